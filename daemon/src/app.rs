@@ -10,19 +10,18 @@ use crate::run_writer::RunWriter;
 use crate::service::{self, tell};
 use crate::signals::Pulse;
 use crate::sockets::{self, Handed};
-use crate::source::Batch;
 use crate::source::agent::{self, Agents};
 use crate::source::kernel::Kernel;
 use crate::source::nvml::Nvml;
 use crate::source::process::{Gone, Processes};
+use crate::source::{Batch, frame_of};
 use crate::stats::{Count, Stats};
-use crate::view::health::Health;
+use crate::view::Health;
 use crate::view::self_report::{self, ReportFormat, SelfReportRequest};
-use crate::view::{self, AgentCommand, Sources, ViewContext, ViewSettings, control, http};
+use crate::view::{self, AgentCommand, Sources, ViewContext, control, http};
 use gpumem_ledger::{DeviceName, ProcessKey};
 use gpumem_report::By;
-use gpumem_report::rules::Groupings;
-use gpumem_wire::{AskKind, Body, Reading, Record, Stamp};
+use gpumem_wire::{AskKind, Body, Reading, Stamp};
 use rustix::net::{AddressFamily, SocketType};
 use sd_notify::NotifyState;
 use std::os::fd::OwnedFd;
@@ -67,9 +66,6 @@ pub struct Setup {
 
 impl Setup {
     /// Reads the configuration.
-    ///
-    /// # Errors
-    /// See [`config::Error`].
     pub(crate) fn config(&self) -> Result<Config, config::Error> {
         Config::load(self.file.as_deref())
     }
@@ -88,9 +84,8 @@ impl Setup {
 /// # Errors
 /// Errors of the start, in the configuration or a socket. Later errors do not end the daemon.
 pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyhow::Result<()> {
-    let stats = Arc::new(Stats::default());
+    let stats = Arc::new(Stats::new()?);
     let keys = Keys::of(&setup.config()?);
-    let rules = Arc::new(Groupings::load(&settings.rules)?);
     let recorded_again = Arc::new(Notify::new());
     let recorder = record(&settings, &stats, &recorded_again)?;
     let mut listeners = Listeners::open(&setup, &settings)?;
@@ -107,7 +102,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
 
     let processes = Processes::with(settings.who.clone());
     let kernel = Kernel::new(&settings.kernel);
-    let nvml = Nvml::start(settings.nvml.clone(), processes.clone(), inbox.clone());
+    let nvml = Nvml::start(settings.nvml.clone(), processes.clone(), inbox.clone(), Arc::clone(&stats));
     let hinted = nvml.clone();
     let hint = Box::new(move |uuid| hinted.hint(DeviceName::Gpu(uuid)));
     let (wanted, connections) = (settings.limits.connections, fit_connections(settings.limits.connections));
@@ -115,7 +110,6 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
         tracing::warn!(connections, wanted, "the limit of open files is too low for that many agents");
     }
     let agents = Agents::new(settings.limits, processes.clone(), inbox.clone(), Arc::clone(&stats), hint);
-    let shown = ViewSettings::of(&settings, rules);
     let config = setup.file.clone().unwrap_or_else(|| config::USUAL_PATH.into());
     let metrics = listeners.http.as_ref().and_then(|listener| listener.local_addr().ok());
     let context = Arc::new(ViewContext {
@@ -129,7 +123,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
             agents: Arc::clone(&agents),
             kernel: kernel.clone(),
         }),
-        shown: shown.into(),
+        shown: settings.shown.clone().into(),
         shares: UserShares::default(),
     });
     answer(&agents, &context);
@@ -168,7 +162,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
             () = signals.reload.next() => live.reload().await,
             () = live.recorded_again.notified() => live.agents.resync(),
             () = until_idle(idle, &live.agents, &board) => {
-                tracing::info!("nobody has needed this private daemon for a while");
+                tracing::info!("this private daemon ends because it is idle");
                 break;
             }
         }
@@ -198,7 +192,7 @@ fn answer(agents: &Agents, context: &Arc<ViewContext>) {
                 (AskKind::ReportText, _) => ReportFormat::Text,
                 (AskKind::ReportJson, _) => ReportFormat::Json,
                 (AskKind::Unknown, _) => {
-                    return Err(unanswered(22, "this daemon does not know that question"));
+                    return Err(unanswered(22, "this daemon does not support this request"));
                 }
             };
             let by = match agent::option(&options, "by") {
@@ -272,7 +266,6 @@ impl Listeners {
     }
 }
 
-/// State for reloading the configuration.
 struct Reloader {
     setup: Setup,
     settings: Settings,
@@ -313,7 +306,6 @@ impl Reloader {
     async fn take_settings(&mut self) -> anyhow::Result<()> {
         let config = self.setup.config()?;
         let new = Settings::of(&config, self.setup.private, &self.setup.home)?;
-        let rules = Arc::new(Groupings::load(&new.rules)?);
         if self.settings.record != new.record {
             let recorder = record(&new, &self.stats, &self.recorded_again)?;
             let _ = self.orders.send(Command::Record(recorder)).await;
@@ -321,7 +313,7 @@ impl Reloader {
         }
         self.agents.set_limits(new.limits);
         self.http_connections.store(new.http_connections, Ordering::Relaxed);
-        self.context.show(ViewSettings::of(&new, rules));
+        self.context.show(new.shown.clone());
         let _ = self.orders.send(Command::AggregatorSettings(new.pace)).await;
         self.context.keeper.limit_waiting(new.waiting_bytes);
         if self.settings.retention != new.retention {
@@ -329,13 +321,13 @@ impl Reloader {
         }
         let changes = self.keys.take(&Keys::of(&config));
         if changes.is_empty() {
-            tracing::info!("the configuration was read again: nothing changed");
+            tracing::info!("configuration reloaded: no change");
         }
         for Change { key, old, new, at_once } in changes {
             if at_once {
-                tracing::info!(key, old, new, "the configuration was read again: changed");
+                tracing::info!(key, old, new, "configuration reloaded: key changed");
             } else {
-                tracing::warn!(key, old, new, "the configuration was read again: this needs a restart");
+                tracing::warn!(key, old, new, "configuration reloaded: this key needs a restart");
             }
         }
         // Settings that need a restart keep their running values.
@@ -406,14 +398,13 @@ fn end(gone: &Gone, time_ns: u64, status: Option<u64>, kernel: &Kernel) -> Batch
     let stamp = Stamp { thread: gone.key.pid, time_ns, ..Stamp::default() };
     let start_ticks = gone.key.start_ticks;
     let mut frames = Vec::new();
-    let facts = kernel.part(gone.key, clock::now_ns());
+    let facts = kernel.end_facts(gone.key, clock::now_ns());
     if !facts.is_empty() {
         let (uid, parent_pid) = (Reading(gone.facts.uid), gone.facts.parent_pid.into());
         let body = Body::ProcessFacts { start_ticks, uid, parent_pid, facts: &facts };
-        Record { stamp, body }.append_frame(&mut frames);
+        frames = frame_of(stamp, body);
     }
-    let body = Body::ProcessGone { start_ticks, status: Reading(status) };
-    Record { stamp, body }.append_frame(&mut frames);
+    frames.extend(frame_of(stamp, Body::ProcessGone { start_ticks, status: Reading(status) }));
     Batch::of_host(frames)
 }
 
@@ -423,7 +414,7 @@ async fn forward_facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender
         tokio::time::sleep(FACTS).await;
         let now_ns = clock::now_ns();
         kernel.look(now_ns);
-        processes.newcomers().into_iter().for_each(|key| kernel.meet(key));
+        processes.newcomers().into_iter().for_each(|key| kernel.note_start(key));
         processes.read_late_facts();
         let mut frames = Vec::new();
         processes.take_facts(now_ns, &mut frames);
@@ -433,13 +424,11 @@ async fn forward_facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender
     }
 }
 
-/// Returns a short status for `systemctl status`.
 fn status(health: &Health) -> String {
     let nvml = health.nvml.problem().map_or_else(|| "up".to_owned(), |problem| format!("down: {problem}"));
     format!("{} agents, nvml {nvml}", health.agents)
 }
 
-/// The sources as views use them.
 struct LiveSources {
     nvml: Nvml,
     agents: Arc<Agents>,

@@ -10,11 +10,8 @@ fn read(clock: ClockId) -> u64 {
 }
 
 /// Returns the processor time of this thread.
-pub(crate) fn cpu() -> std::time::Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    let (seconds, nanos) =
-        (u64::try_from(time.tv_sec).unwrap_or(0), u64::try_from(time.tv_nsec).unwrap_or(0));
-    std::time::Duration::from_secs(seconds) + std::time::Duration::from_nanos(nanos)
+pub(crate) fn cpu() -> Duration {
+    Duration::from_nanos(read(ClockId::ThreadCPUTime))
 }
 
 /// Returns CLOCK_MONOTONIC in ns.

@@ -10,9 +10,7 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Returns a pidfd of the process that called connect(2), even if another process has its pid now. Needs Linux 6.5.
-///
-/// # Errors
-/// `ENOPROTOOPT` on older kernels; `EINVAL`, `ESRCH` or `ENODATA` when the process has ended and was waited for.
+/// Errors: `ENOPROTOOPT` on older kernels; `EINVAL`, `ESRCH` or `ENODATA` when the process has ended and was waited for.
 pub(crate) fn pidfd_of_peer(socket: &impl AsFd) -> io::Result<OwnedFd> {
     let mut fd: libc::c_int = -1;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
@@ -38,9 +36,7 @@ pub(crate) fn pidfd_of_peer(socket: &impl AsFd) -> io::Result<OwnedFd> {
 }
 
 /// Returns a pidfd of the process that has this pid now. Needs Linux 5.3.
-///
-/// # Errors
-/// `ENOSYS` on older kernels; `ESRCH` when no process has the pid.
+/// Errors: `ENOSYS` on older kernels; `ESRCH` when no process has the pid.
 pub(crate) fn pidfd_of_pid(pid: u32) -> io::Result<OwnedFd> {
     let pid =
         i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
@@ -58,7 +54,6 @@ struct PidfdInfo {
 }
 
 const GET_INFO: Opcode = opcode::read_write::<PidfdInfo>(0xff, 11);
-/// The exit code is requested, or present.
 const EXIT: u64 = 1 << 3;
 
 /// Returns the exit status of a process, as waitpid encodes it. `None`: unknown, or not ended.
@@ -75,9 +70,7 @@ pub(crate) fn exit_status(pidfd: &OwnedFd) -> Option<u64> {
 
 /// Returns the passed descriptors by name; later calls return none. Marks them close-on-exec, so that the child that reads NVML
 /// does not inherit them.
-///
-/// # Errors
-/// `LISTEN_FDS` and its companions are invalid, or name a descriptor that is not open.
+/// Errors: `LISTEN_FDS` and its companions are invalid, or name a descriptor that is not open.
 pub(crate) fn passed() -> io::Result<Vec<(String, OwnedFd)>> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     if TAKEN.swap(true, Ordering::Relaxed) {

@@ -10,8 +10,11 @@ use gpumemd::signals::Signals;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
-/// Watches the GPUs of this machine, and says where their memory goes
+/// Watches the GPUs of this machine and reports what uses their memory
 #[derive(Debug, Parser)]
 #[command(name = "gpumemd", version, max_term_width = 100)]
 struct Cli {
@@ -29,16 +32,16 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct Run {
-    /// Configuration [default: /etc/gpumemd/gpumemd.toml, if it is there]
+    /// Configuration file [default: /etc/gpumemd/gpumemd.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// For this user alone: own directory, no port, ends by itself when nobody needs it
+    /// Serve only this user: own directory, no metrics port, exit when idle
     #[arg(long)]
     private: bool,
-    /// Read the configuration, say whether it is right, and end
+    /// Check the configuration and exit
     #[arg(long)]
     check: bool,
-    /// What is logged: error, warn, info, debug, trace, or directives such as gpumemd=debug
+    /// Log level: error, warn, info, debug, trace, or directives such as gpumemd=debug
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: String,
 }
@@ -69,7 +72,6 @@ fn start(run: Run, signals: Signals) -> anyhow::Result<()> {
     let setup = Setup { file: run.config, private: run.private, home: Home::of_process(), service: true };
     let settings = setup.settings()?;
     if run.check {
-        gpumem_report::rules::Groupings::load(&settings.rules)?;
         println!("the configuration is right");
         return Ok(());
     }
@@ -87,16 +89,19 @@ fn start(run: Run, signals: Signals) -> anyhow::Result<()> {
 
 /// Logs to standard error, one line for each event; the journal adds its own times.
 fn log(directives: &str) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::builder().parse(directives);
-    let filter =
-        filter.with_context(|| format!("--log {directives:?}: error, warn, info, debug or trace"))?;
+    let filter: Targets = directives.parse().with_context(|| {
+        format!(
+            "--log {directives:?}: must be error, warn, info, debug or trace, or directives such as gpumemd=debug"
+        )
+    })?;
     let terminal = std::io::stderr().is_terminal();
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let builder = builder.with_ansi(terminal).with_target(false);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = lines.with_ansi(terminal).with_target(false);
+    let log = tracing_subscriber::registry().with(filter);
     if std::env::var_os("JOURNAL_STREAM").is_some() {
-        builder.without_time().init()
+        log.with(lines.without_time()).init()
     } else {
-        builder.init()
+        log.with(lines).init()
     }
     Ok(())
 }

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 /// Interval; returning memory takes some milliseconds.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// When memory was last returned.
 #[derive(Debug)]
 pub(crate) struct Spare(Instant);
 

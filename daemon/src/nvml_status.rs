@@ -1,6 +1,7 @@
 //! The status of NVML and of each device: written by the source, read by the views.
 
 use gpumem_ledger::DeviceName;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The status of NVML. Times are CLOCK_MONOTONIC ns.
@@ -149,20 +150,8 @@ pub struct HealthEvent {
 /// Totals since the start, over all pollers.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct NvmlCounters {
-    /// Device memory calls.
-    pub memory_calls: u64,
-    /// Seconds in device memory calls.
-    pub memory_seconds: f64,
-    /// Process list calls.
-    pub list_calls: u64,
-    /// Seconds in process list calls, during which the driver was locked.
-    pub list_seconds: f64,
-    /// Calls that failed.
-    pub failed_calls: u64,
-    /// Lists deferred because the lock-time budget was used up.
-    pub lists_deferred: u64,
-    /// Values refused as impossible for the device's size.
-    pub refused: u64,
+    /// Calls and their costs.
+    pub calls: NvmlCalls,
     /// Share of wall time in list calls over the last seconds, 0 to 1.
     pub list_share: f64,
     /// Pollers started after the first one.
@@ -171,4 +160,32 @@ pub struct NvmlCounters {
     pub hangs: u64,
     /// Pollers that wrote data that is not a frame.
     pub malformed: u64,
+}
+
+/// Totals of NVML calls.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub struct NvmlCalls {
+    /// Readings of device memory.
+    pub memory_calls: u64,
+    /// Time in them.
+    pub memory_ns: u64,
+    /// Calls for process lists.
+    pub list_calls: u64,
+    /// Time in them, during which the driver was locked.
+    pub list_ns: u64,
+    /// Calls that failed.
+    pub failed_calls: u64,
+    /// Lists deferred because the lock-time budget was used up.
+    pub deferred: u64,
+    /// Values refused as impossible for the device's size.
+    pub refused: u64,
+}
+
+impl NvmlCalls {
+    /// Returns all totals in a fixed order, by which the poller and its parent number them.
+    pub(crate) fn fields_mut(&mut self) -> [&mut u64; 7] {
+        let NvmlCalls { memory_calls, memory_ns, list_calls, list_ns, failed_calls, deferred, refused } =
+            self;
+        [memory_calls, memory_ns, list_calls, list_ns, failed_calls, deferred, refused]
+    }
 }

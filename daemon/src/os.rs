@@ -4,8 +4,7 @@
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Descriptors of an agent: its connection, its memory, its pidfd.
@@ -21,7 +20,7 @@ pub fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::debug!(%error, "the limit of open files stays");
+        tracing::debug!(%error, "the limit of open files cannot be raised");
     }
 }
 
@@ -41,6 +40,11 @@ pub(crate) fn is_out_of_descriptors(error: &std::io::Error) -> bool {
     error.raw_os_error().is_some_and(|error| lacks.contains(&error))
 }
 
+/// Locks a mutex. A panic while it was locked does not matter: each change of what it protects is complete or harmless.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Logs a shortage of descriptors at most once in [`LOG_INTERVAL`].
 #[derive(Debug, Default)]
 pub(crate) struct DescriptorShortage(Mutex<Option<Instant>>);
@@ -48,7 +52,7 @@ pub(crate) struct DescriptorShortage(Mutex<Option<Instant>>);
 impl DescriptorShortage {
     /// Notes a shortage; `what` is its effect.
     pub(crate) fn note(&self, what: &str, error: &dyn std::fmt::Display) {
-        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = lock(&self.0);
         if logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
             *logged = Some(Instant::now());
             tracing::warn!(%error, "{what}");

@@ -30,7 +30,7 @@ const PATIENCE: [Duration; 6] = [
 /// Sends a notification. A failure is only logged.
 pub(crate) fn tell(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        tracing::debug!(%error, "systemd was not told");
+        tracing::debug!(%error, "systemd cannot be notified");
     }
 }
 
@@ -45,7 +45,7 @@ pub(crate) async fn watchdog(board: SnapshotReader, status: impl Fn() -> String)
         if still < patience / 2 {
             tell(&[NotifyState::Watchdog, NotifyState::Status(&status)]);
         } else {
-            tracing::error!(?still, "the ledger takes no turns");
+            tracing::error!(?still, "the ledger has stalled");
         }
         tokio::time::sleep(patience / 4).await;
     }
@@ -74,7 +74,7 @@ async fn say(words: &str, fds: &[BorrowedFd<'_>]) -> bool {
         }
     }
     if let Err(error) = &said {
-        tracing::debug!(%error, words, "systemd was not told");
+        tracing::debug!(%error, words, "systemd cannot be notified");
     }
     said.is_ok()
 }

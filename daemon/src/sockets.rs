@@ -15,29 +15,21 @@ use std::path::{Path, PathBuf};
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// Reason why there is no socket.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are what the messages name
 pub(crate) enum Error {
-    /// Another daemon is running.
     #[error("{}: another gpumemd listens here; stop it, or give this one another runtime_dir", .0.display())]
     Taken(PathBuf),
-    /// The path is not a socket.
-    #[error("{}: is there and is no socket; move it away", .0.display())]
+    #[error("{}: exists and is not a socket; move it away", .0.display())]
     NoSocket(PathBuf),
-    /// The directory belongs to another user, or others may write to it.
-    #[error("{}: must be a directory that belongs to user {uid} and that nobody else can write to, {what}", path.display())]
+    #[error("{}: must be a directory that belongs to user {uid} and that others cannot write to: {what}", path.display())]
     Directory { path: PathBuf, uid: u32, what: String },
-    /// The address for metrics cannot be used.
     #[error("metrics.listen = \"{address}\": {source}; give another address, or \"off\"")]
     Address { address: SocketAddr, source: io::Error },
-    /// The path is too long for a socket.
-    #[error("{}: longer than the path of a socket may be (107 bytes); give a shorter runtime_dir", .0.display())]
+    #[error("{}: too long for a socket (limit: 107 bytes); configure a shorter runtime_dir", .0.display())]
     TooLong(PathBuf),
-    /// systemd passed an unusable descriptor.
-    #[error("the socket {name:?} that was handed over: {what}")]
+    #[error("the socket {name:?} from systemd: {what}")]
     Handed { name: String, what: String },
-    /// A system call failed.
     #[error("{}: {source}", path.display())]
     System { path: PathBuf, source: io::Error },
 }
@@ -45,11 +37,8 @@ pub(crate) enum Error {
 /// Descriptors passed by systemd, by FileDescriptorName.
 #[derive(Debug, Default)]
 pub(crate) struct Handed {
-    /// Socket `agent`.
     pub agent: Option<OwnedFd>,
-    /// Socket `control`.
     pub control: Option<OwnedFd>,
-    /// Socket `http`.
     pub http: Option<OwnedFd>,
     /// All others with their names: descriptors that an earlier daemon stored.
     pub kept: Vec<(String, OwnedFd)>,
@@ -57,9 +46,7 @@ pub(crate) struct Handed {
 
 impl Handed {
     /// Takes the passed descriptors. Their order is not fixed, so names identify them.
-    ///
-    /// # Errors
-    /// [`Error::Handed`]: they do not match the environment.
+    /// Errors: [`Error::Handed`]: they do not match the environment.
     pub(crate) fn take() -> Result<Self, Error> {
         let passed = crate::descriptors::passed();
         let passed =
@@ -78,9 +65,7 @@ impl Handed {
 }
 
 /// Creates the runtime directory, or checks the existing one.
-///
-/// # Errors
-/// [`Error::Directory`] if another user could write to it.
+/// Errors: [`Error::Directory`] if another user could write to it.
 pub(crate) fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
     let system = |source| Error::System { path: path.to_owned(), source };
     match DirBuilder::new().mode(mode).create(path) {
@@ -98,7 +83,7 @@ pub(crate) fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
     // Of the path itself, without following a link.
     let found = path.symlink_metadata().map_err(system)?;
     if !found.is_dir() {
-        return Err(wrong("it is none".into()));
+        return Err(wrong("it is not a directory".into()));
     }
     if found.uid() != uid {
         return Err(wrong(format!("it belongs to user {}", found.uid())));
@@ -111,9 +96,7 @@ pub(crate) fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
 
 /// Listens on the agents' socket in `dir`. It is in its own directory, which containers get. Next to the control socket, to which
 /// a container's root would look like the host's root, there is only a link.
-///
-/// # Errors
-/// [`Error`]: [`Error::Taken`] if a process listens there.
+/// Errors: [`Error`]: [`Error::Taken`] if a process listens there.
 pub(crate) fn listen_to_agents(dir: &Path, mode: u32) -> Result<OwnedFd, Error> {
     let place = dir.join("agent");
     runtime_dir(&place, mode)?;
@@ -129,9 +112,7 @@ pub(crate) fn listen_to_agents(dir: &Path, mode: u32) -> Result<OwnedFd, Error> 
 }
 
 /// Returns a listening socket at `path`.
-///
-/// # Errors
-/// [`Error`]: [`Error::Taken`] if a process listens there.
+/// Errors: [`Error`]: [`Error::Taken`] if a process listens there.
 pub(crate) fn listen(path: &Path, kind: SocketType, mode: u32) -> Result<OwnedFd, Error> {
     let system = |source: io::Error| Error::System { path: path.to_owned(), source };
     vacate(path, kind)?;
@@ -175,9 +156,6 @@ fn new(kind: SocketType) -> io::Result<OwnedFd> {
 }
 
 /// Checks the type of a passed listener, and makes it non-blocking.
-///
-/// # Errors
-/// [`Error::Handed`].
 pub(crate) fn handed(
     name: &str,
     fd: OwnedFd,
@@ -198,9 +176,6 @@ pub(crate) fn handed(
 }
 
 /// Locks the runtime directory for this daemon until the file is dropped.
-///
-/// # Errors
-/// [`Error::Taken`].
 pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, Error> {
     use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
     let path = dir.join("gpumemd.lock");
@@ -215,9 +190,6 @@ pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, Error> {
 }
 
 /// Returns a listener for metrics.
-///
-/// # Errors
-/// [`Error::Address`].
 pub(crate) fn tcp(address: SocketAddr) -> Result<tokio::net::TcpListener, Error> {
     let listen = || {
         let listener = std::net::TcpListener::bind(address)?; // allows addresses in TIME_WAIT

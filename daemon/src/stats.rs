@@ -1,119 +1,286 @@
-//! Counters of the daemon. One table names all counters, so that views show all of them and sources cannot use unknown names.
+//! Metrics about the daemon itself, in one registry of the `prometheus` crate. Tables name all of them, so that a scrape has every
+//! metric and sources cannot use unknown names.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use prometheus::core::Collector;
+use prometheus::{
+    CounterVec, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry,
+    TextEncoder, exponential_buckets,
+};
+use std::time::Duration;
 
-macro_rules! counts {
-    ($( $family:literal, $help:literal { $( $(#[$doc:meta])* $count:ident $(= $reason:literal)? ),* $(,)? } )*) => {
-        /// A counter.
+/// A family of series.
+#[derive(Debug, Clone, Copy)]
+pub struct Family {
+    /// Name.
+    pub name: &'static str,
+    /// HELP text.
+    pub help: &'static str,
+    /// `gauge`, `counter` or `histogram`.
+    pub kind: &'static str,
+    /// Labels that its series may have.
+    pub labels: &'static [&'static str],
+}
+
+/// Makes an enum of metrics, and the table of their families with the label value of each metric.
+macro_rules! metrics {
+    ($(#[$doc:meta])* $table:ident {
+        $( $kind:ident $family:literal $([$label:literal])?, $help:literal { $( $metric:ident $(= $value:expr)? ),* $(,)? } )*
+    }) => {
+        $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[allow(missing_docs)]
-        pub enum Count { $( $( $(#[$doc])* $count, )* )* }
+        pub enum $table { $( $( $metric, )* )* }
 
-        impl Count {
-            /// Every counter with its metric, the metric's help, and its `reason` label.
-            pub const ALL: &'static [(Count, &'static str, &'static str, Option<&'static str>)] = &[
-                $( $( (Count::$count, $family, $help, counts!(@reason $($reason)?)), )* )*
-            ];
+        impl $table {
+            const FAMILIES: &'static [(Family, &'static [Option<&'static str>])] = &[$(
+                (
+                    Family { name: $family, help: $help, kind: stringify!($kind), labels: &[$($label)?] },
+                    &[$( metrics!(@value $($value)?) ),*],
+                ),
+            )*];
         }
     };
-    (@reason) => { None };
-    (@reason $reason:literal) => { Some($reason) };
+    (@value) => { None };
+    (@value $value:expr) => { Some($value) };
 }
 
-counts! {
-    "gpumemd_agent_packets_total", "Packets that agents sent." { Packets }
-    "gpumemd_agent_bytes_total", "Bytes that agents sent." { Bytes }
-    "gpumemd_records_total", "Records handed to the ledger." { Records }
-    "gpumemd_agent_connections_total", "Agents that were welcomed." { Welcomed }
-    "gpumemd_agent_resumed_total", "Of those, agents whose connection an earlier life of the daemon had left." { Resumed }
-    "gpumemd_agent_questions_total", "Programs that asked about themselves and were answered." { Asked }
-    "gpumemd_agent_refused_total", "Peers on the agent socket that were not welcomed, by reason." {
-        RefusedFull = "connections",
-        RefusedUid = "connections_of_uid",
-        RefusedWaiting = "connections_without_hello",
-        RefusedSilent = "timeout",
-        RefusedEarlyEnd = "ended",
-        RefusedGone = "gone",
-        RefusedHello = "no_hello",
-        RefusedVersion = "version",
-        RefusedIdentity = "identity",
-        RefusedMemory = "memory",
-        RefusedSize = "memory_size",
-        RefusedDescriptors = "descriptors",
+metrics! {
+    /// A counter.
+    Count {
+        counter "gpumemd_agent_packets_total", "Packets received from agents." { Packets }
+        counter "gpumemd_agent_bytes_total", "Bytes received from agents." { Bytes }
+        counter "gpumemd_records_total", "Records handed to the ledger." { Records }
+        counter "gpumemd_agent_connections_total", "Accepted agents." { Welcomed }
+        counter "gpumemd_agent_resumed_total", "Accepted agents whose connection was taken over from an earlier daemon process." { Resumed }
+        counter "gpumemd_agent_questions_total", "Answered requests of programs for a report about themselves." { Asked }
+        counter "gpumemd_agent_refused_total" ["reason"], "Refused peers on the agent socket, by reason." {
+            RefusedFull = "connections",
+            RefusedUid = "connections_of_uid",
+            RefusedWaiting = "connections_without_hello",
+            RefusedSilent = "timeout",
+            RefusedEarlyEnd = "ended",
+            RefusedGone = "gone",
+            RefusedHello = "no_hello",
+            RefusedVersion = "version",
+            RefusedIdentity = "identity",
+            RefusedMemory = "memory",
+            RefusedSize = "memory_size",
+            RefusedDescriptors = "descriptors",
+        }
+        counter "gpumemd_agent_waited_total", "Times that reading an agent was delayed because it exceeded agent.mib_per_s." { AgentWaited }
+        counter "gpumemd_agent_dropped_total" ["reason"], "Agent connections closed because of invalid data, by reason." {
+            DroppedFraming = "framing",
+            DroppedOversize = "oversize",
+            DroppedPayload = "payload",
+            DroppedTime = "time",
+            DroppedDescriptors = "descriptors",
+        }
+        counter "gpumemd_agent_records_skipped_total" ["reason"], "Records of agents that were skipped, by reason." {
+            SkippedUnknown = "unknown_kind",
+            SkippedForbidden = "not_for_agents",
+            SkippedDevices = "too_many_devices",
+            SkippedOver = "run_over",
+        }
+        counter "gpumemd_ledger_refused_records_total" ["reason"], "Records of agents that exceeded a limit of the ledger, by limit." {
+            RefusedRows = "rows_per_process",
+            RefusedOfUser = "memory_mib_per_uid",
+            RefusedOfAll = "memory_mib",
+        }
+        counter "gpumemd_agent_recovered_records_total", "Records read from the shared memory of agents that ended without sending them." { Recovered }
+        counter "gpumemd_accept_failures_total", "Connections that could not be accepted, for example for lack of file descriptors." { AcceptFailures }
+        counter "gpumemd_records_late_total", "Records of processes whose run had been closed." { Late }
+        counter "gpumemd_runs_finished_total", "Runs that ended." { RunsFinished }
+        counter "gpumemd_runs_rolled_total", "Parts of runs closed after runs.roll_every_s; their processes continued." { RunsRolled }
+        counter "gpumemd_store_writes_total", "Runs written to the store." { StoreWrites }
+        counter "gpumemd_store_errors_total", "Failed writes to the store; each is retried." { StoreErrors }
+        counter "gpumemd_store_dropped_total", "Runs that were never stored: too many or too large ones waited while the store was not writable." { StoreDropped }
+        counter "gpumemd_store_late_total", "Runs written later than runs.checkpoint_every_s after a change: the store is too slow for the number of processes." { StoreLate }
+        counter "gpumemd_store_not_shown_total", "Answers without all stored runs, because they would have been too large." { StoreNotShown }
+        counter "gpumemd_store_deleted_total" ["reason"], "Runs deleted from the store, by reason." { DeletedAge = "age", DeletedSize = "size" }
+        counter "gpumemd_store_set_aside_total", "Damaged stores that were renamed and replaced by new ones." { StoreSetAside }
+        counter "gpumemd_recording_records_total", "Records written to the recording." { Recorded }
+        counter "gpumemd_recording_lost_total", "Records missing in the recording because the disk was too slow or a write failed." { RecordingLost }
+        counter "gpumemd_http_requests_total", "HTTP requests for metrics and the page." { HttpRequests }
+        counter "gpumemd_http_refused_total" ["reason"], "Closed HTTP connections, by reason." {
+            HttpFull = "connections",
+            HttpBad = "request",
+        }
+        counter "gpumemd_control_requests_total", "Requests on the control socket." { ControlRequests }
+        counter "gpumemd_control_refused_total" ["reason"], "Closed connections to the control socket, by limit." {
+            ControlFull = "connections",
+            ControlOfUid = "connections_per_uid",
+        }
+        counter "gpumemd_control_waited_total", "Answers delayed because their user had exceeded control.share_per_uid." { ControlWaited }
+        counter "gpumemd_series_folded_total", "Series omitted from scrapes because of metrics.max_series." { SeriesFolded }
+        counter "gpumemd_reloads_total", "Successful reloads of the configuration." { Reloads }
+        counter "gpumemd_reload_errors_total", "Reloads refused because the configuration was invalid; the old one stayed in effect." { ReloadErrors }
     }
-    "gpumemd_agent_waited_total", "Times that an agent was read later because it had sent more than agent.mib_per_s." { AgentWaited }
-    "gpumemd_agent_dropped_total", "Agents whose connection was ended for what they sent, by reason." {
-        DroppedFraming = "framing",
-        DroppedOversize = "oversize",
-        DroppedPayload = "payload",
-        DroppedTime = "time",
-        DroppedDescriptors = "descriptors",
-    }
-    "gpumemd_agent_records_skipped_total", "Records of agents that were left out, by reason." {
-        SkippedUnknown = "unknown_kind",
-        SkippedForbidden = "not_for_agents",
-        SkippedDevices = "too_many_devices",
-        SkippedOver = "run_over",
-    }
-    "gpumemd_ledger_refused_records_total", "Records of agents that the ledger had no room for, by limit." {
-        RefusedRows = "rows_per_process",
-        RefusedOfUser = "memory_mib_per_uid",
-        RefusedOfAll = "memory_mib",
-    }
-    "gpumemd_agent_recovered_records_total", "Records read from the memory of agents that ended without sending them." { Recovered }
-    "gpumemd_accept_failures_total", "Connections that could not be accepted, such as for want of descriptors." { AcceptFailures }
-    "gpumemd_records_late_total", "Records of processes whose run was over." { Late }
-    "gpumemd_runs_finished_total", "Runs that ended." { RunsFinished }
-    "gpumemd_runs_rolled_total", "Parts of runs that ended because their time was over; the processes went on." { RunsRolled }
-    "gpumemd_store_writes_total", "Runs written to the store." { StoreWrites }
-    "gpumemd_store_errors_total", "Writes that the store refused; they are tried again." { StoreErrors }
-    "gpumemd_store_dropped_total", "Runs that were never stored: too many, or too large ones, waited while the store was out of order." { StoreDropped }
-    "gpumemd_store_late_total", "Runs that were written later than runs.checkpoint_every_s after their news: more processes live than the store takes." { StoreLate }
-    "gpumemd_store_not_shown_total", "Answers that lack stored runs, because they would have been too large." { StoreNotShown }
-    "gpumemd_store_deleted_total", "Runs deleted from the store, by reason." { DeletedAge = "age", DeletedSize = "size" }
-    "gpumemd_store_set_aside_total", "Stores that were damaged and renamed, and new ones begun." { StoreSetAside }
-    "gpumemd_recording_records_total", "Records written to the recording." { Recorded }
-    "gpumemd_recording_lost_total", "Records that the recording lacks: the disk was too slow or refused." { RecordingLost }
-    "gpumemd_http_requests_total", "Requests for metrics." { HttpRequests }
-    "gpumemd_http_refused_total", "Connections for metrics that were closed, by reason." {
-        HttpFull = "connections",
-        HttpBad = "request",
-    }
-    "gpumemd_control_requests_total", "Requests on the control socket." { ControlRequests }
-    "gpumemd_control_refused_total", "Connections to the control socket that were closed, by limit." {
-        ControlFull = "connections",
-        ControlOfUid = "connections_per_uid",
-    }
-    "gpumemd_control_waited_total", "Answers that were made later because their user had taken more than control.share_per_uid of a processor." { ControlWaited }
-    "gpumemd_series_folded_total", "Series that a scrape left out because there were more than metrics.max_series." { SeriesFolded }
-    "gpumemd_reloads_total", "Times that the configuration was read again." { Reloads }
-    "gpumemd_reload_errors_total", "Times that it was refused and the old one kept." { ReloadErrors }
 }
 
-/// All counters since the start. Sources write them, views read them.
+metrics! {
+    /// A value that is read at each scrape.
+    Value {
+        gauge "gpumemd_build_info" ["version"], "Version; always 1." { Build = env!("CARGO_PKG_VERSION") }
+        gauge "gpumemd_snapshot_age_seconds", "Age of the state that this scrape shows." { SnapshotAge }
+        gauge "gpumemd_agents", "Connected agents." { Agents }
+        gauge "gpumemd_agents_waiting", "Peers that have not sent a hello yet." { AgentsWaiting }
+        gauge "gpumemd_ledger_bytes", "Estimated bytes of the ledger's data from agents; limited by agent.memory_mib." { LedgerBytes }
+        counter "gpumemd_events_lost_total", "Lost ordered records of agents, including those of ended processes." { EventsLost }
+        gauge "gpumemd_processes_folded" ["reason"], "Processes combined into one (other) in this scrape, because they are young or because of metrics.max_series (room)." {
+            FoldedYoung = "young",
+            FoldedRoom = "room",
+        }
+        gauge "gpumemd_source_up" ["source"], "1 while a source works; 0 for nvml also while a call has not returned and no GPU is read." {
+            NvmlUp = "nvml",
+            StoreUp = "store",
+        }
+        gauge "gpumemd_store_waiting", "Runs that wait to be written to the store." { StoreWaiting }
+        gauge "gpumemd_store_waiting_bytes", "Estimated bytes of the runs that wait for the store; limited by runs.waiting_mib." { StoreWaitingBytes }
+        gauge "gpumemd_store_queued", "Changed processes whose runs are not made yet, because too many wait for the store." { StoreQueued }
+        gauge "gpumemd_store_unwritten_seconds", "Age of the oldest change that is not in the store: what a killed daemon would lose, in addition to runs.checkpoint_every_s." { StoreUnwritten }
+        gauge "gpumemd_store_bytes", "Size of the run store's file, read every 30 s." { StoreBytes }
+        counter "process_cpu_seconds_total", "CPU time of the daemon." { CpuSeconds }
+        gauge "gpumemd_heap_bytes", "Bytes in use on the daemon's heap; free memory is returned to the system each minute." { HeapBytes }
+        gauge "process_resident_memory_bytes", "Resident memory of the daemon." { ResidentBytes }
+        gauge "process_open_fds", "Open file descriptors of the daemon." { OpenFds }
+        gauge "process_start_time_seconds", "Start time of the daemon, in seconds since 1970." { StartTime }
+        counter "gpumemd_nvml_memory_calls_total", "Readings of device memory." { NvmlMemoryCalls }
+        counter "gpumemd_nvml_memory_seconds_total", "Time in calls that read device memory." { NvmlMemorySeconds }
+        counter "gpumemd_nvml_list_calls_total", "Calls for process lists." { NvmlListCalls }
+        counter "gpumemd_nvml_list_seconds_total", "Time in calls for process lists, during which the driver is locked." { NvmlListSeconds }
+        gauge "gpumemd_nvml_list_share_ratio", "Share of time in calls for process lists over the last 10 s." { NvmlListShare }
+        counter "gpumemd_nvml_lists_deferred_total", "Process lists deferred because nvml.list_budget was used up." { NvmlListsDeferred }
+        counter "gpumemd_nvml_failed_calls_total", "Failed NVML calls." { NvmlFailedCalls }
+        counter "gpumemd_nvml_refused_values_total", "Impossible values of the driver that were refused: more bytes than the GPU has, or an invalid pid." { NvmlRefusedValues }
+        counter "gpumemd_nvml_restarts_total", "Processes for NVML started after the first one." { NvmlRestarts }
+        counter "gpumemd_nvml_hangs_total", "Processes for NVML replaced because a call did not return." { NvmlHangs }
+    }
+}
+
+metrics! {
+    /// A duration with a histogram.
+    Timing {
+        histogram "gpumemd_nvml_call_seconds" ["call"], "Duration of NVML calls: one reading of a device's memory, or all process lists of a device." {
+            NvmlMemory = "memory",
+            NvmlLists = "lists",
+        }
+        histogram "gpumemd_scrape_seconds", "Duration of making a scrape." { Scrape }
+        histogram "gpumemd_event_batch_seconds", "Duration of applying a batch of records to the ledger." { Batch }
+        histogram "gpumemd_store_write_seconds", "Duration of writing a run to the store." { StoreWrite }
+    }
+}
+
+/// Returns the families of the metrics about the daemon itself.
+pub fn families() -> impl Iterator<Item = Family> {
+    [Value::FAMILIES, Count::FAMILIES, Timing::FAMILIES].into_iter().flatten().map(|(family, _)| *family)
+}
+
+fn registered<V: Collector + Clone + 'static>(registry: &Registry, vec: V) -> Result<V, prometheus::Error> {
+    registry.register(Box::new(vec.clone()))?;
+    Ok(vec)
+}
+
+#[derive(Debug)]
+enum ValueVec {
+    Gauge(GaugeVec),
+    Counter(CounterVec),
+}
+
+/// All metrics about the daemon itself since its start. Sources write them, views read them.
 #[derive(Debug)]
 pub struct Stats {
-    counts: Vec<AtomicU64>,
+    registry: Registry,
+    counts: Vec<IntCounter>,
+    /// With the label value of each metric.
+    values: Vec<(ValueVec, Option<&'static str>)>,
+    timings: Vec<Histogram>,
     /// CLOCK_MONOTONIC at the daemon's start, in ns.
     pub started_ns: u64,
 }
 
-impl Default for Stats {
-    fn default() -> Self {
-        let counts = Count::ALL.iter().map(|_| AtomicU64::new(0)).collect();
-        Stats { counts, started_ns: crate::clock::now_ns() }
-    }
-}
-
 impl Stats {
+    /// Registers all metrics. Counters and histograms begin with 0; other values are absent until they are set.
+    ///
+    /// # Errors
+    /// The `prometheus` crate refuses a name.
+    pub fn new() -> Result<Stats, prometheus::Error> {
+        let registry = Registry::new();
+        let (mut counts, mut values, mut timings) = (Vec::new(), Vec::new(), Vec::new());
+        for (family, labels) in Count::FAMILIES {
+            let vec = registered(
+                &registry,
+                IntCounterVec::new(Opts::new(family.name, family.help), family.labels)?,
+            )?;
+            for label in *labels {
+                counts.push(vec.get_metric_with_label_values(label.as_slice())?);
+            }
+        }
+        for (family, labels) in Value::FAMILIES {
+            let opts = Opts::new(family.name, family.help);
+            if family.kind == "counter" {
+                let vec = registered(&registry, CounterVec::new(opts, family.labels)?)?;
+                values.extend(labels.iter().map(|label| (ValueVec::Counter(vec.clone()), *label)));
+            } else {
+                let vec = registered(&registry, GaugeVec::new(opts, family.labels)?)?;
+                values.extend(labels.iter().map(|label| (ValueVec::Gauge(vec.clone()), *label)));
+            }
+        }
+        for (family, labels) in Timing::FAMILIES {
+            let buckets = exponential_buckets(20e-6, 4.0, 10)?; // 20 us to 5.2 s
+            let opts = HistogramOpts::new(family.name, family.help).buckets(buckets);
+            let vec = registered(&registry, HistogramVec::new(opts, family.labels)?)?;
+            for label in *labels {
+                timings.push(vec.get_metric_with_label_values(label.as_slice())?);
+            }
+        }
+        Ok(Stats { registry, counts, values, timings, started_ns: crate::clock::now_ns() })
+    }
+
     /// Adds `more` to a counter.
     pub(crate) fn add(&self, count: Count, more: u64) {
-        self.counts[count as usize].fetch_add(more, Relaxed);
+        self.counts[count as usize].inc_by(more);
     }
 
     /// Returns the value of a counter.
     pub fn get(&self, count: Count) -> u64 {
-        self.counts[count as usize].load(Relaxed)
+        self.counts[count as usize].get()
+    }
+
+    /// Adds a duration to its histogram.
+    pub(crate) fn observe(&self, timing: Timing, duration: Duration) {
+        self.timings[timing as usize].observe(duration.as_secs_f64());
+    }
+
+    /// Sets a value for the next scrape; `None` if it is unknown.
+    pub(crate) fn set(&self, value: Value, number: Option<f64>) {
+        let (vec, label) = &self.values[value as usize];
+        match (vec, number) {
+            // The label was accepted by `new`'s tables, so these calls do not fail.
+            (ValueVec::Gauge(vec), Some(number)) => {
+                let _ = vec.get_metric_with_label_values(label.as_slice()).map(|gauge| gauge.set(number));
+            }
+            (ValueVec::Counter(vec), Some(number)) => {
+                let _ = vec.get_metric_with_label_values(label.as_slice()).map(|counter| {
+                    counter.reset();
+                    counter.inc_by(number);
+                });
+            }
+            // Fails if it was unknown before.
+            (ValueVec::Gauge(vec), None) => drop(vec.remove_label_values(label.as_slice())),
+            (ValueVec::Counter(vec), None) => drop(vec.remove_label_values(label.as_slice())),
+        }
+    }
+
+    /// Returns all metrics in Prometheus' text format.
+    pub(crate) fn text(&self) -> Result<String, prometheus::Error> {
+        TextEncoder::new().encode_to_string(&self.registry.gather())
+    }
+}
+
+#[cfg(test)]
+impl Default for Stats {
+    fn default() -> Self {
+        Stats::new().expect("valid names")
     }
 }
 
@@ -122,9 +289,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_count_has_a_place_of_its_own() {
-        for (place, (count, ..)) in Count::ALL.iter().enumerate() {
-            assert_eq!(*count as usize, place);
+    fn each_metric_has_its_own_place() {
+        let stats = Stats::default();
+        stats.add(Count::Packets, 5);
+        stats.add(Count::ReloadErrors, 7);
+        stats.set(Value::StoreUp, Some(1.0));
+        stats.set(Value::CpuSeconds, Some(9.5));
+        stats.set(Value::CpuSeconds, Some(10.5));
+        stats.set(Value::OpenFds, Some(3.0));
+        stats.set(Value::OpenFds, None);
+        stats.observe(Timing::Scrape, Duration::from_millis(1));
+        let text = stats.text().expect("a text");
+        let has = |line: &str| text.lines().any(|other| other == line);
+        for line in [
+            "gpumemd_agent_packets_total 5",
+            "gpumemd_reload_errors_total 7",
+            "gpumemd_agent_refused_total{reason=\"gone\"} 0",
+            "gpumemd_source_up{source=\"store\"} 1",
+            "process_cpu_seconds_total 10.5",
+            "gpumemd_scrape_seconds_bucket{le=\"0.00128\"} 1",
+            "gpumemd_scrape_seconds_count 1",
+            "gpumemd_nvml_call_seconds_count{call=\"lists\"} 0",
+        ] {
+            assert!(has(line), "{line}: {text}");
         }
+        assert!(!text.contains("process_open_fds") && !text.contains("source=\"nvml\""), "unknown is absent");
+        let counts = [stats.get(Count::Packets), stats.get(Count::ReloadErrors), stats.get(Count::Bytes)];
+        assert_eq!(counts, [5, 7, 0]);
     }
 }

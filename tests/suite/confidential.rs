@@ -35,7 +35,7 @@ fn protected_bytes_equal_the_drivers() {
     let output = daemon.ctl(&machine, &["ps"]).output().expect("gpumemctl runs");
     let table = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(table.contains("(protected "), "{table}");
-    assert!(doctor_text(&daemon, &machine).contains("which part of them is protected"));
+    assert!(doctor_text(&daemon, &machine).contains("and so is their protected part"));
     let calls = machine.tool("show", &[]);
     assert!(!calls.contains("nvmlDeviceGetComputeRunningProcesses"), "each list is one call: {calls}");
 }

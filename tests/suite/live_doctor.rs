@@ -91,9 +91,9 @@ fn dead_processes_that_still_hold_memory() {
     let sees_all =
         std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]");
     let (words, remedy) = if sees_all {
-        ("no process any more", "fuser")
+        ("which has ended", "fuser")
     } else {
-        ("no process of this PID namespace", "hostPID")
+        ("which is not in this PID namespace", "hostPID")
     };
     let dead = finding(&daemon, &machine, None, "GPU 0", words);
     assert!(dead.text.contains("512.0 MiB are charged to pids 5000000, 5000001"), "{dead:?}");
@@ -106,7 +106,7 @@ fn memory_that_a_checkpoint_moved_to_the_host() {
     let job = trainer(&machine, &daemon);
     let pid = job.pid().to_string();
     machine.tool("checkpoint", &[&pid, "2"]);
-    let found = finding(&daemon, &machine, Some(job.pid()), "process", "less than the ");
+    let found = finding(&daemon, &machine, Some(job.pid()), "process", "less than its ");
     assert!(found.text.contains("cuda-checkpoint") && found.state == "warn", "{found:?}");
     machine.tool("checkpoint", &[&pid, "1"]);
     finding(
@@ -129,7 +129,7 @@ fn wsl_reports_no_process_bytes() {
         &machine,
         Some(job.pid()),
         "process",
-        "this is WSL, and Windows tells no process's bytes",
+        "this is WSL, and Windows does not report bytes of processes",
     );
 }
 
@@ -137,21 +137,21 @@ fn wsl_reports_no_process_bytes() {
 fn unavailable_bytes_without_a_known_reason() {
     let (machine, daemon) = start(&["devices=1", "fault_list=bytes_unavailable"]);
     let job = trainer(&machine, &daemon);
-    let absent = finding(&daemon, &machine, None, "GPU 0", "no bytes are known of pid");
+    let absent = finding(&daemon, &machine, None, "GPU 0", "bytes of pid");
     assert!(absent.text.contains(&job.pid().to_string()), "{absent:?}");
-    finding(&daemon, &machine, Some(job.pid()), "process", "the driver answers that they are not available");
+    finding(&daemon, &machine, Some(job.pid()), "process", "the driver reports them as not available");
 }
 
 #[test]
 fn displays_confidential_computing_and_unattributed_memory() {
     let (machine, daemon) =
         start(&["devices=3", "gpu0.unaccounted=512M", "gpu1.unaccounted=300M", "gpu1.display=1"]);
-    let bare = finding(&daemon, &machine, None, "GPU 0", "in no process's line");
+    let bare = finding(&daemon, &machine, None, "GPU 0", "in use belong to no process");
     assert!(
         bare.text.starts_with("512.0 MiB in use") && bare.text.contains("contexts of the driver itself"),
         "{bare:?}"
     );
-    let screen = finding(&daemon, &machine, None, "GPU 1", "a screen is lit by it");
+    let screen = finding(&daemon, &machine, None, "GPU 1", "because it drives a display");
     assert!(screen.text.starts_with("300.0 MiB in use") && screen.state == "ok", "{screen:?}");
     let last = findings(&daemon, &machine, None);
     assert!(!last.iter().any(|of| of.subject.starts_with("GPU 2")), "{last:#?}");
@@ -176,7 +176,7 @@ fn mps_and_graphics_processes_are_distinguished() {
 fn mig_without_the_monitor_capability() {
     let (machine, daemon) =
         start(&["devices=2", "gpu0.mig=2", "gpu0.mig_hidden=1", "gpu1.fault_list=no_permission"]);
-    let hidden = finding(&daemon, &machine, None, "GPU 0", "none of its instances may be seen");
+    let hidden = finding(&daemon, &machine, None, "GPU 0", "none of its instances is visible");
     assert!(hidden.fix.contains("NVIDIA_MIG_MONITOR_DEVICES=all"), "{hidden:?}");
     machine.set(&["gpu0.fault=no_permission"]);
     let refused = finding(&daemon, &machine, None, "GPU 0", "no permission: MIG is on");
@@ -218,8 +218,7 @@ fn doctor_shows_addressing_mode_and_numa_node() {
     let grace = finding(&daemon, &machine, None, "GPU 0", "(ATS)");
     assert!(grace.id == "gpu.addressing" && grace.state == "ok", "{grace:?}");
     assert!(grace.text.contains("NUMA node 4"), "{grace:?}");
-    let remainder =
-        finding(&daemon, &machine, None, "GPU 0", "in no process's line: its memory is NUMA node 4");
+    let remainder = finding(&daemon, &machine, None, "GPU 0", "because its memory is NUMA node 4");
     assert!(remainder.id == "gpu.remainder" && remainder.state == "ok", "{remainder:?}");
     let plain = finding(&daemon, &machine, None, "GPU 1", "(HMM)");
     assert!(!plain.text.contains("NUMA"), "{plain:?}");
@@ -287,7 +286,7 @@ fn accounting_peak_is_shown_and_a_difference_is_reported() {
                 daemon.ctl(&machine, &[&["report", &pid], arguments].concat()).output().expect("runs");
             String::from_utf8_lossy(&output.stdout).into_owned()
         };
-        until(20, "the driver's word", || {
+        until(20, "its used bytes are the driver's", || {
             report(&[]).lines().find(|line| line.contains("driver accounting: peak ")).map(str::to_owned)
         });
         job.enough();
@@ -328,7 +327,7 @@ fn processes_without_an_agent_are_counted_and_a_virtual_gpu_is_reported() {
     );
     assert!(reported.fix.contains(&format!("gpumemctl doctor {}", bare.pid())), "{reported:?}");
     assert!(!reported.text.contains(&format!("pid {} ", covered.pid())), "{reported:?}");
-    let share = finding(&daemon, &machine, None, "GPU 0", "a share of a GPU (vGPU)");
+    let share = finding(&daemon, &machine, None, "GPU 0", "a virtual GPU (vGPU)");
     assert!(share.id == "gpu.vgpu" && share.state == "ok", "{share:?}");
 }
 
@@ -338,7 +337,7 @@ fn limits_that_agents_met_are_told_with_their_key() {
     let daemon = Daemon::start(&machine, "daemon", &format!("[agent]\nconnections = 1\n{QUICK}"));
     let _first = trainer(&machine, &daemon);
     let _second = trainer(&machine, &daemon);
-    let reported = finding(&daemon, &machine, None, "agents", "found all connections taken");
+    let reported = finding(&daemon, &machine, None, "agents", "because all connections were taken");
     assert!(
         reported.id == "agent.limits"
             && reported.state == "warn"
@@ -350,7 +349,8 @@ fn limits_that_agents_met_are_told_with_their_key() {
     let good = std::fs::read_to_string(&file).expect("read");
     std::fs::write(&file, format!("{good}\nnonsense = 1\n")).expect("written");
     daemon.job.signal("HUP");
-    let reported = finding(&daemon, &machine, None, "configuration", "refused, and the old one kept");
+    let reported =
+        finding(&daemon, &machine, None, "configuration", "reloads were refused because it was invalid");
     assert!(reported.id == "daemon.config" && reported.fix.contains("gpumemd --check"), "{reported:?}");
     std::fs::write(&file, good).expect("written");
     daemon.job.signal("HUP");

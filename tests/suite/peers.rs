@@ -167,7 +167,8 @@ fn the_address_of_another_is_a_liars_own_number_however_often_it_is_said() {
         until(60, "the liar's book", || (tracked(&scene, liar.pid()) == Some(HELD)).then_some(()));
         scene.is_marked(liar.pid(), true, "addresses");
         let doctor = scene.doctor(&[&liar.pid().to_string()]);
-        for words in ["allocate what was there already", "free what was not there"] {
+        for words in ["allocate addresses that were allocated already", "free memory that was not allocated"]
+        {
             assert!(doctor.contains(words), "{words}: {doctor}");
         }
     }

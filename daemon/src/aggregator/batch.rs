@@ -7,6 +7,7 @@
 
 use crate::limits::user_queue::QueueSlot;
 use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_wire::{Body, Record, Stamp};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -42,7 +43,6 @@ struct Waiting {
     at_ns: u64,
 }
 
-/// Deferred batches by process.
 #[derive(Debug, Default)]
 pub(super) struct DeferredBatches(BTreeMap<ProcessKey, Waiting>);
 
@@ -75,6 +75,13 @@ impl DeferredBatches {
         let (&key, _) = self.0.iter().find(|(_, waiting)| waiting.at_ns <= now_ns)?;
         self.0.remove(&key).map(|waiting| waiting.batches)
     }
+}
+
+/// Returns the frame of one record.
+pub(crate) fn frame_of(stamp: Stamp, body: Body<'_>) -> Vec<u8> {
+    let mut frame = Vec::new();
+    Record { stamp, body }.append_frame(&mut frame);
+    frame
 }
 
 #[cfg(test)]

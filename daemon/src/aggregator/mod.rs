@@ -12,7 +12,7 @@ use crate::clock;
 use crate::limits::user_queue::QueueSlot;
 use crate::limits::user_share::CpuCharge;
 use crate::run_writer::{Recalled, RunWriter};
-use crate::stats::{Count, Stats};
+use crate::stats::{Count, Stats, Timing};
 use batch::{Batch, DeferredBatches};
 use gpumem_ledger::{Limits, Origin, ProcessKey, ProcessView, RefusedRecords, Snapshot};
 use gpumem_model::run::{Run, Source};
@@ -49,16 +49,13 @@ const BATCHES: usize = 32;
 /// Time limit for applying deferred batches at shutdown.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// State that views read.
 #[derive(Debug)]
 pub(crate) struct Published {
     /// When it was published, CLOCK_MONOTONIC.
     pub at_ns: u64,
     /// The same moment, from which [`Published::now_ns`] measures the time since.
     pub made: Instant,
-    /// Snapshot of the ledger.
     pub snapshot: Snapshot,
-    /// Counters since the daemon started.
     pub totals: Totals,
     /// Estimated bytes of the ledger's data about processes.
     pub remembered_bytes: usize,
@@ -364,6 +361,7 @@ impl Aggregator {
         for key in self.tracks.take_newcomers() {
             self.keeper.recall(self.uid(key), key, self.recalls.0.clone());
         }
+        self.stats.observe(Timing::Batch, began.elapsed());
     }
 
     /// Tells the ledger how far an earlier daemon had recorded a process that is new to this one.
@@ -520,7 +518,6 @@ impl Aggregator {
     }
 }
 
-/// Returns whether the first record announces that an agent is connected.
 fn begins_agent(frames: &[u8]) -> bool {
     let Ok(Some((slot, payload, _))) = frame::split_frame(frames) else { return false };
     matches!(Record::decode(slot, payload), Ok(Record { body: Body::Source { up: true, .. }, .. }))

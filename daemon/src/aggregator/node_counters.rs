@@ -14,7 +14,6 @@ pub(crate) struct Totals {
 /// Derives the counts from successive snapshots.
 #[derive(Debug, Default)]
 pub(super) struct NodeCounters {
-    /// Counts until the last update.
     pub totals: Totals,
     /// Events of live processes that are already in the totals.
     seen: BTreeMap<ProcessKey, Seen>,

@@ -11,7 +11,6 @@ const REMEMBERED: usize = 16_384;
 
 #[derive(Debug, Default)]
 struct Track {
-    /// Connected agents.
     agents: u32,
     /// Whether an agent was ever connected.
     spoke: bool,
@@ -102,12 +101,10 @@ impl ProcessTable {
         key
     }
 
-    /// Returns the processes that are new since the last call.
     pub(crate) fn take_newcomers(&mut self) -> Vec<ProcessKey> {
         std::mem::take(&mut self.newcomers)
     }
 
-    /// Returns whether the process is in the table and not closed.
     pub(crate) fn has(&self, key: ProcessKey) -> bool {
         self.tracks.contains_key(&key)
     }
@@ -147,7 +144,6 @@ impl ProcessTable {
         }
     }
 
-    /// Notes that the driver's accounting has reported the process.
     pub(crate) fn accounted(&mut self, key: ProcessKey) {
         if let Some(track) = self.tracks.get_mut(&key) {
             track.is_accounted = true;

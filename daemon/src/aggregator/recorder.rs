@@ -20,7 +20,6 @@ use tokio::sync::Notify;
 const WAITING: usize = 256;
 /// Interval for flushing to the kernel. A crash of the daemon loses at most this much.
 const FLUSH: Duration = Duration::from_millis(100);
-/// Retry interval after a write error.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// An open recording; dropping it ends it.
@@ -34,9 +33,6 @@ pub struct Recorder {
 impl Recorder {
     /// Starts a recording. The file must not exist, because a restart must not overwrite an earlier recording. `%t` in the path
     /// is replaced by the seconds since 1970. `again` is notified when the recording continues after a gap.
-    ///
-    /// # Errors
-    /// Errors of creating and writing the file.
     pub(crate) fn start(path: &Path, stats: Arc<Stats>, again: Arc<Notify>) -> io::Result<Self> {
         let path = expand(path);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
@@ -117,7 +113,7 @@ fn record(mut writer: Writer<Whole>, inbox: &Receiver<Batch>, path: &Path, stats
             flushed = Instant::now();
             result = writer.flush();
             if broken && result.is_ok() {
-                tracing::info!(path = %path.display(), "the recording goes on");
+                tracing::info!(path = %path.display(), "the recording continues");
                 broken = false;
                 again.notify_one();
             }
@@ -125,11 +121,11 @@ fn record(mut writer: Writer<Whole>, inbox: &Receiver<Batch>, path: &Path, stats
         if let Err(error) = result
             && !std::mem::replace(&mut broken, true)
         {
-            tracing::error!(path = %path.display(), %error, "the recording cannot be written, and is tried again");
+            tracing::error!(path = %path.display(), %error, "the recording cannot be written; retrying");
         }
     }
     if let Err(error) = writer.flush() {
-        tracing::error!(path = %path.display(), %error, "the end of the recording is missing");
+        tracing::error!(path = %path.display(), %error, "the last records are missing in the recording");
     }
 }
 

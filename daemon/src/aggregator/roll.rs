@@ -3,8 +3,8 @@
 //! Parts end at multiples of the period since 1970. With a period of a day that is midnight UTC, the time zone of all reports. A
 //! process rolls only after it has lived for a whole period, so that midnight does not split a job of one hour.
 
+use crate::clock::since_boot;
 use gpumem_ledger::ProcessKey;
-use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
 /// Processes that roll in one tick. Building a run takes up to some milliseconds, during which the ledger waits.
@@ -12,7 +12,6 @@ const AT_ONCE: usize = 8;
 /// Units of `start_ticks` in a second, on every supported architecture.
 const USER_HZ: u64 = 100;
 
-/// State of rolling.
 #[derive(Debug, Default)]
 pub(super) struct Roll {
     period: Option<Duration>,
@@ -54,11 +53,6 @@ impl Roll {
         }
         self.waiting.split_off(self.waiting.len().saturating_sub(AT_ONCE))
     }
-}
-
-fn since_boot() -> Duration {
-    let now = clock_gettime(ClockId::Boottime);
-    Duration::new(now.tv_sec.try_into().unwrap_or(0), now.tv_nsec.try_into().unwrap_or(0))
 }
 
 /// Returns the age of a process. A process with unknown start time counts as old as the machine: a needless split is better than

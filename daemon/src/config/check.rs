@@ -16,47 +16,29 @@ where
     Err(D::Error::custom(format!("{value} is out of range: {what} from {least} to {most} are allowed")))
 }
 
-pub(super) fn connections<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
-    within(from, 1, 65_536, "counts")
+/// Makes the checks of numbers: name, type, least and most value, and their word in an error.
+macro_rules! ranges {
+    ($($name:ident: $type:ty = $least:expr, $most:expr, $what:literal;)*) => {
+        $(pub(super) fn $name<'de, D: Deserializer<'de>>(from: D) -> Result<$type, D::Error> {
+            within(from, $least, $most, $what)
+        })*
+    };
 }
 
-pub(super) fn series<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
-    within(from, 100, 1_000_000, "counts")
+ranges! {
+    connections: usize = 1, 65_536, "counts";
+    series: usize = 100, 1_000_000, "counts";
+    tags: usize = 0, 100, "counts";
+    age: f64 = 0.0, 3600.0, "seconds";
+    rows: usize = 1000, 1 << 30, "counts";
+    memory: usize = 1, 1 << 20, "MiB";
+    whole: u64 = 0, 1 << 20, "whole numbers";
+    hertz: u32 = 1, 100, "readings a second";
+    seconds: f64 = 0.01, 86_400.0, "seconds";
+    days: f64 = 0.0, 36_500.0, "days";
+    share: f64 = 0.0001, 1.0, "shares";
 }
 
-pub(super) fn tags<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
-    within(from, 0, 100, "counts")
-}
-
-pub(super) fn age<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-    within(from, 0.0, 3600.0, "seconds")
-}
-
-pub(super) fn rows<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
-    within(from, 1000, 1 << 30, "counts")
-}
-
-pub(super) fn memory<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
-    within(from, 1, 1 << 20, "MiB")
-}
-
-pub(super) fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
-    within(from, 0, 1 << 20, "whole numbers")
-}
-
-pub(super) fn hertz<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
-    within(from, 1, 100, "readings a second")
-}
-
-pub(super) fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-    within(from, 0.01, 86_400.0, "seconds")
-}
-
-pub(super) fn days<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-    within(from, 0.0, 36_500.0, "days")
-}
-
-/// Reads the seconds between two rolls; 0: never.
 pub(super) fn roll<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     let value = f64::deserialize(from)?;
     if value == 0.0 || (1.0..=2_678_400.0).contains(&value) {
@@ -77,16 +59,12 @@ pub(super) fn hosts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D
             && (name.len() == host.len() || name.contains('.'));
         if !is_name {
             return Err(D::Error::custom(format!(
-                "{host:?} is no name of a host: without a port, such as \"gpu.example.com\", or \"*.example.com\" for all that \
-                 end so"
+                "{host:?} is not a host name: without a port, such as \"gpu.example.com\", or \"*.example.com\" for all names with \
+                 that end"
             )));
         }
     }
     Ok(hosts)
-}
-
-pub(super) fn share<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-    within(from, 0.0001, 1.0, "shares")
 }
 
 pub(super) fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
@@ -97,7 +75,7 @@ pub(super) fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Socke
     let parsed = text.parse().map(Some);
     parsed.map_err(|_| {
         D::Error::custom(format!(
-            "{text:?} is no address: ADDRESS:PORT such as \"127.0.0.1:9837\", or \"off\""
+            "{text:?} is not an address: ADDRESS:PORT such as \"127.0.0.1:9837\", or \"off\""
         ))
     })
 }
@@ -108,6 +86,8 @@ pub(super) fn folder<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBu
     match Path::new(&text) {
         _ if text == "off" => Ok(None),
         path if path.is_absolute() => Ok(Some(path.to_owned())),
-        _ => Err(D::Error::custom(format!("{text:?} is no folder: a path that begins with /, or \"off\""))),
+        _ => {
+            Err(D::Error::custom(format!("{text:?} is not a folder: a path that begins with /, or \"off\"")))
+        }
     }
 }

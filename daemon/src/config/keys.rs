@@ -14,9 +14,7 @@ use std::path::{Path, PathBuf};
 /// When a changed key takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Effect {
-    /// When the configuration is reloaded.
     Reload,
-    /// When the daemon is restarted.
     Restart,
 }
 
@@ -165,6 +163,9 @@ pub enum Error {
     /// No directory for files is configured, and the environment has none.
     #[error("no home directory is known: set HOME, or {0} in the configuration")]
     NoHome(&'static str),
+    /// The rules of `metrics.rules` cannot be loaded.
+    #[error(transparent)]
+    Rules(#[from] gpumem_report::rules::Error),
 }
 
 impl Config {
@@ -275,7 +276,6 @@ fn flatten(section: &str, value: &Value, keys: &mut BTreeMap<String, String>) {
     }
 }
 
-/// Writes an address in the file's syntax.
 fn address<S: Serializer>(address: &Option<SocketAddr>, to: S) -> Result<S::Ok, S::Error> {
     match address {
         Some(address) => to.collect_str(address),

@@ -9,4 +9,4 @@ mod settings;
 
 pub(crate) use keys::{Change, USUAL_PATH};
 pub use keys::{Config, Error, Keys, Page, Tenants};
-pub use settings::{Home, KernelSettings, NvmlSettings, ProcessSettings, Settings};
+pub use settings::{Home, KernelSettings, NvmlSettings, ProcessSettings, Settings, ViewSettings};

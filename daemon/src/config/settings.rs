@@ -1,13 +1,15 @@
 //! Settings: the values of a configuration for the user who runs the daemon.
 
-use super::keys::{Config, Error, Page, Tenants};
+use super::keys::{Config, Control, Error, Metrics, Nvml, Page, Tenants};
 use crate::aggregator::AggregatorSettings;
 use crate::limits::ControlLimits;
 use crate::limits::agent_slots::AgentLimits;
 use crate::run_writer::Retention;
+use gpumem_report::rules::Groupings;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Paths and ids of the user who runs the daemon.
@@ -69,7 +71,7 @@ impl Home {
 }
 
 /// The settings of a running daemon.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Settings {
     /// Holds `control.sock`, `agent/agent.sock` and a link to that.
     pub runtime_dir: PathBuf,
@@ -85,8 +87,8 @@ pub struct Settings {
     pub waiting_bytes: usize,
     /// File of the recording.
     pub record: Option<PathBuf>,
-    /// How much of other users' processes is visible.
-    pub tenants: Tenants,
+    /// Settings of views.
+    pub shown: ViewSettings,
     /// Limits of agents.
     pub limits: AgentLimits,
     /// Settings for reading NVML.
@@ -99,20 +101,6 @@ pub struct Settings {
     pub listen: Option<SocketAddr>,
     /// Limit of connections for metrics at one time.
     pub http_connections: usize,
-    /// Limit of series in one scrape.
-    pub max_series: usize,
-    /// Most tags of a process that are series.
-    pub tags: usize,
-    /// Processes younger than this are folded into one.
-    pub young: Duration,
-    /// Rules that name categories.
-    pub rules: String,
-    /// Level of detail of the live page.
-    pub page: Page,
-    /// Host names accepted in requests, besides those of this machine.
-    pub hosts: Vec<String>,
-    /// Limits of the control socket.
-    pub control: ControlLimits,
     /// A private daemon without agents and requests ends after this.
     pub idle_exit: Option<Duration>,
 }
@@ -121,7 +109,7 @@ impl Settings {
     /// Makes the settings from a configuration for the user who runs the daemon.
     ///
     /// # Errors
-    /// [`Error::NoHome`].
+    /// [`Error::NoHome`]; [`Error::Rules`].
     pub fn of(config: &Config, private: bool, home: &Home) -> Result<Self, Error> {
         let seconds = Duration::from_secs_f64;
         let (agent, nvml) = (&config.agent, &config.nvml);
@@ -146,7 +134,7 @@ impl Settings {
             },
             waiting_bytes: config.runs.waiting_mib << 20,
             record: config.record.clone(),
-            tenants: config.tenants,
+            shown: ViewSettings::of(config)?,
             limits: AgentLimits {
                 connections: agent.connections,
                 connections_per_uid: agent.connections_per_uid,
@@ -159,18 +147,7 @@ impl Settings {
                     .rows_per_process
                     .min((agent.memory_mib_per_uid << 20) / 4 / gpumem_wire::SLOT_BYTES),
             },
-            nvml: NvmlSettings {
-                library: nvml.library.clone(),
-                memory_hz: nvml.memory_hz,
-                list_interval: seconds(nvml.list_every_s),
-                list_budget: nvml.list_budget,
-                list_threshold_bytes: nvml.list_when_moved_mib << 20,
-                extra_interval: seconds(nvml.extra_lists_every_s),
-                call_timeout: seconds(nvml.call_timeout_s),
-                hang_retry: seconds(nvml.hang_retry_s),
-                trust_pids: nvml.trust_pids,
-                program: None,
-            },
+            nvml: NvmlSettings::of(nvml),
             kernel: KernelSettings {
                 log: Some(&config.kernel.log).filter(|log| log.as_os_str() != "off").cloned(),
                 groups: config.kernel.control_groups.clone(),
@@ -181,17 +158,6 @@ impl Settings {
             },
             listen: if private { config.private.listen } else { config.metrics.listen },
             http_connections: config.metrics.connections,
-            max_series: config.metrics.max_series,
-            tags: config.metrics.tags,
-            young: seconds(config.metrics.fold_younger_s),
-            rules: config.metrics.rules.clone(),
-            page: config.metrics.page,
-            hosts: config.metrics.hosts.clone(),
-            control: ControlLimits {
-                connections: config.control.connections,
-                connections_per_uid: config.control.connections_per_uid,
-                share_per_uid: config.control.share_per_uid,
-            },
             idle_exit: private.then(|| seconds(config.private.idle_exit_s)),
         })
     }
@@ -200,6 +166,61 @@ impl Settings {
 /// Returns `None` for 0, which means never.
 fn not_zero(value: f64) -> Option<f64> {
     (value > 0.0).then_some(value)
+}
+
+/// Settings of views that can change while the daemon runs.
+#[derive(Debug, Clone)]
+pub struct ViewSettings {
+    /// What other users see of a process.
+    pub tenants: Tenants,
+    /// Limit of series in one scrape.
+    pub max_series: usize,
+    /// Most tags of a process on a device that are series, largest first.
+    pub tags: usize,
+    /// Processes younger than this are folded into one.
+    pub young: Duration,
+    /// Rules for categories.
+    pub rules: Arc<Groupings>,
+    /// Level of detail of the live page.
+    pub page: Page,
+    /// Host names accepted for metrics and page, besides those of this machine.
+    pub hosts: Arc<[String]>,
+    /// Limits of the control socket.
+    pub control: ControlLimits,
+}
+
+impl ViewSettings {
+    fn of(config: &Config) -> Result<Self, Error> {
+        let Metrics { max_series, tags, fold_younger_s, rules, page, hosts, .. } = &config.metrics;
+        let Control { connections, connections_per_uid, share_per_uid } = config.control;
+        Ok(ViewSettings {
+            tenants: config.tenants,
+            max_series: *max_series,
+            tags: *tags,
+            young: Duration::from_secs_f64(*fold_younger_s),
+            rules: Arc::new(Groupings::load(rules)?),
+            page: *page,
+            hosts: hosts.clone().into(),
+            control: ControlLimits { connections, connections_per_uid, share_per_uid },
+        })
+    }
+}
+
+impl Default for ViewSettings {
+    /// Returns the settings of an empty configuration.
+    fn default() -> Self {
+        let Config { tenants, metrics, .. } = Config::default();
+        ViewSettings {
+            tenants,
+            max_series: metrics.max_series,
+            tags: metrics.tags,
+            young: Duration::from_secs_f64(metrics.fold_younger_s),
+            rules: Arc::new(Groupings::preset(None).clone()),
+            page: metrics.page,
+            hosts: Arc::default(),
+            control: ControlLimits::default(),
+        }
+    }
 }
 
 /// Settings for reading NVML.
@@ -228,20 +249,27 @@ pub struct NvmlSettings {
     pub program: Option<PathBuf>,
 }
 
-impl Default for NvmlSettings {
-    fn default() -> Self {
+impl NvmlSettings {
+    fn of(nvml: &Nvml) -> Self {
+        let seconds = Duration::from_secs_f64;
         NvmlSettings {
-            library: None,
-            memory_hz: 10,
-            list_interval: Duration::from_secs(1),
-            list_budget: 0.02,
-            list_threshold_bytes: 2 << 20,
-            extra_interval: Duration::from_secs(10),
-            call_timeout: Duration::from_secs(5),
-            hang_retry: Duration::from_secs(60),
-            trust_pids: false,
+            library: nvml.library.clone(),
+            memory_hz: nvml.memory_hz,
+            list_interval: seconds(nvml.list_every_s),
+            list_budget: nvml.list_budget,
+            list_threshold_bytes: nvml.list_when_moved_mib << 20,
+            extra_interval: seconds(nvml.extra_lists_every_s),
+            call_timeout: seconds(nvml.call_timeout_s),
+            hang_retry: seconds(nvml.hang_retry_s),
+            trust_pids: nvml.trust_pids,
             program: None,
         }
+    }
+}
+
+impl Default for NvmlSettings {
+    fn default() -> Self {
+        NvmlSettings::of(&Nvml::default())
     }
 }
 

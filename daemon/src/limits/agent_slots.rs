@@ -24,12 +24,9 @@ pub struct AgentLimits {
     pub rows: usize,
 }
 
-/// Reason why there is no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AgentSlotsFull {
-    /// All slots are taken.
     All,
-    /// All slots of this user are taken.
     OfUid,
     /// All slots for peers without a hello are taken.
     Waiting,
@@ -50,7 +47,6 @@ pub(crate) const BRIEF: Duration = Duration::from_millis(500);
 /// Limit of peers with [`Patience::Brief`], as a multiple of [`AgentLimits::waiting`].
 const BRIEF_SHARE: usize = 4;
 
-/// The slots of the agent socket.
 #[derive(Debug, Default)]
 pub(crate) struct AgentSlots {
     connections: Arc<ConnectionSlots<UserQueue>>,
@@ -72,7 +68,6 @@ impl AgentSlots {
         (self.connections.count() - self.brief.count(), self.waiting.count())
     }
 
-    /// Returns the number of connections with a hello.
     pub(crate) fn welcomed(&self) -> usize {
         self.connections.count() - self.waiting.count() - self.brief.count()
     }
@@ -83,9 +78,6 @@ impl AgentSlots {
     }
 
     /// Takes a slot for a peer without a hello.
-    ///
-    /// # Errors
-    /// [`AgentSlotsFull`]
     pub(crate) fn take(&self, uid: u32, limits: &AgentLimits) -> Result<AgentSlot, AgentSlotsFull> {
         let mut slot = self.take_for_hello(uid, limits)?;
         // One user may have a quarter of these slots, so that silent peers leave the rest to others.
@@ -100,9 +92,6 @@ impl AgentSlots {
     }
 
     /// Takes a slot for a peer whose hello has arrived; it does not count as waiting.
-    ///
-    /// # Errors
-    /// [`AgentSlotsFull`]
     pub(crate) fn take_for_hello(&self, uid: u32, limits: &AgentLimits) -> Result<AgentSlot, AgentSlotsFull> {
         let connection = self.connections.take(uid, limits.connections, limits.connections_per_uid);
         let connection =
@@ -112,17 +101,14 @@ impl AgentSlots {
 }
 
 impl AgentSlot {
-    /// Notes that the hello has arrived.
     pub(crate) fn welcomed(&mut self) {
         self.waits = None;
     }
 
-    /// Returns the timeout of the hello.
     pub(crate) fn patience(&self) -> Patience {
         self.waits.as_ref().map_or(Patience::Whole, |(patience, _)| *patience)
     }
 
-    /// Returns the queue that the connection shares with the others of its user.
     pub(crate) fn queue(&self) -> &Arc<UserQueue> {
         &self.connection.shared
     }

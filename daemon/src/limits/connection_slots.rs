@@ -3,9 +3,10 @@
 //! A slot may be marked idle. When all are taken, a newcomer can evict the connection that has been idle longest. So clients that
 //! connect and send nothing cannot lock out others.
 
+use crate::os::lock;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
@@ -13,9 +14,7 @@ use tokio::time::{Instant, sleep_until};
 /// Limits that are reached; at least one is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotsFull {
-    /// The limit of all connections.
     pub all: bool,
-    /// The limit of the user's connections.
     pub user: bool,
 }
 
@@ -23,7 +22,6 @@ pub(crate) struct SlotsFull {
 #[derive(Debug)]
 pub(crate) struct ConnectionSlots<T = ()> {
     taken: Mutex<Taken<T>>,
-    /// Notifies when a slot is given back.
     freed: Notify,
 }
 
@@ -51,7 +49,6 @@ pub(crate) struct ConnectionSlot<T = ()> {
     evicted: Arc<Notify>,
     /// Time under which it is listed as idle.
     evictable_at: Mutex<Option<Instant>>,
-    /// State shared with the user's other connections.
     pub shared: Arc<T>,
 }
 
@@ -63,13 +60,8 @@ impl<T> Default for ConnectionSlots<T> {
 }
 
 impl<T: Default> ConnectionSlots<T> {
-    fn taken(&self) -> MutexGuard<'_, Taken<T>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns how many slots are taken.
     pub(crate) fn count(&self) -> usize {
-        self.taken().count
+        lock(&self.taken).count
     }
 
     /// Waits until a slot is given back, or returns at once if one was since the last call. For one caller at a time.
@@ -78,16 +70,13 @@ impl<T: Default> ConnectionSlots<T> {
     }
 
     /// Takes a slot for a connection of `uid`. Limits: `most` in total, `most_of_user` for this user.
-    ///
-    /// # Errors
-    /// [`SlotsFull`]
     pub(crate) fn take(
         self: &Arc<Self>,
         uid: u32,
         most: usize,
         most_of_user: usize,
     ) -> Result<ConnectionSlot<T>, SlotsFull> {
-        let mut taken = self.taken();
+        let mut taken = lock(&self.taken);
         let of_user = taken.users.get(&uid).map_or(0, |user| user.count);
         let full = SlotsFull { all: taken.count >= most, user: of_user >= most_of_user };
         if full.all || full.user {
@@ -117,7 +106,7 @@ impl<T: Default> ConnectionSlots<T> {
                 return (slot, evicted);
             }
             let due = {
-                let mut taken = self.taken();
+                let mut taken = lock(&self.taken);
                 match taken.idle.first_entry() {
                     Some(first) if first.key().0 <= Instant::now() => {
                         first.remove().notify_one();
@@ -146,34 +135,28 @@ impl<T> ConnectionSlot<T> {
     pub(crate) fn mark_idle(&self, grace: Duration) {
         self.mark_active();
         let due = Instant::now() + grace;
-        let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = lock(&self.slots.taken);
         taken.idle.insert((due, self.number), Arc::clone(&self.evicted));
         drop(taken);
-        *self.evictable_at() = Some(due);
+        *lock(&self.evictable_at) = Some(due);
     }
 
-    /// Marks the connection as active, because a request has arrived.
     pub(crate) fn mark_active(&self) {
-        if let Some(due) = self.evictable_at().take() {
-            let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(due) = lock(&self.evictable_at).take() {
+            let mut taken = lock(&self.slots.taken);
             taken.idle.remove(&(due, self.number));
         }
     }
 
-    /// Returns the notification for the eviction of the connection.
     pub(crate) fn evicted(&self) -> Arc<Notify> {
         Arc::clone(&self.evicted)
-    }
-
-    fn evictable_at(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.evictable_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<T> Drop for ConnectionSlot<T> {
     fn drop(&mut self) {
         self.mark_active();
-        let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = lock(&self.slots.taken);
         taken.count -= 1;
         if let Some(user) = taken.users.get_mut(&self.uid) {
             user.count -= 1;
@@ -204,7 +187,7 @@ mod tests {
         assert_eq!(held.len(), 64);
         assert_eq!(take(2000).err(), Some(SlotsFull { all: true, user: false }));
         held.clear();
-        assert!(slots.count() == 0 && slots.taken().users.is_empty());
+        assert!(slots.count() == 0 && lock(&slots.taken).users.is_empty());
     }
 
     #[tokio::test]
@@ -229,6 +212,6 @@ mod tests {
         assert!(waits.is_err());
         drop(first);
         assert_eq!(slots.take_or_evict(&most, grace).await.1, 0);
-        assert!(slots.taken().idle.is_empty());
+        assert!(lock(&slots.taken).idle.is_empty());
     }
 }

@@ -14,7 +14,6 @@ pub(crate) mod rate_limit;
 pub mod user_queue;
 pub mod user_share;
 
-/// Limits of the control socket.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ControlLimits {
     /// Connections at one time.

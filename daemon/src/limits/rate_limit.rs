@@ -1,7 +1,8 @@
 //! Rate limits: bytes that a connection may send in a second, and log lines about the peers of one user.
 
+use crate::os::lock;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Limit of bytes in a second. A connection over its limit is not read: its socket fills, and the agent keeps further records in
@@ -64,7 +65,7 @@ impl LogRateLimit {
     /// Returns whether one more line about a peer of this user may be logged. The last allowed line says that further events are
     /// only counted.
     pub(crate) fn allows(&self, uid: u32) -> bool {
-        let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut window = lock(&self.0);
         if window.since.elapsed() >= LOG_WINDOW {
             *window = LogWindow { since: Instant::now(), by_uid: HashMap::new() };
         }
@@ -73,7 +74,7 @@ impl LogRateLimit {
         if *lines == LOG_LINES {
             tracing::warn!(
                 uid,
-                "much is to be said of this user's peers: the rest of {LOG_WINDOW:?} is counted only"
+                "too many log lines about this user's peers: for the rest of {LOG_WINDOW:?} they are only counted"
             );
         }
         *lines < LOG_LINES

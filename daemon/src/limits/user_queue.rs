@@ -71,7 +71,6 @@ pub struct QueueSlot {
 }
 
 impl QueueSlot {
-    /// Marks the batch in the slot as one that may take long.
     pub(crate) fn costly(self) -> Self {
         QueueSlot { is_costly: true, ..self }
     }

@@ -6,10 +6,11 @@
 //! memory.
 
 use crate::clock;
+use crate::os::lock;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{Mutex as Line, OwnedMutexGuard, Semaphore};
 use tokio::time::Instant;
@@ -40,13 +41,9 @@ impl User {
         User { line: Arc::default(), owed: Mutex::new(Owed { time: Duration::ZERO, paid: Instant::now() }) }
     }
 
-    fn owed(&self) -> MutexGuard<'_, Owed> {
-        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns what is owed now; `share` of a second is paid off in each second.
     fn owes(&self, share: f64) -> Duration {
-        let (mut owed, now) = (self.owed(), Instant::now());
+        let (mut owed, now) = (lock(&self.owed), Instant::now());
         let paid = now.saturating_duration_since(owed.paid).mul_f64(share);
         (owed.time, owed.paid) = (owed.time.saturating_sub(paid), now);
         owed.time
@@ -66,7 +63,7 @@ impl Default for CpuCharge {
 
 impl CpuCharge {
     fn add(&self, time: Duration) {
-        let mut owed = self.0.owed();
+        let mut owed = lock(&self.0.owed);
         owed.time = owed.time.saturating_add(time);
     }
 
@@ -96,9 +93,7 @@ impl CpuCharge {
 /// Permission to make one answer for a user.
 #[derive(Debug)]
 pub(crate) struct AnswerSlot {
-    /// Account for its cost.
     pub charge: CpuCharge,
-    /// Whether the user had to wait for it.
     pub waited: bool,
     line: Option<OwnedMutexGuard<()>>,
 }
@@ -155,7 +150,7 @@ impl UserShares {
 
     /// Returns the user, and removes other users without a debt.
     fn user(&self, uid: u32, share: f64) -> Arc<User> {
-        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut users = lock(&self.users);
         users.retain(|of, user| *of == uid || Arc::strong_count(user) > 1 || !user.owes(share).is_zero());
         Arc::clone(users.entry(uid).or_insert_with(|| Arc::new(User::new())))
     }

@@ -20,7 +20,7 @@ pub(crate) use write_queue::Room;
 
 use crate::limits::user_share::CpuCharge;
 use crate::memory::Spare;
-use crate::stats::{Count, Stats};
+use crate::stats::{Count, Stats, Timing};
 use damaged_store::DamagedStore;
 use earlier_run::{EarlierRun, OpenRun, write};
 use gpumem_ledger::ProcessKey;
@@ -512,8 +512,10 @@ impl WriterThread {
             let Some(first) = lock(&self.shelf).first() else { return Ok(()) };
             let Some(store) = &mut self.store else { return Ok(()) };
             let open = self.open.entry(first.uid.clone()).or_default();
+            let began = Instant::now();
             match write(store, open, &first) {
                 Ok(()) => {
+                    self.stats.observe(Timing::StoreWrite, began.elapsed());
                     self.stats.add(Count::StoreWrites, 1);
                     self.broken = DamagedStore::default();
                 }

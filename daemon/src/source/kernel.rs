@@ -15,21 +15,21 @@ mod log;
 mod parse;
 
 use crate::config::KernelSettings;
+use crate::os::lock;
 use gpumem_ledger::ProcessKey;
 use groups::{Counted, Groups};
 use log::Log;
-use parse::Told;
+use parse::LogEvent;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Most notes about processes that have not ended; the oldest are dropped.
 const NOTES: usize = 256;
 /// Age at which a note no longer explains an end.
 const LATELY_NS: u64 = 120_000_000_000;
 
-/// State of the log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Status {
     /// Path of the log; `None` if disabled.
@@ -40,10 +40,10 @@ pub(crate) struct Status {
 
 /// Handle; clones share the state. No call blocks.
 #[derive(Debug, Clone)]
-pub(crate) struct Kernel(Arc<Mutex<Desk>>);
+pub(crate) struct Kernel(Arc<Mutex<State>>);
 
 #[derive(Debug)]
-struct Desk {
+struct State {
     log: Option<Log>,
     groups: Groups,
     notes: VecDeque<Note>,
@@ -52,7 +52,6 @@ struct Desk {
     counted: BTreeMap<ProcessKey, Counted>,
 }
 
-/// What the log reported about one pid.
 #[derive(Debug, Default)]
 struct Note {
     pid: u32,
@@ -68,7 +67,7 @@ struct Note {
 impl Kernel {
     /// Starts reading the log, at its end.
     pub(crate) fn new(settings: &KernelSettings) -> Self {
-        let desk = Desk {
+        let desk = State {
             log: settings.log.as_deref().map(Log::open),
             groups: Groups::new(&settings.groups, Path::new("/proc")),
             notes: VecDeque::new(),
@@ -84,7 +83,7 @@ impl Kernel {
     }
 
     /// Notes the kill counts of a new process's control groups.
-    pub(crate) fn meet(&self, key: ProcessKey) {
+    pub(crate) fn note_start(&self, key: ProcessKey) {
         let mut desk = self.lock();
         if let Some(counted) = desk.groups.count(key.pid) {
             desk.counted.insert(key, counted);
@@ -92,7 +91,7 @@ impl Kernel {
     }
 
     /// Returns the reason for a process's end as `key=value` lines; empty if there is none.
-    pub(crate) fn part(&self, key: ProcessKey, now_ns: u64) -> String {
+    pub(crate) fn end_facts(&self, key: ProcessKey, now_ns: u64) -> String {
         let mut desk = self.lock();
         desk.look(now_ns);
         let counted = desk.counted.remove(&key);
@@ -106,7 +105,9 @@ impl Kernel {
             is_killed |= note.killed.is_some();
             note.append(&mut lines);
         }
-        if let Some(risen) = counted.filter(|_| !is_killed).and_then(|before| desk.groups.risen(&before)) {
+        if let Some(risen) =
+            counted.filter(|_| !is_killed).and_then(|before| desk.groups.killed_group(&before))
+        {
             let _ = writeln!(lines, "host_oom=count\nhost_oom_ns={now_ns}\nhost_oom_cgroup={}", risen.group);
             if let Some(limit_bytes) = risen.limit_bytes {
                 let _ = writeln!(lines, "host_oom_limit={limit_bytes}");
@@ -115,36 +116,35 @@ impl Kernel {
         lines
     }
 
-    /// Returns the state of the log.
     pub(crate) fn status(&self) -> Status {
         let desk = self.lock();
         let log = desk.log.as_ref();
         Status { log: log.map(|log| log.path().to_owned()), problem: log.and_then(Log::problem) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Desk> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.0)
     }
 }
 
-impl Desk {
+impl State {
     fn look(&mut self, now_ns: u64) {
         let Some(log) = &mut self.log else { return };
         for line in log.read(now_ns) {
-            if let Some(told) = parse::told(&line) {
+            if let Some(told) = parse::parse(&line) {
                 self.hear(told, &line, now_ns);
             }
         }
     }
 
-    fn hear(&mut self, told: Told, line: &str, now_ns: u64) {
+    fn hear(&mut self, told: LogEvent, line: &str, now_ns: u64) {
         match told {
-            Told::Limit { group } => self.group = Some(group),
-            Told::Constraint { pid, group } => {
+            LogEvent::Limit { group } => self.group = Some(group),
+            LogEvent::Constraint { pid, group } => {
                 let note = Note { group, ..self.take(pid, now_ns) };
                 self.notes.push_back(note);
             }
-            Told::Killed { pid, in_group } => {
+            LogEvent::Killed { pid, in_group } => {
                 let mut note = self.take(pid, now_ns);
                 note.group = note.group.take().or(self.group.take());
                 let is_of_group = in_group.unwrap_or(note.group.is_some());
@@ -154,7 +154,7 @@ impl Desk {
                 note.line = parse::harmless(line);
                 self.notes.push_back(note);
             }
-            Told::Xid { pid: Some(pid), xid } => {
+            LogEvent::Xid { pid: Some(pid), xid } => {
                 let mut note = self.take(pid, now_ns);
                 // Xid 43 and 45 are consequences of other faults.
                 if note.xid.is_none_or(|known| matches!(known, 43 | 45)) {
@@ -164,7 +164,7 @@ impl Desk {
                 self.notes.push_back(note);
             }
             // NVML reports it as well, with its device.
-            Told::Xid { pid: None, .. } => {}
+            LogEvent::Xid { pid: None, .. } => {}
         }
     }
 

@@ -7,3 +7,4 @@ pub mod nvml;
 pub mod process;
 
 pub use crate::aggregator::batch::Batch;
+pub(crate) use crate::aggregator::batch::frame_of;

@@ -20,8 +20,10 @@ mod parse;
 
 pub(crate) use cluster::Gpu;
 pub(crate) use facts::{Facts, cgroup};
+pub(crate) use parse::stat;
 
 use crate::config::ProcessSettings;
+use crate::os::lock;
 use facts::{Commands, Look};
 use gpumem_ledger::ProcessKey;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -29,7 +31,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -79,7 +81,6 @@ struct Table {
     commands: Commands,
     users: facts::Users,
     unguarded: usize,
-    /// Processes of which further facts may appear.
     sought: Vec<late_facts::LateFacts>,
 }
 
@@ -358,7 +359,6 @@ impl Processes {
         living.map_or_else(lately, |entry| entry.facts.uid)
     }
 
-    /// Returns the processes that are new since the last call and still live.
     pub(crate) fn newcomers(&self) -> Vec<ProcessKey> {
         let mut table = self.lock();
         let new = std::mem::take(&mut table.newcomers);
@@ -367,26 +367,23 @@ impl Processes {
             .collect()
     }
 
-    /// Returns the facts of a living process.
     pub(crate) fn facts(&self, key: ProcessKey) -> Option<Arc<Facts>> {
         let table = self.lock();
         table.live.get(&key.pid).filter(|entry| entry.key == key).map(|entry| Arc::clone(&entry.facts))
     }
 
-    /// Returns the number of living processes.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.lock().live.len()
     }
 
-    /// Returns whether no living process is in the table.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.inner.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner.table)
     }
 }
 

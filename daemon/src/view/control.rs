@@ -45,7 +45,6 @@ fn take_slot(slots: &Arc<ConnectionSlots>, uid: u32, limits: ControlLimits) -> R
     slots.take(uid, most, most_of_user).map_err(full)
 }
 
-/// Serves connections until the future is dropped.
 pub(crate) async fn serve(listener: UnixListener, context: Arc<ViewContext>) {
     let slots = Arc::default();
     loop {
@@ -131,16 +130,16 @@ async fn answer(
         }
         ("/v1/mark", _, true) => commands::mark(context, viewer, query).await.map(|marked| json(&marked)),
         ("/v1/ps" | "/v1/runs" | "/v1/hidden" | "/v1/doctor" | "/v1/metrics", ..) => {
-            Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path wants GET"))
+            Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path needs GET"))
         }
         ("/v1/nvml/release" | "/v1/record" | "/v1/mark", ..) => {
-            Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path wants POST"))
+            Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path needs POST"))
         }
         (path, ..) => Err(Refused::new(
             StatusCode::NOT_FOUND,
             format!(
-                "there is no {path:?}: GET /v1/ps, /v1/runs, /v1/hidden, /v1/doctor, /v1/metrics, POST /v1/nvml/release?for_s=N, \
-                 /v1/record?pid=N&do=VERB and /v1/mark?name=NAME are answered"
+                "unknown path {path:?}; known: GET /v1/ps, /v1/runs, /v1/hidden, /v1/doctor, /v1/metrics, POST /v1/nvml/release?for_s=N, \
+                 /v1/record?pid=N&do=VERB and /v1/mark?name=NAME"
             ),
         )),
     };
@@ -150,7 +149,6 @@ async fn answer(
     }
 }
 
-/// Returns the devices and processes now.
 fn ps(context: &ViewContext, viewer: Viewer) -> Ps {
     let published = context.board.read();
     let rows = rows(&published, &context.sources.health(), viewer, context.shown().tenants);
@@ -163,12 +161,12 @@ fn ps(context: &ViewContext, viewer: Viewer) -> Ps {
 
 fn release(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Released, Refused> {
     if !viewer.all {
-        let text = "closing NVML is for root, for the user whom the daemon runs as and for members of the group gpumemd";
+        let text = "only root, the daemon's user and members of the group gpumemd may close NVML";
         return Err(Refused::new(StatusCode::FORBIDDEN, text));
     }
     let for_s = number(query, "for_s")?.filter(|for_s| (1..=LONGEST_RELEASE_S).contains(for_s));
     let for_s = for_s.ok_or_else(|| {
-        let text = format!("for_s=N is needed, in seconds from 1 to {LONGEST_RELEASE_S}");
+        let text = format!("for_s=N must be from 1 to {LONGEST_RELEASE_S} seconds");
         Refused::new(StatusCode::BAD_REQUEST, text)
     })?;
     context.sources.release(Duration::from_secs(for_s));

@@ -26,7 +26,6 @@ const GRACE: Duration = Duration::from_millis(25);
 /// Time limit for a connection, for clients that read very slowly.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Content type of Prometheus' text format.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Serves connections until the future is dropped. `most`: limit of connections at one time.
@@ -82,15 +81,14 @@ async fn answer(
 ) -> Response<Full<Bytes>> {
     context.stats.add(Count::HttpRequests, 1);
     if request.method() != Method::GET {
-        let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n");
+        let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET is supported\n");
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
         return response;
     }
     // Prometheus and users address the machine as for the page; a health probe returns nothing confidential.
     let path = request.uri().path();
     if path != "/healthz" && !page::is_ours(request, &context.shown().hosts) {
-        let text = "metrics and the page are asked for by address, as localhost, by the name of the machine, or by one of metrics.hosts in \
-                    the configuration\n";
+        let text = "use the address of this machine, localhost, its name, or a name in metrics.hosts of the configuration\n";
         return plain(StatusCode::MISDIRECTED_REQUEST, text);
     }
     match path {
@@ -98,7 +96,9 @@ async fn answer(
         "/healthz" => plain(StatusCode::OK, "ok\n"),
         _ => match page::answer(context, cache, request).await {
             Some(response) => response,
-            None => plain(StatusCode::NOT_FOUND, "there is /metrics, /healthz and, for people, /\n"),
+            None => {
+                plain(StatusCode::NOT_FOUND, "unknown path; known: /metrics, /healthz and / (the page)\n")
+            }
         },
     }
 }

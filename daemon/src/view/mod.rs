@@ -2,7 +2,6 @@
 //! waits for none.
 
 pub mod control;
-pub mod health;
 pub(crate) mod http;
 pub mod page;
 pub mod prometheus;
@@ -12,19 +11,36 @@ pub(crate) mod text;
 pub(crate) mod visibility;
 
 use crate::aggregator::{Query, SnapshotReader};
-use crate::limits::user_share::{AnswerSlot, UserShares};
+pub use crate::config::ViewSettings;
+use crate::limits::user_share::{AnswerSlot, CpuCharge, UserShares};
+use crate::nvml_status::NvmlStatus;
+use crate::os::lock;
 use crate::run_writer::RunWriter;
 use crate::stats::{Count, Stats};
-use gpumem_ledger::ProcessKey;
-use health::Health;
+use gpumem_ledger::{ProcessKey, ProcessView};
+use gpumem_model::run::Run;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::sync::mpsc;
-pub use visibility::ViewSettings;
+use tokio::sync::{mpsc, oneshot};
+
+/// Health of all sources.
+#[derive(Debug, Clone, Default)]
+pub struct Health {
+    /// State of NVML and its devices.
+    pub nvml: NvmlStatus,
+    /// Path of the kernel's log; `None` if disabled.
+    pub kernel_log: Option<PathBuf>,
+    /// Reason why it cannot be read.
+    pub kernel_problem: Option<String>,
+    /// Connected agents.
+    pub agents: usize,
+    /// Connections without a hello so far.
+    pub agents_waiting: usize,
+}
 
 /// Command to the agent of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,7 +102,7 @@ pub struct ViewContext {
 impl ViewContext {
     /// Returns the current settings.
     pub(crate) fn shown(&self) -> ViewSettings {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.shown).clone()
     }
 
     /// Waits until a user may have another answer made. `is_free`: no limit, for users who could stop this daemon anyway.
@@ -97,8 +113,19 @@ impl ViewContext {
         turn
     }
 
+    /// Asks the aggregator for the current runs of processes that match. `None`: the daemon is ending.
+    pub(crate) async fn live_runs(
+        &self,
+        takes: impl Fn(&ProcessView) -> bool + Send + 'static,
+        charge: &CpuCharge,
+    ) -> Option<Vec<Run>> {
+        let (reply, runs) = oneshot::channel();
+        self.asks.send(Query::Runs(Box::new(takes), charge.clone(), reply)).await.ok()?;
+        runs.await.ok()
+    }
+
     /// Changes the settings.
     pub fn show(&self, shown: ViewSettings) {
-        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown;
+        *lock(&self.shown) = shown;
     }
 }

@@ -1,6 +1,6 @@
 //! Rows of devices and their processes, as `ps` and the page show them.
 
-use super::health::Health;
+use super::Health;
 use super::visibility::Viewer;
 use crate::aggregator::Published;
 use crate::config::Tenants;
@@ -11,7 +11,6 @@ use gpumem_model::who::Who;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// Rows with the data from which they are made.
 pub(super) struct Rows<'a> {
     /// In NVML's order.
     pub devices: Vec<(DeviceRow, &'a DeviceView)>,
@@ -161,7 +160,6 @@ fn process(
 pub(super) struct ConsistentSample<'a> {
     /// The sample; `None` if the newest reading failed, or there was none.
     pub sample: Option<&'a ClosedSample>,
-    /// Why there is no sample.
     pub absence: Option<&'static str>,
     /// Tracked bytes and their cells: at the sample if known then, else now.
     pub tracked: (i64, &'a [i64]),

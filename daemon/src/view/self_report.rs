@@ -1,34 +1,26 @@
 //! Report that a program requests about itself: its own current run.
 
 use super::{ViewContext, ViewSettings};
-use crate::aggregator::Query;
 use crate::config::Tenants;
 use crate::limits::user_share::AnswerSlot;
-use gpumem_ledger::{ProcessKey, ProcessView};
+use gpumem_ledger::ProcessKey;
 use gpumem_model::run::Run;
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{self, Layout};
 use gpumem_report::{By, Report, csv, json};
 use std::sync::Arc;
-use tokio::sync::oneshot;
 
-/// Format of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReportFormat {
-    /// Text for the terminal.
     Text,
     /// JSON, see docs/report-json.md.
     Json,
-    /// One line for each name and moment.
     Csv,
 }
 
-/// Content of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SelfReportRequest {
-    /// Format.
     pub form: ReportFormat,
-    /// Grouping of the table's rows.
     pub by: Option<By>,
     /// Shows small categories too.
     pub all: bool,
@@ -45,10 +37,8 @@ pub(crate) async fn report(
 ) -> Option<String> {
     let is_own = uid != 0 && uid == rustix::process::geteuid().as_raw();
     let AnswerSlot { charge, .. } = &context.turn(uid, is_own).await;
-    let (reply, runs) = oneshot::channel();
-    let takes = move |process: &ProcessView| process.key == key;
-    context.asks.send(Query::Runs(Box::new(takes), charge.clone(), reply)).await.ok()?;
-    let mut run = context.keeper.whole(runs.await.ok()?).await.into_iter().next()?;
+    let runs = context.live_runs(move |process| process.key == key, charge).await?;
+    let mut run = context.keeper.whole(runs).await.into_iter().next()?;
     let ViewSettings { rules, tenants, .. } = context.shown();
     if tenants == Tenants::Anonymous {
         super::visibility::hide_others(&mut run);

@@ -37,11 +37,6 @@ impl<'a> From<&'a Label<'_>> for Label<'a> {
 }
 
 impl Label<'_> {
-    /// Returns the escaped text.
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-
     /// Appends it in the exposition format.
     pub(crate) fn push(&self, out: &mut String) {
         if !self.0.contains(['\\', '"']) {
@@ -57,7 +52,6 @@ impl Label<'_> {
     }
 }
 
-/// Cuts a text to the longest label.
 fn cut(text: &str, mut shown: String) -> String {
     if shown.len() > LABEL_BYTES {
         // FNV-1a. A process that makes two of its own names collide only merges its own series.
@@ -73,7 +67,6 @@ fn cut(text: &str, mut shown: String) -> String {
 
 /// A number that can be a series' value.
 pub(crate) trait Number {
-    /// Appends it.
     fn push(self, out: &mut String);
 }
 

@@ -1,11 +1,6 @@
 //! Visibility of processes. The kernel names the peer of a socket; its groups come from /etc/group.
 
-use crate::config::{Page, Settings, Tenants};
-use crate::limits::ControlLimits;
-use gpumem_report::rules::Groupings;
 use std::fs;
-use std::sync::Arc;
-use std::time::Duration;
 
 /// Group whose members see every process.
 pub(crate) const GROUP: &str = "gpumemd";
@@ -13,7 +8,6 @@ pub(crate) const GROUP: &str = "gpumemd";
 /// User who makes a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Viewer {
-    /// User id.
     pub uid: u32,
     /// Whether they see the processes of all users.
     pub all: bool,
@@ -47,62 +41,6 @@ fn is_member(groups: &str, users: &str, uid: u32, gid: u32) -> bool {
     let Some(name) = users.lines().find(is_uid).and_then(|line| fields(line, 0)) else { return false };
     !name.is_empty()
         && fields(group, 3).is_some_and(|members| members.split(',').any(|member| member == name))
-}
-
-/// Settings of views that can change while the daemon runs.
-#[derive(Debug, Clone)]
-pub struct ViewSettings {
-    /// What other users see of a process.
-    pub tenants: Tenants,
-    /// Limit of series in one scrape.
-    pub max_series: usize,
-    /// Most tags of a process on a device that are series, largest first.
-    pub tags: usize,
-    /// Processes younger than this are folded into one.
-    pub young: Duration,
-    /// Rules for categories.
-    pub rules: Arc<Groupings>,
-    /// Level of detail of the live page.
-    pub page: Page,
-    /// Host names accepted for metrics and page, besides those of this machine.
-    pub hosts: Arc<[String]>,
-    /// Limits of the control socket.
-    pub control: ControlLimits,
-}
-
-impl ViewSettings {
-    /// Returns the settings of views for these settings and rules.
-    pub(crate) fn of(settings: &Settings, rules: Arc<Groupings>) -> Self {
-        let &Settings { tenants, max_series, tags, young, page, control, .. } = settings;
-        ViewSettings {
-            tenants,
-            max_series,
-            tags,
-            young,
-            rules,
-            page,
-            hosts: settings.hosts.clone().into(),
-            control,
-        }
-    }
-}
-
-impl Default for ViewSettings {
-    fn default() -> Self {
-        let rules = Arc::new(Groupings::preset(None).clone());
-        let young = Duration::from_secs(10);
-        let page = Page::default();
-        ViewSettings {
-            tenants: Tenants::default(),
-            max_series: 10_000,
-            tags: 0,
-            young,
-            rules,
-            page,
-            hosts: Arc::default(),
-            control: ControlLimits::default(),
-        }
-    }
 }
 
 /// Removes pids and users of other processes from a run.

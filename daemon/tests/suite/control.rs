@@ -94,9 +94,9 @@ fn refusals_say_what_would_be_right() {
         ("GET", "/v1/nvml/release?for_s=1", 405, "POST"),
         ("POST", "/v1/nvml/release", 400, "for_s=N"),
         ("POST", "/v1/nvml/release?for_s=0", 400, "from 1 to"),
-        ("POST", "/v1/nvml/release?for_s=x", 400, "no number"),
+        ("POST", "/v1/nvml/release?for_s=x", 400, "not a number"),
         ("GET", "/v1/doctor?pid=4000000000", 404, "4000000000"),
-        ("GET", "/v1/doctor?pid=x", 400, "no number"),
+        ("GET", "/v1/doctor?pid=x", 400, "not a number"),
         ("GET", "/v1/runs?user=bob", 400, "pid, tree, job"),
         ("GET", "/v1/runs?pid=1&job=2", 400, "one of"),
     ];

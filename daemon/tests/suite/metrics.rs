@@ -5,9 +5,8 @@ use crate::common::{Scratch, http, metric, start, wait_for};
 use gpumem_ledger::Origin;
 use gpumem_ledger::ProcessKey;
 use gpumem_wire::{Absence, Body, Reading, Stamp};
-use gpumemd::stats::Count;
+use gpumemd::stats::Family;
 use gpumemd::view::ViewSettings;
-use gpumemd::view::health::nvml_numbers;
 use gpumemd::view::prometheus::{self, scrape};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -247,12 +246,13 @@ fn every_series_is_of_a_family_that_is_known_and_has_its_labels() {
     let text = scrape(&node.context);
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let name = line.split(['{', ' ']).next().expect("a name");
-        let Some(family) = prometheus::families().find(|family| family.name == name) else {
-            let is_count = Count::ALL.iter().any(|(_, known, ..)| *known == name);
-            let is_number = nvml_numbers(&Default::default()).iter().any(|number| number.name == name);
-            assert!(is_count || is_number, "{name} is in no table");
-            continue;
+        let of_histogram = ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part));
+        let is_it = |family: &Family| match family.kind {
+            "histogram" => Some(family.name) == of_histogram,
+            _ => family.name == name,
         };
+        let family = prometheus::families().find(is_it);
+        let family = family.unwrap_or_else(|| panic!("{name} is in no table"));
         let is_total = name.ends_with("_total");
         assert_eq!(is_total, family.kind == "counter", "{name}");
         let labels = line
@@ -261,7 +261,8 @@ fn every_series_is_of_a_family_that_is_known_and_has_its_labels() {
             .map_or("", |(labels, _)| labels);
         for label in labels.split("\",").filter(|label| !label.is_empty()) {
             let label = label.split('=').next().expect("a name");
-            assert!(family.labels.contains(&label), "{label} is not said to be a label of {name}");
+            let is_bucket = family.kind == "histogram" && label == "le";
+            assert!(is_bucket || family.labels.contains(&label), "{label} is no label of {name}");
         }
     }
 }
@@ -299,19 +300,8 @@ fn a_full_node_stays_below_what_is_stated() {
 /// Returns the tables of docs/metrics.md that are generated from the source.
 fn reference() -> String {
     let mut text = String::from("| metric | type | labels | |\n|---|---|---|---|\n");
-    let mut row = |name: &str, kind: &str, labels: &str, help: &str| {
-        text += &format!("| `{name}` | {kind} | {labels} | {help} |\n");
-    };
-    for family in prometheus::families() {
-        row(family.name, family.kind, &family.labels.join(" "), family.help);
-    }
-    for (at, (_, name, help, reason)) in Count::ALL.iter().enumerate() {
-        if at == 0 || Count::ALL[at - 1].1 != *name {
-            row(name, "counter", if reason.is_some() { "reason" } else { "" }, help);
-        }
-    }
-    for number in nvml_numbers(&Default::default()) {
-        row(number.name, if number.counter { "counter" } else { "gauge" }, "", number.help);
+    for Family { name, help, kind, labels } in prometheus::families() {
+        text += &format!("| `{name}` | {kind} | {} | {help} |\n", labels.join(" "));
     }
     text
 }
@@ -359,11 +349,7 @@ fn the_reference_is_what_the_source_says() {
     }
     // Metrics named in the text and the examples must exist.
     let names: Vec<_> = prometheus::families().map(|family| family.name).collect();
-    let is_known = |word: &str| {
-        names.contains(&word)
-            || Count::ALL.iter().any(|(_, name, ..)| *name == word)
-            || nvml_numbers(&Default::default()).iter().any(|number| number.name == word)
-    };
+    let is_known = |word: &str| names.contains(&word);
     let is_part = |c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':';
     for word in
         fresh.split(is_part).filter(|word| word.starts_with("gpumem_") || word.starts_with("gpumemd_"))

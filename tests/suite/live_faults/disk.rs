@@ -111,7 +111,7 @@ mod privileged {
         node.until_value("gpumemd_store_waiting", |waiting| waiting >= 1.0);
         let reported = node.doctor();
         assert!(
-            reported.contains("no room for the run") && reported.contains("records are not in it"),
+            reported.contains("no room for the run") && reported.contains("records are missing in it"),
             "{reported}"
         );
         node.until_covered(&[&lives]);

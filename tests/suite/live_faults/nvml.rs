@@ -132,21 +132,21 @@ fn driver_installed_later_is_found() {
 
 /// NVML's codes, each with a word of the reason and one of the remedy.
 const CODES: [(u32, &str, &str); 16] = [
-    (1, "not initialised", "by itself"),
+    (1, "not initialised", "opens the library again"),
     (2, "invalid argument", "MIG partition"),
     (3, "not supported", "another branch"),
     (4, "no permission", "/dev/nvidiactl"),
     (6, "not found", "MIG partition"),
-    (7, "kept growing", "tried again"),
+    (7, "kept growing", "gpumemd retries"),
     (9, "not loaded", "modprobe nvidia"),
     (10, "timeout", "NVRM"),
     (15, "lost", "Xid"),
     (16, "needs a reset", "--gpu-reset"),
     (18, "different versions", "reload the nvidia modules"),
-    (19, "in use", "for itself"),
-    (25, "version mismatch", "of one release"),
+    (19, "in use", "exclusively"),
+    (25, "version mismatch", "same driver release"),
     (27, "not ready", "starting"),
-    (28, "GPU not found", "taken away"),
+    (28, "GPU not found", "was removed"),
     (999, "unknown error", "Xid"),
 ];
 

@@ -4,8 +4,9 @@
 
 use super::{Agents, Refusal};
 use crate::clock;
+use crate::source::frame_of;
 use gpumem_ledger::ProcessKey;
-use gpumem_wire::{AskKind, Body, Record, Stamp};
+use gpumem_wire::{AskKind, Body, Stamp};
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
@@ -18,21 +19,17 @@ const CATCH_UP: Duration = Duration::from_millis(500);
 /// Time limit for rendering the answer and for the client to read it.
 const LONGEST: Duration = Duration::from_secs(20);
 
-/// Reason for refusing an answer: an errno and a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unanswered {
     /// Errno, for example ENOENT or EINVAL.
     pub errno: u16,
-    /// Message for the user.
     pub text: String,
 }
 
-/// Future of a view's answer to a process.
 pub(crate) type Answer = Pin<Box<dyn Future<Output = Result<String, Unanswered>> + Send>>;
 /// Renders the report about a process for its user when the user's rate limit allows. The text has options as `key=value` lines.
 pub(crate) type Answerer = Box<dyn Fn(ProcessKey, u32, AskKind, String) -> Answer + Send + Sync>;
 
-/// Returns the value of an option.
 pub(crate) fn option<'a>(options: &'a str, key: &str) -> Option<&'a str> {
     options
         .lines()
@@ -41,7 +38,6 @@ pub(crate) fn option<'a>(options: &'a str, key: &str) -> Option<&'a str> {
         .map(|(_, value)| value)
 }
 
-/// Request of a process about itself.
 #[derive(Debug)]
 pub(super) struct Question {
     pub key: ProcessKey,
@@ -97,8 +93,7 @@ async fn tell(stream: &UnixStream, answer: &Result<String, Unanswered>) -> std::
         let text = &text[piece * PIECE..text.len().min((piece + 1) * PIECE)];
         let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
         let body = Body::Answer { result, last: piece + 1 == pieces, text };
-        let mut packet = Vec::new();
-        Record { stamp, body }.append_frame(&mut packet);
+        let packet = frame_of(stamp, body);
         loop {
             stream.writable().await?;
             match stream.try_write(&packet) {

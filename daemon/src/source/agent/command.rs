@@ -1,10 +1,10 @@
 //! Commands to agents: record, stop recording, pause, resume, dump. An agent executes one at a time and reports the result.
 
 use super::Agents;
+use crate::os::lock;
 use gpumem_ledger::ProcessKey;
 use gpumem_wire::{Body, Record, frame};
 use std::sync::Arc;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -12,16 +12,12 @@ use tokio::sync::{mpsc, oneshot};
 /// Time limit for the agent's answer. An agent that is busy sending, or is of an older version, does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Command to an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Command {
     /// Write a recording to this file; if empty, the agent chooses the name.
     Start(String),
-    /// Stop the recording.
     Stop,
-    /// Stop sending records of events.
     Pause,
-    /// Send records of events again.
     Resume,
     /// Write its state to this file; if empty, the agent chooses the name.
     Dump(String),
@@ -39,47 +35,42 @@ impl Command {
     }
 }
 
-/// Reason why a command failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Disobeyed {
-    /// No agent of that process is connected.
-    #[error("it has no agent that is connected")]
+pub(crate) enum CommandError {
+    #[error("its agent is not connected")]
     NoAgent,
-    /// The agent did not answer in time.
     #[error("its agent did not answer in {PATIENCE:?}: it is busy, or of an older version")]
     Silent,
-    /// The agent reported an error.
     #[error("{0}")]
     Failed(String),
 }
 
 /// The path of the file that was written, if any; or why the command failed.
-pub(crate) type Obeyed = Result<String, Disobeyed>;
+pub(crate) type CommandResult = Result<String, CommandError>;
 
-/// A command and the channel for its result.
-pub(super) type Errand = (Command, oneshot::Sender<Obeyed>);
+pub(super) type PendingCommand = (Command, oneshot::Sender<CommandResult>);
 
 /// Daemon-side handle of a connected agent.
 #[derive(Debug)]
-pub(super) struct Speaker {
-    errands: mpsc::Sender<Errand>,
+pub(super) struct AgentHandle {
+    errands: mpsc::Sender<PendingCommand>,
     /// Newer connections of the process. Each waits until this one has ended or its socket is empty.
     successors: mpsc::Sender<oneshot::Sender<()>>,
     /// Sequence number of the last record handed to the ledger.
     heard: Arc<AtomicU64>,
 }
 
-/// The connection's end of a [`Speaker`].
+/// The connection's end of a [`AgentHandle`].
 #[derive(Debug)]
-pub(super) struct Ear {
-    pub errands: mpsc::Receiver<Errand>,
+pub(super) struct CommandInbox {
+    pub errands: mpsc::Receiver<PendingCommand>,
     pub successors: mpsc::Receiver<oneshot::Sender<()>>,
     pub heard: Arc<AtomicU64>,
     /// Kind of the last command sent and the channel for its result, until the agent reports it.
-    pub waiting: Option<(u8, oneshot::Sender<Obeyed>)>,
+    pub waiting: Option<(u8, oneshot::Sender<CommandResult>)>,
 }
 
-impl Ear {
+impl CommandInbox {
     /// Searches the frames for the result of the pending command.
     pub(crate) fn listen(&mut self, frames: &[u8]) {
         if self.waiting.is_none() {
@@ -95,8 +86,8 @@ impl Ear {
         let Some((_, tell)) = self.waiting.take_if(|(kind, _)| *kind == command) else { return };
         let told = match result {
             0 => Ok(told.to_owned()),
-            _ if told.is_empty() => Err(Disobeyed::Failed(format!("error {result}"))),
-            _ => Err(Disobeyed::Failed(told.to_owned())),
+            _ if told.is_empty() => Err(CommandError::Failed(format!("error {result}"))),
+            _ => Err(CommandError::Failed(told.to_owned())),
         };
         // The requester may have gone away.
         let _ = tell.send(told);
@@ -104,41 +95,36 @@ impl Ear {
 }
 
 impl Agents {
-    /// Sends a command to an agent, and waits for the result.
-    ///
-    /// # Errors
-    /// [`Disobeyed`].
-    pub(crate) async fn command(&self, key: ProcessKey, command: Command) -> Obeyed {
-        let errands = self.speakers().get(&key).map(|speaker| speaker.errands.clone());
+    pub(crate) async fn command(&self, key: ProcessKey, command: Command) -> CommandResult {
+        let errands = lock(&self.handles).get(&key).map(|speaker| speaker.errands.clone());
         let (tell, told) = oneshot::channel();
-        let sent = errands.ok_or(Disobeyed::NoAgent)?.try_send((command, tell));
-        sent.map_err(|_| Disobeyed::Silent)?;
+        let sent = errands.ok_or(CommandError::NoAgent)?.try_send((command, tell));
+        sent.map_err(|_| CommandError::Silent)?;
         match tokio::time::timeout(PATIENCE, told).await {
             Ok(Ok(told)) => told,
-            Ok(Err(_)) => Err(Disobeyed::NoAgent),
-            Err(_) => Err(Disobeyed::Silent),
+            Ok(Err(_)) => Err(CommandError::NoAgent),
+            Err(_) => Err(CommandError::Silent),
         }
     }
 
     /// Returns the sequence number of the agent's last record that was handed to the ledger; `None` if it is not connected.
     pub(super) fn heard(&self, key: ProcessKey) -> Option<u64> {
-        self.speakers().get(&key).map(|speaker| speaker.heard.load(Ordering::Relaxed))
+        lock(&self.handles).get(&key).map(|speaker| speaker.heard.load(Ordering::Relaxed))
     }
 
-    /// Registers a connected agent.
-    pub(super) fn introduce(&self, key: ProcessKey) -> Ear {
+    pub(super) fn register(&self, key: ProcessKey) -> CommandInbox {
         let (errands, inbox) = mpsc::channel(4);
         let (successors, queue) = mpsc::channel(1);
         let heard = Arc::new(AtomicU64::new(0));
-        let speaker = Speaker { errands, successors, heard: Arc::clone(&heard) };
-        self.speakers().insert(key, speaker);
-        Ear { errands: inbox, successors: queue, heard, waiting: None }
+        let speaker = AgentHandle { errands, successors, heard: Arc::clone(&heard) };
+        lock(&self.handles).insert(key, speaker);
+        CommandInbox { errands: inbox, successors: queue, heard, waiting: None }
     }
 
     /// Waits until all packets of an earlier connection of the process have been handed over. A process that executed another
     /// program (exec) has closed that connection; its records must not be counted for the new program.
-    pub(super) async fn succeed(&self, key: ProcessKey) {
-        let earlier = self.speakers().get(&key).map(|speaker| speaker.successors.clone());
+    pub(super) async fn wait_for_predecessor(&self, key: ProcessKey) {
+        let earlier = lock(&self.handles).get(&key).map(|speaker| speaker.successors.clone());
         let (tell, told) = oneshot::channel();
         if let Some(earlier) = earlier
             && earlier.send(tell).await.is_ok()
@@ -150,13 +136,9 @@ impl Agents {
 
     /// Removes the agent, unless a newer connection of its process has replaced it.
     pub(super) fn forget(&self, key: ProcessKey, heard: &Arc<AtomicU64>) {
-        let mut speakers = self.speakers();
-        if speakers.get(&key).is_some_and(|speaker| Arc::ptr_eq(&speaker.heard, heard)) {
-            speakers.remove(&key);
+        let mut handles = lock(&self.handles);
+        if handles.get(&key).is_some_and(|speaker| Arc::ptr_eq(&speaker.heard, heard)) {
+            handles.remove(&key);
         }
-    }
-
-    fn speakers(&self) -> std::sync::MutexGuard<'_, std::collections::HashMap<ProcessKey, Speaker>> {
-        self.speakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

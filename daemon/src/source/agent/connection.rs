@@ -2,7 +2,7 @@
 
 use super::Agents;
 use super::ask::{Question, option};
-use super::command::{Ear, Errand};
+use super::command::{CommandInbox, PendingCommand};
 use super::connection_order::{self, is_empty};
 use super::frames::{self, Fault, Seen, Stream};
 use super::inherited_connections::{self, InheritedConnection};
@@ -16,7 +16,7 @@ use crate::limits::agent_slots::{self, AgentSlot, Patience};
 use crate::limits::rate_limit::RateLimit;
 use crate::limits::user_queue::QueueSlot;
 use crate::service;
-use crate::source::Batch;
+use crate::source::{Batch, frame_of};
 use crate::stats::Count;
 use gpumem_ledger::Origin;
 use gpumem_wire::{Body, MAJOR, MINOR, Reading, Record, Stamp, frame};
@@ -32,7 +32,6 @@ type Standing = connection_order::ConnectionPlace;
 /// Packets that are read from one connection before others are served.
 const PACKETS_PER_TURN: usize = 8;
 
-/// Serves one connection to its end.
 pub(crate) async fn serve(
     agents: Arc<Agents>,
     stream: Arc<UnixStream>,
@@ -54,7 +53,7 @@ pub(crate) async fn resume(agents: Arc<Agents>, kept: InheritedConnection, place
         Ok((connection, stream)) => connection.run(&stream).await,
         Err(Refusal::Over) => {}
         Err(refusal) => {
-            tracing::warn!(pid, why = %refusal, "a connection that was kept is of no use");
+            tracing::warn!(pid, why = %refusal, "a kept connection cannot be resumed");
             service::forget(&name).await;
         }
     }
@@ -85,14 +84,12 @@ async fn inherit(
     Ok((Box::new(connection), stream))
 }
 
-/// Result of a new connection.
 enum Guest {
     Agent(Box<Connection>),
     /// A program that requested a report about itself.
     Answered,
 }
 
-/// Connection of an accepted agent.
 struct Connection {
     agents: Arc<Agents>,
     peer: Peer,
@@ -102,10 +99,9 @@ struct Connection {
     rate_limit: RateLimit,
     /// Whether the process table knows the process and will report its end.
     watched: bool,
-    ear: Ear,
+    ear: CommandInbox,
     /// Name under which the service manager keeps the connection.
     kept: Option<String>,
-    /// Held until the connection ends.
     slot: AgentSlot,
 }
 
@@ -183,17 +179,16 @@ async fn welcome(
         }
     }
     connection.greet(stream);
-    connection.have_kept(stream, &hello).await;
+    connection.store_with_systemd(stream, &hello).await;
     Ok(Guest::Agent(Box::new(connection)))
 }
 
-/// Next thing to do for a connection.
 enum Ready {
     Over,
     Socket,
     Gone,
     Resync,
-    Errand(Errand),
+    PendingCommand(PendingCommand),
     Successor(oneshot::Sender<()>),
 }
 
@@ -208,10 +203,10 @@ impl Connection {
     ) -> Result<Self, Refusal> {
         slot.welcomed();
         place.reached().await;
-        agents.succeed(peer.key).await;
+        agents.wait_for_predecessor(peer.key).await;
         let epoch = agents.next_epoch();
         let mut connection = Connection {
-            ear: agents.introduce(peer.key),
+            ear: agents.register(peer.key),
             agents: Arc::clone(agents),
             stream: Stream::rebased(peer.rebase_ns),
             memory: Some(memory),
@@ -233,11 +228,7 @@ impl Connection {
         // Attribute the records to the process that the kernel names.
         let stamp = Stamp { thread: connection.peer.key.pid, time_ns: clock::now_ns(), ..hello.stamp };
         let up = Body::Source { up: true, reason: "agent" };
-        let frames = |body| {
-            let mut frames = Vec::new();
-            Record { stamp: Stamp { seq: 0, ..stamp }, body }.append_frame(&mut frames);
-            frames
-        };
+        let frames = |body| frame_of(Stamp { seq: 0, ..stamp }, body);
         // Goes before the facts: facts of a closed process are refused. A list may have named the process, and its hello is read
         // late.
         connection.hand(frames(up)).await.map_err(|()| Refusal::Over)?;
@@ -267,7 +258,7 @@ impl Connection {
         connection.hand(frames(hello_body)).await.map_err(|()| Refusal::Over)?;
         agents.stats.add(Count::Welcomed, 1);
         if agents.log_rate_limit.allows(connection.peer.uid) {
-            tracing::info!(pid = key.pid, uid = connection.peer.uid, epoch, "an agent is there");
+            tracing::info!(pid = key.pid, uid = connection.peer.uid, epoch, "agent connected");
         }
         Ok(connection)
     }
@@ -291,25 +282,21 @@ impl Connection {
     }
 
     /// Asks the service manager, if there is one, to keep the connection while no daemon runs.
-    async fn have_kept(&mut self, stream: &UnixStream, hello: &Record<'_>) {
+    async fn store_with_systemd(&mut self, stream: &UnixStream, hello: &Record<'_>) {
         let Some(memory) = self.memory.as_ref().filter(|_| self.agents.are_kept()) else { return };
-        let mut frame = Vec::new();
-        hello.append_frame(&mut frame);
+        let frame = frame_of(hello.stamp, hello.body);
         match inherited_connections::keep(stream, memory, self.peer.key, &frame).await {
             Ok(name) => self.kept = name,
             Err(error) => tracing::debug!(pid = self.peer.key.pid, %error, "a connection is not kept"),
         }
     }
 
-    /// Sends the welcome and asks for the agent's state.
     fn greet(&self, stream: &UnixStream) {
         let epoch = self.epoch;
         let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
         let versions = u64::from(MAJOR) << 16 | u64::from(MINOR);
-        let mut reply = Vec::new();
-        for body in [Body::Welcome { epoch, versions, capabilities: 0 }, Body::ResyncRequest { epoch }] {
-            Record { stamp, body }.append_frame(&mut reply);
-        }
+        let bodies = [Body::Welcome { epoch, versions, capabilities: 0 }, Body::ResyncRequest { epoch }];
+        let reply = bodies.map(|body| frame_of(stamp, body)).concat();
         // The first bytes in an empty socket always fit; the next read notices a closed peer. Sends directly, because tokio does
         // not know yet that an inherited connection is writable.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -333,7 +320,7 @@ impl Connection {
                 ready = stream.readable() => ready.map(|()| Ready::Socket),
                 _ = &mut gone => Ok(Ready::Gone),
                 Ok(()) = resyncs.changed() => Ok(Ready::Resync),
-                Some(errand) = self.ear.errands.recv() => Ok(Ready::Errand(errand)),
+                Some(errand) = self.ear.errands.recv() => Ok(Ready::PendingCommand(errand)),
                 Some(tell) = self.ear.successors.recv() => Ok(Ready::Successor(tell)),
             };
             match ready {
@@ -346,7 +333,7 @@ impl Connection {
                     tokio::task::yield_now().await;
                 }
                 Ok(Ready::Resync) => self.ask_again(stream),
-                Ok(Ready::Errand(errand)) => self.command(stream, errand),
+                Ok(Ready::PendingCommand(errand)) => self.command(stream, errand),
                 Ok(Ready::Successor(tell)) => successors.push(tell),
                 // Children may hold the socket open, so it may never report its end. All packets of the process are in it
                 // already.
@@ -367,25 +354,20 @@ impl Connection {
     fn ask_again(&mut self, stream: &UnixStream) {
         self.epoch = self.agents.next_epoch();
         let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
-        let mut frames = Vec::new();
-        Record { stamp, body: Body::ResyncRequest { epoch: self.epoch } }.append_frame(&mut frames);
         // Does not wait for a peer that does not read its socket.
-        let _ = stream.try_write(&frames);
+        let _ = stream.try_write(&frame_of(stamp, Body::ResyncRequest { epoch: self.epoch }));
     }
 
     /// Sends a command to the agent. The requester of an earlier command without a result gets none.
-    fn command(&mut self, stream: &UnixStream, (command, tell): Errand) {
+    fn command(&mut self, stream: &UnixStream, (command, tell): PendingCommand) {
         let body = command.body();
         let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
-        let mut frames = Vec::new();
-        Record { stamp, body }.append_frame(&mut frames);
         self.ear.waiting = Some((body.kind(), tell));
-        if stream.try_write(&frames).is_err() {
+        if stream.try_write(&frame_of(stamp, body)).is_err() {
             self.ear.waiting = None; // the peer does not read its socket
         }
     }
 
-    /// Reads the packets in the socket, at most `packets`.
     async fn turn(&mut self, stream: &UnixStream, packets: usize) -> Result<(), End> {
         for _ in 0..packets {
             let slot = self.slot.queue().slot().await;
@@ -497,10 +479,10 @@ impl Connection {
             Some(count) => {
                 self.agents.stats.add(count, 1);
                 if speaks {
-                    tracing::warn!(pid, uid, why = %end, "an agent's connection was ended");
+                    tracing::warn!(pid, uid, why = %end, "an agent's connection was closed because of invalid data");
                 }
             }
-            None if speaks => tracing::info!(pid, uid, why = %end, "an agent is gone"),
+            None if speaks => tracing::info!(pid, uid, why = %end, "agent disconnected"),
             None => {}
         }
         if let Some(name) = self.kept.take() {
@@ -513,22 +495,17 @@ impl Connection {
             && let Err(error) = Arc::clone(self.slot.queue()).alone(self.recover(memory, ended_ns)).await
             && speaks
         {
-            tracing::warn!(pid, uid, why = %error, "what the agent had not sent could not be read");
+            tracing::warn!(pid, uid, why = %error, "the unsent records of an agent cannot be read");
         }
         let stamp = Stamp { thread: pid, time_ns: clock::now_ns(), ..Stamp::default() };
-        let mut frames = Vec::new();
-        let reason = end.to_string();
-        let body = Body::Source { up: false, reason: &reason };
-        Record { stamp, body }.append_frame(&mut frames);
-        if self.hand(frames).await.is_err() {
+        let body = Body::Source { up: false, reason: &end.to_string() };
+        if self.hand(frame_of(stamp, body)).await.is_err() {
             return;
         }
         if !self.watched {
             let start_ticks = self.peer.key.start_ticks;
             let body = Body::ProcessGone { start_ticks, status: Reading::ABSENT };
-            let mut frames = Vec::new();
-            Record { stamp, body }.append_frame(&mut frames);
-            let _ = self.agents.hand(Batch::of_host(frames)).await;
+            let _ = self.agents.hand(Batch::of_host(frame_of(stamp, body))).await;
         }
     }
 
@@ -562,7 +539,7 @@ impl Connection {
                 }
                 Err(fault) => {
                     if self.agents.log_rate_limit.allows(self.peer.uid) {
-                        tracing::warn!(pid = self.peer.key.pid, why = %fault, "an agent's memory holds rubbish");
+                        tracing::warn!(pid = self.peer.key.pid, why = %fault, "an agent's shared memory has invalid records");
                     }
                     return Ok(());
                 }

@@ -7,11 +7,12 @@
 //! Connections with an empty socket delay no others: an earlier program's records were in its socket before the next program
 //! connected.
 
+use crate::os::lock;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
@@ -42,7 +43,7 @@ pub(crate) struct ConnectionPlace {
 
 impl ConnectionOrder {
     fn standing(&self) -> MutexGuard<'_, Standing> {
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.standing)
     }
 
     /// Returns the last place in the order of `pid`. `silent` is the socket of a new connection, or `None` for one inherited from

@@ -13,19 +13,16 @@ const GROWTH_BYTES: u64 = 64 << 20;
 /// Device slots that an agent may name: more than a machine has, and few enough to bound the memory.
 const MAX_DEVICES: usize = 64;
 
-/// Reason for ending a connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
-    /// The bytes are not frames.
     #[error("{0}")]
     Framing(frame::Error),
     /// A text that is not valid, or a tag that is too long.
-    #[error("record kind {0} has a payload that it cannot have")]
+    #[error("record kind {0} has an invalid payload")]
     Payload(u8),
     /// A time in the future.
     #[error("a record of kind {kind} is {ahead_ms} ms ahead of the clock")]
     Time {
-        /// Kind of the record.
         kind: u8,
         /// How far it is ahead, in ms.
         ahead_ms: u64,
@@ -40,14 +37,10 @@ pub(crate) fn split_program(claims: &str) -> (String, Option<&str>) {
     (others.collect(), program)
 }
 
-/// Counts of a packet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// Records handed over.
     pub records: u64,
-    /// Records of kinds unknown to this version.
     pub unknown: u64,
-    /// Records of kinds that agents may not send.
     pub forbidden: u64,
     /// Records of devices beyond those that an agent may name.
     pub devices: u64,
@@ -90,10 +83,8 @@ const DRIVER_EVENT: u8 = 64;
 const RESYNC_BEGIN: u8 = 82;
 const RESYNC_END: u8 = 83;
 
-/// State of one agent's stream.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    /// Highest sequence number received.
     pub last_seq: u64,
     /// Whether a sequence number was skipped without a later complete resync, or a resync is under way. Then the live table has
     /// more than the records.
@@ -116,15 +107,12 @@ impl Default for Stream {
 }
 
 impl Stream {
-    /// Returns a stream whose times are shifted by `rebase_ns`.
     pub(crate) fn rebased(rebase_ns: i64) -> Self {
         Stream { rebase_ns, ..Stream::default() }
     }
 
     /// Checks a packet. Returns the frames that the ledger may have.
-    ///
-    /// # Errors
-    /// [`Fault`]: nothing of the packet may be used.
+    /// Errors: [`Fault`]: nothing of the packet may be used.
     pub(crate) fn check(&mut self, packet: Vec<u8>, now_ns: u64) -> Result<(Vec<u8>, Seen), Fault> {
         let mut seen = Seen::default();
         let latest_ns = now_ns.saturating_add(AHEAD_NS);
@@ -223,7 +211,6 @@ impl Stream {
         }
     }
 
-    /// Returns the devices (UUIDs) that NVML should query sooner, since the last call.
     pub(crate) fn take_hints(&mut self) -> impl Iterator<Item = [u8; 16]> + '_ {
         let hints = std::mem::take(&mut self.hints);
         let devices = self.devices.iter().enumerate();
@@ -265,7 +252,6 @@ pub(crate) fn split(frames: &[u8]) -> Vec<Vec<u8>> {
     pieces
 }
 
-/// Returns the little-endian word at an offset of a slot.
 pub(super) fn word(slot: &Slot, at: usize) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&slot[at.min(SLOT_BYTES - 8)..][..8]);

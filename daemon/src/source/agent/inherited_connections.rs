@@ -22,26 +22,21 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Prefix of all names.
 const PREFIX: &str = "agent-";
 
 /// A connection that the service manager kept.
 #[derive(Debug)]
 pub(crate) struct InheritedConnection {
-    /// Name under which it is kept.
     pub name: String,
     /// The process that the kernel named when the connection was accepted.
     pub key: ProcessKey,
     pub socket: OwnedFd,
     pub memory: OwnedFd,
-    /// Frame of the hello.
     pub hello: Vec<u8>,
 }
 
 /// Has the service manager keep a connection. Returns its name, or `None` if the service manager was not reached.
-///
-/// # Errors
-/// The file for the hello cannot be made.
+/// Errors: The file for the hello cannot be made.
 pub(crate) async fn keep(
     socket: impl AsFd,
     memory: &memory::Memory,

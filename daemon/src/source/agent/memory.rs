@@ -7,30 +7,24 @@ use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, fstat, seek};
 use rustix::io::{Errno, pread};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Seals that the descriptor must have.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Reason for refusing a descriptor.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     /// Not a memfd, or its size can still change.
-    #[error("the memory is not sealed against change of its size")]
+    #[error("the memory is not sealed against resizing")]
     Seals,
-    /// Larger than the limit.
-    #[error("the memory has {0} bytes, at most {1} are taken (agent.shared_mib)")]
+    #[error("the memory has {0} bytes, more than the limit of {1} (agent.shared_mib)")]
     TooLarge(u64, u64),
-    /// Its header is invalid.
     #[error("the memory's header: {0}")]
     Header(#[from] layout::Error),
     /// The layout changed after it was first checked.
     #[error("the memory's header changed")]
     Changed,
-    /// A system call failed.
     #[error("reading the memory: {0}")]
     Read(#[from] Errno),
 }
 
-/// An agent's shared memory.
 #[derive(Debug)]
 pub(crate) struct Memory {
     fd: OwnedFd,
@@ -40,9 +34,6 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// Checks a descriptor's seals, size and header. `max_bytes` bounds the cost of reading it when the agent ends.
-    ///
-    /// # Errors
-    /// [`Refusal`].
     pub(crate) fn accept(fd: OwnedFd, max_bytes: u64) -> Result<Self, Refusal> {
         match fcntl_get_seals(&fd) {
             Ok(seals) if seals.contains(SEALS) => {}
@@ -57,28 +48,18 @@ impl Memory {
     }
 
     /// Reads the header again. Fails if constant fields have changed.
-    ///
-    /// # Errors
-    /// [`Refusal`].
     pub(crate) fn header(&self) -> Result<Header, Refusal> {
         let now = read_header(&self.fd, self.file_bytes)?;
         let fixed = |header: &Header| (header.ring_slots, header.live_rows, header.name_bytes);
         if fixed(&now) == fixed(&self.header) { Ok(now) } else { Err(Refusal::Changed) }
     }
 
-    /// Fills `buffer` from the names, beginning at `offset` in them.
-    ///
-    /// # Errors
-    /// Errors of reading.
     pub(crate) fn names(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Refusal> {
         let start = self.header.names_offset().ok_or(layout::Error::Size)?;
         read_exact(&self.fd, buffer, start + offset)
     }
 
     /// Appends the ring's records `first..=last` to `slots`, in order. Overwritten records are left out.
-    ///
-    /// # Errors
-    /// Errors of reading.
     pub(crate) fn ring(&self, first: u64, last: u64, slots: &mut Vec<Slot>) -> Result<(), Refusal> {
         let mut bytes = Vec::new();
         let mut seq = first;
@@ -100,9 +81,6 @@ impl Memory {
 
     /// Appends the live rows among `first..first + count` to `rows`. Skips pages that were never written: most of the table of
     /// most programs.
-    ///
-    /// # Errors
-    /// Errors of reading.
     pub(crate) fn live(&self, first: u64, count: u64, rows: &mut Vec<Slot>) -> Result<(), Refusal> {
         let end = first.saturating_add(count).min(self.header.live_rows);
         let (mut at, mut bytes) = (first, Vec::new());
@@ -118,9 +96,6 @@ impl Memory {
     }
 
     /// Returns the first row from `first` on that may be live, or `None`.
-    ///
-    /// # Errors
-    /// Errors of seeking.
     pub(crate) fn next_live(&self, first: u64) -> Result<Option<u64>, Refusal> {
         let start = self.row_offset(first)?;
         match seek(&self.fd, SeekFrom::Data(start)) {

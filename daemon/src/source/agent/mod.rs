@@ -39,10 +39,10 @@ use super::Batch;
 use super::process::Processes;
 use crate::limits::agent_slots::{AgentLimits, AgentSlot, AgentSlots, AgentSlotsFull};
 use crate::limits::rate_limit::LogRateLimit;
-use crate::os::{DescriptorShortage, fit_connections};
+use crate::os::{DescriptorShortage, fit_connections, lock};
 use crate::service;
 use crate::stats::{Count, Stats};
-use command::Speaker;
+use command::AgentHandle;
 use connection_order::ConnectionOrder;
 use gpumem_ledger::ProcessKey;
 use packet::Packet;
@@ -52,7 +52,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -69,7 +69,6 @@ const CANNOT_CONNECT: &str = "agents cannot connect";
 /// Callback with the UUID of a device that NVML should query soon.
 pub(crate) type Hint = Box<dyn Fn([u8; 16]) + Send + Sync>;
 
-/// Source of records of agents.
 pub(crate) struct Agents {
     inbox: mpsc::Sender<Batch>,
     stats: Arc<Stats>,
@@ -90,8 +89,7 @@ pub(crate) struct Agents {
     /// Buffer into which packets are read before they are checked. One is enough for all, because no task awaits while it is
     /// locked.
     scratch: Mutex<Box<[u8]>>,
-    /// Connected agents.
-    speakers: Mutex<HashMap<ProcessKey, Speaker>>,
+    handles: Mutex<HashMap<ProcessKey, AgentHandle>>,
     /// Renders the reports that programs request about themselves.
     answerer: OnceLock<Answerer>,
     log_rate_limit: LogRateLimit,
@@ -101,7 +99,6 @@ pub(crate) struct Agents {
 }
 
 impl Agents {
-    /// Returns a source that hands its batches to `inbox`.
     pub(crate) fn new(
         limits: AgentLimits,
         processes: Processes,
@@ -124,7 +121,7 @@ impl Agents {
             are_kept: AtomicBool::new(false),
             ends: Mutex::default(),
             scratch: Mutex::new(scratch),
-            speakers: Mutex::default(),
+            handles: Mutex::default(),
             answerer: OnceLock::new(),
             log_rate_limit: LogRateLimit::default(),
             rows: tokio::sync::Mutex::default(),
@@ -137,7 +134,7 @@ impl Agents {
         self.are_kept.store(true, Ordering::Relaxed);
         let (kept, useless) = inherited_connections::sorted(handed);
         for name in useless {
-            tracing::warn!(name, "what was handed over under this name is of no use");
+            tracing::warn!(name, "unusable descriptors from the service manager");
             service::forget(&name).await;
         }
         for kept in kept {
@@ -173,7 +170,7 @@ impl Agents {
 
     /// Sets limits for future connections.
     pub(crate) fn set_limits(&self, limits: AgentLimits) {
-        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
+        *lock(&self.limits) = limits;
     }
 
     /// Sets the renderer of reports that programs request about themselves. Only the first call counts.
@@ -194,7 +191,7 @@ impl Agents {
 
     /// Notifies connections that their process has ended. The socket may show no sign of that, because children may hold it open.
     pub(crate) fn ended(&self, key: ProcessKey) {
-        let waiting = self.ends.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        let waiting = lock(&self.ends).remove(&key);
         for waiting in waiting.into_iter().flatten() {
             // The connection may already be closed.
             let _ = waiting.send(());
@@ -205,7 +202,7 @@ impl Agents {
     fn expect_end(&self, key: ProcessKey, watched: bool) -> oneshot::Receiver<()> {
         let (tell, told) = oneshot::channel();
         if watched {
-            let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut ends = lock(&self.ends);
             // Drop the entries of connections that closed while their process runs on.
             ends.retain(|_, waiting| {
                 waiting.retain(|waiting| !waiting.is_closed());
@@ -216,7 +213,6 @@ impl Agents {
         told
     }
 
-    /// Accepts connections until the future is dropped.
     pub(crate) async fn listen(self: Arc<Self>, listener: UnixListener) {
         let mut waiting = WaitingPeers::default();
         let mut check = tokio::time::interval(CHECK_WAITING);
@@ -251,7 +247,6 @@ impl Agents {
         }
     }
 
-    /// Serves waiting peers for which there is a slot now.
     fn serve_ready(self: &Arc<Self>, waiting: &mut WaitingPeers) {
         let limits = self.limits();
         for (uid, peer, slot) in waiting.take_ready(|uid, stream| self.slot(uid, stream, &limits)) {
@@ -330,7 +325,7 @@ impl Agents {
 
     /// Returns the limits, with connections limited to those for which there are descriptors.
     fn limits(&self) -> AgentLimits {
-        let limits = *self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        let limits = *lock(&self.limits);
         AgentLimits { connections: fit_connections(limits.connections), ..limits }
     }
 
@@ -338,9 +333,8 @@ impl Agents {
         self.epochs.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Reads one packet. Returns it with its bytes.
     fn receive(&self, stream: &UnixStream) -> io::Result<(Packet, Vec<u8>)> {
-        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = lock(&self.scratch);
         let packet = packet::receive(stream, &mut scratch)?;
         let bytes = scratch[..packet.len].to_vec();
         Ok((packet, bytes))

@@ -13,7 +13,6 @@ pub(crate) const MAX_PACKET_BYTES: usize = 64 << 10;
 /// Room for descriptors; the kernel closes further ones.
 const MAX_FDS: usize = 2;
 
-/// A received packet.
 #[derive(Debug, Default)]
 pub(crate) struct Packet {
     /// Length of the data; 0: the peer has closed.
@@ -22,16 +21,13 @@ pub(crate) struct Packet {
     pub cut: bool,
     /// Descriptors, close-on-exec. Dropping them closes them.
     pub fds: Vec<OwnedFd>,
-    /// Whether it had more than [`MAX_FDS`] descriptors.
     pub more_fds: bool,
     /// Whether this process had no free descriptors for them.
     pub no_fds: bool,
 }
 
 /// Reads one packet.
-///
-/// # Errors
-/// `WouldBlock` without a packet, and other errors of recvmsg.
+/// Errors: `WouldBlock` without a packet, and other errors of recvmsg.
 pub(crate) fn receive(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<Packet> {
     stream.try_io(Interest::READABLE, || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];

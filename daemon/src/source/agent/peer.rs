@@ -15,24 +15,22 @@
 
 use crate::descriptors::{pidfd_of_peer, pidfd_of_pid};
 use crate::os::is_out_of_descriptors;
+use crate::source::process;
 use gpumem_ledger::ProcessKey;
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 use tokio::net::UnixStream;
 
-/// Reason why a peer's identity is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unknown {
     /// The kernel names no process, or pid 0: the peer is in no namespace that is visible to this daemon.
     #[error("the peer has no pid here: its PID namespace is not below the daemon's")]
     NoPid,
-    /// The process is gone.
     #[error("process {0} is gone")]
     Gone(u32),
     /// The hello claims a start time other than that of the process that connected.
-    #[error("process {pid} started at {found} ticks, and says {claimed}")]
+    #[error("process {pid} started at {found} ticks, but its hello claims {claimed}")]
     StartTime {
-        /// Its pid.
         pid: u32,
         /// Start time in /proc, in ticks.
         found: u64,
@@ -42,15 +40,12 @@ pub(crate) enum Unknown {
     /// The process with this pid runs as another user than the one who connected.
     #[error("user {uid} connected, and process {pid} belongs to user {owner}")]
     User {
-        /// Its pid.
         pid: u32,
-        /// Effective user of the process that connected, when it connected.
         uid: u32,
         /// Real user of the process with this pid.
         owner: u32,
     },
-    /// A system call failed.
-    #[error("looking at the peer: {0}")]
+    #[error("cannot identify the peer: {0}")]
     System(#[from] std::io::Error),
 }
 
@@ -78,9 +73,7 @@ enum State {
 /// Identity of a connected process.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// The process.
     pub key: ProcessKey,
-    /// Its user.
     pub uid: u32,
     /// Added to its times to convert them to the daemon's clock, in ns.
     pub rebase_ns: i64,
@@ -90,9 +83,7 @@ pub(crate) struct Peer {
 
 impl Caller {
     /// Returns the process that made this connection. Call it directly after accept.
-    ///
-    /// # Errors
-    /// [`Unknown`]: for example [`Unknown::Gone`] if another process has its pid by now.
+    /// Errors: [`Unknown`]: for example [`Unknown::Gone`] if another process has its pid by now.
     pub(crate) fn of(stream: &UnixStream) -> Result<Self, Unknown> {
         let (pid, uid) = credentials(stream)?;
         let ended = Ok(Caller { pid, uid, state: State::Ended });
@@ -119,7 +110,6 @@ impl Caller {
         }
     }
 
-    /// Pid of the process that connected.
     pub(crate) fn pid(&self) -> u32 {
         self.pid
     }
@@ -143,9 +133,7 @@ impl Caller {
     }
 
     /// Returns the peer. `claimed_ticks` is the start time in its hello, by its own clock, if there is one.
-    ///
-    /// # Errors
-    /// [`Unknown::StartTime`]; [`Unknown::User`]: it has executed a program as another user since it connected;
+    /// Errors: [`Unknown::StartTime`]; [`Unknown::User`]: it has executed a program as another user since it connected;
     /// [`Unknown::Gone`]: another process that began in the same tick has its pid.
     pub(crate) fn peer(self, claimed_ticks: Option<u64>) -> Result<Peer, Unknown> {
         self.checked_peer(claimed_ticks, check_user)
@@ -192,9 +180,7 @@ impl Caller {
 impl Peer {
     /// Returns the peer of a connection that an earlier daemon accepted as `key`. If it has ended since, its unread packets and
     /// its memory still count.
-    ///
-    /// # Errors
-    /// [`Unknown`]: the kernel names another process.
+    /// Errors: [`Unknown`]: the kernel names another process.
     pub(crate) fn kept(stream: &UnixStream, key: ProcessKey) -> Result<Self, Unknown> {
         let (pid, uid) = credentials(stream)?;
         if pid != key.pid {
@@ -210,8 +196,7 @@ impl Peer {
 fn ended_start(pid: u32, claimed_ticks: Option<u64>) -> Result<u64, Unknown> {
     let claimed = claimed_ticks.filter(|&ticks| ticks != 0).ok_or(Unknown::Gone(pid))?;
     let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let now_ticks = (now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64) / tick_ns;
+    let now_ticks = crate::clock::since_boot().as_nanos() as u64 / tick_ns;
     let latest = match start_ticks(pid) {
         Ok(found) => found.saturating_sub(1),
         Err(Unknown::Gone(_)) => now_ticks,
@@ -220,7 +205,6 @@ fn ended_start(pid: u32, claimed_ticks: Option<u64>) -> Result<u64, Unknown> {
     if claimed <= latest { Ok(claimed) } else { Err(Unknown::StartTime { pid, found: latest, claimed }) }
 }
 
-/// Returns pid and effective user of the process that connected, at that time.
 fn credentials(stream: &UnixStream) -> Result<(u32, u32), Unknown> {
     let credentials = stream.peer_cred()?;
     let pid = credentials.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|&pid| pid != 0);
@@ -283,15 +267,10 @@ fn time_offset_ns(pid: u32, clock: &str) -> i64 {
     }
 }
 
-/// Reads field 22 of /proc/PID/stat, which a zombie still has. Counts fields from the last `)`, because the program name before
-/// it may contain anything.
+/// Reads the start time in /proc/PID/stat, which a zombie still has.
 fn start_ticks(pid: u32) -> Result<u64, Unknown> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).map_err(|error| unread(pid, error))?;
-    let ticks = || {
-        let end = stat.iter().rposition(|&byte| byte == b')')?;
-        std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()
-    };
-    ticks().ok_or(Unknown::Gone(pid))
+    let text = std::fs::read(format!("/proc/{pid}/stat")).map_err(|error| unread(pid, error))?;
+    process::stat(&text).map(|stat| stat.start_ticks).ok_or(Unknown::Gone(pid))
 }
 
 fn is(error: &std::io::Error, errno: Errno) -> bool {

@@ -5,8 +5,9 @@
 
 use super::frames::word;
 use super::memory::{Memory, Refusal};
+use crate::source::frame_of;
 use gpumem_wire::layout::Header;
-use gpumem_wire::{Body, Flags, Record, Slot, Stamp, frame};
+use gpumem_wire::{Body, Flags, Slot, Stamp, frame};
 
 /// Ring slots or live rows read at a time: 256 KiB.
 const PIECE: u64 = 4096;
@@ -48,9 +49,7 @@ enum Step {
 impl Rest {
     /// Starts reading the memory of an agent. `last_seq` is its last received record; `holes`: earlier ones are missing. Of more
     /// than `max_rows` live rows only the first are reported, and the number of the others.
-    ///
-    /// # Errors
-    /// [`Refusal`]: the memory's header has changed.
+    /// Errors: [`Refusal`]: the memory's header has changed.
     pub(crate) fn new(
         memory: Memory,
         (last_seq, holes): (u64, bool),
@@ -87,9 +86,6 @@ impl Rest {
     }
 
     /// Returns the next frames; `None` at the end. They are as untrusted as those of a packet.
-    ///
-    /// # Errors
-    /// [`Refusal`].
     pub(crate) fn next_piece(&mut self, now_ns: u64) -> Result<Option<Vec<u8>>, Refusal> {
         loop {
             match std::mem::replace(&mut self.step, Step::Done) {
@@ -153,9 +149,6 @@ impl Rest {
 }
 
 /// Returns whole frames of names from an offset on; nothing at the end.
-///
-/// # Errors
-/// [`Refusal`].
 pub(crate) fn names(memory: &Memory, header: &Header, from: u64) -> Result<Vec<u8>, Refusal> {
     let left = header.names_end.saturating_sub(from);
     let mut bytes = vec![0; usize::try_from(left).unwrap_or(usize::MAX).min(NAMES)];
@@ -169,9 +162,7 @@ pub(crate) fn names(memory: &Memory, header: &Header, from: u64) -> Result<Vec<u
 }
 
 fn one(time_ns: u64, body: Body<'_>) -> Vec<u8> {
-    let mut frames = Vec::new();
-    Record { stamp: Stamp { time_ns, ..Stamp::default() }, body }.append_frame(&mut frames);
-    frames
+    frame_of(Stamp { time_ns, ..Stamp::default() }, body)
 }
 
 fn frames_of(slots: &[Slot]) -> Vec<u8> {
@@ -212,7 +203,7 @@ fn ordered(mut rows: Vec<Slot>) -> Vec<Slot> {
 mod tests {
     use super::*;
     use crate::source::agent::memory::by_hand;
-    use gpumem_wire::MemoryKind;
+    use gpumem_wire::{MemoryKind, Record};
 
     /// A header may have any content: a head near the maximum once made reading start again at 0, without end.
     #[test]

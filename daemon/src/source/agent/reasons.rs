@@ -9,32 +9,31 @@ use crate::stats::Count;
 use gpumem_wire::MAJOR;
 use std::time::Duration;
 
-/// Reason for refusing a peer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {
-    #[error("it said nothing in {0:?}")]
+    #[error("it sent no hello in {0:?}")]
     Silent(Duration),
-    #[error("it said nothing while too many had not said hello")]
+    #[error("it sent no hello while too many other peers had not sent one")]
     Crowd,
     #[error("it closed before its hello")]
     EarlyEnd,
-    #[error("its first packet is no hello{0}")]
+    #[error("its first packet is not a hello{0}")]
     NoHello(String),
-    #[error("it speaks version {0}, this daemon {MAJOR}")]
+    #[error("it uses protocol version {0}, this daemon uses {MAJOR}")]
     Version(u64),
     #[error("{0}")]
     Identity(#[from] Unknown),
-    #[error("it handed over {0} descriptors, one is right")]
+    #[error("it sent {0} descriptors instead of one")]
     Descriptors(usize),
-    #[error("no descriptor is left for its memory")]
+    #[error("the daemon has no free descriptor for its memory")]
     NoDescriptor,
     #[error("{0}")]
     Memory(#[from] memory::Refusal),
-    #[error("there are as many connections as there may be")]
+    #[error("all connections are taken")]
     NoSlot,
     #[error("{0}")]
     System(#[from] std::io::Error),
-    #[error("the daemon ends")]
+    #[error("the daemon is ending")]
     Over,
 }
 
@@ -70,7 +69,6 @@ impl Refusal {
     }
 }
 
-/// Reason why an accepted agent's connection ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum End {
     #[error("it closed the connection")]
@@ -85,7 +83,7 @@ pub(super) enum End {
     Descriptors,
     #[error("{0}")]
     System(std::io::Error),
-    #[error("the daemon ends")]
+    #[error("the daemon is ending")]
     Over,
 }
 

@@ -31,14 +31,12 @@ struct WaitingPeer {
     until: Option<Instant>,
 }
 
-/// The queue of each user.
 #[derive(Default)]
 pub(super) struct WaitingPeers {
     users: HashMap<u32, VecDeque<WaitingPeer>>,
     count: usize,
 }
 
-/// Returns whether the other end of the connection is closed.
 fn is_closed(stream: &UnixStream) -> bool {
     let mut fds = [PollFd::new(stream, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -9,7 +9,6 @@ const DEPTH: usize = 16;
 /// Limits from here on mean none: version 1 writes a huge number.
 const UNLIMITED: u64 = 1 << 60;
 
-/// Paths of the mounted hierarchies and of /proc.
 #[derive(Debug)]
 pub(crate) struct Groups {
     root: PathBuf,
@@ -30,20 +29,17 @@ struct Group {
 
 /// A group in which a process was killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Risen {
+pub(crate) struct KilledGroup {
     /// The nearest group with a limit, or the group itself.
     pub group: String,
-    /// Its limit in bytes.
     pub limit_bytes: Option<u64>,
 }
 
 impl Groups {
-    /// Returns the groups below `root`, of processes in `proc`.
     pub(crate) fn new(root: &Path, proc: &Path) -> Self {
         Groups { root: root.to_owned(), proc: proc.to_owned() }
     }
 
-    /// Returns the current counts of a process's groups.
     pub(crate) fn count(&self, pid: u32) -> Option<Counted> {
         let (root, path) = self.of_process(&read(&self.proc.join(pid.to_string()).join("cgroup"))?)?;
         let mut groups = Vec::new();
@@ -59,18 +55,19 @@ impl Groups {
     }
 
     /// Checks the innermost group that still exists. If its count has increased since `before`, returns the nearest group with a limit.
-    pub(crate) fn risen(&self, before: &Counted) -> Option<Risen> {
+    pub(crate) fn killed_group(&self, before: &Counted) -> Option<KilledGroup> {
         let there = before.0.iter().enumerate().find_map(|(at, group)| Some((at, kills(&group.directory)?)));
         let (at, now) = there?;
         let group = before.0.get(at).filter(|group| now > group.kills)?;
         let limited = before.0.iter().skip(at).find_map(|group| Some((group, limit(&group.directory)?)));
         Some(match limited {
-            Some((group, limit_bytes)) => Risen { group: group.path.clone(), limit_bytes: Some(limit_bytes) },
-            None => Risen { group: group.path.clone(), limit_bytes: None },
+            Some((group, limit_bytes)) => {
+                KilledGroup { group: group.path.clone(), limit_bytes: Some(limit_bytes) }
+            }
+            None => KilledGroup { group: group.path.clone(), limit_bytes: None },
         })
     }
 
-    /// Returns the limit of a group that the log names.
     pub(crate) fn limit(&self, path: &str) -> Option<u64> {
         let inner = path.trim_start_matches('/');
         // A path from the log must not lead outside.

@@ -13,7 +13,6 @@ const PIECE: usize = 16 * 1024;
 const PIECES: usize = 512;
 /// Lines longer than this are not the kernel's.
 const LINE: usize = 8 * 1024;
-/// Retry interval after an error.
 const RETRY_NS: u64 = 30_000_000_000;
 
 /// The log and the position up to which it was read.
@@ -42,12 +41,10 @@ impl Log {
         Log { path: path.to_owned(), open: Open::at(path, true), next_try_ns: 0 }
     }
 
-    /// Path of the log.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns why it cannot be read.
     pub(crate) fn problem(&self) -> Option<String> {
         self.open.as_ref().err().cloned()
     }

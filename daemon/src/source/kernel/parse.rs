@@ -6,7 +6,7 @@ const KEPT: usize = 300;
 
 /// Content of a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum LogEvent {
     /// A process was killed for lack of host memory. `in_group`: because of a control group's limit, if the line has it.
     Killed { pid: u32, in_group: Option<bool> },
     /// The control group because of whose limit a process is about to be killed; `None`: the machine's memory is full.
@@ -36,7 +36,7 @@ pub(crate) fn message(record: &str) -> Option<&str> {
 const BEGIN: [&str; 4] = ["oom-kill:constraint=", "Task in ", "Killed process ", "NVRM: Xid ("];
 
 /// Parses a line. Names of programs and groups follow the beginning and may contain another beginning, so the first one counts.
-pub(crate) fn told(line: &str) -> Option<Told> {
+pub(crate) fn parse(line: &str) -> Option<LogEvent> {
     let found = BEGIN.into_iter().filter_map(|begin| Some((line.find(begin)?, begin)));
     let (at, begin) = found.min()?;
     let (before, rest) = (line.get(..at)?, line.get(at + begin.len()..)?);
@@ -47,11 +47,11 @@ pub(crate) fn told(line: &str) -> Option<Told> {
             let group = rest.strip_prefix("CONSTRAINT_MEMCG,").and_then(|rest| rest.split_once("oom_memcg="));
             let group =
                 group.map(|(_, group)| group.split_once(",task_memcg=").map_or(group, |(group, _)| group));
-            Some(Told::Constraint { pid, group: group.map(str::to_owned) })
+            Some(LogEvent::Constraint { pid, group: group.map(str::to_owned) })
         }
         "Task in " => {
             let (_, group) = rest.split_once(" killed as a result of limit of ")?;
-            Some(Told::Limit { group: group.trim().to_owned() })
+            Some(LogEvent::Limit { group: group.trim().to_owned() })
         }
         "Killed process " => {
             let in_group = match before {
@@ -59,18 +59,17 @@ pub(crate) fn told(line: &str) -> Option<Told> {
                 _ if before.contains("Out of memory") => Some(false),
                 _ => None,
             };
-            Some(Told::Killed { pid: number(rest)?, in_group })
+            Some(LogEvent::Killed { pid: number(rest)?, in_group })
         }
         _ => {
             let (_, rest) = rest.split_once("): ")?;
             let xid = number::<u64>(rest)?;
             let pid = rest.split_once("pid=").and_then(|(_, rest)| number(rest.trim_start_matches('\'')));
-            Some(Told::Xid { pid: pid.filter(|pid| *pid != 0), xid })
+            Some(LogEvent::Xid { pid: pid.filter(|pid| *pid != 0), xid })
         }
     }
 }
 
-/// Parses the digits at the beginning.
 fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
     let end = text.bytes().take_while(u8::is_ascii_digit).count();
     text.get(..end)?.parse().ok()
@@ -86,47 +85,50 @@ pub(crate) fn harmless(line: &str) -> String {
 mod tests {
     use super::*;
 
-    fn killed(pid: u32, in_group: Option<bool>) -> Option<Told> {
-        Some(Told::Killed { pid, in_group })
+    fn killed(pid: u32, in_group: Option<bool>) -> Option<LogEvent> {
+        Some(LogEvent::Killed { pid, in_group })
     }
 
     #[test]
     fn kills_of_old_and_new_kernels() {
         let new =
             "Out of memory: Killed process 4711 (python) total-vm:1kB, anon-rss:2kB, UID:0 pgtables:1kB";
-        assert_eq!(told(new), killed(4711, Some(false)));
+        assert_eq!(parse(new), killed(4711, Some(false)));
         let group =
             "Memory cgroup out of memory: Killed process 978 (python3) total-vm:221368kB, anon-rss:40576kB";
-        assert_eq!(told(group), killed(978, Some(true)));
+        assert_eq!(parse(group), killed(978, Some(true)));
         let file = format!("Nov 21 18:00:00 node7 kernel: [ 34.5] {group}");
-        assert_eq!(told(&file), killed(978, Some(true)));
-        assert_eq!(told("Killed process 9 (a) total-vm:1kB"), killed(9, None));
-        assert_eq!(told("Out of memory: Kill process 9 (a) score 9 or sacrifice child"), None, "not yet");
-        assert_eq!(told("oom_reaper: reaped process 978 (python3), now anon-rss:0kB"), None);
+        assert_eq!(parse(&file), killed(978, Some(true)));
+        assert_eq!(parse("Killed process 9 (a) total-vm:1kB"), killed(9, None));
+        assert_eq!(parse("Out of memory: Kill process 9 (a) score 9 or sacrifice child"), None, "not yet");
+        assert_eq!(parse("oom_reaper: reaped process 978 (python3), now anon-rss:0kB"), None);
         let limit = "Task in /slurm/uid_0/job_5/step_0 killed as a result of limit of /slurm/uid_0/job_5";
-        assert_eq!(told(limit), Some(Told::Limit { group: "/slurm/uid_0/job_5".into() }));
+        assert_eq!(parse(limit), Some(LogEvent::Limit { group: "/slurm/uid_0/job_5".into() }));
     }
 
     #[test]
     fn whose_limit_it_was() {
         let line = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,\
                     oom_memcg=/slurm/job_5,task_memcg=/slurm/job_5/step_0,task=python3,pid=978,uid=0";
-        assert_eq!(told(line), Some(Told::Constraint { pid: 978, group: Some("/slurm/job_5".into()) }));
+        assert_eq!(parse(line), Some(LogEvent::Constraint { pid: 978, group: Some("/slurm/job_5".into()) }));
         let all = "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,\
                    task_memcg=/a,task=x,pid=1,y,pid=77,uid=0";
-        assert_eq!(told(all), Some(Told::Constraint { pid: 77, group: None }), "a name is no pid");
+        assert_eq!(parse(all), Some(LogEvent::Constraint { pid: 77, group: None }), "a name is no pid");
     }
 
     #[test]
     fn faults_with_and_without_a_process() {
-        let xid = |pid, xid| Some(Told::Xid { pid, xid });
+        let xid = |pid, xid| Some(LogEvent::Xid { pid, xid });
         let line =
             "NVRM: Xid (PCI:0000:3b:00): 31, pid=1234, name=python, Ch 00000008, intr 00000000. MMU Fault";
-        assert_eq!(told(line), xid(Some(1234), 31));
-        assert_eq!(told("NVRM: Xid (PCI:0000:01:00): 13, pid='<unknown>', name=<unknown>, x"), xid(None, 13));
-        assert_eq!(told("NVRM: Xid (0000:05:00): 43, Ch 00000010, engmask 00000101"), xid(None, 43));
-        assert_eq!(told("NVRM: Xid (PCI:0000:3b:00): 94, pid='77', name=a, Contained"), xid(Some(77), 94));
-        assert_eq!(told("NVRM: GPU at PCI:0000:3b:00: GPU-1"), None);
+        assert_eq!(parse(line), xid(Some(1234), 31));
+        assert_eq!(
+            parse("NVRM: Xid (PCI:0000:01:00): 13, pid='<unknown>', name=<unknown>, x"),
+            xid(None, 13)
+        );
+        assert_eq!(parse("NVRM: Xid (0000:05:00): 43, Ch 00000010, engmask 00000101"), xid(None, 43));
+        assert_eq!(parse("NVRM: Xid (PCI:0000:3b:00): 94, pid='77', name=a, Contained"), xid(Some(77), 94));
+        assert_eq!(parse("NVRM: GPU at PCI:0000:3b:00: GPU-1"), None);
     }
 
     /// A program may have a name like the beginning of another line.
@@ -136,14 +138,14 @@ mod tests {
             ["Killed process ", "NVRM: Xid (a): ", "Task in ", "a,pid=1,", "a,oom_memcg=/ab", "x pid=9"]
         {
             let line = format!("NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name={name}, Ch 00000008");
-            assert_eq!(told(&line), Some(Told::Xid { pid: Some(4711), xid: 31 }), "{line}");
+            assert_eq!(parse(&line), Some(LogEvent::Xid { pid: Some(4711), xid: 31 }), "{line}");
             let line = format!("Out of memory: Killed process 4711 ({name}) total-vm:1kB");
-            assert_eq!(told(&line), killed(4711, Some(false)), "{line}");
+            assert_eq!(parse(&line), killed(4711, Some(false)), "{line}");
             let line = format!(
                 "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,\
                  task_memcg=/a,task={name},pid=4711,uid=0"
             );
-            assert_eq!(told(&line), Some(Told::Constraint { pid: 4711, group: None }), "{line}");
+            assert_eq!(parse(&line), Some(LogEvent::Constraint { pid: 4711, group: None }), "{line}");
         }
     }
 
@@ -170,7 +172,7 @@ mod tests {
             "NVRM: Xid (a): x, pid=1",
             "\u{0}\u{1b}[2J\u{202e}",
         ] {
-            assert_eq!(told(line), None, "{line:?}");
+            assert_eq!(parse(line), None, "{line:?}");
         }
         assert_eq!(harmless("a\u{1b}[2Jb"), "a\u{fffd}[2Jb");
         assert_eq!(harmless(&"x".repeat(10_000)).len(), KEPT);

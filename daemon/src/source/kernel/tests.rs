@@ -55,17 +55,17 @@ fn a_kill_is_told_with_the_limit_it_was_for() {
     place.say("oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),oom_memcg=/slurm/job_5,task_memcg=/slurm/job_5/a,task=python,pid=42,uid=0\n");
     place.say("Memory cgroup out of memory: Killed process 42 (python) total-vm:1kB, UID:0");
     kernel.look(SECOND);
-    assert_eq!(kernel.part(key(41), SECOND), "", "that was before we listened");
+    assert_eq!(kernel.end_facts(key(41), SECOND), "", "that was before we listened");
     place.say(" pgtables:140kB\nOut of memory: Killed process 43 (b) total-vm:1kB\n");
-    let lines = kernel.part(key(42), 2 * SECOND);
+    let lines = kernel.end_facts(key(42), 2 * SECOND);
     assert_eq!(
         lines,
         "host_oom=cgroup\nhost_oom_ns=1000000000\n\
          host_oom_line=Memory cgroup out of memory: Killed process 42 (python) total-vm:1kB, UID:0 pgtables:140kB\n\
          host_oom_cgroup=/slurm/job_5\nhost_oom_limit=68719476736\n"
     );
-    assert!(kernel.part(key(43), 3 * SECOND).starts_with("host_oom=host\n"));
-    assert_eq!(kernel.part(key(42), 3 * SECOND), "", "told once: the pid may be another's");
+    assert!(kernel.end_facts(key(43), 3 * SECOND).starts_with("host_oom=host\n"));
+    assert_eq!(kernel.end_facts(key(42), 3 * SECOND), "", "told once: the pid may be another's");
 }
 
 #[test]
@@ -75,11 +75,11 @@ fn the_first_fault_is_the_cause() {
     let kernel = place.kernel();
     place.say("NVRM: Xid (PCI:0000:3b:00): 31, pid=42, name=python, MMU Fault\n");
     place.say("NVRM: Xid (PCI:0000:3b:00): 43, pid=42, name=python, Ch 1\n");
-    let lines = kernel.part(key(42), SECOND);
+    let lines = kernel.end_facts(key(42), SECOND);
     assert!(lines.starts_with("xid=31\nxid_ns=1000000000\nxid_line=NVRM: Xid"), "{lines}");
     place.say("NVRM: Xid (PCI:0000:3b:00): 13, pid=44, name=python\n");
     kernel.look(2 * SECOND);
-    assert_eq!(kernel.part(key(44), 500 * SECOND), "", "of long ago");
+    assert_eq!(kernel.end_facts(key(44), 500 * SECOND), "", "of long ago");
 }
 
 #[test]
@@ -96,8 +96,8 @@ fn a_log_that_is_not_there_is_said_and_one_that_is_replaced_is_followed() {
     std::fs::rename(place.dir.join("log"), place.dir.join("log.1")).expect("renamed");
     place.say("Out of memory: Killed process 8 (b) total-vm:1kB\n");
     kernel.look(62 * SECOND);
-    assert!(kernel.part(key(7), 63 * SECOND).starts_with("host_oom=host"));
-    assert!(kernel.part(key(8), 63 * SECOND).starts_with("host_oom=host"));
+    assert!(kernel.end_facts(key(7), 63 * SECOND).starts_with("host_oom=host"));
+    assert!(kernel.end_facts(key(8), 63 * SECOND).starts_with("host_oom=host"));
     // Many lines, and lines without an end, use bounded memory.
     place.say(&"x".repeat(1 << 20));
     place.say(&"Out of memory: Killed process 9 (b)\n".repeat(1000));
@@ -115,7 +115,7 @@ fn a_pipe_can_be_the_log() {
     kernel.look(SECOND);
     assert_eq!(kernel.status().problem, None, "nobody writes: nothing is waited for");
     place.say("Out of memory: Killed process 7 (b) total-vm:1kB\n");
-    assert!(kernel.part(key(7), 2 * SECOND).starts_with("host_oom=host"));
+    assert!(kernel.end_facts(key(7), 2 * SECOND).starts_with("host_oom=host"));
 }
 
 #[test]
@@ -129,34 +129,34 @@ fn groups_count_of_both_versions() {
     place.put(&format!("{step}/memory.limit_in_bytes"), "9223372036854771712\n");
     place.put("cgroup/memory/slurm/uid_0/job_5/memory.limit_in_bytes", "4294967296\n");
     let kernel = place.kernel();
-    kernel.meet(key(42));
-    assert_eq!(kernel.part(key(42), SECOND), "", "nobody was killed since");
-    kernel.meet(key(42));
+    kernel.note_start(key(42));
+    assert_eq!(kernel.end_facts(key(42), SECOND), "", "nobody was killed since");
+    kernel.note_start(key(42));
     place.put(&format!("{step}/memory.oom_control"), "oom_kill 2\n");
     let told = "host_oom=count\nhost_oom_ns=1000000000\nhost_oom_cgroup=/slurm/uid_0/job_5\nhost_oom_limit=4294967296\n";
-    assert_eq!(kernel.part(key(42), SECOND), told);
+    assert_eq!(kernel.end_facts(key(42), SECOND), told);
     // The step's group is removed with it, so the job's group counts.
-    kernel.meet(key(42));
+    kernel.note_start(key(42));
     std::fs::remove_dir_all(place.dir.join(step)).expect("removed");
-    assert_eq!(kernel.part(key(42), SECOND), "");
+    assert_eq!(kernel.end_facts(key(42), SECOND), "");
     place.put(&format!("{step}/memory.oom_control"), "oom_kill 2\n");
-    kernel.meet(key(42));
+    kernel.note_start(key(42));
     std::fs::remove_dir_all(place.dir.join(step)).expect("removed");
     place.put("cgroup/memory/slurm/uid_0/job_5/memory.oom_control", "oom_kill 3\n");
-    assert_eq!(kernel.part(key(42), SECOND), told);
+    assert_eq!(kernel.end_facts(key(42), SECOND), told);
     // Version 2.
     place.put("proc/43/cgroup", "0::/user.slice/a.scope\n");
     place.put("cgroup/user.slice/a.scope/memory.events", "low 0\noom 1\noom_kill 0\n");
-    kernel.meet(key(43));
+    kernel.note_start(key(43));
     place.put("cgroup/user.slice/a.scope/memory.events", "low 0\noom 1\noom_kill 1\n");
     place.put("cgroup/user.slice/a.scope/memory.max", "max\n");
     assert_eq!(
-        kernel.part(key(43), SECOND),
+        kernel.end_facts(key(43), SECOND),
         "host_oom=count\nhost_oom_ns=1000000000\nhost_oom_cgroup=/user.slice/a.scope\n"
     );
     for odd in ["", "0::/../../x\n", "garbage", "1:memory\n"] {
         place.put("proc/44/cgroup", odd);
-        kernel.meet(key(44));
-        assert_eq!(kernel.part(key(44), SECOND), "", "{odd:?}");
+        kernel.note_start(key(44));
+        assert_eq!(kernel.end_facts(key(44), SECOND), "", "{odd:?}");
     }
 }

@@ -1,6 +1,7 @@
 //! Answers of NVML: numbers, or an error code with its text and remedy.
 
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
 /// An error code of NVML, never 0 (success).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,35 +47,35 @@ impl Code {
     /// Returns what the user can do about it. All failed calls are retried automatically.
     pub(crate) fn remedy(self) -> Option<&'static str> {
         Some(match self.0 {
-            1 => "nothing: the library is opened again by itself",
+            1 => "nothing: gpumemd opens the library again",
             2 | 6 | 28 => {
-                "was the GPU taken away, or its MIG partition changed? devices are looked for again by themselves"
+                "check whether the GPU was removed or its MIG partition changed; gpumemd searches for devices again"
             }
-            3 => "a driver of another branch may offer it; nothing else is missing for that",
+            3 => "a driver of another branch may support it",
             4 => {
                 "give gpumemd read and write access to /dev/nvidiactl and /dev/nvidia*; with MIG in a container: root, \
                  privileged, NVIDIA_MIG_MONITOR_DEVICES=all"
             }
-            7 => "nothing: processes come and go faster than they can be listed; it is tried again",
-            9 => "load the driver (modprobe nvidia, or run nvidia-smi as root once); it is found by itself",
-            10 => "see the kernel's log (dmesg | grep NVRM): the GPU may be about to fail",
+            7 => "nothing: processes start and end faster than they can be listed; gpumemd retries",
+            9 => "load the driver (modprobe nvidia, or run nvidia-smi as root once); gpumemd retries",
+            10 => "see the kernel log (dmesg | grep NVRM): the GPU may be about to fail",
             15 => {
-                "dmesg has an Xid that says why (79: fallen off the bus); stop its users and reset it, or power-cycle \
-                 the machine; it is found again by itself"
+                "dmesg has an Xid with the reason (79: fallen off the bus); stop its users and reset it, or power-cycle \
+                 the machine; gpumemd then finds it again"
             }
             16 => {
-                "gpumemctl nvml release --for 60s, then nvidia-smi --gpu-reset; it is found again by itself"
+                "gpumemctl nvml release --for 60s, then nvidia-smi --gpu-reset; gpumemd then finds it again"
             }
             18 => {
-                "the library was upgraded and the module was not: stop what uses the GPU and reload the nvidia modules, \
-                 or reboot; gpumemd then goes on by itself"
+                "the library was upgraded and the module was not: stop the users of the GPU and reload the nvidia modules, \
+                 or reboot; gpumemd then continues"
             }
-            19 => "another program has the GPU for itself for now; it is tried again",
-            25 => "install the driver's library and its kernel module of one release",
+            19 => "another program uses the GPU exclusively; gpumemd retries",
+            25 => "install library and kernel module of the same driver release",
             27 => "nothing: the GPU is still starting",
-            999 => "see the kernel's log (dmesg | grep -e NVRM -e Xid)",
+            11 | 14 | 20 | 21 | 999 => "see the kernel log (dmesg | grep -e NVRM -e Xid)",
             1_000_000 => {
-                "the driver is out of order: compare with nvidia-smi, see the kernel's log (dmesg | grep -e NVRM -e Xid), \
+                "the driver returns wrong values: compare with nvidia-smi, see the kernel log (dmesg | grep -e NVRM -e Xid), \
                  reset the GPU or reload the driver"
             }
             _ => return None,
@@ -111,28 +112,13 @@ impl std::fmt::Display for Code {
 
 impl From<NvmlError> for Code {
     fn from(error: NvmlError) -> Code {
-        Code(match error {
-            NvmlError::Uninitialized => 1,
-            NvmlError::InvalidArg => 2,
-            NvmlError::NotSupported => 3,
-            NvmlError::NoPermission => 4,
-            NvmlError::NotFound => 6,
-            NvmlError::InsufficientSize(_) => 7,
-            NvmlError::DriverNotLoaded => 9,
-            NvmlError::Timeout => 10,
-            NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) => 13,
-            NvmlError::GpuLost => 15,
-            NvmlError::ResetRequired => 16,
-            NvmlError::OperatingSystem => 17,
-            NvmlError::LibRmVersionMismatch => 18,
-            NvmlError::InUse => 19,
-            NvmlError::UnexpectedVariant(code) => code,
-            _ => 999,
-        })
+        match error {
+            NvmlError::FailedToLoadSymbol(_) => Code::FUNCTION_NOT_FOUND,
+            error => Code(nvmlReturn_t::from(error)),
+        }
     }
 }
 
-/// Device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Memory {
     /// Size of the device's memory.
@@ -148,6 +134,15 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    pub(crate) fn new(
+        total_bytes: u64,
+        free_bytes: u64,
+        used_bytes: u64,
+        reserved_bytes: Option<u64>,
+    ) -> Memory {
+        Memory { total_bytes, free_bytes, used_bytes, reserved_bytes, is_unified: false }
+    }
+
     /// Returns name and value of the first number that exceeds the size of the device.
     pub(crate) fn impossible(&self) -> Option<(&'static str, u64)> {
         let all = [
@@ -160,10 +155,8 @@ impl Memory {
     }
 }
 
-/// Largest value of `pid_t`.
 pub(crate) const PID_MOST: u32 = i32::MAX as u32;
 
-/// One process in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Charge {
     /// Pid as NVML reports it.
@@ -176,21 +169,15 @@ pub(crate) struct Charge {
     pub protected_bytes: Option<u64>,
 }
 
-/// An event of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Event {
-    /// Its kind.
     pub kind: Happened,
-    /// GPU instance and compute instance, if the driver reports them.
     pub instance: Option<(u32, u32)>,
 }
 
-/// Kinds of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Happened {
-    /// A fault with this number.
     Xid(u64),
-    /// The GPU's MIG partition has changed.
     Partitioned,
     /// An event of the GPU's health: its index in [`HEALTH_EVENTS`].
     Health(usize),
@@ -201,11 +188,9 @@ pub(crate) enum Happened {
 /// Memory limit of a control group on a GPU; drivers from R615 on have such limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryLimit {
-    /// Soft limit in bytes.
     pub soft_bytes: u64,
     /// Hard limit in bytes; `u64::MAX`: none.
     pub hard_bytes: u64,
-    /// Bytes that its processes use.
     pub used_bytes: u64,
 }
 
@@ -222,7 +207,6 @@ pub(crate) struct HealthEventKind {
     pub is_grave: bool,
 }
 
-/// All kinds of health events.
 pub(crate) const HEALTH_EVENTS: [HealthEventKind; 6] = {
     const fn of(bit: u64, name: &'static str, text: &'static str, is_grave: bool) -> HealthEventKind {
         HealthEventKind { bit, name, text, is_grave }
@@ -237,7 +221,6 @@ pub(crate) const HEALTH_EVENTS: [HealthEventKind; 6] = {
     ]
 };
 
-/// Process lists of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub(crate) enum List {

@@ -8,7 +8,6 @@ use rustix::io::{FdFlags, fcntl_setfd, pread};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// The poller's current activity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
     /// Waiting, or writing frames.
@@ -21,7 +20,6 @@ pub(crate) enum Call {
     Device(u8),
     /// Reading process lists of the device in this slot.
     Lists(u8),
-    /// Reading events.
     Events,
 }
 
@@ -52,13 +50,11 @@ impl Call {
 /// Bits of the word for the activity; the higher bits are a counter.
 const CODE_BITS: u32 = 19;
 
-/// The parent's side.
 #[derive(Debug)]
 pub(crate) struct CallState {
     file: OwnedFd,
 }
 
-/// The child's side.
 #[derive(Debug)]
 pub(crate) struct CallStateWriter {
     word: SharedWord,
@@ -68,9 +64,6 @@ pub(crate) struct CallStateWriter {
 
 impl CallState {
     /// Creates the file, with [`Call::Nothing`].
-    ///
-    /// # Errors
-    /// Errors of creating the file.
     pub(crate) fn new() -> std::io::Result<CallState> {
         let file = memfd_create("gpumemd-beacon", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, size_of::<u64>() as u64)?;
@@ -78,9 +71,6 @@ impl CallState {
     }
 
     /// Returns a descriptor that a child inherits, and its number there. Drop it when the child has started.
-    ///
-    /// # Errors
-    /// Errors of copying the descriptor.
     pub(crate) fn to_inherit(&self) -> std::io::Result<(OwnedFd, i32)> {
         let copy = self.file.try_clone()?;
         fcntl_setfd(&copy, FdFlags::empty())?;
@@ -101,16 +91,12 @@ impl CallState {
 
 impl CallStateWriter {
     /// Opens the child's side by the number of the inherited descriptor.
-    ///
-    /// # Errors
-    /// Errors of opening and mapping the file.
     pub(crate) fn inherited(number: i32) -> std::io::Result<CallStateWriter> {
         // Opens the file again instead of taking over the descriptor: nothing guarantees that this process owns the number.
         let file = File::options().read(true).write(true).open(format!("/proc/self/fd/{number}"))?;
         Ok(CallStateWriter { word: SharedWord::map(&file)?, count: 0 })
     }
 
-    /// Sets the current activity.
     pub(crate) fn set(&mut self, doing: Call) {
         self.count += 1;
         self.word.set(self.count << CODE_BITS | doing.code());

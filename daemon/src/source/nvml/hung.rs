@@ -6,8 +6,7 @@
 use super::DeviceName;
 use super::answer::Code;
 use super::call_state::{Call, CallState};
-use super::protocol::{Arguments, Target};
-use super::protocol::{SECOND, launch, limit};
+use super::protocol::{Arguments, SECOND, Target, Uuid, launch, limit};
 use super::translate::{NOT_THERE, Translator};
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
@@ -46,7 +45,7 @@ impl Hung {
     }
 
     fn target(&self) -> Target {
-        self.name.map_or(Target::Index(self.index), Target::Name)
+        self.name.map_or(Target::Index(self.index), |name| Target::Name(Uuid(name)))
     }
 
     fn wait_longer(&mut self, now: u64) {
@@ -54,14 +53,10 @@ impl Hung {
         self.until_ns = now.saturating_add(self.wait_s * SECOND);
     }
 
-    fn say(&self, what: &str, translator: &mut Translator, status: &mut NvmlStatus, now: u64) {
+    fn report(&self, what: &str, translator: &mut Translator, status: &mut NvmlStatus, now: u64) {
         let lists = if self.only_lists { "process list: " } else { "" };
-        let problem = format!("{lists}{what}; left alone for {} s", self.wait_s);
-        let slots: Vec<u8> =
-            status.devices.iter().filter(|device| self.is(device)).map(|device| device.slot).collect();
-        for slot in slots {
-            translator.say_problem(status, slot, Some(&problem), now);
-        }
+        let problem = format!("{lists}{what}; skipped for {} s", self.wait_s);
+        translator.report_problems(status, |device| self.is(device), Some(&problem), now);
     }
 }
 
@@ -69,14 +64,13 @@ impl Hung {
 #[derive(Debug)]
 struct Probe {
     child: Child,
-    beacon: CallState,
+    call_state: CallState,
     target: Target,
     seen: (u64, Call),
     same: u32,
 }
 
-/// Result of a probe.
-enum Found {
+enum ProbeResult {
     /// All calls returned.
     Answers,
     /// The memory call returned, a list call did not.
@@ -92,24 +86,19 @@ enum Found {
 pub(crate) struct Pending {
     pub doing: Call,
     pub name: Option<DeviceName>,
-    /// NVML's index of the GPU.
     pub index: u16,
 }
 
-/// Actions for the parent of the poller.
 #[derive(Debug, Default)]
 pub(crate) struct Actions {
-    /// Command lines for the poller.
     pub lines: String,
     /// Start another poller, because this one has not opened a GPU that may be read now.
     pub needs_reopen: bool,
 }
 
-/// All hung devices.
 #[derive(Debug, Default)]
 pub(crate) struct HungDevices {
     hung: Vec<Hung>,
-    /// Calls that have not returned, but whose timeout has not expired.
     pending: Vec<Pending>,
     probe: Option<Probe>,
 }
@@ -119,10 +108,10 @@ const PENDING: &str = "a call has not returned so far";
 
 impl HungDevices {
     /// Adds the devices that a new poller must skip to its arguments.
-    pub(crate) fn tell(&self, arguments: &mut Arguments) {
+    pub(crate) fn add_skips(&self, arguments: &mut Arguments) {
         for hung in self.hung.iter().filter(|hung| !hung.is_back) {
             match hung.name {
-                Some(name) if hung.only_lists => arguments.skip_lists.push((name, UNTIL_TOLD)),
+                Some(name) if hung.only_lists => arguments.skip_lists.push((Uuid(name), UNTIL_TOLD)),
                 _ => arguments.skip_index.push((hung.index, UNTIL_TOLD)),
             }
         }
@@ -151,7 +140,7 @@ impl HungDevices {
     /// Notes that a call for this GPU takes long: new pollers skip it until [`HungDevices::returned`] or [`HungDevices::avoid`].
     pub(crate) fn suspect(&mut self, pending: Pending, translator: &mut Translator, status: &mut NvmlStatus) {
         self.pending.push(pending);
-        self.say_pending(pending.index, Some(PENDING), translator, status);
+        self.report_pending(pending.index, Some(PENDING), translator, status);
     }
 
     /// Notes that the call has returned.
@@ -162,10 +151,10 @@ impl HungDevices {
         status: &mut NvmlStatus,
     ) {
         self.pending.retain(|other| *other != pending);
-        self.say_pending(pending.index, None, translator, status);
+        self.report_pending(pending.index, None, translator, status);
     }
 
-    fn say_pending(
+    fn report_pending(
         &self,
         index: u16,
         problem: Option<&str>,
@@ -173,11 +162,8 @@ impl HungDevices {
         status: &mut NvmlStatus,
     ) {
         let before = if problem.is_some() { None } else { Some(PENDING) };
-        let is_meant = |device: &&DeviceStatus| device.index == index && device.problem.as_deref() == before;
-        let slots: Vec<u8> = status.devices.iter().filter(is_meant).map(|device| device.slot).collect();
-        for slot in slots {
-            translator.say_problem(status, slot, problem, now_ns());
-        }
+        let is_meant = |device: &DeviceStatus| device.index == index && device.problem.as_deref() == before;
+        translator.report_problems(status, is_meant, problem, now_ns());
     }
 
     /// Notes that a poller that should have opened these GPUs again got stuck: waits longer before the next probe.
@@ -219,10 +205,10 @@ impl HungDevices {
         let slots: Vec<u8> =
             status.devices.iter().filter(|device| hung.is(device)).map(|device| device.slot).collect();
         for slot in slots {
-            translator.say_absent(slot, code);
+            translator.report_absent(slot, code);
         }
         let what = if code == Code::TIMEOUT { "a call did not return" } else { "a call ended the poller" };
-        hung.say(what, translator, status, now);
+        hung.report(what, translator, status, now);
         self.hung.push(hung);
     }
 
@@ -239,11 +225,7 @@ impl HungDevices {
             if !status.devices.iter().any(|device| answers(&device)) {
                 return true;
             }
-            let slots: Vec<u8> =
-                status.devices.iter().filter(|device| hung.is(device)).map(|device| device.slot).collect();
-            for slot in slots {
-                translator.say_problem(status, slot, None, now);
-            }
+            translator.report_problems(status, |device| hung.is(device), None, now);
             false
         });
     }
@@ -263,7 +245,7 @@ impl HungDevices {
             }
             return Actions::default();
         };
-        let Some(found) = probe.look(tick, settings) else { return Actions::default() };
+        let Some(found) = probe.poll(tick, settings) else { return Actions::default() };
         let target = probe.target;
         self.probe = None;
         let Some(hung) = self.hung.iter_mut().find(|hung| hung.target() == target) else {
@@ -272,34 +254,34 @@ impl HungDevices {
         let mut devices = status.devices.iter().filter(|device| hung.is(device));
         let is_open = devices.all(|device| translator.has_opened(device.slot));
         match found {
-            Found::Answers => {
+            ProbeResult::Answers => {
                 hung.is_back = true;
                 let lines = match target {
-                    Target::Name(name) => format!("skip-lists {name} 0\nskip {name} 0\n"),
+                    Target::Name(Uuid(name)) => format!("skip-lists {name} 0\nskip {name} 0\n"),
                     Target::Index(_) => String::new(),
                 };
                 Actions { lines, needs_reopen: !is_open || matches!(target, Target::Index(_)) }
             }
-            Found::NoLibrary => {
+            ProbeResult::NoLibrary => {
                 hung.until_ns = now.saturating_add(hung.wait_s * SECOND);
                 Actions::default()
             }
-            Found::Nothing | Found::Memory => {
+            ProbeResult::Nothing | ProbeResult::Memory => {
                 status.counters.hangs += 1;
                 hung.wait_longer(now);
-                let needs_reopen = matches!(found, Found::Memory) && !hung.only_lists && !is_open;
+                let needs_reopen = matches!(found, ProbeResult::Memory) && !hung.only_lists && !is_open;
                 let lines = match (target, found) {
-                    (Target::Name(name), Found::Memory) if !hung.only_lists => {
+                    (Target::Name(Uuid(name)), ProbeResult::Memory) if !hung.only_lists => {
                         hung.only_lists = true;
                         format!("skip-lists {name} {UNTIL_TOLD}\nskip {name} 0\n")
                     }
-                    (Target::Name(name), Found::Nothing) if hung.only_lists => {
+                    (Target::Name(Uuid(name)), ProbeResult::Nothing) if hung.only_lists => {
                         hung.only_lists = false;
                         format!("skip {name} {UNTIL_TOLD}\n")
                     }
                     _ => String::new(),
                 };
-                hung.say("a call did not return", translator, status, now);
+                hung.report("a call did not return", translator, status, now);
                 Actions { lines, needs_reopen }
             }
         }
@@ -317,9 +299,9 @@ impl HungDevices {
         let others = others.chain(self.pending.iter().map(|pending| pending.index));
         arguments.skip_index = others.filter(|&other| other != index).map(|of| (of, UNTIL_TOLD)).collect();
         match launch(arguments, Stdio::null) {
-            Ok((child, beacon)) => {
+            Ok((child, call_state)) => {
                 let seen = (0, Call::Nothing);
-                self.probe = Some(Probe { child, beacon, target, seen, same: 0 });
+                self.probe = Some(Probe { child, call_state, target, seen, same: 0 });
             }
             Err(_) => {
                 let hung = &mut self.hung[due];
@@ -331,20 +313,20 @@ impl HungDevices {
 
 impl Probe {
     /// Returns the result if the probe has ended.
-    fn look(&mut self, tick: Duration, settings: &NvmlSettings) -> Option<Found> {
+    fn poll(&mut self, tick: Duration, settings: &NvmlSettings) -> Option<ProbeResult> {
         match self.child.try_wait() {
-            Ok(Some(exit)) if exit.success() => return Some(Found::Answers),
-            Ok(Some(exit)) if exit.code().is_some() => return Some(Found::NoLibrary),
-            Ok(Some(_)) | Err(_) => return Some(Found::Nothing),
+            Ok(Some(exit)) if exit.success() => return Some(ProbeResult::Answers),
+            Ok(Some(exit)) if exit.code().is_some() => return Some(ProbeResult::NoLibrary),
+            Ok(Some(_)) | Err(_) => return Some(ProbeResult::Nothing),
             Ok(None) => {}
         }
-        let now = self.beacon.get();
+        let now = self.call_state.get();
         self.same = if now == self.seen { self.same + 1 } else { 0 };
         self.seen = now;
         if tick * self.same < limit(now.1, settings) {
             return None;
         }
         let _ = self.child.start_kill();
-        Some(if let Call::Lists(_) = now.1 { Found::Memory } else { Found::Nothing })
+        Some(if let Call::Lists(_) = now.1 { ProbeResult::Memory } else { ProbeResult::Nothing })
     }
 }

@@ -7,7 +7,6 @@ use super::answer::{Charge, Code, Event, List, Memory, MemoryLimit};
 use super::protocol::parse_uuid;
 use super::raw::{Handle, Raw};
 use gpumem_ledger::DeviceName;
-use nvml_wrapper::error::NvmlError;
 use rustix::io::pread;
 use std::ffi::OsString;
 use std::fs::File;
@@ -34,14 +33,11 @@ pub(crate) enum Pids {
     Foreign,
 }
 
-/// One GPU or MIG instance.
 #[derive(Debug, Clone)]
 pub(crate) struct Device {
-    /// UUID.
     pub name: DeviceName,
     /// NVML's index; for an instance, that of its GPU.
     pub index: u16,
-    /// Product name.
     pub model: String,
     /// GPU instance and compute instance, if it is an instance.
     pub instance: Option<(u32, u32)>,
@@ -49,26 +45,15 @@ pub(crate) struct Device {
     pub hides: bool,
 }
 
-/// An open library.
 pub(crate) trait Gpus {
     /// Returns its devices in NVML's order. Constant; see [`Gpus::has_changed`].
     fn devices(&self) -> &[Device];
     /// Returns memory of a device, or of the host if the device has none of its own.
-    ///
-    /// # Errors
-    /// NVML's error.
     fn memory(&mut self, device: usize) -> Result<Memory, Code>;
     /// Appends the processes of one list.
-    ///
-    /// # Errors
-    /// NVML's error.
     fn list(&mut self, device: usize, list: List, charges: &mut Vec<Charge>) -> Result<(), Code>;
-    /// Returns whether pids and bytes are valid.
     fn pids(&self) -> Pids;
     /// Returns the highest memory use of a process on a device, from the driver's accounting. The process may have ended.
-    ///
-    /// # Errors
-    /// NVML's error.
     fn accounted_peak(&mut self, device: usize, pid: u32) -> Result<u64, Code>;
     /// Returns whether the driver keeps accounting data; other programs can switch it on and off.
     fn is_accounting(&mut self, device: usize) -> bool;
@@ -78,25 +63,19 @@ pub(crate) trait Gpus {
     /// until all processes have closed NVML.
     fn unbinding(&mut self) -> Option<u32>;
     /// Returns the memory limit of a control group, by its path.
-    ///
-    /// # Errors
-    /// NVML's error.
     fn memory_limit(&mut self, device: usize, group: &str) -> Result<MemoryLimit, Code>;
-    /// Returns constant facts of a device, or of the library and its driver.
     fn facts(&self, device: Option<usize>) -> Facts;
     /// Returns whether the devices have changed, so that the library must be opened again. `enter` is called with the index
     /// before each GPU.
     fn has_changed(&mut self, enter: &mut dyn FnMut(u16)) -> bool;
     /// Returns GPUs that exist but cannot be identified, by NVML's index.
     fn unnamed(&self) -> &[(u16, Code)];
-    /// Returns library and driver as a text for the user.
     fn description(&self) -> &str;
 }
 
 /// Facts of a device or a driver; lines of `name=value`.
 pub(crate) type Facts = Vec<(&'static str, String)>;
 
-/// Calls to avoid while opening.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Avoid {
     /// NVML's indices to skip.
@@ -105,12 +84,10 @@ pub(crate) struct Avoid {
     pub events: bool,
 }
 
-/// The real library.
 pub(crate) struct Library {
     raw: Raw,
     devices: Vec<Device>,
-    handles: Vec<(Handle, Option<(u32, u32)>)>,
-    /// Event watches of whole GPUs.
+    handles: Vec<Handle>,
     watches: Vec<Watch>,
     /// Calls left until unbindings are requested again after an error.
     unbinding_pause: u32,
@@ -124,7 +101,6 @@ pub(crate) struct Library {
     host_memory: HostMemory,
 }
 
-/// Watch of a GPU's events.
 struct Watch {
     gpu: u16,
     handle: Handle,
@@ -140,9 +116,7 @@ const EVENTS_AT_ONCE: usize = 64;
 
 impl Library {
     /// Opens `given`, or else the first library that works, and lists the devices.
-    ///
-    /// # Errors
-    /// Reason as a text for the user, with NVML's code or 0.
+    /// Errors: Reason as a text for the user, with NVML's code or 0.
     pub(crate) fn open(
         given: Option<&Path>,
         trust_pids: bool,
@@ -155,24 +129,17 @@ impl Library {
             if trust_pids { Pids::Trusted } else { pids_of(&driver, crate::os::is_in_host_pid_namespace()) };
         let (found, gpus) = enumerate(&raw, avoid, enter)
             .map_err(|code| (format!("devices cannot be counted: {code}"), code.0))?;
-        let of_devices = found.iter().map(|found| facts_of(&raw, found)).collect();
-        let (devices, handles): (Vec<_>, Vec<_>) =
-            found.into_iter().map(|(device, handle, instance)| (device, (handle, instance))).unzip();
+        let of_devices = found.iter().map(|(device, handle)| facts_of(&raw, device, *handle)).collect();
+        let (devices, handles): (Vec<_>, Vec<_>) = found.into_iter().unzip();
         let description = format!("{}, driver {driver}", place.display());
-        let mut facts = vec![("library", place.display().to_string()), ("driver", driver)];
-        facts.push(("pids", format!("{pids:?}")));
-        if raw.is_confidential() {
-            facts.push(("confidential", "1".to_owned()));
-        }
-        if raw.tells_protected_bytes() {
-            facts.push(("protected", "1".to_owned()));
-        }
-        if is_wsl() || place.starts_with("/usr/lib/wsl") {
-            facts.push(("wsl", "1".to_owned()));
-        }
-        if raw.writes_long_records() {
-            facts.push(("long_records", "1".to_owned()));
-        }
+        let mut facts = flags([
+            ("confidential", raw.is_confidential()),
+            ("protected", raw.tells_protected_bytes()),
+            ("wsl", is_wsl() || place.starts_with("/usr/lib/wsl")),
+            ("long_records", raw.writes_long_records()),
+        ]);
+        let known = [("library", place.display().to_string()), ("driver", driver)];
+        facts.extend(known.into_iter().chain([("pids", format!("{pids:?}"))]));
         let (mut watches, mut unnamed) = (Vec::new(), Vec::new());
         for (gpu, handle) in gpus {
             match handle {
@@ -189,9 +156,9 @@ impl Library {
             watches.clear();
             unbinding_pause = u32::MAX;
         }
-        let (has_memory, host_memory) = (vec![false; devices.len()], HostMemory::default());
         Ok(Library {
             raw,
+            has_memory: vec![false; devices.len()],
             devices,
             handles,
             watches,
@@ -201,9 +168,12 @@ impl Library {
             facts,
             of_devices,
             description,
-            has_memory,
-            host_memory,
+            host_memory: HostMemory::default(),
         })
+    }
+
+    fn handle(&self, device: usize) -> Result<Handle, Code> {
+        self.handles.get(device).copied().ok_or(Code::NOT_FOUND)
     }
 }
 
@@ -228,11 +198,13 @@ fn find(given: Option<&Path>) -> Result<(Raw, PathBuf), (String, u32)> {
     }))
 }
 
-type Found = (Device, Handle, Option<(u32, u32)>);
-/// Whole GPUs by NVML's index, or why they cannot be identified.
 type Whole = Vec<(u16, Result<Handle, Code>)>;
 
-fn enumerate(raw: &Raw, avoid: &Avoid, enter: &mut dyn FnMut(u16)) -> Result<(Vec<Found>, Whole), Code> {
+fn enumerate(
+    raw: &Raw,
+    avoid: &Avoid,
+    enter: &mut dyn FnMut(u16),
+) -> Result<(Vec<(Device, Handle)>, Whole), Code> {
     let nvml = raw.nvml();
     let (mut found, mut whole) = (Vec::new(), Vec::new());
     for index in 0..nvml.device_count()? {
@@ -252,52 +224,47 @@ fn enumerate(raw: &Raw, avoid: &Avoid, enter: &mut dyn FnMut(u16)) -> Result<(Ve
         };
         let Some(name) = parse_uuid(&uuid) else { continue };
         whole.push((number, Ok(raw.handle(&gpu))));
-        let model = |device: &nvml_wrapper::Device<'_>| device.name().unwrap_or_default();
+        let device = |name, device: &nvml_wrapper::Device<'_>, instance, hides| {
+            let model = device.name().unwrap_or_default();
+            (Device { name, index: number, model, instance, hides }, raw.handle(device))
+        };
         let before = found.len();
-        let mut hides = false;
-        if gpu.mig_mode().is_ok_and(|mode| mode.current != 0) {
-            hides = true;
+        let hides = gpu.mig_mode().is_ok_and(|mode| mode.current != 0);
+        if hides {
             // Indices of instances have gaps.
             for place in 0..gpu.mig_device_count().unwrap_or(0) {
-                let instance = match gpu.mig_device_by_index(place) {
-                    Ok(instance) => instance,
-                    Err(NvmlError::NotFound) => continue,
-                    Err(_) => continue,
-                };
+                let Ok(instance) = gpu.mig_device_by_index(place) else { continue };
                 let Some(name) = instance.uuid().ok().and_then(|uuid| parse_uuid(&uuid)) else { continue };
-                let handle = raw.handle(&instance);
-                let place = raw.instance(handle);
-                let model = model(&instance);
-                let device = Device { name, index: number, model, instance: place, hides: false };
-                found.push((device, handle, place));
+                found.push(device(name, &instance, raw.instance(raw.handle(&instance)), false));
             }
         }
         if found.len() == before {
-            let device = Device { name, index: number, model: model(&gpu), instance: None, hides };
-            found.push((device, raw.handle(&gpu), None));
+            found.push(device(name, &gpu, None, hides));
         }
     }
     Ok((found, whole))
 }
 
-fn facts_of(raw: &Raw, (device, handle, instance): &Found) -> Facts {
-    let mut facts = Vec::new();
-    let mut add = |name, is_so: bool| {
-        if is_so {
-            facts.push((name, "1".to_owned()));
-        }
-    };
-    add("hidden_instances", device.hides);
-    add("instance", instance.is_some());
-    add("display", raw.is_display_active(*handle));
-    add("windows", raw.is_windows(*handle));
-    facts.extend(raw.addressing(*handle).map(|mode| ("addressing", mode.to_owned())));
-    facts.extend(raw.numa_node(*handle).map(|node| ("numa_node", node.to_string())));
-    facts.extend(instance.map(|(of_gpu, _)| ("gpu_instance", of_gpu.to_string())));
+fn facts_of(raw: &Raw, device: &Device, handle: Handle) -> Facts {
+    let wrapped = raw.wrapped(handle).ok();
+    let mut facts = flags([
+        ("hidden_instances", device.hides),
+        ("instance", device.instance.is_some()),
+        ("display", wrapped.as_ref().is_some_and(|device| device.is_display_active().unwrap_or(false))),
+        ("windows", raw.is_windows(handle)),
+    ]);
+    let numa_node = wrapped.and_then(|device| device.numa_node_id().ok());
+    let numa_node = numa_node.filter(|&node| node != u32::MAX);
+    facts.extend(raw.addressing(handle).map(|mode| ("addressing", mode.to_owned())));
+    facts.extend(numa_node.map(|node| ("numa_node", node.to_string())));
+    facts.extend(device.instance.map(|(of_gpu, _)| ("gpu_instance", of_gpu.to_string())));
     facts
 }
 
-/// Returns whether the kernel is that of Windows (WSL).
+fn flags<const N: usize>(flags: [(&'static str, bool); N]) -> Facts {
+    flags.into_iter().filter(|(_, applies)| *applies).map(|(name, _)| (name, "1".to_owned())).collect()
+}
+
 fn is_wsl() -> bool {
     let release = rustix::system::uname();
     release.release().to_string_lossy().to_lowercase().contains("microsoft")
@@ -309,13 +276,14 @@ impl Gpus for Library {
     }
 
     fn memory(&mut self, device: usize) -> Result<Memory, Code> {
-        let &(handle, instance) = self.handles.get(device).ok_or(Code::NOT_FOUND)?;
-        let memory = self.raw.memory(handle);
+        let memory = self.raw.memory(self.handle(device)?);
         match memory {
             Ok(_) => self.has_memory[device] = true,
             // NVML documents this answer only for GPUs without their own memory. For a device whose memory was read before, it is
             // an error.
-            Err(Code::NOT_SUPPORTED) if instance.is_none() && !self.has_memory[device] => {
+            Err(Code::NOT_SUPPORTED)
+                if self.devices[device].instance.is_none() && !self.has_memory[device] =>
+            {
                 return self.host_memory.read();
             }
             Err(_) => {}
@@ -324,9 +292,9 @@ impl Gpus for Library {
     }
 
     fn list(&mut self, device: usize, list: List, charges: &mut Vec<Charge>) -> Result<(), Code> {
-        let &(handle, instance) = self.handles.get(device).ok_or(Code::NOT_FOUND)?;
         let first = charges.len();
-        self.raw.list(handle, list, charges)?;
+        self.raw.list(self.handle(device)?, list, charges)?;
+        let instance = self.devices[device].instance;
         if instance.is_some() {
             // Several compute instances may share a GPU instance: keep only the processes of this one.
             let mut place = 0;
@@ -343,12 +311,13 @@ impl Gpus for Library {
     }
 
     fn accounted_peak(&mut self, device: usize, pid: u32) -> Result<u64, Code> {
-        let &(handle, _) = self.handles.get(device).ok_or(Code::NOT_FOUND)?;
-        self.raw.accounted_peak(handle, pid)
+        let stats = self.raw.wrapped(self.handle(device)?)?.accounting_stats_for(pid)?;
+        stats.max_memory_usage.ok_or(Code::NOT_SUPPORTED)
     }
 
     fn is_accounting(&mut self, device: usize) -> bool {
-        self.handles.get(device).is_some_and(|&(handle, _)| self.raw.is_accounting(handle))
+        let device = self.handle(device).and_then(|handle| self.raw.wrapped(handle));
+        device.is_ok_and(|device| device.is_accounting_enabled().unwrap_or(false))
     }
 
     fn events(&mut self, found: &mut Vec<(u16, Event)>) {
@@ -387,8 +356,7 @@ impl Gpus for Library {
     }
 
     fn memory_limit(&mut self, device: usize, group: &str) -> Result<MemoryLimit, Code> {
-        let &(handle, _) = self.handles.get(device).ok_or(Code::NOT_FOUND)?;
-        self.raw.memory_limit(handle, group)
+        self.raw.memory_limit(self.handle(device)?, group)
     }
 
     fn facts(&self, device: Option<usize>) -> Facts {
@@ -401,7 +369,7 @@ impl Gpus for Library {
 
     fn has_changed(&mut self, enter: &mut dyn FnMut(u16)) -> bool {
         let Ok((found, _)) = enumerate(&self.raw, &Avoid::default(), enter) else { return true };
-        let names = found.iter().map(|(device, ..)| device.name);
+        let names = found.iter().map(|(device, _)| device.name);
         !names.eq(self.devices.iter().map(|device| device.name))
     }
 
@@ -441,9 +409,7 @@ struct HostMemory {
 
 impl HostMemory {
     /// Reads the host's memory: MemTotal is the size, MemAvailable is free, and the difference is used.
-    ///
-    /// # Errors
-    /// NOT_SUPPORTED, which is NVML's answer for the device, if /proc/meminfo cannot be read.
+    /// Errors: NOT_SUPPORTED, which is NVML's answer for the device, if /proc/meminfo cannot be read.
     fn read(&mut self) -> Result<Memory, Code> {
         if self.file.is_none() {
             self.file = File::open("/proc/meminfo").ok();
@@ -465,8 +431,7 @@ fn parse_meminfo(text: &[u8]) -> Option<Memory> {
     };
     let (total_bytes, available) = (amount("MemTotal")?, amount("MemAvailable")?);
     let free_bytes = available.min(total_bytes);
-    let used_bytes = total_bytes - free_bytes;
-    Some(Memory { total_bytes, free_bytes, used_bytes, reserved_bytes: None, is_unified: true })
+    Some(Memory { is_unified: true, ..Memory::new(total_bytes, free_bytes, total_bytes - free_bytes, None) })
 }
 
 #[cfg(test)]

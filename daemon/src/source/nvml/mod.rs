@@ -35,8 +35,10 @@ use super::Batch;
 use super::process::Processes;
 use crate::config::NvmlSettings;
 use crate::nvml_status::{NvmlStatus, STARTING};
+use crate::os::lock;
+use crate::stats::Stats;
 use gpumem_ledger::DeviceName;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -61,7 +63,12 @@ impl Nvml {
     /// Everything in `out` belongs to [`gpumem_ledger::Origin::Host`]. A reading's records are in order and not mixed with
     /// another reading's. A long reading begins in an earlier batch than it ends, so that the ledger can mark its accounts in
     /// time. Each reading that begins also ends, even if its poller is lost. `ProcessFacts` precede a process's first sample.
-    pub fn start(settings: NvmlSettings, processes: Processes, out: mpsc::Sender<Batch>) -> Nvml {
+    pub fn start(
+        settings: NvmlSettings,
+        processes: Processes,
+        out: mpsc::Sender<Batch>,
+        stats: Arc<Stats>,
+    ) -> Nvml {
         let (commands, orders) = mpsc::unbounded_channel();
         let status = NvmlStatus {
             reason: STARTING.to_owned(),
@@ -69,7 +76,7 @@ impl Nvml {
             ..NvmlStatus::default()
         };
         let status = Arc::new(Mutex::new(status));
-        tokio::spawn(watch::Watch::new(settings, processes, out, Arc::clone(&status), orders).run());
+        tokio::spawn(watch::Watch::new(settings, processes, out, Arc::clone(&status), orders, stats).run());
         Nvml { status, commands }
     }
 
@@ -90,6 +97,6 @@ impl Nvml {
 
     /// Returns the current status. Never waits for NVML.
     pub fn status(&self) -> NvmlStatus {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.status).clone()
     }
 }

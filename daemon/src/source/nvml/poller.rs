@@ -5,8 +5,9 @@
 //! remembers missing files. To open the library again after a release, a lost driver or a changed partition, the poller executes
 //! itself again; to its parent it stays the same process.
 //!
-//! Frames are those of recordings, with three private uses. A `ProcessFacts` of thread 0 has facts of a device or of the driver.
-//! The `context` of a `Source` is NVML's code; its `tag` is the number of seconds for which NVML stays closed.
+//! Frames are those of recordings, with four private uses. A `ProcessFacts` of thread 0 has facts of a device or of the driver.
+//! The `context` of a `Source` is NVML's code; its `tag` is the number of seconds for which NVML stays closed. The `context` of a
+//! `SampleEnd` is the time in list calls, in ns.
 //!
 //! ```text
 //! list UUID                 read the lists of this device soon
@@ -24,9 +25,10 @@ mod tests;
 use super::answer::List;
 use super::call_state::{Call, CallStateWriter};
 use super::library::{Avoid, Gpus, Library};
-use super::protocol::{Arguments, FrameWriter, SECOND, Target, Totals, parse_uuid};
+use super::protocol::{Arguments, FrameWriter, SECOND, Target, Uuid, parse_uuid};
 use super::session::{Next, Session};
 use crate::clock::now_ns;
+use crate::nvml_status::NvmlCalls;
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Body, Stamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -54,9 +56,8 @@ const PULSE_NS: u64 = SECOND;
 /// Prefix of the reason while NVML is closed for a time; the seconds follow.
 const RELEASED: &str = "nvml: released for ";
 
-/// A command on standard input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Order {
+enum Command {
     List(DeviceName),
     Skip(DeviceName, u64),
     SkipLists(DeviceName, u64),
@@ -66,17 +67,17 @@ enum Order {
     Quit,
 }
 
-impl Order {
-    fn parse(line: &str) -> Option<Order> {
+impl Command {
+    fn parse(line: &str) -> Option<Command> {
         let mut words = line.split_ascii_whitespace();
         let order = match words.next()? {
-            "list" => Order::List(parse_uuid(words.next()?)?),
-            "skip" => Order::Skip(parse_uuid(words.next()?)?, words.next()?.parse().ok()?),
-            "skip-lists" => Order::SkipLists(parse_uuid(words.next()?)?, words.next()?.parse().ok()?),
-            "skip-index" => Order::SkipIndex(words.next()?.parse().ok()?, words.next()?.parse().ok()?),
-            "release" => Order::Release(words.next()?.parse().ok()?),
-            "resume" => Order::Resume,
-            "quit" => Order::Quit,
+            "list" => Command::List(parse_uuid(words.next()?)?),
+            "skip" => Command::Skip(parse_uuid(words.next()?)?, words.next()?.parse().ok()?),
+            "skip-lists" => Command::SkipLists(parse_uuid(words.next()?)?, words.next()?.parse().ok()?),
+            "skip-index" => Command::SkipIndex(words.next()?.parse().ok()?, words.next()?.parse().ok()?),
+            "release" => Command::Release(words.next()?.parse().ok()?),
+            "resume" => Command::Resume,
+            "quit" => Command::Quit,
             _ => return None,
         };
         words.next().is_none().then_some(order)
@@ -85,13 +86,13 @@ impl Order {
 
 /// Incomplete lines of standard input.
 #[derive(Debug, Default)]
-struct Orders {
+struct CommandReader {
     pending: Vec<u8>,
 }
 
-impl Orders {
+impl CommandReader {
     /// Waits for commands until that time. `Err`: standard input is closed.
-    fn wait(&mut self, until_ns: u64) -> io::Result<Vec<Order>> {
+    fn wait(&mut self, until_ns: u64) -> io::Result<Vec<Command>> {
         let left = until_ns.saturating_sub(now_ns());
         let timeout = Timespec { tv_sec: (left / SECOND) as i64, tv_nsec: (left % SECOND) as i64 };
         let stdin = io::stdin();
@@ -110,7 +111,7 @@ impl Orders {
         }
     }
 
-    fn take(&mut self, bytes: &[u8]) -> Vec<Order> {
+    fn take(&mut self, bytes: &[u8]) -> Vec<Command> {
         self.pending.extend_from_slice(bytes);
         let Some(end) = self.pending.iter().rposition(|&byte| byte == b'\n') else {
             self.pending.truncate(4096); // no command is that long
@@ -119,7 +120,7 @@ impl Orders {
         let lines: Vec<u8> = self.pending.drain(..=end).collect();
         lines
             .split(|&byte| byte == b'\n')
-            .filter_map(|line| Order::parse(std::str::from_utf8(line).ok()?))
+            .filter_map(|line| Command::parse(std::str::from_utf8(line).ok()?))
             .collect()
     }
 }
@@ -136,7 +137,6 @@ impl Write for Stdout {
     }
 }
 
-/// State of the library.
 enum State {
     Closed { retry_ns: u64 },
     Released { until_ns: u64 },
@@ -148,7 +148,6 @@ pub(crate) type Renew = dyn FnMut(&Arguments) -> io::Error;
 /// Opens a library. Takes the calls to avoid, and a callback for the index of each GPU before it is opened.
 pub(crate) type Open = dyn FnMut(&Avoid, &mut dyn FnMut(u16)) -> Result<Box<dyn Gpus>, (String, u32)>;
 
-/// State of the loop.
 struct Poller {
     arguments: Arguments,
     open: Box<Open>,
@@ -160,9 +159,9 @@ struct Poller {
     wait_ns: u64,
     state: State,
     out: FrameWriter,
-    totals: Totals,
-    told_totals: Totals,
-    told: Option<(bool, String)>,
+    totals: NvmlCalls,
+    written_totals: NvmlCalls,
+    written: Option<(bool, String)>,
     avoid: Vec<(DeviceName, u64)>,
     avoid_lists: Vec<(DeviceName, u64)>,
     avoid_index: Vec<(u16, u64)>,
@@ -178,29 +177,29 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let _ = rustix::thread::set_name(c"gpumemd-nvml");
     let Some(arguments) = Arguments::parse(args) else {
-        eprintln!("gpumemd nvml-poller: started by gpumemd itself; the arguments are not for people");
+        eprintln!("gpumemd nvml-poller: internal command, started by gpumemd itself");
         return ExitCode::from(2);
     };
-    let beacon = arguments.beacon.and_then(|number| CallStateWriter::inherited(number).ok());
+    let call_state = arguments.call_state.and_then(|number| CallStateWriter::inherited(number).ok());
     if let Some(target) = arguments.probe {
-        return probe(&arguments, target, beacon);
+        return probe(&arguments, target, call_state);
     }
     let settings = arguments.settings.clone();
     let open = move |avoid: &Avoid, enter: &mut dyn FnMut(u16)| {
         Library::open(settings.library.as_deref(), settings.trust_pids, avoid, enter)
             .map(|library| Box::new(library) as Box<dyn Gpus>)
     };
-    let mut poller = Poller::new(arguments, Box::new(open), FrameWriter::new(Box::new(Stdout), beacon));
+    let mut poller = Poller::new(arguments, Box::new(open), FrameWriter::new(Box::new(Stdout), call_state));
     poller.renew = Some(Box::new(|arguments| {
         // The new program inherits the same descriptors.
         let mut command = std::process::Command::new("/proc/self/exe");
         command.arg0("gpumemd").args(arguments.to_args()).exec()
     }));
-    let mut orders = Orders::default();
+    let mut orders = CommandReader::default();
     while let Ok(until) = poller.step() {
         match orders.wait(until) {
             Ok(orders) => {
-                if !orders.into_iter().all(|order| poller.obey(order)) {
+                if !orders.into_iter().all(|order| poller.execute(order)) {
                     break;
                 }
             }
@@ -231,7 +230,7 @@ fn probe(arguments: &Arguments, target: Target, mut lamp: Option<CallStateWriter
     for place in 0..library.devices().len() {
         let device = &library.devices()[place];
         let is_meant = match target {
-            Target::Name(name) => device.name == name,
+            Target::Name(Uuid(name)) => device.name == name,
             Target::Index(index) => device.index == index,
         };
         if is_meant {
@@ -256,9 +255,9 @@ impl Poller {
             0 => State::Closed { retry_ns: now },
             seconds => State::Released { until_ns: until(seconds) },
         };
-        let avoid = arguments.skip.iter().map(|&(name, seconds)| (name, until(seconds))).collect();
+        let avoid = arguments.skip.iter().map(|&(Uuid(name), seconds)| (name, until(seconds))).collect();
         let avoid_lists =
-            arguments.skip_lists.iter().map(|&(name, seconds)| (name, until(seconds))).collect();
+            arguments.skip_lists.iter().map(|&(Uuid(name), seconds)| (name, until(seconds))).collect();
         let avoid_index =
             arguments.skip_index.iter().map(|&(index, seconds)| (index, until(seconds))).collect();
         let (totals, wait_ns) = (arguments.totals, arguments.wait_ms.saturating_mul(1_000_000));
@@ -272,8 +271,8 @@ impl Poller {
             state,
             out,
             totals,
-            told_totals: totals,
-            told: None,
+            written_totals: totals,
+            written: None,
             avoid,
             avoid_lists,
             avoid_index,
@@ -306,12 +305,11 @@ impl Poller {
         Ok(wait.min(self.pulse_ns))
     }
 
-    /// Does one action. Returns the time of the next one.
     fn act(&mut self) -> io::Result<u64> {
         let now = now_ns();
         if now >= self.pulse_ns {
             self.pulse_ns = now + PULSE_NS;
-            self.tell_totals(now);
+            self.write_totals(now);
             self.take_back_avoided(now);
             self.is_urgent = true;
         }
@@ -319,9 +317,9 @@ impl Poller {
             State::Closed { retry_ns } if *retry_ns > now => Ok(*retry_ns),
             State::Released { until_ns } if *until_ns > now => {
                 let until = *until_ns;
-                if self.told.as_ref().is_none_or(|(_, told)| !told.starts_with(RELEASED)) {
+                if self.written.as_ref().is_none_or(|(_, told)| !told.starts_with(RELEASED)) {
                     let seconds = (until - now).div_ceil(SECOND);
-                    self.tell_released(seconds, "on request");
+                    self.write_released(seconds, "on request");
                 }
                 Ok(until)
             }
@@ -340,7 +338,7 @@ impl Poller {
                         self.close();
                         self.state = State::Released { until_ns: now.saturating_add(UNBIND_S * SECOND) };
                         let of = format!("the driver is being unbound from GPU {gpu:#x}");
-                        self.tell_released(UNBIND_S, &of);
+                        self.write_released(UNBIND_S, &of);
                         Ok(now)
                     }
                     Next::Reopen(code) => {
@@ -365,11 +363,11 @@ impl Poller {
         self.state = State::Closed { retry_ns: now.saturating_add(self.wait_ns) };
     }
 
-    /// Returns the arguments with which this process executes itself again.
     fn arguments(&self, now: u64) -> Arguments {
         let left = |until: u64| until.saturating_sub(now).div_ceil(SECOND);
-        let of =
-            |avoid: &[(DeviceName, u64)]| avoid.iter().map(|&(name, until)| (name, left(until))).collect();
+        let of = |avoid: &[(DeviceName, u64)]| {
+            avoid.iter().map(|&(name, until)| (Uuid(name), left(until))).collect()
+        };
         Arguments {
             skip: of(&self.avoid),
             skip_lists: of(&self.avoid_lists),
@@ -384,14 +382,14 @@ impl Poller {
     fn open(&mut self) {
         let now = now_ns();
         if std::mem::replace(&mut self.has_opened, true) && self.renew.is_some() {
-            self.tell_totals(now);
+            self.write_totals(now);
             let arguments = self.arguments(now);
             // Write now: the new program starts with an empty list of frames.
             if self.out.flush().is_ok()
                 && let Some(renew) = &mut self.renew
             {
                 let error = renew(&arguments);
-                self.refused(now, format!("the poller cannot start itself anew: {error}"), 0);
+                self.refused(now, format!("the poller cannot restart itself: {error}"), 0);
                 return;
             }
         }
@@ -444,72 +442,70 @@ impl Poller {
         }
     }
 
-    /// Writes the state of the source if it has changed.
     fn tell(&mut self, up: bool, reason: String, code: u32) {
-        self.say_source(up, reason, (code, 0));
+        self.write_source(up, reason, (code, 0));
     }
 
-    fn say_source(&mut self, up: bool, reason: String, (code, closed_s): (u32, u64)) {
+    fn write_source(&mut self, up: bool, reason: String, (code, closed_s): (u32, u64)) {
         let said = (up, reason);
-        if self.told.as_ref() != Some(&said) {
+        if self.written.as_ref() != Some(&said) {
             let tag = u32::try_from(closed_s).unwrap_or(u32::MAX);
             let stamp = Stamp { time_ns: now_ns(), context: code, tag, ..Stamp::default() };
             self.out.write(stamp, Body::Source { up, reason: &said.1 });
-            self.told = Some(said);
+            self.written = Some(said);
             self.is_urgent = true;
         }
     }
 
-    /// Writes that NVML is closed for this time, and why.
-    fn tell_released(&mut self, seconds: u64, why: &str) {
-        self.say_source(false, format!("{RELEASED}{seconds} s: {why}"), (0, seconds));
+    fn write_released(&mut self, seconds: u64, why: &str) {
+        self.write_source(false, format!("{RELEASED}{seconds} s: {why}"), (0, seconds));
     }
 
-    fn tell_totals(&mut self, now: u64) {
-        let told = self.told_totals.values();
-        for (place, (value, told)) in self.totals.values().into_iter().zip(told).enumerate() {
+    /// Writes changed totals as `Counter` records, whose tag is the place in [`NvmlCalls::fields_mut`] plus one.
+    fn write_totals(&mut self, now: u64) {
+        let mut told = std::mem::replace(&mut self.written_totals, self.totals);
+        for ((tag, value), told) in (1..).zip(self.totals.fields_mut()).zip(told.fields_mut()) {
             if value != told {
-                let stamp = Stamp { time_ns: now, tag: place as u32 + 1, ..Stamp::default() };
-                self.out.write(stamp, Body::Counter { value: value as i64 });
+                let stamp = Stamp { time_ns: now, tag, ..Stamp::default() };
+                self.out.write(stamp, Body::Counter { value: *value as i64 });
             }
         }
-        self.told_totals = self.totals;
     }
 
     /// Executes a command. Returns whether to continue.
-    fn obey(&mut self, order: Order) -> bool {
+    fn execute(&mut self, order: Command) -> bool {
         let until = |seconds: u64| now_ns().saturating_add(seconds.saturating_mul(SECOND));
         match (order, &mut self.state) {
-            (Order::Quit, _) => return false,
-            (Order::List(name), State::Open(session)) => session.ask(name),
-            (Order::SkipIndex(index, seconds), _) => {
+            (Command::Quit, _) => return false,
+            (Command::List(name), State::Open(session)) => session.ask(name),
+            (Command::SkipIndex(index, seconds), _) => {
                 // The next pulse after that time opens the library again.
                 self.avoid_index
                     .iter_mut()
                     .filter(|(at, _)| *at == index)
                     .for_each(|at| at.1 = until(seconds));
             }
-            (Order::SkipLists(name, seconds), state) => {
+            (Command::SkipLists(name, seconds), state) => {
                 self.avoid_lists.retain(|(avoided, _)| *avoided != name);
                 self.avoid_lists.push((name, until(seconds)));
                 if let State::Open(session) = state {
                     session.skip_lists(name, until(seconds));
                 }
             }
-            (Order::Skip(name, seconds), state) => {
+            (Command::Skip(name, seconds), state) => {
                 self.avoid.retain(|(avoided, _)| *avoided != name);
                 self.avoid.push((name, until(seconds)));
                 if let State::Open(session) = state {
                     session.skip(name, until(seconds));
                 }
             }
-            (Order::Release(seconds), _) => {
+            (Command::Release(seconds), _) => {
                 self.close();
-                self.told = None;
+                self.written = None;
                 self.state = State::Released { until_ns: until(seconds) };
             }
-            (Order::Resume, State::Released { until_ns }) => *until_ns = 0,
-            (Order::List(_) | Order::Resume, _) => {}
+            (Command::Resume, State::Released { until_ns }) => *until_ns = 0,
+            (Command::List(_) | Command::Resume, _) => {}
         }
         true
     }

@@ -3,6 +3,7 @@
 use super::call_state::{Call, CallState, CallStateWriter};
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
+use crate::nvml_status::NvmlCalls;
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Body, Record, Stamp};
 use serde::{Deserialize, Serialize};
@@ -20,16 +21,13 @@ pub(super) const NOT_OUR_PID: u64 = u64::MAX;
 /// Arguments of the child: one word, in JSON.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 pub(crate) struct Arguments {
-    /// Settings for reading.
     pub settings: NvmlSettings,
     /// Descriptor of the call state.
-    pub beacon: Option<i32>,
+    pub call_state: Option<i32>,
     /// Devices to skip, and for how many seconds.
-    #[serde(with = "uuids")]
-    pub skip: Vec<(DeviceName, u64)>,
+    pub skip: Vec<(Uuid, u64)>,
     /// Devices whose lists to skip, and for how many seconds.
-    #[serde(with = "uuids")]
-    pub skip_lists: Vec<(DeviceName, u64)>,
+    pub skip_lists: Vec<(Uuid, u64)>,
     /// NVML indices not to open, and for how many seconds.
     pub skip_index: Vec<(u16, u64)>,
     /// Seconds for which NVML stays closed at first.
@@ -37,18 +35,15 @@ pub(crate) struct Arguments {
     /// Do not read events, because such a call did not return.
     pub no_events: bool,
     /// Totals and retry interval of the same process before it executed itself again.
-    pub totals: Totals,
+    pub totals: NvmlCalls,
     pub wait_ms: u64,
     /// Only try the calls of this device, then end.
     pub probe: Option<Target>,
 }
 
-/// Device of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) enum Target {
-    /// The device with this UUID.
-    Name(#[serde(with = "uuid")] DeviceName),
-    /// The device at this NVML index.
+    Name(Uuid),
     Index(u16),
 }
 
@@ -68,37 +63,21 @@ impl Arguments {
 }
 
 /// A device in JSON.
-mod uuid {
-    use super::{DeviceName, parse_uuid};
-    use serde::{Deserialize, Deserializer, Serializer, de};
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Uuid(pub DeviceName);
 
-    pub(super) fn serialize<S: Serializer>(name: &DeviceName, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(name)
-    }
+impl TryFrom<String> for Uuid {
+    type Error = &'static str;
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<DeviceName, D::Error> {
-        let text = String::deserialize(from)?;
-        parse_uuid(&text).ok_or_else(|| de::Error::custom("not a UUID"))
+    fn try_from(text: String) -> Result<Uuid, &'static str> {
+        parse_uuid(&text).map(Uuid).ok_or("not a UUID")
     }
 }
 
-/// Devices with seconds, in JSON.
-mod uuids {
-    use super::{DeviceName, parse_uuid};
-    use serde::{Deserialize, Deserializer, Serializer, de};
-
-    pub(super) fn serialize<S: Serializer>(devices: &[(DeviceName, u64)], to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(devices.iter().map(|(name, seconds)| (name.to_string(), seconds)))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        from: D,
-    ) -> Result<Vec<(DeviceName, u64)>, D::Error> {
-        let devices = Vec::<(String, u64)>::deserialize(from)?.into_iter();
-        let device = |(text, seconds): (String, u64)| {
-            parse_uuid(&text).map(|name| (name, seconds)).ok_or_else(|| de::Error::custom("not a UUID"))
-        };
-        devices.map(device).collect()
+impl From<Uuid> for String {
+    fn from(uuid: Uuid) -> String {
+        uuid.0.to_string()
     }
 }
 
@@ -158,9 +137,9 @@ pub(crate) fn limit(doing: Call, settings: &NvmlSettings) -> Duration {
 
 /// Starts a poller with these arguments. Returns it with its call state.
 pub(crate) fn launch(mut arguments: Arguments, stdio: fn() -> Stdio) -> std::io::Result<(Child, CallState)> {
-    let beacon = CallState::new()?;
-    let (inherited, number) = beacon.to_inherit()?;
-    arguments.beacon = Some(number);
+    let call_state = CallState::new()?;
+    let (inherited, number) = call_state.to_inherit()?;
+    arguments.call_state = Some(number);
     // This program, even if its file has been replaced by a newer one.
     let program = arguments.settings.program.as_deref().unwrap_or(Path::new("/proc/self/exe"));
     let mut command = tokio::process::Command::new(program);
@@ -169,82 +148,41 @@ pub(crate) fn launch(mut arguments: Arguments, stdio: fn() -> Stdio) -> std::io:
     command.stdin(stdio()).stdout(stdio()).kill_on_drop(true).process_group(0);
     let child = command.spawn()?;
     drop(inherited);
-    Ok((child, beacon))
-}
-
-/// Running totals of a poller, sent as `Counter` records whose tag is the position in this list plus one.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[allow(missing_docs)]
-pub(crate) struct Totals {
-    pub memory_calls: u64,
-    pub memory_ns: u64,
-    pub list_calls: u64,
-    pub list_ns: u64,
-    pub failed_calls: u64,
-    pub deferred: u64,
-    pub refused: u64,
-}
-
-impl Totals {
-    /// Returns the totals in the order of their tags.
-    pub(crate) fn values(&self) -> [u64; 7] {
-        let Totals { memory_calls, memory_ns, list_calls, list_ns, failed_calls, deferred, refused } = *self;
-        [memory_calls, memory_ns, list_calls, list_ns, failed_calls, deferred, refused]
-    }
-
-    /// Returns the total for a tag.
-    pub(crate) fn place(&mut self, tag: u32) -> Option<&mut u64> {
-        Some(match tag {
-            1 => &mut self.memory_calls,
-            2 => &mut self.memory_ns,
-            3 => &mut self.list_calls,
-            4 => &mut self.list_ns,
-            5 => &mut self.failed_calls,
-            6 => &mut self.deferred,
-            7 => &mut self.refused,
-            _ => return None,
-        })
-    }
+    Ok((child, call_state))
 }
 
 /// Least time between two updates with the same activity, in ns.
 const SAY_SAME_NS: u64 = 50_000_000;
 
-/// Writes frames and the call state.
 pub(crate) struct FrameWriter {
-    /// Frames not written yet.
     pub frames: Vec<u8>,
     sink: Box<dyn Write>,
-    beacon: Option<CallStateWriter>,
+    call_state: Option<CallStateWriter>,
     /// Last published activity, and when it was published.
     said: (Call, u64),
 }
 
 impl FrameWriter {
-    /// Returns a writer over `sink`.
-    pub(crate) fn new(sink: Box<dyn Write>, beacon: Option<CallStateWriter>) -> FrameWriter {
-        FrameWriter { frames: Vec::with_capacity(16 * 1024), sink, beacon, said: (Call::Nothing, 0) }
+    pub(crate) fn new(sink: Box<dyn Write>, call_state: Option<CallStateWriter>) -> FrameWriter {
+        FrameWriter { frames: Vec::with_capacity(16 * 1024), sink, call_state, said: (Call::Nothing, 0) }
     }
 
     /// Publishes the next activity. Calls for one device in quick succession count as one.
     pub(crate) fn doing(&mut self, doing: Call) {
-        let Some(beacon) = &mut self.beacon else { return };
+        let Some(call_state) = &mut self.call_state else { return };
         let now = now_ns();
         if self.said.0 != doing || now.saturating_sub(self.said.1) >= SAY_SAME_NS {
             self.said = (doing, now);
-            beacon.set(doing);
+            call_state.set(doing);
         }
     }
 
-    /// Appends a record.
     pub(crate) fn write(&mut self, stamp: Stamp, body: Body<'_>) {
         Record { stamp, body }.append_frame(&mut self.frames);
     }
 
     /// Writes the pending frames.
-    ///
-    /// # Errors
-    /// The reader is gone.
+    /// Errors: The reader is gone.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.doing(Call::Nothing);
         if !self.frames.is_empty() {

@@ -1,5 +1,5 @@
 //! NVML calls that nvml-wrapper lacks or handles badly. Unsafe code, which the daemon otherwise has only for pidfds, passed
-//! sockets and malloc.
+//! sockets and malloc. Types and functions are those of nvml-wrapper-sys, generated from NVIDIA's header.
 //!
 //! nvml-wrapper requests a list's size before each list, which doubles the time for which the driver is locked. It knows only one
 //! version of each call. It assumes 24 bytes for records of the newest list, but drivers 535.43 to 535.86 write 32. Here a list
@@ -11,18 +11,14 @@
 //!          32        ... u64 protected bytes                                        detail list, "v3" of early 535
 //! ```
 
-use self::layouts::{
-    Account, AddressingMode, Confidence, DETAIL_LIST_V1, DetailList, EventData, MEMORY_V2, MemoryLimits,
-    MemoryV1, MemoryV2, RECORD_BYTES, UNTOUCHED, parse, stride,
-};
-use self::system_events::Unbindings;
 use super::answer::{Charge, Code, Event, HEALTH_EVENTS, Happened, List, Memory, MemoryLimit};
-use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper_sys::bindings::*;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
-use std::ffi::{CString, OsStr, c_void};
+use std::ffi::{CString, OsStr, c_char};
 use std::fs::File;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// First word of a file, shared with the processes that have it open. Never unmapped; a process has one.
@@ -33,9 +29,7 @@ pub(crate) struct SharedWord {
 
 impl SharedWord {
     /// Maps the first word.
-    ///
-    /// # Errors
-    /// The file has no complete word, or a system call fails.
+    /// Errors: The file has no complete word, or a system call fails.
     pub(crate) fn map(file: &File) -> std::io::Result<SharedWord> {
         let bytes = size_of::<AtomicU64>();
         if file.metadata()?.len() < bytes as u64 {
@@ -50,35 +44,18 @@ impl SharedWord {
         Ok(SharedWord { word: unsafe { at.as_ref() } })
     }
 
-    /// Stores the word.
     pub(crate) fn set(&self, value: u64) {
         self.word.store(value, Ordering::Release);
     }
 }
 
-type Return = u32;
-type MemoryCall<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> Return;
-type ListCall = unsafe extern "C" fn(*mut c_void, *mut u32, *mut c_void) -> Return;
-type DetailCall = unsafe extern "C" fn(*mut c_void, *mut DetailList) -> Return;
-type NumberCall = unsafe extern "C" fn(*mut c_void, *mut u32) -> Return;
-type ModelCall = unsafe extern "C" fn(*mut c_void, *mut u32, *mut u32) -> Return;
-type AccountCall = unsafe extern "C" fn(*mut c_void, u32, *mut Account) -> Return;
-type AddressingCall = unsafe extern "C" fn(*mut c_void, *mut AddressingMode) -> Return;
-type LimitsCall = unsafe extern "C" fn(*mut c_void, *mut MemoryLimits) -> Return;
-type StateCall = unsafe extern "C" fn(*mut Confidence) -> Return;
-
-/// Functions for events; all or none.
-#[derive(Clone, Copy)]
-struct EventCalls {
-    create: unsafe extern "C" fn(*mut *mut c_void) -> Return,
-    types: unsafe extern "C" fn(*mut c_void, *mut u64) -> Return,
-    register: unsafe extern "C" fn(*mut c_void, u64, *mut c_void) -> Return,
-    wait: unsafe extern "C" fn(*mut c_void, *mut EventData, u32) -> Return,
-    free: unsafe extern "C" fn(*mut c_void) -> Return,
-}
-
-const XID: u64 = 8;
-const PARTITIONED: u64 = 0x100;
+const XID: u64 = nvmlEventTypeXidCriticalError as u64;
+const PARTITIONED: u64 = nvmlEventMigConfigChange as u64;
+const HMM: u32 = nvmlDeviceAddressingModeType_t_NVML_DEVICE_ADDRESSING_MODE_HMM;
+const ATS: u32 = nvmlDeviceAddressingModeType_t_NVML_DEVICE_ADDRESSING_MODE_ATS;
+const UNBIND: u64 = nvmlSystemEventTypeGpuDriverUnbind as u64;
+/// The driver's value for "none" and "not available".
+const NONE: u32 = u32::MAX;
 
 const FIRST_RECORDS: usize = 64;
 /// The driver itself cuts a list at 950 processes.
@@ -89,216 +66,216 @@ const ATTEMPTS: usize = 5;
 /// A device of one opened library; invalid for later ones.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Handle {
-    device: *mut c_void,
+    device: nvmlDevice_t,
     generation: u32,
 }
 
-/// Versions of a list function, newest first. Versions that the driver lacks are removed.
-#[derive(Debug, Default)]
-struct Versions {
-    calls: Vec<(AnyListCall, Layout)>,
-}
+type ListFn<T> = unsafe extern "C" fn(nvmlDevice_t, *mut u32, *mut T) -> nvmlReturn_t;
+type DetailFn = unsafe extern "C" fn(nvmlDevice_t, *mut nvmlProcessDetailList_t) -> nvmlReturn_t;
 
+/// A version of a list function.
 #[derive(Debug, Clone, Copy)]
-enum AnyListCall {
-    List(ListCall),
-    /// With the mode that selects the list.
-    Detail(DetailCall, u32),
+enum ListCall {
+    /// Records of 16 bytes.
+    V1(ListFn<nvmlProcessInfo_v1_t>),
+    /// Records of 24 bytes.
+    V2(ListFn<nvmlProcessInfo_v2_t>),
+    /// Records of 24 bytes, or 32 because of an error in early 535 drivers; detected from the written data.
+    V3(ListFn<nvmlProcessInfo_t>),
+    /// Records of 32 bytes, with protected bytes; and the mode that selects the list.
+    Detail(DetailFn, u32),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
-    /// 16 bytes.
-    Short,
-    /// 24 bytes.
-    Instance,
-    /// 24 bytes, or 32 because of an error in early 535 drivers; detected from the written data.
-    Newest,
-    /// 32 bytes; the last eight are protected bytes.
-    Detail,
-}
-
-impl EventCalls {
-    fn of(nvml: &Nvml) -> Option<EventCalls> {
-        // SAFETY: the types are those of the header.
-        unsafe {
-            Some(EventCalls {
-                create: symbol(nvml, "nvmlEventSetCreate")?,
-                types: symbol(nvml, "nvmlDeviceGetSupportedEventTypes")?,
-                register: symbol(nvml, "nvmlDeviceRegisterEvents")?,
-                wait: symbol(nvml, "nvmlEventSetWait_v2")?,
-                free: symbol(nvml, "nvmlEventSetFree")?,
-            })
-        }
+impl ListCall {
+    /// Returns the versions that the driver has, newest first.
+    fn versions(
+        v3: Option<&ListFn<nvmlProcessInfo_t>>,
+        v2: Option<&ListFn<nvmlProcessInfo_v2_t>>,
+        v1: Option<&ListFn<nvmlProcessInfo_v1_t>>,
+    ) -> Vec<ListCall> {
+        let versions =
+            [v3.copied().map(ListCall::V3), v2.copied().map(ListCall::V2), v1.copied().map(ListCall::V1)];
+        versions.into_iter().flatten().collect()
     }
-}
 
-impl Drop for Raw {
-    fn drop(&mut self) {
-        self.unbindings = None;
-        if let Some(events) = self.events {
-            for set in self.sets.drain(..) {
-                // SAFETY: the set belongs to this library, which is still open, and is not used afterwards.
-                unsafe { (events.free)(set) };
+    /// Makes one call. `records` has room for `count` records of [`RECORD_BYTES`]; `count` becomes the number of records.
+    fn call(self, device: nvmlDevice_t, count: &mut u32, records: *mut u64) -> Result<(), Code> {
+        // SAFETY: the buffer has `count` times the longest record of any version, aligned to 8.
+        checked(unsafe {
+            match self {
+                ListCall::V1(call) => call(device, count, records.cast()),
+                ListCall::V2(call) => call(device, count, records.cast()),
+                ListCall::V3(call) => call(device, count, records.cast()),
+                ListCall::Detail(call, mode) => {
+                    let mut list = nvmlProcessDetailList_t {
+                        version: version::<nvmlProcessDetailList_t>(1),
+                        mode,
+                        numProcArrayEntries: *count,
+                        procArray: records.cast(),
+                    };
+                    let answer = call(device, &raw mut list);
+                    *count = list.numProcArrayEntries;
+                    answer
+                }
             }
-        }
+        })
     }
 }
 
 /// An open NVML. Dropping it shuts the library down and unloads it.
 pub(crate) struct Raw {
     generation: u32,
-    memory_v1: Option<MemoryCall<MemoryV1>>,
-    memory_v2: Option<MemoryCall<MemoryV2>>,
-    lists: [Versions; 3],
-    gpu_instance: Option<NumberCall>,
-    compute_instance: Option<NumberCall>,
-    accounting_mode: Option<NumberCall>,
-    account: Option<AccountCall>,
-    display_active: Option<NumberCall>,
-    driver_model: Option<ModelCall>,
-    confidence: Option<StateCall>,
-    events: Option<EventCalls>,
-    system_events: Option<system_events::Calls>,
-    unbindings: Option<Unbindings>,
+    has_memory_v2: bool,
+    /// Versions of each list function, newest first. Versions that the driver refuses are removed.
+    lists: [Vec<ListCall>; 3],
     /// Open event sets, one for each GPU, so that an error of one does not affect the others.
-    sets: Vec<*mut c_void>,
+    sets: Vec<nvmlEventSet_t>,
+    /// Open event set for GPUs from which the driver is being unbound.
+    unbind_set: Option<nvmlSystemEventSet_t>,
     /// Whether this library has the symbols of early 535 drivers.
     looks_like_535: bool,
     buffer: Vec<u64>,
     nvml: Nvml,
 }
 
-/// # Safety
-/// `F` must be the type of the function that NVML's header declares under this name (pointers to structs may be declared as `*mut
-/// c_void`). The function must not be called after `nvml` is dropped.
-unsafe fn symbol<F: Copy>(nvml: &Nvml, name: &str) -> Option<F> {
-    // SAFETY: the caller guarantees the type and the lifetime.
-    unsafe { nvml.lib().__library.get::<F>(name.as_bytes()).ok().map(|symbol| *symbol) }
-}
-
-impl Versions {
-    fn of(nvml: &Nvml, name: &str) -> Versions {
-        let named = [("_v3", Layout::Newest), ("_v2", Layout::Instance), ("", Layout::Short)];
-        let call = |(version, layout)| {
-            // SAFETY: every version of the three list functions takes a device, a count and an array of records.
-            let call = unsafe { symbol::<ListCall>(nvml, &format!("{name}{version}")) };
-            call.map(|call| (AnyListCall::List(call), layout))
-        };
-        Versions { calls: named.into_iter().filter_map(call).collect() }
+impl Drop for Raw {
+    fn drop(&mut self) {
+        let lib = self.nvml.lib();
+        // SAFETY: the sets belong to this library, which is still open, and are not used afterwards.
+        unsafe {
+            if let (Ok(free), Some(set)) = (&lib.nvmlSystemEventSetFree, self.unbind_set.take()) {
+                free(&mut nvmlSystemEventSetFreeRequest_t {
+                    version: version::<nvmlSystemEventSetFreeRequest_t>(1),
+                    set,
+                });
+            }
+            if let Ok(free) = &lib.nvmlEventSetFree {
+                self.sets.drain(..).for_each(|set| {
+                    free(set);
+                });
+            }
+        }
     }
 }
+
+/// Returns the `version` of an argument struct: its size, and the number of its version.
+const fn version<T>(number: u32) -> u32 {
+    size_of::<T>() as u32 | number << 24
+}
+
+/// Returns a function of the library, or the code for a missing one.
+fn found<F: Copy, E>(symbol: &Result<F, E>) -> Result<F, Code> {
+    symbol.as_ref().map(|function| *function).map_err(|_| Code::FUNCTION_NOT_FOUND)
+}
+
+fn checked(answer: nvmlReturn_t) -> Result<(), Code> {
+    if answer == 0 { Ok(()) } else { Err(Code(answer)) }
+}
+
+/// Argument of nvmlDeviceGetMemoryLimits_v1, which nvml-wrapper-sys lacks. It has no version.
+#[repr(C)]
+struct MemoryLimits {
+    group: *const c_char,
+    soft: u64,
+    hard: u64,
+    used: u64,
+}
+
+const _: () = assert!(size_of::<MemoryLimits>() == 32);
+
+type LimitsFn = unsafe extern "C" fn(nvmlDevice_t, *mut MemoryLimits) -> nvmlReturn_t;
 
 static GENERATIONS: AtomicU32 = AtomicU32::new(1);
 
 impl Raw {
     /// Opens the library and initialises it.
-    ///
-    /// # Errors
-    /// `Err(None)`: it cannot be loaded. `Err(Some(code))`: it cannot be initialised.
+    /// Errors: `Err(None)`: it cannot be loaded. `Err(Some(code))`: it cannot be initialised.
     pub(crate) fn open(library: &OsStr) -> Result<Raw, Option<Code>> {
         let nvml = Nvml::builder().lib_path(library).init().map_err(|error| match error {
             NvmlError::LibloadingError(_) => None,
             error => Some(Code::from(error)),
         })?;
-        if nvml.lib().nvmlShutdown.is_err() {
+        let lib = nvml.lib();
+        if lib.nvmlShutdown.is_err() {
             std::mem::forget(nvml); // its drop would call the missing function
             return Err(Some(Code::FUNCTION_NOT_FOUND));
         }
-        let has = |name| {
-            // SAFETY: the function is only looked up, never called.
-            unsafe { symbol::<NumberCall>(&nvml, name) }.is_some()
-        };
-        let looks_like_535 =
-            has("nvmlDeviceGetConfComputeMemSizeInfo") && !has("nvmlDeviceGetRunningProcessDetailList");
-        // SAFETY: the types are those of the header; `Raw` drops `nvml` last and calls nothing after that.
-        let (memory_v1, memory_v2, gpu_instance, compute_instance) = unsafe {
-            (
-                symbol(&nvml, "nvmlDeviceGetMemoryInfo"),
-                symbol(&nvml, "nvmlDeviceGetMemoryInfo_v2"),
-                symbol(&nvml, "nvmlDeviceGetGpuInstanceId"),
-                symbol(&nvml, "nvmlDeviceGetComputeInstanceId"),
-            )
-        };
-        // SAFETY: the same.
-        let (accounting_mode, account, display_active, driver_model, confidence) = unsafe {
-            (
-                symbol(&nvml, "nvmlDeviceGetAccountingMode"),
-                symbol(&nvml, "nvmlDeviceGetAccountingStats"),
-                symbol(&nvml, "nvmlDeviceGetDisplayActive"),
-                symbol(&nvml, "nvmlDeviceGetDriverModel"),
-                symbol(&nvml, "nvmlSystemGetConfComputeState"),
-            )
-        };
+        let lists = [
+            ListCall::versions(
+                lib.nvmlDeviceGetComputeRunningProcesses_v3.as_ref().ok(),
+                lib.nvmlDeviceGetComputeRunningProcesses_v2.as_ref().ok(),
+                lib.nvmlDeviceGetComputeRunningProcesses.as_ref().ok(),
+            ),
+            ListCall::versions(
+                lib.nvmlDeviceGetGraphicsRunningProcesses_v3.as_ref().ok(),
+                lib.nvmlDeviceGetGraphicsRunningProcesses_v2.as_ref().ok(),
+                lib.nvmlDeviceGetGraphicsRunningProcesses.as_ref().ok(),
+            ),
+            ListCall::versions(
+                lib.nvmlDeviceGetMPSComputeRunningProcesses_v3.as_ref().ok(),
+                lib.nvmlDeviceGetMPSComputeRunningProcesses_v2.as_ref().ok(),
+                lib.nvmlDeviceGetMPSComputeRunningProcesses.as_ref().ok(),
+            ),
+        ];
+        let detail = found(&lib.nvmlDeviceGetRunningProcessDetailList);
         let mut raw = Raw {
             generation: GENERATIONS.fetch_add(1, Ordering::Relaxed),
-            memory_v1,
-            memory_v2,
-            lists: [
-                Versions::of(&nvml, "nvmlDeviceGetComputeRunningProcesses"),
-                Versions::of(&nvml, "nvmlDeviceGetGraphicsRunningProcesses"),
-                Versions::of(&nvml, "nvmlDeviceGetMPSComputeRunningProcesses"),
-            ],
-            gpu_instance,
-            compute_instance,
-            accounting_mode,
-            account,
-            display_active,
-            driver_model,
-            confidence,
-            events: EventCalls::of(&nvml),
-            system_events: system_events::Calls::of(&nvml),
-            unbindings: None,
+            has_memory_v2: true,
+            lists,
             sets: Vec::new(),
-            looks_like_535,
+            unbind_set: None,
+            looks_like_535: lib.nvmlDeviceGetConfComputeMemSizeInfo.is_ok() && detail.is_err(),
             buffer: Vec::new(),
             nvml,
         };
-        // SAFETY: the type is that of the header.
-        let detail = unsafe { symbol::<DetailCall>(&raw.nvml, "nvmlDeviceGetRunningProcessDetailList") };
-        if let Some(call) = detail.filter(|_| raw.is_confidential()) {
+        if let Ok(call) = detail
+            && raw.is_confidential()
+        {
             for (mode, list) in (0..).zip(&mut raw.lists) {
-                list.calls.insert(0, (AnyListCall::Detail(call, mode), Layout::Detail));
+                list.insert(0, ListCall::Detail(call, mode));
             }
         }
         Ok(raw)
     }
 
-    /// Returns the wrapper, for identity, MIG instances and versions.
     pub(crate) fn nvml(&self) -> &Nvml {
         &self.nvml
     }
 
-    /// Returns the handle of a device of [`Raw::nvml`].
-    pub(crate) fn handle(&self, device: &nvml_wrapper::Device<'_>) -> Handle {
+    pub(crate) fn handle(&self, device: &Device<'_>) -> Handle {
         // SAFETY: the pointer is only passed to functions of the library that it came from, see `device`.
-        Handle { device: unsafe { device.handle() }.cast(), generation: self.generation }
+        Handle { device: unsafe { device.handle() }, generation: self.generation }
     }
 
     /// Returns the pointer if it belongs to this opened library: NVML has crashed on others.
-    fn device(&self, handle: Handle) -> Result<*mut c_void, Code> {
+    fn device(&self, handle: Handle) -> Result<nvmlDevice_t, Code> {
         if handle.generation == self.generation { Ok(handle.device) } else { Err(Code::UNINITIALIZED) }
     }
 
+    /// Returns the wrapper's device, for calls that the wrapper makes well.
+    pub(crate) fn wrapped(&self, handle: Handle) -> Result<Device<'_>, Code> {
+        // SAFETY: `device` has checked that the pointer is of this library.
+        Ok(unsafe { Device::new(self.device(handle)?, &self.nvml) })
+    }
+
     /// Reads device memory, with the driver's share if the driver reports it.
-    ///
-    /// # Errors
-    /// NVML's error.
     pub(crate) fn memory(&mut self, handle: Handle) -> Result<Memory, Code> {
         let device = self.device(handle)?;
+        let lib = self.nvml.lib();
         let mut newer = None;
-        if let Some(call) = self.memory_v2 {
-            let mut memory = MemoryV2 { version: MEMORY_V2, ..MemoryV2::default() };
-            // SAFETY: the struct has the size of this `version`, asserted in layouts.
+        if let (true, Ok(call)) = (self.has_memory_v2, &lib.nvmlDeviceGetMemoryInfo_v2) {
+            let mut memory = nvmlMemory_v2_t {
+                version: version::<nvmlMemory_v2_t>(2),
+                total: 0,
+                reserved: 0,
+                free: 0,
+                used: 0,
+            };
+            // SAFETY: the struct is that of its version.
             match checked(unsafe { call(device, &raw mut memory) }) {
                 Ok(()) => {
-                    return Ok(Memory {
-                        total_bytes: memory.total,
-                        free_bytes: memory.free,
-                        used_bytes: memory.used,
-                        reserved_bytes: Some(memory.reserved),
-                        is_unified: false,
-                    });
+                    let nvmlMemory_v2_t { total, free, used, reserved, .. } = memory;
+                    return Ok(Memory::new(total, free, used, Some(reserved)));
                 }
                 Err(code @ (Code::FUNCTION_NOT_FOUND | Code::ARGUMENT_VERSION_MISMATCH)) => {
                     newer = Some(code)
@@ -306,91 +283,61 @@ impl Raw {
                 Err(code) => return Err(code),
             }
         }
-        let call = self.memory_v1.ok_or(newer.unwrap_or(Code::FUNCTION_NOT_FOUND))?;
-        let mut memory = MemoryV1::default();
-        // SAFETY: the struct is that of this version; its size is asserted in layouts.
+        let call = found(&lib.nvmlDeviceGetMemoryInfo).map_err(|code| newer.unwrap_or(code))?;
+        let mut memory = nvmlMemory_t { total: 0, free: 0, used: 0 };
+        // SAFETY: the struct is that of this version.
         checked(unsafe { call(device, &raw mut memory) }).map_err(|code| newer.unwrap_or(code))?;
-        self.memory_v2 = None; // only the older version works, so use it directly from now on
-        Ok(Memory {
-            total_bytes: memory.total,
-            free_bytes: memory.free,
-            used_bytes: memory.used,
-            reserved_bytes: None,
-            is_unified: false,
-        })
+        self.has_memory_v2 = false; // only the older version works, so use it directly from now on
+        Ok(Memory::new(memory.total, memory.free, memory.used, None))
     }
 
-    /// Reads one of NVML's numbers of a device.
-    fn number(&self, handle: Handle, call: Option<NumberCall>) -> Option<u32> {
-        let (device, call) = (self.device(handle).ok()?, call?);
-        let mut number = u32::MAX;
-        // SAFETY: the function writes one u32.
-        let answer = checked(unsafe { call(device, &raw mut number) });
-        answer.ok().map(|()| number).filter(|&number| number != u32::MAX)
-    }
-
-    /// Returns GPU instance and compute instance of a MIG handle.
     pub(crate) fn instance(&self, handle: Handle) -> Option<(u32, u32)> {
-        Some((self.number(handle, self.gpu_instance)?, self.number(handle, self.compute_instance)?))
-    }
-
-    /// Returns whether accounting mode is on.
-    pub(crate) fn is_accounting(&self, handle: Handle) -> bool {
-        self.number(handle, self.accounting_mode) == Some(1)
-    }
-
-    /// Returns the highest memory use of a process in accounting mode; the process may have ended.
-    ///
-    /// # Errors
-    /// NVML's error.
-    pub(crate) fn accounted_peak(&self, handle: Handle, pid: u32) -> Result<u64, Code> {
-        let device = self.device(handle)?;
-        let call = self.account.ok_or(Code::FUNCTION_NOT_FOUND)?;
-        let mut account = Account::default();
-        // SAFETY: the struct has the same size in every version, asserted in layouts.
-        checked(unsafe { call(device, pid, &raw mut account) })?;
-        if account.most_bytes == u64::MAX { Err(Code::NOT_SUPPORTED) } else { Ok(account.most_bytes) }
-    }
-
-    /// Returns whether the device drives a display.
-    pub(crate) fn is_display_active(&self, handle: Handle) -> bool {
-        self.number(handle, self.display_active) == Some(1)
+        let (lib, device) = (self.nvml.lib(), self.device(handle).ok()?);
+        let (gpu_call, compute_call) =
+            (found(&lib.nvmlDeviceGetGpuInstanceId).ok()?, found(&lib.nvmlDeviceGetComputeInstanceId).ok()?);
+        let (mut gpu, mut compute) = (NONE, NONE);
+        // SAFETY: each function writes one u32.
+        let (of_gpu, of_compute) =
+            unsafe { (gpu_call(device, &raw mut gpu), compute_call(device, &raw mut compute)) };
+        checked(of_gpu).and(checked(of_compute)).ok()?;
+        (gpu != NONE && compute != NONE).then_some((gpu, compute))
     }
 
     /// Returns whether Windows manages its memory (WDDM); then the memory of processes is unknown here.
     pub(crate) fn is_windows(&self, handle: Handle) -> bool {
-        let (Ok(device), Some(call)) = (self.device(handle), self.driver_model) else { return false };
-        let (mut now, mut pending) = (u32::MAX, u32::MAX);
+        // The wrapper has this call only on Windows.
+        let (Ok(device), Ok(call)) = (self.device(handle), &self.nvml.lib().nvmlDeviceGetDriverModel) else {
+            return false;
+        };
+        let (mut now, mut pending) = (NONE, NONE);
         // SAFETY: the function writes two u32.
-        checked(unsafe { call(device, &raw mut now, &raw mut pending) }).is_ok() && now == 0
+        checked(unsafe { call(device, &raw mut now, &raw mut pending) }).is_ok()
+            && now == nvmlDriverModel_enum_NVML_DRIVER_WDDM
     }
 
     /// Returns how the GPU accesses ordinary host memory (malloc): `hmm` or `ats`; `None`: not at all, or unknown.
     pub(crate) fn addressing(&self, handle: Handle) -> Option<&'static str> {
         let device = self.device(handle).ok()?;
-        // SAFETY: the type is that of the header.
-        let call = unsafe { symbol::<AddressingCall>(&self.nvml, "nvmlDeviceGetAddressingMode") }?;
-        let mut mode = AddressingMode::default();
-        // SAFETY: the struct has the size of its version.
+        let call = found(&self.nvml.lib().nvmlDeviceGetAddressingMode).ok()?;
+        let mut mode =
+            nvmlDeviceAddressingMode_t { version: version::<nvmlDeviceAddressingMode_t>(1), value: 0 };
+        // SAFETY: the struct is that of its version.
         checked(unsafe { call(device, &raw mut mode) }).ok()?;
-        mode.name()
+        match mode.value {
+            HMM => Some("hmm"),
+            ATS => Some("ats"),
+            _ => None,
+        }
     }
 
-    /// Returns the host's NUMA node that the GPU's memory forms (Grace).
-    pub(crate) fn numa_node(&self, handle: Handle) -> Option<u32> {
-        // SAFETY: the function writes one u32.
-        self.number(handle, unsafe { symbol(&self.nvml, "nvmlDeviceGetNumaNodeId") })
-    }
-
-    /// Reads the memory limit of a control group.
-    ///
-    /// # Errors
-    /// NVML's error; FUNCTION_NOT_FOUND before R615.
+    /// Reads the memory limit of a control group. FUNCTION_NOT_FOUND: the driver is older than R615.
     pub(crate) fn memory_limit(&self, handle: Handle, group: &str) -> Result<MemoryLimit, Code> {
         let device = self.device(handle)?;
         // SAFETY: the type is that of the header.
-        let call = unsafe { symbol::<LimitsCall>(&self.nvml, "nvmlDeviceGetMemoryLimits_v1") };
-        let call = call.ok_or(Code::FUNCTION_NOT_FOUND)?;
+        let call = found(
+            &unsafe { self.nvml.lib().__library.get::<LimitsFn>(b"nvmlDeviceGetMemoryLimits_v1") }
+                .map(|symbol| *symbol),
+        )?;
         let name = CString::new(group).map_err(|_| Code::INVALID_ARGUMENT)?;
         let mut limits = MemoryLimits { group: name.as_ptr(), soft: 0, hard: 0, used: 0 };
         // SAFETY: the struct is the header's; the name ends with 0 and outlives the call.
@@ -398,17 +345,16 @@ impl Raw {
         Ok(MemoryLimit { soft_bytes: limits.soft, hard_bytes: limits.hard, used_bytes: limits.used })
     }
 
-    /// Returns whether confidential computing is on.
     pub(crate) fn is_confidential(&self) -> bool {
-        let mut state = Confidence::default();
-        // SAFETY: the struct is three u32 and has no other version.
-        self.confidence
-            .is_some_and(|call| checked(unsafe { call(&raw mut state) }).is_ok() && state.feature != 0)
+        let Ok(call) = &self.nvml.lib().nvmlSystemGetConfComputeState else { return false };
+        let mut state = nvmlConfComputeSystemState_t { environment: 0, ccFeature: 0, devToolsMode: 0 };
+        // SAFETY: the struct has no other version.
+        checked(unsafe { call(&raw mut state) }).is_ok() && state.ccFeature != 0
     }
 
     /// Returns whether lists have the part of a process's bytes that confidential computing protects.
     pub(crate) fn tells_protected_bytes(&self) -> bool {
-        self.lists.iter().any(|list| list.calls.iter().any(|(_, layout)| *layout == Layout::Detail))
+        self.lists.iter().flatten().any(|call| matches!(call, ListCall::Detail(..)))
     }
 
     /// Returns whether this driver writes 32 bytes in the version of lists with 24-byte records.
@@ -417,95 +363,121 @@ impl Raw {
     }
 
     /// Starts watching events of a GPU: faults, health, and changes of its partition. Returns the number for [`Raw::event`].
-    ///
-    /// # Errors
-    /// NVML's error; NOT_SUPPORTED for a GPU without events.
+    /// NOT_SUPPORTED: the GPU has no events.
     pub(crate) fn watch(&mut self, handle: Handle) -> Result<usize, Code> {
-        let device = self.device(handle)?;
-        let events = self.events.ok_or(Code::FUNCTION_NOT_FOUND)?;
-        let (mut types, mut set) = (0, std::ptr::null_mut());
+        let (lib, device) = (self.nvml.lib(), self.device(handle)?);
+        let (create, register) = (found(&lib.nvmlEventSetCreate)?, found(&lib.nvmlDeviceRegisterEvents)?);
+        let (supported, free) =
+            (found(&lib.nvmlDeviceGetSupportedEventTypes)?, found(&lib.nvmlEventSetFree)?);
+        let (mut types, mut set) = (0, null_mut());
         // SAFETY: the function writes one u64.
-        checked(unsafe { (events.types)(device, &raw mut types) })?;
+        checked(unsafe { supported(device, &raw mut types) })?;
         let wanted = types & HEALTH_EVENTS.iter().fold(XID | PARTITIONED, |all, event| all | event.bit);
         if wanted == 0 {
             return Err(Code::NOT_SUPPORTED);
         }
         // SAFETY: the function writes one pointer, which is passed to no other library.
-        checked(unsafe { (events.create)(&raw mut set) })?;
+        checked(unsafe { create(&raw mut set) })?;
         // SAFETY: device and set belong to this library.
-        let registered = checked(unsafe { (events.register)(device, wanted, set) });
-        if let Err(code) = registered {
+        checked(unsafe { register(device, wanted, set) }).inspect_err(|_| {
             // SAFETY: the set was stored nowhere.
-            unsafe { (events.free)(set) };
-            return Err(code);
-        }
+            unsafe { free(set) };
+        })?;
         self.sets.push(set); // freed with the library
         Ok(self.sets.len() - 1)
     }
 
     /// Returns the next event of a watched GPU, if there is one. Does not wait.
-    ///
-    /// # Errors
-    /// NVML's error.
     pub(crate) fn event(&self, number: usize) -> Result<Option<Event>, Code> {
-        let (Some(events), Some(&set)) = (self.events, self.sets.get(number)) else {
-            return Err(Code::NOT_FOUND);
+        let wait = found(&self.nvml.lib().nvmlEventSetWait_v2)?;
+        let &set = self.sets.get(number).ok_or(Code::NOT_FOUND)?;
+        let mut data = nvmlEventData_t {
+            device: null_mut(),
+            eventType: 0,
+            eventData: 0,
+            gpuInstanceId: NONE,
+            computeInstanceId: NONE,
         };
-        let none = u32::MAX;
-        let mut data = EventData { device: std::ptr::null_mut(), kind: 0, data: 0, instance: (none, none) };
-        // SAFETY: the struct has the asserted size; earlier versions write less.
-        match checked(unsafe { (events.wait)(set, &raw mut data, 0) }) {
+        // SAFETY: the struct is that of this version.
+        match checked(unsafe { wait(set, &raw mut data, 0) }) {
             Ok(()) => {}
             Err(Code::TIMEOUT) => return Ok(None),
             Err(code) => return Err(code),
         }
-        let kind = match data.kind {
-            XID => Happened::Xid(data.data),
+        let kind = match data.eventType {
+            XID => Happened::Xid(data.eventData),
             PARTITIONED => Happened::Partitioned,
             bit => {
                 let health = HEALTH_EVENTS.iter().position(|event| event.bit == bit);
                 health.map_or(Happened::Other, Happened::Health)
             }
         };
-        let instance = Some(data.instance).filter(|&(gpu, compute)| gpu != none && compute != none);
-        Ok(Some(Event { kind, instance }))
+        let instance = (data.gpuInstanceId, data.computeInstanceId);
+        Ok(Some(Event { kind, instance: Some(instance).filter(|of| of.0 != NONE && of.1 != NONE) }))
     }
 
     /// Returns the driver's number of a GPU from which it is being unbound, if any. The first call only starts watching.
-    ///
-    /// # Errors
-    /// NVML's error; FUNCTION_NOT_FOUND before R575.
+    /// FUNCTION_NOT_FOUND: the driver is older than R575.
     pub(crate) fn unbinding(&mut self) -> Result<Option<u32>, Code> {
-        let calls = self.system_events.ok_or(Code::FUNCTION_NOT_FOUND)?;
-        match &self.unbindings {
-            Some(unbindings) => unbindings.next(),
-            None => {
-                self.unbindings = Some(Unbindings::watch(calls)?);
-                Ok(None)
-            }
+        let lib = self.nvml.lib();
+        let (create, register) =
+            (found(&lib.nvmlSystemEventSetCreate)?, found(&lib.nvmlSystemRegisterEvents)?);
+        let (wait, free) = (found(&lib.nvmlSystemEventSetWait)?, found(&lib.nvmlSystemEventSetFree)?);
+        let Some(set) = self.unbind_set else {
+            let mut created = nvmlSystemEventSetCreateRequest_t {
+                version: version::<nvmlSystemEventSetCreateRequest_t>(1),
+                set: null_mut(),
+            };
+            // SAFETY: the struct is that of its version; the function writes the pointer.
+            checked(unsafe { create(&raw mut created) })?;
+            let set = created.set;
+            let mut events = nvmlSystemRegisterEventRequest_t {
+                version: version::<nvmlSystemRegisterEventRequest_t>(1),
+                eventTypes: UNBIND,
+                set,
+            };
+            // SAFETY: the same; the set belongs to this library.
+            checked(unsafe { register(&raw mut events) }).inspect_err(|_| {
+                let version = version::<nvmlSystemEventSetFreeRequest_t>(1);
+                // SAFETY: the set was stored nowhere.
+                unsafe { free(&mut nvmlSystemEventSetFreeRequest_t { version, set }) };
+            })?;
+            self.unbind_set = Some(set); // freed with the library
+            return Ok(None);
+        };
+        let mut data = nvmlSystemEventData_v1_t { eventType: 0, gpuId: 0 };
+        let mut request = nvmlSystemEventSetWaitRequest_t {
+            version: version::<nvmlSystemEventSetWaitRequest_t>(1),
+            timeoutms: 0,
+            set,
+            data: &raw mut data,
+            dataSize: 1,
+            numEvent: 0,
+        };
+        // SAFETY: the struct is that of its version, and has room for one event at `data`, which outlives the call.
+        match checked(unsafe { wait(&raw mut request) }) {
+            Ok(()) => Ok((request.numEvent != 0 && data.eventType & UNBIND != 0).then_some(data.gpuId)),
+            Err(Code::TIMEOUT) => Ok(None),
+            Err(code) => Err(code),
         }
     }
 
-    /// Appends the processes of one list. Makes one call, more only if the list grew.
-    ///
-    /// # Errors
-    /// NVML's error; nothing was appended then.
+    /// Appends the processes of one list; nothing after an error. Makes one call, more only if the list grew.
     pub(crate) fn list(&mut self, handle: Handle, list: List, charges: &mut Vec<Charge>) -> Result<(), Code> {
         let device = self.device(handle)?;
-        let versions = self.lists[list as usize].calls.len();
         let mut newer = None;
-        for version in 0..versions {
-            let (call, layout) = self.lists[list as usize].calls[version];
-            match self.list_by(device, call, layout, charges) {
+        for place in 0..self.lists[list as usize].len() {
+            let call = self.lists[list as usize][place];
+            match self.list_by(device, call, charges) {
                 Ok(()) => {
                     // The driver lacks the newer versions: do not try them again.
-                    self.lists[list as usize].calls.drain(..version);
+                    self.lists[list as usize].drain(..place);
                     return Ok(());
                 }
                 Err(code @ (Code::FUNCTION_NOT_FOUND | Code::ARGUMENT_VERSION_MISMATCH)) => {
                     newer = newer.or(Some(code));
                 }
-                Err(Code::NOT_SUPPORTED) if layout == Layout::Detail => {}
+                Err(Code::NOT_SUPPORTED) if matches!(call, ListCall::Detail(..)) => {}
                 Err(code) => return Err(newer.unwrap_or(code)),
             }
         }
@@ -514,9 +486,8 @@ impl Raw {
 
     fn list_by(
         &mut self,
-        device: *mut c_void,
-        call: AnyListCall,
-        layout: Layout,
+        device: nvmlDevice_t,
+        call: ListCall,
         charges: &mut Vec<Charge>,
     ) -> Result<(), Code> {
         let mut records = self.buffer.len() * size_of::<u64>() / RECORD_BYTES;
@@ -525,28 +496,17 @@ impl Raw {
             self.buffer.resize(records * RECORD_BYTES / size_of::<u64>(), 0);
             self.buffer.fill(u64::from_ne_bytes([UNTOUCHED; 8]));
             let mut count = u32::try_from(records).unwrap_or(u32::MAX);
-            let room = self.buffer.as_mut_ptr().cast();
-            let answer = match call {
-                // SAFETY: the buffer has `count` times the longest record of any version, aligned to 8.
-                AnyListCall::List(call) => checked(unsafe { call(device, &raw mut count, room) }),
-                AnyListCall::Detail(call, mode) => {
-                    let mut list = DetailList { version: DETAIL_LIST_V1, mode, count, records: room };
-                    // SAFETY: the same; the struct has the size of this `version`.
-                    let answer = checked(unsafe { call(device, &raw mut list) });
-                    count = list.count;
-                    answer
-                }
-            };
+            let answer = call.call(device, &mut count, self.buffer.as_mut_ptr());
             let count = count as usize;
             match answer {
                 Ok(()) => {
-                    let stride = match layout {
-                        Layout::Short => 16,
-                        Layout::Instance => 24,
-                        Layout::Detail => RECORD_BYTES,
-                        Layout::Newest => stride(&self.buffer, count, self.looks_like_535),
+                    let stride = match call {
+                        ListCall::V1(_) => 16,
+                        ListCall::V2(_) => 24,
+                        ListCall::V3(_) => stride(&self.buffer, count, self.looks_like_535),
+                        ListCall::Detail(..) => RECORD_BYTES,
                     };
-                    parse(&self.buffer, count, stride, layout == Layout::Detail, charges);
+                    parse(&self.buffer, count, stride, matches!(call, ListCall::Detail(..)), charges);
                     // Shrink a buffer that was needed for many processes: filling it costs more than a short list.
                     if count < records / 8 {
                         self.buffer.truncate(records / 4 * RECORD_BYTES / size_of::<u64>());
@@ -568,11 +528,48 @@ impl Raw {
     }
 }
 
-fn checked(answer: Return) -> Result<(), Code> {
-    if answer == 0 { Ok(()) } else { Err(Code(answer)) }
+/// Longest record that any driver writes; the buffer has room for records of this size.
+const RECORD_BYTES: usize = 32;
+/// Byte with which the buffer is filled before a call, so that the end of the written data can be found.
+const UNTOUCHED: u8 = 0xa5;
+
+fn word(buffer: &[u64], byte: usize) -> u64 {
+    buffer.get(byte / 8).copied().unwrap_or(0)
 }
 
-mod layouts;
-mod system_events;
+/// Returns the distance of records in a list of the newest version: 24 bytes, or 32 if the driver has written exactly to the end
+/// of `count` records of 32. A driver that first clears the whole array leaves no trace; then its symbols decide.
+fn stride(buffer: &[u64], count: usize, looks_like_535: bool) -> usize {
+    let untouched = u64::from_ne_bytes([UNTOUCHED; 8]);
+    let records = buffer.len() * 8 / RECORD_BYTES;
+    if count == 0 || count > records || word(buffer, count * 24) == untouched {
+        return 24; // nothing was written behind records of 24 bytes
+    }
+    let ends_at_32 = count == records || word(buffer, count * 32) == untouched;
+    let wrote_last = word(buffer, count * 32 - 8) != untouched;
+    let wiped = !ends_at_32;
+    if (wiped && looks_like_535) || (!wiped && wrote_last) { 32 } else { 24 }
+}
+
+/// Reads `count` records, or as many as are in the buffer.
+fn parse(buffer: &[u64], count: usize, stride: usize, has_protected: bool, charges: &mut Vec<Charge>) {
+    for record in buffer.chunks_exact(stride / 8).take(count) {
+        let instance = record.get(2).map_or((NONE, NONE), |&pair| halves(pair));
+        charges.push(Charge {
+            pid: halves(record[0]).0,
+            bytes: Some(record[1]).filter(|&bytes| bytes != u64::MAX),
+            instance: Some(instance).filter(|&(gpu, compute)| gpu != NONE && compute != NONE),
+            protected_bytes: record.get(3).filter(|&&bytes| has_protected && bytes != u64::MAX).copied(),
+        });
+    }
+}
+
+/// Returns the two u32 in memory order.
+fn halves(word: u64) -> (u32, u32) {
+    let bytes = word.to_ne_bytes();
+    let [a, b, c, d, e, f, g, h] = bytes;
+    (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]))
+}
+
 #[cfg(test)]
 mod tests;

@@ -33,14 +33,11 @@ const MEMORY_SHARE: u64 = 5;
 const RETRY_NS: u64 = SECOND;
 const RETRY_MOST_NS: u64 = 60 * SECOND;
 
-/// Next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NextRead {
     /// Read the memory of each device that [`Schedule::wants_memory`].
     Memory,
-    /// Read the lists of this device.
     List(usize),
-    /// Nothing to do until this time.
     Wait(u64),
 }
 
@@ -69,9 +66,7 @@ impl Health {
 
 #[derive(Debug, Clone, Default)]
 struct Device {
-    /// Skipped until this time.
     suspended_until_ns: u64,
-    /// Lists skipped until this time.
     lists_suspended_until_ns: u64,
     memory: Health,
     list: Health,
@@ -80,7 +75,6 @@ struct Device {
     /// `used` at that list, and now.
     listed_used: Option<u64>,
     used: Option<u64>,
-    /// When `used` was read.
     used_ns: u64,
     asked_ns: Option<u64>,
     moved_ns: Option<u64>,
@@ -90,7 +84,6 @@ struct Device {
     cost_ns: u64,
 }
 
-/// State of both lanes.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     memory_period_ns: u64,
@@ -196,7 +189,6 @@ impl Schedule {
         NextRead::Wait(list_ns.min(self.next_memory_ns))
     }
 
-    /// Returns whether the device's memory is read in this memory tick.
     pub(crate) fn wants_memory(&self, index: usize, now_ns: u64) -> bool {
         self.devices.get(index).is_some_and(|device| {
             let is_fresh = device.used_ns.saturating_add(self.memory_period_ns / 2) > now_ns;
@@ -216,7 +208,6 @@ impl Schedule {
         }
     }
 
-    /// Notes that the memory of all devices has been read, which took `took_ns`.
     pub(crate) fn memory_turn_ended(&mut self, now_ns: u64, took_ns: u64) {
         let earliest = now_ns.saturating_add(took_ns.saturating_mul(MEMORY_SHARE - 1));
         self.next_memory_ns = self.next_memory_ns.max(earliest);
@@ -260,7 +251,6 @@ impl Schedule {
         }
     }
 
-    /// Returns the latest time until which a device or its lists are skipped.
     pub(crate) fn suspended_until_ns(&self) -> u64 {
         let until = |device: &Device| device.suspended_until_ns.max(device.lists_suspended_until_ns);
         self.devices.iter().map(until).max().unwrap_or(0)

@@ -1,13 +1,14 @@
 //! One opened library, read turn by turn. Its results leave as frames.
 
-use self::limits::Limits;
+use self::extras::Limits;
 use super::answer::{Charge, Code, Event, List, Memory, PID_MOST};
 use super::call_state::Call;
 use super::library::{Facts, Gpus, Pids};
-use super::protocol::{FrameWriter, NOT_OUR_PID, Totals};
+use super::protocol::{FrameWriter, NOT_OUR_PID};
 use super::schedule::{NextRead, Schedule};
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
+use crate::nvml_status::NvmlCalls;
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Stamp};
 use std::io;
@@ -23,9 +24,8 @@ const DOUBT_NS: u64 = 2_000_000_000;
 /// Interval for reading events, which happens in wake-ups for other calls.
 const EVENTS_NS: u64 = 500_000_000;
 
-/// State of a device.
 #[derive(Debug, Default)]
-struct Seen {
+struct DeviceState {
     total_bytes: Option<u64>,
     memory_problem: Option<Code>,
     list_problem: Option<Code>,
@@ -33,7 +33,7 @@ struct Seen {
     memory_refused: Option<String>,
     list_refused: Option<String>,
     /// Problem as last written; `Some(None)`: no problem; `None`: nothing written so far.
-    told: Option<Option<String>>,
+    written: Option<Option<String>>,
     lost_since_ns: Option<u64>,
     /// Pids of the last successful list.
     pids: Vec<u32>,
@@ -68,9 +68,7 @@ struct Row {
 /// What the caller does after a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Call [`Session::turn`] again at once.
     Again,
-    /// Sleep until this time.
     Wait(u64),
     /// Close the library and open it again: at once for `None`, else after a retry interval.
     Reopen(Option<Code>),
@@ -78,11 +76,10 @@ pub(crate) enum Next {
     Release(u32),
 }
 
-/// One opened library with the state of its devices.
 pub(crate) struct Session {
     gpus: Box<dyn Gpus>,
-    lanes: Schedule,
-    seen: Vec<Seen>,
+    schedule: Schedule,
+    seen: Vec<DeviceState>,
     extra_interval_ns: u64,
     number: u64,
     opened_ns: u64,
@@ -107,15 +104,15 @@ impl Session {
         out: &mut FrameWriter,
     ) -> Session {
         let now = now_ns();
-        let mut lanes = Schedule::new(settings, now);
+        let mut schedule = Schedule::new(settings, now);
         // A slot is a byte; 255 means none.
         let count = gpus.devices().len().min(usize::from(gpumem_wire::NONE_DEVICE));
-        lanes.set_devices(count, now);
+        schedule.set_devices(count, now);
         let ns = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let mut session = Session {
             gpus,
-            lanes,
-            seen: (0..count).map(|_| Seen::default()).collect(),
+            schedule,
+            seen: (0..count).map(|_| DeviceState::default()).collect(),
             extra_interval_ns: ns(settings.extra_interval),
             number: 0,
             opened_ns: now,
@@ -128,11 +125,11 @@ impl Session {
             happened: Vec::new(),
             broken: None,
         };
-        session.say_facts(None, &session.gpus.facts(None), out);
+        session.write_facts(None, &session.gpus.facts(None), out);
         for index in 0..count {
             let name = session.gpus.devices()[index].name;
             match avoid.iter().find(|(avoided, until)| *avoided == name && *until > now) {
-                Some(&(_, until)) => session.lanes.suspend(index, until),
+                Some(&(_, until)) => session.schedule.suspend(index, until),
                 None => {
                     out.doing(Call::Device(index as u8));
                     let memory = session.gpus.memory(index).and_then(possible);
@@ -142,9 +139,9 @@ impl Session {
             }
             session.announce(index, out);
             if avoid.iter().any(|(avoided, until)| *avoided == name && *until > now) {
-                session.say_facts(Some(index), &session.gpus.facts(Some(index)), out);
+                session.write_facts(Some(index), &session.gpus.facts(Some(index)), out);
             } else {
-                session.look_at_accounting(index, out);
+                session.read_accounting(index, out);
             }
         }
         session
@@ -169,12 +166,10 @@ impl Session {
         out.write(at(index, now_ns()), body);
     }
 
-    /// Returns the code if the whole library is unusable.
     pub(crate) fn broken(&self) -> Option<Code> {
         self.broken
     }
 
-    /// Returns library, driver and number of devices as a text for the user.
     pub(crate) fn description(&self) -> String {
         let devices = match self.seen.len() {
             1 => "1 device".to_owned(),
@@ -183,33 +178,31 @@ impl Session {
         let doubt = match self.gpus.pids() {
             Pids::Trusted => "",
             Pids::ForeignBytes | Pids::Foreign => {
-                "; this driver confuses PID namespaces: bytes per process are left out (run in the host's)"
+                "; this driver confuses PID namespaces: bytes per process are omitted (run gpumemd in the host's)"
             }
         };
         let unnamed = self.gpus.unnamed().iter();
         let unnamed: String =
-            unnamed.map(|(gpu, code)| format!("; GPU {gpu} cannot be named: {code}")).collect();
+            unnamed.map(|(gpu, code)| format!("; GPU {gpu} cannot be identified: {code}")).collect();
         format!("{}, {devices}{unnamed}{doubt}", self.gpus.description())
     }
 
-    /// Requests a list of this device.
     pub(crate) fn ask(&mut self, name: DeviceName) {
         if let Some(index) = self.index(name) {
-            self.lanes.ask(index, now_ns());
+            self.schedule.ask(index, now_ns());
         }
     }
 
     /// Skips a device until this time; a time in the past ends that.
     pub(crate) fn skip(&mut self, name: DeviceName, until_ns: u64) {
         if let Some(index) = self.index(name) {
-            self.lanes.suspend(index, until_ns);
+            self.schedule.suspend(index, until_ns);
         }
     }
 
-    /// Skips a device's lists until this time.
     pub(crate) fn skip_lists(&mut self, name: DeviceName, until_ns: u64) {
         if let Some(index) = self.index(name) {
-            self.lanes.suspend_lists(index, until_ns);
+            self.schedule.suspend_lists(index, until_ns);
         }
     }
 
@@ -230,12 +223,10 @@ impl Session {
     }
 
     /// Does the next action that is due.
-    ///
-    /// # Errors
-    /// The reader of the frames is gone.
-    pub(crate) fn turn(&mut self, totals: &mut Totals, out: &mut FrameWriter) -> io::Result<Next> {
+    /// Errors: The reader of the frames is gone.
+    pub(crate) fn turn(&mut self, totals: &mut NvmlCalls, out: &mut FrameWriter) -> io::Result<Next> {
         let now = now_ns();
-        let stay_until_ns = self.stay_until_ns.max(self.lanes.suspended_until_ns());
+        let stay_until_ns = self.stay_until_ns.max(self.schedule.suspended_until_ns());
         let rediscover_ns = if self.is_in_doubt { DOUBT_NS } else { REDISCOVER_NS };
         if now.saturating_sub(self.checked_ns) >= rediscover_ns && now >= stay_until_ns {
             (self.checked_ns, self.is_in_doubt) = (now, false);
@@ -244,10 +235,10 @@ impl Session {
             }
             for index in 0..self.seen.len() {
                 out.doing(Call::Device(index as u8));
-                self.look_at_accounting(index, out);
+                self.read_accounting(index, out);
             }
         }
-        let broken = match self.lanes.next(now) {
+        let broken = match self.schedule.next(now) {
             NextRead::Wait(until) => {
                 let is_due = now.saturating_sub(self.looked_ns) >= EVENTS_NS;
                 let happened = if is_due { self.events(now, out) } else { None };
@@ -256,7 +247,7 @@ impl Session {
             NextRead::Memory => self.memory_turn(totals, out),
             NextRead::List(index) => self.reading(index, totals, out)?,
         };
-        totals.deferred += std::mem::take(&mut self.lanes.deferred);
+        totals.deferred += std::mem::take(&mut self.schedule.deferred);
         if let Some(code) = broken {
             return Ok(Next::Reopen(Some(code)));
         }
@@ -268,30 +259,30 @@ impl Session {
     }
 
     /// Reads the memory of all devices. Returns a code if the whole library is unusable.
-    fn memory_turn(&mut self, totals: &mut Totals, out: &mut FrameWriter) -> Option<Code> {
+    fn memory_turn(&mut self, totals: &mut NvmlCalls, out: &mut FrameWriter) -> Option<Code> {
         let began = now_ns();
         let mut broken = None;
         let mut now = began;
         for index in 0..self.seen.len() {
-            if self.lanes.wants_memory(index, now) {
+            if self.schedule.wants_memory(index, now) {
                 let memory = self.read_memory(index, totals, out);
                 now = now_ns();
-                self.lanes.memory_read(index, now, memory.ok().map(|memory| memory.used_bytes));
+                self.schedule.memory_read(index, now, memory.ok().map(|memory| memory.used_bytes));
                 // `fine` is first written after a complete reading, because lists may hang where memory answers.
-                if self.seen[index].told.is_some() || memory.is_err() {
-                    self.tell(index, now, out);
+                if self.seen[index].written.is_some() || memory.is_err() {
+                    self.write_state(index, now, out);
                 }
                 broken = broken.or(memory.err().filter(|code| code.is_of_library()));
             }
         }
-        self.lanes.memory_turn_ended(now, now - began);
+        self.schedule.memory_turn_ended(now, now - began);
         broken
     }
 
     fn read_memory(
         &mut self,
         index: usize,
-        totals: &mut Totals,
+        totals: &mut NvmlCalls,
         out: &mut FrameWriter,
     ) -> Result<Memory, Code> {
         out.doing(Call::Device(index as u8));
@@ -334,33 +325,34 @@ impl Session {
     fn reading(
         &mut self,
         index: usize,
-        totals: &mut Totals,
+        totals: &mut NvmlCalls,
         out: &mut FrameWriter,
     ) -> io::Result<Option<Code>> {
         self.number += 1;
         let number = self.number;
         let began = now_ns();
         out.write(at(index, began), Body::SampleBegin { number });
-        if self.lanes.last_cost_ns(index).is_none_or(|cost| cost >= SAY_BEGIN_NS) {
+        if self.schedule.last_cost_ns(index).is_none_or(|cost| cost >= SAY_BEGIN_NS) {
             out.flush()?;
         }
         let first = self.read_memory(index, totals, out);
         let (mut cost, failed) = self.read_lists(index, began, totals, out);
+        let list_ns = u32::try_from(cost).unwrap_or(u32::MAX);
         let accounting_ns = now_ns();
-        self.say_rows(index, failed, out);
+        self.write_rows(index, failed, out);
         if self.seen[index].is_accounting {
             cost += now_ns() - accounting_ns;
         }
         let last = if first.is_ok() { self.read_memory(index, totals, out) } else { first };
         let ended = now_ns();
         let result = failed.map_or(0, |code| u16::try_from(code.0).unwrap_or(999));
-        out.write(at(index, ended), Body::SampleEnd { number, result });
+        out.write(Stamp { context: list_ns, ..at(index, ended) }, Body::SampleEnd { number, result });
         if let Ok(memory) = last {
-            self.lanes.memory_read(index, ended, Some(memory.used_bytes));
+            self.schedule.memory_read(index, ended, Some(memory.used_bytes));
         }
         // A list with impossible values still counts as read.
-        self.lanes.listed(index, began, ended, cost, failed.is_none_or(|code| code == Code::IMPOSSIBLE));
-        self.tell(index, ended, out);
+        self.schedule.listed(index, began, ended, cost, failed.is_none_or(|code| code == Code::IMPOSSIBLE));
+        self.write_state(index, ended, out);
         self.is_in_doubt |= failed.is_some_and(Code::doubts_the_device);
         Ok(failed.or(first.err()).filter(|code| code.is_of_library()))
     }
@@ -370,7 +362,7 @@ impl Session {
         &mut self,
         index: usize,
         now: u64,
-        totals: &mut Totals,
+        totals: &mut NvmlCalls,
         out: &mut FrameWriter,
     ) -> (u64, Option<Code>) {
         let (mut cost, mut failed, mut refused) = (0, None, None);
@@ -443,7 +435,7 @@ impl Session {
         (cost, failed)
     }
 
-    fn say_rows(&mut self, index: usize, failed: Option<Code>, out: &mut FrameWriter) {
+    fn write_rows(&mut self, index: usize, failed: Option<Code>, out: &mut FrameWriter) {
         let now = now_ns();
         let stamp = |pid| Stamp { thread: pid, ..at(index, now) };
         let (start_ticks, doubt) = match self.gpus.pids() {
@@ -467,12 +459,12 @@ impl Session {
         }
         let Some(code) = failed else {
             if self.seen[index].is_accounting && doubt.is_none() {
-                self.say_accounted(index, out);
+                self.write_accounted_peaks(index, out);
             }
             let pids = &mut self.seen[index].pids;
             pids.clear();
             pids.extend(self.rows.iter().map(|row| row.pid));
-            self.look_at_limits(index, out);
+            self.read_limits(index, out);
             return;
         };
         let pids = &self.seen[index].pids;
@@ -485,7 +477,7 @@ impl Session {
     }
 
     /// Writes the state of a device if it has changed.
-    fn tell(&mut self, index: usize, now: u64, out: &mut FrameWriter) {
+    fn write_state(&mut self, index: usize, now: u64, out: &mut FrameWriter) {
         let seen = &mut self.seen[index];
         let is_lost = [seen.memory_problem, seen.list_problem].into_iter().flatten().any(Code::is_loss);
         seen.lost_since_ns = is_lost.then(|| seen.lost_since_ns.unwrap_or(now));
@@ -501,7 +493,7 @@ impl Session {
             (None, Some(list)) => Some(format!("process list: {}", words(list, &seen.list_refused))),
             (None, None) => None,
         };
-        if seen.told.as_ref() == Some(&problem) {
+        if seen.written.as_ref() == Some(&problem) {
             return;
         }
         let reason = problem.as_ref().map_or("nvml: fine".to_owned(), |problem| format!("nvml: {problem}"));
@@ -510,7 +502,7 @@ impl Session {
             Stamp { context: code, ..at(index, now) },
             Body::Source { up: problem.is_none(), reason: &reason },
         );
-        seen.told = Some(problem);
+        seen.written = Some(problem);
     }
 }
 
@@ -533,12 +525,10 @@ fn merge(rows: &mut Vec<Row>) {
     });
 }
 
-/// Returns an error for values that exceed the size of the device.
 fn possible(memory: Memory) -> Result<Memory, Code> {
     if memory.impossible().is_some() { Err(Code::IMPOSSIBLE) } else { Ok(memory) }
 }
 
-/// Returns the reason for missing memory values of a process.
 pub(crate) fn absence_of(code: Code) -> Absence {
     match code {
         Code::NO_PERMISSION => Absence::NoPermission,
@@ -551,6 +541,5 @@ pub(crate) fn absence_of(code: Code) -> Absence {
 }
 
 mod extras;
-mod limits;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -2,17 +2,17 @@
 //! get their start times. Keeps the state that is needed when a poller is lost during a reading.
 
 use super::answer::{Code, HEALTH_EVENTS, HealthEventKind, List};
-use super::protocol::{NOT_OUR_PID, Totals};
+use super::protocol::NOT_OUR_PID;
 use super::session::absence_of;
 use crate::clock::now_ns;
-use crate::nvml_status::{DeviceStatus, HealthEvent, NvmlStatus};
+use crate::nvml_status::{DeviceStatus, HealthEvent, NvmlCalls, NvmlStatus};
 use crate::source::process::{Gpu, Processes};
+use crate::stats::Timing;
 use gpumem_ledger::{DeviceName, ProcessKey};
 use gpumem_wire::{Absence, Body, NONE_DEVICE, Reading, Record, Stamp, frame};
 use std::collections::BTreeMap;
 use tracing::warn;
 
-/// State of a device's readings.
 #[derive(Debug, Default)]
 struct Readings {
     /// Number of the reading that has begun and not ended.
@@ -25,32 +25,29 @@ struct Readings {
     extras: [Vec<u32>; 2],
     /// When a poller last ended a reading, successful or not, so that all its calls had returned.
     ended_ns: u64,
-    /// Time of the newest memory sample.
     memory_ns: u64,
 }
 
-/// State of the translation that belongs to one poller.
 #[derive(Debug, Default)]
 pub(crate) struct PollerState {
     /// The host's slot of each of the poller's slots.
     slots: Vec<u8>,
-    /// Call totals as last reported by the poller.
-    totals: Totals,
+    totals: NvmlCalls,
     /// The records up to the next `SampleBegin` belong to an outdated reading.
     skips_reading: bool,
 }
 
-/// Translation across all pollers.
 #[derive(Debug, Default)]
 pub(crate) struct Translator {
     /// Readings by the host's slot; never shrinks.
     readings: Vec<Readings>,
-    /// State of the current poller.
     poller: PollerState,
     number: u64,
     /// Call totals of all other pollers.
-    before: Totals,
+    before: NvmlCalls,
     out: Vec<u8>,
+    /// Durations of calls in ns that the owner has not taken yet.
+    pub timings: Vec<(Timing, u32)>,
 }
 
 /// The poller wrote data that is not a frame.
@@ -67,31 +64,25 @@ impl Translator {
     /// Goes back to an earlier poller. Its buffered samples may be older than those of the poller in between; these are dropped.
     pub(crate) fn resume_poller(&mut self, state: PollerState) {
         let mut before = self.all_totals();
-        for (place, value) in state.totals.values().into_iter().enumerate() {
-            if let Some(total) = before.place(place as u32 + 1) {
-                *total = total.saturating_sub(value);
-            }
+        let mut of_state = state.totals;
+        for (total, value) in before.fields_mut().into_iter().zip(of_state.fields_mut()) {
+            *total = total.saturating_sub(*value);
         }
         (self.before, self.poller) = (before, state);
     }
 
-    /// Returns whether the current poller has opened this device.
     pub(crate) fn has_opened(&self, slot: u8) -> bool {
         self.poller.slots.contains(&slot)
     }
 
-    /// Returns the call totals of all pollers.
-    pub(crate) fn all_totals(&self) -> Totals {
-        let mut sum = self.before;
-        for (place, value) in self.poller.totals.values().into_iter().enumerate() {
-            if let Some(total) = sum.place(place as u32 + 1) {
-                *total += value;
-            }
+    pub(crate) fn all_totals(&self) -> NvmlCalls {
+        let (mut sum, mut of_poller) = (self.before, self.poller.totals);
+        for (total, value) in sum.fields_mut().into_iter().zip(of_poller.fields_mut()) {
+            *total += *value;
         }
         sum
     }
 
-    /// Returns the device in this slot of the poller.
     pub(crate) fn device_of_poller(&self, slot: u8, status: &NvmlStatus) -> Option<DeviceName> {
         let slot = *self.poller.slots.get(usize::from(slot))?;
         status.devices.iter().find(|device| device.slot == slot).map(|device| device.name)
@@ -103,9 +94,7 @@ impl Translator {
     }
 
     /// Translates whole frames from the start of `bytes`, and returns their length in bytes.
-    ///
-    /// # Errors
-    /// The next bytes cannot be a frame.
+    /// Errors: The next bytes cannot be a frame.
     pub(crate) fn translate(
         &mut self,
         bytes: &[u8],
@@ -139,7 +128,7 @@ impl Translator {
         frames
     }
 
-    fn say(&mut self, stamp: Stamp, body: Body<'_>) {
+    fn write(&mut self, stamp: Stamp, body: Body<'_>) {
         Record { stamp, body }.append_frame(&mut self.out);
     }
 
@@ -156,8 +145,10 @@ impl Translator {
         if let Body::Counter { value } = record.body {
             if stamp.device != NONE_DEVICE {
                 self.count_health_event(stamp.device, stamp.tag, status);
-            } else if let Some(total) = self.poller.totals.place(stamp.tag) {
-                *total = value as u64;
+            } else if let Some(total) =
+                (1..).zip(self.poller.totals.fields_mut()).find(|(tag, _)| *tag == stamp.tag)
+            {
+                *total.1 = value as u64;
             }
             return;
         }
@@ -178,7 +169,7 @@ impl Translator {
             }
             Body::DeviceFault { xid } => {
                 let device = status.devices.get(index).map(|device| device.name.to_string());
-                warn!(device, xid, "the driver told of a fault (Xid)");
+                warn!(device, xid, "the driver reported a fault (Xid)");
             }
             Body::ProcessSample { .. } | Body::SampleEnd { .. } if self.poller.skips_reading => return,
             Body::ProcessSample { start_ticks, lists, .. } => {
@@ -193,7 +184,7 @@ impl Translator {
                 *start_ticks = key.start_ticks;
                 if let Some(readings) = self.readings.get_mut(index) {
                     if is_ours && !readings.last.contains(&key) {
-                        tell_of(key, status.devices.get(index), processes);
+                        note_use(key, status.devices.get(index), processes);
                     }
                     readings.now.push(key);
                     for (extra, list) in readings.extras.iter_mut().zip([List::Graphics, List::Mps]) {
@@ -204,12 +195,14 @@ impl Translator {
                 }
             }
             Body::SampleEnd { number, result } => {
+                self.timings.push((Timing::NvmlLists, std::mem::take(&mut stamp.context)));
                 match self.close_reading(index, stamp.time_ns, *result == 0, status) {
                     Some(open) => *number = open,
                     None => return,
                 }
             }
             Body::DeviceSample { .. } => {
+                self.timings.push((Timing::NvmlMemory, stamp.context));
                 if let Some(readings) = self.readings.get_mut(index) {
                     if stamp.time_ns < readings.memory_ns {
                         return;
@@ -223,7 +216,7 @@ impl Translator {
             &mut Body::Source { up, reason } if !take_source(&mut stamp, up, reason, status) => return,
             _ => {}
         }
-        self.say(stamp, body);
+        self.write(stamp, body);
     }
 
     /// Begins a reading and returns its number. `None`: it is older than a reading that another poller has taken meanwhile.
@@ -337,7 +330,7 @@ impl Translator {
         }
         if is_news {
             let body = Body::Device { uuid_high, uuid_low, total_bytes: Reading(total), ordinal, id, name };
-            self.say(Stamp { device: slot, ..record.stamp }, body);
+            self.write(Stamp { device: slot, ..record.stamp }, body);
         }
     }
 
@@ -348,24 +341,44 @@ impl Translator {
             let slot = status.devices[index].slot;
             let is_avoided = avoided(&status.devices[index]);
             if !self.poller.slots.contains(&slot) && !is_avoided && status.devices[index].problem.is_none() {
-                self.say_problem(status, slot, Some(NOT_THERE), now);
+                self.report_problem(status, slot, Some(NOT_THERE), now);
             }
         }
     }
 
     /// Sets the problem of a device independently of the poller.
-    pub(crate) fn say_problem(&mut self, status: &mut NvmlStatus, slot: u8, problem: Option<&str>, now: u64) {
+    pub(crate) fn report_problem(
+        &mut self,
+        status: &mut NvmlStatus,
+        slot: u8,
+        problem: Option<&str>,
+        now: u64,
+    ) {
         set_problem(status, slot, problem, now);
         let reason = format!("nvml: {}", problem.unwrap_or("fine"));
         let stamp = Stamp { time_ns: now, device: slot, ..Stamp::default() };
-        self.say(stamp, Body::Source { up: problem.is_none(), reason: &reason });
+        self.write(stamp, Body::Source { up: problem.is_none(), reason: &reason });
+    }
+
+    pub(crate) fn report_problems(
+        &mut self,
+        status: &mut NvmlStatus,
+        is_meant: impl Fn(&DeviceStatus) -> bool,
+        problem: Option<&str>,
+        now: u64,
+    ) {
+        for index in 0..status.devices.len() {
+            if is_meant(&status.devices[index]) {
+                self.report_problem(status, status.devices[index].slot, problem, now);
+            }
+        }
     }
 
     /// Sets the state of the source independently of the poller.
-    pub(crate) fn say_source(&mut self, status: &mut NvmlStatus, up: bool, reason: &str) {
+    pub(crate) fn report_source(&mut self, status: &mut NvmlStatus, up: bool, reason: &str) {
         let now = now_ns();
         set_source(status, up, reason, now);
-        self.say(Stamp { time_ns: now, ..Stamp::default() }, Body::Source { up, reason });
+        self.write(Stamp { time_ns: now, ..Stamp::default() }, Body::Source { up, reason });
     }
 
     /// Ends the readings that a lost poller had begun, except those of devices for which `keeps` is true.
@@ -376,14 +389,14 @@ impl Translator {
     }
 
     /// Writes a reading of this device without values, only with the reason.
-    pub(crate) fn say_absent(&mut self, slot: u8, code: Code) {
+    pub(crate) fn report_absent(&mut self, slot: u8, code: Code) {
         let Some(readings) = self.readings.get_mut(usize::from(slot)) else { return };
         if readings.open.is_none() {
             self.number += 1;
             let number = self.number;
             readings.open = Some(number);
             readings.now.clear();
-            self.say(
+            self.write(
                 Stamp { time_ns: now_ns(), device: slot, ..Stamp::default() },
                 Body::SampleBegin { number },
             );
@@ -404,15 +417,15 @@ impl Translator {
                 absence,
                 lists: 0,
             };
-            self.say(Stamp { thread: key.pid, ..stamp }, body);
+            self.write(Stamp { thread: key.pid, ..stamp }, body);
         }
         let result = u16::try_from(code.0).unwrap_or(999);
-        self.say(stamp, Body::SampleEnd { number, result });
+        self.write(stamp, Body::SampleEnd { number, result });
     }
 }
 
 /// Tells the process table that a process uses a device, which may reveal its job.
-fn tell_of(key: ProcessKey, device: Option<&DeviceStatus>, processes: &Processes) {
+fn note_use(key: ProcessKey, device: Option<&DeviceStatus>, processes: &Processes) {
     let Some(device) = device else { return };
     let instance = device.facts.get("gpu_instance").and_then(|instance| instance.parse().ok());
     processes.uses(key, Gpu { index: device.index.into(), instance });

@@ -14,20 +14,20 @@ use super::Command;
 use super::answer::Code;
 use super::call_state::{Call, CallState};
 use super::hung::{Actions, HungDevices};
-use super::protocol::{Arguments, SECOND};
-use super::protocol::{launch, limit};
+use super::protocol::{Arguments, SECOND, launch, limit};
 use super::translate::Translator;
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
 use crate::nvml_status::NvmlStatus;
-use crate::os::is_out_of_descriptors;
+use crate::os::{is_out_of_descriptors, lock};
 use crate::source::Batch;
 use crate::source::process::Processes;
+use crate::stats::Stats;
 use gpumem_wire::frame::records;
 use standby::{Stuck, read_next};
 use std::collections::VecDeque;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, ChildStdout};
@@ -60,33 +60,28 @@ const MOST_STUCK: usize = 4;
 /// Period over which the share of lock time is computed.
 const SHARE_WINDOW_NS: u64 = 10 * SECOND;
 
-/// Reason why the poller ended.
 #[derive(Debug)]
 enum End {
     /// All handles of the source were dropped.
     Done,
-    /// It ended on its own.
     Died,
-    /// A call did not return.
     Stuck(Call),
-    /// It wrote data that is not a frame.
     Malformed,
 }
 
-/// Task of the source.
 pub(crate) struct Watch {
     pub settings: NvmlSettings,
     pub processes: Processes,
     pub out: mpsc::Sender<Batch>,
     pub status: Arc<Mutex<NvmlStatus>>,
     pub commands: mpsc::UnboundedReceiver<Command>,
+    stats: Arc<Stats>,
     pub translator: Translator,
     hung: HungDevices,
     /// Pollers in a call that has not returned and has not timed out.
     stuck: Vec<Stuck>,
     /// A poller that opens a GPU again, to replace the current one.
     next: Option<Poller>,
-    /// Whether such a poller must be started.
     needs_reopen: bool,
     /// When old records last waited for agents.
     agents_first: Option<Instant>,
@@ -100,8 +95,7 @@ struct Poller {
     child: Child,
     stdin: ChildStdin,
     stdout: ChildStdout,
-    beacon: CallState,
-    /// Bytes of an incomplete frame.
+    call_state: CallState,
     unread: Vec<u8>,
     /// Call state as last read, and for how many ticks it has not changed.
     seen: (u64, Call),
@@ -111,8 +105,8 @@ struct Poller {
 impl Poller {
     /// Reads the call state. Returns for how long it has not changed. Counts ticks instead of time, because when this process was
     /// stopped, the poller did not run either.
-    fn look(&mut self, tick: Duration) -> Duration {
-        let now = self.beacon.get();
+    fn stalled_for(&mut self, tick: Duration) -> Duration {
+        let now = self.call_state.get();
         self.same = if now == self.seen { self.same + 1 } else { 0 };
         self.seen = now;
         tick * self.same
@@ -133,15 +127,16 @@ impl Watch {
         out: mpsc::Sender<Batch>,
         status: Arc<Mutex<NvmlStatus>>,
         commands: mpsc::UnboundedReceiver<Command>,
+        stats: Arc<Stats>,
     ) -> Watch {
-        let translator = Translator::default();
         Watch {
             settings,
             processes,
             out,
             status,
             commands,
-            translator,
+            stats,
+            translator: Translator::default(),
             hung: HungDevices::default(),
             stuck: Vec::new(),
             next: None,
@@ -156,7 +151,6 @@ impl Watch {
         lock(&self.status)
     }
 
-    /// Runs until all handles of the source are dropped.
     pub(crate) async fn run(mut self) {
         let mut wait = RESTART;
         loop {
@@ -164,7 +158,7 @@ impl Watch {
             let end = match self.start() {
                 Ok(poller) => self.listen(poller).await,
                 Err(error) => {
-                    self.say_source(false, &format!("nvml: the poller cannot be started: {error}")).await;
+                    self.report_source(false, &format!("nvml: the poller cannot be started: {error}")).await;
                     // A missing descriptor is not the driver's fault, and a retry is cheap.
                     if is_out_of_descriptors(&error) {
                         wait = RESTART;
@@ -226,13 +220,13 @@ impl Watch {
             ..Arguments::default()
         };
         arguments.no_events = self.no_events || self.stuck.iter().any(|stuck| stuck.pending.is_none());
-        self.hung.tell(&mut arguments);
-        let (mut child, beacon) = launch(arguments, Stdio::piped)?;
+        self.hung.add_skips(&mut arguments);
+        let (mut child, call_state) = launch(arguments, Stdio::piped)?;
         let pipes = child.stdin.take().zip(child.stdout.take());
         let (stdin, stdout) = pipes.ok_or_else(|| std::io::Error::other("no pipes"))?;
         debug!(pid = child.id(), "nvml poller started");
         let unread = Vec::with_capacity(16 * 1024);
-        Ok(Poller { child, stdin, stdout, beacon, unread, seen: (0, Call::Nothing), same: 0 })
+        Ok(Poller { child, stdin, stdout, call_state, unread, seen: (0, Call::Nothing), same: 0 })
     }
 
     /// Notes the effect of a command on future pollers, and returns the line for the current one.
@@ -288,7 +282,7 @@ impl Watch {
                     poller.write(&line).await;
                 }
                 _ = ticks.tick() => {
-                    let stalled = poller.look(tick);
+                    let stalled = poller.stalled_for(tick);
                     self.note_stall(stalled, poller.seen.1);
                     if stalled >= limit(poller.seen.1, &self.settings) {
                         break End::Stuck(poller.seen.1);
@@ -299,8 +293,8 @@ impl Watch {
                             None => return End::Died,
                         }
                     }
-                    poller = self.look_at_stuck(poller, tick).await;
-                    self.look_at_next(tick);
+                    poller = self.check_stuck(poller, tick).await;
+                    self.check_next(tick);
                     let Actions { lines, needs_reopen } =
                         self.hung.tick(tick, &self.settings, &mut self.translator, &mut lock(&self.status));
                     self.needs_reopen |= needs_reopen;
@@ -313,7 +307,7 @@ impl Watch {
             }
         };
         let doing = poller.seen.1;
-        self.bury(poller, &end, doing).await;
+        self.end_poller(poller, &end, doing).await;
         end
     }
 
@@ -369,6 +363,9 @@ impl Watch {
             self.hung.revive(&mut self.translator, &mut status);
             taken
         };
+        for (timing, ns) in self.translator.timings.drain(..) {
+            self.stats.observe(timing, Duration::from_nanos(ns.into()));
+        }
         self.send().await;
         if taken.is_none() {
             self.lock().counters.malformed += 1;
@@ -390,15 +387,8 @@ impl Watch {
             .filter(|(time, _)| *time < now)
             .map(|&(time, list_ns)| totals.list_ns.saturating_sub(list_ns) as f64 / (now - time) as f64);
         {
-            let mut status = self.lock();
-            let counters = &mut status.counters;
-            let seconds = |ns: u64| ns as f64 / 1e9;
-            (counters.memory_calls, counters.memory_seconds) =
-                (totals.memory_calls, seconds(totals.memory_ns));
-            (counters.list_calls, counters.list_seconds) = (totals.list_calls, seconds(totals.list_ns));
-            (counters.failed_calls, counters.lists_deferred) = (totals.failed_calls, totals.deferred);
-            counters.refused = totals.refused;
-            counters.list_share = share.unwrap_or(0.0);
+            let counters = &mut self.lock().counters;
+            (counters.calls, counters.list_share) = (totals, share.unwrap_or(0.0));
         }
         self.send().await; // command lines that have been read by now
     }
@@ -411,15 +401,15 @@ impl Watch {
         }
     }
 
-    async fn say_source(&mut self, up: bool, reason: &str) {
+    async fn report_source(&mut self, up: bool, reason: &str) {
         if lock(&self.status).reason != reason {
-            self.translator.say_source(&mut lock(&self.status), up, reason);
+            self.translator.report_source(&mut lock(&self.status), up, reason);
             self.send().await;
         }
     }
 
     /// Kills the poller, without waiting long for its end, and reports the readings that are unknown now.
-    async fn bury(&mut self, mut poller: Poller, end: &End, doing: Call) {
+    async fn end_poller(&mut self, mut poller: Poller, end: &End, doing: Call) {
         if let End::Done = end {
             // A poller that still reads commands shuts NVML down.
             let _ = timeout(Duration::from_millis(100), poller.stdin.write_all(b"quit\n")).await;
@@ -435,14 +425,14 @@ impl Watch {
             return;
         }
         // The call during which it ended.
-        let doing = if let End::Died = end { poller.beacon.get().1 } else { doing };
+        let doing = if let End::Died = end { poller.call_state.get().1 } else { doing };
         self.no_events |= matches!(end, End::Stuck(Call::Events));
         self.lock().no_events = self.no_events;
         let is_device = matches!(doing, Call::Device(_) | Call::Lists(_) | Call::Index(_));
         let reason = match end {
             End::Stuck(_) => "nvml: a call did not return; the poller was replaced",
-            End::Malformed => "nvml: the poller wrote nonsense and was replaced",
-            _ => "nvml: the poller ended and is replaced",
+            End::Malformed => "nvml: the poller wrote invalid data and was replaced",
+            _ => "nvml: the poller ended and is being replaced",
         };
         warn!(?end, ?doing, left_behind = exit.is_none(), "nvml poller lost");
         {
@@ -452,7 +442,7 @@ impl Watch {
                 let code = if let End::Stuck(_) = end { Code::TIMEOUT } else { Code::UNKNOWN };
                 self.hung.avoid(pending, code, &self.settings, &mut self.translator, &mut status);
             } else if !is_device {
-                self.translator.say_source(&mut status, false, reason);
+                self.translator.report_source(&mut status, false, reason);
             }
             let (devices, stuck) = (&status.devices, &self.stuck);
             let is_stuck =
@@ -467,8 +457,4 @@ impl Watch {
 /// Time after which a poller in a call gets a substitute.
 fn stall_of(settings: &NvmlSettings) -> Duration {
     STALL.min(settings.call_timeout / 2)
-}
-
-fn lock(status: &Mutex<NvmlStatus>) -> MutexGuard<'_, NvmlStatus> {
-    status.lock().unwrap_or_else(PoisonError::into_inner)
 }

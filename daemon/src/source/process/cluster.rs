@@ -31,7 +31,6 @@ pub struct PodNames {
     pub container: String,
 }
 
-/// Returns the names of containers with these ids, in their order.
 pub(crate) fn find_pods(directory: &Path, ids: &[&str]) -> Vec<Option<PodNames>> {
     let mut found = vec![None; ids.len()];
     let Ok(entries) = std::fs::read_dir(directory) else { return found };
@@ -44,7 +43,6 @@ pub(crate) fn find_pods(directory: &Path, ids: &[&str]) -> Vec<Option<PodNames>>
     found
 }
 
-/// Returns the names and the id in a file name.
 fn pod_of_file(name: &OsStr) -> Option<(PodNames, String)> {
     let (rest, id) = name.to_str()?.strip_suffix(".log")?.rsplit_once('-')?;
     // Names in Kubernetes have no underscore.
@@ -61,7 +59,6 @@ fn is_pod_name(name: &str) -> bool {
     (1..=253).contains(&name.len()) && name.bytes().all(is_plain)
 }
 
-/// Bytes read of a file.
 const BYTES: u64 = 64 << 10;
 /// Tolerance: start times have ticks of 10 ms, and a file's time is that of the kernel's last timer tick.
 const SLACK: Duration = Duration::from_secs(1);

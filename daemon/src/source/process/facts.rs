@@ -18,7 +18,6 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Bytes read of a command line.
 const COMMAND_BYTES: u64 = 4096;
 /// Longest chain of parents that is read.
 const ANCESTORS: usize = 64;
@@ -63,7 +62,6 @@ pub(super) fn read_stat(proc: &Path, pid: u32) -> Option<parse::Stat> {
     parse::stat(&read(proc, pid, "stat", FILE_BYTES)?)
 }
 
-/// Result of looking up a process.
 pub(super) enum Look {
     Found(parse::Stat),
     Gone,
@@ -162,7 +160,6 @@ impl Facts {
         Facts { comm, uid: Some(uid), user: users.name(uid), ..Facts::default() }
     }
 
-    /// Appends the `ProcessFacts` frame.
     pub(crate) fn append_frame(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
         let facts = self.lines();
         let body = Body::ProcessFacts {
@@ -217,7 +214,6 @@ struct Reader {
 }
 
 impl Commands {
-    /// Requests the command line of a process.
     pub(crate) fn ask(&mut self, proc: &Path, key: ProcessKey) {
         let is_stuck = |reader: &Reader| reader.open > 0 && reader.moved.elapsed() > STUCK_AFTER;
         if self.reader.as_ref().is_some_and(is_stuck) {
@@ -237,7 +233,6 @@ impl Commands {
         }
     }
 
-    /// Returns the command lines that were read since the last call.
     pub(crate) fn take(&mut self) -> Vec<(ProcessKey, String)> {
         let Some(reader) = self.reader.as_mut().filter(|reader| reader.open > 0) else { return Vec::new() };
         let mut commands = Vec::new();

@@ -1,6 +1,5 @@
 //! Text of /proc -> values. Pure functions that must not be confused by the names that processes choose.
 
-/// Fields of /proc/PID/stat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stat {
     /// Name of the program as the kernel keeps it: at most 15 bytes, of any value.
@@ -110,7 +109,6 @@ fn is_harmless(character: char) -> bool {
     !character.is_control() && !matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Returns the name of a user in the text of /etc/passwd.
 pub(crate) fn user_name(passwd: &str, uid: u64) -> Option<&str> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');

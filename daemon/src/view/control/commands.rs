@@ -24,8 +24,7 @@ pub(super) async fn mark(context: &ViewContext, viewer: Viewer, query: &str) -> 
     let whose: Vec<&str> = query.split('&').filter(|pair| !pair.starts_with("name=")).collect();
     let which = Which::of(&whose.join("&"))?;
     let missing = match &which {
-        Which::Pid(pid) | Which::Tree(pid) => of_another(context, viewer, *pid)
-            .unwrap_or_else(|| format!("pid {pid} is no process of yours that uses a GPU")),
+        Which::Pid(pid) | Which::Tree(pid) => no_process(context, viewer, *pid),
         Which::Job(job) => format!("no process of job {job} uses a GPU"),
         Which::Live | Which::Around(_) => "no process of yours uses a GPU".to_owned(),
     };
@@ -42,6 +41,12 @@ pub(super) async fn mark(context: &ViewContext, viewer: Viewer, query: &str) -> 
         return Err(Refused::new(StatusCode::NOT_FOUND, missing));
     }
     Ok(Marked { pids, time_ns })
+}
+
+/// Returns why a viewer has no process with this pid.
+fn no_process(context: &ViewContext, viewer: Viewer, pid: u32) -> String {
+    of_another(context, viewer, pid)
+        .unwrap_or_else(|| format!("pid {pid} is no process of yours that uses a GPU"))
 }
 
 /// Longest path of a file, in bytes.
@@ -76,9 +81,7 @@ pub(super) async fn record(context: &ViewContext, viewer: Viewer, query: &str) -
         .iter()
         .rfind(|process| process.key.pid == pid && process.ended.is_none());
     let Some(process) = process.filter(|process| viewer.sees(process.facts.uid)) else {
-        let text = of_another(context, viewer, pid)
-            .unwrap_or_else(|| format!("pid {pid} is no process of yours that uses a GPU"));
-        return Err(Refused::new(StatusCode::NOT_FOUND, text));
+        return Err(Refused::new(StatusCode::NOT_FOUND, no_process(context, viewer, pid)));
     };
     let is_theirs = viewer.uid == 0 || process.facts.uid == Some(viewer.uid.into());
     if !is_theirs {

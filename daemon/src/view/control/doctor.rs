@@ -15,10 +15,10 @@ mod processes;
 
 use super::request::{Refused, number, of_another, only};
 use crate::clock;
+use crate::view::Health;
 use crate::view::ViewContext;
-use crate::view::health::Health;
 use crate::view::visibility::Viewer;
-use finding::{finding, mib};
+use finding::{Findings, finding, mib, why_absent};
 use gpumem_ledger::{ClosedSample, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Doctor, Finding, State};
@@ -41,12 +41,12 @@ pub(super) fn doctor(context: &ViewContext, viewer: Viewer, query: &str) -> Resu
         let process = process.rfind(|process| viewer.sees(process.facts.uid)).ok_or_else(|| {
             let other = u32::try_from(pid).ok().and_then(|pid| of_another(context, viewer, pid));
             let text = other.unwrap_or_else(|| {
-                format!("process {pid} uses no GPU that is seen here, has said nothing, or belongs to another user")
+                format!("process {pid} uses no GPU here, has no agent, or belongs to another user")
             });
             Refused::new(StatusCode::NOT_FOUND, text)
         })?;
         of_bytes(process, snapshot, &health, &mut findings);
-        findings.extend(coverage::of_process(process, now_ns));
+        coverage::of_process(process, now_ns, &mut findings);
     }
     findings.push(of_nvml(&health, context.stats.started_ns, now_ns));
     gpus::of_driver(&health, &mut findings);
@@ -72,7 +72,7 @@ fn of_nvml(health: &Health, started_ns: u64, now_ns: u64) -> Finding {
     match (health.nvml.up, health.nvml.released_until_ns) {
         (_, Some(until_ns)) => {
             let left = until_ns.saturating_sub(now_ns) / 1_000_000_000;
-            let text = format!("{reason}: {left} s left, no used bytes meanwhile");
+            let text = format!("{reason}: {left} s left, used bytes are unknown meanwhile");
             finding(Check::Nvml, State::Warn, "nvml", text, None)
         }
         (true, None) if health.nvml.stalled_since_ns.is_some() => {
@@ -81,17 +81,17 @@ fn of_nvml(health: &Health, started_ns: u64, now_ns: u64) -> Finding {
                 "a call has not returned for {} s: no GPU is read meanwhile",
                 now_ns.saturating_sub(since_ns) / 1_000_000_000
             );
-            let fix = "wait for nvml.call_timeout_s: the reader is replaced then; check the kernel log for Xid messages";
+            let fix = "wait for nvml.call_timeout_s: then the process for NVML is replaced; check the kernel log for Xid messages";
             finding(Check::Nvml, State::Bad, "nvml", &text, Some(fix))
         }
         (true, None) => finding(Check::Nvml, State::Ok, "nvml", reason, None),
         // Shortly after the start this is not an error yet.
         (false, None) if health.nvml.is_starting() && now_ns.saturating_sub(started_ns) < STARTING_NS => {
-            let text = "it is starting: what the driver says is not known yet";
+            let text = "starting: the driver has not answered yet";
             finding(Check::Nvml, State::Warn, "nvml", text, None)
         }
         (false, None) => {
-            let usual = "check nvidia-smi; without NVML only what agents say is known";
+            let usual = "check nvidia-smi; without NVML, only values of agents are known";
             let fix = health.nvml.remedy.unwrap_or(usual);
             finding(Check::Nvml, State::Bad, "nvml", reason, Some(fix))
         }
@@ -107,11 +107,10 @@ fn of_kernel(health: &Health) -> Option<Finding> {
         None => say(State::Ok, log.to_string(), None),
         Some(why) => {
             let text = format!(
-                "{log}: {why}; who was killed for host memory is known only from control groups, and whose a fault (Xid) was \
-                 is not"
+                "{log}: {why}; processes killed for lack of host memory are known only from control groups, and the process of a \
+                 fault (Xid) is unknown"
             );
-            let fix =
-                "let the daemon read it (CAP_SYSLOG), or name a copy: [kernel] log = \"/var/log/kern.log\"";
+            let fix = "allow the daemon to read it (CAP_SYSLOG), or configure a copy: [kernel] log = \"/var/log/kern.log\"";
             say(State::Warn, text, Some(fix))
         }
     })
@@ -127,26 +126,25 @@ fn missing(sample: &ClosedSample) -> Option<(u64, u64)> {
 
 /// Adds findings on why NVML reports no bytes of a process, or fewer than it tracks.
 fn of_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, findings: &mut Vec<Finding>) {
+    let mut out = Findings { subject: format!("process {}", process.key.pid), out: findings };
     for account in &process.accounts {
         let Some(device) = account.device.and_then(|device| snapshot.devices.get(device)) else { continue };
         if let Some((used, tracked)) = account.latest.as_ref().and_then(missing) {
-            let (used, tracked) = (mib(used), mib(tracked));
             let text = format!(
-                "NVML charges {used} to it on {}, less than the {tracked} that it tracks: a checkpoint (cuda-checkpoint) moved its memory \
-                 to the host, or the driver's figure is wrong",
-                device.name
+                "NVML charges {} to it on {}, less than its {} tracked bytes: a checkpoint (cuda-checkpoint) moved its memory to \
+                 the host, or the driver's value is wrong",
+                mib(used),
+                device.name,
+                mib(tracked)
             );
-            let subject = format!("process {}", process.key.pid);
-            findings.push(finding(Check::ProcessBytes, State::Warn, subject, text, None));
+            out.say(Check::ProcessBytes, State::Warn, text, None);
         }
         let absence = account.latest.as_ref().and_then(|sample| sample.used_bytes.err());
         let is_idle = account.tracked_bytes == 0 && absence == Some(Absence::NotListed);
         let Some(absence) = absence.filter(|_| !is_idle) else { continue };
-        let known = health.nvml.device(device.name);
-        let (why, fix) = gpus::why_absent(absence, health, known);
-        let text = format!("its used bytes on {} are not known: {why}", device.name);
-        let subject = format!("process {}", process.key.pid);
-        findings.push(finding(Check::ProcessBytes, State::Warn, subject, text, fix));
+        let (why, fix) = why_absent(absence, health, health.nvml.device(device.name));
+        let text = format!("its used bytes on {} are unknown: {why}", device.name);
+        out.say(Check::ProcessBytes, State::Warn, text, fix);
     }
 }
 

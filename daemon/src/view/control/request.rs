@@ -11,7 +11,6 @@ use serde::Serialize;
 /// only after this one has been read.
 pub(super) const SMALL: usize = 64 << 10;
 
-/// Status and text of a refused request.
 #[derive(Debug)]
 pub(super) struct Refused(pub StatusCode, pub String);
 
@@ -49,7 +48,7 @@ pub(super) fn number(query: &str, key: &str) -> Result<Option<u64>, Refused> {
     let Some(text) = value(query, key) else { return Ok(None) };
     text.parse()
         .map(Some)
-        .map_err(|_| Refused::new(StatusCode::BAD_REQUEST, format!("{key}={text:?} is no number")))
+        .map_err(|_| Refused::new(StatusCode::BAD_REQUEST, format!("{key}={text:?} is not a number")))
 }
 
 /// Refuses a query with other keys: an unknown filter must not be ignored.
@@ -57,7 +56,7 @@ pub(super) fn only(query: &str, keys: &[&str]) -> Result<(), Refused> {
     let names = query.split('&').filter(|pair| !pair.is_empty());
     for name in names.map(|pair| pair.split('=').next().unwrap_or(pair)) {
         if !keys.contains(&name) {
-            let text = format!("there is no {name:?} here: {} are known", keys.join(", "));
+            let text = format!("unknown parameter {name:?}; known: {}", keys.join(", "));
             return Err(Refused::new(StatusCode::BAD_REQUEST, text));
         }
     }

@@ -1,7 +1,6 @@
 //! Runs: of live processes from the ledger, ended ones from the run writer.
 
 use super::request::{Refused, SMALL, json, number, only, unescaped, value};
-use crate::aggregator::Query;
 use crate::config::Tenants;
 use crate::limits::user_share::CpuCharge;
 use crate::view::ViewContext;
@@ -14,9 +13,7 @@ use gpumem_report::oom::at::Around;
 use hyper::StatusCode;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use tokio::sync::oneshot;
 
-/// Filter of a request for runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Which {
     Live,
@@ -75,7 +72,6 @@ impl Which {
     }
 }
 
-/// Returns the runs that pass the filter, as JSON.
 pub(super) async fn runs(
     context: &ViewContext,
     viewer: Viewer,
@@ -83,17 +79,13 @@ pub(super) async fn runs(
     charge: &CpuCharge,
 ) -> Result<Vec<u8>, Refused> {
     let which = Which::of(query)?;
-    let (reply, live) = oneshot::channel();
-    let ended = || Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon ends");
+    let ended = || Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon is ending");
     let wanted = which.clone();
     let takes = move |process: &ProcessView| {
         let facts = &process.facts;
         viewer.sees(facts.uid) && wanted.takes(process.key.pid, &facts.seen, &facts.claims)
     };
-    if context.asks.send(Query::Runs(Box::new(takes), charge.clone(), reply)).await.is_err() {
-        return Err(ended());
-    }
-    let Ok(runs) = live.await else { return Err(ended()) };
+    let runs = context.live_runs(takes, charge).await.ok_or_else(ended)?;
     let mut runs = context.keeper.whole(runs).await;
     if which != Which::Live {
         runs.retain(|run| which.is_then(run));
@@ -134,17 +126,13 @@ pub(super) async fn hidden(
     if viewer.all || context.shown().tenants == Tenants::Anonymous {
         return Ok(Vec::new());
     }
-    let (reply, live) = oneshot::channel();
-    let ended = || Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon ends");
+    let ended = || Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon is ending");
     let wanted = which.clone();
     let takes = move |process: &ProcessView| {
         let facts = &process.facts;
         !viewer.sees(facts.uid) && wanted.takes(process.key.pid, &facts.seen, &facts.claims)
     };
-    if context.asks.send(Query::Runs(Box::new(takes), charge.clone(), reply)).await.is_err() {
-        return Err(ended());
-    }
-    let mut runs = live.await.map_err(|_| ended())?;
+    let mut runs = context.live_runs(takes, charge).await.ok_or_else(ended)?;
     runs.retain(|run| which.is_then(run));
     let known: Vec<(u32, u64)> = runs.iter().map(|run| (run.process.pid, run.process.start_ticks)).collect();
     let wanted = move |run: &Run| {

@@ -68,7 +68,6 @@ fn fingerprint(text: &str) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Target of a request.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked {
     Page,
@@ -216,7 +215,7 @@ fn is_allowed(allowed: &str, name: &str) -> bool {
 #[cfg(test)]
 pub(super) fn of_processes(
     published: &crate::aggregator::Published,
-    health: &super::health::Health,
+    health: &super::Health,
     shown: &super::ViewSettings,
 ) -> serde_json::Value {
     serde_json::to_value(node::node(published, health, shown, true)).expect("JSON")

@@ -4,7 +4,7 @@ use super::response_cache::{Refused, Text, aside};
 use crate::aggregator::Published;
 use crate::clock;
 use crate::config::{Page, Tenants};
-use crate::view::health::Health;
+use crate::view::Health;
 use crate::view::rows::{self, ConsistentSample, Rows};
 use crate::view::text::clean;
 use crate::view::visibility::Viewer;
@@ -22,9 +22,7 @@ use std::time::Duration;
 
 /// Most processes of a device with a row; the smaller ones are one sum.
 const MOST_ROWS: usize = 256;
-/// Most named categories of a process.
 const MOST_NAMES: usize = 24;
-/// Name of the sum of the others.
 const SMALLER: &str = "(smaller ones)";
 /// Most attempts, and the pause between them, at a state in which the process list and the memory reading of a device belong
 /// together. They arrive as two records.
@@ -38,7 +36,6 @@ pub(super) struct Node<'a> {
     program: &'static str,
     host: String,
     clock: Clock,
-    /// When the answer was made, and when its state was published.
     now_ns: u64,
     at_ns: u64,
     shows: &'static str,
@@ -60,12 +57,10 @@ struct DeviceJson {
     ordinal: u32,
     model: String,
     total_bytes: Option<u64>,
-    /// Newest reading.
     reading: Option<DeviceReading>,
     /// The reading to which the processes belong: their used bytes plus `unaccounted_bytes` are its used bytes.
     listed: Option<DeviceReading>,
     unaccounted_bytes: Option<i64>,
-    /// Processes without a row.
     other_processes: Others,
     /// Why there is no fresh reading.
     why: Option<String>,
@@ -87,7 +82,6 @@ struct ProcessJson {
     /// Index in `devices`.
     device: usize,
     flags: Vec<String>,
-    /// Time of the sample.
     time_ns: Option<u64>,
     used_bytes: Option<u64>,
     used_absence: Option<String>,
@@ -257,7 +251,6 @@ fn rules<'a>(process: &ProcessView, shown: &'a ViewSettings) -> &'a Rules {
     }
 }
 
-/// Bytes of a process by category.
 #[derive(Default)]
 struct Sums {
     named: BTreeMap<String, i64>,

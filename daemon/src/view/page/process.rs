@@ -1,11 +1,10 @@
 //! One process: its current report, without data that the viewer may not see.
 
 use super::response_cache::{Refused, Text, aside};
-use crate::aggregator::Query;
 use crate::config::{Page, Tenants};
 use crate::limits::user_share::CpuCharge;
 use crate::view::{ViewContext, ViewSettings};
-use gpumem_ledger::{ProcessKey, ProcessView};
+use gpumem_ledger::ProcessKey;
 use gpumem_model::run::Run;
 use gpumem_report::redacted::RedactedRun;
 use gpumem_report::rules::Groupings;
@@ -13,7 +12,6 @@ use gpumem_report::{Report, html, json};
 use hyper::StatusCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
 
 /// Limit of the bytes that the page draws; names and points beyond it are summed.
 const MOST_DRAWN: usize = 256 << 10;
@@ -71,11 +69,9 @@ async fn told(
     form: fn(&Report<'_>, bool) -> String,
 ) -> Result<Text, Refused> {
     let gone = || Refused(StatusCode::SERVICE_UNAVAILABLE, "the daemon is ending".to_owned());
-    let (reply, runs) = oneshot::channel();
-    let takes = move |process: &ProcessView| process.key == key;
     let began = Instant::now();
-    context.asks.send(Query::Runs(Box::new(takes), CpuCharge::default(), reply)).await.map_err(|_| gone())?;
-    let runs = runs.await.map_err(|_| gone())?;
+    let runs = context.live_runs(move |process| process.key == key, &CpuCharge::default()).await;
+    let runs = runs.ok_or_else(gone)?;
     let core: Duration = began.elapsed();
     let run = context.keeper.whole(runs).await.into_iter().next().ok_or_else(|| none(key))?;
     let mut text = aside(move || with_words(run, &shown, form)).await?;

@@ -3,15 +3,15 @@
 
 use super::{node, process};
 use crate::config::{Page, Tenants};
+use crate::os::lock;
 use crate::view::{ViewContext, ViewSettings};
 use gpumem_ledger::ProcessKey;
 use hyper::StatusCode;
 use hyper::body::Bytes;
 use hyper::header::HeaderValue;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Limit of cached bytes.
 const MOST_KEPT: usize = 8 << 20;
 /// Pause after making an answer, as a multiple of the time that it took, so that answers take 4 % of the time.
 const REST: u32 = 25;
@@ -19,10 +19,8 @@ const REST: u32 = 25;
 const LONGEST_REST: Duration = Duration::from_secs(5);
 /// Time limit for waiting until an answer is made; afterwards the client must retry.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Maximum age of a cached answer.
 const OLDEST: Duration = Duration::from_secs(15);
 
-/// Kind of data that pages request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
     Devices,
@@ -41,11 +39,9 @@ impl What {
     }
 }
 
-/// Reason for refusing an answer.
 #[derive(Debug)]
 pub(super) struct Refused(pub StatusCode, pub String);
 
-/// A cached answer.
 #[derive(Debug)]
 pub(super) struct CachedResponse {
     pub body: Bytes,
@@ -134,14 +130,14 @@ impl ResponseCache {
     }
 
     fn find(&self, what: What, under: Under, newer_than: Duration) -> Option<Arc<CachedResponse>> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.kept);
         let found = kept.iter_mut().find(|kept| kept.what == what && kept.under == under)?;
         found.asked = Instant::now();
         (found.made.at.elapsed() < newer_than).then(|| Arc::clone(&found.made))
     }
 
     fn keep(&self, new: Kept) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.kept);
         kept.retain(|old| old.what != new.what && old.made.at.elapsed() < OLDEST);
         kept.push(new);
         kept.sort_by_key(|kept| std::cmp::Reverse(kept.asked));
@@ -154,7 +150,7 @@ impl ResponseCache {
 }
 
 fn busy() -> Refused {
-    Refused(StatusCode::SERVICE_UNAVAILABLE, "the daemon has much to do: ask again".to_owned())
+    Refused(StatusCode::SERVICE_UNAVAILABLE, "the daemon is busy: retry later".to_owned())
 }
 
 /// A text and the time for making it, without waiting.
@@ -170,7 +166,7 @@ pub(super) async fn aside(make: impl FnOnce() -> String + Send + 'static) -> Res
         let text = make();
         Text { text, cost: began.elapsed() }
     };
-    tokio::task::spawn_blocking(timed)
-        .await
-        .map_err(|_| Refused(StatusCode::INTERNAL_SERVER_ERROR, "the answer could not be made".to_owned()))
+    tokio::task::spawn_blocking(timed).await.map_err(|_| {
+        Refused(StatusCode::INTERNAL_SERVER_ERROR, "the answer could not be generated".to_owned())
+    })
 }

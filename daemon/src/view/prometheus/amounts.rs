@@ -1,8 +1,9 @@
 //! Additive values, of a process on a device or of the folded processes. The sums of the folded processes are written under the
 //! same names, so that the sum over a family does not depend on folding.
 
-use super::families::{Families, Family, Labels};
+use super::families::{Families, Labels, families};
 use super::names::REST;
+use crate::stats::Family;
 use crate::view::rows::ConsistentSample;
 use crate::view::text::Label;
 use gpumem_ledger::{AccountView, Parts};
@@ -10,44 +11,24 @@ use std::collections::BTreeMap;
 
 const OF_DEVICE: &[&str] = &["gpu", "uuid", "pid", "start"];
 
-static USED: Family =
-    Family::gauge("gpumem_process_used_bytes", OF_DEVICE, "What NVML charges to the process.");
-static UNAVAILABLE: Family = Family::gauge(
-    "gpumem_process_used_unavailable",
-    &["gpu", "uuid", "pid", "start", "reason"],
-    "1 while NVML does not tell used, with the reason.",
-);
-static PREDATES: Family =
-    Family::gauge("gpumem_process_predates_bytes", OF_DEVICE, "Used that is older than the agent.");
-static UNTRACKABLE: Family = Family::gauge(
-    "gpumem_process_untrackable_bytes",
-    OF_DEVICE,
-    "Used minus tracked minus what predates the agent: context, modules, rounding and the unexplained.",
-);
-static UNTRACKABLE_PART: Family = Family::gauge(
-    "gpumem_process_untrackable_part_bytes",
-    &["gpu", "uuid", "pid", "start", "part"],
-    "Untrackable by its causes, which add up to it: context is measured, modules an upper bound, local_memory, heaps and rounding are models, unexplained is what they leave.",
-);
-static TRACKED: Family = Family::gauge(
-    "gpumem_process_tracked_bytes",
-    OF_DEVICE,
-    "Live driver allocations, at the time of the sample of used.",
-);
-static CATEGORY: Family = Family::gauge(
-    "gpumem_process_category_bytes",
-    &["gpu", "uuid", "pid", "start", "category"],
-    "Tracked by category; the categories add up to tracked.",
-);
-static TAG: Family = Family::gauge(
-    "gpumem_process_tag_bytes",
-    &["gpu", "uuid", "pid", "start", "tag"],
-    "Tracked by tag, for the tags that hold most at the peak and (other) for the rest, which add up to tracked; only with metrics.tags above 0.",
-);
-
-/// Families of this file.
-pub(super) static FAMILIES: &[&Family] =
-    &[&USED, &UNAVAILABLE, &PREDATES, &UNTRACKABLE, &UNTRACKABLE_PART, &TRACKED, &CATEGORY, &TAG];
+families! {
+    USED: gauge "gpumem_process_used_bytes" OF_DEVICE,
+        "Bytes that NVML charges to the process.";
+    UNAVAILABLE: gauge "gpumem_process_used_unavailable" &["gpu", "uuid", "pid", "start", "reason"],
+        "1 while NVML does not report used bytes, with the reason.";
+    PREDATES: gauge "gpumem_process_predates_bytes" OF_DEVICE,
+        "Used bytes from before the agent started.";
+    UNTRACKABLE: gauge "gpumem_process_untrackable_bytes" OF_DEVICE,
+        "Used minus tracked minus predates: context, modules, rounding and unexplained bytes.";
+    UNTRACKABLE_PART: gauge "gpumem_process_untrackable_part_bytes" &["gpu", "uuid", "pid", "start", "part"],
+        "Untrackable by cause; the parts add up to it. context is measured, modules is an upper bound, local_memory, heaps and rounding are computed by models, unexplained is the rest.";
+    TRACKED: gauge "gpumem_process_tracked_bytes" OF_DEVICE,
+        "Bytes in live driver allocations at the time of the sample of used bytes.";
+    CATEGORY: gauge "gpumem_process_category_bytes" &["gpu", "uuid", "pid", "start", "category"],
+        "Tracked bytes by category; the categories add up to tracked.";
+    TAG: gauge "gpumem_process_tag_bytes" &["gpu", "uuid", "pid", "start", "tag"],
+        "Tracked bytes by tag: the largest tags at the peak, and (other) for the rest; they add up to tracked. Only with metrics.tags above 0.";
+}
 
 /// Most series of one set of values, without categories and tags.
 pub(super) const MOST: usize = 6 + PARTS.len() - 1;
@@ -65,7 +46,6 @@ fn parts(parts: &Parts) -> [i64; 6] {
     ]
 }
 
-/// Bytes by name.
 pub(super) type Named<'a> = BTreeMap<Label<'a>, i64>;
 
 /// Bytes of one process, or of the folded processes, on one device. Unknown values are absent.
@@ -130,7 +110,6 @@ impl<'a> Amounts<'a> {
         }
     }
 
-    /// Replaces the tags by one sum, for folded processes.
     pub(crate) fn fold_tags(&mut self) {
         if !self.tags.is_empty() {
             let sum = self.tags.values().copied().fold(0, i64::wrapping_add);
@@ -138,7 +117,6 @@ impl<'a> Amounts<'a> {
         }
     }
 
-    /// Writes the values as series.
     pub(crate) fn write(&self, labels: &Labels, out: &mut Families) {
         if let Some(used) = self.used {
             out.add(&USED, labels, used);

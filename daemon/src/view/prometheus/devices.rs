@@ -1,86 +1,43 @@
 //! Series of devices.
 
-use super::families::{Families, Family, Labels};
+use super::families::{Families, Labels, families};
 use crate::aggregator::Published;
-use crate::view::health::Health;
+use crate::stats::Family;
+use crate::view::Health;
 use gpumem_ledger::{DeviceView, OomKind};
 
 const DEVICE: &[&str] = &["gpu", "uuid"];
 
-static INFO: Family = Family::gauge(
-    "gpumem_device_info",
-    &["gpu", "uuid", "model"],
-    "A GPU or MIG instance, by NVML's index (that of its GPU for an instance) and UUID; always 1.",
-);
-static TOTAL: Family = Family::gauge("gpumem_device_total_bytes", DEVICE, "Size of its memory.");
-static UNIFIED: Family = Family::gauge(
-    "gpumem_device_unified",
-    DEVICE,
-    "1 for a GPU that uses the host's memory and has none of its own: total, used and free (available) are the host's. Absent for others.",
-);
-static USED: Family = Family::gauge(
-    "gpumem_device_used_bytes",
-    DEVICE,
-    "Used, without the driver's share where NVML tells that apart.",
-);
-static LOWEST: Family = Family::gauge(
-    "gpumem_device_used_lowest_bytes",
-    DEVICE,
-    "Lowest used of the last minute, between scrapes too.",
-);
-static HIGHEST: Family = Family::gauge(
-    "gpumem_device_used_highest_bytes",
-    DEVICE,
-    "Highest used of the last minute, between scrapes too.",
-);
-static FREE: Family = Family::gauge("gpumem_device_free_bytes", DEVICE, "Free.");
-static SYSTEM: Family =
-    Family::gauge("gpumem_device_system_reserved_bytes", DEVICE, "The driver's share, where NVML tells it.");
-static UNACCOUNTED: Family = Family::gauge(
-    "gpumem_device_unaccounted_bytes",
-    DEVICE,
-    "Used minus the sum over its processes, where the device read the same before and after their list. With unified memory: what the rest of the host uses.",
-);
-static AGE: Family =
-    Family::gauge("gpumem_device_sample_age_seconds", DEVICE, "Age of the last reading of its memory.");
-static UNAVAILABLE: Family = Family::gauge(
-    "gpumem_device_unavailable",
-    &["gpu", "uuid", "reason"],
-    "1 while NVML gives no fresh reading, with the reason.",
-);
-static XIDS: Family = Family::counter(
-    "gpumem_device_xid_errors_total",
-    &["gpu", "uuid", "xid"],
-    "Faults that the driver has told of, by NVIDIA's number for them.",
-);
-static EVENTS: Family = Family::counter(
-    "gpumem_device_events_total",
-    &["gpu", "uuid", "event"],
-    "Events of the device's health that the driver has told of since the daemon's start: DRAM retirement, poison, GPU unavailable, recovery action.",
-);
-static OOMS: Family = Family::counter(
-    "gpumem_device_ooms_total",
-    &["gpu", "uuid", "kind"],
-    "Times that a framework gave up for want of memory after the driver had refused (device) or by a limit of its own (pool), or that a process without an agent ended while the device was nearly full (suspected). Kept when the process is gone.",
-);
-
-/// Families of this file.
-pub(super) static FAMILIES: &[&Family] = &[
-    &INFO,
-    &TOTAL,
-    &UNIFIED,
-    &USED,
-    &LOWEST,
-    &HIGHEST,
-    &FREE,
-    &SYSTEM,
-    &UNACCOUNTED,
-    &AGE,
-    &UNAVAILABLE,
-    &XIDS,
-    &EVENTS,
-    &OOMS,
-];
+families! {
+    INFO: gauge "gpumem_device_info" &["gpu", "uuid", "model"],
+        "A GPU or MIG instance: NVML's index (of an instance: that of its GPU), UUID and model; always 1.";
+    TOTAL: gauge "gpumem_device_total_bytes" DEVICE,
+        "Size of the device's memory.";
+    UNIFIED: gauge "gpumem_device_unified" DEVICE,
+        "1 for a GPU without its own memory: total, used and free (available) are the host's. Absent for others.";
+    USED: gauge "gpumem_device_used_bytes" DEVICE,
+        "Used bytes, without the driver's share if NVML reports it separately.";
+    LOWEST: gauge "gpumem_device_used_lowest_bytes" DEVICE,
+        "Lowest used bytes in the last minute, including readings between scrapes.";
+    HIGHEST: gauge "gpumem_device_used_highest_bytes" DEVICE,
+        "Highest used bytes in the last minute, including readings between scrapes.";
+    FREE: gauge "gpumem_device_free_bytes" DEVICE,
+        "Free bytes.";
+    SYSTEM: gauge "gpumem_device_system_reserved_bytes" DEVICE,
+        "The driver's share, if NVML reports it.";
+    UNACCOUNTED: gauge "gpumem_device_unaccounted_bytes" DEVICE,
+        "Used minus the sum over the device's processes, if used was the same before and after reading their list. With unified memory: memory of the rest of the host.";
+    AGE: gauge "gpumem_device_sample_age_seconds" DEVICE,
+        "Age of the last memory reading.";
+    UNAVAILABLE: gauge "gpumem_device_unavailable" &["gpu", "uuid", "reason"],
+        "1 while NVML gives no fresh reading, with the reason.";
+    XIDS: counter "gpumem_device_xid_errors_total" &["gpu", "uuid", "xid"],
+        "Faults reported by the driver, by Xid.";
+    EVENTS: counter "gpumem_device_events_total" &["gpu", "uuid", "event"],
+        "Health events reported by the driver since the daemon's start: DRAM retirement, poison, GPU unavailable, recovery action.";
+    OOMS: counter "gpumem_device_ooms_total" &["gpu", "uuid", "kind"],
+        "Out-of-memory errors: of a framework after the driver had refused (device) or at its own limit (pool), or a process without an agent that ended while the device was nearly full (suspected). Kept after the process has ended.";
+}
 
 /// Most series of one device: one for each family, three kinds of OOM, six of events, and a seventeenth number for all Xids
 /// beyond sixteen.

@@ -1,38 +1,19 @@
 //! Families of series. Each is written once with its help text, in the order of their first use.
 
+use crate::stats::Family;
 use crate::view::text::{Label, Number};
 
-/// A family of series.
-#[derive(Debug, Clone, Copy)]
-pub struct Family {
-    /// Name.
-    pub name: &'static str,
-    /// HELP text.
-    pub help: &'static str,
-    /// `gauge` or `counter`.
-    pub kind: &'static str,
-    /// Labels that its series may have.
-    pub labels: &'static [&'static str],
+/// Makes a static for each family: name, labels and HELP text; and the list of all of them.
+macro_rules! families {
+    ($($family:ident: $kind:ident $name:literal $labels:expr, $help:literal;)*) => {
+        $(static $family: Family =
+            Family { name: $name, help: $help, kind: stringify!($kind), labels: $labels };)*
+
+        pub(super) static FAMILIES: &[&Family] = &[$(&$family),*];
+    };
 }
 
-impl Family {
-    /// Returns a family of values that go up and down.
-    pub(crate) const fn gauge(
-        name: &'static str,
-        labels: &'static [&'static str],
-        help: &'static str,
-    ) -> Self {
-        Family { name, help, kind: "gauge", labels }
-    }
-    /// Returns a family of values that only increase.
-    pub(crate) const fn counter(
-        name: &'static str,
-        labels: &'static [&'static str],
-        help: &'static str,
-    ) -> Self {
-        Family { name, help, kind: "counter", labels }
-    }
-}
+pub(super) use families;
 
 /// Labels shared by several series, formatted once.
 #[derive(Debug, Default, Clone)]
@@ -44,7 +25,6 @@ impl Labels {
         Labels(String::with_capacity(192))
     }
 
-    /// Adds a label.
     pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
         push_pair(&mut self.0, name, &value.into());
         self
@@ -69,7 +49,6 @@ pub(crate) struct Mark {
     folded: u64,
 }
 
-/// All families of a scrape.
 #[derive(Debug)]
 pub(crate) struct Families {
     families: Vec<(Family, String)>,
@@ -79,7 +58,6 @@ pub(crate) struct Families {
 }
 
 impl Families {
-    /// Returns an empty scrape; `most` is the limit of series.
     pub(crate) fn new(most: usize) -> Self {
         Families { families: Vec::new(), series: 0, most, folded: 0 }
     }
@@ -132,7 +110,6 @@ impl Families {
         out.push('\n');
     }
 
-    /// Returns the current position.
     pub(crate) fn mark(&self) -> Mark {
         let lengths = self.families.iter().map(|(_, text)| text.len()).collect();
         Mark { lengths, series: self.series, folded: self.folded }
@@ -150,12 +127,10 @@ impl Families {
         (self.series, self.folded) = (since.series, since.folded);
     }
 
-    /// Returns the number of omitted series.
     pub(crate) fn folded(&self) -> u64 {
         self.folded
     }
 
-    /// Returns the whole text, with HELP and TYPE lines before each family.
     pub(crate) fn text(self) -> String {
         let bytes: usize = self.families.iter().map(|(_, series)| series.len() + 256).sum();
         let mut text = String::with_capacity(bytes + 16_384);
@@ -175,8 +150,8 @@ impl Families {
 mod tests {
     use super::*;
 
-    static A: Family = Family::gauge("a_bytes", &[], "A.");
-    static B: Family = Family::counter("b_total", &[], "B.");
+    static A: Family = Family { name: "a_bytes", help: "A.", kind: "gauge", labels: &[] };
+    static B: Family = Family { name: "b_total", help: "B.", kind: "counter", labels: &[] };
 
     #[test]
     fn families_are_whole() {

@@ -1,7 +1,7 @@
 //! `/metrics`.
 //!
 //! ```text
-//! own        counters about the daemon itself: a collector of the `prometheus` crate
+//! own        metrics about the daemon itself, from the registry in stats.rs
 //! devices, processes   values of GPUs, from the published snapshot
 //! amounts    additive values of a process, or of the folded processes
 //! names      names of its bytes: categories and tags
@@ -22,12 +22,13 @@ mod processes;
 #[cfg(test)]
 use crate::aggregator::Published;
 use crate::config::Tenants;
+use crate::stats::{self, Count, Family, Timing};
 #[cfg(test)]
-use crate::view::health::Health;
+use crate::view::Health;
 use crate::view::{ViewContext, ViewSettings};
 pub use devices::MOST_PER_DEVICE;
 use families::Families;
-pub(crate) use families::Family;
+use std::time::Instant;
 
 /// Returns the text of one scrape for anonymous clients.
 pub fn scrape(context: &ViewContext) -> String {
@@ -40,20 +41,23 @@ pub(crate) fn scrape_named(context: &ViewContext) -> String {
 }
 
 fn scrape_as(context: &ViewContext, shown: ViewSettings) -> String {
+    let began = Instant::now();
     let published = context.board.read();
     let health = context.sources.health();
     let mut families = Families::new(shown.max_series);
     devices::collect(&published, &health, &mut families);
     let folded = processes::collect(&published, &health, &shown, &mut families);
-    context.stats.add(crate::stats::Count::SeriesFolded, families.folded());
+    context.stats.add(Count::SeriesFolded, families.folded());
     let mut text = families.text();
     own::write(context, &health, &published, folded, &mut text);
+    context.stats.observe(Timing::Scrape, began.elapsed());
     text
 }
 
-/// Returns the families of this module for the reference; those of counters and of sources have their own tables.
-pub fn families() -> impl Iterator<Item = &'static Family> {
-    [devices::FAMILIES, amounts::FAMILIES, processes::FAMILIES, own::FAMILIES].into_iter().flatten().copied()
+/// Returns all families, for the reference.
+pub fn families() -> impl Iterator<Item = Family> {
+    let of_gpus = [devices::FAMILIES, amounts::FAMILIES, processes::FAMILIES].into_iter().flatten();
+    of_gpus.map(|family| **family).chain(stats::families())
 }
 
 /// Returns the most series of a process that uses this many devices.

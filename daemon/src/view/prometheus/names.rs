@@ -15,11 +15,9 @@ pub(super) const BESIDE_TAGS: usize = 4;
 /// Further names besides the categories of the rules.
 pub(super) const BESIDE_RULES: usize = 3;
 
-/// Name of each cell of a process.
 pub(super) struct Names<'a>(Vec<Label<'a>>);
 
 impl<'a> Names<'a> {
-    /// Returns the category of each cell.
     pub(crate) fn categories(process: &ProcessView, rules: &'a Rules) -> Self {
         let name = |cell: &CellView| match cell.class {
             _ if cell.is_idle() => "pool idle".into(),

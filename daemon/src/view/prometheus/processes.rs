@@ -6,110 +6,73 @@
 
 use super::amounts::{self, Amounts};
 use super::devices;
-use super::families::{Families, Family, Labels};
+use super::families::{Families, Labels, families};
 use super::names::{BESIDE_RULES, BESIDE_TAGS, Names, REST};
 use crate::aggregator::Published;
+use crate::clock::since_boot;
 use crate::config::Tenants;
+use crate::stats::Family;
+use crate::view::Health;
 use crate::view::ViewSettings;
-use crate::view::health::Health;
 use crate::view::rows::{ConsistentSample, flags};
 use gpumem_ledger::{AccountView, ProcessKey, ProcessView};
 use gpumem_model::names::Named;
 use gpumem_model::who::{CLAIMED, Said, Who};
 use gpumem_wire::LayerState;
-use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 const PROCESS: &[&str] = &["pid", "start"];
+const IDENTITY: &[&str] = &[
+    "pid",
+    "start",
+    "user",
+    "comm",
+    "job_name",
+    "rank",
+    "world_size",
+    "container",
+    "pod",
+    "namespace",
+    "pod_uid",
+    "container_name",
+    "slurm_job",
+    "slurm_step",
+    "cgroup",
+    "claimed",
+];
 const OF_DEVICE: &[&str] = &["gpu", "uuid", "pid", "start"];
 
-static INFO: Family = Family::gauge(
-    "gpumem_process_info",
-    &[
-        "pid",
-        "start",
-        "user",
-        "comm",
-        "job_name",
-        "rank",
-        "world_size",
-        "container",
-        "pod",
-        "namespace",
-        "pod_uid",
-        "container_name",
-        "slurm_job",
-        "slurm_step",
-        "cgroup",
-        "claimed",
-    ],
-    "A process that uses a GPU; always 1. Has what is known of it, to be joined by pid and start; claimed names the labels that the process says itself.",
-);
-static COUNT: Family = Family::gauge(
-    "gpumem_device_processes",
-    &["gpu", "uuid", "coverage"],
-    "Processes on the device, folded ones too, with an agent (covered) and without (uncovered).",
-);
-static TRACKED_PEAK: Family =
-    Family::gauge("gpumem_process_tracked_peak_bytes", OF_DEVICE, "Highest tracked so far.");
-static USED_PEAK: Family =
-    Family::gauge("gpumem_process_used_peak_bytes", OF_DEVICE, "Highest used that was read so far.");
-static PROTECTED: Family = Family::gauge(
-    "gpumem_process_protected_bytes",
-    OF_DEVICE,
-    "Part of used that confidential computing protects; absent without it.",
-);
-static BESIDE: Family = Family::gauge(
-    "gpumem_process_beside_bytes",
-    &["gpu", "uuid", "pid", "start", "kind"],
-    "Memory outside the sum, by kind: host and foreign memory.",
-);
-static FLAG: Family = Family::gauge(
-    "gpumem_process_flag",
-    &["gpu", "uuid", "pid", "start", "flag"],
-    "1 for each thing to know about the numbers of the process: covered, uncovered, late, blocked, paused, partial, stale, restarted (peaks here are those since gpumemd was).",
-);
-static LAYER: Family = Family::gauge(
-    "gpumem_process_names_layer",
-    &["pid", "start", "layer", "state"],
-    "1 for each way of naming memory that the agent has something for, with its state.",
-);
-static AGE: Family =
-    Family::gauge("gpumem_process_sample_age_seconds", OF_DEVICE, "Age of the sample of used.");
-static EVENTS: Family = Family::counter(
-    "gpumem_process_events_total",
-    PROCESS,
-    "Ordered records of the agent that were applied.",
-);
-static LOST: Family =
-    Family::counter("gpumem_process_events_lost_total", PROCESS, "Ordered records that were lost.");
-static CLAIMED_DEVICES: Family = Family::gauge(
-    "gpumem_process_claimed_devices",
-    PROCESS,
-    "Devices that only the process names, while NVML answers and has no such device: they have no series of their own.",
-);
-static FAILED: Family =
-    Family::counter("gpumem_process_allocation_failures_total", PROCESS, "Driver allocations that failed.");
-
-/// Families of this file.
-pub(super) static FAMILIES: &[&Family] = &[
-    &INFO,
-    &COUNT,
-    &TRACKED_PEAK,
-    &USED_PEAK,
-    &PROTECTED,
-    &BESIDE,
-    &FLAG,
-    &LAYER,
-    &AGE,
-    &EVENTS,
-    &LOST,
-    &FAILED,
-    &CLAIMED_DEVICES,
-];
+families! {
+    INFO: gauge "gpumem_process_info" IDENTITY,
+        "Identity of a process that uses a GPU, to be joined by pid and start; always 1. claimed lists the labels that the process itself reports.";
+    COUNT: gauge "gpumem_device_processes" &["gpu", "uuid", "coverage"],
+        "Processes on the device, including folded ones, with an agent (covered) and without (uncovered).";
+    TRACKED_PEAK: gauge "gpumem_process_tracked_peak_bytes" OF_DEVICE,
+        "Highest tracked bytes.";
+    USED_PEAK: gauge "gpumem_process_used_peak_bytes" OF_DEVICE,
+        "Highest used bytes in a reading.";
+    PROTECTED: gauge "gpumem_process_protected_bytes" OF_DEVICE,
+        "Part of used bytes that confidential computing protects; absent without it.";
+    BESIDE: gauge "gpumem_process_beside_bytes" &["gpu", "uuid", "pid", "start", "kind"],
+        "Memory outside used = predates + tracked + untrackable, by kind: host memory and other processes' memory.";
+    FLAG: gauge "gpumem_process_flag" &["gpu", "uuid", "pid", "start", "flag"],
+        "1 for each condition that applies to the process's values: covered, uncovered, late, blocked, paused, partial, stale, restarted (peaks since gpumemd was restarted).";
+    LAYER: gauge "gpumem_process_names_layer" &["pid", "start", "layer", "state"],
+        "1 for each source of names for memory in the process, with its state.";
+    AGE: gauge "gpumem_process_sample_age_seconds" OF_DEVICE,
+        "Age of the sample of used bytes.";
+    EVENTS: counter "gpumem_process_events_total" PROCESS,
+        "Ordered records of the agent that were applied.";
+    LOST: counter "gpumem_process_events_lost_total" PROCESS,
+        "Lost ordered records of the agent.";
+    FAILED: counter "gpumem_process_allocation_failures_total" PROCESS,
+        "Failed driver allocations.";
+    CLAIMED_DEVICES: gauge "gpumem_process_claimed_devices" PROCESS,
+        "Devices that only the process reports and NVML, which works, does not have; they have no other series.";
+}
 
 /// Most series of a process that do not depend on its devices: information, four counts, eight layers.
 pub(super) const MOST_PER_PROCESS: usize = 13;
@@ -123,12 +86,9 @@ pub(super) fn most_per_account(categories: usize, tags: usize) -> usize {
     MOST_PER_ACCOUNT + categories + BESIDE_RULES + tags
 }
 
-/// Number of folded processes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Folded {
-    /// Because they are young.
     pub young: u64,
-    /// Because the limit of series was reached.
     pub room: u64,
 }
 
@@ -181,11 +141,6 @@ pub(super) fn collect(
         }
     }
     folded
-}
-
-fn since_boot() -> Duration {
-    let now = clock_gettime(ClockId::Boottime);
-    Duration::from_secs(now.tv_sec.try_into().unwrap_or(0))
 }
 
 /// Returns whether a process is young. One with unknown start counts as old as the machine.
@@ -250,7 +205,6 @@ fn amounts<'a>(process: &'a ProcessView, is_there: &[bool], shown: &'a ViewSetti
     process.accounts.iter().filter(is_there).filter_map(of).collect()
 }
 
-/// Writes all series of a process.
 fn write(
     (published, health): (&Published, &Health),
     process: &ProcessView,

@@ -89,7 +89,7 @@ pub fn start_in(scratch: Scratch, config: &str) -> Daemon {
 pub fn start_as(scratch: Scratch, metrics: SocketAddr, setup: Setup) -> Daemon {
     let mut settings = setup.settings().expect("settings");
     settings.nvml.program = Some(env!("CARGO_BIN_EXE_gpumemd").into());
-    settings.young = Duration::ZERO; // processes of tests are always young
+    settings.shown.young = Duration::ZERO; // processes of tests are always young
     let (tell, told) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

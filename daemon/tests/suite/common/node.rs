@@ -7,7 +7,7 @@ use gpumemd::nvml_status::{DeviceStatus, NvmlStatus};
 use gpumemd::run_writer::{RunWriter, Thread};
 use gpumemd::source::Batch;
 use gpumemd::stats::Stats;
-use gpumemd::view::health::Health;
+use gpumemd::view::Health;
 use gpumemd::view::{Sources, StartupInfo, ViewContext, ViewSettings};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ fn device(index: usize) -> Body<'static> {
 
 impl Node {
     pub fn new(store: PathBuf, devices: usize, max_series: usize) -> Self {
-        let stats = Arc::new(Stats::default());
+        let stats = Arc::new(Stats::new().expect("valid names"));
         let (keeper, thread) =
             RunWriter::start(store, Default::default(), Arc::clone(&stats)).expect("a thread");
         let pace =

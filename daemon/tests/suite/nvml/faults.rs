@@ -160,7 +160,7 @@ async fn a_gpu_that_is_lost_from_the_start_is_told_and_found_later() {
     let mut watcher = Watcher::start(&machine, quick());
     watcher.until("the other is read", |seen| seen.readings(0) >= 1).await;
     let reason = watcher.nvml.status().reason;
-    assert!(reason.contains("1 device; GPU 0 cannot be named: the GPU is lost"), "{reason}");
+    assert!(reason.contains("1 device; GPU 0 cannot be identified: the GPU is lost"), "{reason}");
     let status = watcher.nvml.status();
     assert!(matches!(&*status.unnamed, [(0, why, Some(_))] if why == "the GPU is lost"), "{status:?}");
     machine::until("events are registered", || async { machine.calls("nvmlEventSetWait_v2") >= 1 }).await;

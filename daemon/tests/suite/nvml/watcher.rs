@@ -8,7 +8,9 @@ use gpumemd::config::NvmlSettings;
 use gpumemd::source::Batch;
 use gpumemd::source::nvml::Nvml;
 use gpumemd::source::process::Processes;
+use gpumemd::stats::Stats;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -130,7 +132,8 @@ impl Watcher {
         let processes = Processes::new();
         let (out, batches) = mpsc::channel(64);
         let program = settings.program.clone().or_else(|| Some(machine.program()));
-        let nvml = Nvml::start(NvmlSettings { program, ..settings }, processes.clone(), out);
+        let stats = Arc::new(Stats::new().expect("valid names"));
+        let nvml = Nvml::start(NvmlSettings { program, ..settings }, processes.clone(), out, stats);
         Watcher { nvml, processes, seen: Seen::default(), batches }
     }
 

@@ -133,7 +133,7 @@ pub fn children(pid: u32) -> Vec<(u32, bool)> {
 
 /// Log lines that disconnecting clients may cause.
 const BY_CLIENTS: [&str; 2] =
-    ["a peer on the agent socket was refused", "much is to be said of this user's peers"];
+    ["a peer on the agent socket was refused", "too many log lines about this user's peers"];
 
 /// Returns log lines at warning or error that no fault of that life explains.
 pub fn unexplained(manager: &Manager, injected: &[(u64, Fault)]) -> Vec<String> {

@@ -60,14 +60,14 @@ fn arguments_are_read_as_they_were_written() {
     let name = DeviceName::Mig([7; 16]);
     let arguments = Arguments {
         settings,
-        beacon: Some(5),
-        skip: vec![(name, 30)],
-        skip_lists: vec![(name, 31)],
-        probe: Some(Target::Name(name)),
+        call_state: Some(5),
+        skip: vec![(Uuid(name), 30)],
+        skip_lists: vec![(Uuid(name), 31)],
+        probe: Some(Target::Name(Uuid(name))),
         skip_index: vec![(3, 9)],
         released_s: 4,
         no_events: true,
-        totals: Totals { list_calls: 5, deferred: 7, ..Totals::default() },
+        totals: NvmlCalls { list_calls: 5, deferred: 7, ..NvmlCalls::default() },
         wait_ms: 2000,
     };
     let words = arguments.to_args();
@@ -80,12 +80,12 @@ fn arguments_are_read_as_they_were_written() {
 #[test]
 fn orders_are_lines_and_nothing_else() {
     let name = DeviceName::Gpu([0x11; 16]);
-    let mut orders = Orders::default();
+    let mut orders = CommandReader::default();
     assert_eq!(orders.take(b"rele"), []);
-    assert_eq!(orders.take(b"ase 60\nlist GPU-1"), [Order::Release(60)]);
+    assert_eq!(orders.take(b"ase 60\nlist GPU-1"), [Command::Release(60)]);
     let rest =
         format!("1{}\nquit\nlist nonsense\nrelease\nresume now\n\n", &name.to_string()["GPU-11".len()..]);
-    assert_eq!(orders.take(rest.as_bytes()), [Order::List(name), Order::Quit]);
+    assert_eq!(orders.take(rest.as_bytes()), [Command::List(name), Command::Quit]);
     orders.take(&[b'x'; 10_000]);
     assert!(orders.pending.len() <= 4096);
 }
@@ -143,17 +143,17 @@ fn released_is_closed_until_the_time_is_over_or_somebody_resumes() {
     poller.step().expect("written");
     assert!(matches!(poller.state, State::Open(_)));
     let held = Rc::strong_count(&gpus.answers);
-    assert!(poller.obey(Order::Release(60)));
+    assert!(poller.execute(Command::Release(60)));
     assert_eq!(Rc::strong_count(&gpus.answers), held - 1, "the library is closed at once");
     pipe.said();
     poller.step().expect("written");
     assert_eq!(pipe.said(), ["source 255 false nvml: released for 60 s: on request"]);
     poller.step().expect("written");
     assert!(matches!(poller.state, State::Released { .. }));
-    assert!(poller.obey(Order::Resume));
+    assert!(poller.execute(Command::Resume));
     poller.step().expect("written");
     assert!(matches!(poller.state, State::Open(_)));
-    assert!(!poller.obey(Order::Quit));
+    assert!(!poller.execute(Command::Quit));
     // Without a command: the driver waits until NVML is closed.
     pipe.said();
     gpus.unbinding.set(Some(0x100));
@@ -178,6 +178,6 @@ fn totals_are_told_as_they_grow() {
     poller.step().expect("written");
     let said = pipe.said();
     assert!(said.iter().any(|line| line.starts_with("Counter")), "{said:?}");
-    let told = poller.told_totals;
+    let told = poller.written_totals;
     assert!(told.memory_calls >= 2 && told.list_calls >= 3 && told.failed_calls == 0, "{told:?}");
 }

@@ -1,16 +1,39 @@
-//! Further data of a session: facts of the devices, accounting mode, events.
+//! Further data of a session: facts of the devices, accounting mode, events, memory limits of the control groups whose processes
+//! are on a device.
 
-use super::super::answer::Happened;
+use super::super::answer::{Code, Happened, MemoryLimit};
 use super::super::call_state::Call;
 use super::super::library::Facts;
 use super::super::protocol::FrameWriter;
 use super::{Next, Session, at};
 use crate::clock::now_ns;
+use crate::source::process;
 use gpumem_wire::{Body, Reading, Stamp};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// Interval for reading the memory limits of control groups.
+const LIMITS_NS: u64 = 5_000_000_000;
+/// Most groups of one device whose limits are read.
+const MOST_GROUPS: usize = 32;
+/// Fact with the memory limits that the driver keeps for control groups.
+const LIMITS_FACT: &str = "memory_limits";
+
+#[derive(Debug, Default)]
+pub(super) struct Limits {
+    asked_ns: Option<u64>,
+    /// Whether the driver has no such limits.
+    is_unknown: bool,
+}
+
+/// Returns the entry that the parent parses: used, soft and hard bytes, and the path of the group.
+fn entry(limit: MemoryLimit, group: &str) -> String {
+    format!("{} {} {} {group}", limit.used_bytes, limit.soft_bytes, limit.hard_bytes)
+}
 
 impl Session {
     /// Writes facts of a device, or of the driver. The parent keeps them and does not hand them over to the ledger.
-    pub(super) fn say_facts(&self, index: Option<usize>, facts: &Facts, out: &mut FrameWriter) {
+    pub(super) fn write_facts(&self, index: Option<usize>, facts: &Facts, out: &mut FrameWriter) {
         let lines: String = facts.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
         let stamp =
             index.map_or(Stamp { time_ns: now_ns(), ..Stamp::default() }, |index| at(index, now_ns()));
@@ -18,7 +41,7 @@ impl Session {
         out.write(stamp, body);
     }
 
-    pub(super) fn look_at_accounting(&mut self, index: usize, out: &mut FrameWriter) {
+    pub(super) fn read_accounting(&mut self, index: usize, out: &mut FrameWriter) {
         let is_accounting = self.gpus.is_accounting(index);
         let mut facts = self.gpus.facts(Some(index));
         if is_accounting {
@@ -26,7 +49,7 @@ impl Session {
         }
         facts.extend(self.limits_fact(index));
         if self.seen[index].facts != facts || self.opened_ns == self.checked_ns {
-            self.say_facts(Some(index), &facts, out);
+            self.write_facts(Some(index), &facts, out);
         }
         let seen = &mut self.seen[index];
         (seen.is_accounting, seen.facts) = (is_accounting, facts);
@@ -68,7 +91,7 @@ impl Session {
 
     /// Writes the accounted peaks of the processes of this list and of the previous one. A living process's peak is written when
     /// it has grown.
-    pub(super) fn say_accounted(&mut self, index: usize, out: &mut FrameWriter) {
+    pub(super) fn write_accounted_peaks(&mut self, index: usize, out: &mut FrameWriter) {
         let now = now_ns();
         let mut peaks = std::mem::take(&mut self.seen[index].peaks);
         let (rows, seen) = (&self.rows, &self.seen[index]);
@@ -95,5 +118,45 @@ impl Session {
         }
         peaks.retain(|&(pid, _)| self.rows.binary_search_by_key(&pid, |row| row.pid).is_ok());
         self.seen[index].peaks = peaks;
+    }
+
+    /// Reads the limits of the groups of the last list at most every [`LIMITS_NS`], and writes them as a fact of the device if
+    /// changed.
+    pub(super) fn read_limits(&mut self, index: usize, out: &mut FrameWriter) {
+        let now = now_ns();
+        let limits = &mut self.seen[index].limits;
+        if limits.is_unknown || limits.asked_ns.is_some_and(|asked| now.saturating_sub(asked) < LIMITS_NS) {
+            return;
+        }
+        limits.asked_ns = Some(now);
+        let group = |&pid: &u32| process::cgroup(Path::new("/proc"), pid);
+        let groups: BTreeSet<String> = self.seen[index].pids.iter().filter_map(group).collect();
+        let mut entries = Vec::new();
+        for group in groups.iter().take(MOST_GROUPS) {
+            match self.gpus.memory_limit(index, group) {
+                Ok(MemoryLimit { soft_bytes: u64::MAX, hard_bytes: u64::MAX, .. }) => {}
+                Ok(limit) => entries.push(entry(limit, group)),
+                Err(Code::FUNCTION_NOT_FOUND) => {
+                    self.seen[index].limits.is_unknown = true;
+                    return;
+                }
+                Err(_) => {} // the group has no limit
+            }
+        }
+        let value = entries.join("\t");
+        let facts = &mut self.seen[index].facts;
+        let known =
+            facts.iter().find(|(name, _)| *name == LIMITS_FACT).map_or("", |(_, value)| value.as_str());
+        if known != value {
+            facts.retain(|(name, _)| *name != LIMITS_FACT);
+            if !value.is_empty() {
+                facts.push((LIMITS_FACT, value));
+            }
+            self.write_facts(Some(index), &self.seen[index].facts, out);
+        }
+    }
+
+    pub(super) fn limits_fact(&self, index: usize) -> Option<(&'static str, String)> {
+        self.seen[index].facts.iter().find(|(name, _)| *name == LIMITS_FACT).cloned()
     }
 }

@@ -114,23 +114,23 @@ impl Gpus for FakeGpus {
 struct Run {
     gpus: FakeGpus,
     session: Session,
-    totals: Totals,
+    totals: NvmlCalls,
     out: FrameWriter,
 }
 
 fn run(gpus: &FakeGpus) -> Run {
     let mut out = FrameWriter::new(Box::new(io::sink()), None);
     let mut session = Session::begin(Box::new(gpus.clone()), &NvmlSettings::default(), &[], &mut out);
-    session.seen.iter_mut().for_each(|seen| seen.told = Some(None));
+    session.seen.iter_mut().for_each(|seen| seen.written = Some(None));
     out.frames.clear();
-    Run { gpus: gpus.clone(), session, totals: Totals::default(), out }
+    Run { gpus: gpus.clone(), session, totals: NvmlCalls::default(), out }
 }
 
 impl Run {
     /// Makes one reading and returns its frames as lines.
     fn reading(&mut self, device: usize) -> Vec<String> {
         // Prevents a flush during the reading, so that all frames are here at the end.
-        self.session.lanes.listed(device, 1, 1, 0, true);
+        self.session.schedule.listed(device, 1, 1, 0, true);
         self.session.reading(device, &mut self.totals, &mut self.out).expect("written");
         said(&std::mem::take(&mut self.out.frames))
     }
@@ -301,7 +301,7 @@ fn a_driver_that_is_gone_ends_the_session() {
     }
     run.set(0, List::Compute, Ok(Vec::new()));
     gpus.answers.borrow_mut()[0].memory = Err(Code::DRIVER_NOT_LOADED);
-    run.session.lanes.set_devices(1, 0);
+    run.session.schedule.set_devices(1, 0);
     assert_eq!(
         run.session.turn(&mut run.totals, &mut run.out).expect("written"),
         Next::Reopen(Some(Code::DRIVER_NOT_LOADED))
@@ -312,7 +312,7 @@ fn a_driver_that_is_gone_ends_the_session() {
 fn how_a_device_is_is_said_after_its_first_reading() {
     let gpus = FakeGpus::new(1);
     let mut run = run(&gpus);
-    run.session.seen[0].told = None;
+    run.session.seen[0].written = None;
     run.session.memory_turn(&mut run.totals, &mut run.out);
     assert_eq!(said(&std::mem::take(&mut run.out.frames)), ["device 300 600 Some(100)"]);
     assert_eq!(run.reading(0).last().map(String::as_str), Some("source 0 true nvml: fine"));
@@ -326,7 +326,7 @@ fn devices_to_be_avoided_are_named_and_not_called() {
     let avoid = [(DeviceName::Gpu([0; 16]), now_ns() + 1_000_000_000_000)];
     let mut session = Session::begin(Box::new(gpus.clone()), &NvmlSettings::default(), &avoid, &mut out);
     assert_eq!(said(&std::mem::take(&mut out.frames)), ["gpu 0 model None", "gpu 1 model Some(1000)"]);
-    let mut totals = Totals::default();
+    let mut totals = NvmlCalls::default();
     while session.turn(&mut totals, &mut out).expect("written") == Next::Again {}
     assert!(gpus.calls.borrow().iter().all(|&(device, _)| device == 1));
     assert!(!gpus.calls.borrow().is_empty());
@@ -339,7 +339,7 @@ fn accounted_peaks_are_said_as_they_grow_and_once_after_the_end() {
     let mut run = run(&gpus);
     run.set(0, List::Compute, Ok(vec![charge(10, 400), charge(11, 70), charge(13, 1)]));
     let peaks = |run: &mut Run| -> Vec<String> {
-        run.session.lanes.listed(0, 1, 1, 0, true);
+        run.session.schedule.listed(0, 1, 1, 0, true);
         run.session.reading(0, &mut run.totals, &mut run.out).expect("written");
         let frames = std::mem::take(&mut run.out.frames);
         let peak = |record: Record<'_>| match record.body {
@@ -364,7 +364,7 @@ fn time_in_accounting_calls_is_lock_time() {
     let mut run = run(&gpus);
     run.set(0, List::Compute, Ok(vec![charge(10, 400)]));
     run.reading(0);
-    let cost = run.session.lanes.last_cost_ns(0).expect("read");
+    let cost = run.session.schedule.last_cost_ns(0).expect("read");
     assert!(cost >= 3_000_000, "{cost}");
 }
 

@@ -5,7 +5,8 @@ use super::super::call_state::Call;
 use super::super::hung::{HungDevices, Pending};
 use super::super::protocol::limit;
 use super::super::translate::PollerState;
-use super::{MOST_STUCK, Poller, Watch, lock};
+use super::{MOST_STUCK, Poller, Watch};
+use crate::os::lock;
 use gpumem_wire::frame::records;
 use gpumem_wire::{Body, NONE_DEVICE};
 use std::time::Duration;
@@ -57,22 +58,22 @@ impl Watch {
             }
             Err(error) => {
                 warn!(%error, "no substitute for a stuck nvml poller");
-                self.go_back()
+                self.return_to_stuck()
             }
         }
     }
 
     /// Checks whether calls have returned or timed out. Returns the poller to read from now on.
-    pub(super) async fn look_at_stuck(&mut self, mut poller: Poller, tick: Duration) -> Poller {
+    pub(super) async fn check_stuck(&mut self, mut poller: Poller, tick: Duration) -> Poller {
         let mut place = 0;
         while let Some(stuck) = self.stuck.get_mut(place) {
             let before = stuck.poller.seen;
-            let stalled = stuck.poller.look(tick);
+            let stalled = stuck.poller.stalled_for(tick);
             let has_died = !matches!(stuck.poller.child.try_wait(), Ok(None));
             let has_returned = stuck.poller.seen != before;
             if !has_died && has_returned && self.stuck.len() == 1 {
                 // The call was only slow: continue with the first poller, which has opened all GPUs, unlike its substitute.
-                if let Some(first) = self.go_back() {
+                if let Some(first) = self.return_to_stuck() {
                     drop(std::mem::replace(&mut poller, first)); // dropping kills the substitute
                     self.send().await;
                 }
@@ -114,7 +115,7 @@ impl Watch {
     }
 
     /// Returns to the newest stuck poller.
-    pub(super) fn go_back(&mut self) -> Option<Poller> {
+    pub(super) fn return_to_stuck(&mut self) -> Option<Poller> {
         let Stuck { poller, state, pending } = self.stuck.pop()?;
         let mut status = lock(&self.status);
         status.poller_pid = poller.child.id();
@@ -140,9 +141,9 @@ impl Watch {
     }
 
     /// Starts the poller that opens a GPU again, or drops it if it is stuck.
-    pub(super) fn look_at_next(&mut self, tick: Duration) {
+    pub(super) fn check_next(&mut self, tick: Duration) {
         if let Some(next) = &mut self.next {
-            if next.look(tick) >= limit(next.seen.1, &self.settings) {
+            if next.stalled_for(tick) >= limit(next.seen.1, &self.settings) {
                 self.next = None;
                 self.hung.relapse();
             }

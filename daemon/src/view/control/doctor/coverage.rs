@@ -1,122 +1,106 @@
 //! Completeness of one process's data, and remedies for gaps.
 
-use super::finding::{finding, limit};
+use super::finding::{Findings, limit};
 use gpumem_ledger::{AnomalyCounts, Blind, Blocked, ProcessView};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use gpumem_model::layers::{self, LayerSaid};
 
-pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
-    let say = |check, state, text: String, fix| {
-        finding(check, state, format!("process {}", process.key.pid), text, fix)
-    };
+pub(super) fn of_process(process: &ProcessView, now_ns: u64, findings: &mut Vec<Finding>) {
+    let mut out = Findings { subject: format!("process {}", process.key.pid), out: findings };
     let coverage = &process.coverage;
-    let mut findings = Vec::new();
     if let Some(blocked) = &coverage.blocked {
-        let (text, remedy) = of_blocked(blocked, now_ns);
-        findings.push(say(Check::ProcessBlocked, State::Bad, text, Some(remedy)));
+        let (text, fix) = of_blocked(blocked, now_ns);
+        out.say(Check::ProcessBlocked, State::Bad, text, Some(fix));
     }
     if coverage.paused {
-        let (text, remedy) = of_paused(&coverage.blind, now_ns);
-        findings.push(say(Check::ProcessPaused, State::Warn, text, remedy));
+        let (text, fix) = of_paused(&coverage.blind, now_ns);
+        out.say(Check::ProcessPaused, State::Warn, text, fix);
     }
     if !coverage.covered {
-        if findings.is_empty() {
-            let text = "no agent speaks for it: its used bytes are known, not what they are for";
-            let remedy = "start it with `gpumemctl run -- ...`";
-            findings.push(say(Check::Process, State::Warn, text.to_owned(), Some(remedy)));
+        if coverage.blocked.is_none() && !coverage.paused {
+            let text = "it has no agent: its used bytes are known, their purpose is not";
+            out.say(Check::Process, State::Warn, text, Some("start it with `gpumemctl run -- ...`"));
         }
-        return findings;
+        return;
     }
     if coverage.late {
-        let text = "the agent came after the first allocations: what was there before is `predates`";
-        let remedy = "start the process with `gpumemctl run -- ...`";
-        findings.push(say(Check::ProcessLate, State::Warn, text.to_owned(), Some(remedy)));
+        let text = "the agent started after the first allocations: earlier memory counts as `predates`";
+        let fix = "start the process with `gpumemctl run -- ...`";
+        out.say(Check::ProcessLate, State::Warn, text, Some(fix));
     }
     let blind = &coverage.blind;
     if blind.count > 0 && blind.open().is_none() {
         let total = seconds(blind.total_ns(now_ns));
-        let often = if blind.count == 1 { String::new() } else { format!(" in {} times", blind.count) };
-        let (text, remedy) = match blind.doubt {
+        let often = if blind.count == 1 { String::new() } else { format!(" in {} intervals", blind.count) };
+        let (text, fix) = match blind.doubt {
             true => (
-                "what was allocated and freed then is not known, so sums and peaks are not exact",
-                EXACT_AGAIN,
+                "allocations and frees of that time are unknown, so sums and peaks are not exact",
+                Some("restart the process to get exact values"),
             ),
-            false => ("nothing had been seen before", None),
+            false => ("it had recorded nothing before", None),
         };
         let text = format!("the agent was blind for {total}{often}: {text}");
-        findings.push(say(Check::ProcessBlind, State::Warn, text, remedy));
+        out.say(Check::ProcessBlind, State::Warn, text, fix);
     }
     let lost = coverage.lost_in_all();
     if let Some(partial) = coverage.partial.filter(|_| lost > 0) {
-        let state =
-            if partial.state { "sums are bounds" } else { "sums are right again, peaks are lower bounds" };
-        findings.push(say(
-            Check::ProcessLost,
-            State::Warn,
-            format!("{lost} records were lost: {state}"),
-            None,
-        ));
+        let state = match partial.state {
+            true => "sums are bounds",
+            false => "sums are exact again, peaks are lower bounds",
+        };
+        out.say(Check::ProcessLost, State::Warn, format!("{lost} records were lost: {state}"), None);
     }
     if let Some(full) = coverage.full {
         let (text, key) = limit(full);
-        let text = format!("{text}: what it adds is lost");
-        let fix = format!("raise {key}, if what it says is true");
-        let subject = format!("process {}", process.key.pid);
-        findings.push(finding(Check::ProcessLimit, State::Warn, subject, text, Some(&fix)));
+        let fix = format!("raise {key} if the process really uses that much");
+        let text = format!("{text}: its further records are lost");
+        out.say(Check::ProcessLimit, State::Warn, text, Some(&fix));
     }
     if let Some(text) = of_oddities(&process.odd) {
-        let remedy = "its lines are what it says, its `used` is the driver's word; if the agent is ours, please report it";
-        findings.push(say(Check::ProcessOdd, State::Warn, text, Some(remedy)));
+        let fix = "its tracked bytes are its own claim, its used bytes are the driver's; if the agent is ours, please report it";
+        out.say(Check::ProcessOdd, State::Warn, text, Some(fix));
     }
-    findings.extend(
-        of_layers(process).into_iter().map(|(state, text, fix)| say(Check::ProcessNames, state, text, fix)),
-    );
+    of_layers(process, &mut out);
     // The agent's records arrive, independently of the other findings.
     let earlier = coverage.earlier.map_or(0, |earlier| earlier.events);
     let records = earlier.saturating_add(coverage.events);
     let lost = if lost == 0 { "none".to_owned() } else { lost.to_string() };
-    let text = match earlier {
-        0 => format!("covered, {records} records, {lost} lost"),
-        _ => format!(
-            "covered, {records} records, {lost} lost: {earlier} of them before gpumemd was restarted, since when live peaks count"
-        ),
+    let since = match earlier {
+        0 => String::new(),
+        _ => format!(": {earlier} of them before gpumemd was restarted, since when live peaks count"),
     };
-    findings.push(say(Check::Process, State::Ok, text, None));
-    findings
+    out.say(Check::Process, State::Ok, format!("covered, {records} records, {lost} lost{since}"), None);
 }
 
 /// Returns a text about inconsistent records. The agent of this project sends none.
 fn of_oddities(odd: &AnomalyCounts) -> Option<String> {
     let kinds = [
-        (odd.unknown_frees, "free what was not there"),
-        (odd.unknown_ends, "end what did not begin"),
-        (odd.replaced, "allocate what was there already"),
-        (odd.unknown_handles, "name handles, pools or segments that were not there"),
-        (odd.impossible, "have sizes that no machine has"),
-        (odd.duplicates, "came twice"),
-        (odd.devices_beyond, "are of more devices than a process may have"),
+        (odd.unknown_frees, "free memory that was not allocated"),
+        (odd.unknown_ends, "end calls that did not begin"),
+        (odd.replaced, "allocate addresses that were allocated already"),
+        (odd.unknown_handles, "name unknown handles, pools or segments"),
+        (odd.impossible, "have impossible sizes"),
+        (odd.duplicates, "were sent twice"),
+        (odd.devices_beyond, "name more devices than a process may have"),
     ];
     let said: Vec<String> =
         kinds.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
     (!said.is_empty()).then(|| format!("of its records, {}", said.join(", ")))
 }
 
-/// Returns how memory gets its names, and which sources of names do not work.
-fn of_layers(process: &ProcessView) -> Vec<(State, String, Option<&'static str>)> {
+/// Adds how memory gets its names, and which sources of names do not work.
+fn of_layers(process: &ProcessView, out: &mut Findings<'_>) {
     let said: Vec<LayerSaid> = process.layers.iter().map(LayerSaid::from).collect();
-    let Some(level) = layers::level(&said) else { return Vec::new() };
-    let mut found = vec![(State::Ok, format!("names: {level}"), None)];
+    let Some(level) = layers::level(&said) else { return };
+    out.say(Check::ProcessNames, State::Ok, format!("names: {level}"), None);
     for said in said.iter().filter(|said| said.is_lacking()) {
         // Sources that the user has switched off are not a problem.
         let state = if said.state == "off" { State::Ok } else { State::Warn };
         let text = layers::lacking(std::slice::from_ref(said), 200).join("");
-        found.push((state, format!("names: {text}"), None));
+        out.say(Check::ProcessNames, state, format!("names: {text}"), None);
     }
-    found
 }
-
-const EXACT_AGAIN: Option<&str> = Some("a new start of the process is exact again");
 
 fn seconds(ns: u64) -> String {
     match ns as f64 / 1e9 {
@@ -133,7 +117,7 @@ fn of_blocked(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
         let by = if by.is_empty() { "another CUPTI client" } else { by };
         let text =
             format!("{by} has held the CUPTI subscription (code 39) for {since}: allocations are not seen");
-        let remedy = "end the other profiler, the agent takes over by itself; for torch.profiler: `with gpumem.paused():` \
+        let remedy = "end the other profiler; the agent then subscribes by itself. For torch.profiler: `with gpumem.paused():` \
                       around it, KINETO_USE_DAEMON=1, or a PyTorch whose profiler needs no subscription (Kineto since \
                       August 2026)";
         return (text, remedy);
@@ -142,28 +126,28 @@ fn of_blocked(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
     let text = format!("{by}{code}, for {since}: allocations are not seen");
     let remedy = match blocked.result {
         0 if by.starts_with("CUPTI was") => {
-            "nothing: the agent subscribes again by itself; it does not come to this without TEARDOWN_CUPTI=1"
+            "nothing: the agent subscribes again by itself; without TEARDOWN_CUPTI=1 this does not happen"
         }
-        0 => "install nvidia-cuda-cupti of the program's CUDA version, or say where it is: GPUMEM_CUPTI_PATH",
+        0 => "install nvidia-cuda-cupti of the program's CUDA version, or set its path in GPUMEM_CUPTI_PATH",
         2 | 46 => "install a newer nvidia-cuda-cupti of the same CUDA major, or set GPUMEM_CUPTI_PATH",
-        100 => {
-            "nvidia-smi shows the GPUs of this machine, CUDA_VISIBLE_DEVICES those that the program may use: without one there is nothing to see"
-        }
+        100 => "no GPU is visible to the program: compare nvidia-smi with CUDA_VISIBLE_DEVICES",
         15 | 999 => {
             "use a libcupti that is not newer than the driver: nvidia-cuda-cupti of the CUDA version that nvidia-smi shows, \
-             or GPUMEM_CUPTI_PATH; it is tried again by itself"
+             or GPUMEM_CUPTI_PATH; the agent retries by itself"
         }
-        23 => "end the other profiler or debugger: the agent takes over by itself",
+        23 => "end the other profiler or debugger; the agent then subscribes by itself",
         35 => {
-            "let the user use CUPTI: NVreg_RestrictProfilingToAdminUsers=0, or the container's capabilities"
+            "allow the user to use CUPTI: NVreg_RestrictProfilingToAdminUsers=0, or the container's capabilities"
         }
-        41 => "tracing is off under confidential computing: used bytes and names from frameworks remain",
+        41 => {
+            "nothing: confidential computing switches tracing off; used bytes and names from frameworks remain"
+        }
         43 => {
             "use a newer driver and libcupti on this MIG instance: used bytes and names from frameworks remain"
         }
         45 => "use a newer driver on WSL: used bytes and names from frameworks remain",
-        47 => "turn hardware event tracing off under MPS: the agent takes over by itself",
-        _ => "it is tried again by itself, each minute at least",
+        47 => "turn hardware event tracing off under MPS; the agent then subscribes by itself",
+        _ => "nothing: the agent retries by itself, at least each minute",
     };
     (text, remedy)
 }
@@ -176,9 +160,7 @@ fn of_paused(blind: &Blind, now_ns: u64) -> (String, Option<&'static str>) {
         Some(window) if window.cause == gpumem_ledger::BlindCause::Disarmed => {
             let text = format!("the agent has stopped{lasting}: {}", window.by);
             let remedy = match window.by.starts_with("its thread could not be started") {
-                true => {
-                    "start it again where it may have one more thread: ulimit -u, or pids.max of its container"
-                }
+                true => "restart it with a higher limit of threads: ulimit -u, or pids.max of its container",
                 false => "please report it; the program is not harmed",
             };
             (text, Some(remedy))

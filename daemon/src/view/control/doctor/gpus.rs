@@ -3,10 +3,10 @@
 //! The driver's properties come first, then each device: problems, faults, unidentified processes, unaccounted bytes. A finding
 //! states the fact, the cause and the remedy.
 
-use super::finding::{finding, mib};
+use super::finding::{Findings, finding, has, is_windows, mib, why_absent};
 use crate::config::Tenants;
 use crate::nvml_status::DeviceStatus;
-use crate::view::health::Health;
+use crate::view::Health;
 use crate::view::visibility::Viewer;
 use gpumem_ledger::{DeviceView, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
@@ -34,105 +34,77 @@ impl Sees {
     }
 }
 
-fn has(device: &DeviceStatus, fact: &str) -> bool {
-    device.facts.contains_key(fact)
-}
-
-/// Adds findings about the driver.
 pub(super) fn of_driver(health: &Health, out: &mut Vec<Finding>) {
     let fact = |name: &str| health.nvml.facts.get(name).map(String::as_str);
     let driver = fact("driver").unwrap_or("of unknown version");
-    let own = "run gpumemd in the host's PID namespace (hostPID, --pid=host), or update the driver to 565.57.01 or \
-               later";
-    match fact("pids") {
-        Some("ForeignBytes") => {
-            let text = format!(
-                "driver {driver} lists the pids of this PID namespace with the bytes of whichever host process has the \
-                 same number: bytes per process are left out"
-            );
-            out.push(finding(Check::NvmlPids, State::Warn, "nvml", text, Some(own)));
-        }
-        Some("Foreign") => {
-            let text = format!(
-                "driver {driver} lists the host's pids, which are other processes in this PID namespace: bytes per \
-                 process are left out"
-            );
-            out.push(finding(Check::NvmlPids, State::Warn, "nvml", text, Some(own)));
-        }
-        _ => {}
+    let mut nvml = Findings { subject: "nvml".to_owned(), out };
+    let wrong_pids = match fact("pids") {
+        Some("ForeignBytes") => Some(
+            "the pids of this PID namespace with the bytes of whichever host process has the same number",
+        ),
+        Some("Foreign") => Some("the host's pids, which are other processes in this PID namespace"),
+        _ => None,
+    };
+    if let Some(what) = wrong_pids {
+        let text = format!("driver {driver} lists {what}: bytes per process are omitted");
+        let fix = "run gpumemd in the host's PID namespace (hostPID, --pid=host), or update the driver to 565.57.01 or \
+                   later";
+        nvml.say(Check::NvmlPids, State::Warn, text, Some(fix));
     }
     if fact("long_records").is_some() {
         let text = format!(
-            "driver {driver} is one of the early 535 that write list records of 32 bytes where 24 are documented: they \
-             are read as they are, other tools on this machine show wrong pids"
+            "driver {driver} is an early 535 release, which writes list records of 32 bytes instead of the documented 24: \
+             gpumemd reads them as they are, other tools on this machine show wrong pids"
         );
-        out.push(finding(
-            Check::NvmlRecords,
-            State::Ok,
-            "nvml",
-            text,
-            Some("update the driver to 535.104.05 or later"),
-        ));
+        nvml.say(Check::NvmlRecords, State::Ok, text, Some("update the driver to 535.104.05 or later"));
     }
     if fact("confidential").is_some() {
         let which = match fact("protected") {
-            Some(_) => "and which part of them is protected (gpumemctl ps)",
-            None => "but not which of them are protected: this driver has no detail list",
+            Some(_) => "and so is their protected part (gpumemctl ps)",
+            None => "but not their protected part: this driver has no detail list",
         };
         let text = format!(
-            "confidential computing is on: bytes of processes are known as ever, {which}; staging buffers of the driver \
-             are in no process's line"
+            "confidential computing is on: bytes of processes are known, {which}; staging buffers of the driver belong to \
+             no process"
         );
-        out.push(finding(Check::NvmlConfidential, State::Ok, "nvml", text, None));
+        nvml.say(Check::NvmlConfidential, State::Ok, text, None);
     }
     if is_windows(health, None) {
-        let text = "this is WSL: Windows manages the GPU's memory and tells no process's bytes; the device's totals are \
-                    known, and hold what Windows itself uses";
-        let remedy = "what agents track is known: start processes with `gpumemctl run -- ...`";
-        out.push(finding(Check::DriverWsl, State::Warn, "nvml", text, Some(remedy)));
-    }
-    for (gpu, why, remedy) in &health.nvml.unnamed {
-        let text = format!("is there and cannot be named: {why}; nothing is known of it");
-        out.push(finding(Check::GpuUnnamed, State::Bad, format!("GPU {gpu}"), text, *remedy));
+        let text = "this is WSL: Windows manages the GPU's memory and does not report bytes of processes; the device's \
+                    totals are known and include memory that Windows uses";
+        let fix = "start processes with `gpumemctl run -- ...`: tracked bytes are known";
+        nvml.say(Check::DriverWsl, State::Warn, text, Some(fix));
     }
     if health.nvml.no_events {
-        let text = "faults (Xid) and changes of MIG are not heard of: a call for events did not return";
-        out.push(finding(
-            Check::NvmlEvents,
-            State::Warn,
-            "nvml",
-            text,
-            Some("see dmesg; restart gpumemd to try again"),
-        ));
+        let text = "faults (Xid) and changes of MIG are not read any more: a call for events did not return";
+        nvml.say(Check::NvmlEvents, State::Warn, text, Some("see dmesg; restart gpumemd to try again"));
+    }
+    for (gpu, why, fix) in &health.nvml.unnamed {
+        let text = format!("exists and cannot be identified: {why}; it is not monitored");
+        out.push(finding(Check::GpuUnnamed, State::Bad, format!("GPU {gpu}"), text, *fix));
     }
 }
 
 /// Returns a finding about the driver's own peaks. It is only a hint, because only root can switch accounting on, for all users.
 pub(super) fn of_accounting(health: &Health) -> Option<Finding> {
-    let (on, all) = (
-        health.nvml.devices.iter().filter(|device| has(device, "accounting")).count(),
-        health.nvml.devices.len(),
-    );
-    let say = |text: String, fix| finding(Check::Accounting, State::Ok, "accounting", text, fix);
-    match (on, all) {
-        (_, 0) => None,
-        (0, _) => Some(say(
-            "accounting mode is off: peaks of processes without an agent are only as exact as they are sampled".to_owned(),
-            Some("root may switch it on, before the processes start: nvidia-smi -am 1; gpumemd never does"),
-        )),
-        (on, all) => Some(say(
-            format!("accounting mode is on ({on} of {all} devices): reports compare the driver's own peaks with ours"),
+    let on = health.nvml.devices.iter().filter(|device| has(device, "accounting")).count();
+    let (text, fix) = match (on, health.nvml.devices.len()) {
+        (_, 0) => return None,
+        (0, _) => (
+            "accounting mode is off: peaks of processes without an agent are only as exact as the sampling"
+                .to_owned(),
+            Some("root can switch it on before the processes start: nvidia-smi -am 1; gpumemd never does"),
+        ),
+        (on, all) => (
+            format!(
+                "accounting mode is on ({on} of {all} devices): reports compare the driver's own peaks with ours"
+            ),
             None,
-        )),
-    }
+        ),
+    };
+    Some(finding(Check::Accounting, State::Ok, "accounting", text, fix))
 }
 
-fn is_windows(health: &Health, device: Option<&DeviceStatus>) -> bool {
-    let of = |device: &DeviceStatus| has(device, "windows");
-    health.nvml.facts.contains_key("wsl") || device.map_or_else(|| health.nvml.devices.iter().any(of), of)
-}
-
-/// A request: the viewer and the state.
 pub(super) struct Asked<'a> {
     pub snapshot: &'a Snapshot,
     pub health: &'a Health,
@@ -156,7 +128,6 @@ impl Asked<'_> {
         format!("{word} {}{more}", named.join(", "))
     }
 
-    /// Returns live processes with an account on this device.
     fn processes(
         &self,
         device: &DeviceStatus,
@@ -169,62 +140,60 @@ impl Asked<'_> {
         })
     }
 
-    /// Adds all findings about a device.
     pub(crate) fn of_device(&self, device: &DeviceStatus, out: &mut Vec<Finding>) {
         let subject = format!("GPU {} ({})", device.index, device.name);
         let view = self.snapshot.devices.iter().find(|of| of.name == device.name);
-        let mut say = |check, state, text: String, fix: Option<&str>| {
-            out.push(finding(check, state, subject.as_str(), text, fix));
-        };
-        self.problem(device, &mut say);
+        let mut out = Findings { subject, out };
+        self.problem(device, &mut out);
         if let Some(view) = view.filter(|view| is_virtual(&view.model)) {
             let text = format!(
-                "{} is a share of a GPU (vGPU): its host keeps part of the memory, other guests are not seen from here, and \
-                 events and accounting may be missing",
+                "{} is a virtual GPU (vGPU): its host keeps part of the memory, other guests are not visible here, and events \
+                 and accounting may be missing",
                 view.model
             );
-            say(Check::GpuVgpu, State::Ok, text, None);
+            out.say(Check::GpuVgpu, State::Ok, text, None);
         }
         if let Some(view) = view {
-            unified(view, &mut say);
+            unified(view, &mut out);
         }
-        addressing(device, &mut say);
-        memory_limits(device, &mut say);
+        addressing(device, &mut out);
+        memory_limits(device, &mut out);
         if let Some(view) = view {
-            self.faults(view, &mut say);
+            self.faults(view, &mut out);
         }
-        health_events(device, &mut say);
-        self.strangers(device, &mut say);
+        health_events(device, &mut out);
+        self.strangers(device, &mut out);
         if device.problem.is_none() {
-            self.without_bytes(device, &mut say);
+            self.without_bytes(device, &mut out);
         }
         if let Some(view) = view {
-            self.remainder(device, view, &mut say);
+            self.remainder(device, view, &mut out);
         }
-        self.lists(device, &mut say);
+        self.lists(device, &mut out);
     }
 
-    fn problem(&self, device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    fn problem(&self, device: &DeviceStatus, out: &mut Findings<'_>) {
         let hides = has(device, "hidden_instances");
         let monitor = "run gpumemd as root of the host, or privileged with NVIDIA_MIG_MONITOR_DEVICES=all, or give it the \
                        instances";
         match (&device.problem, device.code) {
             (Some(problem), Some(NO_PERMISSION)) if hides => {
-                let text =
-                    format!("{problem}: MIG is on, and whoever may not watch all of the GPU may not ask it");
-                say(Check::GpuMig, State::Warn, text, Some(monitor));
+                let text = format!(
+                    "{problem}: MIG is on, and reading the whole GPU needs the right to monitor all of it"
+                );
+                out.say(Check::GpuMig, State::Warn, text, Some(monitor));
             }
-            (Some(problem), _) => say(Check::Gpu, State::Warn, problem.clone(), device.remedy),
+            (Some(problem), _) => out.say(Check::Gpu, State::Warn, problem.clone(), device.remedy),
             (None, _) if hides => {
                 let text =
-                    "MIG is on and none of its instances may be seen from here: the GPU is shown as one";
-                say(Check::GpuMig, State::Warn, text.to_owned(), Some(monitor));
+                    "MIG is on and none of its instances is visible here: the GPU is shown as one device";
+                out.say(Check::GpuMig, State::Warn, text, Some(monitor));
             }
             (None, _) => {}
         }
     }
 
-    fn faults(&self, view: &DeviceView, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    fn faults(&self, view: &DeviceView, out: &mut Findings<'_>) {
         let counts: Vec<_> = view.faults.counts().collect();
         let Some(last) = view.faults.latest().last() else { return };
         let named = counts.iter().map(|&(xid, count)| match xid {
@@ -236,20 +205,19 @@ impl Asked<'_> {
         });
         let age_s = self.snapshot.now_ns.saturating_sub(last.time_ns) / 1_000_000_000;
         let text = format!(
-            "the driver told of faults (Xid): {}; the last one {age_s} s ago",
+            "the driver reported faults (Xid): {}; the last one {age_s} s ago",
             named.collect::<Vec<_>>().join(", ")
         );
         let is_grave = counts.iter().any(|&(xid, _)| xid.is_some_and(|xid| !is_of_programs(xid)));
         let remedy = if is_grave {
-            "see dmesg | grep Xid: memory read since may be wrong; drain the GPU and reset it"
+            "see dmesg | grep Xid: memory read since then may be wrong; drain the GPU and reset it"
         } else {
-            "a program did it: look for the one that ended then (dmesg | grep Xid names its pid)"
+            "a program did it: find the one that ended then (dmesg | grep Xid names its pid)"
         };
-        say(Check::GpuFaults, if is_grave { State::Bad } else { State::Warn }, text, Some(remedy));
+        out.say(Check::GpuFaults, if is_grave { State::Bad } else { State::Warn }, text, Some(remedy));
     }
 
-    /// Adds findings about listed processes that could not be identified.
-    fn strangers(&self, device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    fn strangers(&self, device: &DeviceStatus, out: &mut Findings<'_>) {
         let (mut dead, mut hidden) = ((Vec::new(), 0), (Vec::new(), 0));
         for (process, account) in self.processes(device) {
             let sample = account.latest.as_ref().filter(|_| process.key.start_ticks == 0);
@@ -265,28 +233,26 @@ impl Asked<'_> {
             let (text, remedy) = if self.sees.host_pids {
                 (
                     format!(
-                        "{bytes} are charged to {pids}, which is no process any more: the driver has not let go of the \
-                         memory of a dead one"
+                        "{bytes} are charged to {pids}, which has ended: the driver has not freed the memory of a dead process"
                     ),
-                    "look for what keeps it: a child or another process with its memory mapped (fuser -v /dev/nvidia*), a \
-                     fault in dmesg; else reset the GPU",
+                    "find what keeps it: a child or another process with its memory mapped (fuser -v /dev/nvidia*), or a \
+                     fault in dmesg; otherwise reset the GPU",
                 )
             } else {
                 (
                     format!(
-                        "{bytes} are charged to {pids}, which is no process of this PID namespace: it lives in another \
-                         one, or is dead"
+                        "{bytes} are charged to {pids}, which is not in this PID namespace: it is in another one, or has ended"
                     ),
                     "run gpumemd in the host's PID namespace (hostPID, --pid=host)",
                 )
             };
-            say(Check::GpuStrangers, State::Warn, text, Some(remedy));
+            out.say(Check::GpuStrangers, State::Warn, text, Some(remedy));
         }
         if !hidden.0.is_empty() {
             let (pids, bytes) = (self.pids(hidden.0.iter().copied()), mib(hidden.1));
             let text =
-                format!("{bytes} are charged to {pids}, which lives, but /proc does not show it to gpumemd");
-            say(
+                format!("{bytes} are charged to {pids}, which runs, but /proc does not show it to gpumemd");
+            out.say(
                 Check::GpuStrangers,
                 State::Warn,
                 text,
@@ -295,8 +261,7 @@ impl Asked<'_> {
         }
     }
 
-    /// Adds findings about listed processes without bytes.
-    fn without_bytes(&self, device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    fn without_bytes(&self, device: &DeviceStatus, out: &mut Findings<'_>) {
         if is_windows(self.health, Some(device)) {
             return; // reported for the driver
         }
@@ -310,17 +275,11 @@ impl Asked<'_> {
         if none(Absence::NotAvailable).next().is_some() {
             let pids = self.pids(none(Absence::NotAvailable));
             let (text, remedy) = why_absent(Absence::NotAvailable, self.health, Some(device));
-            say(Check::GpuBytes, State::Warn, format!("no bytes are known of {pids}: {text}"), remedy);
+            out.say(Check::GpuBytes, State::Warn, format!("bytes of {pids} are unknown: {text}"), remedy);
         }
     }
 
-    /// Adds a finding about the device's used bytes that no process has.
-    fn remainder(
-        &self,
-        device: &DeviceStatus,
-        view: &DeviceView,
-        say: &mut impl FnMut(Check, State, String, Option<&str>),
-    ) {
+    fn remainder(&self, device: &DeviceStatus, view: &DeviceView, out: &mut Findings<'_>) {
         // In unified memory, the use by the rest of the host is normal.
         let Some(agreed) = view.agreed.filter(|agreed| !agreed.reading.unified) else { return };
         let bytes = agreed.unaccounted_bytes;
@@ -330,10 +289,10 @@ impl Asked<'_> {
         let amount = mib(bytes.unsigned_abs());
         if bytes < 0 {
             let text = format!(
-                "its processes together hold {amount} more than the device: memory that is shared between processes \
-                 (IPC) is in the line of each of them"
+                "the sum of its processes is {amount} more than its used bytes: memory shared between processes (IPC) counts \
+                 for each of them"
             );
-            say(Check::GpuRemainder, State::Ok, text, None);
+            out.say(Check::GpuRemainder, State::Ok, text, None);
             return;
         }
         let mut why = Vec::new();
@@ -341,19 +300,19 @@ impl Asked<'_> {
         let managed = managed.filter_map(|bytes| u64::try_from(bytes).ok()).sum::<u64>();
         if managed > 0 {
             why.push(format!(
-                "managed memory (UVM), of which {} were allocated: what of it is on the GPU is in no process's line",
+                "managed memory (UVM), of which {} were allocated: its part on the GPU belongs to no process",
                 mib(managed)
             ));
         }
         if has(device, "display") {
-            why.push("a screen is lit by it, and the frame buffers are the kernel's".to_owned());
+            why.push("frame buffers of the kernel, because it drives a display".to_owned());
         }
         if !self.sees.host_pids {
             why.push("processes of other PID namespaces, which are not listed here".to_owned());
         }
         if let Some(node) = device.facts.get("numa_node") {
             why.push(format!(
-                "its memory is NUMA node {node} of the host: the kernel and any process may have pages there"
+                "pages of the kernel and of any process, because its memory is NUMA node {node} of the host"
             ));
         }
         if self.health.nvml.facts.contains_key("confidential") {
@@ -364,21 +323,21 @@ impl Asked<'_> {
             "or contexts of the driver itself"
         } else {
             "contexts of the driver itself (display, UVM, MPS), managed memory of processes without an agent, or a \
-             process that ends just now"
+             process that is ending now"
         };
         why.push(else_where.to_owned());
         let remedy =
             (!self.sees.host_pids).then_some("run gpumemd in the host's PID namespace (hostPID, --pid=host)");
         let state = if is_known { State::Ok } else { State::Warn };
-        say(
+        out.say(
             Check::GpuRemainder,
             state,
-            format!("{amount} in use are in no process's line: {}", why.join("; ")),
+            format!("{amount} in use belong to no process; possible causes: {}", why.join("; ")),
             remedy,
         );
     }
 
-    fn lists(&self, device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    fn lists(&self, device: &DeviceStatus, out: &mut Findings<'_>) {
         if !device.mps.is_empty() {
             let server = |process: &&ProcessView| {
                 let comm = process.facts.seen.get("comm").map_or("", String::as_str);
@@ -389,40 +348,40 @@ impl Asked<'_> {
             let server =
                 server.map(|server| format!(" (server: {})", self.pids([server.key.pid].into_iter())));
             let text = format!(
-                "{} use it through MPS{}: from Volta on each client has bytes of its own beside the server's; before, all \
-                 of them are the server's",
+                "{} use it through MPS{}: from Volta on, clients and server have their own bytes; on older GPUs all bytes are \
+                 the server's",
                 self.pids(device.mps.iter().copied()),
                 server.unwrap_or_default()
             );
-            say(Check::GpuMps, State::Ok, text, None);
+            out.say(Check::GpuMps, State::Ok, text, None);
         }
         if !device.drawing.is_empty() {
             let text = format!(
-                "{} draw on it too: their bytes are in two of NVML's lists and are counted once",
+                "{} also use it for graphics: their bytes are in two of NVML's lists and are counted once",
                 self.pids(device.drawing.iter().copied())
             );
-            say(Check::GpuGraphics, State::Ok, text, None);
+            out.say(Check::GpuGraphics, State::Ok, text, None);
         }
     }
 }
 
 /// Adds findings about the GPU's access to host memory, and the NUMA node of its own memory.
-fn addressing(device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+fn addressing(device: &DeviceStatus, out: &mut Findings<'_>) {
     let fact = |name: &str| device.facts.get(name).map(String::as_str);
     let mode = fact("addressing").map(|mode| match mode {
-        "ats" => "the GPU reaches memory of the host's processes (malloc) through their own page tables (ATS), which is in no process's line",
-        _ => "the GPU reaches memory of the host's processes (malloc) through the driver's copy of their page tables (HMM), which is in no process's line",
+        "ats" => "the GPU accesses host memory of processes (malloc) through their page tables (ATS); such memory is not in used bytes of any process",
+        _ => "the GPU accesses host memory of processes (malloc) through the driver's copy of their page tables (HMM); such memory is not in used bytes of any process",
     });
     let node =
         fact("numa_node").map(|node| format!("its memory is NUMA node {node} of the host (numactl -H)"));
     let parts: Vec<String> = mode.map(str::to_owned).into_iter().chain(node).collect();
     if !parts.is_empty() {
-        say(Check::GpuAddressing, State::Ok, parts.join("; "), None);
+        out.say(Check::GpuAddressing, State::Ok, parts.join("; "), None);
     }
 }
 
 /// Adds findings about limits of control groups. Nearly full: at most a tenth of the limit is left.
-fn memory_limits(device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+fn memory_limits(device: &DeviceStatus, out: &mut Findings<'_>) {
     let Some(fact) = device.facts.get("memory_limits") else { return };
     for entry in fact.split('\t') {
         let mut words = entry.splitn(4, ' ');
@@ -439,19 +398,17 @@ fn memory_limits(device: &DeviceStatus, say: &mut impl FnMut(Check, State, Strin
         let is_full = hard != u64::MAX && used >= hard - hard / 10;
         let fix = "free memory of the group's processes (gpumemctl ps), or raise the limit: an allocation beyond it fails";
         let (state, fix) = if is_full { (State::Warn, Some(fix)) } else { (State::Ok, None) };
-        say(Check::GpuLimits, state, text, fix);
+        out.say(Check::GpuLimits, state, text, fix);
     }
 }
 
-/// Adds findings about the driver's health events other than Xid.
-fn health_events(device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+fn health_events(device: &DeviceStatus, out: &mut Findings<'_>) {
     let events = &device.health_events;
     if events.is_empty() {
         return;
     }
     let named: Vec<String> = events.iter().map(|event| format!("{} x {}", event.count, event.text)).collect();
-    let text =
-        format!("the driver reported since gpumemd started: {} (counts are by kind)", named.join(", "));
+    let text = format!("the driver reported health events since gpumemd started: {}", named.join(", "));
     let (state, remedy) = match events.iter().any(|event| event.is_grave) {
         true => (
             State::Bad,
@@ -462,19 +419,19 @@ fn health_events(device: &DeviceStatus, say: &mut impl FnMut(Check, State, Strin
             "nvidia-smi -q -d PAGE_RETIREMENT,ROW_REMAPPER shows what is pending; reset the GPU when it is idle",
         ),
     };
-    say(Check::GpuEvents, state, text, Some(remedy));
+    out.say(Check::GpuEvents, state, text, Some(remedy));
 }
 
 /// Adds a finding about a GPU without its own memory, with its last reading.
-fn unified(view: &DeviceView, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+fn unified(view: &DeviceView, out: &mut Findings<'_>) {
     let Some(reading) = view.latest.filter(|reading| reading.unified) else { return };
     let text = format!(
-        "unified memory: it uses the host's memory, of which NVML tells neither total nor used (as on GB10, Jetson or an \
-         integrated GPU). Total, used and available ({}) are the host's, from /proc/meminfo; what each process holds is \
-         NVML's, and the rest of used is memory of the host",
+        "unified memory: it uses the host's memory, for which NVML reports neither total nor used (GB10, Jetson, integrated \
+         GPUs). Total, used and available ({}) are the host's, from /proc/meminfo; bytes of processes are NVML's, and the \
+         rest of used is memory of the host",
         mib(reading.free_bytes)
     );
-    say(Check::GpuUnified, State::Ok, text, None);
+    out.say(Check::GpuUnified, State::Ok, text, None);
 }
 
 /// Returns whether a model is a virtual GPU, whose name ends with its profile: `NVIDIA A40-48Q`, `GRID T4-4C`.
@@ -490,45 +447,6 @@ fn is_hidden(pid: u32) -> bool {
     pid.is_some_and(|pid| matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)))
 }
 
-/// Returns why NVML reports no bytes of a process, and the remedy.
-pub(super) fn why_absent(
-    absence: Absence,
-    health: &Health,
-    device: Option<&DeviceStatus>,
-) -> (&'static str, Option<&'static str>) {
-    match absence {
-        Absence::NotAvailable if is_windows(health, device) => {
-            ("this is WSL, and Windows tells no process's bytes", None)
-        }
-        Absence::NotAvailable => (
-            "the driver answers that they are not available (WSL, some vGPU and MIG set-ups)",
-            Some("what an agent tracks is known: start processes with `gpumemctl run -- ...`"),
-        ),
-        Absence::NotListed => (
-            "no list of NVML names it: it has no context there (any more), its memory was moved to the host by a checkpoint \
-             (cuda-checkpoint), or it is an MPS client of a GPU before Volta, whose memory is the server's",
-            None,
-        ),
-        Absence::NoPermission => (
-            "gpumemd may not list the processes of its GPU",
-            Some("see what is said of the GPU: device files, or MIG's monitor capability"),
-        ),
-        Absence::WrongNamespace => (
-            "the driver mixes PID namespaces: what it says may be another process's",
-            Some("run gpumemd in the host's PID namespace, or update the driver to 565.57.01 or later"),
-        ),
-        Absence::GpuLost => ("its GPU is lost, or waits for a reset", Some("see what is said of the GPU")),
-        Absence::Timeout => ("the driver does not answer for its GPU", Some("see what is said of the GPU")),
-        Absence::Impossible => (
-            "the driver's value for it was refused: it is more than the size of the GPU",
-            Some("see what is said of the GPU"),
-        ),
-        Absence::NotSupported => ("its GPU or driver has no process lists", None),
-        _ => ("NVML's last list failed", Some("see what is said of the GPU")),
-    }
-}
-
-/// Returns whether a fault is caused by the program.
 fn is_of_programs(xid: u64) -> bool {
     matches!(xid, 13 | 31 | 43 | 45)
 }

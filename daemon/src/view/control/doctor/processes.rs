@@ -49,15 +49,15 @@ pub(super) fn look(
             if uncovered.len() == 1 { "holds" } else { "hold" }
         );
         let fix = match uncovered.iter().find(|(_, process)| viewer.sees(process.facts.uid)) {
-            Some((_, process)) => format!("gpumemctl doctor {} tells why", process.key.pid),
-            None => "their owners see why: gpumemctl doctor PID".to_owned(),
+            Some((_, process)) => format!("gpumemctl doctor {} explains why", process.key.pid),
+            None => "their owners can run gpumemctl doctor PID".to_owned(),
         };
         findings.push(finding(Check::Uncovered, State::Warn, "processes", text, Some(&fix)));
     }
     for process in living().filter(|process| viewer.sees(process.facts.uid)) {
         if let Some(blocked) = &process.coverage.blocked {
             let text = format!("pid {}: {}", process.key.pid, by(blocked, now_ns));
-            let fix = format!("gpumemctl doctor {} tells what to do", process.key.pid);
+            let fix = format!("gpumemctl doctor {} has the remedy", process.key.pid);
             findings.push(finding(Check::Blocked, State::Warn, "processes", text, Some(&fix)));
         }
     }
@@ -65,8 +65,8 @@ pub(super) fn look(
         if let Some(full) = process.coverage.full {
             let (what, key) = limit(full);
             let text =
-                format!("pid {}: {what}; what it adds is lost, and its sums are bounds", process.key.pid);
-            let fix = format!("raise {key}, if what it says is true");
+                format!("pid {}: {what}; its further records are lost, its sums are bounds", process.key.pid);
+            let fix = format!("raise {key} if the process really uses that much");
             findings.push(finding(Check::Partial, State::Warn, "processes", text, Some(&fix)));
         }
     }
@@ -77,12 +77,9 @@ pub(super) fn look(
         .collect();
     if !partial.is_empty() {
         let first: Vec<&str> = partial.iter().take(NAMED).map(String::as_str).collect();
-        let text = format!(
-            "{} lost part of their history, their sums are bounds: pid {}",
-            partial.len(),
-            first.join(", ")
-        );
-        let fix = "a larger ring helps a program that reports in bursts: GPUMEM_RING_SLOTS=262144; many rows: agent.rows_per_process";
+        let text =
+            format!("{} lost records, so their sums are bounds: pid {}", partial.len(), first.join(", "));
+        let fix = "for programs that report in bursts, set GPUMEM_RING_SLOTS=262144; for many live allocations, raise agent.rows_per_process";
         findings.push(finding(Check::Partial, State::Warn, "processes", text, Some(fix)));
     }
 }
@@ -100,5 +97,5 @@ fn by(blocked: &Blocked, now_ns: u64) -> String {
         ("", result) => format!("CUPTI answers {result}"),
         (by, _) => by.to_owned(),
     };
-    format!("its allocations are not seen for {since_s} s: {by}")
+    format!("its allocations have not been visible for {since_s} s: {by}")
 }
