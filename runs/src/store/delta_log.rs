@@ -2,7 +2,7 @@
 //! for one changed number too; the log takes a few hundred bytes.
 //!
 //! ```text
-//! file    entries, each: length (u32), check (u64), body
+//! file    entries, each: length (u32), check (u64), deflated body
 //! body    run id, written_ns, number of the entry, changed parts; varints, see `packed`
 //! part    name, device, seq (see `parts`), form, length, bytes
 //!   form  0: the whole part; an empty one is removed. 1: the difference from the previous entry that has the part (see `splice`)
@@ -18,6 +18,8 @@
 use super::packed::{put, take};
 use super::parts::{Key, Parts, hash};
 use super::splice;
+use miniz_oxide::deflate::compress_to_vec;
+use miniz_oxide::inflate::decompress_to_vec_with_limit;
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Result, Write};
@@ -31,8 +33,10 @@ pub(super) const MOST_BYTES: u64 = 16 << 20;
 /// A larger file is not one of ours.
 const MOST_READ: u64 = 4 * MOST_BYTES;
 const HEAD: usize = 12;
+/// Of compression. Entries are mostly digits, which take half as many bytes.
+const LEVEL: u8 = 6;
 /// A part that stays the same for as many entries is forgotten, and written whole when it changes.
-const IDLE: u32 = 16;
+const IDLE: u64 = 8;
 
 /// The log, open for appending.
 #[derive(Debug)]
@@ -135,7 +139,7 @@ impl DeltaLog {
         }
         run.entries += 1;
         let entries = run.entries;
-        run.logged.retain(|_, (changed, _)| entries - *changed <= IDLE.into());
+        run.logged.retain(|_, (changed, _)| entries - *changed <= IDLE);
         Ok(())
     }
 
@@ -155,10 +159,11 @@ impl DeltaLog {
     }
 
     fn write(&mut self, body: &[u8]) -> Result<()> {
+        let body = compress_to_vec(body, LEVEL);
         let mut entry = Vec::with_capacity(HEAD + body.len());
         entry.extend_from_slice(&(body.len() as u32).to_le_bytes());
-        entry.extend_from_slice(&check(body).to_le_bytes());
-        entry.extend_from_slice(body);
+        entry.extend_from_slice(&check(&body).to_le_bytes());
+        entry.extend_from_slice(&body);
         let result = self.file.write_all(&entry);
         match result {
             Ok(()) => self.len += entry.len() as u64,
@@ -205,7 +210,8 @@ pub(super) fn read(path: &Path, only: Option<i64>) -> Result<Deltas> {
     let mut rest = bytes.as_slice();
     while let Some((body, after)) = split(rest) {
         // A damaged entry ends its run, and no other one.
-        let _ = deltas.apply(body, only);
+        let body = decompress_to_vec_with_limit(body, MOST_READ as usize).unwrap_or_default();
+        let _ = deltas.apply(&body, only);
         rest = after;
     }
     Ok(deltas)

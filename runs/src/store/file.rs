@@ -104,12 +104,26 @@ impl Store {
     /// Stores a later part of a life; `life` is the uid of its first part, which may have been deleted.
     pub fn begin_part(&mut self, run: &Run, life: &str, part: u32) -> Result<RunId> {
         self.open_log()?;
-        let writer = Some(self.this_writer()?);
+        let writer = self.this_writer()?;
+        let (id, written_ns) = self.store_part(run, life, part, Some(writer))?;
+        self.note_written(id, written_ns, run)?;
+        Ok(id)
+    }
+
+    /// Stores a part of a life that will not change any more.
+    pub fn insert_part(&mut self, run: &Run, life: &str, part: u32) -> Result<RunId> {
+        Ok(self.store_part(run, life, part, None)?.0)
+    }
+
+    fn store_part(
+        &mut self,
+        run: &Run,
+        life: &str,
+        part: u32,
+        writer: Option<Writer>,
+    ) -> Result<(RunId, i64)> {
         match self.store_new(run, life, part, writer)? {
-            (id, Some(written_ns)) => {
-                self.note_written(id, written_ns, run)?;
-                Ok(id)
-            }
+            (id, Some(written_ns)) => Ok((id, written_ns)),
             (id, None) => Err(StoreError::KnownUid { path: self.path.clone(), uid: uid_of(life, part), id }),
         }
     }
