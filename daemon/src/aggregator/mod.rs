@@ -399,8 +399,10 @@ impl Aggregator {
                 let key = ProcessKey { pid: record.stamp.thread, start_ticks };
                 let device = record.stamp.device;
                 let is_open = match record.body {
-                    Body::ProcessSample { used_bytes, .. } => {
-                        self.tracks.note_reading(key, 0, device, used_bytes.0)
+                    Body::ProcessSample { used_bytes, absence, .. } => {
+                        // No device has as many bytes as the number that stands for a reason of absence.
+                        let absence = u64::MAX - u64::from(absence.to_code());
+                        self.tracks.note_reading(key, 0, device, used_bytes.0.or(Some(absence)))
                     }
                     Body::ProtectedSample { protected_bytes, .. } => {
                         self.tracks.note_reading(key, 1, device, Some(protected_bytes))

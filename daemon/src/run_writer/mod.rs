@@ -517,7 +517,7 @@ impl WriterThread {
 
     fn write_some(&mut self) -> Result<(), StoreError> {
         if self.store.is_none() {
-            self.store = Some(Store::open(&self.path)?);
+            self.store.insert(Store::open(&self.path)?).open_log()?;
         }
         loop {
             // A newer state replaces an older waiting one, so that a slow disk does not fall behind.

@@ -2,11 +2,11 @@
 //! for one changed number too; the log takes a few hundred bytes.
 //!
 //! ```text
-//! file    entries, each: length (u32), check (u64), deflated body
-//! body    run id, written_ns, number of the entry, changed parts; varints, see `packed`
+//! file    entries, each: length (u32), check (u64), run id, deflated body
+//! body    written_ns, number of the entry, changed parts; varints, see `packed`
 //! part    name, device, seq (see `parts`), form, length, bytes
 //!   form  0: the whole part; an empty one is removed. 1: the difference from the previous entry that has the part (see `splice`)
-//! beat    0, pid, start time, time of a heartbeat
+//! beat    in place of a run with id 0: pid, start time, time of a heartbeat
 //! ```
 //!
 //! An entry counts if `written_ns` is that of the run's row, the time at which the row was written in the database. So writing a
@@ -33,6 +33,8 @@ pub(super) const MOST_BYTES: u64 = 16 << 20;
 /// A larger file is not one of ours.
 const MOST_READ: u64 = 4 * MOST_BYTES;
 const HEAD: usize = 12;
+/// In place of a run's id, which begins with 1.
+const BEAT: i64 = 0;
 /// Of compression. Entries are mostly digits, which take half as many bytes.
 const LEVEL: u8 = 6;
 /// A part that stays the same for as many entries is forgotten, and written whole when it changes.
@@ -44,6 +46,8 @@ pub(super) struct DeltaLog {
     file: File,
     /// Length of the valid entries in bytes.
     pub len: u64,
+    /// It ends with half an entry, which could not be removed. Entries after that would not be read.
+    pub is_torn: bool,
     runs: HashMap<i64, LoggedRun>,
 }
 
@@ -72,7 +76,7 @@ impl DeltaLog {
             file.set_permissions(permissions)?;
         }
         let len = found.len();
-        Ok(Some(DeltaLog { file, len, runs: HashMap::new() }))
+        Ok(Some(DeltaLog { file, len, is_torn: false, runs: HashMap::new() }))
     }
 
     /// Returns the `written_ns` to which the next entry of a run refers.
@@ -111,7 +115,6 @@ impl DeltaLog {
             return Ok(());
         }
         let mut body = Vec::new();
-        put(&mut body, id.cast_unsigned());
         put(&mut body, run.written_ns.cast_unsigned());
         put(&mut body, run.entries);
         for ((name, device, seq), bytes) in &changed {
@@ -126,7 +129,7 @@ impl DeltaLog {
             put(&mut body, bytes.len() as u64);
             body.extend_from_slice(bytes);
         }
-        self.write(&body)?;
+        self.write(id, &body)?;
         let Some(run) = self.runs.get_mut(&id) else { return Ok(()) };
         for (key, bytes) in changed {
             if bytes.is_empty() {
@@ -146,8 +149,8 @@ impl DeltaLog {
     /// Appends a heartbeat, and has the log written to the disk.
     pub(super) fn beat(&mut self, beat: Beat) -> Result<()> {
         let mut body = Vec::new();
-        [0, beat.pid.into(), beat.start_ticks, beat.time_ns].iter().for_each(|value| put(&mut body, *value));
-        self.write(&body)?;
+        [beat.pid.into(), beat.start_ticks, beat.time_ns].iter().for_each(|value| put(&mut body, *value));
+        self.write(BEAT, &body)?;
         self.file.sync_data()
     }
 
@@ -158,17 +161,18 @@ impl DeltaLog {
         Ok(())
     }
 
-    fn write(&mut self, body: &[u8]) -> Result<()> {
-        let body = compress_to_vec(body, LEVEL);
-        let mut entry = Vec::with_capacity(HEAD + body.len());
-        entry.extend_from_slice(&(body.len() as u32).to_le_bytes());
-        entry.extend_from_slice(&check(&body).to_le_bytes());
-        entry.extend_from_slice(&body);
+    fn write(&mut self, id: i64, body: &[u8]) -> Result<()> {
+        let mut text = Vec::new();
+        put(&mut text, id.cast_unsigned());
+        text.append(&mut compress_to_vec(body, LEVEL));
+        let mut entry = Vec::with_capacity(HEAD + text.len());
+        entry.extend_from_slice(&(text.len() as u32).to_le_bytes());
+        entry.extend_from_slice(&check(&text).to_le_bytes());
+        entry.extend_from_slice(&text);
         let result = self.file.write_all(&entry);
         match result {
             Ok(()) => self.len += entry.len() as u64,
-            // Entries after half an entry would be lost.
-            Err(_) => self.file.set_len(self.len)?,
+            Err(_) => self.is_torn = self.file.set_len(self.len).is_err(),
         }
         result
     }
@@ -210,8 +214,7 @@ pub(super) fn read(path: &Path, only: Option<i64>) -> Result<Deltas> {
     let mut rest = bytes.as_slice();
     while let Some((body, after)) = split(rest) {
         // A damaged entry ends its run, and no other one.
-        let body = decompress_to_vec_with_limit(body, MOST_READ as usize).unwrap_or_default();
-        let _ = deltas.apply(&body, only);
+        let _ = deltas.apply(body, only);
         rest = after;
     }
     Ok(deltas)
@@ -225,15 +228,17 @@ fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 impl Deltas {
-    fn apply(&mut self, mut body: &[u8], only: Option<i64>) -> Option<()> {
-        let mut number = || take(&mut body);
-        let id = number()?.cast_signed();
-        if id == 0 {
-            let pid = u32::try_from(number()?).ok()?;
-            self.beat = Beat { pid, start_ticks: number()?, time_ns: number()? };
+    fn apply(&mut self, mut entry: &[u8], only: Option<i64>) -> Option<()> {
+        let id = take(&mut entry)?.cast_signed();
+        if id != BEAT && only.is_some_and(|only| only != id) {
             return Some(());
         }
-        if only.is_some_and(|only| only != id) {
+        let body = decompress_to_vec_with_limit(entry, MOST_READ as usize).ok()?;
+        let mut body = body.as_slice();
+        let mut number = || take(&mut body);
+        if id == BEAT {
+            let pid = u32::try_from(number()?).ok()?;
+            self.beat = Beat { pid, start_ticks: number()?, time_ns: number()? };
             return Some(());
         }
         let (written_ns, entry) = (number()?.cast_signed(), number()?);

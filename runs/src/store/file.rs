@@ -20,6 +20,8 @@ pub struct Store {
     log: Option<DeltaLog>,
     /// Checkpoints go to the database only.
     is_limited: bool,
+    /// Size of the log in bytes above which it is merged into the database.
+    most_log: u64,
 }
 
 /// An entry of the list of runs.
@@ -73,14 +75,26 @@ impl Store {
     /// directory (mode 0700). Never changes a file that is not a store.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
-        Ok(Store { db: open::writable(&path)?, path, log: None, is_limited: false })
+        Ok(Store {
+            db: open::writable(&path)?,
+            path,
+            log: None,
+            is_limited: false,
+            most_log: delta_log::MOST_BYTES,
+        })
     }
 
     /// Opens a store for reading. Never creates a file. Works without write access to the directory. In that case, a store that
     /// was closed cleanly is read as of now: reopen it to see later changes.
     pub fn open_read_only(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
-        Ok(Store { db: open::read_only(&path)?, path, log: None, is_limited: false })
+        Ok(Store {
+            db: open::read_only(&path)?,
+            path,
+            log: None,
+            is_limited: false,
+            most_log: delta_log::MOST_BYTES,
+        })
     }
 
     /// Sets the size in bytes above which writes fail with [`StoreError::DiskFull`], until the store is reopened. A limit below
@@ -93,6 +107,11 @@ impl Store {
         // The pragma returns the limit that it set, so it must run as a query.
         let limit = format!("PRAGMA max_page_count = {}", pages.clamp(1, i64::from(u32::MAX - 1)));
         self.sql(|db| db.query_row(&limit, [], |_| Ok(())))
+    }
+
+    /// Sets the size in bytes above which the delta log is merged into the database.
+    pub fn limit_log(&mut self, bytes: u64) {
+        self.most_log = bytes;
     }
 
     /// Stores a new run, which this process will checkpoint. `uid` identifies it permanently: it is the same for the same life of
@@ -150,7 +169,7 @@ impl Store {
             && log.written_ns(id.0) == Some(written_ns)
             && !log.needs_row(id.0, identity)
         {
-            if log.len > delta_log::MOST_BYTES {
+            if log.len > self.most_log {
                 self.merge_deltas()?;
             }
             // If the log cannot be written, the database says why, or has room.
@@ -159,6 +178,7 @@ impl Store {
             {
                 return Ok(());
             }
+            self.log.take_if(|log| log.is_torn);
         }
         let writer = Some(self.this_writer()?);
         let written_ns = self.replace(id, run, writer.as_ref())?;
@@ -191,7 +211,12 @@ impl Store {
 
     /// Returns a run as it was last stored. An open run whose writer has ended becomes [`State::Interrupted`].
     pub fn load(&self, id: RunId) -> Result<Run> {
-        let (mut run, writer) = self.load_stored(id, &self.deltas(Some(id))?)?;
+        let has_writer = "SELECT writer_pid IS NOT NULL FROM run WHERE id = ?";
+        let has_writer =
+            self.sql(|db| db.prepare_cached(has_writer)?.query_row([id.0], |row| row.get(0)).optional())?;
+        // A run without a writer is in the database as a whole.
+        let deltas = if has_writer == Some(true) { self.deltas(Some(id))? } else { Deltas::default() };
+        let (mut run, writer) = self.load_stored(id, &deltas)?;
         run.state = state_now(run.state, writer.as_ref());
         Ok(run)
     }
@@ -300,9 +325,9 @@ impl Store {
         Ok(())
     }
 
-    /// Opens the delta log for writing, and merges what a writer that died has left in it. Without it, for example because
-    /// another process writes it, checkpoints go to the database.
-    fn open_log(&mut self) -> Result<()> {
+    /// Opens the delta log for writing, as the first checkpoint does too, and merges what a writer that died has left in it.
+    /// Without it, for example because another process writes it, checkpoints go to the database.
+    pub fn open_log(&mut self) -> Result<()> {
         if self.log.is_some() || self.is_limited {
             return Ok(());
         }

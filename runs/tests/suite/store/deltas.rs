@@ -178,3 +178,58 @@ fn heartbeat_extends_runs_that_do_not_change() {
     store.beat(6_000).unwrap();
     assert!(contents(dir.path()) == before, "without open runs there is nothing to note");
 }
+
+/// After a power cut, each file may be as it was at another time.
+#[test]
+fn files_of_different_times_hold_some_checkpoint() {
+    let dir = TempDir::new();
+    let (mut store, id) = logged(&dir, 3);
+    let mut images = vec![contents(dir.path())];
+    for n in 4..8 {
+        let mut run = run_at(even(n));
+        // Every second one is written to the database, since its job is new.
+        run.process.claims.insert("job".into(), (n / 2).to_string());
+        store.checkpoint(id, &run).unwrap();
+        images.push(contents(dir.path()));
+    }
+    let image = TempDir::new();
+    for (database, log) in (0..images.len()).flat_map(|at| (0..images.len()).map(move |log| (at, log))) {
+        let [db, wal, _] = &images[database];
+        for (name, bytes) in FILES.iter().zip([db, wal, &images[log][2]]) {
+            fs::write(image.path().join(name), bytes).unwrap();
+        }
+        let _ = fs::remove_file(image.path().join("runs.db-shm"));
+        let run = Store::open_read_only(image.store()).unwrap().load(id).unwrap();
+        let at = |image: usize| even(3 + image as u64);
+        assert!(run.coverage.events >= even(1) && run.coverage.events <= at(database.max(log)));
+        assert_consistent(&run);
+        let expected = run_at(run.coverage.events);
+        assert_eq!((run.cells, run.devices), (expected.cells, expected.devices));
+        // The next writer continues from there.
+        let mut next = Store::open(image.store()).unwrap();
+        next.begin(&run_at(1), "b").unwrap();
+        assert_eq!(next.load(id).unwrap().coverage.events, run.coverage.events);
+        next.checkpoint(id, &run_at(even(9))).unwrap();
+        assert_eq!(next.load(id).unwrap(), run_at(even(9)));
+    }
+}
+
+#[test]
+fn log_that_is_too_large_is_merged_into_the_database() {
+    let dir = TempDir::new();
+    let (mut store, id) = logged(&dir, 1);
+    store.limit_log(10_000);
+    let other = store.begin(&run_at(1), "b").unwrap();
+    store.checkpoint(other, &run_at(3)).unwrap();
+    let len = || fs::metadata(dir.path().join("runs.db-deltas")).unwrap().len();
+    let (mut before, mut merged) = (len(), 0);
+    for n in 2..100 {
+        store.checkpoint(id, &run_at(even(n))).unwrap();
+        assert_eq!(store.load(id).unwrap(), run_at(even(n)));
+        assert_eq!(store.load(other).unwrap(), run_at(3));
+        merged += u32::from(len() < before);
+        before = len();
+        assert!(before < 30_000, "{before} bytes");
+    }
+    assert!(merged > 1, "{merged} times");
+}
