@@ -67,7 +67,7 @@ impl Good {
     fn changed(&self, how: u8, bytes: &[u8]) -> PathBuf {
         let path = self.dir.store();
         fs::write(&path, &self.bytes).expect("room");
-        for suffix in ["db-wal", "db-shm", "db-journal"] {
+        for suffix in ["db-wal", "db-shm", "db-journal", "db-deltas"] {
             let _ = fs::remove_file(path.with_extension(suffix));
         }
         if how & 1 == 0 {

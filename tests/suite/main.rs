@@ -43,6 +43,7 @@ mod reports;
 mod sites;
 mod soak;
 mod starts;
+mod store_bytes;
 mod surroundings;
 mod systemd;
 mod tbd_logs;

@@ -20,7 +20,7 @@ use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_wire::{Body, Record, Stamp, frame};
 use node_counters::NodeCounters;
 pub(crate) use node_counters::Totals;
-use process_table::ProcessTable;
+use process_table::{Due, ProcessTable};
 use recorder::Recorder;
 use roll::Roll;
 use std::collections::VecDeque;
@@ -41,6 +41,8 @@ const IDLE_PUBLISH_NS: u64 = 1_000_000_000;
 const WATCHED_NS: u64 = 10_000_000_000;
 /// Interval for the first checkpoint of new processes. It is short so that the run of a young process survives a killed daemon.
 const FIRST_CHECKPOINT_NS: u64 = 500_000_000;
+/// Checkpoints after which the run of a process without an agent is written again, if its memory has changed.
+const UNCOVERED_ROUNDS: u64 = 3;
 /// Interval for comparing the wall clock. A new anchor is written when the clock was set by more than [`JUMP_NS`].
 const ANCHOR_NS: u64 = 1_000_000_000;
 const JUMP_NS: i128 = 500_000_000;
@@ -139,9 +141,14 @@ pub struct Aggregator {
     changed: bool,
     wall_offset_ns: i128,
     anchored_ns: u64,
-    /// When all changed runs were last made due, and when new runs were, CLOCK_MONOTONIC.
+    /// When changed runs were last made due, and when new runs were, CLOCK_MONOTONIC.
     checkpoint_ns: u64,
     first_ns: u64,
+    /// Number of the checkpoint. Runs without an agent take part in every [`UNCOVERED_ROUNDS`]th one.
+    round: u64,
+    /// When all changed runs were last made due, and the time of the last heartbeat, CLOCK_MONOTONIC.
+    complete_ns: u64,
+    beat_ns: u64,
     roll: Roll,
     /// Processes whose part has ended and whose run waits for room in the store's queue.
     rolling: VecDeque<ProcessKey>,
@@ -194,6 +201,9 @@ impl Aggregator {
             anchored_ns: 0,
             checkpoint_ns: now_ns,
             first_ns: now_ns,
+            round: 0,
+            complete_ns: now_ns,
+            beat_ns: now_ns,
             roll: Roll::default(),
             rolling: VecDeque::new(),
             closing: VecDeque::new(),
@@ -305,7 +315,7 @@ impl Aggregator {
         let (began, began_cpu) = (Instant::now(), batch.slot.as_ref().map(|_| clock::cpu()));
         let took = || began_cpu.map(|began| clock::cpu().saturating_sub(began)).unwrap_or_default();
         let mut rest = batch.frames.as_slice();
-        let (mut records, mut is_long) = (0, false);
+        let (mut records, mut is_long, mut has_news) = (0, false, false);
         if let Origin::Process(ProcessKey { pid, .. }) = batch.origin
             && self.tracks.is_unidentified(pid)
             && begins_agent(&batch.frames)
@@ -315,7 +325,7 @@ impl Aggregator {
             self.builder.forget(self.tracks.take_unidentified(pid));
         }
         if let Origin::Process(key) = batch.origin
-            && !self.tracks.register(key)
+            && !self.tracks.meet(key)
             && !(begins_agent(&batch.frames) && self.tracks.reopen(key))
         {
             // The end of a connection does not matter for a process whose run is closed. Records with a sequence number are
@@ -333,6 +343,7 @@ impl Aggregator {
         // The source has checked the framing; a truncated frame ends the batch.
         while let Ok(Some((slot, payload, after))) = frame::split_frame(rest) {
             if let Ok(record) = Record::decode(slot, payload) {
+                has_news |= !matches!(record.body, Body::Watermark { .. });
                 self.observe(batch.origin, &record);
                 records += 1;
             }
@@ -344,6 +355,11 @@ impl Aggregator {
             }
         }
         self.stats.add(Count::Records, records);
+        if let Origin::Process(key) = batch.origin
+            && has_news
+        {
+            self.tracks.register(key);
+        }
         if let Origin::Process(key) = batch.origin
             && is_long
             && !rest.is_empty()
@@ -387,7 +403,22 @@ impl Aggregator {
                 | Body::ProtectedSample { start_ticks, .. },
             ) => {
                 let key = ProcessKey { pid: record.stamp.thread, start_ticks };
-                if self.tracks.register(key) {
+                let device = record.stamp.device;
+                let is_open = match record.body {
+                    Body::ProcessSample { used_bytes, absence, .. } => {
+                        // No device has as many bytes as the number that stands for a reason of absence.
+                        let absence = u64::MAX - u64::from(absence.to_code());
+                        self.tracks.note_reading(key, 0, device, used_bytes.0.or(Some(absence)))
+                    }
+                    Body::ProtectedSample { protected_bytes, .. } => {
+                        self.tracks.note_reading(key, 1, device, Some(protected_bytes))
+                    }
+                    Body::AccountedPeak { peak_bytes, .. } => {
+                        self.tracks.note_reading(key, 2, device, Some(peak_bytes))
+                    }
+                    _ => self.tracks.register(key),
+                };
+                if is_open {
                     if matches!(record.body, Body::ProcessSample { .. }) {
                         self.tracks.list_names(record.stamp.device, key);
                     }
@@ -425,13 +456,19 @@ impl Aggregator {
         self.finish(now_ns);
         let since_ns = now_ns.saturating_sub(self.checkpoint_ns);
         let is_due = since_ns >= self.pace.checkpoint.as_nanos() as u64;
+        let mut due = Due::New;
         if is_due {
             self.checkpoint_ns = now_ns;
+            self.round += 1;
+            due = if self.round.is_multiple_of(UNCOVERED_ROUNDS) { Due::All } else { Due::Covered };
+        }
+        if due == Due::All {
+            self.complete_ns = now_ns;
         }
         let since_ns = now_ns.saturating_sub(self.first_ns);
         if is_due || since_ns >= FIRST_CHECKPOINT_NS && self.tracks.has_new() {
             self.first_ns = now_ns;
-            self.make_due(!is_due, now_ns);
+            self.make_due(due, now_ns);
         }
         self.checkpoint(now_ns);
         self.roll(now_ns);

@@ -9,6 +9,17 @@ use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 /// Number of closed processes that are remembered, so that a late sample does not start a new run.
 const REMEMBERED: usize = 16_384;
 
+/// Runs to be queued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// Those that were never written.
+    New,
+    /// Those, and those of processes with an agent.
+    Covered,
+    /// All.
+    All,
+}
+
 #[derive(Debug, Default)]
 struct Track {
     agents: u32,
@@ -18,8 +29,10 @@ struct Track {
     is_accounted: bool,
     /// Time of its end (CLOCK_MONOTONIC) and exit status.
     gone: Option<(u64, Option<u64>)>,
-    /// Whether records arrived since its run was last written.
+    /// Whether something new was reported since its run was last written.
     changed: bool,
+    /// Latest value of each reading, by kind of record and device.
+    readings: Vec<((u8, u8), Option<u64>)>,
     /// Whether its run was never written.
     is_new: bool,
     /// Whether its run is in the queue to be written.
@@ -58,10 +71,31 @@ pub(crate) struct ProcessTable {
 }
 
 impl ProcessTable {
-    /// Notes that a record about a process has arrived. Returns false if its run is closed.
+    /// Notes that a reading of a process has arrived; `kind` distinguishes readings of one device. A run is written only when a
+    /// value differs from the one before. Returns false if the run is closed.
+    pub(crate) fn note_reading(&mut self, key: ProcessKey, kind: u8, device: u8, value: Option<u64>) -> bool {
+        let Some(track) = self.tracks.get_mut(&key) else { return self.register(key) };
+        match track.readings.iter_mut().find(|(known, _)| *known == (kind, device)) {
+            Some((_, known)) => track.changed |= std::mem::replace(known, value) != value,
+            None => {
+                track.readings.push(((kind, device), value));
+                track.changed = true;
+            }
+        }
+        true
+    }
+
+    /// Notes that something new about a process was reported. Returns false if its run is closed.
     pub(crate) fn register(&mut self, key: ProcessKey) -> bool {
         if let Some(track) = self.tracks.get_mut(&key) {
             track.changed = true;
+        }
+        self.meet(key)
+    }
+
+    /// Adds a process if it is new. Returns false if its run is closed.
+    pub(crate) fn meet(&mut self, key: ProcessKey) -> bool {
+        if self.tracks.contains_key(&key) {
             return true;
         }
         if self.is_over.contains(&key) {
@@ -212,21 +246,21 @@ impl ProcessTable {
         over
     }
 
-    /// Queues the runs of all processes with records since they were last written. Runs that were never written go first, in the
-    /// order in which their processes began, because the store numbers them in that order. `only_new` queues only these. A new
-    /// process for which `has_run` is false stays new, and so does one that a hello may still identify.
-    pub(crate) fn make_due(&mut self, only_new: bool, now_ns: u64, has_run: impl Fn(ProcessKey) -> bool) {
+    /// Queues the runs of all processes with news since they were last written. Runs that were never written go first, in the
+    /// order in which their processes began, because the store numbers them in that order. A new process for which
+    /// `has_run` is false stays new, and so does one that a hello may still identify.
+    pub(crate) fn make_due(&mut self, which: Due, now_ns: u64, has_run: impl Fn(ProcessKey) -> bool) {
         let mut new = Vec::new();
         for (&key, track) in self.tracks.iter_mut().filter(|(_, track)| track.changed && !track.is_due) {
             if track.is_new && (track.may_be_identified(&key) || !has_run(key)) {
                 continue;
             }
+            track.is_due = track.is_new || which == Due::All || which == Due::Covered && track.spoke;
             if track.is_new {
                 new.push(key);
-            } else if !only_new {
+            } else if track.is_due {
                 self.due.push_back((key, now_ns));
             }
-            track.is_due = track.is_new || !only_new;
             track.is_new = false;
         }
         new.sort_by_key(|key| std::cmp::Reverse((key.start_ticks, key.pid)));
@@ -378,7 +412,7 @@ mod tests {
             assert!(tracks.register(unseen));
             tracks.list_names(0, unseen);
             tracks.list_ends(0, 40);
-            tracks.make_due(true, 45, |_| true);
+            tracks.make_due(Due::New, 45, |_| true);
             tracks.take_due(9)
         };
         assert_eq!(list(&mut tracks), [], "a hello may follow");
@@ -410,12 +444,31 @@ mod tests {
         let keys = [(900, 1), (30, 2), (500, 3)].map(|(pid, start_ticks)| ProcessKey { pid, start_ticks });
         let mut tracks = ProcessTable::default();
         keys.iter().for_each(|key| assert!(tracks.register(*key)));
-        tracks.make_due(true, 5, |key| key != keys[0]);
+        tracks.make_due(Due::New, 5, |key| key != keys[0]);
         assert_eq!(tracks.take_due(9), [(keys[1], 5), (keys[2], 5)], "pids begin again");
         assert!(tracks.has_new(), "the first one is on no device so far");
         tracks.register(keys[1]);
-        tracks.make_due(false, 6, |_| true);
+        tracks.make_due(Due::All, 6, |_| true);
         assert_eq!(tracks.take_due(9), [(keys[0], 6), (keys[1], 6)]);
+    }
+
+    #[test]
+    fn reading_that_repeats_the_last_one_makes_no_run_due() {
+        let mut tracks = ProcessTable::default();
+        assert!(tracks.note_reading(KEY, 0, 1, Some(5)));
+        let mut due = |value, which| {
+            assert!(tracks.note_reading(KEY, 0, 1, value));
+            tracks.make_due(which, 6, |_| true);
+            tracks.take_due(9).len()
+        };
+        assert_eq!(due(Some(5), Due::New), 1, "it is new");
+        assert_eq!(due(Some(5), Due::All), 0);
+        assert_eq!([due(Some(7), Due::Covered), due(Some(7), Due::All), due(Some(7), Due::All)], [0, 1, 0]);
+        assert_eq!([due(None, Due::All), due(None, Due::All)], [1, 0]);
+        tracks.agent(KEY, true);
+        tracks.register(KEY);
+        tracks.make_due(Due::Covered, 7, |_| true);
+        assert_eq!(tracks.take_due(9), [(KEY, 7)]);
     }
 
     #[test]
@@ -424,19 +477,19 @@ mod tests {
         let mut tracks = ProcessTable::default();
         tracks.register(key(1));
         tracks.register(key(2));
-        tracks.make_due(true, 5, |_| true);
+        tracks.make_due(Due::New, 5, |_| true);
         assert!(!tracks.has_new());
-        tracks.make_due(false, 6, |_| true);
+        tracks.make_due(Due::All, 6, |_| true);
         assert_eq!(tracks.due(), (2, Some(5)), "each is due once");
         assert_eq!(tracks.take_due(9).len(), 2);
-        tracks.make_due(false, 7, |_| true);
+        tracks.make_due(Due::All, 7, |_| true);
         assert_eq!(tracks.due().0, 0, "nothing was said since");
         tracks.register(key(1));
-        tracks.make_due(true, 8, |_| true);
+        tracks.make_due(Due::New, 8, |_| true);
         assert_eq!(tracks.due().0, 0, "it is not new");
-        tracks.make_due(false, 9, |_| true);
+        tracks.make_due(Due::All, 9, |_| true);
         tracks.register(key(3));
-        tracks.make_due(true, 10, |_| true);
+        tracks.make_due(Due::New, 10, |_| true);
         assert_eq!(tracks.take_due(1), [(key(3), 10)], "a new one goes first");
         assert_eq!(tracks.take_due(9), [(key(1), 9)], "the rest keeps its place");
     }

@@ -2,6 +2,7 @@
 //! has room for.
 
 use super::Aggregator;
+use super::process_table::Due;
 use crate::run_writer::Queue;
 use crate::stats::Count;
 use gpumem_ledger::ProcessKey;
@@ -12,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Grace period for the final records of an ended process's agent.
 const LAST_WORD_NS: u64 = 2_000_000_000;
+/// Interval of the heartbeats with which the store notes that runs without news are still the same.
+const BEAT_NS: u64 = 60_000_000_000;
 /// Runs built in one go; the ledger takes no batches meanwhile.
 const RUNS_AT_ONCE: usize = 512;
 /// Ended processes that may wait for room in the store's queue.
@@ -75,9 +78,9 @@ impl Aggregator {
     }
 
     /// See [`ProcessTable::make_due`](super::process_table::ProcessTable::make_due).
-    pub(super) fn make_due(&mut self, only_new: bool, now_ns: u64) {
+    pub(super) fn make_due(&mut self, which: Due, now_ns: u64) {
         let ledger = self.builder.ledger();
-        self.tracks.make_due(only_new, now_ns, |key| ledger.is_on_a_device(key));
+        self.tracks.make_due(which, now_ns, |key| ledger.is_on_a_device(key));
     }
 
     /// Hands due runs to the store, as many as it has room for. The others are not built before there is room.
@@ -92,6 +95,10 @@ impl Aggregator {
         let age = since_ns.map(|since_ns| Duration::from_nanos(now_ns.saturating_sub(since_ns)));
         let since = age.and_then(|age| Instant::now().checked_sub(age));
         self.keeper.note_queue(Queue { runs, since, checkpoint: self.pace.checkpoint });
+        if runs == 0 && self.complete_ns.saturating_sub(self.beat_ns) >= BEAT_NS {
+            self.beat_ns = self.complete_ns;
+            self.keeper.beat(self.complete_ns);
+        }
     }
 
     pub(super) fn keep(&mut self, keys: &[ProcessKey], over: bool) {
@@ -109,7 +116,7 @@ impl Aggregator {
     pub(super) async fn close(&mut self) {
         let began = Instant::now();
         self.finish(u64::MAX);
-        self.make_due(false, 0);
+        self.make_due(Due::All, 0);
         let mut keys: Vec<_> = self.tracks.take_due(usize::MAX).into_iter().map(|(key, _)| key).collect();
         let with_news: HashSet<_> = keys.iter().copied().collect();
         keys.extend(self.tracks.keys().into_iter().filter(|key| !with_news.contains(key)));

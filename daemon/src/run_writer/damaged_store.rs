@@ -49,7 +49,7 @@ pub(super) fn set_aside(path: &Path, why: &StoreError) -> Result<PathBuf, StoreE
     let free = names.into_iter().find(|name| !named(name).exists()).unwrap_or_else(|| ".damaged".into());
     let aside = named(&free);
     std::fs::rename(path, &aside).map_err(|source| StoreError::Io { path: path.to_owned(), source })?;
-    for side in ["-wal", "-shm"] {
+    for side in ["-wal", "-shm", "-deltas"] {
         // They may not exist. The log must go with its file, or the new store would use it.
         let _ = std::fs::rename(named(side), named(&format!("{free}{side}")));
     }

@@ -31,10 +31,7 @@ pub(super) fn write(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Re
     if open.earlier.before.as_ref().is_some_and(|before| is_of_another(before, &of.run)) {
         *open = OpenRun { life: Some(life_of_user(of)), ..OpenRun::default() };
     }
-    let id = match open.id {
-        Some(id) => id,
-        None => begin(store, open, of)?,
-    };
+    let Some(id) = open.id.map_or_else(|| begin(store, open, of), |id| Ok(Some(id)))? else { return Ok(()) };
     let joined = open.earlier.joined(&of.run);
     let run = joined.as_ref().unwrap_or(&of.run);
     let write = if of.over { Store::close } else { Store::checkpoint };
@@ -42,8 +39,7 @@ pub(super) fn write(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Re
         // The run was deleted meanwhile.
         Err(StoreError::UnknownRun { .. }) => {
             open.id = None;
-            let id = begin(store, open, of)?;
-            write(store, id, run)
+            begin(store, open, of)?.map_or(Ok(()), |id| write(store, id, run))
         }
         result => result,
     }
@@ -59,9 +55,9 @@ fn life_of_user(of: &QueuedRun) -> String {
     format!("{}:{}", of.uid, of.run.process.uid.unwrap_or_default())
 }
 
-/// Returns the run's id in the store. If it exists already, it was started by an earlier daemon, or by this one before the store
-/// failed or the run rolled.
-fn begin(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Result<RunId, StoreError> {
+/// Returns the run's id in the store; `None` if it was not in the store and has been stored now. If it is, it was started by an
+/// earlier daemon, or by this one before the store failed or the run rolled.
+fn begin(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Result<Option<RunId>, StoreError> {
     let mut life = open.life.clone().unwrap_or_else(|| of.uid.clone());
     if !open.is_ours
         && let Some(Newest { id, .. }) = store.newest(&life)?
@@ -90,14 +86,14 @@ fn begin(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Result<RunId,
         None => (None, in_this_life),
     };
     open.earlier.part = part;
-    let id = match id {
-        Some(id) => id,
-        None => {
-            let joined = open.earlier.joined(&of.run);
-            store.begin_part(joined.as_ref().unwrap_or(&of.run), &life, part)?
-        }
-    };
-    (open.id, open.is_ours) = (Some(id), true);
+    if id.is_none() {
+        let joined = open.earlier.joined(&of.run);
+        let store_new = if of.over { Store::insert_part } else { Store::begin_part };
+        open.id = Some(store_new(store, joined.as_ref().unwrap_or(&of.run), &life, part)?);
+    } else {
+        open.id = id;
+    }
+    open.is_ours = true;
     Ok(id)
 }
 

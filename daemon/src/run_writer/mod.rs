@@ -63,6 +63,8 @@ enum WriterRequest {
     /// The queue has runs to write.
     Write,
     Retain(Retention),
+    /// All changes until this time have been queued; CLOCK_MONOTONIC.
+    Beat(u64),
     Find {
         wanted: Wanted,
         charge: CpuCharge,
@@ -192,6 +194,7 @@ impl RunWriter {
             next_try: Instant::now(),
             broken: DamagedStore::default(),
             sweeper: Sweeper::new(retention),
+            beat_ns: None,
             stats,
             status: Arc::clone(&keeper.status),
         };
@@ -205,6 +208,12 @@ impl RunWriter {
     /// Sets the rules for deleting runs.
     pub(crate) fn retain(&self, retention: Retention) {
         let _ = self.jobs.send(WriterRequest::Retain(retention));
+    }
+
+    /// Has the store note that runs without changes are still open, once everything that waits is written. All changes until
+    /// `time_ns` (CLOCK_MONOTONIC) have been handed over.
+    pub(crate) fn beat(&self, time_ns: u64) {
+        let _ = self.jobs.send(WriterRequest::Beat(time_ns));
     }
 
     /// Sets the limit of memory for waiting runs, in bytes.
@@ -325,6 +334,8 @@ struct WriterThread {
     next_try: Instant,
     broken: DamagedStore,
     sweeper: Sweeper,
+    /// Time of a heartbeat that is not in the store yet.
+    beat_ns: Option<u64>,
     stats: Arc<Stats>,
     status: Arc<Mutex<Status>>,
 }
@@ -379,6 +390,7 @@ impl WriterThread {
         match job {
             WriterRequest::Write => lock(&self.shelf).is_told = false,
             WriterRequest::Retain(retention) => self.sweeper.retain(retention),
+            WriterRequest::Beat(time_ns) => self.beat_ns = Some(time_ns),
             // The client has disconnected.
             WriterRequest::Find { reply, .. } if reply.is_closed() => {}
             WriterRequest::Find { wanted, charge, reply } => {
@@ -505,12 +517,14 @@ impl WriterThread {
 
     fn write_some(&mut self) -> Result<(), StoreError> {
         if self.store.is_none() {
-            self.store = Some(Store::open(&self.path)?);
+            self.store.insert(Store::open(&self.path)?).open_log()?;
         }
         loop {
             // A newer state replaces an older waiting one, so that a slow disk does not fall behind.
-            let Some(first) = lock(&self.shelf).first() else { return Ok(()) };
             let Some(store) = &mut self.store else { return Ok(()) };
+            let Some(first) = lock(&self.shelf).first() else {
+                return self.beat_ns.take().map_or(Ok(()), |time_ns| store.beat(time_ns));
+            };
             let open = self.open.entry(first.uid.clone()).or_default();
             let began = Instant::now();
             match write(store, open, &first) {

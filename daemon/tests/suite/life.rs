@@ -273,8 +273,9 @@ fn nothing_is_written_through_links_that_somebody_planted() {
     let reason = plant("open/new.gpumem", "record = \"$DIR/open/new.gpumem\"\n", false);
     assert!(reason.contains("a new file cannot be made"), "{reason}");
     for name in
-        ["open/runs.sqlite", "open/runs.sqlite-wal", "open/runs.sqlite-shm", "open/runs.sqlite-journal"]
+        ["runs.sqlite", "runs.sqlite-wal", "runs.sqlite-shm", "runs.sqlite-journal", "runs.sqlite-deltas"]
     {
+        let name = &format!("open/{name}");
         let reason = plant(name, store, true);
         assert!(reason.contains("a link or somebody else's"), "{name}: {reason}");
     }

@@ -74,7 +74,10 @@ impl Of {
     }
 }
 
-enum Body {
+/// Rows of one owner, by name and seq.
+pub(super) type Rows = BTreeMap<(&'static str, i64), Body>;
+
+pub(super) enum Body {
     Text(String),
     Packed(Vec<u8>),
 }
@@ -103,6 +106,11 @@ pub(super) fn write(db: &Connection, id: i64, device: usize, details: &Details) 
 }
 
 pub(super) fn write_own(db: &Connection, id: i64, own: &ProgramData) -> Result<()> {
+    write_rows(db, Of::Run(id), own_rows(own)?)
+}
+
+/// Returns all rows of program data.
+pub(super) fn own_rows(own: &ProgramData) -> Result<Rows> {
     let mut rows = BTreeMap::new();
     if !own.is_empty() {
         let mut rest = own.clone();
@@ -111,10 +119,10 @@ pub(super) fn write_own(db: &Connection, id: i64, own: &ProgramData) -> Result<(
         list(&mut rows, "spans", &std::mem::take(&mut rest.spans), SPANS)?;
         rows.insert(("rest", 0), Body::Text(json(&rest)?));
     }
-    write_rows(db, Of::Run(id), rows)
+    Ok(rows)
 }
 
-fn write_rows(db: &Connection, of: Of, mut rows: BTreeMap<(&'static str, i64), Body>) -> Result<()> {
+fn write_rows(db: &Connection, of: Of, mut rows: Rows) -> Result<()> {
     let (run, device) = of.place();
     let mut gone = Vec::new();
     {
@@ -150,8 +158,8 @@ fn write_rows(db: &Connection, of: Of, mut rows: BTreeMap<(&'static str, i64), B
     Ok(())
 }
 
-/// Returns all rows of a device's details, by name and seq.
-fn rows(details: &Details) -> Result<BTreeMap<(&'static str, i64), Body>> {
+/// Returns all rows of a device's details.
+pub(super) fn rows(details: &Details) -> Result<Rows> {
     let mut rows = BTreeMap::new();
     let mut rest = details.clone();
     let points = std::mem::take(&mut rest.timeline.points);
@@ -177,12 +185,7 @@ fn rows(details: &Details) -> Result<BTreeMap<(&'static str, i64), Body>> {
     Ok(rows)
 }
 
-fn list<T: Serialize>(
-    rows: &mut BTreeMap<(&'static str, i64), Body>,
-    name: &'static str,
-    elements: &[T],
-    in_a_row: usize,
-) -> Result<()> {
+fn list<T: Serialize>(rows: &mut Rows, name: &'static str, elements: &[T], in_a_row: usize) -> Result<()> {
     for (seq, chunk) in (0..).zip(elements.chunks(in_a_row)) {
         rows.insert((name, seq), Body::Text(json(&chunk)?));
     }
@@ -190,46 +193,62 @@ fn list<T: Serialize>(
 }
 
 pub(super) fn read(db: &Connection, id: i64, device: usize) -> Result<Details> {
-    let mut stored =
-        Stored::read(db, Of::Device(id, device as i64), &format!("device {device} of run {id}"))?;
-    let mut details: Details = stored.text("rest")?.unwrap_or_default();
-    if let Some(growth) = stored.text("growth")? {
-        details.growth = growth;
-    }
-    if let Some(parameters) = stored.text("parameters")? {
-        details.parameters = parameters;
-    }
-    // Lists that an earlier schema stored in `rest` are kept.
-    details.growth.cells.extend(stored.packed("columns", packed::unpack_columns)?);
-    details.timeline.points.extend(stored.packed("timeline", packed::unpack_points)?);
-    details.iterations.rows.extend(stored.list::<Iteration>("iterations")?);
-    details.steps.extend(stored.list::<Step>("steps")?);
-    details.ooms.extend(stored.list::<Oom>("ooms")?);
-    Ok(details)
+    Stored::read(db, Of::Device(id, device as i64), &format!("device {device} of run {id}"))?.details()
 }
 
 pub(super) fn read_own(db: &Connection, id: i64) -> Result<ProgramData> {
-    let mut stored = Stored::read(db, Of::Run(id), &format!("run {id} itself"))?;
-    let mut own: ProgramData = stored.text("rest")?.unwrap_or_default();
-    own.counters.extend(stored.list::<Counter>("counters")?);
-    own.ranges.extend(stored.list::<Range>("ranges")?);
-    own.spans.extend(stored.list::<Span>("spans")?);
-    Ok(own)
+    Stored::read(db, Of::Run(id), &format!("run {id} itself"))?.own()
 }
 
 /// Rows of one owner by name, and a description of the owner for messages.
-struct Stored {
+pub(super) struct Stored {
     rows: BTreeMap<String, Vec<Body>>,
     of: String,
 }
 
 impl Stored {
+    pub(super) fn new(of: &str) -> Self {
+        Stored { rows: BTreeMap::new(), of: format!("of {of}") }
+    }
+
+    /// Appends the next row of a name.
+    pub(super) fn push(&mut self, name: &str, body: Body) {
+        self.rows.entry(name.to_owned()).or_default().push(body);
+    }
+
+    /// Returns the device details in the rows.
+    pub(super) fn details(mut self) -> Result<Details> {
+        let mut details: Details = self.text("rest")?.unwrap_or_default();
+        if let Some(growth) = self.text("growth")? {
+            details.growth = growth;
+        }
+        if let Some(parameters) = self.text("parameters")? {
+            details.parameters = parameters;
+        }
+        // Lists that an earlier schema stored in `rest` are kept.
+        details.growth.cells.extend(self.packed("columns", packed::unpack_columns)?);
+        details.timeline.points.extend(self.packed("timeline", packed::unpack_points)?);
+        details.iterations.rows.extend(self.list::<Iteration>("iterations")?);
+        details.steps.extend(self.list::<Step>("steps")?);
+        details.ooms.extend(self.list::<Oom>("ooms")?);
+        Ok(details)
+    }
+
+    /// Returns the program data in the rows.
+    pub(super) fn own(mut self) -> Result<ProgramData> {
+        let mut own: ProgramData = self.text("rest")?.unwrap_or_default();
+        own.counters.extend(self.list::<Counter>("counters")?);
+        own.ranges.extend(self.list::<Range>("ranges")?);
+        own.spans.extend(self.list::<Span>("spans")?);
+        Ok(own)
+    }
+
     fn read(db: &Connection, place: Of, of: &str) -> Result<Self> {
         let sql = place.sql("SELECT name, seq, body FROM TABLE WHERE PLACE ORDER BY name, seq");
         let mut statement = db.prepare_cached(&sql)?;
         let (run, device) = place.place();
         let mut stored = statement.query(params![run, device])?;
-        let (mut rows, of) = (BTreeMap::<_, Vec<_>>::new(), format!("of {of}"));
+        let Stored { mut rows, of } = Stored::new(of);
         while let Some(row) = stored.next()? {
             let (name, seq) = (row.get::<_, String>(0)?, row.get::<_, i64>(1)?);
             let body = match row.get_ref(2)? {

@@ -95,7 +95,11 @@ pub enum StoreError {
 
 impl StoreError {
     pub(super) fn io(path: &Path, source: std::io::Error) -> Self {
-        StoreError::Io { path: path.to_owned(), source }
+        let path = path.to_owned();
+        match source.kind() {
+            std::io::ErrorKind::StorageFull => StoreError::DiskFull { path },
+            _ => StoreError::Io { path, source },
+        }
     }
 
     pub(super) fn not_a_store(path: &Path, found: impl Into<String>) -> Self {

@@ -1,10 +1,14 @@
 //! A store file: writes, loads and lists its runs.
 
+use super::delta_log::{self, Beat, DeltaLog, Deltas};
 use super::error::{Result, RunId, StoreError};
+use super::parts::{self, Figures};
 use super::writer::{self, Writer, set_writer, state_now};
 use super::{columns, open, rows};
 use gpumem_model::run::{Clock, Run, State};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
+use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// An open store file.
@@ -12,6 +16,12 @@ use std::path::{Path, PathBuf};
 pub struct Store {
     pub(super) db: Connection,
     pub(super) path: PathBuf,
+    /// The delta log, if this process writes it.
+    log: Option<DeltaLog>,
+    /// Checkpoints go to the database only.
+    is_limited: bool,
+    /// Size of the log in bytes above which it is merged into the database.
+    most_log: u64,
 }
 
 /// An entry of the list of runs.
@@ -65,24 +75,43 @@ impl Store {
     /// directory (mode 0700). Never changes a file that is not a store.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
-        Ok(Store { db: open::writable(&path)?, path })
+        Ok(Store {
+            db: open::writable(&path)?,
+            path,
+            log: None,
+            is_limited: false,
+            most_log: delta_log::MOST_BYTES,
+        })
     }
 
     /// Opens a store for reading. Never creates a file. Works without write access to the directory. In that case, a store that
     /// was closed cleanly is read as of now: reopen it to see later changes.
     pub fn open_read_only(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
-        Ok(Store { db: open::read_only(&path)?, path })
+        Ok(Store {
+            db: open::read_only(&path)?,
+            path,
+            log: None,
+            is_limited: false,
+            most_log: delta_log::MOST_BYTES,
+        })
     }
 
     /// Sets the size in bytes above which writes fail with [`StoreError::DiskFull`], until the store is reopened. A limit below
-    /// the present size is raised to it.
+    /// the present size is raised to it. Checkpoints no longer use the delta log.
     pub fn limit_size(&mut self, bytes: u64) -> Result<()> {
+        self.merge_deltas()?;
+        (self.log, self.is_limited) = (None, true);
         let page: i64 = self.sql(|db| db.pragma_query_value(None, "page_size", |row| row.get(0)))?;
         let pages = i64::try_from(bytes).unwrap_or(i64::MAX) / page.max(1);
         // The pragma returns the limit that it set, so it must run as a query.
         let limit = format!("PRAGMA max_page_count = {}", pages.clamp(1, i64::from(u32::MAX - 1)));
         self.sql(|db| db.query_row(&limit, [], |_| Ok(())))
+    }
+
+    /// Sets the size in bytes above which the delta log is merged into the database.
+    pub fn limit_log(&mut self, bytes: u64) {
+        self.most_log = bytes;
     }
 
     /// Stores a new run, which this process will checkpoint. `uid` identifies it permanently: it is the same for the same life of
@@ -93,10 +122,28 @@ impl Store {
 
     /// Stores a later part of a life; `life` is the uid of its first part, which may have been deleted.
     pub fn begin_part(&mut self, run: &Run, life: &str, part: u32) -> Result<RunId> {
-        let writer = Some(self.this_writer()?);
+        self.open_log()?;
+        let writer = self.this_writer()?;
+        let (id, written_ns) = self.store_part(run, life, part, Some(writer))?;
+        self.note_written(id, written_ns, run)?;
+        Ok(id)
+    }
+
+    /// Stores a part of a life that will not change any more.
+    pub fn insert_part(&mut self, run: &Run, life: &str, part: u32) -> Result<RunId> {
+        Ok(self.store_part(run, life, part, None)?.0)
+    }
+
+    fn store_part(
+        &mut self,
+        run: &Run,
+        life: &str,
+        part: u32,
+        writer: Option<Writer>,
+    ) -> Result<(RunId, i64)> {
         match self.store_new(run, life, part, writer)? {
-            (id, true) => Ok(id),
-            (id, false) => Err(StoreError::KnownUid { path: self.path.clone(), uid: uid_of(life, part), id }),
+            (id, Some(written_ns)) => Ok((id, written_ns)),
+            (id, None) => Err(StoreError::KnownUid { path: self.path.clone(), uid: uid_of(life, part), id }),
         }
     }
 
@@ -108,36 +155,98 @@ impl Store {
         self.sql(|db| db.prepare_cached(sql)?.query_row([life], newest).optional())
     }
 
-    /// Replaces a stored run. This process becomes its writer, even if another one began it.
+    /// Replaces a stored run. This process becomes its writer, even if another one began it. What has changed since the last
+    /// checkpoint is appended to the delta log; without a change, nothing is written.
     pub fn checkpoint(&mut self, id: RunId, run: &Run) -> Result<()> {
+        self.check_run(run)?;
+        self.open_log()?;
+        let sql = "SELECT written_ns FROM run WHERE id = ?";
+        let written =
+            self.sql(|db| db.prepare_cached(sql)?.query_row([id.0], |row| row.get(0)).optional())?;
+        let written_ns: i64 = written.ok_or_else(|| self.unknown(id))?;
+        let (identity, parts) = self.sql(|_| Ok((parts::identity(run)?, parts::parts(run)?)))?;
+        if let Some(log) = &mut self.log
+            && log.written_ns(id.0) == Some(written_ns)
+            && !log.needs_row(id.0, identity)
+        {
+            if log.len > self.most_log {
+                self.merge_deltas()?;
+            }
+            // If the log cannot be written, the database says why, or has room.
+            if let Some(log) = &mut self.log
+                && log.append(id.0, parts).is_ok()
+            {
+                return Ok(());
+            }
+            self.log.take_if(|log| log.is_torn);
+        }
         let writer = Some(self.this_writer()?);
-        self.replace(id, run, writer)
+        let written_ns = self.replace(id, run, writer.as_ref())?;
+        self.note_written(id, written_ns, run)
     }
 
     /// Writes the last checkpoint; the run has no writer from then on. A run whose state is still [`State::Open`] becomes
     /// interrupted.
     pub fn close(&mut self, id: RunId, run: &Run) -> Result<()> {
-        self.replace(id, run, None)
+        self.check_run(run)?;
+        self.replace(id, run, None)?;
+        self.log.iter_mut().for_each(|log| log.forget(id.0));
+        Ok(())
+    }
+
+    /// Notes that this process still writes its runs and that they have not changed until `time_ns` (CLOCK_MONOTONIC), except for
+    /// their last checkpoint interval. Has the delta log written to the disk.
+    pub fn beat(&mut self, time_ns: u64) -> Result<()> {
+        let writer = self.this_writer()?;
+        let Some(log) = self.log.as_mut().filter(|log| !log.is_idle()) else { return Ok(()) };
+        let beat = Beat { pid: writer.pid, start_ticks: writer.start_ticks, time_ns };
+        log.beat(beat).map_err(|error| StoreError::io(&self.path, error))
     }
 
     /// Stores a completed run, such as an import. If the uid is already stored, changes nothing and returns that run's id and
     /// false.
     pub fn insert(&mut self, run: &Run, uid: &str) -> Result<(RunId, bool)> {
-        self.store_new(run, uid, 1, None)
+        self.store_new(run, uid, 1, None).map(|(id, new)| (id, new.is_some()))
     }
 
     /// Returns a run as it was last stored. An open run whose writer has ended becomes [`State::Interrupted`].
     pub fn load(&self, id: RunId) -> Result<Run> {
-        // One transaction, so that a concurrent checkpoint is seen completely or not at all.
-        let read = self.sql(|db| rows::read(&*db.unchecked_transaction()?, id.0))?;
-        let (mut run, writer) = read.ok_or_else(|| self.unknown(id))?;
+        let has_writer = "SELECT writer_pid IS NOT NULL FROM run WHERE id = ?";
+        let has_writer =
+            self.sql(|db| db.prepare_cached(has_writer)?.query_row([id.0], |row| row.get(0)).optional())?;
+        // A run without a writer is in the database as a whole.
+        let deltas = if has_writer == Some(true) { self.deltas(Some(id))? } else { Deltas::default() };
+        let (mut run, writer) = self.load_stored(id, &deltas)?;
         run.state = state_now(run.state, writer.as_ref());
         Ok(run)
     }
 
+    /// Returns a run with its state as stored, and its writer. The log must be read before the database: if the run is written
+    /// there meanwhile, the entries do not count.
+    fn load_stored(&self, id: RunId, deltas: &Deltas) -> Result<(Run, Option<Writer>)> {
+        let read = self.sql(|db| {
+            // One transaction, so that a concurrent checkpoint is seen completely or not at all.
+            let db = db.unchecked_transaction()?;
+            let Some((mut run, writer, written_ns)) = rows::read(&db, id.0)? else { return Ok(None) };
+            if let Some(of_run) = deltas.runs.get(&id.0).filter(|of_run| of_run.written_ns == written_ns) {
+                // Parts that cannot be read leave the older state.
+                run = parts::run(&of_run.over(parts::parts(&run)?)).unwrap_or(run);
+            }
+            Ok(Some((run, writer)))
+        })?;
+        let (mut run, writer) = read.ok_or_else(|| self.unknown(id))?;
+        let Beat { pid, start_ticks, time_ns } = deltas.beat;
+        if writer.as_ref().is_some_and(|writer| (writer.pid, writer.start_ticks) == (pid, start_ticks)) {
+            let lasts = run.devices.iter_mut().map(|device| &mut device.last.time_ns);
+            lasts.filter(|last_ns| **last_ns > 0).for_each(|last_ns| *last_ns = time_ns.max(*last_ns));
+        }
+        Ok((run, writer))
+    }
+
     /// Returns a run without cells and devices, for searches.
     pub fn load_head(&self, id: RunId) -> Result<Run> {
-        let (mut run, writer) = self.sql(|db| rows::read_run(db, id.0))?.ok_or_else(|| self.unknown(id))?;
+        let read = self.sql(|db| rows::read_run(db, id.0))?;
+        let (mut run, writer, _) = read.ok_or_else(|| self.unknown(id))?;
         run.state = state_now(run.state, writer.as_ref());
         Ok(run)
     }
@@ -153,10 +262,13 @@ impl Store {
                 (SELECT max(tracked_bytes) FROM moment WHERE run = run.id AND kind = 'peak'),
                 clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,
                 writer_pid, writer_start, writer_boot, source_origin, part,
-                (SELECT id FROM run AS before WHERE before.life = run.life AND before.part = run.part - 1)
+                (SELECT id FROM run AS before WHERE before.life = run.life AND before.part = run.part - 1), written_ns
             FROM run ORDER BY id DESC LIMIT ?";
         let most = i64::try_from(most).unwrap_or(i64::MAX);
-        self.sql(|db| db.prepare_cached(sql)?.query_map([most], summary)?.collect())
+        let deltas = self.deltas(None)?;
+        self.sql(|db| {
+            db.prepare_cached(sql)?.query_map([most], |row| Ok(summary(row, &deltas)?.0))?.collect()
+        })
     }
 
     /// Returns the id of the newest run; `None` if the store is empty.
@@ -171,14 +283,14 @@ impl Store {
         life: &str,
         part: u32,
         writer: Option<Writer>,
-    ) -> Result<(RunId, bool)> {
+    ) -> Result<(RunId, Option<i64>)> {
         self.check_run(run)?;
         let uid = uid_of(life, part);
         self.sql(|db| {
             let transaction = Transaction::new_unchecked(db, TransactionBehavior::Immediate)?;
             let known = "SELECT id FROM run WHERE uid = ?";
             if let Some(id) = transaction.query_row(known, [&uid], |row| row.get(0)).optional()? {
-                return Ok((RunId(id), false));
+                return Ok((RunId(id), None));
             }
             columns::execute(
                 &transaction,
@@ -187,22 +299,79 @@ impl Store {
             )?;
             let id = transaction.last_insert_rowid();
             rows::write(&transaction, id, run)?;
-            set_writer(&transaction, id, writer.as_ref())?;
+            let written_ns = set_writer(&transaction, id, writer.as_ref())?;
             transaction.commit()?;
-            Ok((RunId(id), true))
+            Ok((RunId(id), written_ns))
         })
     }
 
-    fn replace(&mut self, id: RunId, run: &Run, writer: Option<Writer>) -> Result<()> {
-        self.check_run(run)?;
-        let known = self.sql(|db| {
+    /// Writes a run to the database; returns its new `written_ns`.
+    fn replace(&mut self, id: RunId, run: &Run, writer: Option<&Writer>) -> Result<i64> {
+        let written = self.sql(|db| {
             let transaction = Transaction::new_unchecked(db, TransactionBehavior::Immediate)?;
-            let known = rows::write(&transaction, id.0, run)?;
-            set_writer(&transaction, id.0, writer.as_ref())?;
+            rows::write(&transaction, id.0, run)?;
+            let written_ns = set_writer(&transaction, id.0, writer)?;
             transaction.commit()?;
-            Ok(known)
+            Ok(written_ns)
         })?;
-        if known { Ok(()) } else { Err(self.unknown(id)) }
+        written.ok_or_else(|| self.unknown(id))
+    }
+
+    fn note_written(&mut self, id: RunId, written_ns: i64, run: &Run) -> Result<()> {
+        if self.log.is_some() {
+            let (identity, parts) = self.sql(|_| Ok((parts::identity(run)?, parts::parts(run)?)))?;
+            self.log.iter_mut().for_each(|log| log.note_written(id.0, written_ns, identity, &parts));
+        }
+        Ok(())
+    }
+
+    /// Opens the delta log for writing, as the first checkpoint does too, and merges what a writer that died has left in it.
+    /// Without it, for example because another process writes it, checkpoints go to the database.
+    pub fn open_log(&mut self) -> Result<()> {
+        if self.log.is_some() || self.is_limited {
+            return Ok(());
+        }
+        let permissions = self.path.metadata().map(|found| found.permissions());
+        let path = open::side_file(&self.path, delta_log::SUFFIX);
+        self.log = permissions.and_then(|permissions| DeltaLog::open(&path, permissions)).unwrap_or(None);
+        if self.log.as_ref().is_some_and(|log| log.len > 0) { self.merge_deltas() } else { Ok(()) }
+    }
+
+    /// Writes the runs of the delta log to the database, and empties the log.
+    fn merge_deltas(&mut self) -> Result<()> {
+        if self.log.is_none() {
+            return Ok(());
+        }
+        let deltas = self.deltas(None)?;
+        let mut ids: Vec<RunId> = deltas.runs.keys().map(|id| RunId(*id)).collect();
+        ids.sort_unstable_by_key(|id| id.0);
+        for id in ids {
+            let written_ns = self.sql(|db| rows::read_run(db, id.0))?.map(|(_, _, written_ns)| written_ns);
+            if written_ns != deltas.runs.get(&id.0).map(|of_run| of_run.written_ns) {
+                continue;
+            }
+            let (run, writer) = self.load_stored(id, &deltas)?;
+            let written_ns = self.replace(id, &run, writer.as_ref())?;
+            if self.log.as_ref().is_some_and(|log| log.written_ns(id.0).is_some()) {
+                self.note_written(id, written_ns, &run)?;
+            }
+        }
+        // The database must be on the disk before the log is emptied.
+        let wal = open::side_file(&self.path, "-wal");
+        let synced = File::open(wal).and_then(|wal| wal.sync_data());
+        if let Some(log) = &mut self.log {
+            let cleared = match synced {
+                Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+                _ => log.clear(),
+            };
+            cleared.map_err(|error| StoreError::io(&self.path, error))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn deltas(&self, only: Option<RunId>) -> Result<Deltas> {
+        let path = open::side_file(&self.path, delta_log::SUFFIX);
+        delta_log::read(&path, only.map(|id| id.0)).map_err(|error| StoreError::io(&path, error))
     }
 
     /// Rejects a run that the tables cannot represent, before anything is written.
@@ -240,14 +409,27 @@ impl Store {
     }
 }
 
+impl Drop for Store {
+    fn drop(&mut self) {
+        // Without live runs, the database has everything.
+        if self.log.as_ref().is_some_and(|log| log.is_idle() && log.len > 0) {
+            let _ = self.merge_deltas();
+        }
+    }
+}
+
 /// Returns the uid of a part of a life.
 fn uid_of(life: &str, part: u32) -> String {
     if part == 1 { life.to_owned() } else { format!("{life}/{part}") }
 }
 
-pub(super) fn summary(row: &Row<'_>) -> rusqlite::Result<RunSummary> {
-    Ok(RunSummary {
-        id: RunId(row.get(0)?),
+/// Reads a row of a list, with what the delta log adds.
+pub(super) fn summary(row: &Row<'_>, deltas: &Deltas) -> rusqlite::Result<(RunSummary, Figures)> {
+    let (id, written_ns): (i64, i64) = (row.get(0)?, row.get(22)?);
+    let of_run = deltas.runs.get(&id).filter(|of_run| of_run.written_ns == written_ns);
+    let figures = of_run.map(|of_run| parts::figures(&of_run.parts)).transpose()?.unwrap_or_default();
+    let summary = RunSummary {
+        id: RunId(id),
         uid: row.get(1)?,
         stored_s: row.get(2)?,
         label: row.get(3)?,
@@ -257,10 +439,11 @@ pub(super) fn summary(row: &Row<'_>) -> rusqlite::Result<RunSummary> {
         part: row.get(20)?,
         continues: row.get::<_, Option<i64>>(21)?.map(RunId),
         started_ns: columns::maybe_unsigned(row, 6)?,
-        last_ns: columns::maybe_unsigned(row, 7)?,
-        events: columns::unsigned(row, 8)?,
-        peak_tracked_bytes: row.get(9)?,
+        last_ns: columns::maybe_unsigned(row, 7)?.max(figures.last_ns),
+        events: figures.events.map_or_else(|| columns::unsigned(row, 8), Ok)?,
+        peak_tracked_bytes: row.get::<_, Option<i64>>(9)?.max(figures.peak_tracked_bytes),
         clock: columns::clock(row, 10)?,
         state: state_now(columns::state(row, 12)?, writer::writer(row, 16)?.as_ref()),
-    })
+    };
+    Ok((summary, figures))
 }

@@ -5,6 +5,8 @@
 //! schema              tables and versions, and how a store file is recognised
 //! rows, moments       Run <-> rows
 //! details, packed     device details and program data in rows, of which only changed ones are written
+//! delta_log           the file to which checkpoints of live runs append what has changed
+//! parts, splice       a run as small parts, and differences between two versions of a part
 //! room                deletes old runs and returns free space to the file system
 //! select              runs that match a filter
 //! tables              the columns of each table and the fields that they hold
@@ -18,16 +20,19 @@
 //! checkpoints may be missing (`synchronous=NORMAL`), but every run is consistent.
 
 mod columns;
+mod delta_log;
 mod details;
 mod error;
 mod file;
 mod moments;
 mod open;
 mod packed;
+mod parts;
 mod room;
 mod rows;
 mod schema;
 mod select;
+mod splice;
 mod tables;
 mod writer;
 

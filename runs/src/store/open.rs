@@ -1,5 +1,6 @@
 //! Opens a store file, for the writer and for readers.
 
+use super::delta_log;
 use super::error::{Result, StoreError};
 use super::schema::{self, Found};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
@@ -81,7 +82,7 @@ fn planted(path: &Path) -> Result<()> {
         return Ok(());
     }
     let user = Path::new("/proc/self").metadata().map(|own| own.uid()).ok();
-    for suffix in ["", "-wal", "-shm", "-journal"] {
+    for suffix in ["", "-wal", "-shm", "-journal", delta_log::SUFFIX] {
         let file = side_file(path, suffix);
         let Ok(found) = file.symlink_metadata() else { continue };
         // Other kinds of file at the main path are rejected later, with a message of their own.
@@ -187,7 +188,8 @@ fn immutable(path: &Path) -> String {
     uri
 }
 
-fn side_file(path: &Path, suffix: &str) -> PathBuf {
+/// Returns the path of a file beside the store.
+pub(super) fn side_file(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     name.into()

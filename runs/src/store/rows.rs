@@ -28,9 +28,12 @@ pub(super) fn write(db: &Connection, id: i64, run: &Run) -> Result<bool> {
     Ok(true)
 }
 
-/// Returns the run as it was written, and its writer.
-pub(super) fn read(db: &Connection, id: i64) -> Result<Option<(Run, Option<Writer>)>> {
-    let Some((mut run, writer)) = read_run(db, id)? else { return Ok(None) };
+/// A run, its writer, and `written_ns`.
+pub(super) type StoredRun = (Run, Option<Writer>, i64);
+
+/// Returns the run as it was written to the database.
+pub(super) fn read(db: &Connection, id: i64) -> Result<Option<StoredRun>> {
+    let Some((mut run, writer, written_ns)) = read_run(db, id)? else { return Ok(None) };
     run.cells = tables::read_list(db, &[&id])?;
     run.own = details::read_own(db, id)?;
     run.devices = tables::read_list(db, &[&id])?;
@@ -46,7 +49,7 @@ pub(super) fn read(db: &Connection, id: i64) -> Result<Option<(Run, Option<Write
             return Err(damaged(format!("run {id}: an amount of cell {cell} of {known}")));
         }
     }
-    Ok(Some((run, writer)))
+    Ok(Some((run, writer, written_ns)))
 }
 
 fn write_run(db: &Connection, id: i64, run: &Run) -> Result<bool> {
@@ -106,10 +109,10 @@ fn write_run(db: &Connection, id: i64, run: &Run) -> Result<bool> {
 }
 
 /// Returns the run without cells and devices.
-pub(super) fn read_run(db: &Connection, id: i64) -> Result<Option<(Run, Option<Writer>)>> {
+pub(super) fn read_run(db: &Connection, id: i64) -> Result<Option<StoredRun>> {
     let sql = "SELECT source_kind, source_origin, source_preset, pid, start_ticks, owner_uid, facts, claims,
             coverage, caveats, clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,
-            writer_pid, writer_start, writer_boot FROM run WHERE id = ?";
+            writer_pid, writer_start, writer_boot, written_ns FROM run WHERE id = ?";
     let run = |row: &Row<'_>| {
         let run = Run {
             source: Source { kind: row.get(0)?, origin: row.get(1)?, preset: row.get(2)? },
@@ -128,7 +131,7 @@ pub(super) fn read_run(db: &Connection, id: i64) -> Result<Option<(Run, Option<W
             devices: Vec::new(),
             own: ProgramData::default(),
         };
-        Ok((run, writer(row, 16)?))
+        Ok((run, writer(row, 16)?, row.get(19)?))
     };
     db.prepare_cached(sql)?.query_row([id], run).optional()
 }

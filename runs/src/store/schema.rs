@@ -21,6 +21,8 @@
 //! - `life` is the uid of the first part of a process's life; `part` counts from 1. `rolled_ns` is the time when the next part
 //!   began and takes precedence over `state`.
 //! - `weight` is the approximate size of the run in bytes, used to share space among users; null in runs of earlier versions.
+//! - `written_ns` is the time of the last write of the run, in ns since 1970, and greater than that of the write before. Entries of
+//!   the delta log refer to it.
 //! - `writer_*` identify the process that checkpoints the run; null once the run has no writer.
 //! - Deleting a run deletes all its rows. `amount.cell` is an index into `cell` without a foreign key. A foreign key would need
 //!   a separate index, or deleting a run of n cells would scan its amounts n times.
@@ -40,7 +42,7 @@ pub const VERSION: i64 = STEPS.len() as i64;
 const TABLES: [&str; 8] = ["run", "cell", "device", "moment", "amount", "bucket", "detail", "own"];
 
 /// `STEPS[n]` upgrades version n to version n+1.
-const STEPS: [&str; 7] = [
+const STEPS: [&str; 8] = [
     "
 CREATE TABLE run (
     id             INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -191,6 +193,9 @@ CREATE TABLE own (
 ",
     "
 ALTER TABLE cell ADD COLUMN inherited INTEGER NOT NULL DEFAULT 0;
+",
+    "
+ALTER TABLE run ADD COLUMN written_ns INTEGER NOT NULL DEFAULT 0;
 ",
 ];
 

@@ -127,7 +127,11 @@ impl Store {
             ask(condition, Box::new(device.clone()));
         }
         if let Some(since_ns) = filter.since_ns {
-            ask(&format!("{ENDED} >= ?"), Box::new(since_ns.div_euclid(1_000_000_000)));
+            // The last data of a live run may be in the delta log.
+            ask(
+                &format!("({ENDED} >= ? OR writer_pid IS NOT NULL)"),
+                Box::new(since_ns.div_euclid(1_000_000_000)),
+            );
         }
         if let Some(until_ns) = filter.until_ns {
             ask(&format!("{STARTED} <= ?"), Box::new(until_ns.div_euclid(1_000_000_000)));
@@ -157,26 +161,28 @@ impl Store {
             "SELECT id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events, {PEAK},
                 clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,
                 writer_pid, writer_start, writer_boot, source_origin, part,
-                (SELECT id FROM run AS before WHERE before.life = run.life AND before.part = run.part - 1),
+                (SELECT id FROM run AS before WHERE before.life = run.life AND before.part = run.part - 1), written_ns,
                 facts ->> '$.user', owner_uid, claims ->> '$.job', claims ->> '$.rank',
                 (SELECT json_group_array(name) FROM (SELECT name FROM device WHERE run = run.id ORDER BY idx)),
                 {PEAK_USED}, {OOMS}
             FROM run {conditions} ORDER BY {order}"
         );
         let limit = filter.limit.unwrap_or(usize::MAX);
+        let deltas = self.deltas(None)?;
         self.sql(|db| {
             let mut statement = db.prepare(&sql)?;
             let values: Vec<&dyn ToSql> = values.iter().map(AsRef::as_ref).collect();
             let rows = statement.query_map(values.as_slice(), |row| {
+                let (run, figures) = summary(row, &deltas)?;
                 Ok(Listed {
-                    run: summary(row)?,
-                    user: row.get(22)?,
-                    uid: super::columns::maybe_unsigned(row, 23)?,
-                    job: row.get(24)?,
-                    rank: row.get(25)?,
-                    devices: super::columns::from_json(row, 26)?,
-                    peak_used_bytes: row.get(27)?,
-                    ooms: super::columns::unsigned(row, 28)?,
+                    run,
+                    user: row.get(23)?,
+                    uid: super::columns::maybe_unsigned(row, 24)?,
+                    job: row.get(25)?,
+                    rank: row.get(26)?,
+                    devices: super::columns::from_json(row, 27)?,
+                    peak_used_bytes: row.get::<_, Option<i64>>(28)?.max(figures.peak_used_bytes),
+                    ooms: super::columns::unsigned(row, 29)?,
                 })
             })?;
             // The state depends on whether the writer is alive, which no column holds.

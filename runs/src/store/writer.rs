@@ -1,10 +1,11 @@
 //! The process that writes a run. A reader uses it to distinguish an open run from one whose writer died.
 
-use super::columns::{bits, execute, unsigned};
+use super::columns::{bits, unsigned};
 use gpumem_model::run::State;
-use rusqlite::{Connection, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::io;
 use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A process of one boot. A pid may be reused; pid and start time together are unique.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,12 +66,14 @@ pub(super) fn writer(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<Writer
     Ok(Some(Writer { pid, start_ticks: unsigned(row, at + 1)?, boot_id: row.get(at + 2)? }))
 }
 
-pub(super) fn set_writer(db: &Connection, id: i64, writer: Option<&Writer>) -> rusqlite::Result<()> {
-    let sql = "UPDATE run SET writer_pid = ?, writer_start = ?, writer_boot = ? WHERE id = ?";
-    let pid = writer.map(|writer| writer.pid);
-    let start = writer.map(|writer| bits(writer.start_ticks));
-    execute(db, sql, params![pid, start, writer.map(|writer| &writer.boot_id), id])?;
-    Ok(())
+/// Sets the writer of a run that has just been written. Returns its new `written_ns`; `None` if there is no such run.
+pub(super) fn set_writer(db: &Connection, id: i64, writer: Option<&Writer>) -> rusqlite::Result<Option<i64>> {
+    let sql = "UPDATE run SET writer_pid = ?, writer_start = ?, writer_boot = ?, written_ns = max(written_ns + 1, ?)
+        WHERE id = ? RETURNING written_ns";
+    let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i64);
+    let (pid, start) = (writer.map(|writer| writer.pid), writer.map(|writer| bits(writer.start_ticks)));
+    let values = params![pid, start, writer.map(|writer| &writer.boot_id), now_ns, id];
+    db.prepare_cached(sql)?.query_row(values, |row| row.get(0)).optional()
 }
 
 pub(super) fn state_now(state: State, writer: Option<&Writer>) -> State {

@@ -1,6 +1,7 @@
 //! The run store: stored runs can be loaded unchanged, whatever happens to the writer, the file or the disk.
 
 mod crash;
+mod deltas;
 mod files;
 mod room;
 mod round_trip;

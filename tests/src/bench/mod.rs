@@ -5,6 +5,7 @@
 mod agent;
 mod cost;
 mod daemon;
+mod disk;
 mod footprint;
 mod frames;
 mod import;
@@ -95,6 +96,11 @@ pub const ALL: &[Bench] = &[
         name: "store",
         about: "checkpoints a second of a training run, and disk space for an hour",
         run: store::run,
+    },
+    Bench {
+        name: "disk",
+        about: "bytes that gpumemd writes for 128 processes without an agent",
+        run: disk::run,
     },
     Bench {
         name: "timeline",

@@ -58,12 +58,20 @@ impl Node {
     /// # Panics
     /// If it does not answer.
     pub fn start(machine: &Machine, config: &str) -> Self {
+        Self::start_with_store(machine, 3600.0, config)
+    }
+
+    /// Starts a daemon that stores changes of runs in this interval.
+    ///
+    /// # Panics
+    /// If it does not answer.
+    pub fn start_with_store(machine: &Machine, checkpoint_s: f64, config: &str) -> Self {
         let http = crate::live::prometheus::free_address();
         let runtime = machine.dir.join("run");
         let file = machine.dir.join("gpumemd.toml");
         let store = machine.dir.join("runs.sqlite");
         let text = format!(
-            "runtime_dir = {runtime:?}\n[runs]\nstore = {store:?}\ncheckpoint_every_s = 3600.0\n\
+            "runtime_dir = {runtime:?}\n[runs]\nstore = {store:?}\ncheckpoint_every_s = {checkpoint_s:?}\n\
              [metrics]\nlisten = \"{http}\"\nfold_younger_s = 0.0\n{config}\n"
         );
         std::fs::write(&file, text).expect("written");

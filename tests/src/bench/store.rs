@@ -150,7 +150,7 @@ fn hour(folder: &Path) {
     );
     println!("  bytes in the store for the hour      {file:>12}");
     println!(
-        "  bytes written for it, log included   {bytes:>12}   {} a checkpoint, {most} at most",
+        "  bytes written for it, log included   {bytes:>12}   {} a checkpoint, {most} at most; target 2,000,000",
         bytes / checkpoints
     );
     println!(

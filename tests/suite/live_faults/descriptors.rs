@@ -110,7 +110,8 @@ fn too_low_descriptor_limit_is_reported_and_survived() {
         .filter_map(|name| name.into_string().ok())
         .filter(|name| name.starts_with("runs.sqlite"))
         .collect();
-    let known = ["runs.sqlite", "runs.sqlite-wal", "runs.sqlite-shm", "runs.sqlite-journal"];
+    let known =
+        ["runs.sqlite", "runs.sqlite-wal", "runs.sqlite-shm", "runs.sqlite-journal", "runs.sqlite-deltas"];
     assert!(stores.iter().all(|name| known.contains(&&**name)), "{stores:?}");
     assert!(node.daemon.job.is_running() && job.is_running());
 }

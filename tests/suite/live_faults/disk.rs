@@ -70,15 +70,16 @@ mod privileged {
         }
         let node = Node::plain(&["devices=1"], "[runs]\ncheckpoint_every_s = 0.1\n");
         let lives = node.holding("0");
-        node.until_value("gpumemd_store_writes_total", |writes| writes >= 3.0);
+        node.until_value("gpumemd_store_writes_total", |writes| writes >= 1.0);
         let calls = "fsync,fdatasync,pwrite64,ftruncate";
         let mut strace = Command::new("strace");
         strace.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={calls}")]);
         strace.args(["-e", &format!("inject={calls}:error=EIO"), "-p", &node.daemon.job.pid().to_string()]);
         let strace = Strace(strace.stderr(Stdio::null()).spawn().expect("strace runs"));
+        // The run of a process that does nothing is not written.
+        let during = short(&node);
         node.until_value("gpumemd_store_errors_total", |errors| errors >= 2.0);
         node.until_value("gpumemd_recording_lost_total", |lost| lost > 0.0);
-        let during = short(&node);
         node.until_value("gpumemd_store_waiting", |waiting| waiting >= 1.0);
         assert!(node.doctor().contains("wait in memory"), "{}", node.doctor());
         drop(strace);

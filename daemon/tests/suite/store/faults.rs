@@ -34,7 +34,10 @@ fn aside(scratch: &Scratch) -> Vec<PathBuf> {
     let mut found: Vec<_> = files
         .filter(|path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            name.contains(".damaged-") && !name.ends_with("-wal") && !name.ends_with("-shm")
+            name.contains(".damaged-")
+                && !name.ends_with("-wal")
+                && !name.ends_with("-shm")
+                && !name.ends_with("-deltas")
         })
         .collect();
     found.sort();

@@ -56,10 +56,10 @@ fn every_one_of_many_live_processes_is_checkpointed_and_has_a_run_at_its_end() {
     let is_open = |run: &RunSummary| matches!(run.state, State::Open);
     assert_eq!(list(&path).iter().filter(|run| is_open(run)).count(), PROCESSES);
 
-    // All of them change; the next checkpoint has the new values of all.
+    // All of them change; the next checkpoint of processes without an agent, every third, has the new values of all.
     sample(&mut node, now, 20 * MIB);
     let sampled = now;
-    let now = settle(&mut node, now + 3_601 * SECOND);
+    let now = (0..3).fold(now, |now, _| settle(&mut node, now + 3_601 * SECOND));
     let is_newest = |run: &RunSummary| run.last_ns.is_some_and(|last| last >= sampled);
     assert_eq!(list(&path).iter().filter(|run| is_newest(run)).count(), PROCESSES);
 

@@ -292,7 +292,7 @@ pub fn read_without_rights(dir: &TempDir) -> std::io::Result<String> {
             fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         }
     };
-    ["runs.db", "runs.db-wal", "runs.db-shm"].iter().for_each(|name| of_all(name, 0o644));
+    ["runs.db", "runs.db-wal", "runs.db-shm", "runs.db-deltas"].iter().for_each(|name| of_all(name, 0o644));
     of_all("", 0o555);
     let program = SharedCopy::of_this_program();
     let mut reader = Command::new(program.path());

@@ -483,6 +483,38 @@ proptest! {
         }
     }
 
+    /// Runs of one process, of which only the first is written to the database: deltas add up to what a whole write would store.
+    #[test]
+    fn deltas_add_up_to_the_last_run(runs in vec(run(), 2..6), uid in text()) {
+        let dir = TempDir::new();
+        let mut store = Store::open(dir.store()).unwrap();
+        let first = &runs[0];
+        let devices = runs.iter().map(|run| run.devices.len()).min().unwrap();
+        let of_one_process = |run: &Run| {
+            let mut run = run.clone();
+            (run.source, run.clock, run.state) = (first.source.clone(), first.clock, first.state);
+            run.process = first.process.clone();
+            run.devices.truncate(devices);
+            for (device, of_first) in run.devices.iter_mut().zip(&first.devices) {
+                (device.name, device.ordinal) = (of_first.name.clone(), of_first.ordinal);
+                device.details.ooms.clear();
+            }
+            run
+        };
+        let id = store.begin(&of_one_process(first), &uid).unwrap();
+        let before = std::fs::read(dir.path().join("runs.db-wal")).unwrap();
+        for run in &runs {
+            store.checkpoint(id, &of_one_process(run)).unwrap();
+            prop_assert_eq!(store.load(id).unwrap(), of_one_process(run));
+            prop_assert_eq!(store.list().unwrap()[0].events, run.coverage.events);
+        }
+        prop_assert!(std::fs::read(dir.path().join("runs.db-wal")).unwrap() == before, "the database was written");
+        let last = of_one_process(runs.last().unwrap());
+        store.close(id, &last).unwrap();
+        drop(store);
+        prop_assert_eq!(Store::open_read_only(dir.store()).unwrap().load(id).unwrap(), abandoned(last));
+    }
+
     /// Realistic growth of a series: amounts change, buckets are added, the last one grows, all widen.
     #[test]
     fn a_run_that_grows(steps in vec(0..400u64, 1..12)) {

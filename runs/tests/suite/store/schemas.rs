@@ -7,13 +7,14 @@ use gpumem_model::run::*;
 use gpumem_model::series::{Bucket, Extremes, Series};
 use gpumem_runs::store::{RunId, Store, StoreError, VERSION};
 
-const TEXTS: [&str; 6] = [
+const TEXTS: [&str; 7] = [
     include_str!("schemas/1.sql"),
     include_str!("schemas/2.sql"),
     include_str!("schemas/3.sql"),
     include_str!("schemas/4.sql"),
     include_str!("schemas/5.sql"),
     include_str!("schemas/6.sql"),
+    include_str!("schemas/7.sql"),
 ];
 
 fn said() -> ProgramData {
