@@ -1,5 +1,5 @@
 #!/bin/sh
-# The one layout of an installation: `make install`, the .deb, the tarball and the image all come through here.
+# The one layout of an installation: `make install`, the .deb, the RPM, the tarball and the image all use this script.
 #
 #     install.sh install FOLDER      the programs and the library are taken from FOLDER
 #     install.sh uninstall

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the Debian package, the wheel and the archive twice and compares them, byte by byte: in folders of different names and lengths,
+# Builds the Debian package, the RPM (if there is rpmbuild), the wheel and the archive twice and compares them, byte by byte: in folders of different names and lengths,
 # with crates in different places, at different times, time zones and file modes; the second time without a network.
 #
 #     reproducible.sh OUT
@@ -27,7 +27,7 @@ build() { # FOLDER: the packages of it, one a line
   rm -rf "$out/$1"
   mkdir -p "$out/$1"
   git -C "$root" archive "$commit" | tar -xf - -C "$out/$1"
-  for what in deb wheel tarball; do
+  for what in deb wheel tarball $(command -v rpmbuild > /dev/null && echo rpm); do
     ( cd "$out/$1" && $alone make -s "$what" CARGO="$cargo" > "$out/said" && realpath -e "$(tail -n 1 "$out/said")" ) || exit 1
   done
 }
@@ -51,6 +51,7 @@ for one in $first; do
     rm -rf "$package.d"
     mkdir "$package.d"
     case $package in
+      *.rpm) rpm2archive - < "$package" | tar -xz -C "$package.d" ;;
       *.deb) dpkg-deb -R "$package" "$package.d" ;;
       *.whl) python3 -m zipfile -e "$package" "$package.d" ;;
       *) tar -xf "$package" -C "$package.d" ;;
