@@ -3,7 +3,7 @@
 use crate::args::Explain as Args;
 use crate::client::{Daemon, RunReply, RunSelector};
 use crate::command::report;
-use crate::exit::NotFound;
+use crate::exit::Kind;
 use crate::output::{print, width};
 use anyhow::Result;
 use gpumem_model::run::Run;
@@ -13,7 +13,6 @@ use gpumem_report::rules::Groupings;
 use gpumem_report::text::clean;
 use gpumem_runs::store::Store;
 
-/// Explains a word, or lists all words.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let Some(word) = &args.word else { return print(&list(width())) };
     let found = match &args.run {
@@ -42,23 +41,25 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 [] => String::new(),
                 _ => format!(" did you mean {}?", clean(&nearest.join(", "))),
             };
-            let text = format!("no word of a report: {};{near} gpumemctl explain lists them", clean(word));
-            Err(NotFound(text).into())
+            let text =
+                format!("{} is not in the list of words:{near} gpumemctl explain prints all", clean(word));
+            Err(Kind::NotFound.error(text))
         }
     }
 }
 
 /// Returns the live process with most memory, else the latest stored run. Words can be explained without either.
 fn largest(args: &Args) -> Option<(Run, Option<String>)> {
-    let live =
-        Daemon::find(args.socket.as_deref()).ok().and_then(|daemon| daemon.runs(RunSelector::Live).ok());
+    let live = Daemon::find(args.source.socket.as_deref())
+        .ok()
+        .and_then(|daemon| daemon.runs(RunSelector::Live).ok());
     let used = |told: &RunReply| {
         let moments = told.run.devices.iter().map(|device| &device.last);
         moments.filter_map(|moment| moment.used_bytes().or(moment.tracked_bytes)).max()
     };
     let most = live.into_iter().flatten().filter(|told| !told.run.devices.is_empty()).max_by_key(used);
     most.map(|told| (told.run, told.id)).or_else(|| {
-        let store = Store::open_read_only(args.store.readable().ok()?).ok()?;
+        let store = Store::open_read_only(args.source.store.readable().ok()?).ok()?;
         let id = store.latest().ok()??;
         Some((store.load(id).ok()?, Some(id.to_string())))
     })

@@ -3,8 +3,9 @@
 use super::import::{digest, uid};
 use crate::args::Export as Args;
 use crate::command::report;
-use crate::exit::Usage;
+use crate::exit::Kind;
 use crate::output::deliver;
+use crate::when::now_ns;
 use anyhow::Result;
 use gpumem_model::harmless::{clean, quoted};
 use gpumem_model::run::Run;
@@ -14,20 +15,18 @@ use gpumem_runs::export::{self, From};
 use gpumem_runs::store::{RunId, Store};
 use std::io::{IsTerminal, Write};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Writes the run, and prints on standard error how to import it.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.output.path().is_none() && std::io::stdout().is_terminal() {
-        return Err(Usage("an exported run is no text for a terminal: give a file (-o FILE)".into()).into());
+        return Err(Kind::Usage.error("an exported run is no text for a terminal: give a file (-o FILE)"));
     }
     let (run, id, _) = report::single(&args.report())?;
     let uid = name(&run, id.as_deref(), args)?;
-    let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let from = From {
         host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         id,
-        time_s: i64::try_from(now_s).unwrap_or(i64::MAX),
+        time_s: now_ns() / 1_000_000_000,
         program: concat!("gpumemctl ", env!("CARGO_PKG_VERSION")).to_owned(),
     };
     let file = export::write(&run, &uid, &from)?;
@@ -54,7 +53,7 @@ fn name(run: &Run, id: Option<&str>, args: &Args) -> Result<String> {
     }
     // The store may belong to another daemon, so the stored run must have the same pid.
     let number: Option<RunId> = id.and_then(|id| id.parse().ok());
-    if let (Some(number), Ok(store)) = (number, Store::open_read_only(args.store.readable()?)) {
+    if let (Some(number), Ok(store)) = (number, Store::open_read_only(args.source.store.readable()?)) {
         let is_it =
             |stored: &&gpumem_runs::store::RunSummary| stored.id == number && stored.pid == run.process.pid;
         if let Some(stored) = store.list()?.iter().find(is_it) {

@@ -1,12 +1,12 @@
 //! `gpumemctl import FILE...`, and the older form `gpumemctl import FORMAT FILE...`.
 
 use crate::args::Import;
-use crate::exit::NoProcess;
+use crate::command::report;
 use crate::output::{complain, is_broken_pipe, print};
 use anyhow::Result;
 use gpumem_import::{Format, format, read_file};
 use gpumem_model::run::Run;
-use gpumem_model::units::thousands;
+use gpumem_model::units::{plural, thousands};
 use gpumem_report::text::label;
 use gpumem_runs::export;
 use gpumem_runs::input::Input;
@@ -55,7 +55,7 @@ fn meant(args: &Import) -> (Option<&'static Format>, &[PathBuf]) {
 fn import(args: &Import, format: Option<&'static Format>, store_path: &Path, file: &Path) -> Result<String> {
     let runs = read(file, format)?;
     if runs.is_empty() {
-        return Err(NoProcess(file.to_owned()).into());
+        return Err(report::no_process(file));
     }
     let mut store = Store::open(store_path)?;
     let mut text = String::new();
@@ -79,11 +79,8 @@ fn read(file: &Path, format: Option<&'static Format>) -> Result<Vec<(Run, String
     }
     let runs = read_file(file, format)?;
     let content = digest(file)?;
-    let named = |run: Run| {
-        let uid = uid(&run, content);
-        (run, uid)
-    };
-    Ok(runs.into_iter().map(named).collect())
+    let uids: Vec<String> = runs.iter().map(|run| uid(run, content)).collect();
+    Ok(runs.into_iter().zip(uids).collect())
 }
 
 /// Returns the uid of a run from a file: the same content gives the same uid.
@@ -93,16 +90,14 @@ pub(crate) fn uid(run: &Run, content: u64) -> String {
 
 fn summary(run: &Run, id: &str, new: bool) -> String {
     let coverage = &run.coverage;
-    let count = |number: u64| thousands(i64::try_from(number).unwrap_or(i64::MAX));
-    let plural = |number: u64, what: &str| count(number) + " " + what + if number == 1 { "" } else { "s" };
     let pid = if run.process.pid == 0 { String::new() } else { format!(" pid {}", run.process.pid) };
     let mut text = format!(
         "{id}{}  {}{pid}: {}, {} bytes, {} rejected, {}\n",
         if new { "" } else { " (was there)" },
         label(run),
         plural(coverage.allocations, "allocation record"),
-        count(coverage.allocated_bytes),
-        count(coverage.rejected),
+        thousands(coverage.allocated_bytes),
+        thousands(coverage.rejected),
         plural(coverage.samples, "NVML sample"),
     );
     for caveat in run.caveats.iter().filter(|caveat| caveat.code == "rejected_lines") {

@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::signal::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -41,10 +41,6 @@ impl Drop for Farewell {
     }
 }
 
-/// Starts the thread that receives signals.
-///
-/// # Errors
-/// Returns the system's error.
 pub(crate) fn signals(events: Sender<Event>) -> io::Result<()> {
     let all = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGWINCH];
     let mut signals = signal_hook::iterator::Signals::new(all)?;
@@ -59,7 +55,6 @@ pub(crate) fn signals(events: Sender<Event>) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts the thread that reads keys.
 pub(crate) fn typed(mut input: File, events: Sender<Event>) {
     std::thread::spawn(move || {
         let events = Farewell(events);
@@ -124,18 +119,10 @@ pub(crate) fn ask(
 }
 
 /// Polls once. After a failure the daemon is searched again, because another one may have started.
-pub(crate) fn question(
-    daemon: &mut Option<Daemon>,
-    socket: Option<&std::path::Path>,
-    pid: Option<u32>,
-) -> Said {
-    let found = match daemon.take() {
-        Some(daemon) => Ok(daemon),
-        None => Daemon::find(socket).map_err(|error| error.to_string()),
-    };
-    let found = match found {
+pub(crate) fn question(daemon: &mut Option<Daemon>, socket: Option<&Path>, pid: Option<u32>) -> Said {
+    let found = match daemon.take().map_or_else(|| Daemon::find(socket), Ok) {
         Ok(found) => found,
-        Err(why) => return Said { ps: Err(why), process: None },
+        Err(error) => return Said { ps: Err(error.to_string()), process: None },
     };
     let ps = found.ps().map_err(|error| format!("{error:#}"));
     let process = pid.filter(|_| ps.is_ok()).map(|pid| {

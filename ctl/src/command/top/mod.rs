@@ -6,15 +6,13 @@
 //! list                the list of processes: filter, order, selection
 //! overview            view of all devices and processes
 //! process, history    view of one process; its memory over time
-//! bar                 bars and sparklines
-//! screen              a grid, and the bytes that update a terminal to show it
+//! screen              a grid with bars and sparklines, and the bytes that update a terminal to show it
 //! keys, terminal      decoding of keys; setup of the terminal
 //! ```
 //!
 //! It needs only basic features of a terminal: the alternate screen, sixteen colours and cursor positions. A frame is written
 //! with a single write, which contains only the changes.
 
-mod bar;
 mod events;
 mod history;
 mod keys;
@@ -41,7 +39,6 @@ use terminal::Terminal;
 /// Width of a frame that is not written to a terminal, in columns.
 const PIPED: usize = 100;
 
-/// Runs until the user quits, or prints a single frame.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let daemon = Daemon::find(args.socket.as_deref())?;
     let has_screen = std::env::var_os("TERM").is_none_or(|kind| kind != "dumb");
@@ -57,7 +54,6 @@ fn colors() -> bool {
     io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Prints one frame with all rows.
 fn once(args: &Args, daemon: Daemon) -> Result<()> {
     let mut state = State::new(args);
     let Said { ps, process } = events::question(&mut Some(daemon), args.socket.as_deref(), args.pid);

@@ -1,15 +1,15 @@
 //! View of one process: its memory by category and over time, and the facts of its report.
 
-use super::bar;
 use super::history::{self, History, Layer, LayerKind};
 use super::keys::Key;
-use super::screen::{BLUE, RED, Screen, Style, YELLOW, columns};
+use super::screen::{BLUE, RED, Screen, Style, YELLOW, amount_bar, columns, spark};
 use crate::client::RunReply;
 use gpumem_model::run::{Clock, Run, State};
 use gpumem_model::units::Unit;
 use gpumem_report::explain::{self, explain, is_known};
 use gpumem_report::panel::{Panel, Table, course as course_of, panel};
 use gpumem_report::rules::Groupings;
+use gpumem_report::table::shorten;
 use gpumem_report::text::{clean, wrapped};
 use gpumem_report::{By, Part, Report, growth, iterations, oom, steps};
 
@@ -24,13 +24,12 @@ const CATEGORIES: usize = 12;
 enum Line {
     Blank,
     Head,
-    /// A row of the table.
     Row(usize),
     /// A line of a sentence, with the word that explains it.
     Words(String, Style, Option<String>),
 }
 
-/// State of the view of a process.
+#[derive(Default)]
 pub(crate) struct Process {
     pub pid: u32,
     run: Option<Run>,
@@ -40,7 +39,7 @@ pub(crate) struct Process {
     /// Selected grouping; `None` for the report's default.
     by: Option<By>,
     /// Grouping of the latest report.
-    told_by: By,
+    shown_by: Option<By>,
     device: usize,
     all: bool,
     window: usize,
@@ -59,54 +58,33 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn new(pid: u32) -> Self {
-        Process {
-            pid,
-            run: None,
-            id: None,
-            why: None,
-            by: None,
-            told_by: By::Layer,
-            device: 0,
-            all: false,
-            window: 0,
-            panel: Panel::default(),
-            layers: Vec::new(),
-            history: History::default(),
-            at: 1,
-            first: 0,
-            width: 80,
-            page: 1,
-            text: None,
-        }
+        Process { pid, at: 1, width: 80, page: 1, ..Process::default() }
     }
 
-    /// Updates the view from the daemon's reply.
     pub(crate) fn update(&mut self, told: Result<Option<RunReply>, String>) {
         match told {
             Ok(Some(RunReply { id, run })) => {
                 self.why = None;
                 (self.run, self.id) = (Some(run), id);
-                self.tell();
+                self.refresh();
             }
             Ok(None) => {
-                self.why = Some(format!(
-                    "the daemon has no run of pid {} that you may see (gpumemctl doctor {0})",
-                    self.pid
-                ));
+                let pid = self.pid;
+                let why =
+                    format!("the daemon has no run of pid {pid} that you may see (gpumemctl doctor {pid})");
+                self.why = Some(why);
             }
             Err(why) => self.why = Some(why),
         }
     }
 
-    fn tell(&mut self) {
+    fn refresh(&mut self) {
         let Some(run) = &self.run else { return };
-        let mut report = Report::new(run, Groupings::of_run(run), self.by);
-        report.id.clone_from(&self.id);
-        report.command = format!("gpumemctl report {}", self.pid);
-        if report.by != self.told_by {
+        let report = report(run, self.id.as_ref(), self.by);
+        if Some(report.by) != self.shown_by {
             self.history = History::default();
         }
-        self.told_by = report.by;
+        self.shown_by = Some(report.by);
         self.device = self.device.min(run.devices.len().saturating_sub(1));
         self.panel = panel(&report, if self.all { usize::MAX } else { CATEGORIES });
         let table = self.panel.devices.get(self.device);
@@ -123,31 +101,14 @@ impl Process {
     pub(crate) fn key(&mut self, key: Key) -> bool {
         if let Some((text, first)) = &mut self.text {
             let last = text.lines().count().saturating_sub(self.page);
-            let by = match key {
-                Key::Escape | Key::Enter | Key::Left => {
-                    self.text = None;
-                    return true;
-                }
-                Key::Up | Key::Char('k') => -1,
-                Key::Down | Key::Char('j') => 1,
-                Key::PageUp => -(self.page as isize),
-                Key::PageDown | Key::Char(' ') => self.page as isize,
-                Key::Home => isize::MIN,
-                Key::End => isize::MAX,
-                _ => return false,
-            };
-            *first = first.saturating_add_signed(by).min(last);
+            match key.step(self.page) {
+                Some(by) => *first = first.saturating_add_signed(by).min(last),
+                None if matches!(key, Key::Escape | Key::Enter | Key::Left) => self.text = None,
+                None => return false,
+            }
             return true;
         }
-        let by = match key {
-            Key::Up | Key::Char('k') => -1,
-            Key::Down | Key::Char('j') => 1,
-            Key::PageUp => -(self.page as isize),
-            Key::PageDown | Key::Char(' ') => self.page as isize,
-            Key::Home => isize::MIN,
-            Key::End => isize::MAX,
-            _ => return self.command(key),
-        };
+        let Some(by) = key.step(self.page) else { return self.command(key) };
         self.at = self.at.saturating_add_signed(by).min(self.lines(self.width).len().saturating_sub(1));
         true
     }
@@ -155,18 +116,18 @@ impl Process {
     fn command(&mut self, key: Key) -> bool {
         match key {
             Key::Tab => {
-                let at = GROUPINGS.iter().position(|by| *by == self.told_by).unwrap_or(0);
+                let at = GROUPINGS.iter().position(|by| Some(*by) == self.shown_by).unwrap_or(0);
                 self.by = GROUPINGS.get((at + 1) % GROUPINGS.len()).copied();
-                self.tell();
+                self.refresh();
             }
             Key::Char('d') => {
                 self.device = (self.device + 1) % self.panel.devices.len().max(1);
                 self.history = History::default();
-                self.tell();
+                self.refresh();
             }
             Key::Char('a') => {
                 self.all = !self.all;
-                self.tell();
+                self.refresh();
             }
             Key::Char('w') => self.window = (self.window + 1) % WINDOWS_S.len(),
             Key::Char('o') => self.read(|report| oom::text(report, oom::Form { all: false, job: &[] })),
@@ -183,7 +144,6 @@ impl Process {
         true
     }
 
-    /// Returns the word that explains the selected line.
     fn word(&self) -> Option<String> {
         match self.lines(self.width).get(self.at)? {
             Line::Row(number) => {
@@ -195,13 +155,9 @@ impl Process {
         }
     }
 
-    /// Shows a text made from the report.
     fn read(&mut self, text: impl Fn(&Report<'_>) -> String) {
         let Some(run) = &self.run else { return };
-        let mut report = Report::new(run, Groupings::of_run(run), self.by);
-        report.id.clone_from(&self.id);
-        report.command = format!("gpumemctl report {}", self.pid);
-        let text = text(&report);
+        let text = text(&report(run, self.id.as_ref(), self.by));
         self.text = (!text.is_empty()).then_some((text, 0));
     }
 
@@ -269,10 +225,9 @@ impl Process {
             head(screen, &mut row, "it has ended: these are the last numbers", bold(YELLOW));
         }
         if let [_, _, ..] = self.panel.devices[..] {
-            let table =
-                self.panel.devices.get(self.device).map(|table| table.title.clone()).unwrap_or_default();
-            let text =
-                format!("device {} of {} (d: the next): {table}", self.device + 1, self.panel.devices.len());
+            let title = self.panel.devices.get(self.device).map_or("", |table| table.title.as_str());
+            let (number, count) = (self.device + 1, self.panel.devices.len());
+            let text = format!("device {number} of {count} (d: the next): {title}");
             head(screen, &mut row, &text, Style::PLAIN);
         }
         row = self.draw_course(screen, (row, end), run.clock);
@@ -298,12 +253,7 @@ impl Process {
         let below = lines.len().saturating_sub(first + page);
         if is_live && below > 0 {
             let text = format!(" {below} more lines ");
-            screen.put(
-                end.saturating_sub(1),
-                screen.width.saturating_sub(columns(&text)),
-                &text,
-                Style::REVERSE,
-            );
+            screen.put_before(end.saturating_sub(1), screen.width, &text, Style::REVERSE);
         }
         (self.page, self.first, self.width, self.at) = (page.max(1), first, screen.width, at);
     }
@@ -319,18 +269,13 @@ impl Process {
         let most = drawn.iter().flatten().map(|held| held.total()).max().unwrap_or(0);
         let unit = Unit::for_largest(most);
         let window = window.map(|seconds| format!(" of {seconds} s")).unwrap_or_default();
-        let text = format!(
-            "tracked over time, 0 to {} {}, {} to {}{window}",
-            unit.amount(most),
-            unit.name,
-            clock.time(from),
-            clock.time(to)
-        );
+        let (top, unit, from, to) = (unit.amount(most), unit.name, clock.time(from), clock.time(to));
+        let text = format!("tracked over time, 0 to {top} {unit}, {from} to {to}{window}");
         screen.put(row, 0, &text, Style::DIM);
         if room < LEAST {
             let values: Vec<Option<u64>> =
                 drawn.iter().map(|held| held.map(|held| u64::try_from(held.total()).unwrap_or(0))).collect();
-            screen.put(row + 1, 0, &bar::spark(&values, screen.unicode), Style::of(BLUE));
+            screen.put(row + 1, 0, &spark(&values, screen.unicode), Style::of(BLUE));
             return row + 2;
         }
         let height = (room / 4).clamp(3, COURSE);
@@ -372,21 +317,21 @@ impl Process {
         let names = longest.clamp(14, 14.max(screen.width.saturating_sub(amounts + notes + 18).min(60)));
         let put = |screen: &mut Screen, cells: &[String; 2], style: Style| {
             let first = names + 2 + widths[0];
-            screen.put(place, first.saturating_sub(columns(&cells[0])), &cells[0], style);
             let second = first + 2 + widths[1];
-            screen.put(place, second.saturating_sub(columns(&cells[1])), &cells[1], style);
+            screen.put_before(place, first, &cells[0], style);
+            screen.put_before(place, second, &cells[1], style);
             second + 1
         };
         let Some((row, sign)) = number.and_then(|number| Some((table.rows.get(number)?, signs.get(number)?)))
         else {
-            let by = match self.told_by {
-                By::Layer => "by layer",
-                By::Structure => "by structure",
-                By::Tag => "by tag",
+            let by = match self.shown_by {
+                Some(By::Structure) => "by structure",
+                Some(By::Tag) => "by tag",
+                Some(By::Layer) | None => "by layer",
             };
             screen.put_within(place, 0, names, &format!("{}, {by}", table.unit), Style::BOLD);
             let at = put(screen, &table.heads[0], Style::BOLD);
-            screen.put(place, at + 1, "of what is used now", Style::DIM);
+            screen.put(place, at + 1, "share of used", Style::DIM);
             return;
         };
         if let Some((sign, style)) = sign {
@@ -395,24 +340,25 @@ impl Process {
         let style = if row.depth == 0 { Style::BOLD } else { Style::PLAIN };
         let from = 1 + row.depth;
         let room = names.saturating_sub(from);
-        let name = match columns(&row.name) <= room || !row.name.contains('/') {
-            true => row.name.clone(),
-            // The end of a path is more specific.
-            false => {
-                let skipped = row.name.chars().count().saturating_sub(room.saturating_sub(1));
-                "~".to_owned() + &row.name.chars().skip(skipped).collect::<String>()
-            }
-        };
+        // The end of a path is more specific.
+        let name = if row.name.contains('/') { shorten(&row.name, room, true) } else { row.name.clone() };
         screen.put_within(place, from, names, &name, style);
         let at = put(screen, &row.cells, style) + 1;
         let bars_end = screen.width.saturating_sub(notes + 1);
         let whole = table.rows.iter().filter_map(|row| row.bytes[0]).max().unwrap_or(0);
         let of = sign.as_ref().map_or(Style::DIM, |(_, style)| *style);
         if let Some(bytes) = row.bytes[0].filter(|_| bars_end > at + 4) {
-            screen.put(place, at, &bar::amount(bytes, whole, bars_end - at, screen.unicode), of);
+            screen.put(place, at, &amount_bar(bytes, whole, bars_end - at, screen.unicode), of);
         }
         screen.put(place, bars_end.max(at) + 1, &row.note, Style::DIM);
     }
+}
+
+fn report<'r>(run: &'r Run, id: Option<&String>, by: Option<By>) -> Report<'r> {
+    let mut report = Report::new(run, Groupings::of_run(run), by);
+    report.id = id.cloned();
+    report.command = format!("gpumemctl report {}", run.process.pid);
+    report
 }
 
 /// Wraps a line of text; a line of a table is not wrapped, and is cut by the screen.

@@ -8,13 +8,14 @@ use super::process::Process;
 use super::screen::{Cost, RED, Screen, Style, YELLOW, columns};
 use crate::args::Top as Args;
 use crate::command::ps;
+use crate::command::report::processes;
 use gpumem_model::control::Ps;
 use gpumem_model::units::plural;
 use gpumem_report::text::{clean, wrapped};
 use jiff::Zoned;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// An action for the main loop.
 pub(crate) enum Done {
     Left,
     Signal(i32),
@@ -22,14 +23,15 @@ pub(crate) enum Done {
     Redraw,
 }
 
-/// The current view.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum View {
+    #[default]
     List,
     Process,
     Help,
 }
 
+#[derive(Default)]
 pub(crate) struct State {
     device: Option<String>,
     interval: Duration,
@@ -56,17 +58,10 @@ impl State {
         State {
             device: args.device.clone(),
             interval: args.interval,
-            ps: None,
-            at: String::new(),
-            gone: None,
-            list: List::default(),
             process: args.pid.map(Process::new),
             view: if args.pid.is_some() { View::Process } else { View::List },
-            before: View::List,
-            paused: false,
             page: 1,
-            want: None,
-            cost: Cost::default(),
+            ..State::default()
         }
     }
 
@@ -75,10 +70,7 @@ impl State {
         self.want.take()
     }
 
-    /// Updates the state from a reply.
-    ///
-    /// # Errors
-    /// If the requested device does not exist.
+    /// Updates the state from a reply. Fails if the requested device does not exist.
     pub(crate) fn update(&mut self, said: Said) -> anyhow::Result<()> {
         match said.ps {
             Ok(mut ps) => {
@@ -132,7 +124,6 @@ impl State {
         None
     }
 
-    /// Opens the view of the selected process.
     fn look_into(&mut self) {
         let chosen = self.ps.as_ref().and_then(|ps| self.list.process(ps));
         // A process that the daemon hides has pid 0.
@@ -150,7 +141,6 @@ impl State {
         }
     }
 
-    /// Draws the current view.
     pub(crate) fn draw(&mut self, screen: &mut Screen, is_live: bool) {
         self.title(screen);
         let mut row = 1;
@@ -186,11 +176,8 @@ impl State {
     fn title(&self, screen: &mut Screen) {
         let mut at = screen.put(0, 0, "gpumemctl top", Style::BOLD);
         if let Some(ps) = &self.ps {
-            let mut pids: Vec<u32> = ps.processes.iter().map(|process| process.pid).collect();
-            pids.sort_unstable();
-            pids.dedup();
-            let processes = plural(pids.len() as u64, "process").replace("processs", "processes");
-            let text = format!("  {}, {processes}", plural(ps.devices.len() as u64, "GPU"));
+            let pids: BTreeSet<u32> = ps.processes.iter().map(|process| process.pid).collect();
+            let text = format!("  {}, {}", plural(ps.devices.len() as u64, "GPU"), processes(pids.len()));
             at = screen.put(0, at, &text, Style::PLAIN);
         }
         if self.paused {

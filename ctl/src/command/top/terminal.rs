@@ -41,10 +41,6 @@ pub(crate) fn size() -> (usize, usize) {
     }
 }
 
-/// Opens the terminal for output.
-///
-/// # Errors
-/// Returns the system's error.
 pub(crate) fn output() -> Result<File> {
     Ok(File::from(io::stdout().as_fd().try_clone_to_owned()?))
 }

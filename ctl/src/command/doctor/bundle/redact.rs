@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 
-/// Contains all known keys, with their sections.
 const KNOWN: &str = include_str!("../../../../../config/gpumemd.toml");
 /// Labels of metrics whose values are no text from users or programs.
 const LABELS: [&str; 16] = [
@@ -25,7 +24,6 @@ const SECRETS: [&str; 9] = [
 ];
 const CUT: &str = "[secret]";
 
-/// Replaces sensitive words.
 #[derive(Debug, Default)]
 pub(super) struct Redactor {
     /// Words with their replacements, the longest first.
@@ -57,7 +55,6 @@ impl Redactor {
         Redactor { words }
     }
 
-    /// Returns the redacted text.
     pub(crate) fn text(&self, text: &str) -> String {
         let mut out = text.to_owned();
         for (word, by) in &self.words {
