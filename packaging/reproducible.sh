@@ -4,7 +4,7 @@
 #
 #     reproducible.sh OUT
 #
-# What is committed is built. Needs the crates once (cargo fetch), and half an hour on two cores.
+# Builds the commit, not the working tree. Needs the crates once (cargo fetch), and half an hour on two cores.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -33,9 +33,9 @@ build() { # FOLDER: the packages of it, one a line
 }
 alone=''
 first=$(build one)
-# Where no network of its own can be made, cargo is at least told not to ask.
+# Without network namespaces, only cargo's offline mode is set.
 if unshare -n true 2> /dev/null; then alone='unshare -n'; elif unshare -rn true 2> /dev/null; then alone='unshare -rn'; fi
-[ -n "$alone" ] || echo "no network namespace can be made here: the second build is only told to be offline" >&2
+[ -n "$alone" ] || echo "no network namespace can be created here: the second build uses only the offline mode of cargo" >&2
 second=$(
   umask 077
   export CARGO_HOME="$out/other-home-of-crates" CARGO_NET_OFFLINE=true TZ=Pacific/Kiritimati LC_ALL=C.UTF-8

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sizes of the packages that lie in TARGET/package and TARGET/wheel, and of what is in the .deb.
+# Sizes of the packages in TARGET/package and TARGET/wheel, and of the largest files of the .deb.
 set -eu
 target=$1
 for file in "$target"/package/*.deb "$target"/package/*.rpm "$target"/package/*.tar.gz "$target"/package/*.oci.tar "$target"/wheel/*.whl; do
