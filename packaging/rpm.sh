@@ -13,11 +13,13 @@ export PURL
 # shellcheck source=packaging/tree.sh
 . "$(dirname "$0")/tree.sh"
 
-# The list of files is that of the tree. The package owns the folders that no other package has.
+# The list of files is that of the tree. The package owns its own folders, and those of completions, which other packages make
+# only where the shell is installed.
 cd "$tree"
 {
   sed "s/@VERSION@/$VERSION/g" "$root/packaging/rpm/gpumemd.spec"
-  find etc usr -type d \( -path 'etc/gpumemd*' -o -path 'usr/lib/gpumem*' -o -path 'usr/share/doc/gpumem*' \) -printf '%%dir "/%p"\n'
+  find etc usr -type d \( -path 'etc/gpumemd*' -o -path 'usr/lib/gpumem*' -o -path 'usr/share/doc/gpumem*' \
+    -o -path 'usr/share/fish*' -o -path 'usr/share/zsh*' \) -printf '%%dir "/%p"\n'
   find etc usr ! -type d -printf '"/%p"\n' | sed 's|^"/etc/|%config(noreplace) &|'
 } > "$work/gpumemd.spec"
 find "$tree" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +

@@ -15,7 +15,6 @@ pub(crate) const SICK: u8 = 10;
 pub(crate) const RUN_OWN: u8 = 125;
 /// `run`: the command exists but cannot be executed.
 pub(crate) const RUN_CANNOT_EXECUTE: u8 = 126;
-/// `run`: the command was not found.
 pub(crate) const RUN_NOT_FOUND: u8 = 127;
 /// `run`: added to the number of the signal that ended the command.
 pub(crate) const RUN_SIGNAL: u8 = 128;
@@ -40,13 +39,10 @@ pub(crate) enum Kind {
     Usage,
     /// The input has the wrong format, is damaged, or has no process.
     BadInput,
-    /// The run store cannot be read or written.
     Store,
     /// A server was found but does not answer.
     NoAnswer,
-    /// The daemon has another version.
     OtherVersion,
-    /// The daemon refused the request.
     Refused,
     /// `diff --fail-above`: the limit is exceeded.
     Above,
@@ -60,7 +56,6 @@ impl Kind {
         Failure { kind: self, text: text.into() }.into()
     }
 
-    /// Returns whether an error is of this kind.
     pub(crate) fn is_of(self, error: &anyhow::Error) -> bool {
         error.downcast_ref::<Failure>().is_some_and(|failure| failure.kind == self)
     }

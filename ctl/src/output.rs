@@ -20,7 +20,6 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Returns the file's path; `None` for standard output.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.file.as_deref().filter(|path| *path != Path::new("-"))
     }
@@ -42,7 +41,6 @@ pub(crate) fn unicode() -> bool {
     locale.contains("utf-8") || locale.contains("utf8")
 }
 
-/// Writes to standard output and flushes it.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;

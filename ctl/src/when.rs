@@ -33,12 +33,10 @@ pub(crate) enum When {
     At(i64),
     /// Nanoseconds on a clock without a wall-clock offset.
     Record(u64),
-    /// A line number of a log.
     Line(u64),
     Mark(String),
 }
 
-/// Time zone of a time of day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Zone {
     Local,

@@ -16,7 +16,6 @@ use tokio::time::timeout;
 const LARGEST: usize = 256 << 20;
 /// Timeout for connecting to a local socket. The kernel accepts connections at once, even for a stopped process.
 const CONNECT: Duration = Duration::from_secs(1);
-/// Timeout for connecting to a server on the network.
 const REACH: Duration = Duration::from_secs(5);
 
 const AGENT: &str = concat!("gpumemctl/", env!("CARGO_PKG_VERSION"));

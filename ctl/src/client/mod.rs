@@ -43,14 +43,12 @@ pub(crate) struct Daemon {
 pub(crate) enum RunSelector<'a> {
     Live,
     Pid(u32),
-    /// Runs of a process and its descendants.
     Tree(u32),
     Job(&'a str),
     /// Runs whose process ended or ran out of memory around a time.
     Around(Around),
 }
 
-/// A run in a reply of the daemon.
 #[derive(Debug)]
 pub(crate) struct RunReply {
     /// Its id in the daemon's store, if it is stored.
@@ -86,12 +84,10 @@ impl Daemon {
         if found.is_empty() { Err(Unreachable { tried }) } else { Ok(found) }
     }
 
-    /// Returns the same daemon with a shorter timeout.
     pub(crate) fn hurried(&self, patience: Duration) -> Daemon {
         Daemon { patience, ..self.clone() }
     }
 
-    /// Returns the processes and memory of all devices.
     pub(crate) fn ps(&self) -> Result<Ps> {
         self.get("/v1/ps", ANSWER)
     }
@@ -102,7 +98,6 @@ impl Daemon {
         self.get(&format!("/v1/doctor{of}"), ANSWER)
     }
 
-    /// Returns the metrics of a Prometheus scrape.
     pub(crate) fn metrics(&self) -> Result<String> {
         self.get("/v1/metrics", ANSWER)
     }
@@ -137,7 +132,6 @@ impl Daemon {
         self.ask(Method::POST, &path, RECORD)
     }
 
-    /// Sets a mark with this name at the present moment.
     pub(crate) fn mark(&self, name: &str, which: RunSelector<'_>) -> Result<Marked> {
         self.ask(Method::POST, &format!("/v1/mark?name={}{}", percent(name), which.query('&')), ANSWER)
     }

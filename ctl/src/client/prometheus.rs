@@ -88,7 +88,6 @@ impl Prometheus {
     }
 }
 
-/// A sample of a reply.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Sample {
     /// Labels, including the metric's name.
@@ -133,7 +132,6 @@ struct Data {
 /// Reasons why a reply has no samples. Texts are cleaned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Wrong {
-    /// Prometheus' error message.
     Refused(String),
     /// The reply has a value of another type than vector.
     Kind(String),

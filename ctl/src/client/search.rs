@@ -8,13 +8,11 @@ use crate::args::variable;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Name of the control socket in a runtime directory.
 const CONTROL: &str = "control.sock";
 pub(crate) const AGENT: &str = "agent.sock";
 /// Directory of sockets of systemd units and daemons that run as root; only root can create it.
 const SYSTEM: &str = "/run/gpumemd";
 
-/// A place that may have a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub path: PathBuf,

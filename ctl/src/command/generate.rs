@@ -54,7 +54,6 @@ pub(crate) fn run(args: &Generate) -> Result<()> {
     pages(&cli, None, &args.dir.join("man/man1"))
 }
 
-/// Returns the command without hidden subcommands.
 fn shown(command: &Command) -> Command {
     let mut shown = Command::new(NAME).version(env!("CARGO_PKG_VERSION")).disable_help_subcommand(true);
     if let Some(about) = command.get_about() {

@@ -39,10 +39,8 @@ pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Message for a machine without devices.
 pub(super) const NO_DEVICE: &str = "no device: NVML does not answer or has none (why: gpumemctl doctor)";
 pub(super) const HEADS: [&str; 8] = ["GPU", "PID", "USER", "STATE", "USED", "TRACKED", "IDLE", "UNTRACK"];
-/// Columns that are left-aligned.
 pub(super) const LEFT: [bool; 8] = [true, false, true, true, false, false, false, false];
 
 pub(super) struct Line {

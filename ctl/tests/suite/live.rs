@@ -170,7 +170,11 @@ fn one_of_several_devices_can_be_asked_for() {
         );
     }
     let (exit, message) = failure(&folder.run(&["report", "7", "--device", "1"]));
-    assert_eq!((exit, message.contains("there are: 0 (GPU-00000000-bbbb), 5 (GPU-0")), (3, true), "{message}");
+    assert_eq!(
+        (exit, message.contains("there are: 0 (GPU-00000000-bbbb), 5 (GPU-0")),
+        (3, true),
+        "{message}"
+    );
 }
 
 #[test]

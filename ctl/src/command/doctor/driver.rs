@@ -24,7 +24,6 @@ const FOLDERS: [&str; 7] = [
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Driver {
-    /// Version of the kernel module.
     pub version: String,
 }
 

@@ -9,7 +9,6 @@ const MOST_HEADERS: u16 = 64;
 const INTERPRETER: u32 = 3;
 const DYNAMIC: u32 = 2;
 
-/// Facts from the header of an ELF file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Elf {
     /// 32 or 64.

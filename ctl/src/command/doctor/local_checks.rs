@@ -118,7 +118,6 @@ pub(super) fn paths() -> Vec<Finding> {
     .collect()
 }
 
-/// Checks the variables that this shell passes to programs.
 pub(super) fn environment() -> Vec<Finding> {
     const INJECTION: &str = "CUDA_INJECTION64_PATH";
     let mut findings = Vec::new();

@@ -12,15 +12,12 @@ use std::collections::BTreeSet;
 /// A process on a device. Unknown values are null.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Member {
-    /// Rank, as claimed by the process.
     pub rank: Option<u32>,
     /// Prometheus' name of the target; null on this node.
     pub node: Option<String>,
-    /// Pid on that node.
     pub pid: u32,
     /// Its start time on that node, in clock ticks since boot.
     pub start_ticks: u64,
-    /// NVML's index of the device.
     pub gpu: Option<String>,
     pub uuid: Option<String>,
     /// `running`, `ended`, ...

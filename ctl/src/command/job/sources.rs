@@ -66,7 +66,6 @@ fn life(told: &RunReply) -> Option<String> {
     who.get("slurm_job").or_else(|| who.get("pod_uid")).or_else(id).map(str::to_owned)
 }
 
-/// Returns all processes that use GPU memory on this node.
 pub(crate) fn all_on_node(args: &Args) -> Result<Vec<Member>> {
     let ps = Daemon::find(args.source.socket.as_deref())?.ps()?;
     let member = |row| {

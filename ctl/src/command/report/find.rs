@@ -21,7 +21,6 @@ pub(super) struct Found {
 
 pub(super) enum What {
     One(Box<One>),
-    /// Several processes with a title.
     Group(String, Vec<Run>),
 }
 
@@ -31,7 +30,6 @@ pub(super) struct One {
     pub others: Vec<u32>,
     /// The arguments that select its job's other processes, and their number.
     pub job: Option<(String, u64)>,
-    /// The file that contained it.
     pub file: Option<PathBuf>,
     /// The part of the run's life that is reported.
     pub window: Option<Window>,
@@ -290,7 +288,6 @@ const NEWEST: usize = 256;
 /// Most OOM runs of the caller that are compared by the time of their last OOM.
 const COMPARED: usize = 16;
 
-/// A run that may be selected.
 enum Candidate {
     Live(Box<RunReply>, Daemon),
     /// A stored run: the store's path, its id, the time of storing in s since 1970, and the run.

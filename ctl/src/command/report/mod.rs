@@ -116,7 +116,6 @@ fn of_one(runs: &[Run]) -> String {
     format!("this form is of one process; these are {}: give the pid of one", runs.len())
 }
 
-/// Returns the report on the requested run or group.
 fn one(args: &Args) -> Result<String> {
     let Found { what, mut command } = found(args)?;
     if let Some(rules) = &args.rules {
@@ -252,13 +251,11 @@ fn each(args: &Args) -> Result<String> {
     Ok(if args.json { array(&told) } else { told.join("\n") })
 }
 
-/// Joins JSON documents to an array.
 fn array(documents: &[String]) -> String {
     let documents: Vec<&str> = documents.iter().map(|document| document.trim_end()).collect();
     format!("[{}]\n", documents.join(",\n"))
 }
 
-/// Returns the content of the picture's file.
 fn picture(args: &Args) -> Result<Vec<u8>> {
     let mut runs: Vec<(Option<String>, Run, Option<Window>)> = Vec::new();
     for alone in alone(args) {

@@ -19,7 +19,6 @@ pub(crate) enum Event {
     Over,
 }
 
-/// The reply of the daemon to one poll.
 pub(crate) struct Said {
     /// Processes and devices, or the reason why they are unknown.
     pub ps: Result<Ps, String>,

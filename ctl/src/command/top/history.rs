@@ -12,7 +12,6 @@ const KEPT: usize = 512;
 pub(crate) struct Layer {
     pub name: LayerKind,
     pub color: Color,
-    /// Character shown without colours.
     pub letter: char,
 }
 

@@ -57,7 +57,6 @@ impl Order {
 /// Identifies a process on a device across replies: pid and the device's UUID.
 pub(crate) type Name = (u32, String);
 
-/// Number of `used` values kept for each process.
 const KEPT: usize = 64;
 
 #[derive(Debug, Default)]

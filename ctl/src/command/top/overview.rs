@@ -110,7 +110,7 @@ fn devices(
         }
         if let Some(doubt) = ps::doubt(device) {
             let doubt = format!(" {doubt} ");
-            screen.put_within(row, bar_from, bar_to, &doubt, Style { bold: true, ..Style::of(YELLOW) });
+            screen.put_within(row, bar_from, bar_to, &doubt, Style::bold(YELLOW));
         }
         row += 1;
     }

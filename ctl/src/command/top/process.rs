@@ -16,7 +16,6 @@ use gpumem_report::{By, Part, Report, growth, iterations, oom, steps};
 /// Lengths of the time window in seconds, which a key cycles through; `None` is everything.
 const WINDOWS_S: [Option<u64>; 5] = [None, Some(3600), Some(600), Some(120), Some(30)];
 const GROUPINGS: [By; 3] = [By::Layer, By::Structure, By::Tag];
-/// Categories that are named unless all are requested.
 const CATEGORIES: usize = 12;
 
 /// A line below the memory chart.
@@ -34,11 +33,8 @@ pub(crate) struct Process {
     pub pid: u32,
     run: Option<Run>,
     id: Option<String>,
-    /// Error of the latest poll.
     why: Option<String>,
-    /// Selected grouping; `None` for the report's default.
     by: Option<By>,
-    /// Grouping of the latest report.
     shown_by: Option<By>,
     device: usize,
     all: bool,
@@ -49,7 +45,6 @@ pub(crate) struct Process {
     /// The selected line and the first visible line.
     at: usize,
     first: usize,
-    /// Width and height of the latest frame.
     width: usize,
     page: usize,
     /// A text shown in place of the view, and its first visible line.
@@ -147,7 +142,7 @@ impl Process {
     fn word(&self) -> Option<String> {
         match self.lines(self.width).get(self.at)? {
             Line::Row(number) => {
-                let row = self.panel.devices.get(self.device)?.rows.get(*number)?;
+                let row = self.table()?.rows.get(*number)?;
                 Some(if row.part == Part::Used { "used".to_owned() } else { row.name.clone() })
             }
             Line::Words(_, _, word) => word.clone(),
@@ -161,9 +156,12 @@ impl Process {
         self.text = (!text.is_empty()).then_some((text, 0));
     }
 
-    /// Returns the number of rows for the complete view.
     pub(crate) fn height(&self, width: usize) -> usize {
         3 + COURSE + self.panel.warnings.len() * 2 + self.lines(width).len()
+    }
+
+    fn table(&self) -> Option<&Table> {
+        self.panel.devices.get(self.device)
     }
 
     fn lines(&self, width: usize) -> Vec<Line> {
@@ -175,7 +173,7 @@ impl Process {
                 wrapped(text, Some(width)).into_iter().map(|line| Line::Words(line, style, word.clone())),
             );
         };
-        if let Some(table) = self.panel.devices.get(self.device) {
+        if let Some(table) = self.table() {
             lines.push(Line::Head);
             lines.extend((0..table.rows.len()).map(Line::Row));
             lines.push(Line::Blank);
@@ -186,7 +184,6 @@ impl Process {
         lines
     }
 
-    /// Draws the view from `row` to before `end`.
     pub(crate) fn draw(&mut self, screen: &mut Screen, (mut row, end): (usize, usize), is_live: bool) {
         if let Some((text, first)) = &self.text {
             self.page = end.saturating_sub(row).max(1);
@@ -198,12 +195,8 @@ impl Process {
             }
             return;
         }
-        let bold = |color| Style { bold: true, ..Style::of(color) };
         if let Some(why) = &self.why {
-            for line in wrapped(why, Some(screen.width)) {
-                screen.put(row, 0, &line, bold(RED));
-                row += 1;
-            }
+            screen.put_wrapped(&mut row, why, usize::MAX, Style::bold(RED));
         }
         let Some(run) = &self.run else {
             if self.why.is_none() {
@@ -211,24 +204,19 @@ impl Process {
             }
             return;
         };
-        let head = |screen: &mut Screen, row: &mut usize, text: &str, style: Style| {
-            for line in wrapped(text, Some(screen.width)).iter().take(2) {
-                screen.put(*row, 0, line, style);
-                *row += 1;
-            }
-        };
-        head(screen, &mut row, &self.panel.heading, Style::BOLD);
+        screen.put_wrapped(&mut row, &self.panel.heading, 2, Style::BOLD);
         for warning in &self.panel.warnings {
-            head(screen, &mut row, warning, bold(YELLOW));
+            screen.put_wrapped(&mut row, warning, 2, Style::bold(YELLOW));
         }
         if run.state != State::Open {
-            head(screen, &mut row, "it has ended: these are the last numbers", bold(YELLOW));
+            let text = "the process has ended: these are its last numbers";
+            screen.put_wrapped(&mut row, text, 2, Style::bold(YELLOW));
         }
-        if let [_, _, ..] = self.panel.devices[..] {
-            let title = self.panel.devices.get(self.device).map_or("", |table| table.title.as_str());
+        if self.panel.devices.len() > 1 {
+            let title = self.table().map_or("", |table| table.title.as_str());
             let (number, count) = (self.device + 1, self.panel.devices.len());
             let text = format!("device {number} of {count} (d: the next): {title}");
-            head(screen, &mut row, &text, Style::PLAIN);
+            screen.put_wrapped(&mut row, &text, 2, Style::PLAIN);
         }
         row = self.draw_course(screen, (row, end), run.clock);
         let lines = self.lines(screen.width);
@@ -238,12 +226,10 @@ impl Process {
         let signs = self.signs(screen);
         for (index, line) in lines.iter().enumerate().skip(first).take(page) {
             let place = row + index - first;
-            match (line, self.panel.devices.get(self.device)) {
+            match (line, self.table()) {
                 (Line::Words(text, style, _), _) => _ = screen.put(place, 0, text, *style),
                 (Line::Head, Some(table)) => self.draw_row(screen, place, table, None, &signs),
-                (Line::Row(number), Some(table)) => {
-                    self.draw_row(screen, place, table, Some(*number), &signs)
-                }
+                (Line::Row(row), Some(table)) => self.draw_row(screen, place, table, Some(*row), &signs),
                 _ => {}
             }
             if is_live && index == at {
@@ -285,7 +271,7 @@ impl Process {
 
     /// Returns for each row of the table the sign of its layer, if it has one.
     fn signs(&self, screen: &Screen) -> Vec<Option<(String, Style)>> {
-        let Some(table) = self.panel.devices.get(self.device) else { return Vec::new() };
+        let Some(table) = self.table() else { return Vec::new() };
         let of = |kind: &LayerKind| self.layers.iter().find(|layer| layer.name == *kind);
         let layer = |row: &gpumem_report::panel::Row| match row.part {
             Part::Category => of(&LayerKind::Category(row.name.clone())).or_else(|| of(&LayerKind::Rest)),
@@ -297,7 +283,6 @@ impl Process {
         table.rows.iter().map(|row| layer(row).map(|layer| layer.sign(screen))).collect()
     }
 
-    /// Draws a row of the table, or its headings.
     fn draw_row(
         &self,
         screen: &mut Screen,
@@ -372,7 +357,6 @@ fn fitted(line: &str, width: usize) -> Vec<String> {
     lines.into_iter().map(|line| format!("{inset}{line}")).collect()
 }
 
-/// Most rows of the memory chart.
 const COURSE: usize = 10;
 /// With fewer rows for the whole view, the chart is a sparkline.
 const LEAST: usize = 16;

@@ -2,6 +2,7 @@
 //! written, because a terminal may be on a slow connection.
 
 pub(crate) use gpumem_report::table::width as columns;
+use gpumem_report::text::wrapped;
 use unicode_width::UnicodeWidthChar;
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -45,6 +46,10 @@ impl Style {
 
     pub(crate) const fn of(color: Color) -> Style {
         Style { color: Some(color), ..Style::PLAIN }
+    }
+
+    pub(crate) const fn bold(color: Color) -> Style {
+        Style { bold: true, ..Style::of(color) }
     }
 
     fn sgr(self, out: &mut Vec<u8>) {
@@ -130,6 +135,14 @@ impl Screen {
             at += wide;
         }
         at
+    }
+
+    /// Writes the first lines of a wrapped text from `row` on, and moves `row` behind them.
+    pub(crate) fn put_wrapped(&mut self, row: &mut usize, text: &str, most: usize, style: Style) {
+        for line in wrapped(text, Some(self.width)).iter().take(most) {
+            self.put(*row, 0, line, style);
+            *row += 1;
+        }
     }
 
     fn set(&mut self, row: usize, column: usize, cell: Cell) {

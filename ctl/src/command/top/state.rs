@@ -11,7 +11,7 @@ use crate::command::ps;
 use crate::command::report::processes;
 use gpumem_model::control::Ps;
 use gpumem_model::units::plural;
-use gpumem_report::text::{clean, wrapped};
+use gpumem_report::text::clean;
 use jiff::Zoned;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -133,7 +133,6 @@ impl State {
         }
     }
 
-    /// Returns the number of rows of a complete frame.
     pub(crate) fn height(&self, width: usize) -> usize {
         match &self.process {
             Some(process) => 1 + process.height(width),
@@ -145,15 +144,9 @@ impl State {
         self.title(screen);
         let mut row = 1;
         if let Some((since, why)) = &self.gone {
-            let text = format!(
-                "no answer for {} s, trying again: {}",
-                since.elapsed().as_secs(),
-                why.replace('\n', " ")
-            );
-            for line in wrapped(&text, Some(screen.width)).iter().take(3) {
-                screen.put(row, 0, line, Style { bold: true, ..Style::of(RED) });
-                row += 1;
-            }
+            let (seconds, why) = (since.elapsed().as_secs(), why.replace('\n', " "));
+            let text = format!("no answer for {seconds} s, trying again: {why}");
+            screen.put_wrapped(&mut row, &text, 3, Style::bold(RED));
         }
         let end = screen.height.saturating_sub(usize::from(is_live));
         match (self.view, &self.ps) {
@@ -181,7 +174,7 @@ impl State {
             at = screen.put(0, at, &text, Style::PLAIN);
         }
         if self.paused {
-            at = screen.put(0, at, "  PAUSED", Style { bold: true, ..Style::of(YELLOW) });
+            at = screen.put(0, at, "  PAUSED", Style::bold(YELLOW));
         }
         let right = format!("{}  every {} s", self.at, self.interval.as_secs_f64());
         screen.put(0, screen.width.saturating_sub(columns(&right)).max(at + 2), &right, Style::DIM);

@@ -85,8 +85,6 @@ impl Terminal {
         restore();
     }
 
-    /// # Errors
-    /// If the terminal is gone.
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<()> {
         (&self.output).write_all(bytes)
     }

@@ -10,7 +10,6 @@ const LABELS: [&str; 16] = [
     "gpu", "uuid", "pid", "start", "part", "flag", "reason", "source", "version", "kind", "lane", "state",
     "xid", "cause", "result", "model",
 ];
-/// Names of secrets before `=` or `:`.
 const SECRETS: [&str; 9] = [
     "password",
     "passwd",

@@ -109,7 +109,6 @@ pub(super) fn library(process: &ProcSnapshot, path: &str) -> Option<(String, Str
     (!is_readable).then(|| (text, format!("chmod a+r {path}")))
 }
 
-/// Returns whether the process has another mount namespace than ours.
 fn mounts_differ(pid: u32) -> bool {
     let of = |who: &str| std::fs::read_link(format!("/proc/{who}/ns/mnt")).ok();
     let (its, ours) = (of(&pid.to_string()), of("self"));

@@ -253,7 +253,6 @@ impl ProcessCase<'_> {
         self.say(Check::ProcessAge, state, text, fix);
     }
 
-    /// Checks for other tools that use CUPTI.
     fn tools(&mut self) {
         let name = |file: &str| Path::new(file).file_name().map(|name| name.to_string_lossy().into_owned());
         let names: Vec<String> =
