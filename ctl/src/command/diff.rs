@@ -31,7 +31,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return Err(no_device(device, "is not one of the devices compared", known));
     }
     let verdict = verdict(&diff, args)?;
-    let told = if args.json {
+    let output = if args.json {
         data::json(&diff, verdict.as_ref()).into_bytes()
     } else if args.csv {
         data::csv(&diff).into_bytes()
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let width = if args.output.path().is_some() { None } else { width() };
         text(&diff, Layout { width, all: args.all, tags: args.tags }).into_bytes()
     };
-    deliver(&told, &args.output)?;
+    deliver(&output, &args.output)?;
     match verdict {
         Some(Verdict { outcome: Outcome::Above, text, .. }) => Err(Kind::Above.error(text)),
         Some(Verdict { outcome: Outcome::Unknown, text, .. }) => Err(Kind::Undecided.error(text)),

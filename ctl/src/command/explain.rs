@@ -22,7 +22,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         None => largest(args),
     };
-    let told = match &found {
+    let text = match &found {
         Some((run, id)) => {
             let groupings = match &args.rules {
                 Some(rules) => Groupings::load(rules)?,
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         None => explain(word, None, width()),
     };
-    match told {
+    match text {
         Ok(text) => print(&text),
         Err(nearest) => {
             let near = match nearest[..] {
@@ -53,12 +53,12 @@ fn largest(args: &Args) -> Option<(Run, Option<String>)> {
     let live = Daemon::find(args.source.socket.as_deref())
         .ok()
         .and_then(|daemon| daemon.runs(RunSelector::Live).ok());
-    let used = |told: &RunReply| {
-        let moments = told.run.devices.iter().map(|device| &device.last);
+    let used = |reply: &RunReply| {
+        let moments = reply.run.devices.iter().map(|device| &device.last);
         moments.filter_map(|moment| moment.used_bytes().or(moment.tracked_bytes)).max()
     };
-    let most = live.into_iter().flatten().filter(|told| !told.run.devices.is_empty()).max_by_key(used);
-    most.map(|told| (told.run, told.id)).or_else(|| {
+    let most = live.into_iter().flatten().filter(|reply| !reply.run.devices.is_empty()).max_by_key(used);
+    most.map(|reply| (reply.run, reply.id)).or_else(|| {
         let store = Store::open_read_only(args.source.store.readable().ok()?).ok()?;
         let id = store.latest().ok()??;
         Some((store.load(id).ok()?, Some(id.to_string())))

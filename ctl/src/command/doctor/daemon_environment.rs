@@ -19,18 +19,18 @@ const SYSTEMCTL: Duration = Duration::from_secs(3);
 /// Difference in ns from which clocks count as different. A request takes less time, and other time namespaces differ by seconds.
 const CLOCKS_APART: u64 = 2_000_000_000;
 
-pub(super) fn look(told: &DoctorReport, findings: &mut Vec<Finding>) {
+pub(super) fn look(report: &DoctorReport, findings: &mut Vec<Finding>) {
     if Path::new("/run/systemd/system").exists()
         && let Some(text) = systemctl()
     {
-        findings.extend(units(&text, told.daemon.is_some()));
+        findings.extend(units(&text, report.daemon.is_some()));
     }
-    if told.daemon.is_none() {
+    if report.daemon.is_none() {
         return findings.extend(port(SocketAddr::from(PORT)));
     }
     let own = std::fs::read_link("/proc/self/ns/pid").ok().map(|link| link.display().to_string());
-    findings.extend(pids(told.fact("pid namespace"), own.as_deref()));
-    findings.extend(clocks(told.fact("clock"), own_clock()));
+    findings.extend(pids(report.fact("pid namespace"), own.as_deref()));
+    findings.extend(clocks(report.fact("clock"), own_clock()));
 }
 
 /// Returns systemd's properties of our units, as `key=value` lines, with a blank line between units.
@@ -175,10 +175,10 @@ mod tests {
         let failed = "Id=gpumemd.service\nLoadState=loaded\nActiveState=failed\nSubState=failed\nResult=exit-code\nNRestarts=0\n\n\
                       Id=gpumemd-agent.socket\nLoadState=loaded\nActiveState=active\nSubState=listening\nResult=success\n\n\
                       Id=gpumemd-http.socket\nLoadState=loaded\nActiveState=inactive\nSubState=dead\nResult=success";
-        let told = of_units(failed, false);
-        assert_eq!(told.len(), 2, "{told:?}");
-        assert!(told[0].0 == State::Bad && told[0].2.contains("exit-code"), "{told:?}");
-        assert!(told[1].0 == State::Warn && told[1].1 == "gpumemd-http.socket", "{told:?}");
+        let report = of_units(failed, false);
+        assert_eq!(report.len(), 2, "{report:?}");
+        assert!(report[0].0 == State::Bad && report[0].2.contains("exit-code"), "{report:?}");
+        assert!(report[1].0 == State::Warn && report[1].1 == "gpumemd-http.socket", "{report:?}");
         let restarted =
             "Id=gpumemd.service\nLoadState=loaded\nActiveState=active\nSubState=running\nNRestarts=3";
         assert!(of_units(restarted, true)[0].2.contains("3 times"));
@@ -207,8 +207,8 @@ mod tests {
             let (mut stream, _) = listener.accept().expect("a caller");
             let _ = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nhello");
         });
-        let told = port(address).expect("taken");
-        assert!(told.text.contains("another program") && told.state == State::Warn, "{told:?}");
+        let report = port(address).expect("taken");
+        assert!(report.text.contains("another program") && report.state == State::Warn, "{report:?}");
         stranger.join().expect("it ends");
         assert!(port(address).is_none(), "free again");
     }

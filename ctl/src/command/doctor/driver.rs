@@ -118,7 +118,7 @@ fn of_libraries(root: &Path, driver: &Driver, findings: &mut Vec<Finding>) {
             }
         }
     }
-    let mut say =
+    let mut add =
         |state, text, fix| findings.push(finding(Check::DriverVersions, state, "driver", text, fix));
     if let Some(other) = others.first() {
         let text = format!("the kernel module is {}, the library is {}", driver.version, other.display());
@@ -128,9 +128,9 @@ fn of_libraries(root: &Path, driver: &Driver, findings: &mut Vec<Finding>) {
             0 => "the driver was updated and is not loaded yet: reload the nvidia modules, or reboot",
             _ => "remove the library of the other driver, or take its folder out of LD_LIBRARY_PATH",
         };
-        say(state, text, fix);
+        add(state, text, fix);
     } else if same > 0 {
-        say(State::Ok, format!("libraries and kernel module are {}", driver.version), "");
+        add(State::Ok, format!("libraries and kernel module are {}", driver.version), "");
     }
 }
 
@@ -146,7 +146,7 @@ fn of_files(root: &Path, findings: &mut Vec<Finding>) {
     if files.is_empty() {
         return;
     }
-    let mut say = |state, text, fix| findings.push(finding(Check::DriverFiles, state, "driver", text, fix));
+    let mut add = |state, text, fix| findings.push(finding(Check::DriverFiles, state, "driver", text, fix));
     let path = |name: &String| root.join("dev").join(name);
     let closed: Vec<_> =
         files.iter().filter(|name| access(path(name), Access::READ_OK | Access::WRITE_OK).is_err()).collect();
@@ -159,12 +159,12 @@ fn of_files(root: &Path, findings: &mut Vec<Finding>) {
         let text = format!("this user may not open /dev/{names}{mode}: programs of this user find no GPU");
         let fix =
             "join the group that owns them, or let the driver open them to all: NVreg_DeviceFileMode=0666";
-        say(State::Warn, text, fix);
+        add(State::Warn, text, fix);
     } else if !files.iter().any(|name| name == "nvidia-uvm") {
         let text = "there is no /dev/nvidia-uvm: CUDA cannot start";
-        say(State::Warn, text.into(), "modprobe nvidia-uvm, or nvidia-modprobe -u -c 0");
+        add(State::Warn, text.into(), "modprobe nvidia-uvm, or nvidia-modprobe -u -c 0");
     } else {
-        say(State::Ok, format!("{} device files that this user may open", files.len()), "");
+        add(State::Ok, format!("{} device files that this user may open", files.len()), "");
     }
 }
 
@@ -222,7 +222,7 @@ mod tests {
             self
         }
 
-        fn told(&self) -> Vec<(String, State, String)> {
+        fn report(&self) -> Vec<(String, State, String)> {
             let mut findings = Vec::new();
             look(&self.0, &mut findings);
             findings.into_iter().map(|of| (of.id, of.state, of.text)).collect()
@@ -253,17 +253,17 @@ mod tests {
     #[test]
     fn a_machine_without_a_driver_says_why() {
         let none = Root::new("none");
-        assert!(none.told()[0].2.starts_with("no /dev/nvidiactl"), "{:?}", none.told());
+        assert!(none.report()[0].2.starts_with("no /dev/nvidiactl"), "{:?}", none.report());
         none.file("sys/module/nouveau/version", "");
-        assert!(none.told()[0].2.contains("nouveau"));
+        assert!(none.report()[0].2.contains("nouveau"));
         none.file("dev/dxg", "");
-        assert!(none.told()[0].2.contains("WSL"));
+        assert!(none.report()[0].2.contains("WSL"));
         let old = Root::new("old");
         old.file(
             "proc/driver/nvidia/version",
             "NVRM version: NVIDIA UNIX x86_64 Kernel Module  390.157  Wed",
         );
-        assert!(old.told()[0].2.contains("older than CUDA 11"), "{:?}", old.told());
+        assert!(old.report()[0].2.contains("older than CUDA 11"), "{:?}", old.report());
     }
 
     #[test]
@@ -272,8 +272,8 @@ mod tests {
         root.file("proc/driver/nvidia/version", OPEN).file("usr/lib64/libcuda.so.560.28.03", "");
         std::os::unix::fs::symlink("libcuda.so.560.28.03", root.0.join("usr/lib64/libcuda.so.1"))
             .expect("a link");
-        let told = root.told();
-        let found = told.iter().find(|(id, ..)| id == "driver.versions").expect("it is told");
+        let report = root.report();
+        let found = report.iter().find(|(id, ..)| id == "driver.versions").expect("it is report");
         assert!(
             found.1 == State::Bad && found.2.contains("550.54.14") && found.2.contains("560.28.03"),
             "{found:?}"
@@ -281,9 +281,9 @@ mod tests {
         root.file("usr/lib/libcuda.so.550.54.14", "");
         std::os::unix::fs::symlink("libcuda.so.550.54.14", root.0.join("usr/lib/libcuda.so.1"))
             .expect("a link");
-        assert!(root.told().iter().any(|(id, state, _)| id == "driver.versions" && *state == State::Warn));
+        assert!(root.report().iter().any(|(id, state, _)| id == "driver.versions" && *state == State::Warn));
         fs::remove_dir_all(root.0.join("usr/lib64")).expect("removed");
-        assert!(root.told().iter().any(|(id, state, _)| id == "driver.versions" && *state == State::Ok));
+        assert!(root.report().iter().any(|(id, state, _)| id == "driver.versions" && *state == State::Ok));
     }
 
     #[test]
@@ -291,7 +291,7 @@ mod tests {
         let root = Root::new("files");
         root.file("dev/nvidiactl", "").file("dev/nvidia0", "").file("dev/nvidia-modeset", "");
         let of_files =
-            |root: &Root| root.told().into_iter().find(|(id, ..)| id == "driver.files").expect("told");
+            |root: &Root| root.report().into_iter().find(|(id, ..)| id == "driver.files").expect("report");
         assert!(of_files(&root).2.contains("no /dev/nvidia-uvm"));
         root.file("dev/nvidia-uvm", "");
         assert_eq!(of_files(&root).1, State::Ok);

@@ -41,9 +41,9 @@ pub(super) fn finding(
 }
 
 /// Returns the text for a terminal of this width; `None` for a pipe.
-pub(super) fn text(told: &DoctorReport, terminal: Option<usize>) -> String {
+pub(super) fn text(report: &DoctorReport, terminal: Option<usize>) -> String {
     let mut lines = Vec::new();
-    if let Some((control, doctor)) = &told.daemon {
+    if let Some((control, doctor)) = &report.daemon {
         let (version, pid, up) = (clean(&doctor.version), doctor.pid, duration(doctor.uptime_s));
         lines.push(format!("gpumemd {version} pid {pid}, up {up}, at {}", control.display()));
         // The omitted facts are meant for programs, and are in the JSON.
@@ -54,8 +54,8 @@ pub(super) fn text(told: &DoctorReport, terminal: Option<usize>) -> String {
         lines.extend(table.lines().iter().map(|line| format!("  {line}")));
         lines.push(String::new());
     }
-    lines.extend(findings(&told.findings, terminal));
-    let [bad, warn, unknown, ok] = told.counts();
+    lines.extend(findings(&report.findings, terminal));
+    let [bad, warn, unknown, ok] = report.counts();
     let unknown = if unknown == 0 { String::new() } else { format!(", {unknown} unknown") };
     lines.push(format!("{bad} bad, {}{unknown}, {ok} ok", plural(warn as u64, "warning")));
     lines.join("\n") + "\n"
@@ -98,20 +98,20 @@ fn findings(findings: &[Finding], terminal: Option<usize>) -> Vec<String> {
     lines
 }
 
-pub(super) fn json(told: &DoctorReport) -> Result<String> {
-    let [bad, warn, unknown, ok] = told.counts();
+pub(super) fn json(report: &DoctorReport) -> Result<String> {
+    let [bad, warn, unknown, ok] = report.counts();
     let document = serde_json::json!({
         "schema": "gpumem.doctor",
         "version": 2,
-        "control": told.daemon.as_ref().map(|(control, _)| control.display().to_string()),
-        "daemon": told.daemon.as_ref().map(|(_, doctor)| serde_json::json!({
+        "control": report.daemon.as_ref().map(|(control, _)| control.display().to_string()),
+        "daemon": report.daemon.as_ref().map(|(_, doctor)| serde_json::json!({
             "version": doctor.version,
             "pid": doctor.pid,
             "uptime_s": doctor.uptime_s,
             "facts": doctor.facts,
         })),
         "counts": { "bad": bad, "warn": warn, "unknown": unknown, "ok": ok },
-        "findings": told.findings,
+        "findings": report.findings,
     });
     Ok(gpumem_model::harmless::json(&document))
 }

@@ -121,38 +121,38 @@ pub(super) fn paths() -> Vec<Finding> {
 pub(super) fn environment() -> Vec<Finding> {
     const INJECTION: &str = "CUDA_INJECTION64_PATH";
     let mut findings = Vec::new();
-    let mut say = |state, name: &str, text: String, fix: &str| {
+    let mut add = |state, name: &str, text: String, fix: &str| {
         findings.push(finding(Check::AgentEnvironment, state, name, text, fix));
     };
     if variable("GPUMEM_DISABLE").is_some_and(|value| value.as_os_str() != "0") {
         let text = "is set here: programs that are started from this shell have no agent";
-        say(State::Warn, "GPUMEM_DISABLE", text.into(), "unset GPUMEM_DISABLE");
+        add(State::Warn, "GPUMEM_DISABLE", text.into(), "unset GPUMEM_DISABLE");
     }
     if let Some(path) = variable(INJECTION) {
         let is_ours = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libgpumem"));
         if !path.is_file() {
             let text = format!("is {}, which is not there: CUDA continues without it", path.display());
-            say(State::Bad, INJECTION, text, "unset CUDA_INJECTION64_PATH, or correct it");
+            add(State::Bad, INJECTION, text, "unset CUDA_INJECTION64_PATH, or correct it");
         } else if !is_ours {
             let text = format!("names another tool: {}", path.display());
             let fix = "nothing with gpumemctl run, which loads both; otherwise name the other tool in GPUMEM_NEXT_INJECTION64_PATH";
-            say(State::Ok, INJECTION, text, fix);
+            add(State::Ok, INJECTION, text, fix);
         }
     }
     if let Some(file) = variable("GPUMEM_RECORD") {
         let text = format!("is {}: processes write recordings and report to no daemon", file.display());
-        say(State::Warn, "GPUMEM_RECORD", text, "unset GPUMEM_RECORD to see them live");
+        add(State::Warn, "GPUMEM_RECORD", text, "unset GPUMEM_RECORD to see them live");
     }
     findings
 }
 
 /// Checks whether there is a libcupti, and whether the driver supports its version.
 pub(super) fn cupti(driver: Option<&Driver>) -> Finding {
-    let say = |state, text: String, fix| finding(Check::AgentCupti, state, "libcupti", text, fix);
+    let add = |state, text: String, fix| finding(Check::AgentCupti, state, "libcupti", text, fix);
     let Some(path) = find_cupti() else {
         let text = "is in none of the usual folders; programs that bring their own, as PyTorch's wheels do, are covered";
         let fix = "pip install nvidia-cuda-cupti, the toolkit's extras/CUPTI, or LD_LIBRARY_PATH";
-        return say(State::Warn, text.into(), fix);
+        return add(State::Warn, text.into(), fix);
     };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     // The name may have a year, as in libcupti.so.2024.3.2, which is no CUDA version.
@@ -166,9 +166,9 @@ pub(super) fn cupti(driver: Option<&Driver>) -> Finding {
                 path.display()
             );
             let fix = "nvidia-cuda-cupti of the CUDA version that nvidia-smi shows, or GPUMEM_CUPTI_PATH";
-            say(State::Warn, text, fix)
+            add(State::Warn, text, fix)
         }
-        _ => say(State::Ok, path.display().to_string(), ""),
+        _ => add(State::Ok, path.display().to_string(), ""),
     }
 }
 

@@ -118,17 +118,17 @@ fn ask(args: &Args, findings: &mut Vec<Finding>) -> Option<(Daemon, Doctor)> {
         findings.push(finding(Check::Process, State::Unknown, &format!("pid {pid}"), error.to_string(), ""));
         reply = daemon.doctor(None);
     }
-    let mut say = |check, state, text: String, fix| findings.push(finding(check, state, "daemon", text, fix));
+    let mut add = |check, state, text: String, fix| findings.push(finding(check, state, "daemon", text, fix));
     match reply {
         Ok(doctor) => {
             let (version, own) = (&doctor.version, env!("CARGO_PKG_VERSION"));
             if version != own {
                 let fix = "restart gpumemd after an update (systemctl restart gpumemd), or call the gpumemctl beside it";
                 let text = format!("gpumemd is {version}, gpumemctl is {own}");
-                say(Check::DaemonVersion, State::Warn, text, fix);
+                add(Check::DaemonVersion, State::Warn, text, fix);
             }
             let text = format!("gpumemd {version} pid {} at {}", doctor.pid, daemon.control.display());
-            say(Check::Daemon, State::Ok, text, "");
+            add(Check::Daemon, State::Ok, text, "");
             Some((daemon, doctor))
         }
         Err(error) => {
@@ -140,7 +140,7 @@ fn ask(args: &Args, findings: &mut Vec<Finding>) -> Option<(Daemon, Doctor)> {
                     (Check::Daemon, "see its log (journalctl -u gpumemd, or gpumemd.log beside its sockets)")
                 }
             };
-            say(check, State::Bad, format!("{error:#}"), fix);
+            add(check, State::Bad, format!("{error:#}"), fix);
             None
         }
     }

@@ -16,18 +16,18 @@ use std::collections::BTreeMap;
 
 /// Returns the members of a job and the name of their source.
 pub(crate) fn job_on_node(id: &str, args: &Args) -> Result<(Vec<Member>, String)> {
-    let (mut told, mut from) = match Daemon::find(args.source.socket.as_deref()) {
+    let (mut runs, mut from) = match Daemon::find(args.source.socket.as_deref()) {
         Ok(daemon) if args.source.store.words().is_empty() => {
             (daemon.runs(RunSelector::Job(id))?, "this node".to_owned())
         }
         Err(unreachable) if args.source.socket.as_deref().is_some() => return Err(unreachable.into()),
         _ => (Vec::new(), String::new()),
     };
-    if told.is_empty() {
-        told = report::of_job(id, &args.source.store)?;
+    if runs.is_empty() {
+        runs = report::of_job(id, &args.source.store)?;
         from = format!("the store {}", args.source.store.readable()?.display());
     }
-    let members = latest(told);
+    let members = latest(runs);
     if members.is_empty() {
         let looked = format!("looked on this node and in {}", args.source.store.readable()?.display());
         let known = all_on_node(args)
@@ -41,11 +41,12 @@ pub(crate) fn job_on_node(id: &str, args: &Args) -> Result<(Vec<Member>, String)
 
 /// Returns the running members, and ended ones of the newest instance of the job. If a job was restarted under the same name,
 /// processes of earlier instances in the store do not belong to it.
-fn latest(mut told: Vec<RunReply>) -> Vec<Member> {
-    let is_open = |told: &RunReply| told.run.state == State::Open;
-    let newest = told.iter().max_by_key(|told| (is_open(told), told.run.process.start_ticks)).and_then(life);
-    told.retain(|told| is_open(told) || life(told) == newest);
-    let mut members: Vec<Member> = told.iter().flat_map(|told| Member::of_run(&told.run)).collect();
+fn latest(mut runs: Vec<RunReply>) -> Vec<Member> {
+    let is_open = |reply: &RunReply| reply.run.state == State::Open;
+    let newest =
+        runs.iter().max_by_key(|reply| (is_open(reply), reply.run.process.start_ticks)).and_then(life);
+    runs.retain(|reply| is_open(reply) || life(reply) == newest);
+    let mut members: Vec<Member> = runs.iter().flat_map(|reply| Member::of_run(&reply.run)).collect();
     members.sort_by_key(|member| (!member.is_running(), std::cmp::Reverse(member.start_ticks)));
     // If a rank was restarted, only its newest process counts, whichever device the earlier one used.
     let mut newest = BTreeMap::new();
@@ -59,8 +60,8 @@ fn latest(mut told: Vec<RunReply>) -> Vec<Member> {
 
 /// Returns what distinguishes instances of a job: the batch system's number, or the pod, else the id that `gpumemctl run`
 /// generated. Instances under a name set by a prolog cannot be distinguished.
-fn life(told: &RunReply) -> Option<String> {
-    let process = &told.run.process;
+fn life(reply: &RunReply) -> Option<String> {
+    let process = &reply.run.process;
     let who = Who::of(&process.facts, &process.claims, None);
     let id = || process.claims.get("job").map(String::as_str);
     who.get("slurm_job").or_else(|| who.get("pod_uid")).or_else(id).map(str::to_owned)
@@ -171,14 +172,14 @@ fn key(sample: &Sample) -> Option<Key> {
 }
 
 fn member(key: &Key, info: &Sample, sample: &Sample) -> Member {
-    let said = |name: &'static str| {
+    let label = |name: &'static str| {
         let label = if name == "job" { "job_name" } else { name };
         // A scrape that adds its own labels renames ours with the prefix `exported_`.
         let value =
             info.label(label).or_else(|| info.label(&format!("exported_{label}")).filter(|_| name != "job"));
         value.map(|value| (name.to_owned(), value.to_owned()))
     };
-    let who: BTreeMap<String, String> = NAMES.into_iter().chain([CLAIMED]).filter_map(said).collect();
+    let who: BTreeMap<String, String> = NAMES.into_iter().chain([CLAIMED]).filter_map(label).collect();
     Member {
         rank: rank(&who),
         node: Some(key.0.clone()),

@@ -20,47 +20,47 @@ pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, from: &str) -> String
     let mut out = title(id, members, sum) + "\n\n";
     out += &(table_of(&rows, sum).join("\n") + "\n\n");
     let unit = Unit::for_largest(rows.iter().filter_map(|member| member.used_bytes).max().unwrap_or(0));
-    let mut say = |text: String| out += &(wrapped(&text, width()).join("\n") + "\n");
+    let mut add = |text: String| out += &(wrapped(&text, width()).join("\n") + "\n");
     let largest = sum.worst.and_then(|place| members.get(place));
     if let Some((worst, used)) = largest.and_then(|worst| Some((worst, worst.used_bytes?))) {
         let mean = sum.imbalance.zip(sum.mean_used_bytes).map(|(times, mean)| {
             format!(": {times:.2} times the mean of {}", unit.amount_with_name(mean.round() as i64))
         });
         let (used, mean) = (unit.amount_with_name(used), mean.unwrap_or_default());
-        say(format!("most: {} with {used}{mean}", name(worst)));
+        add(format!("most: {} with {used}{mean}", name(worst)));
     }
     let highest = sum.highest_peak.and_then(|place| members.get(place));
     if let Some((peak, bytes)) = highest.and_then(|peak| Some((peak, peak.peak_used_bytes?))) {
-        say(format!("highest peak: {} with {}", name(peak), unit.amount_with_name(bytes)));
+        add(format!("highest peak: {} with {}", name(peak), unit.amount_with_name(bytes)));
     }
     if sum.used_unknown > 0 {
         let used = plural(sum.used_unknown as u64, "row");
-        say(format!("used is unknown for {used}: not in the sum"));
+        add(format!("used is unknown for {used}: not in the sum"));
     }
     let failed: Vec<String> =
         members.iter().filter(|member| member.ooms.is_some_and(|ooms| ooms > 0)).map(name).collect();
     if !failed.is_empty() {
-        say(format!("out of memory: {} (gpumemctl oom PID)", failed.join(", ")));
+        add(format!("out of memory: {} (gpumemctl oom PID)", failed.join(", ")));
     } else if let Some((count @ 1.., member)) = members
         .iter()
         .filter_map(|member| Some((member.failed_allocations?, member)))
         .max_by_key(|(count, _)| *count)
     {
-        say(format!("most refused allocations: {}, {} times", name(member), thousands(count)));
+        add(format!("most refused allocations: {}, {} times", name(member), thousands(count)));
     }
     if !sum.missing_ranks.is_empty() {
         let here = if members.iter().any(|member| member.node.is_some()) { "anywhere" } else { "here" };
-        say(format!("missing: rank {}: not seen {here} with GPU memory", ranges(&sum.missing_ranks)));
+        add(format!("missing: rank {}: not seen {here} with GPU memory", ranges(&sum.missing_ranks)));
     }
     for text in doubts(&rows) {
-        say(text);
+        add(text);
     }
     let ended: Vec<&Member> = members.iter().filter(|member| !sum.is_over && !member.is_running()).collect();
     if !ended.is_empty() {
         let more = and_more(ended.len(), ENDED);
         let named: Vec<String> =
             ended.iter().take(ENDED).map(|member| format!("{} ({})", name(member), end(member))).collect();
-        say(format!("not running any more, and in no sum: {}{more}", named.join(", ")));
+        add(format!("not running any more, and in no sum: {}{more}", named.join(", ")));
     }
     let one = largest.or(members.first());
     let pid = one.map_or("PID".to_owned(), |member| member.pid.to_string());
@@ -68,7 +68,7 @@ pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, from: &str) -> String
         .and_then(|member| member.node.as_deref())
         .map(|node| format!(" on {}", clean(node)))
         .unwrap_or_default();
-    say(format!("from {}; next: gpumemctl report {pid}{on}", clean(from)));
+    add(format!("from {}; next: gpumemctl report {pid}{on}", clean(from)));
     out
 }
 

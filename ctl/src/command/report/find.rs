@@ -263,8 +263,8 @@ fn job_words(job: &str, args: &Args) -> Vec<String> {
 
 /// Returns the running processes, or all if none is running, and a text on those left out. Memory that was freed must not be
 /// summed with memory that is in use.
-fn living(told: Vec<RunReply>) -> (Vec<Run>, String) {
-    let runs = told.into_iter().map(|reply| reply.run);
+fn living(replies: Vec<RunReply>) -> (Vec<Run>, String) {
+    let runs = replies.into_iter().map(|reply| reply.run);
     let (open, ended): (Vec<Run>, Vec<Run>) = runs.partition(|run| run.state == State::Open);
     match (open.len(), ended.len()) {
         (0, _) => (ended, ", all ended".to_owned()),
@@ -318,9 +318,9 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
     let why = if args.with_oom { "your newest run that was out of memory" } else { "your newest run" };
     let (pid, others) = (run.process.pid, "gpumemctl runs and ps list others");
     match candidate {
-        Candidate::Live(told, daemon) => {
+        Candidate::Live(reply, daemon) => {
             eprintln!("{why}: pid {pid}{command}, which is live ({others})");
-            Ok(Some(live(*told, [vec![pid.to_string()], args.source.words()].concat(), &daemon, args)))
+            Ok(Some(live(*reply, [vec![pid.to_string()], args.source.words()].concat(), &daemon, args)))
         }
         Candidate::Stored(path, id, _, run) => {
             eprintln!("{why}: {id}, pid {pid}{command} ({others})");
@@ -332,7 +332,7 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
 impl Candidate {
     fn run(&self) -> &Run {
         match self {
-            Candidate::Live(told, _) => &told.run,
+            Candidate::Live(reply, _) => &reply.run,
             Candidate::Stored(.., run) => run,
         }
     }
@@ -373,8 +373,8 @@ fn candidates(args: &Args) -> Result<Vec<Candidate>> {
     };
     for daemon in daemons {
         let live = daemon.runs(RunSelector::Live)?.into_iter();
-        let mine = live.filter(|told| told.run.process.uid.is_none_or(|uid| uid == user));
-        found.extend(mine.map(|told| Candidate::Live(Box::new(told), daemon.clone())));
+        let mine = live.filter(|reply| reply.run.process.uid.is_none_or(|uid| uid == user));
+        found.extend(mine.map(|reply| Candidate::Live(Box::new(reply), daemon.clone())));
     }
     for path in args.source.store.all_readable()? {
         found.extend(newest_of_store(&path, args.with_oom, user)?);

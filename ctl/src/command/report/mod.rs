@@ -92,12 +92,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.traced.chrome_trace && args.more.is_empty() {
         return trace_of_one(args);
     }
-    let told = match (args.picture.is_asked(), args.more.is_empty()) {
+    let output = match (args.picture.is_asked(), args.more.is_empty()) {
         (true, _) => picture(args)?,
         (false, true) => one(args)?.into_bytes(),
         (false, false) => each(args)?.into_bytes(),
     };
-    deliver(&told, &args.output)
+    deliver(&output, &args.output)
 }
 
 /// Writes the trace of one process, without holding the whole trace in memory.
@@ -130,9 +130,9 @@ fn one(args: &Args) -> Result<String> {
             report.job.clone_from(&one.job);
             report.window = one.window;
             report.command = command;
-            tell(&report, args)
+            formatted(&report, args)
         }
-        What::Group(title, runs) => tell_group(title, runs, args, &command)?,
+        What::Group(title, runs) => formatted_group(title, runs, args, &command)?,
     })
 }
 
@@ -165,7 +165,7 @@ fn chosen(args: &Args) -> iterations::Choice {
     iterations::Choice { every: args.every.unwrap_or(1), columns: args.columns }
 }
 
-fn tell(report: &Report<'_>, args: &Args) -> String {
+fn formatted(report: &Report<'_>, args: &Args) -> String {
     let categories = if args.all || args.tags { usize::MAX } else { Layout::default().categories };
     if args.html {
         html::html(report)
@@ -195,7 +195,7 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
 }
 
 /// Returns a table of processes. If rows or all details were requested, the reports of all processes follow.
-fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<String> {
+fn formatted_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<String> {
     if args.traced.is_asked() {
         bail!(of_one(runs));
     }
@@ -208,7 +208,7 @@ fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<S
         return Ok(group::csv(&borrowed));
     }
     if args.json {
-        let documents = runs.iter().map(|run| Ok(tell(&report(run, args)?, args)));
+        let documents = runs.iter().map(|run| Ok(formatted(&report(run, args)?, args)));
         return Ok(array(&documents.collect::<Result<Vec<String>>>()?));
     }
     if args.csv {
@@ -227,7 +227,7 @@ fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<S
         for run in runs {
             let mut report = report(run, args)?;
             report.command = format!("gpumemctl report {}", run.process.pid);
-            out += &format!("\n{}", tell(&report, args));
+            out += &format!("\n{}", formatted(&report, args));
         }
     }
     Ok(out)
@@ -247,8 +247,8 @@ fn each(args: &Args) -> Result<String> {
     if args.csv || args.html || args.traced.is_asked() {
         bail!("this form is of one run: name one, or take text, --json or a picture");
     }
-    let told: Vec<String> = alone(args).iter().map(one).collect::<Result<_>>()?;
-    Ok(if args.json { array(&told) } else { told.join("\n") })
+    let output: Vec<String> = alone(args).iter().map(one).collect::<Result<_>>()?;
+    Ok(if args.json { array(&output) } else { output.join("\n") })
 }
 
 fn array(documents: &[String]) -> String {

@@ -20,7 +20,7 @@ pub(crate) fn oom(args: &Oom) -> Result<()> {
     }
     let all = args.all;
     let args = args.report();
-    let told = |run: &Run, id: Option<&String>, job: &[Run]| -> Result<String> {
+    let formatted = |run: &Run, id: Option<&String>, job: &[Run]| -> Result<String> {
         let mut report = report(run, &args)?;
         report.id = id.cloned();
         Ok(if args.json { oom::json(&report) } else { oom::text(&report, Form { all, job }) })
@@ -28,10 +28,11 @@ pub(crate) fn oom(args: &Oom) -> Result<()> {
     print(&match found(&args)?.what {
         What::One(one) => {
             let job = if args.json || !has_entries(&one.run) { Vec::new() } else { job_of(&one.run, &args) };
-            told(&one.run, one.id.as_ref(), &job)?
+            formatted(&one.run, one.id.as_ref(), &job)?
         }
         What::Group(_, runs) => {
-            let each: Vec<String> = runs.iter().map(|run| told(run, None, &runs)).collect::<Result<_>>()?;
+            let each: Vec<String> =
+                runs.iter().map(|run| formatted(run, None, &runs)).collect::<Result<_>>()?;
             if args.json { super::array(&each) } else { each.join("\n") }
         }
     })
@@ -50,8 +51,9 @@ fn job_of(run: &Run, args: &Args) -> Vec<Run> {
     let asked = Daemon::find(args.source.socket.as_deref())
         .ok()
         .and_then(|daemon| daemon.runs(RunSelector::Job(job)).ok());
-    let told = asked.filter(|told| !told.is_empty()).or_else(|| find::of_job(job, &args.source.store).ok());
-    told.unwrap_or_default().into_iter().map(|RunReply { run, .. }| run).collect()
+    let found =
+        asked.filter(|found| !found.is_empty()).or_else(|| find::of_job(job, &args.source.store).ok());
+    found.unwrap_or_default().into_iter().map(|RunReply { run, .. }| run).collect()
 }
 
 /// Prints the processes that ended on a device around a time, from the daemon or else from the store.
@@ -59,7 +61,7 @@ fn around(args: &Oom, at_ns: i64) -> Result<()> {
     let around = Around { at_ns, for_ns: signed(args.within_s).saturating_mul(1_000_000_000) };
     let report = args.report();
     let mut hidden = Vec::new();
-    let told = match Daemon::find(args.source.socket.as_deref()) {
+    let found = match Daemon::find(args.source.socket.as_deref()) {
         Ok(daemon) if args.source.store.words().is_empty() => {
             hidden = daemon.hidden(around);
             daemon.runs(RunSelector::Around(around))?
@@ -67,7 +69,7 @@ fn around(args: &Oom, at_ns: i64) -> Result<()> {
         Err(unreachable) if args.source.socket.as_deref().is_some() => return Err(unreachable.into()),
         _ => find::around(around, &report)?,
     };
-    let seen: Vec<Seen> = told.into_iter().map(|RunReply { id, run }| Seen { id, run }).collect();
+    let seen: Vec<Seen> = found.into_iter().map(|RunReply { id, run }| Seen { id, run }).collect();
     let there = |index: u32, uuid: &str| {
         args.device.as_deref().is_none_or(|name| names_device(name, Some(index), uuid))
     };

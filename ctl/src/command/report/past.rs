@@ -43,14 +43,14 @@ pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
     };
     let from_ns = resolve(from)?;
     let to_ns = to.map_or(Ok(end_ns), resolve)?;
-    let told = |time_ns: u64| time::with_day(run, time_ns);
+    let shown = |time_ns: u64| time::with_day(run, time_ns);
     if to_ns < first_ns || from_ns > end_ns {
-        let span = format!("the run has data from {} to {}", told(first_ns), told(end_ns));
-        let what = if to_ns < first_ns { told(to_ns) } else { told(from_ns) };
+        let span = format!("the run has data from {} to {}", shown(first_ns), shown(end_ns));
+        let what = if to_ns < first_ns { shown(to_ns) } else { shown(from_ns) };
         return Err(Kind::NotFound.error(format!("{flag}: {what} is not in it: {span}")));
     }
     if from_ns > to_ns {
-        return Err(Kind::NotFound.error(format!("{flag}: {} is after {}", told(from_ns), told(to_ns))));
+        return Err(Kind::NotFound.error(format!("{flag}: {} is after {}", shown(from_ns), shown(to_ns))));
     }
     let mut window = Window { part, from_ns: from_ns.max(first_ns), to_ns: to_ns.min(end_ns), exact: false };
     let again = match &one.file {

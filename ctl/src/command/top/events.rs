@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 pub(crate) enum Event {
     Key(Key),
     Signal(i32),
-    Said(Box<Said>),
+    Reply(Box<Reply>),
     /// The terminal is gone, or a thread that should never end has ended.
     Over,
 }
 
-pub(crate) struct Said {
+pub(crate) struct Reply {
     /// Processes and devices, or the reason why they are unknown.
     pub ps: Result<Ps, String>,
     /// Run of the process that was requested, by pid.
@@ -99,8 +99,8 @@ pub(crate) fn ask(
         let (mut pid, mut daemon) = (None, None);
         loop {
             let since = Instant::now();
-            let said = question(&mut daemon, socket.as_deref(), pid);
-            if events.0.send(Event::Said(Box::new(said))).is_err() {
+            let reply = question(&mut daemon, socket.as_deref(), pid);
+            if events.0.send(Event::Reply(Box::new(reply))).is_err() {
                 break;
             }
             // A slow daemon is polled less often: the pause is four times the duration of the reply, at least.
@@ -118,10 +118,10 @@ pub(crate) fn ask(
 }
 
 /// Polls once. After a failure the daemon is searched again, because another one may have started.
-pub(crate) fn question(daemon: &mut Option<Daemon>, socket: Option<&Path>, pid: Option<u32>) -> Said {
+pub(crate) fn question(daemon: &mut Option<Daemon>, socket: Option<&Path>, pid: Option<u32>) -> Reply {
     let found = match daemon.take().map_or_else(|| Daemon::find(socket), Ok) {
         Ok(found) => found,
-        Err(error) => return Said { ps: Err(error.to_string()), process: None },
+        Err(error) => return Reply { ps: Err(error.to_string()), process: None },
     };
     let ps = found.ps().map_err(|error| format!("{error:#}"));
     let process = pid.filter(|_| ps.is_ok()).map(|pid| {
@@ -131,5 +131,5 @@ pub(crate) fn question(daemon: &mut Option<Daemon>, socket: Option<&Path>, pid: 
     if ps.is_ok() {
         *daemon = Some(found);
     }
-    Said { ps, process }
+    Reply { ps, process }
 }

@@ -59,8 +59,8 @@ pub(crate) struct History {
 
 impl History {
     /// Replaces the points with those of a run, and keeps points that were the latest at a poll.
-    pub(crate) fn update(&mut self, told: Vec<(u64, Composition)>) {
-        if let Some((latest_ns, _)) = told.last() {
+    pub(crate) fn update(&mut self, points: Vec<(u64, Composition)>) {
+        if let Some((latest_ns, _)) = points.last() {
             self.own.push_back(*latest_ns);
         }
         if self.own.len() > KEPT {
@@ -68,7 +68,7 @@ impl History {
         }
         let own = std::mem::take(&mut self.points);
         self.points = own.into_iter().filter(|(time_ns, _)| self.own.contains(time_ns)).collect();
-        self.points.extend(told);
+        self.points.extend(points);
     }
 
     /// Returns the times of the first and the last point, limited to the last `window_ns`.

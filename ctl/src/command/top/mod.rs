@@ -27,7 +27,7 @@ use crate::args::Top as Args;
 use crate::client::Daemon;
 use crate::output::{print, unicode};
 use anyhow::{Result, anyhow};
-use events::{Event, Said};
+use events::{Event, Reply};
 use screen::Screen;
 use signal_hook::consts::signal::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::low_level::{emulate_default_handler, raise};
@@ -56,11 +56,11 @@ fn colors() -> bool {
 
 fn once(args: &Args, daemon: Daemon) -> Result<()> {
     let mut state = State::new(args);
-    let Said { ps, process } = events::question(&mut Some(daemon), args.socket.as_deref(), args.pid);
+    let Reply { ps, process } = events::question(&mut Some(daemon), args.socket.as_deref(), args.pid);
     if let (Err(why), _) | (_, Some((_, Err(why)))) = (&ps, &process) {
         return Err(anyhow!("{why}"));
     }
-    state.update(Said { ps, process })?;
+    state.update(Reply { ps, process })?;
     let width = crate::output::width().unwrap_or(PIPED);
     let mut screen = Screen::new((width, state.height(width)), unicode(), colors());
     state.draw(&mut screen, false);
@@ -104,7 +104,7 @@ fn live(args: &Args) -> Result<()> {
         while let Some(event) = next {
             match event {
                 Event::Key(key) => done = state.key(key),
-                Event::Said(said) => done = state.update(*said).err().map(Done::Failed),
+                Event::Reply(reply) => done = state.update(*reply).err().map(Done::Failed),
                 Event::Signal(SIGWINCH) => {}
                 Event::Signal(SIGTSTP) => {
                     terminal.leave();

@@ -56,8 +56,8 @@ impl Process {
         Process { pid, at: 1, width: 80, page: 1, ..Process::default() }
     }
 
-    pub(crate) fn update(&mut self, told: Result<Option<RunReply>, String>) {
-        match told {
+    pub(crate) fn update(&mut self, reply: Result<Option<RunReply>, String>) {
+        match reply {
             Ok(Some(RunReply { id, run })) => {
                 self.why = None;
                 (self.run, self.id) = (Some(run), id);

@@ -1,6 +1,6 @@
 //! State of the program: the current view, the latest reply, and the actions of keys.
 
-use super::events::Said;
+use super::events::Reply;
 use super::keys::Key;
 use super::list::List;
 use super::overview;
@@ -71,8 +71,8 @@ impl State {
     }
 
     /// Updates the state from a reply. Fails if the requested device does not exist.
-    pub(crate) fn update(&mut self, said: Said) -> anyhow::Result<()> {
-        match said.ps {
+    pub(crate) fn update(&mut self, reply: Reply) -> anyhow::Result<()> {
+        match reply.ps {
             Ok(mut ps) => {
                 if let Some(device) = &self.device {
                     ps::only(&mut ps, device)?;
@@ -89,10 +89,10 @@ impl State {
                 self.gone = Some((since, why));
             }
         }
-        if let (Some((pid, told)), Some(process), false) = (said.process, &mut self.process, self.paused) {
+        if let (Some((pid, run)), Some(process), false) = (reply.process, &mut self.process, self.paused) {
             // A reply to an earlier request may arrive late.
             if process.pid == pid {
-                process.update(told);
+                process.update(run);
             }
         }
         Ok(())

@@ -127,9 +127,9 @@ mod tests {
         assert!(panicked.is_err());
         assert_eq!(modes(&slave), before);
         let expected = [ENTER, LEAVE].concat();
-        let mut said = vec![0; expected.len()];
-        File::from(master).read_exact(&mut said).expect("text");
-        assert_eq!(said, expected);
+        let mut written = vec![0; expected.len()];
+        File::from(master).read_exact(&mut written).expect("text");
+        assert_eq!(written, expected);
         drop(terminal);
     }
 }

@@ -28,7 +28,7 @@ use std::process::{Command, Stdio};
 const LOG_BYTES: u64 = 64 << 10;
 const LOG_LINES: usize = 200;
 
-pub(super) fn write(args: &Args, told: &DoctorReport) -> Result<()> {
+pub(super) fn write(args: &Args, report: &DoctorReport) -> Result<()> {
     let since = now_ns().unsigned_abs() / 1_000_000_000;
     let path = match &args.bundle {
         Some(Some(path)) => path.clone(),
@@ -44,13 +44,13 @@ pub(super) fn write(args: &Args, told: &DoctorReport) -> Result<()> {
     let users = if args.keep_names { Vec::new() } else { users(&ps) };
     let redactor = Redactor::new(&users, environment);
     let mut parts = vec![
-        part("versions.txt", "of gpumem, the kernel, the driver", versions(told)),
-        part("doctor.txt", "the findings of doctor", findings::text(told, None)),
-        part("doctor.json", "the same for programs", findings::json(told)?),
+        part("versions.txt", "of gpumem, the kernel, the driver", versions(report)),
+        part("doctor.txt", "the findings of doctor", findings::text(report, None)),
+        part("doctor.json", "the same for programs", findings::json(report)?),
         part("driver.txt", "the driver's own files, device files and their modes", driver()),
         part("processes.txt", "pid, user, device, state and bytes; no command", processes(&ps)),
     ];
-    if let Some(text) = told.fact("configuration").and_then(|path| fs::read_to_string(path).ok()) {
+    if let Some(text) = report.fact("configuration").and_then(|path| fs::read_to_string(path).ok()) {
         let (text, left_out) = redact::settings(&text);
         let what = format!("settings that gpumemd knows, no comments; {left_out} other lines left out");
         parts.push(part("config.toml", &what, text));
@@ -62,7 +62,7 @@ pub(super) fn write(args: &Args, told: &DoctorReport) -> Result<()> {
         );
         parts.push(part("metrics.prom", &what, text));
     }
-    if let Some(log) = log(told) {
+    if let Some(log) = log(report) {
         parts.push(part("log.txt", "the end of the daemon's log", log));
     }
     for part in &mut parts {
@@ -82,10 +82,10 @@ pub(super) fn write(args: &Args, told: &DoctorReport) -> Result<()> {
         parts.into_iter().map(|part| (part.name, part.text.into_bytes())).collect();
     let files: Vec<_> = [("contents.txt".to_owned(), list.into_bytes())].into_iter().chain(files).collect();
     let packed = pack(&files, since);
-    let told = || path.display().to_string();
+    let context = || path.display().to_string();
     let mut file =
-        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).with_context(told)?;
-    file.write_all(&packed).with_context(told)?;
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).with_context(context)?;
+    file.write_all(&packed).with_context(context)?;
     print(&format!("written: {} bytes, readable by you alone\n", packed.len()))
 }
 
@@ -119,8 +119,8 @@ fn users(ps: &Ps) -> Vec<String> {
     users
 }
 
-fn versions(told: &DoctorReport) -> String {
-    let daemon = match &told.daemon {
+fn versions(report: &DoctorReport) -> String {
+    let daemon = match &report.daemon {
         Some((_, doctor)) => format!("gpumemd {}, up {} s", doctor.version, doctor.uptime_s),
         None => "gpumemd does not answer".to_owned(),
     };
@@ -131,7 +131,7 @@ fn versions(told: &DoctorReport) -> String {
     let system = fs::read_to_string("/etc/os-release").unwrap_or_default();
     lines.extend(system.lines().filter(|line| line.starts_with("PRETTY_NAME=")).map(str::to_owned));
     let is_of_driver = |of: &&Finding| ["nvml", "driver", "driver.versions"].contains(&of.id.as_str());
-    let driver = told.findings.iter().filter(is_of_driver);
+    let driver = report.findings.iter().filter(is_of_driver);
     lines.extend(driver.map(|finding| format!("{}: {}", finding.id, finding.text)));
     lines.join("\n") + "\n"
 }
@@ -170,8 +170,8 @@ fn processes(ps: &Ps) -> String {
 }
 
 /// Returns the end of the log: next to the sockets of a private daemon, or from the system's journal.
-fn log(told: &DoctorReport) -> Option<String> {
-    let beside = told.daemon.as_ref().map(|(control, _)| control.with_file_name("gpumemd.log"));
+fn log(report: &DoctorReport) -> Option<String> {
+    let beside = report.daemon.as_ref().map(|(control, _)| control.with_file_name("gpumemd.log"));
     if let Some(text) = beside.and_then(|path| end_of(&path).ok()) {
         return Some(text);
     }

@@ -222,17 +222,17 @@ mod tests {
             [("HF_TOKEN", "hf_abcdef"), ("HOME", "/home/ann"), ("PATH", "/bin"), ("DB_PASS", "x1y2z3")];
         let environment = environment.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
         let redactor = Redactor::new(&users, environment);
-        let told = redactor.text("ann planned hf_abcdef in /home/ann/x by root with x1y2z3 and joanna");
+        let output = redactor.text("ann planned hf_abcdef in /home/ann/x by root with x1y2z3 and joanna");
         assert!(
-            !told.contains("hf_abcdef") && !told.contains("x1y2z3") && !told.contains("/home/"),
-            "{told}"
+            !output.contains("hf_abcdef") && !output.contains("x1y2z3") && !output.contains("/home/"),
+            "{output}"
         );
         assert!(
-            told.starts_with("user-") && told.contains("~/x by root") && told.contains("joanna"),
-            "{told}"
+            output.starts_with("user-") && output.contains("~/x by root") && output.contains("joanna"),
+            "{output}"
         );
-        let told = redactor.text("ann and ann");
-        let (first, second) = told.trim().split_once(" and ").expect("two");
+        let output = redactor.text("ann and ann");
+        let (first, second) = output.trim().split_once(" and ").expect("two");
         assert_eq!(first, second, "one user is one name");
         for (line, words) in [
             ("url=https://me:pw@host/x", "url=https://[secret]@host/x"),
@@ -251,8 +251,8 @@ mod tests {
     fn settings_are_those_that_are_known() {
         let text = "# my password is hunter2\ntenants = \"named\" # hunter2\nother = \"hunter2\"\n[nvml]\nlibrary = \"/a#b\" # x\n\
                     memory_hz = 50 # hunter2\n[mine]\ntenants = \"hunter2\"\nmemory_hz = 3\n";
-        let (told, left_out) = settings(text);
-        assert_eq!(told, "tenants = \"named\"\n[nvml]\nlibrary = \"/a#b\"\nmemory_hz = 50\n");
+        let (output, left_out) = settings(text);
+        assert_eq!(output, "tenants = \"named\"\n[nvml]\nlibrary = \"/a#b\"\nmemory_hz = 50\n");
         assert_eq!(left_out, 3);
         assert_eq!(settings(KNOWN).1, 0, "all keys are known");
     }
@@ -261,7 +261,7 @@ mod tests {
     fn series_with_words_of_people_are_left_out() {
         let text = "# TYPE a gauge\na{gpu=\"0\",uuid=\"GPU-1\"} 1\nb{pid=\"7\",category=\"x, \\\"gpu=\\\" y\"} 2\nc 3\n\
                     gpumem_process_info{pid=\"7\",user=\"ann\"} 1\n";
-        let (told, left_out) = metrics(text);
-        assert_eq!((told.lines().count(), left_out), (3, 2), "{told}");
+        let (output, left_out) = metrics(text);
+        assert_eq!((output.lines().count(), left_out), (3, 2), "{output}");
     }
 }

@@ -51,23 +51,23 @@ pub(super) fn look(
     pid: u32,
     control: Option<&Path>,
     covered: bool,
-    told: &DoctorReport,
+    report: &DoctorReport,
     findings: &mut Vec<Finding>,
 ) {
     let seen = ProcSnapshot::look(pid);
-    let uptime_s = told.daemon.as_ref().map(|(_, doctor)| doctor.uptime_s);
+    let uptime_s = report.daemon.as_ref().map(|(_, doctor)| doctor.uptime_s);
     ProcessCase { subject: format!("pid {pid}"), seen, covered, control, uptime_s, findings }.judge();
 }
 
 impl ProcessCase<'_> {
-    fn say(&mut self, check: Check, state: State, text: impl Into<String>, fix: &str) {
+    fn add(&mut self, check: Check, state: State, text: impl Into<String>, fix: &str) {
         self.findings.push(finding(check, state, &self.subject, text, fix));
     }
 
     fn judge(&mut self) {
         if self.seen.is_zombie {
             let text = "has ended; its parent has not waited for it yet";
-            return self.say(Check::ProcessAccess, State::Unknown, text, "");
+            return self.add(Check::ProcessAccess, State::Unknown, text, "");
         }
         let agent = self.seen.mapped(AGENT);
         if self.seen.comm.starts_with("nvidia-cuda-mps") {
@@ -75,14 +75,14 @@ impl ProcessCase<'_> {
                 Some(_) => "is of MPS: its clients have agents; the library that it has loaded is off in it",
                 None => "is of MPS: its clients have agents, it has none",
             };
-            return self.say(Check::ProcessMps, State::Ok, text, "");
+            return self.add(Check::ProcessMps, State::Ok, text, "");
         }
         if self.seen.maps.is_none() || self.seen.environ.is_none() {
             let text = "this user may not read which files it has loaded";
-            return self.say(Check::ProcessAccess, State::Unknown, text, "ask as its owner or as root");
+            return self.add(Check::ProcessAccess, State::Unknown, text, "ask as its owner or as root");
         }
         if let Some((text, fix)) = self.cannot_load() {
-            return self.say(Check::ProcessProgram, State::Bad, text, fix);
+            return self.add(Check::ProcessProgram, State::Bad, text, fix);
         }
         let cuda = self.seen.mapped("libcuda.so");
         let text = match &cuda {
@@ -91,7 +91,7 @@ impl ProcessCase<'_> {
                 "has not opened libcuda: it does not use CUDA yet, so there is no GPU memory to see".into()
             }
         };
-        self.say(Check::ProcessCuda, State::Ok, text, "");
+        self.add(Check::ProcessCuda, State::Ok, text, "");
         match agent {
             Some(path) => self.loaded(&path),
             None => self.not_loaded(cuda.is_some()),
@@ -130,27 +130,27 @@ impl ProcessCase<'_> {
         let state = if uses_cuda { State::Warn } else { State::Ok };
         if self.is_disabled() {
             let text = "GPUMEM_DISABLE is set: it has no agent";
-            return self.say(Check::ProcessDisabled, state, text, "start it again without GPUMEM_DISABLE");
+            return self.add(Check::ProcessDisabled, state, text, "start it again without GPUMEM_DISABLE");
         }
         let Some(path) = self.seen.variable(INJECTION) else {
             let (text, fix) = causes::variable(&self.seen, &self.seen.ancestors());
-            return self.say(Check::ProcessVariable, state, text, &fix);
+            return self.add(Check::ProcessVariable, state, text, &fix);
         };
         if !Path::new(&path).file_name().is_some_and(|name| name.to_string_lossy().starts_with(AGENT)) {
             let text = format!("{INJECTION} names another tool: {path}");
             let fix = "start it with gpumemctl run -- COMMAND, which loads both";
-            return self.say(Check::ProcessVariable, state, text, fix);
+            return self.add(Check::ProcessVariable, state, text, fix);
         }
-        self.say(Check::ProcessVariable, State::Ok, format!("{INJECTION}={path}"), "");
+        self.add(Check::ProcessVariable, State::Ok, format!("{INJECTION}={path}"), "");
         if let Some((text, fix)) = causes::library(&self.seen, &path) {
-            return self.say(Check::ProcessFile, State::Bad, text, &fix);
+            return self.add(Check::ProcessFile, State::Bad, text, &fix);
         }
         if uses_cuda {
             let text = format!(
                 "has opened libcuda but not loaded {path}: CUDA loads it when it is initialised (cuInit)"
             );
             let fix = "nothing, if it holds no GPU memory yet; else was it built for an older glibc? LD_DEBUG=libs shows it";
-            self.say(Check::ProcessAgent, State::Warn, text, fix);
+            self.add(Check::ProcessAgent, State::Warn, text, fix);
         }
     }
 
@@ -164,16 +164,16 @@ impl ProcessCase<'_> {
             Some(own) => (format!("has loaded {path} (gpumemctl run uses {own})"), ""),
             None => (format!("has loaded {path}"), ""),
         };
-        self.say(Check::ProcessAgent, State::Ok, text, fix);
+        self.add(Check::ProcessAgent, State::Ok, text, fix);
         if !self.covered {
             self.not_covered();
         }
         match self.seen.mapped("libcupti") {
-            Some(path) => self.say(Check::ProcessCupti, State::Ok, format!("has loaded {path}"), ""),
+            Some(path) => self.add(Check::ProcessCupti, State::Ok, format!("has loaded {path}"), ""),
             None => {
                 let text = "has not loaded libcupti: its allocations are not seen";
                 let fix = "put the libcupti of its CUDA version where it finds it (LD_LIBRARY_PATH, GPUMEM_CUPTI_PATH)";
-                self.say(Check::ProcessCupti, State::Bad, text, fix);
+                self.add(Check::ProcessCupti, State::Bad, text, fix);
             }
         }
     }
@@ -192,7 +192,7 @@ impl ProcessCase<'_> {
                      because CUDA does not work in a child that was forked after CUDA was used"
                 );
                 let fix = "start such processes anew: multiprocessing's spawn or forkserver instead of fork";
-                self.say(Check::ProcessFork, State::Warn, text, fix);
+                self.add(Check::ProcessFork, State::Warn, text, fix);
             }
             Some(_) => {
                 if let Some(file) = self.seen.variable("GPUMEM_RECORD") {
@@ -200,13 +200,13 @@ impl ProcessCase<'_> {
                         "writes a recording ({file}) and reports to no daemon, because GPUMEM_RECORD is set"
                     );
                     let fix = "start it without GPUMEM_RECORD to see it live";
-                    return self.say(Check::ProcessSocket, State::Warn, text, fix);
+                    return self.add(Check::ProcessSocket, State::Warn, text, fix);
                 }
                 let (is_seen, state, text, fix) = match causes::socket(&self.seen, self.control) {
                     Ok(path) => (true, State::Ok, format!("sees {path}"), String::new()),
                     Err((state, text, fix)) => (false, state, text, fix),
                 };
-                self.say(Check::ProcessSocket, state, text, &fix);
+                self.add(Check::ProcessSocket, state, text, &fix);
                 self.sandbox();
                 if is_seen {
                     self.age();
@@ -214,12 +214,12 @@ impl ProcessCase<'_> {
             }
             None if self.is_disabled() => {
                 let text = "GPUMEM_DISABLE is set: its agent does nothing";
-                self.say(Check::ProcessDisabled, State::Warn, text, "start it again without GPUMEM_DISABLE");
+                self.add(Check::ProcessDisabled, State::Warn, text, "start it again without GPUMEM_DISABLE");
             }
             None => {
                 let text = "its agent has not started: CUDA is not initialised yet, or no memory was left for it (memfd)";
                 let fix = "nothing, if it holds no GPU memory yet; else check its limits (ulimit -v, -n) and system call filters";
-                self.say(Check::ProcessAgent, State::Warn, text, fix);
+                self.add(Check::ProcessAgent, State::Warn, text, fix);
                 self.sandbox();
             }
         }
@@ -229,7 +229,7 @@ impl ProcessCase<'_> {
         if self.seen.seccomp == 2 {
             let text = "has a filter of system calls (seccomp), which may keep its agent from reporting";
             let fix = "allow memfd_create, socket, connect, sendmsg, recvmsg and poll (the usual profiles of containers do)";
-            self.say(Check::ProcessSandbox, State::Warn, text, fix);
+            self.add(Check::ProcessSandbox, State::Warn, text, fix);
         }
     }
 
@@ -250,7 +250,7 @@ impl ProcessCase<'_> {
                 format!("its agent runs for up to {age_s} s and sees the daemon, but no report arrives");
             (State::Warn, text, "see agents.* here, and the daemon's log")
         };
-        self.say(Check::ProcessAge, state, text, fix);
+        self.add(Check::ProcessAge, state, text, fix);
     }
 
     fn tools(&mut self) {
@@ -265,7 +265,7 @@ impl ProcessCase<'_> {
             let text = format!("{loaded} is in it too: CUPTI serves one client at a time");
             let fix = "without it the agent has CUPTI to itself; for torch.profiler: with gpumem.paused():";
             let state = if self.covered { State::Ok } else { State::Warn };
-            self.say(Check::ProcessCupti, state, text, fix);
+            self.add(Check::ProcessCupti, state, text, fix);
         }
     }
 }
