@@ -6,7 +6,7 @@ mod picture;
 mod typed;
 
 pub(crate) use compare::{Diff, Explain, Export, Runs};
-pub(crate) use help::command;
+pub(crate) use help::{command, examples};
 pub(crate) use picture::{Picture, Traced, Window};
 pub(crate) use typed::{Pid, names_device, no_device};
 

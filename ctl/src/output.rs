@@ -25,13 +25,15 @@ impl Output {
     }
 }
 
+/// Returns columns and rows of the terminal; `None` if the output is not a terminal or does not report them.
+pub(crate) fn size() -> Option<(usize, usize)> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    (size.ws_col > 0 && size.ws_row > 0).then(|| (size.ws_col.into(), size.ws_row.into()))
+}
+
 /// Returns the width of the terminal in columns; `None` if the output is not a terminal.
 pub(crate) fn width() -> Option<usize> {
-    let stdout = io::stdout();
-    if !stdout.is_terminal() {
-        return None;
-    }
-    terminal_size::terminal_size_of(&stdout).map(|(width, _)| usize::from(width.0))
+    size().map(|(width, _)| width)
 }
 
 pub(crate) fn unicode() -> bool {

@@ -66,7 +66,8 @@ fn with_examples(command: Command, parent: &str) -> Command {
     command.after_help(format!("Examples:\n{}\n{codes}", examples.iter().map(line).collect::<String>()))
 }
 
-fn examples(command: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
+/// Returns the examples of a command with its full name.
+pub(crate) fn examples(command: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
     EXAMPLES.iter().copied().filter(move |(line, _)| {
         line.strip_prefix(command).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
     })

@@ -25,7 +25,7 @@ mod terminal;
 
 use crate::args::Top as Args;
 use crate::client::Daemon;
-use crate::output::{print, unicode};
+use crate::output::{print, size, unicode};
 use anyhow::{Result, anyhow};
 use events::{Event, Reply};
 use screen::Screen;
@@ -90,7 +90,7 @@ fn live(args: &Args) -> Result<()> {
     let _ = want.send(args.pid); // if that thread has ended, it has sent `Over`
     let mut shown: Option<Screen> = None;
     let ended = loop {
-        let mut screen = Screen::new(terminal::size(), unicode(), colors());
+        let mut screen = Screen::new(size().unwrap_or((80, 24)), unicode(), colors());
         state.draw(&mut screen, true);
         let bytes = screen.changes(shown.as_ref());
         state.cost.frame(bytes.len());

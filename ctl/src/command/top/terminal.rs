@@ -33,14 +33,6 @@ pub(crate) fn input() -> Result<File> {
     File::open("/dev/tty").context("no terminal to type at (/dev/tty); --once prints one frame")
 }
 
-/// Returns columns and rows; 80 x 24 if the terminal does not report them.
-pub(crate) fn size() -> (usize, usize) {
-    match terminal_size::terminal_size_of(io::stdout()) {
-        Some((width, height)) if width.0 > 0 && height.0 > 0 => (width.0.into(), height.0.into()),
-        _ => (80, 24),
-    }
-}
-
 pub(crate) fn output() -> Result<File> {
     Ok(File::from(io::stdout().as_fd().try_clone_to_owned()?))
 }
