@@ -9,7 +9,6 @@ use anyhow::Result;
 use gpumem_model::run::Run;
 use gpumem_report::Report;
 use gpumem_report::explain::{explain, list};
-use gpumem_report::rules::Groupings;
 use gpumem_report::text::clean;
 use gpumem_runs::store::Store;
 
@@ -24,11 +23,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     let text = match &found {
         Some((run, id)) => {
-            let groupings = match &args.rules {
-                Some(rules) => Groupings::load(rules)?,
-                None => Groupings::of_run(run),
-            };
-            let mut report = Report::new(run, groupings, None);
+            let mut report = Report::new(run, report::groupings(args.rules.as_deref(), run)?, None);
             report.id.clone_from(id);
             explain(word, Some(&report), width())
         }
@@ -37,13 +32,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     match text {
         Ok(text) => print(&text),
         Err(nearest) => {
-            let near = match nearest[..] {
-                [] => String::new(),
-                _ => format!(" did you mean {}?", clean(&nearest.join(", "))),
-            };
-            let text =
-                format!("{} is not in the list of words:{near} gpumemctl explain prints all", clean(word));
-            Err(Kind::NotFound.error(text))
+            let mut text = format!("{} is not in the list of words:", clean(word));
+            if !nearest.is_empty() {
+                text += &format!(" did you mean {}?", clean(&nearest.join(", ")));
+            }
+            Err(Kind::NotFound.error(text + " gpumemctl explain prints all"))
         }
     }
 }

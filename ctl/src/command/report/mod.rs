@@ -151,11 +151,16 @@ fn select(args: &Args) -> Result<Found> {
     }
 }
 
-fn report<'r>(run: &'r Run, args: &Args) -> Result<Report<'r>> {
-    let groupings = match &args.rules {
+/// Returns the categories of named rules, or of those that fit the run.
+pub(crate) fn groupings(rules: Option<&str>, run: &Run) -> Result<Groupings> {
+    Ok(match rules {
         Some(rules) => Groupings::load(rules)?,
         None => Groupings::of_run(run),
-    };
+    })
+}
+
+fn report<'r>(run: &'r Run, args: &Args) -> Result<Report<'r>> {
+    let groupings = groupings(args.rules.as_deref(), run)?;
     let by = if args.tags { Some(By::Tag) } else { args.by.map(|rows| rows.by) };
     let report = Report::new(run, groupings, by);
     Ok(if args.by.is_some_and(|rows| rows.lines) { report.by_line() } else { report })

@@ -31,32 +31,28 @@ const REST_OF_A_KEY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 /// Longest sequence of a key in bytes; longer input is dropped.
 const LONGEST_KEY: usize = 64;
 
-/// Reports on drop that a thread has ended, for any reason.
-struct Farewell(Sender<Event>);
-
-impl Drop for Farewell {
-    fn drop(&mut self) {
-        let _ = self.0.send(Event::Over); // fails only if the main loop has ended
+/// Starts a thread that sends events. Its end is an event too, also after a panic.
+fn thread(events: Sender<Event>, work: impl FnOnce(&Sender<Event>) + Send + 'static) {
+    struct SendOver(Sender<Event>);
+    impl Drop for SendOver {
+        fn drop(&mut self) {
+            let _ = self.0.send(Event::Over); // fails only if the main loop has ended
+        }
     }
+    std::thread::spawn(move || work(&SendOver(events).0));
 }
 
 pub(crate) fn signals(events: Sender<Event>) -> io::Result<()> {
     let all = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGWINCH];
     let mut signals = signal_hook::iterator::Signals::new(all)?;
-    std::thread::spawn(move || {
-        let events = Farewell(events);
-        for signal in signals.forever() {
-            if events.0.send(Event::Signal(signal)).is_err() {
-                break;
-            }
-        }
+    thread(events, move |events| {
+        let _ = signals.forever().try_for_each(|signal| events.send(Event::Signal(signal)));
     });
     Ok(())
 }
 
 pub(crate) fn typed(mut input: File, events: Sender<Event>) {
-    std::thread::spawn(move || {
-        let events = Farewell(events);
+    thread(events, move |events| {
         let mut held = Vec::new();
         let mut buffer = [0; 256];
         loop {
@@ -76,7 +72,7 @@ pub(crate) fn typed(mut input: File, events: Sender<Event>) {
             if held.len() > LONGEST_KEY {
                 held.clear();
             }
-            if found.into_iter().any(|key| events.0.send(Event::Key(key)).is_err()) {
+            if found.into_iter().any(|key| events.send(Event::Key(key)).is_err()) {
                 break;
             }
         }
@@ -94,13 +90,12 @@ pub(crate) fn ask(
     wanted: Receiver<Option<u32>>,
     events: Sender<Event>,
 ) {
-    std::thread::spawn(move || {
-        let events = Farewell(events);
+    thread(events, move |events| {
         let (mut pid, mut daemon) = (None, None);
         loop {
             let since = Instant::now();
             let reply = question(&mut daemon, socket.as_deref(), pid);
-            if events.0.send(Event::Reply(Box::new(reply))).is_err() {
+            if events.send(Event::Reply(Box::new(reply))).is_err() {
                 break;
             }
             // A slow daemon is polled less often: the pause is four times the duration of the reply, at least.
