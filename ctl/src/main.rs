@@ -57,7 +57,7 @@ fn run(command: args::Command) -> u8 {
         args::Command::Oom(oom) => command::report::oom(&oom),
         args::Command::Diff(diff) => command::diff::run(&diff),
         args::Command::Explain(explain) => command::explain::run(&explain),
-        args::Command::Export(export) => command::export::run(&export),
+        args::Command::Export(export) => command::import::export(&export),
         args::Command::Runs(runs) => command::runs::run(&runs),
     };
     match done {
