@@ -8,7 +8,7 @@ mod typed;
 pub(crate) use compare::{Diff, Explain, Export, Runs};
 pub(crate) use help::{command, examples};
 pub(crate) use picture::{Picture, Traced, Window};
-pub(crate) use typed::{Pid, names_device, no_device};
+pub(crate) use typed::{Pid, names_device};
 
 use crate::exit::Kind;
 use crate::output::Output;
@@ -17,6 +17,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpumem_import::{FORMATS, Format};
 use gpumem_model::harmless::quoted;
 use gpumem_report::By;
+use gpumem_report::text::clean;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -268,6 +270,14 @@ impl SocketPath {
 
 fn option(name: &str, path: Option<&Path>) -> Vec<String> {
     path.map(|path| vec![name.to_owned(), path.to_string_lossy().into_owned()]).unwrap_or_default()
+}
+
+/// Returns the error for a device that is not among those of a list. `what` is the problem.
+pub(crate) fn no_device(name: &str, what: &str, known: impl Iterator<Item = (u32, String)>) -> anyhow::Error {
+    let known: BTreeSet<(u32, String)> = known.collect();
+    let known: Vec<String> = known.iter().map(|(index, uuid)| format!("{index} ({})", clean(uuid))).collect();
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    Kind::NotFound.error(format!("{} {what}; there are: {known}", clean(name)))
 }
 
 /// Returns an environment variable; `None` if it is empty.

@@ -1,9 +1,5 @@
 //! Parsers for sizes, times, steps, shares and names. Each error has an example of a valid value.
 
-use crate::exit::Kind;
-use gpumem_report::text::clean;
-use std::collections::BTreeSet;
-
 /// Parses a range such as `100:110`.
 pub(crate) fn steps(text: &str) -> Result<(u64, u64), String> {
     let steps = text.split_once(':').and_then(|(first, last)| Some((number(first)?, number(last)?)));
@@ -80,14 +76,6 @@ impl std::str::FromStr for Pid {
             pid => pid.parse().map(Pid::One).map_err(|_| "a pid, or all"),
         }
     }
-}
-
-/// Returns the error for a device that is not among those of a list. `what` is the problem.
-pub(crate) fn no_device(name: &str, what: &str, known: impl Iterator<Item = (u32, String)>) -> anyhow::Error {
-    let known: BTreeSet<(u32, String)> = known.collect();
-    let known: Vec<String> = known.iter().map(|(index, uuid)| format!("{index} ({})", clean(uuid))).collect();
-    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    Kind::NotFound.error(format!("{} {what}; there are: {known}", clean(name)))
 }
 
 /// Returns whether the typed text names a device: by index, UUID, or the beginning of its UUID.

@@ -4,10 +4,12 @@
 //! search        places of the socket, and their permitted owners
 //! http          one request and its reply, with limits for time and size; https through curl
 //! prometheus    instant queries to a Prometheus, for data of many nodes
+//! samples       the text of such queries and replies
 //! ```
 
 mod http;
 pub(crate) mod prometheus;
+mod samples;
 mod search;
 
 pub(crate) use search::{AGENT, agent_alone, named, private_directory, runtime, sibling};

@@ -3,9 +3,11 @@
 //! ```text
 //! member     a process on a device, from any source; sums, the largest rank, the imbalance, missing ranks
 //! sources    reads members from this node or from a fleet
+//! join       joins samples of a Prometheus to members
 //! text       the text output
 //! ```
 
+mod join;
 mod member;
 mod sources;
 mod text;

@@ -2,21 +2,24 @@
 //!
 //! ```text
 //! proc_snapshot    data of the process in /proc
+//! text             parsers of its files
 //! causes           causes that keep the agent or its reports away
 //! ```
 
 mod causes;
 mod proc_snapshot;
+mod text;
 
 use super::elf::Elf;
 use super::findings::{DoctorReport, finding};
 use crate::command::run::environment;
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
-pub(super) use proc_snapshot::mapped;
-use proc_snapshot::{ProcSnapshot, files};
+use proc_snapshot::ProcSnapshot;
 use std::collections::BTreeSet;
 use std::path::Path;
+use text::files;
+pub(super) use text::mapped;
 
 const INJECTION: &str = "CUDA_INJECTION64_PATH";
 const AGENT: &str = "libgpumem.so";
