@@ -16,10 +16,10 @@ FAKE_FROM_TESTS = $(if $(filter /%,$(TARGET)),$(FAKE),../../$(FAKE))
 # paths may have spaces.
 PLAIN_PATHS := $(shell for flag in $(RUSTFLAGS); do printf '%s\037' "$$flag"; done; \
   printf -- '--remap-path-prefix=%s/registry/src/=crates/\037--remap-path-prefix=%s/=' "$${CARGO_HOME:-$$HOME/.cargo}" "$$PWD")
-build deb tarball image wheel bench: export CARGO_ENCODED_RUSTFLAGS := $(PLAIN_PATHS)
+build deb rpm tarball image wheel bench: export CARGO_ENCODED_RUSTFLAGS := $(PLAIN_PATHS)
 
 .PHONY: build fake-gpu demo reports test test-all soak race kills fuzz lint figures bench wheel clean
-.PHONY: install uninstall deb tarball image sizes reproducible deny advisories
+.PHONY: install uninstall deb rpm tarball image sizes reproducible deny advisories
 
 build:
 	$(CARGO) build --release --locked -p gpumemd -p gpumemctl -p gpumem-agent
@@ -118,6 +118,12 @@ OLD_PROGRAMS = $(TARGET)/wheel-programs
 tarball:
 	@CARGO="$(CARGO)" python3 agent-lib/python/build_wheel.py --programs-only
 	@packaging/tarball.sh $(OLD_PROGRAMS) $(TARGET)/package
+
+# The RPM, for systems from glibc 2.17 on (RHEL 7); the last line is its path. Needs rpmbuild.
+rpm: rpm_programs = $(if $(filter command line environment,$(origin PROGRAMS)),$(PROGRAMS),$(OLD_PROGRAMS))
+rpm:
+	$(if $(filter $(OLD_PROGRAMS),$(rpm_programs)),@CARGO="$(CARGO)" python3 agent-lib/python/build_wheel.py --programs-only)
+	@packaging/rpm.sh "$(rpm_programs)" $(TARGET)/package
 
 # The container image, as an OCI archive; the last line is its path. Needs buildah and mmdebstrap, no Docker.
 image: $(if $(filter command line environment,$(origin PROGRAMS)),,build)

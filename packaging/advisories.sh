@@ -3,7 +3,8 @@
 #
 #     advisories.sh TARGET
 #
-# DB: a clone of https://github.com/RustSec/advisory-db, for where it cannot be fetched. Its age is said: it knows no later holes.
+# DB: a clone of https://github.com/RustSec/advisory-db, for machines that cannot fetch it. Its age is printed, because it has no
+# later vulnerabilities.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)

@@ -12,7 +12,7 @@ PROGRAMS = {"gpumemd": "gpumemd", "gpumemctl": "gpumemctl", "libgpumem.so": "gpu
 
 
 class Crates:
-    """Packages by id, and the ids of those that each depends on in its own code."""
+    """Packages by id, and the ids of their dependencies, without those of tests and builds."""
 
     def __init__(self) -> None:
         self.cargo = os.environ.get("CARGO", "cargo")
@@ -26,7 +26,7 @@ class Crates:
             self.needs[node["id"]] = sorted(each for each in linked if not self.is_macro(each))
 
     def compiler(self, word: str) -> str:
-        """What the compiler says of itself: host, release."""
+        """A property of the compiler: host, release."""
         said = subprocess.run([self.cargo, "-vV"], check=True, capture_output=True, text=True).stdout
         return next(line.split(": ", 1)[1] for line in said.splitlines() if line.startswith(word + ": "))
 

@@ -1,48 +1,29 @@
 #!/bin/sh
-# Makes the Debian package from built programs; prints its path. The same files give the same package, byte by byte.
+# Makes the Debian package from built programs and prints its path. Equal files give an equal package, byte by byte.
 #
 #     deb.sh PROGRAMS OUT
 #
 # VERSION: another number than the workspace's, for tests of upgrades.
 #
-# dpkg-deb and not cargo-deb: the layout is install.sh's, so a list of files for another tool would be a second truth, and that
-# tool takes three minutes to build where this takes two seconds.
+# Uses dpkg-deb instead of cargo-deb: install.sh has the layout, and cargo-deb needs a second list of the files. cargo-deb also
+# takes three minutes to build; this script takes two seconds.
 set -eu
 
-root=$(cd "$(dirname "$0")/.." && pwd)
-programs=$(cd "$1" && pwd)
-mkdir -p "$2"
-out=$(cd "$2" && pwd)
-upstream=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/Cargo.toml" | head -n 1)
-VERSION=${VERSION:-$upstream}
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2> /dev/null || echo 0)}
-export VERSION SOURCE_DATE_EPOCH
+PURL=pkg:deb/debian/gpumemd
+export PURL
+# shellcheck source=packaging/tree.sh
+. "$(dirname "$0")/tree.sh"
 architecture=$(dpkg --print-architecture)
 revision=$VERSION-1
 debian=$root/packaging/debian
-umask 022
 
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-tree=$work/tree
-PURL=pkg:deb/debian/gpumemd PREFIX=/usr DESTDIR=$tree "$root/packaging/install.sh" install "$programs"
-
-# dpkg removes the files of a version when the next one is unpacked, whoever has them mapped. So it owns a file that stands for
-# the newest version; the versions' own folders are made from it by postinst, and go when nobody needs them.
-library=$tree/usr/lib/gpumem
-mkdir "$library/agent"
-mv "$library/$VERSION/libgpumem.so" "$library/agent/"
-rmdir "$library/$VERSION"
-rm "$library/current"
-
-# Where Debian has them.
+# Debian's places.
 share=$tree/usr/share
 mv "$share/zsh/site-functions" "$share/zsh/vendor-completions"
 own=$share/doc/gpumemd
 mkdir -p "$own"
 install -m 644 "$debian/copyright" "$own/copyright"
 rm "$share/doc/gpumem/LICENSE"
-[ -e "$share/doc/gpumem/third-party.txt" ] || exit 1
 gzip -9n "$share/doc/gpumem/third-party.txt"
 mv "$share/doc/gpumem/CHANGELOG.md" "$own/changelog"
 {
@@ -50,11 +31,10 @@ mv "$share/doc/gpumem/CHANGELOG.md" "$own/changelog"
   printf ' -- gpumemd maintainers <gpumemd@gpumemd.invalid>  %s\n' "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")"
 } > "$own/changelog.Debian"
 gzip -9n "$own/changelog" "$own/changelog.Debian"
-find "$share/man" -type f -exec gzip -9n {} +
 mkdir -p "$share/lintian/overrides"
 install -m 644 "$debian/lintian-overrides" "$share/lintian/overrides/gpumemd"
 
-# What the programs need of the C library, as they themselves say.
+# Versions of the C library that the programs need.
 mkdir -p "$work/shlibs/debian"
 printf 'Source: gpumemd\n\nPackage: gpumemd\nArchitecture: any\n' > "$work/shlibs/debian/control"
 depends=$( cd "$work/shlibs" && dpkg-shlibdeps -O "-S$tree" -e "$tree/usr/bin/gpumemd" -e "$tree/usr/bin/gpumemctl" \

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The one layout of an installation: `make install`, the .deb, the tarball and the image all come through here.
+# The one layout of an installation: `make install`, the .deb, the RPM, the tarball and the image all use this script.
 #
 #     install.sh install FOLDER      the programs and the library are taken from FOLDER
 #     install.sh uninstall
@@ -77,7 +77,7 @@ install_all() {
   put 644 "$root/systemd/gpumemd.sysusers.conf" "$prefix/lib/sysusers.d/gpumemd.conf"
   put 644 "$root/systemd/gpumemd.tmpfiles.conf" "$prefix/lib/tmpfiles.d/gpumemd.conf"
 
-  # What was typed there stays; the file as shipped lies beside the documents.
+  # An existing configuration stays; the file as shipped is among the documents.
   [ -e "$sysconf/gpumemd/gpumemd.toml" ] || put 644 "$root/config/gpumemd.toml" "$sysconf/gpumemd/gpumemd.toml"
 
   documents=$prefix/share/doc/gpumem
@@ -88,7 +88,7 @@ install_all() {
   done
   tree "$root/systemd/drop-ins" "$documents/systemd"
   tree "$root/docs" "$documents/docs"
-  # Whose code the programs hold, which licences want told; and the same for programs, with checksums.
+  # Licences of the code in the programs; and the list of components with checksums.
   if "$root/packaging/third_party.py" > "$scratch" 2> /dev/null; then
     put 644 "$scratch" "$documents/third-party.txt"
     "$root/packaging/sbom.py" "${PURL-pkg:generic/gpumemd}" "$VERSION" "gpumemd=$prefix/bin/gpumemd" \

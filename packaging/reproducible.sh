@@ -1,10 +1,10 @@
 #!/bin/sh
-# Builds the Debian package, the wheel and the archive twice and compares them, byte by byte: in folders of different names and lengths,
+# Builds the Debian package, the RPM (if there is rpmbuild), the wheel and the archive twice and compares them, byte by byte: in folders of different names and lengths,
 # with crates in different places, at different times, time zones and file modes; the second time without a network.
 #
 #     reproducible.sh OUT
 #
-# What is committed is built. Needs the crates once (cargo fetch), and half an hour on two cores.
+# Builds the commit, not the working tree. Needs the crates once (cargo fetch), and half an hour on two cores.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -27,15 +27,15 @@ build() { # FOLDER: the packages of it, one a line
   rm -rf "$out/$1"
   mkdir -p "$out/$1"
   git -C "$root" archive "$commit" | tar -xf - -C "$out/$1"
-  for what in deb wheel tarball; do
+  for what in deb wheel tarball $(command -v rpmbuild > /dev/null && echo rpm); do
     ( cd "$out/$1" && $alone make -s "$what" CARGO="$cargo" > "$out/said" && realpath -e "$(tail -n 1 "$out/said")" ) || exit 1
   done
 }
 alone=''
 first=$(build one)
-# Where no network of its own can be made, cargo is at least told not to ask.
+# Without network namespaces, only cargo's offline mode is set.
 if unshare -n true 2> /dev/null; then alone='unshare -n'; elif unshare -rn true 2> /dev/null; then alone='unshare -rn'; fi
-[ -n "$alone" ] || echo "no network namespace can be made here: the second build is only told to be offline" >&2
+[ -n "$alone" ] || echo "no network namespace can be created here: the second build uses only the offline mode of cargo" >&2
 second=$(
   umask 077
   export CARGO_HOME="$out/other-home-of-crates" CARGO_NET_OFFLINE=true TZ=Pacific/Kiritimati LC_ALL=C.UTF-8
@@ -51,6 +51,7 @@ for one in $first; do
     rm -rf "$package.d"
     mkdir "$package.d"
     case $package in
+      *.rpm) rpm2archive - < "$package" | tar -xz -C "$package.d" ;;
       *.deb) dpkg-deb -R "$package" "$package.d" ;;
       *.whl) python3 -m zipfile -e "$package" "$package.d" ;;
       *) tar -xf "$package" -C "$package.d" ;;

@@ -78,7 +78,7 @@ def main() -> int:
         "components": components,
         "dependencies": [{"ref": ref, "dependsOn": sorted(set(needs[ref]))} for ref in sorted(needs)],
     }
-    # Named after what it says, so that the same contents have the same name.
+    # Named after its contents, so that equal contents have the same name.
     document["serialNumber"] = "urn:uuid:{}".format(uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(document, sort_keys=True)))
     json.dump(document, sys.stdout, indent=1, sort_keys=True)
     print()

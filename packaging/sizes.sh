@@ -1,8 +1,8 @@
 #!/bin/sh
-# Sizes of the packages that lie in TARGET/package and TARGET/wheel, and of what is in the .deb.
+# Sizes of the packages in TARGET/package and TARGET/wheel, and of the largest files of the .deb.
 set -eu
 target=$1
-for file in "$target"/package/*.deb "$target"/package/*.tar.gz "$target"/package/*.oci.tar "$target"/wheel/*.whl; do
+for file in "$target"/package/*.deb "$target"/package/*.rpm "$target"/package/*.tar.gz "$target"/package/*.oci.tar "$target"/wheel/*.whl; do
   [ ! -e "$file" ] || printf '%9d kB  %s\n' $(($(stat -c %s "$file") / 1000)) "$(basename "$file")"
 done
 for deb in "$target"/package/*.deb; do

@@ -6,17 +6,19 @@ mod picture;
 mod typed;
 
 pub(crate) use compare::{Diff, Explain, Export, Runs};
-pub(crate) use help::command;
-pub(crate) use picture::{Picture, Plot, Traced, Window};
+pub(crate) use help::{command, examples};
+pub(crate) use picture::{Picture, Traced, Window};
 pub(crate) use typed::{Pid, names_device};
 
-use crate::exit::NoStore;
+use crate::exit::Kind;
 use crate::output::Output;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpumem_import::{FORMATS, Format};
 use gpumem_model::harmless::quoted;
 use gpumem_report::By;
+use gpumem_report::text::clean;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -70,7 +72,7 @@ pub(crate) enum Command {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = help::after("run", crate::exit::RUN_HELP), override_usage = "gpumemctl run [OPTIONS] -- CMD...")]
+#[command(override_usage = "gpumemctl run [OPTIONS] -- CMD...")]
 pub(crate) struct Run {
     /// Print no summary at the end
     #[arg(short, long)]
@@ -89,7 +91,6 @@ pub(crate) struct Run {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = help::after("ps", crate::exit::HELP))]
 pub(crate) struct Ps {
     /// Print JSON
     #[arg(long)]
@@ -102,24 +103,20 @@ pub(crate) struct Ps {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = help::after("job", crate::exit::HELP))]
 pub(crate) struct Job {
     /// Job: its name or id, a Slurm job id, or a pod's name or uid [default: list all jobs]
     pub id: Option<String>,
     /// Print JSON (docs/who.md)
     #[arg(long)]
     pub json: bool,
-    /// Query this Prometheus, which scrapes the daemons of all nodes, instead of this node
+    /// Query this Prometheus, which scrapes the daemons of all nodes, instead of this node; https:// needs curl
     #[arg(long, value_name = "URL", conflicts_with_all = ["given", "socket"])]
     pub prometheus: Option<String>,
     #[command(flatten)]
-    pub store: StorePath,
-    #[command(flatten)]
-    pub socket: SocketPath,
+    pub source: DataSource,
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = help::after("doctor", crate::exit::DOCTOR_HELP))]
 pub(crate) struct Doctor {
     /// Also check this process
     pub pid: Option<u32>,
@@ -138,7 +135,6 @@ pub(crate) struct Doctor {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = help::after("record", crate::exit::HELP))]
 pub(crate) struct Record {
     /// One of your processes
     pub pid: u32,
@@ -176,19 +172,12 @@ pub(crate) enum Verb {
 
 impl Verb {
     /// Returns the word for the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Verb::Start => "start",
-            Verb::Stop => "stop",
-            Verb::Pause => "pause",
-            Verb::Resume => "resume",
-            Verb::Dump => "dump",
-        }
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = help::after("mark", crate::exit::HELP))]
 pub(crate) struct Mark {
     /// Name of the mark; reports accept it as a time
     pub name: String,
@@ -215,7 +204,6 @@ pub(crate) enum NvmlCommand {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = help::after("nvml release", crate::exit::HELP))]
 pub(crate) struct Release {
     /// Duration
     #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = typed::seconds)]
@@ -239,6 +227,22 @@ pub(crate) struct Generate {
     pub dir: PathBuf,
 }
 
+/// Sources of runs: the store and the daemon.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct DataSource {
+    #[command(flatten)]
+    pub store: StorePath,
+    #[command(flatten)]
+    pub socket: SocketPath,
+}
+
+impl DataSource {
+    /// Returns the options as words of a command line.
+    pub(crate) fn words(&self) -> Vec<String> {
+        [self.socket.words(), self.store.words()].concat()
+    }
+}
+
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct SocketPath {
     /// Control socket of the daemon, or its directory [default: $GPUMEM_CONTROL, then the user's and the
@@ -253,17 +257,35 @@ impl SocketPath {
         self.socket.as_deref()
     }
 
-    /// Returns the option as text for a suggested command, with a leading blank; empty if it was not given.
+    /// Returns the option as words of a command line; empty if it was not given.
+    pub(crate) fn words(&self) -> Vec<String> {
+        option("--socket", self.as_deref())
+    }
+
+    /// Returns the option as text for a suggested command, with a leading blank.
     pub(crate) fn typed(&self) -> String {
-        self.socket
-            .as_ref()
-            .map(|path| format!(" --socket {}", quoted(&path.to_string_lossy())))
-            .unwrap_or_default()
+        self.words().iter().map(|word| format!(" {}", quoted(word))).collect()
     }
 }
 
+fn option(name: &str, path: Option<&Path>) -> Vec<String> {
+    path.map(|path| vec![name.to_owned(), path.to_string_lossy().into_owned()]).unwrap_or_default()
+}
+
+/// Returns the error for a device that is not among those of a list. `what` is the problem.
+pub(crate) fn no_device(name: &str, what: &str, known: impl Iterator<Item = (u32, String)>) -> anyhow::Error {
+    let known: BTreeSet<(u32, String)> = known.collect();
+    let known: Vec<String> = known.iter().map(|(index, uuid)| format!("{index} ({})", clean(uuid))).collect();
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    Kind::NotFound.error(format!("{} {what}; there are: {known}", clean(name)))
+}
+
+/// Returns an environment variable; `None` if it is empty.
+pub(crate) fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
 #[derive(Debug, Args)]
-#[command(after_help = help::after("import", crate::exit::HELP))]
 pub(crate) struct Import {
     /// Files; the format is detected from the content. A format name before the files forces it, like
     /// --format
@@ -277,7 +299,6 @@ pub(crate) struct Import {
 }
 
 #[derive(Debug, Clone, Default, Args)]
-#[command(after_help = help::after("report", crate::exit::HELP))]
 pub(crate) struct Report {
     /// Without a name, selects a run in which memory ran out.
     #[arg(skip)]
@@ -298,9 +319,7 @@ pub(crate) struct Report {
     #[arg(long, value_parser = formats(), help_heading = "Data source")]
     pub format: Option<&'static Format>,
     #[command(flatten)]
-    pub store: StorePath,
-    #[command(flatten)]
-    pub socket: SocketPath,
+    pub source: DataSource,
     #[command(flatten)]
     pub window: Window,
     /// Select a device by NVML index or UUID prefix
@@ -308,7 +327,7 @@ pub(crate) struct Report {
     pub device: Option<String>,
     /// Rows of the table; source lines of modules need GPUMEM_LINES=1 in the program [default: the first that is
     /// not empty]
-    #[arg(long, value_name = "ROWS", conflicts_with_all = ["json", "csv"], help_heading = "Content")]
+    #[arg(long, value_name = "ROWS", value_parser = report_rows(), conflicts_with_all = ["json", "csv"], help_heading = "Content")]
     pub by: Option<ReportRows>,
     /// One row for each tag: --by tag --all
     #[arg(long, conflicts_with_all = ["json", "csv", "by"], help_heading = "Content")]
@@ -355,7 +374,6 @@ pub(crate) struct Report {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = help::after("oom", crate::exit::HELP))]
 pub(crate) struct Oom {
     /// A pid, also of a launcher; a stored run (r7); a recording (./FILE) [default: your newest
     /// out-of-memory error]
@@ -383,9 +401,7 @@ pub(crate) struct Oom {
     #[arg(long, value_name = "PID")]
     pub pid: Option<u32>,
     #[command(flatten)]
-    pub store: StorePath,
-    #[command(flatten)]
-    pub socket: SocketPath,
+    pub source: DataSource,
 }
 
 impl Oom {
@@ -398,8 +414,7 @@ impl Oom {
             device: self.device.clone(),
             job: self.job.clone(),
             pid: self.pid,
-            store: self.store.clone(),
-            socket: self.socket.clone(),
+            source: self.source.clone(),
             with_oom: true,
             ..Report::default()
         }
@@ -417,106 +432,91 @@ pub(crate) struct StorePath {
 const SYSTEM_STORE: &str = "/var/lib/gpumemd/runs.sqlite";
 
 impl StorePath {
-    /// Returns the option as text for a suggested command, with a leading blank; empty if it was not given.
+    /// Returns the option as words of a command line; empty if it was not given.
+    pub(crate) fn words(&self) -> Vec<String> {
+        option("--store", self.given.as_deref())
+    }
+
+    /// Returns the option as text for a suggested command, with a leading blank.
     pub(crate) fn typed(&self) -> String {
-        self.given
-            .as_ref()
-            .map(|path| format!(" --store {}", quoted(&path.to_string_lossy())))
-            .unwrap_or_default()
+        self.words().iter().map(|word| format!(" {}", quoted(word))).collect()
+    }
+
+    fn named(&self) -> Option<PathBuf> {
+        self.given.clone().or_else(|| variable("GPUMEM_STORE"))
     }
 
     /// Returns the store to read: like [`path`](Self::path), but the system daemon's store if the user has none.
-    ///
-    /// # Errors
-    /// If no home directory is known.
     pub(crate) fn readable(&self) -> anyhow::Result<PathBuf> {
         let usual = self.path();
-        let named =
-            self.given.is_some() || std::env::var_os("GPUMEM_STORE").is_some_and(|value| !value.is_empty());
-        let there = usual.as_ref().is_ok_and(|path| path.exists());
-        if !named && !there && std::fs::File::open(SYSTEM_STORE).is_ok() {
-            Ok(SYSTEM_STORE.into())
-        } else {
-            usual
-        }
+        let exists = usual.as_ref().is_ok_and(|path| path.exists());
+        let take_system = self.named().is_none() && !exists && std::fs::File::open(SYSTEM_STORE).is_ok();
+        if take_system { Ok(SYSTEM_STORE.into()) } else { usual }
     }
 
     /// Returns all existing stores: the user's and the system daemon's, or only the one that is named.
-    ///
-    /// # Errors
-    /// If no home directory is known.
     pub(crate) fn all_readable(&self) -> anyhow::Result<Vec<PathBuf>> {
-        let first = self.readable()?;
-        let named =
-            self.given.is_some() || std::env::var_os("GPUMEM_STORE").is_some_and(|value| !value.is_empty());
+        let mut all = vec![self.readable()?];
+        all.retain(|path| path.exists());
         let system = PathBuf::from(SYSTEM_STORE);
-        let mut all: Vec<PathBuf> = if first.exists() { vec![first] } else { Vec::new() };
-        if !named && !all.contains(&system) && std::fs::File::open(&system).is_ok() {
+        if self.named().is_none() && !all.contains(&system) && std::fs::File::open(&system).is_ok() {
             all.push(system);
         }
         Ok(all)
     }
 
-    /// Returns the store's path, given or default.
-    ///
-    /// # Errors
-    /// If no home directory is known.
+    /// Returns the store's path, given or default. Fails if neither HOME nor XDG_STATE_HOME is set.
     pub(crate) fn path(&self) -> anyhow::Result<PathBuf> {
-        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        if let Some(path) = self.given.clone().or_else(|| set("GPUMEM_STORE")) {
-            return Ok(path);
-        }
-        let absolute = |name: &str| set(name).filter(|path| path.is_absolute());
-        let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
-        state.map(|state| state.join("gpumem/runs.sqlite")).ok_or_else(|| NoStore.into())
+        let absolute = |name: &str| variable(name).filter(|path| path.is_absolute());
+        let state = || absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
+        let usual = || Some(state()?.join("gpumem/runs.sqlite"));
+        const NO_STORE: &str = "no run store: neither HOME nor XDG_STATE_HOME is set; give --store FILE";
+        self.named().or_else(usual).ok_or_else(|| Kind::Store.error(NO_STORE))
     }
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum Rows {
-    Layer,
-    Structure,
-    Tag,
-}
+/// Values of `--by`.
+const ROWS: [(&str, &str, By); 3] =
+    [("layer", "", By::Layer), ("structure", "", By::Structure), ("tag", "", By::Tag)];
 
 /// Rows of a report.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum ReportRows {
-    Layer,
-    Structure,
-    Tag,
-    Line,
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ReportRows {
+    pub by: By,
+    /// Source lines replace layers.
+    pub lines: bool,
 }
 
-impl From<ReportRows> for By {
-    fn from(rows: ReportRows) -> By {
-        match rows {
-            // `Report::by_line` puts lines in place of layers.
-            ReportRows::Layer | ReportRows::Line => By::Layer,
-            ReportRows::Structure => By::Structure,
-            ReportRows::Tag => By::Tag,
-        }
-    }
+fn report_rows() -> impl TypedValueParser<Value = ReportRows> {
+    let rows = ROWS.map(|(name, help, by)| (name, help, ReportRows { by, lines: false }));
+    words(rows.into_iter().chain([("line", "", ReportRows { by: By::Layer, lines: true })]))
 }
 
-impl From<Rows> for By {
-    fn from(rows: Rows) -> By {
-        match rows {
-            Rows::Layer => By::Layer,
-            Rows::Structure => By::Structure,
-            Rows::Tag => By::Tag,
-        }
-    }
-}
-
-/// Returns the parser for names of formats, with their descriptions for --help and errors.
+/// Returns the parser for names of formats.
 fn formats() -> impl TypedValueParser<Value = &'static Format> {
-    let known = FORMATS.iter().map(|format| PossibleValue::new(format.name).help(format.about));
-    PossibleValuesParser::new(known).try_map(|name| gpumem_import::format(&name).ok_or("no such format"))
+    words(FORMATS.iter().map(|format| (format.name, format.about, format)))
+}
+
+/// Returns a parser for words that stand for values, with their descriptions for --help and errors.
+fn words<T>(
+    known: impl IntoIterator<Item = (&'static str, &'static str, T)>,
+) -> impl TypedValueParser<Value = T>
+where
+    T: Clone + Send + Sync + 'static,
+{
+    let known: Vec<_> = known.into_iter().collect();
+    let value = |(name, help, _): &(&'static str, &'static str, T)| match help.is_empty() {
+        true => PossibleValue::new(*name),
+        false => PossibleValue::new(*name).help(*help),
+    };
+    let names = PossibleValuesParser::new(known.iter().map(value).collect::<Vec<_>>());
+    names.try_map(move |typed| {
+        let value = known.iter().find(|(name, ..)| *name == typed).map(|(.., value)| value.clone());
+        value.ok_or("no such value")
+    })
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = help::after("top", crate::exit::HELP))]
 pub(crate) struct Top {
     /// Start with the details of this process
     pub pid: Option<u32>,

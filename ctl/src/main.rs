@@ -27,12 +27,12 @@ fn main() -> ExitCode {
         Err(help_or_error) => {
             output::explain(&help_or_error);
             // For `run`, codes below 125 always come from the command itself.
-            let wrong = if std::env::args_os().nth(1).is_some_and(|word| word == "run") {
-                exit::RUN_OWN
-            } else {
-                exit::USAGE
-            };
-            if help_or_error.use_stderr() { wrong } else { exit::OK }
+            let is_run = std::env::args_os().nth(1).is_some_and(|word| word == "run");
+            match help_or_error.use_stderr() {
+                true if is_run => exit::RUN_OWN,
+                true => exit::USAGE,
+                false => exit::OK,
+            }
         }
     })
 }
@@ -57,7 +57,7 @@ fn run(command: args::Command) -> u8 {
         args::Command::Oom(oom) => command::report::oom(&oom),
         args::Command::Diff(diff) => command::diff::run(&diff),
         args::Command::Explain(explain) => command::explain::run(&explain),
-        args::Command::Export(export) => command::export::run(&export),
+        args::Command::Export(export) => command::import::export(&export),
         args::Command::Runs(runs) => command::runs::run(&runs),
     };
     match done {

@@ -9,7 +9,6 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-/// Where a report goes.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Output {
     /// Write to this file (-: standard output)
@@ -21,22 +20,22 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Returns the file's path; `None` for standard output.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.file.as_deref().filter(|path| *path != Path::new("-"))
     }
 }
 
-/// Returns the width of the terminal in columns; `None` if the output is not a terminal.
-pub(crate) fn width() -> Option<usize> {
-    let stdout = io::stdout();
-    if !stdout.is_terminal() {
-        return None;
-    }
-    terminal_size::terminal_size_of(&stdout).map(|(width, _)| usize::from(width.0))
+/// Returns columns and rows of the terminal; `None` if the output is not a terminal or does not report them.
+pub(crate) fn size() -> Option<(usize, usize)> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    (size.ws_col > 0 && size.ws_row > 0).then(|| (size.ws_col.into(), size.ws_row.into()))
 }
 
-/// Returns whether the user's locale uses UTF-8.
+/// Returns the width of the terminal in columns; `None` if the output is not a terminal.
+pub(crate) fn width() -> Option<usize> {
+    size().map(|(width, _)| width)
+}
+
 pub(crate) fn unicode() -> bool {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG")).unwrap_or_default();
@@ -44,10 +43,6 @@ pub(crate) fn unicode() -> bool {
     locale.contains("utf-8") || locale.contains("utf8")
 }
 
-/// Writes to standard output and flushes it.
-///
-/// # Errors
-/// Returns errors of the system, such as a closed pipe.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -57,27 +52,15 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
 
 /// Writes a document to a file or to standard output. A file is written atomically. Binary documents are not written to a
 /// terminal.
-///
-/// # Errors
-/// If the file exists and may not be replaced, or cannot be written, or if standard output fails.
 pub(crate) fn deliver(bytes: &[u8], output: &Output) -> Result<()> {
-    let Some(path) = output.path() else {
-        let is_text = std::str::from_utf8(bytes).is_ok() && !bytes.starts_with(b"%PDF");
-        if !is_text && io::stdout().is_terminal() {
-            bail!("this is no text for a terminal: give a file (-o FILE), or redirect it");
-        }
-        let mut out = io::stdout().lock();
-        out.write_all(bytes)?;
-        out.flush()?;
-        return Ok(());
-    };
-    write_file(path, bytes, output.force).with_context(|| path.display().to_string())
+    let is_text = std::str::from_utf8(bytes).is_ok() && !bytes.starts_with(b"%PDF");
+    if output.path().is_none() && !is_text && io::stdout().is_terminal() {
+        bail!("this is no text for a terminal: give a file (-o FILE), or redirect it");
+    }
+    deliver_by(&|out| out.write_all(bytes), output)
 }
 
 /// Like [`deliver`], for a document that is produced while it is written.
-///
-/// # Errors
-/// As for [`deliver`].
 pub(crate) fn deliver_by(write: &dyn Fn(&mut dyn Write) -> io::Result<()>, output: &Output) -> Result<()> {
     let Some(path) = output.path() else {
         let mut out = BufWriter::new(io::stdout().lock());
@@ -86,10 +69,6 @@ pub(crate) fn deliver_by(write: &dyn Fn(&mut dyn Write) -> io::Result<()>, outpu
         return Ok(());
     };
     fill_file(path, write, output.force).with_context(|| path.display().to_string())
-}
-
-fn write_file(path: &Path, bytes: &[u8], force: bool) -> Result<()> {
-    fill_file(path, &|out| out.write_all(bytes), force)
 }
 
 fn fill_file(path: &Path, write: &dyn Fn(&mut dyn Write) -> io::Result<()>, force: bool) -> Result<()> {
@@ -190,6 +169,10 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn write_file(path: &Path, bytes: &[u8], force: bool) -> Result<()> {
+        fill_file(path, &|out| out.write_all(bytes), force)
+    }
 
     #[test]
     fn a_file_is_there_whole_and_none_is_replaced_unasked() {

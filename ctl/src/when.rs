@@ -23,7 +23,6 @@ const LINES: &str = "times of this run are lines of its log: type the number of 
 const SECOND_NS: i128 = 1_000_000_000;
 const DAY_NS: i128 = 86_400 * SECOND_NS;
 
-/// A time as typed.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum When {
     /// Nanoseconds before now or before the run's end.
@@ -34,18 +33,13 @@ pub(crate) enum When {
     At(i64),
     /// Nanoseconds on a clock without a wall-clock offset.
     Record(u64),
-    /// A line number of a log.
     Line(u64),
-    /// The name of a mark.
     Mark(String),
 }
 
-/// Time zone of a time of day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Zone {
-    /// The user's time zone.
     Local,
-    /// UTC.
     Utc,
 }
 
@@ -174,10 +168,8 @@ fn moment(text: &str) -> Option<When> {
 }
 
 impl When {
-    /// Returns nanoseconds since 1970. `now_ns` is the reference for relative times and times of day.
-    ///
-    /// # Errors
-    /// If it is a line, a mark or a time without a wall clock, because these exist only within a run.
+    /// Returns nanoseconds since 1970. `now_ns` is the reference for relative times and times of day. Fails for a line, a mark
+    /// and a time without a wall clock, because these exist only within a run.
     pub(crate) fn unix_ns(&self, now_ns: i64) -> Result<i64, String> {
         match self {
             When::Ago(ago_ns) => Ok(now_ns.saturating_sub_unsigned(*ago_ns)),
@@ -193,9 +185,6 @@ impl When {
 
     /// Returns the time on a run's clock. `end_ns`, on that clock, is the reference for relative times and times of day. `marks`
     /// are names with times.
-    ///
-    /// # Errors
-    /// If the run has no such time. The message says which forms it accepts.
     pub(crate) fn in_run(&self, run: &Run, end_ns: u64, marks: &[(String, u64)]) -> Result<u64, String> {
         if let When::Mark(name) = self {
             // If several marks have the name, the latest is used.
@@ -256,9 +245,6 @@ fn latest(time: Time, zone: Zone, now_ns: i64) -> Result<i64, String> {
 }
 
 /// Parses `A,B` as two times.
-///
-/// # Errors
-/// If either is no valid time.
 pub(crate) fn two(text: &str) -> Result<(When, When), String> {
     let wrong = || format!("`{text}`: two times with a comma between them, as 10:30,10:45 or 2h,1h");
     let (from, to) = text.split_once(',').ok_or_else(wrong)?;
@@ -267,10 +253,12 @@ pub(crate) fn two(text: &str) -> Result<(When, When), String> {
 
 /// Parses a time as users type it, and returns ns since 1970.
 pub(crate) fn typed_moment(text: &str) -> Result<i64, String> {
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| since.as_nanos());
-    text.parse::<When>()?.unix_ns(i64::try_from(now).unwrap_or(i64::MAX))
+    text.parse::<When>()?.unix_ns(now_ns())
+}
+
+/// Returns the present time, in ns since 1970.
+pub(crate) fn now_ns() -> i64 {
+    i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -146,7 +146,7 @@ fn recorded_steps_are_complete_and_every_copy_loads() {
     let printed = done(&machine, &daemon, &["record", &pid, "start", "--steps", &window, "-o", output]);
     assert_eq!(
         printed,
-        format!("pid {pid} records its steps {first} to {last} to {output}, when they come\n")
+        format!("pid {pid} records its steps {first} to {last} to {output}, when they begin\n")
     );
     let busy = ctl(&machine, &daemon, &["record", &pid, "start", "-o", "other.gpumem"]);
     assert!(String::from_utf8_lossy(&busy.stderr).contains(&format!("waits for step {first}")), "{busy:?}");

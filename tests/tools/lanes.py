@@ -99,7 +99,7 @@ LANES = {
     "browser": Lane("pages in a real Chromium", (lambda: has("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
                                                   "needs Chromium", "apt-get install chromium")),
     "prometheus": Lane("a real Prometheus, promtool, Grafana's schema", (lambda: has("prometheus") or has("apt-get"), "needs Prometheus", "apt-get install prometheus")),
-    "package": Lane("Debian package, wheel, archive, image, licences", NEED_PLAIN_PATH, NEED_ROOT, NEED_PIP, tool("lintian"), tool("buildah"), tool("mmdebstrap")),
+    "package": Lane("Debian package, RPM, wheel, archive, image, licences", NEED_PLAIN_PATH, NEED_ROOT, NEED_PIP, tool("lintian"), tool("buildah"), tool("mmdebstrap"), tool("rpmbuild", "rpm")),
     "fleet": Lane("Slurm, Kubernetes, containers, launchers", NEED_PLAIN_PATH, NEED_ROOT, NEED_NAMESPACES, NEED_APT),
     "privileged": Lane("what only root can set up: other users, namespaces, control groups", NEED_ROOT, NEED_NAMESPACES),
     "peers": Lane("hostile peers on every socket", NEED_ROOT),

@@ -1,15 +1,15 @@
 //! Arguments of the commands that compare runs, explain words, and list, import or export runs.
 
-use super::{Rows, SocketPath, StorePath, formats};
+use super::{DataSource, ROWS, Report, StorePath, formats, words};
 use crate::output::Output;
 use crate::when::When;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use gpumem_import::Format;
+use gpumem_report::By;
 use gpumem_report::diff::gate::Limit;
 use gpumem_runs::store::{STATES, Sort};
 
 #[derive(Debug, Args)]
-#[command(after_help = super::help::after("diff", crate::exit::DIFF_HELP))]
 pub(crate) struct Diff {
     /// Baseline: a pid, a stored run (r7), or a file (./FILE)
     #[arg(value_name = "A")]
@@ -24,8 +24,8 @@ pub(crate) struct Diff {
     #[arg(long)]
     pub now: bool,
     /// Rows of the table [default: the most telling]
-    #[arg(long, value_name = "ROWS", conflicts_with_all = ["json", "csv"])]
-    pub by: Option<Rows>,
+    #[arg(long, value_name = "ROWS", value_parser = words(ROWS), conflicts_with_all = ["json", "csv"])]
+    pub by: Option<By>,
     /// One row for each tag
     #[arg(long, conflicts_with_all = ["json", "csv", "by"])]
     pub tags: bool,
@@ -65,29 +65,25 @@ pub(crate) struct Diff {
     #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
-    pub store: StorePath,
-    #[command(flatten)]
-    pub socket: SocketPath,
+    pub source: DataSource,
 }
 
 impl Diff {
     /// Returns the arguments of the report that finds one side.
-    pub(crate) fn side(&self, name: &str) -> super::Report {
+    pub(crate) fn side(&self, name: &str) -> Report {
         // A name with a slash is a file, never a job.
         let is_job = self.job && !name.contains('/');
-        super::Report {
+        Report {
             run: Some(name.to_owned()).filter(|_| !is_job),
             job: Some(name.to_owned()).filter(|_| is_job),
             format: self.format,
-            store: self.store.clone(),
-            socket: self.socket.clone(),
-            ..super::Report::default()
+            source: self.source.clone(),
+            ..Report::default()
         }
     }
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = super::help::after("export", crate::exit::HELP))]
 pub(crate) struct Export {
     /// A stored run (r7), a pid, or a recording or log (./FILE)
     #[arg(value_name = "RUN|PID|FILE")]
@@ -98,26 +94,22 @@ pub(crate) struct Export {
     #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
-    pub store: StorePath,
-    #[command(flatten)]
-    pub socket: SocketPath,
+    pub source: DataSource,
 }
 
 impl Export {
     /// Returns the arguments of the report that finds the run.
-    pub(crate) fn report(&self) -> super::Report {
-        super::Report {
+    pub(crate) fn report(&self) -> Report {
+        Report {
             run: Some(self.run.clone()),
             pid: self.pid,
-            store: self.store.clone(),
-            socket: self.socket.clone(),
-            ..super::Report::default()
+            source: self.source.clone(),
+            ..Report::default()
         }
     }
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = super::help::after("runs", crate::exit::HELP))]
 pub(crate) struct Runs {
     /// Print a JSON array
     #[arg(long)]
@@ -147,8 +139,8 @@ pub(crate) struct Runs {
     #[arg(long, value_name = "TEXT")]
     pub label: Option<String>,
     /// Order, newest or largest first
-    #[arg(long, value_name = "BY", default_value = "stored")]
-    pub sort: Order,
+    #[arg(long, value_name = "BY", default_value = "stored", value_parser = words(ORDERS))]
+    pub sort: Sort,
     /// Maximum number of runs
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
@@ -156,29 +148,16 @@ pub(crate) struct Runs {
     pub store: StorePath,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum Order {
-    Stored,
-    Started,
-    Peak,
-    Events,
-    Label,
-}
-
-impl From<Order> for Sort {
-    fn from(order: Order) -> Sort {
-        match order {
-            Order::Stored => Sort::Stored,
-            Order::Started => Sort::Started,
-            Order::Peak => Sort::Peak,
-            Order::Events => Sort::Events,
-            Order::Label => Sort::Label,
-        }
-    }
-}
+/// Values of `--sort`.
+const ORDERS: [(&str, &str, Sort); 5] = [
+    ("stored", "", Sort::Stored),
+    ("started", "", Sort::Started),
+    ("peak", "", Sort::Peak),
+    ("events", "", Sort::Events),
+    ("label", "", Sort::Label),
+];
 
 #[derive(Debug, Args)]
-#[command(after_help = super::help::after("explain", crate::exit::HELP))]
 pub(crate) struct Explain {
     /// A word from a report, table or JSON: Untrackable, pool idle, used_bytes, a category, a tag [default: list all words]
     pub word: Option<String>,
@@ -189,19 +168,12 @@ pub(crate) struct Explain {
     #[arg(long, value_name = "PRESET|FILE")]
     pub rules: Option<String>,
     #[command(flatten)]
-    pub store: StorePath,
-    #[command(flatten)]
-    pub socket: SocketPath,
+    pub source: DataSource,
 }
 
 impl Explain {
     /// Returns the arguments of the report that finds the run.
-    pub(crate) fn report(&self) -> super::Report {
-        super::Report {
-            run: self.run.clone(),
-            store: self.store.clone(),
-            socket: self.socket.clone(),
-            ..super::Report::default()
-        }
+    pub(crate) fn report(&self) -> Report {
+        Report { run: self.run.clone(), source: self.source.clone(), ..Report::default() }
     }
 }

@@ -1,7 +1,8 @@
 //! Arguments for a part of a run's life, pictures and traces.
 
 use crate::when::When;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use gpumem_report::plot::Picture as Plot;
 
 /// A part of the run's life.
 #[derive(Debug, Clone, Default, Args)]
@@ -30,7 +31,7 @@ pub(crate) struct Picture {
     #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations", "counters"], help_heading = "Format")]
     pub png: bool,
     /// Kind of picture [default: peak; for several runs compare]
-    #[arg(long, value_name = "WHAT", requires = "drawn", help_heading = "Format")]
+    #[arg(long, value_name = "WHAT", requires = "drawn", value_parser = super::words(PLOTS), help_heading = "Format")]
     pub plot: Option<Plot>,
     /// Title of the picture
     #[arg(long, value_name = "TEXT", requires = "drawn", help_heading = "Format")]
@@ -47,28 +48,13 @@ impl Picture {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Plot {
-    /// Layers and data structures at the peak, as two stacked bars
-    Peak,
-    /// One bar for each category at the peak
-    Categories,
-    /// Memory over time
-    Timeline,
-    /// The peaks of several runs side by side
-    Compare,
-}
-
-impl From<Plot> for gpumem_report::plot::Picture {
-    fn from(plot: Plot) -> Self {
-        match plot {
-            Plot::Peak => Self::Peak,
-            Plot::Categories => Self::Categories,
-            Plot::Timeline => Self::Timeline,
-            Plot::Compare => Self::Compare,
-        }
-    }
-}
+/// Values of `--plot`.
+const PLOTS: [(&str, &str, Plot); 4] = [
+    ("peak", "Layers and data structures at the peak, as two stacked bars", Plot::Peak),
+    ("categories", "One bar for each category at the peak", Plot::Categories),
+    ("timeline", "Memory over time", Plot::Timeline),
+    ("compare", "The peaks of several runs side by side", Plot::Compare),
+];
 
 /// For other tools (docs/pictures.md).
 #[derive(Debug, Clone, Default, Args)]

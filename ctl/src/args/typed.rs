@@ -1,4 +1,4 @@
-//! Parsers for sizes, times, steps, shares and names. Each error says what would be valid.
+//! Parsers for sizes, times, steps, shares and names. Each error has an example of a valid value.
 
 /// Parses a range such as `100:110`.
 pub(crate) fn steps(text: &str) -> Result<(u64, u64), String> {

@@ -5,6 +5,8 @@ use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
+use std::io::ErrorKind;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -14,10 +16,10 @@ use tokio::time::timeout;
 const LARGEST: usize = 256 << 20;
 /// Timeout for connecting to a local socket. The kernel accepts connections at once, even for a stopped process.
 const CONNECT: Duration = Duration::from_secs(1);
-/// Timeout for connecting to a server on the network.
 const REACH: Duration = Duration::from_secs(5);
 
-/// Checks that a process listens on the socket.
+const AGENT: &str = concat!("gpumemctl/", env!("CARGO_PKG_VERSION"));
+
 pub(crate) fn reach(socket: &Candidate) -> Result<(), String> {
     block_on(async { connect(socket).await.map(drop) })
 }
@@ -43,7 +45,6 @@ pub(crate) fn request(
     })
 }
 
-/// Gets a path from a server on the network.
 pub(crate) fn ask(authority: &str, path: &str, within: Duration) -> Result<(StatusCode, Bytes), String> {
     block_on(async {
         let stream = match timeout(REACH, TcpStream::connect(authority)).await {
@@ -57,6 +58,47 @@ pub(crate) fn ask(authority: &str, path: &str, within: Duration) -> Result<(Stat
             Err(_) => Err(format!("takes connections but has not answered for {} s", within.as_secs())),
         }
     })
+}
+
+/// Gets an https address by the program `curl`, with its environment and its configuration (`CURL_CA_BUNDLE`, ~/.curlrc,
+/// ~/.netrc, proxies).
+pub(crate) fn ask_by_curl(url: &str, within: Duration) -> Result<(StatusCode, Bytes), String> {
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--show-error", "--globoff", "--netrc-optional", "--proto", "=https"]);
+    curl.args([
+        "--write-out",
+        "\n%{http_code}",
+        "--header",
+        "Accept: application/json",
+        "--user-agent",
+        AGENT,
+    ]);
+    curl.args([
+        "--connect-timeout",
+        &REACH.as_secs().to_string(),
+        "--max-time",
+        &within.as_secs().to_string(),
+    ]);
+    curl.args(["--max-filesize", &LARGEST.to_string(), "--url", url]);
+    let output = curl.stdin(Stdio::null()).output().map_err(|error| match error.kind() {
+        ErrorKind::NotFound => "https needs the program curl, which is not in PATH: install curl".to_owned(),
+        _ => format!("cannot start curl: {error}"),
+    })?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let reason = text.lines().next().unwrap_or("it ended without a reason").trim_start_matches("curl: ");
+        return Err(match output.status.code() {
+            // Codes of certificates in curl's manual; the texts depend on its TLS library.
+            Some(51 | 58 | 60 | 77 | 83 | 90 | 91) => format!(
+                "the certificate is not accepted: curl {reason}; name the file of its authority: CURL_CA_BUNDLE=FILE"
+            ),
+            _ => format!("curl {reason}"),
+        });
+    }
+    let (body, status) = output.stdout.split_at(output.stdout.len().saturating_sub(4));
+    let status = str::from_utf8(status).ok().and_then(|status| status.trim().parse::<u16>().ok());
+    let status = status.and_then(|status| StatusCode::from_u16(status).ok());
+    Ok((status.ok_or("curl printed no status")?, Bytes::copy_from_slice(body)))
 }
 
 /// Returns why the listening process may not answer, according to /proc.
@@ -92,11 +134,9 @@ async fn connect(socket: &Candidate) -> Result<UnixStream, String> {
             Ok(stream)
         }
         Ok(Err(error)) => Err(match error.kind() {
-            std::io::ErrorKind::ConnectionRefused => {
-                "nobody listens (left by a daemon that has ended)".into()
-            }
-            std::io::ErrorKind::PermissionDenied => "no permission to connect".into(),
-            std::io::ErrorKind::NotFound => "is not there".into(),
+            ErrorKind::ConnectionRefused => "no process listens (left by a daemon that has ended)".into(),
+            ErrorKind::PermissionDenied => "no permission to connect".into(),
+            ErrorKind::NotFound => "is not there".into(),
             _ => error.to_string(),
         }),
         Err(_) => Err("does not take connections: too many are waiting".into()),
@@ -113,7 +153,7 @@ async fn exchange(
 ) -> Result<(StatusCode, Bytes), String> {
     let no_http = |error: hyper::Error| {
         if error.is_parse() {
-            format!("does not speak HTTP: is it {what}?")
+            format!("does not answer in HTTP: is it {what}?")
         } else if error.is_incomplete_message() || error.is_closed() || error.is_canceled() {
             "closed the connection without an answer".to_owned()
         } else {
@@ -127,7 +167,7 @@ async fn exchange(
         .method(method)
         .uri(path)
         .header(header::HOST, host)
-        .header(header::USER_AGENT, concat!("gpumemctl/", env!("CARGO_PKG_VERSION")))
+        .header(header::USER_AGENT, AGENT)
         .header(header::ACCEPT, "application/json")
         .body(Empty::<Bytes>::new())
         .map_err(|error| error.to_string())?;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! search        places of the socket, and their permitted owners
-//! http          one request and its reply, with limits for time and size
+//! http          one request and its reply, with limits for time and size; https through curl
 //! prometheus    instant queries to a Prometheus, for data of many nodes
 //! samples       the text of such queries and replies
 //! ```
@@ -14,7 +14,7 @@ mod search;
 
 pub(crate) use search::{AGENT, agent_alone, named, private_directory, runtime, sibling};
 
-use crate::exit::{NoAnswer, NotFound, Refused, TooOld, Unreachable};
+use crate::exit::{Kind, Unreachable};
 use anyhow::Result;
 use gpumem_model::control::{Doctor, HiddenRun, Marked, Ps, Recorded, Refusal, Released};
 use gpumem_model::run::Run;
@@ -32,67 +32,44 @@ const RECORD: Duration = Duration::from_secs(15);
 /// Timeout for runs, which contain series and up to tens of thousands of tags.
 const RUNS: Duration = Duration::from_secs(30);
 
-/// A daemon whose control socket accepts connections.
+/// A daemon whose control socket accepts connections. A request fails if the daemon does not answer or refuses it.
 #[derive(Debug, Clone)]
 pub(crate) struct Daemon {
-    /// Its control socket.
     pub control: PathBuf,
     candidate: search::Candidate,
     /// Upper limit for all timeouts of this client.
     patience: Duration,
 }
 
-/// Selects runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum RunSelector<'a> {
-    /// All live runs.
     Live,
-    /// Runs of a process.
     Pid(u32),
-    /// Runs of a process and its descendants.
     Tree(u32),
-    /// Runs of a job.
     Job(&'a str),
     /// Runs whose process ended or ran out of memory around a time.
     Around(Around),
 }
 
-/// A run in a reply of the daemon.
 #[derive(Debug)]
 pub(crate) struct RunReply {
     /// Its id in the daemon's store, if it is stored.
     pub id: Option<String>,
-    /// The run.
     pub run: Run,
 }
 
 impl Daemon {
     /// Returns the first daemon that answers, at the given or the default sockets.
-    ///
-    /// # Errors
-    /// [`Unreachable`] lists the sockets that were tried, with reasons.
     pub(crate) fn find(given: Option<&Path>) -> Result<Daemon, Unreachable> {
-        let mut tried = Vec::new();
-        for candidate in search::candidates(given) {
-            match candidate.check().and_then(|()| http::reach(&candidate)) {
-                Ok(()) => {
-                    return Ok(Daemon {
-                        control: candidate.path.clone(),
-                        candidate,
-                        patience: Duration::MAX,
-                    });
-                }
-                Err(why) => tried.push((candidate.path, why)),
-            }
-        }
-        Err(Unreachable { tried })
+        Daemon::answering(given, 1).map(|mut found| found.remove(0))
     }
 
-    /// Returns all daemons that answer, at the given or the default sockets: the system's and the user's.
-    ///
-    /// # Errors
-    /// [`Unreachable`] if none answers.
+    /// Returns all daemons that answer, at the given or the default sockets: the user's and the system's. At least one.
     pub(crate) fn all(given: Option<&Path>) -> Result<Vec<Daemon>, Unreachable> {
+        Daemon::answering(given, usize::MAX)
+    }
+
+    fn answering(given: Option<&Path>, most: usize) -> Result<Vec<Daemon>, Unreachable> {
         let (mut found, mut tried) = (Vec::new(), Vec::new());
         for candidate in search::candidates(given) {
             match candidate.check().and_then(|()| http::reach(&candidate)) {
@@ -102,75 +79,49 @@ impl Daemon {
                 }
                 Err(why) => tried.push((candidate.path, why)),
             }
+            if found.len() == most {
+                break;
+            }
         }
         if found.is_empty() { Err(Unreachable { tried }) } else { Ok(found) }
     }
 
-    /// Returns the same daemon with a shorter timeout.
     pub(crate) fn hurried(&self, patience: Duration) -> Daemon {
         Daemon { patience, ..self.clone() }
     }
 
-    /// Returns the processes and memory of all devices.
-    ///
-    /// # Errors
-    /// If the daemon does not answer or refuses.
     pub(crate) fn ps(&self) -> Result<Ps> {
         self.get("/v1/ps", ANSWER)
     }
 
     /// Returns the daemon's health, and its facts about a process.
-    ///
-    /// # Errors
-    /// If the daemon does not answer or refuses.
     pub(crate) fn doctor(&self, pid: Option<u32>) -> Result<Doctor> {
         let of = pid.map(|pid| format!("?pid={pid}")).unwrap_or_default();
         self.get(&format!("/v1/doctor{of}"), ANSWER)
     }
 
-    /// Returns the metrics of a Prometheus scrape.
-    ///
-    /// # Errors
-    /// If the daemon does not answer or refuses.
     pub(crate) fn metrics(&self) -> Result<String> {
         self.get("/v1/metrics", ANSWER)
     }
 
     /// Returns the selected runs, the newest first.
-    ///
-    /// # Errors
-    /// If the daemon does not answer or refuses.
     pub(crate) fn runs(&self, which: RunSelector<'_>) -> Result<Vec<RunReply>> {
-        let query = match which {
-            RunSelector::Live => String::new(),
-            RunSelector::Pid(pid) => format!("?pid={pid}"),
-            RunSelector::Tree(pid) => format!("?tree={pid}"),
-            RunSelector::Job(job) => format!("?job={}", percent(job)),
-            RunSelector::Around(Around { at_ns, for_ns }) => format!("?around={at_ns}&within={for_ns}"),
-        };
-        let list: Vec<Value> = self.get(&format!("/v1/runs{query}"), RUNS)?;
-        list.into_iter().map(|told| self.told(told)).collect()
+        let list: Vec<Value> = self.get(&format!("/v1/runs{}", which.query('?')), RUNS)?;
+        list.into_iter().map(|reply| self.run_of(reply)).collect()
     }
 
     /// Returns pid, user and devices of other users' runs that match a query by time; empty if the daemon does not support this.
     pub(crate) fn hidden(&self, around: Around) -> Vec<HiddenRun> {
-        let Around { at_ns, for_ns } = around;
-        self.get(&format!("/v1/hidden?around={at_ns}&within={for_ns}"), RUNS).unwrap_or_default()
+        self.get(&format!("/v1/hidden{}", RunSelector::Around(around).query('?')), RUNS).unwrap_or_default()
     }
 
     /// Closes NVML for `for_s` seconds.
-    ///
-    /// # Errors
-    /// If the daemon does not answer or refuses.
     pub(crate) fn release(&self, for_s: u64) -> Result<Released> {
         self.ask(Method::POST, &format!("/v1/nvml/release?for_s={for_s}"), ANSWER)
     }
 
     /// Makes the agent of a process start or stop a recording, pause, resume or dump. `limits` are query parameters such as
     /// `&steps=1:2`.
-    ///
-    /// # Errors
-    /// If the daemon does not answer or refuses.
     pub(crate) fn record(
         &self,
         pid: u32,
@@ -183,24 +134,14 @@ impl Daemon {
         self.ask(Method::POST, &path, RECORD)
     }
 
-    /// Sets a mark with this name at the present moment.
-    ///
-    /// # Errors
-    /// If the daemon does not answer or refuses, or there is no such process.
     pub(crate) fn mark(&self, name: &str, which: RunSelector<'_>) -> Result<Marked> {
-        let whose = match which {
-            RunSelector::Live | RunSelector::Around(_) => String::new(),
-            RunSelector::Pid(pid) => format!("&pid={pid}"),
-            RunSelector::Tree(pid) => format!("&tree={pid}"),
-            RunSelector::Job(job) => format!("&job={}", percent(job)),
-        };
-        self.ask(Method::POST, &format!("/v1/mark?name={}{whose}", percent(name)), ANSWER)
+        self.ask(Method::POST, &format!("/v1/mark?name={}{}", percent(name), which.query('&')), ANSWER)
     }
 
-    fn told(&self, told: Value) -> Result<RunReply> {
-        // The JSON has the run's fields, and in addition its id in the store.
-        let id = told.get("id").and_then(Value::as_str).map(str::to_owned);
-        let run = serde_json::from_value(told).map_err(|error| self.not_understood("a run", &error))?;
+    /// Reads a run. The JSON has the run's fields, and its id in the daemon's store.
+    fn run_of(&self, reply: Value) -> Result<RunReply> {
+        let id = reply.get("id").and_then(Value::as_str).map(str::to_owned);
+        let run = serde_json::from_value(reply).map_err(|error| self.not_understood("a run", &error))?;
         Ok(RunReply { id, run })
     }
 
@@ -209,47 +150,57 @@ impl Daemon {
     }
 
     fn ask<T: serde::de::DeserializeOwned>(&self, method: Method, path: &str, within: Duration) -> Result<T> {
+        let at = self.control.display();
         let (status, body) = http::request(&self.candidate, method, path, within.min(self.patience))
-            .map_err(|why| NoAnswer(format!("the daemon at {}: {why}", self.control.display())))?;
+            .map_err(|why| Kind::NoAnswer.error(format!("the daemon at {at}: {why}")))?;
         if status.is_success() {
-            return Ok(serde_json::from_slice(&body).map_err(|error| self.not_understood(path, &error))?);
+            return serde_json::from_slice(&body).map_err(|error| self.not_understood(path, &error));
         }
-        Err(self.refused(status, path, &body))
-    }
-
-    fn refused(&self, status: StatusCode, path: &str, body: &[u8]) -> anyhow::Error {
-        let said = serde_json::from_slice::<Refusal>(body).ok().map(|refusal| refusal.error);
-        let at = self.control.display();
-        match (status, said) {
-            (StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED, said) => {
-                Refused(format!("the daemon at {at} refused: {}", said.unwrap_or_else(|| status.to_string())))
-                    .into()
+        let reason = serde_json::from_slice::<Refusal>(&body).ok().map(|refusal| refusal.error);
+        Err(match (status, reason) {
+            (StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED, reason) => {
+                let reason = reason.unwrap_or_else(|| status.to_string());
+                Kind::Refused.error(format!("the daemon at {at} refused: {reason}"))
             }
-            (StatusCode::NOT_FOUND, Some(said)) if path.contains('?') => NotFound(said).into(),
-            (StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED, said) => {
-                let said = said.map(|said| format!(" ({said})")).unwrap_or_default();
-                TooOld(format!("the daemon at {at} does not know {path}{said}; {}", versions())).into()
+            (StatusCode::NOT_FOUND, Some(reason)) if path.contains('?') => Kind::NotFound.error(reason),
+            (
+                StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
+                reason,
+            ) => {
+                let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+                self.other_version(&format!("does not know {path}{reason}"))
             }
-            (_, Some(said)) => anyhow::anyhow!("the daemon at {at}: {said}"),
+            (_, Some(reason)) => anyhow::anyhow!("the daemon at {at}: {reason}"),
             (_, None) => anyhow::anyhow!("the daemon at {at} answered {status} to {path}"),
-        }
+        })
     }
 
-    fn not_understood(&self, what: &str, error: &serde_json::Error) -> TooOld {
+    fn not_understood(&self, what: &str, error: &serde_json::Error) -> anyhow::Error {
+        self.other_version(&format!("sends {what} in an unknown form ({error})"))
+    }
+
+    fn other_version(&self, what: &str) -> anyhow::Error {
+        const OWN: &str = env!("CARGO_PKG_VERSION");
         let at = self.control.display();
-        TooOld(format!(
-            "the daemon at {at} speaks of {what} in a way that is not understood ({error}); {}",
-            versions()
+        Kind::OtherVersion.error(format!(
+            "the daemon at {at} {what}; is it of another version than this gpumemctl {OWN}? restart it after an update"
         ))
     }
 }
 
-fn versions() -> &'static str {
-    concat!(
-        "is it of another version than this gpumemctl ",
-        env!("CARGO_PKG_VERSION"),
-        "? restart it after an update"
-    )
+impl RunSelector<'_> {
+    /// Returns the parameter of a request after a separator; empty for all live runs.
+    fn query(self, separator: char) -> String {
+        match self {
+            RunSelector::Live => String::new(),
+            RunSelector::Pid(pid) => format!("{separator}pid={pid}"),
+            RunSelector::Tree(pid) => format!("{separator}tree={pid}"),
+            RunSelector::Job(job) => format!("{separator}job={}", percent(job)),
+            RunSelector::Around(Around { at_ns, for_ns }) => {
+                format!("{separator}around={at_ns}&within={for_ns}")
+            }
+        }
+    }
 }
 
 /// Encodes a word as a query value. Characters that are valid in a query are not escaped, so that servers need not decode common

@@ -1,10 +1,10 @@
 //! Instant queries to a Prometheus, or to a server with the same HTTP API (Thanos, Mimir, VictoriaMetrics).
 //!
-//! gpumemctl has no TLS and never sends a password, so a server that needs either must be reached through a tunnel.
+//! http is sent by hyper. For https the program `curl` is started, which has the system's certificates, proxies and passwords.
 
 use super::http;
-use super::samples::{self, Wrong, encoded};
-use crate::exit::{NoAnswer, Usage};
+use super::samples::{Wrong, encoded, read};
+use crate::exit::Kind;
 use anyhow::Result;
 use gpumem_report::text::clean;
 use hyper::StatusCode;
@@ -15,11 +15,11 @@ pub(crate) use super::samples::{Sample, quoted};
 /// Timeout for queries. Servers abort a query after two minutes, but users do not want to wait that long.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// A server, as named by the user.
 #[derive(Debug, Clone)]
 pub(crate) struct Prometheus {
     /// The address as typed.
     url: String,
+    is_https: bool,
     /// `host:port`.
     authority: String,
     /// Path before `/api`.
@@ -27,68 +27,65 @@ pub(crate) struct Prometheus {
 }
 
 impl Prometheus {
-    /// Parses an address.
-    ///
-    /// # Errors
-    /// [`Usage`] if it is no address, or needs TLS or a password.
-    pub(crate) fn of(url: &str) -> Result<Self, Usage> {
-        let wrong = |why: &str| Usage(format!("--prometheus {}: {why}", clean(url)));
-        let rest = match url.split_once("://") {
-            Some(("http", rest)) => rest,
-            Some(("https", _)) => {
-                return Err(wrong(
-                    "gpumemctl has no TLS. Make a tunnel (ssh -L 9090:localhost:9090 HOST, or kubectl port-forward \
-                     svc/prometheus 9090) and give http://localhost:9090",
-                ));
-            }
-            Some(_) => return Err(wrong("is no address: http://HOST[:PORT][/PREFIX]")),
-            None => url,
+    /// Parses an address. An address with a password is refused, because all users can see the arguments of a process.
+    pub(crate) fn of(url: &str) -> Result<Self> {
+        let wrong = |why: &str| Kind::Usage.error(format!("--prometheus {}: {why}", clean(url)));
+        let no_address = || wrong("is no address: http://HOST[:PORT][/PREFIX] or https://...");
+        let (is_https, rest) = match url.split_once("://") {
+            Some(("http", rest)) => (false, rest),
+            Some(("https", rest)) => (true, rest),
+            Some(_) => return Err(no_address()),
+            None => (false, url),
         };
         let (authority, prefix) = rest.split_once('/').map_or((rest, ""), |(host, path)| (host, path));
         if authority.contains('@') {
-            return Err(wrong("no password is sent over a connection without TLS; make a tunnel"));
+            return Err(wrong(
+                "no password is taken from the address; with https:// it is read from ~/.netrc",
+            ));
         }
         let is_plain = |byte: u8| byte.is_ascii_graphic() && !b"?#\"<>\\^`{|}%".contains(&byte);
         let (host, port) = match authority.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => (host, port.parse::<u16>().ok()),
-            _ => (authority, Some(80)),
+            _ => (authority, Some(if is_https { 443 } else { 80 })),
         };
         let port = port.filter(|_| !host.is_empty() && rest.bytes().all(is_plain));
-        let Some(port) = port else { return Err(wrong("is no address: http://HOST[:PORT][/PREFIX]")) };
+        let Some(port) = port else { return Err(no_address()) };
         let prefix = prefix.trim_end_matches('/');
         let prefix = if prefix.is_empty() { String::new() } else { format!("/{prefix}") };
-        Ok(Prometheus { url: url.to_owned(), authority: format!("{host}:{port}"), prefix })
+        Ok(Prometheus { url: url.to_owned(), is_https, authority: format!("{host}:{port}"), prefix })
     }
 
-    /// Returns the samples of an instant query, at a time in s since 1970, or now.
-    ///
-    /// # Errors
-    /// If the server does not answer, is no Prometheus, or refuses the query.
+    /// Returns the samples of an instant query, at a time in s since 1970, or now. Fails if the server does not answer, is no
+    /// Prometheus, or refuses the query.
     pub(crate) fn query(&self, query: &str, time: Option<f64>) -> Result<Vec<Sample>> {
         let time = time.map(|time| format!("&time={time:.3}")).unwrap_or_default();
         let path = format!("{}/api/v1/query?query={}{time}", self.prefix, encoded(query));
-        let told = http::ask(&self.authority, &path, ANSWER);
-        let (status, body) = told.map_err(|why| self.silent(&why))?;
-        samples::read(&body, status == StatusCode::OK).map_err(|why| match why {
+        let reply = match self.is_https {
+            true => http::ask_by_curl(&format!("https://{}{path}", self.authority), ANSWER),
+            false => http::ask(&self.authority, &path, ANSWER),
+        };
+        let (status, body) = reply.map_err(|why| self.no_answer(&why))?;
+        read(&body, status == StatusCode::OK).map_err(|why| match why {
             Wrong::Refused(error) => anyhow::anyhow!("{} refuses the query: {error}", clean(&self.url)),
-            Wrong::Kind(kind) => self.silent(&format!("answers with a {kind}, not a vector")).into(),
-            Wrong::Foreign if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => self
-                .silent("wants a password, and none is sent over a connection without TLS: make a tunnel to the server itself")
-                .into(),
+            Wrong::Kind(kind) => self.no_answer(&format!("answers with a {kind}, not a vector")),
+            Wrong::Foreign if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
+                self.no_answer(match self.is_https {
+                    true => "wants a password: put it into ~/.netrc (machine HOST login USER password WORD)",
+                    false => "wants a password, and none is sent without TLS: use https://, or a tunnel to the server",
+                })
+            }
             Wrong::Foreign if status.is_redirection() => {
-                self.silent("sends elsewhere (to a page for logging in, or to https): name the server itself").into()
+                self.no_answer("redirects (to a login page, or to https): give the address of the server itself")
             }
-            Wrong::Foreign if status == StatusCode::OK => {
-                self.silent("answers, but not as a Prometheus does").into()
-            }
-            Wrong::Foreign => self
-                .silent(&format!("answers {status}, not as a Prometheus does: is its path behind the address another one?"))
-                .into(),
+            Wrong::Foreign if status == StatusCode::OK => self.no_answer("answers, but not as a Prometheus does"),
+            Wrong::Foreign => self.no_answer(&format!(
+                "answers {status}, not as a Prometheus does: does the address need another path?"
+            )),
         })
     }
 
-    fn silent(&self, why: &str) -> NoAnswer {
-        NoAnswer(format!("the Prometheus at {}: {why}", clean(&self.url)))
+    fn no_answer(&self, why: &str) -> anyhow::Error {
+        Kind::NoAnswer.error(format!("the Prometheus at {}: {why}", clean(&self.url)))
     }
 }
 
@@ -107,12 +104,15 @@ mod tests {
             ("http://prom", pair("prom:80", "")),
             ("http://[::1]:9090/prometheus/", pair("[::1]:9090", "/prometheus")),
             ("http://[::1]", pair("[::1]:80", "")),
+            ("https://prom/", pair("prom:443", "")),
+            ("https://prom:9091/a", pair("prom:9091", "/a")),
         ] {
             assert_eq!(of(url).expect(url), expected, "{url}");
         }
         for (url, why) in [
-            ("https://prom", "no TLS"),
             ("http://u:p@prom", "no password"),
+            ("https://u:p@prom", "~/.netrc"),
+            ("https://", "is no address"),
             ("ftp://prom", "is no address"),
             ("http://prom:port", "is no address"),
             ("http://:9090", "is no address"),
@@ -121,7 +121,7 @@ mod tests {
             ("http://prom:99999", "is no address"),
             ("", "is no address"),
         ] {
-            let error = of(url).expect_err(url).0;
+            let error = of(url).expect_err(url).to_string();
             assert!(error.contains(why), "{url}: {error}");
         }
     }

@@ -4,20 +4,17 @@
 //! different question. Reports come from the socket, and `run` sends agents to its directory. So a socket in a place where other
 //! users could have created it, such as a free name in /tmp, is not used.
 
+use crate::args::variable;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Name of the control socket in a runtime directory.
 const CONTROL: &str = "control.sock";
-/// Name of the agents' socket.
 pub(crate) const AGENT: &str = "agent.sock";
 /// Directory of sockets of systemd units and daemons that run as root; only root can create it.
 const SYSTEM: &str = "/run/gpumemd";
 
-/// A place that may have a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Candidate {
-    /// Path of the socket.
     pub path: PathBuf,
     /// The path was typed, so its owner is not checked.
     typed: bool,
@@ -25,19 +22,18 @@ pub(crate) struct Candidate {
 
 /// Returns the places to try, the best first.
 pub(crate) fn candidates(given: Option<&Path>) -> Vec<Candidate> {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(given) = given {
         return vec![Candidate { path: control(given), typed: true }];
     }
-    if let Some(named) = set("GPUMEM_CONTROL") {
+    if let Some(named) = variable("GPUMEM_CONTROL") {
         return vec![Candidate { path: control(&named), typed: false }];
     }
     let mut paths = Vec::new();
     // `gpumemctl run` sets this for its process tree.
-    if let Some(agent) = set("GPUMEM_SOCKET") {
+    if let Some(agent) = variable("GPUMEM_SOCKET") {
         paths.push(agent.with_file_name(CONTROL));
     }
-    if let Some(runtime) = set("XDG_RUNTIME_DIR").filter(|path| path.is_absolute()) {
+    if let Some(runtime) = variable("XDG_RUNTIME_DIR").filter(|path| path.is_absolute()) {
         paths.push(runtime.join("gpumem").join(CONTROL));
     }
     paths.push(Path::new(SYSTEM).join(CONTROL));
@@ -51,20 +47,17 @@ pub(crate) fn candidates(given: Option<&Path>) -> Vec<Candidate> {
     unique.into_iter().map(|path| Candidate { path, typed: false }).collect()
 }
 
-/// Returns the socket that was named by the user, if any.
 pub(crate) fn named(given: Option<&Path>) -> Option<PathBuf> {
-    let set = || std::env::var_os("GPUMEM_CONTROL").filter(|value| !value.is_empty()).map(PathBuf::from);
-    given.map(Path::to_owned).or_else(set)
+    given.map(Path::to_owned).or_else(|| variable("GPUMEM_CONTROL"))
 }
 
 /// Returns the user's runtime directory; `None` if it does not exist or belongs to another user (after `su`).
 pub(crate) fn runtime() -> Option<PathBuf> {
-    let path = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute())?;
+    let path = variable("XDG_RUNTIME_DIR").filter(|path| path.is_absolute())?;
     let place = std::fs::metadata(&path).ok()?;
     (place.is_dir() && place.uid() == user()).then_some(path)
 }
 
-/// Returns the directory for sockets of a private daemon.
 pub(crate) fn private_directory() -> PathBuf {
     runtime().map_or_else(in_tmp, |runtime| runtime.join("gpumem"))
 }

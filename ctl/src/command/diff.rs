@@ -1,9 +1,9 @@
 //! `gpumemctl diff A B`: what B holds in addition to A, and whether that is within a limit.
 
 use crate::args::Diff as Args;
-use crate::args::names_device;
+use crate::args::{names_device, no_device};
 use crate::command::report;
-use crate::exit::{Gate, NotFound};
+use crate::exit::Kind;
 use crate::output::{deliver, width};
 use anyhow::Result;
 use gpumem_report::diff::gate::{self, Of, Outcome, Verdict};
@@ -22,39 +22,33 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let sides = [&a, &b].map(|(run, id, typed)| Side { run, id: id.clone(), typed: typed.clone() });
     let groupings = args.rules.as_deref().map(Groupings::load).transpose()?;
     let at = if args.now { At::Now } else { At::Peak };
-    let mut diff = Diff::new(sides, at, groupings, args.by.map(Into::into));
+    let mut diff = Diff::new(sides, at, groupings, args.by);
     if let Some(device) = &args.device
         && !diff.only(|of| names_device(device, Some(u32::from(of.ordinal)), &of.name))
     {
-        return Err(NotFound(no_device(&diff, device)).into());
+        let known = diff.sides.iter().flat_map(|side| &side.run.devices);
+        let known = known.map(|of| (u32::from(of.ordinal), of.name.clone()));
+        return Err(no_device(device, "is not one of the devices compared", known));
     }
     let verdict = verdict(&diff, args)?;
-    let told = if args.json {
+    let output = if args.json {
         data::json(&diff, verdict.as_ref()).into_bytes()
     } else if args.csv {
         data::csv(&diff).into_bytes()
     } else if args.svg || args.pdf || args.png {
-        picture(&diff, args)?
+        let drawing = plot::picture(&diff);
+        let none = || Kind::NotFound.error("neither A nor B has memory on a GPU: there is nothing to draw");
+        report::file_of(&drawing.ok_or_else(none)?, args.svg, args.pdf)?
     } else {
         let width = if args.output.path().is_some() { None } else { width() };
         text(&diff, Layout { width, all: args.all, tags: args.tags }).into_bytes()
     };
-    deliver(&told, &args.output)?;
+    deliver(&output, &args.output)?;
     match verdict {
-        Some(Verdict { outcome: Outcome::Above, text, .. }) => Err(Gate { is_above: true, text }.into()),
-        Some(Verdict { outcome: Outcome::Unknown, text, .. }) => Err(Gate { is_above: false, text }.into()),
+        Some(Verdict { outcome: Outcome::Above, text, .. }) => Err(Kind::Above.error(text)),
+        Some(Verdict { outcome: Outcome::Unknown, text, .. }) => Err(Kind::Undecided.error(text)),
         _ => Ok(()),
     }
-}
-
-fn picture(diff: &Diff<'_>, args: &Args) -> Result<Vec<u8>> {
-    let none = || NotFound("neither A nor B has memory on a GPU: there is nothing to draw".into());
-    let drawing = plot::picture(diff).ok_or_else(none)?;
-    Ok(match (args.svg, args.pdf) {
-        (true, _) => drawing.svg().into_bytes(),
-        (_, true) => drawing.pdf(),
-        _ => drawing.png()?,
-    })
 }
 
 fn verdict(diff: &Diff<'_>, args: &Args) -> Result<Option<Verdict>> {
@@ -63,23 +57,11 @@ fn verdict(diff: &Diff<'_>, args: &Args) -> Result<Option<Verdict>> {
         None => Of::Peak,
         Some(word) => Of::find(word, diff).ok_or_else(|| {
             let known = Of::words(diff).join(", ");
-            NotFound(format!(
+            Kind::NotFound.error(format!(
                 "--of {}: neither run has anything of that name; there are: {known}",
                 clean(word)
             ))
         })?,
     };
     Ok(Some(gate::judge(diff, &of, limit)))
-}
-
-fn no_device(diff: &Diff<'_>, device: &str) -> String {
-    let mut known: Vec<String> = Vec::new();
-    for of in diff.sides.iter().flat_map(|side| &side.run.devices) {
-        let name = format!("{} ({})", of.ordinal, clean(&of.name));
-        if !known.contains(&name) {
-            known.push(name);
-        }
-    }
-    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    format!("{} is not one of the devices compared; there are: {known}", clean(device))
 }

@@ -3,17 +3,15 @@
 use crate::args::Explain as Args;
 use crate::client::{Daemon, RunReply, RunSelector};
 use crate::command::report;
-use crate::exit::NotFound;
+use crate::exit::Kind;
 use crate::output::{print, width};
 use anyhow::Result;
 use gpumem_model::run::Run;
 use gpumem_report::Report;
 use gpumem_report::explain::{explain, list};
-use gpumem_report::rules::Groupings;
 use gpumem_report::text::clean;
 use gpumem_runs::store::Store;
 
-/// Explains a word, or lists all words.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let Some(word) = &args.word else { return print(&list(width())) };
     let found = match &args.run {
@@ -23,42 +21,38 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         None => largest(args),
     };
-    let told = match &found {
+    let text = match &found {
         Some((run, id)) => {
-            let groupings = match &args.rules {
-                Some(rules) => Groupings::load(rules)?,
-                None => Groupings::of_run(run),
-            };
-            let mut report = Report::new(run, groupings, None);
+            let mut report = Report::new(run, report::groupings(args.rules.as_deref(), run)?, None);
             report.id.clone_from(id);
             explain(word, Some(&report), width())
         }
         None => explain(word, None, width()),
     };
-    match told {
+    match text {
         Ok(text) => print(&text),
         Err(nearest) => {
-            let near = match nearest[..] {
-                [] => String::new(),
-                _ => format!(" did you mean {}?", clean(&nearest.join(", "))),
-            };
-            let text = format!("no word of a report: {};{near} gpumemctl explain lists them", clean(word));
-            Err(NotFound(text).into())
+            let mut text = format!("{} is not in the list of words:", clean(word));
+            if !nearest.is_empty() {
+                text += &format!(" did you mean {}?", clean(&nearest.join(", ")));
+            }
+            Err(Kind::NotFound.error(text + " gpumemctl explain prints all"))
         }
     }
 }
 
 /// Returns the live process with most memory, else the latest stored run. Words can be explained without either.
 fn largest(args: &Args) -> Option<(Run, Option<String>)> {
-    let live =
-        Daemon::find(args.socket.as_deref()).ok().and_then(|daemon| daemon.runs(RunSelector::Live).ok());
-    let used = |told: &RunReply| {
-        let moments = told.run.devices.iter().map(|device| &device.last);
+    let live = Daemon::find(args.source.socket.as_deref())
+        .ok()
+        .and_then(|daemon| daemon.runs(RunSelector::Live).ok());
+    let used = |reply: &RunReply| {
+        let moments = reply.run.devices.iter().map(|device| &device.last);
         moments.filter_map(|moment| moment.used_bytes().or(moment.tracked_bytes)).max()
     };
-    let most = live.into_iter().flatten().filter(|told| !told.run.devices.is_empty()).max_by_key(used);
-    most.map(|told| (told.run, told.id)).or_else(|| {
-        let store = Store::open_read_only(args.store.readable().ok()?).ok()?;
+    let most = live.into_iter().flatten().filter(|reply| !reply.run.devices.is_empty()).max_by_key(used);
+    most.map(|reply| (reply.run, reply.id)).or_else(|| {
+        let store = Store::open_read_only(args.source.store.readable().ok()?).ok()?;
         let id = store.latest().ok()??;
         Some((store.load(id).ok()?, Some(id.to_string())))
     })

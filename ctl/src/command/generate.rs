@@ -8,7 +8,7 @@
 //! DIR/fish/vendor_completions.d/gpumemctl.fish
 //! ```
 
-use crate::args::Generate;
+use crate::args::{Generate, examples};
 use anyhow::{Context, Result};
 use clap::Command;
 use clap_complete::Shell;
@@ -27,14 +27,15 @@ const COMPLETIONS: &[(Shell, &str, &str)] = &[
 ];
 
 const ENVIRONMENT: &[(&str, &str)] = &[
-    ("GPUMEM_CONTROL", "The daemon's control socket, as --socket gives it."),
-    ("GPUMEM_STORE", "The run store, as --store gives it."),
+    ("GPUMEM_CONTROL", "The daemon's control socket, like --socket."),
+    ("GPUMEM_STORE", "The run store, like --store."),
     ("GPUMEM_LIBRARY", "The libgpumem.so that run gives to the command, instead of the installed one."),
-    ("GPUMEM_JOB", "The job that run's command belongs to; run sets it where it is not set."),
+    ("GPUMEM_JOB", "Id of the job of run's command; run sets it if it is not set."),
+    ("CURL_CA_BUNDLE", "Certificate authorities for job --prometheus https://..., as in curl(1)."),
 ];
 
 const FILES: &[(&str, &str)] = &[
-    ("$XDG_RUNTIME_DIR/gpumem/", "Sockets of the user's own daemon, if there is one."),
+    ("$XDG_RUNTIME_DIR/gpumem/", "Sockets of the user's private daemon."),
     ("/run/gpumemd/", "Sockets of the system's daemon."),
     ("$XDG_STATE_HOME/gpumem/runs.sqlite, ~/.local/state/gpumem/runs.sqlite", "The user's run store."),
     ("/var/lib/gpumemd/runs.sqlite", "The run store of the system's daemon."),
@@ -54,7 +55,6 @@ pub(crate) fn run(args: &Generate) -> Result<()> {
     pages(&cli, None, &args.dir.join("man/man1"))
 }
 
-/// Returns the command without hidden subcommands.
 fn shown(command: &Command) -> Command {
     let mut shown = Command::new(NAME).version(env!("CARGO_PKG_VERSION")).disable_help_subcommand(true);
     if let Some(about) = command.get_about() {
@@ -87,10 +87,13 @@ fn pages(command: &Command, parent: Option<&str>, folder: &Path) -> Result<()> {
         listed(&mut rest, "ENVIRONMENT", ENVIRONMENT);
         listed(&mut rest, "FILES", FILES);
     }
-    if let Some(help) = command.get_after_help() {
-        let help = help.to_string();
+    if let Some(help) = command.get_after_help().map(ToString::to_string) {
+        let codes = help.rsplit("\n\n").next().unwrap_or_default();
         rest.control("SH", ["EXIT STATUS"]);
-        rest.text([roman(help.strip_prefix("Exit codes: ").unwrap_or(&help))]);
+        rest.text([roman(codes.strip_prefix("Exit codes: ").unwrap_or(codes))]);
+    }
+    if parent.is_some() && commands().next().is_none() {
+        listed(&mut rest, "EXAMPLES", &examples(&name.replace('-', " ")).collect::<Vec<_>>());
     }
     rest.control("SH", ["SEE ALSO"]);
     rest.text(see_also(parent));

@@ -1,18 +1,21 @@
-//! `gpumemctl import FILE...`, and the older form `gpumemctl import FORMAT FILE...`.
+//! `gpumemctl import FILE...`, with its older form `gpumemctl import FORMAT FILE...`, and `gpumemctl export RUN -o FILE`.
 
-use crate::args::Import;
-use crate::exit::NoProcess;
-use crate::output::{complain, is_broken_pipe, print};
+use crate::args::{Export, Import};
+use crate::command::report;
+use crate::exit::Kind;
+use crate::output::{complain, deliver, is_broken_pipe, print};
+use crate::when::now_ns;
 use anyhow::Result;
 use gpumem_import::{Format, format, read_file};
+use gpumem_model::harmless::{clean, quoted};
 use gpumem_model::run::Run;
-use gpumem_model::units::thousands;
+use gpumem_model::units::{plural, thousands};
 use gpumem_report::text::label;
-use gpumem_runs::export;
+use gpumem_runs::export::{self, From};
 use gpumem_runs::input::Input;
-use gpumem_runs::store::Store;
+use gpumem_runs::store::{RunId, Store};
 use std::fs::File;
-use std::io::Read;
+use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Imports each file's runs into the store. Importing the same file again changes nothing. A file that cannot be read does not
@@ -55,7 +58,7 @@ fn meant(args: &Import) -> (Option<&'static Format>, &[PathBuf]) {
 fn import(args: &Import, format: Option<&'static Format>, store_path: &Path, file: &Path) -> Result<String> {
     let runs = read(file, format)?;
     if runs.is_empty() {
-        return Err(NoProcess(file.to_owned()).into());
+        return Err(report::no_process(file));
     }
     let mut store = Store::open(store_path)?;
     let mut text = String::new();
@@ -79,30 +82,25 @@ fn read(file: &Path, format: Option<&'static Format>) -> Result<Vec<(Run, String
     }
     let runs = read_file(file, format)?;
     let content = digest(file)?;
-    let named = |run: Run| {
-        let uid = uid(&run, content);
-        (run, uid)
-    };
-    Ok(runs.into_iter().map(named).collect())
+    let uids: Vec<String> = runs.iter().map(|run| uid(run, content)).collect();
+    Ok(runs.into_iter().zip(uids).collect())
 }
 
 /// Returns the uid of a run from a file: the same content gives the same uid.
-pub(crate) fn uid(run: &Run, content: u64) -> String {
+fn uid(run: &Run, content: u64) -> String {
     format!("{}:{content:016x}:{}:{}", run.source.kind, run.process.pid, run.process.start_ticks)
 }
 
 fn summary(run: &Run, id: &str, new: bool) -> String {
     let coverage = &run.coverage;
-    let count = |number: u64| thousands(i64::try_from(number).unwrap_or(i64::MAX));
-    let plural = |number: u64, what: &str| count(number) + " " + what + if number == 1 { "" } else { "s" };
     let pid = if run.process.pid == 0 { String::new() } else { format!(" pid {}", run.process.pid) };
     let mut text = format!(
         "{id}{}  {}{pid}: {}, {} bytes, {} rejected, {}\n",
         if new { "" } else { " (was there)" },
         label(run),
         plural(coverage.allocations, "allocation record"),
-        count(coverage.allocated_bytes),
-        count(coverage.rejected),
+        thousands(coverage.allocated_bytes),
+        thousands(coverage.rejected),
         plural(coverage.samples, "NVML sample"),
     );
     for caveat in run.caveats.iter().filter(|caveat| caveat.code == "rejected_lines") {
@@ -113,7 +111,7 @@ fn summary(run: &Run, id: &str, new: bool) -> String {
 
 /// Returns a hash of a file's content and length: a variant of FNV-1a that takes eight bytes at a time. It must never change,
 /// because uids depend on it.
-pub(crate) fn digest(path: &Path) -> Result<u64> {
+fn digest(path: &Path) -> Result<u64> {
     const PRIME: u64 = 0x0100_0000_01b3;
     let mut file = File::open(path)?;
     let (mut hash, mut length) = (0xcbf2_9ce4_8422_2325_u64, 0_u64);
@@ -136,4 +134,53 @@ pub(crate) fn digest(path: &Path) -> Result<u64> {
             return Ok((hash ^ length).wrapping_mul(PRIME));
         }
     }
+}
+
+/// Writes the run, and prints on standard error how to import it.
+pub(crate) fn export(args: &Export) -> Result<()> {
+    if args.output.path().is_none() && std::io::stdout().is_terminal() {
+        return Err(Kind::Usage.error("an exported run is no text for a terminal: give a file (-o FILE)"));
+    }
+    let (run, id, _) = report::single(&args.report())?;
+    let uid = stored_uid(&run, id.as_deref(), args)?;
+    let from = From {
+        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        id,
+        time_s: now_ns() / 1_000_000_000,
+        program: concat!("gpumemctl ", env!("CARGO_PKG_VERSION")).to_owned(),
+    };
+    let file = export::write(&run, &uid, &from)?;
+    deliver(&file, &args.output)?;
+    if let Some(path) = args.output.path() {
+        let path = clean(&quoted(&path.display().to_string()));
+        // Standard error may be closed or full; the file is written anyway.
+        let _ = writeln!(
+            std::io::stderr(),
+            "{path}: {} ({} bytes); there: gpumemctl import {path}, or gpumemctl report {path}",
+            label(&run),
+            thousands(file.len() as u64)
+        );
+    }
+    Ok(())
+}
+
+/// Returns the run's uid, which is the same in every store.
+fn stored_uid(run: &Run, id: Option<&str>, args: &Export) -> Result<String> {
+    let file = Path::new(&args.run);
+    let is_number = args.run.parse::<u32>().is_ok();
+    if id.is_none() && !is_number && file.exists() {
+        return Ok(uid(run, digest(file)?));
+    }
+    // The store may belong to another daemon, so the stored run must have the same pid.
+    let number: Option<RunId> = id.and_then(|id| id.parse().ok());
+    if let (Some(number), Ok(store)) = (number, Store::open_read_only(args.source.store.readable()?)) {
+        let is_it =
+            |stored: &&gpumem_runs::store::RunSummary| stored.id == number && stored.pid == run.process.pid;
+        if let Some(stored) = store.list()?.iter().find(is_it) {
+            return Ok(stored.uid.clone());
+        }
+    }
+    // Has the same form as the daemon's uid.
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    Ok(format!("{}:{}:{}", boot.trim_end(), run.process.pid, run.process.start_ticks))
 }

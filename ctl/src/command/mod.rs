@@ -3,7 +3,6 @@
 pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod explain;
-pub(crate) mod export;
 pub(crate) mod generate;
 pub(crate) mod import;
 pub(crate) mod job;

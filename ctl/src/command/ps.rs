@@ -3,9 +3,8 @@
 //! Every device adds up as printed: its processes, unowned memory, the driver's share and free memory are its size. A row adds up
 //! too: used = tracked + gap, and idle is a part of tracked.
 
-use crate::args::{Ps as Args, names_device};
+use crate::args::{Ps as Args, names_device, no_device};
 use crate::client::Daemon;
-use crate::exit::NotFound;
 use crate::output::{print, width};
 use anyhow::Result;
 use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
@@ -16,7 +15,6 @@ use gpumem_report::text::{clean, short_command};
 /// The age of older readings is shown: twice the interval of the slowest sampler (1 s), with a margin.
 pub(super) const FRESH_MS: u64 = 3_000;
 
-/// Asks the daemon and prints the table.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let daemon = Daemon::find(args.socket.as_deref())?;
     let mut ps = daemon.ps()?;
@@ -26,18 +24,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     print(&if args.json { gpumem_model::harmless::json(&ps) } else { table(&ps, width()) })
 }
 
-/// Removes all devices but one.
 pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
     let there = |device: &DeviceRow| names_device(name, Some(device.index), &device.uuid);
     let found: Vec<usize> = (0..ps.devices.len()).filter(|&index| there(&ps.devices[index])).collect();
-    let known = || {
-        let known: Vec<String> =
-            ps.devices.iter().map(|device| format!("{} ({})", device.index, clean(&device.uuid))).collect();
-        if known.is_empty() { "none".to_owned() } else { known.join(", ") }
-    };
     let [index] = found[..] else {
         let what = if found.is_empty() { "is no device" } else { "is more than one device" };
-        return Err(NotFound(format!("{name} {what}; there are: {}", known())).into());
+        let known = ps.devices.iter().map(|device| (device.index, device.uuid.clone()));
+        return Err(no_device(name, what, known));
     };
     ps.processes.retain(|process| process.device == index);
     ps.processes.iter_mut().for_each(|process| process.device = 0);
@@ -46,12 +39,10 @@ pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Column headings.
+pub(super) const NO_DEVICE: &str = "no device: NVML does not answer or has none (why: gpumemctl doctor)";
 pub(super) const HEADS: [&str; 8] = ["GPU", "PID", "USER", "STATE", "USED", "TRACKED", "IDLE", "UNTRACK"];
-/// Columns that are left-aligned.
 pub(super) const LEFT: [bool; 8] = [true, false, true, true, false, false, false, false];
 
-/// A printed row.
 pub(super) struct Line {
     pub(super) cells: [String; 8],
     pub(super) note: String,
@@ -59,7 +50,7 @@ pub(super) struct Line {
 
 fn table(ps: &Ps, terminal: Option<usize>) -> String {
     if ps.devices.is_empty() && ps.claims.is_empty() {
-        return "no device: NVML does not answer or has none (why: gpumemctl doctor)\n".into();
+        return NO_DEVICE.to_owned() + "\n";
     }
     let unit = unit(ps);
     let mut lines = Vec::new();
@@ -78,7 +69,6 @@ fn table(ps: &Ps, terminal: Option<usize>) -> String {
     out
 }
 
-/// Returns the unit of all amounts.
 pub(super) fn unit(ps: &Ps) -> Unit {
     let sizes = ps.devices.iter().filter_map(|device| device.total_bytes.or(device.used_bytes));
     let held = ps.processes.iter().filter_map(|process| process.used_bytes);
@@ -92,31 +82,41 @@ fn device_lines(ps: &Ps, index: usize, device: &DeviceRow, unit: Unit, lines: &m
     for (process, used) in processes.iter().zip(&shown.processes) {
         lines.push(process_line(device, process, *used, unit));
     }
-    let amount = |steps: Option<i64>| steps.map_or("-".to_owned(), |steps| unit.print(steps));
     let mut beside = Vec::new();
-    if device.unified {
-        beside.push("unified".to_owned());
-    }
-    if device.system_bytes.is_some() {
-        beside.push(format!("system {}", amount(shown.system)));
-    }
+    beside.extend(device.unified.then(|| "unified".to_owned()));
+    beside.extend(device.system_bytes.map(|_| format!("system {}", amount(shown.system, unit))));
     if device.unaccounted_bytes.is_some_and(|bytes| bytes != 0) {
         let what = if device.unified { "rest of the host" } else { "unaccounted" };
-        beside.push(format!("{what} {}", amount(shown.unaccounted)));
+        beside.push(format!("{what} {}", amount(shown.unaccounted, unit)));
     }
-    let mut note = if beside.is_empty() { String::new() } else { format!("({})", beside.join(", ")) };
-    let old = device.age_ms.filter(|age| *age > FRESH_MS);
-    let why = device.why.as_deref().map(clean);
-    if old.is_some() || why.is_some() {
-        let age = old.map(|age| format!("read {} ago", seconds(age)));
-        let doubt: Vec<String> = why.into_iter().chain(age).collect();
-        note += &format!("{}NOT FRESH: {}", if note.is_empty() { "" } else { " " }, doubt.join(", "));
+    let beside = if beside.is_empty() { String::new() } else { format!("({})", beside.join(", ")) };
+    let notes: Vec<String> =
+        Some(beside).filter(|text| !text.is_empty()).into_iter().chain(doubt(device)).collect();
+    let mut cells = [const { String::new() }; 8];
+    if processes.is_empty() {
+        cells[0] = device.index.to_string();
     }
-    let gpu = if processes.is_empty() { device.index.to_string() } else { String::new() };
-    let blank = String::new;
-    let free = if device.unified { "available" } else { "free" };
-    let cells = [gpu, blank(), blank(), free.to_owned(), amount(shown.free), blank(), blank(), blank()];
-    lines.push(Line { cells, note });
+    cells[3] = if device.unified { "available" } else { "free" }.to_owned();
+    cells[4] = amount(shown.free, unit);
+    lines.push(Line { cells, note: notes.join(" ") });
+}
+
+/// Returns a warning if the reading of a device failed or is outdated.
+pub(super) fn doubt(device: &DeviceRow) -> Option<String> {
+    let old = device.age_ms.filter(|age| *age > FRESH_MS).map(|age| format!("read {} ago", seconds(age)));
+    let why: Vec<String> = device.why.as_deref().map(clean).into_iter().chain(old).collect();
+    (!why.is_empty()).then(|| format!("NOT FRESH: {}", why.join(", ")))
+}
+
+fn amount(steps: Option<i64>, unit: Unit) -> String {
+    steps.map_or("-".to_owned(), |steps| unit.print(steps))
+}
+
+/// Returns pid and user of a row. A daemon that hides other users' processes reports pid 0.
+fn owner(pid: u32, user: Option<&str>, uid: Option<u64>) -> [String; 2] {
+    let dash = || "-".to_owned();
+    let user = user.map(clean).or_else(|| uid.map(|uid| uid.to_string()));
+    [if pid == 0 { dash() } else { pid.to_string() }, user.unwrap_or_else(dash)]
 }
 
 pub(super) fn process_line(device: &DeviceRow, process: &ProcessRow, used: Option<i64>, unit: Unit) -> Line {
@@ -129,8 +129,6 @@ pub(super) fn process_line(device: &DeviceRow, process: &ProcessRow, used: Optio
         (_, tracked, gap) => (tracked.map(|bytes| unit.round(bytes)), gap.map(|bytes| unit.round(bytes))),
     };
     let idle = process.idle_bytes.map(|bytes| unit.round(bytes));
-    let amount = |steps: Option<i64>| steps.map_or("-".to_owned(), |steps| unit.print(steps));
-    let user = process.user.as_deref().map(clean).or_else(|| process.uid.map(|uid| uid.to_string()));
     let (state, plain) = state(&process.flags);
     let mut note = process.command.as_deref().map_or("-".to_owned(), command);
     let mut hints: Vec<String> = process.why.iter().map(|why| clean(why)).collect();
@@ -142,32 +140,20 @@ pub(super) fn process_line(device: &DeviceRow, process: &ProcessRow, used: Optio
     if !hints.is_empty() {
         note += &format!(" ({})", hints.join(", "));
     }
-    let cells = [
-        device.index.to_string(),
-        // A daemon that hides other users' processes reports pid 0.
-        if process.pid == 0 { "-".to_owned() } else { process.pid.to_string() },
-        user.unwrap_or_else(|| "-".into()),
-        state,
-        amount(used),
-        amount(tracked),
-        amount(idle),
-        amount(gap),
-    ];
-    Line { cells, note }
+    let [pid, user] = owner(process.pid, process.user.as_deref(), process.uid);
+    let [used, tracked, idle, gap] = [used, tracked, idle, gap].map(|steps| amount(steps, unit));
+    Line { cells: [device.index.to_string(), pid, user, state, used, tracked, idle, gap], note }
 }
 
 /// Returns a single row for all devices that only the process reports.
 fn claim_line(claim: &ClaimRow, unit: Unit) -> Line {
-    let user = claim.user.as_deref().map(clean).or_else(|| claim.uid.map(|uid| uid.to_string()));
-    let tracked = claim.tracked_bytes.map_or("-".to_owned(), |bytes| unit.print(unit.round(bytes)));
     let dash = || "-".to_owned();
+    let [pid, user] = owner(claim.pid, claim.user.as_deref(), claim.uid);
+    let tracked = amount(claim.tracked_bytes.map(|bytes| unit.round(bytes)), unit);
     let devices = if claim.devices == 1 { "a device".into() } else { format!("{} devices", claim.devices) };
-    let note = claim.command.as_deref().map_or(dash(), command)
-        + &format!(" (names {devices} that NVML does not have)");
-    let pid = if claim.pid == 0 { dash() } else { claim.pid.to_string() };
-    let cells =
-        [dash(), pid, user.unwrap_or_else(dash), "claimed".to_owned(), dash(), tracked, dash(), dash()];
-    Line { cells, note }
+    let command = claim.command.as_deref().map_or_else(dash, command);
+    let note = format!("{command} (names {devices} that NVML does not have)");
+    Line { cells: [dash(), pid, user, "claimed".to_owned(), dash(), tracked, dash(), dash()], note }
 }
 
 /// Returns the flags as text, and whether they need no explanation.

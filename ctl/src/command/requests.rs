@@ -2,7 +2,7 @@
 
 use crate::args::{Mark, Nvml, NvmlCommand, Pid, Record, Verb};
 use crate::client::{Daemon, RunSelector};
-use crate::exit::NotFound;
+use crate::exit::Kind;
 use crate::output::print;
 use crate::when::When;
 use anyhow::Result;
@@ -17,7 +17,7 @@ pub(crate) fn mark(args: &Mark) -> Result<()> {
         (None, Some(Pid::All) | None) => daemon.mark(&args.name, RunSelector::Live),
         (None, Some(Pid::One(pid))) => match daemon.mark(&args.name, RunSelector::Pid(pid)) {
             // If the process is a launcher, the processes that it started are marked.
-            Err(error) if error.is::<NotFound>() => {
+            Err(error) if Kind::NotFound.is_of(&error) => {
                 daemon.mark(&args.name, RunSelector::Tree(pid)).map_err(|_| error)
             }
             marked => marked,
@@ -27,8 +27,7 @@ pub(crate) fn mark(args: &Mark) -> Result<()> {
     let whose = match marked.pids.as_slice() {
         [pid] => format!("pid {pid}"),
         pids if pids.len() <= 8 => {
-            let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
-            format!("pids {}", pids.join(", "))
+            format!("pids {}", pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", "))
         }
         pids => format!("{} processes", pids.len()),
     };
@@ -41,47 +40,33 @@ pub(crate) fn mark(args: &Mark) -> Result<()> {
 pub(crate) fn record(args: &Record) -> Result<()> {
     let daemon = Daemon::find(args.socket.as_deref())?;
     let output = args.output.as_deref().map(std::path::absolute).transpose()?;
-    let mut limits = String::new();
-    if let Some((first, last)) = args.steps {
-        limits += &format!("&steps={first}:{last}");
-    }
-    if let Some(seconds) = args.for_s {
-        limits += &format!("&for={seconds}");
-    }
-    if let Some(bytes) = args.max_size {
-        limits += &format!("&max_size={bytes}");
-    }
-    let recorded = daemon.record(args.pid, args.verb.name(), output.as_deref(), &limits)?;
-    let pid = recorded.pid;
+    let mut limits = args.steps.map(|(first, last)| format!("&steps={first}:{last}")).unwrap_or_default();
+    limits += &args.for_s.map(|seconds| format!("&for={seconds}")).unwrap_or_default();
+    limits += &args.max_size.map(|bytes| format!("&max_size={bytes}")).unwrap_or_default();
+    let verb = args.verb.name();
+    let recorded = daemon.record(args.pid, &verb, output.as_deref(), &limits)?;
     let file = recorded.file.as_deref().map(|file| harmless(&quoted(file)));
-    let told = match (args.verb, file) {
+    let text = match (args.verb, file) {
         (Verb::Start, Some(file)) => match args.steps {
-            Some((first, last)) => {
-                format!("pid {pid} records its steps {first} to {last} to {file}, when they come")
-            }
-            None => format!("pid {pid} records to {file}"),
+            Some((first, last)) => format!("records its steps {first} to {last} to {file}, when they begin"),
+            None => format!("records to {file}"),
         },
-        (Verb::Stop, Some(file)) => format!("pid {pid} has recorded to {file}: gpumemctl report {file}"),
-        (Verb::Stop, None) => format!("pid {pid} was not recording"),
-        (Verb::Dump, Some(file)) => {
-            format!("pid {pid} has written what it holds to {file}: gpumemctl report {file}")
-        }
-        (Verb::Pause, _) => {
-            format!("pid {pid} keeps its history back; its sums stay as they are until resume")
-        }
-        (Verb::Resume, _) => format!("pid {pid} tells its history again"),
-        (verb, None) => format!("pid {pid}: {} is done", verb.name()),
+        (Verb::Stop, Some(file)) => format!("has recorded to {file}: gpumemctl report {file}"),
+        (Verb::Stop, None) => "was not recording".to_owned(),
+        (Verb::Dump, Some(file)) => format!("has written its state to {file}: gpumemctl report {file}"),
+        (Verb::Pause, _) => "sends no events until resume; its sums do not change".to_owned(),
+        (Verb::Resume, _) => "sends events again".to_owned(),
+        (_, None) => return print(&format!("pid {}: {verb} is done\n", recorded.pid)),
     };
-    print(&format!("{told}\n"))
+    print(&format!("pid {} {text}\n", recorded.pid))
 }
 
 /// Asks the daemon to close NVML, so that a GPU can be reset or its MIG mode changed.
 pub(crate) fn nvml(args: &Nvml) -> Result<()> {
     let NvmlCommand::Release(release) = &args.command;
     let daemon = Daemon::find(release.socket.as_deref())?;
-    let released = daemon.release(release.seconds)?;
+    let seconds = daemon.release(release.seconds)?.for_s;
     print(&format!(
-        "NVML is closed for {} s: GPUs can be reset and MIG changed; used is not known until then\n",
-        released.for_s
+        "NVML is closed for {seconds} s: GPUs can be reset and MIG changed; used is unknown until then\n"
     ))
 }

@@ -1,16 +1,15 @@
 //! `gpumemctl runs`: lists the runs of the store, optionally filtered.
 
 use crate::args::Runs;
-use crate::exit::Usage;
+use crate::exit::Kind;
 use crate::output::{print, width};
-use crate::when::When;
+use crate::when::{When, now_ns};
 use anyhow::Result;
 use gpumem_model::time::date_minute;
-use gpumem_model::units::{Unit, plural};
+use gpumem_model::units::{Unit, plural, signed};
 use gpumem_report::table::{Align, Table, cut};
 use gpumem_report::text::{clean, short_command};
 use gpumem_runs::store::{Filter, Listed, STATES, Store, state_name};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 pub(crate) fn run(args: &Runs) -> Result<()> {
     let store = Store::open_read_only(args.store.readable()?)?;
@@ -24,11 +23,10 @@ pub(crate) fn run(args: &Runs) -> Result<()> {
 }
 
 fn filter(args: &Runs) -> Result<Filter> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
-    let now = i64::try_from(now).unwrap_or(i64::MAX);
+    let now = now_ns();
     let at = |when: &Option<When>, option: &str| -> Result<Option<i64>> {
-        let Some(when) = when else { return Ok(None) };
-        Ok(Some(when.unix_ns(now).map_err(|why| Usage(format!("{option} {why}")))?))
+        let at = when.as_ref().map(|when| when.unix_ns(now)).transpose();
+        at.map_err(|why| Kind::Usage.error(format!("{option} {why}")))
     };
     Ok(Filter {
         user: args.user.clone(),
@@ -39,7 +37,7 @@ fn filter(args: &Runs) -> Result<Filter> {
         state: args.state.as_deref().and_then(|asked| STATES.into_iter().find(|state| *state == asked)),
         oom: args.oom,
         label: args.label.clone(),
-        sort: args.sort.into(),
+        sort: args.sort,
         limit: args.limit,
     })
 }
@@ -53,16 +51,12 @@ fn table(runs: &[Listed], store_bytes: u64, terminal: Option<usize>) -> String {
     for listed in runs {
         let run = &listed.run;
         let is_used = run.peak_tracked_bytes.is_none();
+        let user = listed.user.as_deref().map(clean).or(listed.uid.map(|uid| uid.to_string()));
         let cells = [
             run.id.to_string(),
             date_minute(run.stored_s),
             if run.pid == 0 { "-".to_owned() } else { run.pid.to_string() },
-            listed
-                .user
-                .as_deref()
-                .map(clean)
-                .or(listed.uid.map(|uid| uid.to_string()))
-                .unwrap_or_else(|| "-".into()),
+            user.unwrap_or_else(|| "-".into()),
             state_name(run.state).to_owned(),
             peak(listed).map_or("-".to_owned(), |bytes| unit.amount(bytes) + if is_used { "*" } else { "" }),
             if listed.ooms == 0 { String::new() } else { listed.ooms.to_string() },
@@ -71,19 +65,13 @@ fn table(runs: &[Listed], store_bytes: u64, terminal: Option<usize>) -> String {
     }
     let columns = terminal.unwrap_or(usize::MAX);
     let out: String = table.lines().iter().map(|line| cut(line, columns).to_owned() + "\n").collect();
-    let used = if runs.iter().any(|listed| listed.run.peak_tracked_bytes.is_none() && peak(listed).is_some())
-    {
-        ", * of used"
-    } else {
-        ""
-    };
-    let size = Unit::for_largest(i64::try_from(store_bytes).unwrap_or(i64::MAX));
+    let has_used =
+        runs.iter().any(|listed| listed.run.peak_tracked_bytes.is_none() && peak(listed).is_some());
+    let used = if has_used { ", * of used" } else { "" };
+    let (count, unit) = (plural(runs.len() as u64, "run"), unit.name);
+    let size = Unit::for_largest(signed(store_bytes)).amount_with_name(signed(store_bytes));
     out + &format!(
-        "{}, peak of tracked in {}{used}; the store takes {} {}; next: gpumemctl report RUN | diff RUN RUN\n",
-        plural(runs.len() as u64, "run"),
-        unit.name,
-        size.amount(i64::try_from(store_bytes).unwrap_or(i64::MAX)),
-        size.name
+        "{count}, peak of tracked in {unit}{used}; the store takes {size}; next: gpumemctl report RUN | diff RUN RUN\n"
     )
 }
 

@@ -102,7 +102,7 @@ fn what_cannot_be_compared_is_answered() {
         (&["diff", "r1", "r2"][..], 3, "run store"),
         (&["diff", "x.log", "y.log"][..], 3, "x.log"),
         (&["explain", "untrackabel"][..], 3, "did you mean Untrackable?"),
-        (&["explain", "xyzzy"][..], 3, "gpumemctl explain lists them"),
+        (&["explain", "xyzzy"][..], 3, "gpumemctl explain prints all"),
         (&["export", "r1"][..], 3, "run store"),
         (&["runs", "--since", "soon"][..], 3, "run store"),
     ] {

@@ -5,8 +5,9 @@ use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
 use gpumem_model::run::{Run, State};
 use gpumem_runs::store::Store;
 use serde_json::Value;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
+use std::process::{Command, Stdio};
 
 fn rank(pid: u32, rank: u32, state: State) -> Run {
     let mut run = run_of(pid, "bert.18a2b3c4d5e6f70-1f3", Some(rank));
@@ -121,9 +122,9 @@ fn servers_that_are_no_prometheus_are_named() {
     let folder = Folder::new("no-prometheus");
     let answers = [
         ("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", 6, "not as a Prometheus does"),
-        ("HTTP/1.1 302 Found\r\nLocation: https://x\r\nContent-Length: 0\r\n\r\n", 6, "sends elsewhere"),
+        ("HTTP/1.1 302 Found\r\nLocation: https://x\r\nContent-Length: 0\r\n\r\n", 6, "redirects"),
         ("HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", 6, "wants a password"),
-        ("SSH-2.0-OpenSSH_9.2\r\n", 6, "does not speak HTTP"),
+        ("SSH-2.0-OpenSSH_9.2\r\n", 6, "does not answer in HTTP"),
         (
             "HTTP/1.1 400 Bad Request\r\nContent-Length: 55\r\n\r\n{\"status\":\"error\",\"errorType\":\"x\",\"error\":\"\\u001bboom\"}  ",
             1,
@@ -141,4 +142,67 @@ fn servers_that_are_no_prometheus_are_named() {
     }
     let (code, why) = failure(&folder.run(&["job", "bert", "--prometheus", "http://x", "--socket", "/x"]));
     assert!(code == 2 && why.contains("cannot be used with"), "{why}");
+}
+
+/// Replies over TLS to every request with an empty result.
+const HTTPS_SERVER: &str = r#"
+import http.server, ssl, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = b'{"status":"success","data":{"resultType":"vector","result":[]}}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *words):
+        pass
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(sys.argv[1], sys.argv[2])
+server.socket = context.wrap_socket(server.socket, server_side=True)
+print(server.server_port, flush=True)
+server.serve_forever()
+"#;
+
+#[test]
+fn https_goes_through_curl_which_checks_the_certificate() {
+    for tool in ["curl", "openssl"] {
+        if Command::new(tool).arg("--version").output().is_err() {
+            gpumem_test_support::skip(&format!("there is no {tool}"), &format!("apt-get install {tool}"));
+            return;
+        }
+    }
+    let folder = Folder::new("https");
+    let (certificate, key) = (folder.text("certificate.pem"), folder.text("key.pem"));
+    let make =
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1";
+    let made =
+        Command::new("openssl").args(make.split(' ')).args(["-keyout", &key, "-out", &certificate]).output();
+    assert!(made.as_ref().is_ok_and(|made| made.status.success()), "{made:?}");
+    let mut server = Command::new("python3");
+    server.args(["-c", HTTPS_SERVER, &certificate, &key]).stdout(Stdio::piped());
+    let mut server = server.spawn().expect("python3");
+    let mut port = String::new();
+    BufReader::new(server.stdout.take().expect("a pipe")).read_line(&mut port).expect("a port");
+    let url = format!("https://127.0.0.1:{}", port.trim());
+    let ask = |name: &str, value: &str| {
+        let mut command = folder.command(&["job", "bert", "--prometheus", &url]);
+        command.env_remove("SSL_CERT_FILE").env_remove("CURL_CA_BUNDLE").env("HOME", &folder.0);
+        failure(&command.env(name, value).output().expect("gpumemctl"))
+    };
+    let accepted = ask("CURL_CA_BUNDLE", &certificate);
+    let refused = ask("LC_ALL", "C");
+    let no_curl = ask("PATH", "/nowhere");
+    server.kill().expect("ended");
+    server.wait().expect("ended");
+    let ended = ask("CURL_CA_BUNDLE", &certificate);
+    for ((code, why), (expected, words)) in [accepted, refused.clone(), no_curl, ended].iter().zip([
+        (3, "does it scrape gpumemd, port 9837?"),
+        (6, "the certificate is not accepted: curl (60)"),
+        (6, "https needs the program curl"),
+        (6, "curl (7)"),
+    ]) {
+        assert_eq!((*code, why.contains(words)), (expected, true), "{words}: {why}");
+    }
+    assert!(refused.1.contains("CURL_CA_BUNDLE=FILE"), "{}", refused.1);
 }

@@ -96,7 +96,7 @@ fn a_daemon_that_does_not_answer_as_it_should_is_named_with_what_to_do() {
     let folder = Folder::new("odd");
     let daemon = daemon(&folder);
     for (status, body, code, words) in [
-        (0, "SSH-2.0-x\r\n\r\n", 6, "does not speak HTTP"),
+        (0, "SSH-2.0-x\r\n\r\n", 6, "does not answer in HTTP"),
         (0, "", 6, "without an answer"),
         (200, "{}", 6, "another version"),
         (200, "not json", 6, "another version"),
@@ -112,7 +112,7 @@ fn a_daemon_that_does_not_answer_as_it_should_is_named_with_what_to_do() {
     fs::create_dir(folder.path("old")).expect("a folder");
     drop(UnixListener::bind(folder.path("old/control.sock")).expect("a socket"));
     let (exit, message) = failure(&folder.run(&["ps", "--socket", &folder.text("old")]));
-    assert_eq!((exit, message.contains("nobody listens")), (6, true), "{message}");
+    assert_eq!((exit, message.contains("no process listens")), (6, true), "{message}");
     let (_, message) = failure(&folder.run(&["ps", "--socket", &shipped().to_string_lossy()]));
     assert!(message.contains("is not a socket"), "{message}");
 }
@@ -170,7 +170,11 @@ fn one_of_several_devices_can_be_asked_for() {
         );
     }
     let (exit, message) = failure(&folder.run(&["report", "7", "--device", "1"]));
-    assert_eq!((exit, message.contains("some on: 0 (GPU-00000000-bbbb), 5 (GPU-0")), (3, true), "{message}");
+    assert_eq!(
+        (exit, message.contains("there are: 0 (GPU-00000000-bbbb), 5 (GPU-0")),
+        (3, true),
+        "{message}"
+    );
 }
 
 #[test]
@@ -337,7 +341,7 @@ fn doctor_puts_the_worst_first_and_needs_no_daemon() {
     let folder = Folder::new("doctor");
     let alone = doctor(&folder, &[]);
     assert!(alone.starts_with("BAD      daemon "), "{alone}");
-    assert!(line(&alone, "BAD", "daemon").starts_with("none answers; looked at: "), "{alone}");
+    assert!(line(&alone, "BAD", "daemon").starts_with("none answers; tried: "), "{alone}");
     assert!(alone.contains("-> gpumemctl run -- COMMAND starts a private one"), "{alone}");
 
     let daemon = daemon(&folder);
@@ -425,7 +429,7 @@ fn doctor_reads_this_shell_too() {
     let text = told("GPUMEM_SOCKET", &long);
     assert!(
         line(&text, "BAD", "sockets.path")
-            .starts_with("GPUMEM_SOCKET: GPUMEM_SOCKET gives a socket's path of 121"),
+            .starts_with("GPUMEM_SOCKET: GPUMEM_SOCKET gives a socket path of 121"),
         "{text}"
     );
     let text = told("GPUMEM_DISABLE", "1");

@@ -390,7 +390,7 @@ fn a_daemon_that_is_gone_is_said_and_one_that_is_back_is_heard() {
     site.daemon.says("GET /v1/ps", 500, r#"{"error":"on fire\u001b[2J"}"#);
     top.shows("on fire");
     site.daemon.says("GET /v1/ps", 0, "what is this");
-    top.shows("does not speak HTTP");
+    top.shows("does not answer in HTTP");
     site.tells(&machine());
     top.until("an answer", |text| !text.contains("no answer for"));
     top.types("\x03");

@@ -101,8 +101,8 @@ fn what_is_no_time_of_the_run_says_what_is() {
     let folder = Folder::new("window-wrong");
     let file = recording(&folder);
     for (args, exit, expected) in [
-        (&["--at", "11:00Z"][..], 3, "the run tells of 2026-11-20 10:30:"),
-        (&["--since", "2026-11-21"], 3, "is not in it: the run tells of"),
+        (&["--at", "11:00Z"][..], 3, "the run has data from 2026-11-20 10:30:"),
+        (&["--since", "2026-11-21"], 3, "is not in it: the run has data from"),
         (&["--between", "20s,40s"], 3, "is after"),
         (&["--at", "warm"], 3, "its marks: warm up over"),
         (&["--at", "1200"], 3, "has no unit"),

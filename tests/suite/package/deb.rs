@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The package of the programs as built, with this version.
 fn deb(out: &Path, version: &str) -> PathBuf {
@@ -25,13 +25,13 @@ fn deb(out: &Path, version: &str) -> PathBuf {
 }
 
 /// The package of this version, made once for all tests.
-fn package() -> &'static Path {
+pub fn package() -> &'static Path {
     static PACKAGE: OnceLock<PathBuf> = OnceLock::new();
     PACKAGE.get_or_init(|| deb(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("package"), VERSION))
 }
 
 /// Whether the machine has this program of Debian's; with GPUMEM_TOOLS_REQUIRED it must have.
-fn has(program: &str) -> bool {
+pub fn has(program: &str) -> bool {
     let has = Command::new(program).arg("--version").stdout(Stdio::null()).status().is_ok();
     if !has {
         gpumem_test_support::skip(&format!("there is no {program}"), "");
@@ -40,7 +40,7 @@ fn has(program: &str) -> bool {
 }
 
 /// All paths of the root, but those that any installation of any package makes.
-const PATHS: &str = r"find / -xdev \( -path /proc -o -path /run -o -path /tmp -o -path /dev -o -path /var/cache \
+pub const PATHS: &str = r"find / -xdev \( -path /proc -o -path /run -o -path /tmp -o -path /dev -o -path /var/cache \
     -o -path /var/log -o -path /var/lib/dpkg \) -prune -o -print | LC_ALL=C sort";
 
 #[test]
@@ -115,7 +115,7 @@ fn package_is_complete_and_removed_completely() {
 }
 
 /// A process that carries the library, or only its path; its pid in the root.
-fn carrier(root: &Root, variable: &str, version: &str) -> String {
+pub fn carrier(root: &Root, variable: &str, version: &str) -> String {
     let start = format!(
         "{variable}=/usr/lib/gpumem/{version}/libgpumem.so setsid sleep 500 > /dev/null 2>&1 & echo $!"
     );
@@ -191,7 +191,7 @@ fn package_is_reproducible_and_passes_lintian() {
 }
 
 /// All files below a folder, from there.
-fn files(folder: &Path) -> BTreeSet<String> {
+pub fn files(folder: &Path) -> BTreeSet<String> {
     let list = done(Command::new("find").args([".", "!", "-type", "d"]).current_dir(folder));
     list.lines().map(str::to_owned).collect()
 }

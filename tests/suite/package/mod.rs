@@ -2,6 +2,7 @@
 
 mod deb;
 mod root;
+mod rpm;
 mod sbom;
 mod supply;
 mod wheel;

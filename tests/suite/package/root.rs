@@ -94,14 +94,20 @@ impl Root {
 
     /// A command in it, with a clean environment.
     pub fn command(&self, words: &[&str]) -> Command {
+        let folder = self.folder().to_string_lossy().into_owned();
+        self.outside(&[&["chroot", &folder, "timeout", "120"], words].concat())
+    }
+
+    /// Its folder, for commands by [`outside`](Self::outside).
+    pub fn folder(&self) -> PathBuf {
+        self.folder.0.join("root")
+    }
+
+    /// A program of this machine that sees the root below [`folder`](Self::folder), with a clean environment.
+    pub fn outside(&self, words: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
-        command.args(["-t", &self.inside.to_string(), "-m", "-p", "--", "chroot"]);
-        command
-            .arg(self.folder.0.join("root"))
-            .args(["timeout", "120"])
-            .args(words)
-            .stdin(Stdio::null())
-            .env_clear();
+        command.args(["-t", &self.inside.to_string(), "-m", "-p", "--"]).args(words);
+        command.stdin(Stdio::null()).env_clear();
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C.UTF-8").env("HOME", "/root");
         command
     }

@@ -27,7 +27,7 @@ const LIMITS: [Limits; 10] = [
     Limits { krate: "report", largest_cycle: 4, against_layers: 0, small_files: 0 },
     Limits { krate: "import", largest_cycle: 1, against_layers: 0, small_files: 0 },
     Limits { krate: "daemon", largest_cycle: 4, against_layers: 0, small_files: 4 },
-    Limits { krate: "ctl", largest_cycle: 6, against_layers: 0, small_files: 2 },
+    Limits { krate: "ctl", largest_cycle: 5, against_layers: 0, small_files: 1 },
 ];
 
 /// Functions above 100 lines that stay, with the reason. Each is a dispatch over the kinds of something.

@@ -19,30 +19,29 @@ const SYSTEMCTL: Duration = Duration::from_secs(3);
 /// Difference in ns from which clocks count as different. A request takes less time, and other time namespaces differ by seconds.
 const CLOCKS_APART: u64 = 2_000_000_000;
 
-pub(super) fn look(told: &DoctorReport, findings: &mut Vec<Finding>) {
+pub(super) fn look(report: &DoctorReport, findings: &mut Vec<Finding>) {
     if Path::new("/run/systemd/system").exists()
         && let Some(text) = systemctl()
     {
-        findings.extend(units(&text, told.daemon.is_some()));
+        findings.extend(units(&text, report.daemon.is_some()));
     }
-    match &told.daemon {
-        Some(_) => {
-            let own = |of: &str| {
-                std::fs::read_link(format!("/proc/self/ns/{of}")).ok().map(|link| link.display().to_string())
-            };
-            findings.extend(pids(told.fact("pid namespace"), own("pid").as_deref()));
-            findings.extend(clocks(told.fact("clock"), own_clock()));
-        }
-        None => findings.extend(port(SocketAddr::from(PORT))),
+    if report.daemon.is_none() {
+        return findings.extend(port(SocketAddr::from(PORT)));
     }
+    let own = std::fs::read_link("/proc/self/ns/pid").ok().map(|link| link.display().to_string());
+    findings.extend(pids(report.fact("pid namespace"), own.as_deref()));
+    findings.extend(clocks(report.fact("clock"), own_clock()));
 }
 
 /// Returns systemd's properties of our units, as `key=value` lines, with a blank line between units.
 fn systemctl() -> Option<String> {
-    const UNITS: [&str; 4] =
-        ["gpumemd.service", "gpumemd-agent.socket", "gpumemd-control.socket", "gpumemd-http.socket"];
     let mut command = Command::new("systemctl");
-    command.arg("show").args(UNITS).arg("--property=Id,LoadState,ActiveState,SubState,Result,NRestarts");
+    command.args([
+        "show",
+        "--property=Id,LoadState,ActiveState,SubState,Result,NRestarts",
+        "gpumemd.service",
+    ]);
+    command.args(["gpumemd-agent.socket", "gpumemd-control.socket", "gpumemd-http.socket"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().ok()?;
     let since = Instant::now();
@@ -60,70 +59,68 @@ fn systemctl() -> Option<String> {
 }
 
 fn units(text: &str, answers: bool) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for unit in text.split("\n\n") {
-        let values: BTreeMap<&str, &str> = unit.lines().filter_map(|line| line.split_once('=')).collect();
-        let value = |key: &str| values.get(key).copied().unwrap_or_default();
-        let (id, state) = (value("Id"), value("ActiveState"));
-        let mut say = |state, text: String, fix: Option<String>| {
-            findings.push(finding(Check::DaemonUnit, state, id, text, fix.as_deref()));
-        };
-        let is_service = id.ends_with(".service");
-        match (value("LoadState"), state) {
-            ("", _) => {}
-            // Not installed, as on a machine where every user has a private daemon.
-            ("not-found", _) if is_service && !answers => {
-                say(State::Ok, "is not installed here".into(), None)
-            }
-            ("not-found", _) => {}
-            ("masked", _) => say(State::Warn, "is masked".into(), Some(format!("systemctl unmask {id}"))),
-            (_, "active" | "reloading" | "activating") => {
-                let restarts = value("NRestarts").parse::<u64>().unwrap_or(0);
-                if restarts > 0 {
-                    let text = format!("is {state}, and was restarted {restarts} times after a failure");
-                    say(State::Warn, text, Some(format!("journalctl -u {id} -n 100")));
-                } else if is_service {
-                    say(State::Ok, format!("is {state} ({})", value("SubState")), None);
+    text.split("\n\n").filter_map(|unit| of_unit(unit, answers)).collect()
+}
+
+fn of_unit(unit: &str, answers: bool) -> Option<Finding> {
+    let values: BTreeMap<&str, &str> = unit.lines().filter_map(|line| line.split_once('=')).collect();
+    let value = |key: &str| values.get(key).copied().unwrap_or_default();
+    let id = value("Id");
+    let is_service = id.ends_with(".service");
+    let (state, text, fix) = match (value("LoadState"), value("ActiveState")) {
+        ("", _) => return None,
+        // Not installed, as on a machine where every user has a private daemon.
+        ("not-found", _) if is_service && !answers => {
+            (State::Ok, "is not installed here".into(), String::new())
+        }
+        ("not-found", _) => return None,
+        ("masked", _) => (State::Warn, "is masked".into(), format!("systemctl unmask {id}")),
+        (_, active @ ("active" | "reloading" | "activating")) => {
+            match value("NRestarts").parse().unwrap_or(0_u64) {
+                0 if is_service => (State::Ok, format!("is {active} ({})", value("SubState")), String::new()),
+                0 => return None,
+                restarts => {
+                    let text = format!("is {active}, and was restarted {restarts} times after a failure");
+                    (State::Warn, text, format!("journalctl -u {id} -n 100"))
                 }
             }
-            (_, "failed") => {
-                let text = format!("has failed ({})", value("Result"));
-                let fix = format!("journalctl -u {id} -n 50 says why; then systemctl restart {id}");
-                say(State::Bad, text, Some(fix));
-            }
-            // A service may be inactive until its socket activates it, but an inactive socket activates nothing.
-            (_, other) if !is_service || !answers => {
-                say(State::Warn, format!("is {other}"), Some(format!("systemctl enable --now {id}")));
-            }
-            _ => {}
         }
-    }
-    findings
+        (_, "failed") => {
+            let fix = format!("journalctl -u {id} -n 50 shows the reason; then systemctl restart {id}");
+            (State::Bad, format!("has failed ({})", value("Result")), fix)
+        }
+        // A service may be inactive until its socket activates it, but an inactive socket activates nothing.
+        (_, other) if !is_service || !answers => {
+            (State::Warn, format!("is {other}"), format!("systemctl enable --now {id}"))
+        }
+        _ => return None,
+    };
+    Some(finding(Check::DaemonUnit, state, id, text, &fix))
 }
 
 /// Compares PID namespaces. `of` is the daemon's, `own` is ours.
 fn pids(of: Option<&str>, own: Option<&str>) -> Option<Finding> {
     let (of, own) = (of?, own?);
-    let say = |state, text: &str, fix| finding(Check::NamespacePid, state, "pids", text, fix);
-    let host = "run gpumemd in the host's PID namespace (hostPID: true, --pid=host)";
-    Some(match (of == HOSTS, of == own) {
-        (true, true) => say(State::Ok, "gpumemd sees the whole machine", None),
-        (true, false) => say(
+    const HOST_PIDS: &str = "run gpumemd in the host's PID namespace (hostPID: true, --pid=host)";
+    let (state, text, fix) = match (of == HOSTS, of == own) {
+        (true, true) => (State::Ok, "gpumemd sees the whole machine", ""),
+        (true, false) => (
             State::Warn,
-            "gpumemd counts pids of the host, and this shell's are a container's: the numbers mean other processes",
-            Some("ask on the node, or with the pids that gpumemctl ps shows"),
+            "gpumemd uses the host's pids, and this shell those of a container: equal numbers are other processes",
+            "run gpumemctl on the node, or use the pids that gpumemctl ps shows",
         ),
-        (false, true) => say(
+        (false, true) => (
             State::Ok,
             "gpumemd sees the processes of this PID namespace, not those of the rest of the machine",
-            Some(host),
+            HOST_PIDS,
         ),
-        (false, false) => say(
+        (false, false) => (
             State::Warn,
-            "gpumemd lives in another PID namespace than this shell: processes outside of it are not known to it",
-            Some(host),
+            "gpumemd runs in another PID namespace than this shell: it does not see processes outside of its own",
+            HOST_PIDS,
         ),
-    })
+    };
+    Some(finding(Check::NamespacePid, state, "pids", text, fix))
 }
 
 fn own_clock() -> u64 {
@@ -134,17 +131,15 @@ fn own_clock() -> u64 {
 
 fn clocks(of: Option<&str>, own: u64) -> Option<Finding> {
     let apart = of?.parse::<u64>().ok()?.abs_diff(own);
-    (apart > CLOCKS_APART).then(|| {
-        let text = format!(
-            "the clock here is {} s away from gpumemd's: another time namespace, whose agents are refused",
-            apart / 1_000_000_000
-        );
-        let fix = "start programs in gpumemd's time namespace (no unshare --time)";
-        finding(Check::NamespaceTime, State::Warn, "clock", text, Some(fix))
-    })
+    let seconds = apart / 1_000_000_000;
+    let text = format!(
+        "the clock here is {seconds} s away from gpumemd's: another time namespace, whose agents gpumemd refuses"
+    );
+    let fix = "start programs in gpumemd's time namespace (no unshare --time)";
+    (apart > CLOCKS_APART).then(|| finding(Check::NamespaceTime, State::Warn, "clock", text, fix))
 }
 
-/// Returns which program uses the port for metrics, if no daemon can be asked.
+/// Checks which program uses the port for metrics, if no daemon answers.
 fn port(address: SocketAddr) -> Option<Finding> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_millis(300)).ok()?;
     let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
@@ -153,20 +148,17 @@ fn port(address: SocketAddr) -> Option<Finding> {
     let question = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     let asked = stream.write_all(question).and_then(|()| stream.take(4096).read_to_end(&mut answer));
     let is_ours = asked.is_ok() && String::from_utf8_lossy(&answer).contains("there is /metrics");
-    let say = |state, text: String, fix| finding(Check::DaemonPort, state, "metrics", text, Some(fix));
-    Some(if is_ours {
-        let text =
-            format!("a gpumemd serves {address}, and its control socket is not to be reached from here");
-        say(State::Warn, text, "ask as its user, or where it lives (another user's, another container's)")
-    } else {
-        let text =
-            format!("another program has {address}: gpumemd does not start with its usual configuration");
-        say(
-            State::Warn,
-            text,
-            "metrics.listen = \"127.0.0.1:9838\", or \"off\"; who has it: ss -ltnp sport = :9837",
-        )
-    })
+    let (text, fix) = match is_ours {
+        true => (
+            format!("a gpumemd serves {address}, but its control socket cannot be reached from here"),
+            "run gpumemctl as the user, or in the container, of that gpumemd",
+        ),
+        false => (
+            format!("another program uses {address}: gpumemd does not start with its default configuration"),
+            "metrics.listen = \"127.0.0.1:9838\", or \"off\"; the other program: ss -ltnp sport = :9837",
+        ),
+    };
+    Some(finding(Check::DaemonPort, State::Warn, "metrics", text, fix))
 }
 
 #[cfg(test)]
@@ -183,10 +175,10 @@ mod tests {
         let failed = "Id=gpumemd.service\nLoadState=loaded\nActiveState=failed\nSubState=failed\nResult=exit-code\nNRestarts=0\n\n\
                       Id=gpumemd-agent.socket\nLoadState=loaded\nActiveState=active\nSubState=listening\nResult=success\n\n\
                       Id=gpumemd-http.socket\nLoadState=loaded\nActiveState=inactive\nSubState=dead\nResult=success";
-        let told = of_units(failed, false);
-        assert_eq!(told.len(), 2, "{told:?}");
-        assert!(told[0].0 == State::Bad && told[0].2.contains("exit-code"), "{told:?}");
-        assert!(told[1].0 == State::Warn && told[1].1 == "gpumemd-http.socket", "{told:?}");
+        let report = of_units(failed, false);
+        assert_eq!(report.len(), 2, "{report:?}");
+        assert!(report[0].0 == State::Bad && report[0].2.contains("exit-code"), "{report:?}");
+        assert!(report[1].0 == State::Warn && report[1].1 == "gpumemd-http.socket", "{report:?}");
         let restarted =
             "Id=gpumemd.service\nLoadState=loaded\nActiveState=active\nSubState=running\nNRestarts=3";
         assert!(of_units(restarted, true)[0].2.contains("3 times"));
@@ -215,8 +207,8 @@ mod tests {
             let (mut stream, _) = listener.accept().expect("a caller");
             let _ = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nhello");
         });
-        let told = port(address).expect("taken");
-        assert!(told.text.contains("another program") && told.state == State::Warn, "{told:?}");
+        let report = port(address).expect("taken");
+        assert!(report.text.contains("another program") && report.state == State::Warn, "{report:?}");
         stranger.join().expect("it ends");
         assert!(port(address).is_none(), "free again");
     }

@@ -22,15 +22,12 @@ const FOLDERS: [&str; 7] = [
     "usr/lib/wsl/lib",
 ];
 
-/// Facts about the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Driver {
-    /// Version of the kernel module.
     pub version: String,
 }
 
 impl Driver {
-    /// Returns the first number of its version.
     pub(crate) fn branch(&self) -> Option<u32> {
         self.version.split('.').next()?.parse().ok()
     }
@@ -57,40 +54,38 @@ pub(super) fn look(root: &Path, findings: &mut Vec<Finding>) -> Option<Driver> {
 }
 
 fn of_module(root: &Path, findings: &mut Vec<Finding>) -> Option<Driver> {
-    let mut say =
-        |state, text: String, fix| findings.push(finding(Check::Driver, state, "driver", text, fix));
-    let told = fs::read_to_string(root.join("proc/driver/nvidia/version")).ok();
-    let Some(version) = told.as_deref().and_then(version) else {
-        if root.join("dev/dxg").exists() {
-            let text = "WSL: Windows has the driver (/dev/dxg); no process's bytes are known here";
-            say(State::Warn, text.into(), Some("what agents track is known: gpumemctl run -- COMMAND"));
-        } else if root.join("dev/nvidiactl").exists() {
-            say(State::Ok, "/dev/nvidiactl is there".into(), None);
-        } else if root.join("sys/module/nouveau").exists() {
-            let text = "the kernel uses nouveau, which has neither NVML nor CUDA";
-            say(
-                State::Warn,
-                text.into(),
-                Some("install NVIDIA's driver, and keep nouveau from being loaded"),
-            );
-        } else {
-            let text = "no /dev/nvidiactl: no NVIDIA driver is loaded, or this container has no GPU";
-            let fix = "modprobe nvidia, or nvidia-smi as root once; in a container: --gpus all, or a GPU in the pod's limits";
-            say(State::Warn, text.into(), Some(fix));
-        }
-        return None;
+    let text = fs::read_to_string(root.join("proc/driver/nvidia/version")).ok();
+    let driver = text.as_deref().and_then(version).map(|version| Driver { version });
+    let exists = |path: &str| root.join(path).exists();
+    let (state, text, fix) = match &driver {
+        Some(old) if old.branch().is_some_and(|branch| branch < OLDEST) => (
+            State::Warn,
+            format!(
+                "{} is older than CUDA 11: NVML has sums, but there is no CUPTI for the agent",
+                old.version
+            ),
+            "update the driver to 525 or later",
+        ),
+        Some(Driver { version }) => (State::Ok, format!("kernel module {version}"), ""),
+        None if exists("dev/dxg") => (
+            State::Warn,
+            "WSL: Windows has the driver (/dev/dxg); the bytes of processes are unknown here".into(),
+            "agents report tracked memory: gpumemctl run -- COMMAND",
+        ),
+        None if exists("dev/nvidiactl") => (State::Ok, "/dev/nvidiactl exists".into(), ""),
+        None if exists("sys/module/nouveau") => (
+            State::Warn,
+            "the kernel uses nouveau, which has neither NVML nor CUDA".into(),
+            "install NVIDIA's driver, and keep nouveau from being loaded",
+        ),
+        None => (
+            State::Warn,
+            "no /dev/nvidiactl: no NVIDIA driver is loaded, or this container has no GPU".into(),
+            "modprobe nvidia, or nvidia-smi as root once; in a container: --gpus all, or a GPU in the pod's limits",
+        ),
     };
-    let driver = Driver { version };
-    if driver.branch().is_some_and(|branch| branch < OLDEST) {
-        let text = format!(
-            "{} is older than CUDA 11: sums by NVML, but no library that an agent could use",
-            driver.version
-        );
-        say(State::Warn, text, Some("update the driver to 525 or later"));
-    } else {
-        say(State::Ok, format!("kernel module {}", driver.version), None);
-    }
-    Some(driver)
+    findings.push(finding(Check::Driver, state, "driver", text, fix));
+    driver
 }
 
 /// Returns the version in the text of /proc/driver/nvidia/version.
@@ -123,9 +118,8 @@ fn of_libraries(root: &Path, driver: &Driver, findings: &mut Vec<Finding>) {
             }
         }
     }
-    let mut say = |state, text: String, fix| {
-        findings.push(finding(Check::DriverVersions, state, "driver", text, fix));
-    };
+    let mut add =
+        |state, text, fix| findings.push(finding(Check::DriverVersions, state, "driver", text, fix));
     if let Some(other) = others.first() {
         let text = format!("the kernel module is {}, the library is {}", driver.version, other.display());
         // If a fitting library exists too, an old one affects only programs that find it first.
@@ -134,9 +128,9 @@ fn of_libraries(root: &Path, driver: &Driver, findings: &mut Vec<Finding>) {
             0 => "the driver was updated and is not loaded yet: reload the nvidia modules, or reboot",
             _ => "remove the library of the other driver, or take its folder out of LD_LIBRARY_PATH",
         };
-        say(state, text, Some(fix));
+        add(state, text, fix);
     } else if same > 0 {
-        say(State::Ok, format!("libraries and kernel module are {}", driver.version), None);
+        add(State::Ok, format!("libraries and kernel module are {}", driver.version), "");
     }
 }
 
@@ -152,8 +146,7 @@ fn of_files(root: &Path, findings: &mut Vec<Finding>) {
     if files.is_empty() {
         return;
     }
-    let mut say =
-        |state, text: String, fix| findings.push(finding(Check::DriverFiles, state, "driver", text, fix));
+    let mut add = |state, text, fix| findings.push(finding(Check::DriverFiles, state, "driver", text, fix));
     let path = |name: &String| root.join("dev").join(name);
     let closed: Vec<_> =
         files.iter().filter(|name| access(path(name), Access::READ_OK | Access::WRITE_OK).is_err()).collect();
@@ -162,18 +155,16 @@ fn of_files(root: &Path, findings: &mut Vec<Finding>) {
             format!(" (mode {:04o}, group {})", file.permissions().mode() & 0o7777, file.gid())
         });
         let names: Vec<&str> = closed.iter().map(|name| name.as_str()).collect();
-        let text = format!(
-            "this user may not open /dev/{}{mode}: programs of this user find no GPU",
-            names.join(", /dev/")
-        );
+        let names = names.join(", /dev/");
+        let text = format!("this user may not open /dev/{names}{mode}: programs of this user find no GPU");
         let fix =
-            "join the group that owns them, or have the driver make them for all: NVreg_DeviceFileMode=0666";
-        say(State::Warn, text, Some(fix));
+            "join the group that owns them, or let the driver open them to all: NVreg_DeviceFileMode=0666";
+        add(State::Warn, text, fix);
     } else if !files.iter().any(|name| name == "nvidia-uvm") {
         let text = "there is no /dev/nvidia-uvm: CUDA cannot start";
-        say(State::Warn, text.into(), Some("modprobe nvidia-uvm, or nvidia-modprobe -u -c 0"));
+        add(State::Warn, text.into(), "modprobe nvidia-uvm, or nvidia-modprobe -u -c 0");
     } else {
-        say(State::Ok, format!("{} device files that this user may open", files.len()), None);
+        add(State::Ok, format!("{} device files that this user may open", files.len()), "");
     }
 }
 
@@ -196,13 +187,13 @@ pub(super) fn mps(root: &Path) -> Option<Finding> {
     let subject = format!("pid {}", pid(injected.or(of_mps.first())?).unwrap_or(0));
     let text = match injected {
         Some(_) => {
-            "MPS runs here, with CUDA_INJECTION64_PATH set: the agent is silent in its server, clients have their own"
+            "MPS runs with CUDA_INJECTION64_PATH set: the agent is off in its server, clients have their own"
         }
         None => {
-            "MPS runs here: clients have bytes of their own from Volta on; before, all of them are its server's"
+            "MPS runs: from Volta on, clients have their own bytes; before, all bytes are those of its server"
         }
     };
-    Some(finding(Check::DriverMps, State::Ok, &subject, text, None))
+    Some(finding(Check::DriverMps, State::Ok, &subject, text, ""))
 }
 
 fn contains(text: &[u8], word: &[u8]) -> bool {
@@ -231,7 +222,7 @@ mod tests {
             self
         }
 
-        fn told(&self) -> Vec<(String, State, String)> {
+        fn report(&self) -> Vec<(String, State, String)> {
             let mut findings = Vec::new();
             look(&self.0, &mut findings);
             findings.into_iter().map(|of| (of.id, of.state, of.text)).collect()
@@ -262,17 +253,17 @@ mod tests {
     #[test]
     fn a_machine_without_a_driver_says_why() {
         let none = Root::new("none");
-        assert!(none.told()[0].2.starts_with("no /dev/nvidiactl"), "{:?}", none.told());
+        assert!(none.report()[0].2.starts_with("no /dev/nvidiactl"), "{:?}", none.report());
         none.file("sys/module/nouveau/version", "");
-        assert!(none.told()[0].2.contains("nouveau"));
+        assert!(none.report()[0].2.contains("nouveau"));
         none.file("dev/dxg", "");
-        assert!(none.told()[0].2.contains("WSL"));
+        assert!(none.report()[0].2.contains("WSL"));
         let old = Root::new("old");
         old.file(
             "proc/driver/nvidia/version",
             "NVRM version: NVIDIA UNIX x86_64 Kernel Module  390.157  Wed",
         );
-        assert!(old.told()[0].2.contains("older than CUDA 11"), "{:?}", old.told());
+        assert!(old.report()[0].2.contains("older than CUDA 11"), "{:?}", old.report());
     }
 
     #[test]
@@ -281,8 +272,8 @@ mod tests {
         root.file("proc/driver/nvidia/version", OPEN).file("usr/lib64/libcuda.so.560.28.03", "");
         std::os::unix::fs::symlink("libcuda.so.560.28.03", root.0.join("usr/lib64/libcuda.so.1"))
             .expect("a link");
-        let told = root.told();
-        let found = told.iter().find(|(id, ..)| id == "driver.versions").expect("it is told");
+        let report = root.report();
+        let found = report.iter().find(|(id, ..)| id == "driver.versions").expect("it is report");
         assert!(
             found.1 == State::Bad && found.2.contains("550.54.14") && found.2.contains("560.28.03"),
             "{found:?}"
@@ -290,9 +281,9 @@ mod tests {
         root.file("usr/lib/libcuda.so.550.54.14", "");
         std::os::unix::fs::symlink("libcuda.so.550.54.14", root.0.join("usr/lib/libcuda.so.1"))
             .expect("a link");
-        assert!(root.told().iter().any(|(id, state, _)| id == "driver.versions" && *state == State::Warn));
+        assert!(root.report().iter().any(|(id, state, _)| id == "driver.versions" && *state == State::Warn));
         fs::remove_dir_all(root.0.join("usr/lib64")).expect("removed");
-        assert!(root.told().iter().any(|(id, state, _)| id == "driver.versions" && *state == State::Ok));
+        assert!(root.report().iter().any(|(id, state, _)| id == "driver.versions" && *state == State::Ok));
     }
 
     #[test]
@@ -300,7 +291,7 @@ mod tests {
         let root = Root::new("files");
         root.file("dev/nvidiactl", "").file("dev/nvidia0", "").file("dev/nvidia-modeset", "");
         let of_files =
-            |root: &Root| root.told().into_iter().find(|(id, ..)| id == "driver.files").expect("told");
+            |root: &Root| root.report().into_iter().find(|(id, ..)| id == "driver.files").expect("report");
         assert!(of_files(&root).2.contains("no /dev/nvidia-uvm"));
         root.file("dev/nvidia-uvm", "");
         assert_eq!(of_files(&root).1, State::Ok);
@@ -313,6 +304,6 @@ mod tests {
         root.file("proc/77/comm", "nvidia-cuda-mps\n").file("proc/77/environ", "HOME=/\0");
         assert_eq!(mps(&root.0).map(|of| (of.state, of.subject)), Some((State::Ok, "pid 77".into())));
         root.file("proc/77/environ", "HOME=/\0CUDA_INJECTION64_PATH=/usr/lib/gpumem/libgpumem.so\0");
-        assert!(mps(&root.0).is_some_and(|of| of.text.contains("silent in its server")));
+        assert!(mps(&root.0).is_some_and(|of| of.text.contains("off in its server")));
     }
 }

@@ -5,29 +5,22 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Most program headers that are read.
 const MOST_HEADERS: u16 = 64;
 const INTERPRETER: u32 = 3;
 const DYNAMIC: u32 = 2;
 
-/// Facts from the header of an ELF file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Elf {
     /// 32 or 64.
     pub bits: u8,
     /// EM_* value: 62 is x86-64, 183 is aarch64.
     pub machine: u16,
-    /// Path of the loader that a program requests.
     pub interpreter: Option<String>,
-    /// The file is dynamically linked.
     pub is_dynamic: bool,
 }
 
 impl Elf {
-    /// Reads the header of a file.
-    ///
-    /// # Errors
-    /// If the file cannot be read, or is no ELF file (`InvalidData`).
+    /// Reads the header of a file. The error is `InvalidData` if it is no ELF file.
     pub(crate) fn read(path: &Path) -> io::Result<Elf> {
         let file = File::open(path)?;
         let no_elf = || io::Error::new(io::ErrorKind::InvalidData, "is no ELF file");
@@ -64,7 +57,6 @@ impl Elf {
         Ok(elf)
     }
 
-    /// Returns the machine's name.
     pub(crate) fn machine_name(&self) -> String {
         match (self.machine, self.bits) {
             (62, 64) => "x86-64".into(),

@@ -3,50 +3,49 @@
 use anyhow::Result;
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Doctor, Finding, State};
+use gpumem_model::units::plural;
 use gpumem_report::table::{Align, Table, pad, width};
 use gpumem_report::text::{clean, wrapped};
 use std::path::PathBuf;
 
-/// All findings.
 #[derive(Debug)]
 pub(crate) struct DoctorReport {
     /// The daemon's control socket, and its own report.
     pub daemon: Option<(PathBuf, Doctor)>,
-    /// Findings, the worst first.
     pub findings: Vec<Finding>,
 }
 
 impl DoctorReport {
-    /// Returns a fact from the daemon's report.
     pub(super) fn fact(&self, name: &str) -> Option<&str> {
         let (_, doctor) = self.daemon.as_ref()?;
         doctor.facts.iter().find(|(of, _)| of == name).map(|(_, value)| value.as_str())
     }
+
+    /// Returns the number of findings that are bad, warnings, unknown and ok.
+    fn counts(&self) -> [usize; 4] {
+        [State::Bad, State::Warn, State::Unknown, State::Ok]
+            .map(|state| self.findings.iter().filter(|finding| finding.state == state).count())
+    }
 }
 
-/// Makes a finding of a check.
+/// Makes a finding of a check. `fix` is a remedy; empty if none is needed.
 pub(super) fn finding(
     check: Check,
     state: State,
     subject: &str,
     text: impl Into<String>,
-    fix: Option<&str>,
+    fix: &str,
 ) -> Finding {
-    let id = check.id().to_owned();
-    Finding { id, state, subject: subject.into(), text: text.into(), fix: fix.map(str::to_owned) }
+    let fix = Some(fix.to_owned()).filter(|fix| !fix.is_empty());
+    Finding { id: check.id().to_owned(), state, subject: subject.into(), text: text.into(), fix }
 }
 
 /// Returns the text for a terminal of this width; `None` for a pipe.
-pub(super) fn text(told: &DoctorReport, terminal: Option<usize>) -> String {
+pub(super) fn text(report: &DoctorReport, terminal: Option<usize>) -> String {
     let mut lines = Vec::new();
-    if let Some((control, doctor)) = &told.daemon {
-        lines.push(format!(
-            "gpumemd {} pid {}, up {}, at {}",
-            clean(&doctor.version),
-            doctor.pid,
-            duration(doctor.uptime_s),
-            control.display()
-        ));
+    if let Some((control, doctor)) = &report.daemon {
+        let (version, pid, up) = (clean(&doctor.version), doctor.pid, duration(doctor.uptime_s));
+        lines.push(format!("gpumemd {version} pid {pid}, up {up}, at {}", control.display()));
         // The omitted facts are meant for programs, and are in the JSON.
         let facts = doctor.facts.iter();
         let facts = facts.filter(|(name, _)| name != "clock" && !name.ends_with("namespace"));
@@ -55,18 +54,10 @@ pub(super) fn text(told: &DoctorReport, terminal: Option<usize>) -> String {
         lines.extend(table.lines().iter().map(|line| format!("  {line}")));
         lines.push(String::new());
     }
-    lines.extend(findings(&told.findings, terminal));
-    let count = |state: State| told.findings.iter().filter(|finding| finding.state == state).count();
-    let unknown = match count(State::Unknown) {
-        0 => String::new(),
-        unknown => format!(", {unknown} unknown"),
-    };
-    lines.push(format!(
-        "{} bad, {} to look at{unknown}, {} ok",
-        count(State::Bad),
-        count(State::Warn),
-        count(State::Ok)
-    ));
+    lines.extend(findings(&report.findings, terminal));
+    let [bad, warn, unknown, ok] = report.counts();
+    let unknown = if unknown == 0 { String::new() } else { format!(", {unknown} unknown") };
+    lines.push(format!("{bad} bad, {}{unknown}, {ok} ok", plural(warn as u64, "warning")));
     lines.join("\n") + "\n"
 }
 
@@ -107,26 +98,20 @@ fn findings(findings: &[Finding], terminal: Option<usize>) -> Vec<String> {
     lines
 }
 
-/// Returns the JSON document.
-pub(super) fn json(told: &DoctorReport) -> Result<String> {
-    let count = |state: State| told.findings.iter().filter(|finding| finding.state == state).count();
+pub(super) fn json(report: &DoctorReport) -> Result<String> {
+    let [bad, warn, unknown, ok] = report.counts();
     let document = serde_json::json!({
         "schema": "gpumem.doctor",
         "version": 2,
-        "control": told.daemon.as_ref().map(|(control, _)| control.display().to_string()),
-        "daemon": told.daemon.as_ref().map(|(_, doctor)| serde_json::json!({
+        "control": report.daemon.as_ref().map(|(control, _)| control.display().to_string()),
+        "daemon": report.daemon.as_ref().map(|(_, doctor)| serde_json::json!({
             "version": doctor.version,
             "pid": doctor.pid,
             "uptime_s": doctor.uptime_s,
             "facts": doctor.facts,
         })),
-        "counts": {
-            "bad": count(State::Bad),
-            "warn": count(State::Warn),
-            "unknown": count(State::Unknown),
-            "ok": count(State::Ok),
-        },
-        "findings": told.findings,
+        "counts": { "bad": bad, "warn": warn, "unknown": unknown, "ok": ok },
+        "findings": report.findings,
     });
     Ok(gpumem_model::harmless::json(&document))
 }

@@ -22,7 +22,7 @@ mod process;
 
 use crate::args::Doctor as Args;
 use crate::client::{Daemon, agent_alone};
-use crate::exit::{self, NotFound, TooOld};
+use crate::exit::{self, Kind};
 use crate::output::{print, width};
 use anyhow::Result;
 use findings::{DoctorReport, finding};
@@ -31,20 +31,17 @@ use gpumem_model::control::{Doctor, Finding, State};
 use std::path::Path;
 
 /// Runs the checks and prints the findings. Returns the exit code.
-///
-/// # Errors
-/// If there is no such process, or standard output fails.
 pub(crate) fn run(args: &Args) -> Result<u8> {
     if let Some(pid) = args.pid.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-        return Err(NotFound(format!("pid {pid}: no such process in this pid namespace")).into());
+        return Err(Kind::NotFound.error(format!("pid {pid}: no such process in this pid namespace")));
     }
-    let told = look(args);
+    let report = look(args);
     if args.bundle.is_some() {
-        bundle::write(args, &told)?;
+        bundle::write(args, &report)?;
         return Ok(exit::OK);
     }
-    print(&if args.json { findings::json(&told)? } else { findings::text(&told, width()) })?;
-    let is_bad = told.findings.iter().any(|finding| finding.state == State::Bad);
+    print(&if args.json { findings::json(&report)? } else { findings::text(&report, width()) })?;
+    let is_bad = report.findings.iter().any(|finding| finding.state == State::Bad);
     Ok(if is_bad { exit::SICK } else { exit::OK })
 }
 
@@ -59,7 +56,7 @@ fn look(args: &Args) -> DoctorReport {
         }
         None => (None, Vec::new()),
     };
-    let told = DoctorReport { daemon, findings: Vec::new() };
+    let report = DoctorReport { daemon, findings: Vec::new() };
     findings.extend(local_checks::paths());
     findings.push(local_checks::library());
     findings.extend(local_checks::versions());
@@ -74,78 +71,76 @@ fn look(args: &Args) -> DoctorReport {
     }
     findings.push(local_checks::cupti(driver.as_ref()));
     findings.extend(driver::mps(root));
-    daemon_environment::look(&told, &mut findings);
+    daemon_environment::look(&report, &mut findings);
     if let Some(pid) = args.pid {
-        let covered = its_findings.iter().any(|finding| {
+        let is_covered = |finding: &Finding| {
             finding.id == Check::Process.id() && finding.state == State::Ok
                 || finding.id == Check::ProcessBlocked.id()
-        });
-        process::look(pid, control.as_deref(), covered, &told, &mut findings);
+        };
+        let covered = its_findings.iter().any(is_covered);
+        process::look(pid, control.as_deref(), covered, &report, &mut findings);
     }
     findings.extend(its_findings);
     findings.sort_by_key(|finding| finding.state);
-    DoctorReport { findings, ..told }
+    DoctorReport { findings, ..report }
 }
 
 fn ask(args: &Args, findings: &mut Vec<Finding>) -> Option<(Daemon, Doctor)> {
-    const STARTS: &str =
-        "gpumemctl run -- COMMAND starts a private one; systemctl start gpumemd the system's";
+    const START: &str = "gpumemctl run -- COMMAND starts a private one; systemctl start gpumemd the system's";
     let daemon = match Daemon::find(args.socket.as_deref()) {
         Ok(daemon) => daemon,
         Err(unreachable) => {
             let tried: Vec<String> =
                 unreachable.tried.iter().map(|(path, why)| format!("{} {why}", path.display())).collect();
             let tried = tried.join("; ");
-            findings.push(match agent_alone() {
+            let (state, text, fix) = match agent_alone() {
                 // This happens in a container that gets only the agent socket.
-                Some(agent) => {
-                    let text = format!(
-                        "processes can report at {}, but nobody can be asked here: {tried}",
+                Some(agent) => (
+                    State::Warn,
+                    format!(
+                        "processes can report at {}, but no daemon answers here: {tried}",
                         agent.display()
-                    );
-                    let fix = "ask on the node, where its control socket is";
-                    finding(Check::Daemon, State::Warn, "daemon", text, Some(fix))
-                }
-                None => {
-                    let text = format!("none answers; looked at: {tried}");
-                    finding(Check::Daemon, State::Bad, "daemon", text, Some(STARTS))
-                }
-            });
+                    ),
+                    "ask on the node, where its control socket is",
+                ),
+                None => (State::Bad, format!("none answers; tried: {tried}"), START),
+            };
+            findings.push(finding(Check::Daemon, state, "daemon", text, fix));
             return None;
         }
     };
     findings.push(local_checks::sockets(&daemon));
-    let mut told = daemon.doctor(args.pid);
-    if let (Some(pid), Err(error)) = (args.pid, &told)
-        && error.is::<NotFound>()
+    let mut reply = daemon.doctor(args.pid);
+    if let (Some(pid), Err(error)) = (args.pid, &reply)
+        && Kind::NotFound.is_of(error)
     {
         // The daemon's report on itself is still useful.
-        let subject = format!("pid {pid}");
-        findings.push(finding(Check::Process, State::Unknown, &subject, error.to_string(), None));
-        told = daemon.doctor(None);
+        findings.push(finding(Check::Process, State::Unknown, &format!("pid {pid}"), error.to_string(), ""));
+        reply = daemon.doctor(None);
     }
-    let log = "look at its log (journalctl -u gpumemd, or gpumemd.log beside its sockets)";
-    match told {
+    let mut add = |check, state, text: String, fix| findings.push(finding(check, state, "daemon", text, fix));
+    match reply {
         Ok(doctor) => {
-            let own = env!("CARGO_PKG_VERSION");
-            if doctor.version != own {
-                let text = format!("gpumemd is {}, gpumemctl is {own}", doctor.version);
+            let (version, own) = (&doctor.version, env!("CARGO_PKG_VERSION"));
+            if version != own {
                 let fix = "restart gpumemd after an update (systemctl restart gpumemd), or call the gpumemctl beside it";
-                findings.push(finding(Check::DaemonVersion, State::Warn, "daemon", text, Some(fix)));
+                let text = format!("gpumemd is {version}, gpumemctl is {own}");
+                add(Check::DaemonVersion, State::Warn, text, fix);
             }
-            let text =
-                format!("gpumemd {} pid {} at {}", doctor.version, doctor.pid, daemon.control.display());
-            findings.push(finding(Check::Daemon, State::Ok, "daemon", text, None));
+            let text = format!("gpumemd {version} pid {} at {}", doctor.pid, daemon.control.display());
+            add(Check::Daemon, State::Ok, text, "");
             Some((daemon, doctor))
         }
         Err(error) => {
-            let (check, fix) = match error.is::<TooOld>() {
+            let (check, fix) = match Kind::OtherVersion.is_of(&error) {
                 true => {
                     (Check::DaemonVersion, "restart gpumemd after an update, or call the gpumemctl beside it")
                 }
-                false => (Check::Daemon, log),
+                false => {
+                    (Check::Daemon, "see its log (journalctl -u gpumemd, or gpumemd.log beside its sockets)")
+                }
             };
-            findings.push(finding(check, State::Bad, "daemon", format!("{error:#}"), Some(fix)));
+            add(check, State::Bad, format!("{error:#}"), fix);
             None
         }
     }

@@ -1,8 +1,7 @@
 //! Reads the members of a job from this node (its daemon, else its store), or from all nodes that a Prometheus scrapes.
 //!
 //! For a fleet, one query returns the owners of processes, from the labels of `gpumem_process_info`. A second query returns their
-//! numbers at the same time. They are joined here (join.rs), as PromQL would with `... * on (instance, pid, start)
-//! group_left(...)`.
+//! numbers at the same time. They are joined here, as PromQL would with `... * on (instance, pid, start) group_left(...)`.
 
 use super::join::join;
 use super::member::Member;
@@ -18,20 +17,20 @@ use std::collections::BTreeMap;
 
 /// Returns the members of a job and the name of their source.
 pub(crate) fn job_on_node(id: &str, args: &Args) -> Result<(Vec<Member>, String)> {
-    let (mut told, mut from) = match Daemon::find(args.socket.as_deref()) {
-        Ok(daemon) if args.store.typed().is_empty() => {
+    let (mut runs, mut from) = match Daemon::find(args.source.socket.as_deref()) {
+        Ok(daemon) if args.source.store.words().is_empty() => {
             (daemon.runs(RunSelector::Job(id))?, "this node".to_owned())
         }
-        Err(unreachable) if args.socket.as_deref().is_some() => return Err(unreachable.into()),
+        Err(unreachable) if args.source.socket.as_deref().is_some() => return Err(unreachable.into()),
         _ => (Vec::new(), String::new()),
     };
-    if told.is_empty() {
-        told = report::of_job(id, &args.store)?;
-        from = format!("the store {}", args.store.readable()?.display());
+    if runs.is_empty() {
+        runs = report::of_job(id, &args.source.store)?;
+        from = format!("the store {}", args.source.store.readable()?.display());
     }
-    let members = latest(told);
+    let members = latest(runs);
     if members.is_empty() {
-        let looked = format!("looked on this node and in {}", args.store.readable()?.display());
+        let looked = format!("looked on this node and in {}", args.source.store.readable()?.display());
         let known = all_on_node(args)
             .unwrap_or_default()
             .into_iter()
@@ -43,11 +42,12 @@ pub(crate) fn job_on_node(id: &str, args: &Args) -> Result<(Vec<Member>, String)
 
 /// Returns the running members, and ended ones of the newest instance of the job. If a job was restarted under the same name,
 /// processes of earlier instances in the store do not belong to it.
-fn latest(mut told: Vec<RunReply>) -> Vec<Member> {
-    let is_open = |told: &RunReply| told.run.state == State::Open;
-    let newest = told.iter().max_by_key(|told| (is_open(told), told.run.process.start_ticks)).and_then(life);
-    told.retain(|told| is_open(told) || life(told) == newest);
-    let mut members: Vec<Member> = told.iter().flat_map(|told| Member::of_run(&told.run)).collect();
+fn latest(mut runs: Vec<RunReply>) -> Vec<Member> {
+    let is_open = |reply: &RunReply| reply.run.state == State::Open;
+    let newest =
+        runs.iter().max_by_key(|reply| (is_open(reply), reply.run.process.start_ticks)).and_then(life);
+    runs.retain(|reply| is_open(reply) || life(reply) == newest);
+    let mut members: Vec<Member> = runs.iter().flat_map(|reply| Member::of_run(&reply.run)).collect();
     members.sort_by_key(|member| (!member.is_running(), std::cmp::Reverse(member.start_ticks)));
     // If a rank was restarted, only its newest process counts, whichever device the earlier one used.
     let mut newest = BTreeMap::new();
@@ -61,16 +61,15 @@ fn latest(mut told: Vec<RunReply>) -> Vec<Member> {
 
 /// Returns what distinguishes instances of a job: the batch system's number, or the pod, else the id that `gpumemctl run`
 /// generated. Instances under a name set by a prolog cannot be distinguished.
-fn life(told: &RunReply) -> Option<String> {
-    let process = &told.run.process;
+fn life(reply: &RunReply) -> Option<String> {
+    let process = &reply.run.process;
     let who = Who::of(&process.facts, &process.claims, None);
     let id = || process.claims.get("job").map(String::as_str);
     who.get("slurm_job").or_else(|| who.get("pod_uid")).or_else(id).map(str::to_owned)
 }
 
-/// Returns all processes that use GPU memory on this node.
 pub(crate) fn all_on_node(args: &Args) -> Result<Vec<Member>> {
-    let ps = Daemon::find(args.socket.as_deref())?.ps()?;
+    let ps = Daemon::find(args.source.socket.as_deref())?.ps()?;
     let member = |row| {
         let row: &gpumem_model::control::ProcessRow = row;
         Some(Member::of_row(row, ps.devices.get(row.device)?))
@@ -103,12 +102,10 @@ pub(crate) fn job_in_fleet(url: &str, id: &str) -> Result<(Vec<Member>, String)>
     Ok((members, url.to_owned()))
 }
 
-/// Returns all processes that use GPU memory.
 pub(crate) fn all_in_fleet(url: &str) -> Result<Vec<Member>> {
     ask(&Prometheus::of(url)?, INFO)
 }
 
-/// Returns the members that a selector matches.
 fn ask(server: &Prometheus, select: &str) -> Result<Vec<Member>> {
     let infos = server.query(select, None)?;
     let Some(time) = infos.first().map(Sample::time) else { return Ok(Vec::new()) };

@@ -1,10 +1,10 @@
 //! Text of jobs. Columns add up as printed.
 
-use super::member::Member;
-use super::sum::{Sum, ranges};
+use super::member::{Member, Sum, ranges};
+use crate::command::report::processes;
 use crate::output::width;
 use gpumem_model::units::{Unit, plural, thousands};
-use gpumem_report::group::{Line, table};
+use gpumem_report::group::{Identity, Line, table};
 use gpumem_report::text::{clean, wrapped};
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -14,64 +14,53 @@ const ROWS: usize = 64;
 /// Most ended members that are named.
 const ENDED: usize = 8;
 
-/// Returns the text of one job.
 pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, from: &str) -> String {
     let counted = |member: &&Member| sum.is_over || member.is_running();
     let rows: Vec<&Member> = members.iter().filter(counted).collect();
     let mut out = title(id, members, sum) + "\n\n";
-    for line in table_of(&rows, sum) {
-        out += &(line + "\n");
-    }
-    out.push('\n');
+    out += &(table_of(&rows, sum).join("\n") + "\n\n");
     let unit = Unit::for_largest(rows.iter().filter_map(|member| member.used_bytes).max().unwrap_or(0));
-    let mut say = |text: String| out += &(wrapped(&text, width()).join("\n") + "\n");
+    let mut add = |text: String| out += &(wrapped(&text, width()).join("\n") + "\n");
     let largest = sum.worst.and_then(|place| members.get(place));
     if let Some((worst, used)) = largest.and_then(|worst| Some((worst, worst.used_bytes?))) {
-        let times = sum.imbalance.zip(sum.mean_used_bytes).map(|(times, mean)| {
-            format!(": {times:.2} times the mean of {} {}", unit.amount(mean.round() as i64), unit.name)
+        let mean = sum.imbalance.zip(sum.mean_used_bytes).map(|(times, mean)| {
+            format!(": {times:.2} times the mean of {}", unit.amount_with_name(mean.round() as i64))
         });
-        say(format!(
-            "most: {} with {} {}{}",
-            name(worst),
-            unit.amount(used),
-            unit.name,
-            times.unwrap_or_default()
-        ));
+        let (used, mean) = (unit.amount_with_name(used), mean.unwrap_or_default());
+        add(format!("most: {} with {used}{mean}", name(worst)));
     }
     let highest = sum.highest_peak.and_then(|place| members.get(place));
     if let Some((peak, bytes)) = highest.and_then(|peak| Some((peak, peak.peak_used_bytes?))) {
-        say(format!("highest peak: {} with {} {}", name(peak), unit.amount(bytes), unit.name));
+        add(format!("highest peak: {} with {}", name(peak), unit.amount_with_name(bytes)));
     }
     if sum.used_unknown > 0 {
         let used = plural(sum.used_unknown as u64, "row");
-        say(format!("used is not known of {used}: not in the sum"));
+        add(format!("used is unknown for {used}: not in the sum"));
     }
     let failed: Vec<String> =
         members.iter().filter(|member| member.ooms.is_some_and(|ooms| ooms > 0)).map(name).collect();
     if !failed.is_empty() {
-        say(format!("out of memory: {} (gpumemctl oom PID)", failed.join(", ")));
-    } else if let Some(member) = members
+        add(format!("out of memory: {} (gpumemctl oom PID)", failed.join(", ")));
+    } else if let Some((count @ 1.., member)) = members
         .iter()
-        .filter(|member| member.failed_allocations.is_some_and(|count| count > 0))
-        .max_by_key(|member| member.failed_allocations)
+        .filter_map(|member| Some((member.failed_allocations?, member)))
+        .max_by_key(|(count, _)| *count)
     {
-        let times = thousands(member.failed_allocations.unwrap_or(0));
-        say(format!("refused allocations: {}, {times} times, most of all", name(member)));
+        add(format!("most refused allocations: {}, {} times", name(member), thousands(count)));
     }
     if !sum.missing_ranks.is_empty() {
         let here = if members.iter().any(|member| member.node.is_some()) { "anywhere" } else { "here" };
-        say(format!("missing: rank {}: not seen {here} with GPU memory", ranges(&sum.missing_ranks)));
+        add(format!("missing: rank {}: not seen {here} with GPU memory", ranges(&sum.missing_ranks)));
     }
     for text in doubts(&rows) {
-        say(text);
+        add(text);
     }
     let ended: Vec<&Member> = members.iter().filter(|member| !sum.is_over && !member.is_running()).collect();
     if !ended.is_empty() {
-        let more =
-            if ended.len() > ENDED { format!(" and {} more", ended.len() - ENDED) } else { String::new() };
+        let more = and_more(ended.len(), ENDED);
         let named: Vec<String> =
             ended.iter().take(ENDED).map(|member| format!("{} ({})", name(member), end(member))).collect();
-        say(format!("not running any more, and in no sum: {}{more}", named.join(", ")));
+        add(format!("not running any more, and in no sum: {}{more}", named.join(", ")));
     }
     let one = largest.or(members.first());
     let pid = one.map_or("PID".to_owned(), |member| member.pid.to_string());
@@ -79,7 +68,7 @@ pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, from: &str) -> String
         .and_then(|member| member.node.as_deref())
         .map(|node| format!(" on {}", clean(node)))
         .unwrap_or_default();
-    say(format!("from {}; next: gpumemctl report {pid}{on}", clean(from)));
+    add(format!("from {}; next: gpumemctl report {pid}{on}", clean(from)));
     out
 }
 
@@ -93,25 +82,16 @@ fn title(id: &str, members: &[Member], sum: &Sum) -> String {
         let values = of(key);
         // Every process that claims the job's name is included, so it must be visible that there are several users.
         if let Some(value) = values.first().filter(|value| **value != id) {
-            let more =
-                if values.len() > 1 { format!(" and {} more", values.len() - 1) } else { String::new() };
-            about.push(format!("{word}{}{more}", clean(value)));
+            about.push(format!("{word}{}{}", clean(value), and_more(values.len(), 1)));
         }
     }
     let about = if about.is_empty() { String::new() } else { format!(" ({})", about.join("; ")) };
-    let mut counts = vec![match sum.processes {
-        1 => "1 process".to_owned(),
-        many => format!("{} processes", thousands(many as u64)),
-    }];
+    let mut title = format!("job {}{about}: {}", clean(id), processes(sum.processes));
     if sum.nodes > 0 {
-        counts.push(format!("on {}", plural(sum.nodes as u64, "node")));
+        let _ = write!(title, " on {}", plural(sum.nodes as u64, "node"));
     }
-    let mut title = format!("job {}{about}: {}", clean(id), counts.join(" "));
-    let ranks: BTreeSet<u32> = members
-        .iter()
-        .filter(|member| sum.is_over || member.is_running())
-        .filter_map(|member| member.rank)
-        .collect();
+    let counted = members.iter().filter(|member| sum.is_over || member.is_running());
+    let ranks: BTreeSet<u32> = counted.filter_map(|member| member.rank).collect();
     if let Some(size) = sum.world_size {
         let _ = write!(title, ", {} of {} ranks", thousands(ranks.len() as u64), thousands(size));
     }
@@ -153,34 +133,24 @@ fn table_of(rows: &[&Member], sum: &Sum) -> Vec<String> {
     let mut shown: Vec<&&Member> = shown.to_vec();
     shown.sort_by_key(|member| (member.rank.is_none(), member.rank));
     let mut lines: Vec<Line> = shown.into_iter().map(line).collect();
-    let mut more = line(order[ROWS]);
-    more.names.iter_mut().for_each(String::clear);
-    if let Some(first) = more.names.first_mut() {
-        *first = format!("{} more", rest.len());
-    }
-    let add = |of: fn(&Member) -> Option<i64>| {
-        rest.iter()
-            .filter_map(|member| of(member))
-            .fold(None, |sum: Option<i64>, bytes| Some(sum.unwrap_or(0).saturating_add(bytes)))
-    };
-    more.amounts.used_bytes = add(|member| member.used_bytes);
-    more.amounts.predates_bytes = add(|member| member.predates_bytes);
-    more.amounts.tracked_bytes = add(|member| member.tracked_bytes);
-    more.amounts.idle_bytes = add(|member| member.idle_bytes);
-    more.amounts.gap_bytes = add(|member| member.untrackable_bytes);
-    more.amounts.peak_bytes = None;
-    more.note = "smaller ones".to_owned();
-    lines.push(more);
+    let rest: Vec<&Member> = rest.iter().map(|member| **member).collect();
+    let mut names = vec![String::new(); heads.len()];
+    names[0] = format!("{} more", rest.len());
+    lines.push(Line { names, amounts: Member::summed(&rest), note: "smaller ones".to_owned() });
     table(&heads, &lines)
 }
 
-/// Returns warnings about the members.
+/// Returns text for the entries of a list that are not shown.
+pub(crate) fn and_more(count: usize, shown: usize) -> String {
+    if count > shown { format!(" and {} more", count - shown) } else { String::new() }
+}
+
 fn doubts(rows: &[&Member]) -> Vec<String> {
     let mut doubts = Vec::new();
     let users: BTreeSet<&String> = rows.iter().filter_map(|member| member.who.get("user")).collect();
     if users.len() > 1 {
         let users: Vec<String> = users.into_iter().map(|user| clean(user)).collect();
-        doubts.push(format!("several users call their job so: {}", users.join(", ")));
+        doubts.push(format!("several users have a job of this name: {}", users.join(", ")));
     }
     let mut ranks: Vec<_> = rows.iter().filter_map(|member| Some((member.rank?, member.process()))).collect();
     ranks.sort_unstable();
@@ -189,7 +159,7 @@ fn doubts(rows: &[&Member]) -> Vec<String> {
         ranks.windows(2).filter(|pair| pair[0].0 == pair[1].0).map(|pair| pair[0].0).collect();
     twice.dedup();
     if !twice.is_empty() {
-        doubts.push(format!("more than one process says that it is rank {}", ranges(&twice)));
+        doubts.push(format!("more than one process claims to be rank {}", ranges(&twice)));
     }
     doubts
 }
@@ -209,7 +179,6 @@ fn end(member: &Member) -> String {
     }
 }
 
-/// Returns the text of all jobs.
 pub(crate) fn all(jobs: &[(Option<String>, Sum, Vec<Member>)], prometheus: Option<&str>) -> String {
     if jobs.is_empty() {
         return match prometheus {
@@ -247,25 +216,10 @@ pub(crate) fn all(jobs: &[(Option<String>, Sum, Vec<Member>)], prometheus: Optio
             Some(size) if job.is_some() => format!("{}/{size}", ranks.len()),
             _ => "-".to_owned(),
         });
-        let add = |of: fn(&Member) -> Option<i64>| {
-            members
-                .iter()
-                .filter_map(of)
-                .fold(None, |sum: Option<i64>, bytes| Some(sum.unwrap_or(0).saturating_add(bytes)))
-        };
-        let mut amounts = Member {
-            used_bytes: sum.used_bytes,
-            tracked_bytes: sum.tracked_bytes,
-            untrackable_bytes: sum.untrackable_bytes,
-            ..Member::default()
-        }
-        .amounts();
-        amounts.predates_bytes = add(|member| member.predates_bytes);
-        amounts.idle_bytes = add(|member| member.idle_bytes);
+        let mut amounts = Member::summed(&members.iter().collect::<Vec<_>>());
         if sum.uncovered > 0 {
             // The parts would cover only some members, but `used` covers all.
-            (amounts.predates_bytes, amounts.tracked_bytes, amounts.idle_bytes, amounts.gap_bytes) =
-                (None, None, None, None);
+            amounts = Identity { used_bytes: amounts.used_bytes, ..Identity::default() };
         }
         let mut notes = Vec::new();
         if sum.uncovered > 0 {

@@ -1,36 +1,32 @@
 //! `gpumemctl report [PID|RUN|FILE]`, and `gpumemctl oom` with the same arguments.
 //!
 //! ```text
-//! stored    runs of the store, recordings and logs
-//! live      processes that the daemon knows
-//! chosen    selects the run if none is named
+//! find      finds runs: files, stored runs, processes of the daemon, or the newest run
 //! past      a part of a run's life
 //! oom       OOMs of any of these
 //! ```
 //!
 //! In all cases the report is made from a run alone, by the same code.
 
-mod chosen;
-mod found;
-mod live;
+mod find;
 mod oom;
 mod past;
-mod stored;
 
+pub(crate) use find::{no_process, of_job};
 pub(crate) use oom::oom;
-pub(crate) use stored::of_job;
 
-use crate::args::{Plot, Report as Args, ReportRows, names_device};
-use crate::exit::NotFound;
+use crate::args::{Report as Args, names_device, no_device};
+use crate::exit::Kind;
 use crate::output::{deliver, deliver_by, unicode, width};
 use anyhow::{Result, bail};
-use found::{Found, What};
+use find::{Found, What};
 use gpumem_import::read_file;
 use gpumem_model::harmless::quoted;
 use gpumem_model::run::{Device, Run};
+use gpumem_model::units::thousands;
 use gpumem_model::window::Window;
 use gpumem_report::diff::sum_of_ranks;
-use gpumem_report::plot::{Options, Picture, draw};
+use gpumem_report::plot::{Drawing, Options, Picture, draw};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{self, Layout, clean};
 use gpumem_report::{By, Report, csv, group, growth, html, iterations, json, own, steps};
@@ -39,7 +35,7 @@ use std::path::Path;
 
 /// Finds the requested run, and limits it to the requested device and time.
 fn found(args: &Args) -> Result<Found> {
-    let Found { mut what, mut command } = find(args)?;
+    let Found { mut what, mut command } = select(args)?;
     if let Some(device) = &args.device {
         match &mut what {
             What::One(one) => only(std::slice::from_mut(&mut one.run), device)?,
@@ -53,14 +49,13 @@ fn found(args: &Args) -> Result<Found> {
 /// Returns a single process for other commands: the run, its id in the store, and the arguments that select it.
 pub(crate) fn single(args: &Args) -> Result<(Run, Option<String>, String)> {
     let Found { what, command } = found(args)?;
-    let typed: Vec<String> = command.iter().map(|word| quoted(word)).collect();
     match what {
-        What::One(one) => Ok((one.run, one.id, typed.join(" "))),
+        What::One(one) => Ok((one.run, one.id, typed(&command))),
         What::Group(title, runs) => {
             let pids: Vec<String> = runs.iter().map(|run| run.process.pid.to_string()).collect();
             let asked = args.run.as_deref().map(clean).unwrap_or_default();
             let text = format!("{asked} is {}: give one of them, {}", clean(&title), pids.join(", "));
-            Err(NotFound(text).into())
+            Err(Kind::NotFound.error(text))
         }
     }
 }
@@ -73,7 +68,6 @@ pub(crate) fn summed(args: &Args, all: bool) -> Result<(Run, Option<String>, Str
         return Ok((sum_of_ranks(&title, runs), None, quoted(name)));
     }
     let Found { what, command } = found(args)?;
-    let typed = |command: &[String]| command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
     Ok(match (what, &args.job) {
         (What::One(one), None) => (one.run, one.id, typed(&command)),
         (What::One(one), Some(job)) => {
@@ -85,8 +79,12 @@ pub(crate) fn summed(args: &Args, all: bool) -> Result<(Run, Option<String>, Str
     })
 }
 
-fn processes(count: usize) -> String {
-    if count == 1 { "1 process".to_owned() } else { format!("{count} processes") }
+fn typed(command: &[String]) -> String {
+    command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+}
+
+pub(crate) fn processes(count: usize) -> String {
+    if count == 1 { "1 process".to_owned() } else { format!("{} processes", thousands(count as u64)) }
 }
 
 /// Prints the report of a live process, a stored run or a file. Several are printed one after another, or as one picture.
@@ -94,12 +92,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.traced.chrome_trace && args.more.is_empty() {
         return trace_of_one(args);
     }
-    let told = match (args.picture.is_asked(), args.more.is_empty()) {
+    let output = match (args.picture.is_asked(), args.more.is_empty()) {
         (true, _) => picture(args)?,
         (false, true) => one(args)?.into_bytes(),
         (false, false) => each(args)?.into_bytes(),
     };
-    deliver(&told, &args.output)
+    deliver(&output, &args.output)
 }
 
 /// Writes the trace of one process, without holding the whole trace in memory.
@@ -118,14 +116,12 @@ fn of_one(runs: &[Run]) -> String {
     format!("this form is of one process; these are {}: give the pid of one", runs.len())
 }
 
-/// Returns the report on the requested run or group.
 fn one(args: &Args) -> Result<String> {
     let Found { what, mut command } = found(args)?;
     if let Some(rules) = &args.rules {
         command.extend(["--rules".to_owned(), rules.clone()]);
     }
-    let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
-    let command = format!("gpumemctl report {}", command.join(" ")).trim_end().to_owned();
+    let command = format!("gpumemctl report {}", typed(&command)).trim_end().to_owned();
     Ok(match &what {
         What::One(one) => {
             let mut report = report(&one.run, args)?;
@@ -134,42 +130,47 @@ fn one(args: &Args) -> Result<String> {
             report.job.clone_from(&one.job);
             report.window = one.window;
             report.command = command;
-            tell(&report, args)
+            formatted(&report, args)
         }
-        What::Group(title, runs) => tell_group(title, runs, args, &command)?,
+        What::Group(title, runs) => formatted_group(title, runs, args, &command)?,
     })
 }
 
 /// Finds the run. Numbers are pids; a file whose name is a number or run id is given as `./7`.
-fn find(args: &Args) -> Result<Found> {
+fn select(args: &Args) -> Result<Found> {
     let pid = args.run.as_deref().and_then(|name| name.parse::<u32>().ok());
     match (pid, &args.job) {
-        _ if args.format.is_some() => stored::find(args),
-        (_, Some(job)) => live::job(job, args),
-        (Some(pid), None) => live::pid(pid, args),
-        (None, None) if args.run.is_none() && args.pid.is_none() => match chosen::newest(args)? {
+        _ if args.format.is_some() => find::stored(args),
+        (_, Some(job)) => find::job(job, args),
+        (Some(pid), None) => find::pid(pid, args),
+        (None, None) if args.run.is_none() && args.pid.is_none() => match find::newest(args)? {
             Some(found) => Ok(found),
-            None => stored::find(args),
+            None => find::stored(args),
         },
-        _ => stored::find(args),
+        _ => find::stored(args),
     }
 }
 
-fn report<'r>(run: &'r Run, args: &Args) -> Result<Report<'r>> {
-    let groupings = match &args.rules {
+/// Returns the categories of named rules, or of those that fit the run.
+pub(crate) fn groupings(rules: Option<&str>, run: &Run) -> Result<Groupings> {
+    Ok(match rules {
         Some(rules) => Groupings::load(rules)?,
         None => Groupings::of_run(run),
-    };
-    let by = if args.tags { Some(By::Tag) } else { args.by.map(Into::into) };
+    })
+}
+
+fn report<'r>(run: &'r Run, args: &Args) -> Result<Report<'r>> {
+    let groupings = groupings(args.rules.as_deref(), run)?;
+    let by = if args.tags { Some(By::Tag) } else { args.by.map(|rows| rows.by) };
     let report = Report::new(run, groupings, by);
-    Ok(if matches!(args.by, Some(ReportRows::Line)) { report.by_line() } else { report })
+    Ok(if args.by.is_some_and(|rows| rows.lines) { report.by_line() } else { report })
 }
 
 fn chosen(args: &Args) -> iterations::Choice {
     iterations::Choice { every: args.every.unwrap_or(1), columns: args.columns }
 }
 
-fn tell(report: &Report<'_>, args: &Args) -> String {
+fn formatted(report: &Report<'_>, args: &Args) -> String {
     let categories = if args.all || args.tags { usize::MAX } else { Layout::default().categories };
     if args.html {
         html::html(report)
@@ -199,7 +200,7 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
 }
 
 /// Returns a table of processes. If rows or all details were requested, the reports of all processes follow.
-fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<String> {
+fn formatted_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<String> {
     if args.traced.is_asked() {
         bail!(of_one(runs));
     }
@@ -212,11 +213,8 @@ fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<S
         return Ok(group::csv(&borrowed));
     }
     if args.json {
-        let documents: Result<Vec<String>> =
-            runs.iter().map(|run| Ok(tell(&report(run, args)?, args))).collect();
-        let documents: Vec<String> =
-            documents?.iter().map(|document| document.trim_end().to_owned()).collect();
-        return Ok(format!("[{}]\n", documents.join(",\n")));
+        let documents = runs.iter().map(|run| Ok(formatted(&report(run, args)?, args)));
+        return Ok(array(&documents.collect::<Result<Vec<String>>>()?));
     }
     if args.csv {
         let tables: Result<Vec<String>> =
@@ -234,7 +232,7 @@ fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<S
         for run in runs {
             let mut report = report(run, args)?;
             report.command = format!("gpumemctl report {}", run.process.pid);
-            out += &format!("\n{}", tell(&report, args));
+            out += &format!("\n{}", formatted(&report, args));
         }
     }
     Ok(out)
@@ -254,16 +252,15 @@ fn each(args: &Args) -> Result<String> {
     if args.csv || args.html || args.traced.is_asked() {
         bail!("this form is of one run: name one, or take text, --json or a picture");
     }
-    let told: Vec<String> = alone(args).iter().map(one).collect::<Result<_>>()?;
-    Ok(if args.json {
-        let documents: Vec<&str> = told.iter().map(|document| document.trim_end()).collect();
-        format!("[{}]\n", documents.join(",\n"))
-    } else {
-        told.join("\n")
-    })
+    let output: Vec<String> = alone(args).iter().map(one).collect::<Result<_>>()?;
+    Ok(if args.json { array(&output) } else { output.join("\n") })
 }
 
-/// Returns the content of the picture's file.
+fn array(documents: &[String]) -> String {
+    let documents: Vec<&str> = documents.iter().map(|document| document.trim_end()).collect();
+    format!("[{}]\n", documents.join(",\n"))
+}
+
 fn picture(args: &Args) -> Result<Vec<u8>> {
     let mut runs: Vec<(Option<String>, Run, Option<Window>)> = Vec::new();
     for alone in alone(args) {
@@ -280,27 +277,25 @@ fn picture(args: &Args) -> Result<Vec<u8>> {
         report.window = *window;
         reports.push(report);
     }
-    let usual = if reports.len() > 1 { Plot::Compare } else { Plot::Peak };
-    let picture: Picture = args.picture.plot.unwrap_or(usual).into();
+    let usual = if reports.len() > 1 { Picture::Compare } else { Picture::Peak };
+    let picture = args.picture.plot.unwrap_or(usual);
     let options = Options { title: args.picture.title.clone(), hide_below: args.picture.hide_below };
-    let drawing = draw(&reports, picture, &options)?;
-    Ok(match (args.picture.svg, args.picture.pdf) {
+    file_of(&draw(&reports, picture, &options)?, args.picture.svg, args.picture.pdf)
+}
+
+/// Returns the content of a picture's file; PNG without a flag.
+pub(crate) fn file_of(drawing: &Drawing, svg: bool, pdf: bool) -> Result<Vec<u8>> {
+    Ok(match (svg, pdf) {
         (true, _) => drawing.svg().into_bytes(),
         (_, true) => drawing.pdf(),
         _ => drawing.png()?,
     })
 }
 
-/// Removes all devices but one.
 fn only(runs: &mut [Run], name: &str) -> Result<()> {
-    let mut known: Vec<String> = Vec::new();
+    let mut known: Vec<(u32, String)> = Vec::new();
     for run in runs.iter_mut() {
-        for device in &run.devices {
-            let device = format!("{} ({})", device.ordinal, clean(&device.name));
-            if !known.contains(&device) {
-                known.push(device);
-            }
-        }
+        known.extend(run.devices.iter().map(|device| (device.ordinal.into(), device.name.clone())));
         let is_asked = |device: &Device| names_device(name, Some(u32::from(device.ordinal)), &device.name);
         let (kept, gone): (Vec<Device>, Vec<Device>) =
             std::mem::take(&mut run.devices).into_iter().partition(is_asked);
@@ -312,6 +307,5 @@ fn only(runs: &mut [Run], name: &str) -> Result<()> {
     if runs.iter().any(|run| !run.devices.is_empty()) {
         return Ok(());
     }
-    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    Err(NotFound(format!("no memory on a device {name}; there is some on: {known}")).into())
+    Err(no_device(name, "is no device with memory of the run", known.into_iter()))
 }

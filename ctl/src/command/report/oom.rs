@@ -1,12 +1,13 @@
 //! `gpumemctl oom [PID|RUN|FILE]`, and `gpumemctl oom --at TIME --gpu N`.
 
-use super::found::What;
-use super::{found, report, stored};
+use super::find::What;
+use super::{find, found, report};
 use crate::args::{Oom, Report as Args, names_device};
 use crate::client::{Daemon, RunReply, RunSelector};
 use crate::output::print;
 use anyhow::Result;
 use gpumem_model::run::{Device, Run};
+use gpumem_model::units::signed;
 use gpumem_model::who::Who;
 use gpumem_report::oom::at::{self, Around, Seen};
 use gpumem_report::oom::{self, Form};
@@ -19,7 +20,7 @@ pub(crate) fn oom(args: &Oom) -> Result<()> {
     }
     let all = args.all;
     let args = args.report();
-    let told = |run: &Run, id: Option<&String>, job: &[Run]| -> Result<String> {
+    let formatted = |run: &Run, id: Option<&String>, job: &[Run]| -> Result<String> {
         let mut report = report(run, &args)?;
         report.id = id.cloned();
         Ok(if args.json { oom::json(&report) } else { oom::text(&report, Form { all, job }) })
@@ -27,16 +28,12 @@ pub(crate) fn oom(args: &Oom) -> Result<()> {
     print(&match found(&args)?.what {
         What::One(one) => {
             let job = if args.json || !has_entries(&one.run) { Vec::new() } else { job_of(&one.run, &args) };
-            told(&one.run, one.id.as_ref(), &job)?
+            formatted(&one.run, one.id.as_ref(), &job)?
         }
         What::Group(_, runs) => {
-            let each: Vec<String> = runs.iter().map(|run| told(run, None, &runs)).collect::<Result<_>>()?;
-            if args.json {
-                let each: Vec<&str> = each.iter().map(|document| document.trim_end()).collect();
-                format!("[{}]\n", each.join(",\n"))
-            } else {
-                each.join("\n")
-            }
+            let each: Vec<String> =
+                runs.iter().map(|run| formatted(run, None, &runs)).collect::<Result<_>>()?;
+            if args.json { super::array(&each) } else { each.join("\n") }
         }
     })
 }
@@ -51,37 +48,32 @@ fn job_of(run: &Run, args: &Args) -> Vec<Run> {
     let Some(job) = run.process.claims.get("job").map(String::as_str).or_else(|| who.get("slurm_job")) else {
         return Vec::new();
     };
-    let asked =
-        Daemon::find(args.socket.as_deref()).ok().and_then(|daemon| daemon.runs(RunSelector::Job(job)).ok());
-    let told = asked.filter(|told| !told.is_empty()).or_else(|| stored::of_job(job, &args.store).ok());
-    told.unwrap_or_default().into_iter().map(|RunReply { run, .. }| run).collect()
+    let asked = Daemon::find(args.source.socket.as_deref())
+        .ok()
+        .and_then(|daemon| daemon.runs(RunSelector::Job(job)).ok());
+    let found =
+        asked.filter(|found| !found.is_empty()).or_else(|| find::of_job(job, &args.source.store).ok());
+    found.unwrap_or_default().into_iter().map(|RunReply { run, .. }| run).collect()
 }
 
 /// Prints the processes that ended on a device around a time, from the daemon or else from the store.
 fn around(args: &Oom, at_ns: i64) -> Result<()> {
-    let around = Around {
-        at_ns,
-        for_ns: i64::try_from(args.within_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000),
-    };
+    let around = Around { at_ns, for_ns: signed(args.within_s).saturating_mul(1_000_000_000) };
     let report = args.report();
     let mut hidden = Vec::new();
-    let told = match Daemon::find(args.socket.as_deref()) {
-        Ok(daemon) if args.store.typed().is_empty() => {
+    let found = match Daemon::find(args.source.socket.as_deref()) {
+        Ok(daemon) if args.source.store.words().is_empty() => {
             hidden = daemon.hidden(around);
             daemon.runs(RunSelector::Around(around))?
         }
-        Err(unreachable) if args.socket.as_deref().is_some() => return Err(unreachable.into()),
-        _ => stored::around(around, &report)?,
+        Err(unreachable) if args.source.socket.as_deref().is_some() => return Err(unreachable.into()),
+        _ => find::around(around, &report)?,
     };
-    let seen: Vec<Seen> = told.into_iter().map(|RunReply { id, run }| Seen { id, run }).collect();
-    let is_it = |device: &Device| {
-        args.device
-            .as_deref()
-            .is_none_or(|name| names_device(name, Some(device.ordinal.into()), &device.name))
-    };
+    let seen: Vec<Seen> = found.into_iter().map(|RunReply { id, run }| Seen { id, run }).collect();
     let there = |index: u32, uuid: &str| {
         args.device.as_deref().is_none_or(|name| names_device(name, Some(index), uuid))
     };
+    let is_it = |device: &Device| there(device.ordinal.into(), &device.name);
     hidden.retain(|run| run.devices.iter().any(|(index, uuid)| there(*index, uuid)));
     let mut users: BTreeMap<String, usize> = BTreeMap::new();
     for run in hidden {

@@ -1,15 +1,14 @@
 //! `--since`, `--at`, `--between`: reports on a part of a run's life.
 
-use super::found::{Found, One, What};
+use super::find::{Found, One, What};
 use crate::args::Report as Args;
-use crate::exit::NotFound;
-use crate::when::When;
+use crate::exit::Kind;
+use crate::when::{When, now_ns};
 use anyhow::{Result, bail};
 use gpumem_model::run::{Caveat, Clock, Run, State};
 use gpumem_model::time;
 use gpumem_model::window::{self, Window, WindowKind};
-use gpumem_runs::store::{RunSummary, Store};
-use std::time::{SystemTime, UNIX_EPOCH};
+use gpumem_runs::store::RunSummary;
 
 /// Most parts of a run that are read, the newest ones: two months of a server.
 const MOST_PARTS: usize = 64;
@@ -33,23 +32,25 @@ pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
     let parts = if one.file.is_none() { whole(&mut one, args)? } else { Vec::new() };
     let run = &one.run;
     let Some((first_ns, last_ns)) = window::span(run) else {
-        return Err(NotFound("the run has no time of which something is known".into()).into());
+        return Err(Kind::NotFound.error("the run has no data with a time"));
     };
-    let end_ns = if run.state == State::Open { now_ns(run).unwrap_or(last_ns).max(last_ns) } else { last_ns };
+    let end_ns =
+        if run.state == State::Open { now_on(run.clock).unwrap_or(last_ns).max(last_ns) } else { last_ns };
     let marks: Vec<(String, u64)> =
         run.coverage.marks.iter().filter_map(|mark| Some((mark.name.clone()?, mark.time_ns))).collect();
-    let resolve =
-        |when: &When| when.in_run(run, end_ns, &marks).map_err(|why| NotFound(format!("{flag}: {why}")));
+    let resolve = |when: &When| {
+        when.in_run(run, end_ns, &marks).map_err(|why| Kind::NotFound.error(format!("{flag}: {why}")))
+    };
     let from_ns = resolve(from)?;
     let to_ns = to.map_or(Ok(end_ns), resolve)?;
-    let told = |time_ns: u64| time::with_day(run, time_ns);
+    let shown = |time_ns: u64| time::with_day(run, time_ns);
     if to_ns < first_ns || from_ns > end_ns {
-        let span = format!("the run tells of {} to {}", told(first_ns), told(end_ns));
-        let what = if to_ns < first_ns { told(to_ns) } else { told(from_ns) };
-        return Err(NotFound(format!("{flag}: {what} is not in it: {span}")).into());
+        let span = format!("the run has data from {} to {}", shown(first_ns), shown(end_ns));
+        let what = if to_ns < first_ns { shown(to_ns) } else { shown(from_ns) };
+        return Err(Kind::NotFound.error(format!("{flag}: {what} is not in it: {span}")));
     }
     if from_ns > to_ns {
-        return Err(NotFound(format!("{flag}: {} is after {}", told(from_ns), told(to_ns))).into());
+        return Err(Kind::NotFound.error(format!("{flag}: {} is after {}", shown(from_ns), shown(to_ns))));
     }
     let mut window = Window { part, from_ns: from_ns.max(first_ns), to_ns: to_ns.min(end_ns), exact: false };
     let again = match &one.file {
@@ -71,28 +72,20 @@ pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
     }
     one.run = past;
     one.window = Some(window);
-    let typed = |when: &When| when.to_string();
-    command.extend([
-        flag.to_owned(),
-        [Some(from), to.filter(|_| part == WindowKind::Between)]
-            .into_iter()
-            .flatten()
-            .map(typed)
-            .collect::<Vec<_>>()
-            .join(","),
-    ]);
+    let mut times = vec![from.to_string()];
+    times.extend(to.filter(|_| part == WindowKind::Between).map(When::to_string));
+    command.extend([flag.to_owned(), times.join(",")]);
     Ok(Found { what: What::One(one), command })
 }
 
 /// Joins all parts of the process's life to one run. Returns the parts' names and times; empty if there is only one.
 fn whole(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)>> {
     let run = &one.run;
-    let Ok(path) = args.store.readable() else { return Ok(Vec::new()) };
     let may_have = run.coverage.part.is_some() || matches!(run.state, State::Rolled { .. });
-    if !may_have || run.source.kind != "daemon" || !path.exists() {
+    if !may_have || run.source.kind != "daemon" || args.source.store.readable().is_err() {
         return Ok(Vec::new());
     }
-    let store = Store::open_read_only(&path)?;
+    let Some(store) = super::find::open(&args.source.store)? else { return Ok(Vec::new()) };
     let is_of = |summary: &&RunSummary| summary.pid == run.process.pid && summary.source_kind == "daemon";
     let mut summaries: Vec<RunSummary> =
         store.list()?.iter().filter(is_of).take(MOST_PARTS).cloned().collect();
@@ -126,17 +119,15 @@ fn span_note(parts: &[(String, u64, u64)], window: &Window) -> Option<String> {
     match names.as_slice() {
         [] => None,
         [one] => Some(format!("the window is of {one}")),
-        several => Some(format!(
-            "the window spans {} parts of the process's life: {}",
-            several.len(),
-            several.join(", ")
-        )),
+        parts => {
+            let (count, names) = (parts.len(), parts.join(", "));
+            Some(format!("the window spans {count} parts of the process's life: {names}"))
+        }
     }
 }
 
 /// Returns the present time on the clock of a run.
-fn now_ns(run: &Run) -> Option<u64> {
-    let Clock::Monotonic { wall_offset_ns: Some(offset) } = run.clock else { return None };
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_nanos();
-    u64::try_from(i128::try_from(since_1970).ok()? - i128::from(offset)).ok()
+fn now_on(clock: Clock) -> Option<u64> {
+    let Clock::Monotonic { wall_offset_ns: Some(offset) } = clock else { return None };
+    u64::try_from(i128::from(now_ns()) - i128::from(offset)).ok()
 }

@@ -28,26 +28,21 @@ use std::time::{Duration, Instant};
 /// Signals that users and schedulers send to a training run.
 const PASSED_ON: [i32; 9] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP];
 
-/// The end of the command.
 #[derive(Debug)]
 pub(crate) struct End {
-    /// The command's pid.
     pub pid: u32,
     status: ExitStatus,
 }
 
-/// The reason why the command was not run.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// The exit code to use.
     pub code: u8,
-    /// The message.
     pub text: String,
 }
 
 impl Failure {
     /// Prints the message even with `--quiet`, and returns the exit code.
-    pub(crate) fn told(&self) -> u8 {
+    pub(crate) fn print(&self) -> u8 {
         let _ = writeln!(io::stderr(), "gpumemctl: {}", clean(&self.text));
         self.code
     }
@@ -56,7 +51,7 @@ impl Failure {
 /// Returns the failure if the command cannot be found, without running it.
 pub(crate) fn not_found(command: &[OsString]) -> Option<Failure> {
     let program = command.first()?;
-    let there = super::library::in_path(Path::new(program)).is_some_and(|path| path.exists());
+    let there = super::environment::in_path(Path::new(program)).is_some_and(|path| path.exists());
     (!there).then(|| missing(program))
 }
 
@@ -64,7 +59,6 @@ fn missing(program: &OsString) -> Failure {
     Failure { code: exit::RUN_NOT_FOUND, text: format!("{}: command not found", program.to_string_lossy()) }
 }
 
-/// Runs the command to its end.
 pub(crate) fn run(command: &[OsString], variables: &[(&'static str, OsString)]) -> Result<End, Failure> {
     let own = |error: io::Error| Failure { code: exit::RUN_OWN, text: format!("signals: {error}") };
     let ignored = ignored();
@@ -105,7 +99,7 @@ fn spawn(command: &[OsString], variables: &[(&'static str, OsString)]) -> Result
     let mut child = start(&program, &[]);
     // A script without #! is run by the shell, as execvp(3) does.
     if child.as_ref().is_err_and(|error| error.raw_os_error() == Some(NO_EXEC_FORMAT))
-        && let Some(script) = super::library::in_path(Path::new(&program))
+        && let Some(script) = super::environment::in_path(Path::new(&program))
     {
         child = start(&"/bin/sh".into(), &[script.into()]);
     }
@@ -163,49 +157,38 @@ fn send(child: u32, signal: i32) {
 fn stops(child: u32) -> bool {
     const MOMENT: Duration = Duration::from_millis(200);
     let since = Instant::now();
-    loop {
-        if stat(child).is_some_and(|stat| stat.state == 'T') {
-            return true;
-        }
-        if since.elapsed() > MOMENT {
-            return false;
-        }
+    let is_stopped = || stat(child).is_some_and(|stat| stat.state == 'T');
+    while !is_stopped() && since.elapsed() < MOMENT {
         std::thread::sleep(Duration::from_millis(2));
     }
+    is_stopped()
 }
 
 /// Returns whether a process is `from` or was started by it, through processes that are still alive.
 fn descends(pid: u32, from: u32) -> bool {
     const DEEPEST: usize = 64;
-    let mut pid = pid;
-    for _ in 0..DEEPEST {
-        if pid == from {
-            return true;
-        }
-        match stat(pid) {
-            Some(stat) if stat.parent > 1 => pid = stat.parent,
-            _ => return false,
-        }
-    }
-    false
+    let parent = |pid: &u32| stat(*pid).map(|stat| stat.parent).filter(|parent| *parent > 1);
+    std::iter::successors(Some(pid), parent).take(DEEPEST).any(|pid| pid == from)
 }
 
-/// The needed fields of /proc/PID/stat.
-struct Stat {
+pub(super) struct Stat {
     state: char,
     parent: u32,
     /// 0 if it began outside this PID namespace.
     session: u32,
+    /// Start time in clock ticks since boot.
+    pub start_ticks: u64,
 }
 
-fn stat(pid: u32) -> Option<Stat> {
+pub(super) fn stat(pid: u32) -> Option<Stat> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may contain any character, including parentheses.
     let text = String::from_utf8_lossy(&text);
     let mut fields = text.rsplit_once(") ")?.1.split(' ');
     let state = fields.next()?.chars().next()?;
     let parent = fields.next()?.parse().ok()?;
-    Some(Stat { state, parent, session: fields.nth(1)?.parse().ok()? })
+    let session = fields.nth(1)?.parse().ok()?;
+    Some(Stat { state, parent, session, start_ticks: fields.nth(15)?.parse().ok()? })
 }
 
 impl End {

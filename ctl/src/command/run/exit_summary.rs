@@ -1,137 +1,118 @@
 //! The summary after the command has ended: five lines, or one if no GPU was used.
 
-use super::{Listener, Words};
+use super::child::stat;
+use super::{Listener, Notes};
 use crate::client::{Daemon, RunReply, RunSelector};
 use gpumem_model::harmless::quoted;
 use gpumem_model::run::State;
+use gpumem_model::units::plural;
 use gpumem_report::brief::{Ended, brief};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Longest wait for the final records. They are in the agent's socket when the process ends, and the daemon reads them at once.
 /// The next NVML sample can take a second.
-const LAST_WORDS: Duration = Duration::from_millis(1500);
+const FINAL_RECORDS: Duration = Duration::from_millis(1500);
 /// Wait before concluding that no agent reported.
 const SILENCE: Duration = Duration::from_millis(250);
 /// Timeout for each request, so that a stopped daemon does not block the caller's shell.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Interval of polling.
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// Data for the summary.
 #[derive(Debug)]
-pub(crate) struct Farewell<'a> {
-    /// The receiver of the reports.
+pub(crate) struct ExitSummary<'a> {
     pub listener: &'a Listener,
-    /// The agent's library was found.
     pub library_found: bool,
-    /// Id of the job.
     pub job: &'a str,
-    /// Path pattern of the recording.
     pub record: Option<&'a Path>,
     /// The `--socket` option as typed.
     pub socket: String,
-    /// The command's pid.
     pub pid: u32,
-    /// Start time of the command.
     pub started: Instant,
 }
 
-impl Farewell<'_> {
-    /// Prints the summary.
-    pub(crate) fn say(&self, words: &mut Words) {
+impl ExitSummary<'_> {
+    pub(crate) fn print(&self, notes: &mut Notes) {
         if let Some(record) = self.record {
-            return self.say_recordings(&super::absolute(record), words);
+            return self.print_recordings(&super::absolute(record), notes);
         }
+        let (job, socket) = (self.job, &self.socket);
         let daemon = match self.listener {
             Listener::Daemon(daemon) => daemon,
             Listener::AgentAlone(agent) => {
-                return words.say(&format!(
-                    "reported to {}, whose daemon cannot be asked from here; where it runs: gpumemctl report --job {}",
-                    agent.display(),
-                    self.job
+                let agent = agent.display();
+                return notes.print(&format!(
+                    "reported to {agent}, whose daemon does not answer here; where it runs: gpumemctl report --job {job}"
                 ));
             }
             Listener::Nobody => return,
         };
-        let told = match self.last_words(&daemon.hurried(PATIENCE)) {
-            Ok(told) => told,
+        let runs = match self.final_runs(&daemon.hurried(PATIENCE)) {
+            Ok(runs) => runs,
             Err(error) => {
-                return words.say(&format!(
-                    "{error:#}; ask later: gpumemctl report --job {}{}",
-                    self.job, self.socket
-                ));
+                return notes.print(&format!("{error:#}; ask later: gpumemctl report --job {job}{socket}"));
             }
         };
-        if told.is_empty() {
-            return words.say(&format!("no GPU memory: {}", self.why_nothing()));
+        if runs.is_empty() {
+            return notes.print(&format!("no GPU memory: {}", self.why_nothing()));
         }
         let ended: Vec<Ended<'_>> =
-            told.iter().map(|told| Ended { id: told.id.as_deref(), run: &told.run }).collect();
-        let job = format!("--job {}", self.job);
-        for line in brief(&ended, &job) {
-            words.say(&format!("{line}{}", if line.starts_with("next: ") { &self.socket } else { "" }));
+            runs.iter().map(|reply| Ended { id: reply.id.as_deref(), run: &reply.run }).collect();
+        for line in brief(&ended, &format!("--job {job}")) {
+            notes.print(&if line.starts_with("next: ") { line + socket } else { line });
         }
     }
 
     /// Waits until the job's runs have ended, or for a limited time, and returns them.
-    fn last_words(&self, daemon: &Daemon) -> anyhow::Result<Vec<RunReply>> {
+    fn final_runs(&self, daemon: &Daemon) -> anyhow::Result<Vec<RunReply>> {
         let since = Instant::now();
+        let ours = |which| -> anyhow::Result<Vec<RunReply>> {
+            let mut runs = daemon.runs(which)?;
+            runs.retain(|reply| self.is_ours(reply));
+            Ok(runs)
+        };
         loop {
-            let mut told = daemon.runs(RunSelector::Job(self.job))?;
-            told.retain(|told| self.is_ours(told));
-            let open = told.iter().any(|told| told.run.state == State::Open);
-            let enough = match (told.is_empty(), open) {
-                (false, false) => true,
-                (false, true) => since.elapsed() > LAST_WORDS,
-                (true, _) => since.elapsed() > SILENCE,
-            };
-            if enough && told.is_empty() {
+            let mut runs = ours(RunSelector::Job(self.job))?;
+            let mut is_reported = !runs.is_empty();
+            if !is_reported && since.elapsed() > SILENCE {
                 // Without an agent the daemon does not know the job's id, but NVML may have seen the processes.
-                told = daemon.runs(RunSelector::Tree(self.pid))?;
-                told.retain(|told| self.is_ours(told));
-                let open = told.iter().any(|told| told.run.state == State::Open);
-                if !open || since.elapsed() > LAST_WORDS {
-                    return Ok(told);
-                }
-            } else if enough {
-                return Ok(told);
+                runs = ours(RunSelector::Tree(self.pid))?;
+                is_reported = true;
+            }
+            let is_open = runs.iter().any(|reply| reply.run.state == State::Open);
+            if is_reported && (!is_open || since.elapsed() > FINAL_RECORDS) {
+                return Ok(runs);
             }
             std::thread::sleep(PAUSE);
         }
     }
 
     /// Returns whether a run belongs to this command. The job's id may be older, so only processes that began after us count.
-    fn is_ours(&self, told: &RunReply) -> bool {
-        let ticks = told.run.process.start_ticks;
-        ticks == 0 || own_start_ticks().is_none_or(|own| ticks >= own)
+    fn is_ours(&self, reply: &RunReply) -> bool {
+        let ticks = reply.run.process.start_ticks;
+        ticks == 0 || stat(std::process::id()).is_none_or(|own| ticks >= own.start_ticks)
     }
 
     fn why_nothing(&self) -> &'static str {
-        if self.library_found {
-            "no process of the command initialised CUDA with libgpumem.so (no libcuda was opened, or the \
-             environment was cleared on the way)"
-        } else {
-            "libgpumem.so was not found, so nothing but NVML could have seen any"
+        match self.library_found {
+            true => {
+                "no process of the command initialised CUDA with libgpumem.so (libcuda was not opened, or the \
+                 environment was cleared)"
+            }
+            false => "libgpumem.so was not found, so only NVML could have seen any",
         }
     }
 
-    fn say_recordings(&self, pattern: &Path, words: &mut Words) {
-        let written = recordings(pattern, self.started);
-        match written.as_slice() {
-            [] => words.say(&format!("no recording was written: {}", self.why_nothing())),
-            files => {
-                let size = |file: &PathBuf| std::fs::metadata(file).map_or(0, |file| file.len());
-                let bytes: u64 = files.iter().map(size).sum();
-                let largest = files.iter().max_by_key(|file| size(file)).unwrap_or(&files[0]);
-                let what = gpumem_model::units::plural(files.len() as u64, "recording");
-                let bytes = gpumem_model::units::plural(bytes, "byte");
-                words.say(&format!(
-                    "{what} of {bytes}; next: gpumemctl report {}",
-                    quoted(&largest.to_string_lossy())
-                ));
-            }
-        }
+    fn print_recordings(&self, pattern: &Path, notes: &mut Notes) {
+        let files = recordings(pattern, self.started);
+        let size = |file: &PathBuf| std::fs::metadata(file).map_or(0, |file| file.len());
+        let Some(largest) = files.iter().max_by_key(|file| size(file)) else {
+            return notes.print(&format!("no recording was written: {}", self.why_nothing()));
+        };
+        let count = plural(files.len() as u64, "recording");
+        let bytes = plural(files.iter().map(size).sum(), "byte");
+        let largest = quoted(&largest.to_string_lossy());
+        notes.print(&format!("{count} of {bytes}; next: gpumemctl report {largest}"));
     }
 }
 
@@ -147,8 +128,7 @@ fn recordings(pattern: &Path, since: Instant) -> Vec<PathBuf> {
     };
     let matches = |file: &str| match name.split_once("%p") {
         Some((before, after)) => {
-            let pid = file.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
-            pid.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit()))
+            file.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).is_some_and(is_number)
         }
         None => file == name || is_numbered(file, &name),
     };
@@ -166,11 +146,9 @@ fn is_numbered(file: &str, name: &str) -> bool {
         _ => (name, String::new()),
     };
     let number = file.strip_prefix(stem).and_then(|rest| rest.strip_suffix(extension.as_str()));
-    let number = number.and_then(|rest| rest.strip_prefix('-'));
-    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+    number.and_then(|rest| rest.strip_prefix('-')).is_some_and(is_number)
 }
 
-fn own_start_ticks() -> Option<u64> {
-    let stat = std::fs::read("/proc/self/stat").ok()?;
-    String::from_utf8_lossy(&stat).rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }

@@ -1,9 +1,8 @@
 //! `gpumemctl run -- CMD`: runs the command unchanged, and prints five lines when it has ended.
 //!
 //! ```text
-//! library         paths of libgpumem.so and gpumemd
 //! private         starts a private daemon if none answers
-//! environment     variables that the command and its descendants inherit
+//! environment     paths of libgpumem.so and gpumemd; variables that the command inherits
 //! child           start, signals and end of the command
 //! exit_summary    the summary at the end
 //! ```
@@ -12,9 +11,8 @@
 //! input and output are never used.
 
 mod child;
-mod environment;
+pub(crate) mod environment;
 mod exit_summary;
-pub(crate) mod library;
 mod private;
 
 use crate::args::Run as Args;
@@ -26,17 +24,16 @@ use std::time::Instant;
 
 pub(crate) use private::detach;
 
-/// Runs the command. Returns the exit code.
 pub(crate) fn run(args: &Args) -> u8 {
-    let mut words = Words { quiet: args.quiet };
+    let mut notes = Notes { quiet: args.quiet };
     // A mistyped command must not start a daemon.
     if let Some(failure) = child::not_found(&args.command) {
-        return failure.told();
+        return failure.print();
     }
-    let library = library::find();
-    let listener = listener(args, &mut words);
+    let library = environment::library();
+    let listener = listener(args, &mut notes);
     if let Err(looked_at) = &library {
-        words.say(&format!("libgpumem.so was not found ({looked_at}): memory will have no names"));
+        notes.print(&format!("libgpumem.so was not found ({looked_at}): memory will have no names"));
     }
     let variables = environment::variables(&environment::Ways {
         library: library.as_deref().ok(),
@@ -47,10 +44,10 @@ pub(crate) fn run(args: &Args) -> u8 {
     let started = Instant::now();
     let end = match child::run(&args.command, &variables.set) {
         Ok(end) => end,
-        Err(failure) => return failure.told(),
+        Err(failure) => return failure.print(),
     };
     if !args.quiet {
-        exit_summary::Farewell {
+        exit_summary::ExitSummary {
             listener: &listener,
             library_found: library.is_ok(),
             job: &variables.job,
@@ -59,12 +56,11 @@ pub(crate) fn run(args: &Args) -> u8 {
             pid: end.pid,
             started,
         }
-        .say(&mut words);
+        .print(&mut notes);
     }
     end.finish()
 }
 
-/// The receiver of the processes' reports.
 #[derive(Debug)]
 pub(crate) enum Listener {
     /// A daemon that can be queried afterwards.
@@ -85,8 +81,7 @@ impl Listener {
     }
 }
 
-/// Returns the daemon that answers, or starts a private one.
-fn listener(args: &Args, words: &mut Words) -> Listener {
+fn listener(args: &Args, notes: &mut Notes) -> Listener {
     if args.record.is_some() {
         return Listener::Nobody;
     }
@@ -97,7 +92,7 @@ fn listener(args: &Args, words: &mut Words) -> Listener {
     };
     if let Some(socket) = client::named(given) {
         let why = unreachable.tried.first().map_or("", |(_, why)| why.as_str());
-        words.say(&format!("no daemon answers at {}: {why}; nothing will be recorded", socket.display()));
+        notes.print(&format!("no daemon answers at {}: {why}; nothing will be recorded", socket.display()));
         return Listener::Nobody;
     }
     if let Some(agent) = client::agent_alone() {
@@ -106,9 +101,7 @@ fn listener(args: &Args, words: &mut Words) -> Listener {
     match private::start() {
         Ok(daemon) => Listener::Daemon(daemon),
         Err(why) => {
-            words.say(&format!(
-                "no daemon answers, and none could be started: {why}; nothing will be recorded"
-            ));
+            notes.print(&format!("no daemon answers or could be started: {why}; nothing will be recorded"));
             Listener::Nobody
         }
     }
@@ -116,20 +109,19 @@ fn listener(args: &Args, words: &mut Words) -> Listener {
 
 /// Messages on standard error in addition to the command's output.
 #[derive(Debug)]
-pub(crate) struct Words {
+pub(crate) struct Notes {
     quiet: bool,
 }
 
-impl Words {
+impl Notes {
     /// Prints a cleaned line. Errors are ignored, because standard error may be closed or full.
-    pub(crate) fn say(&mut self, line: &str) {
+    pub(crate) fn print(&mut self, line: &str) {
         if !self.quiet {
             let _ = writeln!(std::io::stderr(), "gpumemctl: {}", clean(line));
         }
     }
 }
 
-/// Returns an absolute path, which is valid in other working directories.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

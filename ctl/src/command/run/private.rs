@@ -1,7 +1,7 @@
 //! Starts a private daemon of the user, without root and systemd. It continues after the command has ended, for reports, and ends
 //! when it was idle for some time.
 
-use super::library;
+use super::environment;
 use crate::args::Detach;
 use crate::client::{Daemon, private_directory, runtime};
 use crate::exit;
@@ -23,9 +23,8 @@ const TRY: Duration = Duration::from_millis(1000);
 /// cannot close descriptors by number, so a shell does it, for single-digit numbers.
 const CLOSE_AND_START: &str = "exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; exec \"$@\"";
 
-/// Starts a daemon and waits until it answers.
 pub(crate) fn start() -> Result<Daemon, String> {
-    let program = library::daemon().ok_or("gpumemd is neither beside gpumemctl nor in PATH")?;
+    let program = environment::daemon().ok_or("gpumemd is neither beside gpumemctl nor in PATH")?;
     let directory = private_directory();
     own_directory(&directory)?;
     let log = directory.join("gpumemd.log");
@@ -34,22 +33,12 @@ pub(crate) fn start() -> Result<Daemon, String> {
     if runtime().is_none() {
         detach.env_remove("XDG_RUNTIME_DIR"); // the daemon would use it
     }
-    let detached = detach
-        .arg("detach")
-        .arg("--log")
-        .arg(&log)
-        .arg("--")
-        .arg(&program)
-        .arg("--private")
-        .current_dir("/")
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| error.to_string())?;
+    detach.args(["detach", "--log"]).arg(&log).arg("--").arg(&program).arg("--private");
+    let detached =
+        detach.current_dir("/").stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
     if !detached.status.success() {
-        return Err(String::from_utf8_lossy(&detached.stderr)
-            .trim()
-            .trim_start_matches("gpumemctl: ")
-            .to_owned());
+        let why = String::from_utf8_lossy(&detached.stderr);
+        return Err(why.trim().trim_start_matches("gpumemctl: ").to_owned());
     }
     let pid: Option<u32> = String::from_utf8_lossy(&detached.stdout).trim().parse().ok();
     let since = Instant::now();
@@ -92,15 +81,9 @@ fn try_detach(args: &Detach) -> anyhow::Result<u32> {
     {
         command.env_remove(name);
     }
-    let child = command
-        .args(["-c", CLOSE_AND_START, "sh"])
-        .args(&args.command)
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log)
-        .spawn()
-        .context("/bin/sh")?;
-    Ok(child.id())
+    command.args(["-c", CLOSE_AND_START, "sh"]).args(&args.command);
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    Ok(command.spawn().context("/bin/sh")?.id())
 }
 
 /// Opens the log to append, or truncates it if it is larger than 1 MiB.
@@ -112,14 +95,12 @@ fn open_log(path: &Path) -> std::io::Result<File> {
 
 /// Creates a directory if it is missing, and checks that only the user can write to it.
 fn own_directory(path: &Path) -> Result<(), String> {
-    let made = DirBuilder::new().mode(0o700).create(path);
-    match made {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            return Err(format!("{}: {error}", path.display()));
-        }
+    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(failed(error)),
         _ => {}
     }
-    let there = std::fs::symlink_metadata(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let there = std::fs::symlink_metadata(path).map_err(failed)?;
     let own =
         there.is_dir() && there.uid() == rustix::process::getuid().as_raw() && there.mode() & 0o022 == 0;
     if own { Ok(()) } else { Err(format!("{}: is not a directory of yours alone", path.display())) }

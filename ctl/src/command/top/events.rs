@@ -7,20 +7,19 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::signal::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 pub(crate) enum Event {
     Key(Key),
     Signal(i32),
-    Said(Box<Said>),
+    Reply(Box<Reply>),
     /// The terminal is gone, or a thread that should never end has ended.
     Over,
 }
 
-/// The reply of the daemon to one poll.
-pub(crate) struct Said {
+pub(crate) struct Reply {
     /// Processes and devices, or the reason why they are unknown.
     pub ps: Result<Ps, String>,
     /// Run of the process that was requested, by pid.
@@ -32,37 +31,28 @@ const REST_OF_A_KEY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 /// Longest sequence of a key in bytes; longer input is dropped.
 const LONGEST_KEY: usize = 64;
 
-/// Reports on drop that a thread has ended, for any reason.
-struct Farewell(Sender<Event>);
-
-impl Drop for Farewell {
-    fn drop(&mut self) {
-        let _ = self.0.send(Event::Over); // fails only if the main loop has ended
+/// Starts a thread that sends events. Its end is an event too, also after a panic.
+fn thread(events: Sender<Event>, work: impl FnOnce(&Sender<Event>) + Send + 'static) {
+    struct SendOver(Sender<Event>);
+    impl Drop for SendOver {
+        fn drop(&mut self) {
+            let _ = self.0.send(Event::Over); // fails only if the main loop has ended
+        }
     }
+    std::thread::spawn(move || work(&SendOver(events).0));
 }
 
-/// Starts the thread that receives signals.
-///
-/// # Errors
-/// Returns the system's error.
 pub(crate) fn signals(events: Sender<Event>) -> io::Result<()> {
     let all = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGWINCH];
     let mut signals = signal_hook::iterator::Signals::new(all)?;
-    std::thread::spawn(move || {
-        let events = Farewell(events);
-        for signal in signals.forever() {
-            if events.0.send(Event::Signal(signal)).is_err() {
-                break;
-            }
-        }
+    thread(events, move |events| {
+        let _ = signals.forever().try_for_each(|signal| events.send(Event::Signal(signal)));
     });
     Ok(())
 }
 
-/// Starts the thread that reads keys.
 pub(crate) fn typed(mut input: File, events: Sender<Event>) {
-    std::thread::spawn(move || {
-        let events = Farewell(events);
+    thread(events, move |events| {
         let mut held = Vec::new();
         let mut buffer = [0; 256];
         loop {
@@ -82,7 +72,7 @@ pub(crate) fn typed(mut input: File, events: Sender<Event>) {
             if held.len() > LONGEST_KEY {
                 held.clear();
             }
-            if found.into_iter().any(|key| events.0.send(Event::Key(key)).is_err()) {
+            if found.into_iter().any(|key| events.send(Event::Key(key)).is_err()) {
                 break;
             }
         }
@@ -100,13 +90,12 @@ pub(crate) fn ask(
     wanted: Receiver<Option<u32>>,
     events: Sender<Event>,
 ) {
-    std::thread::spawn(move || {
-        let events = Farewell(events);
+    thread(events, move |events| {
         let (mut pid, mut daemon) = (None, None);
         loop {
             let since = Instant::now();
-            let said = question(&mut daemon, socket.as_deref(), pid);
-            if events.0.send(Event::Said(Box::new(said))).is_err() {
+            let reply = question(&mut daemon, socket.as_deref(), pid);
+            if events.send(Event::Reply(Box::new(reply))).is_err() {
                 break;
             }
             // A slow daemon is polled less often: the pause is four times the duration of the reply, at least.
@@ -124,18 +113,10 @@ pub(crate) fn ask(
 }
 
 /// Polls once. After a failure the daemon is searched again, because another one may have started.
-pub(crate) fn question(
-    daemon: &mut Option<Daemon>,
-    socket: Option<&std::path::Path>,
-    pid: Option<u32>,
-) -> Said {
-    let found = match daemon.take() {
-        Some(daemon) => Ok(daemon),
-        None => Daemon::find(socket).map_err(|error| error.to_string()),
-    };
-    let found = match found {
+pub(crate) fn question(daemon: &mut Option<Daemon>, socket: Option<&Path>, pid: Option<u32>) -> Reply {
+    let found = match daemon.take().map_or_else(|| Daemon::find(socket), Ok) {
         Ok(found) => found,
-        Err(why) => return Said { ps: Err(why), process: None },
+        Err(error) => return Reply { ps: Err(error.to_string()), process: None },
     };
     let ps = found.ps().map_err(|error| format!("{error:#}"));
     let process = pid.filter(|_| ps.is_ok()).map(|pid| {
@@ -145,5 +126,5 @@ pub(crate) fn question(
     if ps.is_ok() {
         *daemon = Some(found);
     }
-    Said { ps, process }
+    Reply { ps, process }
 }

@@ -1,6 +1,6 @@
 //! Memory of a process over time, by category: a stack of layers, with a column for each interval of time.
 
-use super::screen::{Color, GREY, Screen, Style};
+use super::screen::{BLOCKS, Color, GREY, Screen, Style};
 use gpumem_report::Composition;
 use std::collections::BTreeMap;
 
@@ -12,7 +12,6 @@ const KEPT: usize = 512;
 pub(crate) struct Layer {
     pub name: LayerKind,
     pub color: Color,
-    /// Character shown without colours.
     pub letter: char,
 }
 
@@ -51,7 +50,6 @@ impl Layer {
     }
 }
 
-/// Memory at points in time.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     points: BTreeMap<u64, Composition>,
@@ -61,8 +59,8 @@ pub(crate) struct History {
 
 impl History {
     /// Replaces the points with those of a run, and keeps points that were the latest at a poll.
-    pub(crate) fn update(&mut self, told: Vec<(u64, Composition)>) {
-        if let Some((latest_ns, _)) = told.last() {
+    pub(crate) fn update(&mut self, points: Vec<(u64, Composition)>) {
+        if let Some((latest_ns, _)) = points.last() {
             self.own.push_back(*latest_ns);
         }
         if self.own.len() > KEPT {
@@ -70,7 +68,7 @@ impl History {
         }
         let own = std::mem::take(&mut self.points);
         self.points = own.into_iter().filter(|(time_ns, _)| self.own.contains(time_ns)).collect();
-        self.points.extend(told);
+        self.points.extend(points);
     }
 
     /// Returns the times of the first and the last point, limited to the last `window_ns`.
@@ -106,7 +104,6 @@ impl History {
     }
 }
 
-/// Returns the bytes of each layer.
 fn bytes(composition: &Composition, layers: &[Layer]) -> Vec<i64> {
     let named = |layer: &Layer| match &layer.name {
         LayerKind::Category(name) => composition.categories.get(name).copied().unwrap_or(0),
@@ -124,8 +121,6 @@ fn bytes(composition: &Composition, layers: &[Layer]) -> Vec<i64> {
     bytes
 }
 
-const EIGHTHS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-
 /// Draws columns from a position on; `most` bytes fill the whole height.
 pub(crate) fn draw(
     screen: &mut Screen,
@@ -135,7 +130,7 @@ pub(crate) fn draw(
     layers: &[Layer],
     most: i64,
 ) {
-    let whole = height * EIGHTHS.len();
+    let whole = height * BLOCKS.len();
     for (column, composition) in columns.iter().enumerate() {
         let Some(composition) = composition else { continue };
         let mut sum = 0_i64;
@@ -149,17 +144,17 @@ pub(crate) fn draw(
             .collect();
         let layer_at = |eighth: usize| ends.iter().position(|end| *end > eighth);
         for row in 0..height {
-            let (from, to) = (row * EIGHTHS.len(), (row + 1) * EIGHTHS.len());
+            let (from, to) = (row * BLOCKS.len(), (row + 1) * BLOCKS.len());
             let place = (top + height - 1 - row, left + column);
             if !screen.colors || !screen.unicode {
-                if let Some(layer) = layer_at(from + EIGHTHS.len() / 2).and_then(|at| layers.get(at)) {
+                if let Some(layer) = layer_at(from + BLOCKS.len() / 2).and_then(|at| layers.get(at)) {
                     screen.put(place.0, place.1, &layer.letter.to_string(), Style::of(layer.color));
                 }
                 continue;
             }
             let Some(lower) = layer_at(from) else { continue };
             let end = ends.get(lower).copied().unwrap_or(to).min(to);
-            let glyph = EIGHTHS.get((end - from).saturating_sub(1)).copied().unwrap_or('█');
+            let glyph = BLOCKS.get((end - from).saturating_sub(1)).copied().unwrap_or('█');
             let color = |at: usize| layers.get(at).map(|layer| layer.color);
             // If several layers end in this cell, the upper part shows the one in its middle.
             let upper = if end < to { layer_at((end + to) / 2).or(layer_at(end)) } else { None };

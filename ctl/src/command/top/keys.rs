@@ -1,6 +1,5 @@
 //! Decodes keys from the bytes of a terminal.
 
-/// A key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Key {
     Char(char),
@@ -18,6 +17,21 @@ pub(crate) enum Key {
     End,
     /// Ctrl-L.
     Redraw,
+}
+
+impl Key {
+    /// Returns by how many rows the key moves the selection in a list that shows `page` rows; `None` for other keys.
+    pub(crate) fn step(self, page: usize) -> Option<isize> {
+        Some(match self {
+            Key::Up | Key::Char('k') => -1,
+            Key::Down | Key::Char('j') => 1,
+            Key::PageUp => -(page as isize),
+            Key::PageDown | Key::Char(' ') => page as isize,
+            Key::Home => isize::MIN,
+            Key::End => isize::MAX,
+            _ => return None,
+        })
+    }
 }
 
 /// Decodes the keys, and returns them with the number of bytes that they used; the rest may be the beginning of a key.

@@ -7,40 +7,31 @@ use gpumem_report::text::clean;
 use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
 
-/// Sort order of the rows.
+/// Sort order of the rows; the number is the column in [`ps::HEADS`](crate::command::ps::HEADS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Order {
     /// By device, the largest first: the order of the daemon.
     #[default]
-    Device,
-    Used,
-    Tracked,
-    Idle,
-    Gap,
-    User,
-    Pid,
+    Device = 0,
+    Used = 4,
+    Tracked = 5,
+    Idle = 6,
+    Gap = 7,
+    User = 2,
+    Pid = 1,
 }
 
 impl Order {
-    const ALL: [Order; 7] =
-        [Order::Device, Order::Used, Order::Tracked, Order::Idle, Order::Gap, Order::User, Order::Pid];
-
-    /// Returns its column in [`ps::HEADS`].
-    pub(crate) fn column(self) -> usize {
-        match self {
-            Order::Device => 0,
-            Order::Pid => 1,
-            Order::User => 2,
-            Order::Used => 4,
-            Order::Tracked => 5,
-            Order::Idle => 6,
-            Order::Gap => 7,
-        }
-    }
-
     fn next(self) -> Order {
-        let at = Order::ALL.iter().position(|order| *order == self).unwrap_or(0);
-        Order::ALL.get(at + 1).copied().unwrap_or_default()
+        match self {
+            Order::Device => Order::Used,
+            Order::Used => Order::Tracked,
+            Order::Tracked => Order::Idle,
+            Order::Idle => Order::Gap,
+            Order::Gap => Order::User,
+            Order::User => Order::Pid,
+            Order::Pid => Order::Device,
+        }
     }
 
     /// Compares two rows. Larger amounts come first, unknown ones last.
@@ -66,10 +57,8 @@ impl Order {
 /// Identifies a process on a device across replies: pid and the device's UUID.
 pub(crate) type Name = (u32, String);
 
-/// Number of `used` values kept for each process.
 const KEPT: usize = 64;
 
-/// State of the list.
 #[derive(Debug, Default)]
 pub(crate) struct List {
     pub order: Order,
@@ -98,27 +87,20 @@ impl List {
         self.history = history;
     }
 
-    /// Returns the latest `used` values of a process.
     pub(crate) fn history(&self, ps: &Ps, process: &ProcessRow) -> Vec<Option<u64>> {
-        self.history
-            .get(&name(ps, process))
-            .map(|values| values.iter().copied().collect())
-            .unwrap_or_default()
+        let values = self.history.get(&name(ps, process));
+        values.map(|values| values.iter().copied().collect()).unwrap_or_default()
     }
 
     /// Returns the indices of the shown rows, in their order.
     pub(crate) fn rows(&self, ps: &Ps) -> Vec<usize> {
-        let mut rows: Vec<usize> = (0..ps.processes.len())
-            .filter(|row| ps.processes.get(*row).is_some_and(|process| self.is_shown(ps, process)))
-            .collect();
-        rows.sort_by(|one, other| match (ps.processes.get(*one), ps.processes.get(*other)) {
-            (Some(one), Some(other)) => {
-                let order = self.order.compare(one, other);
-                if self.reversed { order.reverse() } else { order }
-            }
-            _ => Ordering::Equal,
+        let mut rows: Vec<(usize, &ProcessRow)> =
+            ps.processes.iter().enumerate().filter(|(_, process)| self.is_shown(ps, process)).collect();
+        rows.sort_by(|(_, one), (_, other)| {
+            let order = self.order.compare(one, other);
+            if self.reversed { order.reverse() } else { order }
         });
-        rows
+        rows.into_iter().map(|(row, _)| row).collect()
     }
 
     fn is_shown(&self, ps: &Ps, process: &ProcessRow) -> bool {
@@ -144,7 +126,6 @@ impl List {
         rows.iter().position(is_it).unwrap_or(0)
     }
 
-    /// Returns the selected process.
     pub(crate) fn process<'p>(&self, ps: &'p Ps) -> Option<&'p ProcessRow> {
         let rows = self.rows(ps);
         rows.get(self.chosen(ps, &rows)).and_then(|row| ps.processes.get(*row))
@@ -162,30 +143,15 @@ impl List {
             }
             return true;
         }
-        let by = match key {
-            Key::Up | Key::Char('k') => -1,
-            Key::Down | Key::Char('j') => 1,
-            Key::PageUp => -(page as isize),
-            Key::PageDown | Key::Char(' ') => page as isize,
-            Key::Home => isize::MIN,
-            Key::End => isize::MAX,
-            Key::Char('s') => {
-                (self.order, self.reversed) = (self.order.next(), false);
-                return true;
+        let Some(by) = key.step(page) else {
+            match key {
+                Key::Char('s') => (self.order, self.reversed) = (self.order.next(), false),
+                Key::Char('r') => self.reversed = !self.reversed,
+                Key::Char('/') => self.typing = true,
+                Key::Escape if !self.filter.is_empty() => self.filter.clear(),
+                _ => return false,
             }
-            Key::Char('r') => {
-                self.reversed = !self.reversed;
-                return true;
-            }
-            Key::Char('/') => {
-                self.typing = true;
-                return true;
-            }
-            Key::Escape if !self.filter.is_empty() => {
-                self.filter.clear();
-                return true;
-            }
-            _ => return false,
+            return true;
         };
         if let Some(ps) = ps {
             let rows = self.rows(ps);

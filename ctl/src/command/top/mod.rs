@@ -6,15 +6,13 @@
 //! list                the list of processes: filter, order, selection
 //! overview            view of all devices and processes
 //! process, history    view of one process; its memory over time
-//! bar                 bars and sparklines
-//! screen              a grid, and the bytes that update a terminal to show it
+//! screen              a grid with bars and sparklines, and the bytes that update a terminal to show it
 //! keys, terminal      decoding of keys; setup of the terminal
 //! ```
 //!
 //! It needs only basic features of a terminal: the alternate screen, sixteen colours and cursor positions. A frame is written
 //! with a single write, which contains only the changes.
 
-mod bar;
 mod events;
 mod history;
 mod keys;
@@ -27,9 +25,9 @@ mod terminal;
 
 use crate::args::Top as Args;
 use crate::client::Daemon;
-use crate::output::{print, unicode};
+use crate::output::{print, size, unicode};
 use anyhow::{Result, anyhow};
-use events::{Event, Said};
+use events::{Event, Reply};
 use screen::Screen;
 use signal_hook::consts::signal::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::low_level::{emulate_default_handler, raise};
@@ -41,7 +39,6 @@ use terminal::Terminal;
 /// Width of a frame that is not written to a terminal, in columns.
 const PIPED: usize = 100;
 
-/// Runs until the user quits, or prints a single frame.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let daemon = Daemon::find(args.socket.as_deref())?;
     let has_screen = std::env::var_os("TERM").is_none_or(|kind| kind != "dumb");
@@ -57,14 +54,13 @@ fn colors() -> bool {
     io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Prints one frame with all rows.
 fn once(args: &Args, daemon: Daemon) -> Result<()> {
     let mut state = State::new(args);
-    let Said { ps, process } = events::question(&mut Some(daemon), args.socket.as_deref(), args.pid);
+    let Reply { ps, process } = events::question(&mut Some(daemon), args.socket.as_deref(), args.pid);
     if let (Err(why), _) | (_, Some((_, Err(why)))) = (&ps, &process) {
         return Err(anyhow!("{why}"));
     }
-    state.update(Said { ps, process })?;
+    state.update(Reply { ps, process })?;
     let width = crate::output::width().unwrap_or(PIPED);
     let mut screen = Screen::new((width, state.height(width)), unicode(), colors());
     state.draw(&mut screen, false);
@@ -94,7 +90,7 @@ fn live(args: &Args) -> Result<()> {
     let _ = want.send(args.pid); // if that thread has ended, it has sent `Over`
     let mut shown: Option<Screen> = None;
     let ended = loop {
-        let mut screen = Screen::new(terminal::size(), unicode(), colors());
+        let mut screen = Screen::new(size().unwrap_or((80, 24)), unicode(), colors());
         state.draw(&mut screen, true);
         let bytes = screen.changes(shown.as_ref());
         state.cost.frame(bytes.len());
@@ -108,7 +104,7 @@ fn live(args: &Args) -> Result<()> {
         while let Some(event) = next {
             match event {
                 Event::Key(key) => done = state.key(key),
-                Event::Said(said) => done = state.update(*said).err().map(Done::Failed),
+                Event::Reply(reply) => done = state.update(*reply).err().map(Done::Failed),
                 Event::Signal(SIGWINCH) => {}
                 Event::Signal(SIGTSTP) => {
                     terminal.leave();

@@ -1,8 +1,7 @@
 //! View of all devices and all processes.
 
-use super::bar::{Part, bar, spark};
 use super::list::List;
-use super::screen::{BLUE, CYAN, Cost, GREY, RED, Screen, Style, YELLOW, columns};
+use super::screen::{BLUE, CYAN, Cost, GREY, Part, RED, Screen, Style, YELLOW, bar, columns, spark};
 use crate::command::ps::{self, Shown};
 use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
 use gpumem_model::units::{Unit, plural, signed};
@@ -15,9 +14,7 @@ pub(crate) fn height(ps: &Ps) -> usize {
 
 /// Columns that a narrow terminal omits, in this order.
 const LEAST_MISSED: [usize; 4] = [6, 2, 3, 7];
-/// Least width of the command column.
 const COMMAND: usize = 16;
-/// Most columns for the flags.
 const STATE: usize = 14;
 /// Least width of a terminal at which each process has a sparkline.
 const WIDE: usize = 110;
@@ -53,12 +50,7 @@ pub(crate) fn draw(
     is_live: bool,
 ) -> usize {
     if ps.devices.is_empty() {
-        screen.put(
-            row,
-            0,
-            "no device: NVML does not answer or has none (why: gpumemctl doctor)",
-            Style::of(RED),
-        );
+        screen.put(row, 0, ps::NO_DEVICE, Style::of(RED));
         return 0;
     }
     let unit = ps::unit(ps);
@@ -98,7 +90,7 @@ fn devices(
         let mut at = bar_to;
         for (column, cell) in cells.iter().enumerate().skip(2) {
             at += 1 + width(column);
-            screen.put(row, at.saturating_sub(columns(cell)), cell, style);
+            screen.put_before(row, at, cell, style);
         }
     };
     put(screen, row, &heads.map(str::to_owned), Style::BOLD);
@@ -114,10 +106,11 @@ fn devices(
             Some(total) => {
                 bar(screen, row, (bar_from, bar_to), signed(total), &parts(ps, index, device, chosen))
             }
-            None => _ = screen.put_within(row, bar_from, bar_to, "not known", Style::DIM),
+            None => _ = screen.put_within(row, bar_from, bar_to, "unknown", Style::DIM),
         }
-        if let Some(doubt) = doubt(device) {
-            screen.put_within(row, bar_from, bar_to, &doubt, Style { bold: true, ..Style::of(YELLOW) });
+        if let Some(doubt) = ps::doubt(device) {
+            let doubt = format!(" {doubt} ");
+            screen.put_within(row, bar_from, bar_to, &doubt, Style::bold(YELLOW));
         }
         row += 1;
     }
@@ -167,14 +160,6 @@ fn parts(ps: &Ps, index: usize, device: &DeviceRow, chosen: Option<&ProcessRow>)
     bytes.into_iter().enumerate().map(part).collect()
 }
 
-/// Returns a warning if the reading is outdated.
-fn doubt(device: &DeviceRow) -> Option<String> {
-    let old =
-        device.age_ms.filter(|age| *age > ps::FRESH_MS).map(|age| format!("read {} ago", ps::seconds(age)));
-    let why: Vec<String> = device.why.as_deref().map(clean).into_iter().chain(old).collect();
-    (!why.is_empty()).then(|| format!(" NOT FRESH: {} ", why.join(", ")))
-}
-
 /// Draws the rows of processes. Returns the number for which there is room.
 fn processes(
     screen: &mut Screen,
@@ -211,7 +196,7 @@ fn processes(
         }
         at
     };
-    let order = list.order.column();
+    let order = list.order as usize;
     let head = |column: usize| match column == order {
         true => Style { reverse: true, ..Style::BOLD },
         false => Style::BOLD,
@@ -226,20 +211,15 @@ fn processes(
     let chosen = list.chosen(ps, &rows);
     let first = chosen.saturating_sub(page.saturating_sub(1) / 2).min(rows.len().saturating_sub(page));
     let hidden = rows.len().saturating_sub(first + page);
-    let more = if hidden > 0 || first > 0 {
-        format!("  ({} to {} of {})", first + 1, rows.len() - hidden, rows.len())
-    } else {
-        String::new()
-    };
     let after = screen.put(row, at, "COMMAND", Style::BOLD);
-    screen.put(row, after, &more, Style::DIM);
+    if hidden > 0 || first > 0 {
+        let text = format!("  ({} to {} of {})", first + 1, rows.len() - hidden, rows.len());
+        screen.put(row, after, &text, Style::DIM);
+    }
     row += 1;
     if rows.is_empty() {
-        let why = if ps.processes.is_empty() {
-            "no process uses a GPU"
-        } else {
-            "no process has these words (Esc)"
-        };
+        let is_empty = ps.processes.is_empty();
+        let why = if is_empty { "no process uses a GPU" } else { "no process has these words (Esc)" };
         screen.put(row, 0, why, Style::DIM);
     }
     for (place, index) in rows.iter().enumerate().skip(first).take(page) {
@@ -254,11 +234,8 @@ fn processes(
         let mut at = put(screen, row, &line.cells, &look);
         if has_course {
             let history = list.history(ps, process);
-            let text = spark(
-                history.get(history.len().saturating_sub(COURSE)..).unwrap_or_default(),
-                screen.unicode,
-            );
-            screen.put(row, at, &text, Style::of(BLUE));
+            let latest = history.get(history.len().saturating_sub(COURSE)..).unwrap_or_default();
+            screen.put(row, at, &spark(latest, screen.unicode), Style::of(BLUE));
             at += COURSE + 1;
         }
         let at = screen.put(row, at, &line.note, Style::PLAIN);
@@ -273,13 +250,11 @@ fn processes(
     page
 }
 
-/// Returns the pod or job of a process, if known.
 fn whose(process: &ProcessRow) -> Option<String> {
     let of = |name: &str| process.who.get(name).map(|value| clean(value));
     if let Some(pod) = of("pod") {
-        return Some(
-            of("namespace").map_or_else(|| format!("pod {pod}"), |space| format!("pod {space}/{pod}")),
-        );
+        let space = of("namespace").map(|space| space + "/").unwrap_or_default();
+        return Some(format!("pod {space}{pod}"));
     }
     of("slurm_job").map(|job| format!("slurm {job}")).or_else(|| of("job").map(|job| format!("job {job}")))
 }
@@ -299,10 +274,9 @@ fn lines(ps: &Ps, unit: Unit) -> Vec<Option<ps::Line>> {
     lines
 }
 
-/// Keys with their meaning.
 const KEYS: [(&str, &str); 17] = [
     ("up down, j k", "choose a row; PgUp PgDn Home End"),
-    ("Enter", "a process: in depth; a line of it: what its word means"),
+    ("Enter", "a process: details; a line: the explanation of its word"),
     ("Esc", "back"),
     ("s  r", "sort by the next column; the other way round"),
     ("/", "only processes with these words: user, command, pid, state, job, pod, gpu3"),
@@ -316,7 +290,7 @@ const KEYS: [(&str, &str); 17] = [
     ("Ctrl-L", "draw everything again"),
     ("q, Ctrl-C", "leave"),
     ("", ""),
-    ("-", "not known, which is never zero; ~ measured at another moment"),
+    ("-", "unknown, which is never zero; ~ measured at another moment"),
     ("", ""),
 ];
 

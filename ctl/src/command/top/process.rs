@@ -1,22 +1,21 @@
 //! View of one process: its memory by category and over time, and the facts of its report.
 
-use super::bar;
 use super::history::{self, History, Layer, LayerKind};
 use super::keys::Key;
-use super::screen::{BLUE, RED, Screen, Style, YELLOW, columns};
+use super::screen::{BLUE, RED, Screen, Style, YELLOW, amount_bar, columns, spark};
 use crate::client::RunReply;
 use gpumem_model::run::{Clock, Run, State};
 use gpumem_model::units::Unit;
 use gpumem_report::explain::{self, explain, is_known};
 use gpumem_report::panel::{Panel, Table, course as course_of, panel};
 use gpumem_report::rules::Groupings;
+use gpumem_report::table::shorten;
 use gpumem_report::text::{clean, wrapped};
 use gpumem_report::{By, Part, Report, growth, iterations, oom, steps};
 
 /// Lengths of the time window in seconds, which a key cycles through; `None` is everything.
 const WINDOWS_S: [Option<u64>; 5] = [None, Some(3600), Some(600), Some(120), Some(30)];
 const GROUPINGS: [By; 3] = [By::Layer, By::Structure, By::Tag];
-/// Categories that are named unless all are requested.
 const CATEGORIES: usize = 12;
 
 /// A line below the memory chart.
@@ -24,23 +23,19 @@ const CATEGORIES: usize = 12;
 enum Line {
     Blank,
     Head,
-    /// A row of the table.
     Row(usize),
     /// A line of a sentence, with the word that explains it.
     Words(String, Style, Option<String>),
 }
 
-/// State of the view of a process.
+#[derive(Default)]
 pub(crate) struct Process {
     pub pid: u32,
     run: Option<Run>,
     id: Option<String>,
-    /// Error of the latest poll.
     why: Option<String>,
-    /// Selected grouping; `None` for the report's default.
     by: Option<By>,
-    /// Grouping of the latest report.
-    told_by: By,
+    shown_by: Option<By>,
     device: usize,
     all: bool,
     window: usize,
@@ -50,7 +45,6 @@ pub(crate) struct Process {
     /// The selected line and the first visible line.
     at: usize,
     first: usize,
-    /// Width and height of the latest frame.
     width: usize,
     page: usize,
     /// A text shown in place of the view, and its first visible line.
@@ -59,54 +53,33 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn new(pid: u32) -> Self {
-        Process {
-            pid,
-            run: None,
-            id: None,
-            why: None,
-            by: None,
-            told_by: By::Layer,
-            device: 0,
-            all: false,
-            window: 0,
-            panel: Panel::default(),
-            layers: Vec::new(),
-            history: History::default(),
-            at: 1,
-            first: 0,
-            width: 80,
-            page: 1,
-            text: None,
-        }
+        Process { pid, at: 1, width: 80, page: 1, ..Process::default() }
     }
 
-    /// Updates the view from the daemon's reply.
-    pub(crate) fn update(&mut self, told: Result<Option<RunReply>, String>) {
-        match told {
+    pub(crate) fn update(&mut self, reply: Result<Option<RunReply>, String>) {
+        match reply {
             Ok(Some(RunReply { id, run })) => {
                 self.why = None;
                 (self.run, self.id) = (Some(run), id);
-                self.tell();
+                self.refresh();
             }
             Ok(None) => {
-                self.why = Some(format!(
-                    "the daemon has no run of pid {} that you may see (gpumemctl doctor {0})",
-                    self.pid
-                ));
+                let pid = self.pid;
+                let why =
+                    format!("the daemon has no run of pid {pid} that you may see (gpumemctl doctor {pid})");
+                self.why = Some(why);
             }
             Err(why) => self.why = Some(why),
         }
     }
 
-    fn tell(&mut self) {
+    fn refresh(&mut self) {
         let Some(run) = &self.run else { return };
-        let mut report = Report::new(run, Groupings::of_run(run), self.by);
-        report.id.clone_from(&self.id);
-        report.command = format!("gpumemctl report {}", self.pid);
-        if report.by != self.told_by {
+        let report = report(run, self.id.as_ref(), self.by);
+        if Some(report.by) != self.shown_by {
             self.history = History::default();
         }
-        self.told_by = report.by;
+        self.shown_by = Some(report.by);
         self.device = self.device.min(run.devices.len().saturating_sub(1));
         self.panel = panel(&report, if self.all { usize::MAX } else { CATEGORIES });
         let table = self.panel.devices.get(self.device);
@@ -123,31 +96,14 @@ impl Process {
     pub(crate) fn key(&mut self, key: Key) -> bool {
         if let Some((text, first)) = &mut self.text {
             let last = text.lines().count().saturating_sub(self.page);
-            let by = match key {
-                Key::Escape | Key::Enter | Key::Left => {
-                    self.text = None;
-                    return true;
-                }
-                Key::Up | Key::Char('k') => -1,
-                Key::Down | Key::Char('j') => 1,
-                Key::PageUp => -(self.page as isize),
-                Key::PageDown | Key::Char(' ') => self.page as isize,
-                Key::Home => isize::MIN,
-                Key::End => isize::MAX,
-                _ => return false,
-            };
-            *first = first.saturating_add_signed(by).min(last);
+            match key.step(self.page) {
+                Some(by) => *first = first.saturating_add_signed(by).min(last),
+                None if matches!(key, Key::Escape | Key::Enter | Key::Left) => self.text = None,
+                None => return false,
+            }
             return true;
         }
-        let by = match key {
-            Key::Up | Key::Char('k') => -1,
-            Key::Down | Key::Char('j') => 1,
-            Key::PageUp => -(self.page as isize),
-            Key::PageDown | Key::Char(' ') => self.page as isize,
-            Key::Home => isize::MIN,
-            Key::End => isize::MAX,
-            _ => return self.command(key),
-        };
+        let Some(by) = key.step(self.page) else { return self.command(key) };
         self.at = self.at.saturating_add_signed(by).min(self.lines(self.width).len().saturating_sub(1));
         true
     }
@@ -155,18 +111,18 @@ impl Process {
     fn command(&mut self, key: Key) -> bool {
         match key {
             Key::Tab => {
-                let at = GROUPINGS.iter().position(|by| *by == self.told_by).unwrap_or(0);
+                let at = GROUPINGS.iter().position(|by| Some(*by) == self.shown_by).unwrap_or(0);
                 self.by = GROUPINGS.get((at + 1) % GROUPINGS.len()).copied();
-                self.tell();
+                self.refresh();
             }
             Key::Char('d') => {
                 self.device = (self.device + 1) % self.panel.devices.len().max(1);
                 self.history = History::default();
-                self.tell();
+                self.refresh();
             }
             Key::Char('a') => {
                 self.all = !self.all;
-                self.tell();
+                self.refresh();
             }
             Key::Char('w') => self.window = (self.window + 1) % WINDOWS_S.len(),
             Key::Char('o') => self.read(|report| oom::text(report, oom::Form { all: false, job: &[] })),
@@ -183,11 +139,10 @@ impl Process {
         true
     }
 
-    /// Returns the word that explains the selected line.
     fn word(&self) -> Option<String> {
         match self.lines(self.width).get(self.at)? {
             Line::Row(number) => {
-                let row = self.panel.devices.get(self.device)?.rows.get(*number)?;
+                let row = self.table()?.rows.get(*number)?;
                 Some(if row.part == Part::Used { "used".to_owned() } else { row.name.clone() })
             }
             Line::Words(_, _, word) => word.clone(),
@@ -195,19 +150,18 @@ impl Process {
         }
     }
 
-    /// Shows a text made from the report.
     fn read(&mut self, text: impl Fn(&Report<'_>) -> String) {
         let Some(run) = &self.run else { return };
-        let mut report = Report::new(run, Groupings::of_run(run), self.by);
-        report.id.clone_from(&self.id);
-        report.command = format!("gpumemctl report {}", self.pid);
-        let text = text(&report);
+        let text = text(&report(run, self.id.as_ref(), self.by));
         self.text = (!text.is_empty()).then_some((text, 0));
     }
 
-    /// Returns the number of rows for the complete view.
     pub(crate) fn height(&self, width: usize) -> usize {
         3 + COURSE + self.panel.warnings.len() * 2 + self.lines(width).len()
+    }
+
+    fn table(&self) -> Option<&Table> {
+        self.panel.devices.get(self.device)
     }
 
     fn lines(&self, width: usize) -> Vec<Line> {
@@ -219,7 +173,7 @@ impl Process {
                 wrapped(text, Some(width)).into_iter().map(|line| Line::Words(line, style, word.clone())),
             );
         };
-        if let Some(table) = self.panel.devices.get(self.device) {
+        if let Some(table) = self.table() {
             lines.push(Line::Head);
             lines.extend((0..table.rows.len()).map(Line::Row));
             lines.push(Line::Blank);
@@ -230,7 +184,6 @@ impl Process {
         lines
     }
 
-    /// Draws the view from `row` to before `end`.
     pub(crate) fn draw(&mut self, screen: &mut Screen, (mut row, end): (usize, usize), is_live: bool) {
         if let Some((text, first)) = &self.text {
             self.page = end.saturating_sub(row).max(1);
@@ -242,12 +195,8 @@ impl Process {
             }
             return;
         }
-        let bold = |color| Style { bold: true, ..Style::of(color) };
         if let Some(why) = &self.why {
-            for line in wrapped(why, Some(screen.width)) {
-                screen.put(row, 0, &line, bold(RED));
-                row += 1;
-            }
+            screen.put_wrapped(&mut row, why, usize::MAX, Style::bold(RED));
         }
         let Some(run) = &self.run else {
             if self.why.is_none() {
@@ -255,25 +204,19 @@ impl Process {
             }
             return;
         };
-        let head = |screen: &mut Screen, row: &mut usize, text: &str, style: Style| {
-            for line in wrapped(text, Some(screen.width)).iter().take(2) {
-                screen.put(*row, 0, line, style);
-                *row += 1;
-            }
-        };
-        head(screen, &mut row, &self.panel.heading, Style::BOLD);
+        screen.put_wrapped(&mut row, &self.panel.heading, 2, Style::BOLD);
         for warning in &self.panel.warnings {
-            head(screen, &mut row, warning, bold(YELLOW));
+            screen.put_wrapped(&mut row, warning, 2, Style::bold(YELLOW));
         }
         if run.state != State::Open {
-            head(screen, &mut row, "it has ended: these are the last numbers", bold(YELLOW));
+            let text = "the process has ended: these are its last numbers";
+            screen.put_wrapped(&mut row, text, 2, Style::bold(YELLOW));
         }
-        if let [_, _, ..] = self.panel.devices[..] {
-            let table =
-                self.panel.devices.get(self.device).map(|table| table.title.clone()).unwrap_or_default();
-            let text =
-                format!("device {} of {} (d: the next): {table}", self.device + 1, self.panel.devices.len());
-            head(screen, &mut row, &text, Style::PLAIN);
+        if self.panel.devices.len() > 1 {
+            let title = self.table().map_or("", |table| table.title.as_str());
+            let (number, count) = (self.device + 1, self.panel.devices.len());
+            let text = format!("device {number} of {count} (d: the next): {title}");
+            screen.put_wrapped(&mut row, &text, 2, Style::PLAIN);
         }
         row = self.draw_course(screen, (row, end), run.clock);
         let lines = self.lines(screen.width);
@@ -283,12 +226,10 @@ impl Process {
         let signs = self.signs(screen);
         for (index, line) in lines.iter().enumerate().skip(first).take(page) {
             let place = row + index - first;
-            match (line, self.panel.devices.get(self.device)) {
+            match (line, self.table()) {
                 (Line::Words(text, style, _), _) => _ = screen.put(place, 0, text, *style),
                 (Line::Head, Some(table)) => self.draw_row(screen, place, table, None, &signs),
-                (Line::Row(number), Some(table)) => {
-                    self.draw_row(screen, place, table, Some(*number), &signs)
-                }
+                (Line::Row(row), Some(table)) => self.draw_row(screen, place, table, Some(*row), &signs),
                 _ => {}
             }
             if is_live && index == at {
@@ -298,12 +239,7 @@ impl Process {
         let below = lines.len().saturating_sub(first + page);
         if is_live && below > 0 {
             let text = format!(" {below} more lines ");
-            screen.put(
-                end.saturating_sub(1),
-                screen.width.saturating_sub(columns(&text)),
-                &text,
-                Style::REVERSE,
-            );
+            screen.put_before(end.saturating_sub(1), screen.width, &text, Style::REVERSE);
         }
         (self.page, self.first, self.width, self.at) = (page.max(1), first, screen.width, at);
     }
@@ -319,18 +255,13 @@ impl Process {
         let most = drawn.iter().flatten().map(|held| held.total()).max().unwrap_or(0);
         let unit = Unit::for_largest(most);
         let window = window.map(|seconds| format!(" of {seconds} s")).unwrap_or_default();
-        let text = format!(
-            "tracked over time, 0 to {} {}, {} to {}{window}",
-            unit.amount(most),
-            unit.name,
-            clock.time(from),
-            clock.time(to)
-        );
+        let (top, unit, from, to) = (unit.amount(most), unit.name, clock.time(from), clock.time(to));
+        let text = format!("tracked over time, 0 to {top} {unit}, {from} to {to}{window}");
         screen.put(row, 0, &text, Style::DIM);
         if room < LEAST {
             let values: Vec<Option<u64>> =
                 drawn.iter().map(|held| held.map(|held| u64::try_from(held.total()).unwrap_or(0))).collect();
-            screen.put(row + 1, 0, &bar::spark(&values, screen.unicode), Style::of(BLUE));
+            screen.put(row + 1, 0, &spark(&values, screen.unicode), Style::of(BLUE));
             return row + 2;
         }
         let height = (room / 4).clamp(3, COURSE);
@@ -340,7 +271,7 @@ impl Process {
 
     /// Returns for each row of the table the sign of its layer, if it has one.
     fn signs(&self, screen: &Screen) -> Vec<Option<(String, Style)>> {
-        let Some(table) = self.panel.devices.get(self.device) else { return Vec::new() };
+        let Some(table) = self.table() else { return Vec::new() };
         let of = |kind: &LayerKind| self.layers.iter().find(|layer| layer.name == *kind);
         let layer = |row: &gpumem_report::panel::Row| match row.part {
             Part::Category => of(&LayerKind::Category(row.name.clone())).or_else(|| of(&LayerKind::Rest)),
@@ -352,7 +283,6 @@ impl Process {
         table.rows.iter().map(|row| layer(row).map(|layer| layer.sign(screen))).collect()
     }
 
-    /// Draws a row of the table, or its headings.
     fn draw_row(
         &self,
         screen: &mut Screen,
@@ -372,21 +302,21 @@ impl Process {
         let names = longest.clamp(14, 14.max(screen.width.saturating_sub(amounts + notes + 18).min(60)));
         let put = |screen: &mut Screen, cells: &[String; 2], style: Style| {
             let first = names + 2 + widths[0];
-            screen.put(place, first.saturating_sub(columns(&cells[0])), &cells[0], style);
             let second = first + 2 + widths[1];
-            screen.put(place, second.saturating_sub(columns(&cells[1])), &cells[1], style);
+            screen.put_before(place, first, &cells[0], style);
+            screen.put_before(place, second, &cells[1], style);
             second + 1
         };
         let Some((row, sign)) = number.and_then(|number| Some((table.rows.get(number)?, signs.get(number)?)))
         else {
-            let by = match self.told_by {
-                By::Layer => "by layer",
-                By::Structure => "by structure",
-                By::Tag => "by tag",
+            let by = match self.shown_by {
+                Some(By::Structure) => "by structure",
+                Some(By::Tag) => "by tag",
+                Some(By::Layer) | None => "by layer",
             };
             screen.put_within(place, 0, names, &format!("{}, {by}", table.unit), Style::BOLD);
             let at = put(screen, &table.heads[0], Style::BOLD);
-            screen.put(place, at + 1, "of what is used now", Style::DIM);
+            screen.put(place, at + 1, "share of used", Style::DIM);
             return;
         };
         if let Some((sign, style)) = sign {
@@ -395,24 +325,25 @@ impl Process {
         let style = if row.depth == 0 { Style::BOLD } else { Style::PLAIN };
         let from = 1 + row.depth;
         let room = names.saturating_sub(from);
-        let name = match columns(&row.name) <= room || !row.name.contains('/') {
-            true => row.name.clone(),
-            // The end of a path is more specific.
-            false => {
-                let skipped = row.name.chars().count().saturating_sub(room.saturating_sub(1));
-                "~".to_owned() + &row.name.chars().skip(skipped).collect::<String>()
-            }
-        };
+        // The end of a path is more specific.
+        let name = if row.name.contains('/') { shorten(&row.name, room, true) } else { row.name.clone() };
         screen.put_within(place, from, names, &name, style);
         let at = put(screen, &row.cells, style) + 1;
         let bars_end = screen.width.saturating_sub(notes + 1);
         let whole = table.rows.iter().filter_map(|row| row.bytes[0]).max().unwrap_or(0);
         let of = sign.as_ref().map_or(Style::DIM, |(_, style)| *style);
         if let Some(bytes) = row.bytes[0].filter(|_| bars_end > at + 4) {
-            screen.put(place, at, &bar::amount(bytes, whole, bars_end - at, screen.unicode), of);
+            screen.put(place, at, &amount_bar(bytes, whole, bars_end - at, screen.unicode), of);
         }
         screen.put(place, bars_end.max(at) + 1, &row.note, Style::DIM);
     }
+}
+
+fn report<'r>(run: &'r Run, id: Option<&String>, by: Option<By>) -> Report<'r> {
+    let mut report = Report::new(run, Groupings::of_run(run), by);
+    report.id = id.cloned();
+    report.command = format!("gpumemctl report {}", run.process.pid);
+    report
 }
 
 /// Wraps a line of text; a line of a table is not wrapped, and is cut by the screen.
@@ -426,7 +357,6 @@ fn fitted(line: &str, width: usize) -> Vec<String> {
     lines.into_iter().map(|line| format!("{inset}{line}")).collect()
 }
 
-/// Most rows of the memory chart.
 const COURSE: usize = 10;
 /// With fewer rows for the whole view, the chart is a sparkline.
 const LEAST: usize = 16;

@@ -1,10 +1,10 @@
-//! A grid of characters, and the bytes that make a terminal show it. Only changes since the last frame are written, because a
-//! terminal may be on a slow connection.
+//! A grid of characters, bars and sparklines in it, and the bytes that make a terminal show it. Only changes since the last frame are
+//! written, because a terminal may be on a slow connection.
 
 pub(crate) use gpumem_report::table::width as columns;
+use gpumem_report::text::wrapped;
 use unicode_width::UnicodeWidthChar;
 
-/// Number of bytes written.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Cost {
     pub last: usize,
@@ -28,7 +28,6 @@ pub(crate) const BLUE: Color = 4;
 pub(crate) const CYAN: Color = 6;
 pub(crate) const GREY: Color = 8;
 
-/// Appearance of a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Style {
     pub color: Option<Color>,
@@ -47,6 +46,10 @@ impl Style {
 
     pub(crate) const fn of(color: Color) -> Style {
         Style { color: Some(color), ..Style::PLAIN }
+    }
+
+    pub(crate) const fn bold(color: Color) -> Style {
+        Style { bold: true, ..Style::of(color) }
     }
 
     fn sgr(self, out: &mut Vec<u8>) {
@@ -78,14 +81,11 @@ const BLANK: Cell = Cell { character: Some(' '), style: Style::PLAIN };
 /// Rewriting fewer unchanged characters than this is not longer than moving the cursor.
 const WORTH_A_JUMP: usize = 5;
 
-/// The contents of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Screen {
     pub width: usize,
     pub height: usize,
-    /// Non-ASCII characters may be used.
     pub unicode: bool,
-    /// Colours may be used.
     pub colors: bool,
     cells: Vec<Cell>,
 }
@@ -99,6 +99,11 @@ impl Screen {
     /// although callers clean the text already.
     pub(crate) fn put(&mut self, row: usize, column: usize, text: &str, style: Style) -> usize {
         self.put_within(row, column, self.width, text, style)
+    }
+
+    /// Writes text that ends before column `end`, for numbers.
+    pub(crate) fn put_before(&mut self, row: usize, end: usize, text: &str, style: Style) {
+        self.put(row, end.saturating_sub(columns(text)), text, style);
     }
 
     /// Like [`put`](Self::put), but ends before column `end`.
@@ -132,6 +137,14 @@ impl Screen {
         at
     }
 
+    /// Writes the first lines of a wrapped text from `row` on, and moves `row` behind them.
+    pub(crate) fn put_wrapped(&mut self, row: &mut usize, text: &str, most: usize, style: Style) {
+        for line in wrapped(text, Some(self.width)).iter().take(most) {
+            self.put(*row, 0, line, style);
+            *row += 1;
+        }
+    }
+
     fn set(&mut self, row: usize, column: usize, cell: Cell) {
         if let Some(place) = self.cells.get_mut(row * self.width + column) {
             *place = cell;
@@ -147,7 +160,6 @@ impl Screen {
         }
     }
 
-    /// Returns the rows as text.
     pub(crate) fn text(&self) -> Vec<String> {
         let row = |cells: &[Cell]| {
             cells.iter().filter_map(|cell| cell.character).collect::<String>().trim_end().to_owned()
@@ -174,15 +186,11 @@ impl Screen {
     pub(crate) fn changes(&self, shown: Option<&Screen>) -> Vec<u8> {
         let mut pen = Pen { out: Vec::new(), at: None, style: Style::PLAIN };
         let same_size = |shown: &&Screen| (shown.width, shown.height) == (self.width, self.height);
-        let empty;
-        let before = match shown.filter(same_size) {
-            Some(shown) => shown,
-            None => {
-                pen.out.extend_from_slice(b"\x1b[0m\x1b[2J");
-                empty = Screen::new((self.width, self.height), self.unicode, self.colors);
-                &empty
-            }
-        };
+        let empty = Screen::new((self.width, self.height), self.unicode, self.colors);
+        let before = shown.filter(same_size).unwrap_or_else(|| {
+            pen.out.extend_from_slice(b"\x1b[0m\x1b[2J");
+            &empty
+        });
         for row in 0..self.height {
             pen.row(row, before.row(row), self.row(row));
         }
@@ -191,7 +199,6 @@ impl Screen {
     }
 }
 
-/// Position and style of the terminal's cursor.
 struct Pen {
     out: Vec<u8>,
     /// `None` if unknown.
@@ -250,6 +257,61 @@ impl Pen {
 /// Returns whether it is a block element, as used in bars.
 fn is_block(character: char) -> bool {
     ('\u{2580}'..='\u{259f}').contains(&character)
+}
+
+/// Glyphs of a sparkline, from low to high.
+pub(super) const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+const PLAIN: [char; 8] = ['_', '.', '-', ':', '=', '+', '*', '#'];
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    pub bytes: i64,
+    /// Glyphs with and without Unicode. They differ between parts, so that a bar is readable without colours.
+    pub glyphs: (char, char),
+    pub style: Style,
+}
+
+/// Draws a bar of `whole` bytes from its parts, from the left; the rest stays empty. A part with any bytes gets at least one
+/// column if there is room.
+pub(crate) fn bar(screen: &mut Screen, row: usize, (from, to): (usize, usize), whole: i64, parts: &[Part]) {
+    let width = to.saturating_sub(from);
+    let share = |bytes: i64| (bytes.max(0) as f64 / whole.max(1) as f64).min(1.0);
+    let columns = |bytes: i64| (share(bytes) * width as f64).round() as usize;
+    let (mut sum, mut at) = (0_i64, from);
+    for part in parts {
+        sum = sum.saturating_add(part.bytes.max(0));
+        let least = at + usize::from(part.bytes > 0);
+        let end = (from + columns(sum)).max(least).min(to);
+        let glyph = if screen.unicode { part.glyphs.0 } else { part.glyphs.1 };
+        let text: String = std::iter::repeat_n(glyph, end.saturating_sub(at)).collect();
+        at = screen.put_within(row, at, to, &text, part.style).max(at);
+    }
+}
+
+const EIGHTHS: [char; 7] = ['▏', '▎', '▍', '▌', '▋', '▊', '▉'];
+
+/// Returns a bar for a single amount of `whole`, with a resolution of an eighth of a column.
+pub(crate) fn amount_bar(bytes: i64, whole: i64, width: usize, unicode: bool) -> String {
+    let length = (bytes.max(0) as f64 / whole.max(1) as f64).min(1.0) * width as f64;
+    if !unicode {
+        return "#".repeat(length.round() as usize);
+    }
+    let eighths = (length * 8.0).round() as usize;
+    let end = (eighths % 8).checked_sub(1).and_then(|at| EIGHTHS.get(at));
+    "█".repeat(eighths / 8) + &end.map(char::to_string).unwrap_or_default()
+}
+
+/// Returns a sparkline; unknown values are blanks.
+pub(crate) fn spark(values: &[Option<u64>], unicode: bool) -> String {
+    let glyphs = if unicode { BLOCKS } else { PLAIN };
+    let most = values.iter().flatten().max().copied().unwrap_or(0).max(1);
+    let glyph = |value: &Option<u64>| {
+        let Some(value) = value else { return ' ' };
+        let step = (u128::from(*value) * glyphs.len() as u128).div_ceil(u128::from(most));
+        let at = usize::try_from(step).unwrap_or(0).saturating_sub(1);
+        glyphs.get(at).copied().unwrap_or(' ')
+    };
+    values.iter().map(glyph).collect()
 }
 
 #[cfg(test)]
@@ -316,5 +378,38 @@ mod tests {
         assert_eq!(screen.text(), ["   ab", "??x"]);
         assert!(!String::from_utf8_lossy(&screen.changes(None)).contains("31m"), "no colour was asked for");
         Screen::new((0, 0), true, true).changes(None);
+    }
+
+    #[test]
+    fn a_bar_shows_every_part_and_no_more_than_its_room() {
+        let part = |bytes, glyph| Part { bytes, glyphs: (glyph, glyph), style: Style::PLAIN };
+        let drawn = |whole, bytes: [i64; 3]| {
+            let mut screen = Screen::new((12, 1), true, false);
+            let parts = [part(bytes[0], 'a'), part(bytes[1], 'b'), part(bytes[2], 'c')];
+            bar(&mut screen, 0, (1, 11), whole, &parts);
+            screen.text().remove(0)
+        };
+        assert_eq!(drawn(100, [50, 30, 20]), " aaaaabbbcc");
+        assert_eq!(drawn(100, [50, 1, 0]), " aaaaab");
+        assert_eq!(drawn(100, [-5, 0, 10]), " c");
+        assert_eq!(drawn(0, [i64::MAX, i64::MAX, 1]), " aaaaaaaaaa", "more than there is");
+    }
+
+    #[test]
+    fn an_amount_is_as_long_as_it_is_large() {
+        let drawn = |bytes, unicode| amount_bar(bytes, 80, 10, unicode);
+        assert_eq!(
+            [0, -3, 1, 12, 80, 500].map(|bytes| drawn(bytes, true)),
+            ["", "", "▏", "█▌", "██████████", "██████████"]
+        );
+        assert_eq!([0, 3, 5, 80].map(|bytes| drawn(bytes, false)), ["", "", "#", "##########"]);
+        assert_eq!(amount_bar(1, 0, 3, true), "███");
+    }
+
+    #[test]
+    fn a_course_has_a_character_per_value() {
+        assert_eq!(spark(&[Some(0), Some(1), None, Some(4), Some(8)], true), "▁▁ ▄█");
+        assert_eq!(spark(&[Some(8), Some(u64::MAX)], false), "_#");
+        assert_eq!(spark(&[], true), "");
     }
 }

@@ -1,6 +1,6 @@
 //! State of the program: the current view, the latest reply, and the actions of keys.
 
-use super::events::Said;
+use super::events::Reply;
 use super::keys::Key;
 use super::list::List;
 use super::overview;
@@ -8,13 +8,14 @@ use super::process::Process;
 use super::screen::{Cost, RED, Screen, Style, YELLOW, columns};
 use crate::args::Top as Args;
 use crate::command::ps;
+use crate::command::report::processes;
 use gpumem_model::control::Ps;
 use gpumem_model::units::plural;
-use gpumem_report::text::{clean, wrapped};
+use gpumem_report::text::clean;
 use jiff::Zoned;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// An action for the main loop.
 pub(crate) enum Done {
     Left,
     Signal(i32),
@@ -22,14 +23,15 @@ pub(crate) enum Done {
     Redraw,
 }
 
-/// The current view.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum View {
+    #[default]
     List,
     Process,
     Help,
 }
 
+#[derive(Default)]
 pub(crate) struct State {
     device: Option<String>,
     interval: Duration,
@@ -56,17 +58,10 @@ impl State {
         State {
             device: args.device.clone(),
             interval: args.interval,
-            ps: None,
-            at: String::new(),
-            gone: None,
-            list: List::default(),
             process: args.pid.map(Process::new),
             view: if args.pid.is_some() { View::Process } else { View::List },
-            before: View::List,
-            paused: false,
             page: 1,
-            want: None,
-            cost: Cost::default(),
+            ..State::default()
         }
     }
 
@@ -75,12 +70,9 @@ impl State {
         self.want.take()
     }
 
-    /// Updates the state from a reply.
-    ///
-    /// # Errors
-    /// If the requested device does not exist.
-    pub(crate) fn update(&mut self, said: Said) -> anyhow::Result<()> {
-        match said.ps {
+    /// Updates the state from a reply. Fails if the requested device does not exist.
+    pub(crate) fn update(&mut self, reply: Reply) -> anyhow::Result<()> {
+        match reply.ps {
             Ok(mut ps) => {
                 if let Some(device) = &self.device {
                     ps::only(&mut ps, device)?;
@@ -97,10 +89,10 @@ impl State {
                 self.gone = Some((since, why));
             }
         }
-        if let (Some((pid, told)), Some(process), false) = (said.process, &mut self.process, self.paused) {
+        if let (Some((pid, run)), Some(process), false) = (reply.process, &mut self.process, self.paused) {
             // A reply to an earlier request may arrive late.
             if process.pid == pid {
-                process.update(told);
+                process.update(run);
             }
         }
         Ok(())
@@ -132,7 +124,6 @@ impl State {
         None
     }
 
-    /// Opens the view of the selected process.
     fn look_into(&mut self) {
         let chosen = self.ps.as_ref().and_then(|ps| self.list.process(ps));
         // A process that the daemon hides has pid 0.
@@ -142,7 +133,6 @@ impl State {
         }
     }
 
-    /// Returns the number of rows of a complete frame.
     pub(crate) fn height(&self, width: usize) -> usize {
         match &self.process {
             Some(process) => 1 + process.height(width),
@@ -150,20 +140,13 @@ impl State {
         }
     }
 
-    /// Draws the current view.
     pub(crate) fn draw(&mut self, screen: &mut Screen, is_live: bool) {
         self.title(screen);
         let mut row = 1;
         if let Some((since, why)) = &self.gone {
-            let text = format!(
-                "no answer for {} s, trying again: {}",
-                since.elapsed().as_secs(),
-                why.replace('\n', " ")
-            );
-            for line in wrapped(&text, Some(screen.width)).iter().take(3) {
-                screen.put(row, 0, line, Style { bold: true, ..Style::of(RED) });
-                row += 1;
-            }
+            let (seconds, why) = (since.elapsed().as_secs(), why.replace('\n', " "));
+            let text = format!("no answer for {seconds} s, trying again: {why}");
+            screen.put_wrapped(&mut row, &text, 3, Style::bold(RED));
         }
         let end = screen.height.saturating_sub(usize::from(is_live));
         match (self.view, &self.ps) {
@@ -186,15 +169,12 @@ impl State {
     fn title(&self, screen: &mut Screen) {
         let mut at = screen.put(0, 0, "gpumemctl top", Style::BOLD);
         if let Some(ps) = &self.ps {
-            let mut pids: Vec<u32> = ps.processes.iter().map(|process| process.pid).collect();
-            pids.sort_unstable();
-            pids.dedup();
-            let processes = plural(pids.len() as u64, "process").replace("processs", "processes");
-            let text = format!("  {}, {processes}", plural(ps.devices.len() as u64, "GPU"));
+            let pids: BTreeSet<u32> = ps.processes.iter().map(|process| process.pid).collect();
+            let text = format!("  {}, {}", plural(ps.devices.len() as u64, "GPU"), processes(pids.len()));
             at = screen.put(0, at, &text, Style::PLAIN);
         }
         if self.paused {
-            at = screen.put(0, at, "  PAUSED", Style { bold: true, ..Style::of(YELLOW) });
+            at = screen.put(0, at, "  PAUSED", Style::bold(YELLOW));
         }
         let right = format!("{}  every {} s", self.at, self.interval.as_secs_f64());
         screen.put(0, screen.width.saturating_sub(columns(&right)).max(at + 2), &right, Style::DIM);

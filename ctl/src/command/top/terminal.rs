@@ -33,18 +33,6 @@ pub(crate) fn input() -> Result<File> {
     File::open("/dev/tty").context("no terminal to type at (/dev/tty); --once prints one frame")
 }
 
-/// Returns columns and rows; 80 x 24 if the terminal does not report them.
-pub(crate) fn size() -> (usize, usize) {
-    match terminal_size::terminal_size_of(io::stdout()) {
-        Some((width, height)) if width.0 > 0 && height.0 > 0 => (width.0.into(), height.0.into()),
-        _ => (80, 24),
-    }
-}
-
-/// Opens the terminal for output.
-///
-/// # Errors
-/// Returns the system's error.
 pub(crate) fn output() -> Result<File> {
     Ok(File::from(io::stdout().as_fd().try_clone_to_owned()?))
 }
@@ -89,8 +77,6 @@ impl Terminal {
         restore();
     }
 
-    /// # Errors
-    /// If the terminal is gone.
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<()> {
         (&self.output).write_all(bytes)
     }
@@ -133,9 +119,9 @@ mod tests {
         assert!(panicked.is_err());
         assert_eq!(modes(&slave), before);
         let expected = [ENTER, LEAVE].concat();
-        let mut said = vec![0; expected.len()];
-        File::from(master).read_exact(&mut said).expect("text");
-        assert_eq!(said, expected);
+        let mut written = vec![0; expected.len()];
+        File::from(master).read_exact(&mut written).expect("text");
+        assert_eq!(written, expected);
         drop(terminal);
     }
 }

@@ -41,6 +41,20 @@ fn a_new_store_is_private_and_says_what_it_is() {
     assert_eq!(journal, "wal");
 }
 
+/// `.cargo/config.toml` leaves out the parts of SQLite that the store does not use.
+#[test]
+fn sqlite_has_only_what_the_store_uses() {
+    let db = rusqlite::Connection::open_in_memory().unwrap();
+    let mut statement = db.prepare("PRAGMA compile_options").unwrap();
+    let options: Vec<String> =
+        statement.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap();
+    for unused in ["ENABLE_FTS3", "ENABLE_FTS5", "ENABLE_RTREE", "ENABLE_DBSTAT_VTAB", "SOUNDEX"] {
+        assert!(!options.iter().any(|option| option.starts_with(unused)), "{unused}: {options:?}");
+    }
+    assert!(options.iter().any(|option| option == "OMIT_LOAD_EXTENSION"), "{options:?}");
+    assert!(options.iter().any(|option| option == "THREADSAFE=1"), "{options:?}");
+}
+
 #[test]
 fn nothing_is_made_by_reading() {
     let dir = TempDir::new();

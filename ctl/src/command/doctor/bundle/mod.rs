@@ -12,29 +12,24 @@ use super::findings::{self, DoctorReport};
 use crate::args::Doctor as Args;
 use crate::client::Daemon;
 use crate::output::print;
+use crate::when::now_ns;
 use anyhow::{Context, Result, bail};
-use gpumem_model::control::Ps;
+use gpumem_model::control::{Finding, Ps};
 use gpumem_model::harmless::clean;
 use miniz_oxide::deflate::compress_to_vec;
 use redact::Redactor;
-use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Largest part of a log that is included: its last bytes.
 const LOG_BYTES: u64 = 64 << 10;
 const LOG_LINES: usize = 200;
 
-/// Prints the list of contents, and writes the archive.
-///
-/// # Errors
-/// If the file exists or cannot be written.
-pub(super) fn write(args: &Args, told: &DoctorReport) -> Result<()> {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+pub(super) fn write(args: &Args, report: &DoctorReport) -> Result<()> {
+    let since = now_ns().unsigned_abs() / 1_000_000_000;
     let path = match &args.bundle {
         Some(Some(path)) => path.clone(),
         _ => PathBuf::from(format!("gpumem-doctor-{since}.tar.gz")),
@@ -49,13 +44,13 @@ pub(super) fn write(args: &Args, told: &DoctorReport) -> Result<()> {
     let users = if args.keep_names { Vec::new() } else { users(&ps) };
     let redactor = Redactor::new(&users, environment);
     let mut parts = vec![
-        part("versions.txt", "of gpumem, the kernel, the driver", versions(told)),
-        part("doctor.txt", "what doctor says", findings::text(told, None)),
-        part("doctor.json", "the same for programs", findings::json(told)?),
+        part("versions.txt", "of gpumem, the kernel, the driver", versions(report)),
+        part("doctor.txt", "the findings of doctor", findings::text(report, None)),
+        part("doctor.json", "the same for programs", findings::json(report)?),
         part("driver.txt", "the driver's own files, device files and their modes", driver()),
         part("processes.txt", "pid, user, device, state and bytes; no command", processes(&ps)),
     ];
-    if let Some(text) = told.fact("configuration").and_then(|path| fs::read_to_string(path).ok()) {
+    if let Some(text) = report.fact("configuration").and_then(|path| fs::read_to_string(path).ok()) {
         let (text, left_out) = redact::settings(&text);
         let what = format!("settings that gpumemd knows, no comments; {left_out} other lines left out");
         parts.push(part("config.toml", &what, text));
@@ -67,7 +62,7 @@ pub(super) fn write(args: &Args, told: &DoctorReport) -> Result<()> {
         );
         parts.push(part("metrics.prom", &what, text));
     }
-    if let Some(log) = log(told) {
+    if let Some(log) = log(report) {
         parts.push(part("log.txt", "the end of the daemon's log", log));
     }
     for part in &mut parts {
@@ -75,26 +70,25 @@ pub(super) fn write(args: &Args, told: &DoctorReport) -> Result<()> {
     }
     let mut list = String::new();
     for Part { name, what, text } in &parts {
-        let _ = writeln!(list, "  {name:<14} {:>7} bytes  {what}", text.len());
+        list += &format!("  {name:<14} {:>7} bytes  {what}\n", text.len());
     }
     list.push_str("not in it: command lines, environments, tags, categories, jobs\n");
     list.push_str(match users.is_empty() {
-        true => "users are named as they are\n",
-        false => "users are named user-XXXXXX, the same one in all of it (--keep-names: as they are)\n",
+        true => "user names are kept\n",
+        false => "users are named user-XXXXXX, the same in all files (--keep-names keeps them)\n",
     });
     print(&format!("{} is to hold:\n{list}", clean(&path.display().to_string())))?;
     let files: Vec<(String, Vec<u8>)> =
         parts.into_iter().map(|part| (part.name, part.text.into_bytes())).collect();
     let files: Vec<_> = [("contents.txt".to_owned(), list.into_bytes())].into_iter().chain(files).collect();
     let packed = pack(&files, since);
-    let told = || path.display().to_string();
+    let context = || path.display().to_string();
     let mut file =
-        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).with_context(told)?;
-    file.write_all(&packed).with_context(told)?;
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).with_context(context)?;
+    file.write_all(&packed).with_context(context)?;
     print(&format!("written: {} bytes, readable by you alone\n", packed.len()))
 }
 
-/// A file of the archive.
 struct Part {
     name: String,
     /// Description for the list of contents.
@@ -125,43 +119,29 @@ fn users(ps: &Ps) -> Vec<String> {
     users
 }
 
-fn versions(told: &DoctorReport) -> String {
-    let mut text = format!("gpumemctl {}\n", env!("CARGO_PKG_VERSION"));
-    match &told.daemon {
-        Some((_, doctor)) => {
-            let _ = writeln!(text, "gpumemd {}, up {} s", doctor.version, doctor.uptime_s);
-        }
-        None => text.push_str("gpumemd does not answer\n"),
-    }
+fn versions(report: &DoctorReport) -> String {
+    let daemon = match &report.daemon {
+        Some((_, doctor)) => format!("gpumemd {}, up {} s", doctor.version, doctor.uptime_s),
+        None => "gpumemd does not answer".to_owned(),
+    };
     let kernel = rustix::system::uname();
-    let word = |word: &std::ffi::CStr| word.to_string_lossy().into_owned();
-    let _ =
-        writeln!(text, "{} {} {}", word(kernel.sysname()), word(kernel.release()), word(kernel.machine()));
+    let kernel = [kernel.sysname(), kernel.release(), kernel.machine()].map(|word| word.to_string_lossy());
+    let mut lines =
+        vec![concat!("gpumemctl ", env!("CARGO_PKG_VERSION")).to_owned(), daemon, kernel.join(" ")];
     let system = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    for line in system.lines().filter(|line| line.starts_with("PRETTY_NAME=")) {
-        let _ = writeln!(text, "{line}");
-    }
-    for finding in told
-        .findings
-        .iter()
-        .filter(|finding| ["nvml", "driver", "driver.versions"].contains(&finding.id.as_str()))
-    {
-        let _ = writeln!(text, "{}: {}", finding.id, finding.text);
-    }
-    text
+    lines.extend(system.lines().filter(|line| line.starts_with("PRETTY_NAME=")).map(str::to_owned));
+    let is_of_driver = |of: &&Finding| ["nvml", "driver", "driver.versions"].contains(&of.id.as_str());
+    let driver = report.findings.iter().filter(is_of_driver);
+    lines.extend(driver.map(|finding| format!("{}: {}", finding.id, finding.text)));
+    lines.join("\n") + "\n"
 }
 
 fn driver() -> String {
     let mut text = String::new();
     for file in ["/proc/driver/nvidia/version", "/proc/driver/nvidia/params"] {
-        match fs::read_to_string(file) {
-            Ok(content) => {
-                let _ = writeln!(text, "{file}\n{content}");
-            }
-            Err(error) => {
-                let _ = writeln!(text, "{file}: {error}");
-            }
-        }
+        let content = fs::read_to_string(file);
+        text +=
+            &content.map_or_else(|error| format!("{file}: {error}\n"), |text| format!("{file}\n{text}\n"));
     }
     let entries = fs::read_dir("/dev").into_iter().flatten().flatten();
     let mut nodes: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
@@ -169,9 +149,8 @@ fn driver() -> String {
     nodes.sort();
     for path in nodes {
         if let Ok(node) = path.metadata() {
-            let mode = node.permissions().mode() & 0o7777;
-            let _ =
-                writeln!(text, "{} mode {mode:04o} user {} group {}", path.display(), node.uid(), node.gid());
+            let (path, mode) = (path.display(), node.permissions().mode() & 0o7777);
+            text += &format!("{path} mode {mode:04o} user {} group {}\n", node.uid(), node.gid());
         }
     }
     text
@@ -182,35 +161,23 @@ fn processes(ps: &Ps) -> String {
     let mut text = "device pid user flags used_bytes tracked_bytes why\n".to_owned();
     for row in &ps.processes {
         let device = ps.devices.get(row.device).map_or("-", |device| device.uuid.as_str());
-        let _ = writeln!(
-            text,
-            "{device} {} {} {} {} {} {}",
-            row.pid,
-            row.user.as_deref().unwrap_or("-"),
-            row.flags.join(","),
-            bytes(row.used_bytes.and_then(|bytes| i64::try_from(bytes).ok())),
-            bytes(row.tracked_bytes),
-            row.why.as_deref().unwrap_or("-")
-        );
+        let [user, why] = [&row.user, &row.why].map(|text| text.as_deref().unwrap_or("-"));
+        let used = bytes(row.used_bytes.and_then(|bytes| i64::try_from(bytes).ok()));
+        let (pid, flags, tracked) = (row.pid, row.flags.join(","), bytes(row.tracked_bytes));
+        text += &format!("{device} {pid} {user} {flags} {used} {tracked} {why}\n");
     }
     text
 }
 
 /// Returns the end of the log: next to the sockets of a private daemon, or from the system's journal.
-fn log(told: &DoctorReport) -> Option<String> {
-    let beside = told.daemon.as_ref().map(|(control, _)| control.with_file_name("gpumemd.log"));
+fn log(report: &DoctorReport) -> Option<String> {
+    let beside = report.daemon.as_ref().map(|(control, _)| control.with_file_name("gpumemd.log"));
     if let Some(text) = beside.and_then(|path| end_of(&path).ok()) {
         return Some(text);
     }
     let mut command = Command::new("journalctl");
-    command.args([
-        "--unit=gpumemd",
-        "--lines=200",
-        "--no-pager",
-        "--output=short-iso",
-        "--quiet",
-        "--no-hostname",
-    ]);
+    command.args(["--unit=gpumemd", "--lines=200", "--no-pager", "--output=short-iso", "--quiet"]);
+    command.arg("--no-hostname");
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     (output.status.success() && !text.trim().is_empty()).then_some(text)
@@ -228,7 +195,6 @@ fn end_of(path: &Path) -> std::io::Result<String> {
     Ok(last.join("\n") + "\n")
 }
 
-/// Size of a tar block.
 const BLOCK: usize = 512;
 /// Highest level of miniz_oxide, because the files are small.
 const DEFLATE_LEVEL: u8 = 9;

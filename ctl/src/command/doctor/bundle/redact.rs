@@ -4,14 +4,12 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 
-/// Contains all known keys, with their sections.
 const KNOWN: &str = include_str!("../../../../../config/gpumemd.toml");
 /// Labels of metrics whose values are no text from users or programs.
 const LABELS: [&str; 16] = [
     "gpu", "uuid", "pid", "start", "part", "flag", "reason", "source", "version", "kind", "lane", "state",
     "xid", "cause", "result", "model",
 ];
-/// Names of secrets before `=` or `:`.
 const SECRETS: [&str; 9] = [
     "password",
     "passwd",
@@ -25,7 +23,6 @@ const SECRETS: [&str; 9] = [
 ];
 const CUT: &str = "[secret]";
 
-/// Replaces sensitive words.
 #[derive(Debug, Default)]
 pub(super) struct Redactor {
     /// Words with their replacements, the longest first.
@@ -57,7 +54,6 @@ impl Redactor {
         Redactor { words }
     }
 
-    /// Returns the redacted text.
     pub(crate) fn text(&self, text: &str) -> String {
         let mut out = text.to_owned();
         for (word, by) in &self.words {
@@ -226,17 +222,17 @@ mod tests {
             [("HF_TOKEN", "hf_abcdef"), ("HOME", "/home/ann"), ("PATH", "/bin"), ("DB_PASS", "x1y2z3")];
         let environment = environment.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
         let redactor = Redactor::new(&users, environment);
-        let told = redactor.text("ann planned hf_abcdef in /home/ann/x by root with x1y2z3 and joanna");
+        let output = redactor.text("ann planned hf_abcdef in /home/ann/x by root with x1y2z3 and joanna");
         assert!(
-            !told.contains("hf_abcdef") && !told.contains("x1y2z3") && !told.contains("/home/"),
-            "{told}"
+            !output.contains("hf_abcdef") && !output.contains("x1y2z3") && !output.contains("/home/"),
+            "{output}"
         );
         assert!(
-            told.starts_with("user-") && told.contains("~/x by root") && told.contains("joanna"),
-            "{told}"
+            output.starts_with("user-") && output.contains("~/x by root") && output.contains("joanna"),
+            "{output}"
         );
-        let told = redactor.text("ann and ann");
-        let (first, second) = told.trim().split_once(" and ").expect("two");
+        let output = redactor.text("ann and ann");
+        let (first, second) = output.trim().split_once(" and ").expect("two");
         assert_eq!(first, second, "one user is one name");
         for (line, words) in [
             ("url=https://me:pw@host/x", "url=https://[secret]@host/x"),
@@ -255,8 +251,8 @@ mod tests {
     fn settings_are_those_that_are_known() {
         let text = "# my password is hunter2\ntenants = \"named\" # hunter2\nother = \"hunter2\"\n[nvml]\nlibrary = \"/a#b\" # x\n\
                     memory_hz = 50 # hunter2\n[mine]\ntenants = \"hunter2\"\nmemory_hz = 3\n";
-        let (told, left_out) = settings(text);
-        assert_eq!(told, "tenants = \"named\"\n[nvml]\nlibrary = \"/a#b\"\nmemory_hz = 50\n");
+        let (output, left_out) = settings(text);
+        assert_eq!(output, "tenants = \"named\"\n[nvml]\nlibrary = \"/a#b\"\nmemory_hz = 50\n");
         assert_eq!(left_out, 3);
         assert_eq!(settings(KNOWN).1, 0, "all keys are known");
     }
@@ -265,7 +261,7 @@ mod tests {
     fn series_with_words_of_people_are_left_out() {
         let text = "# TYPE a gauge\na{gpu=\"0\",uuid=\"GPU-1\"} 1\nb{pid=\"7\",category=\"x, \\\"gpu=\\\" y\"} 2\nc 3\n\
                     gpumem_process_info{pid=\"7\",user=\"ann\"} 1\n";
-        let (told, left_out) = metrics(text);
-        assert_eq!((told.lines().count(), left_out), (3, 2), "{told}");
+        let (output, left_out) = metrics(text);
+        assert_eq!((output.lines().count(), left_out), (3, 2), "{output}");
     }
 }

@@ -3,23 +3,20 @@
 //! ```text
 //! proc_snapshot    data of the process in /proc
 //! text             parsers of its files
-//! variable         finds the process that dropped CUDA_INJECTION64_PATH
-//! file             whether the process can load the library
-//! socket           whether the process can reach the daemon
+//! causes           causes that keep the agent or its reports away
 //! ```
 
-mod file;
+mod causes;
 mod proc_snapshot;
-mod socket;
 mod text;
-mod variable;
 
 use super::elf::Elf;
 use super::findings::{DoctorReport, finding};
-use crate::command::run::library;
+use crate::command::run::environment;
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use proc_snapshot::ProcSnapshot;
+use std::collections::BTreeSet;
 use std::path::Path;
 use text::files;
 pub(super) use text::mapped;
@@ -43,73 +40,71 @@ const TOOLS: [(&str, &str); 8] = [
     ("libkineto", "Kineto (torch.profiler)"),
 ];
 
-/// The checks of one process.
 struct ProcessCase<'a> {
     seen: ProcSnapshot,
     subject: String,
     /// The daemon receives the agent's reports, or has explained why it does not.
     covered: bool,
-    /// The daemon's control socket.
     control: Option<&'a Path>,
     uptime_s: Option<u64>,
     findings: &'a mut Vec<Finding>,
 }
 
-/// Checks a process.
 pub(super) fn look(
     pid: u32,
     control: Option<&Path>,
     covered: bool,
-    told: &DoctorReport,
+    report: &DoctorReport,
     findings: &mut Vec<Finding>,
 ) {
     let seen = ProcSnapshot::look(pid);
-    let uptime_s = told.daemon.as_ref().map(|(_, doctor)| doctor.uptime_s);
+    let uptime_s = report.daemon.as_ref().map(|(_, doctor)| doctor.uptime_s);
     ProcessCase { subject: format!("pid {pid}"), seen, covered, control, uptime_s, findings }.judge();
 }
 
 impl ProcessCase<'_> {
-    fn say(&mut self, check: Check, state: State, text: impl Into<String>, fix: Option<&str>) {
+    fn add(&mut self, check: Check, state: State, text: impl Into<String>, fix: &str) {
         self.findings.push(finding(check, state, &self.subject, text, fix));
     }
 
     fn judge(&mut self) {
         if self.seen.is_zombie {
-            let text = "has ended; its parent has not looked yet";
-            return self.say(Check::ProcessAccess, State::Unknown, text, None);
-        }
-        if self.seen.comm.starts_with("nvidia-cuda-mps") {
-            return self.mps();
-        }
-        if self.seen.maps.is_none() || self.seen.environ.is_none() {
-            let text = "what it has loaded cannot be read by this user";
-            self.say(Check::ProcessAccess, State::Unknown, text, Some("ask as its owner or as root"));
-            return;
-        }
-        if !self.program() {
-            return;
+            let text = "has ended; its parent has not waited for it yet";
+            return self.add(Check::ProcessAccess, State::Unknown, text, "");
         }
         let agent = self.seen.mapped(AGENT);
-        let uses_cuda = self.cuda();
+        if self.seen.comm.starts_with("nvidia-cuda-mps") {
+            let text = match agent {
+                Some(_) => "is of MPS: its clients have agents; the library that it has loaded is off in it",
+                None => "is of MPS: its clients have agents, it has none",
+            };
+            return self.add(Check::ProcessMps, State::Ok, text, "");
+        }
+        if self.seen.maps.is_none() || self.seen.environ.is_none() {
+            let text = "this user may not read which files it has loaded";
+            return self.add(Check::ProcessAccess, State::Unknown, text, "ask as its owner or as root");
+        }
+        if let Some((text, fix)) = self.cannot_load() {
+            return self.add(Check::ProcessProgram, State::Bad, text, fix);
+        }
+        let cuda = self.seen.mapped("libcuda.so");
+        let text = match &cuda {
+            Some(path) => format!("has opened {path}"),
+            None => {
+                "has not opened libcuda: it does not use CUDA yet, so there is no GPU memory to see".into()
+            }
+        };
+        self.add(Check::ProcessCuda, State::Ok, text, "");
         match agent {
             Some(path) => self.loaded(&path),
-            None => self.not_loaded(uses_cuda),
+            None => self.not_loaded(cuda.is_some()),
         }
         self.tools();
     }
 
-    fn mps(&mut self) {
-        let text = match self.seen.mapped(AGENT) {
-            Some(_) => "is of MPS: its clients have agents; the library that it has loaded is silent in it",
-            None => "is of MPS: its clients have agents, it has none",
-        };
-        self.say(Check::ProcessMps, State::Ok, text, None);
-    }
-
-    /// Checks whether the program can load libraries at all.
-    fn program(&mut self) -> bool {
-        let Some(Ok(elf)) = &self.seen.program else { return true };
-        let elf = elf.clone();
+    /// Returns why the program cannot load the agent at all, with a remedy.
+    fn cannot_load(&self) -> Option<(String, &'static str)> {
+        let Some(Ok(elf)) = &self.seen.program else { return None };
         let is_loader =
             |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ld-"));
         let exe = std::fs::read_link(format!("/proc/{}/exe", self.seen.pid)).unwrap_or_default();
@@ -117,163 +112,118 @@ impl ProcessCase<'_> {
             self.seen.mapped("ld-musl").or(elf.interpreter.clone().filter(|name| name.contains("ld-musl")));
         let own = Elf::read(Path::new("/proc/self/exe")).unwrap_or_default();
         if elf.bits == 32 || own.machine != 0 && elf.machine != own.machine {
-            let text = format!(
-                "is a program for {}: libgpumem.so is for {}",
-                elf.machine_name(),
-                own.machine_name()
-            );
-            self.say(
-                Check::ProcessProgram,
-                State::Bad,
-                text,
-                Some("CUDA wants 64 bits too; run a build for this machine"),
-            );
-        } else if elf.interpreter.is_none() && !is_loader(&exe) {
-            let text = "is a static program: it loads no libraries, neither CUDA's nor ours";
-            let fix = "link it dynamically; what it starts is covered all the same";
-            self.say(Check::ProcessProgram, State::Bad, text, Some(fix));
-        } else if let Some(loader) = musl {
-            let text = format!("runs with musl ({loader}): CUDA and libgpumem.so want glibc");
-            self.say(
-                Check::ProcessProgram,
-                State::Bad,
-                text,
-                Some("use an image with glibc (Debian, Ubuntu, RHEL)"),
-            );
-        } else {
-            return true;
+            let (its, ours) = (elf.machine_name(), own.machine_name());
+            let text = format!("is a program for {its}: libgpumem.so is for {ours}");
+            return Some((text, "CUDA needs 64 bits too; run a build for this machine"));
         }
-        false
+        if elf.interpreter.is_none() && !is_loader(&exe) {
+            let text = "is a static program: it can load neither CUDA's libraries nor ours";
+            return Some((text.into(), "link it dynamically; programs that it starts are covered"));
+        }
+        let text = format!("runs with musl ({}): CUDA and libgpumem.so need glibc", musl?);
+        Some((text, "use an image with glibc (Debian, Ubuntu, RHEL)"))
     }
 
-    fn cuda(&mut self) -> bool {
-        let cuda = self.seen.mapped("libcuda.so");
-        match &cuda {
-            Some(path) => self.say(Check::ProcessCuda, State::Ok, format!("has opened {path}"), None),
-            None => {
-                let text = "has not opened libcuda: it does not use CUDA (yet), and there is nothing to see";
-                self.say(Check::ProcessCuda, State::Ok, text, None);
-            }
-        }
-        cuda.is_some()
+    fn is_disabled(&self) -> bool {
+        self.seen.variable("GPUMEM_DISABLE").is_some_and(|value| value != "0")
     }
 
     fn not_loaded(&mut self, uses_cuda: bool) {
         // A problem that would prevent the agent is only informational as long as CUDA is not used.
         let state = if uses_cuda { State::Warn } else { State::Ok };
-        if self.seen.variable("GPUMEM_DISABLE").is_some_and(|value| value != "0") {
+        if self.is_disabled() {
             let text = "GPUMEM_DISABLE is set: it has no agent";
-            return self.say(
-                Check::ProcessDisabled,
-                state,
-                text,
-                Some("start it again without GPUMEM_DISABLE"),
-            );
+            return self.add(Check::ProcessDisabled, state, text, "start it again without GPUMEM_DISABLE");
         }
         let Some(path) = self.seen.variable(INJECTION) else {
-            let (text, fix) = variable::lost(&self.seen, &self.seen.ancestors());
-            return self.say(Check::ProcessVariable, state, text, Some(&fix));
+            let (text, fix) = causes::variable(&self.seen, &self.seen.ancestors());
+            return self.add(Check::ProcessVariable, state, text, &fix);
         };
         if !Path::new(&path).file_name().is_some_and(|name| name.to_string_lossy().starts_with(AGENT)) {
             let text = format!("{INJECTION} names another tool: {path}");
-            let fix = "start it with gpumemctl run -- COMMAND, which has both";
-            return self.say(Check::ProcessVariable, state, text, Some(fix));
+            let fix = "start it with gpumemctl run -- COMMAND, which loads both";
+            return self.add(Check::ProcessVariable, state, text, fix);
         }
-        self.say(Check::ProcessVariable, State::Ok, format!("{INJECTION}={path}"), None);
-        if let Some((text, fix)) = file::wrong(&self.seen, &path) {
-            return self.say(Check::ProcessFile, State::Bad, text, Some(&fix));
+        self.add(Check::ProcessVariable, State::Ok, format!("{INJECTION}={path}"), "");
+        if let Some((text, fix)) = causes::library(&self.seen, &path) {
+            return self.add(Check::ProcessFile, State::Bad, text, &fix);
         }
-        if !uses_cuda {
-            return;
+        if uses_cuda {
+            let text = format!(
+                "has opened libcuda but not loaded {path}: CUDA loads it when it is initialised (cuInit)"
+            );
+            let fix = "nothing, if it holds no GPU memory yet; else was it built for an older glibc? LD_DEBUG=libs shows it";
+            self.add(Check::ProcessAgent, State::Warn, text, fix);
         }
-        let text = format!(
-            "has opened libcuda and not loaded {path}, which is there: CUDA does so when it is initialised (cuInit)"
-        );
-        let fix = "nothing, if it holds no GPU memory yet; else was it built for an older glibc? LD_DEBUG=libs tells";
-        self.say(Check::ProcessAgent, State::Warn, text, Some(fix));
     }
 
     fn loaded(&mut self, path: &str) {
-        let own = library::find().ok().map(|path| path.display().to_string());
-        if path.ends_with(" (deleted)") {
-            let text = format!("has loaded {path}: it was replaced or removed since");
-            self.say(Check::ProcessAgent, State::Ok, text, Some("a new start takes the new one"));
-        } else {
-            let other = own.filter(|own| own != path).map(|own| format!(" (gpumemctl run uses {own})"));
-            self.say(
-                Check::ProcessAgent,
-                State::Ok,
-                format!("has loaded {path}{}", other.unwrap_or_default()),
-                None,
-            );
+        let own = environment::library().ok().map(|path| path.display().to_string());
+        let (text, fix) = match own.filter(|own| own != path) {
+            _ if path.ends_with(" (deleted)") => (
+                format!("has loaded {path}: it was replaced or removed since"),
+                "a new start loads the new one",
+            ),
+            Some(own) => (format!("has loaded {path} (gpumemctl run uses {own})"), ""),
+            None => (format!("has loaded {path}"), ""),
+        };
+        self.add(Check::ProcessAgent, State::Ok, text, fix);
+        if !self.covered {
+            self.not_covered();
         }
-        if self.covered {
-            return self.cupti();
+        match self.seen.mapped("libcupti") {
+            Some(path) => self.add(Check::ProcessCupti, State::Ok, format!("has loaded {path}"), ""),
+            None => {
+                let text = "has not loaded libcupti: its allocations are not seen";
+                let fix = "put the libcupti of its CUDA version where it finds it (LD_LIBRARY_PATH, GPUMEM_CUPTI_PATH)";
+                self.add(Check::ProcessCupti, State::Bad, text, fix);
+            }
         }
+    }
+
+    /// Explains why the reports of a loaded agent do not arrive.
+    fn not_covered(&mut self) {
         // The name of its memory contains the pid of the process that started the agent.
         let starter = self.seen.mapped(MEMORY).and_then(|file| {
             let name = Path::new(&file).file_name()?.to_str()?.strip_prefix(MEMORY)?.to_owned();
             name.split('.').next()?.parse::<u32>().ok()
         });
-        let by = match starter {
-            Some(starter) if starter == self.seen.own_pid => Ok(()),
-            other => Err(other),
-        };
-        match by {
-            Ok(()) if self.seen.variable("GPUMEM_RECORD").is_some() => {
-                let file = self.seen.variable("GPUMEM_RECORD").unwrap_or_default();
-                let text =
-                    format!("writes a recording ({file}) and reports to no daemon, as GPUMEM_RECORD has it");
-                self.say(
-                    Check::ProcessSocket,
-                    State::Warn,
-                    text,
-                    Some("start it without GPUMEM_RECORD to see it live"),
+        match starter {
+            Some(starter) if starter != self.seen.own_pid => {
+                let text = format!(
+                    "was forked from pid {starter} (in its own namespace), whose agent it inherited: the agent is off here, \
+                     because CUDA does not work in a child that was forked after CUDA was used"
                 );
+                let fix = "start such processes anew: multiprocessing's spawn or forkserver instead of fork";
+                self.add(Check::ProcessFork, State::Warn, text, fix);
             }
-            Ok(()) => {
-                let is_seen = self.socket();
+            Some(_) => {
+                if let Some(file) = self.seen.variable("GPUMEM_RECORD") {
+                    let text = format!(
+                        "writes a recording ({file}) and reports to no daemon, because GPUMEM_RECORD is set"
+                    );
+                    let fix = "start it without GPUMEM_RECORD to see it live";
+                    return self.add(Check::ProcessSocket, State::Warn, text, fix);
+                }
+                let (is_seen, state, text, fix) = match causes::socket(&self.seen, self.control) {
+                    Ok(path) => (true, State::Ok, format!("sees {path}"), String::new()),
+                    Err((state, text, fix)) => (false, state, text, fix),
+                };
+                self.add(Check::ProcessSocket, state, text, &fix);
                 self.sandbox();
                 if is_seen {
                     self.age();
                 }
             }
-            Err(Some(starter)) => {
-                let text = format!(
-                    "was forked from pid {starter} (as that sees itself), whose agent it inherited: it is silent here, since \
-                     CUDA does not work in a child that was forked after it was in use"
-                );
-                let fix = "start such processes anew: multiprocessing's spawn or forkserver instead of fork";
-                self.say(Check::ProcessFork, State::Warn, text, Some(fix));
-            }
-            Err(None) if self.seen.variable("GPUMEM_DISABLE").is_some_and(|value| value != "0") => {
+            None if self.is_disabled() => {
                 let text = "GPUMEM_DISABLE is set: its agent does nothing";
-                self.say(
-                    Check::ProcessDisabled,
-                    State::Warn,
-                    text,
-                    Some("start it again without GPUMEM_DISABLE"),
-                );
+                self.add(Check::ProcessDisabled, State::Warn, text, "start it again without GPUMEM_DISABLE");
             }
-            Err(None) => {
-                let text = "its agent has not started: CUDA is not initialised yet, or it had no memory to start with (memfd)";
-                let fix = "nothing, if it holds no GPU memory yet; else look at its limits (ulimit -v, -n) and system call filters";
-                self.say(Check::ProcessAgent, State::Warn, text, Some(fix));
+            None => {
+                let text = "its agent has not started: CUDA is not initialised yet, or no memory was left for it (memfd)";
+                let fix = "nothing, if it holds no GPU memory yet; else check its limits (ulimit -v, -n) and system call filters";
+                self.add(Check::ProcessAgent, State::Warn, text, fix);
                 self.sandbox();
-            }
-        }
-        self.cupti();
-    }
-
-    fn socket(&mut self) -> bool {
-        match socket::look(&self.seen, self.control) {
-            Ok(path) => {
-                self.say(Check::ProcessSocket, State::Ok, format!("sees {path}"), None);
-                true
-            }
-            Err((state, text, fix)) => {
-                self.say(Check::ProcessSocket, state, text, Some(&fix));
-                false
             }
         }
     }
@@ -282,59 +232,43 @@ impl ProcessCase<'_> {
         if self.seen.seccomp == 2 {
             let text = "has a filter of system calls (seccomp), which may keep its agent from reporting";
             let fix = "allow memfd_create, socket, connect, sendmsg, recvmsg and poll (the usual profiles of containers do)";
-            self.say(Check::ProcessSandbox, State::Warn, text, Some(fix));
+            self.add(Check::ProcessSandbox, State::Warn, text, fix);
         }
     }
 
     /// The process can reach the daemon, but its reports do not arrive.
     fn age(&mut self) {
         let (Some(age_s), Some(up_s)) = (self.seen.age_s, self.uptime_s) else { return };
-        let (text, fix) = if up_s < SOON_S {
-            (
-                format!("gpumemd is here since {up_s} s, it since {age_s} s"),
-                "wait: agents look for a daemon every 5 s at least",
-            )
+        let (state, text, fix) = if up_s < SOON_S {
+            let text = format!("gpumemd runs for {up_s} s, the process for {age_s} s");
+            (State::Ok, text, "wait: agents try to connect every 5 s at least")
         } else if age_s < SOON_S {
-            (format!("it is here since {age_s} s"), "wait: an agent connects when CUDA has been initialised")
+            (
+                State::Ok,
+                format!("runs for {age_s} s"),
+                "wait: an agent connects when CUDA has been initialised",
+            )
         } else {
-            let text = format!("its agent runs for up to {age_s} s, sees the daemon and is not heard");
-            return self.say(
-                Check::ProcessAge,
-                State::Warn,
-                text,
-                Some("see agents.* here, and the daemon's log"),
-            );
+            let text =
+                format!("its agent runs for up to {age_s} s and sees the daemon, but no report arrives");
+            (State::Warn, text, "see agents.* here, and the daemon's log")
         };
-        self.say(Check::ProcessAge, State::Ok, text, Some(fix));
+        self.add(Check::ProcessAge, state, text, fix);
     }
 
-    fn cupti(&mut self) {
-        match self.seen.mapped("libcupti") {
-            Some(path) => self.say(Check::ProcessCupti, State::Ok, format!("has loaded {path}"), None),
-            None => {
-                let text = "has not loaded libcupti: its allocations are not seen";
-                let fix = "put the libcupti of its CUDA version where it finds it (LD_LIBRARY_PATH, GPUMEM_CUPTI_PATH)";
-                self.say(Check::ProcessCupti, State::Bad, text, Some(fix));
-            }
-        }
-    }
-
-    /// Checks for other tools that use CUPTI.
     fn tools(&mut self) {
-        let maps = self.seen.maps.clone().unwrap_or_default();
         let name = |file: &str| Path::new(file).file_name().map(|name| name.to_string_lossy().into_owned());
-        let mut loaded: Vec<&str> = files(&maps)
-            .filter_map(name)
-            .filter_map(|file| TOOLS.iter().find(|(library, _)| file.starts_with(library)))
-            .map(|(_, tool)| *tool)
-            .collect();
-        loaded.sort_unstable();
-        loaded.dedup();
+        let names: Vec<String> =
+            files(self.seen.maps.as_deref().unwrap_or_default()).filter_map(name).collect();
+        let is_loaded = |library: &str| names.iter().any(|file| file.starts_with(library));
+        let loaded: BTreeSet<&str> =
+            TOOLS.iter().filter(|(library, _)| is_loaded(library)).map(|(_, tool)| *tool).collect();
         if !loaded.is_empty() {
-            let text = format!("{} is in it too: CUPTI serves one client at a time", loaded.join(", "));
+            let loaded = Vec::from_iter(loaded).join(", ");
+            let text = format!("{loaded} is in it too: CUPTI serves one client at a time");
             let fix = "without it the agent has CUPTI to itself; for torch.profiler: with gpumem.paused():";
             let state = if self.covered { State::Ok } else { State::Warn };
-            self.say(Check::ProcessCupti, state, text, Some(fix));
+            self.add(Check::ProcessCupti, state, text, fix);
         }
     }
 }

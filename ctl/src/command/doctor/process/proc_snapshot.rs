@@ -5,7 +5,6 @@ use crate::command::doctor::elf::Elf;
 use std::io;
 use std::path::PathBuf;
 
-/// Most ancestors that are read.
 const MOST_ANCESTORS: usize = 64;
 
 /// A process, as far as this user may read its data.
@@ -22,7 +21,6 @@ pub(crate) struct ProcSnapshot {
     pub seccomp: u32,
     /// It has ended, and its parent has not waited for it.
     pub is_zombie: bool,
-    /// Age in seconds.
     pub age_s: Option<u64>,
     pub maps: Option<String>,
     pub environ: Option<Vec<u8>>,
@@ -63,12 +61,10 @@ impl ProcSnapshot {
         }
     }
 
-    /// Returns a non-empty environment variable.
     pub(crate) fn variable(&self, name: &str) -> Option<String> {
         variable(self.environ.as_deref()?, name)
     }
 
-    /// Returns the path of a mapped file whose name begins with `name`.
     pub(crate) fn mapped(&self, name: &str) -> Option<String> {
         mapped(self.maps.as_deref()?, name)
     }
@@ -78,7 +74,6 @@ impl ProcSnapshot {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// Returns its ancestors, the nearest first.
     pub(crate) fn ancestors(&self) -> Vec<ProcSnapshot> {
         let mut all = Vec::new();
         let mut parent = self.parent;

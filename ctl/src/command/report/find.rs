@@ -1,0 +1,397 @@
+//! Finds the runs that the arguments of a command select: in files, in the store, in the daemon, or else the caller's newest.
+
+use crate::args::{Report as Args, StorePath};
+use crate::client::{Daemon, RunReply, RunSelector};
+use crate::exit::Kind;
+use anyhow::Result;
+use gpumem_import::read_file;
+use gpumem_model::run::{Clock, Run, State};
+use gpumem_model::window::Window;
+use gpumem_report::oom::at::Around;
+use gpumem_report::text::clean;
+use gpumem_runs::store::{Filter, Listed, RunId, RunSummary, Store};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// The runs that were requested, and the arguments to request them again.
+pub(super) struct Found {
+    pub what: What,
+    pub command: Vec<String>,
+}
+
+pub(super) enum What {
+    One(Box<One>),
+    Group(String, Vec<Run>),
+}
+
+pub(super) struct One {
+    pub run: Run,
+    pub id: Option<String>,
+    pub others: Vec<u32>,
+    /// The arguments that select its job's other processes, and their number.
+    pub job: Option<(String, u64)>,
+    pub file: Option<PathBuf>,
+    /// The part of the run's life that is reported.
+    pub window: Option<Window>,
+}
+
+impl Found {
+    fn one(RunReply { id, run }: RunReply, command: Vec<String>) -> Found {
+        let one = One { run, id, others: Vec::new(), job: None, file: None, window: None };
+        Found { what: What::One(Box::new(one)), command }
+    }
+}
+
+/// Opens a store; `None` if it does not exist.
+pub(super) fn open(store: &StorePath) -> Result<Option<Store>> {
+    let path = store.readable()?;
+    Ok(if path.exists() { Some(Store::open_read_only(&path)?) } else { None })
+}
+
+fn loaded(store: &Store, id: RunId) -> Result<RunReply> {
+    Ok(RunReply { id: Some(id.to_string()), run: store.load(id)? })
+}
+
+/// Returns the error for a file of the right format that contains no process.
+pub(crate) fn no_process(file: &Path) -> anyhow::Error {
+    let file = file.display();
+    Kind::BadInput
+        .error(format!("{file}: it has no process; a recording of an agent or a daemon has at least one"))
+}
+
+/// Finds a run by its id, a file, or the latest run.
+pub(crate) fn stored(args: &Args) -> Result<Found> {
+    let name = args.run.as_deref();
+    // A file may have the name of a run id, but no run id contains a slash.
+    let id: Option<RunId> = name.and_then(|name| name.parse().ok());
+    match (name, id) {
+        (Some(name), None) if !name.contains('/') && !Path::new(name).exists() => {
+            let text =
+                format!("{name}: no such file, and neither a pid nor a run: runs are named r1, r2, ...");
+            return Err(Kind::NotFound.error(text));
+        }
+        (Some(name), None) => return from_file(name, args),
+        (Some(name), Some(_)) if args.format.is_some() => return from_file(name, args),
+        _ => {}
+    }
+    let path = args.source.store.readable()?;
+    let store = Store::open_read_only(&path)?;
+    let none = || {
+        let text = "holds no run yet; give a recording or log, or import one";
+        Kind::NotFound.error(format!("{}: {text}", path.display()))
+    };
+    let id = id.map_or_else(|| store.latest()?.ok_or_else(none), Ok)?;
+    let reply = loaded(&store, id)?;
+    let of = reply.run.process.pid;
+    if let Some(pid) = args.pid.filter(|pid| *pid != of) {
+        return Err(Kind::NotFound.error(format!("run {id} is of pid {of}, not {pid}")));
+    }
+    Ok(Found::one(reply, command(id, args)))
+}
+
+pub(crate) fn of_store(run: Run, id: RunId, args: &Args, path: &Path) -> Found {
+    let mut command = command(id, args);
+    if args.source.store.words().is_empty() && args.source.store.readable().is_ok_and(|usual| usual != path) {
+        command.extend(["--store".to_owned(), path.to_string_lossy().into_owned()]);
+    }
+    Found::one(RunReply { id: Some(id.to_string()), run }, command)
+}
+
+/// Returns the latest run of a process; `None` if the store has none or does not exist.
+pub(crate) fn of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
+    let Some(store) = open(&args.source.store)? else { return Ok(None) };
+    let Some(summary) = store.list()?.into_iter().find(|run| run.pid == pid) else { return Ok(None) };
+    Ok(Some(Found::one(loaded(&store, summary.id)?, command(summary.id, args))))
+}
+
+/// Returns the runs of a job, from the newest runs of the store.
+pub(crate) fn of_job(job: &str, store: &StorePath) -> Result<Vec<RunReply>> {
+    const MOST: usize = 1024;
+    let Some(store) = open(store)? else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    // If the life of a process is stored in parts, only the newest part counts.
+    let counts = |run: &RunSummary| run.source_kind == "daemon" && !matches!(run.state, State::Rolled { .. });
+    for summary in store.list()?.into_iter().take(MOST).filter(counts) {
+        let reply = loaded(&store, summary.id)?;
+        if gpumem_model::who::is_of_job(&reply.run.process.facts, &reply.run.process.claims, job) {
+            found.push(reply);
+        }
+    }
+    Ok(found)
+}
+
+/// Returns runs whose process ended or ran out of memory around a time.
+pub(crate) fn around(around: Around, args: &Args) -> Result<Vec<RunReply>> {
+    let store = Store::open_read_only(&args.source.store.readable()?)?;
+    let mut found = Vec::new();
+    for summary in store.list()? {
+        let wall_ns = |time_ns: Option<u64>| match summary.clock {
+            Clock::Monotonic { wall_offset_ns } => i64::try_from(time_ns?).ok()?.checked_add(wall_offset_ns?),
+            Clock::Lines => None,
+        };
+        // Runs that do not overlap the time are not loaded.
+        let (Some(first), Some(last)) = (wall_ns(summary.started_ns), wall_ns(summary.last_ns)) else {
+            continue;
+        };
+        let is_before = last.saturating_add(around.for_ns) < around.at_ns;
+        if is_before || first.saturating_sub(around.for_ns) > around.at_ns {
+            continue;
+        }
+        let reply = loaded(&store, summary.id)?;
+        if around.concerns(&reply.run) {
+            found.push(reply);
+        }
+    }
+    Ok(found)
+}
+
+fn command(id: RunId, args: &Args) -> Vec<String> {
+    [vec![id.to_string()], args.source.store.words()].concat()
+}
+
+/// Returns the process with most memory, or the requested one.
+fn from_file(name: &str, args: &Args) -> Result<Found> {
+    let path = Path::new(name);
+    let runs = read_file(path, args.format)?;
+    let mut pids: Vec<u32> = runs.iter().map(|run| run.process.pid).collect();
+    pids.sort_unstable();
+    pids.dedup();
+    let peak = |run: &Run| {
+        let peaks =
+            run.devices.iter().filter_map(|device| device.peak.tracked_bytes.or(device.peak.used_bytes()));
+        peaks.fold(0, i64::saturating_add)
+    };
+    let asked_for = runs.into_iter().filter(|run| args.pid.is_none_or(|pid| run.process.pid == pid));
+    let most = asked_for.max_by_key(|run| (run.coverage.covered, peak(run)));
+    let run = most.ok_or_else(|| match args.pid {
+        Some(pid) => {
+            let known = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+            Kind::NotFound.error(format!("{name}: has no pid {pid}; there are: {known}"))
+        }
+        None => no_process(path),
+    })?;
+    pids.retain(|pid| *pid != run.process.pid);
+    let mut command = vec![name.to_owned()];
+    command
+        .extend(args.format.into_iter().flat_map(|format| ["--format".to_owned(), format.name.to_owned()]));
+    command.extend(args.pid.into_iter().flat_map(|pid| ["--pid".to_owned(), pid.to_string()]));
+    let one = One { run, id: None, others: pids, job: None, file: Some(path.to_owned()), window: None };
+    Ok(Found { what: What::One(Box::new(one)), command })
+}
+
+/// Finds a process by its pid: its own run, else those of the processes that it started, else its latest stored run.
+pub(crate) fn pid(pid: u32, args: &Args) -> Result<Found> {
+    let asked = [vec![pid.to_string()], args.source.words()].concat();
+    let mut searched = Vec::new();
+    match Daemon::find(args.source.socket.as_deref()) {
+        Ok(daemon) => {
+            if let Some(own) = daemon.runs(RunSelector::Pid(pid))?.into_iter().next() {
+                return Ok(live(own, asked, &daemon, args));
+            }
+            let mut tree = daemon.runs(RunSelector::Tree(pid))?;
+            if tree.len() == 1 {
+                // This is the case for `gpumemctl run` itself, or for a shell.
+                return Ok(live(tree.remove(0), asked, &daemon, args));
+            }
+            let (runs, ended) = living(tree);
+            if !runs.is_empty() {
+                let title = format!("{} started by pid {pid}{}{ended}", count(&runs), name(pid));
+                return Ok(Found { what: What::Group(title, runs), command: asked });
+            }
+            let at = daemon.control.display();
+            searched.push(format!("the daemon at {at} has no run of it, nor of a process that it started"));
+        }
+        Err(_) => searched.push("no daemon answers (gpumemctl doctor)".to_owned()),
+    }
+    if let Some(found) = of_pid(pid, args)? {
+        return Ok(found);
+    }
+    searched.push(format!("no run of it is in {}", args.source.store.readable()?.display()));
+    let process = match name(pid) {
+        name if name.is_empty() => "no process of that number runs now".to_owned(),
+        name => format!("it runs{name}: has it used a GPU? gpumemctl doctor {pid}"),
+    };
+    Err(Kind::NotFound.error(format!("pid {pid}: {}; {process}", searched.join("; "))))
+}
+
+/// Finds the processes of a job, in the daemon or else in the store.
+pub(crate) fn job(job: &str, args: &Args) -> Result<Found> {
+    let daemon = Daemon::find(args.source.socket.as_deref()).ok();
+    let mut found =
+        daemon.as_ref().map(|daemon| daemon.runs(RunSelector::Job(job))).transpose()?.unwrap_or_default();
+    if found.is_empty() {
+        found = of_job(job, &args.source.store)?;
+    }
+    if found.is_empty() {
+        let asked = match &daemon {
+            Some(daemon) => format!("the daemon at {}", daemon.control.display()),
+            None => "no daemon (none answers: gpumemctl doctor)".to_owned(),
+        };
+        let store = args.source.store.readable()?;
+        let text = format!("no job {job}: asked {asked}, looked in {}", store.display());
+        return Err(Kind::NotFound.error(text));
+    }
+    // Several jobs may have the same name; the newest is selected.
+    let id = |reply: &RunReply| reply.run.process.claims.get("job").cloned();
+    if !found.iter().any(|reply| id(reply).as_deref() == Some(job)) {
+        let newest = found.iter().max_by_key(|reply| reply.run.process.start_ticks).and_then(id);
+        found.retain(|reply| id(reply) == newest);
+    }
+    let command = job_words(job, args);
+    if found.len() == 1 {
+        return Ok(Found::one(found.remove(0), command));
+    }
+    let (runs, ended) = living(found);
+    let title = format!("{} of job {}{ended}", count(&runs), clean(job));
+    Ok(Found { what: What::Group(title, runs), command })
+}
+
+/// Returns the run of a live process, with its job.
+fn live(reply: RunReply, command: Vec<String>, daemon: &Daemon, args: &Args) -> Found {
+    let job = reply.run.process.claims.get("job").cloned();
+    let siblings = job.as_deref().and_then(|job| daemon.runs(RunSelector::Job(job)).ok());
+    let others = siblings.map_or(0, |runs| runs.len().saturating_sub(1)) as u64;
+    let job = job.filter(|_| others > 0).map(|job| (job_words(&job, args).join(" "), others));
+    let RunReply { run, id } = reply;
+    let one = One { run, id, others: Vec::new(), job, file: None, window: None };
+    Found { what: What::One(Box::new(one)), command }
+}
+
+fn job_words(job: &str, args: &Args) -> Vec<String> {
+    [vec!["--job".to_owned(), job.to_owned()], args.source.words()].concat()
+}
+
+/// Returns the running processes, or all if none is running, and a text on those left out. Memory that was freed must not be
+/// summed with memory that is in use.
+fn living(replies: Vec<RunReply>) -> (Vec<Run>, String) {
+    let runs = replies.into_iter().map(|reply| reply.run);
+    let (open, ended): (Vec<Run>, Vec<Run>) = runs.partition(|run| run.state == State::Open);
+    match (open.len(), ended.len()) {
+        (0, _) => (ended, ", all ended".to_owned()),
+        (_, 0) => (open, String::new()),
+        (_, more) => (open, format!(", {more} more ended")),
+    }
+}
+
+fn count(runs: &[Run]) -> String {
+    super::processes(runs.iter().map(|run| run.process.pid).collect::<BTreeSet<_>>().len())
+}
+
+/// Returns a process's name such as ` (torchrun)`; empty if it does not exist.
+fn name(pid: u32) -> String {
+    let comm = std::fs::read(format!("/proc/{pid}/comm"));
+    comm.map(|comm| format!(" ({})", clean(String::from_utf8_lossy(&comm).trim()))).unwrap_or_default()
+}
+
+/// Most stored runs that are searched for one of the caller's.
+const NEWEST: usize = 256;
+/// Most OOM runs of the caller that are compared by the time of their last OOM.
+const COMPARED: usize = 16;
+
+enum Candidate {
+    Live(Box<RunReply>, Daemon),
+    /// A stored run: the store's path, its id, the time of storing in s since 1970, and the run.
+    Stored(PathBuf, RunId, i64, Box<Run>),
+}
+
+/// Returns the caller's newest run; for `gpumemctl oom`, the newest in which memory ran out, if there is one. Prints on standard
+/// error which run it is. `None` if the caller has no run.
+pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
+    let candidates = candidates(args)?;
+    let when = |candidate: &Candidate| -> Option<i128> {
+        let run = candidate.run();
+        if args.with_oom { last_oom_ns(run) } else { Some(candidate.began_ns()) }
+    };
+    let chosen = candidates.into_iter().filter_map(|candidate| Some((when(&candidate)?, candidate)));
+    let Some((_, candidate)) =
+        chosen.max_by_key(|(when, candidate)| (*when, candidate.run().process.start_ticks))
+    else {
+        if !args.with_oom {
+            return Ok(None);
+        }
+        // The report on the newest run says that memory has not run out.
+        return newest(&Args { with_oom: false, ..args.clone() });
+    };
+    let run = candidate.run();
+    let command = run.process.facts.get("command").or(run.process.facts.get("comm"));
+    let command = command.map(|command| format!(", {}", clean(command))).unwrap_or_default();
+    let why = if args.with_oom { "your newest run that was out of memory" } else { "your newest run" };
+    let (pid, others) = (run.process.pid, "gpumemctl runs and ps list others");
+    match candidate {
+        Candidate::Live(reply, daemon) => {
+            eprintln!("{why}: pid {pid}{command}, which is live ({others})");
+            Ok(Some(live(*reply, [vec![pid.to_string()], args.source.words()].concat(), &daemon, args)))
+        }
+        Candidate::Stored(path, id, _, run) => {
+            eprintln!("{why}: {id}, pid {pid}{command} ({others})");
+            Ok(Some(of_store(*run, id, args, &path)))
+        }
+    }
+}
+
+impl Candidate {
+    fn run(&self) -> &Run {
+        match self {
+            Candidate::Live(reply, _) => &reply.run,
+            Candidate::Stored(.., run) => run,
+        }
+    }
+
+    /// Returns when the process began, in ns since 1970. For imports this is unknown, so the time of storing is used.
+    fn began_ns(&self) -> i128 {
+        let run = self.run();
+        let tick_ns = 1_000_000_000 / i128::from(rustix::param::clock_ticks_per_second().max(1));
+        match run.clock {
+            Clock::Monotonic { wall_offset_ns: Some(offset) } if run.source.is_watched() => {
+                i128::from(run.process.start_ticks) * tick_ns + i128::from(offset)
+            }
+            _ => match self {
+                Candidate::Stored(_, _, stored_s, _) => i128::from(*stored_s) * 1_000_000_000,
+                Candidate::Live(..) => i128::MAX,
+            },
+        }
+    }
+}
+
+/// Returns when memory last ran out in a run, in ns since 1970.
+fn last_oom_ns(run: &Run) -> Option<i128> {
+    let ooms = run.devices.iter().flat_map(|device| &device.details.ooms);
+    let last = ooms.filter(|oom| oom.is_true()).map(|oom| i128::from(oom.time_ns)).max()?;
+    match run.clock {
+        Clock::Monotonic { wall_offset_ns: Some(offset) } => Some(last + i128::from(offset)),
+        _ => Some(last),
+    }
+}
+
+fn candidates(args: &Args) -> Result<Vec<Candidate>> {
+    let user = u64::from(rustix::process::getuid().as_raw());
+    let mut found = Vec::new();
+    let daemons = match Daemon::all(args.source.socket.as_deref()) {
+        // A named daemon must answer.
+        Err(unreachable) if args.source.socket.as_deref().is_some() => return Err(unreachable.into()),
+        daemons => daemons.unwrap_or_default(),
+    };
+    for daemon in daemons {
+        let live = daemon.runs(RunSelector::Live)?.into_iter();
+        let mine = live.filter(|reply| reply.run.process.uid.is_none_or(|uid| uid == user));
+        found.extend(mine.map(|reply| Candidate::Live(Box::new(reply), daemon.clone())));
+    }
+    for path in args.source.store.all_readable()? {
+        found.extend(newest_of_store(&path, args.with_oom, user)?);
+    }
+    Ok(found)
+}
+
+fn newest_of_store(path: &Path, with_oom: bool, user: u64) -> Result<Vec<Candidate>> {
+    let store = Store::open_read_only(path)?;
+    let filter = Filter { oom: with_oom, limit: Some(NEWEST), ..Filter::default() };
+    // A run without a user was imported, so it belongs to the owner of the store.
+    let mine = |listed: &Listed| listed.uid.is_none_or(|uid| uid == user);
+    let newest = store.select(&filter)?.into_iter().filter(mine).take(if with_oom { COMPARED } else { 1 });
+    newest
+        .map(|listed| {
+            let id = listed.run.id;
+            Ok(Candidate::Stored(path.to_owned(), id, listed.run.stored_s, Box::new(store.load(id)?)))
+        })
+        .collect()
+}
