@@ -5,6 +5,7 @@ use super::{By, Report};
 use crate::judge::trend_test::{Judgement, Verdict};
 use crate::judge::{Axis, Growth, judge_amounts, judge_samples, units};
 use crate::labels::{device_title, whose};
+use crate::lines::listed;
 use gpumem_model::harmless::clean;
 use gpumem_model::run::Device;
 use gpumem_model::units::{plural, thousands};
@@ -212,19 +213,15 @@ fn movers(told: &GrowthReport, whole: Option<f64>) -> String {
     if movers.is_empty() {
         return String::new();
     }
-    let named = movers.iter().take(NAMED).map(|named| {
+    let named = movers.iter().map(|named| {
         let name = short(&named.name);
         match (whole, named.judgement.bytes_per_unit) {
             (Some(whole), Some(rate)) => format!("{name} {}", signed(rate, unit(whole))),
             _ => format!("{name} {}", said(&named.judgement, told.per, "")),
         }
     });
-    let named: Vec<String> = named.collect();
-    let more = match movers.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(", {} more", thousands(more as u64)),
-    };
-    format!("{}{}{more}", if whole.is_some() { ": " } else { ", but " }, named.join(", "))
+    let before = if whole.is_some() { ": " } else { ", but " };
+    before.to_owned() + &listed(named, NAMED)
 }
 
 /// Returns whether any amount of the device changes.

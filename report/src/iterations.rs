@@ -4,13 +4,12 @@
 mod columns;
 
 use super::Report;
-use super::csv::field;
 use super::table::Table;
+use crate::encode::{csv_field, csv_number, object};
 use crate::labels::{device_title, whose};
 use gpumem_model::harmless::clean;
 use gpumem_model::run::{Iteration, Iterations, Level};
 use gpumem_model::units::{Unit, thousands};
-use serde::Serialize;
 use std::fmt::Write;
 
 /// Most rows of a text table; adjacent rows are merged if there are more.
@@ -153,7 +152,7 @@ kv_cache_bytes,parameter_copy_bytes";
 /// empty field if unknown.
 pub fn csv(report: &Report<'_>, choice: Choice) -> String {
     let names = if choice.columns { columns::names(report.run) } else { Vec::new() };
-    let heads: String = names.iter().map(|name| format!(",{}", field(&columns::title(name)))).collect();
+    let heads: String = names.iter().map(|name| format!(",{}", csv_field(&columns::title(name)))).collect();
     let mut out = format!("{HEADER}{heads}\n");
     for device in &report.run.devices {
         let table = choice.of(&device.details.iterations);
@@ -184,7 +183,8 @@ pub fn csv(report: &Report<'_>, choice: Choice) -> String {
                 row.parameter_copies.last_bytes,
             ];
             let epoch = if row.epoch == 0 { String::new() } else { row.epoch.to_string() };
-            let _ = write!(out, "{},{},{epoch},{}", report.run.process.pid, field(&device.name), row.first);
+            let _ =
+                write!(out, "{},{},{epoch},{}", report.run.process.pid, csv_field(&device.name), row.first);
             for bytes in decimal {
                 let _ = write!(out, ",{}", (i128::from(bytes) + 500_000).div_euclid(1_000_000));
             }
@@ -193,7 +193,7 @@ pub fn csv(report: &Report<'_>, choice: Choice) -> String {
                 let _ = write!(out, ",{bytes}");
             }
             for bytes in amounts {
-                let _ = write!(out, ",{}", bytes.map(|bytes| bytes.to_string()).unwrap_or_default());
+                let _ = write!(out, ",{}", csv_number(bytes));
             }
             out.push('\n');
         }
@@ -201,42 +201,26 @@ pub fn csv(report: &Report<'_>, choice: Choice) -> String {
     out
 }
 
-#[derive(Serialize)]
-struct Document<'a> {
-    schema: &'static str,
-    version: u32,
-    run: Option<&'a str>,
-    pid: u32,
-    devices: Vec<OfDevice<'a>>,
-}
-
-#[derive(Serialize)]
-struct OfDevice<'a> {
-    name: &'a str,
-    iterations: Iterations,
-    /// Present only on request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parameters: Option<columns::ParametersJson<'a>>,
-}
-
 /// Returns the rows as JSON, in bytes.
 pub fn json(report: &Report<'_>, choice: Choice) -> String {
-    let devices = report.run.devices.iter();
-    let document = Document {
+    let devices = report.run.devices.iter().map(|device| {
+        let iterations = choice.of(&device.details.iterations);
+        let parameters = choice.columns.then(|| columns::parameters(device, &iterations.rows));
+        object! {
+            name: &device.name,
+            iterations,
+            // Present only on request.
+            #[serde(flatten)]
+            parameters: parameters.map(|parameters| object! { parameters }),
+        }
+    });
+    gpumem_model::harmless::json(&object! {
         schema: "gpumem.iterations",
         version: 1,
         run: report.id.as_deref(),
         pid: report.run.process.pid,
-        devices: devices
-            .map(|device| {
-                let iterations = choice.of(&device.details.iterations);
-                let parameters =
-                    choice.columns.then(|| columns::ParametersJson::of(device, &iterations.rows));
-                OfDevice { name: &device.name, iterations, parameters }
-            })
-            .collect(),
-    };
-    gpumem_model::harmless::json(&document)
+        devices: devices.collect::<Vec<_>>(),
+    })
 }
 
 #[cfg(test)]

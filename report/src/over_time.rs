@@ -2,53 +2,35 @@
 
 use super::{By, Composition, Report};
 use crate::category::OTHERS;
+use crate::encode::object;
 use gpumem_model::run::{Device, Moment};
 use gpumem_model::timeline::Point;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// The timeline of a device.
-#[derive(Debug, Serialize)]
-pub(super) struct TimelineJson {
-    width_ns: u64,
-    /// Names of the columns of `layers`, `Others` last.
-    layers: Vec<String>,
-    /// Names of the columns of `structures`, `Others` last.
-    structures: Vec<String>,
-    points: Vec<PointJson>,
-}
-
-/// A point of the timeline. `tracked_bytes` is the sum of `layers`, idle and opaque bytes, and also of `structures`, idle and
-/// opaque bytes.
-#[derive(Debug, Serialize)]
-struct PointJson {
-    time_ns: u64,
-    tracked_bytes: i64,
-    pool_idle_bytes: i64,
-    opaque_bytes: i64,
-    layers: Vec<i64>,
-    structures: Vec<i64>,
-}
-
-impl TimelineJson {
-    pub(super) fn of(report: &Report<'_>, device: &Device) -> Self {
-        let timeline = &device.details.timeline;
-        let by = |by: By| -> Vec<Composition> {
-            timeline.points.iter().map(|point| composition(report, point, by)).collect()
-        };
-        let (by_layer, by_structure) = (by(By::Layer), by(By::Structure));
-        let (layers, structures) = (names(&by_layer), names(&by_structure));
-        let told = timeline.points.iter().zip(by_layer.iter().zip(&by_structure));
-        let points = told.map(|(point, (by_layer, by_structure))| PointJson {
+/// Returns the timeline of a device. `tracked_bytes` of a point is the sum of its `layers`, idle and opaque bytes, and also of its
+/// `structures`, idle and opaque bytes.
+pub(super) fn timeline(report: &Report<'_>, device: &Device) -> impl Serialize {
+    let timeline = &device.details.timeline;
+    let by = |by: By| -> Vec<Composition> {
+        timeline.points.iter().map(|point| composition(report, point, by)).collect()
+    };
+    let (by_layer, by_structure) = (by(By::Layer), by(By::Structure));
+    let (layers, structures) = (names(&by_layer), names(&by_structure));
+    let points = timeline.points.iter().zip(by_layer.iter().zip(&by_structure));
+    let points = points.map(|(point, (by_layer, by_structure))| {
+        object! {
             time_ns: point.time_ns,
             tracked_bytes: point.tracked_bytes(),
             pool_idle_bytes: by_layer.pool_idle,
             opaque_bytes: by_layer.opaque,
             layers: column(&layers, by_layer),
             structures: column(&structures, by_structure),
-        });
-        TimelineJson { width_ns: timeline.width_ns, points: points.collect(), layers, structures }
-    }
+        }
+    });
+    let points: Vec<_> = points.collect();
+    // `layers` and `structures` are the names of the columns of the points, `Others` last.
+    object! { width_ns: timeline.width_ns, layers, structures, points }
 }
 
 /// Returns a point's bytes by category; bytes that the point does not name go to `Others`.

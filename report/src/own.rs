@@ -2,10 +2,11 @@
 
 use super::Report;
 use super::table::{Table, shorten};
+use crate::encode::object;
 use crate::labels::whose;
-use crate::lines::clean_name;
+use crate::lines::{clean_name, listed};
 use gpumem_model::harmless::clean;
-use gpumem_model::program_data::{Counter, LOST, ProgramData, Range, SnapshotFigures};
+use gpumem_model::program_data::{Counter, LOST, ProgramData, Range};
 use gpumem_model::run::{Clock, Run};
 use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
@@ -108,60 +109,23 @@ fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
 /// neither.
 pub(super) fn line(run: &Run) -> Option<String> {
     let own = &run.own;
-    let named = own.counters.iter().take(NAMED);
-    let mut counters: Vec<String> = named
-        .map(|counter| format!("{} {}", shorten(&name_of(counter), SHORT, true), thousands(counter.value)))
-        .collect();
-    let more = own.counters.len() - counters.len();
-    counters.extend((more > 0).then(|| format!("{} more", thousands(more as u64))));
+    let counters = own.counters.iter();
+    let counters = counters
+        .map(|counter| format!("{} {}", shorten(&name_of(counter), SHORT, true), thousands(counter.value)));
     let scopes = own.ranges.iter().filter(|range| !range.is_step).count() as u64;
     let parts = [
-        (!counters.is_empty()).then(|| format!("counters: {}", counters.join(", "))),
+        (!own.counters.is_empty()).then(|| format!("counters: {}", listed(counters, NAMED))),
         (scopes > 0).then(|| format!("ranges: {}", plural(scopes, "name"))),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     (!parts.is_empty()).then(|| format!("{} (--counters)", parts.join("; ")))
 }
 
-#[derive(Serialize)]
-pub(super) struct OwnJson<'a> {
-    counters: Vec<CounterJson<'a>>,
-    counters_dropped: u64,
-    ranges: Vec<RangeJson<'a>>,
-    ranges_dropped: u64,
-    ranges_broken: u64,
-    snapshot: Option<SnapshotFigures>,
-}
-
-#[derive(Serialize)]
-struct CounterJson<'a> {
-    name: Option<&'a str>,
-    value: i64,
-    changes: u64,
-    min: i64,
-    max: i64,
-    mean: f64,
-    since_ns: u64,
-    until_ns: u64,
-    points: &'a [(u64, i64)],
-}
-
-#[derive(Serialize)]
-struct RangeJson<'a> {
-    name: Option<&'a str>,
-    is_step: bool,
-    count: u64,
-    total_ns: u64,
-    min_ns: Option<u64>,
-    max_ns: Option<u64>,
-    mean_ns: Option<u64>,
-    open: u64,
-}
-
-impl<'a> OwnJson<'a> {
-    pub(super) fn of(own: &'a ProgramData) -> Self {
-        let counter = |counter: &'a Counter| CounterJson {
-            name: counter.name.as_deref(),
+/// Returns the JSON fields for counters and ranges.
+pub(super) fn fields(own: &ProgramData) -> impl Serialize {
+    let counters = own.counters.iter().map(|counter| {
+        object! {
+            name: &counter.name,
             value: counter.value,
             changes: counter.changes,
             min: counter.min,
@@ -170,9 +134,11 @@ impl<'a> OwnJson<'a> {
             since_ns: counter.since_ns,
             until_ns: counter.until_ns,
             points: &counter.points,
-        };
-        let range = |range: &'a Range| RangeJson {
-            name: range.name.as_deref(),
+        }
+    });
+    let ranges = own.ranges.iter().map(|range| {
+        object! {
+            name: &range.name,
             is_step: range.is_step,
             count: range.count,
             total_ns: range.total_ns,
@@ -180,38 +146,28 @@ impl<'a> OwnJson<'a> {
             max_ns: (range.count > 0).then_some(range.max_ns),
             mean_ns: range.mean_ns(),
             open: range.open,
-        };
-        OwnJson {
-            counters: own.counters.iter().map(counter).collect(),
-            counters_dropped: own.counters_dropped,
-            ranges: own.ranges.iter().map(range).collect(),
-            ranges_dropped: own.ranges_dropped,
-            ranges_broken: own.ranges_broken,
-            snapshot: own.snapshot,
         }
+    });
+    object! {
+        counters: counters.collect::<Vec<_>>(),
+        counters_dropped: own.counters_dropped,
+        ranges: ranges.collect::<Vec<_>>(),
+        ranges_dropped: own.ranges_dropped,
+        ranges_broken: own.ranges_broken,
+        snapshot: own.snapshot,
     }
-}
-
-#[derive(Serialize)]
-struct Document<'a> {
-    schema: &'static str,
-    version: u32,
-    run: Option<&'a str>,
-    pid: u32,
-    #[serde(flatten)]
-    own: OwnJson<'a>,
 }
 
 /// Returns counters and ranges as JSON, in the form that the report has.
 pub fn json(report: &Report<'_>) -> String {
-    let document = Document {
+    gpumem_model::harmless::json(&object! {
         schema: "gpumem.counters",
         version: 1,
         run: report.id.as_deref(),
         pid: report.run.process.pid,
-        own: OwnJson::of(&report.run.own),
-    };
-    gpumem_model::harmless::json(&document)
+        #[serde(flatten)]
+        own: fields(&report.run.own),
+    })
 }
 
 #[cfg(test)]

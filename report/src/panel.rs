@@ -3,7 +3,7 @@
 use super::over_time::composition;
 use super::{By, Composition, Part, Report};
 use crate::labels::device_title;
-use crate::text::{Shown, columns, words};
+use crate::text::{Shown, heads, words};
 use gpumem_model::run::Device;
 
 /// A report in parts.
@@ -57,26 +57,13 @@ pub struct Row {
 pub fn panel(report: &Report<'_>, categories: usize) -> Panel {
     let times = report.times();
     let words = words(report);
-    let (last, peak) = columns(report);
     let table = |(device, facts): (&Device, Vec<String>)| {
         let shown = Shown::of(report, device, categories);
-        let rows = shown.statement.rows.iter().zip(shown.print(device));
-        let row = |(of, printed): (&super::Row, super::text::Printed)| Row {
-            part: of.part,
-            depth: printed.depth,
-            name: printed.name,
-            cells: printed.cells,
-            bytes: [0, 1].map(|column| of.bytes.get(column).copied().flatten()),
-            note: printed.note,
-        };
         Table {
             title: device_title(device),
             unit: shown.unit.name,
-            heads: [
-                [last.to_owned(), peak.to_owned()],
-                [times.time(device.last.time_ns), times.time(device.peak.time_ns)],
-            ],
-            rows: rows.map(row).collect(),
+            heads: heads(report, device, times),
+            rows: shown.print(device),
             facts,
         }
     };

@@ -1,7 +1,7 @@
 //! The steps of the gap as text: when it changed, by how much, and why.
 
-use super::Report;
 use super::table::Table;
+use super::{Report, sum};
 use crate::labels::{device_title, whose};
 use gpumem_model::harmless::clean;
 use gpumem_model::run::{Clock, Device, Parts, Step};
@@ -58,13 +58,13 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
         if steps.len() + OTHER_LINES - 1 > MOST_LINES { MOST_LINES - OTHER_LINES } else { steps.len() };
     let smaller = order.split_off(shown);
     order.sort_by_key(|step| step.time_ns);
-    let rest = smaller.iter().fold(0_i64, |sum, step| sum.saturating_add(step.bytes));
+    let rest = sum(smaller.iter().map(|step| step.bytes));
     let bytes: Vec<i64> =
         order.iter().map(|step| step.bytes).chain((!smaller.is_empty()).then_some(rest)).collect();
     let largest = bytes.iter().map(|bytes| bytes.saturating_abs()).max().unwrap_or(0);
-    let sum = bytes.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes));
-    let unit = Unit::for_largest(largest.max(sum.saturating_abs()));
-    let total = unit.round(sum);
+    let whole = sum(bytes.iter().copied());
+    let unit = Unit::for_largest(largest.max(whole.saturating_abs()));
+    let total = unit.round(whole);
     let mut table = Table::of_numbers(1, 2);
     let mut amounts = unit.apportion(total, &bytes).into_iter().map(|steps| unit.print_signed(steps));
     for (step, amount) in order.iter().zip(amounts.by_ref()) {

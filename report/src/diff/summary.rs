@@ -141,11 +141,7 @@ pub(super) fn basis(diff: &Diff<'_>) -> String {
 
 /// Returns the devices of a pair, and how they were matched.
 pub(super) fn paired(diff: &Diff<'_>, pair: &Pair) -> Option<String> {
-    let device = |side: usize| {
-        let run = diff.sides.get(side)?.run;
-        run.devices.get((*pair.devices.get(side)?)?)
-    };
-    Some(match (device(0), device(1)) {
+    Some(match (diff.device(pair, 0), diff.device(pair, 1)) {
         (Some(a), Some(b)) => match pair.paired {
             Paired::Uuid => format!("the same device, {} (by UUID)", device_name(a)),
             Paired::Number => format!("{} of both (by number)", device_name(a)),

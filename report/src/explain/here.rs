@@ -1,9 +1,9 @@
 //! The numbers of a run that explain a word.
 
 use crate::labels::{device_name, label};
-use crate::{By, Part, Report, Statement};
+use crate::{By, Part, Report, Statement, sum};
 use gpumem_model::run::{Coverage, Device, Oom, Run};
-use gpumem_model::units::{Unit, plural, thousands};
+use gpumem_model::units::{Unit, plural, signed, thousands};
 
 /// A run with its device that has the most memory.
 pub(super) struct Here<'r> {
@@ -83,7 +83,7 @@ impl<'r> Here<'r> {
                 .amounts
                 .iter()
                 .filter(|(cell, _)| self.run.cells.get(*cell as usize).is_some_and(&fits));
-            Some(of.fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes)))
+            Some(sum(of.map(|(_, bytes)| *bytes)))
         };
         self.two([sum(&self.device.last), sum(&self.device.peak)])
     }
@@ -113,8 +113,7 @@ impl<'r> Here<'r> {
 
     /// Formats bytes that may be unknown.
     pub(super) fn unsigned(&self, bytes: Option<u64>) -> Option<String> {
-        let amount = |bytes: u64| self.amount(i64::try_from(bytes).unwrap_or(i64::MAX));
-        Some(bytes.map_or("not known".to_owned(), amount))
+        Some(bytes.map_or("not known".to_owned(), |bytes| self.amount(signed(bytes))))
     }
 
     /// Formats the state of a naming layer.

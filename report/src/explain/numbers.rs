@@ -120,12 +120,11 @@ fn ooms(here: &Here<'_>, which: &str) -> Option<String> {
 /// Returns the bytes of all kinds of memory outside the sum.
 fn beside(here: &Here<'_>) -> i64 {
     let beside = &here.device.beside;
-    let kinds = [
+    crate::sum([
         beside.managed_bytes,
         beside.pinned_bytes,
         beside.registered_bytes,
         beside.imported_bytes,
         beside.host_vmm_bytes,
-    ];
-    kinds.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    ])
 }

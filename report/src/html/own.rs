@@ -1,46 +1,36 @@
 //! The program's counters and ranges as data for the page's script.
 
 use super::data::Limits;
+use crate::encode::object;
 use crate::own::{by_total, mean, name_of, remarks, title_of};
 use gpumem_model::program_data::{Counter, Range};
 use gpumem_model::run::Run;
 use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
 
-#[derive(Debug, Serialize)]
-pub(super) struct OwnJson {
-    counters: Vec<CounterJson>,
-    /// Name, count, printed lengths (total, least, greatest, mean), and the number of open ranges.
-    ranges: Vec<(String, u64, [Option<String>; 4], u64)>,
-    remarks: Vec<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct CounterJson {
-    name: String,
-    /// Printed values: current, number of changes, least, greatest, mean.
-    told: [String; 5],
-    /// Values over time above the least one, for a sparkline.
-    course: Vec<u64>,
-}
-
 /// Returns `None` if the program reported none.
-pub(super) fn own_of(run: &Run, limits: Limits) -> Option<OwnJson> {
+pub(super) fn own(run: &Run, limits: Limits) -> Option<impl Serialize + use<>> {
     let own = &run.own;
     let points = (limits.points / 4).max(1);
     let counter = |counter: &Counter| {
         let course = counter.points.iter().step_by(counter.points.len().div_ceil(points).max(1));
         // Values are limited to 2^52, because a script cannot represent larger integers exactly.
-        let course = course.map(|&(_, value)| value.abs_diff(counter.min).min(1 << 52)).collect();
-        let told = [
-            thousands(counter.value),
-            thousands(counter.changes),
-            thousands(counter.min),
-            thousands(counter.max),
-            mean(counter),
-        ];
-        CounterJson { name: name_of(counter), told, course }
+        let course: Vec<u64> = course.map(|&(_, value)| value.abs_diff(counter.min).min(1 << 52)).collect();
+        object! {
+            name: name_of(counter),
+            // Printed values: current, number of changes, least, greatest, mean.
+            told: [
+                thousands(counter.value),
+                thousands(counter.changes),
+                thousands(counter.min),
+                thousands(counter.max),
+                mean(counter),
+            ],
+            // Values over time above the least one, for a sparkline.
+            course,
+        }
     };
+    // Name, count, printed lengths (total, least, greatest, mean), and the number of open ranges.
     let range = |range: &Range| {
         let length = |ns: u64| (range.count > 0).then(|| run.clock.distance(ns));
         let lengths = [range.total_ns, range.min_ns, range.max_ns, range.mean_ns().unwrap_or(0)].map(length);
@@ -54,9 +44,11 @@ pub(super) fn own_of(run: &Run, limits: Limits) -> Option<OwnJson> {
     remarks.extend(
         (left_out > 0).then(|| plural(left_out as u64, "name") + " more: gpumemctl report --counters"),
     );
-    (!own.is_empty()).then(|| OwnJson {
-        counters: own.counters.iter().take(most_counters).map(counter).collect(),
-        ranges: ranges.into_iter().take(most_ranges).map(range).collect(),
-        remarks,
+    (!own.is_empty()).then(|| {
+        object! {
+            counters: own.counters.iter().take(most_counters).map(counter).collect::<Vec<_>>(),
+            ranges: ranges.into_iter().take(most_ranges).map(range).collect::<Vec<_>>(),
+            remarks,
+        }
     })
 }

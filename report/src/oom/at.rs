@@ -1,8 +1,9 @@
 //! `gpumemctl oom --at TIME --gpu N`: processes of a device around a time. Shows which processes ended, ran out of memory or may
 //! have, and which grew.
 
-use super::{Entry, Form, entries, one};
+use super::{Entry, Form, entries, entry, one};
 use crate::Report;
+use crate::encode::object;
 use crate::labels::{device_title, exit, label};
 use crate::rules::Groupings;
 use gpumem_model::ending::Ending;
@@ -11,7 +12,6 @@ use gpumem_model::run::{Device, Run, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
 use gpumem_model::units::signed;
-use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// A wall-clock time, and the distance around it that is searched.
@@ -171,32 +171,6 @@ fn plain(found: &Found<'_>) -> String {
     format!("{user} {} {}: {status}, {held}, {free} ({}){ending}", run.process.pid, label(run), unit.name)
 }
 
-#[derive(Serialize)]
-struct Document<'a> {
-    schema: &'static str,
-    version: u32,
-    at_ns: i64,
-    for_ns: i64,
-    processes: Vec<ProcessJson<'a>>,
-    /// Number of processes whose runs the viewer may not see, by user.
-    hidden: &'a BTreeMap<String, usize>,
-}
-
-#[derive(Serialize)]
-struct ProcessJson<'a> {
-    run: Option<&'a str>,
-    pid: u32,
-    user: Option<&'a str>,
-    device: &'a str,
-    /// Wall-clock time in ns since 1970.
-    ended_ns: Option<i64>,
-    status: Option<u64>,
-    last_used_bytes: Option<i64>,
-    free_bytes: Option<u64>,
-    ending: Option<Ending>,
-    ooms: Vec<super::OomJson<'a>>,
-}
-
 /// Returns one JSON document (docs/oom.md).
 pub fn json(
     seen: &[Seen],
@@ -208,11 +182,12 @@ pub fn json(
     let processes = found.iter().map(|found| {
         let run = &found.seen.run;
         let report = Report::new(run, Groupings::of_run(run), None);
-        ProcessJson {
+        object! {
             run: found.seen.id.as_deref(),
             pid: run.process.pid,
-            user: run.process.facts.get("user").map(String::as_str),
+            user: run.process.facts.get("user"),
             device: &found.device.name,
+            // Wall-clock time in ns since 1970.
             ended_ns: ended(run),
             status: match run.state {
                 State::Closed { status, .. } => status,
@@ -221,18 +196,18 @@ pub fn json(
             last_used_bytes: found.device.last.used_bytes(),
             free_bytes: found.device.reading.map(|reading| reading.free_bytes),
             ending: Ending::of(run),
-            ooms: found.entries.iter().map(|entry| super::entry(&report, entry.device, entry.oom)).collect(),
+            ooms: found.entries.iter().map(|one| entry(&report, one.device, one.oom)).collect::<Vec<_>>(),
         }
     });
-    let document = Document {
+    gpumem_model::harmless::json(&object! {
         schema: "gpumem.oom_at",
         version: 1,
         at_ns: around.at_ns,
         for_ns: around.for_ns,
-        processes: processes.collect(),
+        processes: processes.collect::<Vec<_>>(),
+        // Number of processes whose runs the viewer may not see, by user.
         hidden,
-    };
-    gpumem_model::harmless::json(&document)
+    })
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use crate::labels::{free_name, rest_name};
 use crate::table::{Align, Table, pad, width};
-use crate::{Report, folded_parts};
+use crate::{Report, apportioned, folded_parts, sum_of};
 use gpumem_model::harmless::clean;
 use gpumem_model::run::{Holder, Moment, Oom, OomDevice};
 use gpumem_model::time::Times;
@@ -64,10 +64,9 @@ pub(super) fn holders(
     let beside: Vec<String> =
         beside.map(|((name, ..), steps)| format!("{name} {}", unit.print(steps))).collect();
     let age = oom.time_ns.saturating_sub(device.read_ns);
-    let read = if age > 2_000_000_000 {
-        format!(" (read at {})", times.time(device.read_ns))
-    } else {
-        String::new()
+    let read = match age {
+        0..=2_000_000_000 => String::new(),
+        _ => format!(" (read at {})", times.time(device.read_ns)),
     };
     lines.push(format!("         {} = {} with above{read}", beside.join(" + "), unit.print(total)));
 }
@@ -99,13 +98,11 @@ pub(super) struct Own {
 
 impl Own {
     pub fn sum(&self, unit: Unit) -> String {
-        let bytes: Vec<i64> = self.parts.iter().map(|(_, bytes)| *bytes).collect();
         let total = unit.round(self.total);
-        let shown = unit.apportion(total, &bytes).into_iter().zip(&self.parts);
         // Parts that round to zero are left out.
-        let shown = shown.filter(|(steps, _)| *steps != 0);
-        let mut shown: Vec<String> =
-            shown.map(|(steps, (name, _))| format!("{name} {}", unit.print(steps))).collect();
+        let shown =
+            apportioned(unit, total, &self.parts).into_iter().filter(|(_, amount)| *amount != unit.print(0));
+        let mut shown: Vec<String> = shown.map(|(name, amount)| format!("{name} {amount}")).collect();
         if shown.is_empty() {
             shown.push("nothing".to_owned());
         }
@@ -131,7 +128,6 @@ pub(super) fn composition(report: &Report<'_>, oom: &Oom) -> Own {
     parts.extend(
         beside.into_iter().filter(|(_, bytes)| *bytes != 0).map(|(name, bytes)| (name.to_owned(), bytes)),
     );
-    let total = parts.iter().fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
     let is_tracked_only = oom.untrackable_bytes.is_none() || oom.predates_bytes.is_none();
-    Own { parts, total, is_tracked_only }
+    Own { total: sum_of(&parts), parts, is_tracked_only }
 }

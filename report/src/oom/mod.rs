@@ -6,21 +6,18 @@
 //! ranks        other ranks of the job
 //! verdict      the cause, and what would have helped; what else ended the process
 //! at           a device around a time: processes that ended then
-//! json         the same as JSON
 //! ```
 
 pub mod at;
 mod holders;
-mod json;
 mod ranks;
 mod verdict;
 
-pub use json::json;
-pub(super) use json::{OomJson, entry};
 pub use verdict::sentence;
 
 use super::Report;
 use super::names::library;
+use crate::encode::object;
 use crate::labels::{device_name, exit, whose};
 use gpumem_model::ending::Ending;
 use gpumem_model::harmless::clean;
@@ -28,6 +25,7 @@ use gpumem_model::run::{Device, Fate, Oom, OomKind, Run};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, plural, signed, thousands};
 use holders::composition;
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// OOMs that are shown in full; older ones are only counted.
@@ -332,4 +330,52 @@ fn frame(stack: &str) -> Option<String> {
         (Some(file), Some(line)) => Some(format!("{file}:{line}")),
         _ => frame.first().map(|name| (*name).to_owned()).filter(|name| !name.is_empty()),
     }
+}
+
+/// Returns an entry of the JSON document: the stored OOM record, with the process's memory by name.
+pub(crate) fn entry<'a>(report: &Report<'_>, device: &'a Device, oom: &'a Oom) -> impl Serialize + use<'a> {
+    let bytes = Unit::for_largest(0);
+    let own = (!oom.is_suspected()).then(|| composition(report, oom));
+    let held_bytes = own.as_ref().map(|own| own.total);
+    let held = own.map(|own| own.parts).unwrap_or_default();
+    object! {
+        // UUID of the GPU.
+        gpu: &device.name,
+        // `oom`, `suspected` or `pressure`.
+        what: match (oom.is_true(), oom.is_suspected()) {
+            (true, _) => "oom",
+            (_, true) => "suspected",
+            _ => "pressure",
+        },
+        verdict: verdict::verdict(report, oom, Ending::of(report.run).as_ref(), bytes) + " (bytes)",
+        // Without amounts; `held` has them by name.
+        #[serde(flatten)]
+        oom: Oom { amounts: Default::default(), ..oom.clone() },
+        // Bytes that the process held, by name; empty without an agent.
+        held: held.into_iter().map(|(name, bytes)| object! { name, bytes }).collect::<Vec<_>>(),
+        // Sum of `held`.
+        held_bytes,
+    }
+}
+
+/// Returns all entries as one JSON document (docs/oom.md).
+pub fn json(report: &Report<'_>) -> String {
+    let run = report.run;
+    let entries = run
+        .devices
+        .iter()
+        .flat_map(|device| device.details.ooms.iter().map(move |oom| entry(report, device, oom)));
+    gpumem_model::harmless::json(&object! {
+        schema: "gpumem.oom",
+        version: 1,
+        run: report.id.as_deref(),
+        pid: run.process.pid,
+        clock: &run.clock,
+        // Whether the process had an agent. Without one no OOM is reported, so an empty list means nothing.
+        covered: run.coverage.covered,
+        // What else ended the process; null if unknown, or if it has not ended.
+        ending: Ending::of(run),
+        dropped: run.coverage.ooms_dropped,
+        ooms: entries.collect::<Vec<_>>(),
+    })
 }

@@ -67,15 +67,8 @@ impl Rows<'_> {
     }
 
     fn fill(&self, bar: &Bar, plot: Rect, out: &mut Drawing) {
-        let amounts: Vec<Option<i64>> = self
-            .names
-            .iter()
-            .map(|row| {
-                let mut own =
-                    bar.segments.iter().filter(|part| (&part.name, part.kind) == (&row.name, row.kind));
-                own.next().map(|part| part.bytes)
-            })
-            .collect();
+        let of = |row: &Segment| bar.segments.iter().find(|part| part.is_like(row)).map(|part| part.bytes);
+        let amounts: Vec<Option<i64>> = self.names.iter().map(of).collect();
         let names: Vec<&str> = self.names.iter().map(|row| row.name.as_str()).collect();
         let names = told_apart(&names, SMALL, self.longest / WIDER);
         let known: Vec<i64> = amounts.iter().map(|bytes| bytes.unwrap_or(0)).collect();
@@ -119,7 +112,7 @@ impl Rows<'_> {
 pub(super) fn rows_of(bars: &[Bar]) -> Vec<Segment> {
     let mut rows: Vec<Segment> = Vec::new();
     for part in bars.iter().flat_map(|bar| &bar.segments) {
-        match rows.iter_mut().find(|row| (&row.name, row.kind) == (&part.name, part.kind)) {
+        match rows.iter_mut().find(|row| row.is_like(part)) {
             Some(row) => row.bytes = row.bytes.max(part.bytes),
             None => rows.push(part.clone()),
         }

@@ -21,7 +21,7 @@ pub use crate::labels::{label, short_command};
 pub use crate::lines::wrapped;
 pub(super) use facts::device_parts;
 pub use gpumem_model::harmless::clean;
-pub(super) use table::{Printed, Shown, is_carried, note};
+pub(super) use table::{Shown, is_carried, note};
 
 use crate::Report;
 use crate::labels::device_title;
@@ -30,15 +30,16 @@ use gpumem_model::run::{Device, State};
 use gpumem_model::time::Times;
 use gpumem_model::window::WindowKind;
 
-/// Returns the headings of the two columns of amounts.
-pub(super) fn columns(report: &Report<'_>) -> (&'static str, &'static str) {
+/// Returns the headings and the times of the two columns of amounts.
+pub(super) fn heads(report: &Report<'_>, device: &Device, times: Times) -> [[String; 2]; 2] {
     let last = if report.run.state == State::Open { "now" } else { "last" };
-    match report.window.map(|window| window.part) {
-        None => (last, "at peak"),
-        Some(WindowKind::At) => (last, "then"),
-        Some(WindowKind::Since) => (last, "highest"),
-        Some(WindowKind::Between) => ("at the end", "highest"),
-    }
+    let heads = match report.window.map(|window| window.part) {
+        None => [last, "at peak"],
+        Some(WindowKind::At) => [last, "then"],
+        Some(WindowKind::Since) => [last, "highest"],
+        Some(WindowKind::Between) => ["at the end", "highest"],
+    };
+    [heads.map(str::to_owned), [&device.last, &device.peak].map(|moment| times.time(moment.time_ns))]
 }
 
 /// Size and form of the text.

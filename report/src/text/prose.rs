@@ -2,7 +2,7 @@
 //! commands.
 
 use crate::labels::{device_title, exit, label};
-use crate::lines::Lines;
+use crate::lines::{Lines, in_brackets};
 use crate::{By, Report, growth, own};
 use gpumem_model::harmless::clean;
 use gpumem_model::layers;
@@ -217,11 +217,8 @@ fn coverage(run: &Run, times: Times) -> String {
         samples => {
             let doubtful = [(coverage.torn_samples, "torn"), (coverage.stale_samples, "stale")];
             let doubtful = doubtful.iter().filter(|(number, _)| *number > 0);
-            let doubtful: Vec<String> =
-                doubtful.map(|(number, what)| format!("{} {what}", thousands(*number))).collect();
-            let doubtful =
-                if doubtful.is_empty() { String::new() } else { format!(" ({})", doubtful.join(", ")) };
-            plural(samples, "NVML sample") + &doubtful
+            let doubtful = doubtful.map(|(number, what)| format!("{} {what}", thousands(*number)));
+            plural(samples, "NVML sample") + &in_brackets(&doubtful.collect::<Vec<_>>().join(", "))
         }
     });
     parts.extend(blind(run, times));
@@ -279,23 +276,18 @@ fn next(report: &Report<'_>) -> String {
             run.process.pid, report.command
         );
     }
-    let other = match report.by {
-        By::Layer => "--by structure | --by tag",
-        By::Structure => "--by layer | --by tag",
-        By::Tag => "--by layer | --by structure",
-    };
-    let device = match report.run.devices.as_slice() {
-        [first, _, ..] => format!("--device {} | ", first.ordinal),
-        _ => String::new(),
-    };
-    let growth = match report.run.devices.as_slice() {
-        [device] if growth::line(report, device).is_some() => " | --growth",
-        _ => "",
-    };
+    let mut options = Vec::new();
+    if let [first, _, ..] = run.devices.as_slice() {
+        options.push(format!("--device {}", first.ordinal));
+    }
+    let others = [By::Layer, By::Structure, By::Tag].into_iter().filter(|by| *by != report.by);
+    options.extend(others.map(|by| format!("--by {}", by.name())));
+    if matches!(run.devices.as_slice(), [device] if growth::line(report, device).is_some()) {
+        options.push("--growth".to_owned());
+    }
     let has_iterations = |device: &Device| !device.details.iterations.rows.is_empty();
-    let growth = match run.clock != Clock::Lines && run.devices.iter().any(has_iterations) {
-        true => format!("{growth} | --iterations"),
-        false => growth.to_owned(),
-    };
-    format!("next: {} {device}{other}{growth} | --all | --json | --csv", report.command)
+    if run.clock != Clock::Lines && run.devices.iter().any(has_iterations) {
+        options.push("--iterations".to_owned());
+    }
+    format!("next: {} {} | --all | --json | --csv", report.command, options.join(" | "))
 }

@@ -2,6 +2,7 @@
 //! wider than the terminal.
 
 use crate::lines::{Lines, clean_name};
+use crate::panel::Row as PrintedRow;
 use crate::table::{Align, pad, shorten, width};
 use crate::{By, Part, Report, Row, Statement};
 use gpumem_model::run::Device;
@@ -58,18 +59,9 @@ impl Shown {
     }
 }
 
-/// A printed row of the table.
-pub(crate) struct Printed {
-    /// Nesting depth.
-    pub(crate) depth: usize,
-    pub(crate) name: String,
-    pub(crate) cells: [String; 2],
-    pub(crate) note: String,
-}
-
 impl Shown {
     /// Returns all rows as printed.
-    pub(crate) fn print(&self, device: &Device) -> Vec<Printed> {
+    pub(crate) fn print(&self, device: &Device) -> Vec<PrintedRow> {
         let Shown { statement, unit, steps } = self;
         let cell = |row: usize, column: usize| match (
             steps[row][column],
@@ -86,10 +78,12 @@ impl Shown {
             }
             depth
         };
-        let row = |(row, of): (usize, &Row)| Printed {
+        let row = |(row, of): (usize, &Row)| PrintedRow {
+            part: of.part,
             depth: depth(row),
             name: clean_name(&of.name),
             cells: [cell(row, 0), cell(row, 1)],
+            bytes: [0, 1].map(|column| of.bytes.get(column).copied().flatten()),
             note: note(of, device),
         };
         statement.rows.iter().enumerate().map(row).collect()
@@ -97,12 +91,8 @@ impl Shown {
 }
 
 pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &Shown, out: &mut Lines) {
-    let Shown { statement, unit, .. } = shown;
-    let (last, peak) = super::columns(report);
-    let heads = [
-        [last.to_owned(), peak.to_owned()],
-        [times.time(device.last.time_ns), times.time(device.peak.time_ns)],
-    ];
+    let unit = shown.unit;
+    let heads = super::heads(report, device, times);
     let rows = shown.print(device);
     let widths = [0, 1].map(|column| {
         let cells = rows.iter().map(|row| &row.cells).chain(&heads).map(|cells| width(&cells[column]));
@@ -131,10 +121,9 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &
     };
     row(0, unit.name, &heads[0], "");
     row(0, "", &heads[1], "");
-    for (of, printed) in statement.rows.iter().zip(&rows) {
-        let end = report.by != By::Structure && of.part == Part::Category && printed.name.contains('/');
-        let name = shorten(&printed.name, name_width.saturating_sub(printed.depth), end);
-        row(printed.depth, &name, &printed.cells, &printed.note);
+    for PrintedRow { part, depth, name, cells, note, .. } in &rows {
+        let end = report.by != By::Structure && *part == Part::Category && name.contains('/');
+        row(*depth, &shorten(name, name_width.saturating_sub(*depth), end), cells, note);
     }
 }
 
