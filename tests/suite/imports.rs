@@ -80,7 +80,7 @@ fn bert_has_its_totals_and_classes() {
         assert_eq!(share(name), percent, "{name}");
     }
     let rounding = caveat(&run, "rounding");
-    assert!(rounding.contains("7,157,874,688 bytes were taken for 6,419,828,272"), "{rounding}");
+    assert!(rounding.contains("7,157,874,688 bytes were allocated for 6,419,828,272"), "{rounding}");
     assert!(
         rounding.contains(
             "11.5 % more; of 738,046,416 bytes: Feature Maps 264,218,712, Optimizer State 231,622,640, "
