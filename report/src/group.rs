@@ -69,7 +69,6 @@ pub struct Line {
 pub(crate) const COLUMNS: [&str; 6] = ["used", "predates", "tracked", "idle", "Untrackable", "peak"];
 const PREDATES: usize = 1;
 const PEAK: usize = 5;
-/// Index of `tracked` among the columns.
 const TRACKED: usize = 2;
 
 /// Returns the table's lines: headings, rows, and the sums of the known amounts.

@@ -12,9 +12,7 @@ use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Most names in the sentence.
 const NAMED: usize = 3;
-/// Most names of a grouping in the table.
 const ROWS: usize = 16;
 /// A `flat` verdict with lower confidence is shown with its bounds.
 const SURE: f64 = 0.95;

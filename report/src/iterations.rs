@@ -15,7 +15,6 @@ use std::fmt::Write;
 /// Most rows of a text table; adjacent rows are merged if there are more.
 pub(super) const MOST_ROWS: usize = 40;
 
-/// A column with its heading and amount.
 pub(crate) type Column = (&'static str, fn(&Iteration) -> i64);
 
 /// Transient memory is shown by its peak, lasting memory by its last value.

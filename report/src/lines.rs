@@ -4,7 +4,6 @@ use crate::table::width as width_of;
 use gpumem_model::harmless::clean;
 use gpumem_model::units::thousands;
 
-/// Least width for wrapped sentences.
 const NARROWEST: usize = 20;
 
 /// Cleans and wraps a sentence.

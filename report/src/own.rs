@@ -52,7 +52,6 @@ pub(super) fn remarks(own: &ProgramData) -> Vec<String> {
     lines.into_iter().flatten().collect()
 }
 
-/// Returns the ranges, those with the longest total first.
 pub(super) fn by_total(own: &ProgramData) -> Vec<&Range> {
     let mut ranges: Vec<&Range> = own.ranges.iter().collect();
     ranges.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.title().cmp(b.title())));

@@ -40,7 +40,6 @@ pub const PRESETS: [(&str, &str); 4] = [
     ("torch", include_str!("../../config/rules/torch.toml")),
 ];
 
-/// Largest rules file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Name of tracked bytes without a tag.
 pub const NO_TAG: &str = "(no tag)";

@@ -38,7 +38,6 @@ type Args = Map<String, Value>;
 /// An event with its absolute time; times become relative to the first event when it is written.
 struct Event<'r> {
     time_ns: u64,
-    /// Length of an interval.
     length_ns: Option<u64>,
     phase: &'static str,
     name: String,
@@ -145,7 +144,6 @@ impl<'r> Event<'r> {
     }
 }
 
-/// Name and thread of a device's counters.
 struct Counters {
     name: String,
     thread: u32,
@@ -355,7 +353,6 @@ fn args<const N: usize>(values: [(&str, Value); N]) -> Args {
     values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// Returns arguments for the texts that exist.
 fn texts(of: [(&str, &Option<String>); 2]) -> impl Iterator<Item = (String, Value)> {
     of.map(|(name, text)| text.clone().map(|text| (name.to_owned(), text.into()))).into_iter().flatten()
 }

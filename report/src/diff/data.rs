@@ -11,7 +11,7 @@
 
 use super::gate::Verdict;
 use super::text::Shown;
-use super::{At, Diff, Pair, Paired, Side, difference, nameless, summary};
+use super::{At, Diff, Pair, Paired, Side, difference, summary};
 use crate::encode::{csv_field, csv_number, object};
 use crate::{By, Part};
 use gpumem_model::run::Parts;
@@ -139,7 +139,7 @@ pub(super) fn leaves(pair: &Pair, by: By) -> Vec<Leaf> {
         };
         let name = match row.part {
             Part::Category => row.name.clone(),
-            Part::Others => nameless(by).to_owned(),
+            Part::Others => by.name_of_rest().to_owned(),
             _ => String::new(),
         };
         let only_in = only.map(|side| if side == 0 { "a" } else { "b" });

@@ -108,7 +108,6 @@ pub struct Diff<'r> {
     pub pairs: Vec<Pair>,
     /// The sum of all pairs; `None` if there is only one.
     pub total: Option<Pair>,
-    /// The requested grouping.
     asked: Option<By>,
 }
 
@@ -300,9 +299,4 @@ fn table(report: &Report<'_>, device: &Device, by: By, known: &[BTreeSet<String>
     });
     let only = only.collect();
     Table { statement, only }
-}
-
-/// Returns the name of the row for unnamed memory.
-pub(crate) fn nameless(by: By) -> &'static str {
-    by.name_of_rest()
 }

@@ -11,7 +11,6 @@ use gpumem_model::run::{
 };
 use std::collections::BTreeMap;
 
-/// Both runs of a comparison as one.
 pub(super) struct PairedRun {
     pub(super) run: Run,
     /// Number of cells of A; those of B follow.
@@ -57,7 +56,6 @@ impl PairedRun {
         PairedRun { run, cells_of_a, paired }
     }
 
-    /// Returns the sum of all devices.
     pub(super) fn total(&self) -> Device {
         let sum = |of: fn(&Device) -> &Moment| {
             self.run.devices.iter().map(of).cloned().reduce(plus).unwrap_or_default()

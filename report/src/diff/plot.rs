@@ -1,7 +1,7 @@
 //! The comparison as a picture: the bars of A and B on one scale, with the same colour for the same category.
 
 use super::text::Shown;
-use super::{Diff, Pair, SIDES, nameless, summary};
+use super::{Diff, Pair, SIDES, summary};
 use crate::labels::label;
 use crate::plot::{Bar, Drawing, Frame, Kind, Segment, bars, by_name};
 use crate::{By, Part};
@@ -32,7 +32,6 @@ pub fn picture(diff: &Diff<'_>) -> Option<Drawing> {
     Some(frame.around(vec![bars(&both)], 1))
 }
 
-/// Returns the bar of one side.
 fn bar(pair: &Pair, by: By, side: usize, title: String) -> Bar {
     let mut segments = Vec::new();
     let mut push = |name: String, bytes: i64, kind: Kind| {
@@ -49,7 +48,7 @@ fn bar(pair: &Pair, by: By, side: usize, title: String) -> Bar {
         let Some(Some(bytes)) = row.bytes.get(side).copied() else { continue };
         match row.part {
             Part::Category => push(clean(&row.name), bytes, Kind::Category),
-            Part::Others => push(nameless(by).to_owned(), bytes, Kind::Others),
+            Part::Others => push(by.name_of_rest().to_owned(), bytes, Kind::Others),
             Part::PoolIdle => push("pool idle".to_owned(), bytes, Kind::Idle),
             Part::Opaque => push("opaque pools".to_owned(), bytes, Kind::Opaque),
             Part::Predates => push("predates the agent".to_owned(), bytes, Kind::Predates),

@@ -9,7 +9,6 @@ use gpumem_model::harmless::clean;
 use gpumem_model::time::Times;
 use gpumem_model::units::plural;
 
-/// Most causes in the first sentence.
 const NAMED: usize = 4;
 
 /// Returns the first sentence: the difference and its largest causes. The causes add up to the difference as printed.
@@ -154,7 +153,6 @@ pub(super) fn paired(diff: &Diff<'_>, pair: &Pair) -> Option<String> {
     })
 }
 
-/// Returns the times of the compared moments.
 pub(super) fn times(diff: &Diff<'_>, pair: &Pair) -> [String; 2] {
     let time = |side: usize| match (diff.sides.get(side), pair.moments.get(side)) {
         (Some(told), Some(moment)) if pair.devices.get(side).is_some_and(Option::is_some) => {

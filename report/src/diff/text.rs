@@ -1,7 +1,7 @@
 //! The comparison as text for a terminal: a sentence, a table that adds up in rows and columns as printed, the other grouping,
 //! and the tags that differ most.
 
-use super::{Diff, Pair, Paired, SIDES, Table, difference, nameless, summary};
+use super::{Diff, Pair, Paired, SIDES, Table, difference, summary};
 use crate::labels::{device_name, label};
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table as Printed, shorten, width as width_of};
@@ -288,7 +288,6 @@ fn devices(diff: &Diff<'_>, page: &mut Page) {
     page.take(&Shown::from(statement, unit, only, None), By::Structure, &[]);
 }
 
-/// Adds the table of a pair.
 fn table(diff: &Diff<'_>, pair: &Pair, shown: &Shown, by: By, page: &mut Page) {
     let head = |name: &str, [a, b]: [&str; 2], differs: &str| {
         let cells = [a.to_owned(), b.to_owned(), differs.to_owned()];
@@ -395,7 +394,8 @@ impl Page {
                 (None, Part::Unexplained) => "at least",
                 _ => "",
             };
-            let name = if row.part == Part::Others { nameless(by).to_owned() } else { clean_name(&row.name) };
+            let name =
+                if row.part == Part::Others { by.name_of_rest().to_owned() } else { clean_name(&row.name) };
             let is_path = by != By::Structure && name.contains('/');
             self.rows.push(Some(Line { depth, name, is_path, cells: [cell(0), cell(1), differs], note }));
         }

@@ -34,13 +34,9 @@ impl Bounds {
 /// Kind of a number, which determines the effect of flags on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Bytes that NVML charges.
     Used,
-    /// All driver allocations.
     Tracked,
-    /// A part of `Tracked`.
     PartOfTracked,
-    /// Memory that is untrackable, or a part of it.
     Gap,
 }
 

@@ -26,7 +26,6 @@ impl<'r> Here<'r> {
         Some(Here { report, run: report.run, device, statement, unit })
     }
 
-    /// Returns a label for the source of the numbers.
     pub(super) fn whose(&self) -> String {
         let pid = self.run.process.pid;
         let pid = if pid == 0 { String::new() } else { format!(" pid {pid}") };
@@ -38,7 +37,6 @@ impl<'r> Here<'r> {
         &self.run.coverage
     }
 
-    /// Formats bytes with their unit.
     pub(super) fn amount(&self, bytes: i64) -> String {
         self.unit.amount_with_name(bytes)
     }
@@ -102,7 +100,6 @@ impl<'r> Here<'r> {
         self.cells(|cell| cell.phase.as_deref() == Some(name))
     }
 
-    /// Formats a count.
     pub(super) fn count(&self, number: u64, what: &str) -> Option<String> {
         Some(plural(number, what))
     }
@@ -153,7 +150,6 @@ impl<'r> Here<'r> {
         })
     }
 
-    /// Returns a tag of the run with its numbers.
     pub(super) fn tag(&self, word: &str) -> Option<(String, String)> {
         let is_there = self.run.cells.iter().any(|cell| cell.tag.as_deref() == Some(word));
         let numbers = is_there.then(|| self.cells(|cell| cell.tag.as_deref() == Some(word))).flatten()?;

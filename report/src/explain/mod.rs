@@ -22,7 +22,6 @@ use serde::Deserialize;
 use std::sync::LazyLock;
 use strsim::levenshtein;
 
-/// The contents of words.toml.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -37,13 +36,11 @@ struct Subject {
     word: Vec<Word>,
 }
 
-/// An entry for one word and its synonyms.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Word {
     /// All spellings; the first one is the title.
     names: Vec<String>,
-    /// The explanation.
     means: String,
     /// Name of its number in [`numbers::NUMBERS`], optionally with an argument after a space; empty if it has none.
     #[serde(default)]
@@ -197,7 +194,6 @@ fn is_ruled(report: &Report<'_>, name: &str) -> bool {
     rules.into_iter().any(|rule| rule.name == name)
 }
 
-/// Explains a tag of the run.
 fn tag(word: &str, here: Option<&Here<'_>>) -> Option<Vec<String>> {
     let here = here?;
     let (name, numbers) = here.tag(word)?;

@@ -8,7 +8,6 @@ use gpumem_model::run::{Class, OomKind};
 /// Returns a number as text; `None` if the run has none. The second parameter is the argument in words.toml.
 type Number = fn(&Here<'_>, &str) -> Option<String>;
 
-/// The numbers by name.
 pub(super) const NUMBERS: &[(&str, Number)] = &[
     ("absence", |here, _| here.device.last.used_absence.clone().or(Some("everything is known".to_owned()))),
     ("accounted_peak", |here, _| here.unsigned(here.device.details.accounted_peak_bytes)),

@@ -36,22 +36,15 @@ const MOST_NAMES: usize = 64;
 /// Most categories with a row in a statement and its stack: one for each colour.
 const ROWS: usize = 13;
 
-/// Largest sizes of the parts of a page.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Named holdings of each device.
     pub holdings: usize,
-    /// Points of a timeline.
     pub points: usize,
-    /// Buckets of a series.
     pub buckets: usize,
-    /// Steps of the gap.
     pub steps: usize,
-    /// OOM entries of each device.
     pub ooms: usize,
     /// Devices with details; others have only a row.
     pub devices: usize,
-    /// Whether tags are shown.
     pub tags: bool,
 }
 
@@ -78,7 +71,6 @@ impl Limits {
 
 /// Categories of a grouping on all devices, ranked by size.
 pub(super) struct Ranks {
-    /// Ranks by raw name.
     codes: BTreeMap<String, i32>,
     names: Vec<String>,
 }
@@ -146,7 +138,6 @@ pub(super) fn page(title: &str, reports: &[Report<'_>], limits: Limits) -> impl 
     }
 }
 
-/// Returns the largest amount of a device.
 fn weight_of(device: &Device) -> i64 {
     let moments = [&device.last, &device.peak];
     let amounts = moments.iter().flat_map(|moment| [moment.used_bytes(), moment.tracked_bytes]);

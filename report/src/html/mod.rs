@@ -168,7 +168,6 @@ fn inert(json: &str) -> String {
     in_json(json, |character| matches!(character, '<' | '>' | '&'))
 }
 
-/// A class name with its pattern.
 type Hatched = (&'static str, fn(Theme) -> Pattern);
 
 /// Returns the palette as CSS rules: variables for light and dark themes, and a class for each colour. Browsers without

@@ -13,7 +13,6 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-/// Most columns of a name in a text table.
 const WIDTH: usize = 60;
 
 /// Returns the names of all devices: parameters first, then gradients, each by name.

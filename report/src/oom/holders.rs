@@ -88,7 +88,6 @@ pub(super) fn name(holder: &Holder) -> String {
     }
 }
 
-/// Memory of the process itself, by name.
 pub(super) struct Own {
     pub parts: Vec<(String, i64)>,
     pub total: i64,

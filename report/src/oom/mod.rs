@@ -61,7 +61,6 @@ impl Entry<'_> {
     }
 }
 
-/// Returns the entries in the order of time.
 fn entries<'r>(run: &'r Run) -> Vec<Entry<'r>> {
     let all = run.devices.iter();
     let all = all.flat_map(|device| device.details.ooms.iter().map(move |oom| (device, oom)));

@@ -22,7 +22,6 @@ pub(super) fn idle(oom: &Oom, unit: Unit) -> Option<String> {
     ))
 }
 
-/// Returns the cause in one line.
 pub(super) fn verdict(report: &Report<'_>, oom: &Oom, ending: Option<&Ending>, unit: Unit) -> String {
     if oom.is_suspected() {
         return suspicion(oom, ending, unit);

@@ -29,7 +29,6 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Returns whether both have the same name and kind.
     pub(super) fn is_like(&self, other: &Segment) -> bool {
         (&self.name, self.kind) == (&other.name, other.kind)
     }

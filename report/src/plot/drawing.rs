@@ -175,7 +175,6 @@ pub struct Rect {
     pub height: f64,
 }
 
-/// A stroke from one point to another.
 pub(super) type Stroke = ((f64, f64), (f64, f64));
 
 /// Returns the lines of a pattern inside a polygon (even-odd rule). They lie on one grid for the whole picture, so lines of

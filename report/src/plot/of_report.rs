@@ -245,7 +245,6 @@ impl Hidden {
     }
 
     fn note(&self, options: &Options) -> Option<String> {
-        /// Most names in the note.
         const NAMED: usize = 20;
         let percent = options.hide_below.filter(|_| !self.names.is_empty())?;
         let amount = |bytes: i64| Unit::for_largest(bytes).amount_with_name(bytes);

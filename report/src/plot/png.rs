@@ -220,7 +220,6 @@ fn distance(point: (f64, f64), from: (f64, f64), to: (f64, f64)) -> f64 {
     (px - along * dx).hypot(py - along * dy)
 }
 
-/// Splits a line into dashes.
 fn dashes(points: &[(f64, f64)], on: f64, off: f64) -> Vec<Vec<(f64, f64)>> {
     let mut pieces = Vec::new();
     // Position within the dash pattern.

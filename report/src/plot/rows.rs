@@ -7,7 +7,6 @@ use super::drawing::{Anchor, Data, Drawing, Fill, Rect, Text};
 use super::helvetica::{WIDER, fitted, told_apart, width};
 use super::palette::{BLACK, WHITE};
 
-/// Height of a row.
 const ROW: f64 = 17.0;
 /// Width for an amount and its share.
 const AMOUNT: f64 = 104.0;
@@ -19,14 +18,11 @@ pub(super) struct Rows<'p> {
     /// Names with their own colours.
     pub(super) ranks: &'p [String],
     pub(super) axis: Axis,
-    /// Width of the longest bar.
     pub(super) width: f64,
-    /// Largest width of names.
     pub(super) longest: f64,
 }
 
 impl Rows<'_> {
-    /// Draws a panel.
     pub(super) fn panel(&self, bar: &Bar) -> Drawing {
         let widths = self.names.iter().map(|part| width(&part.name, SMALL, false));
         let names = (widths.fold(60.0, f64::max) * WIDER).min(self.longest) + 8.0;

@@ -160,7 +160,6 @@ fn layers(points: &[At], ranks: &[String]) -> Vec<Segment> {
 
 /// Position of times and amounts in the plot.
 struct Place<'p> {
-    /// Title of the device.
     name: &'p str,
     axis: &'p Axis,
     plot: Rect,
@@ -260,7 +259,6 @@ fn pieces(device: &Device, readings: &[(u64, i64, i64, i64)]) -> Vec<Vec<(u64, i
 
 /// Draws the time axis with round steps below the plot.
 fn times(report: &Report<'_>, (first, last): (u64, u64), plot: Rect, out: &mut Drawing) {
-    /// Most steps.
     const STEPS: f64 = 8.0;
     let span = last.saturating_sub(first) as f64;
     let (unit, name, rounds): (f64, &str, &[f64]) = match report.run.clock {
@@ -312,11 +310,8 @@ fn key(at: &At, heading: &str, ranks: &[String], unit: Unit, beside: Rect, out: 
     );
 }
 
-/// Colour of OOMs.
 const ALARM: Color = Color(0xb8, 0x1f, 0x1f);
-/// Largest width of a name.
 const LONGEST: f64 = 90.0;
-/// Distance between two names.
 const GAP: f64 = 4.0;
 
 struct Event {

@@ -123,15 +123,11 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
 
 /// Text of a report outside its tables, for other output forms.
 pub(super) struct Words {
-    /// Name and owner of the process.
     pub heading: String,
-    /// Reasons why the sums are too low.
     pub warnings: Vec<String>,
     /// Source and end of the run, and how complete its numbers are.
     pub coverage: Vec<String>,
-    /// Facts by device.
     pub facts: Vec<Vec<String>>,
-    /// Caveats, and suggestions for next commands.
     pub tail: Vec<String>,
 }
 

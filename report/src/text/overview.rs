@@ -9,7 +9,6 @@ use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
 use std::collections::BTreeMap;
 
-/// Most categories named below the rows.
 const NAMED: usize = 8;
 
 pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {

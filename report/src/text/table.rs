@@ -3,13 +3,12 @@
 
 use crate::lines::{Lines, clean_name};
 use crate::panel::Row as PrintedRow;
-use crate::table::{Align, pad, shorten, width};
+use crate::table::{Table, shorten, width};
 use crate::{By, Part, Report, Row, Statement};
 use gpumem_model::run::Device;
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
 
-/// Gap between two columns.
 const GAP: &str = "  ";
 /// The most frequent note after the columns.
 const NOTE: &str = "upper bound";
@@ -43,7 +42,6 @@ fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
 pub(crate) struct Shown {
     pub(crate) statement: Statement,
     pub(crate) unit: Unit,
-    /// By row and column.
     pub(crate) steps: Vec<Vec<Option<i64>>>,
 }
 
@@ -60,7 +58,6 @@ impl Shown {
 }
 
 impl Shown {
-    /// Returns all rows as printed.
     pub(crate) fn print(&self, device: &Device) -> Vec<PrintedRow> {
         let Shown { statement, unit, steps } = self;
         let cell = |row: usize, column: usize| match (
@@ -91,43 +88,40 @@ impl Shown {
 }
 
 pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &Shown, out: &mut Lines) {
-    let unit = shown.unit;
     let heads = super::heads(report, device, times);
     let rows = shown.print(device);
-    let widths = [0, 1].map(|column| {
-        let cells = rows.iter().map(|row| &row.cells).chain(&heads).map(|cells| width(&cells[column]));
-        cells.max().unwrap_or(0)
-    });
+    let mut numbers = Table::of_numbers(0, 2);
+    heads.iter().chain(rows.iter().map(|row| &row.cells)).for_each(|cells| numbers.row(cells));
     let room = out.width.map_or(usize::MAX, |terminal| {
-        let free = terminal.saturating_sub(widths[0] + widths[1] + 2 * GAP.len());
+        let free = terminal.saturating_sub(numbers.width());
         free.saturating_sub(GAP.len() + NOTE.len()).max(free.min(WORTH_A_LINE))
     });
-    let longest = rows.iter().map(|row| row.depth + width(&row.name)).max().unwrap_or(0);
-    let name_width = longest.clamp(10, room.clamp(10, 60));
-
-    let mut row = |depth: usize, name: &str, cells: &[String; 2], note: &str| {
-        let name = " ".repeat(depth) + name;
-        let [first, second] = [0, 1].map(|column| pad(&cells[column], widths[column], Align::Right));
-        let line = pad(&name, name_width, Align::Left) + GAP + &first + GAP + &second;
-        let columns = width(&line) + GAP.len() + note.len();
-        if out.width.is_none_or(|terminal| columns <= terminal) {
-            out.line(&(line + GAP + note));
+    let room = room.clamp(10, 60);
+    let mut table = Table::of_numbers(1, 3);
+    for (name, cells) in [shown.unit.name, ""].into_iter().zip(&heads) {
+        table.row([name, &cells[0], &cells[1]]);
+    }
+    for PrintedRow { part, depth, name, cells, .. } in &rows {
+        let end = report.by != By::Structure && *part == Part::Category && name.contains('/');
+        let name = " ".repeat(*depth) + &shorten(name, room.saturating_sub(*depth), end);
+        table.row([&name, &cells[0], &cells[1]]);
+    }
+    let lines = table.lines();
+    let (heads, lines) = lines.split_at(heads.len());
+    heads.iter().for_each(|line| out.line(line));
+    for (line, PrintedRow { depth, note, .. }) in lines.iter().zip(&rows) {
+        let with_note = format!("{line}{GAP}{note}");
+        if out.width.is_none_or(|terminal| width(&with_note) <= terminal) {
+            out.line(&with_note);
         } else {
-            out.line(&line);
+            out.line(line);
             if !note.is_empty() {
-                out.line(&(" ".repeat(depth) + GAP + note));
+                out.line(&(" ".repeat(*depth) + GAP + note));
             }
         }
-    };
-    row(0, unit.name, &heads[0], "");
-    row(0, "", &heads[1], "");
-    for PrintedRow { part, depth, name, cells, note, .. } in &rows {
-        let end = report.by != By::Structure && *part == Part::Category && name.contains('/');
-        row(*depth, &shorten(name, name_width.saturating_sub(*depth), end), cells, note);
     }
 }
 
-/// Returns the note after a row.
 pub(crate) fn note(row: &Row, device: &Device) -> String {
     let is_negative = |bytes: &Option<i64>| bytes.is_some_and(|bytes| bytes < 0);
     let negative = row.bytes.iter().any(is_negative);
