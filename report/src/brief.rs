@@ -79,12 +79,12 @@ fn alone(report: &Report<'_>, device: &Device) -> Vec<String> {
         let used = used
             .or(device.last.used_bytes())
             .map_or("not known".to_owned(), |bytes| unit.amount_with_name(bytes));
-        return vec![head, format!("{}; most that NVML charged: {used}", unseen(run))];
+        return vec![head, format!("{}; highest value of NVML: {used}", unseen(run))];
     };
     let at = times.time(peak.time_ns);
     let (parts, idle) = composition(report, peak, unit, NAMED.0);
     let idle = match (tracked, idle) {
-        (_, 0) => "pools held nothing idle then".to_owned(),
+        (_, 0) => "no idle memory in pools then".to_owned(),
         (tracked, idle) => {
             format!("of it idle in pools {} ({})", unit.amount_with_name(idle), percent(idle, tracked))
         }
@@ -112,8 +112,8 @@ fn alone(report: &Report<'_>, device: &Device) -> Vec<String> {
 /// Returns why nothing is tracked.
 fn unseen(run: &Run) -> &'static str {
     match run.coverage.blocked_by {
-        Some(_) => "its agent was never let in",
-        None => "no agent spoke for it",
+        Some(_) => "its agent could not attach to CUPTI",
+        None => "the process has no agent",
     }
 }
 
@@ -181,7 +181,7 @@ fn end(run: &Run) -> String {
         State::Closed { status: None, .. } => String::new(),
         State::Open => "  still running".to_owned(),
         State::Interrupted => "  not watched to its end".to_owned(),
-        State::Rolled { .. } => "  goes on in the next part".to_owned(),
+        State::Rolled { .. } => "  continues in the next part".to_owned(),
     }
 }
 
@@ -255,7 +255,7 @@ mod tests {
         run.devices[0].peak.tracked_bytes = None;
         run.devices[0].peak_used = Some((5 << 20, 7));
         let lines = told(&[&run]);
-        assert!(lines[1].starts_with("no agent spoke for it; most that NVML charged: "), "{lines:#?}");
+        assert!(lines[1].starts_with("the process has no agent; highest value of NVML: "), "{lines:#?}");
         run.devices.clear();
         assert!(told(&[&run])[0].starts_with("no GPU memory: "));
         assert!(brief(&[], "").len() == 1);

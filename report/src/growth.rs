@@ -236,11 +236,11 @@ pub fn table(report: &Report<'_>, all: bool) -> String {
         out += &format!("\n{}\n", device_title(device));
         match growth_report(report, device) {
             Some(told) => of_device(report, &told, &device.details.growth, all, &mut out),
-            None => out += "nothing to judge: no step, no sample and no allocation was seen\n",
+            None => out += "nothing to judge: no step, sample or allocation was observed\n",
         }
     }
     if report.run.devices.is_empty() {
-        out += "no GPU memory was seen\n";
+        out += "no GPU memory was observed\n";
     }
     out + &format!("next: {} | {0} --json\n", report.command)
 }

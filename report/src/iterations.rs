@@ -74,13 +74,13 @@ pub fn text(report: &Report<'_>, choice: Choice) -> String {
             out += &columns::text(device, &table);
         }
     }
-    if out.is_empty() { "no GPU memory was seen\n".to_owned() } else { out }
+    if out.is_empty() { "no GPU memory was observed\n".to_owned() } else { out }
 }
 
 fn rows(table: &Iterations) -> String {
     let all: Vec<Iteration> = table.rows.iter().chain(&table.open).copied().collect();
     if all.is_empty() {
-        return "no iteration was seen: gpumem.step() or an optimizer's step begins one\n".to_owned();
+        return "no iteration was observed: gpumem.step() or an optimizer's step begins one\n".to_owned();
     }
     let width = all.len().div_ceil(MOST_ROWS);
     let shown: Vec<Iteration> = all.chunks(width).map(merged).collect();
@@ -94,7 +94,7 @@ fn rows(table: &Iterations) -> String {
     for (index, row) in shown.iter().enumerate() {
         let is_open = table.open.is_some() && index + 1 == shown.len();
         let lost = if row.partial { "(records were lost)" } else { "" };
-        let open = if is_open { "(under way)" } else { "" };
+        let open = if is_open { "(in progress)" } else { "" };
         let amounts = columns.iter().map(|(_, of)| unit.amount(of(row)));
         printed.row_with_note([number(row)].into_iter().chain(amounts), &format!("{lost}{open}"));
     }
@@ -253,14 +253,14 @@ iteration   peak  cached  params  grads  activations
         0  700.0   640.0   100.0  100.0        300.0
         1  701.0   640.0   100.0  100.0        300.0  (records were lost)
         2  702.0   640.0   100.0  100.0        300.0
-        3  703.0   640.0   100.0  100.0        300.0  (under way)
+        3  703.0   640.0   100.0  100.0        300.0  (in progress)
 "
         );
         table.rows = (0..200).map(iteration).collect();
         let text = rows(&table);
         assert!(text.lines().count() <= MOST_ROWS + 2, "{text}");
         assert!(text.contains("\n      0-5  705.0 "), "{text}");
-        assert!(rows(&Iterations::default()).starts_with("no iteration was seen"));
+        assert!(rows(&Iterations::default()).starts_with("no iteration was observed"));
         // Numbers of epochs, and every n-th iteration.
         table = Iterations { rows: (0..6).map(iteration).collect(), open: None };
         table.rows[4..]

@@ -16,8 +16,8 @@ const WIDTH: usize = 60;
 /// Most columns of a name in the report's line; `NAMED` is the most names there.
 const SHORT: usize = 24;
 const NAMED: usize = 4;
-const NOTHING: &str = "the program has said no counter, step or range: gpumem_counter_set and gpumem_step; \
-                       gpumem_configure(\"ranges\", \"on\") for the times of scopes";
+const NOTHING: &str = "the program reported no counter, step or range: call gpumem_counter_set or gpumem_step; \
+                       gpumem_configure(\"ranges\", \"on\") records the times of scopes";
 
 /// Returns both as tables.
 pub fn text(report: &Report<'_>) -> String {
@@ -32,7 +32,7 @@ pub fn text(report: &Report<'_>) -> String {
     }
     if !own.ranges.is_empty() {
         out += if own.counters.is_empty() { "" } else { "\n" };
-        let head = ["range, with those inside of it", "count", "total", "min", "max", "mean", "open"];
+        let head = ["range, with nested ones", "count", "total", "min", "max", "mean", "open"];
         let rows = by_total(own).into_iter().map(|range| row_of_range(range, run.clock));
         out += &table(&head, rows.collect());
     }
@@ -44,10 +44,10 @@ pub fn text(report: &Report<'_>) -> String {
 pub(super) fn remarks(own: &ProgramData) -> Vec<String> {
     let of = |count: u64, what: &str, why: &str| (count > 0).then(|| plural(count, what) + why);
     let lines = [
-        of(own.counters_dropped, "change", " of further counters: there are too many"),
-        of(own.ranges_dropped, "range", " of further names: there are too many"),
-        of(own.ranges_broken, "range", " of which begin or end was lost"),
-        of(own.spans_dropped, "earlier range", " only counted: a trace has the latest"),
+        of(own.counters_dropped, "change", " of further counters were dropped: there are too many"),
+        of(own.ranges_dropped, "range", " of further names were dropped: there are too many"),
+        of(own.ranges_broken, "range", " without begin or end: records were lost"),
+        of(own.spans_dropped, "earlier range", " only counted: a trace has only the latest ones"),
     ];
     lines.into_iter().flatten().collect()
 }
@@ -233,8 +233,8 @@ never              0       -         -       -       -     1
 "
         );
         let said = [
-            "1 change of further counters: there are too many",
-            "1,234 ranges of which begin or end was lost",
+            "1 change of further counters were dropped: there are too many",
+            "1,234 ranges without begin or end: records were lost",
         ];
         assert_eq!(remarks(&own), said);
     }

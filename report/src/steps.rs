@@ -31,7 +31,7 @@ pub fn text(report: &Report<'_>) -> String {
         list(device, times, &format!("{}  {}", whose(run), device_title(device)), &mut lines);
     }
     if lines.is_empty() {
-        lines.push("no GPU memory was seen".to_owned());
+        lines.push("no GPU memory was observed".to_owned());
     }
     if run.clock == Clock::Lines {
         lines.push("a log has no driver events: causes of changes of Untrackable are unknown".to_owned());

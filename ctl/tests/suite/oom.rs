@@ -58,8 +58,8 @@ fn every_oom_of_a_recording_is_told_and_the_report_points_to_it() {
         "you      parameters 500.0 + idle 100.0 = 600.0 tracked\n",
         "idle     100.0 in 1 piece, largest block 100.0 < 390.0\n",
         "OOM #2 +60.0 s GPU 0",
-        "asked 200.0 of the pool, which gave up without asking the driver: it held 600.0, 500.0 handed out\n",
-        "verdict  not known: nobody said what was free\n",
+        "asked 200.0 of the pool, which failed without a request to the driver: it held 600.0, 500.0 handed out\n",
+        "verdict  unknown: free memory was not reported\n",
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }

@@ -66,9 +66,9 @@ pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
         parts.push(format!("{} more {}", rest.len(), shown.unit.print_signed(sum)));
     }
     match (parts.is_empty(), steps) {
-        (true, 0) => format!("{total}, and so does every part"),
+        (true, 0) => format!("{total}, and so do all parts"),
         (true, _) => format!("{total}; {}", known_of(pair)),
-        (false, 0) => format!("{total}, its parts do not: {}", parts.join(", ")),
+        (false, 0) => format!("{total}, but its parts differ: {}", parts.join(", ")),
         (false, _) => format!("{total}: {}", parts.join(", ")),
     }
 }
@@ -88,7 +88,7 @@ pub(super) fn shift(shown: &Shown) -> Option<String> {
     let [more, less] = if tracked > 0 { ["B", "A"] } else { ["A", "B"] };
     let amount = shown.unit.print(i64::try_from(both).unwrap_or(i64::MAX));
     Some(format!(
-        "{amount} {} may be a matter of recording, not of use: {more} tracks about as much more as {less} has in Untrackable",
+        "{amount} {} may differ in coverage, not in use: {more} tracks about as much more as {less} has in Untrackable",
         shown.unit.name
     ))
 }
@@ -96,16 +96,16 @@ pub(super) fn shift(shown: &Shown) -> Option<String> {
 /// Returns a sentence about whose memory has names.
 fn known_of(pair: &Pair) -> String {
     match pair.moments.each_ref().map(|moment| moment.tracked_bytes.is_some()) {
-        [true, false] => "what it is made of is known of A only".to_owned(),
-        [false, true] => "what it is made of is known of B only".to_owned(),
-        _ => "what it is made of is not known".to_owned(),
+        [true, false] => "the composition is known for A only".to_owned(),
+        [false, true] => "the composition is known for B only".to_owned(),
+        _ => "the composition is unknown".to_owned(),
     }
 }
 
 fn unknown(pair: &Pair) -> String {
     let why = pair.doubts.iter().filter(|doubt| matches!(doubt.code, "uncovered" | "blocked" | "no_sample"));
     let why: Vec<String> = why.map(|doubt| format!("{}: {}", doubt.side, clean(&doubt.text))).collect();
-    if why.is_empty() { "neither used nor tracked is known of both".to_owned() } else { why.join("; ") }
+    if why.is_empty() { "neither used nor tracked is known for both".to_owned() } else { why.join("; ") }
 }
 
 /// Returns what is compared, at which moments, and on which devices.

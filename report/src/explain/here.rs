@@ -60,7 +60,7 @@ impl<'r> Here<'r> {
         match row.map(|row| row.bytes.as_slice()) {
             Some(&[last, peak]) => self.two([last, peak]),
             _ if self.coverage().covered => Some("none".to_owned()),
-            _ => Some("not known: no agent spoke for it".to_owned()),
+            _ => Some("unknown: the process has no agent".to_owned()),
         }
     }
 
@@ -88,14 +88,14 @@ impl<'r> Here<'r> {
 
     pub(super) fn role(&self, name: &str) -> Option<String> {
         if self.run.cells.iter().all(|cell| cell.role.is_none()) {
-            return Some("nobody said what blocks are for".to_owned());
+            return Some("no program or framework reported roles of blocks".to_owned());
         }
         self.cells(|cell| cell.role.as_deref() == Some(name))
     }
 
     pub(super) fn phase(&self, name: &str) -> Option<String> {
         if self.run.cells.iter().all(|cell| cell.phase.is_none()) {
-            return Some("nobody said when blocks were made".to_owned());
+            return Some("no program or framework reported phases of blocks".to_owned());
         }
         self.cells(|cell| cell.phase.as_deref() == Some(name))
     }

@@ -174,13 +174,13 @@ fn category(word: &str, report: Option<&Report<'_>>, here: Option<&Here<'_>>) ->
     let mut lines = vec![clean(&name)];
     lines.push(match (&presets, report) {
         (Some(presets), _) => format!(
-            "A category: tracked bytes that a rule of this name takes, the first that matches. In the presets {}.",
+            "A category: tracked bytes for which a rule of this name is the first to match. In the presets {}.",
             presets.join(", ")
         ),
         (None, Some(report)) if is_ruled(report, &name) => {
-            format!("A category of the rules {}: bytes that a rule of this name takes, the first that matches.", clean(&report.groupings.name))
+            format!("A category of the rules {}: bytes for which a rule of this name is the first to match.", clean(&report.groupings.name))
         }
-        _ => "A name that no rule gave: tags rolled up to where a table can hold them, or the library that asked.".to_owned(),
+        _ => "A name without a rule: a common prefix of tags, or the library that allocated.".to_owned(),
     });
     if let (Some((_, by, numbers)), Some(here)) = (of_run, here) {
         lines.push(format!("here: {numbers}, by {}  ({})", by.name(), here.whose()));

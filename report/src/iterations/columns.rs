@@ -51,8 +51,7 @@ pub(super) fn text(device: &Device, table: &Iterations) -> String {
     let parameters = &device.details.parameters;
     let last = parameters.of_rows(&table.rows).pop().flatten();
     let (Some(held), Some(row)) = (last, table.rows.last()) else {
-        return "\nno parameter and no gradient is known one by one: gpumem.torch.watch names them\n"
-            .to_owned();
+        return "\nsingle parameters and gradients are unknown: gpumem.torch.watch names them\n".to_owned();
     };
     let mut both: BTreeMap<&Option<String>, [i64; 2]> = BTreeMap::new();
     for (column, bytes) in parameters.columns.iter().zip(held) {

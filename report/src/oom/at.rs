@@ -113,7 +113,7 @@ pub fn text(
         time(to),
         match found.len() {
             0 if !hidden.is_empty() => "no process of yours ended or ran out of memory".to_owned(),
-            0 => "nobody ended or ran out of memory".to_owned(),
+            0 => "no process ended or ran out of memory".to_owned(),
             1 => "1 process ended or ran out of memory".to_owned(),
             many => format!("{many} processes ended or ran out of memory"),
         }
@@ -138,16 +138,19 @@ pub fn text(
     }
     if !others.is_empty() {
         lines.push(String::new());
-        lines.push("ended then without a sign of it:".to_owned());
+        lines.push("ended then without signs of an OOM:".to_owned());
     }
     lines.extend(others.iter().map(|found| format!("  {} {}", time(found.time_ns), plain(found))));
     for (user, count) in hidden {
-        let belong =
-            if *count == 1 { "1 process that did belongs" } else { &format!("{count} that did belong") };
+        let belong = if *count == 1 {
+            "1 hidden process belongs"
+        } else {
+            &format!("{count} hidden processes belong")
+        };
         lines.push(format!("{belong} to {user}: ask as {user}, as root or as a member of the group gpumemd"));
     }
     if found.is_empty() {
-        lines.push("further away: --for 10m".to_owned());
+        lines.push("search a longer time: --for 10m".to_owned());
     }
     lines.iter().map(|line| clean(line).trim_end().to_owned() + "\n").collect()
 }
@@ -218,12 +221,12 @@ mod tests {
     fn runs_of_other_users_are_counted_and_not_denied() {
         let around = Around { at_ns: 1_795_200_000_000_000_000, for_ns: 60_000_000_000 };
         let told = |hidden: &BTreeMap<String, usize>| text(&[], &|_| true, around, hidden);
-        assert!(told(&BTreeMap::new()).contains("nobody ended or ran out of memory"));
+        assert!(told(&BTreeMap::new()).contains("no process ended or ran out of memory"));
         let hidden = BTreeMap::from([("alice".to_owned(), 1), ("b\u{1b}ob".to_owned(), 2)]);
         let text = told(&hidden);
         assert!(!text.contains("nobody") && text.contains("no process of yours ended or ran out"), "{text}");
-        assert!(text.contains("1 process that did belongs to alice: ask as alice, as root"), "{text}");
-        assert!(text.contains(r"2 that did belong to b\u{1b}ob: "), "{text}");
+        assert!(text.contains("1 hidden process belongs to alice: ask as alice, as root"), "{text}");
+        assert!(text.contains(r"2 hidden processes belong to b\u{1b}ob: "), "{text}");
         let json: serde_json::Value =
             serde_json::from_str(&json(&[], &|_| true, around, &hidden)).expect("JSON");
         assert_eq!(json["hidden"]["alice"], 1);

@@ -117,7 +117,7 @@ pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
         let times_said = gpumem_model::oom::times(pressure.iter().map(|entry| entry.oom));
         let unit = Unit::for_largest(signed(last.asked_bytes));
         lines.push(format!(
-            "pressure: the driver refused {} and the process went on; last at {}, {} {} (--all)",
+            "pressure: the driver refused {} and the process continued; last at {}, {} {} (--all)",
             plural(times_said, "time"),
             times.time(last.last_ns),
             unit.amount(signed(last.asked_bytes)),
@@ -125,10 +125,7 @@ pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
         ));
     }
     if run.coverage.ooms_dropped > 0 {
-        lines.push(format!(
-            "{} more times it ran out are counted here and not kept",
-            thousands(run.coverage.ooms_dropped)
-        ));
+        lines.push(format!("{} further OOMs are only counted", thousands(run.coverage.ooms_dropped)));
     }
     lines.iter().map(|line| clean(line).trim_end().to_owned() + "\n").collect()
 }
@@ -154,11 +151,11 @@ pub(super) fn held(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64)> {
 fn nothing(run: &Run) -> &'static str {
     match (run.coverage.covered, run.state) {
         _ if run.hears_of_ooms() => "GPU memory has not run out",
-        (true, _) => "the file says nothing of memory that ran out, which need not mean that it did not",
+        (true, _) => "the file does not report OOMs, so whether memory ran out is unknown",
         (false, gpumem_model::run::State::Closed { .. }) => {
-            "no agent said whether memory ran out; its device was not nearly full when it ended, or it ended well"
+            "no agent reported whether memory ran out; its device was not nearly full when it ended, or it ended normally"
         }
-        (false, _) => "it has no agent: nobody says whether memory runs out (gpumemctl run -- COMMAND)",
+        (false, _) => "it has no agent, which would report OOMs (start it with gpumemctl run -- COMMAND)",
     }
 }
 
@@ -190,7 +187,10 @@ fn caught_lines(caught: &[Entry<'_>], times: Times) -> Vec<String> {
                 (first, last) => format!("{first} to {last}"),
             };
             let often = plural(count(ooms), "time");
-            format!("caught: it ran out {often} and went on, {when}{at}, asked {asked} {} (--all)", unit.name)
+            format!(
+                "caught: it ran out {often} and continued, {when}{at}, asked {asked} {} (--all)",
+                unit.name
+            )
         })
         .collect();
     if !more.is_empty() {
@@ -247,7 +247,7 @@ fn one(
     }
     lines.push(match &own {
         Some(own) => format!("you      {}", own.sum(unit)),
-        None => "you      not known: it had no agent (gpumemctl run -- COMMAND gives it one)".to_owned(),
+        None => "you      unknown: it had no agent (start it with gpumemctl run -- COMMAND)".to_owned(),
     });
     lines.extend(verdict::idle(oom, unit).map(|idle| format!("idle     {idle}")));
     let job: Vec<&Run> = job.iter().collect();
@@ -263,7 +263,7 @@ fn fate(oom: &Oom) -> String {
             format!("FATAL ({status} after {}.{} s)", after_ns / 1_000_000_000, after_ns / 100_000_000 % 10)
         }
         Fate::Fatal { .. } | Fate::Survived => "survived".to_owned(),
-        Fate::Open => "what follows is not known yet".to_owned(),
+        Fate::Open => "outcome not known yet".to_owned(),
     }
 }
 
@@ -272,11 +272,11 @@ fn request(oom: &Oom, unit: Unit) -> String {
     let amount = |bytes: u64| unit.amount(signed(bytes));
     if oom.is_suspected() {
         let free = oom.free_bytes().map_or("not known".to_owned(), |free| unit.amount(free));
-        return format!("asked: not known; the least that was free since its last reading: {free}");
+        return format!("asked: unknown; lowest free memory since its last reading: {free}");
     }
     let asked = amount(oom.asked_bytes);
     if oom.kind == OomKind::Pool {
-        let mut words = format!("asked {asked} of the pool, which gave up without asking the driver");
+        let mut words = format!("asked {asked} of the pool, which failed without a request to the driver");
         if let (Some(used), Some(reserved)) = (oom.pool_used_bytes, oom.pool_reserved_bytes) {
             words += &format!(": it held {}, {} handed out", amount(reserved), amount(used));
         }

@@ -154,7 +154,7 @@ fn over_time(report: &Report<'_>, options: &Options) -> Result<Drawing, Nothing>
     }
     if pictures.is_empty() {
         return Err(Nothing(
-            "nothing was kept over time: the run is of an older version, or nothing was seen of it".into(),
+            "no data over time: the run was made by an older version, or nothing was observed".into(),
         ));
     }
     frame.notes.extend(hidden.note(options));
@@ -172,7 +172,7 @@ fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing
         }
     }
     if all.len() > MOST {
-        return Err(Nothing(format!("{} panels are more than can be read; at most {MOST}", all.len())));
+        return Err(Nothing(format!("{} panels are too many; at most {MOST} can be drawn", all.len())));
     }
     let (all, names) = match options.hide_below {
         Some(percent) => bar::hide(&all, percent),

@@ -34,7 +34,7 @@ pub(super) fn bridge(report: &Report<'_>, device: &Device, shown: &Shown, out: &
     }
     if let (true, Some((reserved, allocated))) = (report.run.coverage.late, own_word(device)) {
         out.inset(&format!(
-            "torch said itself: memory_allocated {}, memory_reserved {}; what is older than the agent is in `predates`",
+            "torch's own numbers: memory_allocated {}, memory_reserved {}; memory older than the agent is in `predates`",
             amount(allocated),
             amount(reserved)
         ));

@@ -49,10 +49,10 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
     if let Some((low, high)) = device.last.torn {
         let unit = Unit::for_largest(high);
         let range = match low == high {
-            true => format!("at least {}, a call was under way", unit.amount(low)),
+            true => format!("at least {}, a call was in progress", unit.amount(low)),
             false => format!("between {} and {}", unit.amount(low), unit.amount(high)),
         };
-        out.prose(&format!("memory moved while NVML was read ({}): tracked was {range}", unit.name));
+        out.prose(&format!("memory changed while NVML was read ({}): tracked was {range}", unit.name));
     }
     let others = report.others(&device.last, report.by);
     if report.by != By::Tag && !others.is_empty() {
@@ -108,7 +108,7 @@ fn device_line(device: &Device, times: Times) -> String {
     let Some(parts) = device_parts(device) else {
         let free = (free_name(reading.unified).to_owned(), signed(reading.free_bytes));
         return format!(
-            "device ({}): {}, read at {}: not with the process, so no remainder is computed",
+            "device ({}): {}, read at {}: at another time than the process, so unaccounted memory is unknown",
             unit.name,
             equation(unit, &[("used".to_owned(), signed(reading.used_bytes)), free]),
             times.time(reading.time_ns)
