@@ -1,9 +1,8 @@
 //! The report as CSV, with one line for each cell and moment. The bytes of a device at a moment add up to what NVML charges, or
 //! to `tracked` without a sample.
 //!
-//! The columns are `device,moment,time_ns,part,layer,structure,tag,origin,role,phase,library,bytes`. `part` is one of `direct`,
-//! `block`, `pool_idle`, `opaque`, `predates`, `uncovered`, or a part of untrackable memory: `context`, `modules`,
-//! `local_memory`, `heaps`, `rounding`, `unexplained`.
+//! `part` is one of `direct`, `block`, `pool_idle`, `opaque`, `predates`, `uncovered`, or a part of untrackable memory: `context`,
+//! `modules`, `local_memory`, `heaps`, `rounding`, `unexplained`.
 
 use super::{By, Report};
 use crate::category::OTHERS;

@@ -12,13 +12,13 @@ use gpumem_model::run::{Iteration, Iterations, Level};
 use gpumem_model::units::{Unit, thousands};
 use std::fmt::Write;
 
-/// Most rows of a text table; adjacent rows are merged if there are more.
-pub(super) const MOST_ROWS: usize = 40;
+/// Most rows of a table; adjacent rows are merged if there are more.
+const MOST_ROWS: usize = 40;
 
 pub(crate) type Column = (&'static str, fn(&Iteration) -> i64);
 
 /// Transient memory is shown by its peak, lasting memory by its last value.
-pub(crate) const COLUMNS: [Column; 12] = [
+pub(crate) static COLUMNS: [Column; 12] = [
     ("peak", |row| row.tracked.peak_bytes),
     ("cached", |row| row.pool_reserved.last_bytes),
     ("params", |row| row.parameters.last_bytes),
@@ -78,17 +78,12 @@ pub fn text(report: &Report<'_>, choice: Choice) -> String {
 }
 
 fn rows(table: &Iterations) -> String {
-    let all: Vec<Iteration> = table.rows.iter().chain(&table.open).copied().collect();
-    if all.is_empty() {
+    let (shown, columns) = folded(table);
+    if shown.is_empty() {
         return "no iteration was observed: gpumem.step() or an optimizer's step begins one\n".to_owned();
     }
-    let width = all.len().div_ceil(MOST_ROWS);
-    let shown: Vec<Iteration> = all.chunks(width).map(merged).collect();
     let largest = shown.iter().flat_map(|row| COLUMNS.iter().map(move |(_, of)| of(row))).max();
     let unit = Unit::for_largest(largest.unwrap_or(0));
-    // Empty columns are left out.
-    let columns: Vec<&Column> =
-        COLUMNS.iter().filter(|(_, of)| shown.iter().any(|row| of(row) != 0)).collect();
     let mut printed = Table::of_numbers(0, 1 + columns.len());
     printed.row(["iteration"].into_iter().chain(columns.iter().map(|(name, _)| *name)));
     for (index, row) in shown.iter().enumerate() {
@@ -110,8 +105,16 @@ pub(super) fn number(row: &Iteration) -> String {
     }
 }
 
+/// Returns at most [`MOST_ROWS`] rows, and the columns that are not empty in all of them.
+pub(super) fn folded(table: &Iterations) -> (Vec<Iteration>, Vec<&'static Column>) {
+    let all: Vec<Iteration> = table.rows.iter().chain(&table.open).copied().collect();
+    let rows: Vec<Iteration> = all.chunks(all.len().div_ceil(MOST_ROWS).max(1)).map(merged).collect();
+    let columns = COLUMNS.iter().filter(|(_, of)| rows.iter().any(|row| of(row) != 0)).collect();
+    (rows, columns)
+}
+
 /// Merges adjacent rows: the highest peaks and the last values.
-pub(super) fn merged(rows: &[Iteration]) -> Iteration {
+fn merged(rows: &[Iteration]) -> Iteration {
     let mut rows = rows.iter().copied();
     let Some(mut sum) = rows.next() else { return Iteration::default() };
     for row in rows {
@@ -165,14 +168,7 @@ pub fn csv(report: &Report<'_>, choice: Choice) -> String {
                 row.gradients.peak_bytes,
                 row.intermediate_gradients.peak_bytes,
             ];
-            let exact = [
-                row.tracked.peak_bytes,
-                decimal[0],
-                decimal[1],
-                decimal[2],
-                decimal[3],
-                decimal[4],
-                decimal[5],
+            let more = [
                 row.optimizer_state.last_bytes,
                 row.temporaries.peak_bytes,
                 row.inputs.peak_bytes,
@@ -188,7 +184,7 @@ pub fn csv(report: &Report<'_>, choice: Choice) -> String {
                 let _ = write!(out, ",{}", (i128::from(bytes) + 500_000).div_euclid(1_000_000));
             }
             let _ = write!(out, ",{},{}", row.count, u8::from(row.partial));
-            for bytes in exact {
+            for bytes in [row.tracked.peak_bytes].into_iter().chain(decimal).chain(more) {
                 let _ = write!(out, ",{bytes}");
             }
             for bytes in amounts {

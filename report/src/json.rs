@@ -3,13 +3,14 @@
 
 use super::bridge::Bridge;
 use super::growth::growth_report;
-use super::{By, Composition, Report, named, oom, over_time, own};
+use super::{By, Composition, Report, named, oom, own};
 use crate::category::OTHERS;
 use crate::encode::object;
 use gpumem_model::layers;
 use gpumem_model::run::{Device, Moment, Parts, Step};
 use gpumem_model::who::Who;
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// Value of `schema`.
 pub const SCHEMA: &str = "gpumem.report";
@@ -66,7 +67,7 @@ fn device_json(report: &Report<'_>, device: &Device) -> impl Serialize {
         steps: details.steps.iter().map(step_json).collect::<Vec<_>>(),
         series: &device.series,
         // Memory over time by category.
-        timeline: over_time::timeline(report, device),
+        timeline: timeline(report, device),
         growth: growth_report(report, device),
         pools: &details.pools,
         iterations: &details.iterations,
@@ -137,4 +138,39 @@ fn categories(composition: Composition) -> Vec<impl Serialize> {
     list.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     list.push((OTHERS.into(), composition.others));
     list.into_iter().map(|(name, bytes)| object! { name, bytes }).collect()
+}
+
+/// Returns the timeline of a device. `tracked_bytes` of a point is the sum of its `layers`, idle and opaque bytes, and also of its
+/// `structures`, idle and opaque bytes.
+fn timeline(report: &Report<'_>, device: &Device) -> impl Serialize {
+    let timeline = &device.details.timeline;
+    let by = |by: By| -> Vec<Composition> {
+        timeline.points.iter().map(|point| report.composition_at(point, by)).collect()
+    };
+    let (by_layer, by_structure) = (by(By::Layer), by(By::Structure));
+    let (layers, structures) = (names(&by_layer), names(&by_structure));
+    let points = timeline.points.iter().zip(by_layer.iter().zip(&by_structure));
+    let points = points.map(|(point, (by_layer, by_structure))| {
+        object! {
+            time_ns: point.time_ns,
+            tracked_bytes: point.tracked_bytes(),
+            pool_idle_bytes: by_layer.pool_idle,
+            opaque_bytes: by_layer.opaque,
+            layers: column(&layers, by_layer),
+            structures: column(&structures, by_structure),
+        }
+    });
+    let points: Vec<_> = points.collect();
+    // `layers` and `structures` are the names of the columns of the points, `Others` last.
+    object! { width_ns: timeline.width_ns, layers, structures, points }
+}
+
+fn names(of: &[Composition]) -> Vec<String> {
+    let names: BTreeSet<&String> = of.iter().flat_map(|composition| composition.categories.keys()).collect();
+    names.into_iter().cloned().chain([OTHERS.to_owned()]).collect()
+}
+
+fn column(names: &[String], of: &Composition) -> Vec<i64> {
+    let named = names.iter().take(names.len().saturating_sub(1));
+    named.map(|name| of.categories.get(name).copied().unwrap_or(0)).chain([of.others]).collect()
 }

@@ -23,7 +23,6 @@ mod labels;
 mod lines;
 pub mod names;
 pub mod oom;
-mod over_time;
 pub mod own;
 pub mod panel;
 pub mod plot;
@@ -40,6 +39,7 @@ use crate::rules::{Groupings, NO_TAG, cell_view};
 use gpumem_ledger::CellView;
 use gpumem_model::run::{Cell, Class, Device, Moment, Parts, Run};
 use gpumem_model::time::Times;
+use gpumem_model::timeline::Point;
 use gpumem_model::units::{Unit, thousands};
 use gpumem_model::window::Window;
 use std::collections::BTreeMap;
@@ -313,6 +313,14 @@ impl<'r> Report<'r> {
                 },
             }
         }
+        composition
+    }
+
+    /// Groups the bytes of a point of the timeline; bytes that the point does not name go to `Others`.
+    fn composition_at(&self, point: &Point, by: By) -> Composition {
+        let mut composition =
+            self.composition(&Moment { amounts: point.amounts.clone(), ..Moment::default() }, by);
+        composition.others = composition.others.saturating_add(point.rest_bytes);
         composition
     }
 

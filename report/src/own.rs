@@ -67,15 +67,15 @@ pub(super) fn title_of(range: &Range) -> String {
 }
 
 /// Returns the mean with one decimal digit.
-pub(super) fn mean(counter: &Counter) -> String {
+fn mean(counter: &Counter) -> String {
     let tenths = (counter.mean() * 10.0).round() as i64;
     let sign = if tenths < 0 { "-" } else { "" };
     format!("{sign}{}.{}", thousands(tenths.unsigned_abs() / 10), tenths.unsigned_abs() % 10)
 }
 
-fn row_of_counter(counter: &Counter) -> Vec<String> {
-    vec![
-        shorten(&name_of(counter), WIDTH, true),
+/// Returns the current value, number of changes, lowest, highest and mean value as printed.
+pub(super) fn figures(counter: &Counter) -> [String; 5] {
+    [
         thousands(counter.value),
         thousands(counter.changes),
         thousands(counter.min),
@@ -84,17 +84,20 @@ fn row_of_counter(counter: &Counter) -> Vec<String> {
     ]
 }
 
+/// Returns total, shortest, longest and mean length as printed; `None` before the first range has ended.
+pub(super) fn lengths(range: &Range, clock: Clock) -> [Option<String>; 4] {
+    let lengths = [range.total_ns, range.min_ns, range.max_ns, range.mean_ns().unwrap_or(0)];
+    lengths.map(|ns| (range.count > 0).then(|| clock.distance(ns)))
+}
+
+fn row_of_counter(counter: &Counter) -> Vec<String> {
+    [shorten(&name_of(counter), WIDTH, true)].into_iter().chain(figures(counter)).collect()
+}
+
 fn row_of_range(range: &Range, clock: Clock) -> Vec<String> {
-    let length = |ns: u64| if range.count == 0 { "-".to_owned() } else { clock.distance(ns) };
-    vec![
-        shorten(&title_of(range), WIDTH, true),
-        thousands(range.count),
-        length(range.total_ns),
-        length(range.min_ns),
-        length(range.max_ns),
-        length(range.mean_ns().unwrap_or(0)),
-        thousands(range.open),
-    ]
+    let lengths = lengths(range, clock).map(|length| length.unwrap_or("-".to_owned()));
+    let begin = [shorten(&title_of(range), WIDTH, true), thousands(range.count)];
+    begin.into_iter().chain(lengths).chain([thousands(range.open)]).collect()
 }
 
 fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {

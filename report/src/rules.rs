@@ -258,7 +258,10 @@ mod tests {
         assert!(message("[[layer]]\nname = \"a\"\ntag = [\"re:(\"]").contains("\"re:(\""));
         assert!(message("[[structure]]\nname = \"a\"").contains("matches nothing"));
         for name in ["Others", "pool idle", "(no tag)"] {
-            assert!(message(&format!("[[layer]]\nname = \"{name}\"\ntag = [\"x\"]")).contains("needs another name"));
+            assert!(
+                message(&format!("[[layer]]\nname = \"{name}\"\ntag = [\"x\"]"))
+                    .contains("needs another name")
+            );
         }
         assert!(message("[[layer]]\nname = \" x\"\ntag = [\"x\"]").contains("blanks"));
         let error = Groupings::load("/nonexistent/rules.toml").unwrap_err().to_string();

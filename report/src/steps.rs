@@ -52,12 +52,9 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
         lines.push("no change of Untrackable was observed".to_owned());
         return;
     }
-    let mut order: Vec<&Step> = steps.iter().collect();
-    order.sort_by_key(|step| std::cmp::Reverse(weight(step)));
     let shown =
         if steps.len() + OTHER_LINES - 1 > MOST_LINES { MOST_LINES - OTHER_LINES } else { steps.len() };
-    let smaller = order.split_off(shown);
-    order.sort_by_key(|step| step.time_ns);
+    let (order, smaller) = split_largest(steps, shown);
     let rest = sum(smaller.iter().map(|step| step.bytes));
     let bytes: Vec<i64> =
         order.iter().map(|step| step.bytes).chain((!smaller.is_empty()).then_some(rest)).collect();
@@ -115,8 +112,13 @@ fn is_like(a: &Step, b: &Step) -> bool {
         && (a.bytes >= 0) == (b.bytes >= 0)
 }
 
-pub(super) fn weight(step: &Step) -> u64 {
-    step.parts.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max().unwrap_or(0)
+/// Splits the steps into the `limit` largest ones, in the order of time, and the others.
+pub(super) fn split_largest(mut steps: Vec<Step>, limit: usize) -> (Vec<Step>, Vec<Step>) {
+    let weight = |step: &Step| step.parts.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max();
+    steps.sort_by_key(|step| std::cmp::Reverse(weight(step)));
+    let smaller = steps.split_off(steps.len().min(limit));
+    steps.sort_by_key(|step| step.time_ns);
+    (steps, smaller)
 }
 
 /// Returns the text of a step after its time and bytes.

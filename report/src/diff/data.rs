@@ -4,10 +4,9 @@
 //! may be added at any time; any other change increments `version`.
 //!
 //! The CSV has one line for each name, for each pair of devices and each grouping. The lines of a grouping add up to the bytes
-//! that NVML charges (or to `tracked` without a sample), in all three columns of bytes:
-//! `device_a,device_b,grouping,part,name,a_bytes,b_bytes,difference_bytes,only_in`. `grouping` is `layer`, `structure` or `tag`.
-//! `part` is `category`, `others`, `pool_idle`, `opaque`, `predates`, `uncovered`, or a part of the gap as in the report's CSV.
-//! An unknown amount is empty.
+//! that NVML charges (or to `tracked` without a sample), in all three columns of bytes. `part` is `category`, `others`,
+//! `pool_idle`, `opaque`, `predates`, `uncovered`, or a part of untrackable memory as in the report's CSV. An unknown amount is
+//! empty.
 
 use super::gate::Verdict;
 use super::text::Shown;

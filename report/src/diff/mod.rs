@@ -1,13 +1,5 @@
 //! Comparison of two runs: how their memory differs by category, by tag, in idle memory and in the gap.
 //!
-//! ```text
-//! paired_run              both runs as one, so that rules and names are the same for both
-//! uncertainty             reasons why a number is not exact, and its bounds
-//! gate                    whether B exceeds A by more than a limit
-//! summary                 the first sentence, and the text around the tables
-//! text, data, plot        output forms
-//! ```
-//!
 //! In every row A + difference = B. In every table the rows add up to its totals, in all three columns. A row is unknown if
 //! either side is unknown: unknown is never zero.
 

@@ -2,7 +2,7 @@
 
 use crate::labels::{device_name, label};
 use crate::{By, Part, Report, Statement, sum};
-use gpumem_model::run::{Coverage, Device, Oom, Run};
+use gpumem_model::run::{Cell, Coverage, Device, Moment, Oom, Run, State};
 use gpumem_model::units::{Unit, plural, signed, thousands};
 
 /// A run with its device that has the most memory.
@@ -43,7 +43,7 @@ impl<'r> Here<'r> {
 
     /// Formats the amounts of the last moment and the peak.
     pub(super) fn two(&self, [last, peak]: [Option<i64>; 2]) -> Option<String> {
-        let word = if self.run.state == gpumem_model::run::State::Open { "now" } else { "last" };
+        let word = if self.run.state == State::Open { "now" } else { "last" };
         match (last, peak) {
             (None, None) => Some("not known".to_owned()),
             (last, peak) => {
@@ -66,7 +66,7 @@ impl<'r> Here<'r> {
 
     /// Formats a part of the gap.
     pub(super) fn part(&self, name: &str) -> Option<String> {
-        let of = |moment: &gpumem_model::run::Moment| {
+        let of = |moment: &Moment| {
             let parts = moment.gap_parts()?.each();
             parts.into_iter().find(|(part, ..)| *part == name).map(|(.., bytes)| bytes)
         };
@@ -74,8 +74,8 @@ impl<'r> Here<'r> {
     }
 
     /// Formats the sum of matching cells, at both moments.
-    pub(super) fn cells(&self, fits: impl Fn(&gpumem_model::run::Cell) -> bool) -> Option<String> {
-        let sum = |moment: &gpumem_model::run::Moment| {
+    pub(super) fn cells(&self, fits: impl Fn(&Cell) -> bool) -> Option<String> {
+        let of_moment = |moment: &Moment| {
             moment.tracked_bytes?;
             let of = moment
                 .amounts
@@ -83,21 +83,15 @@ impl<'r> Here<'r> {
                 .filter(|(cell, _)| self.run.cells.get(*cell as usize).is_some_and(&fits));
             Some(sum(of.map(|(_, bytes)| *bytes)))
         };
-        self.two([sum(&self.device.last), sum(&self.device.peak)])
+        self.two([of_moment(&self.device.last), of_moment(&self.device.peak)])
     }
 
-    pub(super) fn role(&self, name: &str) -> Option<String> {
-        if self.run.cells.iter().all(|cell| cell.role.is_none()) {
-            return Some("no program or framework reported roles of blocks".to_owned());
+    /// Formats the sum of the cells with a role or phase.
+    pub(super) fn named(&self, what: &str, of: fn(&Cell) -> Option<&str>, name: &str) -> Option<String> {
+        if self.run.cells.iter().all(|cell| of(cell).is_none()) {
+            return Some(format!("no program or framework reported {what} of blocks"));
         }
-        self.cells(|cell| cell.role.as_deref() == Some(name))
-    }
-
-    pub(super) fn phase(&self, name: &str) -> Option<String> {
-        if self.run.cells.iter().all(|cell| cell.phase.is_none()) {
-            return Some("no program or framework reported phases of blocks".to_owned());
-        }
-        self.cells(|cell| cell.phase.as_deref() == Some(name))
+        self.cells(|cell| of(cell) == Some(name))
     }
 
     pub(super) fn count(&self, number: u64, what: &str) -> Option<String> {

@@ -1,11 +1,5 @@
 //! Explains the words of a report, with the numbers of a run, and suggests what to do.
 //!
-//! ```text
-//! words.toml      the words by subject, with their explanations
-//! numbers         numbers of a run, by the names that words.toml uses for them
-//! here            the run and device from which such numbers are taken
-//! ```
-//!
 //! A word is anything that a form prints: a row, a column, a flag, a key of JSON. Categories and tags are explained from the
 //! rules and the run themselves.
 

@@ -42,14 +42,14 @@ pub(super) const NUMBERS: &[(&str, Number)] = &[
         Some(format!("state {}, history {}", yes(coverage.partial_state), yes(coverage.partial_history)))
     }),
     ("peak_time", |here, _| Some(format!("at {}", here.run.clock.time(here.device.peak.time_ns)))),
-    ("phase", |here, name| here.phase(name)),
+    ("phase", |here, name| here.named("phases", |cell| cell.phase.as_deref(), name)),
     ("pid", |here, _| Some(here.run.process.pid.to_string()).filter(|pid| pid != "0")),
     ("ranges", |here, _| here.count(here.run.own.ranges.len() as u64, "name")),
     ("rejected", |here, _| {
         let text = here.count(here.coverage().rejected, "line or record")?;
         Some(text.replace("records", "records (or lines)"))
     }),
-    ("role", |here, name| here.role(name)),
+    ("role", |here, name| here.named("roles", |cell| cell.role.as_deref(), name)),
     ("row", |here, name| here.row(row(name)?)),
     ("rules", |here, _| Some(format!("rules {}", here.report.groupings.name))),
     ("run_id", |here, _| here.report.id.clone()),

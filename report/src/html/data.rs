@@ -6,22 +6,22 @@
 
 use super::course::course;
 use super::holdings::holdings;
-use super::own;
 use crate::bridge::Bridge;
 use crate::encode::object;
 use crate::group::Identity;
-use crate::labels::{device_title, free_name, label, rest_name};
+use crate::labels::{device_title, label};
 use crate::lines::clean_name;
-use crate::oom::{held, sentence, told};
-use crate::steps::{grouped, weight, what};
+use crate::oom::{beside_holders, held, sentence, told};
+use crate::own::{by_total, figures, lengths, name_of, remarks, title_of};
+use crate::steps::{grouped, split_largest, what};
 use crate::text;
 use crate::{By, Part, Report, iterations, sum};
 use gpumem_model::ending::Ending;
 use gpumem_model::harmless::clean;
-use gpumem_model::program_data::LOST;
-use gpumem_model::run::{Clock, Device, Iteration, Oom, OomDevice, State};
+use gpumem_model::program_data::{Counter, LOST, Range};
+use gpumem_model::run::{Clock, Device, Iteration, Oom, OomDevice, Run, State};
 use gpumem_model::time::Times;
-use gpumem_model::units::{Unit, signed};
+use gpumem_model::units::{Unit, plural};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -224,7 +224,7 @@ fn process(
         clock: object! { kind, base, base_ns, dated: Times::of(run).is_dated() },
         ooms_dropped: run.coverage.ooms_dropped,
         // The program's counters and ranges; null if there are none.
-        own: own::own(run, limits),
+        own: own(run, limits),
         // External cause of the process's end, if known.
         ending: Ending::of(run).map(|ending| clean(&sentence(&ending))),
         devices,
@@ -325,10 +325,7 @@ fn steps(
     limit: usize,
     since: Since,
 ) -> (Vec<impl Serialize + use<>>, (i64, usize)) {
-    let mut steps = grouped(&device.details.steps);
-    steps.sort_by_key(|step| std::cmp::Reverse(weight(step)));
-    let rest = steps.split_off(steps.len().min(limit));
-    steps.sort_by_key(|step| step.time_ns);
+    let (steps, rest) = split_largest(grouped(&device.details.steps), limit);
     let told = steps.iter().map(|step| {
         object! {
             t: since.t(step.time_ns),
@@ -343,11 +340,7 @@ fn steps(
 
 fn iterations_of(device: &Device) -> Option<impl Serialize + use<>> {
     let table = &device.details.iterations;
-    let all: Vec<Iteration> = table.rows.iter().chain(&table.open).copied().collect();
-    let width = all.len().div_ceil(iterations::MOST_ROWS).max(1);
-    let shown: Vec<Iteration> = all.chunks(width).map(iterations::merged).collect();
-    let columns: Vec<&iterations::Column> =
-        iterations::COLUMNS.iter().filter(|(_, of)| shown.iter().any(|row| of(row) != 0)).collect();
+    let (shown, columns) = iterations::folded(table);
     // Number, amounts, and whether records were lost during the iteration.
     let row = |row: &Iteration| {
         let amounts: Vec<i64> = columns.iter().map(|(_, of)| of(row)).collect();
@@ -387,16 +380,42 @@ fn holders(oom: &Oom, device: &OomDevice) -> Vec<(String, i64, Option<i64>)> {
         let who = if holder.pid == 0 { user } else { format!("{user} {}", holder.pid) };
         (who, holder.used_bytes, holder.growth_bytes)
     });
-    // The driver's value for free memory is newer than the reading: other processes have allocated or freed since.
-    let free = oom.device_free_bytes.map_or(device.free_bytes, signed);
-    let (more, more_bytes) = device.others;
-    let beside = [
-        (format!("{more} other processes"), more_bytes),
-        ("allocated since".to_owned(), device.free_bytes.saturating_sub(free)),
-        (rest_name(device.unified).to_owned(), device.unaccounted_bytes),
-        ("system".to_owned(), device.system_bytes.map_or(0, signed)),
-        (free_name(device.unified).to_owned(), free),
-    ];
-    let beside = beside.into_iter().filter(|(name, bytes)| *bytes != 0 || *name == free_name(device.unified));
-    holders.chain(beside.map(|(name, bytes)| (name, bytes, None))).collect()
+    let [others @ .., free] = beside_holders(oom, device, device.others);
+    let others = others.into_iter().filter(|(_, bytes)| *bytes != 0).chain([free]);
+    holders.chain(others.map(|(name, bytes)| (name, bytes, None))).collect()
+}
+
+/// Returns the program's counters and ranges; `None` if it reported none.
+fn own(run: &Run, limits: Limits) -> Option<impl Serialize + use<>> {
+    let own = &run.own;
+    let points = (limits.points / 4).max(1);
+    let counter = |counter: &Counter| {
+        let course = counter.points.iter().step_by(counter.points.len().div_ceil(points).max(1));
+        // Values are limited to 2^52, because a script cannot represent larger integers exactly.
+        let course: Vec<u64> = course.map(|&(_, value)| value.abs_diff(counter.min).min(1 << 52)).collect();
+        object! {
+            name: name_of(counter),
+            // Printed values: current, number of changes, least, greatest, mean.
+            told: figures(counter),
+            // Values over time above the least one, for a sparkline.
+            course,
+        }
+    };
+    // Name, count, printed lengths (total, least, greatest, mean), and the number of open ranges.
+    let range = |range: &Range| (title_of(range), range.count, lengths(range, run.clock), range.open);
+    let ranges = by_total(own);
+    let (most_counters, most_ranges) = (2 * limits.ooms, limits.steps + 1);
+    let left_out =
+        own.counters.len().saturating_sub(most_counters) + ranges.len().saturating_sub(most_ranges);
+    let mut remarks = remarks(own);
+    remarks.extend(
+        (left_out > 0).then(|| plural(left_out as u64, "name") + " more: gpumemctl report --counters"),
+    );
+    (!own.is_empty()).then(|| {
+        object! {
+            counters: own.counters.iter().take(most_counters).map(counter).collect::<Vec<_>>(),
+            ranges: ranges.into_iter().take(most_ranges).map(range).collect::<Vec<_>>(),
+            remarks,
+        }
+    })
 }

@@ -1,13 +1,5 @@
 //! The report as one self-contained HTML page that makes no network requests.
 //!
-//! ```text
-//! data          the report as data for the page's script
-//! course        memory over time: timeline, series of samples
-//! holdings      who holds what at the end and at the peak
-//! own           the program's counters and ranges
-//! page.*        the style, and the script in parts
-//! ```
-//!
 //! The page also contains the report as text, for browsers that run no scripts. The script draws everything else from one JSON
 //! document in the page. Strings from processes are harmless for two reasons: no string can end the JSON document (see
 //! [`inert`]), and the script sets text, never markup. In addition, the content security policy forbids all requests and all
@@ -16,7 +8,6 @@
 mod course;
 mod data;
 mod holdings;
-mod own;
 
 use super::{Report, group as table};
 use crate::encode::markup;

@@ -1,18 +1,12 @@
 //! `gpumemctl oom`: the failed request, the holders of the device's memory, the process's own memory, and what would have helped.
 //! Every sum adds up as printed.
-//!
-//! ```text
-//! holders      holders of the device's memory; the process's own memory
-//! ranks        other ranks of the job
-//! verdict      the cause, and what would have helped; what else ended the process
-//! at           a device around a time: processes that ended then
-//! ```
 
 pub mod at;
 mod holders;
 mod ranks;
 mod verdict;
 
+pub(crate) use holders::beside_holders;
 pub use verdict::sentence;
 
 use super::Report;
@@ -221,13 +215,9 @@ fn one(
     if oom.count > 1 {
         often = format!("  {} until {}", plural(oom.count, "time"), times.time(oom.last_ns));
     }
-    let what = match (oom.is_true(), oom.is_suspected()) {
-        (true, _) => "OOM",
-        (_, true) => "SUSPECTED",
-        _ => "PRESSURE",
-    };
     lines.push(format!(
-        "{what} #{number} {} {}{} {}{often}  ({})",
+        "{} #{number} {} {}{} {}{often}  ({})",
+        kind(oom).to_uppercase(),
         times.time(oom.time_ns),
         device_name(device),
         match report.run.process.pid {
@@ -253,6 +243,14 @@ fn one(
     let job: Vec<&Run> = job.iter().collect();
     lines.extend(ranks::ranks(report.run, &job, oom.last_ns, unit).map(|ranks| format!("ranks    {ranks}")));
     lines.push(format!("verdict  {}", verdict::verdict(report, oom, ending, unit)));
+}
+
+fn kind(oom: &Oom) -> &'static str {
+    match (oom.is_true(), oom.is_suspected()) {
+        (true, _) => "oom",
+        (_, true) => "suspected",
+        _ => "pressure",
+    }
 }
 
 fn fate(oom: &Oom) -> String {
@@ -341,11 +339,7 @@ pub(crate) fn entry<'a>(report: &Report<'_>, device: &'a Device, oom: &'a Oom) -
         // UUID of the GPU.
         gpu: &device.name,
         // `oom`, `suspected` or `pressure`.
-        what: match (oom.is_true(), oom.is_suspected()) {
-            (true, _) => "oom",
-            (_, true) => "suspected",
-            _ => "pressure",
-        },
+        what: kind(oom),
         verdict: verdict::verdict(report, oom, Ending::of(report.run).as_ref(), bytes) + " (bytes)",
         // Without amounts; `held` has them by name.
         #[serde(flatten)]

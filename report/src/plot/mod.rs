@@ -1,14 +1,5 @@
 //! Pictures. Report -> a [`Drawing`]: shapes and texts at their positions -> SVG, PDF, PNG.
 //!
-//! ```text
-//! of_report               selects the picture for given runs
-//! bars, rows, timeline    stacked bars; one bar for each category; memory over time
-//! bar, frame              sums as ranked parts; text around pictures
-//! axis, palette           scales of bytes; colours, which pages share
-//! drawing, helvetica      contents of a picture; widths of texts
-//! svg, pdf, png           formats; strokes: letters for PNG
-//! ```
-//!
 //! Every shape that represents bytes carries their number, and those of a bar or panel add up to its total.
 
 mod axis;

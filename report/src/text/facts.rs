@@ -108,7 +108,7 @@ fn device_line(device: &Device, times: Times) -> String {
     let Some(parts) = device_parts(device) else {
         let free = (free_name(reading.unified).to_owned(), signed(reading.free_bytes));
         return format!(
-            "device ({}): {}, read at {}: at another time than the process, so unaccounted memory is unknown",
+            "device ({}): {}, read at {}: not with the process: unaccounted is unknown",
             unit.name,
             equation(unit, &[("used".to_owned(), signed(reading.used_bytes)), free]),
             times.time(reading.time_ns)

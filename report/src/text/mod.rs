@@ -1,14 +1,5 @@
 //! The report as text for a terminal. Every column adds up as printed, the unit is named once, and the last line suggests the
 //! next command.
-//!
-//! ```text
-//! prose     text above and below the tables
-//! table     the statement of a device
-//! overview  several devices, with a row each
-//! bridge    from a framework's own numbers to those of nvidia-smi
-//! spark     used or tracked over time, as a line
-//! facts     facts about a device besides its statement
-//! ```
 
 mod bridge;
 mod facts;
@@ -21,6 +12,7 @@ pub use crate::labels::{label, short_command};
 pub use crate::lines::wrapped;
 pub(super) use facts::device_parts;
 pub use gpumem_model::harmless::clean;
+pub use table::PrintedRow;
 pub(super) use table::{Shown, is_carried, note};
 
 use crate::Report;
@@ -72,20 +64,15 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
     let several = report.run.devices.len() > 1;
     let devices: &[Device] = if several && !all { &[] } else { &report.run.devices };
     let times = report.times();
-    let part = |fill: &dyn Fn(&mut Lines)| {
-        let mut out = Lines::new(layout.width);
-        fill(&mut out);
-        out.lines
-    };
+    let part = |fill: &dyn Fn(&mut Lines)| filled(layout.width, fill);
     let mut head = part(&|out| prose::head(report, times, out));
     if several {
         head.extend(part(&|out| overview::overview(report, times, out)));
     }
     let facts = devices.iter().map(|device| {
         part(&|out| {
-            spark::line(&device.series, times, layout.width, layout.unicode)
-                .iter()
-                .for_each(|line| out.line(line));
+            let spark = spark::line(&device.series, times, layout.width, layout.unicode);
+            spark.iter().for_each(|line| out.line(line));
             facts::facts(report, device, times, out);
         })
     });
@@ -121,6 +108,12 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
     lines.join("\n") + "\n"
 }
 
+fn filled(width: Option<usize>, fill: &dyn Fn(&mut Lines)) -> Vec<String> {
+    let mut out = Lines::new(width);
+    fill(&mut out);
+    out.lines
+}
+
 /// Text of a report outside its tables, for other output forms.
 pub(super) struct Words {
     pub heading: String,
@@ -133,11 +126,7 @@ pub(super) struct Words {
 
 pub(super) fn words(report: &Report<'_>) -> Words {
     let times = Times::of(report.run);
-    let part = |fill: &dyn Fn(&mut Lines)| {
-        let mut out = Lines::new(None);
-        fill(&mut out);
-        out.lines
-    };
+    let part = |fill: &dyn Fn(&mut Lines)| filled(None, fill);
     let heading = clean(&prose::heading(report));
     let warnings: Vec<String> = prose::warnings(report.run).iter().map(|line| clean(line)).collect();
     // The head begins with the heading and the warnings, on one line each.

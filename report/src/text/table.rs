@@ -2,7 +2,6 @@
 //! wider than the terminal.
 
 use crate::lines::{Lines, clean_name};
-use crate::panel::Row as PrintedRow;
 use crate::table::{Table, shorten, width};
 use crate::{By, Part, Report, Row, Statement};
 use gpumem_model::run::Device;
@@ -55,6 +54,23 @@ impl Shown {
         let steps = printed(&statement, unit);
         Shown { statement, unit, steps }
     }
+}
+
+/// A printed row of a statement.
+#[derive(Debug, Clone)]
+pub struct PrintedRow {
+    /// Its kind.
+    pub part: Part,
+    /// Nesting depth.
+    pub depth: usize,
+    /// Name, without control characters.
+    pub name: String,
+    /// Amounts as printed.
+    pub cells: [String; 2],
+    /// Bytes at the last moment and at the peak; `None` where unknown.
+    pub bytes: [Option<i64>; 2],
+    /// Reliability of the amounts.
+    pub note: String,
 }
 
 impl Shown {
