@@ -79,7 +79,7 @@ fn iterations_are_told_in_three_forms_and_where_there_are_none_that_is_said() {
     let folder = Folder::new("iterations");
     let file = recording(&folder);
     let text = told(&folder, &["report", &file, "--iterations"]);
-    assert!(text.contains("\nno iteration was seen: "), "{text}");
+    assert!(text.contains("\nno iteration was observed: "), "{text}");
     let csv = told(&folder, &["report", &file, "--iterations", "--csv"]);
     assert!(csv.starts_with("pid,device,epoch,iteration,peak_cached,current_cached,"), "{csv}");
     let json = told(&folder, &["report", &file, "--iterations", "--json"]);

@@ -114,28 +114,16 @@ fn caveats(
         ),
     }
     if told.unnamed.0 > 0 {
-        add(
-            "no_stack",
-            format!(
-                "{} in use ({} bytes) without a stack: allocated before stacks were recorded",
-                plural(told.unnamed.0, "block"),
-                thousands(told.unnamed.1)
-            ),
-        );
+        let (blocks, bytes) = (plural(told.unnamed.0, "block"), thousands(told.unnamed.1));
+        let why = "allocated before stacks were recorded";
+        add("no_stack", format!("{blocks} in use ({bytes} bytes) without a stack: {why}"));
     }
-    add(
-        "roles_from_stacks",
-        "roles and phases are derived from the stacks and the order of the history".into(),
-    );
+    add("roles_from_stacks", "roles and phases come from the stacks and the order of the history".into());
     let private = snapshot.segments.iter().filter(|segment| segment.is_private);
     let (count, bytes) = sums(private.map(|segment| segment.bytes));
     if count > 0 {
-        let text = format!(
-            "{} ({} bytes) of private pools: CUDA graphs or MemPool",
-            plural(count, "segment"),
-            thousands(bytes)
-        );
-        add("private_pools", text);
+        let (segments, bytes) = (plural(count, "segment"), thousands(bytes));
+        add("private_pools", format!("{segments} ({bytes} bytes) of private pools: CUDA graphs or MemPool"));
     }
     if told.contradictions + told.corrected > 0 {
         add(
@@ -162,10 +150,7 @@ fn caveats(
         add("unknown_actions", unknown("trace entries have an action", &snapshot.unknown_actions));
     }
     if snapshot.unknown_states.0 > 0 {
-        add(
-            "unknown_states",
-            unknown("blocks have a state", &snapshot.unknown_states) + ": counted as in use",
-        );
+        add("unknown_states", unknown("blocks have a state", &snapshot.unknown_states) + ": counted as used");
     }
     if snapshot.host_entries > 0 {
         let text = format!(

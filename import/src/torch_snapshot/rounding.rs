@@ -5,11 +5,13 @@
 const BLOCK_BYTES: u64 = 512;
 /// Maximum request that is served from segments of small blocks.
 const SMALL_BYTES: u64 = 1 << 20;
+/// Size of segments for small blocks.
 const SMALL_SEGMENT: u64 = 2 << 20;
 /// Smaller requests are served from segments of [`LARGE_SEGMENT`], others from segments of multiples of [`SMALL_SEGMENT`].
 const LARGE_FROM: u64 = 10 << 20;
 const LARGE_SEGMENT: u64 = 20 << 20;
 
+/// Allocator settings that affect sizes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Settings {
     /// Number of divisions between powers of two, by request size from 1 MiB on; 0 and 1 for none.
