@@ -40,9 +40,9 @@ pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
     }
     let conflicts = report.conflicts();
     if let Some((tag, winner, loser)) = conflicts.first() {
-        let (match_, go) = if conflicts.len() == 1 { ("matches", "counts") } else { ("match", "count") };
+        let match_ = if conflicts.len() == 1 { "matches" } else { "match" };
         out.prose(&format!(
-            "rules: {} {match_} two categories and {go} in the first, such as {tag}: {winner}, not {loser}",
+            "rules: {} {match_} two categories; the first counts, as {tag}: {winner}, not {loser}",
             plural(conflicts.len() as u64, "tag"),
         ));
     }
