@@ -13,7 +13,7 @@ use gpumem_wire::{
     Absence, Body, ByeReason, ClockKind, DeviceIdKind, Flags, MAX_TAG_BYTES, MemoryKind, Phase, PoolOwner,
     Reading, Record, Role, Stamp,
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 pub(super) const MIB: u64 = 1 << 20;
 /// Maximum size of an allocation (256 TiB, more than any GPU has); larger values are invalid.
@@ -58,8 +58,8 @@ pub(super) struct Feed<'s> {
     /// Time of the next record; a line number if the file has no clock.
     pub time_ns: u64,
     pub rejects: Rejects,
-    /// Whether a device record was emitted, by slot.
-    is_named: [bool; 256],
+    /// Slots for which a device record was emitted.
+    devices: BTreeSet<u8>,
     /// Number of the last NVML reading.
     sample: u64,
 }
@@ -75,7 +75,7 @@ impl<'s> Feed<'s> {
     /// Returns a feed whose clock is not defined yet. Without a later [`Feed::anchor`], times are nanoseconds since the first
     /// one.
     pub fn silent(sink: &'s mut dyn Sink) -> Self {
-        Feed { sink, time_ns: 0, rejects: Rejects::default(), is_named: [false; 256], sample: 0 }
+        Feed { sink, time_ns: 0, rejects: Rejects::default(), devices: BTreeSet::new(), sample: 0 }
     }
 
     /// Defines the clock: with [`ClockKind::Wall`], time 0 is `realtime_ns` nanoseconds after 1970.
@@ -94,13 +94,11 @@ impl<'s> Feed<'s> {
 
     /// Emits a device that is known only by its number.
     pub fn device(&mut self, slot: u8, total_bytes: Option<u64>) {
-        let is_named = std::mem::replace(&mut self.is_named[usize::from(slot)], true);
-        if !is_named || total_bytes.is_some() {
-            self.host(Stamp { device: slot, ..Stamp::default() }, by_number(slot, total_bytes));
+        if self.devices.insert(slot) || total_bytes.is_some() {
+            self.host(on(slot), by_number(slot, total_bytes));
         }
     }
 
-    /// Emits a device with its UUID.
     pub fn gpu(&mut self, slot: u8, uuid: u128, model: &str) {
         let body = Body::Device {
             uuid_high: (uuid >> 64) as u64,
@@ -110,14 +108,14 @@ impl<'s> Feed<'s> {
             id: DeviceIdKind::Gpu,
             name: model,
         };
-        self.host(Stamp { device: slot, ..Stamp::default() }, body);
-        self.is_named[usize::from(slot)] = true;
+        self.host(on(slot), body);
+        self.devices.insert(slot);
     }
 
     /// Emits one NVML reading: the bytes charged to processes on a device.
     pub fn reading(&mut self, slot: u8, charged: &[(ProcessKey, Result<u64, Absence>)]) {
         self.sample += 1;
-        let (stamp, number) = (Stamp { device: slot, ..Stamp::default() }, self.sample);
+        let (stamp, number) = (on(slot), self.sample);
         self.host(stamp, Body::SampleBegin { number });
         for &(ProcessKey { pid, start_ticks }, used) in charged {
             let absence = used.err().unwrap_or_default();
@@ -128,33 +126,27 @@ impl<'s> Feed<'s> {
         self.host(stamp, Body::SampleEnd { number, result: 0 });
     }
 
-    /// Emits total and free memory of a device.
     pub fn device_memory(&mut self, slot: u8, total_bytes: u64, free_bytes: u64) {
         let used_bytes = total_bytes.saturating_sub(free_bytes);
         let body =
             Body::DeviceSample { used_bytes, free_bytes, reserved_bytes: Reading::ABSENT, unified: false };
-        self.host(Stamp { device: slot, ..Stamp::default() }, body);
+        self.host(on(slot), body);
     }
 
     /// Emits the fact `key=value` of a process; control characters are removed from the value.
     pub fn fact(&mut self, of: ProcessKey, key: &str, value: &str) {
-        let facts: String = value.chars().filter(|character| !character.is_control()).take(4096).collect();
-        let facts = format!("{key}={facts}");
-        let stamp = Stamp { thread: of.pid, ..Stamp::default() };
-        let start_ticks = of.start_ticks;
-        self.host(
-            stamp,
-            Body::ProcessFacts { start_ticks, uid: Reading::ABSENT, parent_pid: 0, facts: &facts },
-        );
+        let value: String = value.chars().filter(|character| !character.is_control()).take(4096).collect();
+        let facts = &*format!("{key}={value}");
+        let ProcessKey { pid, start_ticks } = of;
+        let body = Body::ProcessFacts { start_ticks, uid: Reading::ABSENT, parent_pid: 0, facts };
+        self.host(Stamp { thread: pid, ..Stamp::default() }, body);
     }
 
-    /// Emits the end of a process.
     pub fn gone(&mut self, ProcessKey { pid, start_ticks }: ProcessKey) {
         let body = Body::ProcessGone { start_ticks, status: Reading::ABSENT };
         self.host(Stamp { thread: pid, ..Stamp::default() }, body);
     }
 
-    /// Counts unreadable input at a place.
     pub fn reject(&mut self, place: u64) {
         self.rejects.add(place);
         self.sink.reject(1);
@@ -177,6 +169,17 @@ impl<'s> Feed<'s> {
     pub fn caveat(&mut self, code: &str, text: impl Into<String>) {
         self.sink.caveat(code, text.into());
     }
+
+    /// Adds the caveats that apply: code, condition, text.
+    pub fn caveats<const N: usize>(&mut self, caveats: [(&str, bool, String); N]) {
+        for (code, _, text) in caveats.into_iter().filter(|(_, applies, _)| *applies) {
+            self.caveat(code, text);
+        }
+    }
+}
+
+fn on(slot: u8) -> Stamp {
+    Stamp { device: slot, ..Stamp::default() }
 }
 
 fn by_number(slot: u8, total_bytes: Option<u64>) -> Body<'static> {
@@ -210,19 +213,28 @@ impl Piece {
 }
 
 /// Emits the records of one process of a file.
+#[derive(Debug)]
 pub(super) struct Speaker {
     pub key: ProcessKey,
     seq: u64,
     address: u64,
     tags: HashMap<String, u32>,
-    is_named: [bool; 256],
+    devices: BTreeSet<u8>,
     rows: u64,
     /// Pieces that [`Speaker::settle`] emits together.
     held: Vec<Piece>,
     /// Pieces beyond [`MAX_ROWS`], summed by name: count and bytes.
     summed: BTreeMap<(u8, u32, u8, u8), (u64, u64)>,
     cut_tags: u64,
-    has_pool: [bool; 256],
+    /// Slots of the devices with a pool.
+    pools: BTreeSet<u8>,
+}
+
+impl Default for Speaker {
+    /// Returns the only process of a file.
+    fn default() -> Self {
+        Speaker::new(0)
+    }
 }
 
 impl Speaker {
@@ -233,12 +245,12 @@ impl Speaker {
             seq: 0,
             address: FIRST_ADDRESS,
             tags: HashMap::new(),
-            is_named: [false; 256],
+            devices: BTreeSet::new(),
             rows: 0,
             held: Vec::new(),
             summed: BTreeMap::new(),
             cut_tags: 0,
-            has_pool: [false; 256],
+            pools: BTreeSet::new(),
         }
     }
 
@@ -254,8 +266,8 @@ impl Speaker {
     /// Gives the process an account on a device, which may stay empty.
     pub fn device(&mut self, feed: &mut Feed<'_>, slot: u8) {
         feed.device(slot, None);
-        if !std::mem::replace(&mut self.is_named[usize::from(slot)], true) {
-            self.say(feed, Stamp { device: slot, ..Stamp::default() }, by_number(slot, None));
+        if self.devices.insert(slot) {
+            self.say(feed, on(slot), by_number(slot, None));
         }
     }
 
@@ -311,7 +323,7 @@ impl Speaker {
 
     fn row(&mut self, feed: &mut Feed<'_>, piece: Piece, pool: u64) -> u64 {
         let address = self.address;
-        self.address = self.address.wrapping_add(piece.bytes.max(1).next_multiple_of(512));
+        self.address = address.wrapping_add(piece.bytes.max(1).next_multiple_of(512));
         let flags = if piece.estimated { Flags::ESTIMATED } else { Flags::default() };
         let stamp = Stamp { tag: piece.tag, device: piece.slot, flags, ..self.ordered() };
         let body = Body::AllocEnd { address, bytes: piece.bytes, pool, took_us: 0, memory: piece.memory };
@@ -329,7 +341,7 @@ impl Speaker {
     pub fn pool(&mut self, feed: &mut Feed<'_>, slot: u8) -> u64 {
         self.device(feed, slot);
         let pool = 1 + u64::from(slot);
-        if !std::mem::replace(&mut self.has_pool[usize::from(slot)], true) {
+        if self.pools.insert(slot) {
             let body = Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner: PoolOwner::Driver };
             let stamp = Stamp { device: slot, ..self.ordered() };
             self.say(feed, stamp, body);
@@ -358,7 +370,6 @@ impl Speaker {
         self.say(feed, stamp, Body::PoolState { pool, reserved_bytes: bytes, used_bytes: bytes, took_us: 0 });
     }
 
-    /// Emits the begin of a step.
     pub fn step(&mut self, feed: &mut Feed<'_>, number: u64) {
         let stamp = self.ordered();
         self.say(feed, stamp, Body::Step { number });
@@ -376,8 +387,7 @@ impl Speaker {
         }
         let count: u64 = summed.values().map(|(count, _)| count).sum();
         for ((slot, tag, memory, role), (_, bytes)) in summed {
-            let memory = MemoryKind::from_code(memory);
-            let role = Role::from_code(role);
+            let (memory, role) = (MemoryKind::from_code(memory), Role::from_code(role));
             // A sum may exceed the maximum of one allocation.
             let mut rest = bytes;
             while rest > 0 {
@@ -404,20 +414,20 @@ impl Speaker {
     /// Emits what remains at the end of the file.
     pub fn end(&mut self, feed: &mut Feed<'_>) {
         self.settle(feed);
-        if self.cut_tags > 0 {
-            let text = format!(
-                "{} are longer than {MAX_TAG_BYTES} bytes and were cut",
-                plural(self.cut_tags, "name")
-            );
-            feed.caveat("cut_tags", text);
-        }
-        if self.tags.contains_key(MORE_NAMES) {
-            let text = format!(
-                "there are more than {} names: the rest is {MORE_NAMES}",
-                thousands(MAX_NAMES as u64)
-            );
-            feed.caveat("many_names", text);
-        }
+        let cut = plural(self.cut_tags, "name");
+        let most = thousands(MAX_NAMES as u64);
+        feed.caveats([
+            (
+                "cut_tags",
+                self.cut_tags > 0,
+                format!("{cut} are longer than {MAX_TAG_BYTES} bytes and were cut"),
+            ),
+            (
+                "many_names",
+                self.tags.contains_key(MORE_NAMES),
+                format!("there are more than {most} names: the others are summed as {MORE_NAMES}"),
+            ),
+        ]);
         self.say(feed, Stamp::default(), Body::Bye { reason: ByeReason::Exit });
         feed.gone(self.key);
     }

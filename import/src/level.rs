@@ -7,7 +7,6 @@ use super::feed::{Feed, Piece, Speaker};
 use gpumem_wire::Role;
 use std::collections::BTreeMap;
 
-/// Maximum number of rows of a total.
 const MAX_ROWS: usize = 1 << 16;
 
 /// A total as a counter reports it. Each rise is booked as an allocation, each fall as a free.

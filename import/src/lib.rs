@@ -30,10 +30,8 @@ pub struct Format {
     pub name: &'static str,
     /// One-line description.
     pub about: &'static str,
-    /// Whether a file begins like this format.
     looks_like: fn(&[u8]) -> bool,
     read: fn(Input, &mut dyn Sink) -> Result<(), Error>,
-    /// Preset of rules for the format.
     preset: Option<&'static str>,
 }
 

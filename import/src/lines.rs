@@ -92,6 +92,11 @@ fn unquote(text: &str) -> Option<(Cow<'_, str>, &str)> {
     }
 }
 
+/// Whether a file's beginning contains a text.
+pub(super) fn contains(head: &[u8], needle: &[u8]) -> bool {
+    head.windows(needle.len()).any(|window| window == needle)
+}
+
 /// Returns the first line of a file's beginning that is not blank; `None` if it is not text.
 pub(super) fn first_line(head: &[u8]) -> Option<&str> {
     let start = head.iter().position(|byte| !byte.is_ascii_whitespace())?;

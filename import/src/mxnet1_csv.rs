@@ -68,7 +68,6 @@ fn role(tag: &str) -> Role {
     }
 }
 
-/// Reads a file of this format.
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let mut feed = Feed::of_lines(sink);
@@ -92,8 +91,8 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     }
     feed.caveat(
         "no_frees",
-        "the file has allocations and no frees, on whatever GPU: tracked only grows; there is no clock, times are its \
-         line numbers",
+        "the file has allocations without frees and without their GPU: tracked only grows; it has no clock: times are line \
+         numbers",
     );
     feed.caveat("estimated", "amounts are MiB with some decimals: bytes are rounded");
     feed.tell_rejects("row", "line", EXAMPLE);

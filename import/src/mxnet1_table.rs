@@ -16,7 +16,7 @@
 //! (max-min)/2, not a mean; `Min` starts at 2^31-1. A file may contain several tables, for example of several programs.
 
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
-use super::lines::lines;
+use super::lines::{contains, lines};
 use gpumem_model::units::{plural, thousands};
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};
@@ -37,7 +37,7 @@ const CAPPED_MIN: u64 = 2_147_483_000;
 
 /// Whether a file contains a table or its JSON form.
 pub(super) fn looks_like(head: &[u8]) -> bool {
-    let has = |needle: &[u8]| head.windows(needle.len()).any(|window| window == needle);
+    let has = |needle: &[u8]| contains(head, needle);
     let is_text = has(b"Profile Statistics") && has(b"Total Count");
     is_text || is_json(head) && has(b"\"Memory\"") && has(b"\"kB\"")
 }
@@ -108,10 +108,8 @@ fn of_kb(kb: f64) -> Option<u64> {
     (0.0..1e18).contains(&bytes).then_some(bytes as u64)
 }
 
-/// The rows of one table.
 #[derive(Debug, Default)]
 struct Table {
-    /// Line where the table begins.
     line: u64,
     rows: Vec<Row>,
     /// Rows of pools, whose bytes are included in those of devices.
@@ -142,34 +140,28 @@ fn tell(tables: &[Table], feed: &mut Feed<'_>) {
             speakers.push(speaker);
         }
     }
-    if !of_gpus.is_empty() {
-        feed.caveat(
-            "only_maximum",
-            "a table has no time and no names: each device's amount is the highest that was read, without what its pool \
-             keeps and without the driver's share",
-        );
-        feed.caveat(
-            "rounded",
-            "amounts came through 32-bit floats: they are exact to one part in 16 million",
-        );
-        feed.caveat("table", of_gpus.join("; "));
-    }
-    if !of_others.is_empty() {
-        feed.caveat("host_memory", format!("host memory, in no sum: {}", of_others.join("; ")));
-    }
-    if !of_pools.is_empty() {
-        feed.caveat("pool_memory", format!("pools, part of what devices hold: {}", of_pools.join("; ")));
-    }
-    if speakers.len() > 1 {
-        let text = format!("{} tables have GPUs: gpumemctl import keeps each as a run", speakers.len());
-        feed.caveat("several_processes", text);
-    }
+    let only_maximum = "a table has no times and no names: each device's amount is its maximum, without memory that its pool \
+                        caches and without the driver's share";
+    let rounded = "amounts passed through 32-bit floats: they are exact to one part in 16 million";
+    let has_gpus = !of_gpus.is_empty();
+    let [gpus, others, pools] = [of_gpus, of_others, of_pools].map(|rows| rows.join("; "));
+    feed.caveats([
+        ("only_maximum", has_gpus, only_maximum.to_owned()),
+        ("rounded", has_gpus, rounded.to_owned()),
+        ("table", has_gpus, gpus),
+        ("host_memory", !others.is_empty(), format!("host memory, in no sum: {others}")),
+        ("pool_memory", !pools.is_empty(), format!("pools, included in the amounts of devices: {pools}")),
+        (
+            "several_processes",
+            speakers.len() > 1,
+            format!("{} tables have GPUs: gpumemctl import stores each as a run", speakers.len()),
+        ),
+    ]);
     for mut speaker in speakers {
         speaker.end(feed);
     }
 }
 
-/// Reads tables, or the JSON form.
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let mut feed = Feed::of_lines(sink);
@@ -201,8 +193,7 @@ fn text(input: Input, feed: &mut Feed<'_>) -> Result<(Vec<Table>, u64), Error> {
         }
         let is_pool = section == "Pool Memory" && Row::of(line).is_some();
         if is_pool || line.starts_with("Memory:") {
-            let first = tables.is_empty();
-            if first {
+            if tables.is_empty() {
                 tables.push(Table { line: number, ..Table::default() });
             }
             let count = tables.len();
@@ -214,21 +205,16 @@ fn text(input: Input, feed: &mut Feed<'_>) -> Result<(Vec<Table>, u64), Error> {
                 None => feed.reject(number),
             }
         }
-        if tables.len() > MAX_TABLES {
-            tables.truncate(MAX_TABLES);
-        }
+        tables.truncate(MAX_TABLES);
         if line.len() < 64 {
-            previous.clear();
-            previous.push_str(line);
+            line.clone_into(&mut previous);
         }
     })?;
-    if dropped > 0 {
-        let text = format!(
-            "{} of more than {MAX_TABLES} tables or {MAX_ROWS} rows were not read",
-            plural(dropped, "row")
-        );
-        feed.caveat("many_tables", text);
-    }
+    let text = format!(
+        "{} of more than {MAX_TABLES} tables or {MAX_ROWS} rows were not read",
+        plural(dropped, "row")
+    );
+    feed.caveats([("many_tables", dropped > 0, text)]);
     Ok((tables, read))
 }
 

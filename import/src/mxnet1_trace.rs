@@ -10,6 +10,7 @@
 
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
 use super::level::Total;
+use super::lines::contains;
 use super::objects::{Next, Objects};
 use gpumem_model::run::Clock;
 use gpumem_model::units::{plural, thousands};
@@ -31,7 +32,7 @@ const MAX_POOLS: usize = 64;
 
 /// Whether a file begins like a trace with MXNet's memory counters.
 pub(super) fn looks_like(head: &[u8]) -> bool {
-    let has = |needle: &[u8]| head.windows(needle.len()).any(|window| window == needle);
+    let has = |needle: &[u8]| contains(head, needle);
     let is_trace = is_array(head) || has(b"\"traceEvents\"");
     is_trace && (has(b"\"Memory: gpu/") || has(b"\"Device Storage\"") || has(b"\"cpu pinned/\""))
 }
@@ -95,7 +96,6 @@ impl Place {
     }
 }
 
-/// Statistics of one counter.
 #[derive(Debug, Default)]
 struct Counter {
     readings: u64,
@@ -217,7 +217,6 @@ impl<'s> Trace<'s> {
     }
 }
 
-/// Reads a trace.
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let is_array = is_array(input.head());
@@ -262,24 +261,21 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     };
     bad.iter().for_each(|&event| feed.reject(event));
     feed.rejected_more(bad_count - bad.len() as u64);
-    for (code, text) in caveats(&places, &counters, &end, objects.offset, events, late) {
-        feed.caveat(code, text);
-    }
+    caveats(&places, &counters, &end, [objects.offset, events, late], &mut feed);
     feed.tell_rejects("event", "event", EXAMPLE);
     pinned(&places, &counters, &mut speaker, &mut feed);
     speaker.end(&mut feed);
     Ok(())
 }
 
-/// Returns the caveats of the run; `end` is how the trace ended, at byte `offset`.
+/// Adds the caveats of the run; `end` is how the trace ended, at byte `offset` after `events` events.
 fn caveats(
     places: &[Place],
     counters: &[Counter],
     end: &Next,
-    offset: u64,
-    events: u64,
-    late: u64,
-) -> Vec<(&'static str, String)> {
+    [offset, events, late]: [u64; 3],
+    feed: &mut Feed<'_>,
+) {
     let sentences = |is_gpu: bool| {
         let all = places.iter().zip(counters).filter(|(place, _)| matches!(place, Place::Gpu(_)) == is_gpu);
         let mut all: Vec<_> = all.collect();
@@ -288,22 +284,20 @@ fn caveats(
     };
     let (gpus, hosts) = (sentences(true), sentences(false));
     let (offset, after) = (thousands(offset), plural(events, "event"));
-    let no_names = "a trace has amounts and no names: what the program holds, without what its pool keeps and without the driver's share";
-    let late_readings = format!(
-        "{} came far behind later ones and were taken for the time of those",
-        plural(late, "reading")
-    );
+    let no_names = "a trace has amounts and no names: memory in use by the program, without memory that its pool caches and \
+                    without the driver's share";
+    let late_readings =
+        format!("{} far out of order; each got the time of the one before", plural(late, "reading"));
     let cut = format!("the trace ends at byte {offset} without its closing bracket, after {after}");
     let hole = format!("there is no event for 16 MiB up to byte {offset}: nothing after it was read");
-    let all = [
+    feed.caveats([
         ("no_names", true, no_names.to_owned()),
         ("means", !gpus.is_empty(), gpus),
         ("host_memory", !hosts.is_empty(), format!("host memory, in no sum: {hosts}")),
         ("cut", matches!(end, Next::Cut), cut),
         ("endless_line", matches!(end, Next::Hole), hole),
         ("late_readings", late > 0, late_readings),
-    ];
-    all.into_iter().filter(|(_, is_true, _)| *is_true).map(|(code, _, text)| (code, text)).collect()
+    ]);
 }
 
 /// Books the last amount of page-locked memory as host memory beside the device.
@@ -319,8 +313,4 @@ fn pinned(places: &[Place], counters: &[Counter], speaker: &mut Speaker, feed: &
             Piece { memory: MemoryKind::Pinned, ..Piece::new(slot, counter.last, tag, Role::Unknown) };
         speaker.allocate(feed, piece);
     }
-}
-
-fn contains(bytes: &[u8], needle: &[u8]) -> bool {
-    bytes.windows(needle.len()).any(|window| window == needle)
 }

@@ -28,7 +28,6 @@ const EXAMPLE: &str = "\"in_arg:fc_weight\",\"1000\",\"0\",\"4096\",\"0\"";
 /// Scopes whose memory is host memory.
 const HOST_SCOPES: [&str; 1] = ["image_io"];
 
-/// Whether the first line is the header.
 pub(super) fn looks_like(head: &[u8]) -> bool {
     first_line(head).and_then(fields).is_some_and(|fields| is_header(&fields))
 }
@@ -95,7 +94,6 @@ fn path(name: &str) -> String {
     segments.collect::<Vec<_>>().join("/")
 }
 
-/// Derives the role from a path's scopes.
 fn role(path: &str) -> Role {
     let segments: Vec<&str> = path.split('/').collect();
     let has = |name: &str| segments.contains(&name);
@@ -122,7 +120,6 @@ fn role(path: &str) -> Role {
     }
 }
 
-/// Sums of a device.
 #[derive(Debug, Default)]
 struct Device {
     /// Sum of all rows, host memory included, as the writer computes it.
@@ -131,7 +128,6 @@ struct Device {
     amendment: Option<i64>,
 }
 
-/// Requested and actual bytes of one name.
 #[derive(Debug, Default)]
 struct Rounding {
     requested: u64,
@@ -193,30 +189,22 @@ impl Profile {
     }
 
     fn caveats(&self, feed: &mut Feed<'_>) {
-        let text = "the file holds what was live when it was written, which need not be the peak; what was allocated \
-                    before recording began, and what its pool keeps for reuse, has no row and is part of Untrackable";
+        let text = "the file lists memory that was live when it was written, which may be less than the peak; memory allocated \
+                    before recording began, or cached by its pool, has no row and is part of Untrackable";
         feed.caveat("live_set", text);
-        let without: Vec<String> = self
-            .devices
-            .iter()
-            .filter(|(_, device)| device.amendment.is_none())
-            .map(|(slot, _)| slot.to_string())
-            .collect();
-        if !without.is_empty() {
-            let text = format!(
-                "no nvml_amend row for device {}: its writer did not find itself in NVML's list, so what NVML charged is \
-                 not known",
-                without.join(", ")
-            );
-            feed.caveat("no_amendment", text);
-        }
+        let without = self.devices.iter().filter(|(_, device)| device.amendment.is_none());
+        let without = without.map(|(slot, _)| slot.to_string()).collect::<Vec<_>>().join(", ");
+        let text = format!(
+            "no nvml_amend row for device {without}: its writer did not find itself in NVML's list, so used memory is unknown"
+        );
+        feed.caveats([("no_amendment", !without.is_empty(), text)]);
         self.rounding(feed);
         for (slot, device) in self.devices.iter().filter(|(_, device)| device.host != 0) {
             let amended = device.amendment.map_or(String::new(), |amendment| {
+                let without = thousands(amendment.saturating_add(device.host));
                 format!(
-                    ": nvml_amend is {} without them, the file says {}",
-                    amount(amendment.saturating_add(device.host)),
-                    amount(amendment)
+                    ": nvml_amend is {without} bytes without them, {} bytes in the file",
+                    thousands(amendment)
                 )
             });
             let text = format!(
@@ -225,14 +213,12 @@ impl Profile {
             );
             feed.caveat("host_rows", text);
         }
-        if self.reused > 0 {
-            let text = format!(
-                "{} of {} are blocks that the pool had handed out before, under the name of their last user",
-                thousands(self.reused),
-                plural(self.rows, "row")
-            );
-            feed.caveat("reused", text);
-        }
+        let text = format!(
+            "{} of {} are blocks that the pool reused, under the name of their last user",
+            thousands(self.reused),
+            plural(self.rows, "row")
+        );
+        feed.caveats([("reused", self.reused > 0, text)]);
     }
 
     /// Reports by category how much more was allocated than requested.
@@ -256,13 +242,12 @@ impl Profile {
         parts.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
         let parts: Vec<String> =
             parts.iter().map(|(category, bytes)| format!("{category} {}", thousands(*bytes))).collect();
-        let share = if requested == 0 {
-            String::new()
-        } else {
-            format!(", {:.1} % more", waste as f64 * 100.0 / requested as f64)
+        let share = match requested {
+            0 => String::new(),
+            _ => format!(", {:.1} % more", waste as f64 * 100.0 / requested as f64),
         };
         let text = format!(
-            "rounding: {} bytes were taken for {} that were asked for{share}; of {} bytes: {}",
+            "rounding: {} bytes were allocated for {} requested{share}; the difference of {} bytes: {}",
             thousands(actual),
             thousands(requested),
             thousands(waste),
@@ -270,10 +255,6 @@ impl Profile {
         );
         feed.caveat("rounding", text);
     }
-}
-
-fn amount(bytes: i64) -> String {
-    format!("{} bytes", thousands(bytes))
 }
 
 /// Returns the pid in the file name that MXNet uses.
@@ -284,7 +265,6 @@ fn pid(input: &Input) -> Option<u32> {
     pid.get(..end)?.parse().ok()
 }
 
-/// Reads a profile.
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let (file, pid) = (input.path.clone(), pid(&input));
     let mut feed = Feed::of_lines(sink);

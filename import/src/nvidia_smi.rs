@@ -26,12 +26,10 @@ const MAX_GPUS: usize = 255;
 /// A process that is missing in this many consecutive readings has ended; its pid then belongs to another process.
 const MOST_MISSED: u32 = 8;
 
-/// Whether the first line is one of the headers.
 pub(super) fn looks_like(head: &[u8]) -> bool {
     first_line(head).and_then(fields).is_some_and(|names| Columns::of(&names).is_some())
 }
 
-/// Meaning of the columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Columns {
     /// Wall time, step, value.
@@ -296,31 +294,28 @@ impl Log {
     fn caveats(&self, feed: &mut Feed<'_>) {
         let what = match self.columns {
             Some(Columns::Scalar) => {
-                "a scalar has no name: it is taken for MiB that nvidia-smi charged to one process on one GPU"
+                "a scalar has no name: it is read as MiB that nvidia-smi charged to one process on one GPU"
             }
-            _ => "nvidia-smi's number is all there is: what it was for is not known",
+            _ => "the file has only nvidia-smi's numbers: what the memory is used for is unknown",
         };
         feed.caveat("nvml_only", what);
         if matches!(self.columns, Some(Columns::Processes { time: Some(_), .. })) {
-            feed.caveat("local_time", "timestamps have no time zone: they are taken for UTC");
+            feed.caveat("local_time", "timestamps have no time zone: they are read as UTC");
         }
         if self.group_time.is_none() {
             feed.caveat("no_clock", "the file has no clock: times are its line numbers");
         }
         if self.nameless && self.columns != Some(Columns::Scalar) {
-            feed.caveat("one_gpu", "no column tells GPUs apart: all rows are taken for one GPU");
+            feed.caveat("one_gpu", "no column identifies the GPU: all rows are attributed to one GPU");
         }
         if self.backwards > 0 {
-            let text = format!(
-                "{} out of order, and taken for the time of the one before",
-                plural(self.backwards, "reading")
-            );
+            let text =
+                plural(self.backwards, "reading") + " out of order; each got the time of the one before";
             feed.caveat("late_readings", text);
         }
     }
 }
 
-/// Reads a file of this format.
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let mut feed = Feed::silent(sink);
@@ -328,7 +323,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let read = lines(input, &mut feed, |feed, number, line| log.line(feed, number, line))?;
     log.flush(&mut feed);
     if log.columns == Some(Columns::Devices) {
-        let what = "is what nvidia-smi said of whole GPUs; a run is of processes: --query-compute-apps=timestamp,gpu_uuid,pid,process_name,used_memory";
+        let what = "has nvidia-smi's numbers of whole GPUs, and a run needs those of processes: --query-compute-apps=timestamp,gpu_uuid,pid,process_name,used_memory";
         return Err(Error::NoMemory { path, what: what.into() });
     }
     if log.readings == 0 {

@@ -3,12 +3,10 @@
 
 use std::io::{self, BufRead};
 
-/// Maximum size of an object.
 const MAX_OBJECT_BYTES: usize = 1 << 20;
 /// Maximum number of consecutive bytes outside objects. More is a hole, and reading on would take too long.
 const MAX_BETWEEN_BYTES: u64 = 16 << 20;
 
-/// Result of [`Objects::next`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// An object; its bytes are in [`Objects::bytes`].
@@ -23,7 +21,6 @@ pub(super) enum Next {
     End,
 }
 
-/// Reads the objects of a file.
 pub(super) struct Objects<R> {
     reader: R,
     /// Name of the array; everything before it is skipped.
@@ -50,7 +47,6 @@ impl<R: BufRead> Objects<R> {
         Objects { reader, key, matched, bytes: Vec::new(), offset: 0 }
     }
 
-    /// Reads up to the next object.
     pub fn next(&mut self) -> io::Result<Next> {
         self.bytes.clear();
         let mut inside: Option<Inside> = None;

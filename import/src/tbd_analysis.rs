@@ -21,7 +21,6 @@ use std::rc::Rc;
 
 const FORMAT: &str = "tbd-analysis";
 const EXAMPLE: &str = r#""in_arg": [1024.0, ["(in_arg:fc_weight).\n"]]"#;
-/// Maximum length of a word or tag.
 const MAX_TEXT_BYTES: usize = 1 << 20;
 /// Maximum number of categories; the suite has some fifty words.
 const MAX_CATEGORIES: u64 = 4096;
@@ -52,7 +51,6 @@ impl<R: BufRead> Read for Meter<R> {
     }
 }
 
-/// Tags of one category.
 #[derive(Debug, Default)]
 struct Tags {
     count: u64,
@@ -201,7 +199,6 @@ impl<'de> Visitor<'de> for List<'_> {
     }
 }
 
-/// Reads an analysis.
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let mut feed = Feed::of_lines(sink);
@@ -227,14 +224,10 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         feed.caveat("cut", text);
     }
     let text = format!(
-        "an analysis has {} in {}, {} bytes, without the size of any one of them; what matched none of its words is in no \
-         sum, and what was freed is not known",
+        "an analysis has {} in {}, {} bytes, without the size of each; tags that match none of its words are in no sum, and \
+         frees are unknown",
         plural(tags, "tag"),
-        if categories == 1 {
-            "1 category".to_owned()
-        } else {
-            format!("{} categories", thousands(categories))
-        },
+        if categories == 1 { "1 category".to_owned() } else { thousands(categories) + " categories" },
         thousands(bytes)
     );
     feed.caveat("sums_only", text);

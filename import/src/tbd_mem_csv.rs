@@ -21,7 +21,6 @@ use gpumem_wire::Role;
 const FORMAT: &str = "tbd-mem-csv";
 const EXAMPLE: &str = "0,10,8259,7000,1200,178,...";
 const MB: f64 = 1e6;
-/// Maximum number of processes in a file.
 const MAX_PROCESSES: usize = 64;
 const TOTALS: [(&str, &str, Role); 4] = [
     ("total_feature_map_usage", "feature maps", Role::Activation),
@@ -30,12 +29,10 @@ const TOTALS: [(&str, &str, Role); 4] = [
     ("intermediate_gradients", "intermediate gradients", Role::Temporary),
 ];
 
-/// Whether the first line is the header.
 pub(super) fn looks_like(head: &[u8]) -> bool {
     first_line(head).and_then(fields).is_some_and(|names| Columns::of(&names).is_some())
 }
 
-/// Positions of the columns.
 #[derive(Debug)]
 struct Columns {
     count: usize,
@@ -128,7 +125,6 @@ impl Row {
     }
 }
 
-/// One process.
 struct Rank {
     speaker: Speaker,
     slot: u8,
@@ -235,8 +231,8 @@ impl Profile {
     fn caveats(&self, feed: &mut Feed<'_>) {
         if let Some((line, worst)) = &self.worst {
             let text = format!(
-                "IMPOSSIBLE: what {} of {} claimed is more memory than was ever cached; at line {line} {}, peak cached {} bytes. The \
-                 profiler adds up every pointer that it has not met before, freed or not; what these rows claim has no name here",
+                "IMPOSSIBLE: {} of {} claimed more memory than was ever cached; at line {line} {}, peak cached {} bytes. The \
+                 profiler adds up every pointer that it has not seen before, freed or not; memory of these rows gets no names",
                 thousands(self.impossible),
                 plural(self.rows, "row"),
                 worst.sentence(),
@@ -244,30 +240,29 @@ impl Profile {
             );
             feed.caveat("impossible_claims", text);
         }
-        feed.caveat(
-            "claims",
-            "tracked is what PyTorch's allocator had cached, and its peak; names are the profiler's claims, in whole MB of \
-             1,000,000 bytes; which GPU it was is not in the file",
-        );
-        if self.unfit > 0 {
-            let text = format!(
-                "what {} claimed is more than was cached in the end: its names stand at the peak",
-                plural(self.unfit, "row")
-            );
-            feed.caveat("claims_at_peak", text);
-        }
-        if self.ranks.len() > 1 {
-            let text = format!(
-                "{} processes wrote to this file at once: of rows for the same iteration the first is taken for the first \
-                 process, which nothing in the file confirms; gpumemctl import keeps each as a run",
-                self.ranks.len()
-            );
-            feed.caveat("several_processes", text);
-        }
+        let claims = "tracked is the memory cached by PyTorch's allocator, and its peak; names are the profiler's claims, in whole MB \
+                      of 1,000,000 bytes; the file does not name the GPU";
+        let unfit = plural(self.unfit, "row");
+        feed.caveats([
+            ("claims", true, claims.to_owned()),
+            (
+                "claims_at_peak",
+                self.unfit > 0,
+                format!("{unfit} claimed more than was cached at the end: the names are shown at the peak"),
+            ),
+            (
+                "several_processes",
+                self.ranks.len() > 1,
+                format!(
+                    "{} processes wrote to this file: the first of several rows for an iteration is attributed to the first \
+                     process, which the file does not confirm; gpumemctl import stores each as a run",
+                    self.ranks.len()
+                ),
+            ),
+        ]);
     }
 }
 
-/// Reads such a file.
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let mut feed = Feed::of_lines(sink);

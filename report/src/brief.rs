@@ -1,12 +1,13 @@
 //! Summary of a job that ended, in at most five lines, for the terminal in which it ran.
 
-use super::{Report, folded_parts, ranked_parts};
+use super::{Report, apportioned, folded_parts, ranked_parts, sum_of};
 use crate::labels::{device_title, label};
+use crate::lines::{flags, in_brackets};
 use crate::rules::Groupings;
 use gpumem_model::harmless::clean;
 use gpumem_model::run::{Device, Moment, Run, State};
 use gpumem_model::time::Times;
-use gpumem_model::units::{Unit, plural, thousands};
+use gpumem_model::units::{Unit, plural, signed, thousands};
 
 /// A run of the job.
 #[derive(Debug, Clone, Copy)]
@@ -74,16 +75,16 @@ fn alone(report: &Report<'_>, device: &Device) -> Vec<String> {
         doubt(run)
     );
     let Some(tracked) = peak.tracked_bytes else {
-        let used = device.peak_used.map(|(bytes, _)| i64::try_from(bytes).unwrap_or(i64::MAX));
+        let used = device.peak_used.map(|(bytes, _)| signed(bytes));
         let used = used
             .or(device.last.used_bytes())
             .map_or("not known".to_owned(), |bytes| unit.amount_with_name(bytes));
-        return vec![head, format!("{}; most that NVML charged: {used}", unseen(run))];
+        return vec![head, format!("{}; highest value of NVML: {used}", unseen(run))];
     };
     let at = times.time(peak.time_ns);
     let (parts, idle) = composition(report, peak, unit, NAMED.0);
     let idle = match (tracked, idle) {
-        (_, 0) => "pools held nothing idle then".to_owned(),
+        (_, 0) => "no idle memory in pools then".to_owned(),
         (tracked, idle) => {
             format!("of it idle in pools {} ({})", unit.amount_with_name(idle), percent(idle, tracked))
         }
@@ -111,8 +112,8 @@ fn alone(report: &Report<'_>, device: &Device) -> Vec<String> {
 /// Returns why nothing is tracked.
 fn unseen(run: &Run) -> &'static str {
     match run.coverage.blocked_by {
-        Some(_) => "its agent was never let in",
-        None => "no agent spoke for it",
+        Some(_) => "its agent could not attach to CUPTI",
+        None => "the process has no agent",
     }
 }
 
@@ -121,13 +122,13 @@ fn several(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<String> 
     names.sort_unstable();
     names.dedup();
     let unit = Unit::for_largest(devices.iter().map(|(_, device)| weight(device)).max().unwrap_or(0));
-    let more = devices.len().saturating_sub(DEVICES);
-    let more =
-        if more == 0 { String::new() } else { format!("; {} smaller are not shown", thousands(more as u64)) };
-    let processes = if processes == 1 {
-        "1 process".to_owned()
-    } else {
-        format!("{} processes", thousands(processes as u64))
+    let more = match devices.len().saturating_sub(DEVICES) {
+        0 => String::new(),
+        more => format!("; {} smaller are not shown", thousands(more as u64)),
+    };
+    let processes = match processes {
+        1 => "1 process".to_owned(),
+        many => format!("{} processes", thousands(many as u64)),
     };
     let mut lines = vec![format!(
         "{processes} on {}, peaks of tracked in {}{more}",
@@ -165,14 +166,8 @@ fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -
     if composition.pool_idle != 0 {
         parts.push(("idle".to_owned(), composition.pool_idle));
     }
-    let bytes: Vec<i64> = parts.iter().map(|(_, bytes)| *bytes).collect();
-    let total = unit.round(bytes.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes)));
-    let steps = unit.apportion(total, &bytes);
-    let parts: Vec<String> = parts
-        .iter()
-        .zip(steps)
-        .map(|((name, _), steps)| format!("{} {}", clean(name), unit.print(steps)))
-        .collect();
+    let parts = apportioned(unit, unit.round(sum_of(&parts)), &parts);
+    let parts: Vec<String> = parts.iter().map(|(name, amount)| format!("{} {amount}", clean(name))).collect();
     (parts.join(" + "), composition.pool_idle)
 }
 
@@ -186,20 +181,19 @@ fn end(run: &Run) -> String {
         State::Closed { status: None, .. } => String::new(),
         State::Open => "  still running".to_owned(),
         State::Interrupted => "  not watched to its end".to_owned(),
-        State::Rolled { .. } => "  goes on in the next part".to_owned(),
+        State::Rolled { .. } => "  continues in the next part".to_owned(),
     }
 }
 
 /// Returns flags for reasons why the numbers are too low.
 fn doubt(run: &Run) -> String {
     let coverage = &run.coverage;
-    let flags = [
+    let flags = flags([
         (coverage.late, "late"),
         (coverage.blocked_by.is_some(), "blocked"),
         (coverage.partial_state || coverage.partial_history, "partial"),
-    ];
-    let flags: Vec<&str> = flags.into_iter().filter_map(|(is, name)| is.then_some(name)).collect();
-    if flags.is_empty() { String::new() } else { format!("  ({})", flags.join(", ")) }
+    ]);
+    if flags.is_empty() { flags } else { format!(" {}", in_brackets(&flags)) }
 }
 
 #[cfg(test)]
@@ -261,7 +255,7 @@ mod tests {
         run.devices[0].peak.tracked_bytes = None;
         run.devices[0].peak_used = Some((5 << 20, 7));
         let lines = told(&[&run]);
-        assert!(lines[1].starts_with("no agent spoke for it; most that NVML charged: "), "{lines:#?}");
+        assert!(lines[1].starts_with("the process has no agent; highest value of NVML: "), "{lines:#?}");
         run.devices.clear();
         assert!(told(&[&run])[0].starts_with("no GPU memory: "));
         assert!(brief(&[], "").len() == 1);

@@ -1,14 +1,14 @@
 //! The report as CSV, with one line for each cell and moment. The bytes of a device at a moment add up to what NVML charges, or
 //! to `tracked` without a sample.
 //!
-//! The columns are `device,moment,time_ns,part,layer,structure,tag,origin,role,phase,library,bytes`. `part` is one of `direct`,
-//! `block`, `pool_idle`, `opaque`, `predates`, `uncovered`, or a part of untrackable memory: `context`, `modules`,
-//! `local_memory`, `heaps`, `rounding`, `unexplained`.
+//! `part` is one of `direct`, `block`, `pool_idle`, `opaque`, `predates`, `uncovered`, or a part of untrackable memory: `context`,
+//! `modules`, `local_memory`, `heaps`, `rounding`, `unexplained`.
 
 use super::{By, Report};
 use crate::category::OTHERS;
-use gpumem_model::harmless::distinct;
+use crate::encode::csv_field;
 use gpumem_model::run::{Class, Device, Moment};
+use gpumem_model::units::signed;
 use std::fmt::Write;
 
 /// First line of the CSV.
@@ -28,9 +28,9 @@ pub fn csv(report: &Report<'_>) -> String {
 
 fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment, out: &mut String) {
     let mut row = |part: &str, texts: [&str; 7], bytes: i64| {
-        let _ = write!(out, "{},{name},{},{part}", field(&device.name), moment.time_ns);
+        let _ = write!(out, "{},{name},{},{part}", csv_field(&device.name), moment.time_ns);
         for text in texts {
-            let _ = write!(out, ",{}", field(text));
+            let _ = write!(out, ",{}", csv_field(text));
         }
         let _ = writeln!(out, ",{bytes}");
     };
@@ -49,15 +49,14 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
         let fallback = if named { OTHERS } else { "" };
         let layer = report.category(index, By::Layer).unwrap_or(fallback);
         let structure = report.category(index, By::Structure).unwrap_or(fallback);
-        let text = |text: &'_ Option<String>| text.clone().unwrap_or_default();
-        let texts =
-            [text(&cell.tag), text(&cell.origin), text(&cell.role), text(&cell.phase), text(&cell.library)];
-        let [tag, origin, role, phase, library] = &texts;
+        let [tag, origin, role, phase, library] =
+            [&cell.tag, &cell.origin, &cell.role, &cell.phase, &cell.library]
+                .map(|text| text.as_deref().unwrap_or_default());
         row(part, [layer, structure, tag, origin, role, phase, library], bytes);
     }
     if moment.tracked_bytes.is_none() {
         if let Some(used) = moment.uncovered_used_bytes {
-            row("uncovered", [""; 7], i64::try_from(used).unwrap_or(i64::MAX));
+            row("uncovered", [""; 7], signed(used));
         }
         return;
     }
@@ -71,34 +70,6 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
             }
         }
     }
-}
-
-/// Encodes a text as one CSV field. Different texts give different fields, and no spreadsheet evaluates one as a formula.
-///
-/// An apostrophe is inserted before `=`, `+`, `-` or `@` where a cell may begin; blanks, quotes and further apostrophes may be
-/// between. To decode, remove the first such apostrophe. Some spreadsheets also treat semicolons and bars as separators, even
-/// inside quotes, so a cell may begin after any of these.
-pub(crate) fn field(text: &str) -> String {
-    const SEPARATORS: [char; 3] = [',', ';', '|'];
-    let text = distinct(text);
-    let mut out = String::with_capacity(text.len() + 2);
-    for cell in text.split_inclusive(SEPARATORS) {
-        if is_formula(cell) {
-            out.push('\'');
-        }
-        out.push_str(cell);
-    }
-    if out.contains(SEPARATORS) || out.contains('"') || out.trim().len() < out.len() {
-        return format!("\"{}\"", out.replace('"', "\"\""));
-    }
-    out
-}
-
-/// Returns whether a spreadsheet would evaluate the cell as a formula, if leading apostrophes, quotes and blanks are removed.
-fn is_formula(cell: &str) -> bool {
-    let first = cell
-        .trim_start_matches(|character: char| character.is_whitespace() || matches!(character, '\'' | '"'));
-    first.starts_with(['=', '+', '-', '@', '\u{ff1d}', '\u{ff0b}', '\u{ff0d}', '\u{ff20}'])
 }
 
 #[cfg(test)]
@@ -116,18 +87,5 @@ mod tests {
             told.lines().any(|line| line.contains(",direct,Others,Others,") && line.ends_with(",7")),
             "{told}"
         );
-    }
-
-    #[test]
-    fn a_field_is_one_field_and_harmless() {
-        assert_eq!(field("a,\"b\""), "\"a,\"\"b\"\"\"");
-        assert_eq!(field("=1+1"), "'=1+1");
-        assert_eq!(field(" +1"), "' +1");
-        assert_eq!(field("a;=1|@b"), "\"a;'=1|'@b\"");
-        assert_eq!(field("layers.0-1=2@x"), "layers.0-1=2@x");
-        assert_eq!(field("a\u{1b}[2J\n\u{9b}b"), "a\\u{1b}[2J\\u{a}\\u{9b}b");
-        let alike = ["=1", "'=1", "''=1", "\"=1", "\u{1b}", "\\u{1b}", "a", "a ", " a"];
-        let fields: std::collections::BTreeSet<String> = alike.iter().map(|text| field(text)).collect();
-        assert_eq!(fields.len(), alike.len(), "{fields:?}");
     }
 }

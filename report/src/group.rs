@@ -2,7 +2,10 @@
 //! downwards, and across as used = predates + tracked + gap.
 
 use super::table::Table;
-use crate::labels::{device_name, label};
+use crate::encode::{csv_field, csv_number};
+use crate::labels::{device_name, label, rank};
+use crate::lines::{flags, in_brackets};
+use crate::sum;
 use gpumem_model::harmless::clean;
 use gpumem_model::run::{Class, Device, Run};
 use gpumem_model::units::Unit;
@@ -39,8 +42,7 @@ impl Identity {
         let is_idle = |&&(cell, _): &&(u32, i64)| {
             run.cells.get(cell as usize).is_some_and(|cell| cell.class == Class::PoolIdle)
         };
-        let idle =
-            moment.amounts.iter().filter(is_idle).fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        let idle = sum(moment.amounts.iter().filter(is_idle).map(|(_, bytes)| *bytes));
         Identity {
             used_bytes: moment.used_bytes(),
             predates_bytes: moment.predates_bytes.filter(|_| moment.tracked_bytes.is_some()),
@@ -67,7 +69,6 @@ pub struct Line {
 pub(crate) const COLUMNS: [&str; 6] = ["used", "predates", "tracked", "idle", "Untrackable", "peak"];
 const PREDATES: usize = 1;
 const PEAK: usize = 5;
-/// Index of `tracked` among the columns.
 const TRACKED: usize = 2;
 
 /// Returns the table's lines: headings, rows, and the sums of the known amounts.
@@ -78,13 +79,9 @@ pub fn table(heads: &[&str], lines: &[Line]) -> Vec<String> {
     let has_peak = lines.iter().any(|line| line.amounts.peak_bytes.is_some());
     let is_shown = |&column: &usize| (column != PREDATES || has_predates) && (column != PEAK || has_peak);
     let columns: Vec<usize> = (0..COLUMNS.len()).filter(is_shown).collect();
-    let sum = |column: usize| {
+    let sum_of = |column: usize| {
         let known: Vec<i64> = steps.iter().filter_map(|row| row[column]).collect();
-        if known.is_empty() {
-            None
-        } else {
-            Some(known.iter().fold(0_i64, |sum, steps| sum.saturating_add(*steps)))
-        }
+        (!known.is_empty()).then(|| sum(known))
     };
     let cell = |steps: Option<i64>| steps.map_or("-".to_owned(), |steps| unit.print(steps));
     let mut printed = Table::of_numbers(heads.len(), heads.len() + columns.len());
@@ -102,7 +99,7 @@ pub fn table(heads: &[&str], lines: &[Line]) -> Vec<String> {
         };
         let note = if columns.iter().all(complete) { "" } else { "of what is known" };
         let amounts =
-            columns.iter().map(|&column| if column == PEAK { String::new() } else { cell(sum(column)) });
+            columns.iter().map(|&column| if column == PEAK { String::new() } else { cell(sum_of(column)) });
         printed.row_with_note(names.chain(amounts), note);
     }
     printed.lines()
@@ -118,13 +115,13 @@ fn unit(lines: &[Line]) -> Unit {
 pub fn tracked(lines: &[Line]) -> Option<(Unit, i64)> {
     let unit = unit(lines);
     let tracked: Option<Vec<i64>> = steps(lines, unit).iter().map(|row| row[TRACKED]).collect();
-    Some((unit, tracked?.iter().fold(0_i64, |sum, steps| sum.saturating_add(*steps))))
+    Some((unit, sum(tracked?)))
 }
 
 /// Returns the amounts in steps of the unit. `used` is apportioned from its sum, each row's parts from its `used`.
 fn steps(lines: &[Line], unit: Unit) -> Vec<[Option<i64>; 6]> {
     let known: Vec<i64> = lines.iter().filter_map(|line| line.amounts.used_bytes).collect();
-    let total = unit.round(known.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes)));
+    let total = unit.round(sum(known.iter().copied()));
     let mut used = unit.apportion(total, &known).into_iter();
     let row = |line: &Line| {
         let amounts = &line.amounts;
@@ -145,7 +142,6 @@ fn steps(lines: &[Line], unit: Unit) -> Vec<[Option<i64>; 6]> {
 /// Returns a table of the processes of a launcher or job, sorted by rank, else by pid.
 pub fn text(title: &str, runs: &[&Run], command: &str) -> String {
     let mut runs = runs.to_vec();
-    let rank = |run: &Run| run.process.claims.get("rank").and_then(|rank| rank.parse::<u64>().ok());
     runs.sort_by_key(|run| (rank(run).is_none(), rank(run), run.process.pid, run.process.start_ticks));
     let mut lines = Vec::new();
     for run in &runs {
@@ -177,10 +173,10 @@ pub fn csv(runs: &[&Run]) -> String {
         "rank,pid,device,used_bytes,predates_bytes,tracked_bytes,idle_bytes,untrackable_bytes,peak_tracked_bytes\n",
     );
     for run in runs {
-        let rank = run.process.claims.get("rank").map(|rank| super::csv::field(rank)).unwrap_or_default();
+        let rank = run.process.claims.get("rank").map(|rank| csv_field(rank)).unwrap_or_default();
         for device in &run.devices {
             let amounts = Identity::of(run, device);
-            let _ = write!(out, "{rank},{},{}", run.process.pid, super::csv::field(&device.name));
+            let _ = write!(out, "{rank},{},{}", run.process.pid, csv_field(&device.name));
             let bytes = [
                 amounts.used_bytes,
                 amounts.predates_bytes,
@@ -190,7 +186,7 @@ pub fn csv(runs: &[&Run]) -> String {
                 device.peak.tracked_bytes,
             ];
             for bytes in bytes {
-                let _ = write!(out, ",{}", bytes.map(|bytes| bytes.to_string()).unwrap_or_default());
+                let _ = write!(out, ",{}", csv_number(bytes));
             }
             out.push('\n');
         }
@@ -200,15 +196,13 @@ pub fn csv(runs: &[&Run]) -> String {
 
 fn note(run: &Run) -> String {
     let coverage = &run.coverage;
-    let flags = [
+    let flags = flags([
         (!coverage.covered, "uncovered"),
         (coverage.late, "late"),
         (coverage.blocked_by.is_some(), "blocked"),
         (coverage.partial_state, "partial"),
-    ];
-    let flags: Vec<&str> = flags.into_iter().filter_map(|(is, name)| is.then_some(name)).collect();
-    let flags = if flags.is_empty() { String::new() } else { format!(" ({})", flags.join(", ")) };
-    label(run) + &flags
+    ]);
+    label(run) + &in_brackets(&flags)
 }
 
 #[cfg(test)]

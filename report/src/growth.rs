@@ -5,15 +5,14 @@ use super::{By, Report};
 use crate::judge::trend_test::{Judgement, Verdict};
 use crate::judge::{Axis, Growth, judge_amounts, judge_samples, units};
 use crate::labels::{device_title, whose};
+use crate::lines::listed;
 use gpumem_model::harmless::clean;
 use gpumem_model::run::Device;
 use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Most names in the sentence.
 const NAMED: usize = 3;
-/// Most names of a grouping in the table.
 const ROWS: usize = 16;
 /// A `flat` verdict with lower confidence is shown with its bounds.
 const SURE: f64 = 0.95;
@@ -212,19 +211,15 @@ fn movers(told: &GrowthReport, whole: Option<f64>) -> String {
     if movers.is_empty() {
         return String::new();
     }
-    let named = movers.iter().take(NAMED).map(|named| {
+    let named = movers.iter().map(|named| {
         let name = short(&named.name);
         match (whole, named.judgement.bytes_per_unit) {
             (Some(whole), Some(rate)) => format!("{name} {}", signed(rate, unit(whole))),
             _ => format!("{name} {}", said(&named.judgement, told.per, "")),
         }
     });
-    let named: Vec<String> = named.collect();
-    let more = match movers.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(", {} more", thousands(more as u64)),
-    };
-    format!("{}{}{more}", if whole.is_some() { ": " } else { ", but " }, named.join(", "))
+    let before = if whole.is_some() { ": " } else { ", but " };
+    before.to_owned() + &listed(named, NAMED)
 }
 
 /// Returns whether any amount of the device changes.
@@ -241,11 +236,11 @@ pub fn table(report: &Report<'_>, all: bool) -> String {
         out += &format!("\n{}\n", device_title(device));
         match growth_report(report, device) {
             Some(told) => of_device(report, &told, &device.details.growth, all, &mut out),
-            None => out += "nothing to judge: no step, no sample and no allocation was seen\n",
+            None => out += "nothing to judge: no step, sample or allocation was observed\n",
         }
     }
     if report.run.devices.is_empty() {
-        out += "no GPU memory was seen\n";
+        out += "no GPU memory was observed\n";
     }
     out + &format!("next: {} | {0} --json\n", report.command)
 }

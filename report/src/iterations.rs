@@ -4,23 +4,21 @@
 mod columns;
 
 use super::Report;
-use super::csv::field;
 use super::table::Table;
+use crate::encode::{csv_field, csv_number, object};
 use crate::labels::{device_title, whose};
 use gpumem_model::harmless::clean;
 use gpumem_model::run::{Iteration, Iterations, Level};
 use gpumem_model::units::{Unit, thousands};
-use serde::Serialize;
 use std::fmt::Write;
 
-/// Most rows of a text table; adjacent rows are merged if there are more.
-pub(super) const MOST_ROWS: usize = 40;
+/// Most rows of a table; adjacent rows are merged if there are more.
+const MOST_ROWS: usize = 40;
 
-/// A column with its heading and amount.
 pub(crate) type Column = (&'static str, fn(&Iteration) -> i64);
 
 /// Transient memory is shown by its peak, lasting memory by its last value.
-pub(crate) const COLUMNS: [Column; 12] = [
+pub(crate) static COLUMNS: [Column; 12] = [
     ("peak", |row| row.tracked.peak_bytes),
     ("cached", |row| row.pool_reserved.last_bytes),
     ("params", |row| row.parameters.last_bytes),
@@ -76,27 +74,22 @@ pub fn text(report: &Report<'_>, choice: Choice) -> String {
             out += &columns::text(device, &table);
         }
     }
-    if out.is_empty() { "no GPU memory was seen\n".to_owned() } else { out }
+    if out.is_empty() { "no GPU memory was observed\n".to_owned() } else { out }
 }
 
 fn rows(table: &Iterations) -> String {
-    let all: Vec<Iteration> = table.rows.iter().chain(&table.open).copied().collect();
-    if all.is_empty() {
-        return "no iteration was seen: gpumem.step() or an optimizer's step begins one\n".to_owned();
+    let (shown, columns) = folded(table);
+    if shown.is_empty() {
+        return "no iteration was observed: gpumem.step() or an optimizer's step begins one\n".to_owned();
     }
-    let width = all.len().div_ceil(MOST_ROWS);
-    let shown: Vec<Iteration> = all.chunks(width).map(merged).collect();
     let largest = shown.iter().flat_map(|row| COLUMNS.iter().map(move |(_, of)| of(row))).max();
     let unit = Unit::for_largest(largest.unwrap_or(0));
-    // Empty columns are left out.
-    let columns: Vec<&Column> =
-        COLUMNS.iter().filter(|(_, of)| shown.iter().any(|row| of(row) != 0)).collect();
     let mut printed = Table::of_numbers(0, 1 + columns.len());
     printed.row(["iteration"].into_iter().chain(columns.iter().map(|(name, _)| *name)));
     for (index, row) in shown.iter().enumerate() {
         let is_open = table.open.is_some() && index + 1 == shown.len();
         let lost = if row.partial { "(records were lost)" } else { "" };
-        let open = if is_open { "(under way)" } else { "" };
+        let open = if is_open { "(in progress)" } else { "" };
         let amounts = columns.iter().map(|(_, of)| unit.amount(of(row)));
         printed.row_with_note([number(row)].into_iter().chain(amounts), &format!("{lost}{open}"));
     }
@@ -112,8 +105,16 @@ pub(super) fn number(row: &Iteration) -> String {
     }
 }
 
+/// Returns at most [`MOST_ROWS`] rows, and the columns that are not empty in all of them.
+pub(super) fn folded(table: &Iterations) -> (Vec<Iteration>, Vec<&'static Column>) {
+    let all: Vec<Iteration> = table.rows.iter().chain(&table.open).copied().collect();
+    let rows: Vec<Iteration> = all.chunks(all.len().div_ceil(MOST_ROWS).max(1)).map(merged).collect();
+    let columns = COLUMNS.iter().filter(|(_, of)| rows.iter().any(|row| of(row) != 0)).collect();
+    (rows, columns)
+}
+
 /// Merges adjacent rows: the highest peaks and the last values.
-pub(super) fn merged(rows: &[Iteration]) -> Iteration {
+fn merged(rows: &[Iteration]) -> Iteration {
     let mut rows = rows.iter().copied();
     let Some(mut sum) = rows.next() else { return Iteration::default() };
     for row in rows {
@@ -153,7 +154,7 @@ kv_cache_bytes,parameter_copy_bytes";
 /// empty field if unknown.
 pub fn csv(report: &Report<'_>, choice: Choice) -> String {
     let names = if choice.columns { columns::names(report.run) } else { Vec::new() };
-    let heads: String = names.iter().map(|name| format!(",{}", field(&columns::title(name)))).collect();
+    let heads: String = names.iter().map(|name| format!(",{}", csv_field(&columns::title(name)))).collect();
     let mut out = format!("{HEADER}{heads}\n");
     for device in &report.run.devices {
         let table = choice.of(&device.details.iterations);
@@ -167,14 +168,7 @@ pub fn csv(report: &Report<'_>, choice: Choice) -> String {
                 row.gradients.peak_bytes,
                 row.intermediate_gradients.peak_bytes,
             ];
-            let exact = [
-                row.tracked.peak_bytes,
-                decimal[0],
-                decimal[1],
-                decimal[2],
-                decimal[3],
-                decimal[4],
-                decimal[5],
+            let more = [
                 row.optimizer_state.last_bytes,
                 row.temporaries.peak_bytes,
                 row.inputs.peak_bytes,
@@ -184,16 +178,17 @@ pub fn csv(report: &Report<'_>, choice: Choice) -> String {
                 row.parameter_copies.last_bytes,
             ];
             let epoch = if row.epoch == 0 { String::new() } else { row.epoch.to_string() };
-            let _ = write!(out, "{},{},{epoch},{}", report.run.process.pid, field(&device.name), row.first);
+            let _ =
+                write!(out, "{},{},{epoch},{}", report.run.process.pid, csv_field(&device.name), row.first);
             for bytes in decimal {
                 let _ = write!(out, ",{}", (i128::from(bytes) + 500_000).div_euclid(1_000_000));
             }
             let _ = write!(out, ",{},{}", row.count, u8::from(row.partial));
-            for bytes in exact {
+            for bytes in [row.tracked.peak_bytes].into_iter().chain(decimal).chain(more) {
                 let _ = write!(out, ",{bytes}");
             }
             for bytes in amounts {
-                let _ = write!(out, ",{}", bytes.map(|bytes| bytes.to_string()).unwrap_or_default());
+                let _ = write!(out, ",{}", csv_number(bytes));
             }
             out.push('\n');
         }
@@ -201,42 +196,26 @@ pub fn csv(report: &Report<'_>, choice: Choice) -> String {
     out
 }
 
-#[derive(Serialize)]
-struct Document<'a> {
-    schema: &'static str,
-    version: u32,
-    run: Option<&'a str>,
-    pid: u32,
-    devices: Vec<OfDevice<'a>>,
-}
-
-#[derive(Serialize)]
-struct OfDevice<'a> {
-    name: &'a str,
-    iterations: Iterations,
-    /// Present only on request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parameters: Option<columns::ParametersJson<'a>>,
-}
-
 /// Returns the rows as JSON, in bytes.
 pub fn json(report: &Report<'_>, choice: Choice) -> String {
-    let devices = report.run.devices.iter();
-    let document = Document {
+    let devices = report.run.devices.iter().map(|device| {
+        let iterations = choice.of(&device.details.iterations);
+        let parameters = choice.columns.then(|| columns::parameters(device, &iterations.rows));
+        object! {
+            name: &device.name,
+            iterations,
+            // Present only on request.
+            #[serde(flatten)]
+            parameters: parameters.map(|parameters| object! { parameters }),
+        }
+    });
+    gpumem_model::harmless::json(&object! {
         schema: "gpumem.iterations",
         version: 1,
         run: report.id.as_deref(),
         pid: report.run.process.pid,
-        devices: devices
-            .map(|device| {
-                let iterations = choice.of(&device.details.iterations);
-                let parameters =
-                    choice.columns.then(|| columns::ParametersJson::of(device, &iterations.rows));
-                OfDevice { name: &device.name, iterations, parameters }
-            })
-            .collect(),
-    };
-    gpumem_model::harmless::json(&document)
+        devices: devices.collect::<Vec<_>>(),
+    })
 }
 
 #[cfg(test)]
@@ -270,14 +249,14 @@ iteration   peak  cached  params  grads  activations
         0  700.0   640.0   100.0  100.0        300.0
         1  701.0   640.0   100.0  100.0        300.0  (records were lost)
         2  702.0   640.0   100.0  100.0        300.0
-        3  703.0   640.0   100.0  100.0        300.0  (under way)
+        3  703.0   640.0   100.0  100.0        300.0  (in progress)
 "
         );
         table.rows = (0..200).map(iteration).collect();
         let text = rows(&table);
         assert!(text.lines().count() <= MOST_ROWS + 2, "{text}");
         assert!(text.contains("\n      0-5  705.0 "), "{text}");
-        assert!(rows(&Iterations::default()).starts_with("no iteration was seen"));
+        assert!(rows(&Iterations::default()).starts_with("no iteration was observed"));
         // Numbers of epochs, and every n-th iteration.
         table = Iterations { rows: (0..6).map(iteration).collect(), open: None };
         table.rows[4..]

@@ -2,181 +2,25 @@
 //! clock. Unknown values are null, never 0. New fields may be added at any time; any other change increments `version`.
 
 use super::bridge::Bridge;
-use super::growth::{GrowthReport, growth_report};
-use super::oom::{self, OomJson};
-use super::over_time::TimelineJson;
-use super::own::OwnJson;
-use super::{By, Composition, Report, named};
+use super::growth::growth_report;
+use super::{By, Composition, Report, named, oom, own};
 use crate::category::OTHERS;
+use crate::encode::object;
 use gpumem_model::layers;
-use gpumem_model::run::{
-    Accounting, Beside, Caveat, Cell, Clock, Coverage, DeviceReading, Iterations, Moment, Parts, Pool,
-    Process, Source, State, Step,
-};
-use gpumem_model::series::Series;
+use gpumem_model::run::{Device, Moment, Parts, Step};
 use gpumem_model::who::Who;
-use gpumem_model::window::Window;
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// Value of `schema`.
 pub const SCHEMA: &str = "gpumem.report";
 /// Value of `version`.
 pub const VERSION: u32 = 1;
 
-#[derive(Serialize)]
-struct Document<'a> {
-    schema: &'static str,
-    version: u32,
-    run: Option<&'a str>,
-    rules: &'a str,
-    source: &'a Source,
-    clock: &'a Clock,
-    process: &'a Process,
-    /// Owner of the process, from the facts and claims in `process`.
-    who: Who<'a>,
-    state: &'a State,
-    coverage: &'a Coverage,
-    /// The reported part of the run's life; null for all of it.
-    window: Option<Window>,
-    /// How memory was named; null if the agent did not report it.
-    names: Option<&'static str>,
-    /// The program's counters and ranges.
-    #[serde(flatten)]
-    own: OwnJson<'a>,
-    caveats: &'a [Caveat],
-    devices: Vec<DeviceJson<'a>>,
-}
-
-#[derive(Serialize)]
-struct DeviceJson<'a> {
-    name: &'a str,
-    ordinal: u16,
-    model: &'a str,
-    total_bytes: Option<u64>,
-    reading: Option<&'a DeviceReading>,
-    unaccounted_bytes: Option<i64>,
-    tenants: Vec<Tenant>,
-    other_tenants: OtherTenants,
-    peak_used_bytes: Option<u64>,
-    peak_used_time_ns: Option<u64>,
-    /// Null if accounting mode is off.
-    driver_accounting: Option<Accounting>,
-    beside: &'a Beside,
-    last: MomentJson<'a>,
-    peak: MomentJson<'a>,
-    /// Steps of the gap, with their causes.
-    steps: Vec<StepJson<'a>>,
-    series: &'a Series,
-    /// Memory over time by category.
-    timeline: TimelineJson,
-    growth: Option<GrowthReport>,
-    pools: &'a [Pool],
-    iterations: &'a Iterations,
-    ooms: Vec<OomJson<'a>>,
-}
-
-#[derive(Serialize)]
-struct Tenant {
-    pid: u32,
-    used_bytes: Option<u64>,
-}
-
-#[derive(Serialize)]
-struct OtherTenants {
-    count: u32,
-    used_bytes: u64,
-}
-
-#[derive(Serialize)]
-struct MomentJson<'a> {
-    time_ns: u64,
-    used_bytes: Option<i64>,
-    used_absence: Option<String>,
-    predates_bytes: Option<i64>,
-    tracked_bytes: Option<i64>,
-    pool_idle_bytes: i64,
-    opaque_bytes: i64,
-    untrackable_bytes: Option<i64>,
-    untrackable: Vec<Cause>,
-    gap_distance_ns: i64,
-    tracked_min_bytes: Option<i64>,
-    tracked_max_bytes: Option<i64>,
-    torn: bool,
-    stale: bool,
-    partial: bool,
-    layers: Vec<Category>,
-    structures: Vec<Category>,
-    /// Direct and block bytes that have a tag; `nameable_bytes` has all of them.
-    named_bytes: i64,
-    nameable_bytes: i64,
-    /// From the framework's own numbers to `used`; null if PyTorch has no memory.
-    bridge: Option<Bridge>,
-    cells: Vec<CellJson<'a>>,
-}
-
-#[derive(Serialize)]
-struct Cause {
-    cause: &'static str,
-    kind: &'static str,
-    bytes: i64,
-}
-
-#[derive(Serialize)]
-struct StepJson<'a> {
-    from_ns: u64,
-    time_ns: u64,
-    bytes: i64,
-    parts: Vec<Cause>,
-    cause: &'a str,
-    also: &'a [String],
-    events: u64,
-    kind: &'a str,
-    tag: Option<&'a str>,
-    library: Option<&'a str>,
-    expected_bytes: Option<i64>,
-    note: Option<&'a str>,
-}
-
-#[derive(Serialize)]
-struct Category {
-    name: String,
-    bytes: i64,
-}
-
-#[derive(Serialize)]
-struct CellJson<'a> {
-    #[serde(flatten)]
-    cell: &'a Cell,
-    bytes: i64,
-}
-
 /// Returns the report as one JSON document.
 pub fn json(report: &Report<'_>) -> String {
     let run = report.run;
-    let devices = run.devices.iter().map(|device| DeviceJson {
-        name: &device.name,
-        ordinal: device.ordinal,
-        model: &device.model,
-        total_bytes: device.total_bytes,
-        reading: device.reading.as_ref(),
-        unaccounted_bytes: device.unaccounted_bytes,
-        tenants: device.tenants.iter().map(|&(pid, used_bytes)| Tenant { pid, used_bytes }).collect(),
-        other_tenants: OtherTenants { count: device.other_tenants.0, used_bytes: device.other_tenants.1 },
-        peak_used_bytes: device.peak_used.map(|(bytes, _)| bytes),
-        peak_used_time_ns: device.peak_used.map(|(_, time_ns)| time_ns),
-        driver_accounting: device.accounting(),
-        beside: &device.beside,
-        last: moment_json(report, &device.last),
-        peak: moment_json(report, &device.peak),
-        steps: device.details.steps.iter().map(step_json).collect(),
-        series: &device.series,
-        timeline: TimelineJson::of(report, device),
-        growth: growth_report(report, device),
-        pools: &device.details.pools,
-        iterations: &device.details.iterations,
-        ooms: device.details.ooms.iter().map(|oom| oom::entry(report, device, oom)).collect(),
-    });
-    let document = Document {
+    gpumem_model::harmless::json(&object! {
         schema: SCHEMA,
         version: VERSION,
         run: report.id.as_deref(),
@@ -184,30 +28,64 @@ pub fn json(report: &Report<'_>) -> String {
         source: &run.source,
         clock: &run.clock,
         process: &run.process,
+        // Owner of the process, from the facts and claims in `process`.
         who: Who::of(&run.process.facts, &run.process.claims, run.process.uid),
         state: &run.state,
         coverage: &run.coverage,
+        // The reported part of the run's life; null for all of it.
         window: report.window,
+        // How memory was named; null if the agent did not report it.
         names: layers::level(&run.coverage.layers),
-        own: OwnJson::of(&run.own),
+        // The program's counters and ranges.
+        #[serde(flatten)]
+        own: own::fields(&run.own),
         caveats: &run.caveats,
-        devices: devices.collect(),
-    };
-    gpumem_model::harmless::json(&document)
+        devices: run.devices.iter().map(|device| device_json(report, device)).collect::<Vec<_>>(),
+    })
 }
 
-fn moment_json<'a>(report: &'a Report<'_>, moment: &Moment) -> MomentJson<'a> {
+fn device_json(report: &Report<'_>, device: &Device) -> impl Serialize {
+    let (count, used_bytes) = device.other_tenants;
+    let details = &device.details;
+    object! {
+        name: &device.name,
+        ordinal: device.ordinal,
+        model: &device.model,
+        total_bytes: device.total_bytes,
+        reading: &device.reading,
+        unaccounted_bytes: device.unaccounted_bytes,
+        tenants: device.tenants.iter().map(|&(pid, used_bytes)| object! { pid, used_bytes }).collect::<Vec<_>>(),
+        other_tenants: object! { count, used_bytes },
+        peak_used_bytes: device.peak_used.map(|(bytes, _)| bytes),
+        peak_used_time_ns: device.peak_used.map(|(_, time_ns)| time_ns),
+        // Null if accounting mode is off.
+        driver_accounting: device.accounting(),
+        beside: &device.beside,
+        last: moment_json(report, &device.last),
+        peak: moment_json(report, &device.peak),
+        // Changes of untrackable memory, with their causes.
+        steps: details.steps.iter().map(step_json).collect::<Vec<_>>(),
+        series: &device.series,
+        // Memory over time by category.
+        timeline: timeline(report, device),
+        growth: growth_report(report, device),
+        pools: &details.pools,
+        iterations: &details.iterations,
+        ooms: details.ooms.iter().map(|oom| oom::entry(report, device, oom)).collect::<Vec<_>>(),
+    }
+}
+
+fn moment_json(report: &Report<'_>, moment: &Moment) -> impl Serialize {
     let by_layer = report.composition(moment, By::Layer);
-    let by_structure = report.composition(moment, By::Structure);
+    let (named_bytes, nameable_bytes) = named(report.run, moment);
     let cells = moment.amounts.iter().filter_map(|&(index, bytes)| {
         let cell = report.run.cells.get(index as usize)?;
-        Some(CellJson { cell, bytes })
+        Some(object! { #[serde(flatten)] cell, bytes })
     });
-    let (named_bytes, nameable_bytes) = named(report.run, moment);
-    MomentJson {
+    object! {
         time_ns: moment.time_ns,
         used_bytes: moment.used_bytes(),
-        used_absence: moment.used_absence.clone(),
+        used_absence: &moment.used_absence,
         predates_bytes: moment.predates_bytes,
         tracked_bytes: moment.tracked_bytes,
         pool_idle_bytes: by_layer.pool_idle,
@@ -221,16 +99,18 @@ fn moment_json<'a>(report: &'a Report<'_>, moment: &Moment) -> MomentJson<'a> {
         stale: moment.stale,
         partial: moment.partial,
         layers: categories(by_layer),
-        structures: categories(by_structure),
+        structures: categories(report.composition(moment, By::Structure)),
+        // Direct and block bytes that have a tag; `nameable_bytes` has all of them.
         named_bytes,
         nameable_bytes,
+        // From the framework's own numbers to `used`; null if PyTorch has no memory.
         bridge: Bridge::of(report.run, moment),
-        cells: cells.collect(),
+        cells: cells.collect::<Vec<_>>(),
     }
 }
 
-fn step_json(step: &Step) -> StepJson<'_> {
-    StepJson {
+fn step_json(step: &Step) -> impl Serialize {
+    object! {
         from_ns: step.from_ns,
         time_ns: step.time_ns,
         bytes: step.bytes,
@@ -239,24 +119,58 @@ fn step_json(step: &Step) -> StepJson<'_> {
         also: &step.also,
         events: step.events,
         kind: &step.kind,
-        tag: step.tag.as_deref(),
-        library: step.library.as_deref(),
+        tag: &step.tag,
+        library: &step.library,
         expected_bytes: step.expected_bytes,
-        note: step.note.as_deref(),
+        note: &step.note,
     }
 }
 
 /// Returns the parts that are not zero, and always `unexplained`.
-fn causes(parts: Parts) -> Vec<Cause> {
-    let each = parts.each().into_iter().map(|(cause, kind, bytes)| Cause { cause, kind, bytes });
-    each.filter(|part| part.bytes != 0 || part.cause == "unexplained").collect()
+fn causes(parts: Parts) -> Vec<impl Serialize> {
+    let shown = parts.each().into_iter().filter(|(cause, _, bytes)| *bytes != 0 || *cause == "unexplained");
+    shown.map(|(cause, kind, bytes)| object! { cause, kind, bytes }).collect()
 }
 
 /// Returns the categories, the largest first and `Others` last. With idle and opaque bytes they add up to `tracked`.
-fn categories(composition: Composition) -> Vec<Category> {
-    let mut list: Vec<Category> =
-        composition.categories.into_iter().map(|(name, bytes)| Category { name, bytes }).collect();
-    list.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
-    list.push(Category { name: OTHERS.into(), bytes: composition.others });
-    list
+fn categories(composition: Composition) -> Vec<impl Serialize> {
+    let mut list: Vec<(String, i64)> = composition.categories.into_iter().collect();
+    list.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    list.push((OTHERS.into(), composition.others));
+    list.into_iter().map(|(name, bytes)| object! { name, bytes }).collect()
+}
+
+/// Returns the timeline of a device. `tracked_bytes` of a point is the sum of its `layers`, idle and opaque bytes, and also of its
+/// `structures`, idle and opaque bytes.
+fn timeline(report: &Report<'_>, device: &Device) -> impl Serialize {
+    let timeline = &device.details.timeline;
+    let by = |by: By| -> Vec<Composition> {
+        timeline.points.iter().map(|point| report.composition_at(point, by)).collect()
+    };
+    let (by_layer, by_structure) = (by(By::Layer), by(By::Structure));
+    let (layers, structures) = (names(&by_layer), names(&by_structure));
+    let points = timeline.points.iter().zip(by_layer.iter().zip(&by_structure));
+    let points = points.map(|(point, (by_layer, by_structure))| {
+        object! {
+            time_ns: point.time_ns,
+            tracked_bytes: point.tracked_bytes(),
+            pool_idle_bytes: by_layer.pool_idle,
+            opaque_bytes: by_layer.opaque,
+            layers: column(&layers, by_layer),
+            structures: column(&structures, by_structure),
+        }
+    });
+    let points: Vec<_> = points.collect();
+    // `layers` and `structures` are the names of the columns of the points, `Others` last.
+    object! { width_ns: timeline.width_ns, layers, structures, points }
+}
+
+fn names(of: &[Composition]) -> Vec<String> {
+    let names: BTreeSet<&String> = of.iter().flat_map(|composition| composition.categories.keys()).collect();
+    names.into_iter().cloned().chain([OTHERS.to_owned()]).collect()
+}
+
+fn column(names: &[String], of: &Composition) -> Vec<i64> {
+    let named = names.iter().take(names.len().saturating_sub(1));
+    named.map(|name| of.categories.get(name).copied().unwrap_or(0)).chain([of.others]).collect()
 }

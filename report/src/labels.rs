@@ -25,6 +25,11 @@ pub(crate) fn whose(run: &Run) -> String {
     }
 }
 
+/// Returns the rank of a run's process in its job, if it claims one.
+pub(crate) fn rank(run: &Run) -> Option<u64> {
+    run.process.claims.get("rank")?.parse().ok()
+}
+
 /// Splits a command line into its first word and the rest. Words with spaces are in single quotes.
 fn first_word(line: &str) -> Option<(&str, &str)> {
     let line = line.trim_start_matches(' ');

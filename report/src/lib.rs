@@ -11,6 +11,7 @@ pub mod brief;
 pub mod category;
 pub mod csv;
 pub mod diff;
+mod encode;
 pub mod explain;
 pub mod group;
 pub mod growth;
@@ -22,7 +23,6 @@ mod labels;
 mod lines;
 pub mod names;
 pub mod oom;
-mod over_time;
 pub mod own;
 pub mod panel;
 pub mod plot;
@@ -37,8 +37,10 @@ pub mod tree;
 use crate::category::{OTHERS, Rules};
 use crate::rules::{Groupings, NO_TAG, cell_view};
 use gpumem_ledger::CellView;
-use gpumem_model::run::{Class, Device, Moment, Parts, Run};
+use gpumem_model::run::{Cell, Class, Device, Moment, Parts, Run};
 use gpumem_model::time::Times;
+use gpumem_model::timeline::Point;
+use gpumem_model::units::{Unit, thousands};
 use gpumem_model::window::Window;
 use std::collections::BTreeMap;
 
@@ -54,6 +56,15 @@ pub enum By {
 }
 
 impl By {
+    /// Returns the name as in `--by`.
+    pub fn name(self) -> &'static str {
+        match self {
+            By::Layer => "layer",
+            By::Structure => "structure",
+            By::Tag => "tag",
+        }
+    }
+
     /// Returns the name of the row for tracked bytes in no other row.
     pub fn name_of_rest(self) -> &'static str {
         if self == By::Tag { NO_TAG } else { OTHERS }
@@ -115,6 +126,27 @@ pub enum Part {
     Heaps,
     /// The part without a known cause.
     Unexplained,
+}
+
+impl Part {
+    /// Returns the name in data formats.
+    fn key(self) -> &'static str {
+        match self {
+            Part::Used => "used",
+            Part::Predates => "predates",
+            Part::Tracked => "tracked",
+            Part::Category => "category",
+            Part::Others => "others",
+            Part::PoolIdle => "idle",
+            Part::Opaque => "opaque",
+            Part::Untrackable => "untrackable",
+            Part::Context => "context",
+            Part::Modules => "modules",
+            Part::LocalMemory => "local_memory",
+            Part::Heaps => "heaps",
+            Part::Unexplained => "unexplained",
+        }
+    }
 }
 
 /// A row of a statement, with one amount for each column.
@@ -284,6 +316,14 @@ impl<'r> Report<'r> {
         composition
     }
 
+    /// Groups the bytes of a point of the timeline; bytes that the point does not name go to `Others`.
+    fn composition_at(&self, point: &Point, by: By) -> Composition {
+        let mut composition =
+            self.composition(&Moment { amounts: point.amounts.clone(), ..Moment::default() }, by);
+        composition.others = composition.others.saturating_add(point.rest_bytes);
+        composition
+    }
+
     /// Returns the tags in `Others` at a moment, the largest first. An empty name means memory without a tag.
     pub fn others(&self, moment: &Moment, by: By) -> Vec<(String, i64)> {
         let mut tags: BTreeMap<String, i64> = BTreeMap::new();
@@ -372,29 +412,20 @@ impl<'r> Report<'r> {
 /// Returns the bytes of a moment that have a tag, and all bytes that could have one. Idle and opaque bytes cannot. Roles do not
 /// count as names, because they are derived for untagged bytes too.
 pub fn named(run: &Run, moment: &Moment) -> (i64, i64) {
-    let mut sums = (0_i64, 0_i64);
-    for &(index, bytes) in &moment.amounts {
-        let cell = run.cells.get(index as usize);
-        let Some(cell) = cell.filter(|cell| matches!(cell.class, Class::Direct | Class::Block)) else {
-            continue;
-        };
-        sums.1 = sums.1.saturating_add(bytes);
-        if cell.tag.is_some() {
-            sums.0 = sums.0.saturating_add(bytes);
-        }
-    }
-    sums
+    (nameable(run, moment, |cell| cell.tag.is_some()), nameable(run, moment, |_| true))
 }
 
 /// Returns the tagged bytes whose tag is only the source line that allocated them.
 pub fn named_by_line(run: &Run, moment: &Moment) -> i64 {
-    let is_line = |index: u32| {
-        let cell =
-            run.cells.get(index as usize).filter(|cell| matches!(cell.class, Class::Direct | Class::Block));
-        cell.and_then(|cell| cell.tag.as_deref()).is_some_and(names::is_line)
-    };
-    let bytes = moment.amounts.iter().filter(|(index, _)| is_line(*index)).map(|(_, bytes)| *bytes);
-    bytes.fold(0_i64, i64::saturating_add)
+    nameable(run, moment, |cell| cell.tag.as_deref().is_some_and(names::is_line))
+}
+
+/// Returns the bytes of matching cells that can have a tag.
+fn nameable(run: &Run, moment: &Moment, fits: impl Fn(&Cell) -> bool) -> i64 {
+    let is_counted = |cell: &Cell| matches!(cell.class, Class::Direct | Class::Block) && fits(cell);
+    let amounts =
+        moment.amounts.iter().filter(|(cell, _)| run.cells.get(*cell as usize).is_some_and(is_counted));
+    sum(amounts.map(|(_, bytes)| *bytes))
 }
 
 type GapRow = (Part, &'static str, fn(&Parts) -> i64);
@@ -415,6 +446,23 @@ pub(crate) fn ranked_parts(parts: impl IntoIterator<Item = (String, i64)>) -> Ve
     parts
 }
 
+/// Returns the sum of amounts, which saturates.
+pub(crate) fn sum(amounts: impl IntoIterator<Item = i64>) -> i64 {
+    amounts.into_iter().fold(0, i64::saturating_add)
+}
+
+/// Returns the sum of named amounts.
+pub(crate) fn sum_of(parts: &[(String, i64)]) -> i64 {
+    sum(parts.iter().map(|(_, bytes)| *bytes))
+}
+
+/// Returns named amounts as printed, which add up to `total` steps of the unit.
+pub(crate) fn apportioned(unit: Unit, total: i64, parts: &[(String, i64)]) -> Vec<(&str, String)> {
+    let bytes: Vec<i64> = parts.iter().map(|(_, bytes)| *bytes).collect();
+    let steps = unit.apportion(total, &bytes);
+    parts.iter().zip(steps).map(|((name, _), steps)| (name.as_str(), unit.print(steps))).collect()
+}
+
 /// Keeps the first `limit` parts and sums the others in one part. `name` makes its name from their number.
 pub(crate) fn folded_parts(
     mut parts: Vec<(String, i64)>,
@@ -423,8 +471,7 @@ pub(crate) fn folded_parts(
 ) -> Vec<(String, i64)> {
     let rest = parts.split_off(limit.min(parts.len()));
     if !rest.is_empty() {
-        let sum = rest.iter().fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
-        parts.push((name(&gpumem_model::units::thousands(rest.len() as u64)), sum));
+        parts.push((name(&thousands(rest.len() as u64)), sum_of(&rest)));
     }
     parts
 }
@@ -447,10 +494,7 @@ fn ranked(compositions: &[Composition; 2], limit: usize, smallest: i64) -> Vec<(
     let mut rows: Vec<_> = all.into_iter().map(|(name, amounts)| row(name.to_owned(), amounts)).collect();
     if !rest.is_empty() {
         let sum = |column: usize| rest.iter().map(|(_, amounts)| amounts[column]).sum();
-        rows.push(row(
-            format!("({} smaller)", gpumem_model::units::thousands(rest.len() as u64)),
-            [sum(0), sum(1)],
-        ));
+        rows.push(row(format!("({} smaller)", thousands(rest.len() as u64)), [sum(0), sum(1)]));
     }
     rows
 }

@@ -2,8 +2,8 @@
 
 use crate::table::width as width_of;
 use gpumem_model::harmless::clean;
+use gpumem_model::units::thousands;
 
-/// Least width for wrapped sentences.
 const NARROWEST: usize = 20;
 
 /// Cleans and wraps a sentence.
@@ -25,6 +25,26 @@ pub(crate) fn clean_name(name: &str) -> String {
     let numbers =
         |blanks: &str| blanks.chars().map(|blank| format!("\\u{{{:x}}}", blank as u32)).collect::<String>();
     numbers(start) + &clean(trimmed) + &numbers(end)
+}
+
+/// Returns the first `limit` names and the number of the others: `a, b, 3 more`.
+pub(crate) fn listed(names: impl IntoIterator<Item = String>, limit: usize) -> String {
+    let mut names = names.into_iter();
+    let mut listed: Vec<String> = names.by_ref().take(limit).collect();
+    let more = names.count() as u64;
+    listed.extend((more > 0).then(|| format!("{} more", thousands(more))));
+    listed.join(", ")
+}
+
+/// Returns the words whose condition holds: `late, partial`.
+pub(crate) fn flags<const N: usize>(words: [(bool, &str); N]) -> String {
+    let words = words.into_iter().filter_map(|(is_true, word)| is_true.then_some(word));
+    words.collect::<Vec<_>>().join(", ")
+}
+
+/// Returns ` (text)`, or nothing for an empty text.
+pub(crate) fn in_brackets(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!(" ({text})") }
 }
 
 /// Lines of a report; all text is cleaned.
@@ -49,9 +69,7 @@ impl Lines {
         let width = self.width.map_or(usize::MAX, |width| width.max(NARROWEST));
         wrap(text, width).iter().for_each(|line| self.line(line));
     }
-}
 
-impl Lines {
     /// Adds an indented sentence that belongs to the line above.
     pub(crate) fn inset(&mut self, text: &str) {
         const INSET: &str = "  ";

@@ -2,10 +2,11 @@
 
 use super::Report;
 use super::table::{Table, shorten};
+use crate::encode::object;
 use crate::labels::whose;
-use crate::lines::clean_name;
+use crate::lines::{clean_name, listed};
 use gpumem_model::harmless::clean;
-use gpumem_model::program_data::{Counter, LOST, ProgramData, Range, SnapshotFigures};
+use gpumem_model::program_data::{Counter, LOST, ProgramData, Range};
 use gpumem_model::run::{Clock, Run};
 use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
@@ -15,8 +16,8 @@ const WIDTH: usize = 60;
 /// Most columns of a name in the report's line; `NAMED` is the most names there.
 const SHORT: usize = 24;
 const NAMED: usize = 4;
-const NOTHING: &str = "the program has said no counter, step or range: gpumem_counter_set and gpumem_step; \
-                       gpumem_configure(\"ranges\", \"on\") for the times of scopes";
+const NOTHING: &str = "the program reported no counter, step or range: call gpumem_counter_set or gpumem_step; \
+                       gpumem_configure(\"ranges\", \"on\") records the times of scopes";
 
 /// Returns both as tables.
 pub fn text(report: &Report<'_>) -> String {
@@ -31,7 +32,7 @@ pub fn text(report: &Report<'_>) -> String {
     }
     if !own.ranges.is_empty() {
         out += if own.counters.is_empty() { "" } else { "\n" };
-        let head = ["range, with those inside of it", "count", "total", "min", "max", "mean", "open"];
+        let head = ["range, with nested ones", "count", "total", "min", "max", "mean", "open"];
         let rows = by_total(own).into_iter().map(|range| row_of_range(range, run.clock));
         out += &table(&head, rows.collect());
     }
@@ -43,15 +44,14 @@ pub fn text(report: &Report<'_>) -> String {
 pub(super) fn remarks(own: &ProgramData) -> Vec<String> {
     let of = |count: u64, what: &str, why: &str| (count > 0).then(|| plural(count, what) + why);
     let lines = [
-        of(own.counters_dropped, "change", " of further counters: there are too many"),
-        of(own.ranges_dropped, "range", " of further names: there are too many"),
-        of(own.ranges_broken, "range", " of which begin or end was lost"),
-        of(own.spans_dropped, "earlier range", " only counted: a trace has the latest"),
+        of(own.counters_dropped, "change", " of further counters were dropped: there are too many"),
+        of(own.ranges_dropped, "range", " of further names were dropped: there are too many"),
+        of(own.ranges_broken, "range", " without begin or end: records were lost"),
+        of(own.spans_dropped, "earlier range", " only counted: a trace has only the latest ones"),
     ];
     lines.into_iter().flatten().collect()
 }
 
-/// Returns the ranges, those with the longest total first.
 pub(super) fn by_total(own: &ProgramData) -> Vec<&Range> {
     let mut ranges: Vec<&Range> = own.ranges.iter().collect();
     ranges.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.title().cmp(b.title())));
@@ -67,15 +67,15 @@ pub(super) fn title_of(range: &Range) -> String {
 }
 
 /// Returns the mean with one decimal digit.
-pub(super) fn mean(counter: &Counter) -> String {
+fn mean(counter: &Counter) -> String {
     let tenths = (counter.mean() * 10.0).round() as i64;
     let sign = if tenths < 0 { "-" } else { "" };
     format!("{sign}{}.{}", thousands(tenths.unsigned_abs() / 10), tenths.unsigned_abs() % 10)
 }
 
-fn row_of_counter(counter: &Counter) -> Vec<String> {
-    vec![
-        shorten(&name_of(counter), WIDTH, true),
+/// Returns the current value, number of changes, lowest, highest and mean value as printed.
+pub(super) fn figures(counter: &Counter) -> [String; 5] {
+    [
         thousands(counter.value),
         thousands(counter.changes),
         thousands(counter.min),
@@ -84,17 +84,20 @@ fn row_of_counter(counter: &Counter) -> Vec<String> {
     ]
 }
 
+/// Returns total, shortest, longest and mean length as printed; `None` before the first range has ended.
+pub(super) fn lengths(range: &Range, clock: Clock) -> [Option<String>; 4] {
+    let lengths = [range.total_ns, range.min_ns, range.max_ns, range.mean_ns().unwrap_or(0)];
+    lengths.map(|ns| (range.count > 0).then(|| clock.distance(ns)))
+}
+
+fn row_of_counter(counter: &Counter) -> Vec<String> {
+    [shorten(&name_of(counter), WIDTH, true)].into_iter().chain(figures(counter)).collect()
+}
+
 fn row_of_range(range: &Range, clock: Clock) -> Vec<String> {
-    let length = |ns: u64| if range.count == 0 { "-".to_owned() } else { clock.distance(ns) };
-    vec![
-        shorten(&title_of(range), WIDTH, true),
-        thousands(range.count),
-        length(range.total_ns),
-        length(range.min_ns),
-        length(range.max_ns),
-        length(range.mean_ns().unwrap_or(0)),
-        thousands(range.open),
-    ]
+    let lengths = lengths(range, clock).map(|length| length.unwrap_or("-".to_owned()));
+    let begin = [shorten(&title_of(range), WIDTH, true), thousands(range.count)];
+    begin.into_iter().chain(lengths).chain([thousands(range.open)]).collect()
 }
 
 fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
@@ -108,60 +111,23 @@ fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
 /// neither.
 pub(super) fn line(run: &Run) -> Option<String> {
     let own = &run.own;
-    let named = own.counters.iter().take(NAMED);
-    let mut counters: Vec<String> = named
-        .map(|counter| format!("{} {}", shorten(&name_of(counter), SHORT, true), thousands(counter.value)))
-        .collect();
-    let more = own.counters.len() - counters.len();
-    counters.extend((more > 0).then(|| format!("{} more", thousands(more as u64))));
+    let counters = own.counters.iter();
+    let counters = counters
+        .map(|counter| format!("{} {}", shorten(&name_of(counter), SHORT, true), thousands(counter.value)));
     let scopes = own.ranges.iter().filter(|range| !range.is_step).count() as u64;
     let parts = [
-        (!counters.is_empty()).then(|| format!("counters: {}", counters.join(", "))),
+        (!own.counters.is_empty()).then(|| format!("counters: {}", listed(counters, NAMED))),
         (scopes > 0).then(|| format!("ranges: {}", plural(scopes, "name"))),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     (!parts.is_empty()).then(|| format!("{} (--counters)", parts.join("; ")))
 }
 
-#[derive(Serialize)]
-pub(super) struct OwnJson<'a> {
-    counters: Vec<CounterJson<'a>>,
-    counters_dropped: u64,
-    ranges: Vec<RangeJson<'a>>,
-    ranges_dropped: u64,
-    ranges_broken: u64,
-    snapshot: Option<SnapshotFigures>,
-}
-
-#[derive(Serialize)]
-struct CounterJson<'a> {
-    name: Option<&'a str>,
-    value: i64,
-    changes: u64,
-    min: i64,
-    max: i64,
-    mean: f64,
-    since_ns: u64,
-    until_ns: u64,
-    points: &'a [(u64, i64)],
-}
-
-#[derive(Serialize)]
-struct RangeJson<'a> {
-    name: Option<&'a str>,
-    is_step: bool,
-    count: u64,
-    total_ns: u64,
-    min_ns: Option<u64>,
-    max_ns: Option<u64>,
-    mean_ns: Option<u64>,
-    open: u64,
-}
-
-impl<'a> OwnJson<'a> {
-    pub(super) fn of(own: &'a ProgramData) -> Self {
-        let counter = |counter: &'a Counter| CounterJson {
-            name: counter.name.as_deref(),
+/// Returns the JSON fields for counters and ranges.
+pub(super) fn fields(own: &ProgramData) -> impl Serialize {
+    let counters = own.counters.iter().map(|counter| {
+        object! {
+            name: &counter.name,
             value: counter.value,
             changes: counter.changes,
             min: counter.min,
@@ -170,9 +136,11 @@ impl<'a> OwnJson<'a> {
             since_ns: counter.since_ns,
             until_ns: counter.until_ns,
             points: &counter.points,
-        };
-        let range = |range: &'a Range| RangeJson {
-            name: range.name.as_deref(),
+        }
+    });
+    let ranges = own.ranges.iter().map(|range| {
+        object! {
+            name: &range.name,
             is_step: range.is_step,
             count: range.count,
             total_ns: range.total_ns,
@@ -180,38 +148,28 @@ impl<'a> OwnJson<'a> {
             max_ns: (range.count > 0).then_some(range.max_ns),
             mean_ns: range.mean_ns(),
             open: range.open,
-        };
-        OwnJson {
-            counters: own.counters.iter().map(counter).collect(),
-            counters_dropped: own.counters_dropped,
-            ranges: own.ranges.iter().map(range).collect(),
-            ranges_dropped: own.ranges_dropped,
-            ranges_broken: own.ranges_broken,
-            snapshot: own.snapshot,
         }
+    });
+    object! {
+        counters: counters.collect::<Vec<_>>(),
+        counters_dropped: own.counters_dropped,
+        ranges: ranges.collect::<Vec<_>>(),
+        ranges_dropped: own.ranges_dropped,
+        ranges_broken: own.ranges_broken,
+        snapshot: own.snapshot,
     }
-}
-
-#[derive(Serialize)]
-struct Document<'a> {
-    schema: &'static str,
-    version: u32,
-    run: Option<&'a str>,
-    pid: u32,
-    #[serde(flatten)]
-    own: OwnJson<'a>,
 }
 
 /// Returns counters and ranges as JSON, in the form that the report has.
 pub fn json(report: &Report<'_>) -> String {
-    let document = Document {
+    gpumem_model::harmless::json(&object! {
         schema: "gpumem.counters",
         version: 1,
         run: report.id.as_deref(),
         pid: report.run.process.pid,
-        own: OwnJson::of(&report.run.own),
-    };
-    gpumem_model::harmless::json(&document)
+        #[serde(flatten)]
+        own: fields(&report.run.own),
+    })
 }
 
 #[cfg(test)]
@@ -278,8 +236,8 @@ never              0       -         -       -       -     1
 "
         );
         let said = [
-            "1 change of further counters: there are too many",
-            "1,234 ranges of which begin or end was lost",
+            "1 change of further counters were dropped: there are too many",
+            "1,234 ranges without begin or end: records were lost",
         ];
         assert_eq!(remarks(&own), said);
     }

@@ -1,9 +1,9 @@
 //! A report in parts, for a screen with its own layout. Texts and amounts are those of the text form.
 
-use super::over_time::composition;
-use super::{By, Composition, Part, Report};
+use super::{By, Composition, Report};
 use crate::labels::device_title;
-use crate::text::{Shown, columns, words};
+pub use crate::text::PrintedRow as Row;
+use crate::text::{Shown, heads, words};
 use gpumem_model::run::Device;
 
 /// A report in parts.
@@ -36,47 +36,17 @@ pub struct Table {
     pub facts: Vec<String>,
 }
 
-/// A row of a table.
-#[derive(Debug, Clone)]
-pub struct Row {
-    /// Its kind.
-    pub part: Part,
-    /// Nesting depth.
-    pub depth: usize,
-    /// Name, without control characters.
-    pub name: String,
-    /// Amounts as printed.
-    pub cells: [String; 2],
-    /// Bytes at the last moment and at the peak; `None` where unknown.
-    pub bytes: [Option<i64>; 2],
-    /// Reliability of the amounts.
-    pub note: String,
-}
-
 /// Returns the panel of a report. `categories` limits the rows for categories of each device; `usize::MAX` shows all.
 pub fn panel(report: &Report<'_>, categories: usize) -> Panel {
     let times = report.times();
     let words = words(report);
-    let (last, peak) = columns(report);
     let table = |(device, facts): (&Device, Vec<String>)| {
         let shown = Shown::of(report, device, categories);
-        let rows = shown.statement.rows.iter().zip(shown.print(device));
-        let row = |(of, printed): (&super::Row, super::text::Printed)| Row {
-            part: of.part,
-            depth: printed.depth,
-            name: printed.name,
-            cells: printed.cells,
-            bytes: [0, 1].map(|column| of.bytes.get(column).copied().flatten()),
-            note: printed.note,
-        };
         Table {
             title: device_title(device),
             unit: shown.unit.name,
-            heads: [
-                [last.to_owned(), peak.to_owned()],
-                [times.time(device.last.time_ns), times.time(device.peak.time_ns)],
-            ],
-            rows: rows.map(row).collect(),
+            heads: heads(report, device, times),
+            rows: shown.print(device),
             facts,
         }
     };
@@ -94,7 +64,7 @@ pub fn panel(report: &Report<'_>, categories: usize) -> Panel {
 pub fn course(report: &Report<'_>, device: &Device, by: By) -> Vec<(u64, Composition)> {
     let points = device.details.timeline.points.iter();
     let mut course: Vec<(u64, Composition)> =
-        points.map(|point| (point.time_ns, composition(report, point, by))).collect();
+        points.map(|point| (point.time_ns, report.composition_at(point, by))).collect();
     let last_ns = course.last().map(|(time_ns, _)| *time_ns);
     if device.last.tracked_bytes.is_some() && Some(device.last.time_ns) > last_ns {
         course.push((device.last.time_ns, report.composition(&device.last, by)));

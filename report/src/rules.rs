@@ -40,7 +40,6 @@ pub const PRESETS: [(&str, &str); 4] = [
     ("torch", include_str!("../../config/rules/torch.toml")),
 ];
 
-/// Largest rules file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Name of tracked bytes without a tag.
 pub const NO_TAG: &str = "(no tag)";
@@ -190,10 +189,10 @@ fn rule(entry: Entry) -> Result<Rule, String> {
         return Err("a category needs a name, without blanks around it".into());
     }
     if RESERVED.contains(&entry.name.as_str()) || entry.name.starts_with('(') {
-        return Err("a category needs a name of its own: reports have a row of this name".into());
+        return Err("a category needs another name: reports have a row of this name".into());
     }
     if entry.tag.is_empty() && entry.role.is_empty() && entry.phase.is_empty() && entry.library.is_empty() {
-        return Err("matches nothing: give tag, role, phase or library".into());
+        return Err("matches nothing: add tag, role, phase or library".into());
     }
     let patterns = |texts: &[String]| -> Result<Vec<Pattern>, String> {
         texts.iter().map(|text| Pattern::new(text).map_err(|error| error.to_string())).collect()
@@ -259,7 +258,10 @@ mod tests {
         assert!(message("[[layer]]\nname = \"a\"\ntag = [\"re:(\"]").contains("\"re:(\""));
         assert!(message("[[structure]]\nname = \"a\"").contains("matches nothing"));
         for name in ["Others", "pool idle", "(no tag)"] {
-            assert!(message(&format!("[[layer]]\nname = \"{name}\"\ntag = [\"x\"]")).contains("of its own"));
+            assert!(
+                message(&format!("[[layer]]\nname = \"{name}\"\ntag = [\"x\"]"))
+                    .contains("needs another name")
+            );
         }
         assert!(message("[[layer]]\nname = \" x\"\ntag = [\"x\"]").contains("blanks"));
         let error = Groupings::load("/nonexistent/rules.toml").unwrap_err().to_string();

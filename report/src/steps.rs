@@ -1,7 +1,7 @@
 //! The steps of the gap as text: when it changed, by how much, and why.
 
-use super::Report;
 use super::table::Table;
+use super::{Report, sum};
 use crate::labels::{device_title, whose};
 use gpumem_model::harmless::clean;
 use gpumem_model::run::{Clock, Device, Parts, Step};
@@ -31,7 +31,7 @@ pub fn text(report: &Report<'_>) -> String {
         list(device, times, &format!("{}  {}", whose(run), device_title(device)), &mut lines);
     }
     if lines.is_empty() {
-        lines.push("no GPU memory was seen".to_owned());
+        lines.push("no GPU memory was observed".to_owned());
     }
     if run.clock == Clock::Lines {
         lines.push("a log has no driver events: causes of changes of Untrackable are unknown".to_owned());
@@ -52,19 +52,16 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
         lines.push("no change of Untrackable was observed".to_owned());
         return;
     }
-    let mut order: Vec<&Step> = steps.iter().collect();
-    order.sort_by_key(|step| std::cmp::Reverse(weight(step)));
     let shown =
         if steps.len() + OTHER_LINES - 1 > MOST_LINES { MOST_LINES - OTHER_LINES } else { steps.len() };
-    let smaller = order.split_off(shown);
-    order.sort_by_key(|step| step.time_ns);
-    let rest = smaller.iter().fold(0_i64, |sum, step| sum.saturating_add(step.bytes));
+    let (order, smaller) = split_largest(steps, shown);
+    let rest = sum(smaller.iter().map(|step| step.bytes));
     let bytes: Vec<i64> =
         order.iter().map(|step| step.bytes).chain((!smaller.is_empty()).then_some(rest)).collect();
     let largest = bytes.iter().map(|bytes| bytes.saturating_abs()).max().unwrap_or(0);
-    let sum = bytes.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes));
-    let unit = Unit::for_largest(largest.max(sum.saturating_abs()));
-    let total = unit.round(sum);
+    let whole = sum(bytes.iter().copied());
+    let unit = Unit::for_largest(largest.max(whole.saturating_abs()));
+    let total = unit.round(whole);
     let mut table = Table::of_numbers(1, 2);
     let mut amounts = unit.apportion(total, &bytes).into_iter().map(|steps| unit.print_signed(steps));
     for (step, amount) in order.iter().zip(amounts.by_ref()) {
@@ -115,8 +112,13 @@ fn is_like(a: &Step, b: &Step) -> bool {
         && (a.bytes >= 0) == (b.bytes >= 0)
 }
 
-pub(super) fn weight(step: &Step) -> u64 {
-    step.parts.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max().unwrap_or(0)
+/// Splits the steps into the `limit` largest ones, in the order of time, and the others.
+pub(super) fn split_largest(mut steps: Vec<Step>, limit: usize) -> (Vec<Step>, Vec<Step>) {
+    let weight = |step: &Step| step.parts.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max();
+    steps.sort_by_key(|step| std::cmp::Reverse(weight(step)));
+    let smaller = steps.split_off(steps.len().min(limit));
+    steps.sort_by_key(|step| step.time_ns);
+    (steps, smaller)
 }
 
 /// Returns the text of a step after its time and bytes.

@@ -18,14 +18,14 @@
 //! Events are written one by one: the arguments of an event exist only while it is written. The number of events of a run is
 //! bounded, regardless of the number of its records.
 
-use super::{By, Report};
+use super::{By, Report, sum};
 use crate::labels::{device_name, label};
 use crate::plot;
 use gpumem_model::harmless::in_json;
 use gpumem_model::program_data::{LOST, ProgramData, Span};
 use gpumem_model::run::Mark;
 use gpumem_model::run::{Clock, Device, Fate, Iteration, Moment, Oom, Step};
-use gpumem_model::units::Unit;
+use gpumem_model::units::{Unit, signed};
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
 use std::io::{self, Write};
@@ -38,7 +38,6 @@ type Args = Map<String, Value>;
 /// An event with its absolute time; times become relative to the first event when it is written.
 struct Event<'r> {
     time_ns: u64,
-    /// Length of an interval.
     length_ns: Option<u64>,
     phase: &'static str,
     name: String,
@@ -104,7 +103,22 @@ pub fn write(report: &Report<'_>, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(b"\n]}\n")
 }
 
-impl Event<'_> {
+impl<'r> Event<'r> {
+    fn new(
+        phase: &'static str,
+        time_ns: u64,
+        name: impl Into<String>,
+        thread: u32,
+        args: impl Fn() -> Args + 'r,
+    ) -> Self {
+        Event { time_ns, length_ns: None, phase, name: name.into(), thread, args: Box::new(args) }
+    }
+
+    /// Makes the event an interval up to this time.
+    fn until(self, end_ns: u64) -> Self {
+        Event { length_ns: Some(end_ns.saturating_sub(self.time_ns)), ..self }
+    }
+
     fn line(&self, first_ns: u64, pid: u32, clock: Clock) -> Value {
         let micros = |ns: u64| match clock {
             Clock::Lines => ns as f64,
@@ -130,7 +144,6 @@ impl Event<'_> {
     }
 }
 
-/// Name and thread of a device's counters.
 struct Counters {
     name: String,
     thread: u32,
@@ -138,12 +151,11 @@ struct Counters {
 
 impl Counters {
     fn event<'r>(&self, time_ns: u64, what: &str, args: impl Fn() -> Args + 'r) -> Event<'r> {
-        let name = format!("{} {what}", self.name);
-        Event { time_ns, length_ns: None, phase: "C", name, thread: self.thread, args: Box::new(args) }
+        Event::new("C", time_ns, format!("{} {what}", self.name), self.thread, args)
     }
 
     fn bytes<'r>(&self, time_ns: u64, what: &str, bytes: i64) -> Event<'r> {
-        self.event(time_ns, what, move || Map::from_iter([("bytes".to_owned(), bytes.into())]))
+        self.event(time_ns, what, move || args([("bytes", bytes.into())]))
     }
 }
 
@@ -168,7 +180,7 @@ fn of_device<'r>(
         }
     }
     if let Some((used, time_ns)) = device.peak_used {
-        events.push(counters.bytes(time_ns, "used", i64::try_from(used).unwrap_or(i64::MAX)));
+        events.push(counters.bytes(time_ns, "used", signed(used)));
     }
     held.say(report.by, device, &counters, events);
     let rows = device.details.iterations.rows.iter().chain(&device.details.iterations.open);
@@ -188,16 +200,10 @@ fn counted<'r>(own: &'r ProgramData, events: &mut Vec<Event<'r>>) {
         // The last value is repeated at the end of the counter's life, so that the line extends to there.
         let last = (counter.until_ns, counter.value);
         let is_new = counter.points.last().is_none_or(|(time_ns, _)| *time_ns < last.0);
-        events.extend(counter.points.iter().copied().chain(is_new.then_some(last)).map(
-            |(time_ns, value)| Event {
-                time_ns,
-                length_ns: None,
-                phase: "C",
-                name: name.clone(),
-                thread: 0,
-                args: Box::new(move || Map::from_iter([("value".to_owned(), value.into())])),
-            },
-        ));
+        let points = counter.points.iter().copied().chain(is_new.then_some(last));
+        events.extend(points.map(|(time_ns, value)| {
+            Event::new("C", time_ns, name.as_str(), 0, move || args([("value", value.into())]))
+        }));
     }
 }
 
@@ -221,23 +227,16 @@ fn ranges<'r>(own: &'r ProgramData, first: u32, events: &mut Vec<Event<'r>>) -> 
             Some((_, ends)) => ends.push(to_ns),
             None => rows.push((thread, vec![to_ns])),
         }
-        let name = own.ranges.get(range as usize).map_or(LOST, |range| range.title()).to_owned();
-        events.push(Event {
-            time_ns: from_ns,
-            length_ns: Some(to_ns.saturating_sub(from_ns)),
-            phase: "X",
-            name,
-            thread: first + at as u32,
-            args: Box::new(move || Map::from_iter([("thread".to_owned(), thread.into())])),
-        });
+        let name = own.ranges.get(range as usize).map_or(LOST, |range| range.title());
+        let args = move || args([("thread", thread.into())]);
+        events.push(Event::new("X", from_ns, name, first + at as u32, args).until(to_ns));
     }
     (first..).zip(rows).map(|(row, (thread, _))| (row, format!("ranges of thread {thread}"))).collect()
 }
 
 fn mark(mark: &Mark, thread: u32) -> Event<'_> {
-    let name = mark.name.clone().unwrap_or_else(|| LOST.to_owned());
-    let args = || Map::from_iter([("by".to_owned(), mark.by.clone().into())]);
-    Event { time_ns: mark.time_ns, length_ns: None, phase: "i", name, thread, args: Box::new(args) }
+    let name = mark.name.as_deref().unwrap_or(LOST);
+    Event::new("i", mark.time_ns, name, thread, || args([("by", mark.by.clone().into())]))
 }
 
 /// `tracked` in total and by category, at moments at which it is exact.
@@ -254,25 +253,20 @@ impl Held {
         let bars: Vec<plot::Bar> =
             moments.iter().map(|moment| plot::bar(report, moment, report.by, "")).collect();
         let (names, bars) = plot::folded_to(&bars, CATEGORIES);
-        let of = |bar: &plot::Bar, name: &String| -> i64 {
-            let own = bar.segments.iter().filter(|part| part.name == *name);
-            own.map(|part| part.bytes).fold(0, i64::saturating_add)
+        let of = |bar: &plot::Bar, name: &String| {
+            sum(bar.segments.iter().filter(|part| part.name == *name).map(|part| part.bytes))
         };
         let amounts = bars.iter().map(|bar| names.iter().map(|name| of(bar, name)).collect()).collect();
         Held { moments, names, amounts }
     }
 
     fn say<'r>(&'r self, by: By, device: &Device, counters: &Counters, events: &mut Vec<Event<'r>>) {
-        let what = match by {
-            By::Layer => "by layer",
-            By::Structure => "by structure",
-            By::Tag => "by tag",
-        };
+        let what = format!("by {}", by.name());
         for (moment, amounts) in self.moments.iter().zip(&self.amounts) {
             events.push(counters.bytes(moment.time_ns, "tracked", moment.tracked_bytes.unwrap_or(0)));
             // A counter keeps the last value of a series that is missing in an event, so each event has all names.
             let parts = || self.names.iter().cloned().zip(amounts.iter().map(|bytes| (*bytes).into()));
-            events.push(counters.event(moment.time_ns, what, move || parts().collect()));
+            events.push(counters.event(moment.time_ns, &what, move || parts().collect()));
         }
         if self.moments.is_empty() {
             // Runs of older versions have only buckets, where the time of the highest value is not exact.
@@ -288,7 +282,7 @@ impl Held {
 fn moments(device: &Device) -> Vec<Moment> {
     let of = |time_ns: u64, amounts: &[(u32, i64)], rest: i64| Moment {
         time_ns,
-        tracked_bytes: Some(amounts.iter().map(|(_, bytes)| *bytes).fold(rest, i64::saturating_add)),
+        tracked_bytes: Some(sum(amounts.iter().map(|(_, bytes)| *bytes).chain([rest]))),
         // Bytes of the point that no cell has go to `Others`: no cell has this index.
         amounts: amounts.iter().copied().chain((rest != 0).then_some((u32::MAX, rest))).collect(),
         ..Moment::default()
@@ -310,21 +304,13 @@ fn iteration(row: &Iteration, thread: u32) -> Event<'_> {
         false => format!("steps {} to {}", row.first, row.last),
     };
     let args = || {
-        let levels = [
-            ("tracked_peak_bytes", row.tracked.peak_bytes),
-            ("activations_peak_bytes", row.activations.peak_bytes),
-            ("temporaries_peak_bytes", row.temporaries.peak_bytes),
-        ];
-        levels.into_iter().map(|(name, bytes)| (name.to_owned(), bytes.into())).collect()
+        args([
+            ("tracked_peak_bytes", row.tracked.peak_bytes.into()),
+            ("activations_peak_bytes", row.activations.peak_bytes.into()),
+            ("temporaries_peak_bytes", row.temporaries.peak_bytes.into()),
+        ])
     };
-    Event {
-        time_ns: row.start_ns,
-        length_ns: Some(row.end_ns.saturating_sub(row.start_ns)),
-        phase: "X",
-        name,
-        thread,
-        args: Box::new(args),
-    }
+    Event::new("X", row.start_ns, name, thread, args).until(row.end_ns)
 }
 
 fn oom(entry: &Oom, thread: u32) -> Event<'_> {
@@ -334,37 +320,39 @@ fn oom(entry: &Oom, thread: u32) -> Event<'_> {
         Fate::Survived => "survived",
     };
     let args = move || {
-        let mut args = Map::from_iter([
-            ("asked_bytes".to_owned(), entry.asked_bytes.into()),
-            ("fate".to_owned(), fate.into()),
-            ("count".to_owned(), entry.count.into()),
+        let mut args = args([
+            ("asked_bytes", entry.asked_bytes.into()),
+            ("fate", fate.into()),
+            ("count", entry.count.into()),
         ]);
         args.extend(texts([("tag", &entry.tag), ("phase", &entry.phase)]));
         args.extend(entry.free_bytes().map(|bytes| ("free_bytes".to_owned(), bytes.into())));
         args
     };
     let name = if entry.is_true() { "OOM" } else { "memory pressure" };
-    let (time_ns, name) = (entry.time_ns, name.into());
-    Event { time_ns, length_ns: None, phase: "i", name, thread, args: Box::new(args) }
+    Event::new("i", entry.time_ns, name, thread, args)
 }
 
 fn gap(step: &Step, thread: u32) -> Event<'_> {
     let unit = Unit::for_largest(step.bytes);
     let sign = if step.bytes < 0 { "" } else { "+" };
-    let name = format!("Untrackable {sign}{} {}: {}", unit.amount(step.bytes), unit.name, step.cause);
+    let name = format!("Untrackable {sign}{}: {}", unit.amount_with_name(step.bytes), step.cause);
     let args = || {
-        let mut args = Map::from_iter([
-            ("bytes".to_owned(), step.bytes.into()),
-            ("cause".to_owned(), step.cause.clone().into()),
-            ("kind".to_owned(), step.kind.clone().into()),
+        let mut args = args([
+            ("bytes", step.bytes.into()),
+            ("cause", step.cause.clone().into()),
+            ("kind", step.kind.clone().into()),
         ]);
         args.extend(texts([("tag", &step.tag), ("library", &step.library)]));
         args
     };
-    Event { time_ns: step.time_ns, length_ns: None, phase: "i", name, thread, args: Box::new(args) }
+    Event::new("i", step.time_ns, name, thread, args)
 }
 
-/// Returns arguments for the texts that exist.
+fn args<const N: usize>(values: [(&str, Value); N]) -> Args {
+    values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
 fn texts(of: [(&str, &Option<String>); 2]) -> impl Iterator<Item = (String, Value)> {
     of.map(|(name, text)| text.clone().map(|text| (name.to_owned(), text.into()))).into_iter().flatten()
 }

@@ -119,7 +119,7 @@ fn bert_pair_differs_by_recorded_parameters_and_gradients() {
     for cause in ["Weights +528.1", "Weight Gradients +528.1", "Untrackable -1,055.7"] {
         assert!(sentence.contains(cause), "{sentence}");
     }
-    assert!(reported.contains("1,055.7 MiB may be a matter of recording, not of use"), "{reported}");
+    assert!(reported.contains("1,055.7 MiB may differ in coverage, not in use"), "{reported}");
 }
 
 /// A daemon's store after its end, asked by gpumemctl.

@@ -80,16 +80,16 @@ fn bert_has_its_totals_and_classes() {
         assert_eq!(share(name), percent, "{name}");
     }
     let rounding = caveat(&run, "rounding");
-    assert!(rounding.contains("7,157,874,688 bytes were taken for 6,419,828,272"), "{rounding}");
+    assert!(rounding.contains("7,157,874,688 bytes were allocated for 6,419,828,272"), "{rounding}");
     assert!(
         rounding.contains(
-            "11.5 % more; of 738,046,416 bytes: Feature Maps 264,218,712, Optimizer State 231,622,640, "
+            "11.5 % more; the difference of 738,046,416 bytes: Feature Maps 264,218,712, Optimizer State 231,622,640, "
         ),
         "{rounding}"
     );
     assert_eq!(waste(rounding).iter().sum::<u64>(), 738_046_416, "{rounding}");
     assert!(caveat(&run, "reused").starts_with("75 of 1,152 rows"));
-    assert!(caveat(&run, "live_set").contains("need not be the peak"));
+    assert!(caveat(&run, "live_set").contains("may be less than the peak"));
 }
 
 /// The amounts by category behind the last colon.

@@ -236,7 +236,7 @@ fn oom_of_a_process_without_an_agent_is_inferred() {
     let (text, json) = scene.oom(modest.pid());
     assert_eq!(json["ooms"].as_array().map(Vec::len), Some(0));
     assert_eq!(json["covered"], false);
-    assert!(text.contains("no agent said whether memory ran out"), "{text}");
+    assert!(text.contains("no agent reported whether memory ran out"), "{text}");
     // By time and device.
     let at = scene.oom_text(&["oom", "--at", "1s", "--gpu", "0", "--for", "2m"]);
     println!("{at}");
@@ -255,7 +255,7 @@ fn oom_of_a_process_without_an_agent_is_inferred() {
     assert_eq!(found, [Some(victim.pid().into()), Some(modest.pid().into())]);
     assert_eq!(at["processes"][0]["ooms"][0]["what"], "suspected");
     let long_ago = scene.oom_text(&["oom", "--at", "2d", "--gpu", "0"]);
-    assert!(long_ago.contains("nobody ended or ran out of memory then"), "{long_ago}");
+    assert!(long_ago.contains("no process ended or ran out of memory then"), "{long_ago}");
     tenant.end();
 }
 

@@ -262,7 +262,7 @@ fn balances_hold_across_a_pause_and_missing_records_are_counted() {
     assert!(coverage.lost == 0 && coverage.withheld >= 5, "kept back, and not lost: {coverage:?}");
     assert!(coverage.partial_history && !coverage.partial_state, "its peak is a lower bound: {coverage:?}");
     let report = done(&machine, &daemon, &["report", file.to_str().expect("UTF-8")]);
-    assert!(report.contains("peak is a lower bound: records were kept back on request"), "{report}");
+    assert!(report.contains("peak is a lower bound: records were withheld on request"), "{report}");
     let tags: Vec<_> = run.cells.iter().filter_map(|cell| cell.tag.clone()).collect();
     assert!(tags.contains(&"between".to_owned()), "what was born unseen has its name: {tags:?}");
     mixer.end();

@@ -205,9 +205,9 @@ fn counts_are_written_in_words() {
     let text = text_of(&run, By::Layer, None);
     assert!(text.contains(" 1 allocation of 18,446,744,073,709,551,615 bytes, 1 event lost, "), "{text}");
     assert!(text.contains("8 NVML samples (1,000 torn)"), "{text}");
-    assert!(line(&text, "odd: ").starts_with("odd: 1,234 records did not fit what was known (frees"));
+    assert!(line(&text, "odd: ").starts_with("odd: 1,234 records contradicted earlier ones (frees"));
     run.coverage.odd = 1;
-    assert!(text_of(&run, By::Layer, None).contains("\nodd: 1 record did not fit"));
+    assert!(text_of(&run, By::Layer, None).contains("\nodd: 1 record contradicted"));
     run.coverage.odd = 0;
     assert!(!text_of(&run, By::Layer, None).contains("odd: "));
 }

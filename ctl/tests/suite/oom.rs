@@ -58,8 +58,8 @@ fn every_oom_of_a_recording_is_told_and_the_report_points_to_it() {
         "you      parameters 500.0 + idle 100.0 = 600.0 tracked\n",
         "idle     100.0 in 1 piece, largest block 100.0 < 390.0\n",
         "OOM #2 +60.0 s GPU 0",
-        "asked 200.0 of the pool, which gave up without asking the driver: it held 600.0, 500.0 handed out\n",
-        "verdict  not known: nobody said what was free\n",
+        "asked 200.0 of the pool, which failed without a request to the driver: it held 600.0, 500.0 handed out\n",
+        "verdict  unknown: free memory was not reported\n",
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }
@@ -79,7 +79,7 @@ fn iterations_are_told_in_three_forms_and_where_there_are_none_that_is_said() {
     let folder = Folder::new("iterations");
     let file = recording(&folder);
     let text = told(&folder, &["report", &file, "--iterations"]);
-    assert!(text.contains("\nno iteration was seen: "), "{text}");
+    assert!(text.contains("\nno iteration was observed: "), "{text}");
     let csv = told(&folder, &["report", &file, "--iterations", "--csv"]);
     assert!(csv.starts_with("pid,device,epoch,iteration,peak_cached,current_cached,"), "{csv}");
     let json = told(&folder, &["report", &file, "--iterations", "--json"]);

@@ -70,7 +70,7 @@ fn a_recording_tells_of_any_time_exactly() {
         assert_eq!(columns(&text), (heads.to_vec(), tracked.to_vec()), "{args:?}\n{text}");
     }
     let text = told(&["--between", "10:30:12Z,10:30:40Z"]);
-    assert!(text.contains("\n10:30:12Z to 10:30:40Z, 28.0 s; counts are those of the window\n"), "{text}");
+    assert!(text.contains("\n10:30:12Z to 10:30:40Z, 28.0 s; counts cover the window\n"), "{text}");
     assert!(text.contains("--between 10:30:12Z,10:30:40Z"), "how to go on:\n{text}");
     let json: serde_json::Value = serde_json::from_str(&told_json(&folder, &file)).expect("JSON");
     assert_eq!(

@@ -2,7 +2,6 @@
 
 use crate::feed::{MAX_BYTES, MIB};
 
-/// An annotation in a line.
 #[derive(Debug, PartialEq)]
 pub(super) enum Annotation<'a> {
     Allocation {

@@ -16,7 +16,7 @@
 mod line;
 
 use super::feed::{Feed, MIB, Piece, Speaker};
-use super::lines::lines;
+use super::lines::{contains, lines};
 use gpumem_ledger::ProcessKey;
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};
@@ -31,11 +31,10 @@ const EXAMPLE: &str = "[mem] Allocate 1024 bytes GPU memory (in_arg:fc_weight)."
 
 /// Whether a file begins with lines of this format.
 pub fn looks_like(head: &[u8]) -> bool {
-    let has = |needle: &[u8]| head.windows(needle.len()).any(|window| window == needle);
+    let has = |needle: &[u8]| contains(head, needle);
     has(b"[mem] Allocate ") || has(b" bytes GPU memory (") || has(b" MB GPU global memory free, total ")
 }
 
-/// Returns the role for a tag's prefix.
 pub(super) fn role(tag: &str) -> Role {
     let prefixes = [
         ("in_arg:", Role::Parameter),
@@ -56,7 +55,7 @@ pub(super) fn role(tag: &str) -> Role {
     }
 }
 
-/// Converts annotations to records.
+#[derive(Default)]
 struct Reader {
     /// The process that wrote the log; its pid is known only from the first reading on.
     own: Speaker,
@@ -139,30 +138,34 @@ impl Reader {
     }
 
     fn caveats(&self, feed: &mut Feed<'_>) {
-        feed.caveat("no_clock", "the log has no clock: times are its line numbers");
-        feed.caveat(
-            "no_frees",
-            "the log records no frees: its allocator keeps what it takes, so tracked only grows",
-        );
-        if self.releases > 0 {
-            let text =
-                format!("{} releases without size or address: tracked is an upper bound", self.releases);
-            feed.caveat("releases", text);
-        }
+        feed.caveats([
+            ("no_clock", true, "the log has no clock: times are its line numbers".to_owned()),
+            (
+                "no_frees",
+                true,
+                "the log records no frees: its allocator keeps freed memory, so tracked only grows"
+                    .to_owned(),
+            ),
+            (
+                "releases",
+                self.releases > 0,
+                format!("{} releases without size or address: tracked is an upper bound", self.releases),
+            ),
+        ]);
         feed.tell_rejects("record", "line", EXAMPLE);
-        if self.neighbours {
-            let text =
-                "nvidia-smi names several processes: the one with most memory at the first reading is taken";
-            feed.caveat("several_processes", format!("{text} for the log's own"));
-        }
-        if self.ambiguous > 0 {
-            let text = "a process stands in a reading without one number: unreadable, or on several GPUs";
-            feed.caveat("ambiguous_readings", format!("{} times {text}", self.ambiguous));
-        }
-        if self.estimated > 0 {
-            let text = format!("{} allocations are given in whole MiB only", self.estimated);
-            feed.caveat("estimated", text);
-        }
+        let several = "nvidia-smi lists several processes: the log is attributed to the one with the most memory at the first reading";
+        let (ambiguous, estimated) = (self.ambiguous, self.estimated);
+        feed.caveats([
+            ("several_processes", self.neighbours, several.to_owned()),
+            (
+                "ambiguous_readings",
+                ambiguous > 0,
+                format!(
+                    "{ambiguous} readings without a number for a process: unreadable, or it uses several GPUs"
+                ),
+            ),
+            ("estimated", estimated > 0, format!("{estimated} allocations have sizes in whole MiB only")),
+        ]);
     }
 }
 
@@ -173,17 +176,7 @@ impl Reader {
 pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let mut feed = Feed::of_lines(sink);
-    let mut reader = Reader {
-        own: Speaker::new(0),
-        pid: None,
-        pids: BTreeSet::new(),
-        allocations: 0,
-        readings: 0,
-        estimated: 0,
-        neighbours: false,
-        ambiguous: 0,
-        releases: 0,
-    };
+    let mut reader = Reader::default();
     let read = lines(input, &mut feed, |feed, number, text| {
         feed.time_ns = number;
         text.split('\r').for_each(|part| reader.line(feed, number, part));

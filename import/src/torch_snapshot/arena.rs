@@ -22,7 +22,6 @@ const MAX_TEXT_BYTES: usize = 2048;
 /// Minimum length of lists that are shared.
 const SHARED_FROM: usize = 4;
 
-/// Content of a value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Node {
     None,
@@ -59,7 +58,6 @@ struct Extent {
     before: u32,
 }
 
-/// Kinds of containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     List,
@@ -201,7 +199,6 @@ impl Arena {
         }
     }
 
-    /// Appends `items` to a container.
     pub fn fill(&mut self, container: Ref, items: &[Ref]) -> Result<(), Full> {
         if items.is_empty() {
             return Ok(());

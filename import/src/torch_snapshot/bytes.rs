@@ -64,7 +64,6 @@ impl<R: Read> Bytes<R> {
         }
     }
 
-    /// Returns the next byte, or `None` at the end.
     #[inline]
     pub fn next(&mut self) -> Result<Option<u8>, Fault> {
         if self.at >= self.buffer.len() && !self.has_more()? {
@@ -84,7 +83,6 @@ impl<R: Read> Bytes<R> {
         self.next()?.ok_or_else(|| self.ends())
     }
 
-    /// Reads a fixed number of bytes.
     #[inline]
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
         if let Some(found) = self.buffer.get(self.at..).and_then(|rest| rest.first_chunk::<N>()) {

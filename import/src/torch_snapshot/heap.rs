@@ -16,7 +16,6 @@ pub(super) struct Piece {
     pub is_expandable: bool,
 }
 
-/// A block in use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Live {
     /// Size; 0 if it is not known yet.
@@ -33,9 +32,7 @@ pub(super) struct Live {
 pub(super) struct Heap {
     pub pieces: BTreeMap<u64, Piece>,
     pub blocks: BTreeMap<u64, Live>,
-    /// Remaining steps of [`MOST_STEPS`].
     steps: u64,
-    /// Remaining parts of [`MOST_PARTS`].
     parts: u64,
 }
 

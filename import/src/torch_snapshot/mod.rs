@@ -80,7 +80,6 @@ impl Snapshot {
     }
 }
 
-/// Returns the caveats of the run.
 fn caveats(
     unpickled: &Unpickled,
     snapshot: &Snapshot,
@@ -90,8 +89,8 @@ fn caveats(
     let mut caveats = vec![
         (
             "only_the_allocator",
-            "a snapshot knows PyTorch's allocator alone: what CUDA, NCCL and other libraries hold is not in it, nor what \
-             NVML says, so used and Untrackable are unknown"
+            "a snapshot covers only PyTorch's allocator: it has neither the memory of CUDA, NCCL and other libraries nor \
+             NVML's readings, so used and Untrackable are unknown"
                 .to_owned(),
         ),
         ("snapshot_figures", in_words(figures)),
@@ -108,39 +107,30 @@ fn caveats(
         _ => add(
             "partial_history",
             format!(
-                "the history begins in the middle of the run, with {} bytes in use, and has {} s: peaks before it are not known",
+                "the history begins in the middle of the run, with {} bytes in use, and covers {} s: earlier peaks are unknown",
                 thousands(told.start_bytes),
                 seconds(told.history_ns)
             ),
         ),
     }
     if told.unnamed.0 > 0 {
-        add(
-            "no_stack",
-            format!(
-                "no stack of {} in use ({} bytes): made before stacks were recorded",
-                plural(told.unnamed.0, "block"),
-                thousands(told.unnamed.1)
-            ),
-        );
+        let (blocks, bytes) = (plural(told.unnamed.0, "block"), thousands(told.unnamed.1));
+        let why = "allocated before stacks were recorded";
+        add("no_stack", format!("{blocks} in use ({bytes} bytes) without a stack: {why}"));
     }
-    add("roles_from_stacks", "roles and phases are read off the stacks and the order of the history".into());
+    add("roles_from_stacks", "roles and phases come from the stacks and the order of the history".into());
     let private = snapshot.segments.iter().filter(|segment| segment.is_private);
     let (count, bytes) = sums(private.map(|segment| segment.bytes));
     if count > 0 {
-        let text = format!(
-            "{} ({} bytes) of private pools: CUDA graphs or MemPool",
-            plural(count, "segment"),
-            thousands(bytes)
-        );
-        add("private_pools", text);
+        let (segments, bytes) = (plural(count, "segment"), thousands(bytes));
+        add("private_pools", format!("{segments} ({bytes} bytes) of private pools: CUDA graphs or MemPool"));
     }
     if told.contradictions + told.corrected > 0 {
         add(
             "contradictions",
             format!(
-                "{} entries or rows contradict others and were passed over; {} blocks or segments were set right at the end, which \
-                 is as the snapshot says",
+                "{} entries or rows contradict others and were skipped; {} blocks or segments were corrected at the end to \
+                 match the snapshot",
                 thousands(told.contradictions),
                 thousands(told.corrected)
             ),
@@ -160,17 +150,20 @@ fn caveats(
         add("unknown_actions", unknown("trace entries have an action", &snapshot.unknown_actions));
     }
     if snapshot.unknown_states.0 > 0 {
-        add("unknown_states", unknown("blocks have a state", &snapshot.unknown_states) + ": taken as in use");
+        add("unknown_states", unknown("blocks have a state", &snapshot.unknown_states) + ": counted as used");
     }
     if snapshot.host_entries > 0 {
         let text = format!(
-            "{} entries of pinned host memory's own history are not replayed: its last state is told",
+            "{} entries of the history of pinned host memory are not replayed: only its last state is shown",
             thousands(snapshot.host_entries)
         );
         add("host_history", text);
     }
     if unpickled.has_more {
-        let text = format!("the file goes on behind the pickle's end at byte {}: not read", unpickled.bytes);
+        let text = format!(
+            "the file continues after the pickle's end at byte {}: the rest was not read",
+            unpickled.bytes
+        );
         add("trailing_bytes", text);
     }
     caveats
@@ -180,7 +173,6 @@ fn sums(bytes: impl Iterator<Item = u64>) -> (u64, u64) {
     bytes.fold((0, 0_u64), |(count, sum), bytes| (count + 1, sum.saturating_add(bytes)))
 }
 
-/// Returns the snapshot's own totals.
 fn figures(snapshot: &Snapshot, told: &Told) -> SnapshotFigures {
     let (segments, reserved_bytes) =
         sums(snapshot.segments.iter().filter(|segment| !segment.is_host).map(|segment| segment.bytes));

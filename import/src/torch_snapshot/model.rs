@@ -39,15 +39,12 @@ pub(super) struct Segment {
     /// Allocated bytes according to the segment itself.
     pub allocated: Option<u64>,
     pub is_expandable: bool,
-    /// The segment is for small blocks.
     pub is_small: bool,
     /// The segment belongs to a private pool (of a CUDA graph or a `MemPool`).
     pub is_private: bool,
-    /// The segment is page-locked host memory.
     pub is_host: bool,
 }
 
-/// A block in use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Block {
     pub device: u8,
@@ -77,7 +74,6 @@ pub(super) enum Action {
     Snapshot,
 }
 
-/// One entry of a trace.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Event {
     pub action: Action,
@@ -117,7 +113,6 @@ impl Rejects {
     }
 }
 
-/// Content of a snapshot.
 #[derive(Debug, Default)]
 pub(super) struct Snapshot {
     pub segments: Vec<Segment>,

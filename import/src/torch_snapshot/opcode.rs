@@ -3,7 +3,6 @@
 //! A pickle is a program for a stack machine. It is dangerous because of a few opcodes that import names and call them. This
 //! machine implements none of them: a file can only build lists, dicts, strings and numbers.
 
-/// Codes of the supported opcodes.
 pub(super) mod op {
     #![allow(missing_docs)]
     pub const MARK: u8 = b'(';

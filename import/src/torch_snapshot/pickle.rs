@@ -11,7 +11,6 @@ use std::io::Read;
 
 /// Maximum memory for values, stack and memo of one file together.
 pub(super) const MAX_MEMORY_BYTES: u64 = 4 << 30;
-/// Newest supported protocol.
 const MAX_PROTOCOL: u8 = 5;
 /// Number of opcodes between two checks of the memory limit. In between, memory grows at most by this number times the maximum
 /// length of a piece. Opcodes with text also check it themselves.
@@ -23,7 +22,6 @@ const UNUSED: Ref = Ref::MAX;
 pub(super) struct Unpickled {
     pub arena: Arena,
     pub root: Ref,
-    /// Length of the pickle.
     pub bytes: u64,
     /// The file continues after the pickle.
     pub has_more: bool,
@@ -75,7 +73,6 @@ struct Machine<R> {
 }
 
 impl<R: Read> Machine<R> {
-    /// Checks the memory limit.
     fn look(&self) -> Result<(), Fault> {
         let beside = (self.stack.len() + self.marks.len() + self.memo.len()) as u64 * size_of::<Ref>() as u64;
         if self.arena.bytes() + beside > self.max_memory_bytes {
@@ -187,7 +184,6 @@ impl<R: Read> Machine<R> {
         }
     }
 
-    /// Reads a line as a number.
     fn line_number(&mut self) -> Result<u64, Fault> {
         self.bytes.line(&mut self.piece)?;
         let number = std::str::from_utf8(&self.piece).ok().and_then(|text| text.trim().parse().ok());

@@ -21,17 +21,13 @@ use std::collections::HashMap;
 const SELF: ProcessKey = ProcessKey { pid: 0, start_ticks: 0 };
 /// Record time at which the history begins; the first entry's time is reported separately.
 const START_NS: u64 = 1_000_000_000;
-/// Maximum number of profiler ranges in a tag.
 const MAX_SCOPES: usize = 16;
 /// Prefix of the profiler's step ranges; the step's number follows.
 const STEP: &str = "ProfilerStep#";
-/// The driver's result code for out of memory.
 const OUT_OF_MEMORY: u16 = 2;
 
-/// Statistics of a replay.
 #[derive(Debug, Default)]
 pub(super) struct Told {
-    /// Number of impossible entries.
     pub contradictions: u64,
     /// Number of blocks and pieces that had to be added or removed at the end.
     pub corrected: u64,
@@ -47,7 +43,6 @@ pub(super) struct Told {
     pub unnamed: (u64, u64),
 }
 
-/// Replay state of one device's allocator.
 #[derive(Debug, Default)]
 struct Device {
     heap: Heap,
@@ -78,7 +73,6 @@ pub(super) struct Replay<'a> {
     told: Told,
 }
 
-/// Emits the records of a snapshot.
 pub(super) fn replay(sink: &mut dyn Sink, arena: &Arena, snapshot: &Snapshot) -> Told {
     let mut replay = Replay {
         sink,

@@ -18,7 +18,6 @@ const WORKSPACES: [&str; 3] =
 /// Maximum length of a whole stack as text (for OOM records).
 const MAX_TEXT_BYTES: usize = 2048;
 
-/// Classification of one frame.
 #[derive(Debug, Clone, Default)]
 struct Frame {
     /// Text for a tag; `worth` ranks it.
@@ -32,11 +31,8 @@ enum Worth {
     /// Code of the interpreter or the allocator: never in a tag.
     #[default]
     Nothing,
-    /// A C++ operator.
     Operator,
-    /// Python code of PyTorch.
     Torch,
-    /// A node of the backward graph.
     Node,
     /// Python code of the program or a library.
     Program,
@@ -64,7 +60,6 @@ enum Hint {
     Workspace,
 }
 
-/// Tag path, phase and role of a stack.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Said {
     /// Empty if no frame is useful.
@@ -174,7 +169,6 @@ impl Stacks {
     }
 }
 
-/// Fields of a frame's dict.
 struct Fields<'a> {
     name: std::borrow::Cow<'a, str>,
     file: std::borrow::Cow<'a, str>,

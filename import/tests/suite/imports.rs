@@ -301,12 +301,12 @@ fn claims_that_cannot_be_are_flagged_and_have_no_name() {
     assert_eq!(of(sane, &sane.devices[0].last), [(None, 5000)]);
     let iterations = &sane.devices[0].details.iterations;
     assert_eq!(iterations.rows.first().map(|row| row.first), Some(10), "the first one too");
-    assert!(caveat(sane, "claims_at_peak").starts_with("what 1 row claimed"));
+    assert!(caveat(sane, "claims_at_peak").starts_with("1 row claimed more"));
     assert_eq!(odd.devices[0].last.tracked_bytes, Some(7900 * MB));
     assert_eq!(of(odd, &odd.devices[0].last), [(None, 7900)], "nothing of an impossible row is believed");
     let flagged = caveat(odd, "impossible_claims");
     assert!(
-        flagged.starts_with("IMPOSSIBLE: what 1 of 4 rows claimed") && flagged.contains("line 5"),
+        flagged.starts_with("IMPOSSIBLE: 1 of 4 rows claimed") && flagged.contains("line 5"),
         "{flagged}"
     );
     assert!(flagged.contains("feature maps 138,730,000,000 + weights 178,000,000"), "{flagged}");

@@ -22,7 +22,9 @@ pub enum Limit {
 
 /// Error for text that is no valid limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no limit: give a size with its unit (500MiB, 1.5GiB, 200MB, 4096B) or a share of A (2%)")]
+#[error(
+    "{0:?} is not a limit: give a size with its unit (500MiB, 1.5GiB, 200MB, 4096B) or a share of A (2%)"
+)]
 pub struct ParseLimitError(String);
 
 const UNITS: [(&str, i64); 10] = [
@@ -280,9 +282,9 @@ fn one(diff: &Diff<'_>, pair: &Pair, of: &Of, limit: Limit) -> Verdict {
                 .map(|(side, _)| side)
                 .collect();
             let what = match missing[..] {
-                [] => "the numbers are bounds only, and the answer hangs on what is not known".to_owned(),
-                [side] => format!("{side}'s {name} is not known"),
-                _ => format!("{name} is known of neither"),
+                [] => "the numbers are only bounds, and the answer depends on unknown values".to_owned(),
+                [side] => format!("{side}'s {name} is unknown"),
+                _ => format!("{name} is unknown for both"),
             };
             let why: Vec<String> =
                 pair.doubts.iter().map(|doubt| format!("{}: {}", doubt.side, clean(&doubt.text))).collect();

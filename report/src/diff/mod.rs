@@ -1,13 +1,5 @@
 //! Comparison of two runs: how their memory differs by category, by tag, in idle memory and in the gap.
 //!
-//! ```text
-//! paired_run              both runs as one, so that rules and names are the same for both
-//! uncertainty             reasons why a number is not exact, and its bounds
-//! gate                    whether B exceeds A by more than a limit
-//! summary                 the first sentence, and the text around the tables
-//! text, data, plot        output forms
-//! ```
-//!
 //! In every row A + difference = B. In every table the rows add up to its totals, in all three columns. A row is unknown if
 //! either side is unknown: unknown is never zero.
 
@@ -27,6 +19,7 @@ use crate::rules::Groupings;
 use crate::{By, Part, Report, Row, Statement};
 use gpumem_model::run::{Class, Device, Moment, Run};
 use paired_run::PairedRun;
+use serde::Serialize;
 use std::collections::BTreeSet;
 
 /// Names of the sides, in their order.
@@ -53,7 +46,8 @@ pub struct Side<'r> {
 }
 
 /// How two devices were matched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Paired {
     /// Both have the same UUID.
     Uuid,
@@ -106,7 +100,6 @@ pub struct Diff<'r> {
     pub pairs: Vec<Pair>,
     /// The sum of all pairs; `None` if there is only one.
     pub total: Option<Pair>,
-    /// The requested grouping.
     asked: Option<By>,
 }
 
@@ -192,15 +185,17 @@ impl<'r> Diff<'r> {
         self.total.as_ref().or(self.pairs.first())
     }
 
+    /// Returns the device of a side that belongs to a pair; `None` for the sum of all pairs, and if only the other side has one.
+    pub fn device(&self, pair: &Pair, side: usize) -> Option<&'r Device> {
+        self.sides.get(side)?.run.devices.get((*pair.devices.get(side)?)?)
+    }
+
     /// Keeps only one pair of devices, selected by A's device or else by B's. Returns false and keeps all if `is_meant` selects
     /// none or several.
     pub fn only(&mut self, is_meant: impl Fn(&Device) -> bool) -> bool {
         let of_side = |side: usize| -> Vec<usize> {
-            let device = |pair: &Pair| {
-                let run = self.sides.get(side)?.run;
-                run.devices.get((*pair.devices.get(side)?)?)
-            };
-            let meant = self.pairs.iter().enumerate().filter(|(_, pair)| device(pair).is_some_and(&is_meant));
+            let meant = |pair: &Pair| self.device(pair, side).is_some_and(&is_meant);
+            let meant = self.pairs.iter().enumerate().filter(|(_, pair)| meant(pair));
             meant.map(|(index, _)| index).collect()
         };
         let of_a = of_side(0);
@@ -296,9 +291,4 @@ fn table(report: &Report<'_>, device: &Device, by: By, known: &[BTreeSet<String>
     });
     let only = only.collect();
     Table { statement, only }
-}
-
-/// Returns the name of the row for unnamed memory.
-pub(crate) fn nameless(by: By) -> &'static str {
-    by.name_of_rest()
 }

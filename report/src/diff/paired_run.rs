@@ -4,14 +4,13 @@
 //! names both sides by the same rules, with tag paths rolled up to the same depth. For a job, its ranks are summed.
 
 use super::{At, Paired};
-use crate::labels::RANK;
+use crate::labels::{RANK, rank};
 use gpumem_model::fields::Field;
 use gpumem_model::run::{
     Caveat, Clock, Coverage, Details, Device, Moment, Parts, Process, ProgramData, Run, Source, State,
 };
 use std::collections::BTreeMap;
 
-/// Both runs of a comparison as one.
 pub(super) struct PairedRun {
     pub(super) run: Run,
     /// Number of cells of A; those of B follow.
@@ -57,7 +56,6 @@ impl PairedRun {
         PairedRun { run, cells_of_a, paired }
     }
 
-    /// Returns the sum of all devices.
     pub(super) fn total(&self) -> Device {
         let sum = |of: fn(&Device) -> &Moment| {
             self.run.devices.iter().map(of).cloned().reduce(plus).unwrap_or_default()
@@ -160,7 +158,6 @@ fn pairs(a: &[Device], b: &[Device]) -> Vec<([Option<usize>; 2], Paired)> {
 /// becomes a device of the sum, named after its rank, so that ranks can be compared and add up. `title` describes them, such as
 /// `8 processes of job bert`. Each process counts at its own peak.
 pub fn sum_of_ranks(title: &str, mut runs: Vec<Run>) -> Run {
-    let rank = |run: &Run| run.process.claims.get("rank").and_then(|rank| rank.parse::<u64>().ok());
     runs.sort_by_key(|run| (rank(run).is_none(), rank(run), run.process.start_ticks, run.process.pid));
     let command = runs.iter().find_map(|run| run.process.facts.get("command").cloned());
     let count = runs.len();

@@ -1,9 +1,9 @@
 //! The comparison as a picture: the bars of A and B on one scale, with the same colour for the same category.
 
 use super::text::Shown;
-use super::{Diff, Pair, SIDES, nameless, summary};
+use super::{Diff, Pair, SIDES, summary};
 use crate::labels::label;
-use crate::plot::{Bar, Drawing, Frame, Kind, Segment, bars};
+use crate::plot::{Bar, Drawing, Frame, Kind, Segment, bars, by_name};
 use crate::{By, Part};
 use gpumem_model::harmless::clean;
 
@@ -11,11 +11,6 @@ use gpumem_model::harmless::clean;
 pub fn picture(diff: &Diff<'_>) -> Option<Drawing> {
     let pair = diff.whole()?;
     let shown = Shown::of(pair.table(diff.by), usize::MAX);
-    let by = match diff.by {
-        By::Layer => "by layer",
-        By::Structure => "by data structure",
-        By::Tag => "by tag",
-    };
     let title = |side: usize| {
         let told = diff.sides.get(side)?;
         let id = told.id.as_ref().map(|id| format!(" {id}")).unwrap_or_default();
@@ -28,13 +23,15 @@ pub fn picture(diff: &Diff<'_>) -> Option<Drawing> {
     });
     let frame = Frame {
         title: heading.join(" and "),
-        lines: vec![clean(&summary::sentence(diff, pair, &shown)), format!("{}; {by}", summary::basis(diff))],
+        lines: vec![
+            clean(&summary::sentence(diff, pair, &shown)),
+            format!("{}; {}", summary::basis(diff), by_name(diff.by)),
+        ],
         notes: summary::shift(&shown).into_iter().chain(summary::doubts(pair)).collect(),
     };
     Some(frame.around(vec![bars(&both)], 1))
 }
 
-/// Returns the bar of one side.
 fn bar(pair: &Pair, by: By, side: usize, title: String) -> Bar {
     let mut segments = Vec::new();
     let mut push = |name: String, bytes: i64, kind: Kind| {
@@ -44,17 +41,14 @@ fn bar(pair: &Pair, by: By, side: usize, title: String) -> Bar {
     };
     let moment = pair.moments.get(side);
     if let Some(moment) = moment.filter(|moment| moment.tracked_bytes.is_none()) {
-        push(
-            "used, nothing known of it (no agent)".to_owned(),
-            moment.used_bytes().unwrap_or(0),
-            Kind::Opaque,
-        );
+        let name = "used (no agent)".to_owned();
+        push(name, moment.used_bytes().unwrap_or(0), Kind::Opaque);
     }
     for row in &pair.table(by).statement.rows {
         let Some(Some(bytes)) = row.bytes.get(side).copied() else { continue };
         match row.part {
             Part::Category => push(clean(&row.name), bytes, Kind::Category),
-            Part::Others => push(nameless(by).to_owned(), bytes, Kind::Others),
+            Part::Others => push(by.name_of_rest().to_owned(), bytes, Kind::Others),
             Part::PoolIdle => push("pool idle".to_owned(), bytes, Kind::Idle),
             Part::Opaque => push("opaque pools".to_owned(), bytes, Kind::Opaque),
             Part::Predates => push("predates the agent".to_owned(), bytes, Kind::Predates),
@@ -62,6 +56,5 @@ fn bar(pair: &Pair, by: By, side: usize, title: String) -> Bar {
             _ => {}
         }
     }
-    let total_bytes = segments.iter().fold(0_i64, |sum, segment| sum.saturating_add(segment.bytes));
-    Bar { title, total_bytes, segments }
+    Bar::of(title, segments)
 }

@@ -9,7 +9,6 @@ use gpumem_model::harmless::clean;
 use gpumem_model::time::Times;
 use gpumem_model::units::plural;
 
-/// Most causes in the first sentence.
 const NAMED: usize = 4;
 
 /// Returns the first sentence: the difference and its largest causes. The causes add up to the difference as printed.
@@ -67,9 +66,9 @@ pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
         parts.push(format!("{} more {}", rest.len(), shown.unit.print_signed(sum)));
     }
     match (parts.is_empty(), steps) {
-        (true, 0) => format!("{total}, and so does every part"),
+        (true, 0) => format!("{total}, and so do all parts"),
         (true, _) => format!("{total}; {}", known_of(pair)),
-        (false, 0) => format!("{total}, its parts do not: {}", parts.join(", ")),
+        (false, 0) => format!("{total}, but its parts differ: {}", parts.join(", ")),
         (false, _) => format!("{total}: {}", parts.join(", ")),
     }
 }
@@ -89,7 +88,7 @@ pub(super) fn shift(shown: &Shown) -> Option<String> {
     let [more, less] = if tracked > 0 { ["B", "A"] } else { ["A", "B"] };
     let amount = shown.unit.print(i64::try_from(both).unwrap_or(i64::MAX));
     Some(format!(
-        "{amount} {} may be a matter of recording, not of use: {more} tracks about as much more as {less} has in Untrackable",
+        "{amount} {} may differ in coverage, not in use: {more} tracks about as much more as {less} has in Untrackable",
         shown.unit.name
     ))
 }
@@ -97,16 +96,16 @@ pub(super) fn shift(shown: &Shown) -> Option<String> {
 /// Returns a sentence about whose memory has names.
 fn known_of(pair: &Pair) -> String {
     match pair.moments.each_ref().map(|moment| moment.tracked_bytes.is_some()) {
-        [true, false] => "what it is made of is known of A only".to_owned(),
-        [false, true] => "what it is made of is known of B only".to_owned(),
-        _ => "what it is made of is not known".to_owned(),
+        [true, false] => "the composition is known for A only".to_owned(),
+        [false, true] => "the composition is known for B only".to_owned(),
+        _ => "the composition is unknown".to_owned(),
     }
 }
 
 fn unknown(pair: &Pair) -> String {
     let why = pair.doubts.iter().filter(|doubt| matches!(doubt.code, "uncovered" | "blocked" | "no_sample"));
     let why: Vec<String> = why.map(|doubt| format!("{}: {}", doubt.side, clean(&doubt.text))).collect();
-    if why.is_empty() { "neither used nor tracked is known of both".to_owned() } else { why.join("; ") }
+    if why.is_empty() { "neither used nor tracked is known for both".to_owned() } else { why.join("; ") }
 }
 
 /// Returns what is compared, at which moments, and on which devices.
@@ -141,11 +140,7 @@ pub(super) fn basis(diff: &Diff<'_>) -> String {
 
 /// Returns the devices of a pair, and how they were matched.
 pub(super) fn paired(diff: &Diff<'_>, pair: &Pair) -> Option<String> {
-    let device = |side: usize| {
-        let run = diff.sides.get(side)?.run;
-        run.devices.get((*pair.devices.get(side)?)?)
-    };
-    Some(match (device(0), device(1)) {
+    Some(match (diff.device(pair, 0), diff.device(pair, 1)) {
         (Some(a), Some(b)) => match pair.paired {
             Paired::Uuid => format!("the same device, {} (by UUID)", device_name(a)),
             Paired::Number => format!("{} of both (by number)", device_name(a)),
@@ -158,7 +153,6 @@ pub(super) fn paired(diff: &Diff<'_>, pair: &Pair) -> Option<String> {
     })
 }
 
-/// Returns the times of the compared moments.
 pub(super) fn times(diff: &Diff<'_>, pair: &Pair) -> [String; 2] {
     let time = |side: usize| match (diff.sides.get(side), pair.moments.get(side)) {
         (Some(told), Some(moment)) if pair.devices.get(side).is_some_and(Option::is_some) => {

@@ -1,7 +1,7 @@
 //! The comparison as text for a terminal: a sentence, a table that adds up in rows and columns as printed, the other grouping,
 //! and the tags that differ most.
 
-use super::{Diff, Pair, Paired, SIDES, Table, difference, nameless, summary};
+use super::{Diff, Pair, Paired, SIDES, Table, difference, summary};
 use crate::labels::{device_name, label};
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table as Printed, shorten, width as width_of};
@@ -260,15 +260,12 @@ fn devices(diff: &Diff<'_>, page: &mut Page) {
         Some([Some(_), Some(_)]) => Part::Used,
         _ => Part::Tracked,
     };
-    let name = |pair: &Pair| {
-        let device = |side: usize| diff.sides.get(side)?.run.devices.get((*pair.devices.get(side)?)?);
-        match (device(0), device(1)) {
-            (Some(a), Some(b)) if a.name != b.name => format!("{} : {}", device_name(a), device_name(b)),
-            (Some(a), None) => format!("{} (A only)", device_name(a)),
-            (None, Some(b)) => format!("{} (B only)", device_name(b)),
-            (Some(device), _) => device_name(device),
-            (None, None) => "all".to_owned(),
-        }
+    let name = |pair: &Pair| match (diff.device(pair, 0), diff.device(pair, 1)) {
+        (Some(a), Some(b)) if a.name != b.name => format!("{} : {}", device_name(a), device_name(b)),
+        (Some(a), None) => format!("{} (A only)", device_name(a)),
+        (None, Some(b)) => format!("{} (B only)", device_name(b)),
+        (Some(device), _) => device_name(device),
+        (None, None) => "all".to_owned(),
     };
     let rows = diff.pairs.iter().map(|pair| Row {
         part: Part::Category,
@@ -291,7 +288,6 @@ fn devices(diff: &Diff<'_>, page: &mut Page) {
     page.take(&Shown::from(statement, unit, only, None), By::Structure, &[]);
 }
 
-/// Adds the table of a pair.
 fn table(diff: &Diff<'_>, pair: &Pair, shown: &Shown, by: By, page: &mut Page) {
     let head = |name: &str, [a, b]: [&str; 2], differs: &str| {
         let cells = [a.to_owned(), b.to_owned(), differs.to_owned()];
@@ -323,13 +319,9 @@ fn composition(pair: &Pair, above: &Shown, by: By, limit: usize, layout: Layout,
     let table = pair.table(by);
     let is_named = |row: &&Row| matches!(row.part, Part::Category | Part::Others);
     let named: Vec<&Row> = table.statement.rows.iter().filter(is_named).collect();
-    let name = match by {
-        By::Layer => "by layer",
-        By::Structure => "by structure",
-        By::Tag => "by tag",
-    };
     let Some(head) = sum(&named, "") else { return };
-    let head = Row { part: Part::Tracked, name: format!("{name} (idle apart)"), parent: None, ..head };
+    let head =
+        Row { part: Part::Tracked, name: format!("by {} (idle apart)", by.name()), parent: None, ..head };
     let mut rows = vec![head];
     let mut only = vec![None];
     for (row, of) in table.statement.rows.iter().zip(&table.only).filter(|(row, _)| is_named(row)) {
@@ -402,7 +394,8 @@ impl Page {
                 (None, Part::Unexplained) => "at least",
                 _ => "",
             };
-            let name = if row.part == Part::Others { nameless(by).to_owned() } else { clean_name(&row.name) };
+            let name =
+                if row.part == Part::Others { by.name_of_rest().to_owned() } else { clean_name(&row.name) };
             let is_path = by != By::Structure && name.contains('/');
             self.rows.push(Some(Line { depth, name, is_path, cells: [cell(0), cell(1), differs], note }));
         }

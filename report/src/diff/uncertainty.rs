@@ -34,13 +34,9 @@ impl Bounds {
 /// Kind of a number, which determines the effect of flags on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Bytes that NVML charges.
     Used,
-    /// All driver allocations.
     Tracked,
-    /// A part of `Tracked`.
     PartOfTracked,
-    /// Memory that is untrackable, or a part of it.
     Gap,
 }
 
@@ -65,22 +61,22 @@ fn of_device(
     let moment = compared(device, at);
     let mut say = |code: &'static str, text: String| doubts.push(Uncertainty { side, code, text });
     if at == At::Peak && device.details.ooms.iter().any(|oom| oom.is_true() || oom.is_suspected()) {
-        say("oom", "memory ran out: its peak is what it got, not what it wanted".into());
+        say("oom", "memory ran out: its peak is what it received, not what it requested".into());
     }
     if !coverage.covered {
         let why = match coverage.blocked_by {
-            Some(_) => "blocked: its agent was never let in, so only NVML's word is known",
-            None => "uncovered: no agent spoke for it, so only NVML's word is known",
+            Some(_) => "blocked: its agent could not attach to CUPTI, so only NVML's number is known",
+            None => "uncovered: the process has no agent, so only NVML's number is known",
         };
         return say(if coverage.blocked_by.is_some() { "blocked" } else { "uncovered" }, why.into());
     }
     if moment.tracked_bytes.is_none() && device.name.starts_with(crate::labels::RANK) {
-        say("uncovered", format!("only NVML's word is known of {}: its sums have no names", device.name));
+        say("uncovered", format!("only NVML's number is known for {}: its sums have no names", device.name));
     }
     if coverage.late {
         say(
             "late",
-            "its agent came after allocations: what is older is in `predates the agent`, by no name".into(),
+            "its agent was loaded after the first allocations: older memory is in `predates the agent`, without names".into(),
         );
     }
     if coverage.blind_doubt {
@@ -92,16 +88,13 @@ fn of_device(
     }
     match moment.torn {
         Some((low, high)) if low == high => {
-            say("torn", "a call was under way while NVML was read: tracked is a lower bound".into());
+            say("torn", "a call was in progress while NVML was read: tracked is a lower bound".into());
         }
-        Some(_) => say("torn", "memory moved while NVML was read: tracked lies between two values".into()),
+        Some(_) => say("torn", "memory changed while NVML was read: tracked lies between two values".into()),
         None => {}
     }
     if moment.stale {
-        say(
-            "stale",
-            "its sample was closed before the agent's records arrived: Untrackable is uncertain".into(),
-        );
+        say("stale", "its sample ended before the agent's records arrived: Untrackable is uncertain".into());
     }
     match (&moment.used_absence, moment.used_bytes()) {
         (_, None) => {

@@ -1,9 +1,9 @@
 //! The numbers of a run that explain a word.
 
 use crate::labels::{device_name, label};
-use crate::{By, Part, Report, Statement};
-use gpumem_model::run::{Coverage, Device, Oom, Run};
-use gpumem_model::units::{Unit, plural, thousands};
+use crate::{By, Part, Report, Statement, sum};
+use gpumem_model::run::{Cell, Coverage, Device, Moment, Oom, Run, State};
+use gpumem_model::units::{Unit, plural, signed, thousands};
 
 /// A run with its device that has the most memory.
 pub(super) struct Here<'r> {
@@ -26,7 +26,6 @@ impl<'r> Here<'r> {
         Some(Here { report, run: report.run, device, statement, unit })
     }
 
-    /// Returns a label for the source of the numbers.
     pub(super) fn whose(&self) -> String {
         let pid = self.run.process.pid;
         let pid = if pid == 0 { String::new() } else { format!(" pid {pid}") };
@@ -38,14 +37,13 @@ impl<'r> Here<'r> {
         &self.run.coverage
     }
 
-    /// Formats bytes with their unit.
     pub(super) fn amount(&self, bytes: i64) -> String {
         self.unit.amount_with_name(bytes)
     }
 
     /// Formats the amounts of the last moment and the peak.
     pub(super) fn two(&self, [last, peak]: [Option<i64>; 2]) -> Option<String> {
-        let word = if self.run.state == gpumem_model::run::State::Open { "now" } else { "last" };
+        let word = if self.run.state == State::Open { "now" } else { "last" };
         match (last, peak) {
             (None, None) => Some("not known".to_owned()),
             (last, peak) => {
@@ -62,13 +60,13 @@ impl<'r> Here<'r> {
         match row.map(|row| row.bytes.as_slice()) {
             Some(&[last, peak]) => self.two([last, peak]),
             _ if self.coverage().covered => Some("none".to_owned()),
-            _ => Some("not known: no agent spoke for it".to_owned()),
+            _ => Some("unknown: the process has no agent".to_owned()),
         }
     }
 
     /// Formats a part of the gap.
     pub(super) fn part(&self, name: &str) -> Option<String> {
-        let of = |moment: &gpumem_model::run::Moment| {
+        let of = |moment: &Moment| {
             let parts = moment.gap_parts()?.each();
             parts.into_iter().find(|(part, ..)| *part == name).map(|(.., bytes)| bytes)
         };
@@ -76,33 +74,26 @@ impl<'r> Here<'r> {
     }
 
     /// Formats the sum of matching cells, at both moments.
-    pub(super) fn cells(&self, fits: impl Fn(&gpumem_model::run::Cell) -> bool) -> Option<String> {
-        let sum = |moment: &gpumem_model::run::Moment| {
+    pub(super) fn cells(&self, fits: impl Fn(&Cell) -> bool) -> Option<String> {
+        let of_moment = |moment: &Moment| {
             moment.tracked_bytes?;
             let of = moment
                 .amounts
                 .iter()
                 .filter(|(cell, _)| self.run.cells.get(*cell as usize).is_some_and(&fits));
-            Some(of.fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes)))
+            Some(sum(of.map(|(_, bytes)| *bytes)))
         };
-        self.two([sum(&self.device.last), sum(&self.device.peak)])
+        self.two([of_moment(&self.device.last), of_moment(&self.device.peak)])
     }
 
-    pub(super) fn role(&self, name: &str) -> Option<String> {
-        if self.run.cells.iter().all(|cell| cell.role.is_none()) {
-            return Some("nobody said what blocks are for".to_owned());
+    /// Formats the sum of the cells with a role or phase.
+    pub(super) fn named(&self, what: &str, of: fn(&Cell) -> Option<&str>, name: &str) -> Option<String> {
+        if self.run.cells.iter().all(|cell| of(cell).is_none()) {
+            return Some(format!("no program or framework reported {what} of blocks"));
         }
-        self.cells(|cell| cell.role.as_deref() == Some(name))
+        self.cells(|cell| of(cell) == Some(name))
     }
 
-    pub(super) fn phase(&self, name: &str) -> Option<String> {
-        if self.run.cells.iter().all(|cell| cell.phase.is_none()) {
-            return Some("nobody said when blocks were made".to_owned());
-        }
-        self.cells(|cell| cell.phase.as_deref() == Some(name))
-    }
-
-    /// Formats a count.
     pub(super) fn count(&self, number: u64, what: &str) -> Option<String> {
         Some(plural(number, what))
     }
@@ -113,8 +104,7 @@ impl<'r> Here<'r> {
 
     /// Formats bytes that may be unknown.
     pub(super) fn unsigned(&self, bytes: Option<u64>) -> Option<String> {
-        let amount = |bytes: u64| self.amount(i64::try_from(bytes).unwrap_or(i64::MAX));
-        Some(bytes.map_or("not known".to_owned(), amount))
+        Some(bytes.map_or("not known".to_owned(), |bytes| self.amount(signed(bytes))))
     }
 
     /// Formats the state of a naming layer.
@@ -154,7 +144,6 @@ impl<'r> Here<'r> {
         })
     }
 
-    /// Returns a tag of the run with its numbers.
     pub(super) fn tag(&self, word: &str) -> Option<(String, String)> {
         let is_there = self.run.cells.iter().any(|cell| cell.tag.as_deref() == Some(word));
         let numbers = is_there.then(|| self.cells(|cell| cell.tag.as_deref() == Some(word))).flatten()?;

@@ -1,18 +1,12 @@
 //! Explains the words of a report, with the numbers of a run, and suggests what to do.
 //!
-//! ```text
-//! words.toml      the words by subject, with their explanations
-//! numbers         numbers of a run, by the names that words.toml uses for them
-//! here            the run and device from which such numbers are taken
-//! ```
-//!
 //! A word is anything that a form prints: a row, a column, a flag, a key of JSON. Categories and tags are explained from the
 //! rules and the run themselves.
 
 mod here;
 mod numbers;
 
-use super::{By, Report};
+use super::Report;
 use crate::category::Rules;
 use crate::lines::Lines;
 use crate::rules::{Groupings, PRESETS};
@@ -20,8 +14,8 @@ use gpumem_model::harmless::clean;
 use here::Here;
 use serde::Deserialize;
 use std::sync::LazyLock;
+use strsim::levenshtein;
 
-/// The contents of words.toml.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -36,13 +30,11 @@ struct Subject {
     word: Vec<Word>,
 }
 
-/// An entry for one word and its synonyms.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Word {
     /// All spellings; the first one is the title.
     names: Vec<String>,
-    /// The explanation.
     means: String,
     /// Name of its number in [`numbers::NUMBERS`], optionally with an argument after a space; empty if it has none.
     #[serde(default)]
@@ -176,21 +168,16 @@ fn category(word: &str, report: Option<&Report<'_>>, here: Option<&Here<'_>>) ->
     let mut lines = vec![clean(&name)];
     lines.push(match (&presets, report) {
         (Some(presets), _) => format!(
-            "A category: tracked bytes that a rule of this name takes, the first that matches. In the presets {}.",
+            "A category: tracked bytes for which a rule of this name is the first to match. In the presets {}.",
             presets.join(", ")
         ),
         (None, Some(report)) if is_ruled(report, &name) => {
-            format!("A category of the rules {}: bytes that a rule of this name takes, the first that matches.", clean(&report.groupings.name))
+            format!("A category of the rules {}: bytes for which a rule of this name is the first to match.", clean(&report.groupings.name))
         }
-        _ => "A name that no rule gave: tags rolled up to where a table can hold them, or the library that asked.".to_owned(),
+        _ => "A name without a rule: a common prefix of tags, or the library that allocated.".to_owned(),
     });
     if let (Some((_, by, numbers)), Some(here)) = (of_run, here) {
-        let by = match by {
-            By::Layer => "by layer",
-            By::Structure => "by structure",
-            By::Tag => "by tag",
-        };
-        lines.push(format!("here: {numbers}, {by}  ({})", here.whose()));
+        lines.push(format!("here: {numbers}, by {}  ({})", by.name(), here.whose()));
     }
     lines.push("do: its tags are in gpumemctl report --tags; your own rules: --rules FILE".to_owned());
     Some(lines)
@@ -201,7 +188,6 @@ fn is_ruled(report: &Report<'_>, name: &str) -> bool {
     rules.into_iter().any(|rule| rule.name == name)
 }
 
-/// Explains a tag of the run.
 fn tag(word: &str, here: Option<&Here<'_>>) -> Option<Vec<String>> {
     let here = here?;
     let (name, numbers) = here.tag(word)?;
@@ -221,51 +207,29 @@ const LONGEST: usize = 64;
 
 /// Returns the nearest of `known`, the best first. A word that contains the other counts as near.
 fn nearest(word: &str, known: &[String]) -> Vec<String> {
-    let word: Vec<char> = plain(word).chars().take(LONGEST).collect();
-    let text: String = word.iter().collect();
-    let mut near: Vec<(usize, &String)> = known
-        .iter()
-        .filter_map(|name| {
-            let other: Vec<char> = plain(name).chars().take(LONGEST).collect();
-            let distance = distance(&word, &other);
-            let name_text: String = other.iter().collect();
-            let is_part = |whole: &str, part: &str| part.len() >= 3 && whole.contains(part);
-            let begins = is_part(&name_text, &text) || is_part(&text, &name_text);
-            let most = 1 + word.len() / 3;
-            (begins || distance <= most).then_some((if begins { distance.min(1) } else { distance }, name))
-        })
-        .collect();
+    let compared = |word: &str| -> String { plain(word).chars().take(LONGEST).collect() };
+    let word = compared(word);
+    let most = 1 + word.chars().count() / 3;
+    let is_part = |whole: &str, part: &str| part.len() >= 3 && whole.contains(part);
+    let distance = |name: &&String| {
+        let name = compared(name);
+        let distance = levenshtein(&word, &name);
+        match is_part(&name, &word) || is_part(&word, &name) {
+            true => Some(distance.min(1)),
+            false => Some(distance).filter(|distance| *distance <= most),
+        }
+    };
+    let mut near: Vec<(usize, &String)> =
+        known.iter().filter_map(|name| Some((distance(&name)?, name))).collect();
     near.sort();
     near.dedup_by(|a, b| a.1 == b.1);
     // "untrackabel" means Untrackable, not its abbreviation UNTRACK.
     let is_whole = |name: &str, part: &str| {
-        name.len() > part.len() && name.starts_with(part) && {
-            distance(&word, &name.chars().collect::<Vec<_>>()) <= 1 + word.len() / 3
-        }
+        name.len() > part.len() && name.starts_with(part) && levenshtein(&word, name) <= most
     };
     let is_abbreviation = |part: &str| near.iter().any(|(_, name)| is_whole(&plain(name), part));
     let offered = near.iter().filter(|(_, name)| !is_abbreviation(&plain(name)));
     offered.take(OFFERED).map(|(_, name)| (*name).clone()).collect()
-}
-
-/// Returns the Levenshtein distance.
-fn distance(a: &[char], b: &[char]) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, left) in a.iter().enumerate() {
-        let mut diagonal = i;
-        if let Some(first) = row.first_mut() {
-            *first = i + 1;
-        }
-        for (j, right) in b.iter().enumerate() {
-            let (above, before) = (row.get(j + 1).copied().unwrap_or(0), row.get(j).copied().unwrap_or(0));
-            let cost = diagonal + usize::from(left != right);
-            if let Some(cell) = row.get_mut(j + 1) {
-                *cell = cost.min(above + 1).min(before + 1);
-            }
-            diagonal = above;
-        }
-    }
-    row.last().copied().unwrap_or(0)
 }
 
 #[cfg(test)]

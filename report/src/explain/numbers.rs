@@ -8,7 +8,6 @@ use gpumem_model::run::{Class, OomKind};
 /// Returns a number as text; `None` if the run has none. The second parameter is the argument in words.toml.
 type Number = fn(&Here<'_>, &str) -> Option<String>;
 
-/// The numbers by name.
 pub(super) const NUMBERS: &[(&str, Number)] = &[
     ("absence", |here, _| here.device.last.used_absence.clone().or(Some("everything is known".to_owned()))),
     ("accounted_peak", |here, _| here.unsigned(here.device.details.accounted_peak_bytes)),
@@ -43,14 +42,14 @@ pub(super) const NUMBERS: &[(&str, Number)] = &[
         Some(format!("state {}, history {}", yes(coverage.partial_state), yes(coverage.partial_history)))
     }),
     ("peak_time", |here, _| Some(format!("at {}", here.run.clock.time(here.device.peak.time_ns)))),
-    ("phase", |here, name| here.phase(name)),
+    ("phase", |here, name| here.named("phases", |cell| cell.phase.as_deref(), name)),
     ("pid", |here, _| Some(here.run.process.pid.to_string()).filter(|pid| pid != "0")),
     ("ranges", |here, _| here.count(here.run.own.ranges.len() as u64, "name")),
     ("rejected", |here, _| {
         let text = here.count(here.coverage().rejected, "line or record")?;
         Some(text.replace("records", "records (or lines)"))
     }),
-    ("role", |here, name| here.role(name)),
+    ("role", |here, name| here.named("roles", |cell| cell.role.as_deref(), name)),
     ("row", |here, name| here.row(row(name)?)),
     ("rules", |here, _| Some(format!("rules {}", here.report.groupings.name))),
     ("run_id", |here, _| here.report.id.clone()),
@@ -120,12 +119,11 @@ fn ooms(here: &Here<'_>, which: &str) -> Option<String> {
 /// Returns the bytes of all kinds of memory outside the sum.
 fn beside(here: &Here<'_>) -> i64 {
     let beside = &here.device.beside;
-    let kinds = [
+    crate::sum([
         beside.managed_bytes,
         beside.pinned_bytes,
         beside.registered_bytes,
         beside.imported_bytes,
         beside.host_vmm_bytes,
-    ];
-    kinds.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    ])
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::By;
 use gpumem_import::read_file;
 use gpumem_model::names::{Named, phases_of_blocks};
 use gpumem_model::run::{self, Run};
@@ -262,9 +263,6 @@ fn every_key_of_json_is_explained() {
 
 #[test]
 fn near_words_are_found() {
-    let letters = |text: &str| text.chars().collect::<Vec<_>>();
-    assert_eq!(distance(&letters("kitten"), &letters("sitting")), 3);
-    assert_eq!(distance(&letters(""), &letters("abc")), 3);
     let known = ["tracked", "Untrackable", "used", "unaccounted"].map(str::to_owned);
     assert_eq!(nearest("traked", &known), ["tracked"]);
     assert_eq!(nearest("untrack", &known), ["Untrackable"]);

@@ -2,99 +2,78 @@
 
 use super::data::{GROUPINGS, Limits, Ranks, Since};
 use crate::Report;
+use crate::encode::object;
 use gpumem_ledger::is_sum;
 use gpumem_model::run::{Class, Device};
 use gpumem_model::series::{Bucket, Extremes};
 use gpumem_model::timeline::Point;
+use gpumem_model::units::signed;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-#[derive(Debug, Serialize)]
-pub(super) struct Course {
-    /// Times of the points. At each point, the rows of a stack plus `idle` and `opaque` add up to `tracked`.
-    t: Vec<i64>,
-    tracked: Vec<i64>,
-    idle: Vec<i64>,
-    opaque: Vec<i64>,
-    /// One for each grouping.
-    stacks: Vec<Stack>,
-    /// Width of the buckets, in ns.
-    width: i64,
-    buckets: Vec<BucketJson>,
-}
-
-#[derive(Debug, Serialize)]
-struct Stack {
-    /// Codes of the categories, and their bytes at each point.
-    rows: Vec<(i32, Vec<i64>)>,
-    others: Vec<i64>,
-    /// Categories without a row, and bytes that the timeline does not name.
-    smaller: Vec<i64>,
-}
-
-/// Time, then used, tracked and untrackable, each as lowest, highest and last value in the bucket.
-#[derive(Debug, Serialize)]
-struct BucketJson(i64, Option<[i64; 3]>, Option<[i64; 3]>, Option<[i64; 3]>);
-
-impl Course {
-    /// Builds the course of a device. `named` has the raw names of the categories with a row, by grouping.
-    pub fn of(
-        report: &Report<'_>,
-        device: &Device,
-        ranks: &[Ranks; 3],
-        named: &[&[String]; 3],
-        limits: Limits,
-        since: Since,
-    ) -> Self {
-        let timeline = &device.details.timeline;
-        let points: Vec<&Point> = thinned(&timeline.points, limits.points);
-        let class = |cell: u32| report.run.cells.get(cell as usize).map(|cell| cell.class);
-        let is_several = |cell: u32| {
-            report.run.cells.get(cell as usize).is_some_and(|cell| cell.tag.as_deref().is_some_and(is_sum))
+/// Returns the course of a device. `named` has the raw names of the categories with a row, by grouping. At each point, the rows of
+/// a stack plus `idle` and `opaque` add up to `tracked`.
+pub(super) fn course(
+    report: &Report<'_>,
+    device: &Device,
+    ranks: &[Ranks; 3],
+    named: &[&[String]; 3],
+    limits: Limits,
+    since: Since,
+) -> impl Serialize + use<> {
+    let timeline = &device.details.timeline;
+    let points: Vec<&Point> = thinned(&timeline.points, limits.points);
+    let class = |cell: u32| report.run.cells.get(cell as usize).map(|cell| cell.class);
+    let is_several = |cell: u32| {
+        report.run.cells.get(cell as usize).is_some_and(|cell| cell.tag.as_deref().is_some_and(is_sum))
+    };
+    let of_class = |wanted: Class| {
+        let sum = |point: &&Point| {
+            let amounts = point.amounts.iter().filter(|(cell, _)| class(*cell) == Some(wanted));
+            amounts.fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes))
         };
-        let of_class = |wanted: Class| {
-            let sum = |point: &&Point| {
-                let amounts = point.amounts.iter().filter(|(cell, _)| class(*cell) == Some(wanted));
-                amounts.fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes))
-            };
-            points.iter().map(sum).collect()
-        };
-        let stacks = GROUPINGS.map(|by| {
-            let named = named[by as usize];
-            let place: BTreeMap<&str, usize> =
-                named.iter().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
-            let mut rows = vec![vec![0_i64; points.len()]; named.len()];
-            let (mut others, mut smaller) = (vec![0_i64; points.len()], vec![0_i64; points.len()]);
-            for (at, point) in points.iter().enumerate() {
-                smaller[at] = point.rest_bytes;
-                for &(cell, bytes) in &point.amounts {
-                    if matches!(class(cell), Some(Class::PoolIdle | Class::Opaque)) {
-                        continue;
-                    }
-                    let row = match report.category(cell, by) {
-                        None if is_several(cell) => &mut smaller,
-                        None => &mut others,
-                        Some(name) => match place.get(name).and_then(|row| rows.get_mut(*row)) {
-                            Some(row) => row,
-                            None => &mut smaller,
-                        },
-                    };
-                    row[at] = row[at].saturating_add(bytes);
+        points.iter().map(sum).collect::<Vec<_>>()
+    };
+    let stacks = GROUPINGS.map(|by| {
+        let named = named[by as usize];
+        let place: BTreeMap<&str, usize> =
+            named.iter().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
+        let mut rows = vec![vec![0_i64; points.len()]; named.len()];
+        let (mut others, mut smaller) = (vec![0_i64; points.len()], vec![0_i64; points.len()]);
+        for (at, point) in points.iter().enumerate() {
+            smaller[at] = point.rest_bytes;
+            for &(cell, bytes) in &point.amounts {
+                if matches!(class(cell), Some(Class::PoolIdle | Class::Opaque)) {
+                    continue;
                 }
+                let row = match report.category(cell, by) {
+                    None if is_several(cell) => &mut smaller,
+                    None => &mut others,
+                    Some(name) => match place.get(name).and_then(|row| rows.get_mut(*row)) {
+                        Some(row) => row,
+                        None => &mut smaller,
+                    },
+                };
+                row[at] = row[at].saturating_add(bytes);
             }
-            let codes = named.iter().map(|name| ranks[by as usize].code(Some(name)));
-            Stack { rows: codes.zip(rows).collect(), others, smaller }
-        });
-        let merge = device.series.buckets.len().div_ceil(limits.buckets.max(1)).max(1);
-        Course {
-            t: points.iter().map(|point| since.t(point.time_ns)).collect(),
-            tracked: points.iter().map(|point| point.tracked_bytes()).collect(),
-            idle: of_class(Class::PoolIdle),
-            opaque: of_class(Class::Opaque),
-            stacks: stacks.into(),
-            width: i64::try_from(device.series.width_ns).unwrap_or(i64::MAX).saturating_mul(merge as i64),
-            buckets: device.series.buckets.chunks(merge).map(|buckets| bucket(buckets, since)).collect(),
         }
+        let codes = named.iter().map(|name| ranks[by as usize].code(Some(name)));
+        // Codes of the categories, and their bytes at each point. `smaller`: categories without a row, and bytes that the timeline
+        // does not name.
+        object! { rows: codes.zip(rows).collect::<Vec<_>>(), others, smaller }
+    });
+    let merge = device.series.buckets.len().div_ceil(limits.buckets.max(1)).max(1);
+    let buckets = device.series.buckets.chunks(merge);
+    object! {
+        t: points.iter().map(|point| since.t(point.time_ns)).collect::<Vec<_>>(),
+        tracked: points.iter().map(|point| point.tracked_bytes()).collect::<Vec<_>>(),
+        idle: of_class(Class::PoolIdle),
+        opaque: of_class(Class::Opaque),
+        // One for each grouping.
+        stacks,
+        // Width of the buckets, in ns.
+        width: signed(device.series.width_ns).saturating_mul(merge as i64),
+        buckets: buckets.map(|buckets| bucket(buckets, since)).collect::<Vec<_>>(),
     }
 }
 
@@ -106,6 +85,9 @@ fn thinned(points: &[Point], limit: usize) -> Vec<&Point> {
     points.iter().enumerate().filter(|(at, _)| is_kept(*at)).map(|(_, point)| point).collect()
 }
 
+/// Time, then used, tracked and untrackable, each as lowest, highest and last value in the bucket.
+type BucketJson = (i64, Option<[i64; 3]>, Option<[i64; 3]>, Option<[i64; 3]>);
+
 /// Merges adjacent buckets.
 fn bucket(buckets: &[Bucket], since: Since) -> BucketJson {
     let merged = |of: fn(&Bucket) -> Option<Extremes>| {
@@ -114,7 +96,7 @@ fn bucket(buckets: &[Bucket], since: Since) -> BucketJson {
             .reduce(|sum, one| [sum[0].min(one[0]), sum[1].max(one[1]), one[2]])
     };
     let first = buckets.first().map_or(0, |bucket| since.t(bucket.time_ns));
-    BucketJson(
+    (
         first,
         merged(|bucket| bucket.used),
         merged(|bucket| bucket.tracked),

@@ -14,7 +14,6 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Holding(i32, i32, i32, u8, i32, i64, i64);
 
-/// A holding without its bytes.
 type Key = (i32, i32, i32, u8, i32);
 
 /// Interned strings: each is stored once.

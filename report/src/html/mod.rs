@@ -1,14 +1,5 @@
 //! The report as one self-contained HTML page that makes no network requests.
 //!
-//! ```text
-//! data          the report as data for the page's script
-//! course        memory over time: timeline, series of samples
-//! holdings      who holds what at the end and at the peak
-//! own           the program's counters and ranges
-//! digest        hashes of the script and the style that a browser may use
-//! page.*        the style, and the script in parts
-//! ```
-//!
 //! The page also contains the report as text, for browsers that run no scripts. The script draws everything else from one JSON
 //! document in the page. Strings from processes are harmless for two reasons: no string can end the JSON document (see
 //! [`inert`]), and the script sets text, never markup. In addition, the content security policy forbids all requests and all
@@ -16,18 +7,19 @@
 
 mod course;
 mod data;
-mod digest;
 mod holdings;
-mod own;
 
 use super::{Report, group as table};
+use crate::encode::markup;
 use crate::plot::palette::{
     Color, Pattern, RANKS, Theme, category, idle, opaque, others, predates, smaller, untrackable,
 };
 use crate::text::{self, Layout};
-use data::{Limits, Page};
+use base64::prelude::{BASE64_STANDARD, Engine};
+use data::Limits;
 use gpumem_model::harmless::clean;
 use gpumem_model::harmless::in_json;
+use sha2::{Digest, Sha256};
 use std::fmt::Write;
 
 const STYLE: &str = include_str!("page.css");
@@ -73,12 +65,12 @@ fn page(title: Option<&str>, reports: &[Report<'_>], words: &str) -> String {
              <details id=\"text\" class=\"wide\" open><summary>The same as text</summary><pre tabindex=\"0\" \
              aria-label=\"the report as text\">{}</pre></details>\n\
              <script type=\"application/json\" id=\"data\">{data}</script>\n",
-            escaped(words)
+            markup(words)
         )
     };
     let script = script(FILE);
     within(Limits::default(), MAX_BYTES, |limits| {
-        let data = Page::of(&title, reports, limits);
+        let data = data::page(&title, reports, limits);
         // Keys are strings and numbers are finite, so serialisation cannot fail.
         let data = inert(&serde_json::to_string(&data).unwrap_or_default());
         assembled(&title, &style(""), &body(&data), &script, "").page
@@ -104,10 +96,8 @@ pub fn data(report: &Report<'_>, tags: bool, most_bytes: usize) -> String {
     // The page redraws it every 2 seconds, so it has fewer points than a saved report.
     let limits = Limits { points: 128, buckets: 256, steps: 64, ooms: 16, devices: 16, holdings: 2048, tags };
     within(limits, most_bytes, |limits| {
-        inert(
-            &serde_json::to_string(&Page::of(&title, std::slice::from_ref(report), limits))
-                .unwrap_or_default(),
-        )
+        let data = data::page(&title, std::slice::from_ref(report), limits);
+        inert(&serde_json::to_string(&data).unwrap_or_default())
     })
 }
 
@@ -125,7 +115,7 @@ pub struct Shell {
 pub fn shell(title: &str, own_style: &str, own_script: &str, words: &str) -> Shell {
     let body = format!(
         "<a class=\"skip\" href=\"#main\">to the numbers</a>\n<main id=\"main\" tabindex=\"-1\"><noscript>{}</noscript></main>\n",
-        escaped(words)
+        markup(words)
     );
     assembled(title, &style(own_style), &body, &script(own_script), " connect-src 'self';")
 }
@@ -141,8 +131,8 @@ fn script(own: &str) -> String {
 fn assembled(title: &str, style: &str, body: &str, script: &str, more_policy: &str) -> Shell {
     let policy = format!(
         "default-src 'none'; script-src '{}'; style-src '{}';{more_policy} base-uri 'none'; form-action 'none'",
-        digest::source(script),
-        digest::source(style)
+        hash_source(script),
+        hash_source(style)
     );
     let mut page = String::with_capacity(body.len() + script.len() + style.len() + 2048);
     let _ = write!(
@@ -152,9 +142,14 @@ fn assembled(title: &str, style: &str, body: &str, script: &str, more_policy: &s
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
          <title>{}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}<script>{script}</script>\n</body>\n</html>\n",
-        escaped(title),
+        markup(title),
     );
     Shell { page, policy }
+}
+
+/// Returns the hash of a script or style as a source in a content security policy: `sha256-...`.
+fn hash_source(text: &str) -> String {
+    format!("sha256-{}", BASE64_STANDARD.encode(Sha256::digest(text)))
 }
 
 /// Escapes JSON so that it is inert inside HTML, editors and terminals. `<`, `>` and `&` could end the document or begin a
@@ -164,22 +159,6 @@ fn inert(json: &str) -> String {
     in_json(json, |character| matches!(character, '<' | '>' | '&'))
 }
 
-/// Escapes text for use between tags or in quotes.
-fn escaped(text: &str) -> String {
-    text.chars().fold(String::with_capacity(text.len()), |mut out, character| {
-        match character {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            character => out.push(character),
-        }
-        out
-    })
-}
-
-/// A class name with its pattern.
 type Hatched = (&'static str, fn(Theme) -> Pattern);
 
 /// Returns the palette as CSS rules: variables for light and dark themes, and a class for each colour. Browsers without
@@ -234,7 +213,12 @@ mod tests {
         assert!(!inert.contains(['<', '>', '&', '\u{2028}', '\u{202e}', '\u{7f}']), "{inert}");
         assert!(inert.contains('\u{1f600}'), "{inert}");
         assert_eq!(serde_json::from_str::<String>(&inert).expect("JSON still"), bad);
-        assert_eq!(escaped("<a b='\"&'>"), "&lt;a b=&#39;&quot;&amp;&#39;&gt;");
+        assert_eq!(markup("<a b='\"&'>"), "&lt;a b=&#39;&quot;&amp;&#39;&gt;");
+    }
+
+    #[test]
+    fn a_policy_names_the_hash_of_a_script() {
+        assert_eq!(hash_source("abc"), "sha256-ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0=");
     }
 
     #[test]

@@ -56,7 +56,7 @@ function overview() {
   const go = (place) => (event) => { event.preventDefault(); location.hash = "device-" + place; };
   return h("section", { id: "overview", class: "overview", "aria-labelledby": "overview-h" }, h("h2", { id: "overview-h" }, `${PLACES.length} rows: ${several ? "processes and devices" : "devices"}`),
     h("div", { class: "scroll" }, h("table", {}, h("caption", {}, `${unit().name}, ${moments()[0]}; courses at one scale, up to ${withUnit(most)}`),
-      h("thead", {}, h("tr", {}, several ? h("th", { scope: "col" }, "rank") : null, h("th", { scope: "col" }, several ? "process and device" : "device"), keys.map((key) => h("th", { class: "n", scope: "col" }, key)),
+      h("thead", {}, h("tr", {}, several ? h("th", { scope: "col" }, "rank") : null, h("th", { scope: "col" }, several ? "process and device" : "device"), keys.map((key) => h("th", { class: "n", scope: "col" }, key === "gap" ? "Untrackable" : key)),
         h("th", { class: "n", scope: "col" }, "peak of tracked"), h("th", { class: "optional", "aria-hidden": "true" }, "used over time"))),
       h("tbody", {}, rows.map(({ process, device, place, steps }) => h("tr", { class: place === state.place ? "here" : "" },
         several ? h("td", {}, process.rank ?? "-") : null,

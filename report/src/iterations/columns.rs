@@ -1,6 +1,7 @@
 //! Columns of iterations for individual parameters and gradients.
 
 use super::number;
+use crate::encode::object;
 use crate::lines::clean_name;
 use crate::rules::NO_TAG;
 use crate::table::{Table, shorten};
@@ -12,7 +13,6 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-/// Most columns of a name in a text table.
 const WIDTH: usize = 60;
 
 /// Returns the names of all devices: parameters first, then gradients, each by name.
@@ -51,8 +51,7 @@ pub(super) fn text(device: &Device, table: &Iterations) -> String {
     let parameters = &device.details.parameters;
     let last = parameters.of_rows(&table.rows).pop().flatten();
     let (Some(held), Some(row)) = (last, table.rows.last()) else {
-        return "\nno parameter and no gradient is known one by one: gpumem.torch.watch names them\n"
-            .to_owned();
+        return "\nsingle parameters and gradients are unknown: gpumem.torch.watch names them\n".to_owned();
     };
     let mut both: BTreeMap<&Option<String>, [i64; 2]> = BTreeMap::new();
     for (column, bytes) in parameters.columns.iter().zip(held) {
@@ -77,24 +76,11 @@ pub(super) fn text(device: &Device, table: &Iterations) -> String {
     out
 }
 
-/// Amounts in the order of the rows, which are finished iterations.
-#[derive(Serialize)]
-pub(super) struct ParametersJson<'a> {
-    columns: &'a [Column],
-    is_cut: bool,
-    /// For each row, bytes by column; null where unknown.
-    amounts: Vec<Option<Vec<i64>>>,
-}
-
-impl<'a> ParametersJson<'a> {
-    pub(super) fn of(device: &'a Device, rows: &[Iteration]) -> Self {
-        let parameters = &device.details.parameters;
-        ParametersJson {
-            columns: &parameters.columns,
-            is_cut: parameters.is_cut,
-            amounts: parameters.of_rows(rows),
-        }
-    }
+/// Returns the amounts as JSON, in the order of the rows, which are finished iterations; null where unknown.
+pub(super) fn parameters<'a>(device: &'a Device, rows: &[Iteration]) -> impl Serialize + use<'a> {
+    let parameters = &device.details.parameters;
+    let amounts = parameters.of_rows(rows);
+    object! { columns: &parameters.columns, is_cut: parameters.is_cut, amounts }
 }
 
 #[cfg(test)]

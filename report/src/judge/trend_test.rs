@@ -20,13 +20,11 @@ pub use gpumem_model::growth::LEAST_POINTS;
 pub const ALPHA: f64 = 0.001;
 /// A split is made if two lines leave at most this share of the squared residuals of one line.
 const CUT: f64 = 0.35;
-/// Least points of a part.
 const LEAST_PART: usize = 4;
 /// Points whose residuals are below this share of their rise count as a line, whatever pattern the residuals have.
 const LINE: f64 = 0.02;
 /// A rise of this many times the spread around the line is a trend, however correlated neighbours are.
 const CLEAR: f64 = 6.0;
-/// Upper limit of the reported confidence.
 const MOST_CONFIDENCE: f64 = 0.999;
 /// Half-width of 95 % bounds, in standard deviations.
 const BOUNDS: f64 = 1.96;
@@ -138,7 +136,6 @@ pub fn judge(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
     }
 }
 
-/// Judges all of the points.
 fn judge_part(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
     let slopes = slopes(points);
     let (Some(&(first, _)), Some(&(last, _)), false) = (points.first(), points.last(), slopes.is_empty())

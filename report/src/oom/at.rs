@@ -1,8 +1,9 @@
 //! `gpumemctl oom --at TIME --gpu N`: processes of a device around a time. Shows which processes ended, ran out of memory or may
 //! have, and which grew.
 
-use super::{Entry, Form, entries, one};
+use super::{Entry, Form, entries, entry, one};
 use crate::Report;
+use crate::encode::object;
 use crate::labels::{device_title, exit, label};
 use crate::rules::Groupings;
 use gpumem_model::ending::Ending;
@@ -11,7 +12,6 @@ use gpumem_model::run::{Device, Run, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
 use gpumem_model::units::signed;
-use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// A wall-clock time, and the distance around it that is searched.
@@ -113,7 +113,7 @@ pub fn text(
         time(to),
         match found.len() {
             0 if !hidden.is_empty() => "no process of yours ended or ran out of memory".to_owned(),
-            0 => "nobody ended or ran out of memory".to_owned(),
+            0 => "no process ended or ran out of memory".to_owned(),
             1 => "1 process ended or ran out of memory".to_owned(),
             many => format!("{many} processes ended or ran out of memory"),
         }
@@ -138,16 +138,19 @@ pub fn text(
     }
     if !others.is_empty() {
         lines.push(String::new());
-        lines.push("ended then without a sign of it:".to_owned());
+        lines.push("ended then without signs of an OOM:".to_owned());
     }
     lines.extend(others.iter().map(|found| format!("  {} {}", time(found.time_ns), plain(found))));
     for (user, count) in hidden {
-        let belong =
-            if *count == 1 { "1 process that did belongs" } else { &format!("{count} that did belong") };
+        let belong = if *count == 1 {
+            "1 hidden process belongs"
+        } else {
+            &format!("{count} hidden processes belong")
+        };
         lines.push(format!("{belong} to {user}: ask as {user}, as root or as a member of the group gpumemd"));
     }
     if found.is_empty() {
-        lines.push("further away: --for 10m".to_owned());
+        lines.push("search a longer time: --for 10m".to_owned());
     }
     lines.iter().map(|line| clean(line).trim_end().to_owned() + "\n").collect()
 }
@@ -171,32 +174,6 @@ fn plain(found: &Found<'_>) -> String {
     format!("{user} {} {}: {status}, {held}, {free} ({}){ending}", run.process.pid, label(run), unit.name)
 }
 
-#[derive(Serialize)]
-struct Document<'a> {
-    schema: &'static str,
-    version: u32,
-    at_ns: i64,
-    for_ns: i64,
-    processes: Vec<ProcessJson<'a>>,
-    /// Number of processes whose runs the viewer may not see, by user.
-    hidden: &'a BTreeMap<String, usize>,
-}
-
-#[derive(Serialize)]
-struct ProcessJson<'a> {
-    run: Option<&'a str>,
-    pid: u32,
-    user: Option<&'a str>,
-    device: &'a str,
-    /// Wall-clock time in ns since 1970.
-    ended_ns: Option<i64>,
-    status: Option<u64>,
-    last_used_bytes: Option<i64>,
-    free_bytes: Option<u64>,
-    ending: Option<Ending>,
-    ooms: Vec<super::OomJson<'a>>,
-}
-
 /// Returns one JSON document (docs/oom.md).
 pub fn json(
     seen: &[Seen],
@@ -208,11 +185,12 @@ pub fn json(
     let processes = found.iter().map(|found| {
         let run = &found.seen.run;
         let report = Report::new(run, Groupings::of_run(run), None);
-        ProcessJson {
+        object! {
             run: found.seen.id.as_deref(),
             pid: run.process.pid,
-            user: run.process.facts.get("user").map(String::as_str),
+            user: run.process.facts.get("user"),
             device: &found.device.name,
+            // Wall-clock time in ns since 1970.
             ended_ns: ended(run),
             status: match run.state {
                 State::Closed { status, .. } => status,
@@ -221,18 +199,18 @@ pub fn json(
             last_used_bytes: found.device.last.used_bytes(),
             free_bytes: found.device.reading.map(|reading| reading.free_bytes),
             ending: Ending::of(run),
-            ooms: found.entries.iter().map(|entry| super::entry(&report, entry.device, entry.oom)).collect(),
+            ooms: found.entries.iter().map(|one| entry(&report, one.device, one.oom)).collect::<Vec<_>>(),
         }
     });
-    let document = Document {
+    gpumem_model::harmless::json(&object! {
         schema: "gpumem.oom_at",
         version: 1,
         at_ns: around.at_ns,
         for_ns: around.for_ns,
-        processes: processes.collect(),
+        processes: processes.collect::<Vec<_>>(),
+        // Number of processes whose runs the viewer may not see, by user.
         hidden,
-    };
-    gpumem_model::harmless::json(&document)
+    })
 }
 
 #[cfg(test)]
@@ -243,12 +221,12 @@ mod tests {
     fn runs_of_other_users_are_counted_and_not_denied() {
         let around = Around { at_ns: 1_795_200_000_000_000_000, for_ns: 60_000_000_000 };
         let told = |hidden: &BTreeMap<String, usize>| text(&[], &|_| true, around, hidden);
-        assert!(told(&BTreeMap::new()).contains("nobody ended or ran out of memory"));
+        assert!(told(&BTreeMap::new()).contains("no process ended or ran out of memory"));
         let hidden = BTreeMap::from([("alice".to_owned(), 1), ("b\u{1b}ob".to_owned(), 2)]);
         let text = told(&hidden);
         assert!(!text.contains("nobody") && text.contains("no process of yours ended or ran out"), "{text}");
-        assert!(text.contains("1 process that did belongs to alice: ask as alice, as root"), "{text}");
-        assert!(text.contains(r"2 that did belong to b\u{1b}ob: "), "{text}");
+        assert!(text.contains("1 hidden process belongs to alice: ask as alice, as root"), "{text}");
+        assert!(text.contains(r"2 hidden processes belong to b\u{1b}ob: "), "{text}");
         let json: serde_json::Value =
             serde_json::from_str(&json(&[], &|_| true, around, &hidden)).expect("JSON");
         assert_eq!(json["hidden"]["alice"], 1);

@@ -3,7 +3,7 @@
 
 use crate::labels::{free_name, rest_name};
 use crate::table::{Align, Table, pad, width};
-use crate::{Report, folded_parts};
+use crate::{Report, apportioned, folded_parts, sum_of};
 use gpumem_model::harmless::clean;
 use gpumem_model::run::{Holder, Moment, Oom, OomDevice};
 use gpumem_model::time::Times;
@@ -27,11 +27,9 @@ pub(super) fn holders(
     for holder in named.split_off(named.len().min(MOST_HOLDERS)) {
         folded = (folded.0.saturating_add(1), folded.1.saturating_add(holder.used_bytes));
     }
-    // The driver's value for free memory is newer than the reading: other processes have allocated or freed since.
-    let free = oom.device_free_bytes.map_or(device.free_bytes, signed);
-    let moved = device.free_bytes.saturating_sub(free);
-    let mut parts: Vec<i64> = named.iter().map(|holder| holder.used_bytes).collect();
-    parts.extend([folded.1, moved, device.unaccounted_bytes, signed(device.system_bytes.unwrap_or(0)), free]);
+    let beside = beside_holders(oom, device, folded);
+    let held = named.iter().map(|holder| holder.used_bytes);
+    let parts: Vec<i64> = held.chain(beside.iter().map(|(_, bytes)| *bytes)).collect();
     let mut steps = unit.apportion(total, &parts);
     // The process itself shows the same rounded total as its own line below.
     if let (Some(own), [first, .., last]) = (own.filter(|own| !own.is_tracked_only), steps.as_mut_slice()) {
@@ -52,24 +50,32 @@ pub(super) fn holders(
         let head = if index == 0 { "holders" } else { "" };
         lines.push(format!("{head:<8} {line}"));
     }
-    let beside = [
-        (format!("{} other processes", thousands(folded.0)), folded.1, false),
-        ("allocated since".to_owned(), moved, false),
-        (rest_name(device.unified).to_owned(), device.unaccounted_bytes, false),
-        ("system".to_owned(), signed(device.system_bytes.unwrap_or(0)), false),
-        (free_name(device.unified).to_owned(), free, true),
-    ];
-    let beside = beside.into_iter().zip(steps.into_iter().skip(named.len()));
-    let beside = beside.filter(|((_, bytes, always), steps)| *always || *bytes != 0 || *steps != 0);
+    // Free memory, the last one, is always shown.
+    let is_shown = |at: usize, bytes: i64, steps: i64| at == 4 || bytes != 0 || steps != 0;
+    let beside = beside.iter().zip(steps.into_iter().skip(named.len())).enumerate();
+    let beside = beside.filter(|(at, ((_, bytes), steps))| is_shown(*at, *bytes, *steps));
     let beside: Vec<String> =
-        beside.map(|((name, ..), steps)| format!("{name} {}", unit.print(steps))).collect();
+        beside.map(|(_, ((name, _), steps))| format!("{name} {}", unit.print(steps))).collect();
     let age = oom.time_ns.saturating_sub(device.read_ns);
-    let read = if age > 2_000_000_000 {
-        format!(" (read at {})", times.time(device.read_ns))
-    } else {
-        String::new()
+    let read = match age {
+        0..=2_000_000_000 => String::new(),
+        _ => format!(" (read at {})", times.time(device.read_ns)),
     };
     lines.push(format!("         {} = {} with above{read}", beside.join(" + "), unit.print(total)));
+}
+
+/// Returns the memory of a device that no named holder has: other processes, changes since the reading, memory of no process, the
+/// driver's share, and free memory.
+pub(crate) fn beside_holders(oom: &Oom, device: &OomDevice, others: (u32, i64)) -> [(String, i64); 5] {
+    // The driver's value for free memory is newer than the reading: other processes have allocated or freed since.
+    let free = oom.device_free_bytes.map_or(device.free_bytes, signed);
+    [
+        (format!("{} other processes", thousands(others.0)), others.1),
+        ("allocated since".to_owned(), device.free_bytes.saturating_sub(free)),
+        (rest_name(device.unified).to_owned(), device.unaccounted_bytes),
+        ("system".to_owned(), device.system_bytes.map_or(0, signed)),
+        (free_name(device.unified).to_owned(), free),
+    ]
 }
 
 pub(super) fn growth(holder: &Holder, unit: Unit) -> Option<String> {
@@ -89,7 +95,6 @@ pub(super) fn name(holder: &Holder) -> String {
     }
 }
 
-/// Memory of the process itself, by name.
 pub(super) struct Own {
     pub parts: Vec<(String, i64)>,
     pub total: i64,
@@ -99,13 +104,11 @@ pub(super) struct Own {
 
 impl Own {
     pub fn sum(&self, unit: Unit) -> String {
-        let bytes: Vec<i64> = self.parts.iter().map(|(_, bytes)| *bytes).collect();
         let total = unit.round(self.total);
-        let shown = unit.apportion(total, &bytes).into_iter().zip(&self.parts);
         // Parts that round to zero are left out.
-        let shown = shown.filter(|(steps, _)| *steps != 0);
-        let mut shown: Vec<String> =
-            shown.map(|(steps, (name, _))| format!("{name} {}", unit.print(steps))).collect();
+        let shown =
+            apportioned(unit, total, &self.parts).into_iter().filter(|(_, amount)| *amount != unit.print(0));
+        let mut shown: Vec<String> = shown.map(|(name, amount)| format!("{name} {amount}")).collect();
         if shown.is_empty() {
             shown.push("nothing".to_owned());
         }
@@ -131,7 +134,6 @@ pub(super) fn composition(report: &Report<'_>, oom: &Oom) -> Own {
     parts.extend(
         beside.into_iter().filter(|(_, bytes)| *bytes != 0).map(|(name, bytes)| (name.to_owned(), bytes)),
     );
-    let total = parts.iter().fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
     let is_tracked_only = oom.untrackable_bytes.is_none() || oom.predates_bytes.is_none();
-    Own { parts, total, is_tracked_only }
+    Own { total: sum_of(&parts), parts, is_tracked_only }
 }

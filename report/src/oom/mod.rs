@@ -1,26 +1,17 @@
 //! `gpumemctl oom`: the failed request, the holders of the device's memory, the process's own memory, and what would have helped.
 //! Every sum adds up as printed.
-//!
-//! ```text
-//! holders      holders of the device's memory; the process's own memory
-//! ranks        other ranks of the job
-//! verdict      the cause, and what would have helped; what else ended the process
-//! at           a device around a time: processes that ended then
-//! json         the same as JSON
-//! ```
 
 pub mod at;
 mod holders;
-mod json;
 mod ranks;
 mod verdict;
 
-pub use json::json;
-pub(super) use json::{OomJson, entry};
+pub(crate) use holders::beside_holders;
 pub use verdict::sentence;
 
 use super::Report;
 use super::names::library;
+use crate::encode::object;
 use crate::labels::{device_name, exit, whose};
 use gpumem_model::ending::Ending;
 use gpumem_model::harmless::clean;
@@ -28,6 +19,7 @@ use gpumem_model::run::{Device, Fate, Oom, OomKind, Run};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, plural, signed, thousands};
 use holders::composition;
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// OOMs that are shown in full; older ones are only counted.
@@ -63,7 +55,6 @@ impl Entry<'_> {
     }
 }
 
-/// Returns the entries in the order of time.
 fn entries<'r>(run: &'r Run) -> Vec<Entry<'r>> {
     let all = run.devices.iter();
     let all = all.flat_map(|device| device.details.ooms.iter().map(move |oom| (device, oom)));
@@ -120,7 +111,7 @@ pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
         let times_said = gpumem_model::oom::times(pressure.iter().map(|entry| entry.oom));
         let unit = Unit::for_largest(signed(last.asked_bytes));
         lines.push(format!(
-            "pressure: the driver refused {} and the process went on; last at {}, {} {} (--all)",
+            "pressure: the driver refused {} and the process continued; last at {}, {} {} (--all)",
             plural(times_said, "time"),
             times.time(last.last_ns),
             unit.amount(signed(last.asked_bytes)),
@@ -128,10 +119,7 @@ pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
         ));
     }
     if run.coverage.ooms_dropped > 0 {
-        lines.push(format!(
-            "{} more times it ran out are counted here and not kept",
-            thousands(run.coverage.ooms_dropped)
-        ));
+        lines.push(format!("{} further OOMs are only counted", thousands(run.coverage.ooms_dropped)));
     }
     lines.iter().map(|line| clean(line).trim_end().to_owned() + "\n").collect()
 }
@@ -157,11 +145,11 @@ pub(super) fn held(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64)> {
 fn nothing(run: &Run) -> &'static str {
     match (run.coverage.covered, run.state) {
         _ if run.hears_of_ooms() => "GPU memory has not run out",
-        (true, _) => "the file says nothing of memory that ran out, which need not mean that it did not",
+        (true, _) => "the file does not report OOMs, so whether memory ran out is unknown",
         (false, gpumem_model::run::State::Closed { .. }) => {
-            "no agent said whether memory ran out; its device was not nearly full when it ended, or it ended well"
+            "no agent reported whether memory ran out; its device was not nearly full when it ended, or it ended normally"
         }
-        (false, _) => "it has no agent: nobody says whether memory runs out (gpumemctl run -- COMMAND)",
+        (false, _) => "it has no agent, which would report OOMs (start it with gpumemctl run -- COMMAND)",
     }
 }
 
@@ -193,7 +181,10 @@ fn caught_lines(caught: &[Entry<'_>], times: Times) -> Vec<String> {
                 (first, last) => format!("{first} to {last}"),
             };
             let often = plural(count(ooms), "time");
-            format!("caught: it ran out {often} and went on, {when}{at}, asked {asked} {} (--all)", unit.name)
+            format!(
+                "caught: it ran out {often} and continued, {when}{at}, asked {asked} {} (--all)",
+                unit.name
+            )
         })
         .collect();
     if !more.is_empty() {
@@ -224,13 +215,9 @@ fn one(
     if oom.count > 1 {
         often = format!("  {} until {}", plural(oom.count, "time"), times.time(oom.last_ns));
     }
-    let what = match (oom.is_true(), oom.is_suspected()) {
-        (true, _) => "OOM",
-        (_, true) => "SUSPECTED",
-        _ => "PRESSURE",
-    };
     lines.push(format!(
-        "{what} #{number} {} {}{} {}{often}  ({})",
+        "{} #{number} {} {}{} {}{often}  ({})",
+        kind(oom).to_uppercase(),
         times.time(oom.time_ns),
         device_name(device),
         match report.run.process.pid {
@@ -250,12 +237,20 @@ fn one(
     }
     lines.push(match &own {
         Some(own) => format!("you      {}", own.sum(unit)),
-        None => "you      not known: it had no agent (gpumemctl run -- COMMAND gives it one)".to_owned(),
+        None => "you      unknown: it had no agent (start it with gpumemctl run -- COMMAND)".to_owned(),
     });
     lines.extend(verdict::idle(oom, unit).map(|idle| format!("idle     {idle}")));
     let job: Vec<&Run> = job.iter().collect();
     lines.extend(ranks::ranks(report.run, &job, oom.last_ns, unit).map(|ranks| format!("ranks    {ranks}")));
     lines.push(format!("verdict  {}", verdict::verdict(report, oom, ending, unit)));
+}
+
+fn kind(oom: &Oom) -> &'static str {
+    match (oom.is_true(), oom.is_suspected()) {
+        (true, _) => "oom",
+        (_, true) => "suspected",
+        _ => "pressure",
+    }
 }
 
 fn fate(oom: &Oom) -> String {
@@ -266,7 +261,7 @@ fn fate(oom: &Oom) -> String {
             format!("FATAL ({status} after {}.{} s)", after_ns / 1_000_000_000, after_ns / 100_000_000 % 10)
         }
         Fate::Fatal { .. } | Fate::Survived => "survived".to_owned(),
-        Fate::Open => "what follows is not known yet".to_owned(),
+        Fate::Open => "outcome not known yet".to_owned(),
     }
 }
 
@@ -275,11 +270,11 @@ fn request(oom: &Oom, unit: Unit) -> String {
     let amount = |bytes: u64| unit.amount(signed(bytes));
     if oom.is_suspected() {
         let free = oom.free_bytes().map_or("not known".to_owned(), |free| unit.amount(free));
-        return format!("asked: not known; the least that was free since its last reading: {free}");
+        return format!("asked: unknown; lowest free memory since its last reading: {free}");
     }
     let asked = amount(oom.asked_bytes);
     if oom.kind == OomKind::Pool {
-        let mut words = format!("asked {asked} of the pool, which gave up without asking the driver");
+        let mut words = format!("asked {asked} of the pool, which failed without a request to the driver");
         if let (Some(used), Some(reserved)) = (oom.pool_used_bytes, oom.pool_reserved_bytes) {
             words += &format!(": it held {}, {} handed out", amount(reserved), amount(used));
         }
@@ -332,4 +327,48 @@ fn frame(stack: &str) -> Option<String> {
         (Some(file), Some(line)) => Some(format!("{file}:{line}")),
         _ => frame.first().map(|name| (*name).to_owned()).filter(|name| !name.is_empty()),
     }
+}
+
+/// Returns an entry of the JSON document: the stored OOM record, with the process's memory by name.
+pub(crate) fn entry<'a>(report: &Report<'_>, device: &'a Device, oom: &'a Oom) -> impl Serialize + use<'a> {
+    let bytes = Unit::for_largest(0);
+    let own = (!oom.is_suspected()).then(|| composition(report, oom));
+    let held_bytes = own.as_ref().map(|own| own.total);
+    let held = own.map(|own| own.parts).unwrap_or_default();
+    object! {
+        // UUID of the GPU.
+        gpu: &device.name,
+        // `oom`, `suspected` or `pressure`.
+        what: kind(oom),
+        verdict: verdict::verdict(report, oom, Ending::of(report.run).as_ref(), bytes) + " (bytes)",
+        // Without amounts; `held` has them by name.
+        #[serde(flatten)]
+        oom: Oom { amounts: Default::default(), ..oom.clone() },
+        // Bytes that the process held, by name; empty without an agent.
+        held: held.into_iter().map(|(name, bytes)| object! { name, bytes }).collect::<Vec<_>>(),
+        // Sum of `held`.
+        held_bytes,
+    }
+}
+
+/// Returns all entries as one JSON document (docs/oom.md).
+pub fn json(report: &Report<'_>) -> String {
+    let run = report.run;
+    let entries = run
+        .devices
+        .iter()
+        .flat_map(|device| device.details.ooms.iter().map(move |oom| entry(report, device, oom)));
+    gpumem_model::harmless::json(&object! {
+        schema: "gpumem.oom",
+        version: 1,
+        run: report.id.as_deref(),
+        pid: run.process.pid,
+        clock: &run.clock,
+        // Whether the process had an agent. Without one no OOM is reported, so an empty list means nothing.
+        covered: run.coverage.covered,
+        // What else ended the process; null if unknown, or if it has not ended.
+        ending: Ending::of(run),
+        dropped: run.coverage.ooms_dropped,
+        ooms: entries.collect::<Vec<_>>(),
+    })
 }

@@ -1,5 +1,6 @@
 //! One line about the other ranks of the job when one ran out of memory.
 
+use crate::labels::rank as rank_of;
 use gpumem_model::run::{OPEN_FATE_NS, Run, State};
 use gpumem_model::units::{Unit, signed};
 
@@ -61,8 +62,6 @@ fn seconds(ns: i64) -> String {
 }
 
 fn rank(run: &Run, time_ns: u64) -> Rank {
-    let claim = run.process.claims.get("rank").cloned();
-    let number = claim.as_deref().and_then(|claim| claim.parse().ok());
     let used = run.devices.iter().filter_map(|device| {
         let before = device.series.buckets.iter().rev().find(|bucket| bucket.time_ns <= time_ns);
         let at = before.and_then(|bucket| Some(bucket.used?.last));
@@ -78,8 +77,8 @@ fn rank(run: &Run, time_ns: u64) -> Rank {
     };
     let ooms = run.devices.iter().flat_map(|device| &device.details.ooms);
     Rank {
-        name: claim.unwrap_or_else(|| format!("pid {}", run.process.pid)),
-        number: number.unwrap_or(u64::MAX),
+        name: run.process.claims.get("rank").cloned().unwrap_or_else(|| format!("pid {}", run.process.pid)),
+        number: rank_of(run).unwrap_or(u64::MAX),
         used: (!used.is_empty()).then(|| used.iter().fold(0, |sum, used| used.saturating_add(sum))),
         ended,
         ran_out: ooms.filter(|oom| oom.is_true()).any(|oom| near(oom.time_ns) || near(oom.last_ns)),

@@ -22,7 +22,6 @@ pub(super) fn idle(oom: &Oom, unit: Unit) -> Option<String> {
     ))
 }
 
-/// Returns the cause in one line.
 pub(super) fn verdict(report: &Report<'_>, oom: &Oom, ending: Option<&Ending>, unit: Unit) -> String {
     if oom.is_suspected() {
         return suspicion(oom, ending, unit);
@@ -30,12 +29,12 @@ pub(super) fn verdict(report: &Report<'_>, oom: &Oom, ending: Option<&Ending>, u
     let asked = signed(oom.asked_bytes);
     let need = oom.driver_asked_bytes.map_or(asked, signed);
     let Some(free) = oom.free_bytes() else {
-        return "not known: nobody said what was free".to_owned();
+        return "unknown: free memory was not reported".to_owned();
     };
     let mut words = Vec::new();
     if oom.kind == OomKind::Pool && free >= asked {
         words.push(format!(
-            "a limit of the pool's own (set_per_process_memory_fraction?): the device had {} free",
+            "a limit of the pool itself (set_per_process_memory_fraction?): the device had {} free",
             unit.amount(free)
         ));
     }
@@ -48,7 +47,7 @@ pub(super) fn verdict(report: &Report<'_>, oom: &Oom, ending: Option<&Ending>, u
         words.push(format!("fits without {}'s growth ({left} free)", who(holder, own)));
     }
     if let Some(own) = own.filter(|own| words.is_empty() && own.growth_bytes.is_some_and(fits_without)) {
-        words.push(format!("fits without what you grew by ({})", growth(own, unit).unwrap_or_default()));
+        words.push(format!("fits without your own growth ({})", growth(own, unit).unwrap_or_default()));
     }
     words.extend(fragmented(report, oom, free, need, unit));
     let device = oom.device.as_ref();
@@ -63,11 +62,11 @@ pub(super) fn verdict(report: &Report<'_>, oom: &Oom, ending: Option<&Ending>, u
         let short = unit.print(unit.round(need) - unit.round(free));
         words.push(match device {
             Some(_) => format!("{short} short; others hold {}", unit.amount(held)),
-            None => format!("{short} short; who held the rest is not known: NVML was not read"),
+            None => format!("{short} short; the other holders are unknown: NVML was not read"),
         });
     }
     if words.is_empty() {
-        words.push("the driver refused although so much was free".to_owned());
+        words.push("the driver refused although enough was free".to_owned());
     }
     words.join("; ")
 }
@@ -83,7 +82,7 @@ fn fragmented(report: &Report<'_>, oom: &Oom, free: i64, need: i64, unit: Unit) 
     let is_torch = |pool: &str| pool == "torch" || pool.starts_with("torch/");
     let torch = report.run.cells.iter().any(|cell| cell.pool.as_deref().is_some_and(is_torch));
     let remedy = match (torch, oom.is_expandable) {
-        (_, true) => " (expandable segments are on: live blocks lie between the pieces)",
+        (_, true) => " (expandable segments are on: live blocks separate the pieces)",
         (true, false) => " (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)",
         (false, false) => "",
     };
@@ -98,7 +97,7 @@ fn fragmented(report: &Report<'_>, oom: &Oom, free: i64, need: i64, unit: Unit) 
 
 fn suspicion(oom: &Oom, ending: Option<&Ending>, unit: Unit) -> String {
     if let Some(ending) = ending {
-        return format!("rather not: {}", sentence(ending));
+        return format!("not an OOM: {}", sentence(ending));
     }
     let free = oom.free_bytes().map_or("not known".to_owned(), |free| unit.amount(free));
     let mut words = vec![format!("suspected: it ended while {free} of the device was free")];

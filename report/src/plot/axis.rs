@@ -7,9 +7,7 @@ use gpumem_model::units::{Unit, thousands};
 
 /// Font size of scales and lists, in points.
 pub(super) const SMALL: f64 = 9.0;
-/// Font size of headings.
 pub(super) const LARGE: f64 = 12.0;
-/// Colour of grid lines.
 pub(super) const GRID: Color = Color(0xd9, 0xd9, 0xd9);
 /// Colour of outlines and secondary text.
 pub(super) const GREY: Color = Color(0x55, 0x55, 0x55);
@@ -23,7 +21,6 @@ pub(super) fn words(text: &str, x: f64, y: f64, size: f64) -> Text {
 /// A scale from the lowest to the highest amount; both are multiples of the step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Axis {
-    /// Unit of the printed numbers.
     pub(super) unit: Unit,
     low: f64,
     high: f64,
@@ -35,7 +32,6 @@ pub(super) struct Axis {
 impl Axis {
     /// Makes a scale that contains 0 and all amounts between these.
     pub(super) fn new(low: i64, high: i64) -> Self {
-        /// Most steps.
         const STEPS: f64 = 6.0;
         let unit = Unit::for_axis(low.saturating_abs().max(high));
         let one = unit.bytes() as f64;
@@ -73,7 +69,6 @@ impl Axis {
         amounts.map(|bytes| (bytes, label(bytes))).collect()
     }
 
-    /// Draws a horizontal line at each step.
     pub(super) fn grid(&self, plot: Rect, out: &mut Drawing) {
         for (bytes, _) in self.steps() {
             let y = self.y(plot, bytes);

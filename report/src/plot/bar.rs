@@ -2,6 +2,7 @@
 
 use super::drawing::Fill;
 use super::palette::{self, RANKS, Theme};
+use crate::sum;
 use gpumem_model::units::thousands;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,6 +26,12 @@ pub struct Segment {
     pub bytes: i64,
     /// Kind of memory.
     pub kind: Kind,
+}
+
+impl Segment {
+    pub(super) fn is_like(&self, other: &Segment) -> bool {
+        (&self.name, self.kind) == (&other.name, other.kind)
+    }
 }
 
 /// Kind of a part, in the order of stacking from below.
@@ -119,7 +126,7 @@ fn fold_into(bar: &Bar, is_kept: impl Fn(&str) -> bool, what: &str) -> Bar {
     let (small, mut segments): (Vec<Segment>, Vec<Segment>) =
         bar.segments.iter().cloned().partition(is_small);
     if !small.is_empty() {
-        let bytes = small.iter().map(|part| part.bytes).fold(0, i64::saturating_add);
+        let bytes = sum(small.iter().map(|part| part.bytes));
         // A single small category keeps its name, without a colour.
         let name = match small.as_slice() {
             [one] if what == SMALLER => one.name.clone(),
@@ -133,17 +140,14 @@ fn fold_into(bar: &Bar, is_kept: impl Fn(&str) -> bool, what: &str) -> Bar {
 impl Bar {
     /// Makes a bar whose total is the sum of these parts.
     pub fn of(title: impl Into<String>, segments: Vec<Segment>) -> Self {
-        let total_bytes = segments.iter().map(|part| part.bytes).fold(0, i64::saturating_add);
+        let total_bytes = sum(segments.iter().map(|part| part.bytes));
         Bar { title: title.into(), total_bytes, segments }
     }
 
     /// Returns the lower and upper end of the stack: negative parts are below zero.
     pub(super) fn span(&self) -> (i64, i64) {
-        let sum = |is: fn(&i64) -> bool| {
-            let bytes = self.segments.iter().map(|part| part.bytes);
-            bytes.filter(is).fold(0, i64::saturating_add)
-        };
-        (sum(|bytes| *bytes < 0), sum(|bytes| *bytes > 0))
+        let bytes = || self.segments.iter().map(|part| part.bytes);
+        (sum(bytes().filter(|bytes| *bytes < 0)), sum(bytes().filter(|bytes| *bytes > 0)))
     }
 
     /// Returns the lowest and the highest part, at most and at least 0.
@@ -168,11 +172,8 @@ pub(super) fn hide(bars: &[Bar], percent: f64) -> (Vec<Bar>, Vec<(String, i64)>)
             known.1 = known.1.max(part.bytes);
         }
     }
-    let mut hidden: Vec<(String, i64)> = all
-        .into_iter()
-        .filter(|(_, (is_small, _))| *is_small)
-        .map(|(name, (_, bytes))| (name, bytes))
-        .collect();
+    let hidden = all.into_iter().filter(|(_, (is_small, _))| *is_small);
+    let mut hidden: Vec<(String, i64)> = hidden.map(|(name, (_, bytes))| (name, bytes)).collect();
     hidden.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     let names: BTreeSet<&str> = hidden.iter().map(|(name, _)| name.as_str()).collect();
     let bars = bars.iter().map(|bar| fold_into(bar, |name| !names.contains(name), "hidden")).collect();
@@ -183,7 +184,7 @@ pub(super) fn hide(bars: &[Bar], percent: f64) -> (Vec<Bar>, Vec<(String, i64)>)
 pub(super) fn merged(bar: Bar) -> Bar {
     let (small, mut segments): (Vec<Segment>, Vec<Segment>) =
         bar.segments.into_iter().partition(|part| part.kind == Kind::Smaller);
-    let bytes = small.iter().map(|part| part.bytes).fold(0, i64::saturating_add);
+    let bytes = sum(small.iter().map(|part| part.bytes));
     if bytes != 0 {
         segments.push(Segment { name: "(smaller)".into(), bytes, kind: Kind::Smaller });
     }

@@ -52,10 +52,7 @@ pub fn bars(bars: &[Bar]) -> Drawing {
 
 /// Draws one bar with its title, labels and list.
 fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) {
-    let parts = bar.segments.iter().filter(|part| part.bytes != 0);
-    let mut parts: Vec<(&Segment, Fill)> =
-        parts.map(|part| (part, part.kind.fill(rank(part, ranks)))).collect();
-    parts.sort_by_key(|(part, _)| (part.kind, rank(part, ranks)));
+    let parts = stacked(bar, ranks);
     let x = plot.x + SIDE;
     // Grid lines end before the list.
     let lined = Rect { width: SIDE + BAR + SIDE - 8.0, ..plot };
@@ -114,6 +111,15 @@ fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) 
         sum => format!("{total}; its parts are {} bytes off", thousands(sum.saturating_sub(bar.total_bytes))),
     };
     out.text(Text { color: GREY, ..words(&total, x, plot.y - 17.0, SMALL) });
+}
+
+/// Returns the parts of a bar in the order of stacking from below, with their fills.
+pub(super) fn stacked<'b>(bar: &'b Bar, ranks: &[String]) -> Vec<(&'b Segment, Fill)> {
+    let parts = bar.segments.iter().filter(|part| part.bytes != 0);
+    let mut parts: Vec<(&Segment, Fill)> =
+        parts.map(|part| (part, part.kind.fill(rank(part, ranks)))).collect();
+    parts.sort_by_key(|(part, _)| (part.kind, rank(part, ranks)));
+    parts
 }
 
 /// Draws the list of parts in the order in which they are stacked, and their sum.

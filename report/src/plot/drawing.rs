@@ -175,7 +175,6 @@ pub struct Rect {
     pub height: f64,
 }
 
-/// A stroke from one point to another.
 pub(super) type Stroke = ((f64, f64), (f64, f64));
 
 /// Returns the lines of a pattern inside a polygon (even-odd rule). They lie on one grid for the whole picture, so lines of
@@ -199,20 +198,20 @@ pub(super) fn hatch(points: &[(f64, f64)], pattern: &Pattern) -> Vec<Stroke> {
     let mut line = (low / spacing).ceil();
     while line * spacing <= high {
         let y = line * spacing;
-        let edges = turned.iter().zip(turned.iter().cycle().skip(1));
-        let crossed = edges.filter(|(a, b)| (a.1 <= y) != (b.1 <= y));
-        let mut at: Vec<f64> = crossed.map(|(a, b)| a.0 + (y - a.1) / (b.1 - a.1) * (b.0 - a.0)).collect();
-        at.sort_by(f64::total_cmp);
-        for pair in at.chunks_exact(2) {
-            if let [from, to] = *pair
-                && to - from > 0.05
-            {
-                strokes.push((back((from, y)), back((to, y))));
-            }
-        }
+        let inside = inside(&turned, y).into_iter().filter(|(from, to)| to - from > 0.05);
+        strokes.extend(inside.map(|(from, to)| (back((from, y)), back((to, y)))));
         line += 1.0;
     }
     strokes
+}
+
+/// Returns the parts of a horizontal line that are inside a polygon (even-odd rule), as the x coordinates of their ends.
+pub(super) fn inside(points: &[(f64, f64)], y: f64) -> Vec<(f64, f64)> {
+    let edges = points.iter().zip(points.iter().cycle().skip(1));
+    let crossed = edges.filter(|(a, b)| (a.1 <= y) != (b.1 <= y));
+    let mut at: Vec<f64> = crossed.map(|(a, b)| a.0 + (y - a.1) / (b.1 - a.1) * (b.0 - a.0)).collect();
+    at.sort_by(f64::total_cmp);
+    at.chunks_exact(2).map(|ends| (ends[0], ends[1])).collect()
 }
 
 #[cfg(test)]

@@ -8,14 +8,10 @@ use super::helvetica::{fitted, width};
 const TITLE: f64 = 15.0;
 const LINE: f64 = 13.0;
 
-/// Text around pictures.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Frame {
-    /// Title, in large letters.
     pub(crate) title: String,
-    /// Lines below the title.
     pub(crate) lines: Vec<String>,
-    /// Notes below the pictures.
     pub(crate) notes: Vec<String>,
 }
 
@@ -56,7 +52,6 @@ impl Frame {
     }
 }
 
-/// Splits a sentence into lines of this width.
 fn wrapped(text: &str, room: f64) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();

@@ -63,20 +63,24 @@ pub fn fitted(text: &str, size: f64, bold: bool, room: f64) -> String {
         return text.to_owned();
     }
     let letters: Vec<char> = text.chars().collect();
-    // Each end gets half of the width, and stops at the first character that does not fit.
-    let dots = width("..", size, bold);
-    let fits = |letters: &mut dyn Iterator<Item = &char>| {
-        let mut left = (room - dots).max(0.0) / 2.0;
-        let fits = |letter: &&char| {
-            left -= f64::from(advance(**letter, bold)) * size / 1000.0;
-            left >= 0.0
-        };
-        letters.take_while(fits).count()
-    };
-    let (head, tail) = (fits(&mut letters.iter()), fits(&mut letters.iter().rev()));
-    let head = letters.iter().take(head);
-    let tail = letters.iter().skip(letters.len().saturating_sub(tail));
-    head.chain(&['.', '.']).chain(tail).collect()
+    // Each end gets half of the width.
+    let half = (room - width("..", size, bold)).max(0.0) / 2.0;
+    let head = fitting(letters.iter().copied(), size, bold, half);
+    let tail = fitting(letters.iter().rev().copied(), size, bold, half);
+    head.chain(['.', '.']).chain(tail.collect::<Vec<_>>().into_iter().rev()).collect()
+}
+
+/// Returns the first characters that fit into a width.
+fn fitting(
+    letters: impl Iterator<Item = char>,
+    size: f64,
+    bold: bool,
+    room: f64,
+) -> impl Iterator<Item = char> {
+    letters.scan(room, move |left, letter| {
+        *left -= f64::from(advance(letter, bold)) * size / 1000.0;
+        (*left >= 0.0).then_some(letter)
+    })
 }
 
 /// Factor for substitute fonts that are wider than Helvetica, in readers that do not compress text.
@@ -114,12 +118,7 @@ fn beginning(text: &str, size: f64, room: f64) -> String {
     if width(text, size, false) <= room {
         return text.to_owned();
     }
-    let mut left = room - width("..", size, false);
-    let fits = |letter: &char| {
-        left -= f64::from(advance(*letter, false)) * size / 1000.0;
-        left >= 0.0
-    };
-    text.chars().take_while(fits).chain("..".chars()).collect()
+    fitting(text.chars(), size, false, room - width("..", size, false)).chain("..".chars()).collect()
 }
 
 #[cfg(test)]

@@ -1,14 +1,5 @@
 //! Pictures. Report -> a [`Drawing`]: shapes and texts at their positions -> SVG, PDF, PNG.
 //!
-//! ```text
-//! of_report               selects the picture for given runs
-//! bars, rows, timeline    stacked bars; one bar for each category; memory over time
-//! bar, frame              sums as ranked parts; text around pictures
-//! axis, palette           scales of bytes; colours, which pages share
-//! drawing, helvetica      contents of a picture; widths of texts
-//! svg, pdf, png           formats; strokes: letters for PNG
-//! ```
-//!
 //! Every shape that represents bytes carries their number, and those of a bar or panel add up to its total.
 
 mod axis;
@@ -30,5 +21,6 @@ pub use bar::{Bar, Kind, Segment, folded_to};
 pub use bars::bars;
 pub use drawing::{Anchor, Data, Drawing, Fill, Item, Rect, Text};
 pub(crate) use frame::Frame;
+pub(crate) use of_report::by_name;
 pub use of_report::{Nothing, Options, Picture, bar, draw};
 pub use png::TooLarge;

@@ -8,6 +8,7 @@ use super::frame::Frame;
 use super::rows::{Rows, rows_of};
 use super::timeline;
 use crate::labels::{device_title, label};
+use crate::lines::listed;
 use crate::{By, Report};
 use gpumem_model::harmless::clean;
 use gpumem_model::run::{Device, Moment};
@@ -97,20 +98,17 @@ fn peak(report: &Report<'_>, options: &Options) -> Drawing {
     let mut frame = frame(report, options);
     let mut hidden = Hidden::default();
     let pictures = report.run.devices.iter().map(|device| {
-        let mut by = vec![(By::Layer, "by layer"), (By::Structure, "by data structure")];
         // A grouping without any names is not shown.
-        let names = |by: By| !report.composition(&device.peak, by).categories.is_empty();
-        by.retain(|(by, _)| names(*by));
-        if by.is_empty() {
-            by.push((By::Tag, if device.peak.tracked_bytes.is_some() { "by tag" } else { "used" }));
+        let has_names = |by: &By| !report.composition(&device.peak, *by).categories.is_empty();
+        let mut shown: Vec<By> = [By::Layer, By::Structure].into_iter().filter(has_names).collect();
+        if shown.is_empty() {
+            shown.push(By::Tag);
         }
-        let all: Vec<Bar> = by
-            .iter()
-            .map(|(by, what)| {
-                hidden.hide(bar(report, &device.peak, *by, &titled(report, device, what)), options)
-            })
-            .collect();
-        bars(&all)
+        let all = shown.into_iter().map(|by| {
+            let what = if device.peak.tracked_bytes.is_some() { by_name(by) } else { "used" };
+            hidden.hide(bar(report, &device.peak, by, &titled(report, device, what)), options)
+        });
+        bars(&all.collect::<Vec<Bar>>())
     });
     let pictures = pictures.collect();
     frame.notes.extend(hidden.note(options));
@@ -121,7 +119,7 @@ fn categories(report: &Report<'_>, options: &Options) -> Drawing {
     let mut frame = frame(report, options);
     let mut hidden = Hidden::default();
     let pictures = report.run.devices.iter().map(|device| {
-        let what = titled(report, device, &by_name(report.by));
+        let what = titled(report, device, by_name(report.by));
         let bar = hidden.hide(bar(report, &device.peak, report.by, &what), options);
         let kept = bar::most(std::slice::from_ref(&bar), MOST_ROWS);
         let bar = bar::folded(&bar, &kept);
@@ -156,7 +154,7 @@ fn over_time(report: &Report<'_>, options: &Options) -> Result<Drawing, Nothing>
     }
     if pictures.is_empty() {
         return Err(Nothing(
-            "nothing was kept over time: the run is of an older version, or nothing was seen of it".into(),
+            "no data over time: the run was made by an older version, or nothing was observed".into(),
         ));
     }
     frame.notes.extend(hidden.note(options));
@@ -174,7 +172,7 @@ fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing
         }
     }
     if all.len() > MOST {
-        return Err(Nothing(format!("{} panels are more than can be read; at most {MOST}", all.len())));
+        return Err(Nothing(format!("{} panels are too many; at most {MOST} can be drawn", all.len())));
     }
     let (all, names) = match options.hide_below {
         Some(percent) => bar::hide(&all, percent),
@@ -247,29 +245,21 @@ impl Hidden {
     }
 
     fn note(&self, options: &Options) -> Option<String> {
-        /// Most names in the note.
         const NAMED: usize = 20;
         let percent = options.hide_below.filter(|_| !self.names.is_empty())?;
-        let named = self.names.iter().take(NAMED).map(|(name, bytes)| {
-            let unit = Unit::for_largest(*bytes);
-            format!("{name} {} {}", unit.amount(*bytes), unit.name)
-        });
-        let named: Vec<String> = named.collect();
-        let more = match self.names.len().saturating_sub(NAMED) {
-            0 => String::new(),
-            more => format!(", {more} more"),
-        };
-        Some(format!("hidden (at most {percent} % of the total): {}{more}", named.join(", ")))
+        let amount = |bytes: i64| Unit::for_largest(bytes).amount_with_name(bytes);
+        let named = self.names.iter().map(|(name, bytes)| format!("{name} {}", amount(*bytes)));
+        Some(format!("hidden (at most {percent} % of the total): {}", listed(named, NAMED)))
     }
 }
 
-fn by_name(by: By) -> String {
+/// Returns the name of a grouping in titles.
+pub(crate) fn by_name(by: By) -> &'static str {
     match by {
         By::Layer => "by layer",
         By::Structure => "by data structure",
         By::Tag => "by tag",
     }
-    .to_owned()
 }
 
 fn frame(report: &Report<'_>, options: &Options) -> Frame {

@@ -39,6 +39,15 @@ pub enum Theme {
     Dark,
 }
 
+impl Theme {
+    fn pick<T>(self, light: T, dark: T) -> T {
+        match self {
+            Theme::Light => light,
+            Theme::Dark => dark,
+        }
+    }
+}
+
 /// Text colour on paper.
 pub const BLACK: Color = Color(0, 0, 0);
 /// Colour of paper, and of `Others` on it.
@@ -81,11 +90,7 @@ const DARK: [Color; RANKS] = [
 
 /// Returns the colour of a category by its rank, 0 for the largest. Ranks beyond [`RANKS`] repeat the colours.
 pub fn category(rank: usize, theme: Theme) -> Color {
-    let colors = match theme {
-        Theme::Light => &LIGHT,
-        Theme::Dark => &DARK,
-    };
-    colors.get(rank % RANKS).copied().unwrap_or(BLACK)
+    theme.pick(LIGHT, DARK)[rank % RANKS]
 }
 
 /// How a part that is no category is drawn: a background and, if it has a pattern, the colour of its lines.
@@ -103,29 +108,20 @@ pub struct Pattern {
 
 /// Returns the pattern of bytes that no rule matches: white on paper, grey on a dark page.
 pub fn others(theme: Theme) -> Pattern {
-    let ground = match theme {
-        Theme::Light => WHITE,
-        Theme::Dark => Color(0xb4, 0xb8, 0xbe),
-    };
+    let ground = theme.pick(WHITE, Color(0xb4, 0xb8, 0xbe));
     Pattern { ground, ink: None, degrees: 0.0, spacing: 0.0 }
 }
 
 /// Returns the pattern of the sum of small categories: plain grey.
 pub fn smaller(theme: Theme) -> Pattern {
-    let ground = match theme {
-        Theme::Light => Color(0xd6, 0xd6, 0xd6),
-        Theme::Dark => Color(0x7d, 0x82, 0x8a),
-    };
-    Pattern { ground, ink: None, degrees: 0.0, spacing: 0.0 }
+    Pattern { ground: theme.pick(Color(0xd6, 0xd6, 0xd6), Color(0x7d, 0x82, 0x8a)), ..others(theme) }
 }
 
 /// Returns the pattern of idle pool memory: a light, falling hatch.
 pub fn idle(theme: Theme) -> Pattern {
-    let (ground, ink) = match theme {
-        Theme::Light => (Color(0xf4, 0xf4, 0xf4), Color(0xa8, 0xa8, 0xa8)),
-        Theme::Dark => (Color(0x33, 0x37, 0x3d), Color(0x7d, 0x82, 0x8a)),
-    };
-    Pattern { ground, ink: Some(ink), degrees: -45.0, spacing: 6.0 }
+    let ground = theme.pick(Color(0xf4, 0xf4, 0xf4), Color(0x33, 0x37, 0x3d));
+    let ink = Some(theme.pick(Color(0xa8, 0xa8, 0xa8), Color(0x7d, 0x82, 0x8a)));
+    Pattern { ground, ink, degrees: -45.0, spacing: 6.0 }
 }
 
 /// Returns the pattern of pools that report no blocks: horizontal lines.
@@ -140,11 +136,9 @@ pub fn predates(theme: Theme) -> Pattern {
 
 /// Returns the pattern of untrackable memory: a strong, rising hatch.
 pub fn untrackable(theme: Theme) -> Pattern {
-    let (ground, ink) = match theme {
-        Theme::Light => (WHITE, Color(0x3c, 0x3c, 0x3c)),
-        Theme::Dark => (Color(0x1c, 0x1f, 0x24), Color(0xd0, 0xd4, 0xda)),
-    };
-    Pattern { ground, ink: Some(ink), degrees: 45.0, spacing: 4.0 }
+    let ground = theme.pick(WHITE, Color(0x1c, 0x1f, 0x24));
+    let ink = Some(theme.pick(Color(0x3c, 0x3c, 0x3c), Color(0xd0, 0xd4, 0xda)));
+    Pattern { ground, ink, degrees: 45.0, spacing: 4.0 }
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@ use super::palette::Color;
 use super::svg::number;
 use std::fmt::Write;
 
-/// Most characters of the title.
 const TITLE: usize = 200;
 
 impl Drawing {

@@ -1,7 +1,7 @@
 //! A picture as pixels. There are few kinds of shapes, so two rules suffice: the share of a pixel that a polygon covers, and the
 //! distance of a pixel from a stroke. Letters are strokes too (strokes.rs), so no font is needed.
 
-use super::drawing::{Drawing, Fill, Item, hatch};
+use super::drawing::{Drawing, Fill, Item, hatch, inside};
 use super::palette::{Color, WHITE};
 use super::strokes;
 use miniz_oxide::deflate::compress_to_vec_zlib;
@@ -98,13 +98,7 @@ impl Canvas {
             cover.fill(0.0);
             for sample in 0..SAMPLES {
                 let y = row as f64 + (f64::from(sample) + 0.5) / f64::from(SAMPLES);
-                let edges = points.iter().zip(points.iter().cycle().skip(1));
-                let crossed = edges.filter(|(a, b)| (a.1 <= y) != (b.1 <= y));
-                let mut at: Vec<f64> =
-                    crossed.map(|(a, b)| a.0 + (y - a.1) / (b.1 - a.1) * (b.0 - a.0)).collect();
-                at.sort_by(f64::total_cmp);
-                for pair in at.chunks_exact(2) {
-                    let &[from, to] = pair else { continue };
+                for (from, to) in inside(&points, y) {
                     let first = (from.floor().max(0.0) as usize).max(columns.start);
                     let last = (to.ceil().max(0.0) as usize).min(columns.end);
                     for column in first..last {
@@ -198,12 +192,9 @@ impl Canvas {
             let sum = crc(name.iter().chain(data));
             out.extend_from_slice(&sum.to_be_bytes());
         };
-        let mut head = Vec::new();
-        head.extend_from_slice(&(self.width as u32).to_be_bytes());
-        head.extend_from_slice(&(self.height as u32).to_be_bytes());
+        let [width, height] = [self.width, self.height].map(|size| (size as u32).to_be_bytes());
         // 8 bits, RGB, deflate, filter per line, not interlaced.
-        head.extend_from_slice(&[8, 2, 0, 0, 0]);
-        chunk(b"IHDR", &head);
+        chunk(b"IHDR", &[width.as_slice(), &height, &[8, 2, 0, 0, 0]].concat());
         let per_metre = ((SCALE * 72.0 / 0.0254).round() as u32).to_be_bytes();
         chunk(b"pHYs", &[per_metre.as_slice(), &per_metre, &[1]].concat());
         // Each line is stored as its difference from the one above, because most lines are equal.
@@ -229,7 +220,6 @@ fn distance(point: (f64, f64), from: (f64, f64), to: (f64, f64)) -> f64 {
     (px - along * dx).hypot(py - along * dy)
 }
 
-/// Splits a line into dashes.
 fn dashes(points: &[(f64, f64)], on: f64, off: f64) -> Vec<Vec<(f64, f64)>> {
     let mut pieces = Vec::new();
     // Position within the dash pattern.

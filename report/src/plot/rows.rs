@@ -7,7 +7,6 @@ use super::drawing::{Anchor, Data, Drawing, Fill, Rect, Text};
 use super::helvetica::{WIDER, fitted, told_apart, width};
 use super::palette::{BLACK, WHITE};
 
-/// Height of a row.
 const ROW: f64 = 17.0;
 /// Width for an amount and its share.
 const AMOUNT: f64 = 104.0;
@@ -19,14 +18,11 @@ pub(super) struct Rows<'p> {
     /// Names with their own colours.
     pub(super) ranks: &'p [String],
     pub(super) axis: Axis,
-    /// Width of the longest bar.
     pub(super) width: f64,
-    /// Largest width of names.
     pub(super) longest: f64,
 }
 
 impl Rows<'_> {
-    /// Draws a panel.
     pub(super) fn panel(&self, bar: &Bar) -> Drawing {
         let widths = self.names.iter().map(|part| width(&part.name, SMALL, false));
         let names = (widths.fold(60.0, f64::max) * WIDER).min(self.longest) + 8.0;
@@ -67,15 +63,8 @@ impl Rows<'_> {
     }
 
     fn fill(&self, bar: &Bar, plot: Rect, out: &mut Drawing) {
-        let amounts: Vec<Option<i64>> = self
-            .names
-            .iter()
-            .map(|row| {
-                let mut own =
-                    bar.segments.iter().filter(|part| (&part.name, part.kind) == (&row.name, row.kind));
-                own.next().map(|part| part.bytes)
-            })
-            .collect();
+        let of = |row: &Segment| bar.segments.iter().find(|part| part.is_like(row)).map(|part| part.bytes);
+        let amounts: Vec<Option<i64>> = self.names.iter().map(of).collect();
         let names: Vec<&str> = self.names.iter().map(|row| row.name.as_str()).collect();
         let names = told_apart(&names, SMALL, self.longest / WIDER);
         let known: Vec<i64> = amounts.iter().map(|bytes| bytes.unwrap_or(0)).collect();
@@ -119,7 +108,7 @@ impl Rows<'_> {
 pub(super) fn rows_of(bars: &[Bar]) -> Vec<Segment> {
     let mut rows: Vec<Segment> = Vec::new();
     for part in bars.iter().flat_map(|bar| &bar.segments) {
-        match rows.iter_mut().find(|row| (&row.name, row.kind) == (&part.name, part.kind)) {
+        match rows.iter_mut().find(|row| row.is_like(part)) {
             Some(row) => row.bytes = row.bytes.max(part.bytes),
             None => rows.push(part.clone()),
         }

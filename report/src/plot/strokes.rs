@@ -3,7 +3,6 @@
 
 use super::helvetica::{REPLACEMENT, advance};
 
-/// A stroke of the pen.
 #[derive(Debug, Clone, Copy)]
 enum Mark {
     /// A line through points; a single point is a dot.

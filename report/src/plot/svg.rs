@@ -1,6 +1,8 @@
 //! A picture as SVG: one file without scripts, style sheets or external references.
 
 use super::drawing::{Anchor, Data, Drawing, Fill, Item, Text, hatch};
+use crate::encode::markup;
+use gpumem_model::harmless::clean;
 use std::fmt::Write;
 
 /// Fonts with the widths that the layout uses; the text of substitute fonts is compressed to that width.
@@ -122,19 +124,8 @@ pub(super) fn number(value: f64) -> String {
     if text == "-0" { "0".to_owned() } else { text.to_owned() }
 }
 
-/// Escapes text for content and attributes of XML. Control characters and noncharacters are removed, because XML does not permit
-/// them even escaped.
+/// Escapes text for content and attributes. Control characters and noncharacters are shown by their number, because XML does not
+/// permit them even escaped.
 fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for character in gpumem_model::harmless::clean(text).chars() {
-        match character {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            character => out.push(character),
-        }
-    }
-    out
+    markup(&clean(text))
 }

@@ -2,14 +2,13 @@
 
 use super::axis::{Axis, GREY, LARGE, SMALL, words};
 use super::bar::{Bar, Kind, Segment, folded, largest, merged, rank};
-use super::bars::{LIST, MARGIN, ROW, list};
-use super::drawing::{Anchor, Data, Drawing, Fill, Item, Rect, Text};
+use super::bars::{LIST, MARGIN, ROW, list, stacked};
+use super::drawing::{Anchor, Data, Drawing, Item, Rect, Text};
 use super::helvetica::{fitted, width};
 use super::palette::{BLACK, Color, WHITE};
-use crate::By;
-use crate::Report;
 use crate::labels::device_title;
 use crate::lines::clean_name;
+use crate::{By, Report, sum};
 use gpumem_ledger::SUM;
 use gpumem_model::run::{Clock, Device, Moment};
 use gpumem_model::units::{Unit, thousands};
@@ -110,7 +109,7 @@ fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
     for point in kept {
         let (small, amounts): (Vec<_>, Vec<_>) =
             point.amounts.iter().copied().partition(|(cell, _)| is_sum(report, *cell, by));
-        let small = small.iter().map(|(_, bytes)| *bytes).fold(point.rest_bytes, i64::saturating_add);
+        let small = sum(small.iter().map(|(_, bytes)| *bytes).chain([point.rest_bytes]));
         let is_peak = point.time_ns == peak.time_ns;
         let moment = Moment {
             time_ns: point.time_ns,
@@ -161,7 +160,6 @@ fn layers(points: &[At], ranks: &[String]) -> Vec<Segment> {
 
 /// Position of times and amounts in the plot.
 struct Place<'p> {
-    /// Title of the device.
     name: &'p str,
     axis: &'p Axis,
     plot: Rect,
@@ -183,27 +181,26 @@ fn areas(
     if points.is_empty() {
         return;
     }
+    // Corners of the stair through these amounts at the points.
+    let stair = |levels: &[i64]| -> Vec<(f64, f64)> {
+        let ends = points.iter().skip(1).map(|at| at.time_ns).chain([last]);
+        let spans = points.iter().map(|at| at.time_ns).zip(ends);
+        thinned(spans.zip(levels).flat_map(|((from, to), bytes)| {
+            let y = axis.y(plot, *bytes as f64);
+            [(x(from), y), (x(to), y)]
+        }))
+    };
     let mut floor: Vec<i64> = vec![0; points.len()];
     for layer in layers {
         let of = |at: &At| -> i64 {
-            let own =
-                at.bar.segments.iter().filter(|part| (&part.name, part.kind) == (&layer.name, layer.kind));
-            own.map(|part| part.bytes).fold(0, i64::saturating_add)
+            let own = at.bar.segments.iter();
+            sum(own.filter(|part| part.is_like(layer)).map(|part| part.bytes))
         };
         let amounts: Vec<i64> = points.iter().map(of).collect();
         let top: Vec<i64> =
             floor.iter().zip(&amounts).map(|(floor, bytes)| floor.saturating_add(*bytes)).collect();
-        let ends = points.iter().skip(1).map(|at| at.time_ns).chain([last]);
-        let steps = |levels: &[i64]| -> Vec<(f64, f64)> {
-            let spans = points.iter().map(|at| at.time_ns).zip(ends.clone());
-            let of_level = |((from, to), bytes): ((u64, u64), &i64)| {
-                let y = axis.y(plot, *bytes as f64);
-                [(x(from), y), (x(to), y)]
-            };
-            thinned(spans.zip(levels).flat_map(of_level))
-        };
         let outline: Vec<(f64, f64)> =
-            steps(&top).into_iter().chain(steps(&floor).into_iter().rev()).collect();
+            stair(&top).into_iter().chain(stair(&floor).into_iter().rev()).collect();
         let bytes = amounts.get(peak).copied().unwrap_or(0);
         let data = Data { of: place.name.into(), name: layer.name.clone(), bytes };
         let fill = layer.kind.fill(rank(layer, ranks));
@@ -212,13 +209,7 @@ fn areas(
         out.items.push(Item::Shape { points: outline, fill, stroke: Some(edge), data: Some(data) });
         floor = top;
     }
-    let spans =
-        points.iter().map(|at| at.time_ns).zip(points.iter().skip(1).map(|at| at.time_ns).chain([last]));
-    let edge = spans.zip(&floor).flat_map(|((from, to), bytes)| {
-        let y = axis.y(plot, *bytes as f64);
-        [(x(from), y), (x(to), y)]
-    });
-    out.line(thinned(edge), GREY, 0.5);
+    out.line(stair(&floor), GREY, 0.5);
 }
 
 /// Drops points in the middle of a horizontal line.
@@ -268,7 +259,6 @@ fn pieces(device: &Device, readings: &[(u64, i64, i64, i64)]) -> Vec<Vec<(u64, i
 
 /// Draws the time axis with round steps below the plot.
 fn times(report: &Report<'_>, (first, last): (u64, u64), plot: Rect, out: &mut Drawing) {
-    /// Most steps.
     const STEPS: f64 = 8.0;
     let span = last.saturating_sub(first) as f64;
     let (unit, name, rounds): (f64, &str, &[f64]) = match report.run.clock {
@@ -311,22 +301,17 @@ fn times(report: &Report<'_>, (first, last): (u64, u64), plot: Rect, out: &mut D
 fn key(at: &At, heading: &str, ranks: &[String], unit: Unit, beside: Rect, out: &mut Drawing) {
     let Rect { x, y, .. } = beside;
     out.text(Text { color: GREY, ..words(heading, x, y + SMALL, SMALL) });
-    let mut parts: Vec<(&Segment, Fill)> = at
-        .bar
-        .segments
-        .iter()
-        .filter(|part| part.bytes != 0)
-        .map(|part| (part, part.kind.fill(rank(part, ranks))))
-        .collect();
-    parts.sort_by_key(|(part, _)| (part.kind, rank(part, ranks)));
-    list(&at.bar, &parts, unit, Rect { y: y + ROW, height: beside.height - ROW, ..beside }, out);
+    list(
+        &at.bar,
+        &stacked(&at.bar, ranks),
+        unit,
+        Rect { y: y + ROW, height: beside.height - ROW, ..beside },
+        out,
+    );
 }
 
-/// Colour of OOMs.
 const ALARM: Color = Color(0xb8, 0x1f, 0x1f);
-/// Largest width of a name.
 const LONGEST: f64 = 90.0;
-/// Distance between two names.
 const GAP: f64 = 4.0;
 
 struct Event {

@@ -4,9 +4,9 @@
 use super::table::Shown;
 use crate::bridge::{Bridge, Source, disagreement, own_word};
 use crate::lines::Lines;
-use crate::{Part, Report};
+use crate::{Part, Report, sum};
 use gpumem_model::run::Device;
-use gpumem_model::units::Unit;
+use gpumem_model::units::{Unit, signed, thousands};
 
 /// The parts of a bridge, in steps of the unit.
 struct Steps {
@@ -23,18 +23,18 @@ pub(super) fn bridge(report: &Report<'_>, device: &Device, shown: &Shown, out: &
     let Some(bridge) = Bridge::of(report.run, &device.last) else { return };
     let steps = steps(report, device, shown, &bridge);
     told(&bridge, shown.unit, steps, out);
-    let amount = |bytes: u64| shown.unit.amount(i64::try_from(bytes).unwrap_or(i64::MAX));
+    let amount = |bytes: u64| shown.unit.amount(signed(bytes));
     if let Some((own, ours)) = disagreement(device) {
         out.inset(&format!(
             "torch's own memory_allocated was {} when it last compared, ours {}: {} bytes apart",
             amount(own),
             amount(ours),
-            gpumem_model::units::thousands(i128::from(own) - i128::from(ours))
+            thousands(i128::from(own) - i128::from(ours))
         ));
     }
     if let (true, Some((reserved, allocated))) = (report.run.coverage.late, own_word(device)) {
         out.inset(&format!(
-            "torch said itself: memory_allocated {}, memory_reserved {}; what is older than the agent is in `predates`",
+            "torch's own numbers: memory_allocated {}, memory_reserved {}; memory older than the agent is in `predates`",
             amount(allocated),
             amount(reserved)
         ));
@@ -117,11 +117,8 @@ fn steps(report: &Report<'_>, device: &Device, shown: &Shown, bridge: &Bridge) -
     let (mut idle_steps, mut outside_steps) = (0_i64, 0_i64);
     let others = report.by.name_of_rest();
     let named: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
-    let folded: i64 = outside
-        .categories
-        .iter()
-        .filter(|(name, _)| !named.contains(&name.as_str()))
-        .fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+    let folded = outside.categories.iter().filter(|(name, _)| !named.contains(&name.as_str()));
+    let folded = sum(folded.map(|(_, bytes)| *bytes));
     for (index, row) in rows.iter().enumerate().filter(|(_, row)| row.parent == tracked && tracked.is_some())
     {
         let (Some(bytes), Some(steps)) = (row.bytes[0], shown.steps[index][0]) else { continue };

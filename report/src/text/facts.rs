@@ -2,16 +2,19 @@
 //! memory there.
 
 use crate::labels::{free_name, rest_name};
-use crate::lines::{Lines, clean_name};
+use crate::lines::{Lines, clean_name, listed};
 use crate::rules::NO_TAG;
 use crate::steps::largest;
-use crate::{By, Report, growth};
+use crate::{By, Report, apportioned, growth, sum, sum_of};
 use gpumem_model::run::{Clock, Device};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, signed, thousands};
 use gpumem_model::window::WindowKind;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+
+/// Most names of a list.
+const NAMED: usize = 3;
 
 pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mut Lines) {
     if let (Some(absence), Some(_)) = (&device.last.used_absence, device.last.used_bytes()) {
@@ -25,7 +28,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
         let side = if gap_ns < 0 { "before" } else { "after" };
         let distance = report.run.clock.distance(gap_ns.unsigned_abs());
         match report.window {
-            Some(window) if !window.exact && gap_ns != 0 => {
+            Some(window) if !window.exact => {
                 let most = device.last.gap_distance_ns.unsigned_abs().max(gap_ns.unsigned_abs());
                 let distance = report.run.clock.distance(most);
                 out.prose(&format!(
@@ -45,26 +48,20 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
     }
     if let Some((low, high)) = device.last.torn {
         let unit = Unit::for_largest(high);
-        let amount = |bytes| unit.amount(bytes);
         let range = match low == high {
-            true => format!("at least {}, a call was under way", amount(low)),
-            false => format!("between {} and {}", amount(low), amount(high)),
+            true => format!("at least {}, a call was in progress", unit.amount(low)),
+            false => format!("between {} and {}", unit.amount(low), unit.amount(high)),
         };
-        out.prose(&format!("memory moved while NVML was read ({}): tracked was {range}", unit.name));
+        out.prose(&format!("memory changed while NVML was read ({}): tracked was {range}", unit.name));
     }
     let others = report.others(&device.last, report.by);
     if report.by != By::Tag && !others.is_empty() {
-        let total = saturating_sum(others.iter().map(|(_, bytes)| *bytes));
-        let unit = Unit::for_largest(total);
-        let named = others.iter().take(3).map(|(tag, bytes)| {
+        let unit = Unit::for_largest(sum_of(&others));
+        let named = others.iter().map(|(tag, bytes)| {
             let tag = if tag.is_empty() { NO_TAG.to_owned() } else { clean_name(tag) };
             format!("{tag} {}", unit.amount(*bytes))
         });
-        let more = match others.len().saturating_sub(3) {
-            0 => String::new(),
-            more => format!(", {} more", thousands(more as u64)),
-        };
-        out.prose(&format!("Others ({}): {}{more}", unit.name, named.collect::<Vec<_>>().join(", ")));
+        out.prose(&format!("Others ({}): {}", unit.name, listed(named, NAMED)));
     }
     inherited(report, device, out);
     // Other processes at a past time are not recorded.
@@ -73,7 +70,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
     }
     if let Some(accounting) = device.accounting() {
         let unit = Unit::for_largest(signed(accounting.driver_bytes));
-        let amount = |bytes: u64| format!("{} {}", unit.amount(signed(bytes)), unit.name);
+        let amount = |bytes: u64| unit.amount_with_name(signed(bytes));
         let ours = accounting.our_bytes.map_or("not known".to_owned(), amount);
         out.prose(&format!("driver accounting: peak {}, ours {ours}", amount(accounting.driver_bytes)));
     }
@@ -98,15 +95,10 @@ fn inherited(report: &Report<'_>, device: &Device, out: &mut Lines) {
         return;
     }
     named.sort_by_key(|&(tag, bytes)| (Reverse(bytes), tag));
-    let unit = Unit::for_largest(saturating_sum(named.iter().map(|(_, bytes)| *bytes)));
-    let told =
-        named.iter().take(3).map(|(tag, bytes)| format!("{} {}", clean_name(tag), unit.amount(*bytes)));
-    let more = match named.len().saturating_sub(3) {
-        0 => String::new(),
-        more => format!(", {} more", thousands(more as u64)),
-    };
-    let told = told.collect::<Vec<_>>().join(", ");
-    out.prose(&format!("inherited from the process, by threads without a tag ({}): {told}{more}", unit.name));
+    let unit = Unit::for_largest(sum(named.iter().map(|(_, bytes)| *bytes)));
+    let told = named.iter().map(|(tag, bytes)| format!("{} {}", clean_name(tag), unit.amount(*bytes)));
+    let told = listed(told, NAMED);
+    out.prose(&format!("inherited from the process, by threads without a tag ({}): {told}", unit.name));
 }
 
 fn device_line(device: &Device, times: Times) -> String {
@@ -116,14 +108,14 @@ fn device_line(device: &Device, times: Times) -> String {
     let Some(parts) = device_parts(device) else {
         let free = (free_name(reading.unified).to_owned(), signed(reading.free_bytes));
         return format!(
-            "device ({}): {}, read at {}: not with the process, so no remainder is computed",
+            "device ({}): {}, read at {}: not with the process: unaccounted is unknown",
             unit.name,
-            sum(unit, &[("used".to_owned(), signed(reading.used_bytes)), free]),
+            equation(unit, &[("used".to_owned(), signed(reading.used_bytes)), free]),
             times.time(reading.time_ns)
         );
     };
     let unified = if reading.unified { "; unified: the host's memory" } else { "" };
-    format!("device ({}): {}{unified}", unit.name, sum(unit, &parts))
+    format!("device ({}): {}{unified}", unit.name, equation(unit, &parts))
 }
 
 /// Returns the device's memory by holder: the process, other processes, and unowned memory. `None` if these were not read
@@ -142,7 +134,7 @@ pub(crate) fn device_parts(device: &Device) -> Option<Vec<(String, i64)>> {
         many => {
             let (more, more_bytes) = device.other_tenants;
             let named = many.iter().filter_map(|(_, used)| used.map(signed));
-            let used = saturating_sum(named.chain([signed(more_bytes)]));
+            let used = sum(named.chain([signed(more_bytes)]));
             let count = many.len() as u64 + u64::from(more);
             parts.push((format!("{} other processes", thousands(count)), used));
         }
@@ -154,7 +146,7 @@ pub(crate) fn device_parts(device: &Device) -> Option<Vec<(String, i64)>> {
     parts.push((free_name(reading.unified).to_owned(), signed(reading.free_bytes)));
     // The host's numbers do not include the kernel's own memory.
     if let Some(total) = device.total_bytes.filter(|_| !reading.unified) {
-        let missing = signed(total).saturating_sub(saturating_sum(parts.iter().map(|(_, bytes)| *bytes)));
+        let missing = signed(total).saturating_sub(sum_of(&parts));
         if missing != 0 {
             parts.push(("not in NVML's numbers".to_owned(), missing));
         }
@@ -162,17 +154,11 @@ pub(crate) fn device_parts(device: &Device) -> Option<Vec<(String, i64)>> {
     Some(parts)
 }
 
-fn saturating_sum(amounts: impl Iterator<Item = i64>) -> i64 {
-    amounts.fold(0, i64::saturating_add)
-}
-
 /// Returns a sum such as `1 this + 2 that = 3`, which adds up as printed.
-fn sum(unit: Unit, parts: &[(String, i64)]) -> String {
-    let amounts: Vec<i64> = parts.iter().map(|(_, bytes)| *bytes).collect();
-    let total = unit.round(saturating_sum(amounts.iter().copied()));
-    let shown = unit.apportion(total, &amounts).into_iter().zip(parts);
-    let shown: Vec<String> =
-        shown.map(|(steps, (name, _))| format!("{} {name}", unit.print(steps))).collect();
+fn equation(unit: Unit, parts: &[(String, i64)]) -> String {
+    let total = unit.round(sum_of(parts));
+    let shown = apportioned(unit, total, parts);
+    let shown: Vec<String> = shown.iter().map(|(name, amount)| format!("{amount} {name}")).collect();
     format!("{} = {}", shown.join(" + "), unit.print(total))
 }
 

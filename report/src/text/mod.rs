@@ -1,14 +1,5 @@
 //! The report as text for a terminal. Every column adds up as printed, the unit is named once, and the last line suggests the
 //! next command.
-//!
-//! ```text
-//! prose     text above and below the tables
-//! table     the statement of a device
-//! overview  several devices, with a row each
-//! bridge    from a framework's own numbers to those of nvidia-smi
-//! spark     used or tracked over time, as a line
-//! facts     facts about a device besides its statement
-//! ```
 
 mod bridge;
 mod facts;
@@ -21,7 +12,8 @@ pub use crate::labels::{label, short_command};
 pub use crate::lines::wrapped;
 pub(super) use facts::device_parts;
 pub use gpumem_model::harmless::clean;
-pub(super) use table::{Printed, Shown, is_carried, note};
+pub use table::PrintedRow;
+pub(super) use table::{Shown, is_carried, note};
 
 use crate::Report;
 use crate::labels::device_title;
@@ -30,15 +22,16 @@ use gpumem_model::run::{Device, State};
 use gpumem_model::time::Times;
 use gpumem_model::window::WindowKind;
 
-/// Returns the headings of the two columns of amounts.
-pub(super) fn columns(report: &Report<'_>) -> (&'static str, &'static str) {
+/// Returns the headings and the times of the two columns of amounts.
+pub(super) fn heads(report: &Report<'_>, device: &Device, times: Times) -> [[String; 2]; 2] {
     let last = if report.run.state == State::Open { "now" } else { "last" };
-    match report.window.map(|window| window.part) {
-        None => (last, "at peak"),
-        Some(WindowKind::At) => (last, "then"),
-        Some(WindowKind::Since) => (last, "highest"),
-        Some(WindowKind::Between) => ("at the end", "highest"),
-    }
+    let heads = match report.window.map(|window| window.part) {
+        None => [last, "at peak"],
+        Some(WindowKind::At) => [last, "then"],
+        Some(WindowKind::Since) => [last, "highest"],
+        Some(WindowKind::Between) => ["at the end", "highest"],
+    };
+    [heads.map(str::to_owned), [&device.last, &device.peak].map(|moment| times.time(moment.time_ns))]
 }
 
 /// Size and form of the text.
@@ -71,20 +64,15 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
     let several = report.run.devices.len() > 1;
     let devices: &[Device] = if several && !all { &[] } else { &report.run.devices };
     let times = report.times();
-    let part = |fill: &dyn Fn(&mut Lines)| {
-        let mut out = Lines::new(layout.width);
-        fill(&mut out);
-        out.lines
-    };
+    let part = |fill: &dyn Fn(&mut Lines)| filled(layout.width, fill);
     let mut head = part(&|out| prose::head(report, times, out));
     if several {
         head.extend(part(&|out| overview::overview(report, times, out)));
     }
     let facts = devices.iter().map(|device| {
         part(&|out| {
-            spark::line(&device.series, times, layout.width, layout.unicode)
-                .iter()
-                .for_each(|line| out.line(line));
+            let spark = spark::line(&device.series, times, layout.width, layout.unicode);
+            spark.iter().for_each(|line| out.line(line));
             facts::facts(report, device, times, out);
         })
     });
@@ -120,27 +108,25 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
     lines.join("\n") + "\n"
 }
 
+fn filled(width: Option<usize>, fill: &dyn Fn(&mut Lines)) -> Vec<String> {
+    let mut out = Lines::new(width);
+    fill(&mut out);
+    out.lines
+}
+
 /// Text of a report outside its tables, for other output forms.
 pub(super) struct Words {
-    /// Name and owner of the process.
     pub heading: String,
-    /// Reasons why the sums are too low.
     pub warnings: Vec<String>,
     /// Source and end of the run, and how complete its numbers are.
     pub coverage: Vec<String>,
-    /// Facts by device.
     pub facts: Vec<Vec<String>>,
-    /// Caveats, and suggestions for next commands.
     pub tail: Vec<String>,
 }
 
 pub(super) fn words(report: &Report<'_>) -> Words {
     let times = Times::of(report.run);
-    let part = |fill: &dyn Fn(&mut Lines)| {
-        let mut out = Lines::new(None);
-        fill(&mut out);
-        out.lines
-    };
+    let part = |fill: &dyn Fn(&mut Lines)| filled(None, fill);
     let heading = clean(&prose::heading(report));
     let warnings: Vec<String> = prose::warnings(report.run).iter().map(|line| clean(line)).collect();
     // The head begins with the heading and the warnings, on one line each.

@@ -2,7 +2,7 @@
 //! commands.
 
 use crate::labels::{device_title, exit, label};
-use crate::lines::Lines;
+use crate::lines::{Lines, in_brackets};
 use crate::{By, Report, growth, own};
 use gpumem_model::harmless::clean;
 use gpumem_model::layers;
@@ -24,12 +24,12 @@ pub(super) fn head(report: &Report<'_>, times: Times, out: &mut Lines) {
     if run.coverage.odd > 0 {
         let odd = plural(run.coverage.odd, "record");
         out.prose(&format!(
-            "odd: {odd} did not fit what was known (frees of unknown addresses, ids that were never named, \
+            "odd: {odd} contradicted earlier ones (frees of unknown addresses, ids without a name, \
              impossible sizes)"
         ));
     }
     if run.devices.is_empty() {
-        out.prose("no GPU memory was seen");
+        out.prose("no GPU memory was observed");
     }
 }
 
@@ -40,9 +40,9 @@ pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
     }
     let conflicts = report.conflicts();
     if let Some((tag, winner, loser)) = conflicts.first() {
-        let (match_, go) = if conflicts.len() == 1 { ("matches", "goes") } else { ("match", "go") };
+        let match_ = if conflicts.len() == 1 { "matches" } else { "match" };
         out.prose(&format!(
-            "rules: {} {match_} two categories and {go} to the first, as {tag}: {winner}, not {loser}",
+            "rules: {} {match_} two categories; the first counts, as {tag}: {winner}, not {loser}",
             plural(conflicts.len() as u64, "tag"),
         ));
     }
@@ -111,8 +111,7 @@ pub(super) fn warnings(run: &Run) -> Vec<String> {
     let partial = coverage.partial_state || run.devices.iter().any(|device| device.last.partial);
     if coverage.blind_doubt {
         lines.push(
-            "PARTIAL: sums and peak are not exact, because frees and allocations of a time in which the agent was \
-             blind are not known"
+            "PARTIAL: sums and peak are not exact, because the agent missed allocations and frees while it was blind"
                 .into(),
         );
     } else if coverage.partial_state && run.state == State::Open {
@@ -120,9 +119,9 @@ pub(super) fn warnings(run: &Run) -> Vec<String> {
     } else if partial {
         lines.push("PARTIAL: sums are not exact, because records were lost; peak is a lower bound".into());
     } else if coverage.partial_history && coverage.lost == 0 && coverage.withheld > 0 {
-        lines.push("peak is a lower bound: records were kept back on request (pause)".into());
+        lines.push("peak is a lower bound: records were withheld on request (pause)".into());
     } else if coverage.partial_history {
-        lines.push("peak is a lower bound: records were lost on the way".into());
+        lines.push("peak is a lower bound: records were lost".into());
     }
     lines
 }
@@ -132,12 +131,12 @@ fn window_line(window: Window, times: Times) -> String {
     let (from, to) = (times.time(window.from_ns), times.time(window.to_ns));
     let length = times.clock().distance(window.to_ns - window.from_ns.min(window.to_ns));
     let of = match window.part {
-        WindowKind::At => format!("what was held at {from}"),
+        WindowKind::At => format!("memory at {from}"),
         WindowKind::Since => format!("since {from}, {length}"),
         WindowKind::Between => format!("{from} to {to}, {length}"),
     };
     let counts = if window.exact && window.part != WindowKind::At { "the window" } else { "the whole run" };
-    format!("{of}; counts are those of {counts}")
+    format!("{of}; counts cover {counts}")
 }
 
 fn provenance(run: &Run, times: Times) -> String {
@@ -151,9 +150,9 @@ fn provenance(run: &Run, times: Times) -> String {
         State::Closed { time_ns, status: Some(status) } => {
             format!("ended at {} ({})", times.time(time_ns), exit(status))
         }
-        State::Interrupted => "interrupted: the numbers are the last ones kept".to_owned(),
+        State::Interrupted => "interrupted: the numbers are the last stored ones".to_owned(),
         State::Rolled { time_ns } => {
-            format!("goes on after {} in the next part of its life", times.time(time_ns))
+            format!("continues after {} in the next part of the run", times.time(time_ns))
         }
     };
     let origin = match run.source.kind.as_str() {
@@ -191,9 +190,9 @@ fn coverage(run: &Run, times: Times) -> String {
     if !coverage.covered {
         let blind = blind(run, times).map_or(String::new(), |blind| format!(", {blind}"));
         let why = if coverage.blocked_by.is_some() {
-            "the agent was never let in"
+            "the agent could not attach to CUPTI"
         } else {
-            "no agent spoke for this process"
+            "no agent in this process"
         };
         return format!("uncovered: {why}, NVML only{blind}");
     }
@@ -207,7 +206,7 @@ fn coverage(run: &Run, times: Times) -> String {
     ));
     parts.push(plural(coverage.lost, "event") + " lost");
     if coverage.withheld > 0 {
-        parts.push(thousands(coverage.withheld) + " kept back on request");
+        parts.push(thousands(coverage.withheld) + " withheld on request");
     }
     if !run.source.is_watched() {
         parts.push(thousands(coverage.rejected) + " rejected");
@@ -217,11 +216,8 @@ fn coverage(run: &Run, times: Times) -> String {
         samples => {
             let doubtful = [(coverage.torn_samples, "torn"), (coverage.stale_samples, "stale")];
             let doubtful = doubtful.iter().filter(|(number, _)| *number > 0);
-            let doubtful: Vec<String> =
-                doubtful.map(|(number, what)| format!("{} {what}", thousands(*number))).collect();
-            let doubtful =
-                if doubtful.is_empty() { String::new() } else { format!(" ({})", doubtful.join(", ")) };
-            plural(samples, "NVML sample") + &doubtful
+            let doubtful = doubtful.map(|(number, what)| format!("{} {what}", thousands(*number)));
+            plural(samples, "NVML sample") + &in_brackets(&doubtful.collect::<Vec<_>>().join(", "))
         }
     });
     parts.extend(blind(run, times));
@@ -279,23 +275,18 @@ fn next(report: &Report<'_>) -> String {
             run.process.pid, report.command
         );
     }
-    let other = match report.by {
-        By::Layer => "--by structure | --by tag",
-        By::Structure => "--by layer | --by tag",
-        By::Tag => "--by layer | --by structure",
-    };
-    let device = match report.run.devices.as_slice() {
-        [first, _, ..] => format!("--device {} | ", first.ordinal),
-        _ => String::new(),
-    };
-    let growth = match report.run.devices.as_slice() {
-        [device] if growth::line(report, device).is_some() => " | --growth",
-        _ => "",
-    };
+    let mut options = Vec::new();
+    if let [first, _, ..] = run.devices.as_slice() {
+        options.push(format!("--device {}", first.ordinal));
+    }
+    let others = [By::Layer, By::Structure, By::Tag].into_iter().filter(|by| *by != report.by);
+    options.extend(others.map(|by| format!("--by {}", by.name())));
+    if matches!(run.devices.as_slice(), [device] if growth::line(report, device).is_some()) {
+        options.push("--growth".to_owned());
+    }
     let has_iterations = |device: &Device| !device.details.iterations.rows.is_empty();
-    let growth = match run.clock != Clock::Lines && run.devices.iter().any(has_iterations) {
-        true => format!("{growth} | --iterations"),
-        false => growth.to_owned(),
-    };
-    format!("next: {} {device}{other}{growth} | --all | --json | --csv", report.command)
+    if run.clock != Clock::Lines && run.devices.iter().any(has_iterations) {
+        options.push("--iterations".to_owned());
+    }
+    format!("next: {} {} | --all | --json | --csv", report.command, options.join(" | "))
 }

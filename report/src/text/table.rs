@@ -2,13 +2,12 @@
 //! wider than the terminal.
 
 use crate::lines::{Lines, clean_name};
-use crate::table::{Align, pad, shorten, width};
+use crate::table::{Table, shorten, width};
 use crate::{By, Part, Report, Row, Statement};
 use gpumem_model::run::Device;
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
 
-/// Gap between two columns.
 const GAP: &str = "  ";
 /// The most frequent note after the columns.
 const NOTE: &str = "upper bound";
@@ -42,7 +41,6 @@ fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
 pub(crate) struct Shown {
     pub(crate) statement: Statement,
     pub(crate) unit: Unit,
-    /// By row and column.
     pub(crate) steps: Vec<Vec<Option<i64>>>,
 }
 
@@ -58,18 +56,25 @@ impl Shown {
     }
 }
 
-/// A printed row of the table.
-pub(crate) struct Printed {
+/// A printed row of a statement.
+#[derive(Debug, Clone)]
+pub struct PrintedRow {
+    /// Its kind.
+    pub part: Part,
     /// Nesting depth.
-    pub(crate) depth: usize,
-    pub(crate) name: String,
-    pub(crate) cells: [String; 2],
-    pub(crate) note: String,
+    pub depth: usize,
+    /// Name, without control characters.
+    pub name: String,
+    /// Amounts as printed.
+    pub cells: [String; 2],
+    /// Bytes at the last moment and at the peak; `None` where unknown.
+    pub bytes: [Option<i64>; 2],
+    /// Reliability of the amounts.
+    pub note: String,
 }
 
 impl Shown {
-    /// Returns all rows as printed.
-    pub(crate) fn print(&self, device: &Device) -> Vec<Printed> {
+    pub(crate) fn print(&self, device: &Device) -> Vec<PrintedRow> {
         let Shown { statement, unit, steps } = self;
         let cell = |row: usize, column: usize| match (
             steps[row][column],
@@ -86,10 +91,12 @@ impl Shown {
             }
             depth
         };
-        let row = |(row, of): (usize, &Row)| Printed {
+        let row = |(row, of): (usize, &Row)| PrintedRow {
+            part: of.part,
             depth: depth(row),
             name: clean_name(&of.name),
             cells: [cell(row, 0), cell(row, 1)],
+            bytes: [0, 1].map(|column| of.bytes.get(column).copied().flatten()),
             note: note(of, device),
         };
         statement.rows.iter().enumerate().map(row).collect()
@@ -97,48 +104,40 @@ impl Shown {
 }
 
 pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &Shown, out: &mut Lines) {
-    let Shown { statement, unit, .. } = shown;
-    let (last, peak) = super::columns(report);
-    let heads = [
-        [last.to_owned(), peak.to_owned()],
-        [times.time(device.last.time_ns), times.time(device.peak.time_ns)],
-    ];
+    let heads = super::heads(report, device, times);
     let rows = shown.print(device);
-    let widths = [0, 1].map(|column| {
-        let cells = rows.iter().map(|row| &row.cells).chain(&heads).map(|cells| width(&cells[column]));
-        cells.max().unwrap_or(0)
-    });
+    let mut numbers = Table::of_numbers(0, 2);
+    heads.iter().chain(rows.iter().map(|row| &row.cells)).for_each(|cells| numbers.row(cells));
     let room = out.width.map_or(usize::MAX, |terminal| {
-        let free = terminal.saturating_sub(widths[0] + widths[1] + 2 * GAP.len());
+        let free = terminal.saturating_sub(numbers.width());
         free.saturating_sub(GAP.len() + NOTE.len()).max(free.min(WORTH_A_LINE))
     });
-    let longest = rows.iter().map(|row| row.depth + width(&row.name)).max().unwrap_or(0);
-    let name_width = longest.clamp(10, room.clamp(10, 60));
-
-    let mut row = |depth: usize, name: &str, cells: &[String; 2], note: &str| {
-        let name = " ".repeat(depth) + name;
-        let [first, second] = [0, 1].map(|column| pad(&cells[column], widths[column], Align::Right));
-        let line = pad(&name, name_width, Align::Left) + GAP + &first + GAP + &second;
-        let columns = width(&line) + GAP.len() + note.len();
-        if out.width.is_none_or(|terminal| columns <= terminal) {
-            out.line(&(line + GAP + note));
+    let room = room.clamp(10, 60);
+    let mut table = Table::of_numbers(1, 3);
+    for (name, cells) in [shown.unit.name, ""].into_iter().zip(&heads) {
+        table.row([name, &cells[0], &cells[1]]);
+    }
+    for PrintedRow { part, depth, name, cells, .. } in &rows {
+        let end = report.by != By::Structure && *part == Part::Category && name.contains('/');
+        let name = " ".repeat(*depth) + &shorten(name, room.saturating_sub(*depth), end);
+        table.row([&name, &cells[0], &cells[1]]);
+    }
+    let lines = table.lines();
+    let (heads, lines) = lines.split_at(heads.len());
+    heads.iter().for_each(|line| out.line(line));
+    for (line, PrintedRow { depth, note, .. }) in lines.iter().zip(&rows) {
+        let with_note = format!("{line}{GAP}{note}");
+        if out.width.is_none_or(|terminal| width(&with_note) <= terminal) {
+            out.line(&with_note);
         } else {
-            out.line(&line);
+            out.line(line);
             if !note.is_empty() {
-                out.line(&(" ".repeat(depth) + GAP + note));
+                out.line(&(" ".repeat(*depth) + GAP + note));
             }
         }
-    };
-    row(0, unit.name, &heads[0], "");
-    row(0, "", &heads[1], "");
-    for (of, printed) in statement.rows.iter().zip(&rows) {
-        let end = report.by != By::Structure && of.part == Part::Category && printed.name.contains('/');
-        let name = shorten(&printed.name, name_width.saturating_sub(printed.depth), end);
-        row(printed.depth, &name, &printed.cells, &printed.note);
     }
 }
 
-/// Returns the note after a row.
 pub(crate) fn note(row: &Row, device: &Device) -> String {
     let is_negative = |bytes: &Option<i64>| bytes.is_some_and(|bytes| bytes < 0);
     let negative = row.bytes.iter().any(is_negative);

@@ -162,7 +162,7 @@ fn a_late_agent_says_what_torch_said_itself() {
         line(&text, "+ outside"),
         "  + outside torch 0.0 + predates the agent 300.0 + Untrackable 500.0 = 900.0"
     );
-    assert!(line(&text, "torch said itself").contains("memory_allocated 310.0, memory_reserved 400.0"));
+    assert!(line(&text, "torch's own numbers").contains("memory_allocated 310.0, memory_reserved 400.0"));
 }
 
 #[test]
@@ -234,9 +234,9 @@ fn pressure_is_no_oom_and_a_limit_of_the_pool_is_one() {
     assert!(text.starts_with("OOM #1 "), "{text}");
     for expected in [
         " pid 41873 survived  (MiB)\n",
-        "asked 512 of the pool, which gave up without asking the driver: it held 69,654, 60,006 handed out; the device had ",
-        "verdict  a limit of the pool's own (set_per_process_memory_fraction?): the device had ",
-        "\npressure: the driver refused 1 time and the process went on; last at ",
+        "asked 512 of the pool, which failed without a request to the driver: it held 69,654, 60,006 handed out; the device had ",
+        "verdict  a limit of the pool itself (set_per_process_memory_fraction?): the device had ",
+        "\npressure: the driver refused 1 time and the process continued; last at ",
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }
