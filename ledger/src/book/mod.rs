@@ -20,6 +20,7 @@ use crate::book::cells::{CellId, CellKey, CellTable, IDLE, OPAQUE};
 use crate::book::recent_past::BookHistory;
 use crate::book::rounding::Rounding;
 use crate::book::timeline::{Change, Moment, Point, Timeline};
+use gpumem_wire::Role;
 use std::sync::Arc;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -104,7 +105,6 @@ pub struct Window {
     pub last: i64,
 }
 
-/// The book of one process on one device.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     cells: Vec<Cell>,
@@ -123,7 +123,6 @@ pub(crate) struct Book {
     pub role_changes: u64,
     /// Highest `tracked` since [`Book::restart_most`].
     pub most: i64,
-    /// Rounding of its direct allocations.
     pub rounding: Rounding,
     pub peak: Peak,
     /// Incremented with every new peak, and with every moment that may become a timeline point.
@@ -132,13 +131,10 @@ pub(crate) struct Book {
     high: High,
     /// Nothing has been booked since the fullest moment.
     is_at_high: bool,
-    /// End of the open slot.
     slot_end_ns: u64,
     /// Time of the last booking.
     pub touched_ns: u64,
-    /// The points of the timeline.
     pub past: Timeline,
-    /// Extremes in the open window.
     window: Range,
     window_start_ns: u64,
     /// End of the open window; 0 if none is open.
@@ -150,7 +146,6 @@ pub(crate) struct Book {
     copied: bool,
     /// `tracked` when the last record was booked.
     settled: i64,
-    /// Recent past of the book.
     pub history: BookHistory,
 }
 
@@ -308,7 +303,6 @@ impl Book {
         (0..self.cells.len() as CellId).map(|id| (id, amount(id))).filter(|(_, bytes)| *bytes != 0).collect()
     }
 
-    /// Adds a cell of idle bytes.
     pub fn add_unnamed(&mut self, id: CellId) {
         if self.is_unnamed(id) {
             return;
@@ -383,12 +377,11 @@ impl Book {
         self.learnt = self.cells.len();
     }
 
-    /// Returns the bytes of the role with this code, as of the last [`Book::learn_roles`]; 0 for [`Role::Unknown`].
-    pub fn by_role(&self, code: usize) -> i64 {
-        self.by_role.get(code).copied().unwrap_or(0)
+    /// Returns the bytes of a role as of the last [`Book::learn_roles`]; 0 for the unknown role.
+    pub fn by_role(&self, role: Role) -> i64 {
+        self.by_role.get(usize::from(role.to_code())).copied().unwrap_or(0)
     }
 
-    /// Restarts `most` with the present value.
     pub fn restart_most(&mut self) {
         self.most = self.tracked;
     }
@@ -454,7 +447,6 @@ impl Book {
 }
 
 impl Book {
-    /// Closes the open slot.
     #[cold]
     pub fn end_slot(&mut self, cells: &CellTable) {
         if let Some(moment) = self.high_moment() {

@@ -16,7 +16,6 @@
 use crate::book::cells::{CellId, CellTable, MAX_POINT_CELLS};
 use gpumem_model::timeline as told;
 
-/// Maximum number of points.
 pub use gpumem_model::timeline::MAX_POINTS;
 
 #[derive(Debug, Clone)]
@@ -105,7 +104,6 @@ pub(crate) struct Moment {
     pub is_high: bool,
 }
 
-/// The timeline points of a book.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
     /// Width of a slot; 0 until the first slot.
@@ -120,7 +118,6 @@ impl Timeline {
         (time_ns - time_ns % self.width_ns).saturating_add(self.width_ns)
     }
 
-    /// Whether a silence is long enough for a point.
     pub fn is_long(&self, silence_ns: u64) -> bool {
         silence_ns >= self.width_ns
     }

@@ -2,10 +2,9 @@
 
 use crate::process::Process;
 use crate::untrackable::event::{Event, What};
-use gpumem_wire::{DestroyScope, DriverEventKind, Flags, NONE_DEVICE, Record, Stamp};
+use gpumem_wire::{DriverEventKind, Flags, NONE_DEVICE, Record, Stamp};
 
 impl Process {
-    /// Takes a driver event that arrives as a `DriverEvent` record.
     pub fn note_driver_event(&mut self, stamp: &Stamp, event: DriverEventKind, bytes: u64, value: u64) {
         use DriverEventKind as Kind;
         let what = match event {
@@ -26,21 +25,8 @@ impl Process {
         self.note_event(stamp, what);
     }
 
-    /// Notes an import of memory: NVML may charge it to the importer as well.
-    pub fn note_import(&mut self, stamp: &Stamp, bytes: u64) {
-        self.note_event(stamp, What::Imported(bytes));
-    }
-
-    pub fn note_context(&mut self, stamp: &Stamp) {
-        let restated = stamp.flags.has(Flags::RESTATED);
-        self.note_event(stamp, if restated { What::Existed } else { What::Created });
-    }
-
-    pub fn note_context_end(&mut self, stamp: &Stamp, scope: DestroyScope) {
-        self.note_event(stamp, if scope == DestroyScope::Device { What::Reset } else { What::Destroyed });
-    }
-
-    fn note_event(&mut self, stamp: &Stamp, what: What) {
+    /// Notes an event that may change the gap. (NVML may charge imported memory to the importer as well.)
+    pub fn note_event(&mut self, stamp: &Stamp, what: What) {
         if stamp.flags.has(Flags::RESTATED) && what != What::Existed {
             return; // it happened long ago
         }

@@ -1,7 +1,6 @@
 //! exec(): the process becomes another program. Pid and start time stay. Everything else restarts: the memory is freed, and the
 //! new agent counts records from 1 and assigns its own ids to names.
 
-use crate::process::coverage::Coverage;
 use crate::process::{NO_BOOK, Process};
 use gpumem_model::run::Program;
 use gpumem_wire::{Body, Record};
@@ -35,19 +34,10 @@ impl Process {
         self.end_resync_of_program();
         self.restart_trends();
         self.holdings.forget_phases(self.stream.applied_ns);
-        self.ooms.forget_stacks();
+        self.ooms.stacks.clear(); // the new program has its own stack ids
         self.program.ranges.lose(); // open ranges have no end
         self.slots = [NO_BOOK; 256];
         true
-    }
-
-    /// Returns the coverage, with the number of records of the current program.
-    pub fn coverage(&self) -> Coverage {
-        let mut coverage = self.coverage.clone();
-        if let Some(program) = coverage.programs.last_mut() {
-            program.heard = self.stream.last_seq;
-        }
-        coverage
     }
 
     /// Returns the record with ids that are unique among all programs of the process.

@@ -221,7 +221,6 @@ impl Holdings {
         }
     }
 
-    /// Ends the iteration and begins the next one.
     fn begin_next_iteration(&mut self, book: u8, number: u64, time_ns: u64) {
         self.measure(book);
         let at = usize::from(book);
@@ -264,7 +263,6 @@ impl Holdings {
         }
     }
 
-    /// Stops following a block.
     fn stop_following(&mut self, book: u8, at: u32) {
         let entry = self.roles[usize::from(book)].young.leave(at);
         if let Some(row) = self.pools[entry.pool as usize].blocks.get_mut(&entry.address) {

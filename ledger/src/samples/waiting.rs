@@ -8,7 +8,6 @@ use gpumem_wire::{Absence, Body, Record};
 /// at a hundred readings a second.
 const MAX_PENDING: usize = 64;
 
-/// The samples of one process.
 #[derive(Debug)]
 pub(crate) struct Samples {
     pub pending: Vec<Pending>,
@@ -65,7 +64,6 @@ impl Samples {
         self.pending.iter().filter_map(Pending::ended_ns).min()
     }
 
-    /// Whether a reading of a book is waiting.
     pub fn has(&self, book: u8, number: u64) -> bool {
         self.pending.iter().any(|pending| pending.is(book, number))
     }
@@ -120,8 +118,8 @@ impl Samples {
         for pending in &mut self.pending {
             if touched & 1 << pending.book != 0 {
                 let index = usize::from(pending.book);
-                let tracked = holdings.books()[index].tracked;
-                pending.change(time_ns, tracked, holdings.in_flight_bytes(index));
+                let tracked = holdings.books[index].tracked;
+                pending.change(time_ns, tracked, holdings.in_flight_bytes[index]);
             }
         }
     }

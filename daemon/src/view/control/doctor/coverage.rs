@@ -1,10 +1,11 @@
 //! Completeness of one process's data, and remedies for gaps.
 
 use super::finding::{finding, limit};
-use gpumem_ledger::{AnomalyCounts, Blind, Blocked, ProcessView};
+use gpumem_ledger::{AnomalyCounts, Blocked, Coverage, ProcessView};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
-use gpumem_model::layers::{self, LayerSaid};
+use gpumem_model::layers;
+use gpumem_model::run::SUBSCRIPTION_HELD;
 
 pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
     let say = |check, state, text: String, fix| {
@@ -17,7 +18,7 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
         findings.push(say(Check::ProcessBlocked, State::Bad, text, Some(remedy)));
     }
     if coverage.paused {
-        let (text, remedy) = of_paused(&coverage.blind, now_ns);
+        let (text, remedy) = of_paused(coverage, now_ns);
         findings.push(say(Check::ProcessPaused, State::Warn, text, remedy));
     }
     if !coverage.covered {
@@ -33,11 +34,13 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
         let remedy = "start the process with `gpumemctl run -- ...`";
         findings.push(say(Check::ProcessLate, State::Warn, text.to_owned(), Some(remedy)));
     }
-    let blind = &coverage.blind;
-    if blind.count > 0 && blind.open().is_none() {
-        let total = seconds(blind.total_ns(now_ns));
-        let often = if blind.count == 1 { String::new() } else { format!(" in {} times", blind.count) };
-        let (text, remedy) = match blind.doubt {
+    if coverage.blind_count > 0 && coverage.open_blind().is_none() {
+        let total = seconds(coverage.blind_total_ns(now_ns));
+        let often = match coverage.blind_count {
+            1 => String::new(),
+            count => format!(" in {count} times"),
+        };
+        let (text, remedy) = match coverage.blind_doubt {
             true => (
                 "what was allocated and freed then is not known, so sums and peaks are not exact",
                 EXACT_AGAIN,
@@ -48,9 +51,12 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
         findings.push(say(Check::ProcessBlind, State::Warn, text, remedy));
     }
     let lost = coverage.lost_in_all();
-    if let Some(partial) = coverage.partial.filter(|_| lost > 0) {
-        let state =
-            if partial.state { "sums are bounds" } else { "sums are right again, peaks are lower bounds" };
+    if coverage.partial_history && lost > 0 {
+        let state = if coverage.partial_state {
+            "sums are bounds"
+        } else {
+            "sums are right again, peaks are lower bounds"
+        };
         findings.push(say(
             Check::ProcessLost,
             State::Warn,
@@ -104,8 +110,8 @@ fn of_oddities(odd: &AnomalyCounts) -> Option<String> {
 
 /// Returns how memory gets its names, and which sources of names do not work.
 fn of_layers(process: &ProcessView) -> Vec<(State, String, Option<&'static str>)> {
-    let said: Vec<LayerSaid> = process.layers.iter().map(LayerSaid::from).collect();
-    let Some(level) = layers::level(&said) else { return Vec::new() };
+    let said = &process.coverage.layers;
+    let Some(level) = layers::level(said) else { return Vec::new() };
     let mut found = vec![(State::Ok, format!("names: {level}"), None)];
     for said in said.iter().filter(|said| said.is_lacking()) {
         // Sources that the user has switched off are not a problem.
@@ -129,7 +135,7 @@ fn seconds(ns: u64) -> String {
 fn of_blocked(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
     let since = seconds(now_ns.saturating_sub(blocked.since_ns));
     let by = blocked.by.as_str();
-    if blocked.result == Blocked::HELD {
+    if blocked.result == SUBSCRIPTION_HELD {
         let by = if by.is_empty() { "another CUPTI client" } else { by };
         let text =
             format!("{by} has held the CUPTI subscription (code 39) for {since}: allocations are not seen");
@@ -168,14 +174,14 @@ fn of_blocked(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
     (text, remedy)
 }
 
-fn of_paused(blind: &Blind, now_ns: u64) -> (String, Option<&'static str>) {
-    let window = blind.open();
+fn of_paused(coverage: &Coverage, now_ns: u64) -> (String, Option<&'static str>) {
+    let window = coverage.open_blind();
     let since = window.map(|window| seconds(now_ns.saturating_sub(window.from_ns)));
     let lasting = since.map_or(String::new(), |since| format!(", for {since}"));
     match window {
-        Some(window) if window.cause == gpumem_ledger::BlindCause::Disarmed => {
-            let text = format!("the agent has stopped{lasting}: {}", window.by);
-            let remedy = match window.by.starts_with("its thread could not be started") {
+        Some(window) if coverage.disarmed => {
+            let text = format!("the agent has stopped{lasting}: {}", window.why);
+            let remedy = match window.why.starts_with("its thread could not be started") {
                 true => {
                     "start it again where it may have one more thread: ulimit -u, or pids.max of its container"
                 }
