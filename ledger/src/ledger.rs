@@ -100,7 +100,9 @@ impl Ledger {
             Origin::Process(_) if matches!(record.body, Body::ClockAnchor { .. }) => self.set_clock(record),
             Origin::Process(key) => {
                 let index = self.process(key);
-                self.weigh_if_due(index);
+                if self.processes[index].memory_use.is_due() {
+                    self.weigh(index);
+                }
                 match record.body {
                     Body::Device { .. } => {
                         let Some(device) = self.claimed_device(index, record) else { return };
@@ -532,14 +534,7 @@ impl Ledger {
         (self.quotas.bytes(), refused)
     }
 
-    /// Estimates a process's memory if that is due; called before each of its records.
-    #[inline]
-    pub(crate) fn weigh_if_due(&mut self, index: usize) {
-        if self.processes[index].memory_use.is_due() {
-            self.weigh(index);
-        }
-    }
-
+    /// Estimates a process's memory.
     #[cold]
     fn weigh(&mut self, index: usize) {
         let process = &mut self.processes[index];

@@ -93,15 +93,26 @@ impl Point {
     }
 }
 
-/// A moment that will become a point.
-#[derive(Debug, Clone, Copy)]
+/// A moment that is a peak or will become a point.
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Moment {
     pub time_ns: u64,
     pub bytes: i64,
+    /// Idle and opaque bytes.
     pub unnamed: i64,
+    /// Epoch of the book at that moment.
     pub epoch: u32,
     /// The fullest moment of its slot; otherwise the state at the begin of a silence.
     pub is_high: bool,
+}
+
+impl Moment {
+    /// No moment: any moment exceeds this one.
+    pub const NONE: Moment = Moment { time_ns: 0, bytes: i64::MIN, unnamed: 0, epoch: 0, is_high: true };
+
+    pub fn is_some(&self) -> bool {
+        self.bytes != i64::MIN
+    }
 }
 
 #[derive(Debug, Default)]

@@ -1,7 +1,7 @@
 //! Data of a process on one device apart from its book: samples, the baseline, and the gap at the peak.
 
 use crate::base::recent::LastMinute;
-use crate::book::Peak;
+use crate::book::timeline::Moment;
 use crate::history::trend::GapTrend;
 use crate::oom::device::Listing;
 use crate::samples::pending::{ClosedSample, PeakGap};
@@ -62,7 +62,7 @@ struct SampleGap {
 }
 
 impl SampleGap {
-    fn is_exact(&self, peak: &Peak) -> bool {
+    fn is_exact(&self, peak: &Moment) -> bool {
         self.tracked == peak.bytes && self.sharp
     }
 }
@@ -171,7 +171,7 @@ impl Account {
     }
 
     /// Keeps a sample's gap if it can become that of the peak.
-    pub fn note_gap(&mut self, sample: &ClosedSample, peak: &Peak) {
+    pub fn note_gap(&mut self, sample: &ClosedSample, peak: &Moment) {
         let (Some(untrackable), Some(tracked)) = (sample.untrackable_bytes(), sample.tracked_bytes) else {
             return;
         };
@@ -199,7 +199,7 @@ impl Account {
 
     /// Returns the gap for a peak: from a sample with the peak's own `tracked` if there is one, else from the nearest certain
     /// sample.
-    pub fn peak_gap(&self, peak: &Peak) -> Option<PeakGap> {
+    pub fn peak_gap(&self, peak: &Moment) -> Option<PeakGap> {
         let after = self.after_peak.map(|(_, gap)| gap);
         // A gap that was read while memory changed may be wrong by the size of the changes.
         let best = |gap: &SampleGap| (!gap.is_exact(peak), !gap.sharp, gap.t0_ns.abs_diff(peak.time_ns));

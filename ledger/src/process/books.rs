@@ -31,13 +31,6 @@ impl Process {
         book.map(|book| book as u8).or_else(|| is_room.then(|| self.add_book(Some(device))))
     }
 
-    fn book_of_device(&mut self, device: usize) -> u8 {
-        match self.accounts.iter().position(|account| account.device == Some(device)) {
-            Some(book) => book as u8,
-            None => self.add_book(Some(device)),
-        }
-    }
-
     /// Binds the agent's device slot to a device; `threads`: number of threads the device can run at once, 0 if unknown.
     pub fn name_slot(&mut self, slot: u8, device: usize, threads: u64) {
         self.bind_slot(slot, device);
@@ -56,15 +49,18 @@ impl Process {
             (Some(book), None) => self.accounts[usize::from(book)].device = Some(device),
             (Some(book), Some(other)) if self.holdings.books[other].len() == 0 => {
                 // Samples came first: their account moves to the book that has bytes.
+                // The accounts change places, but their events stay: records name the book.
                 self.accounts.swap(usize::from(book), other);
-                self.swap_events(usize::from(book), other);
+                if let Ok([one, other]) = self.accounts.get_disjoint_mut([usize::from(book), other]) {
+                    std::mem::swap(&mut one.causes.since_boundary, &mut other.causes.since_boundary);
+                }
                 let pending = self.samples.pending.iter_mut().map(|pending| &mut pending.book);
                 let books = self.slots.iter_mut().chain(pending);
                 books.filter(|at| usize::from(**at) == other).for_each(|at| *at = book);
             }
             _ => {
-                let book = self.book_of_device(device);
-                self.slots[usize::from(slot)] = book;
+                let book = known.map(|book| book as u8);
+                self.slots[usize::from(slot)] = book.unwrap_or_else(|| self.add_book(Some(device)));
             }
         }
     }

@@ -157,9 +157,8 @@ mod tests {
         assert_eq!((coverage.lost_in_all(), coverage.is_partial()), (8, true));
         coverage.earlier = earlier(1000, 0);
         assert_eq!(coverage.lost_in_all(), 3, "no more than was missing at the beginning");
-        let mut blind = Coverage::default();
-        blind.blind_doubt = true;
-        assert!(blind.is_partial());
+        let run = coverage::Coverage { blind_doubt: true, ..coverage::Coverage::default() };
+        assert!(Coverage { run, ..Coverage::default() }.is_partial());
     }
 
     #[test]

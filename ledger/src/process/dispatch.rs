@@ -6,8 +6,10 @@ use crate::process::{NO_BOOK, Process};
 use crate::rows::row::AnomalyCounts;
 use crate::rules::holdings::Holdings;
 use crate::samples::pending::known_until;
-use crate::untrackable::event::What;
-use gpumem_wire::{Body, DestroyScope, Flags, ImportSource, MemoryKind, Record, Stamp, WITHHELD};
+use crate::untrackable::event::{Event, What};
+use gpumem_wire::{
+    Body, DestroyScope, Flags, ImportSource, MemoryKind, NONE_DEVICE, Record, Stamp, WITHHELD,
+};
 
 /// Maximum number of names that a process may introduce; further names stay numbers. Rows do not depend on names.
 const MAX_NAMES: usize = 262_144;
@@ -117,7 +119,9 @@ impl Process {
                 let restated = stamp.flags.has(Flags::RESTATED);
                 self.note_event(stamp, if restated { What::Existed } else { What::Created });
             }
-            Body::DriverEvent { bytes, value, event } => self.note_driver_event(stamp, event, bytes, value),
+            Body::DriverEvent { bytes, value, event } => {
+                What::of(event, bytes, value).into_iter().for_each(|what| self.note_event(stamp, what));
+            }
             Body::Baseline { bytes } => {
                 let book = self.book(stamp.device);
                 let account = &mut self.accounts[usize::from(book)];
@@ -128,6 +132,21 @@ impl Process {
             }
             _ => self.take_program(record),
         }
+    }
+
+    /// Notes an event that may change the gap. (NVML may charge imported memory to the importer as well.)
+    fn note_event(&mut self, stamp: &Stamp, what: What) {
+        if stamp.flags.has(Flags::RESTATED) && what != What::Existed {
+            return; // it happened long ago
+        }
+        // A module of an unknown context: with a single device, it must be on that one.
+        let book = match (stamp.device, self.accounts.len()) {
+            (NONE_DEVICE, 1) => 0,
+            (NONE_DEVICE, _) => return,
+            (slot, _) => self.book(slot),
+        };
+        let time_ns = self.stream.time_of(stamp);
+        self.accounts[usize::from(book)].causes.note_event(Event::of(stamp, time_ns, what));
     }
 
     /// Takes names, and data that the program reports: phases, steps, marks, counters, ranges.

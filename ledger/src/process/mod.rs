@@ -5,7 +5,6 @@ mod blind;
 mod books;
 pub(crate) mod coverage;
 mod dispatch;
-mod driver_events;
 mod exec;
 mod oom;
 mod resync;

@@ -12,7 +12,8 @@ use gpumem_wire::{Absence, Body, Flags, MemoryKind, Record};
 
 impl Process {
     pub fn begin_sample(&mut self, book: u8, number: u64, t0_ns: u64) {
-        self.samples.drop_unended(book);
+        // A reading that never ended has no sample: its reader failed.
+        self.samples.pending.retain(|pending| pending.book != book || pending.ended_ns().is_some());
         self.close_oldest(book);
         let mut pending = Pending::new(book, number, t0_ns);
         if self.coverage.covered && self.stream.applied_ns > t0_ns {

@@ -1,7 +1,7 @@
 //! Decides when the books of a process are sampled for points of growth.
 
 use crate::book::Book;
-use crate::history::trend::{Trend, TrendView, Trends};
+use crate::history::trend::{Trend, TrendView};
 use crate::process::Process;
 use gpumem_model::iterations::Iterations;
 use gpumem_wire::Stamp;
@@ -51,12 +51,6 @@ impl Process {
             self.growth.books.resize_with(book + 1, Trend::default);
         }
         Some((&mut self.growth.books[book], &self.holdings.books[book]))
-    }
-
-    /// Discards all points, because another program runs now.
-    pub fn restart_trends(&mut self) {
-        self.growth = Trends::default();
-        self.accounts.iter_mut().for_each(|account| account.gaps = Default::default());
     }
 
     pub fn trend_view(&self, book: usize) -> TrendView {

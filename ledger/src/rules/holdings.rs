@@ -274,7 +274,10 @@ impl Holdings {
         let mut told = (use_as.0 != Role::Unknown).then_some(use_as.0);
         if let Some(role) = told {
             self.row_mut(extent).into_iter().for_each(|row| row.flags |= Row::EXACT);
-            self.note_told(&row, role);
+            if role == Role::Parameter {
+                self.roles[usize::from(row.book)].knows_parameters = true;
+                self.note_parameter(row.book, row.bytes);
+            }
         } else if stamp.flags.has(Flags::RESTATED) && row.is(Row::EXACT) && !row.is(Row::BORN_EXACT) {
             // The retag never reached the agent's row: a free was in flight then, and failed.
             self.row_mut(extent).into_iter().for_each(|row| row.flags &= !Row::EXACT);

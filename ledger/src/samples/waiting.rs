@@ -45,11 +45,6 @@ impl Samples {
         self.pending.iter_mut().filter(unknown).for_each(Pending::doubt);
     }
 
-    /// Drops a reading of a book that never ended, because its reader failed.
-    pub fn drop_unended(&mut self, book: u8) {
-        self.pending.retain(|pending| pending.book != book || pending.ended_ns().is_some());
-    }
-
     /// Removes the oldest sample of a book if there is no room for another one.
     pub fn take_oldest(&mut self, book: u8) -> Option<Pending> {
         let of_book = |pending: &Pending| pending.book == book;

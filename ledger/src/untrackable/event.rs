@@ -67,6 +67,28 @@ pub(crate) enum What {
     Other(DriverEventKind),
 }
 
+impl What {
+    /// Returns what a `DriverEvent` record reports; `None` if another record reports it.
+    pub fn of(event: DriverEventKind, bytes: u64, value: u64) -> Option<What> {
+        use DriverEventKind as Kind;
+        Some(match event {
+            Kind::ContextCreated | Kind::Unknown => return None, // `ContextCreate` reports it
+            Kind::ContextCreating => What::Creating,
+            Kind::ModuleLoaded => What::Loaded { module: value, bytes },
+            Kind::ModuleUnloaded => What::Unloaded { module: value, bytes },
+            Kind::StackLimit => What::Stack(value),
+            Kind::PrintfLimit => What::Printf(value),
+            Kind::HeapLimit => What::Heap(value),
+            Kind::GraphInstantiated
+            | Kind::GraphDestroyed
+            | Kind::StreamCreated
+            | Kind::PeerAccess
+            | Kind::LibraryLoaded
+            | Kind::GreenContextCreated => What::Other(event),
+        })
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Event {
     pub time_ns: u64,
