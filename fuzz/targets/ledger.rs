@@ -86,6 +86,7 @@ fuzz_target!(|bytes: &[u8]| {
         for account in 0..process.accounts.len() {
             let _ =
                 (ledger.trend(snapshot.processes[at].key, account), ledger.iterations(process.key, account));
+            let _ = ledger.parameters(process.key, account);
             let timeline = ledger.timeline(process.key, account);
             assert!(timeline.points.len() <= gpumem_ledger::MAX_POINTS);
         }

@@ -17,7 +17,7 @@ use gpumem_model::names::Named;
 use gpumem_model::run::Cell;
 use gpumem_model::units::{plural, thousands};
 use gpumem_report::category::OTHERS;
-use gpumem_report::rules::{Groupings, cell_view};
+use gpumem_report::rules::Groupings;
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};
 use gpumem_wire::{MemoryKind, Role};
@@ -231,7 +231,7 @@ impl Profile {
             actual = actual.saturating_add(rounding.actual);
             let role = rounding.role.name().map(str::to_owned);
             let cell = Cell { tag: Some(path.clone()), role, ..Cell::default() };
-            let category = groupings.structure.category(&cell_view(&cell)).unwrap_or(OTHERS).to_owned();
+            let category = groupings.structure.category(&cell).unwrap_or(OTHERS).to_owned();
             *by_category.entry(category).or_default() += rounding.actual.saturating_sub(rounding.requested);
         }
         let waste = actual.saturating_sub(requested);

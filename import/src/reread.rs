@@ -115,7 +115,7 @@ pub fn reread(
         Moment {
             time_ns: window.to_ns,
             tracked_bytes: Some(account.tracked_bytes),
-            amounts: gpumem_ledger::sparse(&account.amounts).into(),
+            amounts: gpumem_ledger::sparse(&account.amounts),
             torn: None,
             gap_distance_ns: if has_gap { i64::try_from(away).unwrap_or(i64::MIN) } else { 0 },
             ..last.clone()

@@ -240,7 +240,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
 mod tests {
     use super::*;
     use gpumem_model::run;
-    use gpumem_report::rules::{Groupings, cell_view};
+    use gpumem_report::rules::Groupings;
 
     /// The preset's patterns are the suite's words enclosed in stars.
     #[test]
@@ -264,7 +264,7 @@ mod tests {
                 let cell = run::Cell { tag: Some(tags.path(&word)), ..run::Cell::default() };
                 // Many words for inputs occur without a prefix.
                 let is_exact = !pattern.starts_with('*') && tags.prefix.is_some();
-                let found = tbd.layer.category(&cell_view(&cell));
+                let found = tbd.layer.category(&cell);
                 assert!(is_exact || found == Some(name), "{word}: {found:?}, not {name}");
             }
             words += 1;

@@ -8,15 +8,15 @@ use crate::base::identity::{DeviceName, Origin, Place, ProcessKey};
 use crate::base::quota::{Limits, Quotas, RefusedRecords};
 use crate::base::recent::Recent;
 use crate::book::{WINDOW_NS, Window};
-use crate::history::program_data::MarkView;
 use crate::history::ranges::{MAX_SPANS, MAX_SPANS_OF_FILE};
 use crate::history::trend::TrendView;
 use crate::oom::device::Listing;
 use crate::process::Process;
 use crate::process::account::Account;
 use crate::process::coverage::{Earlier, parse_lines};
-use crate::roles::iterations::IterationsView;
 use crate::samples::pending::ClosedSample;
+use gpumem_model::iterations::Iterations;
+use gpumem_model::parameters::Parameters;
 use gpumem_model::program_data;
 use gpumem_model::run::{DeviceReading, Program};
 use gpumem_model::timeline::Timeline;
@@ -37,7 +37,6 @@ fn place(accounts: &[Account], book: u8) -> Place {
     accounts[book].device.map_or(Place::Unnamed(book), Place::Device)
 }
 
-/// Returns a process's book for a device.
 pub(crate) fn book_on(process: &Process, device: usize) -> Option<u8> {
     process.accounts.iter().position(|account| account.device == Some(device)).map(|book| book as u8)
 }
@@ -66,7 +65,6 @@ pub struct Ledger {
     by_name: Map<DeviceName, usize>,
     /// Number of devices that processes added, by user.
     claimed: Map<u64, usize>,
-    /// Readings in progress, by device.
     open: Map<usize, OpenReading>,
     /// The last reading of each device that agreed, with the processes that it listed.
     pub(crate) listings: Map<usize, Arc<Listing>>,
@@ -74,7 +72,6 @@ pub struct Ledger {
     pub(crate) by_key: Map<ProcessKey, usize>,
     /// Processes that have an account on a device, by device: a reading concerns only these.
     pub(crate) members: Vec<Vec<usize>>,
-    /// The host's device slots.
     host_slots: Map<u8, usize>,
     pub(crate) now_ns: u64,
     pub(crate) clock: ClockKind,
@@ -103,7 +100,9 @@ impl Ledger {
             Origin::Process(_) if matches!(record.body, Body::ClockAnchor { .. }) => self.set_clock(record),
             Origin::Process(key) => {
                 let index = self.process(key);
-                self.weigh_if_due(index);
+                if self.processes[index].memory_use.is_due() {
+                    self.weigh(index);
+                }
                 match record.body {
                     Body::Device { .. } => {
                         let Some(device) = self.claimed_device(index, record) else { return };
@@ -119,8 +118,7 @@ impl Ledger {
                     _ => {
                         let process = &mut self.processes[index];
                         process.apply(record);
-                        if !process.samples.closed.is_empty() || !process.holdings.ended_windows().is_empty()
-                        {
+                        if !process.samples.closed.is_empty() || !process.holdings.windows.is_empty() {
                             process.note_ended_windows();
                             self.take_closed(index);
                         }
@@ -164,7 +162,7 @@ impl Ledger {
         let by_user = user.and_then(|user| self.claimed.get(&user)).copied().unwrap_or(0);
         let has_room = self.devices.len() < MAX_CLAIMED_DEVICES && by_user < CLAIMED_BY_USER;
         if is_full || is_new && !has_room {
-            self.processes[index].holdings.anomalies_mut().devices_beyond += 1;
+            self.processes[index].holdings.anomalies.devices_beyond += 1;
             return None;
         }
         if let Some(user) = user.filter(|_| is_new) {
@@ -261,8 +259,7 @@ impl Ledger {
             }
             Body::ProcessMark { start_ticks, name } => {
                 let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
-                let mark = MarkView { time_ns: stamp.time_ns, name: Some(name.into()), from_outside: true };
-                self.processes[index].program.marks.add(mark);
+                self.processes[index].program.marks.add(stamp.time_ns, Some(name), true);
             }
             Body::ProcessGone { start_ticks, status } => {
                 let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
@@ -407,7 +404,7 @@ impl Ledger {
             let Some(device) = process.accounts[usize::from(book)].device else { continue };
             self.samples.push((process.key, device, sample));
         }
-        for (book, window) in process.holdings.take_windows() {
+        for (book, window) in process.holdings.windows.drain(..) {
             self.windows.push((process.key, place(&process.accounts, book), window));
         }
     }
@@ -432,8 +429,8 @@ impl Ledger {
     /// Adds the present state of open windows to the ended ones.
     pub fn end_windows(&mut self) {
         for process in &mut self.processes {
-            for book in 0..process.holdings.books().len() {
-                if let Some(window) = process.holdings.books_mut()[book].partial_window() {
+            for book in 0..process.holdings.books.len() {
+                if let Some(window) = process.holdings.books[book].partial_window() {
                     self.windows.push((process.key, place(&process.accounts, book as u8), window));
                 }
             }
@@ -511,8 +508,14 @@ impl Ledger {
     }
 
     /// Returns the iterations of an account, by its index in [`ProcessView::accounts`](crate::ProcessView).
-    pub fn iterations(&self, key: ProcessKey, account: usize) -> IterationsView {
-        self.known(key).and_then(|process| process.iterations_view(account)).unwrap_or_default()
+    pub fn iterations(&self, key: ProcessKey, account: usize) -> Iterations {
+        self.known(key).map(|process| process.iterations(account)).unwrap_or_default()
+    }
+
+    /// Returns the individual parameters and gradients of an account, by its index in
+    /// [`ProcessView::accounts`](crate::ProcessView).
+    pub fn parameters(&self, key: ProcessKey, account: usize) -> Parameters {
+        self.known(key).map(|process| process.holdings.parameters(account)).unwrap_or_default()
     }
 }
 
@@ -531,14 +534,7 @@ impl Ledger {
         (self.quotas.bytes(), refused)
     }
 
-    /// Estimates a process's memory if that is due; called before each of its records.
-    #[inline]
-    pub(crate) fn weigh_if_due(&mut self, index: usize) {
-        if self.processes[index].memory_use.is_due() {
-            self.weigh(index);
-        }
-    }
-
+    /// Estimates a process's memory.
     #[cold]
     fn weigh(&mut self, index: usize) {
         let process = &mut self.processes[index];
@@ -548,6 +544,6 @@ impl Ledger {
         self.quotas.charge(load, user, bytes);
         process.coverage.full = self.quotas.full(user, rows);
         // The costs of an estimate grow with the number of pools.
-        load.wait(process.holdings.pools().len() / 32);
+        load.wait(process.holdings.pools.len() / 32);
     }
 }

@@ -4,7 +4,7 @@
 //! A file imports only from its own layer and from layers below it:
 //!
 //! ```text
-//! ledger, snapshot, to_model   entry for all observations; devices and readings; data for views, and as types of gpumem-model
+//! ledger, snapshot   entry for all observations; devices and readings; data for views
 //! process       one process: order of its records, choice of the rule for a record, baseline, resync, exec(), blind intervals
 //! oom           out-of-memory errors: the requests, and the processes that held the device
 //! history       counters, ranges and marks of the program; points of growth
@@ -61,39 +61,28 @@ mod rows;
 mod rules;
 mod samples;
 mod snapshot;
-mod to_model;
 mod untrackable;
 
 pub use base::device::{AgreedReading, DeviceView, Fault, Faults};
 pub use base::identity::{DeviceName, Origin, Place, ProcessKey};
 pub use base::quota::{Limits, QuotaExceeded, RefusedRecords};
 pub use base::recent::{RECENT_NS, Recent};
-pub use book::cell_groups::{SUM, is_sum, without_sum};
-pub use book::cells::MAX_POINT_CELLS;
+pub use book::cells::{CellView, MAX_POINT_CELLS};
 pub use book::rounding::{ROUNDING_RULE, RoundingRule};
 pub use book::timeline::MAX_POINTS;
 pub use book::{WINDOW_NS, Window};
 pub use gpumem_model::gap::Parts;
-pub use gpumem_model::iterations::Level;
 pub use gpumem_model::oom::OomKind;
-pub use gpumem_model::run::{Beside, Class, DeviceReading, Program};
+pub use gpumem_model::run::{Beside, Class, DeviceReading, Pool, Program};
 pub use history::counters::{MAX_COUNTER_POINTS, MAX_COUNTERS};
-pub use history::program_data::{LayerView, MAX_MARKS, MarkView};
+pub use history::program_data::MAX_MARKS;
 pub use history::ranges::{MAX_RANGES, MAX_SPANS, MAX_SPANS_OF_FILE};
-pub use history::ring::TrendPoint;
-pub use history::trend::{TrackView, TrendView, rise};
+pub use history::trend::TrendView;
 pub use ledger::{Ledger, STALE_AFTER_NS};
-pub use oom::device::{Holder, OomDevice};
-pub use oom::records::OomView;
-pub use process::coverage::{Blind, BlindCause, BlindWindow, Blocked, Coverage, Earlier, Facts, Partial};
-pub use roles::iterations::{Iteration, IterationsView, MAX_ITERATIONS, ROLES};
-pub use roles::parameters::{MAX_COLUMNS, ParametersView};
-pub use rows::pool::Idle;
+pub use process::coverage::{Blocked, Coverage, Earlier, Facts};
 pub use rows::row::AnomalyCounts;
 pub use samples::pending::{ClosedSample, PeakGap};
-pub use snapshot::{AccountView, CellView, PeakView, PoolView, ProcessView, Snapshot};
-pub use to_model::sparse;
-pub use untrackable::change::{BookedAs, Cause, Step};
+pub use snapshot::{AccountView, PeakView, ProcessView, Snapshot, sparse};
 
 /// A hash map whose speed a hostile peer cannot reduce by its choice of keys.
 pub(crate) type Map<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;

@@ -5,20 +5,17 @@
 
 use crate::base::device::DeviceView;
 use crate::base::identity::ProcessKey;
-use crate::book::cell_groups::SUM_TAG;
-use crate::history::program_data::{LayerView, MarkView};
+use crate::book::cells::{CellKey, CellView};
 use crate::ledger::Ledger;
-use crate::oom::records::OomView;
 use crate::process::coverage::{Coverage, Facts};
 use crate::process::{BEYOND, Process};
+use crate::rows;
 use crate::rows::row::AnomalyCounts;
+use crate::rules::holdings::Holdings;
 use crate::samples::pending::{ClosedSample, PeakGap};
-use crate::untrackable::change::Step;
 use crate::untrackable::event::Names;
-use gpumem_model::gap::Parts;
-use gpumem_model::run::Beside;
-use gpumem_model::run::Class;
-use gpumem_wire::{ByeReason, ClockKind, Phase, PoolOwner, Role};
+use gpumem_model::run::{Amounts, Beside, Clock, Oom, Parts, Pool, Step};
+use gpumem_wire::{ByeReason, ClockKind, PoolOwner};
 use std::sync::Arc;
 
 /// The ledger at one moment.
@@ -36,33 +33,15 @@ pub struct Snapshot {
     pub processes: Vec<ProcessView>,
 }
 
-/// Name of a cell.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CellView {
-    /// Part of the identity.
-    pub class: Class,
-    /// Tag path; absent if the bytes have no name.
-    pub tag: Option<Arc<str>>,
-    /// First tag, if a later one replaced it.
-    pub origin: Option<Arc<str>>,
-    /// Use of the bytes.
-    pub role: Role,
-    /// Phase of the step that allocated them.
-    pub phase: Phase,
-    /// Library that requested them.
-    pub library: Option<Arc<str>>,
-    /// Name of the framework pool that contains them.
-    pub pool: Option<Arc<str>>,
-    /// Freed by their owner; a stream may still use them.
-    pub pending: bool,
-    /// The tag is that of the process, because the allocating thread had none.
-    pub inherited: bool,
-}
-
-impl CellView {
-    /// Whether the bytes are unused in a pool: not covered by a block, or in a block that its owner has freed.
-    pub fn is_idle(&self) -> bool {
-        self.class == Class::PoolIdle || self.pending
+impl Snapshot {
+    /// Returns the clock of runs made from the snapshot.
+    pub fn run_clock(&self) -> Clock {
+        match self.clock {
+            ClockKind::Ordinal => Clock::Lines,
+            _ => Clock::Monotonic {
+                wall_offset_ns: self.wall_offset_ns.and_then(|offset| i64::try_from(offset).ok()),
+            },
+        }
     }
 }
 
@@ -77,33 +56,6 @@ pub struct PeakView {
     pub amounts: Vec<i64>,
     /// Gap at the peak; absent without a sample.
     pub gap: Option<PeakGap>,
-}
-
-/// One pool.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PoolView {
-    /// The owner's id of the pool.
-    pub id: u64,
-    /// The owner's name of the pool.
-    pub name: Option<Arc<str>>,
-    /// Owner of the pool.
-    pub owner: PoolOwner,
-    /// Id of the pool whose blocks contain this pool's segments.
-    pub parent: Option<u64>,
-    /// Bytes of segments (framework pools), or reserved (driver pools).
-    pub reserved_bytes: u64,
-    /// Bytes of the pool that are booked in this process's book.
-    pub booked_bytes: u64,
-    /// Bytes of live blocks or allocations.
-    pub used_bytes: u64,
-    /// Used bytes that their owner has freed and that wait for a stream.
-    pub pending_bytes: u64,
-    /// The pool reports no blocks.
-    pub opaque: bool,
-    /// Reserved and used bytes as last reported by the owner; framework pools only.
-    pub own: Option<(u64, u64)>,
-    /// The owner's total and ours when it last compared.
-    pub check: Option<(u64, u64)>,
 }
 
 /// One process on one device.
@@ -138,7 +90,7 @@ pub struct AccountView {
     /// Changes of untrackable by time; the smallest are merged into one, which comes first.
     pub steps: Arc<[Step]>,
     /// Pools that exist.
-    pub pools: Vec<PoolView>,
+    pub pools: Vec<Pool>,
 }
 
 /// One process.
@@ -158,16 +110,8 @@ pub struct ProcessView {
     pub cells: Vec<CellView>,
     /// One per device.
     pub accounts: Vec<AccountView>,
-    /// State of each naming layer, as the agent reports it.
-    pub layers: Vec<LayerView>,
-    /// Marks, by time.
-    pub marks: Vec<MarkView>,
-    /// Marks that were dropped.
-    pub marks_dropped: u64,
-    /// OOM entries in order of time, with the index of their account.
-    pub ooms: Vec<(usize, OomView)>,
-    /// OOM entries that were dropped.
-    pub ooms_dropped: u64,
+    /// OOM records in order of time, with the index of their account. Their fate is open unless the process has continued.
+    pub ooms: Vec<(usize, Oom)>,
     /// Latest time of the process's records.
     pub heard_ns: u64,
     /// Time and reason of the agent's Bye.
@@ -195,37 +139,21 @@ fn of(ledger: &Ledger) -> Snapshot {
 
 fn process_view(process: &Process) -> ProcessView {
     let holdings = &process.holdings;
-    let names = Names { tags: &holdings.cells().tags, modules: &process.modules };
-    let tag_name = |id: u32| names.tag(id);
-    let cells: Vec<CellView> = holdings
-        .cells()
-        .keys
-        .iter()
-        .map(|key| (key, holdings.cells().sums.name(key).filter(|_| key.tag == SUM_TAG)))
-        .map(|(key, sum)| CellView {
-            class: key.class,
-            origin: if sum.is_some() { None } else { tag_name(key.origin) },
-            tag: sum.or_else(|| tag_name(key.tag)),
-            role: key.role,
-            phase: key.phase,
-            library: names.library(key.module),
-            pool: tag_name(key.pool),
-            pending: key.pending,
-            inherited: key.inherited,
-        })
-        .collect();
+    let table = &holdings.cells;
+    let cell = |key: &CellKey| table.view(key, process.modules.get(&key.module).cloned());
+    let cells = table.keys.iter().map(cell).collect();
     let accounts = process
         .accounts
         .iter()
         .enumerate()
         .map(|(index, account)| {
-            let book = &holdings.books()[index];
+            let book = &holdings.books[index];
             AccountView {
                 device: account.device,
                 is_beyond: index == usize::from(BEYOND),
                 tracked_bytes: book.tracked,
                 amounts: book.amounts(),
-                beside: holdings.side_memory(index),
+                beside: holdings.side_memory[index],
                 predates_bytes: if process.coverage.late { account.predates } else { Some(0) },
                 peak: PeakView {
                     tracked_bytes: book.peak.bytes,
@@ -241,45 +169,53 @@ fn process_view(process: &Process) -> ProcessView {
                 parts: account.complete.as_ref().and_then(|sample| sample.parts),
                 steps: account.causes.steps(),
                 pools: holdings
-                    .pools()
+                    .pools
                     .iter()
                     .filter(|pool| usize::from(pool.book) == index && !pool.is_over())
-                    .map(|pool| {
-                        let framework = pool.owner == PoolOwner::Framework;
-                        PoolView {
-                            id: pool.id,
-                            name: tag_name(pool.name),
-                            owner: pool.owner,
-                            parent: pool.parent.map(|index| holdings.pools()[index as usize].id),
-                            reserved_bytes: if framework { pool.segment_bytes } else { pool.reserved },
-                            booked_bytes: if framework { pool.backed_bytes } else { pool.reserved },
-                            used_bytes: if framework && !pool.opaque { pool.block_bytes } else { pool.used },
-                            pending_bytes: pool.pending_bytes,
-                            opaque: pool.opaque,
-                            own: pool.said,
-                            check: pool.check,
-                        }
-                    })
+                    .map(|pool| pool_view(holdings, pool))
                     .collect(),
             }
         })
         .collect();
-    let mut odd = *holdings.anomalies();
-    odd.overflowed = holdings.cells().overflowed;
     ProcessView {
         key: process.key,
         facts: process.facts.clone(),
         coverage: process.coverage(),
-        odd,
+        odd: process.odd(),
         ended: process.ended,
         cells,
         accounts,
-        layers: process.program.layers.view(),
-        marks: process.program.marks.view(),
-        marks_dropped: process.program.marks.dropped,
-        ooms: process.ooms.view(&names),
-        ooms_dropped: process.ooms.dropped,
+        ooms: process.ooms.view(&Names { cells: table, modules: &process.modules }),
         heard_ns: process.stream.applied_ns,
         bye: process.stream.bye,
     }
+}
+
+fn pool_view(holdings: &Holdings, pool: &rows::pool::Pool) -> Pool {
+    let framework = pool.is_framework();
+    let owner = match pool.owner {
+        PoolOwner::Driver => Some("driver"),
+        PoolOwner::Graph => Some("graph"),
+        PoolOwner::Framework => Some("framework"),
+        PoolOwner::Unknown => None,
+    };
+    Pool {
+        id: pool.id,
+        name: holdings.cells.tag(pool.name).as_deref().map(str::to_owned),
+        owner: owner.map(str::to_owned),
+        parent: pool.parent.map(|index| holdings.pools[index as usize].id),
+        opaque: pool.opaque,
+        segment_bytes: if framework { pool.segment_bytes } else { pool.reserved },
+        booked_bytes: if framework { pool.backed_bytes } else { pool.reserved },
+        block_bytes: if framework && !pool.opaque { pool.block_bytes } else { pool.used },
+        pending_bytes: pool.pending_bytes,
+        own: pool.said,
+        check: pool.check,
+    }
+}
+
+/// Returns amounts by index, without zeros.
+pub fn sparse(amounts: &[i64]) -> Amounts {
+    let indexed = amounts.iter().enumerate().map(|(index, &bytes)| (index as u32, bytes));
+    indexed.filter(|&(_, bytes)| bytes != 0).collect()
 }

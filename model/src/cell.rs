@@ -61,8 +61,47 @@ impl Named for Class {
     ];
 }
 
-/// Tag of a sum of small cells in a timeline point.
+/// What rules match of a cell.
+#[derive(Debug, Clone, Copy)]
+pub struct CellTraits<'c> {
+    /// Class of the cell.
+    pub class: Class,
+    /// Tag path.
+    pub tag: Option<&'c str>,
+    /// Path of the library that made the request.
+    pub library: Option<&'c str>,
+    /// Use of the bytes.
+    pub role: Role,
+    /// Phase of the step that allocated them.
+    pub phase: Phase,
+}
+
+impl<'c> From<&'c Cell> for CellTraits<'c> {
+    fn from(cell: &'c Cell) -> Self {
+        CellTraits {
+            class: cell.class,
+            tag: cell.tag.as_deref(),
+            library: cell.library.as_deref(),
+            role: cell.role.as_deref().and_then(Role::from_name).unwrap_or_default(),
+            phase: cell.phase.as_deref().and_then(Phase::from_name).unwrap_or_default(),
+        }
+    }
+}
+
+/// End of the tag of a group of small cells. Before it is one of three: a path with a `/` (all tags below it); a tag with `*` for
+/// its numbers and a blank (tags that differ in these numbers); or nothing (all of one use).
 pub const SUM: &str = "(smaller ones)";
+
+/// Whether a tag is that of a group.
+pub fn is_sum(tag: &str) -> bool {
+    tag.ends_with(SUM)
+}
+
+/// Returns the tag that rules match: for a group of tags that differ in numbers, their tag with `*`.
+pub fn without_sum(tag: &str) -> &str {
+    tag.strip_suffix(SUM).and_then(|tag| tag.strip_suffix(' ')).unwrap_or(tag)
+}
+
 /// Name of PyTorch's pools.
 pub const TORCH: &str = "torch";
 /// Replaces tags in a redacted run.

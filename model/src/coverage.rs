@@ -78,6 +78,49 @@ fields! {
     }
 }
 
+/// Maximum number of blind intervals; of more, the shortest are dropped.
+const MAX_BLIND: usize = 32;
+
+impl Coverage {
+    /// Returns the total length of all blind intervals; an open one counts up to `now_ns`.
+    pub fn blind_total_ns(&self, now_ns: u64) -> u64 {
+        let lasting = self.open_blind().map_or(0, |window| now_ns.saturating_sub(window.from_ns));
+        self.blind_ns.saturating_add(lasting)
+    }
+
+    /// Returns the blind interval that has not ended.
+    pub fn open_blind(&self) -> Option<&BlindWindow> {
+        self.blind.last().filter(|window| window.to_ns.is_none())
+    }
+
+    /// Begins a blind interval, unless one with the same reason is open.
+    pub fn begin_blind(&mut self, from_ns: u64, why: String) {
+        if self.open_blind().is_some_and(|window| window.why == why) {
+            return;
+        }
+        self.end_blind(from_ns);
+        let length = |window: &BlindWindow| window.to_ns.unwrap_or(u64::MAX) - window.from_ns;
+        let shortest = (0..self.blind.len()).min_by_key(|&index| length(&self.blind[index]));
+        if let Some(shortest) = shortest.filter(|_| self.blind.len() >= MAX_BLIND) {
+            self.blind.remove(shortest);
+        }
+        self.blind_count += 1;
+        self.blind.push(BlindWindow { from_ns, to_ns: None, why });
+    }
+
+    /// Ends the open blind interval.
+    pub fn end_blind(&mut self, to_ns: u64) {
+        let Some(window) = self.blind.last_mut().filter(|window| window.to_ns.is_none()) else { return };
+        let lasted_ns = to_ns.saturating_sub(window.from_ns);
+        window.to_ns = Some(to_ns.max(window.from_ns));
+        self.blind_ns = self.blind_ns.saturating_add(lasted_ns);
+        if lasted_ns == 0 {
+            self.blind.pop();
+            self.blind_count -= 1;
+        }
+    }
+}
+
 /// CUPTI's result code if another client holds the subscription.
 pub const SUBSCRIPTION_HELD: u16 = 39;
 

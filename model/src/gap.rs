@@ -1,6 +1,7 @@
 //! Parts of a run's gap (untrackable memory), and the steps in which it changed.
 
 use crate::fields::{Timed, fields, plain};
+use crate::names::Named;
 use serde::{Deserialize, Serialize};
 
 /// Parts of the untrackable bytes; `unexplained` is the remainder, so they sum to the whole.
@@ -51,13 +52,18 @@ impl Parts {
 
     /// Adds two sets of parts.
     pub fn plus(self, other: Parts) -> Self {
+        self.combine(other, i64::saturating_add)
+    }
+
+    /// Combines two sets, part by part.
+    pub fn combine(self, other: Parts, with: fn(i64, i64) -> i64) -> Self {
         Parts {
-            context_bytes: self.context_bytes.saturating_add(other.context_bytes),
-            modules_bytes: self.modules_bytes.saturating_add(other.modules_bytes),
-            local_memory_bytes: self.local_memory_bytes.saturating_add(other.local_memory_bytes),
-            heaps_bytes: self.heaps_bytes.saturating_add(other.heaps_bytes),
-            rounding_bytes: self.rounding_bytes.saturating_add(other.rounding_bytes),
-            unexplained_bytes: self.unexplained_bytes.saturating_add(other.unexplained_bytes),
+            context_bytes: with(self.context_bytes, other.context_bytes),
+            modules_bytes: with(self.modules_bytes, other.modules_bytes),
+            local_memory_bytes: with(self.local_memory_bytes, other.local_memory_bytes),
+            heaps_bytes: with(self.heaps_bytes, other.heaps_bytes),
+            rounding_bytes: with(self.rounding_bytes, other.rounding_bytes),
+            unexplained_bytes: with(self.unexplained_bytes, other.unexplained_bytes),
         }
     }
 
@@ -105,6 +111,65 @@ fields! {
 }
 
 plain!(Parts);
+
+/// Why untrackable memory changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Cause {
+    ContextCreated,
+    /// Or the device was reset.
+    ContextDestroyed,
+    ModuleLoaded,
+    ModuleUnloaded,
+    /// The limit of kernel stacks was set.
+    StackLimit,
+    /// The size of the printf FIFO was set.
+    PrintfLimit,
+    /// The size of the device-side malloc heap was set.
+    HeapLimit,
+    GraphInstantiated,
+    GraphDestroyed,
+    StreamCreated,
+    PeerAccess,
+    LibraryLoaded,
+    GreenContextCreated,
+    /// Memory of another process was imported.
+    MemoryImported,
+    /// No reported event happened.
+    BetweenEvents,
+    /// The agent was blind for a part of the time.
+    Blind,
+    /// Records were lost, or the process became another program.
+    HistoryLost,
+    /// More events happened than can be kept.
+    EventsLost,
+    /// Several small steps; [`Step::events`] is their number.
+    Smaller,
+}
+
+impl Named for Cause {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("context created", Cause::ContextCreated),
+        ("context destroyed", Cause::ContextDestroyed),
+        ("module loaded", Cause::ModuleLoaded),
+        ("module unloaded", Cause::ModuleUnloaded),
+        ("stack limit", Cause::StackLimit),
+        ("printf limit", Cause::PrintfLimit),
+        ("heap limit", Cause::HeapLimit),
+        ("graph instantiated", Cause::GraphInstantiated),
+        ("graph destroyed", Cause::GraphDestroyed),
+        ("stream created", Cause::StreamCreated),
+        ("peer access", Cause::PeerAccess),
+        ("library loaded", Cause::LibraryLoaded),
+        ("green context created", Cause::GreenContextCreated),
+        ("memory imported", Cause::MemoryImported),
+        ("between events", Cause::BetweenEvents),
+        ("blind", Cause::Blind),
+        ("history lost", Cause::HistoryLost),
+        ("events lost", Cause::EventsLost),
+        ("smaller steps", Cause::Smaller),
+    ];
+}
 
 impl Timed for Step {
     fn time_ns(&self) -> (u64, u64) {

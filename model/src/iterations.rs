@@ -14,6 +14,7 @@
 //! ```
 
 use crate::fields::{Timed, Window, WindowKind, fields, plain};
+use gpumem_wire::Role;
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of rows; a row takes about 0.4 KB of JSON.
@@ -45,65 +46,80 @@ impl Timed for Iteration {
     }
 }
 
-/// One iteration, or several neighbours.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Iteration {
-    /// Epoch of the first iteration, as the program numbers it; 0 if the program reports none.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub epoch: u64,
-    /// Number of the first iteration: the program's step number, or counted from 0.
-    pub first: u64,
-    /// Number of the last iteration; equals `first` for a single one.
-    pub last: u64,
-    /// Number of iterations in this row. Differs from `last - first + 1` if the program's numbers jump or restart.
-    pub count: u64,
-    /// Begin of the first iteration.
-    pub start_ns: u64,
-    /// End of the last iteration.
-    pub end_ns: u64,
-    /// Records were lost during the row: amounts may be incomplete.
-    #[serde(skip_serializing_if = "is_false")]
-    pub partial: bool,
+/// Declares [`Iteration`] with its levels: a row names a level and, if it is the amount of a role, the role.
+macro_rules! iteration {
+    ($( $(#[$doc:meta])* $level:ident $(= $role:ident)?; )*) => {
+        /// One iteration, or several neighbours.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct Iteration {
+            /// Epoch of the first iteration, as the program numbers it; 0 if the program reports none.
+            #[serde(skip_serializing_if = "is_zero")]
+            pub epoch: u64,
+            /// Number of the first iteration: the program's step number, or counted from 0.
+            pub first: u64,
+            /// Number of the last iteration; equals `first` for a single one.
+            pub last: u64,
+            /// Number of iterations in this row. Differs from `last - first + 1` if the program's numbers jump or restart.
+            pub count: u64,
+            /// Begin of the first iteration.
+            pub start_ns: u64,
+            /// End of the last iteration.
+            pub end_ns: u64,
+            /// Records were lost during the row: amounts may be incomplete.
+            #[serde(skip_serializing_if = "std::ops::Not::not")]
+            pub partial: bool,
+            $( $(#[$doc])* #[serde(skip_serializing_if = "Level::is_nothing")] pub $level: Level, )*
+        }
+
+        impl Iteration {
+            /// Returns the amount of a role. `None` for temporary bytes, which have two levels, and for the unknown role.
+            pub fn role_mut(&mut self, role: Role) -> Option<&mut Level> {
+                match role {
+                    $( $( Role::$role => Some(&mut self.$level), )? )*
+                    Role::Temporary | Role::Unknown => None,
+                }
+            }
+
+            /// Merges with a later iteration: the higher peaks and the later values.
+            pub fn join(&mut self, later: Iteration) {
+                (self.last, self.end_ns) = (later.last, later.end_ns);
+                // The counts of a damaged store may have any value.
+                self.count = self.count.saturating_add(later.count);
+                self.partial |= later.partial;
+                $( self.$level.join(later.$level); )*
+            }
+        }
+    };
+}
+
+iteration! {
     /// Bytes of live driver allocations.
-    #[serde(skip_serializing_if = "Level::is_nothing")]
-    pub tracked: Level,
+    tracked;
     /// Bytes of pool segments, or reserved by pools; PyTorch calls them reserved (formerly `cached`).
-    #[serde(skip_serializing_if = "Level::is_nothing")]
-    pub pool_reserved: Level,
+    pool_reserved;
     /// Weights.
-    #[serde(skip_serializing_if = "Level::is_nothing")]
-    pub parameters: Level,
+    parameters = Parameter;
     /// Gradients of weights.
-    #[serde(skip_serializing_if = "Level::is_nothing")]
-    pub gradients: Level,
+    gradients = Gradient;
     /// State kept by optimizers.
-    #[serde(skip_serializing_if = "Level::is_nothing")]
-    pub optimizer_state: Level,
+    optimizer_state = OptimizerState;
     /// Activations (feature maps) kept by forward for backward; known once backward has begun.
-    #[serde(skip_serializing_if = "Level::is_nothing")]
-    pub activations: Level,
+    activations = Activation;
     /// Bytes allocated and freed again within backward, at their maximum; `last` is 0.
-    #[serde(skip_serializing_if = "Level::is_nothing")]
-    pub intermediate_gradients: Level,
+    intermediate_gradients;
     /// Bytes allocated and freed again within forward or the optimizer, at their maximum; `last` is 0.
-    #[serde(skip_serializing_if = "Level::is_nothing")]
-    pub temporaries: Level,
+    temporaries;
     /// Data handed to the model.
-    #[serde(skip_serializing_if = "Level::is_nothing")]
-    pub inputs: Level,
+    inputs = Input;
     /// Scratch memory of libraries.
-    #[serde(skip_serializing_if = "Level::is_nothing")]
-    pub workspace: Level,
+    workspace = Workspace;
     /// Model state that is not trained.
-    #[serde(skip_serializing_if = "Level::is_nothing")]
-    pub buffers: Level,
+    buffers = Buffer;
     /// Cached keys and values of earlier tokens.
-    #[serde(skip_serializing_if = "Level::is_nothing")]
-    pub kv_caches: Level,
+    kv_caches = KvCache;
     /// Parameters of untrained copies of a trained module.
-    #[serde(skip_serializing_if = "Level::is_nothing")]
-    pub parameter_copies: Level,
+    parameter_copies = ParameterCopy;
 }
 
 /// Highest and last value of an amount in an iteration.
@@ -137,7 +153,7 @@ impl Level {
         *self = Level { peak_bytes: (self.peak_bytes - mistaken).max(bytes), last_bytes: bytes };
     }
 
-    /// Joins with the level of a later iteration.
+    /// Merges with the level of a later iteration.
     pub fn join(&mut self, later: Level) {
         *self = Level { peak_bytes: self.peak_bytes.max(later.peak_bytes), last_bytes: later.last_bytes };
     }
@@ -157,8 +173,4 @@ impl From<Level> for (i64, i64) {
 
 fn is_zero(number: &u64) -> bool {
     *number == 0
-}
-
-fn is_false(flag: &bool) -> bool {
-    !flag
 }

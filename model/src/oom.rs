@@ -112,6 +112,21 @@ fn hide_unknown_fate(said: &mut Option<String>) {
     said.take_if(|said| said != "fatal" && said != "survived");
 }
 
+impl Oom {
+    /// Decides the fate, if that is possible by `now_ns`. `ended`: time of the process's end, and its status if known.
+    pub fn decide(&mut self, ended: Option<(u64, Option<u64>)>, now_ns: u64) {
+        let after = |time_ns: u64| time_ns.saturating_sub(self.last_ns);
+        self.fate = match ended {
+            _ if self.fate == Fate::Survived => Fate::Survived,
+            Some((time_ns, status)) if status != Some(0) && after(time_ns) <= OPEN_FATE_NS => {
+                Fate::Fatal { after_ns: after(time_ns), status }
+            }
+            None if after(now_ns) <= OPEN_FATE_NS => Fate::Open,
+            _ => Fate::Survived,
+        };
+    }
+}
+
 impl Timed for Oom {
     fn time_ns(&self) -> (u64, u64) {
         (self.time_ns, self.last_ns)

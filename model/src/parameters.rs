@@ -7,6 +7,9 @@ use gpumem_wire::Role;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
+/// Maximum number of columns for each device.
+pub const MAX_COLUMNS: usize = 2048;
+
 fields! {
     /// Parameters and gradients of one device. Only differences between iterations are stored, because hardly anything changes.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -124,6 +124,16 @@ fields! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span(pub u32, pub u32, pub u64, pub u64);
 
+impl Range {
+    /// Adds a range that has ended.
+    pub fn add(&mut self, length_ns: u64) {
+        self.min_ns = if self.count == 0 { length_ns } else { self.min_ns.min(length_ns) };
+        self.max_ns = self.max_ns.max(length_ns);
+        self.total_ns = self.total_ns.saturating_add(length_ns);
+        self.count = self.count.saturating_add(1);
+    }
+}
+
 impl Counter {
     /// Returns the mean, weighted by time.
     pub fn mean(&self) -> f64 {

@@ -3,8 +3,8 @@
 //!
 //! Two **groupings** of the same bytes exist, by layer and by data structure. Each is a [`Rules`] of its own.
 
-use gpumem_ledger::{CellView, is_sum, without_sum};
-use gpumem_model::run::Class;
+use gpumem_model::cell::{CellTraits, is_sum, without_sum};
+use gpumem_model::run::{Cell, Class};
 use gpumem_wire::{Phase, Role};
 use regex_lite::Regex;
 
@@ -146,13 +146,13 @@ impl Rule {
         !self.tags.is_empty() || !self.libraries.is_empty()
     }
 
-    fn matches(&self, cell: &CellView) -> bool {
+    fn matches(&self, cell: CellTraits<'_>) -> bool {
         let any = |patterns: &[Pattern], text: Option<&str>| {
             patterns.is_empty()
                 || text.is_some_and(|text| patterns.iter().any(|pattern| pattern.matches(text)))
         };
-        any(&self.tags, cell.tag.as_deref().map(without_sum))
-            && any(&self.libraries, cell.library.as_deref())
+        any(&self.tags, cell.tag.map(without_sum))
+            && any(&self.libraries, cell.library)
             && (self.roles.is_empty() || self.roles.contains(&cell.role))
             && (self.phases.is_empty() || self.phases.contains(&cell.phase))
     }
@@ -178,8 +178,9 @@ pub struct Conflict {
 
 impl Rules {
     /// Returns the category of a direct or block cell; `None` for `Others` and for classes that rules do not name.
-    pub fn category(&self, cell: &CellView) -> Option<&str> {
-        if !is_named_by_rules(cell) {
+    pub fn category<'c>(&self, cell: impl Into<CellTraits<'c>>) -> Option<&str> {
+        let cell = cell.into();
+        if !is_named_by_rules(cell.class) {
             return None;
         }
         self.rules.iter().find(|rule| rule.matches(cell)).map(|rule| rule.name.as_str())
@@ -187,10 +188,11 @@ impl Rules {
 
     /// Returns cells that rules of several categories match by tag or library, so that the user can check the order of the rules.
     /// A later rule on role or phase alone is meant for the remaining memory, and is no conflict.
-    pub fn conflicts(&self, cells: &[CellView]) -> Vec<Conflict> {
+    pub fn conflicts(&self, cells: &[Cell]) -> Vec<Conflict> {
         let mut conflicts = Vec::new();
-        let is_one = |cell: &CellView| is_named_by_rules(cell) && !cell.tag.as_deref().is_some_and(is_sum);
-        for (index, cell) in cells.iter().enumerate().filter(|(_, cell)| is_one(cell)) {
+        let is_one = |cell: &CellTraits<'_>| is_named_by_rules(cell.class) && !cell.tag.is_some_and(is_sum);
+        let cells = cells.iter().map(CellTraits::from).enumerate();
+        for (index, cell) in cells.filter(|(_, cell)| is_one(cell)) {
             let mut matching = self.rules.iter().filter(|rule| rule.matches(cell));
             let Some(winner) = matching.next() else { continue };
             if let Some(loser) = matching.find(|rule| rule.name != winner.name && rule.is_by_name()) {
@@ -205,9 +207,9 @@ impl Rules {
     }
 }
 
-/// Returns whether rules apply to the cell. Idle and opaque bytes have no tag and get their own rows.
-pub fn is_named_by_rules(cell: &CellView) -> bool {
-    matches!(cell.class, Class::Direct | Class::Block)
+/// Returns whether rules apply to cells of a class. Idle and opaque bytes have no tag and get their own rows.
+pub fn is_named_by_rules(class: Class) -> bool {
+    matches!(class, Class::Direct | Class::Block)
 }
 
 #[cfg(test)]
@@ -245,17 +247,8 @@ mod tests {
     fn only_words_are_in_conflict() {
         let glob = |text| vec![Pattern::new(text).expect("a glob")];
         let rule = |name: &str, tags, phases| Rule { name: name.into(), tags, phases, ..Rule::default() };
-        let cell = CellView {
-            class: Class::Block,
-            tag: Some("h.1/attn".into()),
-            origin: None,
-            role: Role::Unknown,
-            phase: Phase::Forward,
-            library: None,
-            pool: None,
-            pending: false,
-            inherited: false,
-        };
+        let (tag, phase) = (Some("h.1/attn".to_owned()), Some("forward".to_owned()));
+        let cell = Cell { class: Class::Block, tag, phase, ..Cell::default() };
         let rest = rule("made in forward", Vec::new(), vec![Phase::Forward]);
         let mut rules = Rules { rules: vec![rule("attention", glob("*att*"), Vec::new()), rest] };
         assert_eq!(rules.conflicts(std::slice::from_ref(&cell)), []);

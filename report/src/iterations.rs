@@ -8,7 +8,7 @@ use super::table::Table;
 use crate::encode::{csv_field, csv_number, object};
 use crate::labels::{device_title, whose};
 use gpumem_model::harmless::clean;
-use gpumem_model::run::{Iteration, Iterations, Level};
+use gpumem_model::run::{Iteration, Iterations};
 use gpumem_model::units::{Unit, thousands};
 use std::fmt::Write;
 
@@ -117,27 +117,7 @@ pub(super) fn folded(table: &Iterations) -> (Vec<Iteration>, Vec<&'static Column
 fn merged(rows: &[Iteration]) -> Iteration {
     let mut rows = rows.iter().copied();
     let Some(mut sum) = rows.next() else { return Iteration::default() };
-    for row in rows {
-        let level = |sum: &mut Level, row: Level| {
-            *sum = Level { peak_bytes: sum.peak_bytes.max(row.peak_bytes), last_bytes: row.last_bytes };
-        };
-        (sum.last, sum.end_ns) = (row.last, row.end_ns);
-        sum.count = sum.count.saturating_add(row.count);
-        sum.partial |= row.partial;
-        level(&mut sum.tracked, row.tracked);
-        level(&mut sum.pool_reserved, row.pool_reserved);
-        level(&mut sum.parameters, row.parameters);
-        level(&mut sum.gradients, row.gradients);
-        level(&mut sum.optimizer_state, row.optimizer_state);
-        level(&mut sum.activations, row.activations);
-        level(&mut sum.intermediate_gradients, row.intermediate_gradients);
-        level(&mut sum.temporaries, row.temporaries);
-        level(&mut sum.inputs, row.inputs);
-        level(&mut sum.workspace, row.workspace);
-        level(&mut sum.buffers, row.buffers);
-        level(&mut sum.kv_caches, row.kv_caches);
-        level(&mut sum.parameter_copies, row.parameter_copies);
-    }
+    rows.for_each(|row| sum.join(row));
     sum
 }
 
@@ -221,6 +201,7 @@ pub fn json(report: &Report<'_>, choice: Choice) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpumem_model::run::Level;
 
     fn iteration(first: u64) -> Iteration {
         let level = |peak: i64, last: i64| Level { peak_bytes: peak << 20, last_bytes: last << 20 };

@@ -35,8 +35,7 @@ pub mod trace;
 pub mod tree;
 
 use crate::category::{OTHERS, Rules};
-use crate::rules::{Groupings, NO_TAG, cell_view};
-use gpumem_ledger::CellView;
+use crate::rules::{Groupings, NO_TAG};
 use gpumem_model::run::{Cell, Class, Device, Moment, Parts, Run};
 use gpumem_model::time::Times;
 use gpumem_model::timeline::Point;
@@ -92,7 +91,6 @@ pub struct Report<'r> {
     pub command: String,
     /// Tags are hidden because the reader is not permitted to see them.
     veiled: bool,
-    cells: Vec<CellView>,
     /// Category of each cell by layer, by structure, and by tag.
     categories: [Vec<Option<String>>; 3],
 }
@@ -221,23 +219,22 @@ impl<'r> Report<'r> {
 
     /// Makes a report with these rules. Without `by`, rows are layers if any cell has one, else structures, else tags.
     pub fn new(run: &'r Run, groupings: Groupings, by: Option<By>) -> Self {
-        let cells: Vec<CellView> = run.cells.iter().map(cell_view).collect();
         let by_rules = |rules: &Rules| -> Vec<Option<String>> {
-            cells.iter().map(|cell| rules.category(cell).map(str::to_owned)).collect()
+            run.cells.iter().map(|cell| rules.category(cell).map(str::to_owned)).collect()
         };
-        let by_tag = cells.iter().map(|cell| cell.tag.as_deref().map(str::to_owned)).collect();
+        let by_tag = run.cells.iter().map(|cell| cell.tag.clone()).collect();
         let mut categories: [Vec<Option<String>>; 3] =
             [by_rules(&groupings.layer), by_rules(&groupings.structure), by_tag];
         let names = |by: &By| categories[*by as usize].iter().any(Option::is_some);
         let by = by.or_else(|| [By::Layer, By::Structure, By::Tag].into_iter().find(names));
         // Cells that no rule names get a derived name if there is one. Derived names do not influence the choice of rows above.
         if groupings.layer.rules.is_empty() {
-            categories[By::Layer as usize] = names::rolled_up(run, &cells);
+            categories[By::Layer as usize] = names::rolled_up(run);
         }
         let has_torch = names::has_torch(run);
         for (of, names) in categories.iter_mut().enumerate() {
-            let is_last_resort = |cell: &CellView| of == By::Structure as usize || cell.tag.is_none();
-            for (name, cell) in names.iter_mut().zip(&cells) {
+            let is_last_resort = |cell: &Cell| of == By::Structure as usize || cell.tag.is_none();
+            for (name, cell) in names.iter_mut().zip(&run.cells) {
                 // NCCL's scratch memory is large and unknown to PyTorch's allocator: it gets a row of its own.
                 let is_apart = has_torch && of == By::Structure as usize && names::is_apart(cell);
                 let is_left = name.is_none() && (has_torch || of != By::Structure as usize);
@@ -246,32 +243,26 @@ impl<'r> Report<'r> {
                 }
             }
         }
-        let lines = names::large_lines(run, &cells);
+        let lines = names::large_lines(run);
         for names in &mut categories[..By::Tag as usize] {
-            for (name, cell) in names.iter_mut().zip(&cells).filter(|(name, _)| name.is_none()) {
+            for (name, cell) in names.iter_mut().zip(&run.cells).filter(|(name, _)| name.is_none()) {
                 *name = cell.tag.as_deref().filter(|tag| lines.contains(*tag)).map(str::to_owned);
             }
         }
-        Report::with(run, groupings, by.unwrap_or(By::Structure), cells, categories)
+        Report::with(run, groupings, by.unwrap_or(By::Structure), categories)
     }
 
     /// Makes rows from source lines of the program, in place of layers. Memory without a line is in `Others`.
     #[must_use]
     pub fn by_line(mut self) -> Self {
-        let lines = self.cells.iter().map(|cell| names::line_of(cell).map(str::to_owned));
+        let lines = self.shown_cells().iter().map(|cell| names::line_of(cell).map(str::to_owned));
         self.categories[By::Layer as usize] = lines.collect();
         self.by = By::Layer;
         self
     }
 
     /// Makes a report whose categories are known already.
-    fn with(
-        run: &'r Run,
-        groupings: Groupings,
-        by: By,
-        cells: Vec<CellView>,
-        categories: [Vec<Option<String>>; 3],
-    ) -> Self {
+    fn with(run: &'r Run, groupings: Groupings, by: By, categories: [Vec<Option<String>>; 3]) -> Self {
         Report {
             run,
             id: None,
@@ -282,7 +273,6 @@ impl<'r> Report<'r> {
             window: None,
             command: "gpumemctl report".to_owned(),
             veiled: false,
-            cells,
             categories,
         }
     }
@@ -324,12 +314,17 @@ impl<'r> Report<'r> {
         composition
     }
 
+    /// Returns the cells whose tags may be shown: none if tags are hidden.
+    fn shown_cells(&self) -> &[Cell] {
+        if self.veiled { &[] } else { &self.run.cells }
+    }
+
     /// Returns the tags in `Others` at a moment, the largest first. An empty name means memory without a tag.
     pub fn others(&self, moment: &Moment, by: By) -> Vec<(String, i64)> {
         let mut tags: BTreeMap<String, i64> = BTreeMap::new();
         for &(index, bytes) in &moment.amounts {
-            let Some(cell) = self.cells.get(index as usize) else { continue };
-            let has_rules = crate::category::is_named_by_rules(cell);
+            let Some(cell) = self.shown_cells().get(index as usize) else { continue };
+            let has_rules = crate::category::is_named_by_rules(cell.class);
             if has_rules && self.category(index, by).is_none() {
                 *tags.entry(cell.tag.as_deref().unwrap_or("").to_owned()).or_default() += bytes;
             }
@@ -341,9 +336,10 @@ impl<'r> Report<'r> {
 
     /// Returns tags that several categories match, as (tag, winner, loser).
     pub fn conflicts(&self) -> Vec<(String, String, String)> {
-        let conflicts = self.rules(self.by).map(|rules| rules.conflicts(&self.cells)).unwrap_or_default();
+        let cells = self.shown_cells();
+        let conflicts = self.rules(self.by).map(|rules| rules.conflicts(cells)).unwrap_or_default();
         let named = conflicts.into_iter().map(|conflict| {
-            let tag = self.cells[conflict.cell].tag.as_deref().unwrap_or("").to_owned();
+            let tag = cells[conflict.cell].tag.as_deref().unwrap_or("").to_owned();
             (tag, conflict.winner, conflict.loser)
         });
         named.collect()

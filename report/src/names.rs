@@ -1,8 +1,8 @@
 //! Derived names for memory that no rule names: the library that allocated it, and tag paths rolled up.
 
-use gpumem_ledger::{CellView, without_sum};
 pub use gpumem_model::cell::TORCH;
-use gpumem_model::run::{Class, Run};
+use gpumem_model::cell::without_sum;
+use gpumem_model::run::{Cell, Class, Run};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,8 +25,8 @@ pub fn library(path: &str) -> &str {
 }
 
 /// Returns the name for direct bytes without another name: the library that allocated them.
-pub(super) fn by_library(cell: &CellView, has_torch: bool) -> Option<String> {
-    let path = cell.library.as_deref().filter(|_| cell.class == gpumem_ledger::Class::Direct)?;
+pub(super) fn by_library(cell: &Cell, has_torch: bool) -> Option<String> {
+    let path = cell.library.as_deref().filter(|_| cell.class == Class::Direct)?;
     let name = library(path);
     Some(if has_torch { format!("{name} (outside torch)") } else { format!("{name} (no tag)") })
 }
@@ -47,7 +47,7 @@ pub fn is_line(tag: &str) -> bool {
 
 /// Returns the line in a tag, alone or after a module's path (`GPUMEM_LINES=1`). If the tag replaced another, the line may come
 /// from that.
-pub(super) fn line_of(cell: &CellView) -> Option<&str> {
+pub(super) fn line_of(cell: &Cell) -> Option<&str> {
     [&cell.tag, &cell.origin].into_iter().find_map(|tag| {
         let last = tag.as_deref()?.rsplit('/').next()?;
         is_line(last).then_some(last)
@@ -59,7 +59,7 @@ const LARGE_LINE: i64 = 100;
 const MOST_LINES: usize = 16;
 
 /// Returns the lines of all devices that get a row, because they are large now, at the peak, or at an OOM.
-pub(super) fn large_lines(run: &Run, cells: &[CellView]) -> BTreeSet<String> {
+pub(super) fn large_lines(run: &Run) -> BTreeSet<String> {
     let mut found: BTreeMap<&str, i64> = BTreeMap::new();
     let moments = run.devices.iter().flat_map(|device| [&device.last.amounts, &device.peak.amounts]);
     let ooms = run.devices.iter().flat_map(|device| device.details.ooms.iter().map(|oom| &oom.amounts));
@@ -68,7 +68,7 @@ pub(super) fn large_lines(run: &Run, cells: &[CellView]) -> BTreeSet<String> {
         let mut all = 0_i64;
         for (index, bytes) in amounts {
             all = all.saturating_add(*bytes);
-            let tag = cells.get(*index as usize).and_then(|cell| cell.tag.as_deref());
+            let tag = run.cells.get(*index as usize).and_then(|cell| cell.tag.as_deref());
             if let Some(tag) = tag.filter(|tag| is_line(tag)) {
                 let sum = lines.entry(tag).or_default();
                 *sum = sum.saturating_add(*bytes);
@@ -85,9 +85,8 @@ pub(super) fn large_lines(run: &Run, cells: &[CellView]) -> BTreeSet<String> {
 }
 
 /// Returns whether the bytes are NCCL's own buffers.
-pub(super) fn is_apart(cell: &CellView) -> bool {
-    cell.class == gpumem_ledger::Class::Direct
-        && cell.library.as_deref().is_some_and(|path| library(path) == "libnccl")
+pub(super) fn is_apart(cell: &Cell) -> bool {
+    cell.class == Class::Direct && cell.library.as_deref().is_some_and(|path| library(path) == "libnccl")
 }
 
 /// Returns the first components of a path. With `starred`, numbers are replaced by `*`, as in `GPT/h.*/attn`.
@@ -103,7 +102,7 @@ fn group(path: &str, depth: usize, starred: bool) -> String {
 
 /// Returns a group for each tag: the deepest paths that fit into a table. If those are too few, deeper ones with numbers
 /// replaced.
-pub(super) fn rolled_up(run: &Run, cells: &[CellView]) -> Vec<Option<String>> {
+pub(super) fn rolled_up(run: &Run) -> Vec<Option<String>> {
     let moments = run.devices.iter().flat_map(|device| [&device.last, &device.peak]);
     let held = moments.flat_map(|moment| moment.amounts.iter());
     let is_named = |index: u32| {
@@ -111,12 +110,12 @@ pub(super) fn rolled_up(run: &Run, cells: &[CellView]) -> Vec<Option<String>> {
     };
     let paths: BTreeSet<&str> = held
         .filter(|(index, bytes)| *bytes != 0 && is_named(*index))
-        .filter_map(|(index, _)| cells.get(*index as usize)?.tag.as_deref())
+        .filter_map(|(index, _)| run.cells.get(*index as usize)?.tag.as_deref())
         .filter(|tag| !is_line(tag))
         .collect();
     let (depth, starred) = level(&paths);
-    let path = |cell: &CellView| cell.tag.as_deref().map(|tag| group(without_sum(tag), depth, starred));
-    cells.iter().map(path).collect()
+    let path = |cell: &Cell| cell.tag.as_deref().map(|tag| group(without_sum(tag), depth, starred));
+    run.cells.iter().map(path).collect()
 }
 
 /// Returns the depth of paths for a table, and whether numbers are replaced by `*`.

@@ -12,9 +12,8 @@
 //! Rules are tried in order, and the first that matches gets the bytes. Bytes that no rule matches are `Others`.
 
 use crate::category::{OTHERS, Pattern, Rule, Rules};
-use gpumem_ledger::CellView;
 use gpumem_model::names::{Named, phases_of_blocks};
-use gpumem_model::run::{Cell, Run};
+use gpumem_model::run::Run;
 use gpumem_wire::{Phase, Role};
 use serde::Deserialize;
 use std::io::Read;
@@ -221,21 +220,6 @@ fn rule(entry: Entry) -> Result<Rule, String> {
         )?,
         phases: named(&entry.phase, "phase", Phase::from_name, phases_of_blocks().collect())?,
     })
-}
-
-/// Converts a stored cell to the form that rules match.
-pub fn cell_view(cell: &Cell) -> CellView {
-    CellView {
-        class: cell.class,
-        tag: cell.tag.as_deref().map(Into::into),
-        origin: cell.origin.as_deref().map(Into::into),
-        role: cell.role.as_deref().and_then(Role::from_name).unwrap_or_default(),
-        phase: cell.phase.as_deref().and_then(Phase::from_name).unwrap_or_default(),
-        library: cell.library.as_deref().map(Into::into),
-        pool: cell.pool.as_deref().map(Into::into),
-        pending: cell.pending,
-        inherited: cell.inherited,
-    }
 }
 
 #[cfg(test)]

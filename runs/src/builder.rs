@@ -2,12 +2,12 @@
 
 use crate::readings::{ProcessSeries, Processes, Reading, RecentReadings};
 use gpumem_ledger::{
-    AccountView, ClosedSample, DeviceView, Ledger, Limits, Origin, Place, ProcessKey, ProcessView, Snapshot,
-    WINDOW_NS, Window,
+    AccountView, CellView, ClosedSample, DeviceView, Ledger, Limits, Origin, Place, ProcessKey, ProcessView,
+    Snapshot, WINDOW_NS, Window, sparse,
 };
 use gpumem_model::coverage::Before;
 use gpumem_model::program_data::{ProgramData, SnapshotFigures};
-use gpumem_model::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
+use gpumem_model::run::{self, Caveat, MAX_TENANTS, Moment, OomKind, Run, Source, State, absence_name};
 use gpumem_model::series::{Extremes, Series};
 use gpumem_model::units::thousands;
 use gpumem_wire::{Absence, ByeReason, ClockKind, Record};
@@ -202,7 +202,6 @@ impl RunBuilder {
 
     fn run(&self, snapshot: &Snapshot, tenants: &Tenants, process: &ProcessView, goes_on: bool) -> Run {
         let coverage = &process.coverage;
-        let odd = process.odd;
         let kept = self.processes.get(&process.key);
         let (samples, torn_samples) = kept.map(|kept| (kept.samples, kept.torn)).unwrap_or_default();
         let devices: Vec<run::Device> = (0..process.accounts.len())
@@ -219,7 +218,7 @@ impl RunBuilder {
         let before = kept.and_then(|kept| kept.before.as_deref());
         let mut run = Run {
             source: self.source.clone(),
-            clock: Clock::from(snapshot),
+            clock: snapshot.run_clock(),
             process: run::Process {
                 pid: match process.key.pid {
                     // In logs, the pid is known only from the first reading on.
@@ -243,47 +242,18 @@ impl RunBuilder {
                 },
             },
             coverage: run::Coverage {
-                covered: coverage.covered,
                 late: coverage.late || before_recording > 0,
-                blocked_by: coverage.blocked.as_ref().map(|blocked| blocked.by.clone()),
-                blocked_code: coverage.blocked.as_ref().map(|blocked| blocked.result),
-                blind: coverage.blind.windows.iter().map(run::BlindWindow::from).collect(),
-                blind_count: coverage.blind.count,
-                blind_ns: coverage.blind.ended_ns,
-                blind_doubt: coverage.blind.doubt,
-                partial_state: coverage.partial.is_some_and(|partial| partial.state),
-                partial_history: coverage.partial.is_some_and(|partial| {
-                    partial.state || before_recording == 0 || lost + coverage.withheld > 0
-                }),
-                events: coverage.events,
-                allocations: coverage.allocations,
-                allocated_bytes: coverage.allocated_bytes,
+                partial_history: coverage.partial_history
+                    && (coverage.partial_state || before_recording == 0 || lost + coverage.withheld > 0),
                 rejected: self.rejected,
                 lost,
-                withheld: coverage.withheld,
                 complete: !goes_on && process.ended.is_none() && self.is_file() && is_complete,
-                odd: odd.unknown_frees
-                    + odd.unknown_ends
-                    + odd.replaced
-                    + odd.unknown_handles
-                    + odd.impossible
-                    + odd.duplicates
-                    + odd.overflowed
-                    + odd.devices_beyond,
                 samples,
                 torn_samples,
-                stale_samples: coverage.stale_samples,
-                failed_allocations: coverage.failed_allocations,
-                steps: coverage.steps,
-                layers: process.layers.iter().map(run::LayerSaid::from).collect(),
-                ooms_dropped: process.ooms_dropped,
-                marks: process.marks.iter().map(run::Mark::from).collect(),
-                marks_dropped: process.marks_dropped,
-                programs: coverage.programs.clone(),
-                part: None,
+                ..coverage.run.clone()
             },
             caveats: own.chain(self.caveats.iter().cloned()).collect(),
-            cells: process.cells.iter().map(run::Cell::from).collect(),
+            cells: process.cells.iter().map(CellView::to_cell).collect(),
             devices,
             own: ProgramData { snapshot: self.snapshot, ..self.ledger.own(process.key) },
         };
@@ -323,7 +293,6 @@ impl RunBuilder {
         if process.ended.is_some() && last.is_some() && !account.latest.as_ref().is_none_or(is_listed) {
             last_moment.used_absence = None;
         }
-        let iterations = self.ledger.iterations(process.key, index);
         let mut of_run = run::Device {
             name: format!("unnamed-{index}"),
             ordinal: index as u16,
@@ -339,12 +308,12 @@ impl RunBuilder {
             other_tenants: (0, 0),
             series: Series::new(self.width_ns),
             details: run::Details {
-                steps: account.steps.iter().map(run::Step::from).collect(),
-                growth: self.ledger.trend(process.key, index).into(),
+                steps: account.steps.to_vec(),
+                growth: self.ledger.trend(process.key, index).growth(),
                 timeline: self.ledger.timeline(process.key, index),
-                iterations: (&iterations).into(),
-                parameters: iterations.parameters.to_model(&process.cells),
-                pools: account.pools.iter().map(run::Pool::from).collect(),
+                iterations: self.ledger.iterations(process.key, index),
+                parameters: self.ledger.parameters(process.key, index),
+                pools: account.pools.clone(),
                 ooms: ooms_of(process, index, snapshot.now_ns),
                 ..run::Details::default()
             },
@@ -389,6 +358,12 @@ fn late_recording(records: u64, coverage: &gpumem_ledger::Coverage) -> Option<Ca
     Some(Caveat { code: "late".into(), text })
 }
 
+fn decided(oom: &run::Oom, ended: Option<(u64, Option<u64>)>, now_ns: u64) -> run::Oom {
+    let mut oom = oom.clone();
+    oom.decide(ended, now_ns);
+    oom
+}
+
 /// Returns the OOM records of a process on one device.
 fn ooms_of(process: &ProcessView, account: usize, now_ns: u64) -> Vec<run::Oom> {
     let here = process.ooms.iter().filter(|(of, _)| *of == account).map(|(_, oom)| oom);
@@ -396,10 +371,10 @@ fn ooms_of(process: &ProcessView, account: usize, now_ns: u64) -> Vec<run::Oom> 
         |(time_ns, status)| gpumem_model::ending::Ending::of_facts(&process.facts.seen, time_ns, status);
     if process.ended.and_then(ending).is_some_and(|ending| ending.is_named) {
         // Another cause ended the process: it survived each OOM, and suspicions do not apply.
-        let here = here.filter(|oom| oom.kind != gpumem_ledger::OomKind::Suspected);
-        return here.map(|oom| oom.to_model(None, u64::MAX)).collect();
+        let here = here.filter(|oom| oom.kind != OomKind::Suspected);
+        return here.map(|oom| decided(oom, None, u64::MAX)).collect();
     }
-    here.map(|oom| oom.to_model(process.ended, now_ns.max(process.heard_ns))).collect()
+    here.map(|oom| decided(oom, process.ended, now_ns.max(process.heard_ns))).collect()
 }
 
 /// Returns the faults of a device within the last [`gpumem_ledger::RECENT_NS`] before the end of a process.
@@ -535,7 +510,7 @@ fn last_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
         None if covered => Moment {
             time_ns: now_ns.max(account.peak.time_ns),
             tracked_bytes: Some(account.tracked_bytes),
-            amounts: gpumem_ledger::sparse(&account.amounts).into(),
+            amounts: sparse(&account.amounts),
             predates_bytes: account.predates_bytes,
             ..Moment::default()
         },
@@ -550,7 +525,7 @@ fn at_sample(sample: &ClosedSample) -> Moment {
     Moment {
         time_ns: sample.t0_ns,
         tracked_bytes: sample.tracked_bytes,
-        amounts: gpumem_ledger::sparse(&sample.amounts).into(),
+        amounts: sparse(&sample.amounts),
         predates_bytes: sample.tracked_bytes.map(|_| sample.predates_bytes),
         untrackable_bytes: sample.untrackable_bytes(),
         parts: sample.parts,
@@ -578,7 +553,7 @@ fn peak_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
     Moment {
         time_ns: peak.time_ns,
         tracked_bytes: Some(peak.tracked_bytes),
-        amounts: gpumem_ledger::sparse(&peak.amounts).into(),
+        amounts: sparse(&peak.amounts),
         predates_bytes: peak.gap.map(|gap| gap.predates_bytes).or(account.predates_bytes),
         untrackable_bytes: peak.gap.map(|gap| gap.untrackable_bytes),
         parts: peak.gap.and_then(|gap| gap.parts),

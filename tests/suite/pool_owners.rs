@@ -27,8 +27,8 @@ fn held(machine: &Machine, daemon: &Daemon, pid: u32) -> Option<BTreeMap<String,
 
 fn pools(process: &ProcessView) -> BTreeMap<String, (u64, u64, bool)> {
     let pools = process.accounts.iter().flat_map(|account| &account.pools);
-    let name = |name: &Option<std::sync::Arc<str>>| name.as_deref().unwrap_or_default().to_owned();
-    pools.map(|pool| (name(&pool.name), (pool.reserved_bytes, pool.used_bytes, pool.opaque))).collect()
+    let name = |name: &Option<String>| name.as_deref().unwrap_or_default().to_owned();
+    pools.map(|pool| (name(&pool.name), (pool.segment_bytes, pool.block_bytes, pool.opaque))).collect()
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn server_that_sleeps_and_wakes() {
     assert_eq!(seen.rejected, 0);
     let process = seen.process(pid);
     assert_eq!(process.odd, Default::default());
-    assert!(process.coverage.partial.is_none(), "{:?}", process.coverage);
+    assert!(!process.coverage.partial_history, "{:?}", process.coverage);
     assert_eq!(pools(process), BTreeMap::new(), "all pools were destroyed");
     assert_eq!(process.accounts[0].tracked_bytes, 0);
 }

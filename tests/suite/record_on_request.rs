@@ -98,7 +98,7 @@ fn running_process_records_on_request() {
     println!("{compared:?}");
     assert!(compared.exact >= 10, "exact again after the pause: {compared:?}");
     let process = replay(&daemon.recording).process(trainer.pid()).clone();
-    assert!(process.coverage.partial.is_some_and(|partial| !partial.state), "{:?}", process.coverage);
+    assert!(process.coverage.partial_history && !process.coverage.partial_state, "{:?}", process.coverage);
 }
 
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";

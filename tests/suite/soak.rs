@@ -130,10 +130,10 @@ impl Soak {
         assert!(process.ended.is_some() && process.coverage.covered);
         assert_eq!(process.odd.impossible + process.odd.overflowed + process.odd.devices_beyond, 0);
         if may_lose {
-            assert!(!process.coverage.partial.is_some_and(|partial| partial.state), "healed");
+            assert!(!process.coverage.partial_state, "healed");
         } else {
             assert!(
-                process.coverage.lost == 0 && process.coverage.partial.is_none(),
+                process.coverage.lost == 0 && !process.coverage.partial_history,
                 "{:?}",
                 process.coverage
             );

@@ -217,7 +217,7 @@ fn timeline_of_thousands_of_names_keeps_categories() {
             let tag = run.cells[cell as usize].tag.as_deref().unwrap_or_default();
             match report.category(cell, By::Layer) {
                 Some(name) => *reported.entry(name).or_default() += bytes,
-                None if gpumem_ledger::is_sum(tag) => untold += bytes,
+                None if gpumem_model::cell::is_sum(tag) => untold += bytes,
                 None => {}
             }
         }

@@ -74,7 +74,7 @@ fn dependencies_flow_one_way() {
         ("model", vec!["gpumem-wire"]),
         ("ledger", vec!["gpumem-wire", "gpumem-model"]),
         ("runs", with_low(&[])),
-        ("report", with_low(&[])),
+        ("report", vec!["gpumem-wire", "gpumem-model"]),
         ("import", with_low(&["gpumem-runs", "gpumem-report"])),
         ("daemon", with_low(&["gpumem-runs", "gpumem-report"])),
         ("ctl", with_low(&["gpumem-runs", "gpumem-report", "gpumem-import"])),

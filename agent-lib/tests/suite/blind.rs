@@ -8,8 +8,8 @@ use gpumem_wire::AgentState;
 use std::sync::atomic::Ordering::Relaxed;
 
 fn windows(peer: &Peer) -> Vec<(bool, String)> {
-    let blind = peer.view().coverage.blind;
-    blind.windows.iter().map(|window| (window.to_ns.is_some(), window.by.clone())).collect()
+    let windows = &peer.view().coverage.blind;
+    windows.iter().map(|window| (window.to_ns.is_some(), window.why.clone())).collect()
 }
 
 #[test]
@@ -42,10 +42,10 @@ fn states_are_said_once_and_to_everybody() {
         next.exit(2);
         assert_eq!(moving_since_ns(), 0);
 
-        let told = vec![(true, "paused by the program".to_owned()), (true, "nsys".to_owned())];
+        let told = vec![(true, "paused by the program".to_owned()), (true, "nsys held CUPTI".to_owned())];
         first.until("the windows", |peer| windows(peer).len() == 2);
         assert_eq!(windows(&first), told);
-        let (count, ended_ns) = (first.view().coverage.blind.count, first.view().coverage.blind.ended_ns);
+        let (count, ended_ns) = (first.view().coverage.blind_count, first.view().coverage.blind_ns);
         first.resync(2);
         assert_eq!(windows(&first), told);
 
@@ -54,8 +54,8 @@ fn states_are_said_once_and_to_everybody() {
         let mut second = daemon.accept();
         second.resync(3);
         assert_eq!(windows(&second), told);
-        let blind = second.view().coverage.blind;
-        assert_eq!((blind.count, blind.ended_ns), (count, ended_ns));
+        let coverage = second.view().coverage;
+        assert_eq!((coverage.blind_count, coverage.blind_ns), (count, ended_ns));
 
         // Of very many reports the first and the latest are kept.
         for _ in 0..100 {

@@ -117,7 +117,7 @@ fn what_a_program_wants_is_done() {
         let process = ledger.snapshot().processes[0].clone();
         // It contains nothing from before its start: sums are exact, peaks are lower bounds.
         let coverage = process.coverage;
-        assert!(coverage.lost == 4 && coverage.partial.is_some_and(|partial| !partial.state), "{coverage:?}");
+        assert!(coverage.lost == 4 && coverage.partial_history && !coverage.partial_state, "{coverage:?}");
         assert_eq!(process.odd, Default::default());
         assert_eq!(start(), 0, "nothing is overwritten");
         let mode = std::os::unix::fs::PermissionsExt::mode(
@@ -145,7 +145,10 @@ fn what_a_program_wants_is_done() {
         assert_eq!(dump(Some(Path::new("/proc/none/x")), 0), 0);
         let (ledger, _) = read(&state);
         assert_eq!(tracked(&ledger), 2 * MIB as i64);
-        assert!(ledger.snapshot().processes[0].coverage.partial.is_some_and(|partial| !partial.state));
+        assert!(
+            ledger.snapshot().processes[0].coverage.partial_history
+                && !ledger.snapshot().processes[0].coverage.partial_state
+        );
         let live = folder.0.join("live");
         std::fs::create_dir(&live).expect("a folder");
         assert_eq!((set("dump_file", live.to_str().expect("UTF-8")), set("dump_period", "0.1")), (1, 1));
@@ -177,7 +180,7 @@ fn what_a_program_wants_is_done() {
         assert_eq!(heard(&peer), 22 * MIB as i64);
         let coverage = peer.view().coverage;
         assert_eq!((coverage.lost, coverage.withheld), (0, 5), "what was kept back is not lost");
-        assert!(coverage.partial.is_some_and(|partial| !partial.state), "{coverage:?}");
+        assert!(coverage.partial_history && !coverage.partial_state, "{coverage:?}");
         unmute(); // one too many
 
         assert_eq!(set("memory", "off"), 1);

@@ -56,14 +56,14 @@ fn a_full_ring_loses_history_and_never_state() {
         loop {
             peer.catch_up();
             let view = peer.view();
-            let state = view.coverage.partial.is_some_and(|partial| partial.state);
+            let state = view.coverage.partial_state;
             if !state && view.accounts[0].tracked_bytes == ((CALLS / 2 - refused) * 512) as i64 {
                 break;
             }
             peer.take(Duration::from_millis(50));
             assert!(Instant::now() < deadline, "{:?} {}", view.coverage, view.accounts[0].tracked_bytes);
         }
-        assert!(peer.view().coverage.lost > 0 && peer.view().coverage.partial.is_some(), "the loss is told");
+        assert!(peer.view().coverage.lost > 0 && peer.view().coverage.partial_history, "the loss is told");
         if refused > 0 {
             peer.until("a word about the table", |peer| {
                 peer.state.as_ref().is_some_and(|(_, detail)| detail.contains("not whole"))

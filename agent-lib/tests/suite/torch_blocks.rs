@@ -10,7 +10,7 @@ use gpumem::base::row::Key;
 use gpumem::driver::core::Core;
 use gpumem::record::status;
 use gpumem::sources::torch::patch::{self, Met};
-use gpumem_ledger::PoolView;
+use gpumem_ledger::Pool;
 use gpumem_wire::{AgentState, Body, Layer, LayerState, Record};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -255,9 +255,9 @@ fn sums(expected: &[(&str, u64)]) -> BTreeMap<String, i64> {
 fn pool_of(peer: &Peer) -> (u64, u64, u64) {
     let view = peer.view();
     let pool = view.accounts[0].pools.iter().find(|pool| pool.name.as_deref() == Some("torch"));
-    let pool: &PoolView = pool.expect("PyTorch's pool");
-    assert_eq!(pool.reserved_bytes, pool.booked_bytes, "all segments are booked");
-    (pool.reserved_bytes, pool.used_bytes - pool.pending_bytes, pool.pending_bytes)
+    let pool: &Pool = pool.expect("PyTorch's pool");
+    assert_eq!(pool.segment_bytes, pool.booked_bytes, "all segments are booked");
+    (pool.segment_bytes, pool.block_bytes - pool.pending_bytes, pool.pending_bytes)
 }
 
 fn check(peer: &mut Peer, pool: &Allocator<'_>, pending: u64) {

@@ -64,7 +64,6 @@ impl RefusedRecords {
     }
 }
 
-/// Estimated memory of one process.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryUse {
     /// Number of records until the next estimate.
@@ -122,7 +121,6 @@ impl Default for Quotas {
 }
 
 impl Quotas {
-    /// Returns the bytes charged for all processes.
     pub fn bytes(&self) -> usize {
         self.all
     }

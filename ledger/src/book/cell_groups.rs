@@ -16,22 +16,9 @@
 
 use crate::Map;
 use crate::book::cells::{CellId, CellKey, CellTable, MAX_POINT_CELLS, NAMED};
+use gpumem_model::cell::SUM;
 use std::cmp::Reverse;
 use std::sync::Arc;
-
-/// End of a group's tag. Before it is one of three: a path with a `/` (all tags below it); a tag with `*` for its numbers and a
-/// blank (tags that differ in these numbers); or nothing (the whole use).
-pub const SUM: &str = "(smaller ones)";
-
-/// Whether a tag is that of a group.
-pub fn is_sum(tag: &str) -> bool {
-    tag.ends_with(SUM)
-}
-
-/// Returns the tag that rules match: for a group of tags that differ in numbers, their tag with `*`.
-pub fn without_sum(tag: &str) -> &str {
-    tag.strip_suffix(SUM).and_then(|tag| tag.strip_suffix(' ')).unwrap_or(tag)
-}
 
 /// Tag of all groups; their `origin` distinguishes them.
 pub(crate) const SUM_TAG: u32 = u32::MAX - 1;
@@ -39,22 +26,18 @@ pub(crate) const SUM_TAG: u32 = u32::MAX - 1;
 const MAX_GROUPS: usize = 4096;
 /// Maximum number of path components that get a group.
 const DEEPEST: usize = 8;
-/// Stands for no group.
 const NONE: u32 = u32::MAX;
 
-/// A group of cells.
 #[derive(Debug, Clone, Copy)]
 struct Group {
     /// The next group in the chain; its index is lower.
     up: u32,
-    /// Key of its cell.
     key: CellKey,
     /// Its cell; `None` while only a single cell or group is below it, unless it is a whole use.
     cell: Option<CellId>,
     has_one: bool,
 }
 
-/// The groups of a process.
 #[derive(Debug, Default)]
 pub(crate) struct CellGroups {
     places: Vec<Group>,
@@ -67,7 +50,6 @@ pub(crate) struct CellGroups {
 }
 
 impl CellGroups {
-    /// Returns the name of the group with this key.
     pub fn name(&self, key: &CellKey) -> Option<Arc<str>> {
         self.names.get(key.origin as usize).cloned()
     }
@@ -280,13 +262,11 @@ fn least(mut from: usize, mut to: usize, is_good: impl Fn(usize) -> bool) -> usi
 
 type Amounts = Vec<(CellId, i64)>;
 
-/// Amount of a group.
 #[derive(Debug, Clone, Copy, Default)]
 struct GroupSum {
     bytes: i64,
     /// Sum of absolute values.
     weight: u64,
-    /// The group existed before.
     is_there: bool,
     /// The group may become a cell: no other group already contains bytes of its cells.
     is_open: bool,

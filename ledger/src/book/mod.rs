@@ -20,6 +20,7 @@ use crate::book::cells::{CellId, CellKey, CellTable, IDLE, OPAQUE};
 use crate::book::recent_past::BookHistory;
 use crate::book::rounding::Rounding;
 use crate::book::timeline::{Change, Moment, Point, Timeline};
+use gpumem_wire::Role;
 use std::sync::Arc;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -34,41 +35,6 @@ struct Cell {
     unnamed: bool,
     /// Code of its role; set by [`Book::learn_roles`].
     role: u8,
-}
-
-/// The highest `tracked` so far.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Peak {
-    pub bytes: i64,
-    pub time_ns: u64,
-    /// Idle and opaque bytes at that moment.
-    pub unnamed: i64,
-    /// [`Book::epoch`] when the peak was recorded.
-    pub epoch: u32,
-}
-
-/// The fullest moment of the timeline's open slot.
-#[derive(Debug, Clone, Copy)]
-struct High {
-    bytes: i64,
-    time_ns: u64,
-    /// Idle and opaque bytes at that moment.
-    unnamed: i64,
-}
-
-impl Default for High {
-    fn default() -> Self {
-        High::NONE
-    }
-}
-
-impl High {
-    /// No slot is open: any moment exceeds this one.
-    const NONE: High = High { bytes: i64::MIN, time_ns: 0, unnamed: 0 };
-
-    fn is_some(&self) -> bool {
-        self.bytes != i64::MIN
-    }
 }
 
 /// Minimum and maximum of a signed amount.
@@ -104,7 +70,6 @@ pub struct Window {
     pub last: i64,
 }
 
-/// The book of one process on one device.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     cells: Vec<Cell>,
@@ -123,22 +88,20 @@ pub(crate) struct Book {
     pub role_changes: u64,
     /// Highest `tracked` since [`Book::restart_most`].
     pub most: i64,
-    /// Rounding of its direct allocations.
     pub rounding: Rounding,
-    pub peak: Peak,
+    /// The highest `tracked` so far; among equal moments, the one with the fewest idle and opaque bytes.
+    pub peak: Moment,
     /// Incremented with every new peak, and with every moment that may become a timeline point.
     epoch: u32,
     /// Fullest moment of the open slot.
-    high: High,
+    /// Fullest moment of the timeline's open slot; [`Moment::NONE`] while none is open.
+    high: Moment,
     /// Nothing has been booked since the fullest moment.
     is_at_high: bool,
-    /// End of the open slot.
     slot_end_ns: u64,
     /// Time of the last booking.
     pub touched_ns: u64,
-    /// The points of the timeline.
     pub past: Timeline,
-    /// Extremes in the open window.
     window: Range,
     window_start_ns: u64,
     /// End of the open window; 0 if none is open.
@@ -150,14 +113,13 @@ pub(crate) struct Book {
     copied: bool,
     /// `tracked` when the last record was booked.
     settled: i64,
-    /// Recent past of the book.
     pub history: BookHistory,
 }
 
 impl Book {
     /// Returns an empty book that knows the cells of idle and opaque bytes.
     pub fn new() -> Self {
-        Book { unnamed: vec![IDLE, OPAQUE], ..Book::default() }
+        Book { unnamed: vec![IDLE, OPAQUE], high: Moment::NONE, ..Book::default() }
     }
 
     #[inline]
@@ -266,18 +228,17 @@ impl Book {
             return false;
         }
         self.epoch = self.epoch.wrapping_add(1);
-        (self.high, self.is_at_high) = (High { bytes, time_ns, unnamed }, true);
+        self.high = Moment { time_ns, bytes, unnamed, epoch: self.epoch, is_high: true };
+        self.is_at_high = true;
         if is_peak {
-            self.peak = Peak { bytes, time_ns, unnamed, epoch: self.epoch };
+            self.peak = self.high;
         }
         is_peak
     }
 
     /// Returns the fullest moment of the open slot.
     pub fn high_moment(&self) -> Option<Moment> {
-        let High { bytes, time_ns, unnamed } = self.high;
-        let moment = Moment { time_ns, bytes, unnamed, epoch: self.epoch, is_high: true };
-        self.high.is_some().then_some(moment)
+        self.high.is_some().then_some(Moment { epoch: self.epoch, ..self.high })
     }
 
     /// Returns the last state, if it differs from the fullest moment of the open slot.
@@ -289,12 +250,7 @@ impl Book {
 
     /// Closes the slot: the next booking opens a new one.
     pub fn close_high(&mut self) {
-        (self.high, self.slot_end_ns) = (High::NONE, 0);
-    }
-
-    /// Sets the epoch of a moment that is neither peak nor fullest but becomes a point.
-    pub fn reach_epoch(&mut self, epoch: u32) {
-        self.epoch = epoch;
+        (self.high, self.slot_end_ns) = (Moment::NONE, 0);
     }
 
     /// Returns the value of a cell at the fullest moment of the open slot.
@@ -308,7 +264,6 @@ impl Book {
         (0..self.cells.len() as CellId).map(|id| (id, amount(id))).filter(|(_, bytes)| *bytes != 0).collect()
     }
 
-    /// Adds a cell of idle bytes.
     pub fn add_unnamed(&mut self, id: CellId) {
         if self.is_unnamed(id) {
             return;
@@ -345,13 +300,14 @@ impl Book {
         self.past = Timeline::default();
         self.close_high();
         self.epoch = self.epoch.wrapping_add(1);
-        self.peak = Peak { epoch: self.epoch, ..Peak::default() };
+        self.peak = Moment { epoch: self.epoch, ..Moment::default() };
         let Some(time_ns) = time_ns else { return };
         let (bytes, unnamed) = (self.tracked, self.unnamed());
         self.slot_end_ns = self.past.slot_end_ns(time_ns, slot_ns);
-        (self.high, self.is_at_high, self.touched_ns) = (High { bytes, time_ns, unnamed }, true, time_ns);
+        self.high = Moment { time_ns, bytes, unnamed, epoch: self.epoch, is_high: true };
+        (self.is_at_high, self.touched_ns) = (true, time_ns);
         if bytes > 0 {
-            self.peak = Peak { bytes, time_ns, unnamed, epoch: self.epoch };
+            self.peak = self.high;
         }
     }
 
@@ -383,12 +339,11 @@ impl Book {
         self.learnt = self.cells.len();
     }
 
-    /// Returns the bytes of the role with this code, as of the last [`Book::learn_roles`]; 0 for [`Role::Unknown`].
-    pub fn by_role(&self, code: usize) -> i64 {
-        self.by_role.get(code).copied().unwrap_or(0)
+    /// Returns the bytes of a role as of the last [`Book::learn_roles`]; 0 for the unknown role.
+    pub fn by_role(&self, role: Role) -> i64 {
+        self.by_role.get(usize::from(role.to_code())).copied().unwrap_or(0)
     }
 
-    /// Restarts `most` with the present value.
     pub fn restart_most(&mut self) {
         self.most = self.tracked;
     }
@@ -454,7 +409,6 @@ impl Book {
 }
 
 impl Book {
-    /// Closes the open slot.
     #[cold]
     pub fn end_slot(&mut self, cells: &CellTable) {
         if let Some(moment) = self.high_moment() {
@@ -476,7 +430,7 @@ impl Book {
         };
         self.end_slot(cells);
         if let Some(moment) = held {
-            self.reach_epoch(moment.epoch);
+            self.epoch = moment.epoch;
             let amounts = self.sparse(|id| self.now(id));
             self.past.push(moment, amounts, cells);
         }

@@ -15,7 +15,6 @@ const MAX_ENTRIES: usize = 1 << 14;
 
 #[derive(Debug, Clone, Copy)]
 struct Posting {
-    /// See [`Kept::reached_ns`].
     reached_ns: u64,
     cell: CellId,
     delta: i64,
@@ -51,7 +50,6 @@ pub(crate) struct PastBook {
     pub since: Vec<BookChange>,
 }
 
-/// Recent changes of a book.
 #[derive(Debug, Default)]
 pub(crate) struct BookHistory {
     postings: VecDeque<Posting>,
@@ -60,7 +58,6 @@ pub(crate) struct BookHistory {
     /// Effect of that record on the rounding so far.
     open_rounding: Rounding,
     moments: VecDeque<Kept>,
-    /// [`Kept::reached_ns`] of the latest record.
     reached_ns: u64,
     /// Bytes in flight before the first moment.
     first_in_flight: i64,
@@ -99,7 +96,6 @@ impl BookHistory {
         self.open_rounding = self.open_rounding.plus(change);
     }
 
-    /// Finishes a booked record.
     #[inline]
     pub fn stamp(&mut self, mut moment: BookChange) {
         moment.rounding = std::mem::take(&mut self.open_rounding);

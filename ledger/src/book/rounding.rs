@@ -16,7 +16,6 @@ pub struct RoundingRule {
 /// The rule in force. Source: colibri #1244, an RTX 3090 with CUDA 13.1: 1 MiB took 1.00 MiB, 1 MiB and a byte took 2 MiB.
 pub const ROUNDING_RULE: RoundingRule = RoundingRule { granule: 2 << 20, shared_up_to: 1 << 20 };
 
-/// See [`RoundingRule::granule`].
 pub(crate) const GRANULE: i64 = ROUNDING_RULE.granule as i64;
 
 /// Rounds `bytes` up to whole granules.

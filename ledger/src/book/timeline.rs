@@ -16,7 +16,6 @@
 use crate::book::cells::{CellId, CellTable, MAX_POINT_CELLS};
 use gpumem_model::timeline as told;
 
-/// Maximum number of points.
 pub use gpumem_model::timeline::MAX_POINTS;
 
 #[derive(Debug, Clone)]
@@ -94,18 +93,28 @@ impl Point {
     }
 }
 
-/// A moment that will become a point.
-#[derive(Debug, Clone, Copy)]
+/// A moment that is a peak or will become a point.
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Moment {
     pub time_ns: u64,
     pub bytes: i64,
+    /// Idle and opaque bytes.
     pub unnamed: i64,
+    /// Epoch of the book at that moment.
     pub epoch: u32,
     /// The fullest moment of its slot; otherwise the state at the begin of a silence.
     pub is_high: bool,
 }
 
-/// The timeline points of a book.
+impl Moment {
+    /// No moment: any moment exceeds this one.
+    pub const NONE: Moment = Moment { time_ns: 0, bytes: i64::MIN, unnamed: 0, epoch: 0, is_high: true };
+
+    pub fn is_some(&self) -> bool {
+        self.bytes != i64::MIN
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
     /// Width of a slot; 0 until the first slot.
@@ -120,7 +129,6 @@ impl Timeline {
         (time_ns - time_ns % self.width_ns).saturating_add(self.width_ns)
     }
 
-    /// Whether a silence is long enough for a point.
     pub fn is_long(&self, silence_ns: u64) -> bool {
         silence_ns >= self.width_ns
     }

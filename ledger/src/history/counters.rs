@@ -5,62 +5,54 @@ use gpumem_wire::Record;
 use std::mem::size_of;
 use std::sync::Arc;
 
-/// Maximum number of points of a counter.
 pub use gpumem_model::program_data::MAX_COUNTER_POINTS;
 /// Maximum number of counters of a process: those that were set first.
 pub use gpumem_model::program_data::MAX_COUNTERS;
 
-/// A counter of the program, by its tag.
+/// A counter without its name: its area is that up to the last change.
 #[derive(Debug)]
 struct KeptCounter {
     tag: u32,
-    value: i64,
-    changes: u64,
-    least: i64,
-    greatest: i64,
-    area: i128,
-    since_ns: u64,
-    /// End of the time that `area` covers.
-    changed_ns: u64,
-    points: Vec<(u64, i64)>,
+    counter: Counter,
     /// Width of a slot of points; 0 while every change has a point.
     width_ns: u64,
 }
 
 impl KeptCounter {
     fn new(tag: u32, value: i64, time_ns: u64) -> Self {
-        KeptCounter {
-            tag,
+        let counter = Counter {
             value,
             changes: 1,
-            least: value,
-            greatest: value,
-            area: 0,
+            min: value,
+            max: value,
             since_ns: time_ns,
-            changed_ns: time_ns,
+            until_ns: time_ns,
             points: vec![(time_ns, value)],
-            width_ns: 0,
-        }
+            ..Counter::default()
+        };
+        KeptCounter { tag, counter, width_ns: 0 }
     }
 
     fn area_at(&self, time_ns: u64) -> i128 {
-        let held_ns = time_ns.saturating_sub(self.changed_ns);
-        self.area.saturating_add(i128::from(self.value).saturating_mul(i128::from(held_ns)))
+        let held_ns = time_ns.saturating_sub(self.counter.until_ns);
+        self.counter.area.saturating_add(i128::from(self.counter.value).saturating_mul(i128::from(held_ns)))
     }
 
     fn set(&mut self, value: i64, time_ns: u64) {
         // Values arrive in order, but times of several threads may not.
-        let time_ns = time_ns.max(self.changed_ns);
-        (self.area, self.changed_ns, self.value) = (self.area_at(time_ns), time_ns, value);
-        self.changes = self.changes.saturating_add(1);
-        (self.least, self.greatest) = (self.least.min(value), self.greatest.max(value));
-        add_point(&mut self.points, &mut self.width_ns, (time_ns, value));
+        let time_ns = time_ns.max(self.counter.until_ns);
+        let area = self.area_at(time_ns);
+        let counter = &mut self.counter;
+        (counter.area, counter.until_ns, counter.value) = (area, time_ns, value);
+        counter.changes = counter.changes.saturating_add(1);
+        (counter.min, counter.max) = (counter.min.min(value), counter.max.max(value));
+        add_point(&mut counter.points, &mut self.width_ns, (time_ns, value));
     }
 
-    /// Restarts the counter with its present value.
     fn restart(&mut self, now_ns: u64) {
-        let time_ns = now_ns.max(self.changed_ns);
-        *self = KeptCounter { changes: 0, ..KeptCounter::new(self.tag, self.value, time_ns) };
+        let time_ns = now_ns.max(self.counter.until_ns);
+        *self = KeptCounter::new(self.tag, self.counter.value, time_ns);
+        self.counter.changes = 0;
     }
 }
 
@@ -85,7 +77,6 @@ fn add_point(points: &mut Vec<(u64, i64)>, width_ns: &mut u64, point: (u64, i64)
     }
 }
 
-/// Counters of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     kept: Vec<KeptCounter>,
@@ -94,7 +85,6 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Sets the counter of the record's tag.
     pub fn set(&mut self, record: &Record<'_>, value: i64) {
         let stamp = &record.stamp;
         let is_full = self.kept.len() == MAX_COUNTERS;
@@ -112,25 +102,16 @@ impl Counters {
     }
 
     pub fn view(&self, now_ns: u64, name: impl Fn(u32) -> Option<Arc<str>>) -> Vec<Counter> {
-        let view = |counter: &KeptCounter| {
-            let until_ns = now_ns.max(counter.changed_ns);
-            Counter {
-                name: name(counter.tag).as_deref().map(str::to_owned),
-                value: counter.value,
-                changes: counter.changes,
-                min: counter.least,
-                max: counter.greatest,
-                area: counter.area_at(until_ns),
-                since_ns: counter.since_ns,
-                until_ns,
-                points: counter.points.clone(),
-            }
+        let view = |kept: &KeptCounter| {
+            let until_ns = now_ns.max(kept.counter.until_ns);
+            let name = name(kept.tag).as_deref().map(str::to_owned);
+            Counter { name, area: kept.area_at(until_ns), until_ns, ..kept.counter.clone() }
         };
         self.kept.iter().map(view).collect()
     }
 
     pub fn bytes(&self) -> usize {
-        let points = self.kept.iter().map(|counter| counter.points.capacity() * size_of::<(u64, i64)>());
+        let points = self.kept.iter().map(|kept| kept.counter.points.capacity() * size_of::<(u64, i64)>());
         self.kept.capacity() * size_of::<KeptCounter>() + points.sum::<usize>()
     }
 }
@@ -144,18 +125,21 @@ mod tests {
         let mut counter = KeptCounter::new(1, 10, 100);
         counter.set(20, 130);
         counter.set(-5, 120); // from another thread, which read the clock earlier
-        assert_eq!((counter.changes, counter.least, counter.greatest), (3, -5, 20));
+        assert_eq!((counter.counter.changes, counter.counter.min, counter.counter.max), (3, -5, 20));
         assert_eq!(counter.area_at(140), 10 * 30 - 5 * 10);
         counter.restart(150);
-        assert_eq!((counter.changes, counter.least, counter.greatest, counter.since_ns), (0, -5, -5, 150));
-        assert_eq!((counter.area_at(160), counter.points.as_slice()), (-50, &[(150, -5)][..]));
+        assert_eq!(
+            (counter.counter.changes, counter.counter.min, counter.counter.max, counter.counter.since_ns),
+            (0, -5, -5, 150)
+        );
+        assert_eq!((counter.area_at(160), counter.counter.points.as_slice()), (-50, &[(150, -5)][..]));
     }
 
     #[test]
     fn nothing_overflows() {
         let mut counter = KeptCounter::new(1, i64::MIN, 0);
         counter.set(i64::MAX, u64::MAX);
-        assert_eq!(counter.area, i128::from(i64::MIN) * i128::from(u64::MAX));
+        assert_eq!(counter.counter.area, i128::from(i64::MIN) * i128::from(u64::MAX));
         for _ in 0..4 {
             counter.restart(u64::MAX);
             counter.set(i64::MIN, u64::MAX);

@@ -9,12 +9,10 @@
 const INTERVALS: usize = 16;
 /// With each window the extremes approach each other by this fraction (1/1024) of their distance, so that old ones are forgotten.
 const FORGET: i64 = 1024;
-/// Minimum swing in bytes.
 const LEAST_SWING: i64 = 1 << 20;
 /// Minimum swing as a fraction (1/64) of the maximum.
 const LEAST_PART: i64 = 64;
 
-/// Detects the troughs of a period.
 #[derive(Debug, Default)]
 pub(super) struct Period {
     low: i64,
@@ -22,7 +20,6 @@ pub(super) struct Period {
     is_up: bool,
     /// Lowest value since the level went down.
     trough: i64,
-    /// Number of periods that have begun.
     count: u64,
     began_ns: u64,
     intervals: [u64; INTERVALS],

@@ -2,9 +2,12 @@
 
 use crate::history::counters::Counters;
 use crate::history::ranges::Ranges;
+use gpumem_model::coverage::Mark;
+use gpumem_model::layers::LayerSaid;
+use gpumem_model::names::Named;
 use gpumem_model::program_data;
 use gpumem_wire::{Layer, LayerState};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// Data that a program reports apart from its memory.
@@ -46,39 +49,23 @@ impl ProgramData {
         view
     }
 
-    /// Returns the estimated memory.
     pub fn bytes(&self) -> usize {
         self.counters.bytes() + self.ranges.bytes()
     }
 }
 
-/// State of one naming layer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LayerView {
-    /// The layer.
-    pub layer: Layer,
-    /// State of the layer.
-    pub state: LayerState,
-    /// The reason, as text; empty if there is none.
-    pub reason: String,
-}
-
 /// Maximum length of a reason, which is untrusted text.
 const MAX_REASON_CHARS: usize = 200;
 
-/// Layers in the order of their first reports; at most one entry for each.
+/// State of each naming layer, and its reason, as last reported.
 #[derive(Debug, Default)]
-pub(crate) struct Layers(Vec<LayerView>);
+pub(crate) struct Layers(BTreeMap<Layer, (LayerState, String)>);
 
 impl Layers {
-    pub fn say(&mut self, layer: Layer, state: LayerState, reason: &str) {
-        if layer == Layer::Unknown {
-            return; // from a newer agent
-        }
-        let said = LayerView { layer, state, reason: reason.chars().take(MAX_REASON_CHARS).collect() };
-        match self.0.iter_mut().find(|known| known.layer == layer) {
-            Some(known) => *known = said,
-            None => self.0.push(said),
+    pub fn report(&mut self, layer: Layer, state: LayerState, reason: &str) {
+        // A newer agent may report layers that are unknown here.
+        if layer != Layer::Unknown {
+            self.0.insert(layer, (state, reason.chars().take(MAX_REASON_CHARS).collect()));
         }
     }
 
@@ -87,53 +74,43 @@ impl Layers {
         self.0.clear();
     }
 
-    pub fn view(&self) -> Vec<LayerView> {
-        let mut all = self.0.clone();
-        all.sort_by_key(|said| said.layer);
-        all
+    pub fn view(&self) -> Vec<LayerSaid> {
+        let view = |(layer, (state, reason)): (&Layer, &(LayerState, String))| LayerSaid {
+            layer: layer.name_or_unknown().into(),
+            state: state.name_or_unknown().into(),
+            reason: reason.clone(),
+        };
+        self.0.iter().map(view).collect()
     }
 
     pub fn is(&self, layer: Layer, state: LayerState) -> bool {
-        self.0.iter().any(|said| said.layer == layer && said.state == state)
+        self.0.get(&layer).is_some_and(|(known, _)| *known == state)
     }
 }
 
 /// Maximum number of marks of each origin. A program may set one for each step: the newest are kept.
 pub const MAX_MARKS: usize = 128;
 
-/// A named moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MarkView {
-    /// Time of the mark.
-    pub time_ns: u64,
-    /// Name of the mark; `None` if its record was lost.
-    pub name: Option<Arc<str>>,
-    /// The mark was set with `gpumemctl`, not by the program.
-    pub from_outside: bool,
-}
-
-/// Marks of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     /// Marks of the program, and marks set from outside; each kind has separate room.
-    kept: [VecDeque<MarkView>; 2],
-    /// Marks that were dropped.
+    kept: [VecDeque<Mark>; 2],
     pub dropped: u64,
 }
 
 impl Marks {
-    pub fn add(&mut self, mark: MarkView) {
-        let kept = &mut self.kept[usize::from(mark.from_outside)];
+    pub fn add(&mut self, time_ns: u64, name: Option<&str>, from_outside: bool) {
+        let kept = &mut self.kept[usize::from(from_outside)];
         if kept.len() == MAX_MARKS {
             kept.pop_front();
             self.dropped += 1;
         }
-        kept.push_back(mark);
+        let by = if from_outside { "gpumemctl" } else { "program" };
+        kept.push_back(Mark { time_ns, name: name.map(str::to_owned), by: by.to_owned() });
     }
 
-    /// Returns all marks, by time.
-    pub fn view(&self) -> Vec<MarkView> {
-        let mut marks: Vec<MarkView> = self.kept.iter().flatten().cloned().collect();
+    pub fn view(&self) -> Vec<Mark> {
+        let mut marks: Vec<Mark> = self.kept.iter().flatten().cloned().collect();
         marks.sort_by_key(|mark| mark.time_ns);
         marks
     }

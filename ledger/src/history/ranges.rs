@@ -19,38 +19,14 @@ const MAX_THREADS: usize = 256;
 /// Maximum number of open ranges of a thread; agents report no more.
 const MAX_DEPTH: usize = 128;
 
-#[derive(Debug, Clone, Copy, Default)]
-struct Lengths {
-    count: u64,
-    total_ns: u64,
-    least_ns: u64,
-    greatest_ns: u64,
-}
-
-impl Lengths {
-    fn add(&mut self, length_ns: u64) {
-        self.least_ns = if self.count == 0 { length_ns } else { self.least_ns.min(length_ns) };
-        self.greatest_ns = self.greatest_ns.max(length_ns);
-        self.total_ns = self.total_ns.saturating_add(length_ns);
-        self.count = self.count.saturating_add(1);
-    }
-
-    fn view(self, name: Option<Arc<str>>, is_step: bool, open: u64) -> Range {
-        let Lengths { count, total_ns, least_ns: min_ns, greatest_ns: max_ns } = self;
-        let name = name.as_deref().map(str::to_owned);
-        Range { name, is_step, count, total_ns, min_ns, max_ns, open }
-    }
-}
-
-/// Ranges of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     /// Index in `kept` by tag.
     places: Map<u32, u32>,
-    kept: Vec<(u32, Lengths)>,
+    kept: Vec<(u32, Range)>,
     /// Open ranges by thread, the innermost last: tag and begin.
     open: Map<u32, Vec<(u32, u64)>>,
-    steps: Lengths,
+    steps: Range,
     /// Begin of the step in progress.
     step_ns: Option<u64>,
     spans: VecDeque<Span>,
@@ -108,13 +84,13 @@ impl Ranges {
             }
             None => {
                 self.places.insert(tag, next as u32);
-                self.kept.push((tag, Lengths::default()));
+                self.kept.push((tag, Range::default()));
                 next as u32
             }
         };
         let to_ns = stamp.time_ns.max(from_ns);
-        if let Some((_, lengths)) = self.kept.get_mut(place as usize) {
-            lengths.add(to_ns - from_ns);
+        if let Some((_, range)) = self.kept.get_mut(place as usize) {
+            range.add(to_ns - from_ns);
         }
         if self.spans.len() == self.most_spans {
             self.spans.pop_front();
@@ -149,11 +125,14 @@ impl Ranges {
         for (tag, _) in self.open.values().flatten() {
             *open.entry(*tag).or_default() += 1;
         }
-        let ended = self
-            .kept
-            .iter()
-            .map(|(tag, lengths)| lengths.view(name(*tag), false, open.get(tag).copied().unwrap_or(0)));
-        view.ranges = ended.collect();
+        let named = |tag: u32, range: &Range, open: u64| Range {
+            name: name(tag).as_deref().map(str::to_owned),
+            open,
+            ..range.clone()
+        };
+        let ended = self.kept.iter();
+        view.ranges =
+            ended.map(|(tag, range)| named(*tag, range, open.get(tag).copied().unwrap_or(0))).collect();
         // Names with only open ranges get an entry, too.
         let mut begun: Vec<(u32, u64)> = open
             .iter()
@@ -163,9 +142,10 @@ impl Ranges {
         begun.sort_unstable();
         let room = MAX_RANGES - self.kept.len();
         let lines = begun.iter().take(room);
-        view.ranges.extend(lines.map(|&(tag, count)| Lengths::default().view(name(tag), false, count)));
+        view.ranges.extend(lines.map(|&(tag, count)| named(tag, &Range::default(), count)));
         if self.steps.count > 0 || self.step_ns.is_some() {
-            view.ranges.push(self.steps.view(None, true, u64::from(self.step_ns.is_some())));
+            let open = u64::from(self.step_ns.is_some());
+            view.ranges.push(Range { is_step: true, open, ..self.steps.clone() });
         }
         view.ranges_dropped = self.dropped;
         view.ranges_broken = self.broken;
@@ -174,7 +154,7 @@ impl Ranges {
     }
 
     pub fn bytes(&self) -> usize {
-        let names = self.kept.capacity() * (size_of::<(u32, Lengths)>() + 16);
+        let names = self.kept.capacity() * (size_of::<(u32, Range)>() + 16);
         let open = self.open.values().map(|open| open.capacity() * size_of::<(u32, u64)>() + 64);
         names + open.sum::<usize>() + self.spans.capacity() * size_of::<Span>()
     }

@@ -1,6 +1,5 @@
 //! A bounded number of points for any length of time: when all are in use, pairs are merged.
 
-/// Maximum number of points.
 pub(super) const POINTS: usize = 64;
 
 /// Points on one axis, and columns of amounts.
@@ -9,33 +8,36 @@ pub(super) struct Ring {
     pub stride: u64,
     /// Number of samples in a point.
     looks: u64,
-    pub points: Vec<TrendPoint>,
-    pub latest: TrendPoint,
+    /// Begin of each point: index (steps since the first, or seconds; for the gap: tenths of seconds), a multiple of the stride;
+    /// and time of its first sample.
+    pub points: Vec<(u64, u64)>,
+    /// Index and time of the latest sample, whether it was needed or not.
+    pub latest: (u64, u64),
     pub columns: Vec<Vec<i64>>,
 }
 
 impl Ring {
     pub fn new(looks: u64, columns: usize) -> Self {
         let columns = vec![Vec::new(); columns];
-        Ring { stride: 1, looks, points: Vec::new(), latest: TrendPoint::default(), columns }
+        Ring { stride: 1, looks, points: Vec::new(), latest: (0, 0), columns }
     }
 
     /// Whether a sample at `index` is needed: `Some(true)` if it begins a point.
     pub fn place(&mut self, index: u64, time_ns: u64) -> Option<bool> {
-        if index < self.latest.index {
+        if index < self.latest.0 {
             return None;
         }
-        self.latest = TrendPoint { index, time_ns };
+        self.latest = (index, time_ns);
         loop {
             if index % self.stride >= self.looks {
                 return None;
             }
             let start = index - index % self.stride;
-            if self.points.last().is_some_and(|point| point.index >= start) {
+            if self.points.last().is_some_and(|point| point.0 >= start) {
                 return Some(false);
             }
             if self.points.len() < POINTS {
-                self.points.push(TrendPoint { index: start, time_ns });
+                self.points.push((start, time_ns));
                 return Some(true);
             }
             self.widen();
@@ -48,10 +50,10 @@ impl Ring {
         self.stride = self.stride.saturating_mul(2);
         let old = std::mem::take(&mut self.points);
         let mut into = Vec::with_capacity(old.len());
-        for point in old {
-            let index = point.index - point.index % self.stride;
-            if self.points.last().is_none_or(|last| last.index != index) {
-                self.points.push(TrendPoint { index, ..point });
+        for (index, time_ns) in old {
+            let index = index - index % self.stride;
+            if self.points.last().is_none_or(|last| last.0 != index) {
+                self.points.push((index, time_ns));
             }
             into.push(self.points.len() - 1);
         }
@@ -74,13 +76,4 @@ impl Ring {
             _ => column.push(bytes),
         }
     }
-}
-
-/// Begin of a point.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TrendPoint {
-    /// Steps since the first, or seconds of record time (for the gap: tenths of seconds); a multiple of the stride.
-    pub index: u64,
-    /// Time of its first sample.
-    pub time_ns: u64,
 }

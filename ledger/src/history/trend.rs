@@ -17,7 +17,8 @@
 use crate::book::cells::CellId;
 use crate::book::{Book, WINDOW_NS};
 use crate::history::period::Period;
-use crate::history::ring::{Ring, TrendPoint};
+use crate::history::ring::Ring;
+use gpumem_model::growth::{Axis, Growth};
 
 /// Maximum number of cells with separate points; all others share one sum.
 const COLUMNS: usize = 512;
@@ -35,38 +36,50 @@ const BETWEEN_LOOKS_NS: u64 = SECOND_NS / 4;
 /// Lost records may contain steps. The program's step numbers show how many, up to this maximum.
 const MOST_LOST_STEPS: u64 = 1 << 20;
 
-/// Amounts at a common set of points.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TrackView {
-    /// Steps or seconds between two points.
-    pub stride: u64,
-    /// Begin of each point.
-    pub points: Vec<TrendPoint>,
-    /// The latest step or second, whether sampled or not.
-    pub latest: TrendPoint,
-    /// Bytes of direct allocations and blocks.
-    pub named: Vec<i64>,
-    /// Idle and opaque bytes of pools.
-    pub slack: Vec<i64>,
-    /// Cells that changed, by index of `ProcessView::cells`.
-    pub cells: Vec<(CellId, Vec<i64>)>,
-    /// Sum of the changes of all cells without separate points, since each was first seen.
-    pub rest: Vec<i64>,
-}
-
 /// Points of growth of one account.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrendView {
     /// Points by step.
-    pub steps: TrackView,
-    /// Period length and points by period, if the live bytes have a stable period.
-    pub periods: Option<(u64, TrackView)>,
+    pub steps: Growth,
+    /// Points by period, if the live bytes have a stable period.
+    pub periods: Option<Growth>,
     /// Points by time.
-    pub times: TrackView,
-    /// Untrackable bytes at certain samples, with their times; without an agent, `used`.
+    pub times: Growth,
+    /// Untrackable bytes at certain samples, with their times.
     pub gap: Vec<(u64, i64)>,
-    /// `gap` contains `used`.
-    pub gap_is_used: bool,
+    /// Instead of `gap`, for a process without an agent: `used`.
+    pub used: Vec<(u64, i64)>,
+}
+
+/// Maximum number of cells whose points a run keeps; all others share one sum.
+const GROWTH_CELLS: usize = 64;
+/// Minimum number of steps from which a program is judged by its steps: two of them are warm-up.
+const LEAST_STEPS: usize = gpumem_model::growth::LEAST_POINTS + 2;
+
+impl TrendView {
+    /// Returns the points from which a run is judged: by step, else by period, else by time.
+    pub fn growth(self) -> Growth {
+        let enough = |track: &Growth| track.points.len() >= LEAST_STEPS;
+        let mut track = match self.periods.filter(enough) {
+            _ if enough(&self.steps) => self.steps,
+            Some(track) => track,
+            None => self.times,
+        };
+        track.cells.sort_by_key(|(cell, points)| (std::cmp::Reverse(rise(points)), *cell));
+        for (_, points) in track.cells.drain(GROWTH_CELLS.min(track.cells.len())..) {
+            add_changes(&mut track.rest, &points);
+        }
+        track.cells.sort_by_key(|(cell, _)| *cell);
+        Growth { gap: self.gap, used: self.used, ..track }
+    }
+}
+
+/// Adds the changes of a cell since its first point to a sum.
+fn add_changes(sum: &mut [i64], points: &[i64]) {
+    let first = points.first().copied().unwrap_or(0);
+    for (sum, bytes) in sum.iter_mut().zip(points) {
+        *sum = sum.wrapping_add(bytes.wrapping_sub(first));
+    }
 }
 
 /// Fixed columns of a track's ring, followed by those of cells.
@@ -88,7 +101,6 @@ struct Cell {
 #[derive(Debug)]
 struct Track {
     ring: Ring,
-    /// Cells by [`CellId`].
     cells: Vec<Cell>,
 }
 
@@ -161,10 +173,7 @@ impl Track {
         let mut folded = vec![0_i64; self.ring.points.len()];
         for (at, column) in old.into_iter().enumerate() {
             if goes[at] {
-                let first = column.first().copied().unwrap_or(0);
-                for (sum, bytes) in folded.iter_mut().zip(column) {
-                    *sum = sum.wrapping_add(bytes.wrapping_sub(first));
-                }
+                add_changes(&mut folded, &column);
             } else {
                 place[at] = self.ring.columns.len();
                 self.ring.columns.push(column);
@@ -178,13 +187,15 @@ impl Track {
         }
     }
 
-    fn view(&self) -> TrackView {
+    fn view(&self, axis: Axis, period_ns: Option<u64>) -> Growth {
         let columns = &self.ring.columns;
         let own = |(id, cell): (usize, &Cell)| {
             let has_own = cell.column != CONSTANT && cell.column != REST;
             has_own.then(|| (id as CellId, columns[cell.column].clone()))
         };
-        TrackView {
+        Growth {
+            axis,
+            period_ns,
             stride: self.ring.stride,
             points: self.ring.points.clone(),
             latest: self.ring.latest,
@@ -192,6 +203,7 @@ impl Track {
             slack: columns[SLACK].clone(),
             cells: self.cells.iter().enumerate().filter_map(own).collect(),
             rest: columns[REST].clone(),
+            ..Growth::default()
         }
     }
 }
@@ -206,7 +218,6 @@ pub fn rise(points: &[i64]) -> u64 {
     }
 }
 
-/// The points of one book.
 #[derive(Debug)]
 pub(crate) struct Trend {
     steps: Track,
@@ -281,19 +292,20 @@ impl Trend {
 
     /// Returns all points except those of the gap.
     pub fn view(&self) -> TrendView {
-        let periods = self
-            .periods
-            .as_ref()
-            .and_then(|(period, track)| Some((period.length_ns(self.now_ns)?, track.view())));
-        TrendView { steps: self.steps.view(), periods, times: self.times.view(), ..TrendView::default() }
+        let periods = self.periods.as_ref().and_then(|(period, track)| {
+            let length_ns = period.length_ns(self.now_ns)?;
+            Some(track.view(Axis::Period, Some(length_ns)))
+        });
+        let (steps, times) = (self.steps.view(Axis::Step, None), self.times.view(Axis::Minute, None));
+        TrendView { steps, periods, times, ..TrendView::default() }
     }
 }
 
 /// Points of growth of a process.
 #[derive(Debug, Default)]
-pub(crate) struct Growth {
-    /// Trends by book; extended when a book is first sampled.
-    pub trends: Vec<Trend>,
+pub(crate) struct Trends {
+    /// By book; extended when a book is first sampled.
+    pub books: Vec<Trend>,
     pub steps: StepCount,
 }
 
@@ -322,7 +334,7 @@ impl GapTrend {
 
     /// Returns times and bytes, and whether the bytes are `used`.
     pub fn view(&self) -> (Vec<(u64, i64)>, bool) {
-        let times = self.ring.points.iter().map(|point| point.time_ns);
+        let times = self.ring.points.iter().map(|(_, time_ns)| *time_ns);
         (times.zip(self.ring.columns[0].iter().copied()).collect(), self.is_used)
     }
 }
@@ -373,11 +385,11 @@ mod tests {
             // The minimum of eight samples from a multiple of eight on is 0; the minimum of fewer is greater.
             look(&mut track, step, &[0, 0, 0, (7 - step % 8) as i64]);
         }
-        let view = track.view();
+        let view = track.view(Axis::Step, None);
         assert!((POINTS / 2..=POINTS).contains(&view.points.len()), "{}", view.points.len());
         assert_eq!(view.stride, 2048);
-        assert_eq!(view.latest, TrendPoint { index: 99_999, time_ns: 99_999_000 });
-        assert!(view.points.iter().enumerate().all(|(at, point)| point.index == at as u64 * 2048));
+        assert_eq!(view.latest, (99_999, 99_999_000));
+        assert!(view.points.iter().enumerate().all(|(at, point)| point.0 == at as u64 * 2048));
         assert_eq!(view.cells.len(), 1);
         assert!(view.cells[0].1.iter().all(|bytes| *bytes == 0), "{:?}", view.cells[0].1);
         assert_eq!(view.named, view.cells[0].1);
@@ -387,14 +399,14 @@ mod tests {
     fn few_looks_are_all_there() {
         let mut track = Track::new(STEPS);
         (0..64).for_each(|step| look(&mut track, step, &[5, 6, 0, 100, 7 * step as i64]));
-        let view = track.view();
+        let view = track.view(Axis::Step, None);
         assert_eq!((view.stride, view.points.len()), (1, 64));
         let grows: Vec<i64> = (0..64).map(|step| 7 * step).collect();
         assert_eq!(view.cells, [(4, grows.clone())], "what never changes needs no points");
         assert_eq!(view.named, grows.iter().map(|bytes| bytes + 100).collect::<Vec<_>>());
         assert_eq!(view.slack, vec![11; 64]);
         look(&mut track, 64, &[5, 6, 0, 100, 448]);
-        let view = track.view();
+        let view = track.view(Axis::Step, None);
         assert_eq!((view.stride, view.points.len()), (2, 33));
         assert_eq!(view.cells[0].1[..3], [0, 14, 28], "the lower of each pair");
     }
@@ -405,7 +417,7 @@ mod tests {
         look(&mut track, 0, &[0, 0, 0, 50]);
         look(&mut track, 1, &[0, 0, 0, 50, 9]);
         look(&mut track, 2, &[0, 0, 0, 40, 9]);
-        assert_eq!(track.view().cells, [(3, vec![50, 50, 40]), (4, vec![0, 9, 9])]);
+        assert_eq!(track.view(Axis::Step, None).cells, [(3, vec![50, 50, 40]), (4, vec![0, 9, 9])]);
     }
 
     #[test]
@@ -420,7 +432,7 @@ mod tests {
             }
             look(&mut track, step, &amounts);
         }
-        let view = track.view();
+        let view = track.view(Axis::Step, None);
         assert!(view.cells.len() <= COLUMNS, "{}", view.cells.len());
         let late = view.cells.iter().find(|(cell, _)| *cell as usize == many);
         assert!(late.is_some_and(|(_, points)| rise(points) > 100_000), "{late:?}");
@@ -435,7 +447,7 @@ mod tests {
         let mut track = Track::new(SECONDS);
         let times = [0, 1, 1 << 20, 1 << 40, (1 << 40) + 1, 5, u64::MAX - 1, u64::MAX];
         times.iter().for_each(|&time| look(&mut track, time, &[0, 0, 0, 1]));
-        assert!(track.view().points.len() <= POINTS);
+        assert!(track.view(Axis::Step, None).points.len() <= POINTS);
         for time in 0..1000 {
             look(&mut track, u64::MAX - 1000 + time, &[0, 0, 0, 1]);
         }

@@ -3,9 +3,9 @@
 
 use crate::base::identity::ProcessKey;
 use crate::ledger::{Ledger, book_on};
-use crate::oom::device::{Listing, OomDevice};
-use crate::oom::records::{OomEntry, OomView};
-use gpumem_model::oom::OomKind;
+use crate::oom::device::Listing;
+use crate::oom::records::OomEntry;
+use gpumem_model::oom::{Oom, OomDevice, OomKind};
 use gpumem_wire::Stamp;
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use std::sync::Arc;
 const SOON_NS: u64 = 3_000_000_000;
 /// A device is nearly full if less than this fraction (1/16) of it is free.
 const NEARLY_FULL: i64 = 16;
+
 impl Ledger {
     /// Records the processes that held the device when memory ran out in a process.
     #[cold]
@@ -21,18 +22,18 @@ impl Ledger {
         let process = &self.processes[index];
         let Some(entry) = process.ooms.entries.last() else { return };
         let account = &process.accounts[usize::from(entry.book)];
-        let time_ns = entry.view.time_ns;
+        let time_ns = entry.record.time_ns;
         let Some((device, listing)) =
             account.device.and_then(|device| Some((device, Arc::clone(self.listings.get(&device)?))))
         else {
             return;
         };
-        let told = self.holders(index, device, &listing, &entry.view);
+        let told = self.holders(index, device, &listing, &entry.record);
         let ooms = &mut self.processes[index].ooms;
         // The next reading may be nearer.
         ooms.reading_until_ns = if told.read_ns < time_ns { time_ns + SOON_NS } else { 0 };
         if let Some(entry) = ooms.entries.last_mut() {
-            entry.view.device = Some(told);
+            entry.record.device = Some(told);
         }
     }
 
@@ -68,21 +69,21 @@ impl Ledger {
         if process.accounts[usize::from(entry.book)].device != Some(device) {
             return;
         }
-        let before_ns = entry.view.device.as_ref().map_or(0, |device| device.read_ns);
-        let is_nearer = read_ns.abs_diff(entry.view.time_ns) < before_ns.abs_diff(entry.view.time_ns);
+        let before_ns = entry.record.device.as_ref().map_or(0, |device| device.read_ns);
+        let is_nearer = read_ns.abs_diff(entry.record.time_ns) < before_ns.abs_diff(entry.record.time_ns);
         let told = (is_nearer && listing.of(process.key).is_some())
-            .then(|| self.holders(index, device, listing, &entry.view));
+            .then(|| self.holders(index, device, listing, &entry.record));
         let ooms = &mut self.processes[index].ooms;
         ooms.reading_until_ns = 0;
         if let (Some(told), Some(entry)) = (told, ooms.entries.last_mut()) {
-            entry.view.device = Some(told);
+            entry.record.device = Some(told);
         }
     }
 
-    fn holders(&self, index: usize, device: usize, listing: &Listing, view: &OomView) -> OomDevice {
-        let own = view.untrackable_bytes.zip(view.predates_bytes);
-        let own = own.map(|(gap, predates)| view.tracked_bytes.wrapping_add(gap).wrapping_add(predates));
-        let who = |key: ProcessKey| {
+    fn holders(&self, index: usize, device: usize, listing: &Listing, record: &Oom) -> OomDevice {
+        let own = record.untrackable_bytes.zip(record.predates_bytes);
+        let own = own.map(|(gap, predates)| record.tracked_bytes.wrapping_add(gap).wrapping_add(predates));
+        let owner = |key: ProcessKey| {
             let found = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
             let account = found.and_then(|process| {
                 let book = book_on(process, device)?;
@@ -92,7 +93,7 @@ impl Ledger {
             (user, account.and_then(|account| account.last_minute.growth()))
         };
         let key = self.processes[index].key;
-        OomDevice::of(listing, self.devices[device].total_bytes, key, (own, view.tracked_bytes), who)
+        listing.oom_device(self.devices[device].total_bytes, key, (own, record.tracked_bytes), owner)
     }
 
     /// Suspects an out-of-memory error if a process without an agent ended while its device was nearly full.
@@ -106,23 +107,29 @@ impl Ledger {
             let account = &self.processes[index].accounts[book];
             let (Some(device), Some(listing)) = (account.device, account.listing.clone()) else { continue };
             let least_free = listing.least_free_bytes();
-            let mut view = OomView {
+            let mut record = Oom {
                 kind: OomKind::Suspected,
                 time_ns,
                 last_ns: time_ns,
                 count: 1,
                 device_free_bytes: Some(least_free),
                 is_unheard: true,
-                ..OomView::default()
+                ..Oom::default()
             };
-            let told = self.holders(index, device, &listing, &view);
+            let told = self.holders(index, device, &listing, &record);
             let is_full = i64::try_from(told.total_bytes)
                 .is_ok_and(|total| i64::try_from(least_free).is_ok_and(|free| free <= total / NEARLY_FULL));
             if is_full {
-                view.device = Some(told);
+                record.device = Some(told);
                 let stamp = Stamp { time_ns, ..Stamp::default() };
                 let book = book as u8;
-                self.processes[index].ooms.push(OomEntry { book, stamp, view, fresh: 0, at_allocations: 0 });
+                self.processes[index].ooms.push(OomEntry {
+                    book,
+                    stamp,
+                    record,
+                    fresh: 0,
+                    at_allocations: 0,
+                });
                 self.processes[index].ooms.wants_holders = false;
             }
         }

@@ -2,42 +2,11 @@
 
 use crate::base::device::AgreedReading;
 use crate::base::identity::ProcessKey;
-use gpumem_model::run::DeviceReading;
+use gpumem_model::run::{DeviceReading, Holder, OomDevice};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A process that held memory of the device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
-    /// Its identity.
-    pub key: ProcessKey,
-    /// Its user, according to /proc.
-    pub user: Option<String>,
-    /// Bytes that NVML charged; for the process itself, plus the bytes that it has allocated since.
-    pub used_bytes: i64,
-    /// Growth in bytes, and the time in ns that it covers: a minute, or less for a younger process.
-    pub growth: Option<(i64, u64)>,
-}
-
-/// The device when memory ran out. Holders, unaccounted bytes, the driver's share and free bytes sum to its size.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OomDevice {
-    /// Time of the NVML reading.
-    pub read_ns: u64,
-    /// Size.
-    pub total_bytes: u64,
-    /// Free bytes of the reading, less the bytes that the process has allocated since.
-    pub free_bytes: i64,
-    /// Bytes that the driver reserves; absent where NVML does not report them separately.
-    pub system_bytes: Option<u64>,
-    /// Device used minus the sum over its processes.
-    pub unaccounted_bytes: i64,
-    /// The device uses the host's memory: unaccounted bytes are those of the rest of the host.
-    pub unified: bool,
-    /// The process itself, then the others, the largest first.
-    pub holders: Vec<Holder>,
-    /// Number of further holders, and their used bytes.
-    pub others: (u32, i64),
-}
+/// Maximum number of holders that are listed separately.
+const MAX_HOLDERS: usize = 16;
 
 /// A device according to a reading, and the processes that it listed.
 #[derive(Debug)]
@@ -71,56 +40,48 @@ impl Listing {
     }
 }
 
-impl OomDevice {
-    /// Builds the state of the device. `own`: bytes that the process holds now, if known, and their lower bound. `who`: returns
-    /// user and growth of a process.
-    pub(crate) fn of(
-        listing: &Listing,
+impl Listing {
+    /// Returns the state of the device when memory ran out. `own`: bytes that the process holds now, if known, and their lower
+    /// bound. `owner`: returns user and growth (bytes, ns) of a process.
+    pub fn oom_device(
+        &self,
         total_bytes: Option<u64>,
         key: ProcessKey,
         own: (Option<i64>, i64),
-        who: impl Fn(ProcessKey) -> (Option<String>, Option<(i64, u64)>),
-    ) -> Self {
+        owner: impl Fn(ProcessKey) -> (Option<String>, Option<(i64, u64)>),
+    ) -> OomDevice {
         let DeviceReading { time_ns, used_bytes, free_bytes, system_reserved_bytes, unified, .. } =
-            listing.agreed.reading;
+            self.agreed.reading;
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-        let read = listing.of(key).map_or(0, signed);
+        let read = self.of(key).map_or(0, signed);
         let own = own.0.unwrap_or(read.max(own.1));
         let grown = own.saturating_sub(read);
-        let mut holders: Vec<Holder> = listing
-            .listed
-            .iter()
-            .filter(|(other, _)| *other != key)
-            .map(|&(key, used)| {
-                let (user, growth) = who(key);
-                Holder { key, user, used_bytes: signed(used), growth }
-            })
-            .collect();
-        holders.sort_by_key(|holder| (std::cmp::Reverse(holder.used_bytes), holder.key));
+        let holder = |key: ProcessKey, used_bytes: i64, grown: i64| {
+            let (user, growth) = owner(key);
+            let (bytes, in_ns) = growth.unzip();
+            let growth_bytes = bytes.map(|bytes| bytes.saturating_add(grown));
+            Holder { pid: key.pid, user, used_bytes, growth_bytes, growth_ns: in_ns }
+        };
+        let others = self.listed.iter().filter(|(other, _)| *other != key);
+        let mut holders: Vec<Holder> = others.map(|&(key, used)| holder(key, signed(used), 0)).collect();
+        holders.sort_by_key(|holder| (std::cmp::Reverse(holder.used_bytes), holder.pid));
         let more = holders.split_off(holders.len().min(MAX_HOLDERS));
         let rest = more.iter().fold(0_i64, |sum, holder| sum.saturating_add(holder.used_bytes));
-        let (user, growth) = who(key);
-        let growth = growth.map(|(bytes, in_ns)| (bytes.saturating_add(grown), in_ns));
-        holders.insert(0, Holder { key, user, used_bytes: own, growth });
+        holders.insert(0, holder(key, own, grown));
         let system = system_reserved_bytes.unwrap_or(0);
         let known = used_bytes.saturating_add(free_bytes).saturating_add(system);
         // The size may exceed the sum by bytes that NVML does not report: they are unaccounted.
         let total_bytes = total_bytes.unwrap_or(known);
+        let unreported = signed(total_bytes).saturating_sub(signed(known));
         OomDevice {
             read_ns: time_ns,
             total_bytes,
             free_bytes: signed(free_bytes).saturating_sub(grown),
             system_bytes: system_reserved_bytes,
-            unaccounted_bytes: listing
-                .agreed
-                .unaccounted_bytes
-                .saturating_add(signed(total_bytes).saturating_sub(signed(known))),
+            unaccounted_bytes: self.agreed.unaccounted_bytes.saturating_add(unreported),
             unified,
             holders,
             others: (more.len() as u32, rest),
         }
     }
 }
-
-/// Maximum number of holders that are listed separately.
-const MAX_HOLDERS: usize = 16;

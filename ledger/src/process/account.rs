@@ -1,7 +1,7 @@
 //! Data of a process on one device apart from its book: samples, the baseline, and the gap at the peak.
 
 use crate::base::recent::LastMinute;
-use crate::book::Peak;
+use crate::book::timeline::Moment;
 use crate::history::trend::GapTrend;
 use crate::oom::device::Listing;
 use crate::samples::pending::{ClosedSample, PeakGap};
@@ -32,21 +32,17 @@ pub(crate) struct Account {
     pub latest: Option<ClosedSample>,
     /// The latest sample with a known `used`; if there is an agent, with a known `tracked`, too.
     pub complete: Option<ClosedSample>,
-    /// Causes of the untrackable memory.
     pub causes: Causes,
     /// Points of the gap, for judging its growth.
     pub gaps: GapTrend,
-    /// `used` in the last minute.
     pub last_minute: LastMinute,
     /// The last reading that listed the process; only without an agent.
     pub listing: Option<Arc<Listing>>,
-    /// Highest `used`, and its time.
     pub peak_used: Option<(u64, u64)>,
     /// Highest `used` according to the driver's accounting mode, if that is on.
     pub accounted_peak: Option<u64>,
     /// Bytes of the newest `used` that confidential computing protects.
     pub protected: Option<u64>,
-    /// The last gap before the peak.
     before_peak: Option<SampleGap>,
     /// The first gap after the peak of that epoch, or the first exact one.
     after_peak: Option<(u32, SampleGap)>,
@@ -66,7 +62,7 @@ struct SampleGap {
 }
 
 impl SampleGap {
-    fn is_exact(&self, peak: &Peak) -> bool {
+    fn is_exact(&self, peak: &Moment) -> bool {
         self.tracked == peak.bytes && self.sharp
     }
 }
@@ -100,7 +96,6 @@ impl Account {
         }
     }
 
-    /// Returns the estimated memory of the account.
     pub fn bytes(&self) -> usize {
         (16 << 10) + 2 * self.adoptions.capacity() * size_of::<(u64, i64)>()
     }
@@ -169,7 +164,6 @@ impl Account {
         }
     }
 
-    /// Restarts all peaks with the present values.
     pub fn restart_peaks(&mut self) {
         (self.before_peak, self.after_peak) = (None, None);
         let read = self.latest.as_ref().and_then(|sample| Some((sample.used_bytes.ok()?, sample.t0_ns)));
@@ -177,7 +171,7 @@ impl Account {
     }
 
     /// Keeps a sample's gap if it can become that of the peak.
-    pub fn note_gap(&mut self, sample: &ClosedSample, peak: &Peak) {
+    pub fn note_gap(&mut self, sample: &ClosedSample, peak: &Moment) {
         let (Some(untrackable), Some(tracked)) = (sample.untrackable_bytes(), sample.tracked_bytes) else {
             return;
         };
@@ -205,7 +199,7 @@ impl Account {
 
     /// Returns the gap for a peak: from a sample with the peak's own `tracked` if there is one, else from the nearest certain
     /// sample.
-    pub fn peak_gap(&self, peak: &Peak) -> Option<PeakGap> {
+    pub fn peak_gap(&self, peak: &Moment) -> Option<PeakGap> {
         let after = self.after_peak.map(|(_, gap)| gap);
         // A gap that was read while memory changed may be wrong by the size of the changes.
         let best = |gap: &SampleGap| (!gap.is_exact(peak), !gap.sharp, gap.t0_ns.abs_diff(peak.time_ns));

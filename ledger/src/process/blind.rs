@@ -3,7 +3,8 @@
 //! because the agent does not know the changes either. So the sums stay `partial`, and the intervals are kept.
 
 use crate::process::Process;
-use crate::process::coverage::{BlindCause, Blocked, Coverage};
+use crate::process::coverage::Blocked;
+use gpumem_model::run::SUBSCRIPTION_HELD;
 use gpumem_wire::AgentState;
 
 impl Process {
@@ -13,39 +14,43 @@ impl Process {
             return; // a repetition
         }
         self.stream.state_ns = time_ns;
-        let cause = match state {
-            AgentState::Covered | AgentState::Late | AgentState::Unknown => None,
-            AgentState::Blocked if result == Blocked::HELD => Some(BlindCause::Held),
-            AgentState::Blocked => Some(BlindCause::Refused),
-            AgentState::Paused => Some(BlindCause::Paused),
-            AgentState::Disarmed => Some(BlindCause::Disarmed),
+        let why = match (state, detail) {
+            (AgentState::Covered | AgentState::Late | AgentState::Unknown, _) => None,
+            (AgentState::Blocked, "") if result == SUBSCRIPTION_HELD => {
+                Some("another CUPTI client held CUPTI".to_owned())
+            }
+            (AgentState::Blocked, by) if result == SUBSCRIPTION_HELD => Some(format!("{by} held CUPTI")),
+            (AgentState::Paused, "") => Some("paused by the program".to_owned()),
+            (_, "") => Some("not known why".to_owned()),
+            (_, why) => Some(why.to_owned()),
         };
-        let Coverage { blind, blocked, paused, late, .. } = &mut self.coverage;
-        let was_blind = blind.open().is_some();
-        *paused = matches!(state, AgentState::Paused | AgentState::Disarmed);
-        let since_ns = blocked.take().map_or(time_ns, |blocked| blocked.since_ns);
+        let coverage = &mut self.coverage;
+        let was_blind = coverage.open_blind().is_some();
+        coverage.paused = matches!(state, AgentState::Paused | AgentState::Disarmed);
+        coverage.disarmed = state == AgentState::Disarmed;
+        let since_ns = coverage.blocked.take().map_or(time_ns, |blocked| blocked.since_ns);
         if state == AgentState::Blocked {
-            *blocked = Some(Blocked { since_ns, result, by: detail.into() });
+            coverage.blocked = Some(Blocked { since_ns, result, by: detail.into() });
         }
         // A program that has not used the GPU yet has no calls to miss.
         let has_seen = self.stream.is_watched_over && !self.accounts.is_empty();
-        match cause {
-            Some(cause) => {
-                blind.begin(time_ns, cause, detail);
+        match why {
+            Some(why) => {
+                coverage.begin_blind(time_ns, why);
                 self.accounts.iter_mut().for_each(|account| account.causes.go_blind());
                 if has_seen {
-                    self.doubt(time_ns);
+                    self.doubt();
                 }
             }
             None => {
-                blind.end(time_ns);
+                coverage.end_blind(time_ns);
                 // If the agent had seen no calls before, its records begin here.
-                *late |= state == AgentState::Late && !has_seen;
+                coverage.late |= state == AgentState::Late && !has_seen;
                 if state == AgentState::Late {
-                    self.holdings.set_unseen_segments(true);
+                    self.holdings.unseen_segments = true;
                 }
                 if was_blind && has_seen {
-                    self.doubt(time_ns);
+                    self.doubt();
                 }
                 self.stream.is_watched_over = true;
             }
@@ -53,9 +58,9 @@ impl Process {
     }
 
     /// Marks the sums as inexact until the program ends.
-    fn doubt(&mut self, time_ns: u64) {
-        self.coverage.blind.doubt = true;
-        self.coverage.be_partial(time_ns);
+    fn doubt(&mut self) {
+        self.coverage.blind_doubt = true;
+        self.coverage.be_partial();
         self.holdings.doubt_state(self.stream.last_seq);
         self.samples.doubt();
         self.restart_history(self.stream.applied_ns);

@@ -8,15 +8,15 @@ impl Process {
         if self.accounts.len() < usize::from(BEYOND) {
             self.accounts.push(Account::new(device));
             let book = self.holdings.add_book();
-            if self.coverage.is_state_unknown() {
+            if self.coverage.partial_state {
                 self.accounts[usize::from(book)].causes.lose();
             }
             if self.samples.keeps_history {
-                self.holdings.books_mut()[usize::from(book)].history.restart(0, 0);
+                self.holdings.books[usize::from(book)].history.restart(0, 0);
             }
             return book;
         }
-        self.holdings.anomalies_mut().devices_beyond += 1;
+        self.holdings.anomalies.devices_beyond += 1;
         if self.accounts.len() == usize::from(BEYOND) {
             self.accounts.push(Account::new(None));
             self.holdings.add_book();
@@ -29,14 +29,6 @@ impl Process {
         let book = self.accounts.iter().position(|account| account.device == Some(device));
         let is_room = self.accounts.len() < usize::from(BEYOND);
         book.map(|book| book as u8).or_else(|| is_room.then(|| self.add_book(Some(device))))
-    }
-
-    /// Returns the book of a device of the ledger.
-    fn book_of_device(&mut self, device: usize) -> u8 {
-        match self.accounts.iter().position(|account| account.device == Some(device)) {
-            Some(book) => book as u8,
-            None => self.add_book(Some(device)),
-        }
     }
 
     /// Binds the agent's device slot to a device; `threads`: number of threads the device can run at once, 0 if unknown.
@@ -55,17 +47,20 @@ impl Process {
         let known = self.accounts.iter().position(|account| account.device == Some(device));
         match (nameless, known) {
             (Some(book), None) => self.accounts[usize::from(book)].device = Some(device),
-            (Some(book), Some(other)) if self.holdings.books()[other].len() == 0 => {
+            (Some(book), Some(other)) if self.holdings.books[other].len() == 0 => {
                 // Samples came first: their account moves to the book that has bytes.
+                // The accounts change places, but their events stay: records name the book.
                 self.accounts.swap(usize::from(book), other);
-                self.swap_events(usize::from(book), other);
+                if let Ok([one, other]) = self.accounts.get_disjoint_mut([usize::from(book), other]) {
+                    std::mem::swap(&mut one.causes.since_boundary, &mut other.causes.since_boundary);
+                }
                 let pending = self.samples.pending.iter_mut().map(|pending| &mut pending.book);
                 let books = self.slots.iter_mut().chain(pending);
                 books.filter(|at| usize::from(**at) == other).for_each(|at| *at = book);
             }
             _ => {
-                let book = self.book_of_device(device);
-                self.slots[usize::from(slot)] = book;
+                let book = known.map(|book| book as u8);
+                self.slots[usize::from(slot)] = book.unwrap_or_else(|| self.add_book(Some(device)));
             }
         }
     }

@@ -1,13 +1,15 @@
 //! Selects the rule for each record of a process.
 
-use crate::history::program_data::MarkView;
 use crate::process::account::Account;
 use crate::process::coverage::parse_lines;
 use crate::process::{NO_BOOK, Process};
 use crate::rows::row::AnomalyCounts;
 use crate::rules::holdings::Holdings;
 use crate::samples::pending::known_until;
-use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Record, Stamp, WITHHELD};
+use crate::untrackable::event::{Event, What};
+use gpumem_wire::{
+    Body, DestroyScope, Flags, ImportSource, MemoryKind, NONE_DEVICE, Record, Stamp, WITHHELD,
+};
 
 /// Maximum number of names that a process may introduce; further names stay numbers. Rows do not depend on names.
 const MAX_NAMES: usize = 262_144;
@@ -50,7 +52,7 @@ impl Process {
             Body::Import { address, bytes, source } => {
                 let book = self.book(stamp.device);
                 let kind = MemoryKind::Imported;
-                self.note_import(stamp, bytes);
+                self.note_event(stamp, What::Imported(bytes));
                 if source == ImportSource::ShareableHandle {
                     self.holdings.vmm_create(address, bytes, 1, kind, stamp, book);
                 } else {
@@ -110,28 +112,49 @@ impl Process {
             Body::ContextDestroy { scope } => {
                 let book = self.book(stamp.device);
                 self.holdings.destroy_context(stamp.context, scope, book);
-                self.note_context_end(stamp, scope);
+                let is_reset = scope == DestroyScope::Device;
+                self.note_event(stamp, if is_reset { What::Reset } else { What::Destroyed });
             }
-            Body::ContextCreate { .. } => self.note_context(stamp),
-            Body::DriverEvent { bytes, value, event } => self.note_driver_event(stamp, event, bytes, value),
+            Body::ContextCreate { .. } => {
+                let restated = stamp.flags.has(Flags::RESTATED);
+                self.note_event(stamp, if restated { What::Existed } else { What::Created });
+            }
+            Body::DriverEvent { bytes, value, event } => {
+                What::of(event, bytes, value).into_iter().for_each(|what| self.note_event(stamp, what));
+            }
             Body::Baseline { bytes } => {
                 let book = self.book(stamp.device);
                 let account = &mut self.accounts[usize::from(book)];
                 account.baseline(bytes, stamp.time_ns);
                 account.causes.round_from(None);
                 self.coverage.late = true;
-                self.holdings.set_unseen_segments(true);
+                self.holdings.unseen_segments = true;
             }
             _ => self.take_program(record),
         }
+    }
+
+    /// Notes an event that may change the gap. (NVML may charge imported memory to the importer as well.)
+    fn note_event(&mut self, stamp: &Stamp, what: What) {
+        if stamp.flags.has(Flags::RESTATED) && what != What::Existed {
+            return; // it happened long ago
+        }
+        // A module of an unknown context: with a single device, it must be on that one.
+        let book = match (stamp.device, self.accounts.len()) {
+            (NONE_DEVICE, 1) => 0,
+            (NONE_DEVICE, _) => return,
+            (slot, _) => self.book(slot),
+        };
+        let time_ns = self.stream.time_of(stamp);
+        self.accounts[usize::from(book)].causes.note_event(Event::of(stamp, time_ns, what));
     }
 
     /// Takes names, and data that the program reports: phases, steps, marks, counters, ranges.
     fn take_program(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
         match record.body {
-            Body::Tag { path } if self.holdings.cells().tags.len() < MAX_NAMES => {
-                let old = self.holdings.name_tag(stamp.tag, path);
+            Body::Tag { path } if self.holdings.cells.tags.len() < MAX_NAMES => {
+                let old = self.holdings.cells.tags.insert(stamp.tag, path.into());
                 self.memory_use.rename(path, old.as_deref());
             }
             Body::Module { path, .. } => {
@@ -140,7 +163,7 @@ impl Process {
                 self.memory_use.rename(path, old.as_deref());
             }
             Body::Stack { format, frames } => self.ooms.name_stack(stamp.stack, format, frames),
-            Body::Layer { layer, state, reason } => self.program.layers.say(layer, state, reason),
+            Body::Layer { layer, state, reason } => self.program.layers.report(layer, state, reason),
             Body::PhaseBegin { phase } => {
                 self.holdings.begin_phase(phase, stamp.seq, stamp.time_ns);
             }
@@ -149,10 +172,10 @@ impl Process {
                 self.program.ranges.step(stamp.time_ns);
                 self.begin_step(number, stamp);
             }
-            Body::Epoch { number } => self.holdings.set_epoch(number),
+            Body::Epoch { number } => self.holdings.phases.epoch = number,
             Body::Marker {} => {
-                let name = self.holdings.cells().tags.get(&stamp.tag).cloned();
-                self.program.marks.add(MarkView { time_ns: stamp.time_ns, name, from_outside: false });
+                let name = self.holdings.cells.tags.get(&stamp.tag);
+                self.program.marks.add(stamp.time_ns, name.map(|name| &**name), false);
             }
             Body::Counter { value } => self.program.counters.set(record, value),
             Body::Scope { edge } => self.program.ranges.edge(stamp, edge),
@@ -179,7 +202,7 @@ impl Process {
             Body::Pressure { .. } | Body::Oom { .. } => self.out_of_memory(stamp, &record.body),
             Body::Lost { count, first_seq } => {
                 let end = first_seq.saturating_add(count).saturating_sub(1);
-                let missing = self.stream.missing_until(end);
+                let missing = end.saturating_sub(self.stream.last_seq);
                 if missing > 0 {
                     let withheld = if stamp.context == WITHHELD { count.min(missing) } else { 0 };
                     self.lose(missing - withheld);
@@ -238,12 +261,12 @@ impl Process {
     /// show its size.
     #[inline]
     fn frees_baseline(&mut self, free: impl FnOnce(&mut Holdings)) -> bool {
-        let odd = self.holdings.anomalies().unknown_frees;
+        let odd = self.holdings.anomalies.unknown_frees;
         free(&mut self.holdings);
-        let is_unknown = self.holdings.anomalies().unknown_frees != odd;
+        let is_unknown = self.holdings.anomalies.unknown_frees != odd;
         let is_older = is_unknown && self.coverage.late && self.accounts.iter().any(Account::has_older);
         if is_older {
-            self.holdings.anomalies_mut().unknown_frees = odd;
+            self.holdings.anomalies.unknown_frees = odd;
         }
         is_older
     }
@@ -252,11 +275,11 @@ impl Process {
     /// memory has no known handle. Then an unknown handle is no anomaly.
     #[inline]
     fn with_handle(&mut self, work: impl FnOnce(&mut Holdings)) {
-        let AnomalyCounts { unknown_frees, unknown_handles, .. } = *self.holdings.anomalies();
+        let AnomalyCounts { unknown_frees, unknown_handles, .. } = self.holdings.anomalies;
         work(&mut self.holdings);
         if self.coverage.late {
-            let odd = self.holdings.anomalies_mut();
-            *odd = AnomalyCounts { unknown_frees, unknown_handles, ..*odd };
+            let odd = self.holdings.anomalies;
+            self.holdings.anomalies = AnomalyCounts { unknown_frees, unknown_handles, ..odd };
         }
     }
 
@@ -273,7 +296,7 @@ impl Process {
     pub fn is_beyond_limit(&mut self, record: &Record<'_>) -> bool {
         let is_beyond = match record.body {
             Body::FreeBegin { .. } | Body::VmmUnmap { .. } | Body::VmmRelease { .. } => {
-                self.holdings.calls_in_flight() >= MAX_IN_FLIGHT
+                self.holdings.in_flight.len() >= MAX_IN_FLIGHT
             }
             Body::AllocEnd { .. }
             | Body::BlockAlloc { .. }

@@ -1,8 +1,9 @@
 //! exec(): the process becomes another program. Pid and start time stay. Everything else restarts: the memory is freed, and the
 //! new agent counts records from 1 and assigns its own ids to names.
 
-use crate::process::coverage::Coverage;
+use crate::history::trend::{GapTrend, Trends};
 use crate::process::{NO_BOOK, Process};
+use crate::untrackable::event::{Event, What};
 use gpumem_model::run::Program;
 use gpumem_wire::{Body, Record};
 
@@ -33,21 +34,19 @@ impl Process {
         self.stream.programs_before = self.stream.programs_before.wrapping_add(1);
         self.holdings.take_everything();
         self.end_resync_of_program();
-        self.restart_trends();
+        self.growth = Trends::default();
+        self.accounts.iter_mut().for_each(|account| account.gaps = GapTrend::default());
         self.holdings.forget_phases(self.stream.applied_ns);
-        self.ooms.forget_stacks();
+        self.ooms.stacks.clear(); // the new program has its own stack ids
         self.program.ranges.lose(); // open ranges have no end
         self.slots = [NO_BOOK; 256];
         true
     }
 
-    /// Returns the coverage, with the number of records of the current program.
-    pub fn coverage(&self) -> Coverage {
-        let mut coverage = self.coverage.clone();
-        if let Some(program) = coverage.programs.last_mut() {
-            program.heard = self.stream.last_seq;
-        }
-        coverage
+    /// Notes that the process became another program; `record` is its first one.
+    pub fn note_exec(&mut self, record: &Record<'_>) {
+        let event = Event::of(&record.stamp, record.stamp.time_ns, What::Exec);
+        self.accounts.iter_mut().for_each(|account| account.causes.note_event(event));
     }
 
     /// Returns the record with ids that are unique among all programs of the process.

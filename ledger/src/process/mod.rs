@@ -5,7 +5,6 @@ mod blind;
 mod books;
 pub(crate) mod coverage;
 mod dispatch;
-mod driver_events;
 mod exec;
 mod oom;
 mod resync;
@@ -17,11 +16,12 @@ use crate::Map;
 use crate::base::identity::ProcessKey;
 use crate::base::quota::{MemoryUse, map};
 use crate::history::program_data::ProgramData;
-use crate::history::trend::Growth;
+use crate::history::trend::Trends;
 use crate::oom::records::Ooms;
 use crate::process::account::Account;
 use crate::process::coverage::{Coverage, Facts};
 use crate::process::stream::{Order, Stream};
+use crate::rows::row::AnomalyCounts;
 use crate::rules::holdings::Holdings;
 use crate::samples::waiting::Samples;
 use gpumem_model::program_data;
@@ -39,9 +39,7 @@ pub(crate) struct Process {
     pub key: ProcessKey,
     pub facts: Facts,
     pub coverage: Coverage,
-    /// Order of its records.
     pub stream: Stream,
-    /// Samples that wait for its records, or for the ledger.
     pub samples: Samples,
     /// Marks, counters, ranges and layers that the program reports.
     pub program: ProgramData,
@@ -51,8 +49,7 @@ pub(crate) struct Process {
     pub holdings: Holdings,
     /// Same index as the books of `holdings`.
     pub accounts: Vec<Account>,
-    /// Points of growth of the books.
-    pub growth: Growth,
+    pub growth: Trends,
     /// Book for each device slot of the agent.
     pub slots: [u8; 256],
     /// Time of the end, and wait status if known.
@@ -76,7 +73,7 @@ impl Process {
             modules: Map::default(),
             holdings: Holdings::new(window_ns),
             accounts: Vec::new(),
-            growth: Growth::default(),
+            growth: Trends::default(),
             slots: [NO_BOOK; 256],
             ended: None,
             memory_use: MemoryUse::default(),
@@ -93,7 +90,7 @@ impl Process {
         self.growth.steps.lose();
         self.program.ranges.lose();
         self.holdings.lose_records(self.stream.last_seq);
-        self.coverage.lose(count, self.stream.applied_ns);
+        self.coverage.lose(count);
         // The lost records may lie before or within a reading that waits.
         self.samples.doubt();
         self.accounts.iter_mut().for_each(|account| account.causes.lose());
@@ -122,7 +119,7 @@ impl Process {
         if stamp.seq != 0 && !restated {
             match self.stream.order(stamp.seq) {
                 Order::Duplicate => {
-                    self.holdings.anomalies_mut().duplicates += 1;
+                    self.holdings.anomalies.duplicates += 1;
                     return;
                 }
                 Order::Next { missing: 0 } => {}
@@ -142,12 +139,12 @@ impl Process {
         }
         // Unknown or lost rows may be freed.
         let is_forgiven = self.stream.is_restating()
-            || self.coverage.is_state_unknown()
+            || self.coverage.partial_state
             || stamp.seq != 0 && stamp.seq <= self.holdings.forgiven_until();
-        let anomalies = is_forgiven.then_some(*self.holdings.anomalies());
+        let anomalies = is_forgiven.then_some(self.holdings.anomalies);
         self.book_record(record);
         if let Some(anomalies) = anomalies {
-            self.holdings.anomalies_mut().forgive_since(anomalies);
+            self.holdings.anomalies.forgive_since(anomalies);
         }
         // The 0 of an agent that could not use CUPTI is not the process's true amount. Pools that the program reports itself are
         // no driver allocations.
@@ -200,23 +197,43 @@ impl Process {
         }
     }
 
-    /// Returns the counters and ranges of the program.
+    /// Returns the coverage with data from the other parts of the process.
+    pub fn coverage(&self) -> Coverage {
+        let mut coverage = self.coverage.clone();
+        if let Some(program) = coverage.programs.last_mut() {
+            program.heard = self.stream.last_seq;
+        }
+        let blocked = coverage.blocked.clone();
+        coverage.blocked_code = blocked.as_ref().map(|blocked| blocked.result);
+        coverage.blocked_by = blocked.map(|blocked| blocked.by);
+        coverage.odd = self.odd().total();
+        coverage.layers = self.program.layers.view();
+        (coverage.marks, coverage.marks_dropped) = (self.program.marks.view(), self.program.marks.dropped);
+        coverage.ooms_dropped = self.ooms.dropped;
+        coverage
+    }
+
+    /// Returns the counts of records that contradicted the known state.
+    pub fn odd(&self) -> AnomalyCounts {
+        let overflowed = self.holdings.cells.overflowed;
+        AnomalyCounts { overflowed, ..self.holdings.anomalies }
+    }
+
     pub fn own(&self) -> program_data::ProgramData {
-        self.program.view(self.stream.applied_ns, |tag| self.holdings.cells().tags.get(&tag).cloned())
+        self.program.view(self.stream.applied_ns, |tag| self.holdings.cells.tags.get(&tag).cloned())
     }
 
     /// Marks the process as ended: no further records follow.
     pub fn end(&mut self, time_ns: u64, status: Option<u64>) {
         self.ended.get_or_insert((time_ns, status));
-        self.coverage.blind.end(time_ns);
+        self.coverage.end_blind(time_ns);
         self.advance(u64::MAX);
         self.holdings.finish_resync(); // the rest of the resync will not come
         self.holdings.settle(self.stream.applied_ns);
     }
 
-    /// Returns the estimated memory of the process.
     pub fn bytes(&self) -> usize {
-        let names = map(&self.holdings.cells().tags) + map(&self.modules) + self.memory_use.names;
+        let names = map(&self.holdings.cells.tags) + map(&self.modules) + self.memory_use.names;
         let accounts: usize = self.accounts.iter().map(|account| account.bytes()).sum();
         size_of::<Process>() + names + accounts + self.program.bytes() + self.holdings.bytes()
     }

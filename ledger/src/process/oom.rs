@@ -1,54 +1,49 @@
 //! Out-of-memory records of a process.
 
-use crate::oom::records::{OomEntry, OomView, RequestPlace};
+use crate::oom::records::{OomEntry, RequestPlace};
 use crate::process::Process;
-use gpumem_model::oom::OomKind;
-use gpumem_wire::{Body, Flags, Layer, LayerState, OomOutcome, PHASE_SAID, Phase, Reading, Stamp};
+use gpumem_model::names::Named;
+use gpumem_model::oom::{Fate, Oom, OomKind};
+use gpumem_wire::{Body, Flags, Layer, LayerState, OomOutcome, PHASE_SAID, Phase, Stamp};
 
 /// CUDA_ERROR_OUT_OF_MEMORY.
 const OUT_OF_MEMORY: u16 = 2;
 
 /// Common form of the three records that report a failed request.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct OomReport {
+    is_refusal: bool,
     /// Phase according to the thread's frames and nodes; `None` where they are not reported, and for `AllocFailed`.
     phase: Option<Phase>,
-    is_refusal: bool,
-    bytes: u64,
-    device_free: Reading,
-    pool: (Reading, Reading),
-    outcome: OomOutcome,
-    result: u16,
+    /// What the record states.
+    record: Oom,
 }
 
 impl OomReport {
     fn of(body: &Body<'_>) -> Option<Self> {
-        let unknown = (Reading::ABSENT, Reading::ABSENT);
-        let note_refusal = |bytes, device_free, result| OomReport {
-            phase: None,
-            is_refusal: true,
-            bytes,
-            device_free,
-            pool: unknown,
-            outcome: OomOutcome::Unknown,
-            result,
-        };
-        match *body {
+        let (is_refusal, record) = match *body {
             Body::AllocFailed { bytes, device_free_bytes, result: OUT_OF_MEMORY, .. } => {
-                Some(note_refusal(bytes, device_free_bytes, OUT_OF_MEMORY))
+                let (device_free_bytes, result) = (device_free_bytes.0, OUT_OF_MEMORY);
+                (true, Oom { asked_bytes: bytes, device_free_bytes, result, ..Oom::default() })
             }
-            Body::Pressure { bytes, device_free_bytes } => Some(note_refusal(bytes, device_free_bytes, 0)),
-            Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result } => Some(OomReport {
-                phase: None,
-                is_refusal: false,
-                bytes,
-                device_free: Reading::ABSENT,
-                pool: (pool_used_bytes, pool_reserved_bytes),
-                outcome,
-                result,
-            }),
-            _ => None,
-        }
+            Body::Pressure { bytes, device_free_bytes } => {
+                let device_free_bytes = device_free_bytes.0;
+                (true, Oom { asked_bytes: bytes, device_free_bytes, ..Oom::default() })
+            }
+            Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result } => {
+                let (pool_used_bytes, pool_reserved_bytes) = (pool_used_bytes.0, pool_reserved_bytes.0);
+                let said = match outcome {
+                    OomOutcome::Fatal => Some("fatal".to_owned()),
+                    OomOutcome::Survived => Some("survived".to_owned()),
+                    OomOutcome::Unknown => None,
+                };
+                let asked_bytes = bytes;
+                let known = Oom { asked_bytes, pool_used_bytes, pool_reserved_bytes, ..Oom::default() };
+                (false, Oom { said, result, ..known })
+            }
+            _ => return None,
+        };
+        Some(OomReport { is_refusal, phase: None, record })
     }
 }
 
@@ -61,7 +56,6 @@ impl Process {
         }
     }
 
-    /// Takes an out-of-memory record.
     #[cold]
     pub fn out_of_memory(&mut self, stamp: &Stamp, body: &Body<'_>) {
         let Some(mut report) = OomReport::of(body) else { return };
@@ -71,29 +65,30 @@ impl Process {
         let place = RequestPlace { book, thread: stamp.thread, time_ns };
         if report.is_refusal {
             self.note_refusal(&report, stamp, place);
-        } else if report.outcome == OomOutcome::Unknown && report.result == OUT_OF_MEMORY {
+        } else if report.record.said.is_none() && report.record.result == OUT_OF_MEMORY {
             // The record does not contain the outcome (cudaMallocAsync); the next records will show it.
             if self.ooms.pressure(place).is_none() {
                 self.note_refusal(&OomReport { is_refusal: true, ..report }, stamp, place);
             }
             if let Some(at) = self.ooms.pressure(place) {
-                self.ooms.entries[at].view.is_unheard = true;
+                self.ooms.entries[at].record.is_unheard = true;
             }
         } else {
             self.framework_failed(&report, stamp, place);
         }
     }
 
-    /// Notes that the driver refused a request.
     fn note_refusal(&mut self, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
         let allocations = self.coverage.allocations;
         if let Some(at) = self.ooms.pressure(place) {
-            let OomEntry { view: entry, fresh, at_allocations, .. } = &mut self.ooms.entries[at];
+            let OomEntry { record: entry, fresh, at_allocations, .. } = &mut self.ooms.entries[at];
             entry.last_ns = place.time_ns;
-            entry.device_free_bytes = report.device_free.0.or(entry.device_free_bytes);
-            entry.phase = report.phase.unwrap_or(entry.phase);
+            entry.device_free_bytes = report.record.device_free_bytes.or(entry.device_free_bytes);
+            if let Some(phase) = report.phase {
+                entry.phase = phase.name().map(str::to_owned);
+            }
             // The framework's mark follows the failed call: one refusal, reported twice.
-            if report.result == 0 {
+            if report.record.result == 0 {
                 return;
             }
             // If a thread got memory since, the earlier refusal was survived, or it ended another thread.
@@ -103,7 +98,7 @@ impl Process {
             }
             *fresh += 1;
             entry.refusals += 1;
-            entry.asked_bytes = entry.asked_bytes.max(report.bytes);
+            entry.asked_bytes = entry.asked_bytes.max(report.record.asked_bytes);
             entry.driver_asked_bytes = Some(entry.asked_bytes);
             return;
         }
@@ -115,46 +110,46 @@ impl Process {
         self.add_entry(OomKind::Pressure, report, stamp, place);
     }
 
-    /// Notes that a framework failed.
     fn framework_failed(&mut self, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
-        let pressure = if report.result == 0 { None } else { self.ooms.pressure(place) };
+        let pressure = if report.record.result == 0 { None } else { self.ooms.pressure(place) };
         let mut refusals = (0, None, None);
         let mut has_composition = false;
         if let Some(at) = pressure {
             let entry = &mut self.ooms.entries[at];
-            let view = &mut entry.view;
-            refusals = (entry.fresh, view.driver_asked_bytes, view.device_free_bytes);
-            (view.count, view.refusals) = (view.count - 1, view.refusals.saturating_sub(entry.fresh));
+            let record = &mut entry.record;
+            refusals = (entry.fresh, record.driver_asked_bytes, record.device_free_bytes);
+            record.count -= 1;
+            record.refusals = record.refusals.saturating_sub(entry.fresh);
             entry.fresh = 0;
-            if view.count == 0 {
+            if record.count == 0 {
                 // This report replaces the entry; its composition is not reused.
-                has_composition = !self.ooms.entries.remove(at).view.amounts.is_empty();
+                has_composition = !self.ooms.entries.remove(at).record.amounts.is_empty();
             }
         }
         // A new composition is needed, because the old one may belong to another request.
         if has_composition {
             self.ooms.next_at = 0;
         }
-        let kind = if report.result == 0 { OomKind::Pool } else { OomKind::Device };
+        let kind = if report.record.result == 0 { OomKind::Pool } else { OomKind::Device };
         let is_affordable = self.is_affordable();
         let again = self.ooms.entries.iter_mut().rev().find(|entry| {
-            let is_same = entry.view.asked_bytes == report.bytes
+            let is_same = entry.record.asked_bytes == report.record.asked_bytes
                 && entry.stamp.tag == stamp.tag
-                && report.phase.is_none_or(|phase| phase == entry.view.phase);
-            entry.view.kind == kind && entry.is_near(place) && (is_same || !is_affordable)
+                && report.phase.is_none_or(|phase| phase.name() == entry.record.phase.as_deref());
+            entry.record.kind == kind && entry.is_near(place) && (is_same || !is_affordable)
         });
         // A repeated request, or one that comes before the next composition may be taken.
-        if let Some(OomEntry { view: entry, .. }) = again {
+        if let Some(OomEntry { record: entry, .. }) = again {
             entry.count += 1;
             entry.last_ns = place.time_ns;
             entry.refusals += refusals.0;
-            entry.went_on = false;
+            entry.fate = Fate::Open;
             self.ooms.is_watched = true;
             return;
         }
         self.add_entry(kind, report, stamp, place);
         self.ooms.is_watched = true;
-        if let Some(OomEntry { view: entry, .. }) = self.ooms.entries.last_mut() {
+        if let Some(OomEntry { record: entry, .. }) = self.ooms.entries.last_mut() {
             (entry.refusals, entry.driver_asked_bytes, entry.device_free_bytes) = refusals;
         }
     }
@@ -177,30 +172,24 @@ impl Process {
         self.coverage.events >= self.ooms.next_at
     }
 
-    /// Adds an entry.
     fn add_entry(&mut self, kind: OomKind, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
         let is_refusal = kind == OomKind::Pressure;
-        let view = OomView {
+        let phase = report.phase.unwrap_or_else(|| self.holdings.phase_of_request(place.book, place.thread));
+        let record = Oom {
             kind,
             time_ns: place.time_ns,
             last_ns: place.time_ns,
             count: 1,
             refusals: u64::from(is_refusal),
-            asked_bytes: report.bytes,
-            driver_asked_bytes: is_refusal.then_some(report.bytes),
-            device_free_bytes: report.device_free.0,
-            pool_used_bytes: report.pool.0.0,
-            pool_reserved_bytes: report.pool.1.0,
-            outcome: report.outcome,
-            result: report.result,
+            driver_asked_bytes: is_refusal.then_some(report.record.asked_bytes),
             stack: self.ooms.stack(stamp.stack),
-            phase: report.phase.unwrap_or_else(|| self.holdings.phase_of_request(place.book, place.thread)),
+            phase: phase.name().map(str::to_owned),
             step: self.ooms.step,
             is_unheard: !self.program.layers.is(Layer::OutOfMemory, LayerState::Active),
-            ..OomView::default()
+            ..report.record.clone()
         };
         let at_allocations = self.coverage.allocations;
-        self.ooms.push(OomEntry { book: place.book, stamp: *stamp, view, fresh: 1, at_allocations });
+        self.ooms.push(OomEntry { book: place.book, stamp: *stamp, record, fresh: 1, at_allocations });
         if self.is_affordable() {
             self.record_composition();
         }
@@ -210,15 +199,20 @@ impl Process {
     fn record_composition(&mut self) {
         let Some(newest) = self.ooms.entries.last_mut() else { return };
         let book = usize::from(newest.book);
-        let report = &mut newest.view;
-        report.tracked_bytes = self.holdings.books()[book].tracked;
-        report.amounts = self.holdings.books()[book].amounts().into();
+        let report = &mut newest.record;
+        report.tracked_bytes = self.holdings.books[book].tracked;
+        let book_of = &self.holdings.books[book];
+        report.amounts = book_of.sparse(|cell| book_of.now(cell)).into();
         let sample = self.accounts[book].complete.as_ref();
         report.untrackable_bytes = sample.and_then(|sample| sample.untrackable_bytes());
         report.predates_bytes = if self.coverage.late { self.accounts[book].predates } else { Some(0) };
-        report.idle = self.holdings.idle(newest.book);
+        if let Some(idle) = self.holdings.idle(newest.book) {
+            (report.idle_bytes, report.idle_pieces) = (Some(idle.bytes), Some(idle.pieces));
+            report.largest_idle_bytes = Some(idle.largest_bytes);
+            report.is_expandable = idle.is_expandable;
+        }
         self.ooms.wants_holders = true;
-        let cost = ((self.holdings.rows() + self.holdings.cells().keys.len()) / 16) as u64;
+        let cost = ((self.holdings.rows() + self.holdings.cells.keys.len()) / 16) as u64;
         self.ooms.next_at = self.coverage.events.saturating_add(cost.min(100_000));
     }
 }

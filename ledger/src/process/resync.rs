@@ -1,7 +1,7 @@
 //! Resync: rows that the agent restates stay; all others are removed.
 
 use crate::process::Process;
-use crate::process::coverage::{Coverage, MOST_LOST};
+use crate::process::coverage::MOST_LOST;
 use crate::process::stream::Resync;
 
 impl Process {
@@ -22,10 +22,10 @@ impl Process {
             self.lose(after_seq - self.stream.last_seq);
             self.stream.last_seq = after_seq;
         }
-        let is_partial = self.coverage.is_state_unknown();
+        let is_partial = self.coverage.partial_state;
         // A resync that does not end is restarted: the agent restates its rows until nothing changes meanwhile.
         let is_known = self.stream.resync.is_none_or(|resync| resync.confirms);
-        let confirms = !is_partial && !self.holdings.is_mixed() && is_known && !self.coverage.blind.doubt;
+        let confirms = !is_partial && !self.holdings.is_mixed() && is_known && !self.coverage.blind_doubt;
         self.stream.resync = Some(Resync { rows: 0, after_seq, confirms });
         if confirms {
             return;
@@ -47,9 +47,9 @@ impl Process {
             return;
         }
         self.holdings.end_resync(head_seq, self.stream.last_seq >= head_seq);
-        let Coverage { lost, before, .. } = self.coverage;
-        if before > 0 && lost == before && self.coverage.held_before.is_none() {
-            let tracked = self.holdings.books().iter().map(|book| book.tracked);
+        let before = self.coverage.before;
+        if before > 0 && self.coverage.lost == before && self.coverage.held_before.is_none() {
+            let tracked = self.holdings.books.iter().map(|book| book.tracked);
             self.coverage.held_before = Some(tracked.fold(0, i64::saturating_add));
         }
         self.stream.known_from_ns = self.stream.applied_ns.max(time_ns);
@@ -60,13 +60,11 @@ impl Process {
     pub fn end_resync_of_program(&mut self) {
         self.stream.last_seq = 0;
         self.stream.is_watched_over = false;
-        self.coverage.blind.doubt = false;
-        self.coverage.blind.end(self.stream.applied_ns);
+        self.coverage.blind_doubt = false;
+        self.coverage.end_blind(self.stream.applied_ns);
         self.stream.resync = None;
         self.stream.healing = false;
-        if let Some(partial) = &mut self.coverage.partial {
-            partial.state = false;
-        }
+        self.coverage.partial_state = false;
         self.holdings.settle(self.stream.applied_ns);
         self.restart_history(self.stream.applied_ns);
     }
@@ -78,11 +76,10 @@ impl Process {
             return;
         }
         self.holdings.finish_resync();
-        if let (true, Some(partial)) = (std::mem::take(&mut self.stream.healing), &mut self.coverage.partial)
-        {
-            let doubt = self.coverage.blind.doubt;
-            let was_unknown = std::mem::replace(&mut partial.state, doubt);
-            self.holdings.set_unseen_segments(self.coverage.late || doubt);
+        if std::mem::take(&mut self.stream.healing) && self.coverage.partial_history {
+            let doubt = self.coverage.blind_doubt;
+            let was_unknown = std::mem::replace(&mut self.coverage.partial_state, doubt);
+            self.holdings.unseen_segments = self.coverage.late || doubt;
             if was_unknown {
                 self.restart_history(self.stream.applied_ns);
                 self.samples.doubt_until(self.stream.known_from_ns);

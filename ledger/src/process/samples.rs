@@ -11,17 +11,17 @@ use crate::untrackable::event::Names;
 use gpumem_wire::{Absence, Body, Flags, MemoryKind, Record};
 
 impl Process {
-    /// Begins the sample of a reading of the device.
     pub fn begin_sample(&mut self, book: u8, number: u64, t0_ns: u64) {
-        self.samples.drop_unended(book);
+        // A reading that never ended has no sample: its reader failed.
+        self.samples.pending.retain(|pending| pending.book != book || pending.ended_ns().is_some());
         self.close_oldest(book);
         let mut pending = Pending::new(book, number, t0_ns);
         if self.coverage.covered && self.stream.applied_ns > t0_ns {
-            let of = &self.holdings.books()[usize::from(book)];
+            let of = &self.holdings.books[usize::from(book)];
             let past =
                 if of.history.is_kept() { of.history.past(t0_ns, of.amounts(), of.rounding) } else { None };
             if let Some(past) = past {
-                let partial = self.coverage.is_state_unknown();
+                let partial = self.coverage.partial_state;
                 pending.mark_past(past, self.stream.near_tag, partial);
             } else {
                 // Even if `tracked` is equal now: blocks may have changed within it.
@@ -47,15 +47,9 @@ impl Process {
 
     fn mark(&mut self, pending: &mut Pending, late: bool) {
         let index = usize::from(pending.book);
-        let partial = self.coverage.is_state_unknown();
-        let in_flight_bytes = self.holdings.in_flight_bytes(index);
-        pending.mark(
-            &mut self.holdings.books_mut()[index],
-            in_flight_bytes,
-            self.stream.near_tag,
-            partial,
-            late,
-        );
+        let partial = self.coverage.partial_state;
+        let in_flight_bytes = self.holdings.in_flight_bytes[index];
+        pending.mark(&mut self.holdings.books[index], in_flight_bytes, self.stream.near_tag, partial, late);
     }
 
     /// Takes the bytes that NVML listed for the process in a reading.
@@ -137,7 +131,7 @@ impl Process {
             adopted: account.adopted_at(sample.t0_ns),
             blind: self.coverage.paused || self.coverage.blocked.is_some(),
             near,
-            names: Names { tags: &self.holdings.cells().tags, modules: &self.modules },
+            names: Names { cells: &self.holdings.cells, modules: &self.modules },
         };
         sample.parts = account.causes.close(&sample, &known);
         self.coverage.stale_samples += u64::from(stale);
@@ -146,7 +140,7 @@ impl Process {
         {
             account.peak_used = Some((used, sample.t0_ns));
         }
-        account.note_gap(&sample, &self.holdings.books()[usize::from(book)].peak);
+        account.note_gap(&sample, &self.holdings.books[usize::from(book)].peak);
         account.follow_gap(&sample, self.coverage.covered);
         if sample.used_bytes.is_ok() && sample.tracked_bytes.is_some() == self.coverage.covered {
             account.complete = Some(sample.clone());
@@ -158,9 +152,8 @@ impl Process {
         self.samples.closed.push((book, sample));
     }
 
-    /// Returns the gap of a book's peak.
     pub fn peak_gap(&self, book: u8) -> Option<PeakGap> {
-        self.accounts[usize::from(book)].peak_gap(&self.holdings.books()[usize::from(book)].peak)
+        self.accounts[usize::from(book)].peak_gap(&self.holdings.books[usize::from(book)].peak)
     }
 
     /// Returns when the call of a record was entered, and the bytes that it adds: the size of an allocation, or the growth of a
@@ -198,9 +191,9 @@ impl Process {
             let book = rest.trailing_zeros() as usize;
             rest &= rest - 1;
             let (tracked, in_flight) =
-                (self.holdings.books()[book].tracked, self.holdings.in_flight_bytes(book));
+                (self.holdings.books[book].tracked, self.holdings.in_flight_bytes[book]);
             let moment = BookChange { time_ns, tracked, in_flight, entered, rounding: Rounding::default() };
-            self.holdings.books_mut()[book].history.stamp(moment);
+            self.holdings.books[book].history.stamp(moment);
         }
     }
 

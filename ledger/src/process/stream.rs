@@ -24,7 +24,6 @@ pub(crate) enum Order {
     Next { missing: u64 },
 }
 
-/// Order of the records of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
     /// Number of the latest ordered record.
@@ -35,7 +34,6 @@ pub(crate) struct Stream {
     pub look_ns: u64,
     /// All records up to this time have been applied.
     pub done_ns: u64,
-    /// Tag of the latest ordered record.
     pub near_tag: u32,
     /// The agent sends watermarks. Then only watermarks close samples, because the times of several threads' records are not
     /// exactly in record order.
@@ -54,7 +52,6 @@ pub(crate) struct Stream {
     pub is_watched_over: bool,
     /// The agent has sent Bye: no records follow until the next Hello.
     pub silent: bool,
-    /// Time and reason of that Bye.
     pub bye: Option<(u64, ByeReason)>,
 }
 
@@ -66,11 +63,6 @@ impl Stream {
             None | Some(0) => Order::Duplicate,
             Some(distance) => Order::Next { missing: distance - 1 },
         }
-    }
-
-    /// Returns the number of records before and including this number that have not arrived.
-    pub fn missing_until(&self, seq: u64) -> u64 {
-        seq.saturating_sub(self.last_seq)
     }
 
     /// Returns the time of a record; the latest known time if it has none.

@@ -1,9 +1,9 @@
 //! Decides when the books of a process are sampled for points of growth.
 
 use crate::book::Book;
-use crate::history::trend::{Growth, Trend, TrendView};
+use crate::history::trend::{Trend, TrendView};
 use crate::process::Process;
-use crate::roles::iterations::IterationsView;
+use gpumem_model::iterations::Iterations;
 use gpumem_wire::Stamp;
 
 impl Process {
@@ -13,7 +13,7 @@ impl Process {
         self.coverage.steps += 1;
         self.holdings.begin_iteration(number, stamp.seq, time_ns);
         let index = self.growth.steps.next(number);
-        for book in 0..self.holdings.books().len() {
+        for book in 0..self.holdings.books.len() {
             if let Some(trend) = self.trend(book) {
                 trend.0.step(index, time_ns, trend.1);
             }
@@ -26,8 +26,8 @@ impl Process {
             return; // times of a log are line numbers
         }
         let time_ns = self.stream.applied_ns;
-        for at in 0..self.holdings.ended_windows().len() {
-            let book = usize::from(self.holdings.ended_windows()[at].0);
+        for at in 0..self.holdings.windows.len() {
+            let book = usize::from(self.holdings.windows[at].0);
             if let Some((trend, book)) = self.trend(book) {
                 trend.time(time_ns, book);
             }
@@ -43,33 +43,25 @@ impl Process {
 
     /// Returns the trend of a book; `None` while the state is unknown or a resync mixes rows of several moments.
     fn trend(&mut self, book: usize) -> Option<(&mut Trend, &Book)> {
-        let is_unknown = self.holdings.is_mixed() || self.coverage.is_state_unknown();
+        let is_unknown = self.holdings.is_mixed() || self.coverage.partial_state;
         if is_unknown {
             return None;
         }
-        if self.growth.trends.len() <= book {
-            self.growth.trends.resize_with(book + 1, Trend::default);
+        if self.growth.books.len() <= book {
+            self.growth.books.resize_with(book + 1, Trend::default);
         }
-        Some((&mut self.growth.trends[book], &self.holdings.books()[book]))
-    }
-
-    /// Discards all points, because another program runs now.
-    pub fn restart_trends(&mut self) {
-        self.growth = Growth::default();
-        self.accounts.iter_mut().for_each(|account| account.gaps = Default::default());
+        Some((&mut self.growth.books[book], &self.holdings.books[book]))
     }
 
     pub fn trend_view(&self, book: usize) -> TrendView {
-        let trend = self.growth.trends.get(book).map(Trend::view).unwrap_or_default();
-        let (gap, gap_is_used) =
-            self.accounts.get(book).map(|account| account.gaps.view()).unwrap_or_default();
-        TrendView { gap, gap_is_used, ..trend }
+        let trend = self.growth.books.get(book).map(Trend::view).unwrap_or_default();
+        match self.accounts.get(book).map(|account| account.gaps.view()).unwrap_or_default() {
+            (used, true) => TrendView { used, ..trend },
+            (gap, false) => TrendView { gap, ..trend },
+        }
     }
-}
 
-impl Process {
-    /// Returns the iterations of an account.
-    pub fn iterations_view(&self, account: usize) -> Option<IterationsView> {
+    pub fn iterations(&self, account: usize) -> Iterations {
         self.holdings.iterations(account, self.stream.applied_ns)
     }
 }

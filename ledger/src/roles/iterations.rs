@@ -5,71 +5,11 @@
 
 use crate::book::Book;
 use crate::book::cells::{CellId, CellKey};
-use crate::roles::parameters::{Parameters, ParametersView};
+use crate::roles::parameters::Parameters;
+use gpumem_model::iterations::{Iteration, Level, MAX_ROWS};
+use gpumem_model::{iterations, parameters};
 use gpumem_wire::Role;
 
-/// Maximum number of rows for each device; with more iterations, neighbours are merged.
-pub use gpumem_model::iterations::{Level, MAX_ROWS as MAX_ITERATIONS};
-
-/// One iteration, or several merged neighbours.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Iteration {
-    /// Epoch number of the first iteration, from the program; 0 if it reports none.
-    pub epoch: u64,
-    /// Step number of the first iteration, from the program, or counted from 0.
-    pub first: u64,
-    /// Step number of the last iteration.
-    pub last: u64,
-    /// Number of iterations.
-    pub count: u64,
-    /// Begin of the first iteration.
-    pub start_ns: u64,
-    /// End of the last iteration; for one in progress, the latest known time.
-    pub end_ns: u64,
-    /// Records were lost during the row.
-    pub partial: bool,
-    /// Bytes of live driver allocations.
-    pub tracked: Level,
-    /// Bytes of framework pools' segments and driver pools' reservations.
-    pub pool_reserved: Level,
-    /// Amounts by [`Role`], without temporary bytes.
-    pub roles: [Level; ROLES],
-    /// Bytes that were allocated and freed within backward.
-    pub intermediate: Level,
-    /// Bytes that were allocated and freed within other phases.
-    pub temporaries: Level,
-}
-
-/// Length of [`Iteration::roles`], which is indexed by the role's number.
-pub const ROLES: usize = Role::ALL.len();
-
-impl Iteration {
-    fn join(&mut self, later: &Iteration) {
-        (self.last, self.end_ns) = (later.last, later.end_ns);
-        self.count += later.count;
-        self.partial |= later.partial;
-        self.tracked.join(later.tracked);
-        self.pool_reserved.join(later.pool_reserved);
-        self.intermediate.join(later.intermediate);
-        self.temporaries.join(later.temporaries);
-        for (role, later) in self.roles.iter_mut().zip(later.roles) {
-            role.join(later);
-        }
-    }
-}
-
-/// The iterations of one account.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct IterationsView {
-    /// Finished iterations by time, without gaps.
-    pub rows: Vec<Iteration>,
-    /// The iteration in progress.
-    pub open: Option<Iteration>,
-    /// Individual parameters and gradients.
-    pub parameters: ParametersView,
-}
-
-/// The iterations of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Iterations {
     rows: Vec<Iteration>,
@@ -87,7 +27,6 @@ impl Iterations {
         self.pool_reserved.set(self.pool_reserved.last_bytes.wrapping_add(delta));
     }
 
-    /// Whether an iteration is in progress.
     pub fn is_open(&self) -> bool {
         self.open.is_some()
     }
@@ -96,8 +35,8 @@ impl Iterations {
     pub fn measure(&mut self, book: &Book, keys: &[CellKey], known: u16) {
         let Some(open) = &mut self.open else { return };
         self.parameters.measure(book, keys);
-        for (code, level) in open.roles.iter_mut().enumerate().filter(|(code, _)| known & 1 << code != 0) {
-            level.set(book.by_role(code));
+        for &role in Role::ALL.iter().filter(|role| known & 1 << role.to_code() != 0) {
+            open.role_mut(role).into_iter().for_each(|level| level.set(book.by_role(role)));
         }
     }
 
@@ -106,19 +45,17 @@ impl Iterations {
     pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64, book: &Book) {
         let Some(open) = &mut self.open else { return };
         if self.parameters.correct_gradients(cell, mistaken) {
-            let code = usize::from(Role::Gradient.to_code());
-            open.roles[code].correct(mistaken, book.by_role(code));
+            open.gradients.correct(mistaken, book.by_role(Role::Gradient));
         }
     }
 
     /// Ends a phase with a maximum of `bytes` temporary bytes.
     pub fn freed_in_phase(&mut self, bytes: i64, is_backward: bool) {
         let Some(open) = &mut self.open else { return };
-        let level = if is_backward { &mut open.intermediate } else { &mut open.temporaries };
+        let level = if is_backward { &mut open.intermediate_gradients } else { &mut open.temporaries };
         level.reach(bytes);
     }
 
-    /// Notes that records were lost in the open iteration.
     pub fn lose(&mut self) {
         self.open.iter_mut().for_each(|open| open.partial = true);
     }
@@ -158,13 +95,13 @@ impl Iterations {
 
     fn keep(&mut self, row: Iteration) {
         match self.rows.last_mut() {
-            Some(last) if last.count < self.stride && last.epoch == row.epoch => return last.join(&row),
+            Some(last) if last.count < self.stride && last.epoch == row.epoch => return last.join(row),
             _ => {}
         }
-        if self.rows.len() == MAX_ITERATIONS {
+        if self.rows.len() == MAX_ROWS {
             self.stride = self.stride.max(1).saturating_mul(2);
             self.merge(true);
-            if self.rows.len() > MAX_ITERATIONS / 4 * 3 {
+            if self.rows.len() > MAX_ROWS / 4 * 3 {
                 self.merge(false); // epochs shorter than a row
             }
         }
@@ -177,14 +114,13 @@ impl Iterations {
         for row in old {
             match self.rows.last_mut() {
                 Some(last) if last.count < self.stride && (last.epoch == row.epoch || !apart) => {
-                    last.join(&row);
+                    last.join(row);
                 }
                 _ => self.rows.push(row),
             }
         }
     }
 
-    /// Removes all finished iterations.
     pub fn restart(&mut self, now_ns: u64) {
         self.parameters.restart(now_ns);
         // If no iteration is in progress, the last one is kept: it determines the next number.
@@ -202,9 +138,13 @@ impl Iterations {
         self.open = None;
     }
 
-    pub fn view(&self, time_ns: u64, book: &Book) -> IterationsView {
-        let parameters = self.parameters.view();
-        IterationsView { rows: self.rows.clone(), open: self.close(time_ns, book), parameters }
+    pub fn view(&self, time_ns: u64, book: &Book) -> iterations::Iterations {
+        iterations::Iterations { rows: self.rows.clone(), open: self.close(time_ns, book) }
+    }
+
+    /// Returns the individual parameters and gradients. `name`: returns role and tag of a cell.
+    pub fn parameters(&self, name: impl Fn(CellId) -> parameters::Column) -> parameters::Parameters {
+        self.parameters.view(name)
     }
 
     pub fn bytes(&self) -> usize {
@@ -226,9 +166,9 @@ mod tests {
             kept.reserve(if number == 7_777 { -100 } else { 0 });
             kept.freed_in_phase(i64::try_from(number).unwrap(), true);
         }
-        let IterationsView { rows, open, .. } = kept.view(100_005, &book);
+        let iterations::Iterations { rows, open } = kept.view(100_005, &book);
         assert_eq!(open.map(|open| (open.first, open.end_ns)), Some((10_000, 100_005)));
-        assert!((MAX_ITERATIONS / 2..=MAX_ITERATIONS).contains(&rows.len()));
+        assert!((MAX_ROWS / 2..=MAX_ROWS).contains(&rows.len()));
         let stride = rows[0].count;
         assert!(rows[..rows.len() - 1].iter().all(|row| row.count == stride));
         assert_eq!(rows.iter().map(|row| row.count).sum::<u64>(), 10_000);
@@ -236,7 +176,7 @@ mod tests {
             assert_eq!((pair[0].last + 1, pair[0].end_ns), (pair[1].first, pair[1].start_ns));
         }
         for row in &rows {
-            assert_eq!(row.intermediate, Level { peak_bytes: row.last as i64, last_bytes: 0 });
+            assert_eq!(row.intermediate_gradients, Level { peak_bytes: row.last as i64, last_bytes: 0 });
             let burst = (row.first..=row.last).contains(&7_777);
             assert_eq!(row.pool_reserved, Level { peak_bytes: if burst { 100 } else { 0 }, last_bytes: 0 });
         }

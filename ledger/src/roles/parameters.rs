@@ -7,28 +7,15 @@
 
 use crate::book::Book;
 use crate::book::cells::{CellId, CellKey};
+use gpumem_model::parameters::{self, Column, MAX_COLUMNS};
 use gpumem_wire::Role;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::mem::size_of;
 
-/// Maximum number of columns for each device.
-pub const MAX_COLUMNS: usize = 2048;
 /// Maximum number of amounts for each device; the oldest iterations are dropped.
 const MAX_AMOUNTS: usize = 16_384;
 
-/// Parameters and gradients of one device over its iterations.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ParametersView {
-    /// Cells of parameters and gradients, by index of [`crate::ProcessView::cells`].
-    pub columns: Vec<u32>,
-    /// Some columns are missing, because there were too many.
-    pub is_cut: bool,
-    /// Each iteration that differs from the one before: its begin, and the bytes of the columns that changed (by index of
-    /// `columns`). The first entry has all nonzero columns; earlier iterations are unknown.
-    pub changes: Vec<(u64, Vec<(u32, i64)>)>,
-}
-
-/// Parameters and gradients in internal form.
+/// Parameters and gradients of one device over its iterations, by cell.
 #[derive(Debug, Default)]
 pub(crate) struct Parameters {
     columns: Vec<(CellId, bool)>,
@@ -47,7 +34,6 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
-    /// Measures the amounts of the book.
     pub fn measure(&mut self, book: &Book, keys: &[CellKey]) {
         for (cell, key) in (0..).zip(keys).skip(self.looked) {
             let is_gradient = key.role == Role::Gradient;
@@ -61,7 +47,7 @@ impl Parameters {
             self.columns.push((cell, is_gradient));
         }
         self.looked = keys.len();
-        let total = book.by_role(usize::from(Role::Gradient.to_code()));
+        let total = book.by_role(Role::Gradient);
         if total <= 0 || total < self.most || self.measured == book.role_changes {
             return;
         }
@@ -131,17 +117,46 @@ impl Parameters {
         }
     }
 
-    pub fn view(&self) -> ParametersView {
-        let mut changes: Vec<(u64, Vec<(u32, i64)>)> = self.changes.iter().cloned().collect();
-        if let Some((_, first)) = changes.first_mut() {
-            let known: Vec<u32> = first.iter().map(|(column, _)| *column).collect();
-            let before = (0..).zip(self.base.iter().copied());
-            first.extend(before.filter(|(column, bytes)| *bytes != 0 && !known.contains(column)));
-            first.retain(|(_, bytes)| *bytes != 0);
-            first.sort_unstable();
+    /// Returns all changes, with one column for all cells of the same name. `name`: returns role and tag of a cell.
+    pub fn view(&self, name: impl Fn(CellId) -> Column) -> parameters::Parameters {
+        let mut places: HashMap<Column, u32> = HashMap::new();
+        let mut columns: Vec<Column> = Vec::new();
+        let mut column_of = |&(cell, _): &(CellId, bool)| {
+            *places.entry(name(cell)).or_insert_with_key(|column| {
+                columns.push(column.clone());
+                columns.len() as u32 - 1
+            })
+        };
+        let place: Vec<u32> = self.columns.iter().map(&mut column_of).collect();
+        let mut held = vec![0_i64; self.columns.len()];
+        let mut sums = vec![0_i64; columns.len()];
+        let before: Vec<(u32, i64)> = (0..).zip(self.base.iter().copied()).collect();
+        let mut changes: Vec<(u64, Vec<(u32, i64)>)> = Vec::new();
+        for (time_ns, differs) in &self.changes {
+            // The first change lists all bytes that were held before it, too.
+            let before = if changes.is_empty() { before.as_slice() } else { &[] };
+            let mut touched: BTreeMap<u32, i64> = BTreeMap::new();
+            for &(cell, bytes) in before.iter().chain(differs) {
+                let (Some(was), Some(&column)) = (held.get_mut(cell as usize), place.get(cell as usize))
+                else {
+                    continue;
+                };
+                let Some(sum) = sums.get_mut(column as usize) else { continue };
+                touched.entry(column).or_insert(*sum);
+                *sum = sum.wrapping_add(bytes).wrapping_sub(*was);
+                *was = bytes;
+            }
+            let differs = touched.into_iter().filter_map(|(column, was)| {
+                let now = *sums.get(column as usize)?;
+                (now != was).then_some((column, now))
+            });
+            changes.push((*time_ns, differs.collect()));
         }
-        let columns = self.columns.iter().map(|(cell, _)| *cell).collect();
-        ParametersView { columns, is_cut: self.is_cut, changes }
+        // Drops iterations in which bytes only moved between cells of the same name. The first one stays, because it marks the
+        // time from which amounts are known.
+        let mut first = true;
+        changes.retain(|(_, differs)| std::mem::take(&mut first) || !differs.is_empty());
+        parameters::Parameters { columns, is_cut: self.is_cut, changes }
     }
 
     pub fn bytes(&self) -> usize {

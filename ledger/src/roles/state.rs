@@ -97,12 +97,9 @@ pub(crate) struct RestatedBlock {
     pub address: u64,
 }
 
-/// Phases that a process reports, on all devices.
 #[derive(Debug, Default)]
 pub(crate) struct PhaseReports {
-    /// Phase of the last `PhaseBegin`.
     pub said: Phase,
-    /// Blocks are stamped with phases.
     pub stamped: bool,
     /// The program reports its steps.
     pub stepped: bool,
@@ -118,7 +115,6 @@ pub(crate) fn workspace_index(bytes: u64) -> Option<usize> {
     WORKSPACE_BYTES.iter().position(|&size| size == bytes)
 }
 
-/// Returns the list for blocks allocated in a phase.
 pub(crate) fn list_of(phase: Phase) -> Option<List> {
     match phase {
         Phase::Forward => Some(List::Forward),

@@ -15,7 +15,6 @@ const NONE: u32 = u32::MAX;
 /// Maximum number of followed blocks for each device (40 bytes each); the role of further ones stays unknown.
 const MAX_ENTRIES: usize = 262_144;
 
-/// List of a followed block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum List {
     /// Allocated in this phase, which is in progress.
@@ -79,7 +78,6 @@ impl Default for UndecidedBlocks {
 }
 
 impl UndecidedBlocks {
-    /// Returns the estimated memory.
     pub fn bytes(&self) -> usize {
         self.entries.capacity() * std::mem::size_of::<Entry>()
     }
@@ -156,7 +154,6 @@ impl UndecidedBlocks {
         self.link(at, list);
     }
 
-    /// Appends a list to another one.
     pub fn append(&mut self, from: List, to: List) {
         let Chain { first, last, bytes, .. } = std::mem::replace(&mut self.chains[from as usize], EMPTY);
         let mut at = first;
@@ -201,7 +198,6 @@ impl UndecidedBlocks {
         self.chains[list as usize].first == NONE
     }
 
-    /// Returns all entries of a list.
     pub fn of(&self, list: List) -> impl Iterator<Item = (u32, Entry)> {
         std::iter::successors(self.first(list), |(_, entry)| self.next(entry))
     }

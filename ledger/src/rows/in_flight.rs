@@ -29,12 +29,10 @@ pub(crate) enum InFlight {
 }
 
 impl InFlight {
-    /// Returns the mappings of an unmap, by address.
     fn mappings(&self) -> &[(u64, Mapping)] {
         if let InFlight::Unmap { mappings } = self { mappings } else { &[] }
     }
 
-    /// Returns the birth numbers of all rows that it holds.
     fn births(&self) -> impl Iterator<Item = u64> {
         let row = if let InFlight::Allocation { row, .. } = self { Some(row.seq) } else { None };
         row.into_iter().chain(self.mappings().iter().map(|(_, mapping)| mapping.seq))
@@ -62,7 +60,6 @@ pub(crate) struct InFlights {
     /// Index of `others` by birth number of their rows. Built at the first query, dropped by `forget_births`. Only wrong reports
     /// contain two rows with one birth number; then the later call counts.
     born: Option<Map<u64, u64>>,
-    /// Number of mappings in all calls.
     mappings: usize,
 }
 
@@ -99,12 +96,10 @@ impl InFlights {
         what
     }
 
-    /// Returns the number of calls.
     pub fn len(&self) -> usize {
         usize::from(self.latest.is_some()) + self.others.len()
     }
 
-    /// Returns the estimated memory.
     pub fn bytes(&self) -> usize {
         let born = self.born.as_ref().map_or(0, Map::capacity);
         self.others.capacity() * size_of::<(u64, InFlight)>()

@@ -16,7 +16,6 @@ pub(crate) struct PeakResidue {
     pub cell: CellId,
 }
 
-/// Residues by birth number.
 #[derive(Debug, Default)]
 pub(crate) struct PeakResidues {
     log: Vec<(u64, PeakResidue)>,
@@ -26,7 +25,6 @@ pub(crate) struct PeakResidues {
 }
 
 impl PeakResidues {
-    /// Keeps a row, if there is room.
     #[inline]
     pub fn keep(&mut self, seq: u64, residue: PeakResidue) {
         if self.log.len() < MAX_RESIDUES {
@@ -42,7 +40,6 @@ impl PeakResidues {
         self.places.get(&seq).map(|&place| &mut self.log[place].1)
     }
 
-    /// Returns the estimated memory.
     pub fn bytes(&self) -> usize {
         self.log.capacity() * std::mem::size_of::<(u64, PeakResidue)>() + self.places.capacity() * 18
     }

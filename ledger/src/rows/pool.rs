@@ -9,12 +9,10 @@ use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    /// The owner's id of the pool.
     pub id: u64,
     pub owner: PoolOwner,
     pub parent: Option<u32>,
     pub book: u8,
-    /// Tag that names it.
     pub name: u32,
     /// Cell of its idle bytes: a separate one if the pool was named before it had segments or blocks.
     pub idle: CellId,
@@ -128,11 +126,9 @@ impl Carved {
 /// Bytes of segments not covered by a block.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Idle {
-    /// Total idle bytes.
     pub bytes: u64,
     /// Number of gaps between blocks; each lies in one segment.
     pub pieces: u64,
-    /// Size of the largest gap.
     pub largest_bytes: u64,
     /// Some segment is mapped (VMM) and can grow, like PyTorch's expandable segments.
     pub is_expandable: bool,

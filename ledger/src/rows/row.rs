@@ -12,13 +12,12 @@ pub(crate) const MAX_BYTES: u64 = 1 << 48;
 pub(crate) const LARGE_BYTES: u64 = 1 << 20;
 
 /// Live memory of one allocation or block. 32 bytes: a process may have millions.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Row {
     /// Number of the record that created it (its birth number); `Retag` refers to it.
     pub seq: u64,
     pub bytes: u64,
     pub cell: CellId,
-    /// See [`Book::next_epoch`].
     pub first_epoch: u32,
     /// Direct allocation: its context. Stream-ordered one: its pool index. Block: its entry in
     /// [`crate::roles::undecided::UndecidedBlocks`].
@@ -62,7 +61,7 @@ pub(crate) enum Extent {
 }
 
 /// Physical memory behind a handle.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Backing {
     pub row: Row,
     /// The handle's number, for failed releases.
@@ -79,7 +78,6 @@ pub(crate) struct Backing {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mapping {
-    /// Number of the record that created it.
     pub seq: u64,
     pub bytes: u64,
     pub backing: BackingId,
@@ -126,6 +124,12 @@ pub struct AnomalyCounts {
 }
 
 impl AnomalyCounts {
+    /// Returns the number of all such records.
+    pub fn total(&self) -> u64 {
+        let records = self.unknown_frees + self.unknown_ends + self.replaced + self.unknown_handles;
+        records + self.impossible + self.duplicates + self.overflowed + self.devices_beyond
+    }
+
     /// Resets the counts to `before`, except those that no loss can explain.
     pub(crate) fn forgive_since(&mut self, before: AnomalyCounts) {
         let AnomalyCounts { impossible, devices_beyond, .. } = *self;

@@ -1,8 +1,7 @@
 //! Booking rules for allocations with an address, and for events that remove many allocations at once.
 
-use crate::book::cells::IDLE;
 use crate::rows::in_flight::InFlight;
-use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row, is_charged, side_bytes};
+use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row, is_charged};
 use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
 use gpumem_wire::{DestroyScope, Flags, MemoryKind, Phase, PoolOwner, Role, Stamp};
@@ -45,20 +44,18 @@ impl Holdings {
         let mut row = Row {
             seq: stamp.seq,
             bytes,
-            cell: IDLE,
             first_epoch: self.book(book).next_epoch(),
             owner: stamp.context,
             kind,
             book,
             generation: self.generation,
-            flags: 0,
+            ..Row::default()
         };
         let nothing = (Role::Unknown, Phase::Unknown);
         if stamp.flags.has(Flags::CAPTURED) {
             row.flags |= Row::UNBOOKED;
             row.cell = self.cells.cell_of(Class::Block, stamp, nothing);
-        } else if let Some(bytes_of_kind) = side_bytes(self.side_memory_mut(book), kind) {
-            *bytes_of_kind = bytes_of_kind.wrapping_add(bytes as i64);
+        } else if self.count_beside(book, kind, bytes as i64) {
             row.cell = self.cells.cell_of(Class::Direct, stamp, nothing);
         } else if kind == MemoryKind::StreamOrdered {
             row.cell = self.cells.cell_of(Class::Block, stamp, nothing);
@@ -188,8 +185,7 @@ impl Holdings {
         if row.is(Row::UNBOOKED) {
             return;
         }
-        if let Some(bytes_of_kind) = side_bytes(self.side_memory_mut(row.book), row.kind) {
-            *bytes_of_kind = bytes_of_kind.wrapping_sub(bytes);
+        if self.count_beside(row.book, row.kind, -bytes) {
             return;
         }
         self.uncarve_all(Extent::Allocation(address, row.seq), &row);

@@ -221,7 +221,6 @@ impl Holdings {
         }
     }
 
-    /// Ends the iteration and begins the next one.
     fn begin_next_iteration(&mut self, book: u8, number: u64, time_ns: u64) {
         self.measure(book);
         let at = usize::from(book);
@@ -264,7 +263,6 @@ impl Holdings {
         }
     }
 
-    /// Stops following a block.
     fn stop_following(&mut self, book: u8, at: u32) {
         let entry = self.roles[usize::from(book)].young.leave(at);
         if let Some(row) = self.pools[entry.pool as usize].blocks.get_mut(&entry.address) {
@@ -351,14 +349,6 @@ impl Holdings {
         self.roles[at].iterations.correct_gradients(cell, mistaken, &self.books[at]);
     }
 
-    /// Notes the consequences of a reported role for other blocks.
-    pub fn note_told(&mut self, row: &Row, role: Role) {
-        if role == Role::Parameter {
-            self.roles[usize::from(row.book)].knows_parameters = true;
-            self.note_parameter(row.book, row.bytes);
-        }
-    }
-
     /// Notes the size of a parameter. (A few parameters named by frames do not mean that all are known.)
     #[cold]
     pub fn note_parameter(&mut self, book: u8, bytes: u64) {
@@ -387,12 +377,6 @@ impl Holdings {
         if is_scratch && self.scratch_libraries.len() < MAX_SCRATCH_LIBRARIES {
             self.scratch_libraries.push(module);
         }
-    }
-
-    /// Handles a loss of records: the end of the current phase may be among them.
-    pub fn lose_phases(&mut self) {
-        self.phases.said = Phase::Unknown;
-        self.roles.iter_mut().for_each(|roles| roles.iterations.lose());
     }
 
     /// After a resync that added unknown blocks: replays their allocation, and that of blocks without a settled role, in order.

@@ -5,45 +5,45 @@ use crate::Map;
 use crate::base::quota::{list, map, sorted};
 use crate::book::cells::{CellId, CellTable};
 use crate::book::{Book, Window};
-use crate::roles::iterations::IterationsView;
 use crate::roles::state::{PhaseReports, RestatedBlock, Roles};
 use crate::rows::in_flight::InFlights;
 use crate::rows::peak_residues::{PeakResidue, PeakResidues};
 use crate::rows::pool::{Carved, Pool, Segment};
-use crate::rows::row::{AnomalyCounts, Backing, BackingId, Extent, Mapping, Row, is_charged};
+use crate::rows::row::{AnomalyCounts, Backing, BackingId, Extent, Mapping, Row, is_charged, side_bytes};
+use gpumem_model::iterations::Iterations;
+use gpumem_model::names::Named;
+use gpumem_model::parameters::{Column, Parameters};
 use gpumem_model::run::Beside;
-use gpumem_wire::{Flags, Phase, Role, Stamp};
+use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 #[derive(Debug, Default)]
 pub(crate) struct Holdings {
-    pub(super) cells: CellTable,
+    pub cells: CellTable,
     /// One for each device of the process, in the order of naming.
-    pub(super) books: Vec<Book>,
+    pub books: Vec<Book>,
     /// Windows that have ended, with their books.
-    pub(super) windows: Vec<(u8, Window)>,
-    /// Width of windows.
+    pub windows: Vec<(u8, Window)>,
     window_ns: u64,
     /// Memory outside the book; same index as `books`.
-    pub(super) side_memory: Vec<Beside>,
+    pub side_memory: Vec<Beside>,
     pub(super) allocations: Map<u64, Row>,
     /// Addresses in `allocations` of at least [`LARGE_BYTES`], to find allocations by an address inside them.
     pub(super) large: BTreeMap<u64, u64>,
     /// By number of the record that began the free.
-    pub(super) in_flight: InFlights,
+    pub in_flight: InFlights,
     /// Bytes that calls in `in_flight` may already have freed, by book, for torn samples.
-    pub(super) in_flight_bytes: Vec<i64>,
+    pub in_flight_bytes: Vec<i64>,
     pub(super) handles: Map<u64, BackingId>,
     pub(super) backings: Map<BackingId, Backing>,
     pub(super) mappings: BTreeMap<u64, Mapping>,
     /// Pools by index; destroyed ones stay as empty entries.
-    pub(super) pools: Vec<Pool>,
+    pub pools: Vec<Pool>,
     pub(super) pool_ids: Map<u64, u32>,
     /// For each extent, the bytes that segments took from it.
     pub(super) carved: Map<Extent, Carved>,
     /// Unreported segments may exist: the agent was late, or records were lost.
-    pub(super) unseen_segments: bool,
+    pub unseen_segments: bool,
     /// Number of segments that are not wholly booked: a later allocation may provide their memory.
     pub(super) unbacked_segments: u32,
     /// Blocks that wait for a stream, by record number: their former cell, and the epoch since which they wait.
@@ -52,7 +52,7 @@ pub(crate) struct Holdings {
     pub(super) residues: Vec<PeakResidues>,
     /// Same index as `books`.
     pub(super) roles: Vec<Roles>,
-    pub(super) phases: PhaseReports,
+    pub phases: PhaseReports,
     /// Blocks of phases that only the resync in progress restated.
     pub(super) restated: Vec<RestatedBlock>,
     /// Ids of libraries whose driver allocations are scratch memory.
@@ -62,7 +62,7 @@ pub(crate) struct Holdings {
     pub(super) doubtful_before: Option<u64>,
     /// Records up to this number may refer to rows that a resync has removed; this is no anomaly.
     pub(super) forgiven_until: u64,
-    pub(super) anomalies: AnomalyCounts,
+    pub anomalies: AnomalyCounts,
     /// Books that the current record touched, as bits.
     touched: u64,
     /// The rows are a mix of several moments (a resync is in progress): no peak is recorded.
@@ -75,26 +75,8 @@ pub(crate) struct Holdings {
 }
 
 impl Holdings {
-    /// Returns empty holdings; windows are `window_ns` wide.
     pub fn new(window_ns: u64) -> Self {
         Holdings { window_ns, ..Holdings::default() }
-    }
-
-    /// Returns the books, one for each device.
-    #[inline]
-    pub fn books(&self) -> &[Book] {
-        &self.books
-    }
-
-    #[inline]
-    pub fn books_mut(&mut self) -> &mut [Book] {
-        &mut self.books
-    }
-
-    /// Returns the bytes of a book that calls in flight may already have freed.
-    #[inline]
-    pub fn in_flight_bytes(&self, book: usize) -> i64 {
-        self.in_flight_bytes[book]
     }
 
     /// Clears the history of all books: times before `now_ns` can no longer be restored.
@@ -104,69 +86,24 @@ impl Holdings {
         }
     }
 
-    /// Returns the number of calls that were entered and have not returned.
-    pub fn calls_in_flight(&self) -> usize {
-        self.in_flight.len()
-    }
-
-    #[inline]
-    pub fn cells(&self) -> &CellTable {
-        &self.cells
-    }
-
-    /// Names a tag; returns its former path.
-    pub fn name_tag(&mut self, tag: u32, path: &str) -> Option<Arc<str>> {
-        self.cells.tags.insert(tag, path.into())
-    }
-
-    #[inline]
-    pub fn anomalies(&self) -> &AnomalyCounts {
-        &self.anomalies
-    }
-
-    #[inline]
-    pub fn anomalies_mut(&mut self) -> &mut AnomalyCounts {
-        &mut self.anomalies
-    }
-
-    pub fn pools(&self) -> &[Pool] {
-        &self.pools
-    }
-
-    /// Returns the memory on a book's device that is outside the sum.
-    pub fn side_memory(&self, book: usize) -> Beside {
-        self.side_memory[book]
-    }
-
-    /// Returns windows that have ended and were not taken yet, with their books.
-    pub fn ended_windows(&self) -> &[(u8, Window)] {
-        &self.windows
-    }
-
-    pub fn take_windows(&mut self) -> std::vec::Drain<'_, (u8, Window)> {
-        self.windows.drain(..)
-    }
-
     /// Whether there is live memory allocated from the driver.
     #[inline]
     pub fn has_driver_rows(&self) -> bool {
         !self.allocations.is_empty() || !self.backings.is_empty() || !self.mappings.is_empty()
     }
 
-    /// Sets whether unreported segments may exist: the agent was late, or records were lost.
-    pub fn set_unseen_segments(&mut self, may_exist: bool) {
-        self.unseen_segments = may_exist;
+    pub fn iterations(&self, book: usize, time_ns: u64) -> Iterations {
+        let both = self.roles.get(book).zip(self.books.get(book));
+        both.map(|(roles, book)| roles.iterations.view(time_ns, book)).unwrap_or_default()
     }
 
-    /// Sets the program's epoch number; 0 for none.
-    pub fn set_epoch(&mut self, number: u64) {
-        self.phases.epoch = number;
-    }
-
-    /// Returns the iterations of a book.
-    pub fn iterations(&self, book: usize, time_ns: u64) -> Option<IterationsView> {
-        let (roles, book) = (self.roles.get(book)?, self.books.get(book)?);
-        Some(roles.iterations.view(time_ns, book))
+    pub fn parameters(&self, book: usize) -> Parameters {
+        let name = |cell: CellId| {
+            let key = &self.cells.keys[cell as usize];
+            let tag = self.cells.name(key).as_deref().map(str::to_owned);
+            Column { role: key.role.name().unwrap_or_default().to_owned(), tag }
+        };
+        self.roles.get(book).map(|roles| roles.iterations.parameters(name)).unwrap_or_default()
     }
 
     /// Whether times are only an order (line numbers): then each time is a window by itself.
@@ -174,12 +111,10 @@ impl Holdings {
         self.window_ns == 1
     }
 
-    /// Returns the timeline of a book.
     pub fn timeline(&self, book: usize) -> gpumem_model::timeline::Timeline {
         self.books.get(book).map(|book| book.timeline(&self.cells, !self.mixed)).unwrap_or_default()
     }
 
-    /// Returns the number of live rows of all kinds.
     pub fn rows(&self) -> usize {
         let in_pools = self.pools.iter().map(|pool| pool.blocks.len() + pool.segments.len());
         let own = [self.allocations.len(), self.backings.len(), self.mappings.len(), self.pools.len()];
@@ -230,6 +165,12 @@ impl Holdings {
 
     pub fn side_memory_mut(&mut self, book: u8) -> &mut Beside {
         &mut self.side_memory[usize::from(book)]
+    }
+
+    /// Counts memory of a kind that NVML does not charge to the process; returns false for charged kinds.
+    pub fn count_beside(&mut self, book: u8, kind: MemoryKind, bytes: i64) -> bool {
+        let amount = side_bytes(self.side_memory_mut(book), kind);
+        amount.map(|amount| *amount = amount.wrapping_add(bytes)).is_some()
     }
 
     /// Finishes a record: peaks are recorded when all of it is booked. Returns the touched books as bits.
@@ -300,7 +241,6 @@ impl Holdings {
         }
     }
 
-    /// Returns the bytes that segments took from an extent.
     pub fn carved_bytes(&self, extent: Extent) -> u64 {
         self.carved.get(&extent).map_or(0, Carved::total)
     }
@@ -334,7 +274,10 @@ impl Holdings {
         let mut told = (use_as.0 != Role::Unknown).then_some(use_as.0);
         if let Some(role) = told {
             self.row_mut(extent).into_iter().for_each(|row| row.flags |= Row::EXACT);
-            self.note_told(&row, role);
+            if role == Role::Parameter {
+                self.roles[usize::from(row.book)].knows_parameters = true;
+                self.note_parameter(row.book, row.bytes);
+            }
         } else if stamp.flags.has(Flags::RESTATED) && row.is(Row::EXACT) && !row.is(Row::BORN_EXACT) {
             // The retag never reached the agent's row: a free was in flight then, and failed.
             self.row_mut(extent).into_iter().for_each(|row| row.flags &= !Row::EXACT);

@@ -29,7 +29,6 @@ impl Holdings {
         index
     }
 
-    /// Books a `PoolCreate`.
     pub fn pool_create(
         &mut self,
         id: u64,
@@ -69,7 +68,6 @@ impl Holdings {
         }
     }
 
-    /// Books a `PoolState`.
     pub fn pool_state(&mut self, id: u64, reserved: u64, used: u64, book: u8) {
         if reserved > MAX_BYTES || used > MAX_BYTES {
             self.anomalies.impossible += 1;
@@ -131,7 +129,6 @@ impl Holdings {
         }
     }
 
-    /// Books a `PoolDestroy`.
     pub fn pool_destroy(&mut self, id: u64) {
         let Some(index) = self.pool_ids.remove(&id) else {
             self.anomalies.unknown_handles += 1;
@@ -217,7 +214,6 @@ impl Holdings {
         }
     }
 
-    /// Books a `BlockAlloc`.
     #[inline]
     pub fn block_alloc(
         &mut self,
@@ -297,12 +293,10 @@ impl Holdings {
                 self.back_overlapping(address, bytes, Some(index));
             }
         } else {
-            let unbooked = &mut self.side_memory_mut(book).unbooked_block_bytes;
-            *unbooked = unbooked.wrapping_add(bytes as i64);
+            self.count_unbooked(book, bytes as i64);
         }
     }
 
-    /// Books a `BlockFree`.
     #[inline]
     pub fn block_free(&mut self, address: u64, pool: u64, state: FreeState) {
         let Some(&index) = self.pool_ids.get(&pool) else {
@@ -338,19 +332,36 @@ impl Holdings {
             row.flags |= Row::PENDING;
             (row.cell, row.owner) = (to, NOT_FOLLOWED);
         }
-        let pool = &mut self.pools[index as usize];
-        pool.pending_bytes = pool.pending_bytes.wrapping_add(row.bytes);
-        let pending = &mut self.side_memory_mut(row.book).pending_block_bytes;
-        *pending = pending.wrapping_add(row.bytes as i64);
+        self.count_pending(index, row.book, row.bytes as i64);
+    }
+
+    /// Counts bytes of blocks that are not booked; negative bytes are no longer counted.
+    fn count_unbooked(&mut self, book: u8, bytes: i64) {
+        let unbooked = &mut self.side_memory_mut(book).unbooked_block_bytes;
+        *unbooked = unbooked.wrapping_add(bytes);
+    }
+
+    /// Counts bytes of blocks that wait for a stream, of the pool and of the book.
+    fn count_pending(&mut self, index: u32, book: u8, bytes: i64) {
+        let of_pool = &mut self.pools[index as usize].pending_bytes;
+        *of_pool = of_pool.wrapping_add_signed(bytes);
+        let of_book = &mut self.side_memory_mut(book).pending_block_bytes;
+        *of_book = of_book.wrapping_add(bytes);
+    }
+
+    /// Returns the addresses of the selected blocks of a pool, sorted.
+    fn blocks_where(&self, index: u32, wanted: impl Fn(&Pool, u64, &Row) -> bool) -> Vec<u64> {
+        let pool = &self.pools[index as usize];
+        let blocks = pool.blocks.iter().filter(|(address, row)| wanted(pool, **address, row));
+        let mut found: Vec<u64> = blocks.map(|(&address, _)| address).collect();
+        found.sort_unstable();
+        found
     }
 
     /// Books blocks whose segments have got memory.
     pub fn book_blocks(&mut self, index: u32) {
-        let pool = &self.pools[index as usize];
-        let waits = |(address, row): &(&u64, &Row)| row.is(Row::UNBOOKED) && pool.is_booked(**address);
-        let mut found: Vec<u64> = pool.blocks.iter().filter(waits).map(|(&address, _)| address).collect();
-        found.sort_unstable();
-        for address in found {
+        let waits = |pool: &Pool, address, row: &Row| row.is(Row::UNBOOKED) && pool.is_booked(address);
+        for address in self.blocks_where(index, waits) {
             let pool = &mut self.pools[index as usize];
             let Some(row) = pool.blocks.get_mut(&address) else { continue };
             row.flags &= !Row::UNBOOKED;
@@ -358,8 +369,7 @@ impl Holdings {
             let row = *row;
             pool.unbooked_blocks = pool.unbooked_blocks.saturating_sub(1);
             let (has_children, idle) = (pool.has_children, pool.idle);
-            let unbooked = &mut self.side_memory_mut(row.book).unbooked_block_bytes;
-            *unbooked = unbooked.wrapping_sub(row.bytes as i64);
+            self.count_unbooked(row.book, -(row.bytes as i64));
             self.book(row.book).shift(idle, row.cell, row.bytes as i64);
             if has_children && self.unbacked_segments > 0 {
                 self.back_overlapping(address, row.bytes, Some(index));
@@ -369,11 +379,8 @@ impl Holdings {
 
     /// Unbooks blocks whose segments have lost their memory, until there is some again.
     pub fn unbook_blocks(&mut self, index: u32) {
-        let pool = &self.pools[index as usize];
-        let floats = |(address, row): &(&u64, &Row)| !row.is(Row::UNBOOKED) && !pool.is_booked(**address);
-        let mut found: Vec<u64> = pool.blocks.iter().filter(floats).map(|(&address, _)| address).collect();
-        found.sort_unstable();
-        for address in found {
+        let floats = |pool: &Pool, address, row: &Row| !row.is(Row::UNBOOKED) && !pool.is_booked(address);
+        for address in self.blocks_where(index, floats) {
             let pool = &mut self.pools[index as usize];
             let Some(row) = pool.blocks.get_mut(&address) else { continue };
             let row_before = *row;
@@ -384,8 +391,7 @@ impl Holdings {
             } else {
                 self.keep_residue(&row_before, row_before.bytes);
             }
-            let unbooked = &mut self.side_memory_mut(row_before.book).unbooked_block_bytes;
-            *unbooked = unbooked.wrapping_add(row_before.bytes as i64);
+            self.count_unbooked(row_before.book, row_before.bytes as i64);
             self.book(row_before.book).shift(row_before.cell, IDLE, row_before.bytes as i64);
         }
     }
@@ -409,15 +415,12 @@ impl Holdings {
             pool.large_blocks.remove(&address);
         }
         if row.is(Row::PENDING) {
-            pool.pending_bytes = pool.pending_bytes.wrapping_sub(row.bytes);
-            let pending = &mut self.side_memory_mut(row.book).pending_block_bytes;
-            *pending = pending.wrapping_sub(row.bytes as i64);
+            self.count_pending(index, row.book, -(row.bytes as i64));
         }
         if row.is(Row::UNBOOKED) {
             self.pools[index as usize].unbooked_blocks =
                 self.pools[index as usize].unbooked_blocks.saturating_sub(1);
-            let unbooked = &mut self.side_memory_mut(row.book).unbooked_block_bytes;
-            *unbooked = unbooked.wrapping_sub(row.bytes as i64);
+            self.count_unbooked(row.book, -(row.bytes as i64));
         } else {
             if has_children {
                 self.uncarve_all(Extent::Block(index, address), &row);

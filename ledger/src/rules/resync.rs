@@ -2,6 +2,7 @@
 
 use crate::rows::row::Row;
 use crate::rules::holdings::Holdings;
+use gpumem_wire::Phase;
 
 impl Holdings {
     /// Whether the rows are a mix of several moments: a resync is in progress, or the ring has not caught up with it.
@@ -16,9 +17,10 @@ impl Holdings {
         self.forgiven_until
     }
 
-    /// Handles a loss after record `last_seq`: ends of frees may be among the lost records.
+    /// Handles a loss after record `last_seq`: ends of frees and of the current phase may be among the lost records.
     pub fn lose_records(&mut self, last_seq: u64) {
-        self.lose_phases();
+        self.phases.said = Phase::Unknown;
+        self.roles.iter_mut().for_each(|roles| roles.iterations.lose());
         self.doubt_state(last_seq);
     }
 

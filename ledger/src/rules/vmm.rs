@@ -4,7 +4,7 @@
 //! A handle's number may be reused as soon as its last release was entered, so each backing has its own id.
 
 use crate::rows::in_flight::InFlight;
-use crate::rows::row::{Backing, BackingId, Extent, MAX_BYTES, Mapping, Row, side_bytes};
+use crate::rows::row::{Backing, BackingId, Extent, MAX_BYTES, Mapping, Row};
 use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
 use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
@@ -44,19 +44,16 @@ impl Holdings {
             bytes,
             cell,
             first_epoch: self.book(book).next_epoch(),
-            owner: 0,
             kind,
             book,
             generation,
-            flags: 0,
+            ..Row::default()
         };
-        match side_bytes(self.side_memory_mut(book), kind) {
-            Some(bytes_of_kind) => *bytes_of_kind = bytes_of_kind.wrapping_add(bytes as i64),
-            None => self.book(book).post(cell, bytes as i64),
+        if !self.count_beside(book, kind, bytes as i64) {
+            self.book(book).post(cell, bytes as i64);
         }
         let references = references.into();
-        let backing = Backing { row, handle, references, mappings: 0, in_flight: 0, leaving: false };
-        self.backings.insert(stamp.seq, backing);
+        self.backings.insert(stamp.seq, Backing { row, handle, references, ..Backing::default() });
         self.handles.insert(handle, stamp.seq);
     }
 
@@ -103,9 +100,7 @@ impl Holdings {
         let more = bytes - backing.row.bytes;
         backing.row.bytes = bytes;
         let (book, kind) = (backing.row.book, backing.row.kind);
-        if let Some(bytes_of_kind) = side_bytes(self.side_memory_mut(book), kind) {
-            *bytes_of_kind = bytes_of_kind.wrapping_add(more as i64);
-        }
+        self.count_beside(book, kind, more as i64);
     }
 
     /// Whether an unmap of this mapping is in flight. Marks it as restated, because then the unmap has failed if its end is lost.
@@ -130,7 +125,6 @@ impl Holdings {
         }
     }
 
-    /// Books the entry of a `VmmRelease`.
     pub fn release_begin(&mut self, handle: u64, seq: u64) {
         let Some(&id) = self.handles.get(&handle) else {
             self.anomalies.unknown_frees += 1;
@@ -246,12 +240,9 @@ impl Holdings {
         if backing.leaving {
             self.count_in_flight(&row, false);
         }
-        match side_bytes(self.side_memory_mut(row.book), row.kind) {
-            Some(bytes_of_kind) => *bytes_of_kind = bytes_of_kind.wrapping_sub(row.bytes as i64),
-            None => {
-                self.uncarve_all(Extent::Backing(id), &row);
-                self.book(row.book).post(row.cell, -(row.bytes as i64));
-            }
+        if !self.count_beside(row.book, row.kind, -(row.bytes as i64)) {
+            self.uncarve_all(Extent::Backing(id), &row);
+            self.book(row.book).post(row.cell, -(row.bytes as i64));
         }
     }
 

@@ -274,7 +274,6 @@ impl Pending {
         (Some(range), torn)
     }
 
-    /// Ends the reading.
     pub fn end(&mut self, t1_ns: u64) {
         self.t1_ns = Some(t1_ns);
     }

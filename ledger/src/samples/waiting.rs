@@ -8,7 +8,6 @@ use gpumem_wire::{Absence, Body, Record};
 /// at a hundred readings a second.
 const MAX_PENDING: usize = 64;
 
-/// The samples of one process.
 #[derive(Debug)]
 pub(crate) struct Samples {
     pub pending: Vec<Pending>,
@@ -46,11 +45,6 @@ impl Samples {
         self.pending.iter_mut().filter(unknown).for_each(Pending::doubt);
     }
 
-    /// Drops a reading of a book that never ended, because its reader failed.
-    pub fn drop_unended(&mut self, book: u8) {
-        self.pending.retain(|pending| pending.book != book || pending.ended_ns().is_some());
-    }
-
     /// Removes the oldest sample of a book if there is no room for another one.
     pub fn take_oldest(&mut self, book: u8) -> Option<Pending> {
         let of_book = |pending: &Pending| pending.book == book;
@@ -65,7 +59,6 @@ impl Samples {
         self.pending.iter().filter_map(Pending::ended_ns).min()
     }
 
-    /// Whether a reading of a book is waiting.
     pub fn has(&self, book: u8, number: u64) -> bool {
         self.pending.iter().any(|pending| pending.is(book, number))
     }
@@ -120,8 +113,8 @@ impl Samples {
         for pending in &mut self.pending {
             if touched & 1 << pending.book != 0 {
                 let index = usize::from(pending.book);
-                let tracked = holdings.books()[index].tracked;
-                pending.change(time_ns, tracked, holdings.in_flight_bytes(index));
+                let tracked = holdings.books[index].tracked;
+                pending.change(time_ns, tracked, holdings.in_flight_bytes[index]);
             }
         }
     }

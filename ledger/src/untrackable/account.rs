@@ -1,13 +1,12 @@
 //! Causes of one account's untrackable memory: selects boundary samples, and books the change between two of them.
 
 use crate::samples::pending::ClosedSample;
-use crate::untrackable::change::{Cause, SampleContext, Step, Steps, change_between, minus};
+use crate::untrackable::change::{SampleContext, Steps, change_between};
 use crate::untrackable::context::Contexts;
 use crate::untrackable::event::{Event, Events, What};
-use gpumem_model::gap::Parts;
+use gpumem_model::gap::{Cause, Parts, Step};
 use std::sync::Arc;
 
-/// The last boundary.
 #[derive(Debug, Clone, Copy)]
 struct Boundary {
     t0_ns: u64,
@@ -19,7 +18,6 @@ struct Boundary {
 /// Causes of one book's gap.
 #[derive(Debug, Default)]
 pub(crate) struct Causes {
-    /// Events since the last boundary.
     pub since_boundary: SinceBoundary,
     contexts: Contexts,
     /// Sum of the bytes booked for contexts at the last boundary.
@@ -96,7 +94,7 @@ impl Causes {
         let bytes = x.wrapping_sub(before);
         let shares = self.contexts.share(bytes, &due, self.since_boundary.threads, doubt.is_some());
         let booked = self.contexts.booked();
-        let mut parts = minus(booked, std::mem::replace(&mut self.booked, booked));
+        let mut parts = booked.combine(std::mem::replace(&mut self.booked, booked), i64::wrapping_sub);
         parts.unexplained_bytes = bytes.wrapping_sub(parts.sum());
         if parts == Parts::default() {
             return;
@@ -126,7 +124,6 @@ impl Causes {
         self.since_boundary.lost = true;
     }
 
-    /// Notes that the agent is blind from now on.
     pub fn go_blind(&mut self) {
         self.since_boundary.blind = true;
     }

@@ -2,7 +2,7 @@
 
 use crate::Map;
 use crate::book::rounding::{GRANULE, whole_granules};
-use crate::untrackable::change::{BookedAs, Share, plus};
+use crate::untrackable::change::{BookedAs, Share};
 use crate::untrackable::event::{Event, What};
 use gpumem_model::gap::Parts;
 
@@ -86,7 +86,6 @@ fn granules(bytes: u64) -> i64 {
     whole_granules(bytes.min(MAX_BYTES) as i64)
 }
 
-/// The contexts of one process on one device.
 #[derive(Debug, Default)]
 pub(super) struct Contexts {
     all: Vec<Context>,
@@ -95,9 +94,9 @@ pub(super) struct Contexts {
 }
 
 impl Contexts {
-    /// Returns the bytes booked for all contexts.
     pub fn booked(&self) -> Parts {
-        self.all.iter().fold(Parts::default(), |sum, context| plus(sum, context.parts()))
+        let parts = self.all.iter().map(Context::parts);
+        parts.fold(Parts::default(), |sum, parts| sum.combine(parts, i64::wrapping_add))
     }
 
     /// Returns loadable bytes that no step has shown yet: lazy loading loads code on first use.

@@ -1,7 +1,7 @@
 //! Driver events that may change untrackable memory.
 
 use crate::Map;
-use crate::book::cells::OVERFLOW_TAG;
+use crate::book::cells::CellTable;
 use gpumem_wire::{DriverEventKind, Stamp};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,25 +22,19 @@ const CREATING_NS: u64 = 10_000_000_000;
 /// Names of a process, by the agent's ids.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Names<'a> {
-    pub tags: &'a Map<u32, Arc<str>>,
+    pub cells: &'a CellTable,
     pub modules: &'a Map<u16, Arc<str>>,
 }
 
 impl Names<'_> {
     /// Returns the path of a tag; `None` for no tag.
-    pub fn tag(&self, id: u32) -> Option<Arc<str>> {
-        match id {
-            0 => None,
-            OVERFLOW_TAG => Some("(more names than a process may have)".into()),
-            id => {
-                let known = self.tags.get(&id).cloned();
-                Some(known.unwrap_or_else(|| format!("(tag {id}, its name was lost)").into()))
-            }
-        }
+    pub fn tag(&self, id: u32) -> Option<String> {
+        self.cells.tag(id).as_deref().map(str::to_owned)
     }
 
-    pub fn library(&self, id: u16) -> Option<Arc<str>> {
-        self.modules.get(&id).cloned()
+    /// Returns the path of a library; `None` for no library.
+    pub fn library(&self, id: u16) -> Option<String> {
+        self.modules.get(&id).map(|path| (**path).to_owned())
     }
 }
 
@@ -71,6 +65,28 @@ pub(crate) enum What {
     Imported(u64),
     /// An event without a model.
     Other(DriverEventKind),
+}
+
+impl What {
+    /// Returns what a `DriverEvent` record reports; `None` if another record reports it.
+    pub fn of(event: DriverEventKind, bytes: u64, value: u64) -> Option<What> {
+        use DriverEventKind as Kind;
+        Some(match event {
+            Kind::ContextCreated | Kind::Unknown => return None, // `ContextCreate` reports it
+            Kind::ContextCreating => What::Creating,
+            Kind::ModuleLoaded => What::Loaded { module: value, bytes },
+            Kind::ModuleUnloaded => What::Unloaded { module: value, bytes },
+            Kind::StackLimit => What::Stack(value),
+            Kind::PrintfLimit => What::Printf(value),
+            Kind::HeapLimit => What::Heap(value),
+            Kind::GraphInstantiated
+            | Kind::GraphDestroyed
+            | Kind::StreamCreated
+            | Kind::PeerAccess
+            | Kind::LibraryLoaded
+            | Kind::GreenContextCreated => What::Other(event),
+        })
+    }
 }
 
 #[derive(Debug, Clone, Copy)]

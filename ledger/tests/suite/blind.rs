@@ -1,6 +1,7 @@
 //! Intervals in which the agent saw no driver calls.
 use crate::common::*;
-use gpumem_ledger::{Blind, BlindCause, BlindWindow};
+use gpumem_ledger::Coverage;
+use gpumem_model::run::BlindWindow;
 use gpumem_wire::AgentState::*;
 use gpumem_wire::*;
 
@@ -8,12 +9,12 @@ fn agent(s: &mut Script, time_ns: u64, state: AgentState, result: u16, detail: &
     s.at(time_ns).control(Body::Agent { result, state, detail });
 }
 
-fn blind(s: &Script) -> Blind {
-    s.process().coverage.blind
+fn coverage(s: &Script) -> Coverage {
+    s.process().coverage
 }
 
-fn window(from_ns: u64, to_ns: Option<u64>, cause: BlindCause, by: &str) -> BlindWindow {
-    BlindWindow { from_ns, to_ns, cause, by: by.into() }
+fn window(from_ns: u64, to_ns: Option<u64>, why: &str) -> BlindWindow {
+    BlindWindow { from_ns, to_ns, why: why.into() }
 }
 
 /// A process covered from its start, with 100 bytes.
@@ -28,16 +29,13 @@ fn covered() -> Script {
 fn a_window_is_told_and_leaves_the_sums_in_doubt() {
     let mut s = covered();
     agent(&mut s, 500, Paused, 0, "paused by the program");
-    assert_eq!(blind(&s).total_ns(800), 300, "it lasts");
+    assert_eq!(coverage(&s).blind_total_ns(800), 300, "it lasts");
     expect(&s, &["tracked 100 = direct:a 100", "flags paused partial"]);
     agent(&mut s, 700, Blocked, 39, "nsys");
     agent(&mut s, 900, Late, 0, "");
-    let told = [
-        window(500, Some(700), BlindCause::Paused, "paused by the program"),
-        window(700, Some(900), BlindCause::Held, "nsys"),
-    ];
-    assert_eq!(blind(&s).windows, told);
-    assert_eq!((blind(&s).count, blind(&s).total_ns(5000)), (2, 400));
+    let told = [window(500, Some(700), "paused by the program"), window(700, Some(900), "nsys held CUPTI")];
+    assert_eq!(coverage(&s).blind, told);
+    assert_eq!((coverage(&s).blind_count, coverage(&s).blind_total_ns(5000)), (2, 400));
     // Not late: memory from before the window was seen.
     expect(&s, &["tracked 100 = direct:a 100", "flags partial"]);
     // An address that is allocated again must have been freed.
@@ -61,7 +59,10 @@ fn what_is_said_again_counts_once() {
             s.push(stamp, Body::Agent { result: 0, state, detail: "" });
         }
     }
-    assert_eq!((blind(&s).count, blind(&s).total_ns(9999), blind(&s).windows.len()), (1, 200, 1));
+    assert_eq!(
+        (coverage(&s).blind_count, coverage(&s).blind_total_ns(9999), coverage(&s).blind.len()),
+        (1, 200, 1)
+    );
 }
 
 #[test]
@@ -71,8 +72,8 @@ fn who_saw_nothing_before_is_late_and_not_in_doubt() {
     agent(&mut s, 400, Late, 0, "");
     s.tag("a").alloc(0x1000, 100);
     expect(&s, &["tracked 100 = direct:a 100", "flags late"]);
-    let told = window(10, Some(400), BlindCause::Refused, "libcupti and the driver do not fit");
-    assert_eq!(blind(&s).windows, [told]);
+    let told = window(10, Some(400), "libcupti and the driver do not fit");
+    assert_eq!(coverage(&s).blind, [told]);
 }
 
 #[test]
@@ -94,12 +95,12 @@ fn many_windows_are_few_lines() {
         agent(&mut s, from_ns, Paused, 0, "");
         agent(&mut s, from_ns + 1 + turn / 2, Late, 0, "");
     }
-    let blind = blind(&s);
-    assert_eq!((blind.count, blind.windows.len()), (100, 32));
-    assert_eq!(blind.total_ns(0), (0..100).map(|turn| 1 + turn / 2).sum::<u64>());
-    assert!(blind.windows.is_sorted_by_key(|window| window.from_ns));
+    let coverage = coverage(&s);
+    assert_eq!((coverage.blind_count, coverage.blind.len()), (100, 32));
+    assert_eq!(coverage.blind_total_ns(0), (0..100).map(|turn| 1 + turn / 2).sum::<u64>());
+    assert!(coverage.blind.is_sorted_by_key(|window| window.from_ns));
     assert!(
-        blind.windows.iter().any(|window| window.to_ns == Some(window.from_ns + 50)),
+        coverage.blind.iter().any(|window| window.to_ns == Some(window.from_ns + 50)),
         "the long ones stay"
     );
 }
@@ -109,5 +110,5 @@ fn the_end_of_the_process_ends_its_window() {
     let mut s = covered();
     agent(&mut s, 500, Blocked, 0, "CUPTI was finalized by another client");
     s.at(900).host_as(KEY.pid, Body::ProcessGone { start_ticks: KEY.start_ticks, status: Reading::of(0) });
-    assert_eq!((blind(&s).windows[0].to_ns, blind(&s).total_ns(5000)), (Some(900), 400));
+    assert_eq!((coverage(&s).blind[0].to_ns, coverage(&s).blind_total_ns(5000)), (Some(900), 400));
 }

@@ -98,7 +98,7 @@ fn sums_hold(ops: &[Op]) {
                 // No event is in progress: a boundary.
                 let parts = sample.parts.expect("parts");
                 let x = parts.sum().wrapping_sub(parts.rounding_bytes);
-                let stepped = account.steps.iter().fold(0_i64, |sum, step| sum.wrapping_add(step.bytes()));
+                let stepped = account.steps.iter().fold(0_i64, |sum, step| sum.wrapping_add(step.bytes));
                 boundaries += 1;
                 if let Some((x_before, stepped_before)) = last.replace((x, stepped)) {
                     let (step, told) = (x.wrapping_sub(x_before), stepped.wrapping_sub(stepped_before));

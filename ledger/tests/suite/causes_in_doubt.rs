@@ -1,7 +1,7 @@
 //! Parts and steps of the gap when records are lost, late, torn or too many.
 use crate::common::gap::*;
 use crate::common::*;
-use gpumem_ledger::{Origin, ProcessKey, Step};
+use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_wire::*;
 
 #[test]
@@ -355,10 +355,10 @@ fn small_steps_are_one_and_all_still_sum_to_the_gap() {
     let account = s.0.account();
     assert_eq!(account.steps.len(), 257);
     let (smaller, large) = account.steps.split_first().expect("steps");
-    assert_eq!((smaller.cause.name(), smaller.events), ("smaller steps", 700 - 256));
-    assert!(large.iter().all(|step| step.bytes() >= 64 << 20), "the largest stay");
+    assert_eq!((smaller.cause.as_str(), smaller.events), ("smaller steps", 700 - 256));
+    assert!(large.iter().all(|step| step.bytes >= 64 << 20), "the largest stay");
     assert!(large.is_sorted_by_key(|step| step.time_ns));
-    let sum: i64 = account.steps.iter().map(Step::bytes).sum();
+    let sum: i64 = account.steps.iter().map(|step| step.bytes).sum();
     assert_eq!(sum, (mib * MIB) as i64);
 }
 

@@ -1,7 +1,9 @@
 //! Out-of-memory errors: the three kinds are distinguished, and each entry lists the holders.
 
 use crate::common::*;
-use gpumem_ledger::{Idle, OomDevice, OomKind, OomView, Origin, ProcessKey};
+use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_model::oom::{Fate, Oom, OomDevice, OomKind};
+use gpumem_model::run::Named;
 use gpumem_wire::*;
 
 const SECOND: u64 = 1_000_000_000;
@@ -37,7 +39,7 @@ fn gave_up(s: &mut Script, tag: &str, bytes: u64, result: u16) {
     s.say(Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result });
 }
 
-fn ooms(s: &Script) -> Vec<OomView> {
+fn ooms(s: &Script) -> Vec<Oom> {
     s.process()
         .ooms
         .into_iter()
@@ -70,12 +72,13 @@ fn a_limit_of_the_pool_needs_no_driver_call() {
     let found = ooms(&s);
     let [one] = &found[..] else { panic!("{found:?}") };
     assert_eq!((one.kind, one.refusals, one.tag.as_deref()), (OomKind::Pool, 0, Some("GPT/h.1")));
-    assert_eq!((one.phase, one.step), (Phase::Backward, Some(18_221)));
+    assert_eq!((one.phase.as_deref(), one.step), (Some("backward"), Some(18_221)));
     assert_eq!((one.pool_used_bytes, one.pool_reserved_bytes), (Some(60 * MIB), Some(100 * MIB)));
-    let idle = Idle { bytes: 40 * MIB, pieces: 3, largest_bytes: 20 * MIB, is_expandable: false };
-    assert_eq!(one.idle, Some(idle), "between the blocks and behind them");
+    let idle = (one.idle_bytes, one.idle_pieces, one.largest_idle_bytes, one.is_expandable);
+    let expected = (Some(40 * MIB), Some(3), Some(20 * MIB), false);
+    assert_eq!(idle, expected, "between the blocks and behind them");
     assert_eq!(one.tracked_bytes, 100 << 20);
-    assert_eq!(one.amounts.iter().sum::<i64>(), 100 << 20);
+    assert_eq!(one.amounts.iter().map(|(_, bytes)| bytes).sum::<i64>(), 100 << 20);
     assert_eq!(one.device, None, "NVML was not read");
 }
 
@@ -108,7 +111,7 @@ fn entries_are_capped_and_the_first_and_latest_stay() {
         give_up(&mut s, &format!("m/{number}"), 1000);
     }
     let found = ooms(&s);
-    assert_eq!((found.len(), s.process().ooms_dropped), (32, 68));
+    assert_eq!((found.len(), s.process().coverage.ooms_dropped), (32, 68));
     let tags: Vec<&str> = found.iter().filter_map(|oom| oom.tag.as_deref()).collect();
     assert_eq!((tags[0], tags[15], tags[16], tags[31]), ("m/0", "m/15", "m/84", "m/99"));
 }
@@ -190,10 +193,11 @@ fn the_holders_and_what_is_free_are_the_device() {
     let found = ooms(&s);
     let device = found[0].device.as_ref().expect("it was read");
     let holders: Vec<_> =
-        device.holders.iter().map(|h| (h.key.pid, h.used_bytes >> 20, h.user.as_deref())).collect();
+        device.holders.iter().map(|h| (h.pid, h.used_bytes >> 20, h.user.as_deref())).collect();
     assert_eq!(holders, [(42, 550, None), (52, 4334, Some("bob"))], "its own with what came since");
-    assert_eq!(device.holders[0].growth, Some((50 << 20, 40 * SECOND)));
-    assert_eq!(device.holders[1].growth, Some((3334 << 20, 40 * SECOND)));
+    let growth = |index: usize| (device.holders[index].growth_bytes, device.holders[index].growth_ns);
+    assert_eq!(growth(0), (Some(50 << 20), Some(40 * SECOND)));
+    assert_eq!(growth(1), (Some(3334 << 20), Some(40 * SECOND)));
     assert_eq!(device.unaccounted_bytes, 64 << 20);
     assert_eq!(sum(device), device.total_bytes as i64);
     assert_eq!((found[0].untrackable_bytes, found[0].predates_bytes), (Some(400 << 20), Some(0)));
@@ -215,10 +219,10 @@ fn layers_are_the_last_that_were_said_and_bounded() {
     s.control(Body::Layer { layer: Layer::ModulePath, state: LayerState::Failed, reason: &"x".repeat(5000) });
     s.control(Body::Layer { layer: Layer::Blocks, state: LayerState::Active, reason: "" });
     s.control(Body::Layer { layer: Layer::Unknown, state: LayerState::Active, reason: "of the future" });
-    let layers = s.process().layers;
-    assert_eq!((layers.len(), layers[0].layer, layers[1].reason.len()), (2, Layer::Blocks, 200));
+    let layers = s.process().coverage.run.layers;
+    assert_eq!((layers.len(), layers[0].layer.as_str(), layers[1].reason.len()), (2, "blocks", 200));
     s.control(Body::Layer { layer: Layer::ModulePath, state: LayerState::Active, reason: "" });
-    assert_eq!(s.process().layers[1].state, LayerState::Active);
+    assert_eq!(s.process().coverage.layers[1].state, "active");
 }
 
 #[test]
@@ -278,7 +282,7 @@ fn the_end_has_its_composition_however_much_there_is() {
     let found = ooms(&s);
     let [one] = &found[..] else { panic!("{found:?}") };
     assert_eq!((one.kind, one.refusals, one.tracked_bytes), (OomKind::Device, 2, 100 << 20));
-    assert_eq!(one.amounts.iter().sum::<i64>(), 100 << 20);
+    assert_eq!(one.amounts.iter().map(|(_, bytes)| bytes).sum::<i64>(), 100 << 20);
 }
 
 #[test]
@@ -288,7 +292,7 @@ fn who_gets_memory_afterwards_went_on() {
         let address = 0x1000_0000 + at * MIB;
         s.say(Body::BlockAlloc { address, bytes: MIB, pool: POOL, use_as: NOTHING });
     };
-    let went_on = |s: &Script| ooms(s).iter().map(|oom| oom.went_on).collect::<Vec<_>>();
+    let went_on = |s: &Script| ooms(s).iter().map(|oom| oom.fate == Fate::Survived).collect::<Vec<_>>();
     give_up(&mut s, "GPT/h.1", 45 * MIB);
     assert_eq!(went_on(&s), [false]);
     s.say(Body::BlockFree { address: 0x1000_0000, pool: POOL, state: FreeState::Done });
@@ -327,7 +331,7 @@ fn the_reading_that_is_nearest_tells_who_had_the_device() {
 }
 
 /// Bob's bytes at the last two readings, and his exit status; returns the entries found.
-fn suspected(before: u64, last: u64, status: Reading) -> Vec<OomView> {
+fn suspected(before: u64, last: u64, status: Reading) -> Vec<Oom> {
     let mut s = script();
     bob(&mut s);
     sample(&mut s, 100 * SECOND, 500 * MIB, before * MIB);
@@ -349,7 +353,7 @@ fn who_ends_without_a_word_near_a_full_device_is_suspected() {
     let holders: Vec<_> = device
         .holders
         .iter()
-        .map(|holder| (holder.key.pid, holder.used_bytes >> 20, holder.growth.map(|(bytes, _)| bytes >> 20)))
+        .map(|holder| (holder.pid, holder.used_bytes >> 20, holder.growth_bytes.map(|bytes| bytes >> 20)))
         .collect();
     assert_eq!(holders, [(52, 12_000, Some(11_000)), (42, 3500, Some(3000))]);
     assert_eq!(sum(device), device.total_bytes as i64);
@@ -368,7 +372,7 @@ fn what_is_not_kept_is_counted_in_times() {
         give_up(&mut s, &format!("m/{number}"), 1000);
     }
     let kept: u64 = ooms(&s).iter().map(|oom| oom.count).sum();
-    assert_eq!((ooms(&s).len(), kept + s.process().ooms_dropped), (32, 100));
+    assert_eq!((ooms(&s).len(), kept + s.process().coverage.ooms_dropped), (32, 100));
 }
 
 /// An OOM caused by the pool's own limit, on a thread that reports its phase.
@@ -408,11 +412,11 @@ fn phase_is_that_of_the_thread_or_of_the_pass_under_way() {
     gave_up_in(&mut s, Phase::Unknown, MAIN, 8); // the next batch
     gave_up_in(&mut s, Phase::Optimizer, MAIN, 9); // zero_grad
     give_up(&mut s, "an older agent", 10);
-    let found: Vec<Phase> = ooms(&s).iter().map(|oom| oom.phase).collect();
+    let found: Vec<_> = ooms(&s).into_iter().map(|oom| oom.phase).collect();
     use Phase::*;
     let expected =
         [Unknown, Forward, Evaluation, Backward, Backward, Between, Optimizer, Between, Optimizer, Between];
-    assert_eq!(found, expected);
+    assert_eq!(found, expected.map(|phase| phase.name().map(str::to_owned)));
 }
 
 /// The context's number in a record of an older agent is not a phase.
@@ -423,7 +427,7 @@ fn older_agents_say_no_phase() {
     refuse(&mut s, 40 * MIB);
     s.stamp.context = u32::from(Phase::Backward.to_code());
     s.say(Body::Pressure { bytes: 40 * MIB, device_free_bytes: Reading::of(7 * MIB) });
-    assert_eq!(ooms(&s)[0].phase, Phase::Forward);
+    assert_eq!(ooms(&s)[0].phase.as_deref(), Some("forward"));
 }
 
 /// The refusal before an OOM has a composition, too: that does not make the OOM part of an earlier entry.

@@ -1,7 +1,10 @@
 //! Individual parameters and gradients in each iteration.
 
 use crate::common::{KEY, NOTHING, Script};
-use gpumem_ledger::{IterationsView, MAX_COLUMNS, MAX_ITERATIONS, Origin};
+use gpumem_ledger::Origin;
+use gpumem_model::iterations::{Iteration, Iterations, MAX_ROWS};
+use gpumem_model::parameters::{MAX_COLUMNS, Parameters};
+use gpumem_model::run::Named;
 use gpumem_wire::{Body, Phase, PoolOwner, Record, Role, Stamp};
 use std::collections::BTreeMap;
 
@@ -47,34 +50,37 @@ impl Training {
         self.0.say(Body::PhaseBegin { phase });
     }
 
-    fn view(&self) -> IterationsView {
+    fn view(&self) -> Iterations {
         self.0.ledger.iterations(KEY, 0)
+    }
+
+    fn parameters(&self) -> Parameters {
+        self.0.ledger.parameters(KEY, 0)
     }
 
     /// Returns the bytes of each finished iteration by role and name; checks them against its sums.
     fn told(&self) -> Vec<BTreeMap<(Role, String), i64>> {
-        let (view, cells) = (self.view(), self.0.process().cells);
-        let mut changes = view.parameters.changes.iter().peekable();
-        let mut held = vec![0; view.parameters.columns.len()];
-        let of_row = |row: &gpumem_ledger::Iteration| {
+        let parameters = self.parameters();
+        let mut changes = parameters.changes.iter().peekable();
+        let mut held = vec![0; parameters.columns.len()];
+        let of_row = |row: &Iteration| {
             while let Some((_, differs)) = changes.next_if(|(time_ns, _)| *time_ns < row.end_ns) {
                 differs.iter().for_each(|(column, bytes)| held[*column as usize] = *bytes);
             }
             let mut by_name = BTreeMap::new();
-            for (cell, bytes) in view.parameters.columns.iter().zip(&held) {
-                let cell = &cells[*cell as usize];
-                let name = cell.tag.as_deref().unwrap_or_default().to_owned();
-                *by_name.entry((cell.role, name)).or_insert(0) += bytes;
+            for (column, bytes) in parameters.columns.iter().zip(&held) {
+                let role = Role::from_name(&column.role).expect("a role");
+                *by_name.entry((role, column.tag.clone().unwrap_or_default())).or_insert(0) += bytes;
             }
             by_name.retain(|_, bytes| *bytes != 0);
             let sum = |role: Role| -> i64 {
                 by_name.iter().filter(|((of, _), _)| *of == role).map(|(_, bytes)| bytes).sum()
             };
-            assert_eq!(sum(Role::Parameter), row.roles[usize::from(Role::Parameter.to_code())].last_bytes);
-            assert_eq!(sum(Role::Gradient), row.roles[usize::from(Role::Gradient.to_code())].peak_bytes);
+            assert_eq!(sum(Role::Parameter), row.parameters.last_bytes);
+            assert_eq!(sum(Role::Gradient), row.gradients.peak_bytes);
             by_name
         };
-        view.rows.iter().map(of_row).collect()
+        self.view().rows.iter().map(of_row).collect()
     }
 }
 
@@ -123,7 +129,7 @@ fn what_does_not_change_is_told_once_and_the_oldest_go() {
     for number in 1..=50 {
         training.step(number);
     }
-    assert_eq!(training.view().parameters.changes.len(), 1);
+    assert_eq!(training.parameters().changes.len(), 1);
     // All of them change in each iteration, for more iterations than there is room.
     for number in 51..=250 {
         for name in 0..100 {
@@ -132,7 +138,7 @@ fn what_does_not_change_is_told_once_and_the_oldest_go() {
         }
         training.step(number);
     }
-    let view = training.view().parameters;
+    let view = training.parameters();
     let amounts: usize = view.changes.iter().map(|(_, differs)| differs.len()).sum();
     assert!(amounts <= 16_384 + 100 && amounts > 8_000, "{amounts}");
     assert_eq!(view.changes[0].1.len(), 100, "the first has everything");
@@ -154,8 +160,8 @@ fn there_are_so_many_columns_and_epochs_stay_apart() {
         }
     }
     let view = training.view();
-    assert_eq!((view.parameters.columns.len(), view.parameters.is_cut), (MAX_COLUMNS, true));
-    assert!(view.rows.len() <= MAX_ITERATIONS);
+    assert_eq!((training.parameters().columns.len(), training.parameters().is_cut), (MAX_COLUMNS, true));
+    assert!(view.rows.len() <= MAX_ROWS);
     for row in &view.rows {
         assert!(row.first <= row.last && row.count == row.last - row.first + 1, "of one epoch: {row:?}");
     }
@@ -166,7 +172,7 @@ fn there_are_so_many_columns_and_epochs_stay_apart() {
         training.0.say(Body::Epoch { number: epoch });
         training.step(1);
     }
-    assert!(training.view().rows.len() <= MAX_ITERATIONS);
+    assert!(training.view().rows.len() <= MAX_ROWS);
 }
 
 #[test]
@@ -179,7 +185,7 @@ fn a_new_part_begins_with_what_is_held() {
     let (began_ns, use_as) = (training.0.time_ns, NOTHING);
     training.0.say(Body::BlockAlloc { address: BASE + (9 << 12), bytes: 7, pool: POOL, use_as });
     training.step(3);
-    assert_eq!(training.view().parameters.changes, [(began_ns, vec![(0, 100)])]);
+    assert_eq!(training.parameters().changes, [(began_ns, vec![(0, 100)])]);
 }
 
 /// The size of a library's workspace.
@@ -202,7 +208,7 @@ impl Training {
 
     fn highest_gradients(&self) -> Vec<i64> {
         let rows = self.view().rows;
-        rows.iter().map(|row| row.roles[usize::from(Role::Gradient.to_code())].peak_bytes).collect()
+        rows.iter().map(|row| row.gradients.peak_bytes).collect()
     }
 }
 

@@ -341,7 +341,7 @@ fn allocation_for_a_pool_is_its_segment_until_it_is_freed() {
             expect(s, &["tracked 4096 = block:w 96 + idle 4000"]);
             s.unblock(0x1000, 3);
             s.free(0x1000);
-            assert_eq!(s.account().pools[0].reserved_bytes, 0, "the segment went with it");
+            assert_eq!(s.account().pools[0].segment_bytes, 0, "the segment went with it");
             s.alloc_as(0x1000, 4096, DEV, 3);
         },
         &["tracked 4096 = idle 4096"],
@@ -478,7 +478,7 @@ fn pool_check_keeps_both_totals() {
     s.block(0x1000, 96, 3);
     s.say(Body::PoolCheck { pool: 3, total_bytes: 100 });
     let pools = s.account().pools;
-    assert_eq!((pools[0].check, pools[0].reserved_bytes, pools[0].used_bytes), (Some((100, 96)), 4096, 96));
+    assert_eq!((pools[0].check, pools[0].segment_bytes, pools[0].block_bytes), (Some((100, 96)), 4096, 96));
 }
 
 #[test]
@@ -491,12 +491,12 @@ fn pool_tells_what_waits_for_a_stream_and_what_its_owner_says() {
     s.say(Body::PoolState { pool: 3, reserved_bytes: 8192, used_bytes: 32, took_us: 0 });
     s.say(Body::PoolCheck { pool: 3, total_bytes: 32 });
     let pool = s.account().pools.remove(0);
-    assert_eq!((pool.used_bytes, pool.pending_bytes), (128, 96));
+    assert_eq!((pool.block_bytes, pool.pending_bytes), (128, 96));
     assert_eq!(pool.own, Some((8192, 32)));
     assert_eq!(pool.check, Some((32, 32)), "what its owner let go is not in the owner's total");
     s.unblock(0x1000, 3);
     let pool = s.account().pools.remove(0);
-    assert_eq!((pool.used_bytes, pool.pending_bytes), (32, 0));
+    assert_eq!((pool.block_bytes, pool.pending_bytes), (32, 0));
 }
 
 #[test]

@@ -584,7 +584,7 @@ fn another_program_in_the_same_process_begins_with_nothing() {
     assert_eq!(sum(&account.peak.amounts), 1150);
     assert!(named(&account.peak.amounts).contains(&("old/block".into(), 600)));
     assert_eq!(view.odd, Default::default());
-    assert!(view.coverage.partial.is_none());
+    assert!(!view.coverage.partial_history);
     let all: Vec<_> = view.accounts.iter().flat_map(|account| named(&account.amounts)).collect();
     assert_eq!(all, [("new".to_owned(), 7)]);
 }
@@ -602,7 +602,7 @@ fn process_with_more_rows_than_it_may_have_is_partial_and_the_rest_is_right() {
     let kept = events - lost;
     assert!(events == 5000 && (1000..2048).contains(&kept), "counted now and then: {kept}");
     assert_eq!(view.accounts[0].tracked_bytes, kept as i64 * 10);
-    assert!(view.coverage.partial.is_some_and(|partial| partial.state));
+    assert!(view.coverage.partial_state);
     (1..=kept).for_each(|n| s.free(n << 20));
     assert_eq!(s.process().accounts[0].tracked_bytes, 0);
     s.alloc(1 << 20, 10);

@@ -1,6 +1,7 @@
 //! Roles of blocks by phase and lifetime, as short training runs.
 use crate::common::*;
-use gpumem_ledger::{Class, Iteration, Level};
+use gpumem_ledger::Class;
+use gpumem_model::iterations::{Iteration, Level};
 use gpumem_wire::Phase::{Backward, Evaluation, Forward, Optimizer, Setup, Unknown};
 use gpumem_wire::*;
 use std::collections::BTreeMap;
@@ -378,7 +379,7 @@ fn what_ends_a_backward_pass_is_part_of_it() {
     assert_eq!(t.now(), "Unknown 5 Gradient 300");
     t.born("b", 2, Forward);
     assert_eq!(t.now(), "Gradient 300 Activation 2 Input 5");
-    assert_eq!(t.rows()[1].intermediate.peak_bytes, 40);
+    assert_eq!(t.rows()[1].intermediate_gradients.peak_bytes, 40);
 }
 
 #[test]
@@ -650,11 +651,12 @@ fn iterations_hold_what_each_of_them_was_made_of() {
     assert_eq!(rows.len(), 4);
     for (number, row) in rows.iter().enumerate() {
         assert_eq!((row.first, row.last, row.count), (number as u64, number as u64, 1));
-        let of = |role: Role| row.roles[usize::from(role.to_code())];
+        let mut copy = *row;
+        let mut of = |role: Role| *copy.role_mut(role).expect("an amount");
         assert_eq!(of(Role::Parameter), level(3000, 3000));
         assert_eq!(of(Role::Gradient), level(1000, 0));
         assert_eq!(of(Role::Activation), level(100, 0));
-        assert_eq!(row.intermediate, level(20, 0), "without the gradient that was born first");
+        assert_eq!(row.intermediate_gradients, level(20, 0), "without the gradient that was born first");
         assert_eq!(row.temporaries, level(10, 0));
         assert_eq!(row.tracked, level(1 << 34, 1 << 34));
         assert_eq!(row.pool_reserved, level(1 << 34, 1 << 34));
@@ -666,7 +668,7 @@ fn iterations_hold_what_each_of_them_was_made_of() {
     }
     assert!(rows.windows(2).all(|pair| pair[0].end_ns == pair[1].start_ns));
     let open = t.s.ledger.iterations(KEY, 0).open.expect("another one");
-    assert_eq!((open.first, open.roles[usize::from(Role::Parameter.to_code())]), (4, level(3000, 3000)));
+    assert_eq!((open.first, open.parameters), (4, level(3000, 3000)));
 }
 
 #[test]
@@ -681,7 +683,7 @@ fn steps_that_the_program_says_are_its_iterations() {
     let rows = t.rows();
     assert_eq!(rows.iter().map(|row| row.first).collect::<Vec<_>>(), [7, 8, 9, 3, 4]);
     assert_eq!(rows.iter().map(|row| row.partial).collect::<Vec<_>>(), [false, false, false, true, false]);
-    assert_eq!(rows[1].roles[usize::from(Role::Gradient.to_code())], level(1000, 0));
+    assert_eq!(rows[1].gradients, level(1000, 0));
 }
 
 #[test]

@@ -611,10 +611,12 @@ impl Drive {
         }
         let iterations = self.ledger.iterations(KEY, 0);
         for row in iterations.rows.iter().chain(&iterations.open) {
-            assert!(
-                row.roles.iter().all(|level| level.peak_bytes >= level.last_bytes && level.last_bytes >= 0)
-            );
-            assert!(row.intermediate.peak_bytes >= 0 && row.temporaries.peak_bytes >= 0);
+            let mut row = *row;
+            for &role in Role::ALL {
+                let Some(level) = row.role_mut(role) else { continue };
+                assert!(level.peak_bytes >= level.last_bytes && level.last_bytes >= 0, "{role:?}");
+            }
+            assert!(row.intermediate_gradients.peak_bytes >= 0 && row.temporaries.peak_bytes >= 0);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Timelines: compares each point with a naive model that remembers every moment.
 use crate::common::*;
-use gpumem_ledger::{CellView, MAX_POINT_CELLS, MAX_POINTS, SUM};
+use gpumem_ledger::{CellView, MAX_POINT_CELLS, MAX_POINTS};
+use gpumem_model::cell::SUM;
 use gpumem_model::timeline::{Point, Timeline};
 use gpumem_wire::*;
 use proptest::prelude::*;
@@ -177,9 +178,12 @@ fn marks_are_kept_and_the_oldest_go_first() {
         s.host_as(KEY.pid, Body::ProcessMark { start_ticks: KEY.start_ticks, name: &name });
     }
     let process = s.process();
-    let names: Vec<&str> = process.marks.iter().filter_map(|mark| mark.name.as_deref()).collect();
-    assert_eq!((names.len(), names[0], names[1], process.marks_dropped), (129, "program", "mark 72", 72));
-    assert!(!process.marks[0].from_outside && process.marks[1].from_outside);
+    let names: Vec<&str> = process.coverage.marks.iter().filter_map(|mark| mark.name.as_deref()).collect();
+    assert_eq!(
+        (names.len(), names[0], names[1], process.coverage.marks_dropped),
+        (129, "program", "mark 72", 72)
+    );
+    assert!(process.coverage.marks[0].by == "program" && process.coverage.marks[1].by == "gpumemctl");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 use super::*;
 use crate::By;
 use gpumem_import::read_file;
+use gpumem_model::gap::Cause;
 use gpumem_model::names::{Named, phases_of_blocks};
 use gpumem_model::run::{self, Run};
 use gpumem_wire::Role;
@@ -108,29 +109,7 @@ fn what_the_code_can_print_is_explained() {
     assert_known("phases", phases_of_blocks());
     let parts = run::Parts::default().each();
     assert_known("parts of the gap", parts.iter().flat_map(|(name, kind, _)| [*name, *kind]));
-    use gpumem_ledger::Cause::*;
-    let causes = [
-        ContextCreated,
-        ContextDestroyed,
-        ModuleLoaded,
-        ModuleUnloaded,
-        StackLimit,
-        PrintfLimit,
-        HeapLimit,
-        GraphInstantiated,
-        GraphDestroyed,
-        StreamCreated,
-        PeerAccess,
-        LibraryLoaded,
-        GreenContextCreated,
-        MemoryImported,
-        BetweenEvents,
-        Blind,
-        HistoryLost,
-        EventsLost,
-        Smaller,
-    ];
-    assert_known("causes", causes.map(gpumem_ledger::Cause::name));
+    assert_known("causes", Cause::NAMES.iter().map(|(name, _)| *name));
     use gpumem_wire::{Absence, Layer, LayerState};
     let absences = [
         Absence::NotAvailable,

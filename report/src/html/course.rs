@@ -3,7 +3,7 @@
 use super::data::{GROUPINGS, Limits, Ranks, Since};
 use crate::Report;
 use crate::encode::object;
-use gpumem_ledger::is_sum;
+use gpumem_model::cell::is_sum;
 use gpumem_model::run::{Class, Device};
 use gpumem_model::series::{Bucket, Extremes};
 use gpumem_model::timeline::Point;

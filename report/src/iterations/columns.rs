@@ -71,7 +71,11 @@ pub(super) fn text(device: &Device, table: &Iterations) -> String {
     let mut out = format!("\n{}; each parameter and its gradient in iteration {}\n", unit.name, number(row));
     out += &printed.text();
     if parameters.is_cut {
-        let _ = writeln!(out, "there are more than {} names", thousands(gpumem_ledger::MAX_COLUMNS as u64));
+        let _ = writeln!(
+            out,
+            "there are more than {} names",
+            thousands(gpumem_model::parameters::MAX_COLUMNS as u64)
+        );
     }
     out
 }

@@ -9,7 +9,7 @@ use super::palette::{BLACK, Color, WHITE};
 use crate::labels::device_title;
 use crate::lines::clean_name;
 use crate::{By, Report, sum};
-use gpumem_ledger::SUM;
+use gpumem_model::cell::{self, SUM};
 use gpumem_model::run::{Clock, Device, Moment};
 use gpumem_model::units::{Unit, thousands};
 
@@ -138,9 +138,9 @@ fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
 }
 
 /// Returns whether a cell is a sum of cells that the point does not name, without a category of its own.
-fn is_sum(report: &Report<'_>, cell: u32, by: By) -> bool {
-    let tag = report.run.cells.get(cell as usize).and_then(|cell| cell.tag.as_deref());
-    tag.is_some_and(gpumem_ledger::is_sum) && report.category(cell, by).is_none_or(|name| name == SUM)
+fn is_sum(report: &Report<'_>, index: u32, by: By) -> bool {
+    let tag = report.run.cells.get(index as usize).and_then(|cell| cell.tag.as_deref());
+    tag.is_some_and(cell::is_sum) && report.category(index, by).is_none_or(|name| name == SUM)
 }
 
 /// Returns the untrackable bytes of the last sample at or before a time.

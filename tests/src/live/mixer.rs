@@ -307,7 +307,7 @@ impl Mixer {
         let process = seen.process(pid);
         assert!(process.ended.is_some(), "its end was seen");
         assert!(process.coverage.covered, "{:?}", process.coverage);
-        assert!(process.coverage.partial.is_none() && process.coverage.lost == 0, "{:?}", process.coverage);
+        assert!(!process.coverage.partial_history && process.coverage.lost == 0, "{:?}", process.coverage);
         let ends: Vec<_> = truths.iter().filter(|truth| truth.is_end() && truth.pid == pid).collect();
         assert!(!ends.is_empty(), "the machine saw its end");
         for end in ends {

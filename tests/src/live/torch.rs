@@ -4,10 +4,12 @@
 use super::machine::{Job, Machine};
 use super::programs::{self, programs};
 use super::until;
-use gpumem_ledger::{Class, Iteration, Ledger, Origin, ROLES};
+use gpumem_ledger::{Class, Ledger, Origin};
+use gpumem_model::run::Iteration;
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::Input;
 use gpumem_runs::recording;
+use gpumem_wire::Role;
 use gpumem_wire::{Body, Flags, Record};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -159,7 +161,7 @@ pub struct Held {
     /// Freed by the program, still in use by a stream.
     pub pending: i64,
     /// Blocks by the number of their role, without pending ones.
-    pub roles: [i64; ROLES],
+    pub roles: [i64; Role::ALL.len()],
 }
 
 /// A moment that a program marked.

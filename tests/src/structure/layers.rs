@@ -58,7 +58,7 @@ const LEDGER: Layers = Layers {
         &[layer("history", &["history/"])],
         &[layer("oom", &["oom/"])],
         &[layer("process", &["process/"])],
-        &[layer("ledger", &["ledger.rs", "ledger/", "snapshot.rs", "to_model.rs"])],
+        &[layer("ledger", &["ledger.rs", "ledger/", "snapshot.rs"])],
     ],
     spread: None,
 };

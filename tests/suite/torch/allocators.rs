@@ -33,7 +33,7 @@ fn run(version: &str, modes: &[&str], environment: &[(&str, &str)]) -> Option<(V
     let end = ends.iter().sum::<i64>();
     assert!(held == end || is_polled && held > end, "at its end: {held}, in truth {end}");
     assert_eq!(process.odd, Default::default(), "nothing odd");
-    assert!(process.coverage.covered && process.coverage.partial.is_none(), "{:?}", process.coverage);
+    assert!(process.coverage.covered && !process.coverage.partial_history, "{:?}", process.coverage);
     assert_eq!(process.coverage.lost, 0);
     let shown = machine.tool("show", &[]);
     assert!(shown.contains("\nviolations=0\n"), "{shown}");

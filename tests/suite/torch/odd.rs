@@ -49,7 +49,7 @@ fn figures_stay_exact_for_unusual_programs() {
         println!("torch {version}: {compared:?}");
         let process = seen.process(over.pid);
         assert_eq!(process.odd, Default::default(), "nothing odd");
-        assert!(process.coverage.partial.is_none() && process.coverage.lost == 0, "{:?}", process.coverage);
+        assert!(!process.coverage.partial_history && process.coverage.lost == 0, "{:?}", process.coverage);
         // Workers are forked, or never start CUDA: their agents send nothing, and no process was invented for them.
         let others: Vec<_> =
             seen.snapshot.processes.iter().filter(|other| other.key.pid != over.pid).collect();

@@ -1,6 +1,7 @@
 //! Out of memory in unmodified PyTorch wheels. Three kinds are distinguished, with the request and torch's own totals:
 //! a limit of the pool without a driver call, a driver failure that the pool survives, and a final one.
 use gpumem_ledger::{Class, OomKind};
+use gpumem_model::run::Named;
 use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job, replay};
 use gpumem_wire::{Phase, Role};
@@ -43,7 +44,7 @@ fn three_kinds_of_out_of_memory() {
             }
             // The held memory is recorded in parts, which equal torch's of that moment: blocks and idle memory.
             let held = |is_idle: bool| -> i64 {
-                let cells = process.cells.iter().zip(oom.amounts.iter());
+                let cells = oom.amounts.iter().map(|(cell, bytes)| (&process.cells[*cell as usize], bytes));
                 cells.filter(|(cell, _)| cell.is_idle() == is_idle).map(|(_, bytes)| bytes).sum()
             };
             let parts = (held(false), held(false) + held(true));
@@ -85,10 +86,10 @@ fn failed_request_has_its_phase_and_gradients() {
                 "evaluation" => Phase::Evaluation,
                 _ => Phase::Between,
             };
-            let cells = process.cells.iter().zip(oom.amounts.iter());
+            let cells = oom.amounts.iter().map(|(cell, bytes)| (&process.cells[*cell as usize], bytes));
             let blocks = cells.filter(|(cell, _)| cell.class == Class::Block && cell.role == Role::Gradient);
             let gradients = blocks.map(|(_, bytes)| bytes).sum::<i64>();
-            if oom.phase != phase || Some(gradients) != printed["gradients"].as_i64() {
+            if oom.phase.as_deref() != phase.name() || Some(gradients) != printed["gradients"].as_i64() {
                 wrong.push(format!(
                     "{}: {:?}, {gradients} for {}",
                     printed["check"], oom.phase, printed["gradients"]

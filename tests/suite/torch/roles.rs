@@ -146,7 +146,7 @@ fn train(version: &str, features: &[&str]) {
         let rows = torch::iterations(&daemon.recording, job.pid());
         for row in &rows[1..4] {
             assert_eq!(row.temporaries.peak_bytes, bytes, "{row:?}");
-            let beside = row.intermediate.peak_bytes - bytes;
+            let beside = row.intermediate_gradients.peak_bytes - bytes;
             assert!((0..=SMALL).contains(&beside), "{row:?}: the gradient of the loss is there, too");
         }
     }

@@ -63,7 +63,7 @@ fn models_train_as_without_the_agent_and_every_segment_is_known() {
         assert!(compared.exact >= 20, "{compared:?}");
         let process = seen.process(trained.pid);
         assert_eq!(process.odd, Default::default(), "nothing odd");
-        assert!(process.coverage.partial.is_none() && process.coverage.lost == 0, "{:?}", process.coverage);
+        assert!(!process.coverage.partial_history && process.coverage.lost == 0, "{:?}", process.coverage);
         let moments = torch::moments(&trained.recording, trained.pid);
         for (moment, printed) in torch::beside(&moments, &trained.printed) {
             torch::agree(&format!("torch {version}, {}", moment.name), moment, printed);

@@ -1,6 +1,6 @@
 //! Joins samples of a Prometheus to members of a job: each process's owner and its numbers, by target, pid and start time.
 
-use super::member::{Member, rank};
+use super::member::{COUNTERS, Member, rank};
 use crate::client::prometheus::Sample;
 use gpumem_model::who::{CLAIMED, NAMES};
 use std::collections::BTreeMap;
@@ -14,15 +14,14 @@ pub(crate) fn join(infos: &[Sample], numbers: &[Sample]) -> Vec<Member> {
     let whose: BTreeMap<Key, &Sample> =
         infos.iter().filter_map(|sample| Some((key(sample)?, sample))).collect();
     let mut members: BTreeMap<(Key, String), Member> = BTreeMap::new();
-    let mut failed: BTreeMap<Key, Option<u64>> = BTreeMap::new();
+    let mut counts: BTreeMap<(Key, &str), Option<u64>> = BTreeMap::new();
     for sample in numbers {
         let Some(key) = key(sample) else { continue };
         let Some(info) = whose.get(&key) else { continue };
         let name = sample.label("__name__").unwrap_or_default();
         let Some(uuid) = sample.label("uuid") else {
-            if name == "gpumem_process_allocation_failures_total" {
-                failed.insert(key, sample.number().and_then(|number| u64::try_from(number).ok()));
-            }
+            let count = sample.number().and_then(|number| u64::try_from(number).ok());
+            counts.insert((key, name), count);
             continue;
         };
         let member =
@@ -45,7 +44,9 @@ pub(crate) fn join(infos: &[Sample], numbers: &[Sample]) -> Vec<Member> {
         }
     }
     for ((key, _), member) in &mut members {
-        member.failed_allocations = failed.get(key).copied().flatten();
+        for (metric, field) in COUNTERS {
+            *field(member) = counts.get(&(key.clone(), metric)).copied().flatten();
+        }
         // A category of a covered process without bytes has no series, so it is 0.
         member.idle_bytes = member.idle_bytes.or(member.tracked_bytes.map(|_| 0));
     }

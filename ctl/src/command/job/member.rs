@@ -40,6 +40,10 @@ pub(crate) struct Member {
     pub who: BTreeMap<String, String>,
 }
 
+/// Counters of a whole process: metric, and the field of its members.
+pub(crate) const COUNTERS: [(&str, fn(&mut Member) -> &mut Option<u64>); 1] =
+    [("gpumem_process_allocation_failures_total", |member| &mut member.failed_allocations)];
+
 impl Member {
     /// Returns a member for each device of a run; none if it has no devices.
     pub(crate) fn of_run(run: &Run) -> Vec<Member> {

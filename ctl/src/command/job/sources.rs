@@ -4,7 +4,7 @@
 //! numbers at the same time. They are joined here, as PromQL would with `... * on (instance, pid, start) group_left(...)`.
 
 use super::join::join;
-use super::member::Member;
+use super::member::{COUNTERS, Member};
 use super::not_found;
 use crate::args::Job as Args;
 use crate::client::prometheus::{Prometheus, Sample, quoted};
@@ -80,9 +80,9 @@ pub(crate) fn all_on_node(args: &Args) -> Result<Vec<Member>> {
 const INFO: &str = "gpumem_process_info";
 /// Labels that may contain the job's name.
 const CALLED: [&str; 4] = ["job_name", "slurm_job", "pod_uid", "pod"];
-/// Metrics of a process, by device or for the whole process.
-const NUMBERS: &str = "gpumem_process_(used|predates|tracked|untrackable|used_peak)_bytes|gpumem_process_flag|\
-                       gpumem_process_allocation_failures_total";
+/// Metrics of a process by device; [`COUNTERS`] are those of the whole process.
+const NUMBERS: &str =
+    "gpumem_process_(used|predates|tracked|untrackable|used_peak)_bytes|gpumem_process_flag";
 
 /// Returns the members of a job and the name of their source.
 pub(crate) fn job_in_fleet(url: &str, id: &str) -> Result<(Vec<Member>, String)> {
@@ -110,9 +110,11 @@ fn ask(server: &Prometheus, select: &str) -> Result<Vec<Member>> {
     let infos = server.query(select, None)?;
     let Some(time) = infos.first().map(Sample::time) else { return Ok(Vec::new()) };
     let of_these = format!("and on (instance, pid, start) ({select})");
+    let names: Vec<&str> = [NUMBERS].into_iter().chain(COUNTERS.map(|(metric, _)| metric)).collect();
+    let names = names.join("|");
     let numbers = server.query(
         &format!(
-            "({{__name__=~\"{NUMBERS}\"}} {of_these}) or (gpumem_process_category_bytes{{category=\"pool idle\"}} {of_these})"
+            "({{__name__=~\"{names}\"}} {of_these}) or (gpumem_process_category_bytes{{category=\"pool idle\"}} {of_these})"
         ),
         Some(time),
     )?;

@@ -178,7 +178,7 @@ pub(super) fn node<'a>(
         version: 1,
         program: env!("CARGO_PKG_VERSION"),
         host: clean(&rustix::system::uname().nodename().to_string_lossy()).into_owned(),
-        clock: Clock::from(&published.snapshot),
+        clock: published.snapshot.run_clock(),
         now_ns: clock::now_ns(),
         at_ns: published.at_ns,
         shows: match shown.page {

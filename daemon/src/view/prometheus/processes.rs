@@ -16,9 +16,7 @@ use crate::view::Health;
 use crate::view::ViewSettings;
 use crate::view::rows::{ConsistentSample, flags};
 use gpumem_ledger::{AccountView, ProcessKey, ProcessView};
-use gpumem_model::names::Named;
 use gpumem_model::who::{CLAIMED, Said, Who};
-use gpumem_wire::LayerState;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
@@ -226,9 +224,9 @@ fn write(
         out.add(&EVENTS, &own, process.coverage.events);
         out.add(&LOST, &own, process.coverage.lost_in_all());
         out.add(&FAILED, &own, process.coverage.failed_allocations);
-        for said in process.layers.iter().filter(|said| said.state != LayerState::Absent) {
-            let labels = own.clone().with("layer", said.layer.name_or_unknown());
-            out.add_with(&LAYER, &labels, ("state", said.state.name_or_unknown()), 1_u64);
+        for said in process.coverage.layers.iter().filter(|said| said.state != "absent") {
+            let labels = own.clone().with("layer", &said.layer);
+            out.add_with(&LAYER, &labels, ("state", said.state.as_str()), 1_u64);
         }
     }
     if claimed > 0 {

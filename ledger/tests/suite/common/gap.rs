@@ -1,7 +1,8 @@
 //! Scripts about the gap with realistic call durations, and short forms of the ledger's results.
 
 use super::*;
-use gpumem_ledger::{BookedAs, Parts, Step};
+use gpumem_ledger::Parts;
+use gpumem_model::run::Step;
 use gpumem_wire::*;
 
 pub const MS: u64 = 1_000_000;
@@ -91,21 +92,22 @@ pub fn parts_line(parts: &Parts) -> String {
 
 /// Formats a step as `at MS: BYTES = parts, cause kind @tag (more)`.
 pub fn step_line(step: &Step) -> String {
-    let mut line = format!("at {}: {}, {}", step.time_ns / MS, parts_line(&step.parts), step.cause.name());
-    line += match step.kind {
-        BookedAs::Measured => " measured",
-        BookedAs::Model => " model",
-        BookedAs::UpperBound => " bound",
-        BookedAs::Unexplained => "",
+    let mut line = format!("at {}: {}, {}", step.time_ns / MS, parts_line(&step.parts), step.cause);
+    line += match step.kind.as_str() {
+        "measured" => " measured",
+        "model" => " model",
+        "upper_bound" => " bound",
+        _ => "",
     };
     if let Some(tag) = &step.tag {
         line += &format!(" @{tag}");
     }
-    if step.expected_bytes.is_some_and(|bytes| bytes != step.bytes()) {
+    if step.expected_bytes.is_some_and(|bytes| bytes != step.bytes) {
         line += &format!(", expected {}", amount(step.expected_bytes.unwrap_or(0)));
     }
-    if step.unseen_module_bytes != 0 {
-        line += &format!(", unseen modules {}", amount(step.unseen_module_bytes));
+    let unseen = step.note.as_deref().and_then(|note| note.strip_prefix("modules with ")?.split_once(' '));
+    if let Some((bytes, _)) = unseen {
+        line += &format!(", unseen modules {}", amount(bytes.parse().expect("bytes")));
     }
     line
 }

@@ -309,8 +309,8 @@ pub fn lines(process: &ProcessView) -> Vec<String> {
         ("late", coverage.late),
         ("blocked", coverage.blocked.is_some()),
         ("paused", coverage.paused),
-        ("partial", coverage.partial.is_some_and(|partial| partial.state)),
-        ("was_partial", coverage.partial.is_some_and(|partial| !partial.state)),
+        ("partial", coverage.partial_state),
+        ("was_partial", coverage.partial_history && !coverage.partial_state),
     ] {
         if set {
             flags.push(name);

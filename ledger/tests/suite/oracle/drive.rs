@@ -157,7 +157,7 @@ impl Drive {
         assert_eq!(composition(&view.cells, &account.amounts), now.line());
         assert_eq!(account.beside, self.world.beside());
         assert_eq!(view.odd, self.odd, "a process without losses does nothing odd");
-        assert!(!view.coverage.partial.is_some_and(|partial| partial.state));
+        assert!(!view.coverage.partial_state);
         let peak = &self.world.peak;
         assert_eq!(account.peak.tracked_bytes, peak.bytes);
         if peak.known {

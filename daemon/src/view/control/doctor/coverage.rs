@@ -1,10 +1,11 @@
 //! Completeness of one process's data, and remedies for gaps.
 
 use super::finding::{Findings, limit};
-use gpumem_ledger::{AnomalyCounts, Blind, Blocked, ProcessView};
+use gpumem_ledger::{AnomalyCounts, Blocked, Coverage, ProcessView};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
-use gpumem_model::layers::{self, LayerSaid};
+use gpumem_model::layers;
+use gpumem_model::run::SUBSCRIPTION_HELD;
 
 pub(super) fn of_process(process: &ProcessView, now_ns: u64, findings: &mut Vec<Finding>) {
     let mut out = Findings { subject: format!("process {}", process.key.pid), out: findings };
@@ -14,7 +15,7 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64, findings: &mut Vec<
         out.say(Check::ProcessBlocked, State::Bad, text, Some(fix));
     }
     if coverage.paused {
-        let (text, fix) = of_paused(&coverage.blind, now_ns);
+        let (text, fix) = of_paused(coverage, now_ns);
         out.say(Check::ProcessPaused, State::Warn, text, fix);
     }
     if !coverage.covered {
@@ -29,11 +30,13 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64, findings: &mut Vec<
         let fix = "start the process with `gpumemctl run -- ...`";
         out.say(Check::ProcessLate, State::Warn, text, Some(fix));
     }
-    let blind = &coverage.blind;
-    if blind.count > 0 && blind.open().is_none() {
-        let total = seconds(blind.total_ns(now_ns));
-        let often = if blind.count == 1 { String::new() } else { format!(" in {} intervals", blind.count) };
-        let (text, fix) = match blind.doubt {
+    if coverage.blind_count > 0 && coverage.open_blind().is_none() {
+        let total = seconds(coverage.blind_total_ns(now_ns));
+        let often = match coverage.blind_count {
+            1 => String::new(),
+            count => format!(" in {count} intervals"),
+        };
+        let (text, fix) = match coverage.blind_doubt {
             true => (
                 "allocations and frees of that time are unknown, so sums and peaks are not exact",
                 Some("restart the process to get exact values"),
@@ -44,8 +47,8 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64, findings: &mut Vec<
         out.say(Check::ProcessBlind, State::Warn, text, fix);
     }
     let lost = coverage.lost_in_all();
-    if let Some(partial) = coverage.partial.filter(|_| lost > 0) {
-        let state = match partial.state {
+    if coverage.partial_history && lost > 0 {
+        let state = match coverage.partial_state {
             true => "sums are bounds",
             false => "sums are exact again, peaks are lower bounds",
         };
@@ -91,8 +94,8 @@ fn of_oddities(odd: &AnomalyCounts) -> Option<String> {
 
 /// Adds how memory gets its names, and which sources of names do not work.
 fn of_layers(process: &ProcessView, out: &mut Findings<'_>) {
-    let said: Vec<LayerSaid> = process.layers.iter().map(LayerSaid::from).collect();
-    let Some(level) = layers::level(&said) else { return };
+    let said = &process.coverage.layers;
+    let Some(level) = layers::level(said) else { return };
     out.say(Check::ProcessNames, State::Ok, format!("names: {level}"), None);
     for said in said.iter().filter(|said| said.is_lacking()) {
         // Sources that the user has switched off are not a problem.
@@ -113,7 +116,7 @@ fn seconds(ns: u64) -> String {
 fn of_blocked(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
     let since = seconds(now_ns.saturating_sub(blocked.since_ns));
     let by = blocked.by.as_str();
-    if blocked.result == Blocked::HELD {
+    if blocked.result == SUBSCRIPTION_HELD {
         let by = if by.is_empty() { "another CUPTI client" } else { by };
         let text =
             format!("{by} has held the CUPTI subscription (code 39) for {since}: allocations are not seen");
@@ -152,14 +155,14 @@ fn of_blocked(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
     (text, remedy)
 }
 
-fn of_paused(blind: &Blind, now_ns: u64) -> (String, Option<&'static str>) {
-    let window = blind.open();
+fn of_paused(coverage: &Coverage, now_ns: u64) -> (String, Option<&'static str>) {
+    let window = coverage.open_blind();
     let since = window.map(|window| seconds(now_ns.saturating_sub(window.from_ns)));
     let lasting = since.map_or(String::new(), |since| format!(", for {since}"));
     match window {
-        Some(window) if window.cause == gpumem_ledger::BlindCause::Disarmed => {
-            let text = format!("the agent has stopped{lasting}: {}", window.by);
-            let remedy = match window.by.starts_with("its thread could not be started") {
+        Some(window) if coverage.disarmed => {
+            let text = format!("the agent has stopped{lasting}: {}", window.why);
+            let remedy = match window.why.starts_with("its thread could not be started") {
                 true => "restart it with a higher limit of threads: ulimit -u, or pids.max of its container",
                 false => "please report it; the program is not harmed",
             };

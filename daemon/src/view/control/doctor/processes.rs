@@ -6,6 +6,7 @@ use crate::view::visibility::Viewer;
 use gpumem_ledger::{Blocked, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
+use gpumem_model::run::SUBSCRIPTION_HELD;
 
 /// Most processes that are named; further ones are only counted.
 const NAMED: usize = 4;
@@ -72,7 +73,7 @@ pub(super) fn look(
     }
     let of_viewer = living().filter(|process| viewer.sees(process.facts.uid));
     let partial: Vec<String> = of_viewer
-        .filter(|process| process.coverage.partial.is_some_and(|partial| partial.state))
+        .filter(|process| process.coverage.partial_state)
         .map(|process| process.key.pid.to_string())
         .collect();
     if !partial.is_empty() {
@@ -93,7 +94,7 @@ fn used(process: &ProcessView) -> u64 {
 fn by(blocked: &Blocked, now_ns: u64) -> String {
     let since_s = now_ns.saturating_sub(blocked.since_ns) / 1_000_000_000;
     let by = match (blocked.by.as_str(), blocked.result) {
-        ("", Blocked::HELD) => "another CUPTI client".to_owned(),
+        ("", SUBSCRIPTION_HELD) => "another CUPTI client".to_owned(),
         ("", result) => format!("CUPTI answers {result}"),
         (by, _) => by.to_owned(),
     };
