@@ -15,9 +15,9 @@ use crate::output::Output;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpumem_import::{FORMATS, Format};
-use gpumem_model::harmless::quoted;
+use gpumem_model::escape::quoted;
 use gpumem_report::By;
-use gpumem_report::text::clean;
+use gpumem_report::text::escape;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -275,9 +275,10 @@ fn option(name: &str, path: Option<&Path>) -> Vec<String> {
 /// Returns the error for a device that is not among those of a list. `what` is the problem.
 pub(crate) fn no_device(name: &str, what: &str, known: impl Iterator<Item = (u32, String)>) -> anyhow::Error {
     let known: BTreeSet<(u32, String)> = known.collect();
-    let known: Vec<String> = known.iter().map(|(index, uuid)| format!("{index} ({})", clean(uuid))).collect();
+    let known: Vec<String> =
+        known.iter().map(|(index, uuid)| format!("{index} ({})", escape(uuid))).collect();
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    Kind::NotFound.error(format!("{} {what}; there are: {known}", clean(name)))
+    Kind::NotFound.error(format!("{} {what}; there are: {known}", escape(name)))
 }
 
 /// Returns an environment variable; `None` if it is empty.

@@ -3,7 +3,7 @@
 use crate::exit;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use gpumem_report::text::clean;
+use gpumem_report::text::escape;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -140,7 +140,7 @@ pub(crate) fn complain(error: &anyhow::Error) -> u8 {
             text = format!("{text}: {cause}");
         }
     }
-    let lines: Vec<String> = text.lines().map(clean).collect();
+    let lines: Vec<String> = text.lines().map(escape).collect();
     // Standard error may be closed or full; the exit code still reports the failure.
     let _ = writeln!(io::stderr(), "gpumemctl: {}", lines.join("\n"));
     exit::code(error)
@@ -150,13 +150,13 @@ pub(crate) fn complain(error: &anyhow::Error) -> u8 {
 /// and thus from another user.
 pub(crate) fn explain(help_or_error: &clap::Error) {
     let is_harmless =
-        |argument: std::ffi::OsString| argument.to_str().is_some_and(|text| clean(text) == *text);
+        |argument: std::ffi::OsString| argument.to_str().is_some_and(|text| escape(text) == *text);
     if !help_or_error.use_stderr() || std::env::args_os().all(is_harmless) {
         let _ = help_or_error.print();
         return;
     }
     let text = help_or_error.render().to_string();
-    let lines: Vec<String> = text.trim_end().lines().map(clean).collect();
+    let lines: Vec<String> = text.trim_end().lines().map(escape).collect();
     let _ = writeln!(io::stderr(), "{}", lines.join("\n"));
 }
 

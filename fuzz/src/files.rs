@@ -3,7 +3,7 @@
 use crate::memory;
 use gpumem_import::{Format, read};
 use gpumem_model::run::Run;
-use gpumem_report::text::clean;
+use gpumem_report::text::escape;
 use gpumem_runs::input::{Error, Input};
 use std::io::Cursor;
 use std::path::Path;
@@ -40,7 +40,7 @@ fn told(error: &Error) {
 
 /// One line, and nothing that a terminal acts on.
 pub fn harmless(text: &str) {
-    assert_eq!(clean(text), *text, "a sentence is harmless");
+    assert_eq!(escape(text), *text, "a sentence is harmless");
 }
 
 /// What holds of every run.

@@ -9,7 +9,7 @@ mod typed;
 use gpumem::sources::api::recordings::RecordingLimits;
 use gpumem_fuzz::harmless;
 use gpumem_report::diff::gate::Limit;
-use gpumem_report::text::clean;
+use gpumem_report::text::escape;
 use libfuzzer_sys::fuzz_target;
 
 /// Digits and a unit, multiplied out where nothing can overflow; nothing else is a number.
@@ -78,6 +78,6 @@ fuzz_target!(|bytes: &[u8]| {
             }
         }
         Ok(Limit::Millionths(limit)) => assert!(limit >= 0 && text.ends_with('%')),
-        Err(error) => harmless(&clean(&error.to_string())),
+        Err(error) => harmless(&escape(&error.to_string())),
     }
 });

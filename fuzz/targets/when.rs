@@ -6,7 +6,7 @@
 mod when;
 
 use gpumem_fuzz::harmless;
-use gpumem_report::text::clean;
+use gpumem_report::text::escape;
 use libfuzzer_sys::fuzz_target;
 use when::When;
 
@@ -27,7 +27,7 @@ fuzz_target!(|bytes: &[u8]| {
             }
             let _ = when.unix_ns(NOW);
         }
-        Err(error) => harmless(&clean(&error)),
+        Err(error) => harmless(&escape(&error)),
     }
     let _ = when::two(text);
 });

@@ -1,8 +1,8 @@
 //! Whose a process is: paths of control groups, facts and claims.
 #![no_main]
 
-use gpumem_model::who::cgroup::Place;
-use gpumem_model::who::{NAMES, Who, is_of_job};
+use gpumem_model::owner::cgroup::Place;
+use gpumem_model::owner::{NAMES, Owner, is_of_job};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ fuzz_target!(|bytes: &[u8]| {
             None => facts.insert(name.to_owned(), value.to_owned()),
         };
     }
-    let who = Who::of(&facts, &claims, Some(7));
+    let who = Owner::of(&facts, &claims, Some(7));
     for said in who.iter() {
         assert!(NAMES.contains(&said.name));
         let own = facts.get(said.name).map(|value| value.trim()).filter(|value| !value.is_empty());

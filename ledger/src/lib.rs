@@ -71,7 +71,7 @@ pub use book::cells::{CellView, MAX_POINT_CELLS};
 pub use book::rounding::{ROUNDING_RULE, RoundingRule};
 pub use book::timeline::MAX_POINTS;
 pub use book::{WINDOW_NS, Window};
-pub use gpumem_model::gap::Parts;
+pub use gpumem_model::gap::UntrackableParts;
 pub use gpumem_model::oom::OomKind;
 pub use gpumem_model::run::{Beside, Class, DeviceReading, Pool, Program};
 pub use history::counters::{MAX_COUNTER_POINTS, MAX_COUNTERS};

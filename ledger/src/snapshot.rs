@@ -14,7 +14,7 @@ use crate::rows::row::AnomalyCounts;
 use crate::rules::holdings::Holdings;
 use crate::samples::pending::{ClosedSample, PeakGap};
 use crate::untrackable::event::Names;
-use gpumem_model::run::{Amounts, Beside, Clock, Oom, Parts, Pool, Step};
+use gpumem_model::run::{Amounts, Beside, Clock, Oom, Pool, UntrackableChange, UntrackableParts};
 use gpumem_wire::{ByeReason, ClockKind, PoolOwner};
 use std::sync::Arc;
 
@@ -86,9 +86,9 @@ pub struct AccountView {
     /// Last closed sample with a known `used`; if there is an agent, with a known `tracked`, too.
     pub complete: Option<ClosedSample>,
     /// Parts of the untrackable of `complete`.
-    pub parts: Option<Parts>,
+    pub parts: Option<UntrackableParts>,
     /// Changes of untrackable by time; the smallest are merged into one, which comes first.
-    pub steps: Arc<[Step]>,
+    pub steps: Arc<[UntrackableChange]>,
     /// Pools that exist.
     pub pools: Vec<Pool>,
 }

@@ -2,7 +2,7 @@
 
 use crate::cell::hide_unknown_pool;
 use crate::fields::{fields, plain};
-use crate::gap::Step;
+use crate::gap::UntrackableChange;
 use crate::growth::Growth;
 use crate::iterations::Iterations;
 use crate::moment::Moment;
@@ -62,7 +62,7 @@ fields! {
         accounted_peak_bytes: Option<u64> => join last,               clip clear,            redact keep;
         /// Changes of the gap over the whole life, by time. If there are many, the smallest are merged into one, which comes
         /// first.
-        steps: Vec<Step>                  => join last,               clip within,           redact each(Step::redact);
+        steps: Vec<UntrackableChange>                  => join last,               clip within,           redact each(UntrackableChange::redact);
         /// Points for judging growth, over the whole life.
         growth: Growth                    => join last,               clip Growth::clip,     redact keep;
         /// Memory held over time, by cell; empty in runs of older versions.

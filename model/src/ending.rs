@@ -14,8 +14,8 @@
 //! ```
 //! ```
 
+use crate::owner::cgroup::Place;
 use crate::run::{Run, State};
-use crate::who::cgroup::Place;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Parts of the untrackable bytes; `unexplained` is the remainder, so they sum to the whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Parts {
+pub struct UntrackableParts {
     /// Cost of creating contexts; measured.
     #[serde(skip_serializing_if = "is_zero")]
     pub context_bytes: i64,
@@ -32,7 +32,7 @@ fn is_zero(bytes: &i64) -> bool {
     *bytes == 0
 }
 
-impl Parts {
+impl UntrackableParts {
     /// Returns the sum of all parts.
     pub fn sum(&self) -> i64 {
         self.each().iter().fold(0, |sum, (_, _, bytes)| sum.wrapping_add(*bytes))
@@ -51,13 +51,13 @@ impl Parts {
     }
 
     /// Adds two sets of parts.
-    pub fn plus(self, other: Parts) -> Self {
+    pub fn plus(self, other: UntrackableParts) -> Self {
         self.combine(other, i64::saturating_add)
     }
 
     /// Combines two sets, part by part.
-    pub fn combine(self, other: Parts, with: fn(i64, i64) -> i64) -> Self {
-        Parts {
+    pub fn combine(self, other: UntrackableParts, with: fn(i64, i64) -> i64) -> Self {
+        UntrackableParts {
             context_bytes: with(self.context_bytes, other.context_bytes),
             modules_bytes: with(self.modules_bytes, other.modules_bytes),
             local_memory_bytes: with(self.local_memory_bytes, other.local_memory_bytes),
@@ -69,7 +69,7 @@ impl Parts {
 
     /// Returns parts in which all of `untrackable_bytes` is unexplained.
     pub fn unknown(untrackable_bytes: i64) -> Self {
-        Parts { unexplained_bytes: untrackable_bytes, ..Parts::default() }
+        UntrackableParts { unexplained_bytes: untrackable_bytes, ..UntrackableParts::default() }
     }
 }
 
@@ -77,7 +77,7 @@ fields! {
     /// A change of the gap between two samples. Absent values are not stored, because a run may have hundreds of changes.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
-    pub struct Step {
+    pub struct UntrackableChange {
         /// Time of the sample before the change; 0 for the start of the process.
         from_ns: u64                => redact keep;
         /// Time of the event that caused it; without an event, the time of the sample that shows it.
@@ -85,7 +85,7 @@ fields! {
         /// Size of the change without rounding: the sum of `parts`.
         bytes: i64                  => redact keep;
         /// Parts that the change was booked to.
-        parts: Parts                => redact keep;
+        parts: UntrackableParts                => redact keep;
         /// Cause of the largest part, in words: `context created`, `between events`, ...
         cause: String               => redact keep;
         /// Other causes between the two samples.
@@ -110,7 +110,7 @@ fields! {
     }
 }
 
-plain!(Parts);
+plain!(UntrackableParts);
 
 /// Why untrackable memory changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,7 +143,7 @@ pub enum Cause {
     HistoryLost,
     /// More events happened than can be kept.
     EventsLost,
-    /// Several small steps; [`Step::events`] is their number.
+    /// Several small steps; [`UntrackableChange::events`] is their number.
     Smaller,
 }
 
@@ -171,7 +171,7 @@ impl Named for Cause {
     ];
 }
 
-impl Timed for Step {
+impl Timed for UntrackableChange {
     fn time_ns(&self) -> (u64, u64) {
         (self.time_ns, self.time_ns)
     }

@@ -12,10 +12,10 @@
 //! layers         state of each naming layer
 //! program_data   counters and ranges that the program reports
 //! ending         other causes that ended a process: host memory, a driver fault
-//! who            user, job, pod and container of a process
+//! owner          user, job, pod and container of a process
 //! window         cuts a run to a part of its life
 //! fields         table macro that declares the records of a run, and the rules of its rows
-//! time, units    times and amounts as text; harmless: escapes unsafe characters in text from untrusted sources
+//! time, units    times and amounts as text; escape: escapes unsafe characters in text from untrusted sources
 //! control        requests and replies of the control API; checks: ids of doctor's checks
 //! ```
 //!
@@ -28,15 +28,16 @@ pub mod control;
 pub mod coverage;
 pub mod device;
 pub mod ending;
+pub mod escape;
 pub mod fields;
 pub mod gap;
 pub mod growth;
-pub mod harmless;
 pub mod iterations;
 pub mod layers;
 pub mod moment;
 pub mod names;
 pub mod oom;
+pub mod owner;
 pub mod parameters;
 pub mod program_data;
 pub mod run;
@@ -44,5 +45,4 @@ pub mod series;
 pub mod time;
 pub mod timeline;
 pub mod units;
-pub mod who;
 pub mod window;

@@ -2,7 +2,7 @@
 
 use crate::cell::Amounts;
 use crate::fields::fields;
-use crate::gap::Parts;
+use crate::gap::UntrackableParts;
 use serde::{Deserialize, Serialize};
 
 fields! {
@@ -21,7 +21,7 @@ fields! {
         untrackable_bytes: Option<i64>;
         /// Parts of `untrackable_bytes`; absent if they are unknown.
         #[serde(default)]
-        parts: Option<Parts>;
+        parts: Option<UntrackableParts>;
         /// Why the newest sample had no `used`, see [`absence_name`]: the moment then comes from an older sample.
         #[serde(default)]
         used_absence: Option<String>;
@@ -52,9 +52,13 @@ impl Moment {
     }
 
     /// Returns the parts of the gap. If they are unknown (runs of older versions), all of the gap is unexplained.
-    pub fn gap_parts(&self) -> Option<Parts> {
+    pub fn gap_parts(&self) -> Option<UntrackableParts> {
         let untrackable = self.untrackable_bytes?;
-        Some(self.parts.filter(|parts| parts.sum() == untrackable).unwrap_or(Parts::unknown(untrackable)))
+        Some(
+            self.parts
+                .filter(|parts| parts.sum() == untrackable)
+                .unwrap_or(UntrackableParts::unknown(untrackable)),
+        )
     }
 
     /// Returns the bytes that NVML charges. If the gap comes from another time, the value is an estimate.

@@ -6,7 +6,7 @@
 pub use crate::cell::{Amounts, Cell, Class};
 pub use crate::coverage::{BlindWindow, Coverage, Mark, Part, Program, SUBSCRIPTION_HELD};
 pub use crate::device::{Accounting, Beside, Details, Device, DeviceReading, MAX_TENANTS, Pool};
-pub use crate::gap::{Parts, Step};
+pub use crate::gap::{UntrackableChange, UntrackableParts};
 pub use crate::iterations::{Iteration, Iterations, Level};
 pub use crate::layers::LayerSaid;
 pub use crate::moment::Moment;
@@ -16,9 +16,9 @@ pub use crate::parameters::Parameters;
 pub use crate::program_data::ProgramData;
 
 use crate::fields::{Field, fields, plain};
+use crate::owner;
+pub use crate::owner::is_job;
 pub use crate::timeline::Timeline;
-use crate::who;
-pub use crate::who::is_job;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
@@ -67,8 +67,8 @@ fn hide_caveats(caveats: &mut Vec<Caveat>) {
 
 /// Keeps only names that metric labels show; removes the command line and directories.
 fn hide_identity(of: &mut BTreeMap<String, String>) {
-    let sources = [who::MAPPED_JOB, "slurm_job_id", "slurm_step_id"];
-    of.retain(|name, _| who::NAMES.contains(&name.as_str()) || sources.contains(&name.as_str()));
+    let sources = [owner::MAPPED_JOB, "slurm_job_id", "slurm_step_id"];
+    of.retain(|name, _| owner::NAMES.contains(&name.as_str()) || sources.contains(&name.as_str()));
 }
 
 impl Run {

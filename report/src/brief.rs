@@ -4,7 +4,7 @@ use super::{Report, apportioned, folded_parts, ranked_parts, sum_of};
 use crate::labels::{device_title, label};
 use crate::lines::{flags, in_brackets};
 use crate::rules::Groupings;
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::run::{Device, Moment, Run, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, plural, signed, thousands};
@@ -45,7 +45,7 @@ pub fn brief(ended: &[Ended<'_>], job: &str) -> Vec<String> {
     let next = match ended {
         [] => return lines,
         [one] => match one.id {
-            Some(id) => clean(id),
+            Some(id) => escape(id),
             None => one.run.process.pid.to_string(),
         },
         _ => job.to_owned(),
@@ -99,7 +99,7 @@ fn alone(report: &Report<'_>, device: &Device) -> Vec<String> {
             )
         }
         _ => match &device.last.used_absence {
-            Some(absence) => format!("Untrackable not known: NVML says {}", clean(absence)),
+            Some(absence) => format!("Untrackable not known: NVML says {}", escape(absence)),
             None => "Untrackable not known: NVML was not read in time".to_owned(),
         },
     };
@@ -138,7 +138,7 @@ fn several(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<String> 
     lines.extend(devices.iter().take(DEVICES).map(|(report, device)| {
         let run = report.run;
         let rank =
-            run.process.claims.get("rank").map(|rank| format!(" rank {}", clean(rank))).unwrap_or_default();
+            run.process.claims.get("rank").map(|rank| format!(" rank {}", escape(rank))).unwrap_or_default();
         let peak = &device.peak;
         let what = match peak.tracked_bytes {
             None => unseen(run).to_owned(),
@@ -167,7 +167,8 @@ fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -
         parts.push(("idle".to_owned(), composition.pool_idle));
     }
     let parts = apportioned(unit, unit.round(sum_of(&parts)), &parts);
-    let parts: Vec<String> = parts.iter().map(|(name, amount)| format!("{} {amount}", clean(name))).collect();
+    let parts: Vec<String> =
+        parts.iter().map(|(name, amount)| format!("{} {amount}", escape(name))).collect();
     (parts.join(" + "), composition.pool_idle)
 }
 

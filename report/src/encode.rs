@@ -1,6 +1,6 @@
 //! Encodings that several output forms share: JSON objects, fields of CSV, text in markup.
 
-use gpumem_model::harmless::distinct;
+use gpumem_model::escape::escape_key;
 
 /// Makes a JSON object: names with their values, in this order. A name alone takes the variable of that name. With
 /// `#[serde(flatten)]` the object has the fields of the value instead; an optional field is a flattened `Option` of an object.
@@ -27,7 +27,7 @@ pub(crate) use object;
 /// inside quotes, so a cell may begin after any of these.
 pub(crate) fn csv_field(text: &str) -> String {
     const SEPARATORS: [char; 3] = [',', ';', '|'];
-    let text = distinct(text);
+    let text = escape_key(text);
     let mut out = String::with_capacity(text.len() + 2);
     for cell in text.split_inclusive(SEPARATORS) {
         if is_formula(cell) {

@@ -6,7 +6,7 @@ use crate::encode::{csv_field, csv_number};
 use crate::labels::{device_name, label, rank};
 use crate::lines::{flags, in_brackets};
 use crate::sum;
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::run::{Class, Device, Run};
 use gpumem_model::units::Unit;
 use serde::Serialize;
@@ -88,9 +88,9 @@ pub fn table(heads: &[&str], lines: &[Line]) -> Vec<String> {
     let amounts = columns.iter().map(|&column| COLUMNS[column]);
     printed.row_with_note(heads.iter().copied().chain(amounts), &format!("({})", unit.name));
     for (line, steps) in lines.iter().zip(&steps) {
-        let names = line.names.iter().map(|name| clean(name));
+        let names = line.names.iter().map(|name| escape(name));
         let amounts = columns.iter().map(|&column| cell(steps[column]));
-        printed.row_with_note(names.chain(amounts), &clean(&line.note));
+        printed.row_with_note(names.chain(amounts), &escape(&line.note));
     }
     if lines.len() > 1 {
         let names = (0..heads.len()).map(|name| if name == 0 { "sum".to_owned() } else { String::new() });
@@ -159,11 +159,11 @@ pub fn text(title: &str, runs: &[&Run], command: &str) -> String {
             lines.push(Line { names, amounts: Identity::of(run, device), note: note.clone() });
         }
     }
-    let mut out = vec![clean(title), String::new()];
+    let mut out = vec![escape(title), String::new()];
     out.extend(table(&["rank", "pid", "device"], &lines));
     let pid = runs.first().map_or("PID".to_owned(), |run| run.process.pid.to_string());
     out.push(String::new());
-    out.push(format!("next: gpumemctl report {pid} | {} --json | --csv", clean(command)));
+    out.push(format!("next: gpumemctl report {pid} | {} --json | --csv", escape(command)));
     out.join("\n") + "\n"
 }
 

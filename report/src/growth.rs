@@ -6,7 +6,7 @@ use crate::judge::trend_test::{Judgement, Verdict};
 use crate::judge::{Axis, Growth, judge_amounts, judge_samples, units};
 use crate::labels::{device_title, whose};
 use crate::lines::listed;
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::run::Device;
 use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
@@ -148,7 +148,7 @@ fn doubt(judgement: &Judgement, per: Axis) -> String {
 
 fn short(name: &str) -> String {
     const WIDTH: usize = 48;
-    shorten(&clean(name), WIDTH, true)
+    shorten(&escape(name), WIDTH, true)
 }
 
 fn moving(judgement: &Judgement, per: Axis) -> Option<String> {

@@ -7,7 +7,7 @@ use super::Report;
 use super::table::Table;
 use crate::encode::{csv_field, csv_number, object};
 use crate::labels::{device_title, whose};
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::run::{Iteration, Iterations};
 use gpumem_model::units::{Unit, thousands};
 use std::fmt::Write;
@@ -68,7 +68,7 @@ pub fn text(report: &Report<'_>, choice: Choice) -> String {
     for device in &run.devices {
         let table = choice.of(&device.details.iterations);
         let title = format!("{}  {}", whose(run), device_title(device));
-        let _ = writeln!(out, "{}{}", if out.is_empty() { "" } else { "\n" }, clean(&title));
+        let _ = writeln!(out, "{}{}", if out.is_empty() { "" } else { "\n" }, escape(&title));
         out += &rows(&table);
         if choice.columns {
             out += &columns::text(device, &table);
@@ -189,7 +189,7 @@ pub fn json(report: &Report<'_>, choice: Choice) -> String {
             parameters: parameters.map(|parameters| object! { parameters }),
         }
     });
-    gpumem_model::harmless::json(&object! {
+    gpumem_model::escape::json(&object! {
         schema: "gpumem.iterations",
         version: 1,
         run: report.id.as_deref(),

@@ -7,8 +7,8 @@ use super::{By, Composition, Report, named, oom, own};
 use crate::category::OTHERS;
 use crate::encode::object;
 use gpumem_model::layers;
-use gpumem_model::run::{Device, Moment, Parts, Step};
-use gpumem_model::who::Who;
+use gpumem_model::owner::Owner;
+use gpumem_model::run::{Device, Moment, UntrackableChange, UntrackableParts};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ pub const VERSION: u32 = 1;
 /// Returns the report as one JSON document.
 pub fn json(report: &Report<'_>) -> String {
     let run = report.run;
-    gpumem_model::harmless::json(&object! {
+    gpumem_model::escape::json(&object! {
         schema: SCHEMA,
         version: VERSION,
         run: report.id.as_deref(),
@@ -29,7 +29,7 @@ pub fn json(report: &Report<'_>) -> String {
         clock: &run.clock,
         process: &run.process,
         // Owner of the process, from the facts and claims in `process`.
-        who: Who::of(&run.process.facts, &run.process.claims, run.process.uid),
+        who: Owner::of(&run.process.facts, &run.process.claims, run.process.uid),
         state: &run.state,
         coverage: &run.coverage,
         // The reported part of the run's life; null for all of it.
@@ -109,7 +109,7 @@ fn moment_json(report: &Report<'_>, moment: &Moment) -> impl Serialize {
     }
 }
 
-fn step_json(step: &Step) -> impl Serialize {
+fn step_json(step: &UntrackableChange) -> impl Serialize {
     object! {
         from_ns: step.from_ns,
         time_ns: step.time_ns,
@@ -127,7 +127,7 @@ fn step_json(step: &Step) -> impl Serialize {
 }
 
 /// Returns the parts that are not zero, and always `unexplained`.
-fn causes(parts: Parts) -> Vec<impl Serialize> {
+fn causes(parts: UntrackableParts) -> Vec<impl Serialize> {
     let shown = parts.each().into_iter().filter(|(cause, _, bytes)| *bytes != 0 || *cause == "unexplained");
     shown.map(|(cause, kind, bytes)| object! { cause, kind, bytes }).collect()
 }

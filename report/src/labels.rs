@@ -1,6 +1,6 @@
 //! Names of runs and devices as printed, and texts for exit statuses.
 
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::run::{Device, Run};
 
 /// Prefix of the names of devices in a sum of ranks; names from drivers and logs never have it.
@@ -12,8 +12,8 @@ pub fn label(run: &Run) -> String {
     let facts = &run.process.facts;
     match facts.get("command") {
         Some(command) => short_command(command),
-        None if run.source.is_watched() => clean(facts.get("comm").map_or("(unknown)", String::as_str)),
-        None => clean(&run.source.origin),
+        None if run.source.is_watched() => escape(facts.get("comm").map_or("(unknown)", String::as_str)),
+        None => escape(&run.source.origin),
     }
 }
 
@@ -50,7 +50,7 @@ pub fn short_command(command: &str) -> String {
     let first = words.next().map(base).unwrap_or_default();
     let interpreter = first.starts_with("python") || first == "bash" || first == "sh";
     let script = if interpreter { words.next().map(base).map(|word| format!(" {word}")) } else { None };
-    clean(&(first + &script.unwrap_or_default()))
+    escape(&(first + &script.unwrap_or_default()))
 }
 
 /// Returns the name of a device with its product name.
@@ -66,7 +66,7 @@ pub(crate) fn device_name(device: &Device) -> String {
 
 fn titled(device: &Device, model: &str) -> String {
     if device.name.starts_with(RANK) {
-        return clean(&device.name);
+        return escape(&device.name);
     }
     if device.name.starts_with("unnamed-") {
         return format!("GPU {}", device.name);

@@ -36,7 +36,7 @@ pub mod tree;
 
 use crate::category::{OTHERS, Rules};
 use crate::rules::{Groupings, NO_TAG};
-use gpumem_model::run::{Cell, Class, Device, Moment, Parts, Run};
+use gpumem_model::run::{Cell, Class, Device, Moment, Run, UntrackableParts};
 use gpumem_model::time::Times;
 use gpumem_model::timeline::Point;
 use gpumem_model::units::{Unit, thousands};
@@ -424,7 +424,7 @@ fn nameable(run: &Run, moment: &Moment, fits: impl Fn(&Cell) -> bool) -> i64 {
     sum(amounts.map(|(_, bytes)| *bytes))
 }
 
-type GapRow = (Part, &'static str, fn(&Parts) -> i64);
+type GapRow = (Part, &'static str, fn(&UntrackableParts) -> i64);
 
 /// Rows under `Untrackable`.
 const GAP: [GapRow; 5] = [

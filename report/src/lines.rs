@@ -1,7 +1,7 @@
 //! Lines for a terminal: without control characters, and wrapped at its width.
 
 use crate::table::width as width_of;
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::units::thousands;
 
 const NARROWEST: usize = 20;
@@ -18,13 +18,13 @@ pub fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
 pub(crate) fn clean_name(name: &str) -> String {
     let trimmed = name.trim();
     if name.is_empty() || trimmed.len() == name.len() {
-        return if name.is_empty() { "(blank)".to_owned() } else { clean(name) };
+        return if name.is_empty() { "(blank)".to_owned() } else { escape(name) };
     }
     let (start, end) = name.split_at(name.len() - name.trim_start().len());
     let end = end.get(trimmed.len()..).unwrap_or_default();
     let numbers =
         |blanks: &str| blanks.chars().map(|blank| format!("\\u{{{:x}}}", blank as u32)).collect::<String>();
-    numbers(start) + &clean(trimmed) + &numbers(end)
+    numbers(start) + &escape(trimmed) + &numbers(end)
 }
 
 /// Returns the first `limit` names and the number of the others: `a, b, 3 more`.
@@ -61,7 +61,7 @@ impl Lines {
 
     /// Adds a line without wrapping.
     pub(crate) fn line(&mut self, line: &str) {
-        self.lines.push(clean(line).trim_end().to_owned());
+        self.lines.push(escape(line).trim_end().to_owned());
     }
 
     /// Adds a sentence, wrapped at the terminal's width, with indented continuation lines.

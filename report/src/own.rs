@@ -5,7 +5,7 @@ use super::table::{Table, shorten};
 use crate::encode::object;
 use crate::labels::whose;
 use crate::lines::{clean_name, listed};
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::program_data::{Counter, LOST, ProgramData, Range};
 use gpumem_model::run::{Clock, Run};
 use gpumem_model::units::{plural, thousands};
@@ -22,7 +22,7 @@ const NOTHING: &str = "the program reported no counter, step or range: call gpum
 /// Returns both as tables.
 pub fn text(report: &Report<'_>) -> String {
     let (run, own) = (report.run, &report.run.own);
-    let mut out = format!("{}\n", clean(&whose(run)));
+    let mut out = format!("{}\n", escape(&whose(run)));
     if own.is_empty() {
         return out + NOTHING + "\n";
     }
@@ -162,7 +162,7 @@ pub(super) fn fields(own: &ProgramData) -> impl Serialize {
 
 /// Returns counters and ranges as JSON, in the form that the report has.
 pub fn json(report: &Report<'_>) -> String {
-    gpumem_model::harmless::json(&object! {
+    gpumem_model::escape::json(&object! {
         schema: "gpumem.counters",
         version: 1,
         run: report.id.as_deref(),

@@ -3,8 +3,8 @@
 use super::table::Table;
 use super::{Report, sum};
 use crate::labels::{device_title, whose};
-use gpumem_model::harmless::clean;
-use gpumem_model::run::{Clock, Device, Parts, Step};
+use gpumem_model::escape::escape;
+use gpumem_model::run::{Clock, Device, UntrackableChange, UntrackableParts};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, thousands};
 
@@ -41,7 +41,7 @@ pub fn text(report: &Report<'_>) -> String {
         let name = mark.name.as_deref().unwrap_or(gpumem_model::program_data::LOST);
         lines.push(format!("mark {}  {name}  (by {})", times.time(mark.time_ns), mark.by));
     }
-    let lines: Vec<String> = lines.iter().map(|line| clean(line)).collect();
+    let lines: Vec<String> = lines.iter().map(|line| escape(line)).collect();
     lines.join("\n") + "\n"
 }
 
@@ -79,8 +79,8 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
 }
 
 /// Merges consecutive steps with the same cause and place. The result has the time of the first, and their number in its cause.
-pub(super) fn grouped(steps: &[Step]) -> Vec<Step> {
-    let mut groups: Vec<(Step, u64)> = Vec::new();
+pub(super) fn grouped(steps: &[UntrackableChange]) -> Vec<UntrackableChange> {
+    let mut groups: Vec<(UntrackableChange, u64)> = Vec::new();
     for step in steps {
         match groups.last_mut() {
             Some((group, count)) if is_like(group, step) => {
@@ -94,7 +94,7 @@ pub(super) fn grouped(steps: &[Step]) -> Vec<Step> {
             _ => groups.push((step.clone(), 1)),
         }
     }
-    let named = |(mut group, count): (Step, u64)| {
+    let named = |(mut group, count): (UntrackableChange, u64)| {
         if count > 1 {
             group.cause = format!("{} times {}", thousands(count), group.cause);
         }
@@ -103,7 +103,7 @@ pub(super) fn grouped(steps: &[Step]) -> Vec<Step> {
     groups.into_iter().map(named).collect()
 }
 
-fn is_like(a: &Step, b: &Step) -> bool {
+fn is_like(a: &UntrackableChange, b: &UntrackableChange) -> bool {
     a.cause != "smaller steps"
         && (&a.cause, &a.kind, &a.tag, &a.library, &a.also, &a.note)
             == (&b.cause, &b.kind, &b.tag, &b.library, &b.also, &b.note)
@@ -113,8 +113,12 @@ fn is_like(a: &Step, b: &Step) -> bool {
 }
 
 /// Splits the steps into the `limit` largest ones, in the order of time, and the others.
-pub(super) fn split_largest(mut steps: Vec<Step>, limit: usize) -> (Vec<Step>, Vec<Step>) {
-    let weight = |step: &Step| step.parts.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max();
+pub(super) fn split_largest(
+    mut steps: Vec<UntrackableChange>,
+    limit: usize,
+) -> (Vec<UntrackableChange>, Vec<UntrackableChange>) {
+    let weight =
+        |step: &UntrackableChange| step.parts.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max();
     steps.sort_by_key(|step| std::cmp::Reverse(weight(step)));
     let smaller = steps.split_off(steps.len().min(limit));
     steps.sort_by_key(|step| step.time_ns);
@@ -122,7 +126,7 @@ pub(super) fn split_largest(mut steps: Vec<Step>, limit: usize) -> (Vec<Step>, V
 }
 
 /// Returns the text of a step after its time and bytes.
-pub(super) fn what(step: &Step, unit: Unit) -> String {
+pub(super) fn what(step: &UntrackableChange, unit: Unit) -> String {
     let mut words = vec![step.cause.clone()];
     if step.cause == "smaller steps" {
         words[0] = format!("{} {}", thousands(step.events), step.cause);
@@ -147,13 +151,13 @@ pub(super) fn what(step: &Step, unit: Unit) -> String {
     words.join(", ")
 }
 
-fn parts(parts: &Parts) -> Vec<(String, i64)> {
+fn parts(parts: &UntrackableParts) -> Vec<(String, i64)> {
     let each = parts.each().into_iter().filter(|(_, _, bytes)| *bytes != 0);
     each.map(|(name, _, bytes)| (name.replace('_', " "), bytes)).collect()
 }
 
 /// Returns where it happened, as far as known.
-fn place(step: &Step) -> Vec<String> {
+fn place(step: &UntrackableChange) -> Vec<String> {
     let near = if step.cause.ends_with("between events") { "near tag" } else { "tag" };
     let tag = step.tag.as_ref().map(|tag| format!("{near} {tag}"));
     let library = step.library.as_ref().map(|library| format!("by {library}"));
@@ -182,19 +186,19 @@ pub(super) mod tests {
 
     const MIB: i64 = 1 << 20;
 
-    fn step(seconds: u64, unexplained: i64, cause: &str) -> Step {
-        Step {
+    fn step(seconds: u64, unexplained: i64, cause: &str) -> UntrackableChange {
+        UntrackableChange {
             time_ns: seconds * 1_000_000_000,
             bytes: unexplained,
-            parts: Parts::unknown(unexplained),
+            parts: UntrackableParts::unknown(unexplained),
             cause: cause.into(),
             kind: "none".into(),
             tag: Some("model/x".into()),
-            ..Step::default()
+            ..UntrackableChange::default()
         }
     }
 
-    pub(crate) fn device(steps: Vec<Step>) -> Device {
+    pub(crate) fn device(steps: Vec<UntrackableChange>) -> Device {
         let details = gpumem_model::run::Details { steps, ..Default::default() };
         Device {
             name: String::new(),
@@ -220,7 +224,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_list_adds_up_and_is_short() {
-        let steps = (0..100).map(|n| Step {
+        let steps = (0..100).map(|n| UntrackableChange {
             tag: Some(format!("model/{n}")),
             ..step(n, (n as i64 * 37 % 100) * MIB / 3 - 9 * MIB, "between events")
         });

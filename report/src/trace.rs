@@ -21,10 +21,10 @@
 use super::{By, Report, sum};
 use crate::labels::{device_name, label};
 use crate::plot;
-use gpumem_model::harmless::in_json;
+use gpumem_model::escape::in_json;
 use gpumem_model::program_data::{LOST, ProgramData, Span};
 use gpumem_model::run::Mark;
-use gpumem_model::run::{Clock, Device, Fate, Iteration, Moment, Oom, Step};
+use gpumem_model::run::{Clock, Device, Fate, Iteration, Moment, Oom, UntrackableChange};
 use gpumem_model::units::{Unit, signed};
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
@@ -333,7 +333,7 @@ fn oom(entry: &Oom, thread: u32) -> Event<'_> {
     Event::new("i", entry.time_ns, name, thread, args)
 }
 
-fn gap(step: &Step, thread: u32) -> Event<'_> {
+fn gap(step: &UntrackableChange, thread: u32) -> Event<'_> {
     let unit = Unit::for_largest(step.bytes);
     let sign = if step.bytes < 0 { "" } else { "+" };
     let name = format!("Untrackable {sign}{}: {}", unit.amount_with_name(step.bytes), step.cause);

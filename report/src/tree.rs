@@ -13,7 +13,7 @@ use super::names::{is_line, library};
 use crate::labels::{device_name, label};
 use crate::lines::clean_name;
 use crate::rules::NO_TAG;
-use gpumem_model::harmless::distinct;
+use gpumem_model::escape::escape_key;
 use gpumem_model::run::{Cell, Class, Device};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -36,9 +36,9 @@ impl Node {
     pub fn of(report: &Report<'_>) -> Node {
         let mut root = Node::default();
         for device in &report.run.devices {
-            let mut name = distinct(&device_name(device));
+            let mut name = escape_key(&device_name(device));
             if root.children.contains_key(&name) {
-                name = format!("{name} {}", distinct(&device.name));
+                name = format!("{name} {}", escape_key(&device.name));
             }
             let node = root.children.entry(name).or_default();
             fill(report, device, node);
@@ -62,7 +62,7 @@ impl Node {
 
 /// Returns the name of a path component; different names stay different.
 fn part(name: &str) -> String {
-    match distinct(name) {
+    match escape_key(name) {
         name if name.is_empty() => "(blank)".to_owned(),
         name if name.trim().is_empty() => clean_name(&name),
         name => name,
@@ -153,7 +153,7 @@ fn lines(node: &Node, path: &mut String, out: &mut String) {
 /// child `(itself)`.
 pub fn treemap(report: &Report<'_>) -> String {
     let root = value(&label(report.run), &Node::of(report));
-    gpumem_model::harmless::json(&root)
+    gpumem_model::escape::json(&root)
 }
 
 fn value(name: &str, node: &Node) -> Value {

@@ -10,7 +10,7 @@
 //! in bytes and the number of objects are limited before parsing, and the sums of the run must agree.
 
 use crate::input::{Error, Input};
-use gpumem_model::harmless::{clean, in_json};
+use gpumem_model::escape::{escape, in_json};
 use gpumem_model::run::{Caveat, Run, State};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Read};
@@ -142,7 +142,7 @@ pub fn read(input: Input) -> Result<Exported, Error> {
     let damaged = |offset: usize, what: String| Error::Damaged {
         path: path.clone(),
         offset: (at + offset) as u64,
-        what: clean(&what),
+        what: escape(&what),
     };
     if body.len() < head.bytes {
         return Err(damaged(

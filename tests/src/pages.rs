@@ -1,6 +1,6 @@
 //! Generated runs for tests of the page. They are consistent: every moment is the sum of its parts.
 
-use gpumem_model::gap::{Parts, Step};
+use gpumem_model::gap::{UntrackableChange, UntrackableParts};
 use gpumem_model::iterations::{Iteration, Iterations, Level};
 use gpumem_model::oom::{Fate, Holder, Oom, OomDevice, OomKind};
 use gpumem_model::parameters::{Column, Parameters};
@@ -236,13 +236,13 @@ fn device(of: Training, ordinal: u16, cells: &[(Cell, i64, bool)]) -> Device {
     };
     let series =
         Series { width_ns: at(1, of.buckets) - from, buckets: (0..of.buckets as u64).map(bucket).collect() };
-    let parts = Parts {
+    let parts = UntrackableParts {
         context_bytes: 498 * MIB,
         modules_bytes: 412 * MIB,
         local_memory_bytes: 130 * MIB,
         rounding_bytes: 30 * MIB,
         unexplained_bytes: 56 * MIB,
-        ..Parts::default()
+        ..UntrackableParts::default()
     };
     let moment = |time_ns: u64, eighths: i64| {
         let amounts = amounts(cells, eighths);
@@ -302,38 +302,39 @@ fn device(of: Training, ordinal: u16, cells: &[(Cell, i64, bool)]) -> Device {
     }
 }
 
-fn steps(of: Training, parts: Parts) -> Vec<Step> {
-    let step = |seconds: u64, parts: Parts, cause: &str, kind: &str, tag: &str| Step {
-        time_ns: (10 + seconds) * S,
-        bytes: parts.sum(),
-        parts,
-        cause: cause.into(),
-        events: 1,
-        kind: kind.into(),
-        tag: Some(tag.into()),
-        ..Step::default()
-    };
+fn steps(of: Training, parts: UntrackableParts) -> Vec<UntrackableChange> {
+    let step =
+        |seconds: u64, parts: UntrackableParts, cause: &str, kind: &str, tag: &str| UntrackableChange {
+            time_ns: (10 + seconds) * S,
+            bytes: parts.sum(),
+            parts,
+            cause: cause.into(),
+            events: 1,
+            kind: kind.into(),
+            tag: Some(tag.into()),
+            ..UntrackableChange::default()
+        };
     vec![
         step(
             0,
-            Parts { context_bytes: parts.context_bytes, ..Parts::default() },
+            UntrackableParts { context_bytes: parts.context_bytes, ..UntrackableParts::default() },
             "context created",
             "measured",
             "setup",
         ),
         step(
             of.seconds / 3,
-            Parts { modules_bytes: parts.modules_bytes, ..Parts::default() },
+            UntrackableParts { modules_bytes: parts.modules_bytes, ..UntrackableParts::default() },
             "module loaded",
             "upper_bound",
             "GPT/layers.0/attn",
         ),
         step(
             of.seconds / 2,
-            Parts {
+            UntrackableParts {
                 local_memory_bytes: parts.local_memory_bytes,
                 unexplained_bytes: 56 * MIB,
-                ..Parts::default()
+                ..UntrackableParts::default()
             },
             "stack limit",
             "model",

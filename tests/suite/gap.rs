@@ -1,5 +1,5 @@
 //! Parts and steps of the gap on the simulated machine, compared with the machine's own truth.
-use gpumem_model::run::Step;
+use gpumem_model::run::UntrackableChange;
 use gpumem_tests::live::{Daemon, Job, Machine, replay, until};
 
 const MIB: i64 = 1 << 20;
@@ -19,7 +19,7 @@ fn next(machine: &Machine, job: &mut Job, name: &str) {
     listed(machine, job, 4);
 }
 
-fn summary(step: &Step) -> (&str, &str, Option<&str>, [i64; 5]) {
+fn summary(step: &UntrackableChange) -> (&str, &str, Option<&str>, [i64; 5]) {
     let parts = &step.parts;
     let parts = [
         parts.context_bytes,
@@ -87,9 +87,9 @@ fn steps_and_parts(keys: &[&str]) {
         ("stack limit", "measured", Some("end/unstack"), [0, 0, -stacks, 0, 0]),
     ];
     assert_eq!(steps, expected);
-    let by_program = |step: &Step| step.library.as_deref().is_some_and(|path| path == "gap");
+    let by_program = |step: &UntrackableChange| step.library.as_deref().is_some_and(|path| path == "gap");
     // A call without a callback has no caller.
-    let has_caller = |step: &&Step| keys.is_empty() || step.cause != "context created";
+    let has_caller = |step: &&UntrackableChange| keys.is_empty() || step.cause != "context created";
     let events = account.steps.iter().filter(|step| step.kind != "none").filter(has_caller);
     assert!(events.clone().all(by_program), "{:?}", events.map(|step| &step.library).collect::<Vec<_>>());
     let cell = process.cells.iter().position(|cell| cell.tag.as_deref() == Some("run/library"));

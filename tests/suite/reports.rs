@@ -1,6 +1,6 @@
 //! Reports as people and programs get them, letter by letter.
 use gpumem_import::read_file;
-use gpumem_model::run::{Caveat, Cell, Clock, Parts, Run, Source, State, Step};
+use gpumem_model::run::{Caveat, Cell, Clock, Run, Source, State, UntrackableChange, UntrackableParts};
 use gpumem_report::diff::{At, Diff};
 use gpumem_report::rules::Groupings;
 use gpumem_report::table::width;
@@ -85,20 +85,24 @@ fn a_node_with_a_covered_and_an_uncovered_process() {
 #[test]
 fn gap_steps_are_listed() {
     let mut run = node_runs().remove(0);
-    let step = |tenths: u64, mib: i64, cause: &str| Step {
+    let step = |tenths: u64, mib: i64, cause: &str| UntrackableChange {
         time_ns: tenths * 100_000_000,
         bytes: mib << 20,
-        parts: Parts::unknown(mib << 20),
+        parts: UntrackableParts::unknown(mib << 20),
         cause: cause.into(),
         kind: "none".into(),
         tag: Some("model/layers.17".into()),
-        ..Step::default()
+        ..UntrackableChange::default()
     };
     let steps = &mut run.devices[0].details.steps;
     steps.push(step(600, 178, "between events"));
     steps.push(step(700, -12, "graph destroyed"));
-    steps.push(Step {
-        parts: Parts { local_memory_bytes: 264 << 20, unexplained_bytes: 36 << 20, ..Parts::default() },
+    steps.push(UntrackableChange {
+        parts: UntrackableParts {
+            local_memory_bytes: 264 << 20,
+            unexplained_bytes: 36 << 20,
+            ..UntrackableParts::default()
+        },
         kind: "model".into(),
         library: Some("libnccl.so.2".into()),
         expected_bytes: Some(264 << 20),

@@ -6,7 +6,7 @@ use super::http;
 use super::samples::{Wrong, encoded, read};
 use crate::exit::Kind;
 use anyhow::Result;
-use gpumem_report::text::clean;
+use gpumem_report::text::escape;
 use hyper::StatusCode;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub(crate) struct Prometheus {
 impl Prometheus {
     /// Parses an address. An address with a password is refused, because all users can see the arguments of a process.
     pub(crate) fn of(url: &str) -> Result<Self> {
-        let wrong = |why: &str| Kind::Usage.error(format!("--prometheus {}: {why}", clean(url)));
+        let wrong = |why: &str| Kind::Usage.error(format!("--prometheus {}: {why}", escape(url)));
         let no_address = || wrong("is no address: http://HOST[:PORT][/PREFIX] or https://...");
         let (is_https, rest) = match url.split_once("://") {
             Some(("http", rest)) => (false, rest),
@@ -66,7 +66,7 @@ impl Prometheus {
         };
         let (status, body) = reply.map_err(|why| self.no_answer(&why))?;
         read(&body, status == StatusCode::OK).map_err(|why| match why {
-            Wrong::Refused(error) => anyhow::anyhow!("{} refuses the query: {error}", clean(&self.url)),
+            Wrong::Refused(error) => anyhow::anyhow!("{} refuses the query: {error}", escape(&self.url)),
             Wrong::Kind(kind) => self.no_answer(&format!("answers with a {kind}, not a vector")),
             Wrong::Foreign if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
                 self.no_answer(match self.is_https {
@@ -85,7 +85,7 @@ impl Prometheus {
     }
 
     fn no_answer(&self, why: &str) -> anyhow::Error {
-        Kind::NoAnswer.error(format!("the Prometheus at {}: {why}", clean(&self.url)))
+        Kind::NoAnswer.error(format!("the Prometheus at {}: {why}", escape(&self.url)))
     }
 }
 

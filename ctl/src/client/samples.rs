@@ -1,6 +1,6 @@
 //! Text of queries to a Prometheus and of its replies.
 
-use gpumem_report::text::clean;
+use gpumem_report::text::escape;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -61,12 +61,12 @@ pub(crate) enum Wrong {
 pub(crate) fn read(body: &[u8], is_ok: bool) -> Result<Vec<Sample>, Wrong> {
     let answer: Answer = serde_json::from_slice(body).map_err(|_| Wrong::Foreign)?;
     if let Some(error) = answer.error {
-        return Err(Wrong::Refused(clean(&error)));
+        return Err(Wrong::Refused(escape(&error)));
     }
     match answer.data {
         Some(data) if is_ok && answer.status == "success" => match data.result_type.as_str() {
             "vector" => Ok(data.result),
-            other => Err(Wrong::Kind(clean(other))),
+            other => Err(Wrong::Kind(escape(other))),
         },
         _ => Err(Wrong::Foreign),
     }

@@ -10,7 +10,7 @@ use gpumem_report::diff::gate::{self, Of, Outcome, Verdict};
 use gpumem_report::diff::text::{Layout, text};
 use gpumem_report::diff::{At, Diff, Side, data, plot};
 use gpumem_report::rules::Groupings;
-use gpumem_report::text::clean;
+use gpumem_report::text::escape;
 
 /// Compares two runs. The output is printed in any case; a failed limit is reported as an error afterwards.
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -59,7 +59,7 @@ fn verdict(diff: &Diff<'_>, args: &Args) -> Result<Option<Verdict>> {
             let known = Of::words(diff).join(", ");
             Kind::NotFound.error(format!(
                 "--of {}: neither run has anything of that name; there are: {known}",
-                clean(word)
+                escape(word)
             ))
         })?,
     };

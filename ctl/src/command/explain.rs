@@ -9,7 +9,7 @@ use anyhow::Result;
 use gpumem_model::run::Run;
 use gpumem_report::Report;
 use gpumem_report::explain::{explain, list};
-use gpumem_report::text::clean;
+use gpumem_report::text::escape;
 use gpumem_runs::store::Store;
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -32,9 +32,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     match text {
         Ok(text) => print(&text),
         Err(nearest) => {
-            let mut text = format!("{} is not in the list of words:", clean(word));
+            let mut text = format!("{} is not in the list of words:", escape(word));
             if !nearest.is_empty() {
-                text += &format!(" did you mean {}?", clean(&nearest.join(", ")));
+                text += &format!(" did you mean {}?", escape(&nearest.join(", ")));
             }
             Err(Kind::NotFound.error(text + " gpumemctl explain prints all"))
         }

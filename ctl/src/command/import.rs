@@ -7,7 +7,7 @@ use crate::output::{complain, deliver, is_broken_pipe, print};
 use crate::when::now_ns;
 use anyhow::Result;
 use gpumem_import::{Format, format, read_file};
-use gpumem_model::harmless::{clean, quoted};
+use gpumem_model::escape::{escape, quoted};
 use gpumem_model::run::Run;
 use gpumem_model::units::{plural, thousands};
 use gpumem_report::text::label;
@@ -152,7 +152,7 @@ pub(crate) fn export(args: &Export) -> Result<()> {
     let file = export::write(&run, &uid, &from)?;
     deliver(&file, &args.output)?;
     if let Some(path) = args.output.path() {
-        let path = clean(&quoted(&path.display().to_string()));
+        let path = escape(&quoted(&path.display().to_string()));
         // Standard error may be closed or full; the file is written anyway.
         let _ = writeln!(
             std::io::stderr(),

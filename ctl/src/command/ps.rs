@@ -10,7 +10,7 @@ use anyhow::Result;
 use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
 use gpumem_model::units::{Unit, signed};
 use gpumem_report::table::{Align, Table, cut};
-use gpumem_report::text::{clean, short_command};
+use gpumem_report::text::{escape, short_command};
 
 /// The age of older readings is shown: twice the interval of the slowest sampler (1 s), with a margin.
 pub(super) const FRESH_MS: u64 = 3_000;
@@ -21,7 +21,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(device) = &args.device {
         only(&mut ps, device)?;
     }
-    print(&if args.json { gpumem_model::harmless::json(&ps) } else { table(&ps, width()) })
+    print(&if args.json { gpumem_model::escape::json(&ps) } else { table(&ps, width()) })
 }
 
 pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
@@ -104,7 +104,7 @@ fn device_lines(ps: &Ps, index: usize, device: &DeviceRow, unit: Unit, lines: &m
 /// Returns a warning if the reading of a device failed or is outdated.
 pub(super) fn doubt(device: &DeviceRow) -> Option<String> {
     let old = device.age_ms.filter(|age| *age > FRESH_MS).map(|age| format!("read {} ago", seconds(age)));
-    let why: Vec<String> = device.why.as_deref().map(clean).into_iter().chain(old).collect();
+    let why: Vec<String> = device.why.as_deref().map(escape).into_iter().chain(old).collect();
     (!why.is_empty()).then(|| format!("NOT FRESH: {}", why.join(", ")))
 }
 
@@ -115,7 +115,7 @@ fn amount(steps: Option<i64>, unit: Unit) -> String {
 /// Returns pid and user of a row. A daemon that hides other users' processes reports pid 0.
 fn owner(pid: u32, user: Option<&str>, uid: Option<u64>) -> [String; 2] {
     let dash = || "-".to_owned();
-    let user = user.map(clean).or_else(|| uid.map(|uid| uid.to_string()));
+    let user = user.map(escape).or_else(|| uid.map(|uid| uid.to_string()));
     [if pid == 0 { dash() } else { pid.to_string() }, user.unwrap_or_else(dash)]
 }
 
@@ -131,7 +131,7 @@ pub(super) fn process_line(device: &DeviceRow, process: &ProcessRow, used: Optio
     let idle = process.idle_bytes.map(|bytes| unit.round(bytes));
     let (state, plain) = state(&process.flags);
     let mut note = process.command.as_deref().map_or("-".to_owned(), command);
-    let mut hints: Vec<String> = process.why.iter().map(|why| clean(why)).collect();
+    let mut hints: Vec<String> = process.why.iter().map(|why| escape(why)).collect();
     hints.extend(process.protected_bytes.map(|bytes| format!("protected {}", unit.amount(signed(bytes)))));
     hints.extend(process.age_ms.filter(|age| *age > FRESH_MS).map(|age| format!("{} old", seconds(age))));
     if !plain && process.pid != 0 {
@@ -160,7 +160,7 @@ fn claim_line(claim: &ClaimRow, unit: Unit) -> Line {
 fn state(flags: &[String]) -> (String, bool) {
     // A restart of gpumemd affects only peaks, which are not shown here.
     let plain = |flag: &&String| *flag == "covered" || *flag == "restarted";
-    let more: Vec<String> = flags.iter().filter(|flag| !plain(flag)).map(|flag| clean(flag)).collect();
+    let more: Vec<String> = flags.iter().filter(|flag| !plain(flag)).map(|flag| escape(flag)).collect();
     match (flags.iter().any(|flag| flag == "covered"), more.is_empty()) {
         (true, true) => ("covered".into(), true),
         (_, true) => ("-".into(), false),

@@ -6,8 +6,8 @@ use crate::exit::Kind;
 use crate::output::print;
 use crate::when::When;
 use anyhow::Result;
-use gpumem_model::harmless::{clean as harmless, quoted};
-use gpumem_report::text::clean;
+use gpumem_model::escape::{escape as harmless, quoted};
+use gpumem_report::text::escape;
 
 /// Sets a mark at the present moment in the runs of live processes.
 pub(crate) fn mark(args: &Mark) -> Result<()> {
@@ -23,7 +23,7 @@ pub(crate) fn mark(args: &Mark) -> Result<()> {
             marked => marked,
         },
     }?;
-    let name = clean(&args.name);
+    let name = escape(&args.name);
     let whose = match marked.pids.as_slice() {
         [pid] => format!("pid {pid}"),
         pids if pids.len() <= 8 => {
@@ -32,7 +32,7 @@ pub(crate) fn mark(args: &Mark) -> Result<()> {
         pids => format!("{} processes", pids.len()),
     };
     let of = marked.pids.first().map(u32::to_string).unwrap_or_default();
-    let since = quoted(&clean(&When::Mark(args.name.clone()).to_string()));
+    let since = quoted(&escape(&When::Mark(args.name.clone()).to_string()));
     print(&format!("marked {name} in the run of {whose}: gpumemctl report {of} --since {since}\n"))
 }
 

@@ -8,7 +8,7 @@ use anyhow::Result;
 use gpumem_model::time::date_minute;
 use gpumem_model::units::{Unit, plural, signed};
 use gpumem_report::table::{Align, Table, cut};
-use gpumem_report::text::{clean, short_command};
+use gpumem_report::text::{escape, short_command};
 use gpumem_runs::store::{Filter, Listed, STATES, Store, state_name};
 
 pub(crate) fn run(args: &Runs) -> Result<()> {
@@ -16,7 +16,7 @@ pub(crate) fn run(args: &Runs) -> Result<()> {
     let runs = store.select(&filter(args)?)?;
     if args.json {
         let list: Vec<_> = runs.iter().map(line_json).collect();
-        return print(&gpumem_model::harmless::json(&list));
+        return print(&gpumem_model::escape::json(&list));
     }
     let size = store.room()?.file_bytes;
     print(&table(&runs, size, width()))
@@ -51,7 +51,7 @@ fn table(runs: &[Listed], store_bytes: u64, terminal: Option<usize>) -> String {
     for listed in runs {
         let run = &listed.run;
         let is_used = run.peak_tracked_bytes.is_none();
-        let user = listed.user.as_deref().map(clean).or(listed.uid.map(|uid| uid.to_string()));
+        let user = listed.user.as_deref().map(escape).or(listed.uid.map(|uid| uid.to_string()));
         let cells = [
             run.id.to_string(),
             date_minute(run.stored_s),
@@ -78,17 +78,17 @@ fn table(runs: &[Listed], store_bytes: u64, terminal: Option<usize>) -> String {
 /// Returns the command, the file of origin, rank and job.
 fn label(listed: &Listed) -> String {
     let run = &listed.run;
-    let (label, origin) = (short_command(&run.label), clean(&run.source_origin));
+    let (label, origin) = (short_command(&run.label), escape(&run.source_origin));
     let mut label = match run.source_kind.as_str() {
         "daemon" => label,
         _ if label == origin => label,
         _ => format!("{label} ({origin})"),
     };
     if let Some(rank) = &listed.rank {
-        label += &format!(" rank {}", clean(rank));
+        label += &format!(" rank {}", escape(rank));
     }
     if let Some(job) = &listed.job {
-        label += &format!(" [{}]", clean(job));
+        label += &format!(" [{}]", escape(job));
     }
     match run.continues {
         Some(before) => label += &format!("  part {} of its life, after {before}", run.part),

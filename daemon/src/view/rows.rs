@@ -6,8 +6,8 @@ use crate::aggregator::Published;
 use crate::config::Tenants;
 use gpumem_ledger::{AccountView, ClosedSample, DeviceView, ProcessView};
 use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow};
+use gpumem_model::owner::Owner;
 use gpumem_model::run::absence_name;
-use gpumem_model::who::Who;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
@@ -134,7 +134,7 @@ fn process(
     };
     let tracked = coverage.covered.then_some(consistent.tracked);
     let tracked = tracked.filter(|_| own);
-    let mut who = Who::of(&facts.seen, &facts.claims, facts.uid).map();
+    let mut who = Owner::of(&facts.seen, &facts.claims, facts.uid).map();
     who.retain(|name, _| own || (named && name == "user"));
     let rank = who.get("rank").map(|rank| format!(" rank {rank}")).unwrap_or_default();
     let command = facts.seen.get("command").or(facts.seen.get("comm"));

@@ -1,6 +1,6 @@
 //! Makes untrusted texts safe for terminals, dashboards and scrapers.
 
-use gpumem_model::harmless::{acts, clean as shown, distinct};
+use gpumem_model::escape::{acts, escape as shown, escape_key};
 use std::borrow::Cow;
 use std::fmt::Write;
 
@@ -26,7 +26,7 @@ pub(crate) struct Label<'a>(Cow<'a, str>);
 impl<'a> From<&'a str> for Label<'a> {
     fn from(text: &'a str) -> Self {
         let is_itself = is_plain(text) && !text.contains("\\u{");
-        Label(if is_itself { text.into() } else { cut(text, distinct(text)).into() })
+        Label(if is_itself { text.into() } else { cut(text, escape_key(text)).into() })
     }
 }
 

@@ -6,7 +6,7 @@
 use super::arena::{Arena, Full, Kind, NONE, Ref, reserve};
 use super::bytes::{Bytes, Fault};
 use super::opcode::{has_name, op, refusal};
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use std::io::Read;
 
 /// Maximum memory for values, stack and memo of one file together.
@@ -418,7 +418,7 @@ impl<R: Read> Machine<R> {
                     break;
                 }
                 let text = String::from_utf8_lossy(&self.piece);
-                let part = clean(&text.chars().take(60).collect::<String>());
+                let part = escape(&text.chars().take(60).collect::<String>());
                 name = if name.is_empty() { part } else { format!("{name}.{part}") };
             }
         }

@@ -6,7 +6,7 @@ use crate::history::trend::GapTrend;
 use crate::oom::device::Listing;
 use crate::samples::pending::{ClosedSample, PeakGap};
 use crate::untrackable::account::Causes;
-use gpumem_model::gap::Parts;
+use gpumem_model::gap::UntrackableParts;
 use gpumem_wire::Body;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ struct SampleGap {
     untrackable: i64,
     predates: i64,
     tracked: i64,
-    parts: Option<Parts>,
+    parts: Option<UntrackableParts>,
     /// `tracked` is exactly that of the reading.
     sharp: bool,
 }

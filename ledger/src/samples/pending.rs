@@ -7,7 +7,7 @@
 
 use crate::book::recent_past::PastBook;
 use crate::book::{Book, Range};
-use gpumem_model::gap::Parts;
+use gpumem_model::gap::UntrackableParts;
 use gpumem_wire::{Absence, Body, Record};
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ pub struct ClosedSample {
     /// The book at t0, by index of `ProcessView::cells`.
     pub amounts: Arc<[i64]>,
     /// Parts of the untrackable bytes; absent if these are unknown.
-    pub parts: Option<Parts>,
+    pub parts: Option<UntrackableParts>,
 }
 
 impl ClosedSample {
@@ -75,7 +75,7 @@ pub struct PeakGap {
     /// `tracked` was at its peak when the sample was taken.
     pub exact: bool,
     /// Parts of that untrackable.
-    pub parts: Option<Parts>,
+    pub parts: Option<UntrackableParts>,
 }
 
 #[derive(Debug)]
@@ -329,7 +329,10 @@ impl Pending {
             torn: mark.is_some() && (torn || busy),
             stale,
             partial: mark.as_ref().is_some_and(|mark| mark.partial),
-            parts: mark.as_ref().map(|mark| Parts { rounding_bytes: mark.rounding, ..Parts::default() }),
+            parts: mark.as_ref().map(|mark| UntrackableParts {
+                rounding_bytes: mark.rounding,
+                ..UntrackableParts::default()
+            }),
             amounts: mark.map_or_else(Default::default, |mark| mark.amounts),
         }
     }

@@ -4,7 +4,7 @@ use crate::samples::pending::ClosedSample;
 use crate::untrackable::change::{SampleContext, Steps, change_between};
 use crate::untrackable::context::Contexts;
 use crate::untrackable::event::{Event, Events, What};
-use gpumem_model::gap::{Cause, Parts, Step};
+use gpumem_model::gap::{Cause, UntrackableChange, UntrackableParts};
 use std::sync::Arc;
 
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +21,7 @@ pub(crate) struct Causes {
     pub since_boundary: SinceBoundary,
     contexts: Contexts,
     /// Sum of the bytes booked for contexts at the last boundary.
-    booked: Parts,
+    booked: UntrackableParts,
     steps: Steps,
     last: Option<Boundary>,
     /// Rounding already contained in the predating bytes: that of the sample from which they were taken.
@@ -43,12 +43,12 @@ pub(crate) struct SinceBoundary {
 impl Causes {
     /// Sets the rounding contained in the predating bytes: that of the sample they were taken from, or none if the agent reported
     /// them.
-    pub fn round_from(&mut self, parts: Option<Parts>) {
+    pub fn round_from(&mut self, parts: Option<UntrackableParts>) {
         self.predates_rounding = parts.map_or(0, |parts| parts.rounding_bytes);
     }
 
     /// Returns the parts of a sample's untrackable. If the sample is a boundary, books the step that led to it first.
-    pub fn close(&mut self, sample: &ClosedSample, known: &SampleContext<'_>) -> Option<Parts> {
+    pub fn close(&mut self, sample: &ClosedSample, known: &SampleContext<'_>) -> Option<UntrackableParts> {
         let untrackable = sample.untrackable_bytes()?;
         let rounding = sample.parts?.rounding_bytes.wrapping_sub(self.predates_rounding);
         let x = untrackable.wrapping_sub(rounding);
@@ -60,7 +60,7 @@ impl Causes {
             self.reach(sample, x, known);
         }
         let unexplained_bytes = x.wrapping_sub(self.booked.sum());
-        Some(Parts { rounding_bytes: rounding, unexplained_bytes, ..self.booked })
+        Some(UntrackableParts { rounding_bytes: rounding, unexplained_bytes, ..self.booked })
     }
 
     fn reach(&mut self, sample: &ClosedSample, x: i64, known: &SampleContext<'_>) {
@@ -96,7 +96,7 @@ impl Causes {
         let booked = self.contexts.booked();
         let mut parts = booked.combine(std::mem::replace(&mut self.booked, booked), i64::wrapping_sub);
         parts.unexplained_bytes = bytes.wrapping_sub(parts.sum());
-        if parts == Parts::default() {
+        if parts == UntrackableParts::default() {
             return;
         }
         let span = (last.map_or(0, |last| last.t0_ns), sample.t0_ns);
@@ -105,7 +105,7 @@ impl Causes {
     }
 
     /// Returns all steps by time; the smallest may be merged into one, see [`Cause::Smaller`].
-    pub fn steps(&self) -> Arc<[Step]> {
+    pub fn steps(&self) -> Arc<[UntrackableChange]> {
         self.steps.all()
     }
 }

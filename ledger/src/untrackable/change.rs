@@ -1,7 +1,7 @@
 //! Steps of untrackable memory: when it changed, by how much, and why.
 
 use crate::untrackable::event::{Event, Names, What};
-use gpumem_model::gap::{Cause, Parts, Step};
+use gpumem_model::gap::{Cause, UntrackableChange, UntrackableParts};
 use gpumem_model::names::Named;
 use gpumem_wire::DriverEventKind;
 use std::sync::{Arc, OnceLock};
@@ -57,8 +57,8 @@ impl BookedAs {
 }
 
 /// Returns the weight by which steps are selected for merging, lightest first.
-fn weight(step: &Step) -> u64 {
-    let without_rounding = Parts { rounding_bytes: 0, ..step.parts };
+fn weight(step: &UntrackableChange) -> u64 {
+    let without_rounding = UntrackableParts { rounding_bytes: 0, ..step.parts };
     without_rounding.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max().unwrap_or(0)
 }
 
@@ -69,7 +69,12 @@ fn names_of(causes: &[&str], main: Cause) -> Vec<String> {
 }
 
 /// Returns a note for readers of a step. `unseen_bytes`: loadable bytes of modules that no step has shown yet.
-fn note(cause: Cause, parts: &Parts, expected_bytes: Option<i64>, unseen_bytes: i64) -> Option<String> {
+fn note(
+    cause: Cause,
+    parts: &UntrackableParts,
+    expected_bytes: Option<i64>,
+    unseen_bytes: i64,
+) -> Option<String> {
     let text = match cause {
         Cause::BetweenEvents if parts.unexplained_bytes > 0 && unseen_bytes > 0 => {
             return Some(format!(
@@ -91,13 +96,13 @@ fn note(cause: Cause, parts: &Parts, expected_bytes: Option<i64>, unseen_bytes: 
 /// Returns the step between two boundaries, at times `span`. `unseen_bytes`: loadable bytes of modules that no step has shown yet.
 pub(super) fn change_between(
     span: (u64, u64),
-    parts: Parts,
+    parts: UntrackableParts,
     doubt: Option<Cause>,
     due: &[Event],
     shares: &[Share],
     unseen_bytes: i64,
     known: &SampleContext<'_>,
-) -> Step {
+) -> UntrackableChange {
     let booked = shares.iter().filter(|share| doubt.is_none() || share.bytes != 0);
     // Among equal shares, the earliest one.
     let main = booked.rev().max_by_key(|share| share.bytes.unsigned_abs());
@@ -125,7 +130,7 @@ pub(super) fn change_between(
     };
     let cause = cause.unwrap_or(Cause::BetweenEvents);
     let library = event.and_then(|event| known.names.library(event.library));
-    Step {
+    UntrackableChange {
         from_ns: span.0,
         time_ns: event.map(|event| event.time_ns).filter(|time_ns| *time_ns > span.0).unwrap_or(span.1),
         bytes: parts.sum(),
@@ -143,14 +148,14 @@ pub(super) fn change_between(
 
 #[derive(Debug, Default)]
 pub(super) struct Steps {
-    large: Vec<Step>,
-    smaller: Option<Step>,
+    large: Vec<UntrackableChange>,
+    smaller: Option<UntrackableChange>,
     /// The list returned last; cleared by a new step.
-    all: OnceLock<Arc<[Step]>>,
+    all: OnceLock<Arc<[UntrackableChange]>>,
 }
 
 impl Steps {
-    pub fn add(&mut self, step: Step) {
+    pub fn add(&mut self, step: UntrackableChange) {
         self.all = OnceLock::new();
         self.large.push(step);
         if self.large.len() <= MAX_STEPS {
@@ -159,12 +164,12 @@ impl Steps {
         let smallest = self.large.iter().enumerate().min_by_key(|(_, step)| weight(step));
         let Some((at, _)) = smallest else { return };
         let step = self.large.remove(at);
-        let sum = self.smaller.get_or_insert_with(|| Step {
+        let sum = self.smaller.get_or_insert_with(|| UntrackableChange {
             from_ns: step.from_ns,
             cause: Cause::Smaller.name_or_unknown().to_owned(),
             kind: BookedAs::Unexplained.name().to_owned(),
             note: note(Cause::Smaller, &step.parts, None, 0),
-            ..Step::default()
+            ..UntrackableChange::default()
         });
         sum.parts = sum.parts.combine(step.parts, i64::wrapping_add);
         sum.bytes = sum.parts.sum();
@@ -175,7 +180,7 @@ impl Steps {
         sum.also = names_of(&causes.collect::<Vec<_>>(), Cause::Smaller);
     }
 
-    pub fn all(&self) -> Arc<[Step]> {
+    pub fn all(&self) -> Arc<[UntrackableChange]> {
         self.all.get_or_init(|| self.smaller.iter().chain(&self.large).cloned().collect()).clone()
     }
 }

@@ -4,7 +4,7 @@ use crate::Map;
 use crate::book::rounding::{GRANULE, whole_granules};
 use crate::untrackable::change::{BookedAs, Share};
 use crate::untrackable::event::{Event, What};
-use gpumem_model::gap::Parts;
+use gpumem_model::gap::UntrackableParts;
 
 /// Maximum number of contexts of a process on a device that are kept separately; all others share one.
 const MAX_CONTEXTS: usize = 256;
@@ -56,13 +56,13 @@ struct Claim {
 }
 
 impl Context {
-    fn parts(&self) -> Parts {
-        Parts {
+    fn parts(&self) -> UntrackableParts {
+        UntrackableParts {
             context_bytes: self.base,
             modules_bytes: self.code,
             local_memory_bytes: self.local,
             heaps_bytes: self.heaps,
-            ..Parts::default()
+            ..UntrackableParts::default()
         }
     }
 }
@@ -94,9 +94,9 @@ pub(super) struct Contexts {
 }
 
 impl Contexts {
-    pub fn booked(&self) -> Parts {
+    pub fn booked(&self) -> UntrackableParts {
         let parts = self.all.iter().map(Context::parts);
-        parts.fold(Parts::default(), |sum, parts| sum.combine(parts, i64::wrapping_add))
+        parts.fold(UntrackableParts::default(), |sum, parts| sum.combine(parts, i64::wrapping_add))
     }
 
     /// Returns loadable bytes that no step has shown yet: lazy loading loads code on first use.
@@ -116,8 +116,10 @@ impl Contexts {
         &mut self.all[at]
     }
 
-    fn forget(&mut self, id: u32) -> Parts {
-        let Some(at) = self.all.iter().position(|context| context.id == id) else { return Parts::default() };
+    fn forget(&mut self, id: u32) -> UntrackableParts {
+        let Some(at) = self.all.iter().position(|context| context.id == id) else {
+            return UntrackableParts::default();
+        };
         let gone = self.all.swap_remove(at);
         self.modules -= gone.modules.len();
         gone.parts()
@@ -135,7 +137,7 @@ impl Contexts {
         let mut rest = bytes;
         for event in events {
             let gone = self.claim(event);
-            if gone != Parts::default() {
+            if gone != UntrackableParts::default() {
                 let back = gone.sum().wrapping_neg();
                 rest = rest.wrapping_sub(back);
                 shares.push(Share { event: *event, bytes: back, kind: BookedAs::Measured, expected: None });
@@ -185,7 +187,7 @@ impl Contexts {
     }
 
     /// Notes the request of an event. Returns the bytes booked for contexts that end with it.
-    fn claim(&mut self, event: &Event) -> Parts {
+    fn claim(&mut self, event: &Event) -> UntrackableParts {
         let id = event.context;
         match event.what {
             What::Created => {
@@ -223,7 +225,7 @@ impl Contexts {
             What::Heap(limit) => self.context(id).claim.heap = Some((limit, *event)),
             What::Creating | What::Imported(_) | What::Other(_) => {}
         }
-        Parts::default()
+        UntrackableParts::default()
     }
 }
 

@@ -13,7 +13,7 @@ use super::text::Shown;
 use super::{At, Diff, Pair, Paired, Side, difference, summary};
 use crate::encode::{csv_field, csv_number, object};
 use crate::{By, Part};
-use gpumem_model::run::Parts;
+use gpumem_model::run::UntrackableParts;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -26,7 +26,7 @@ pub const VERSION: u32 = 1;
 pub fn json(diff: &Diff<'_>, gate: Option<&Verdict>) -> String {
     let sentence =
         diff.whole().map(|pair| summary::sentence(diff, pair, &Shown::of(pair.table(diff.by), usize::MAX)));
-    gpumem_model::harmless::json(&object! {
+    gpumem_model::escape::json(&object! {
         schema: SCHEMA,
         version: VERSION,
         at: if diff.at == At::Peak { "peak" } else { "now" },
@@ -154,9 +154,9 @@ pub(super) fn leaves(pair: &Pair, by: By) -> Vec<Leaf> {
     }
     let parts = pair.moments.each_ref().map(|moment| moment.tracked_bytes.and(moment.gap_parts()));
     if parts.iter().any(Option::is_some) {
-        let bytes = |parts: Option<Parts>| parts.map(|parts| parts.each());
+        let bytes = |parts: Option<UntrackableParts>| parts.map(|parts| parts.each());
         let [a, b] = parts.map(bytes);
-        for (index, (part, _, _)) in Parts::default().each().into_iter().enumerate() {
+        for (index, (part, _, _)) in UntrackableParts::default().each().into_iter().enumerate() {
             let of =
                 |parts: &Option<[(&'static str, &'static str, i64); 6]>| Some(parts.as_ref()?.get(index)?.2);
             let [a, b] = [of(&a), of(&b)];

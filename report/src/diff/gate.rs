@@ -6,7 +6,7 @@ use super::uncertainty::{Bounds, Kind, bounds};
 use super::{Diff, Pair, SIDES};
 use crate::labels::device_name;
 use crate::{By, Part};
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::units::Unit;
 use serde::Serialize;
 use std::str::FromStr;
@@ -150,7 +150,7 @@ impl Of {
     pub fn words(diff: &Diff<'_>) -> Vec<String> {
         let categories = [By::Structure, By::Layer].into_iter().flat_map(|by| {
             let rows = diff.whole().map(|pair| pair.table(by).statement.rows.clone()).unwrap_or_default();
-            rows.into_iter().filter(|row| row.part == Part::Category).map(|row| clean(&row.name))
+            rows.into_iter().filter(|row| row.part == Part::Category).map(|row| escape(&row.name))
         });
         PARTS.iter().map(|(name, _)| (*name).to_owned()).chain(categories).collect()
     }
@@ -177,7 +177,7 @@ impl Of {
                     table.statement.rows.iter().find(|row| row.part == Part::Category && row.name == *name);
                 let bytes = row.and_then(|row| <[Option<i64>; 2]>::try_from(row.bytes.as_slice()).ok());
                 let bytes = bytes.unwrap_or([None, None]);
-                (clean(name), Kind::PartOfTracked, nothing_where_known(bytes, Kind::PartOfTracked, table))
+                (escape(name), Kind::PartOfTracked, nothing_where_known(bytes, Kind::PartOfTracked, table))
             }
         }
     }
@@ -287,7 +287,7 @@ fn one(diff: &Diff<'_>, pair: &Pair, of: &Of, limit: Limit) -> Verdict {
                 _ => format!("{name} is unknown for both"),
             };
             let why: Vec<String> =
-                pair.doubts.iter().map(|doubt| format!("{}: {}", doubt.side, clean(&doubt.text))).collect();
+                pair.doubts.iter().map(|doubt| format!("{}: {}", doubt.side, escape(&doubt.text))).collect();
             let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join("; ")) };
             format!("cannot judge {name}{on}: {what}{why}")
         }

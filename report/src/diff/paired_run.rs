@@ -7,7 +7,8 @@ use super::{At, Paired};
 use crate::labels::{RANK, rank};
 use gpumem_model::fields::Field;
 use gpumem_model::run::{
-    Caveat, Clock, Coverage, Details, Device, Moment, Parts, Process, ProgramData, Run, Source, State,
+    Caveat, Clock, Coverage, Details, Device, Moment, Process, ProgramData, Run, Source, State,
+    UntrackableParts,
 };
 use std::collections::BTreeMap;
 
@@ -91,7 +92,7 @@ fn nothing(run: &Run) -> Moment {
         tracked_bytes: Some(0),
         predates_bytes: Some(0),
         untrackable_bytes: Some(0),
-        parts: Some(Parts::default()),
+        parts: Some(UntrackableParts::default()),
         ..Moment::default()
     }
 }

@@ -5,7 +5,7 @@ use super::{Diff, Pair, SIDES, summary};
 use crate::labels::label;
 use crate::plot::{Bar, Drawing, Frame, Kind, Segment, bars, by_name};
 use crate::{By, Part};
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 
 /// Returns the picture. Each bar adds up to `used`, or to the known part of it. `None` if neither run has memory on a GPU.
 pub fn picture(diff: &Diff<'_>) -> Option<Drawing> {
@@ -24,7 +24,7 @@ pub fn picture(diff: &Diff<'_>) -> Option<Drawing> {
     let frame = Frame {
         title: heading.join(" and "),
         lines: vec![
-            clean(&summary::sentence(diff, pair, &shown)),
+            escape(&summary::sentence(diff, pair, &shown)),
             format!("{}; {}", summary::basis(diff), by_name(diff.by)),
         ],
         notes: summary::shift(&shown).into_iter().chain(summary::doubts(pair)).collect(),
@@ -47,7 +47,7 @@ fn bar(pair: &Pair, by: By, side: usize, title: String) -> Bar {
     for row in &pair.table(by).statement.rows {
         let Some(Some(bytes)) = row.bytes.get(side).copied() else { continue };
         match row.part {
-            Part::Category => push(clean(&row.name), bytes, Kind::Category),
+            Part::Category => push(escape(&row.name), bytes, Kind::Category),
             Part::Others => push(by.name_of_rest().to_owned(), bytes, Kind::Others),
             Part::PoolIdle => push("pool idle".to_owned(), bytes, Kind::Idle),
             Part::Opaque => push("opaque pools".to_owned(), bytes, Kind::Opaque),

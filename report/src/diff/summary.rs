@@ -5,7 +5,7 @@ use super::{At, Diff, Pair, Paired, SIDES, difference};
 use crate::labels::device_name;
 use crate::lines::clean_name;
 use crate::{Part, Row};
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::time::Times;
 use gpumem_model::units::plural;
 
@@ -104,7 +104,7 @@ fn known_of(pair: &Pair) -> String {
 
 fn unknown(pair: &Pair) -> String {
     let why = pair.doubts.iter().filter(|doubt| matches!(doubt.code, "uncovered" | "blocked" | "no_sample"));
-    let why: Vec<String> = why.map(|doubt| format!("{}: {}", doubt.side, clean(&doubt.text))).collect();
+    let why: Vec<String> = why.map(|doubt| format!("{}: {}", doubt.side, escape(&doubt.text))).collect();
     if why.is_empty() { "neither used nor tracked is known for both".to_owned() } else { why.join("; ") }
 }
 
@@ -134,7 +134,7 @@ pub(super) fn basis(diff: &Diff<'_>) -> String {
             words.push(format!("{} ({})", plural(pairs.len() as u64, what), hows.join(", ")));
         }
     }
-    words.push(format!("rules {}", clean(&diff.rules)));
+    words.push(format!("rules {}", escape(&diff.rules)));
     words.join("; ")
 }
 
@@ -177,7 +177,7 @@ pub(super) fn doubts(pair: &Pair) -> Vec<String> {
         [side] => (*side).to_owned(),
         _ => SIDES.join(" and "),
     };
-    said.iter().map(|(text, sides)| format!("{}: {}", whose(sides), clean(text))).collect()
+    said.iter().map(|(text, sides)| format!("{}: {}", whose(sides), escape(text))).collect()
 }
 
 /// Returns the relative difference, such as `, +1.2 %`; empty if it rounds to 0 or has no positive base.

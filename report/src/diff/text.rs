@@ -6,7 +6,7 @@ use crate::labels::{device_name, label};
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table as Printed, shorten, width as width_of};
 use crate::{By, Part, Row, Statement};
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::run::Moment;
 use gpumem_model::units::{Unit, thousands};
 
@@ -202,7 +202,7 @@ fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> 
         if run.process.pid != 0 {
             parts.push(format!("pid {}", run.process.pid));
         }
-        parts.extend(run.caveats.iter().filter(|caveat| caveat.code == "job").map(|job| clean(&job.text)));
+        parts.extend(run.caveats.iter().filter(|caveat| caveat.code == "job").map(|job| escape(&job.text)));
         parts.push(match run.source.kind.as_str() {
             _ if run.source.is_watched() => format!("on {}", run.source.origin),
             kind => format!("from {kind} {}", run.source.origin),
@@ -436,7 +436,7 @@ fn next(diff: &Diff<'_>) -> String {
         By::Structure | By::Tag => "--by layer",
     };
     let device = if diff.pairs.len() > 1 { "--device N | " } else { "" };
-    clean(&format!(
+    escape(&format!(
         "next: gpumemctl diff {} {}{at} {device}{by} | --tags | --all | --json | --csv | --fail-above 2%",
         typed(0),
         typed(1)

@@ -10,7 +10,7 @@ use super::Report;
 use crate::category::Rules;
 use crate::lines::Lines;
 use crate::rules::{Groupings, PRESETS};
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use here::Here;
 use serde::Deserialize;
 use std::sync::LazyLock;
@@ -165,14 +165,14 @@ fn category(word: &str, report: Option<&Report<'_>>, here: Option<&Here<'_>>) ->
         return None;
     }
     let name = of_run.as_ref().map_or(word.to_owned(), |(name, ..)| name.clone());
-    let mut lines = vec![clean(&name)];
+    let mut lines = vec![escape(&name)];
     lines.push(match (&presets, report) {
         (Some(presets), _) => format!(
             "A category: tracked bytes for which a rule of this name is the first to match. In the presets {}.",
             presets.join(", ")
         ),
         (None, Some(report)) if is_ruled(report, &name) => {
-            format!("A category of the rules {}: bytes for which a rule of this name is the first to match.", clean(&report.groupings.name))
+            format!("A category of the rules {}: bytes for which a rule of this name is the first to match.", escape(&report.groupings.name))
         }
         _ => "A name without a rule: a common prefix of tags, or the library that allocated.".to_owned(),
     });
@@ -192,7 +192,7 @@ fn tag(word: &str, here: Option<&Here<'_>>) -> Option<Vec<String>> {
     let here = here?;
     let (name, numbers) = here.tag(word)?;
     Some(vec![
-        clean(&name),
+        escape(&name),
         "A tag: the path under which these bytes were allocated (scopes, ranges, modules), innermost last."
             .to_owned(),
         format!("here: {numbers}  ({})", here.whose()),

@@ -44,7 +44,7 @@ fn words_name_numbers_that_are_there() {
             "row" => numbers::row(argument).is_some(),
             "role" => Role::from_name(argument).is_some(),
             "phase" => phases_of_blocks().any(|phase| phase == argument),
-            "part" => run::Parts::default().each().iter().any(|(part, ..)| *part == argument),
+            "part" => run::UntrackableParts::default().each().iter().any(|(part, ..)| *part == argument),
             "cells" => ["block", "direct", "inherited", "pending", "torch"].contains(&argument),
             "ooms" => ["confirmed", "pressure", "suspected"].contains(&argument),
             "category" | "layer" | "steps" => !argument.is_empty(),
@@ -107,7 +107,7 @@ fn assert_known<'a>(what: &str, words: impl IntoIterator<Item = &'a str>) {
 fn what_the_code_can_print_is_explained() {
     assert_known("roles", Role::NAMES.iter().map(|(name, _)| *name));
     assert_known("phases", phases_of_blocks());
-    let parts = run::Parts::default().each();
+    let parts = run::UntrackableParts::default().each();
     assert_known("parts of the gap", parts.iter().flat_map(|(name, kind, _)| [*name, *kind]));
     assert_known("causes", Cause::NAMES.iter().map(|(name, _)| *name));
     use gpumem_wire::{Absence, Layer, LayerState};
@@ -163,7 +163,7 @@ fn what_the_code_can_print_is_explained() {
         device.last.amounts.push((run.cells.len() as u32 - 1, 7));
     }
     device.last.predates_bytes = Some(1);
-    device.last.parts = Some(run::Parts {
+    device.last.parts = Some(run::UntrackableParts {
         context_bytes: 1,
         modules_bytes: 2,
         local_memory_bytes: 3,

@@ -17,7 +17,7 @@ use crate::steps::{grouped, split_largest, what};
 use crate::text;
 use crate::{By, Part, Report, iterations, sum};
 use gpumem_model::ending::Ending;
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::program_data::{Counter, LOST, Range};
 use gpumem_model::run::{Clock, Device, Iteration, Oom, OomDevice, Run, State};
 use gpumem_model::time::Times;
@@ -115,7 +115,7 @@ pub(super) fn page(title: &str, reports: &[Report<'_>], limits: Limits) -> impl 
         reports.iter().map(|report| process(report, &ranks, unit, limits, &mut room)).collect();
     let rules = |by: By| match by {
         By::Tag => String::new(),
-        _ => reports.first().map(|report| clean(&report.groupings.name)).unwrap_or_default(),
+        _ => reports.first().map(|report| escape(&report.groupings.name)).unwrap_or_default(),
     };
     let groupings = GROUPINGS.into_iter().zip(ranks);
     object! {
@@ -195,8 +195,8 @@ fn process(
         *room = room.saturating_sub(1);
         let detail = has_room.then(|| detail(report, device, ranks, unit, limits, since, facts));
         object! {
-            title: clean(&device_title(device)),
-            name: clean(&device.name),
+            title: escape(&device_title(device)),
+            name: escape(&device.name),
             total: device.total_bytes,
             amounts: Identity::of(run, device),
             last_t: since.t(device.last.time_ns),
@@ -213,7 +213,7 @@ fn process(
     object! {
         label: label(run),
         pid: run.process.pid,
-        rank: run.process.claims.get("rank").map(|rank| clean(rank)),
+        rank: run.process.claims.get("rank").map(|rank| escape(rank)),
         heading: words.heading,
         warnings: words.warnings,
         coverage: words.coverage,
@@ -226,7 +226,7 @@ fn process(
         // The program's counters and ranges; null if there are none.
         own: own(run, limits),
         // External cause of the process's end, if known.
-        ending: Ending::of(run).map(|ending| clean(&sentence(&ending))),
+        ending: Ending::of(run).map(|ending| escape(&sentence(&ending))),
         devices,
     }
 }
@@ -330,9 +330,9 @@ fn steps(
         object! {
             t: since.t(step.time_ns),
             bytes: step.bytes,
-            what: clean(&what(step, unit)),
+            what: escape(&what(step, unit)),
             #[serde(flatten)]
-            note: step.note.as_deref().map(|note| object! { note: clean(note) }),
+            note: step.note.as_deref().map(|note| object! { note: escape(note) }),
         }
     });
     (told.collect(), (sum(rest.iter().map(|step| step.bytes)), rest.len()))

@@ -17,8 +17,8 @@ use crate::plot::palette::{
 use crate::text::{self, Layout};
 use base64::prelude::{BASE64_STANDARD, Engine};
 use data::Limits;
-use gpumem_model::harmless::clean;
-use gpumem_model::harmless::in_json;
+use gpumem_model::escape::escape;
+use gpumem_model::escape::in_json;
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 
@@ -56,7 +56,7 @@ pub fn group(title: &str, reports: &[Report<'_>], command: &str) -> String {
 }
 
 fn page(title: Option<&str>, reports: &[Report<'_>], words: &str) -> String {
-    let title = title.map(clean).unwrap_or_else(|| {
+    let title = title.map(escape).unwrap_or_else(|| {
         reports.first().map_or("no process".to_owned(), |report| text::words(report).heading)
     });
     let body = |data: &str| {

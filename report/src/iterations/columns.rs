@@ -5,7 +5,7 @@ use crate::encode::object;
 use crate::lines::clean_name;
 use crate::rules::NO_TAG;
 use crate::table::{Table, shorten};
-use gpumem_model::harmless::distinct;
+use gpumem_model::escape::escape_key;
 use gpumem_model::parameters::Column;
 use gpumem_model::run::{Device, Iteration, Iterations, Run};
 use gpumem_model::units::{Unit, thousands};
@@ -24,7 +24,7 @@ pub(super) fn names(run: &Run) -> Vec<Column> {
 
 /// Returns a title such as `parameter model/fc/weight`; different names stay different.
 pub(super) fn title(column: &Column) -> String {
-    format!("{} {}", column.role, column.tag.as_deref().map_or_else(|| NO_TAG.to_owned(), distinct))
+    format!("{} {}", column.role, column.tag.as_deref().map_or_else(|| NO_TAG.to_owned(), escape_key))
 }
 
 /// Amounts by row and name; `None` where unknown.

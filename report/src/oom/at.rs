@@ -7,7 +7,7 @@ use crate::encode::object;
 use crate::labels::{device_title, exit, label};
 use crate::rules::Groupings;
 use gpumem_model::ending::Ending;
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::run::{Device, Run, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
@@ -152,7 +152,7 @@ pub fn text(
     if found.is_empty() {
         lines.push("search a longer time: --for 10m".to_owned());
     }
-    lines.iter().map(|line| clean(line).trim_end().to_owned() + "\n").collect()
+    lines.iter().map(|line| escape(line).trim_end().to_owned() + "\n").collect()
 }
 
 /// Returns the line for a process that ended without a sign of an OOM.
@@ -202,7 +202,7 @@ pub fn json(
             ooms: found.entries.iter().map(|one| entry(&report, one.device, one.oom)).collect::<Vec<_>>(),
         }
     });
-    gpumem_model::harmless::json(&object! {
+    gpumem_model::escape::json(&object! {
         schema: "gpumem.oom_at",
         version: 1,
         at_ns: around.at_ns,

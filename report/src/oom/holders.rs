@@ -4,7 +4,7 @@
 use crate::labels::{free_name, rest_name};
 use crate::table::{Align, Table, pad, width};
 use crate::{Report, apportioned, folded_parts, sum_of};
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::run::{Holder, Moment, Oom, OomDevice};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, signed, thousands};
@@ -86,7 +86,7 @@ pub(super) fn growth(holder: &Holder, unit: Unit) -> Option<String> {
 
 /// Returns `alice 41873`, or `another process` if others are hidden.
 pub(super) fn name(holder: &Holder) -> String {
-    let user = holder.user.as_deref().map(clean);
+    let user = holder.user.as_deref().map(escape);
     match (user, holder.pid) {
         (Some(user), 0) => user,
         (Some(user), pid) => format!("{user} {pid}"),

@@ -14,7 +14,7 @@ use super::names::library;
 use crate::encode::object;
 use crate::labels::{device_name, exit, whose};
 use gpumem_model::ending::Ending;
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::run::{Device, Fate, Oom, OomKind, Run};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, plural, signed, thousands};
@@ -121,7 +121,7 @@ pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
     if run.coverage.ooms_dropped > 0 {
         lines.push(format!("{} further OOMs are only counted", thousands(run.coverage.ooms_dropped)));
     }
-    lines.iter().map(|line| clean(line).trim_end().to_owned() + "\n").collect()
+    lines.iter().map(|line| escape(line).trim_end().to_owned() + "\n").collect()
 }
 
 /// Returns the entries of a device with their full text, in the order of time.
@@ -131,7 +131,7 @@ pub(super) fn told<'r>(report: &Report<'r>, device: &Device) -> Vec<(&'r Oom, Ve
     let lines = |entry: Entry<'r>| {
         let mut lines = Vec::new();
         one(report, entry, ending.as_ref(), &[], times, &mut lines);
-        (entry.oom, lines.iter().map(|line| clean(line).trim_end().to_owned()).collect())
+        (entry.oom, lines.iter().map(|line| escape(line).trim_end().to_owned()).collect())
     };
     of_device.map(lines).collect()
 }
@@ -358,7 +358,7 @@ pub fn json(report: &Report<'_>) -> String {
         .devices
         .iter()
         .flat_map(|device| device.details.ooms.iter().map(move |oom| entry(report, device, oom)));
-    gpumem_model::harmless::json(&object! {
+    gpumem_model::escape::json(&object! {
         schema: "gpumem.oom",
         version: 1,
         run: report.id.as_deref(),

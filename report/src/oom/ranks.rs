@@ -101,7 +101,7 @@ fn names(ranks: &[&Rank]) -> String {
         .iter()
         .take(NAMED)
         .map(|(first, last, name)| {
-            let name = gpumem_model::harmless::clean(name);
+            let name = gpumem_model::escape::escape(name);
             if first == last { name } else { format!("{name}-{last}") }
         })
         .collect();

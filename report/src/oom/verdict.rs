@@ -3,7 +3,7 @@
 use super::holders::{growth, name};
 use crate::Report;
 use gpumem_model::ending::{Cause, Ending};
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::run::{Holder, Oom, OomKind};
 use gpumem_model::units::{Unit, plural, signed, thousands};
 
@@ -119,7 +119,7 @@ fn most_grown(holders: &[Holder]) -> Option<(&Holder, i64)> {
 /// Returns the user's name if it differs from the process's own user, else user and pid.
 fn who(holder: &Holder, own: Option<&Holder>) -> String {
     match &holder.user {
-        Some(user) if own.is_none_or(|own| own.user.as_ref() != Some(user)) => clean(user),
+        Some(user) if own.is_none_or(|own| own.user.as_ref() != Some(user)) => escape(user),
         _ => name(holder),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::drawing::{Anchor, Drawing, Rect, Text};
 use super::palette::{BLACK, Color};
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::units::{Unit, thousands};
 
 /// Font size of scales and lists, in points.
@@ -14,7 +14,7 @@ pub(super) const GREY: Color = Color(0x55, 0x55, 0x55);
 
 /// Returns a text item with cleaned characters.
 pub(super) fn words(text: &str, x: f64, y: f64, size: f64) -> Text {
-    let text = clean(text);
+    let text = escape(text);
     Text { text, x, y, size, anchor: Anchor::Start, bold: false, turned: 0.0, color: BLACK }
 }
 

@@ -10,7 +10,7 @@ use super::timeline;
 use crate::labels::{device_title, label};
 use crate::lines::listed;
 use crate::{By, Report};
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::run::{Device, Moment};
 use gpumem_model::units::{Unit, plural};
 
@@ -79,7 +79,7 @@ pub fn bar(report: &Report<'_>, moment: &Moment, by: By, title: &str) -> Bar {
     }
     let composition = report.composition(moment, by);
     for (name, bytes) in &composition.categories {
-        push(&clean(name), *bytes, Kind::Category);
+        push(&escape(name), *bytes, Kind::Category);
     }
     push(by.name_of_rest(), composition.others, Kind::Others);
     push("pool idle", composition.pool_idle, Kind::Idle);
@@ -226,7 +226,7 @@ fn called(report: &Report<'_>) -> String {
     match &report.id {
         Some(id) => format!("{id} {}", label(run)),
         None if run.source.kind == "daemon" => format!("{} {}", run.process.pid, label(run)),
-        None => clean(&run.source.origin),
+        None => escape(&run.source.origin),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::drawing::{Anchor, Data, Drawing, Fill, Item, Text, hatch};
 use crate::encode::markup;
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use std::fmt::Write;
 
 /// Fonts with the widths that the layout uses; the text of substitute fonts is compressed to that width.
@@ -127,5 +127,5 @@ pub(super) fn number(value: f64) -> String {
 /// Escapes text for content and attributes. Control characters and noncharacters are shown by their number, because XML does not
 /// permit them even escaped.
 fn escaped(text: &str) -> String {
-    markup(&clean(text))
+    markup(&escape(text))
 }

@@ -11,7 +11,7 @@ mod table;
 pub use crate::labels::{label, short_command};
 pub use crate::lines::wrapped;
 pub(super) use facts::device_parts;
-pub use gpumem_model::harmless::clean;
+pub use gpumem_model::escape::escape;
 pub use table::PrintedRow;
 pub(super) use table::{Shown, is_carried, note};
 
@@ -127,8 +127,8 @@ pub(super) struct Words {
 pub(super) fn words(report: &Report<'_>) -> Words {
     let times = Times::of(report.run);
     let part = |fill: &dyn Fn(&mut Lines)| filled(None, fill);
-    let heading = clean(&prose::heading(report));
-    let warnings: Vec<String> = prose::warnings(report.run).iter().map(|line| clean(line)).collect();
+    let heading = escape(&prose::heading(report));
+    let warnings: Vec<String> = prose::warnings(report.run).iter().map(|line| escape(line)).collect();
     // The head begins with the heading and the warnings, on one line each.
     let coverage = part(&|out| prose::head(report, times, out)).split_off(1 + warnings.len());
     let devices = report.run.devices.iter();

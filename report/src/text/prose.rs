@@ -4,12 +4,12 @@
 use crate::labels::{device_title, exit, label};
 use crate::lines::{Lines, in_brackets};
 use crate::{By, Report, growth, own};
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::layers;
+use gpumem_model::owner::Owner;
 use gpumem_model::run::{BlindWindow, Clock, Device, Oom, Run, SUBSCRIPTION_HELD, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::{plural, thousands};
-use gpumem_model::who::Who;
 use gpumem_model::window::{Window, WindowKind};
 
 pub(super) fn head(report: &Report<'_>, times: Times, out: &mut Lines) {
@@ -85,7 +85,7 @@ pub(super) fn heading(report: &Report<'_>) -> String {
         let comm = run.process.facts.get("comm").map(|comm| format!(" ({comm})")).unwrap_or_default();
         parts.push(format!("pid {}{comm}", run.process.pid));
     }
-    parts.extend(Who::of(&run.process.facts, &run.process.claims, None).words());
+    parts.extend(Owner::of(&run.process.facts, &run.process.claims, None).words());
     match run.devices.as_slice() {
         [] => {}
         [device] => parts.push(device_title(device)),
@@ -100,11 +100,11 @@ pub(super) fn warnings(run: &Run) -> Vec<String> {
     let mut lines = Vec::new();
     match (&coverage.blocked_by, coverage.blocked_code) {
         (Some(why), Some(code)) if code != SUBSCRIPTION_HELD => {
-            lines.push(format!("BLOCKED, allocations are not seen: {}", clean(why)));
+            lines.push(format!("BLOCKED, allocations are not seen: {}", escape(why)));
         }
         (Some(by), _) => {
             let by = if by.is_empty() { "another CUPTI client" } else { by };
-            lines.push(format!("BLOCKED by {}: allocations are not seen while it holds CUPTI", clean(by)));
+            lines.push(format!("BLOCKED by {}: allocations are not seen while it holds CUPTI", escape(by)));
         }
         (None, _) => {}
     }
@@ -182,7 +182,7 @@ fn blind(run: &Run, times: Times) -> Option<String> {
     };
     let until = longest.to_ns.map_or("now".to_owned(), |to_ns| times.time(to_ns));
     let from = times.time(longest.from_ns);
-    Some(format!("blind {total}{often}: {} {from}-{until}", clean(&longest.why)))
+    Some(format!("blind {total}{often}: {} {from}-{until}", escape(&longest.why)))
 }
 
 fn coverage(run: &Run, times: Times) -> String {
@@ -244,7 +244,7 @@ fn names(run: &Run) -> Option<String> {
     };
     let lacking = layers::lacking(layers, 60);
     let lacking = if lacking.is_empty() { String::new() } else { format!(" [{}]", lacking.join("; ")) };
-    Some(format!("names: {level}{share}{}", clean(&lacking)))
+    Some(format!("names: {level}{share}{}", escape(&lacking)))
 }
 
 /// Returns a percentage rounded down, so that only the whole is 100 %.

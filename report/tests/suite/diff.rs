@@ -1,6 +1,6 @@
 //! Comparisons of arbitrary runs: rows add up across, and tables add up downwards, in every form.
 use gpumem_import::read_file;
-use gpumem_model::run::{Caveat, Cell, Class, Moment, Oom, Parts, Run};
+use gpumem_model::run::{Caveat, Cell, Class, Moment, Oom, Run, UntrackableParts};
 use gpumem_report::diff::gate::{self, Limit, Of, Outcome};
 use gpumem_report::diff::text::{Layout, text};
 use gpumem_report::diff::{At, Diff, Side, data, sum_of_ranks};
@@ -48,10 +48,10 @@ fn run(tags: &[&str], devices: &[(&str, Vec<i64>, Option<i64>)]) -> Run {
                 amounts: amounts.into_iter().filter(|(_, bytes)| *bytes != 0).collect(),
                 predates_bytes: Some(0),
                 untrackable_bytes: *gap,
-                parts: gap.map(|gap| Parts {
+                parts: gap.map(|gap| UntrackableParts {
                     context_bytes: gap / 3,
                     unexplained_bytes: gap - gap / 3,
-                    ..Parts::default()
+                    ..UntrackableParts::default()
                 }),
                 ..Moment::default()
             };

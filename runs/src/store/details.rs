@@ -24,7 +24,7 @@ use super::columns::{damaged, execute, json};
 use super::packed;
 use gpumem_model::growth::Growth;
 use gpumem_model::program_data::{Counter, Range, Span};
-use gpumem_model::run::{Details, Iteration, Oom, Parameters, ProgramData, Step};
+use gpumem_model::run::{Details, Iteration, Oom, Parameters, ProgramData, UntrackableChange};
 use rusqlite::types::{ToSql, ToSqlOutput, ValueRef};
 use rusqlite::{Connection, Result, params};
 use serde::Serialize;
@@ -229,7 +229,7 @@ impl Stored {
         details.growth.cells.extend(self.packed("columns", packed::unpack_columns)?);
         details.timeline.points.extend(self.packed("timeline", packed::unpack_points)?);
         details.iterations.rows.extend(self.list::<Iteration>("iterations")?);
-        details.steps.extend(self.list::<Step>("steps")?);
+        details.steps.extend(self.list::<UntrackableChange>("steps")?);
         details.ooms.extend(self.list::<Oom>("ooms")?);
         Ok(details)
     }

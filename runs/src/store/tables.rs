@@ -2,7 +2,7 @@
 
 use super::columns::{bits, damaged, dense, from_json, json, maybe_unsigned, unsigned};
 use gpumem_model::names::Named;
-use gpumem_model::run::{Beside, Cell, Class, Device, DeviceReading, Moment, Parts};
+use gpumem_model::run::{Beside, Cell, Class, Device, DeviceReading, Moment, UntrackableParts};
 use gpumem_model::series::{Bucket, Extremes};
 use rusqlite::types::{ToSql, ToSqlOutput, Value};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Result, Row, params_from_iter};
@@ -205,7 +205,7 @@ macro_rules! maybe_json {
         }
     } )+ };
 }
-maybe_json!(DeviceReading, Parts);
+maybe_json!(DeviceReading, UntrackableParts);
 
 impl Column for u64 {
     fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Exported runs: nothing is lost, and damaged or forged files are rejected.
 use gpumem_import::read_file;
-use gpumem_model::harmless::acts;
+use gpumem_model::escape::acts;
 use gpumem_model::run::{Cell, Class, Run, State};
 use gpumem_report::rules::Groupings;
 use gpumem_report::{Report, csv, json, text};

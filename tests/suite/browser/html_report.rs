@@ -1,5 +1,5 @@
 //! The page of a report, in a real browser: numbers, keys, hostile strings, silence.
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::run::{Mark, Run};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{Layout, text};
@@ -296,7 +296,7 @@ fn strings_of_a_process_are_inert() {
     // What can be shown is shown as it was written, whatever it would mean elsewhere.
     for word in WORDS {
         // Leading and trailing blanks in names are shown by their number.
-        let shown = clean(word.trim());
+        let shown = escape(word.trim());
         let reported = shown.split('/').find(|part| !part.is_empty()).unwrap_or(&shown);
         assert!(all.contains(reported), "{word}: {reported}");
     }

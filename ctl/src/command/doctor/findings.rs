@@ -5,7 +5,7 @@ use gpumem_model::checks::Check;
 use gpumem_model::control::{Doctor, Finding, State};
 use gpumem_model::units::plural;
 use gpumem_report::table::{Align, Table, pad, width};
-use gpumem_report::text::{clean, wrapped};
+use gpumem_report::text::{escape, wrapped};
 use std::path::PathBuf;
 
 #[derive(Debug)]
@@ -44,13 +44,13 @@ pub(super) fn finding(
 pub(super) fn text(report: &DoctorReport, terminal: Option<usize>) -> String {
     let mut lines = Vec::new();
     if let Some((control, doctor)) = &report.daemon {
-        let (version, pid, up) = (clean(&doctor.version), doctor.pid, duration(doctor.uptime_s));
+        let (version, pid, up) = (escape(&doctor.version), doctor.pid, duration(doctor.uptime_s));
         lines.push(format!("gpumemd {version} pid {pid}, up {up}, at {}", control.display()));
         // The omitted facts are meant for programs, and are in the JSON.
         let facts = doctor.facts.iter();
         let facts = facts.filter(|(name, _)| name != "clock" && !name.ends_with("namespace"));
         let mut table = Table::of_numbers(1, 1);
-        facts.for_each(|(name, value)| table.row_with_note([clean(name)], &clean(value)));
+        facts.for_each(|(name, value)| table.row_with_note([escape(name)], &escape(value)));
         lines.extend(table.lines().iter().map(|line| format!("  {line}")));
         lines.push(String::new());
     }
@@ -63,7 +63,7 @@ pub(super) fn text(report: &DoctorReport, terminal: Option<usize>) -> String {
 
 /// Returns lines with state, id and sentence, and the advice below.
 fn findings(findings: &[Finding], terminal: Option<usize>) -> Vec<String> {
-    let widest = findings.iter().map(|finding| width(&clean(&finding.id))).max().unwrap_or(0);
+    let widest = findings.iter().map(|finding| width(&escape(&finding.id))).max().unwrap_or(0);
     let indent = " ".repeat(9 + widest + 2);
     // On a narrow terminal the sentence starts on its own line.
     let is_narrow = terminal.is_some_and(|width| width < indent.len() + 40);
@@ -81,7 +81,7 @@ fn findings(findings: &[Finding], terminal: Option<usize>) -> Vec<String> {
             true => String::new(),
             false => format!("{}: ", finding.subject),
         };
-        let mut first = format!("{state}{}  ", pad(&clean(&finding.id), widest, Align::Left));
+        let mut first = format!("{state}{}  ", pad(&escape(&finding.id), widest, Align::Left));
         if is_narrow {
             lines.push(first.trim_end().to_owned());
             first.clone_from(&indent);
@@ -113,7 +113,7 @@ pub(super) fn json(report: &DoctorReport) -> Result<String> {
         "counts": { "bad": bad, "warn": warn, "unknown": unknown, "ok": ok },
         "findings": report.findings,
     });
-    Ok(gpumem_model::harmless::json(&document))
+    Ok(gpumem_model::escape::json(&document))
 }
 
 fn duration(seconds: u64) -> String {

@@ -2,7 +2,7 @@
 
 use super::member::{COUNTERS, Member, rank};
 use crate::client::prometheus::Sample;
-use gpumem_model::who::{CLAIMED, NAMES};
+use gpumem_model::owner::{CLAIMED, NAMES};
 use std::collections::BTreeMap;
 
 /// Identifies a process: node, pid and start time in clock ticks.

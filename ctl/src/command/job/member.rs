@@ -1,8 +1,8 @@
 //! A process on a device, from any source, and the sums of a job's members.
 
 use gpumem_model::control::{DeviceRow, ProcessRow};
+use gpumem_model::owner::Owner;
 use gpumem_model::run::{Device, Run, State};
-use gpumem_model::who::Who;
 use gpumem_report::group::Identity;
 use gpumem_runs::store::state_name;
 use serde::Serialize;
@@ -48,7 +48,7 @@ impl Member {
     /// Returns a member for each device of a run; none if it has no devices.
     pub(crate) fn of_run(run: &Run) -> Vec<Member> {
         let (process, coverage) = (&run.process, &run.coverage);
-        let who = Who::of(&process.facts, &process.claims, process.uid).map();
+        let who = Owner::of(&process.facts, &process.claims, process.uid).map();
         let flags = [
             (coverage.covered, "covered"),
             (!coverage.covered, "uncovered"),

@@ -16,7 +16,7 @@ use crate::args::Job as Args;
 use crate::exit::Kind;
 use crate::output::print;
 use anyhow::Result;
-use gpumem_report::text::clean;
+use gpumem_report::text::escape;
 use member::{Member, Sum};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ fn one(id: &str, args: &Args) -> Result<String> {
     member::order(&mut members);
     let sum = Sum::of(&members);
     Ok(if args.json {
-        gpumem_model::harmless::json(&Document { job: Some(id), sum: &sum, members: Some(&members) })
+        gpumem_model::escape::json(&Document { job: Some(id), sum: &sum, members: Some(&members) })
     } else {
         text::one(id, &members, &sum, &where_from)
     })
@@ -66,7 +66,7 @@ fn all(args: &Args) -> Result<String> {
     let jobs: Vec<_> = jobs.into_iter().map(|(job, members)| (job, Sum::of(&members), members)).collect();
     if args.json {
         let jobs = jobs.iter().map(|(job, sum, _)| Document { job: job.as_deref(), sum, members: None });
-        return Ok(gpumem_model::harmless::json(&jobs.collect::<Vec<_>>()));
+        return Ok(gpumem_model::escape::json(&jobs.collect::<Vec<_>>()));
     }
     Ok(text::all(&jobs, args.prometheus.as_deref()))
 }
@@ -74,7 +74,7 @@ fn all(args: &Args) -> Result<String> {
 /// Returns the error for an unknown job. `looked` is the place of the search, `known` are the existing jobs.
 fn not_found(id: &str, looked: &str, known: impl Iterator<Item = String>) -> anyhow::Error {
     const SHOWN: usize = 8;
-    let mut known: Vec<String> = known.map(|job| clean(&job)).collect();
+    let mut known: Vec<String> = known.map(|job| escape(&job)).collect();
     known.sort();
     known.dedup();
     let more = text::and_more(known.len(), SHOWN);
@@ -83,5 +83,5 @@ fn not_found(id: &str, looked: &str, known: impl Iterator<Item = String>) -> any
         true => "no process of any job uses a GPU there".to_owned(),
         false => format!("there are: {}{more}", known.join(", ")),
     };
-    Kind::NotFound.error(format!("no job {}: {looked}; {there}", clean(id)))
+    Kind::NotFound.error(format!("no job {}: {looked}; {there}", escape(id)))
 }

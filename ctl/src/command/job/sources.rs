@@ -11,8 +11,8 @@ use crate::client::prometheus::{Prometheus, Sample, quoted};
 use crate::client::{Daemon, RunReply, RunSelector};
 use crate::command::report;
 use anyhow::Result;
+use gpumem_model::owner::Owner;
 use gpumem_model::run::State;
-use gpumem_model::who::Who;
 use std::collections::BTreeMap;
 
 /// Returns the members of a job and the name of their source.
@@ -63,7 +63,7 @@ fn latest(mut runs: Vec<RunReply>) -> Vec<Member> {
 /// generated. Instances under a name set by a prolog cannot be distinguished.
 fn life(reply: &RunReply) -> Option<String> {
     let process = &reply.run.process;
-    let who = Who::of(&process.facts, &process.claims, None);
+    let who = Owner::of(&process.facts, &process.claims, None);
     let id = || process.claims.get("job").map(String::as_str);
     who.get("slurm_job").or_else(|| who.get("pod_uid")).or_else(id).map(str::to_owned)
 }

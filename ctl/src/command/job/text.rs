@@ -5,7 +5,7 @@ use crate::command::report::processes;
 use crate::output::width;
 use gpumem_model::units::{Unit, plural, thousands};
 use gpumem_report::group::{Identity, Line, table};
-use gpumem_report::text::{clean, wrapped};
+use gpumem_report::text::{escape, wrapped};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -66,9 +66,9 @@ pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, from: &str) -> String
     let pid = one.map_or("PID".to_owned(), |member| member.pid.to_string());
     let on = one
         .and_then(|member| member.node.as_deref())
-        .map(|node| format!(" on {}", clean(node)))
+        .map(|node| format!(" on {}", escape(node)))
         .unwrap_or_default();
-    add(format!("from {}; next: gpumemctl report {pid}{on}", clean(from)));
+    add(format!("from {}; next: gpumemctl report {pid}{on}", escape(from)));
     out
 }
 
@@ -82,11 +82,11 @@ fn title(id: &str, members: &[Member], sum: &Sum) -> String {
         let values = of(key);
         // Every process that claims the job's name is included, so it must be visible that there are several users.
         if let Some(value) = values.first().filter(|value| **value != id) {
-            about.push(format!("{word}{}{}", clean(value), and_more(values.len(), 1)));
+            about.push(format!("{word}{}{}", escape(value), and_more(values.len(), 1)));
         }
     }
     let about = if about.is_empty() { String::new() } else { format!(" ({})", about.join("; ")) };
-    let mut title = format!("job {}{about}: {}", clean(id), processes(sum.processes));
+    let mut title = format!("job {}{about}: {}", escape(id), processes(sum.processes));
     if sum.nodes > 0 {
         let _ = write!(title, " on {}", plural(sum.nodes as u64, "node"));
     }
@@ -149,7 +149,7 @@ fn doubts(rows: &[&Member]) -> Vec<String> {
     let mut doubts = Vec::new();
     let users: BTreeSet<&String> = rows.iter().filter_map(|member| member.who.get("user")).collect();
     if users.len() > 1 {
-        let users: Vec<String> = users.into_iter().map(|user| clean(user)).collect();
+        let users: Vec<String> = users.into_iter().map(|user| escape(user)).collect();
         doubts.push(format!("several users have a job of this name: {}", users.join(", ")));
     }
     let mut ranks: Vec<_> = rows.iter().filter_map(|member| Some((member.rank?, member.process()))).collect();
@@ -167,8 +167,8 @@ fn doubts(rows: &[&Member]) -> Vec<String> {
 /// Returns `rank 7 (n2, GPU 3)`, or the pid instead of the rank.
 fn name(member: &Member) -> String {
     let rank = member.rank.map_or(format!("pid {}", member.pid), |rank| format!("rank {rank}"));
-    let node = member.node.as_deref().map(|node| format!("{}, ", clean(node))).unwrap_or_default();
-    format!("{rank} ({node}GPU {})", clean(member.gpu.as_deref().unwrap_or("-")))
+    let node = member.node.as_deref().map(|node| format!("{}, ", escape(node))).unwrap_or_default();
+    format!("{rank} ({node}GPU {})", escape(member.gpu.as_deref().unwrap_or("-")))
 }
 
 fn end(member: &Member) -> String {
@@ -183,7 +183,7 @@ pub(crate) fn all(jobs: &[(Option<String>, Sum, Vec<Member>)], prometheus: Optio
     if jobs.is_empty() {
         return match prometheus {
             Some(url) => {
-                format!("no process uses a GPU, or {} does not scrape gpumemd (port 9837)\n", clean(url))
+                format!("no process uses a GPU, or {} does not scrape gpumemd (port 9837)\n", escape(url))
             }
             None => "no process uses a GPU\n".to_owned(),
         };
@@ -199,12 +199,12 @@ pub(crate) fn all(jobs: &[(Option<String>, Sum, Vec<Member>)], prometheus: Optio
                 members.iter().filter_map(|member| member.who.get(name).map(String::as_str)).collect();
             match values.len() {
                 0 => "-".to_owned(),
-                1 => values.first().map(|value| clean(value)).unwrap_or_default(),
+                1 => values.first().map(|value| escape(value)).unwrap_or_default(),
                 many => format!("{many} different"),
             }
         };
         let mut names = vec![
-            job.as_deref().map_or("(no job)".to_owned(), clean),
+            job.as_deref().map_or("(no job)".to_owned(), escape),
             of("user"),
             of("slurm_job"),
             sum.processes.to_string(),
@@ -233,6 +233,6 @@ pub(crate) fn all(jobs: &[(Option<String>, Sum, Vec<Member>)], prometheus: Optio
         }
         lines.push(Line { names, amounts, note: notes.join(", ") });
     }
-    let url = prometheus.map(|url| format!(" --prometheus {}", clean(url))).unwrap_or_default();
+    let url = prometheus.map(|url| format!(" --prometheus {}", escape(url))).unwrap_or_default();
     table(&heads, &lines).join("\n") + &format!("\n\nnext: gpumemctl job ID{url}\n")
 }

@@ -8,7 +8,7 @@ use gpumem_import::read_file;
 use gpumem_model::run::{Clock, Run, State};
 use gpumem_model::window::Window;
 use gpumem_report::oom::at::Around;
-use gpumem_report::text::clean;
+use gpumem_report::text::escape;
 use gpumem_runs::store::{Filter, Listed, RunId, RunSummary, Store};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -113,7 +113,7 @@ pub(crate) fn of_job(job: &str, store: &StorePath) -> Result<Vec<RunReply>> {
     let counts = |run: &RunSummary| run.source_kind == "daemon" && !matches!(run.state, State::Rolled { .. });
     for summary in store.list()?.into_iter().take(MOST).filter(counts) {
         let reply = loaded(&store, summary.id)?;
-        if gpumem_model::who::is_of_job(&reply.run.process.facts, &reply.run.process.claims, job) {
+        if gpumem_model::owner::is_of_job(&reply.run.process.facts, &reply.run.process.claims, job) {
             found.push(reply);
         }
     }
@@ -242,7 +242,7 @@ pub(crate) fn job(job: &str, args: &Args) -> Result<Found> {
         return Ok(Found::one(found.remove(0), command));
     }
     let (runs, ended) = living(found);
-    let title = format!("{} of job {}{ended}", count(&runs), clean(job));
+    let title = format!("{} of job {}{ended}", count(&runs), escape(job));
     Ok(Found { what: What::Group(title, runs), command })
 }
 
@@ -280,7 +280,7 @@ fn count(runs: &[Run]) -> String {
 /// Returns a process's name such as ` (torchrun)`; empty if it does not exist.
 fn name(pid: u32) -> String {
     let comm = std::fs::read(format!("/proc/{pid}/comm"));
-    comm.map(|comm| format!(" ({})", clean(String::from_utf8_lossy(&comm).trim()))).unwrap_or_default()
+    comm.map(|comm| format!(" ({})", escape(String::from_utf8_lossy(&comm).trim()))).unwrap_or_default()
 }
 
 /// Most stored runs that are searched for one of the caller's.
@@ -314,7 +314,7 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
     };
     let run = candidate.run();
     let command = run.process.facts.get("command").or(run.process.facts.get("comm"));
-    let command = command.map(|command| format!(", {}", clean(command))).unwrap_or_default();
+    let command = command.map(|command| format!(", {}", escape(command))).unwrap_or_default();
     let why = if args.with_oom { "your newest run that was out of memory" } else { "your newest run" };
     let (pid, others) = (run.process.pid, "gpumemctl runs and ps list others");
     match candidate {

@@ -21,14 +21,14 @@ use crate::output::{deliver, deliver_by, unicode, width};
 use anyhow::{Result, bail};
 use find::{Found, What};
 use gpumem_import::read_file;
-use gpumem_model::harmless::quoted;
+use gpumem_model::escape::quoted;
 use gpumem_model::run::{Device, Run};
 use gpumem_model::units::thousands;
 use gpumem_model::window::Window;
 use gpumem_report::diff::sum_of_ranks;
 use gpumem_report::plot::{Drawing, Options, Picture, draw};
 use gpumem_report::rules::Groupings;
-use gpumem_report::text::{self, Layout, clean};
+use gpumem_report::text::{self, Layout, escape};
 use gpumem_report::{By, Report, csv, group, growth, html, iterations, json, own, steps};
 use gpumem_report::{trace, tree};
 use std::path::Path;
@@ -53,8 +53,8 @@ pub(crate) fn single(args: &Args) -> Result<(Run, Option<String>, String)> {
         What::One(one) => Ok((one.run, one.id, typed(&command))),
         What::Group(title, runs) => {
             let pids: Vec<String> = runs.iter().map(|run| run.process.pid.to_string()).collect();
-            let asked = args.run.as_deref().map(clean).unwrap_or_default();
-            let text = format!("{asked} is {}: give one of them, {}", clean(&title), pids.join(", "));
+            let asked = args.run.as_deref().map(escape).unwrap_or_default();
+            let text = format!("{asked} is {}: give one of them, {}", escape(&title), pids.join(", "));
             Err(Kind::NotFound.error(text))
         }
     }
@@ -64,18 +64,18 @@ pub(crate) fn single(args: &Args) -> Result<(Run, Option<String>, String)> {
 pub(crate) fn summed(args: &Args, all: bool) -> Result<(Run, Option<String>, String)> {
     if let Some(name) = args.run.as_deref().filter(|_| all) {
         let runs = read_file(Path::new(name), args.format)?;
-        let title = format!("{} of {}", processes(runs.len()), clean(name));
+        let title = format!("{} of {}", processes(runs.len()), escape(name));
         return Ok((sum_of_ranks(&title, runs), None, quoted(name)));
     }
     let Found { what, command } = found(args)?;
     Ok(match (what, &args.job) {
         (What::One(one), None) => (one.run, one.id, typed(&command)),
         (What::One(one), Some(job)) => {
-            let title = format!("{} of job {}", processes(1), clean(job));
+            let title = format!("{} of job {}", processes(1), escape(job));
             (sum_of_ranks(&title, vec![one.run]), None, quoted(job))
         }
-        (What::Group(title, runs), Some(job)) => (sum_of_ranks(&clean(&title), runs), None, quoted(job)),
-        (What::Group(title, runs), None) => (sum_of_ranks(&clean(&title), runs), None, typed(&command)),
+        (What::Group(title, runs), Some(job)) => (sum_of_ranks(&escape(&title), runs), None, quoted(job)),
+        (What::Group(title, runs), None) => (sum_of_ranks(&escape(&title), runs), None, typed(&command)),
     })
 }
 

@@ -6,9 +6,9 @@ use crate::args::{Oom, Report as Args, names_device};
 use crate::client::{Daemon, RunReply, RunSelector};
 use crate::output::print;
 use anyhow::Result;
+use gpumem_model::owner::Owner;
 use gpumem_model::run::{Device, Run};
 use gpumem_model::units::signed;
-use gpumem_model::who::Who;
 use gpumem_report::oom::at::{self, Around, Seen};
 use gpumem_report::oom::{self, Form};
 use std::collections::BTreeMap;
@@ -44,7 +44,7 @@ fn has_entries(run: &Run) -> bool {
 
 /// Returns the runs of the process's job. If neither daemon nor store has them, the line about other ranks is omitted.
 fn job_of(run: &Run, args: &Args) -> Vec<Run> {
-    let who = Who::of(&run.process.facts, &run.process.claims, None);
+    let who = Owner::of(&run.process.facts, &run.process.claims, None);
     let Some(job) = run.process.claims.get("job").map(String::as_str).or_else(|| who.get("slurm_job")) else {
         return Vec::new();
     };

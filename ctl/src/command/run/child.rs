@@ -9,7 +9,7 @@
 //! Signals that were ignored at our start (nohup, a background job of a script) stay ignored, also for the command.
 
 use crate::exit;
-use gpumem_report::text::clean;
+use gpumem_report::text::escape;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use signal_hook::consts::{
     SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,
@@ -43,7 +43,7 @@ pub(crate) struct Failure {
 impl Failure {
     /// Prints the message even with `--quiet`, and returns the exit code.
     pub(crate) fn print(&self) -> u8 {
-        let _ = writeln!(io::stderr(), "gpumemctl: {}", clean(&self.text));
+        let _ = writeln!(io::stderr(), "gpumemctl: {}", escape(&self.text));
         self.code
     }
 }

@@ -3,7 +3,7 @@
 use super::child::stat;
 use super::{Listener, Notes};
 use crate::client::{Daemon, RunReply, RunSelector};
-use gpumem_model::harmless::quoted;
+use gpumem_model::escape::quoted;
 use gpumem_model::run::State;
 use gpumem_model::units::plural;
 use gpumem_report::brief::{Ended, brief};

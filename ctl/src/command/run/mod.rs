@@ -17,7 +17,7 @@ mod private;
 
 use crate::args::Run as Args;
 use crate::client::{self, Daemon};
-use gpumem_report::text::clean;
+use gpumem_report::text::escape;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -117,7 +117,7 @@ impl Notes {
     /// Prints a cleaned line. Errors are ignored, because standard error may be closed or full.
     pub(crate) fn print(&mut self, line: &str) {
         if !self.quiet {
-            let _ = writeln!(std::io::stderr(), "gpumemctl: {}", clean(line));
+            let _ = writeln!(std::io::stderr(), "gpumemctl: {}", escape(line));
         }
     }
 }

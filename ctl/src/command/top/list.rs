@@ -3,7 +3,7 @@
 use super::keys::Key;
 use gpumem_model::control::{ProcessRow, Ps};
 use gpumem_model::units::signed;
-use gpumem_report::text::clean;
+use gpumem_report::text::escape;
 use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
 
@@ -114,7 +114,7 @@ impl List {
             device.map(|device| format!("gpu{} {}", device.index, device.uuid)),
         ];
         let texts = texts.into_iter().flatten().chain(process.who.values().cloned());
-        let text = clean(&texts.collect::<Vec<_>>().join(" ")).to_lowercase();
+        let text = escape(&texts.collect::<Vec<_>>().join(" ")).to_lowercase();
         self.filter.to_lowercase().split_whitespace().all(|word| text.contains(word))
     }
 

@@ -5,7 +5,7 @@ use super::screen::{BLUE, CYAN, Cost, GREY, Part, RED, Screen, Style, YELLOW, ba
 use crate::command::ps::{self, Shown};
 use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
 use gpumem_model::units::{Unit, plural, signed};
-use gpumem_report::text::clean;
+use gpumem_report::text::escape;
 
 /// Returns the number of rows for all devices and processes, with the two rows of headings.
 pub(crate) fn height(ps: &Ps) -> usize {
@@ -121,7 +121,7 @@ fn device_cells(ps: &Ps, device: &DeviceRow, unit: Unit) -> [String; 5] {
     let amount = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| unit.amount(signed(bytes)));
     let shown = Shown::of(device, &processes_of(ps, device), unit);
     let free = shown.free.map_or("-".to_owned(), |steps| unit.print(steps));
-    let mut model = clean(&device.model).replace("NVIDIA ", "");
+    let mut model = escape(&device.model).replace("NVIDIA ", "");
     if device.unified {
         model = format!("unified, {model}");
     }
@@ -251,7 +251,7 @@ fn processes(
 }
 
 fn whose(process: &ProcessRow) -> Option<String> {
-    let of = |name: &str| process.who.get(name).map(|value| clean(value));
+    let of = |name: &str| process.who.get(name).map(|value| escape(value));
     if let Some(pod) = of("pod") {
         let space = of("namespace").map(|space| space + "/").unwrap_or_default();
         return Some(format!("pod {space}{pod}"));

@@ -10,7 +10,7 @@ use gpumem_report::explain::{self, explain, is_known};
 use gpumem_report::panel::{Panel, Table, course as course_of, panel};
 use gpumem_report::rules::Groupings;
 use gpumem_report::table::shorten;
-use gpumem_report::text::{clean, wrapped};
+use gpumem_report::text::{escape, wrapped};
 use gpumem_report::{By, Part, Report, growth, iterations, oom, steps};
 
 /// Lengths of the time window in seconds, which a key cycles through; `None` is everything.
@@ -351,7 +351,7 @@ fn fitted(line: &str, width: usize) -> Vec<String> {
     let words = line.trim_start();
     let inset = &line[..line.len() - words.len()];
     if columns(line) <= width || words.contains("  ") {
-        return vec![clean(line)];
+        return vec![escape(line)];
     }
     let lines = wrapped(words, Some(width.saturating_sub(inset.len())));
     lines.into_iter().map(|line| format!("{inset}{line}")).collect()

@@ -11,7 +11,7 @@ use crate::command::ps;
 use crate::command::report::processes;
 use gpumem_model::control::Ps;
 use gpumem_model::units::plural;
-use gpumem_report::text::clean;
+use gpumem_report::text::escape;
 use jiff::Zoned;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -183,7 +183,7 @@ impl State {
     fn foot(&self, screen: &mut Screen, row: usize) {
         if self.list.typing {
             let at = screen.put(row, 0, "only with these words: ", Style::BOLD);
-            let at = screen.put(row, at, &clean(&self.list.filter), Style::PLAIN);
+            let at = screen.put(row, at, &escape(&self.list.filter), Style::PLAIN);
             screen.put(row, at, if screen.unicode { "█" } else { "_" }, Style::PLAIN);
             return;
         }
@@ -212,7 +212,7 @@ impl State {
         };
         let mut at = 0;
         if !self.list.filter.is_empty() && self.view == View::List {
-            at = screen.put(row, at, &format!("/{}", clean(&self.list.filter)), Style::of(YELLOW)) + 2;
+            at = screen.put(row, at, &format!("/{}", escape(&self.list.filter)), Style::of(YELLOW)) + 2;
         }
         for (key, what) in keys {
             if at + columns(key) + columns(what) + 1 > screen.width {

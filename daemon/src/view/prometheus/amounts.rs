@@ -6,7 +6,7 @@ use super::names::REST;
 use crate::stats::Family;
 use crate::view::rows::ConsistentSample;
 use crate::view::text::Label;
-use gpumem_ledger::{AccountView, Parts};
+use gpumem_ledger::{AccountView, UntrackableParts};
 use std::collections::BTreeMap;
 
 const OF_DEVICE: &[&str] = &["gpu", "uuid", "pid", "start"];
@@ -35,7 +35,7 @@ pub(super) const MOST: usize = 6 + PARTS.len() - 1;
 
 const PARTS: [&str; 6] = ["context", "modules", "local_memory", "heaps", "rounding", "unexplained"];
 
-fn parts(parts: &Parts) -> [i64; 6] {
+fn parts(parts: &UntrackableParts) -> [i64; 6] {
     [
         parts.context_bytes,
         parts.modules_bytes,

@@ -16,7 +16,7 @@ use crate::view::Health;
 use crate::view::ViewSettings;
 use crate::view::rows::{ConsistentSample, flags};
 use gpumem_ledger::{AccountView, ProcessKey, ProcessView};
-use gpumem_model::who::{CLAIMED, Said, Who};
+use gpumem_model::owner::{CLAIMED, Owner, OwnerField};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
@@ -242,12 +242,12 @@ fn write(
 
 fn info(process: &ProcessView, own: &Labels, out: &mut Families) {
     let facts = &process.facts;
-    let who = Who::of(&facts.seen, &facts.claims, facts.uid);
+    let who = Owner::of(&facts.seen, &facts.claims, facts.uid);
     let mut labels = who.iter().fold(own.clone(), |labels, said| labels.with(said.label(), &said.value));
     if let Some(cgroup) = facts.seen.get("cgroup") {
         labels = labels.with("cgroup", cgroup);
     }
-    let claimed: Vec<&str> = who.iter().filter(|said| said.is_claim).map(Said::label).collect();
+    let claimed: Vec<&str> = who.iter().filter(|said| said.is_claim).map(OwnerField::label).collect();
     if !claimed.is_empty() {
         labels = labels.with(CLAIMED, &claimed.join(" "));
     }

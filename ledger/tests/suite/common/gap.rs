@@ -1,8 +1,8 @@
 //! Scripts about the gap with realistic call durations, and short forms of the ledger's results.
 
 use super::*;
-use gpumem_ledger::Parts;
-use gpumem_model::run::Step;
+use gpumem_ledger::UntrackableParts;
+use gpumem_model::run::UntrackableChange;
 use gpumem_wire::*;
 
 pub const MS: u64 = 1_000_000;
@@ -76,7 +76,7 @@ pub fn amount(bytes: i64) -> String {
     if bytes % (MIB as i64) == 0 { format!("{}", bytes / MIB as i64) } else { format!("{bytes} bytes") }
 }
 
-pub fn parts_line(parts: &Parts) -> String {
+pub fn parts_line(parts: &UntrackableParts) -> String {
     let all = [
         ("context", parts.context_bytes),
         ("modules", parts.modules_bytes),
@@ -91,7 +91,7 @@ pub fn parts_line(parts: &Parts) -> String {
 }
 
 /// Formats a step as `at MS: BYTES = parts, cause kind @tag (more)`.
-pub fn step_line(step: &Step) -> String {
+pub fn step_line(step: &UntrackableChange) -> String {
     let mut line = format!("at {}: {}, {}", step.time_ns / MS, parts_line(&step.parts), step.cause);
     line += match step.kind.as_str() {
         "measured" => " measured",
@@ -114,7 +114,7 @@ pub fn step_line(step: &Step) -> String {
 
 /// Runs a script and compares the parts of the last sample and all steps. If the sample was certain, checks that they sum to it.
 #[track_caller]
-pub fn check_gap(script: impl FnOnce(&mut Gap), expected: &[&str]) -> Vec<Step> {
+pub fn check_gap(script: impl FnOnce(&mut Gap), expected: &[&str]) -> Vec<UntrackableChange> {
     let mut gap = Gap::new();
     script(&mut gap);
     let account = gap.0.account();

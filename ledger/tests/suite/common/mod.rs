@@ -19,7 +19,7 @@ pub mod gap;
 pub mod joined;
 
 use gpumem_ledger::{
-    AccountView, CellView, Class, ClosedSample, Ledger, Origin, Parts, ProcessKey, ProcessView,
+    AccountView, CellView, Class, ClosedSample, Ledger, Origin, ProcessKey, ProcessView, UntrackableParts,
 };
 use gpumem_wire::*;
 use std::collections::BTreeMap;
@@ -234,7 +234,7 @@ pub fn verify(process: &ProcessView) {
             "parts of the peak's gap sum to it"
         );
         if let Some(parts) = account.latest.as_ref().and_then(|sample| sample.parts) {
-            let of = |part: fn(&Parts) -> i64| {
+            let of = |part: fn(&UntrackableParts) -> i64| {
                 sum(&account.steps.iter().map(|step| part(&step.parts)).collect::<Vec<_>>())
             };
             let stepped = [

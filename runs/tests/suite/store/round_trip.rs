@@ -159,23 +159,38 @@ fn moment(cells: usize) -> impl Strategy<Value = Moment> {
     )
 }
 
-fn parts() -> impl Strategy<Value = Parts> {
-    any::<[i64; 6]>().prop_map(|[context, modules, local_memory, heaps, rounding, unexplained]| Parts {
-        context_bytes: context,
-        modules_bytes: modules,
-        local_memory_bytes: local_memory,
-        heaps_bytes: heaps,
-        rounding_bytes: rounding,
-        unexplained_bytes: unexplained,
+fn parts() -> impl Strategy<Value = UntrackableParts> {
+    any::<[i64; 6]>().prop_map(|[context, modules, local_memory, heaps, rounding, unexplained]| {
+        UntrackableParts {
+            context_bytes: context,
+            modules_bytes: modules,
+            local_memory_bytes: local_memory,
+            heaps_bytes: heaps,
+            rounding_bytes: rounding,
+            unexplained_bytes: unexplained,
+        }
     })
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = UntrackableChange> {
     let numbers = (any::<(u64, u64, u64, i64, Option<i64>)>(), parts());
     let words = (text(), vec(text(), 0..3), text(), of(text()), of(text()), of(text()));
     (numbers, words).prop_map(|((numbers, parts), (cause, also, kind, tag, library, note))| {
         let (from_ns, time_ns, events, bytes, expected_bytes) = numbers;
-        Step { from_ns, time_ns, bytes, parts, cause, also, events, kind, tag, library, expected_bytes, note }
+        UntrackableChange {
+            from_ns,
+            time_ns,
+            bytes,
+            parts,
+            cause,
+            also,
+            events,
+            kind,
+            tag,
+            library,
+            expected_bytes,
+            note,
+        }
     })
 }
 

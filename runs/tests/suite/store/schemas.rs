@@ -64,15 +64,16 @@ fn run_of(version: usize) -> Run {
     };
     let mut details = Details::default();
     if version >= 2 {
-        last.parts = Some(Parts { context_bytes: 10, unexplained_bytes: 2, ..Parts::default() });
+        last.parts =
+            Some(UntrackableParts { context_bytes: 10, unexplained_bytes: 2, ..UntrackableParts::default() });
         details.accounted_peak_bytes = Some(77);
         details.growth =
             Growth { stride: 4, points: vec![(1, 2)], cells: vec![(1, vec![5, 6])], ..Growth::default() };
-        details.steps = vec![Step {
+        details.steps = vec![UntrackableChange {
             from_ns: 1,
             time_ns: 2,
             bytes: 3,
-            parts: Parts::default(),
+            parts: UntrackableParts::default(),
             cause: "context created".into(),
             also: Vec::new(),
             events: 1,

@@ -2,8 +2,8 @@
 
 use gpumem_model::growth::Growth;
 use gpumem_model::run::{
-    Beside, Caveat, Cell, Class, Clock, Coverage, Details, Device, DeviceReading, Moment, Parts, Process,
-    ProgramData, Run, Source, State,
+    Beside, Caveat, Cell, Class, Clock, Coverage, Details, Device, DeviceReading, Moment, Process,
+    ProgramData, Run, Source, State, UntrackableParts,
 };
 use gpumem_model::series::{Bucket, Extremes, Series};
 use gpumem_model::timeline::{Point, Timeline};
@@ -67,10 +67,10 @@ pub fn run_at(n: u64) -> Run {
             amounts: amounts.into(),
             predates_bytes: (!n.is_multiple_of(3)).then_some(n as i64),
             untrackable_bytes: Some(n as i64 - 50),
-            parts: (!n.is_multiple_of(5)).then(|| Parts {
+            parts: (!n.is_multiple_of(5)).then(|| UntrackableParts {
                 context_bytes: n as i64,
                 unexplained_bytes: -50,
-                ..Parts::default()
+                ..UntrackableParts::default()
             }),
             used_absence: n.is_multiple_of(2).then(|| "timeout".to_owned()),
             ..Moment::default()

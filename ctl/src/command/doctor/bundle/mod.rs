@@ -15,7 +15,7 @@ use crate::output::print;
 use crate::when::now_ns;
 use anyhow::{Context, Result, bail};
 use gpumem_model::control::{Finding, Ps};
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use miniz_oxide::deflate::compress_to_vec;
 use redact::Redactor;
 use std::fs::{self, OpenOptions};
@@ -77,7 +77,7 @@ pub(super) fn write(args: &Args, report: &DoctorReport) -> Result<()> {
         true => "user names are kept\n",
         false => "users are named user-XXXXXX, the same in all files (--keep-names keeps them)\n",
     });
-    print(&format!("{} is to hold:\n{list}", clean(&path.display().to_string())))?;
+    print(&format!("{} is to hold:\n{list}", escape(&path.display().to_string())))?;
     let files: Vec<(String, Vec<u8>)> =
         parts.into_iter().map(|part| (part.name, part.text.into_bytes())).collect();
     let files: Vec<_> = [("contents.txt".to_owned(), list.into_bytes())].into_iter().chain(files).collect();

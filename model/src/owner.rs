@@ -5,7 +5,7 @@
 //! dropped too: a claimed Slurm step with its job, a pod's names with its uid. Names without a source are absent.
 //!
 //! ```text
-//! who.rs       facts and claims -> names
+//! owner.rs     facts and claims -> names
 //! cgroup.rs    paths of control groups -> container, pod, batch job
 //! ```
 
@@ -15,7 +15,7 @@ use serde::{Serialize, Serializer};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Names of a process's owner and place, as in JSON; see [`Said::label`] for metrics.
+/// Names of a process's owner and place, as in JSON; see [`OwnerField::label`] for metrics.
 pub const NAMES: [&str; 12] = [
     "user",
     "comm",
@@ -40,11 +40,11 @@ const OLD_SLURM_STEP: &str = "slurm_step_id";
 
 /// Known names of a process, in the order of [`NAMES`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Who<'a>(Vec<Said<'a>>);
+pub struct Owner<'a>(Vec<OwnerField<'a>>);
 
 /// One name with its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Said<'a> {
+pub struct OwnerField<'a> {
     /// One of [`NAMES`].
     pub name: &'static str,
     /// The value as reported: must be escaped before printing.
@@ -53,7 +53,7 @@ pub struct Said<'a> {
     pub is_claim: bool,
 }
 
-impl Said<'_> {
+impl OwnerField<'_> {
     /// Returns the metric label for the name. It differs for `job`, because Prometheus uses the label `job` itself.
     pub fn label(&self) -> &'static str {
         if self.name == "job" { "job_name" } else { self.name }
@@ -63,7 +63,7 @@ impl Said<'_> {
 type Lines = BTreeMap<String, String>;
 type Word<'a> = Option<(Cow<'a, str>, bool)>;
 
-impl<'a> Who<'a> {
+impl<'a> Owner<'a> {
     /// Combines the facts and claims of a process.
     pub fn of(facts: &'a Lines, claims: &'a Lines, uid: Option<u64>) -> Self {
         let fact = |name: &str| said(facts, name).map(|value| (Cow::Borrowed(value), false));
@@ -99,9 +99,11 @@ impl<'a> Who<'a> {
             slurm_step,
         ];
         let named = NAMES.into_iter().zip(words);
-        Who(named
-            .filter_map(|(name, word)| word.map(|(value, is_claim)| Said { name, value, is_claim }))
-            .collect())
+        Owner(
+            named
+                .filter_map(|(name, word)| word.map(|(value, is_claim)| OwnerField { name, value, is_claim }))
+                .collect(),
+        )
     }
 
     /// Returns the value of one of [`NAMES`].
@@ -110,7 +112,7 @@ impl<'a> Who<'a> {
     }
 
     /// Iterates over all known names.
-    pub fn iter(&self) -> impl Iterator<Item = &Said<'a>> {
+    pub fn iter(&self) -> impl Iterator<Item = &OwnerField<'a>> {
         self.0.iter()
     }
 
@@ -156,7 +158,7 @@ impl<'a> Who<'a> {
     }
 }
 
-impl Serialize for Who<'_> {
+impl Serialize for Owner<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let named = self.iter().map(|said| (said.name, said.value.clone()));
         serializer.collect_map(named.chain(self.claimed().map(|claimed| (CLAIMED, claimed.into()))))
@@ -198,7 +200,7 @@ fn name_of(job: &str) -> &str {
 /// Whether a process belongs to a job. `job` is its id or name, the batch system's job id, or the pod's uid or name.
 pub fn is_of_job(facts: &Lines, claims: &Lines, job: &str) -> bool {
     let is_whole = said(claims, "job").is_some_and(|claim| is_job(claim, job));
-    let who = Who::of(facts, claims, None);
+    let who = Owner::of(facts, claims, None);
     is_whole || ["job", "slurm_job", "pod_uid", "pod"].iter().any(|name| who.get(name) == Some(job))
 }
 
@@ -219,9 +221,10 @@ mod tests {
     /// Returns the names as `name=value`, claims with a leading `?`.
     fn who(facts: &str, claims: &str) -> String {
         let (facts, claims) = (lines(facts), lines(claims));
-        let who = Who::of(&facts, &claims, None);
-        let word =
-            |said: &Said<'_>| format!("{}{}={}", if said.is_claim { "?" } else { "" }, said.name, said.value);
+        let who = Owner::of(&facts, &claims, None);
+        let word = |said: &OwnerField<'_>| {
+            format!("{}{}={}", if said.is_claim { "?" } else { "" }, said.name, said.value)
+        };
         who.iter().map(word).collect::<Vec<_>>().join(" ")
     }
 
@@ -282,18 +285,18 @@ mod tests {
         ];
         for (facts, claims, expected) in cases {
             let (facts, claims) = (lines(facts), lines(claims));
-            assert_eq!(Who::of(&facts, &claims, None).words().join(", "), expected);
+            assert_eq!(Owner::of(&facts, &claims, None).words().join(", "), expected);
         }
     }
 
     #[test]
     fn the_user_is_a_number_where_it_has_no_name() {
         let (none, named) = (Lines::new(), lines("user=ana"));
-        assert_eq!(Who::of(&none, &none, Some(1500)).get("user"), Some("1500"));
-        assert_eq!(Who::of(&named, &none, Some(1500)).get("user"), Some("ana"));
+        assert_eq!(Owner::of(&none, &none, Some(1500)).get("user"), Some("1500"));
+        assert_eq!(Owner::of(&named, &none, Some(1500)).get("user"), Some("ana"));
         let claims = lines("rank=1 job=a");
-        let json = serde_json::to_value(Who::of(&named, &claims, None)).expect("JSON");
+        let json = serde_json::to_value(Owner::of(&named, &claims, None)).expect("JSON");
         assert_eq!(json, serde_json::json!({"user": "ana", "job": "a", "rank": "1", "claimed": "job rank"}));
-        assert_eq!(serde_json::to_value(Who::of(&named, &claims, None).map()).expect("JSON"), json);
+        assert_eq!(serde_json::to_value(Owner::of(&named, &claims, None).map()).expect("JSON"), json);
     }
 }

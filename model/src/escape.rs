@@ -24,13 +24,13 @@ pub fn acts(character: char) -> bool {
 }
 
 /// Returns text as one line without unsafe characters. Text that is already clean is unchanged, so a second call is harmless.
-pub fn clean(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     shown(text, |_| false)
 }
 
 /// Like [`clean`], for names used as keys (labels, lines that programs read). Different texts stay different, because an existing
 /// `\u{` is escaped too. Must be applied exactly once.
-pub fn distinct(text: &str) -> String {
+pub fn escape_key(text: &str) -> String {
     shown(text, |rest| rest.starts_with("\\u{"))
 }
 
@@ -84,11 +84,11 @@ mod tests {
 
     #[test]
     fn what_acts_is_shown_by_its_number() {
-        assert_eq!(clean("a\u{1b}[2J\n\u{9b}"), "a\\u{1b}[2J\\u{a}\\u{9b}");
-        assert_eq!(clean("\u{202e}\u{feff}\u{e0041}"), "\\u{202e}\\u{feff}\\u{e0041}");
+        assert_eq!(escape("a\u{1b}[2J\n\u{9b}"), "a\\u{1b}[2J\\u{a}\\u{9b}");
+        assert_eq!(escape("\u{202e}\u{feff}\u{e0041}"), "\\u{202e}\\u{feff}\\u{e0041}");
         for harmless in ["a/b.0", "größe \u{1f600} 模型 \u{645}\u{631}", "C:\\u", "a\u{301}"] {
-            assert_eq!(clean(harmless), harmless);
-            assert_eq!(distinct(harmless), harmless);
+            assert_eq!(escape(harmless), harmless);
+            assert_eq!(escape_key(harmless), harmless);
         }
     }
 
@@ -96,9 +96,9 @@ mod tests {
     fn cleaning_twice_is_cleaning_once_and_keys_stay_apart() {
         let names = ["a\u{1b}", "a\\u{1b}", "a\\u{5c}u{1b}", "a", "a\u{200b}", "a\u{200c}", "a\\", "a\\u"];
         for name in names {
-            assert_eq!(clean(&clean(name)), clean(name));
+            assert_eq!(escape(&escape(name)), escape(name));
         }
-        let keys: std::collections::BTreeSet<String> = names.iter().map(|name| distinct(name)).collect();
+        let keys: std::collections::BTreeSet<String> = names.iter().map(|name| escape_key(name)).collect();
         assert_eq!(keys.len(), names.len(), "{keys:?}");
     }
 
