@@ -46,7 +46,7 @@ fn is_on(process: &Process, device: usize) -> bool {
 }
 
 /// A reading of a device between `SampleBegin` and `SampleEnd`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct OpenReading {
     number: u64,
     t0_ns: u64,
@@ -305,15 +305,7 @@ impl Ledger {
 
     fn begin_sample(&mut self, stamp: &Stamp, number: u64) {
         let Some(&device) = self.host_slots.get(&stamp.device) else { return };
-        let reading = OpenReading {
-            number,
-            t0_ns: stamp.time_ns,
-            first: None,
-            last: None,
-            readings: 0,
-            listed: Some(0),
-            processes: Vec::new(),
-        };
+        let reading = OpenReading { number, t0_ns: stamp.time_ns, listed: Some(0), ..OpenReading::default() };
         self.open.insert(device, reading);
         let members = std::mem::take(&mut self.members[device]);
         for &index in &members {

@@ -86,3 +86,10 @@ pub use snapshot::{AccountView, PeakView, ProcessView, Snapshot, sparse};
 
 /// A hash map whose speed a hostile peer cannot reduce by its choice of keys.
 pub(crate) type Map<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;
+
+/// Returns items in order: a replay must book in the same order as the first time.
+pub(crate) fn in_order<T: Ord>(items: impl Iterator<Item = T>) -> Vec<T> {
+    let mut items: Vec<T> = items.collect();
+    items.sort_unstable();
+    items
+}

@@ -121,19 +121,15 @@ pub struct ProcessView {
 impl Ledger {
     /// Returns the current state for views. Copies every cell, but not every row.
     pub fn snapshot(&self) -> Snapshot {
-        of(self)
-    }
-}
-
-fn of(ledger: &Ledger) -> Snapshot {
-    let mut processes: Vec<_> = ledger.processes.iter().map(process_view).collect();
-    processes.sort_by_key(|process| process.key);
-    Snapshot {
-        now_ns: ledger.now_ns,
-        clock: ledger.clock,
-        wall_offset_ns: ledger.wall_offset_ns,
-        devices: ledger.devices.clone(),
-        processes,
+        let mut processes: Vec<_> = self.processes.iter().map(process_view).collect();
+        processes.sort_by_key(|process| process.key);
+        Snapshot {
+            now_ns: self.now_ns,
+            clock: self.clock,
+            wall_offset_ns: self.wall_offset_ns,
+            devices: self.devices.clone(),
+            processes,
+        }
     }
 }
 

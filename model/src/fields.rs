@@ -15,7 +15,8 @@
 //! derives them from the types. Rules that involve two fields are written after the call of the operation.
 
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
 
 /// Declares a record: see the module's documentation.
 macro_rules! fields {
@@ -160,6 +161,18 @@ impl Field for BTreeMap<String, String> {
     fn heap_bytes(&self) -> usize {
         self.iter().map(|(key, value)| 2 * size_of::<String>() + key.len() + value.len()).sum()
     }
+}
+
+/// Appends the items that a list lacks; returns the list's index of each item.
+pub fn merge<T: Clone + Eq + Hash>(list: &mut Vec<T>, items: impl IntoIterator<Item = T>) -> Vec<u32> {
+    let mut known: HashMap<T, u32> = (0..).zip(list.iter()).map(|(at, item)| (item.clone(), at)).collect();
+    let mut index = |item: T| {
+        *known.entry(item).or_insert_with_key(|item| {
+            list.push(item.clone());
+            list.len() as u32 - 1
+        })
+    };
+    items.into_iter().map(&mut index).collect()
 }
 
 /// Rules for the begin of a part.

@@ -1,11 +1,10 @@
 //! Individual parameters and gradients, for tables of iterations with a column for each.
 
-use crate::fields::fields;
+use crate::fields::{fields, merge};
 use crate::iterations::Iteration;
 use crate::names::Named;
 use gpumem_wire::Role;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 
 /// Maximum number of columns for each device.
 pub const MAX_COLUMNS: usize = 2048;
@@ -69,15 +68,7 @@ impl Parameters {
     pub fn append(&mut self, later: Parameters) {
         let Some((began_ns, _)) = later.changes.first() else { return };
         let began_ns = *began_ns;
-        let mut places: HashMap<Column, u32> =
-            (0..).zip(self.columns.iter()).map(|(at, of)| (of.clone(), at)).collect();
-        let mut place = Vec::new();
-        for column in later.columns {
-            place.push(*places.entry(column).or_insert_with_key(|column| {
-                self.columns.push(column.clone());
-                self.columns.len() as u32 - 1
-            }));
-        }
+        let place = merge(&mut self.columns, later.columns);
         self.is_cut |= later.is_cut;
         // The later run starts with a full list of nonzero values, so all columns are reset to 0 first.
         self.changes.retain(|(time_ns, _)| *time_ns < began_ns);

@@ -15,12 +15,12 @@ pub use crate::oom::{Fate, Holder, OPEN_FATE_NS, Oom, OomDevice, OomKind};
 pub use crate::parameters::Parameters;
 pub use crate::program_data::ProgramData;
 
-use crate::fields::{Field, fields, plain};
+use crate::fields::{Field, fields, merge, plain};
 use crate::owner;
 pub use crate::owner::is_job;
 pub use crate::timeline::Timeline;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 fields! {
     /// The life of one process.
@@ -84,15 +84,7 @@ impl Run {
 
     /// Adds the cells that the run lacks; returns the run's index of each given cell.
     pub fn merge_cells(&mut self, cells: &[Cell]) -> Vec<u32> {
-        let mut known: HashMap<Cell, u32> =
-            (0..).zip(&self.cells).map(|(index, cell)| (cell.clone(), index)).collect();
-        let mut index = |cell: &Cell| {
-            *known.entry(cell.clone()).or_insert_with_key(|cell| {
-                self.cells.push(cell.clone());
-                self.cells.len() as u32 - 1
-            })
-        };
-        cells.iter().map(&mut index).collect()
+        merge(&mut self.cells, cells.iter().cloned())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Ranges: count and duration of the program's scopes, if their begin and end are recorded (`ranges` of gpumem_configure), and of
 //! its steps. The latest single ranges are kept for traces.
 
-use crate::Map;
+use crate::{Map, in_order};
 use gpumem_model::program_data::{ProgramData, Range, Span};
 use gpumem_wire::{Edge, Stamp};
 use std::collections::VecDeque;
@@ -134,12 +134,8 @@ impl Ranges {
         view.ranges =
             ended.map(|(tag, range)| named(*tag, range, open.get(tag).copied().unwrap_or(0))).collect();
         // Names with only open ranges get an entry, too.
-        let mut begun: Vec<(u32, u64)> = open
-            .iter()
-            .map(|(&tag, &count)| (tag, count))
-            .filter(|(tag, _)| !self.places.contains_key(tag))
-            .collect();
-        begun.sort_unstable();
+        let begun = open.iter().map(|(&tag, &count)| (tag, count));
+        let begun = in_order(begun.filter(|(tag, _)| !self.places.contains_key(tag)));
         let room = MAX_RANGES - self.kept.len();
         let lines = begun.iter().take(room);
         view.ranges.extend(lines.map(|&(tag, count)| named(tag, &Range::default(), count)));

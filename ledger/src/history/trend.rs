@@ -109,6 +109,11 @@ impl Track {
         Track { ring: Ring::new(looks, FIXED), cells: Vec::new() }
     }
 
+    /// Takes a sample of a book.
+    fn look_at(&mut self, index: u64, time_ns: u64, book: &Book) {
+        self.look(index, time_ns, (book.len(), &|cell| book.now(cell), book.unnamed_cells()));
+    }
+
     /// Takes a sample. `amounts`: number of cells, amount of each, and the cells of idle and opaque bytes.
     fn look(&mut self, index: u64, time_ns: u64, amounts: (usize, &dyn Fn(CellId) -> i64, &[CellId])) {
         let Some(is_new) = self.ring.place(index, time_ns) else { return };
@@ -146,6 +151,7 @@ impl Track {
         for (column, bytes) in [(NAMED, named), (SLACK, slack), (REST, rest)] {
             self.ring.put(column, bytes, is_new);
         }
+        self.fold();
     }
 
     /// Returns a column for a cell whose amount was `first` until now.
@@ -243,8 +249,7 @@ impl Default for Trend {
 impl Trend {
     /// Samples the book at the begin of step `index`, counted from the first.
     pub fn step(&mut self, index: u64, time_ns: u64, book: &Book) {
-        self.steps.look(index, time_ns, (book.len(), &|cell| book.now(cell), book.unnamed_cells()));
-        self.steps.fold();
+        self.steps.look_at(index, time_ns, book);
         if self.steps.ring.points.len() >= TOLD_STEPS {
             self.periods = None;
         }
@@ -259,17 +264,11 @@ impl Trend {
         if let Some((period, track)) = &mut self.periods {
             let slack = book.unnamed();
             if let Some(index) = period.trough(time_ns, book.tracked.wrapping_sub(slack)) {
-                track.look(index, time_ns, (book.len(), &|cell| book.now(cell), book.unnamed_cells()));
-                track.fold();
+                track.look_at(index, time_ns, book);
             }
         }
         if self.is_due(time_ns) {
-            self.times.look(
-                time_ns / SECOND_NS,
-                time_ns,
-                (book.len(), &|cell| book.now(cell), book.unnamed_cells()),
-            );
-            self.times.fold();
+            self.times.look_at(time_ns / SECOND_NS, time_ns, book);
         }
     }
 
@@ -278,7 +277,6 @@ impl Trend {
         if self.is_due(time_ns) {
             let amount = |cell: CellId| amounts.get(cell as usize).copied().unwrap_or(0);
             self.times.look(time_ns / SECOND_NS, time_ns, (amounts.len(), &amount, book.unnamed_cells()));
-            self.times.fold();
         }
     }
 
@@ -375,7 +373,6 @@ mod tests {
             index.wrapping_mul(1000),
             (amounts.len(), &|cell| amounts[cell as usize], &[IDLE, OPAQUE]),
         );
-        track.fold();
     }
 
     #[test]

@@ -6,7 +6,6 @@ use crate::history::trend::GapTrend;
 use crate::oom::device::Listing;
 use crate::samples::pending::{ClosedSample, PeakGap};
 use crate::untrackable::account::Causes;
-use gpumem_model::gap::UntrackableParts;
 use gpumem_wire::Body;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -50,13 +49,12 @@ pub(crate) struct Account {
     last: Option<SampleGap>,
 }
 
+/// The gap of a sample; its distance from a peak is set by [`Account::peak_gap`].
 #[derive(Debug, Clone, Copy)]
 struct SampleGap {
     t0_ns: u64,
-    untrackable: i64,
-    predates: i64,
     tracked: i64,
-    parts: Option<UntrackableParts>,
+    gap: PeakGap,
     /// `tracked` is exactly that of the reading.
     sharp: bool,
 }
@@ -150,7 +148,7 @@ impl Account {
         if freed_ns <= self.released_ns || sample.t1_ns < freed_ns {
             return;
         }
-        let before = self.last.map(|last| last.untrackable);
+        let before = self.last.map(|last| last.gap.untrackable_bytes);
         let (Some(before), Some(now), Some(predates)) = (before, sample.untrackable_bytes(), self.predates)
         else {
             return;
@@ -175,14 +173,14 @@ impl Account {
         let (Some(untrackable), Some(tracked)) = (sample.untrackable_bytes(), sample.tracked_bytes) else {
             return;
         };
-        let gap = SampleGap {
-            t0_ns: sample.t0_ns,
-            untrackable,
-            predates: sample.predates_bytes,
-            tracked,
+        let gap = PeakGap {
+            untrackable_bytes: untrackable,
+            predates_bytes: sample.predates_bytes,
+            distance_ns: 0,
+            exact: false,
             parts: sample.parts,
-            sharp: sample.is_certain(),
         };
+        let gap = SampleGap { t0_ns: sample.t0_ns, tracked, gap, sharp: sample.is_certain() };
         if gap.t0_ns < peak.time_ns {
             self.before_peak = Some(gap);
         } else {
@@ -204,13 +202,8 @@ impl Account {
         // A gap that was read while memory changed may be wrong by the size of the changes.
         let best = |gap: &SampleGap| (!gap.is_exact(peak), !gap.sharp, gap.t0_ns.abs_diff(peak.time_ns));
         let gap = [self.before_peak, after, self.last].into_iter().flatten().min_by_key(best)?;
-        Some(PeakGap {
-            untrackable_bytes: gap.untrackable,
-            predates_bytes: gap.predates,
-            distance_ns: gap.t0_ns.wrapping_sub(peak.time_ns) as i64,
-            exact: gap.is_exact(peak),
-            parts: gap.parts,
-        })
+        let distance_ns = gap.t0_ns.wrapping_sub(peak.time_ns) as i64;
+        Some(PeakGap { distance_ns, exact: gap.is_exact(peak), ..gap.gap })
     }
 }
 

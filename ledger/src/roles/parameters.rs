@@ -7,9 +7,10 @@
 
 use crate::book::Book;
 use crate::book::cells::{CellId, CellKey};
+use gpumem_model::fields::merge;
 use gpumem_model::parameters::{self, Column, MAX_COLUMNS};
 use gpumem_wire::Role;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::mem::size_of;
 
 /// Maximum number of amounts for each device; the oldest iterations are dropped.
@@ -119,15 +120,8 @@ impl Parameters {
 
     /// Returns all changes, with one column for all cells of the same name. `name`: returns role and tag of a cell.
     pub fn view(&self, name: impl Fn(CellId) -> Column) -> parameters::Parameters {
-        let mut places: HashMap<Column, u32> = HashMap::new();
         let mut columns: Vec<Column> = Vec::new();
-        let mut column_of = |&(cell, _): &(CellId, bool)| {
-            *places.entry(name(cell)).or_insert_with_key(|column| {
-                columns.push(column.clone());
-                columns.len() as u32 - 1
-            })
-        };
-        let place: Vec<u32> = self.columns.iter().map(&mut column_of).collect();
+        let place = merge(&mut columns, self.columns.iter().map(|(cell, _)| name(*cell)));
         let mut held = vec![0_i64; self.columns.len()];
         let mut sums = vec![0_i64; columns.len()];
         let before: Vec<(u32, i64)> = (0..).zip(self.base.iter().copied()).collect();

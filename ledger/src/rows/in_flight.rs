@@ -7,8 +7,8 @@
 //! calls in flight, and one unmap may hold as many mappings as there are rows. So from the first such query until the end of the
 //! resync, an index finds calls by the birth numbers of their rows.
 
-use crate::Map;
 use crate::rows::row::{BackingId, Mapping, Row};
+use crate::{Map, in_order};
 
 /// Rows that a call has removed; its end frees or restores them.
 #[derive(Debug)]
@@ -143,9 +143,7 @@ impl InFlights {
 
     /// Returns the numbers of the selected calls, sorted.
     pub fn begun(&self, wanted: impl Fn(&InFlight) -> bool) -> Vec<u64> {
-        let mut begun: Vec<u64> = self.iter().filter(|(_, what)| wanted(what)).map(|(seq, _)| seq).collect();
-        begun.sort_unstable();
-        begun
+        in_order(self.iter().filter(|(_, what)| wanted(what)).map(|(seq, _)| seq))
     }
 }
 

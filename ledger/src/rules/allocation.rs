@@ -1,5 +1,6 @@
 //! Booking rules for allocations with an address, and for events that remove many allocations at once.
 
+use crate::in_order;
 use crate::rows::in_flight::InFlight;
 use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row, is_charged};
 use crate::rules::holdings::Holdings;
@@ -209,9 +210,7 @@ impl Holdings {
         let rows = self.allocations.iter().filter(|(_, row)| goes(row) && !self.is_in_doubt(row));
         let carved =
             rows.filter_map(|(&address, row)| self.carved.get(&Extent::Allocation(address, row.seq)));
-        let mut segments: Vec<_> =
-            carved.flat_map(|carved| carved.parts.iter().map(|(key, _)| *key)).collect();
-        segments.sort_unstable();
+        let segments = in_order(carved.flat_map(|carved| carved.parts.iter().map(|(key, _)| *key)));
         self.drop_segments(segments);
         self.drop_allocations(goes);
         if whole_device {
@@ -230,16 +229,10 @@ impl Holdings {
         }
     }
 
-    /// Removes all allocations that `goes` selects, in a fixed order, so that a replay gives the same peak.
+    /// Removes all allocations that `goes` selects.
     pub fn drop_allocations(&mut self, goes: impl Fn(&Row) -> bool) {
-        let mut gone: Vec<(u64, u64)> = self
-            .allocations
-            .iter()
-            .filter(|(_, row)| goes(row))
-            .map(|(&address, row)| (row.seq, address))
-            .collect();
-        gone.sort_unstable();
-        for (_, address) in gone {
+        let gone = self.allocations.iter().filter(|(_, row)| goes(row));
+        for (_, address) in in_order(gone.map(|(&address, row)| (row.seq, address))) {
             if let Some(row) = self.unbind(address) {
                 self.give_back(address, row);
             }

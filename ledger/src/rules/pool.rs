@@ -6,6 +6,7 @@
 //! A **framework pool** takes segments (segment.rs); their bytes are `idle` until a block covers them.
 
 use crate::book::cells::{CellId, CellKey, IDLE, OPAQUE};
+use crate::in_order;
 use crate::roles::state::{End, RestatedBlock, list_of};
 use crate::roles::undecided::NOT_FOLLOWED;
 use crate::rows::in_flight::InFlight;
@@ -353,9 +354,7 @@ impl Holdings {
     fn blocks_where(&self, index: u32, wanted: impl Fn(&Pool, u64, &Row) -> bool) -> Vec<u64> {
         let pool = &self.pools[index as usize];
         let blocks = pool.blocks.iter().filter(|(address, row)| wanted(pool, **address, row));
-        let mut found: Vec<u64> = blocks.map(|(&address, _)| address).collect();
-        found.sort_unstable();
-        found
+        in_order(blocks.map(|(&address, _)| address))
     }
 
     /// Books blocks whose segments have got memory.
@@ -436,11 +435,8 @@ impl Holdings {
     }
 
     fn drop_blocks(&mut self, index: u32, goes: impl Fn(&Row) -> bool) {
-        let blocks = &self.pools[index as usize].blocks;
-        let mut gone: Vec<(u64, u64)> =
-            blocks.iter().filter(|(_, row)| goes(row)).map(|(&address, row)| (row.seq, address)).collect();
-        gone.sort_unstable();
-        for (_, address) in gone {
+        let gone = self.pools[index as usize].blocks.iter().filter(|(_, row)| goes(row));
+        for (_, address) in in_order(gone.map(|(&address, row)| (row.seq, address))) {
             self.take_block(index, address, false);
         }
     }
@@ -449,15 +445,10 @@ impl Holdings {
     pub fn sweep_blocks(&mut self) {
         let generation = self.generation;
         // Segments created with their allocation are restated together with it, but not while its free is in flight.
-        let mut flying: Vec<u64> = self
-            .in_flight
-            .values()
-            .filter_map(|flight| match flight {
-                InFlight::Allocation { row, .. } if row.is(Row::SEGMENT) => Some(row.seq),
-                _ => None,
-            })
-            .collect();
-        flying.sort_unstable();
+        let flying = in_order(self.in_flight.values().filter_map(|flight| match flight {
+            InFlight::Allocation { row, .. } if row.is(Row::SEGMENT) => Some(row.seq),
+            _ => None,
+        }));
         for index in 0..self.pools.len() as u32 {
             self.drop_blocks(index, |row| row.generation != generation);
             let segments = &self.pools[index as usize].segments;

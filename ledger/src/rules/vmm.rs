@@ -3,6 +3,7 @@
 //!
 //! A handle's number may be reused as soon as its last release was entered, so each backing has its own id.
 
+use crate::in_order;
 use crate::rows::in_flight::InFlight;
 use crate::rows::row::{Backing, BackingId, Extent, MAX_BYTES, Mapping, Row};
 use crate::rules::holdings::Holdings;
@@ -248,10 +249,8 @@ impl Holdings {
 
     /// Removes all backings that `goes` selects, with their handles and mappings.
     pub fn drop_backings(&mut self, goes: impl Fn(&Backing) -> bool) {
-        let mut gone: Vec<BackingId> =
-            self.backings.iter().filter(|(_, backing)| goes(backing)).map(|(&id, _)| id).collect();
-        gone.sort_unstable();
-        for id in gone {
+        let gone = self.backings.iter().filter(|(_, backing)| goes(backing));
+        for id in in_order(gone.map(|(&id, _)| id)) {
             self.handles.retain(|_, handle| *handle != id);
             let starts: Vec<u64> =
                 self.mappings.iter().filter(|(_, m)| m.backing == id).map(|(&start, _)| start).collect();
@@ -275,13 +274,8 @@ impl Holdings {
         // Several backings may have been restated with the same number: it belongs to the one with references.
         let held = self.backings.iter().filter(|(_, backing)| backing.references > 0);
         self.handles = held.map(|(&id, backing)| (backing.handle, id)).collect();
-        let unused: Vec<BackingId> = {
-            let none = |(_, b): &(&BackingId, &Backing)| b.references == 0 && b.mappings == 0;
-            let mut unused: Vec<_> = self.backings.iter().filter(none).map(|(&id, _)| id).collect();
-            unused.sort_unstable(); // a replay books in the same order
-            unused
-        };
-        for id in unused {
+        let unused = self.backings.iter().filter(|(_, b)| b.references == 0 && b.mappings == 0);
+        for id in in_order(unused.map(|(&id, _)| id)) {
             self.collect(id);
         }
     }
