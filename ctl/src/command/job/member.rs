@@ -40,8 +40,9 @@ pub(crate) struct Member {
     pub who: BTreeMap<String, String>,
 }
 
-/// Counters of a whole process: metric, and the field of its members.
-pub(crate) const COUNTERS: [(&str, fn(&mut Member) -> &mut Option<u64>); 1] =
+/// A counter of a whole process: metric, and the field of its members.
+type Counter = (&'static str, fn(&mut Member) -> &mut Option<u64>);
+pub(crate) const COUNTERS: [Counter; 1] =
     [("gpumem_process_allocation_failures_total", |member| &mut member.failed_allocations)];
 
 impl Member {
