@@ -181,7 +181,9 @@ fn process_view(process: &Process) -> ProcessView {
         ended: process.ended,
         cells,
         accounts,
-        ooms: process.ooms.view(&Names { cells: table, modules: &process.modules }),
+        ooms: process
+            .ooms
+            .view(&Names { cells: table, modules: &process.modules }, process.coverage.allocations),
         heard_ns: process.stream.applied_ns,
         bye: process.stream.bye,
     }

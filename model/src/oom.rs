@@ -103,6 +103,9 @@ fields! {
         device: Option<OomDevice>        => redact keep;
         /// No framework of the process had announced that it reports its failures.
         is_unheard: bool                 => redact keep;
+        /// The driver has given the process no memory since. Known where the record is made; not stored.
+        #[serde(skip)]
+        is_stalled: bool                 => redact keep;
     }
 }
 
@@ -113,12 +116,17 @@ fn hide_unknown_fate(said: &mut Option<String>) {
 }
 
 impl Oom {
-    /// Decides the fate, if that is possible by `now_ns`. `ended`: time of the process's end, and its status if known.
+    /// Decides the fate, if that is possible by `now_ns`. `ended`: time of the process's end, and its status if known. A process
+    /// that got no memory any more and exits with a failure was ended by it, however long its exit takes.
     pub fn decide(&mut self, ended: Option<(u64, Option<u64>)>, now_ns: u64) {
         let after = |time_ns: u64| time_ns.saturating_sub(self.last_ns);
+        let has_exited = |status: Option<u64>| status.is_some_and(|status| status != 0 && status & 0x7f == 0);
         self.fate = match ended {
             _ if self.fate == Fate::Survived => Fate::Survived,
-            Some((time_ns, status)) if status != Some(0) && after(time_ns) <= OPEN_FATE_NS => {
+            Some((time_ns, status))
+                if status != Some(0) && after(time_ns) <= OPEN_FATE_NS
+                    || self.is_stalled && has_exited(status) =>
+            {
                 Fate::Fatal { after_ns: after(time_ns), status }
             }
             None if after(now_ns) <= OPEN_FATE_NS => Fate::Open,
@@ -206,4 +214,29 @@ impl Oom {
 
 fn is_unknown(asked_bytes: &u64) -> bool {
     *asked_bytes == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the fate of an OOM whose process ended after so many seconds with that status of waitpid.
+    fn fate(is_stalled: bool, seconds: u64, status: Option<u64>) -> Fate {
+        let mut oom = Oom { is_stalled, ..Oom::default() };
+        oom.decide(Some((seconds * 1_000_000_000, status)), u64::MAX);
+        oom.fate
+    }
+
+    #[test]
+    fn slow_exit_after_the_failed_request_is_fatal() {
+        let fatal = |seconds: u64, status| Fate::Fatal { after_ns: seconds * 1_000_000_000, status };
+        let (failure, success, terminated) = (Some(1 << 8), Some(0), Some(15));
+        assert_eq!(fate(false, 9, failure), fatal(9, failure));
+        assert_eq!(fate(false, 11, failure), Fate::Survived, "it got memory since");
+        assert_eq!(fate(true, 11, failure), fatal(11, failure));
+        assert_eq!(fate(true, 9, terminated), fatal(9, terminated));
+        assert_eq!(fate(true, 11, terminated), Fate::Survived, "somebody ended it");
+        assert_eq!(fate(true, 11, success), Fate::Survived);
+        assert_eq!(fate(true, 11, None), Fate::Survived);
+    }
 }

@@ -36,6 +36,9 @@ impl OomEntry {
 /// memory.
 const TOGETHER_NS: u64 = 10_000_000_000;
 
+/// An entry without a composition gets that of an entry within this time.
+const SAME_NS: u64 = 1_000_000_000;
+
 /// Maximum number of entries of a process: the first half, and the latest ones.
 const MAX_ENTRIES: usize = 32;
 
@@ -86,10 +89,12 @@ impl Ooms {
         self.stacks.iter().find(|(known, _)| *known == id && id != 0).map(|(_, text)| text.clone())
     }
 
-    pub fn view(&self, names: &Names<'_>) -> Vec<(usize, Oom)> {
+    /// Returns the records with their books. `allocations`: the process's count of driver allocations.
+    pub fn view(&self, names: &Names<'_>, allocations: u64) -> Vec<(usize, Oom)> {
         let named = |entry: &OomEntry| Oom {
             tag: names.tag(entry.stamp.tag),
             library: names.library(entry.stamp.module),
+            is_stalled: entry.at_allocations == allocations,
             ..entry.record.clone()
         };
         self.entries.iter().map(|entry| (usize::from(entry.book), named(entry))).collect()
@@ -123,6 +128,30 @@ impl Ooms {
                 && entry.stamp.thread == place.thread
                 && entry.is_near(place)
         })
+    }
+
+    /// Gives the newest entry the composition of the one before it, if that is of nearly the same time: a new composition so soon
+    /// would cost too much.
+    pub fn copy_composition(&mut self) {
+        let Some((newest, earlier)) = self.entries.split_last_mut() else { return };
+        let is_near = |entry: &&OomEntry| {
+            entry.book == newest.book
+                && !entry.record.amounts.is_empty()
+                && entry.record.last_ns.abs_diff(newest.record.time_ns) <= SAME_NS
+        };
+        let Some(OomEntry { record: from, .. }) = earlier.iter().rev().find(is_near) else { return };
+        let to = std::mem::take(&mut newest.record);
+        newest.record = Oom {
+            tracked_bytes: from.tracked_bytes,
+            amounts: from.amounts.clone(),
+            predates_bytes: from.predates_bytes,
+            untrackable_bytes: from.untrackable_bytes,
+            idle_bytes: from.idle_bytes,
+            idle_pieces: from.idle_pieces,
+            largest_idle_bytes: from.largest_idle_bytes,
+            is_expandable: from.is_expandable,
+            ..to
+        };
     }
 
     pub fn push(&mut self, entry: OomEntry) {

@@ -139,7 +139,8 @@ impl Process {
             entry.record.kind == kind && entry.is_near(place) && (is_same || !is_affordable)
         });
         // A repeated request, or one that comes before the next composition may be taken.
-        if let Some(OomEntry { record: entry, .. }) = again {
+        if let Some(OomEntry { record: entry, at_allocations, .. }) = again {
+            *at_allocations = self.coverage.allocations;
             entry.count += 1;
             entry.last_ns = place.time_ns;
             entry.refusals += refusals.0;
@@ -192,6 +193,8 @@ impl Process {
         self.ooms.push(OomEntry { book: place.book, stamp: *stamp, record, fresh: 1, at_allocations });
         if self.is_affordable() {
             self.record_composition();
+        } else {
+            self.ooms.copy_composition();
         }
     }
 

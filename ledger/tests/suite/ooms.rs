@@ -285,6 +285,26 @@ fn the_end_has_its_composition_however_much_there_is() {
     assert_eq!(one.amounts.iter().map(|(_, bytes)| bytes).sum::<i64>(), 100 << 20);
 }
 
+/// A refusal that was survived, another one soon after, and the end: the entry of the end has a composition, too.
+#[test]
+fn an_end_soon_after_another_entry_has_the_composition_of_that_one() {
+    let mut s = script();
+    for at in 0..20_000 {
+        let (address, bytes) = (0x1000_0000 + 90 * MIB + at * 512, 512);
+        s.say(Body::BlockAlloc { address, bytes, pool: POOL, use_as: NOTHING });
+    }
+    refuse(&mut s, 40 * MIB);
+    s.alloc_as(0x9000_0000, MIB, DEV, POOL);
+    refuse(&mut s, 80 * MIB);
+    gave_up(&mut s, "GPT/h.1", 80 * MIB, 2);
+    let found = ooms(&s);
+    let [first, end] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((first.kind, end.kind), (OomKind::Pressure, OomKind::Device));
+    assert_eq!(end.amounts.iter().map(|(_, bytes)| bytes).sum::<i64>(), end.tracked_bytes);
+    assert_eq!((end.tracked_bytes, end.idle_bytes), (first.tracked_bytes, first.idle_bytes));
+    assert!(end.tracked_bytes >= 100 << 20, "{end:?}");
+}
+
 #[test]
 fn who_gets_memory_afterwards_went_on() {
     let mut s = script();
