@@ -2,6 +2,7 @@
 //! clock. Unknown values are null, never 0. New fields may be added at any time; any other change increments `version`.
 
 use super::bridge::Bridge;
+use super::findings::Findings;
 use super::growth::growth_report;
 use super::{By, Composition, Report, named, oom, own};
 use crate::category::OTHERS;
@@ -31,6 +32,9 @@ pub fn json(report: &Report<'_>) -> String {
         // Owner of the process, from the facts and claims in `process`.
         who: Owner::of(&run.process.facts, &run.process.claims, run.process.uid),
         state: &run.state,
+        // What a reader should know first: `outcome` and `findings`.
+        #[serde(flatten)]
+        findings: Findings::of(report),
         coverage: &run.coverage,
         // The reported part of the run's life; null for all of it.
         window: report.window,

@@ -13,6 +13,7 @@ pub mod csv;
 pub mod diff;
 mod encode;
 pub mod explain;
+pub mod findings;
 pub mod group;
 pub mod growth;
 pub mod html;

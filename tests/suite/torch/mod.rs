@@ -2,6 +2,7 @@
 
 mod allocators;
 mod caches;
+mod causes;
 mod churn;
 mod compiled;
 mod inside;

@@ -1,0 +1,255 @@
+//! What grows: judged at the begin of each step, and over time for what steps do not show.
+//!
+//! The sum may look flat because memory that comes and goes hides the growth, so the parts are judged, too. Parameters are left
+//! out over time: a program that loads a model does not leak.
+
+use super::{Finding, Kind, Severity};
+use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge};
+use crate::judge::{Axis, units};
+use crate::rules::NO_TAG;
+use crate::{By, Report};
+use gpumem_model::harmless::clean;
+use gpumem_model::run::{Class, Device, Oom};
+use gpumem_model::units::{plural, thousands};
+use std::collections::BTreeMap;
+
+/// Names in a finding.
+const NAMED: usize = 3;
+/// A name with less than this share of the growth is not mentioned.
+const NAMED_SHARE: f64 = 0.1;
+/// Names, or the path that they have in common, are to have this share of the growth.
+const COMMON_SHARE: f64 = 0.6;
+/// Growth counts from this share of the process's memory on.
+const MATERIAL_SHARE: f64 = 0.02;
+/// Least bytes that count as growth.
+const MATERIAL_BYTES: f64 = 8.0 * 1_048_576.0;
+/// Growth over time counts only over at least this many seconds: a shorter program is still starting.
+const LEAST_SECONDS: f64 = 3.0;
+/// Growth over time replaces the one by steps only if it is this many times larger.
+const CLEARLY_LARGER: f64 = 1.5;
+
+/// Growth of one device.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Growth {
+    /// Bytes that were added and not given back.
+    pub bytes: i64,
+    /// Unit of the rate.
+    axis: &'static str,
+    /// Number of units.
+    over: u64,
+    confidence: f64,
+    /// Tags that grow, with their bytes, largest first.
+    names: Vec<(String, i64)>,
+    /// The structure that grows most.
+    structure: Option<String>,
+}
+
+/// Amounts of a device at common places on an axis.
+struct Course<'r> {
+    /// Step, period or second of each point.
+    places: Vec<f64>,
+    whole: Vec<i64>,
+    tags: BTreeMap<&'r str, Vec<i64>>,
+    structures: BTreeMap<&'r str, Vec<i64>>,
+}
+
+/// Returns the growth of a device up to `oom`, or up to its last moment.
+pub(super) fn growth(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> Option<Growth> {
+    let used = used_at(device, oom);
+    let material = (used as f64 * MATERIAL_SHARE).max(MATERIAL_BYTES);
+    let points = &device.details.growth;
+    let by_step = Course::of_steps(report, device).and_then(|course| {
+        let (judgement, growth) = course.judged(material, points.axis.name())?;
+        Some(Growth { over: units(points, &judgement), ..growth })
+    });
+    let by_time = Course::over_time(report, device, oom).and_then(|course| {
+        let (judgement, growth) = course.judged(material, "second")?;
+        let seconds = judgement.units();
+        (seconds >= LEAST_SECONDS).then(|| Growth { over: seconds.round() as u64, ..growth })
+    });
+    match (by_step, by_time) {
+        (Some(by_step), Some(by_time)) if by_time.bytes as f64 > by_step.bytes as f64 * CLEARLY_LARGER => {
+            Some(by_time)
+        }
+        (by_step, by_time) => by_step.or(by_time),
+    }
+}
+
+fn used_at(device: &Device, oom: Option<&Oom>) -> i64 {
+    let own = oom.and_then(|oom| oom.device.as_ref()?.holders.first()).map(|own| own.used_bytes);
+    let moments = [&device.last, &device.peak].map(|moment| moment.used_bytes().or(moment.tracked_bytes));
+    own.into_iter().chain(moments.into_iter().flatten()).max().unwrap_or(0)
+}
+
+impl<'r> Course<'r> {
+    fn new(places: Vec<f64>) -> Self {
+        let whole = vec![0; places.len()];
+        Course { places, whole, tags: BTreeMap::new(), structures: BTreeMap::new() }
+    }
+
+    /// Adds the bytes of a cell at a point.
+    fn add(&mut self, report: &'r Report<'_>, cell: u32, at: usize, bytes: i64) {
+        let Some(named) = report.run.cells.get(cell as usize) else { return };
+        let count = self.places.len();
+        let put = |series: &mut BTreeMap<&'r str, Vec<i64>>, name: &'r str| {
+            let amounts = series.entry(name).or_insert_with(|| vec![0; count]);
+            amounts[at] = amounts[at].saturating_add(bytes);
+        };
+        put(&mut self.tags, named.tag.as_deref().unwrap_or(NO_TAG));
+        put(&mut self.structures, report.category(cell, By::Structure).unwrap_or(crate::category::OTHERS));
+    }
+
+    /// Returns the amounts that were held when each step or period began.
+    fn of_steps(report: &'r Report<'_>, device: &Device) -> Option<Self> {
+        let points = &device.details.growth;
+        if points.axis == Axis::Minute || points.points.is_empty() {
+            return None;
+        }
+        let mut course = Course::new(points.points.iter().map(|(index, _)| *index as f64).collect());
+        course.whole.clone_from(&points.named);
+        for (cell, amounts) in &points.cells {
+            for (at, bytes) in amounts.iter().enumerate().take(course.places.len()) {
+                course.add(report, *cell, at, *bytes);
+            }
+        }
+        Some(course)
+    }
+
+    /// Returns the fullest moments over time, without parameters and idle memory.
+    fn over_time(report: &'r Report<'_>, device: &Device, oom: Option<&Oom>) -> Option<Self> {
+        let until_ns = oom.map_or(u64::MAX, |oom| oom.time_ns);
+        let points: Vec<_> =
+            device.details.timeline.points.iter().filter(|point| point.time_ns <= until_ns).collect();
+        let first_ns = points.first()?.time_ns;
+        let seconds = |time_ns: u64| (time_ns - first_ns) as f64 / 1e9;
+        let mut course = Course::new(points.iter().map(|point| seconds(point.time_ns)).collect());
+        for (at, point) in points.iter().enumerate() {
+            for &(cell, bytes) in &point.amounts {
+                let counts = report.run.cells.get(cell as usize).is_some_and(|cell| {
+                    matches!(cell.class, Class::Direct | Class::Block)
+                        && cell.role.as_deref() != Some("parameter")
+                });
+                if counts {
+                    course.whole[at] = course.whole[at].saturating_add(bytes);
+                    course.add(report, cell, at, bytes);
+                }
+            }
+        }
+        Some(course)
+    }
+
+    /// Judges the sum and, where it does not grow, its parts. Returns the judgement with the most growth, and the growth.
+    fn judged(&self, material: f64, axis: &'static str) -> Option<(Judgement, Growth)> {
+        let judged = |amounts: &[i64], among: usize| {
+            let points = self.places.iter().copied().zip(amounts.iter().map(|bytes| *bytes as f64));
+            let judgement = judge(&points.collect::<Vec<_>>(), material, ALPHA / among.max(1) as f64);
+            (judgement.verdict == Verdict::Growing).then_some(judgement)
+        };
+        let parts = |series: &BTreeMap<&str, Vec<i64>>| {
+            let growing =
+                series.values().filter_map(|amounts| Some((judged(amounts, series.len())?, amounts)));
+            growing
+                .map(|(judgement, amounts)| (self.added(&judgement, amounts), judgement))
+                .collect::<Vec<_>>()
+        };
+        let whole: Vec<_> = judged(&self.whole, 1)
+            .map(|judgement| (self.added(&judgement, &self.whole), judgement))
+            .into_iter()
+            .collect();
+        let groups = [whole, parts(&self.structures), parts(&self.tags)];
+        let sum = |group: &Vec<(i64, Judgement)>| {
+            group.iter().fold(0_i64, |sum, (bytes, _)| sum.saturating_add(*bytes))
+        };
+        let group = groups.iter().max_by_key(|group| sum(group))?;
+        let bytes = sum(group);
+        let (_, judgement) = *group.iter().max_by_key(|(bytes, _)| *bytes)?;
+        if (bytes as f64) < material {
+            return None;
+        }
+        let added = |series: &BTreeMap<&str, Vec<i64>>| -> Vec<(String, i64)> {
+            let added = series.iter();
+            added.map(|(name, amounts)| ((*name).to_owned(), self.added(&judgement, amounts))).collect()
+        };
+        let structure = added(&self.structures).into_iter().max_by_key(|(_, bytes)| *bytes);
+        Some((
+            judgement,
+            Growth {
+                bytes,
+                axis,
+                over: 0,
+                confidence: judgement.confidence.unwrap_or(0.0),
+                names: largest(added(&self.tags), bytes),
+                structure: structure.map(|(name, _)| name),
+            },
+        ))
+    }
+
+    /// Returns the bytes that an amount has gained over the span of a judgement.
+    fn added(&self, judgement: &Judgement, amounts: &[i64]) -> i64 {
+        let Some((first, last)) = judgement.span else { return 0 };
+        let at =
+            |place: f64| self.places.iter().position(|found| *found >= place).and_then(|at| amounts.get(at));
+        match (at(first), at(last)) {
+            (Some(first), Some(last)) => last.saturating_sub(*first),
+            _ => 0,
+        }
+    }
+}
+
+/// Returns the names with the most of `bytes`. If many modules share them, that is the path that all of these are below.
+fn largest(mut names: Vec<(String, i64)>, bytes: i64) -> Vec<(String, i64)> {
+    let has = |share: f64, added: i64| added as f64 >= bytes as f64 * share;
+    let mut below: BTreeMap<String, i64> = BTreeMap::new();
+    for (name, added) in &names {
+        let ends = name.match_indices('/').map(|(at, _)| at);
+        for end in ends {
+            *below.entry(name[..end].to_owned()).or_default() += added;
+        }
+    }
+    names.retain(|(_, added)| has(NAMED_SHARE, *added));
+    names.sort_by_key(|(_, added)| std::cmp::Reverse(*added));
+    names.truncate(NAMED);
+    if !has(COMMON_SHARE, names.iter().map(|(_, added)| added).sum()) {
+        let common = below.into_iter().filter(|(_, added)| has(COMMON_SHARE, *added));
+        names.splice(0..0, common.max_by_key(|(path, _)| path.len()));
+        names.truncate(1);
+    }
+    names
+}
+
+impl Growth {
+    /// Returns the finding.
+    pub fn finding(self, device: &Device, used: i64, severity: Severity) -> Finding {
+        let rate = self.bytes as f64 / self.over.max(1) as f64;
+        let rate = match rate / 1_048_576.0 {
+            mib if mib >= 1.0 => format!("{mib:.1} MiB"),
+            mib => format!("{:.1} KiB", mib * 1024.0),
+        };
+        let names: Vec<String> = self.names.iter().map(|(name, _)| clean(name)).collect();
+        let names = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
+        let structure = self.structure.as_deref().map(|name| format!("{} ", clean(name))).unwrap_or_default();
+        let what = format!(
+            "{structure}grows by {rate} per {} over {}, {} MiB in all{names}",
+            self.axis,
+            plural(self.over, self.axis),
+            thousands(self.bytes.max(0) as u64 >> 20),
+        );
+        Finding {
+            kind: Kind::Growth,
+            severity,
+            device: device.ordinal,
+            bytes: self.bytes,
+            share: self.bytes as f64 / used.max(1) as f64,
+            confidence: self.confidence,
+            what,
+            names: self.names,
+            advice: None,
+        }
+    }
+}
+
+/// Returns the finding for a run that did not end by it.
+pub(super) fn finding(report: &Report<'_>, device: &Device) -> Option<Finding> {
+    let growth = growth(report, device, None)?;
+    Some(growth.finding(device, used_at(device, None), Severity::Warning))
+}

@@ -1,0 +1,211 @@
+//! Why a request failed: each cause without which it would have fitted, with the bytes that it explains.
+
+use super::{Finding, Kind, Outcome, Severity, growth};
+use crate::{By, Composition, Report};
+use gpumem_model::harmless::clean;
+use gpumem_model::names::Named;
+use gpumem_model::run::{Device, Iteration, Moment, Oom, OomKind};
+use gpumem_model::units::{signed, thousands};
+use gpumem_wire::Role;
+
+/// Parts of the process's memory in a sentence.
+const NAMED: usize = 3;
+/// Activations of so many training steps at once were kept by something else than a step.
+const STEPS_AT_ONCE: i64 = 3;
+/// A record without amounts takes those of another one within this time.
+const SAME_NS: u64 = 1_000_000_000;
+
+/// Everything about a failed request that the causes need.
+struct Request<'r> {
+    device: &'r Device,
+    oom: &'r Oom,
+    /// Bytes that the driver would have had to give.
+    need: i64,
+    free: i64,
+    /// Bytes of other processes.
+    others: i64,
+    /// Bytes that the process used.
+    used: i64,
+    /// Bytes that the device can give to processes.
+    capacity: i64,
+    severity: Severity,
+}
+
+pub(super) fn causes(report: &Report<'_>, device: &Device, oom: &Oom, outcome: Outcome) -> Vec<Finding> {
+    let holders = oom.device.as_ref().map(|device| device.holders.as_slice()).unwrap_or_default();
+    let (own, others) = holders.split_first().unzip();
+    let others = others.unwrap_or_default().iter().map(|holder| holder.used_bytes);
+    let others = others.fold(oom.device.as_ref().map_or(0, |device| device.others.1), i64::saturating_add);
+    let tracked = oom.tracked_bytes + oom.predates_bytes.unwrap_or(0) + oom.untrackable_bytes.unwrap_or(0);
+    let capacity = oom.device.as_ref().map(|device| {
+        signed(device.total_bytes)
+            - signed(device.system_bytes.unwrap_or(0))
+            - device.unaccounted_bytes.max(0)
+    });
+    let request = Request {
+        device,
+        oom,
+        need: signed(oom.driver_asked_bytes.unwrap_or(oom.asked_bytes)),
+        free: oom.free_bytes().unwrap_or(0),
+        others,
+        used: own.map_or(tracked, |own| own.used_bytes).max(tracked).max(1),
+        capacity: capacity.or(device.total_bytes.map(signed)).unwrap_or(i64::MAX),
+        severity: if outcome == Outcome::OutOfMemory { Severity::Critical } else { Severity::Warning },
+    };
+    if let Some(finding) = request.pool_limit().or_else(|| request.too_large()) {
+        return vec![finding];
+    }
+    let grown = growth::growth(report, device, Some(oom)).filter(|grown| request.would_fit(grown.bytes));
+    let mut causes: Vec<Finding> = Vec::new();
+    causes.extend(grown.map(|grown| grown.finding(device, request.used, request.severity)));
+    if causes.is_empty() {
+        causes.extend(request.no_backward(report));
+    }
+    let has_grown = !causes.is_empty();
+    causes.extend(request.other_processes());
+    causes.extend(request.fragmentation(report));
+    if !has_grown {
+        causes.extend(request.largest(report));
+    }
+    causes
+}
+
+impl Request<'_> {
+    /// Returns whether the request would have fitted with so many more bytes.
+    fn would_fit(&self, bytes: i64) -> bool {
+        bytes > 0 && self.free.saturating_add(bytes) >= self.need
+    }
+
+    fn finding(&self, kind: Kind, bytes: i64, what: String) -> Finding {
+        Finding {
+            kind,
+            severity: self.severity,
+            device: self.device.ordinal,
+            bytes,
+            share: bytes as f64 / self.used as f64,
+            confidence: 0.95,
+            what,
+            names: Vec::new(),
+            advice: None,
+        }
+    }
+
+    fn pool_limit(&self) -> Option<Finding> {
+        let asked = signed(self.oom.asked_bytes);
+        (self.oom.kind == OomKind::Pool && self.free >= asked).then(|| Finding {
+            advice: Some("raise or remove torch.cuda.set_per_process_memory_fraction".into()),
+            ..self.finding(
+                Kind::PoolLimit,
+                asked,
+                format!(
+                    "a limit of the pool refused {} MiB while {} MiB of the device were free",
+                    mib(asked),
+                    mib(self.free)
+                ),
+            )
+        })
+    }
+
+    fn too_large(&self) -> Option<Finding> {
+        (self.need > self.capacity).then(|| {
+            let what = format!(
+                "one request of {} MiB is more than the {} MiB that the device can give",
+                mib(self.need),
+                mib(self.capacity)
+            );
+            Finding { share: 1.0, ..self.finding(Kind::LargeRequest, self.need, what) }
+        })
+    }
+
+    fn other_processes(&self) -> Option<Finding> {
+        let share = self.others as f64 / self.capacity.max(1) as f64;
+        self.would_fit(self.others).then(|| Finding {
+            share,
+            ..self.finding(
+                Kind::OtherProcesses,
+                self.others,
+                format!(
+                    "other processes hold {} MiB, {:.0} % of the device",
+                    mib(self.others),
+                    share * 100.0
+                ),
+            )
+        })
+    }
+
+    fn fragmentation(&self, report: &Report<'_>) -> Option<Finding> {
+        let (idle, largest) = self.oom.idle_bytes.zip(self.oom.largest_idle_bytes)?;
+        let (idle, largest) = (signed(idle), signed(largest));
+        let fits = self.would_fit(idle) && largest < signed(self.oom.asked_bytes);
+        let is_torch = report.run.cells.iter().any(|cell| cell.pool.as_deref() == Some(crate::names::TORCH));
+        fits.then(|| Finding {
+            advice: (is_torch && !self.oom.is_expandable)
+                .then(|| "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned()),
+            ..self.finding(
+                Kind::Fragmentation,
+                idle,
+                format!(
+                    "{} MiB of the pool are unused, and the largest piece of {} MiB is too small for {} MiB",
+                    mib(idle),
+                    mib(largest),
+                    mib(signed(self.oom.asked_bytes))
+                ),
+            )
+        })
+    }
+
+    /// Returns what the process held when the request failed; that of another record if this one does not have it.
+    fn held(&self) -> Option<Moment> {
+        let of = |oom: &Oom| Moment { amounts: oom.amounts.clone(), ..Moment::default() };
+        if self.oom.tracked_bytes != 0 {
+            return Some(of(self.oom));
+        }
+        let near = |oom: &&Oom| oom.tracked_bytes != 0 && oom.time_ns.abs_diff(self.oom.time_ns) <= SAME_NS;
+        self.device.details.ooms.iter().rev().find(near).map(of)
+    }
+
+    /// Activations of many steps are held, and no backward pass frees them.
+    fn no_backward(&self, report: &Report<'_>) -> Option<Finding> {
+        let is_activation = |cell: &u32| {
+            let cell = report.run.cells.get(*cell as usize);
+            cell.is_some_and(|cell| cell.role.as_deref() == Role::Activation.name())
+        };
+        let held = self.held()?;
+        let bytes = held.amounts.iter().filter(|(cell, _)| is_activation(cell));
+        let bytes = bytes.fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        let rows = &self.device.details.iterations.rows;
+        let of_a_step = rows.iter().map(|row: &Iteration| row.activations.peak_bytes).max()?;
+        let is_much = of_a_step > 0 && bytes / STEPS_AT_ONCE >= of_a_step;
+        (is_much && self.would_fit(bytes)).then(|| Finding {
+            advice: Some("run passes that are not for training under torch.no_grad()".into()),
+            ..self.finding(
+                Kind::NoBackward,
+                bytes,
+                format!(
+                    "activations of {} MiB are kept by forward passes that no backward pass followed; a training step kept {} MiB",
+                    mib(bytes),
+                    mib(of_a_step)
+                ),
+            )
+        })
+    }
+
+    /// What the program needs at one time does not fit.
+    fn largest(&self, report: &Report<'_>) -> Option<Finding> {
+        let parts: Composition = report.composition(&self.held()?, By::Structure);
+        let mut parts = parts.ranked();
+        parts.truncate(NAMED);
+        let bytes = parts.first()?.1;
+        let named = parts.iter().map(|(name, bytes)| format!("{} {}", clean(name), mib(*bytes)));
+        let what = format!(
+            "what the program holds at one time does not fit: {} MiB; {} MiB more were requested",
+            named.collect::<Vec<_>>().join(" + "),
+            mib(signed(self.oom.asked_bytes))
+        );
+        Some(Finding { names: parts, ..self.finding(Kind::TooLarge, bytes, what) })
+    }
+}
+
+fn mib(bytes: i64) -> String {
+    thousands(bytes.max(0) as u64 >> 20)
+}

@@ -1,0 +1,85 @@
+//! Programs with one planted cause (tests/torch/causes.py): the first finding of the report names it. Healthy programs have none.
+
+use gpumem_tests::live::torch;
+use gpumem_tests::live::{Daemon, Job, until};
+use serde_json::Value;
+use std::io::Write;
+
+const FAST: &str = "[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\n";
+
+/// A program, the kind of its first finding, and a part of the sentence.
+const PLANTED: [(&str, &str, &str); 17] = [
+    ("outputs_kept", "growth", "Net/head"),
+    ("losses_kept", "growth", "Net"),
+    ("hooks_keep", "growth", "Net/blocks.2/up"),
+    ("gradients_kept", "growth", "gradients_kept"),
+    ("optimizers_kept", "growth", "optimizer state"),
+    ("tracebacks_kept", "growth", "Net"),
+    ("embeddings_kept", "growth", "Net/blocks.0"),
+    ("cache_without_limit", "growth", "answer"),
+    ("evaluation_with_gradients", "no_backward", "training step"),
+    ("batch_too_large", "too_large", "forward"),
+    ("model_too_large", "too_large", "__init__"),
+    ("logits_too_large", "too_large", "activations"),
+    ("second_optimizer", "too_large", "optimizer state"),
+    ("one_huge_request", "large_request", "38,1"),
+    ("fraction_too_small", "pool_limit", "limit"),
+    ("fragmentation", "fragmentation", "unused"),
+    ("other_tenant", "other_processes", "other processes"),
+];
+
+const HEALTHY: [&str; 5] = [
+    "healthy_training",
+    "healthy_evaluation",
+    "healthy_inference",
+    "healthy_accumulation",
+    "healthy_lengths",
+];
+
+/// Runs a program of causes.py to its end, and returns its report.
+fn report_of(wheel: &torch::Wheel, program: &str) -> Value {
+    let machine = torch::machine(&["devices=1"]);
+    let daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut holder = None;
+    if program == "other_tenant" {
+        let mut job = Job::start(&mut wheel.bare(&machine, "causes.py", &["holder"]));
+        job.wait_for("holding");
+        holder = Some(job);
+    }
+    let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "causes.py", &[program]));
+    until(300, program, || (!job.is_running()).then_some(()));
+    daemon.wait_for_the_end_of(&machine, &[&job]);
+    let pid = job.pid().to_string();
+    let output = daemon.ctl(&machine, &["report", &pid, "--json"]).output().expect("gpumemctl report");
+    drop(holder);
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+        let _ = std::io::stderr().write_all(&output.stderr);
+        panic!("{program}: {error}")
+    })
+}
+
+#[test]
+fn first_finding_names_the_planted_cause() {
+    let Some(wheel) = torch::wheel("2.15.0") else { return };
+    let mut wrong = Vec::new();
+    for (program, kind, part) in PLANTED {
+        let report = report_of(&wheel, program);
+        let first = &report["findings"][0];
+        let what = first["what"].as_str().unwrap_or_default();
+        println!("{program}: {} {}: {what}", report["outcome"], first["kind"]);
+        if first["kind"] != kind || !what.contains(part) || report["outcome"] != "out_of_memory" {
+            wrong.push(format!("{program}: {} {first}", report["outcome"]));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn healthy_programs_have_no_finding() {
+    let Some(wheel) = torch::wheel("2.15.0") else { return };
+    for program in HEALTHY {
+        let report = report_of(&wheel, program);
+        assert_eq!(report["outcome"], "ended", "{program}");
+        assert_eq!(report["findings"], serde_json::json!([]), "{program}");
+    }
+}

@@ -1,0 +1,292 @@
+"""Programs as people write them: each has one planted reason for the memory that it holds, or none.
+
+    causes.py NAME      runs one of them; `causes.py --list` prints the names
+
+The device has 16 GiB. A program that runs out of memory ends with PyTorch's error, as the user's would.
+"""
+
+import collections
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from waiting import wait_for_frames
+
+MIB = 1 << 20
+WIDTH = 1024
+#: Seconds of a step, as on a GPU: the simulated one takes no time to compute.
+PACE = 0.04
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, width=WIDTH, depth=4, classes=1000):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def batch(rows=2048, width=WIDTH):
+    time.sleep(PACE)
+    return torch.randn(rows, width, device="cuda")
+
+
+def trained(model, steps, rows=2048, width=WIDTH, after=lambda output, loss: None, optimizer=None):
+    optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=1e-4)
+    for _ in range(steps):
+        output = model(batch(rows, width))
+        loss = output.float().pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after(output, loss)
+    return optimizer
+
+
+# Leaks in training.
+
+
+def outputs_kept():
+    """Predictions are collected for a metric, with their graphs."""
+    predictions = []
+    trained(Net().cuda(), 300, rows=16_384, after=lambda output, loss: predictions.append(output))
+
+
+def losses_kept():
+    """The sum of the losses is a tensor with all graphs behind it."""
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    total = 0
+    for _ in range(200):
+        loss = model(batch(1024)).float().pow(2).mean()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        total = total + loss
+
+
+def hooks_keep():
+    """A hook for debugging keeps what the layer returns."""
+    model = Net().cuda()
+    seen = collections.defaultdict(list)
+    model.blocks[2].up.register_forward_hook(lambda module, args, result: seen["up"].append(result.detach()))
+    trained(model, 400, rows=4096)
+
+
+def gradients_kept():
+    """Gradients are cloned for statistics in each step."""
+    model = Net().cuda()
+    history = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(200):
+        model(batch(256)).float().pow(2).mean().backward()
+        history.append([p.grad.clone() for p in model.parameters()])
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def optimizers_kept():
+    """A new optimizer for each restart of the schedule; the old ones stay in a list."""
+    model = Net(depth=8).cuda()
+    optimizers = []
+    for _ in range(40):
+        optimizers.append(torch.optim.Adam(model.parameters(), lr=1e-4))
+        trained(model, 5, rows=256, optimizer=optimizers[-1])
+
+
+def tracebacks_kept():
+    """Errors of bad batches are collected; their tracebacks hold the frames with all activations."""
+    model = Net().cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def one(step):
+        output = model(batch(1024))
+        if step % 3 == 2:
+            raise ValueError("a bad batch")
+        output.float().pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    errors = []
+    for step in range(300):
+        try:
+            one(step)
+        except ValueError as error:
+            errors.append(error)
+
+
+# Leaks in inference.
+
+
+def embeddings_kept():
+    """The embeddings of a data set are collected on the device."""
+    model = Net().cuda().eval()
+    collected = []
+    with torch.no_grad():
+        for _ in range(4000):
+            collected.append(model.blocks[0](batch(8192)))
+
+
+def cache_without_limit():
+    """A cache by request that never forgets."""
+    model = Net().cuda().eval()
+    cache = {}
+
+    def answer(request):
+        if request not in cache:
+            cache[request] = torch.zeros(4 * MIB, device="cuda")
+        return cache[request]
+
+    with torch.no_grad():
+        for request in range(4000):
+            model(batch(64))
+            answer(request)
+
+
+# Out of memory for other reasons.
+
+
+def evaluation_with_gradients():
+    """Evaluation in one pass without no_grad."""
+    model = Net(depth=8).cuda()
+    trained(model, 20, rows=512)
+    model.eval()
+    losses = []
+    for _ in range(100):
+        losses.append(model(batch(2048)).float().pow(2).mean())
+
+
+def batch_too_large():
+    """The activations of one step do not fit."""
+    trained(Net(depth=24).cuda(), 10, rows=40_000)
+
+
+def model_too_large():
+    """The parameters do not fit."""
+    with torch.device("cuda"):
+        Net(width=8192, depth=40)
+
+
+def logits_too_large():
+    """A vocabulary of 128,000 over a long sequence: logits, their float copy and the gradient are the peak."""
+    model = Net(depth=2, classes=128_000).cuda()
+    trained(model, 10, rows=12_000)
+
+
+def second_optimizer():
+    """The state of a second optimizer does not fit beside the first."""
+    with torch.device("cuda"):
+        model = Net(width=4096, depth=6)
+    first = trained(model, 5, rows=64, width=4096)
+    second = trained(model, 5, rows=64, width=4096)
+    del first, second
+
+
+def one_huge_request():
+    """A table of all pairs."""
+    model = Net().cuda()
+    trained(model, 5)
+    torch.zeros(100_000, 100_000, device="cuda")
+
+
+def fraction_too_small():
+    """The limit of the process is too small for the step."""
+    torch.cuda.set_per_process_memory_fraction(0.1)
+    trained(Net(depth=8).cuda(), 10, rows=8192)
+
+
+def fragmentation():
+    """A cache of small entries gives up every second one: the free pieces are too small for a large request."""
+    with torch.no_grad():
+        entries = [torch.empty(8 * MIB, dtype=torch.uint8, device="cuda") for _ in range(1400)]
+        del entries[::2]
+        torch.empty(2048 * MIB, dtype=torch.uint8, device="cuda")
+
+
+def other_tenant():
+    """Another process holds most of the device; the harness starts it."""
+    trained(Net(depth=8).cuda(), 200, rows=8192)
+
+
+def holder():
+    """The other process of `other_tenant`."""
+    kept = torch.empty(13 << 30, dtype=torch.uint8, device="cuda")
+    print("holding", flush=True)
+    sys.stdin.read()
+    del kept
+
+
+# Nothing is wrong.
+
+
+def healthy_training():
+    trained(Net().cuda(), 60)
+
+
+def healthy_evaluation():
+    model = Net().cuda()
+    for _ in range(6):
+        trained(model, 10, rows=1024)
+        model.eval()
+        with torch.no_grad():
+            for _ in range(5):
+                model(batch(2048))
+        model.train()
+
+
+def healthy_inference():
+    model = Net().cuda().eval()
+    with torch.inference_mode():
+        for rows in range(100, 900, 4):
+            model(batch(rows))
+
+
+def healthy_accumulation():
+    model = Net().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for step in range(80):
+        model(batch(512)).float().pow(2).mean().backward()
+        if step % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def healthy_lengths():
+    """Batches of different lengths; the pool grows to the largest."""
+    model = Net().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    lengths = [512, 2048, 1024, 1536, 768, 1792] * 12
+    for rows in lengths:
+        model(batch(rows)).float().pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+CASES = {name: case for name, case in list(globals().items()) if callable(case) and getattr(case, "__module__", "") == "__main__"}
+for helper in ("Block", "Net", "batch", "trained"):
+    del CASES[helper]
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--list":
+        print("\n".join(CASES))
+    else:
+        torch.empty(1, device="cuda")
+        wait_for_frames()
+        CASES[sys.argv[1]]()
