@@ -4,11 +4,12 @@
 //! out over time: a program that loads a model does not leak.
 
 use super::{Finding, Kind, Severity};
+use crate::category::OTHERS;
 use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge};
 use crate::judge::{Axis, units};
 use crate::rules::NO_TAG;
 use crate::{By, Report};
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::run::{Class, Device, Oom};
 use gpumem_model::units::{plural, thousands};
 use std::collections::BTreeMap;
@@ -96,7 +97,7 @@ impl<'r> Course<'r> {
             amounts[at] = amounts[at].saturating_add(bytes);
         };
         put(&mut self.tags, named.tag.as_deref().unwrap_or(NO_TAG));
-        put(&mut self.structures, report.category(cell, By::Structure).unwrap_or(crate::category::OTHERS));
+        put(&mut self.structures, report.category(cell, By::Structure).unwrap_or(OTHERS));
     }
 
     /// Returns the amounts that were held when each step or period began.
@@ -225,11 +226,22 @@ impl Growth {
             mib if mib >= 1.0 => format!("{mib:.1} MiB"),
             mib => format!("{:.1} KiB", mib * 1024.0),
         };
-        let names: Vec<String> = self.names.iter().map(|(name, _)| clean(name)).collect();
-        let names = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
-        let structure = self.structure.as_deref().map(|name| format!("{} ", clean(name))).unwrap_or_default();
+        let names: Vec<String> = self.names.iter().map(|(name, _)| escape(name)).collect();
+        let structure = match self.structure.as_deref() {
+            Some("made in forward") => "retained forward outputs".to_owned(),
+            Some(name) if name != OTHERS => escape(name),
+            _ => String::new(),
+        };
+        let grows = match (names.is_empty(), structure.is_empty()) {
+            (true, true) => "memory".to_owned(),
+            (true, false) => structure,
+            (false, true) => names.join(", "),
+            (false, false) if names == [structure.as_str()] => structure,
+            (false, false) => format!("{structure} of {}", names.join(", ")),
+        };
+        let share = 100.0 * self.bytes as f64 / used.max(1) as f64;
         let what = format!(
-            "{structure}grows by {rate} per {} over {}, {} MiB in all{names}",
+            "{grows}: +{rate} per {} over {}, {} MiB in all, {share:.0} % of what the process used",
             self.axis,
             plural(self.over, self.axis),
             thousands(self.bytes.max(0) as u64 >> 20),

@@ -8,11 +8,13 @@
 //! growth           what grows, by the points of steps or, without steps, by the course over time
 //! out_of_memory    what the request that failed would have needed
 //! steady           unused and unexplained memory, and losses of data
+//! text             the conclusions as lines
 //! ```
 
 mod growth;
 mod out_of_memory;
 mod steady;
+pub mod text;
 
 use crate::Report;
 use gpumem_model::run::{Device, Fate, Oom, State};

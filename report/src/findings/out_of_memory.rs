@@ -2,7 +2,7 @@
 
 use super::{Finding, Kind, Outcome, Severity, growth};
 use crate::{By, Composition, Report};
-use gpumem_model::harmless::clean;
+use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Device, Iteration, Moment, Oom, OomKind};
 use gpumem_model::units::{signed, thousands};
@@ -12,6 +12,8 @@ use gpumem_wire::Role;
 const NAMED: usize = 3;
 /// Activations of so many training steps at once were kept by something else than a step.
 const STEPS_AT_ONCE: i64 = 3;
+/// Less unused memory than this share of the process's is no reason to change the allocator.
+const FRAGMENTED_SHARE: f64 = 0.15;
 /// A record without amounts takes those of another one within this time.
 const SAME_NS: u64 = 1_000_000_000;
 
@@ -136,7 +138,8 @@ impl Request<'_> {
     fn fragmentation(&self, report: &Report<'_>) -> Option<Finding> {
         let (idle, largest) = self.oom.idle_bytes.zip(self.oom.largest_idle_bytes)?;
         let (idle, largest) = (signed(idle), signed(largest));
-        let fits = self.would_fit(idle) && largest < signed(self.oom.asked_bytes);
+        let is_much = idle as f64 >= self.used as f64 * FRAGMENTED_SHARE;
+        let fits = is_much && self.would_fit(idle) && largest < signed(self.oom.asked_bytes);
         let is_torch = report.run.cells.iter().any(|cell| cell.pool.as_deref() == Some(crate::names::TORCH));
         fits.then(|| Finding {
             advice: (is_torch && !self.oom.is_expandable)
@@ -182,7 +185,7 @@ impl Request<'_> {
                 Kind::NoBackward,
                 bytes,
                 format!(
-                    "activations of {} MiB are kept by forward passes that no backward pass followed; a training step kept {} MiB",
+                    "{} MiB of activations are kept by forward passes without a backward pass; a training step kept {} MiB",
                     mib(bytes),
                     mib(of_a_step)
                 ),
@@ -196,7 +199,7 @@ impl Request<'_> {
         let mut parts = parts.ranked();
         parts.truncate(NAMED);
         let bytes = parts.first()?.1;
-        let named = parts.iter().map(|(name, bytes)| format!("{} {}", clean(name), mib(*bytes)));
+        let named = parts.iter().map(|(name, bytes)| format!("{} {}", escape(name), mib(*bytes)));
         let what = format!(
             "what the program holds at one time does not fit: {} MiB; {} MiB more were requested",
             named.collect::<Vec<_>>().join(" + "),

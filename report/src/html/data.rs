@@ -215,6 +215,7 @@ fn process(
         pid: run.process.pid,
         rank: run.process.claims.get("rank").map(|rank| escape(rank)),
         heading: words.heading,
+        verdict: words.verdict,
         warnings: words.warnings,
         coverage: words.coverage,
         covered: run.coverage.covered,

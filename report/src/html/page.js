@@ -78,7 +78,9 @@ function verdict(process, device) {
   const used = row.bytes[1] ?? row.bytes[0];
   const said = used === null ? (device.peak_tracked === null ? "" : `Tracked ${withUnit(device.peak_tracked)}${size} at its peak.`)
     : `It used ${withUnit(used)}${size}${row.bytes[1] === null ? " at the end." : ` at the peak${process.covered ? " of what is tracked" : ""}, ${time(process.clock, device.peak_t)}.`}`;
+  const isWell = process.verdict[0]?.startsWith("no problem");
   return [
+    process.verdict.map((line) => h("p", isWell ? {} : { class: "alert", role: "note" }, h("bdi", {}, line))),
     process.ending ? h("p", { class: "alert", role: "note" }, h("b", {}, "How it ended: "), h("bdi", {}, process.ending)) : null,
     last ? h("p", { class: "alert", role: "note" }, h("b", {}, last.kind === "oom" ? "Memory ran out. " : "Memory may have run out. "), h("bdi", {}, last.lines[0] ?? ""), " ", h("bdi", {}, last.lines.findLast((line) => line.startsWith("verdict"))?.replace(/^verdict\s+/, "— ") ?? ""), " ",
       h("a", { href: "#oom" }, "the record")) : null,

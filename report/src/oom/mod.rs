@@ -316,7 +316,7 @@ fn place(oom: &Oom) -> Vec<String> {
 }
 
 /// Returns the innermost frame of the program's own code, such as `train.py:212`.
-fn frame(stack: &str) -> Option<String> {
+pub(super) fn frame(stack: &str) -> Option<String> {
     let frames: Vec<Vec<&str>> = stack.lines().map(|line| line.split('\t').collect()).collect();
     let is_own = |frame: &&Vec<&str>| {
         frame.get(1).is_some_and(|file| !file.contains("-packages/") && !file.starts_with('<'))

@@ -117,6 +117,8 @@ fn filled(width: Option<usize>, fill: &dyn Fn(&mut Lines)) -> Vec<String> {
 /// Text of a report outside its tables, for other output forms.
 pub(super) struct Words {
     pub heading: String,
+    /// What a reader should know first.
+    pub verdict: Vec<String>,
     pub warnings: Vec<String>,
     /// Source and end of the run, and how complete its numbers are.
     pub coverage: Vec<String>,
@@ -129,9 +131,11 @@ pub(super) fn words(report: &Report<'_>) -> Words {
     let part = |fill: &dyn Fn(&mut Lines)| filled(None, fill);
     let heading = escape(&prose::heading(report));
     let warnings: Vec<String> = prose::warnings(report.run).iter().map(|line| escape(line)).collect();
-    // The head begins with the heading and the warnings, on one line each.
-    let coverage = part(&|out| prose::head(report, times, out)).split_off(1 + warnings.len());
+    let verdict: Vec<String> = prose::verdict(report).iter().map(|line| escape(line)).collect();
+    // The head begins with the heading, the verdict and the warnings, on one line each.
+    let before = 1 + verdict.len() + warnings.len();
+    let coverage = part(&|out| prose::head(report, times, out)).split_off(before);
     let devices = report.run.devices.iter();
     let facts = devices.map(|device| part(&|out| facts::facts(report, device, times, out))).collect();
-    Words { heading, warnings, coverage, facts, tail: part(&|out| prose::tail(report, out)) }
+    Words { heading, verdict, warnings, coverage, facts, tail: part(&|out| prose::tail(report, out)) }
 }

@@ -3,7 +3,7 @@
 
 use crate::labels::{device_title, exit, label};
 use crate::lines::{Lines, in_brackets};
-use crate::{By, Report, growth, own};
+use crate::{By, Report, findings, growth, own};
 use gpumem_model::escape::escape;
 use gpumem_model::layers;
 use gpumem_model::owner::Owner;
@@ -15,6 +15,7 @@ use gpumem_model::window::{Window, WindowKind};
 pub(super) fn head(report: &Report<'_>, times: Times, out: &mut Lines) {
     let run = report.run;
     out.prose(&heading(report));
+    verdict(report).iter().for_each(|line| out.prose(line));
     warnings(run).iter().for_each(|line| out.prose(line));
     out.prose(&provenance(run, times));
     if let Some(window) = report.window {
@@ -92,6 +93,11 @@ pub(super) fn heading(report: &Report<'_>) -> String {
         devices => parts.push(format!("{} GPUs", devices.len())),
     }
     parts.join("  ")
+}
+
+/// Returns the conclusions about the whole run; a part of its life has none.
+pub(super) fn verdict(report: &Report<'_>) -> Vec<String> {
+    if report.window.is_some() { Vec::new() } else { findings::text::lines(report) }
 }
 
 /// Returns the reasons why the sums are too low; each gets a line at the top.

@@ -1,0 +1,83 @@
+//! The conclusions as lines for the top of a report.
+
+use super::{Findings, Outcome, decisive};
+use crate::labels::exit;
+use crate::{Report, oom};
+use gpumem_model::escape::escape;
+use gpumem_model::run::{Fate, State};
+use gpumem_model::time::Times;
+use gpumem_model::units::thousands;
+
+/// Returns how the run ended, and then the findings, a line each. For a run that gpumemd itself has observed without losses and
+/// that has no finding, the line says so and names the largest part of its memory.
+pub fn lines(report: &Report<'_>) -> Vec<String> {
+    let conclusions = Findings::of(report);
+    let times = Times::of(report.run);
+    let mut lines: Vec<String> = outcome(report, &conclusions, times).into_iter().collect();
+    for (number, finding) in (1..).zip(&conclusions.findings) {
+        let advice = finding.advice.as_ref().map(|advice| format!(" ({advice})")).unwrap_or_default();
+        let device = match report.run.devices.len() {
+            0 | 1 => String::new(),
+            _ => format!("GPU {}: ", finding.device),
+        };
+        lines.push(format!("{number}. {device}{}{advice}", finding.what));
+    }
+    if lines.is_empty() {
+        lines.extend(well(report));
+    }
+    lines
+}
+
+fn outcome(report: &Report<'_>, conclusions: &Findings, times: Times) -> Option<String> {
+    let (_, oom, _) = decisive(report)?;
+    let when = times.time(oom.time_ns);
+    match conclusions.outcome {
+        Outcome::OutOfMemory => {
+            let status = match oom.fate {
+                Fate::Fatal { status: Some(status), .. } => format!(", {}", exit(status)),
+                _ => String::new(),
+            };
+            let phase = oom.phase.as_deref().filter(|phase| *phase != "between");
+            let of = match (phase, &oom.tag) {
+                (Some(phase), Some(tag)) => format!(" in {phase} of {tag}"),
+                (Some(phase), None) => format!(" in {phase}"),
+                (None, Some(tag)) => format!(" by {tag}"),
+                (None, None) => String::new(),
+            };
+            let line = oom.stack.as_deref().and_then(oom::frame).map(|line| format!(" ({line})"));
+            let step = oom.step.map(|step| format!(", step {}", thousands(step)));
+            let place = [Some(of), line, step].into_iter().flatten().collect::<String>();
+            let free = oom
+                .free_bytes()
+                .map(|free| format!("; {} MiB were free", thousands(free.max(0) as u64 >> 20)));
+            Some(format!(
+                "OUT OF MEMORY at {when}{status}: {} MiB were requested{}{}",
+                thousands(oom.asked_bytes >> 20),
+                escape(&place),
+                free.unwrap_or_default()
+            ))
+        }
+        Outcome::Suspected => Some(format!("it may have run out of memory at {when}")),
+        Outcome::Survived => Some(format!("memory ran out at {when}, and the program went on")),
+        Outcome::Ended | Outcome::Running => None,
+    }
+}
+
+/// Returns the line for a run without a problem; `None` if too little is known to say so.
+fn well(report: &Report<'_>) -> Option<String> {
+    let run = report.run;
+    let is_known = run.coverage.covered && run.source.is_own() && !run.coverage.late;
+    let ended_well = match run.state {
+        State::Closed { status, .. } => status == Some(0),
+        State::Open | State::Rolled { .. } => true,
+        State::Interrupted => false,
+    };
+    let device = run.devices.iter().max_by_key(|device| device.peak.tracked_bytes)?;
+    let total = device.peak.used_bytes().or(device.peak.tracked_bytes).filter(|total| *total > 0)?;
+    let (name, bytes) = report.composition(&device.peak, report.by).ranked().into_iter().next()?;
+    (is_known && ended_well).then(|| {
+        let share = 100.0 * bytes as f64 / total as f64;
+        let what = format!("{} {} MiB", escape(&name), thousands(bytes.max(0) as u64 >> 20));
+        format!("no problem found; largest part at the peak: {what}, {share:.0} %")
+    })
+}
