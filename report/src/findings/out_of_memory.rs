@@ -1,10 +1,11 @@
 //! Why a request failed: each cause without which it would have fitted, with the bytes that it explains.
 
 use super::{Finding, Kind, Outcome, Severity, growth};
+use crate::oom::holder_name;
 use crate::{By, Composition, Report};
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
-use gpumem_model::run::{Device, Iteration, Moment, Oom, OomKind};
+use gpumem_model::run::{Device, Holder, Iteration, Moment, Oom, OomKind};
 use gpumem_model::units::{signed, thousands};
 use gpumem_wire::Role;
 
@@ -73,6 +74,11 @@ pub(super) fn causes(report: &Report<'_>, device: &Device, oom: &Oom, outcome: O
 }
 
 impl Request<'_> {
+    /// Returns the processes that held memory of the device, this one first.
+    fn holders(&self) -> &[Holder] {
+        self.oom.device.as_ref().map(|device| device.holders.as_slice()).unwrap_or_default()
+    }
+
     /// Returns whether the request would have fitted with so many more bytes.
     fn would_fit(&self, bytes: i64) -> bool {
         bytes > 0 && self.free.saturating_add(bytes) >= self.need
@@ -121,15 +127,23 @@ impl Request<'_> {
 
     fn other_processes(&self) -> Option<Finding> {
         let share = self.others as f64 / self.capacity.max(1) as f64;
+        let grown = |holder: &Holder| {
+            Some((holder.growth_bytes.filter(|bytes| *bytes > 0)?, holder.growth_ns?, holder_name(holder)))
+        };
+        let grown = self.holders().iter().skip(1).filter_map(grown).max_by_key(|(bytes, ..)| *bytes);
+        let grown = grown.map(|(bytes, in_ns, name)| {
+            format!("; {name} took {} MiB in the {} s before", mib(bytes), in_ns.div_ceil(1_000_000_000))
+        });
         self.would_fit(self.others).then(|| Finding {
             share,
             ..self.finding(
                 Kind::OtherProcesses,
                 self.others,
                 format!(
-                    "other processes hold {} MiB, {:.0} % of the device",
+                    "other processes hold {} MiB, {:.0} % of the device{}",
                     mib(self.others),
-                    share * 100.0
+                    share * 100.0,
+                    grown.unwrap_or_default()
                 ),
             )
         })

@@ -85,7 +85,7 @@ pub(super) fn growth(holder: &Holder, unit: Unit) -> Option<String> {
 }
 
 /// Returns `alice 41873`, or `another process` if others are hidden.
-pub(super) fn name(holder: &Holder) -> String {
+pub(crate) fn name(holder: &Holder) -> String {
     let user = holder.user.as_deref().map(escape);
     match (user, holder.pid) {
         (Some(user), 0) => user,

@@ -19,6 +19,7 @@ use gpumem_model::run::{Device, Fate, Oom, OomKind, Run};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, plural, signed, thousands};
 use holders::composition;
+pub(super) use holders::name as holder_name;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
