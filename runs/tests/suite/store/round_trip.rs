@@ -363,6 +363,7 @@ fn oom(cells: usize) -> impl Strategy<Value = Oom> {
                 is_expandable: is_unheard,
                 device,
                 is_unheard,
+                is_stalled: false,
             }
         })
 }
