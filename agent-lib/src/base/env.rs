@@ -102,6 +102,7 @@ fn program() -> String {
     comm.lines().next().map_or_else(String::new, |comm| format!("comm={comm}\n"))
 }
 
+/// Where the system's daemon listens.
 pub(crate) const SYSTEM_SOCKET: &str = "/run/gpumemd/agent.sock";
 
 /// The agent's settings, as read from the environment.

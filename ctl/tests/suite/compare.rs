@@ -89,7 +89,8 @@ fn the_gate_has_exit_codes_of_its_own() {
     assert_eq!(output.status.code(), Some(9));
     let message = stderr(&output);
     assert!(
-        message.contains("cannot judge tracked: B's tracked is not known (B: uncovered: no agent"),
+        message
+            .contains("cannot judge tracked: B's tracked is unknown (B: uncovered: the process has no agent"),
         "{message}"
     );
 }

@@ -11,6 +11,7 @@ use crate::rules::NO_TAG;
 use crate::{By, Report};
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Class, Device, Oom};
+use gpumem_model::timeline::Point;
 use gpumem_model::units::{plural, thousands};
 use std::collections::BTreeMap;
 
@@ -26,6 +27,8 @@ const MATERIAL_SHARE: f64 = 0.02;
 const MATERIAL_BYTES: f64 = 8.0 * 1_048_576.0;
 /// Growth over time counts only over at least this many seconds: a shorter program is still starting.
 const LEAST_SECONDS: f64 = 3.0;
+/// Most points of time that are judged: the judgement of n points takes n * n steps.
+const MOST_POINTS: usize = 64;
 /// Growth over time replaces the one by steps only if it is this many times larger.
 const CLEARLY_LARGER: f64 = 1.5;
 
@@ -117,10 +120,13 @@ impl<'r> Course<'r> {
     }
 
     /// Returns the fullest moments over time, without parameters and idle memory.
-    fn over_time(report: &'r Report<'_>, device: &Device, oom: Option<&Oom>) -> Option<Self> {
+    fn over_time(report: &'r Report<'_>, device: &'r Device, oom: Option<&Oom>) -> Option<Self> {
         let until_ns = oom.map_or(u64::MAX, |oom| oom.time_ns);
+        let points = &device.details.timeline.points;
+        let points: Vec<_> = points.iter().filter(|point| point.time_ns <= until_ns).collect();
+        let fullest = |points: &[&'r Point]| points.iter().copied().max_by_key(|point| point.tracked_bytes());
         let points: Vec<_> =
-            device.details.timeline.points.iter().filter(|point| point.time_ns <= until_ns).collect();
+            points.chunks(points.len().div_ceil(MOST_POINTS).max(1)).filter_map(fullest).collect();
         let first_ns = points.first()?.time_ns;
         let seconds = |time_ns: u64| (time_ns - first_ns) as f64 / 1e9;
         let mut course = Course::new(points.iter().map(|point| seconds(point.time_ns)).collect());
@@ -147,8 +153,13 @@ impl<'r> Course<'r> {
             (judgement.verdict == Verdict::Growing).then_some(judgement)
         };
         let parts = |series: &BTreeMap<&str, Vec<i64>>| {
-            let growing =
-                series.values().filter_map(|amounts| Some((judged(amounts, series.len())?, amounts)));
+            // What never moved by a material amount needs no judgement.
+            let moves = |amounts: &&Vec<i64>| {
+                let (least, most) = (amounts.iter().min(), amounts.iter().max());
+                least.zip(most).is_some_and(|(least, most)| most.saturating_sub(*least) as f64 >= material)
+            };
+            let growing = series.values().filter(moves);
+            let growing = growing.filter_map(|amounts| Some((judged(amounts, series.len())?, amounts)));
             growing
                 .map(|(judgement, amounts)| (self.added(&judgement, amounts), judgement))
                 .collect::<Vec<_>>()

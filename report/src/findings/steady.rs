@@ -56,7 +56,7 @@ pub(super) fn untrackable(report: &Report<'_>, device: &Device) -> Option<Findin
 
 pub(super) fn losses(report: &Report<'_>) -> Option<Finding> {
     let coverage = &report.run.coverage;
-    let is_partial = coverage.partial_state || coverage.partial_history;
+    let is_partial = coverage.partial_state || coverage.partial_history && coverage.lost > 0;
     is_partial.then(|| Finding {
         kind: Kind::Losses,
         severity: Severity::Note,

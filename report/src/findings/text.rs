@@ -1,6 +1,6 @@
 //! The conclusions as lines for the top of a report.
 
-use super::{Findings, Outcome, decisive};
+use super::{Findings, Kind, Outcome, decisive};
 use crate::labels::exit;
 use crate::{Report, oom};
 use gpumem_model::escape::escape;
@@ -14,7 +14,9 @@ pub fn lines(report: &Report<'_>) -> Vec<String> {
     let conclusions = Findings::of(report);
     let times = Times::of(report.run);
     let mut lines: Vec<String> = outcome(report, &conclusions, times).into_iter().collect();
-    for (number, finding) in (1..).zip(&conclusions.findings) {
+    // A report says which records are missing in lines of their own.
+    let findings = conclusions.findings.iter().filter(|finding| finding.kind != Kind::Losses);
+    for (number, finding) in (1..).zip(findings) {
         let advice = finding.advice.as_ref().map(|advice| format!(" ({advice})")).unwrap_or_default();
         let device = match report.run.devices.len() {
             0 | 1 => String::new(),
@@ -66,7 +68,9 @@ fn outcome(report: &Report<'_>, conclusions: &Findings, times: Times) -> Option<
 /// Returns the line for a run without a problem; `None` if too little is known to say so.
 fn well(report: &Report<'_>) -> Option<String> {
     let run = report.run;
-    let is_known = run.coverage.covered && run.source.is_own() && !run.coverage.late;
+    let coverage = &run.coverage;
+    let is_whole = !coverage.partial_state && !coverage.partial_history && coverage.blocked_by.is_none();
+    let is_known = coverage.covered && run.source.is_own() && !coverage.late && is_whole;
     let ended_well = match run.state {
         State::Closed { status, .. } => status == Some(0),
         State::Open | State::Rolled { .. } => true,
