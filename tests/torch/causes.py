@@ -6,6 +6,7 @@ The device has 16 GiB. A program that runs out of memory ends with PyTorch's err
 """
 
 import collections
+import signal
 import sys
 import time
 
@@ -229,7 +230,7 @@ def holder():
     """The other process of `other_tenant`."""
     kept = torch.empty(13 << 30, dtype=torch.uint8, device="cuda")
     print("holding", flush=True)
-    sys.stdin.read()
+    signal.pause()
     del kept
 
 

@@ -1,8 +1,9 @@
 //! Why a request failed: each cause without which it would have fitted, with the bytes that it explains.
 
 use super::{Finding, Kind, Outcome, Severity, growth};
+use crate::category::OTHERS;
 use crate::oom::holder_name;
-use crate::{By, Composition, Report};
+use crate::{By, Report};
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Device, Holder, Iteration, Moment, Oom, OomKind};
@@ -209,8 +210,12 @@ impl Request<'_> {
 
     /// What the program needs at one time does not fit.
     fn largest(&self, report: &Report<'_>) -> Option<Finding> {
-        let parts: Composition = report.composition(&self.held()?, By::Structure);
+        let parts = report.composition(&self.held()?, By::Structure);
+        let others = parts.others;
         let mut parts = parts.ranked();
+        parts.push((OTHERS.to_owned(), others));
+        parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        parts.retain(|(_, bytes)| *bytes > 0);
         parts.truncate(NAMED);
         let bytes = parts.first()?.1;
         let named = parts.iter().map(|(name, bytes)| format!("{} {}", escape(name), mib(*bytes)));
