@@ -6,15 +6,15 @@
 mod parse;
 
 use libfuzzer_sys::fuzz_target;
-use parse::Told;
+use parse::LogEvent;
 
 fuzz_target!(|bytes: &[u8]| {
     let text = String::from_utf8_lossy(bytes);
     if let Some(message) = parse::message(&text) {
         assert!(!message.contains('\n'));
-        let _ = parse::told(message);
+        let _ = parse::parse(message);
     }
-    let _ = parse::told(&text);
+    let _ = parse::parse(&text);
     let told = parse::harmless(&text);
     assert!(!told.chars().any(char::is_control) && told.chars().count() <= 300);
 
@@ -26,19 +26,23 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let name = &name[..end];
     let killed = format!("Out of memory: Killed process 4711 ({name}) total-vm:1kB, anon-rss:2kB, UID:0");
-    assert_eq!(parse::told(&killed), Some(Told::Killed { pid: 4711, in_group: Some(false) }), "{killed}");
+    assert_eq!(
+        parse::parse(&killed),
+        Some(LogEvent::Killed { pid: 4711, in_group: Some(false) }),
+        "{killed}"
+    );
     let limit = format!(
         "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/a,task_memcg=/a/b,task={name},pid=4711,uid=0"
     );
     assert_eq!(
-        parse::told(&limit),
-        Some(Told::Constraint { pid: 4711, group: Some("/a".into()) }),
+        parse::parse(&limit),
+        Some(LogEvent::Constraint { pid: 4711, group: Some("/a".into()) }),
         "{limit}"
     );
     let all = format!(
         "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/a,task={name},pid=4711,uid=0"
     );
-    assert_eq!(parse::told(&all), Some(Told::Constraint { pid: 4711, group: None }), "{all}");
+    assert_eq!(parse::parse(&all), Some(LogEvent::Constraint { pid: 4711, group: None }), "{all}");
     let xid = format!("NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name={name}, Ch 00000008");
-    assert_eq!(parse::told(&xid), Some(Told::Xid { pid: Some(4711), xid: 31 }), "{xid}");
+    assert_eq!(parse::parse(&xid), Some(LogEvent::Xid { pid: Some(4711), xid: 31 }), "{xid}");
 });

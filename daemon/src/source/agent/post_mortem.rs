@@ -5,9 +5,8 @@
 
 use super::frames::word;
 use super::memory::{Memory, Refusal};
-use crate::source::frame_of;
 use gpumem_wire::layout::Header;
-use gpumem_wire::{Body, Flags, Slot, Stamp, frame};
+use gpumem_wire::{Body, Flags, Record, Slot, Stamp, frame};
 
 /// Ring slots or live rows read at a time: 256 KiB.
 const PIECE: u64 = 4096;
@@ -162,7 +161,9 @@ pub(crate) fn names(memory: &Memory, header: &Header, from: u64) -> Result<Vec<u
 }
 
 fn one(time_ns: u64, body: Body<'_>) -> Vec<u8> {
-    frame_of(Stamp { time_ns, ..Stamp::default() }, body)
+    let mut frames = Vec::new();
+    Record { stamp: Stamp { time_ns, ..Stamp::default() }, body }.append_frame(&mut frames);
+    frames
 }
 
 fn frames_of(slots: &[Slot]) -> Vec<u8> {
