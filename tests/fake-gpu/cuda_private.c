@@ -1,4 +1,4 @@
-/* The oracle's interface: the program reports its own memory for the truth journal. A real driver has none of these
+/* The oracle's interface: the program reports its own memory for the truth journal. A real driver has no such
  * entry points; a program resolves them with dlsym. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Memory of other processes: IPC handles and external memory. The importer is charged only cost.import_percent of it.
- * */
+/* Memory of other processes: IPC handles and external memory. The importer is charged only cost.import_percent of the
+ * bytes. */
 #include <string.h>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-/* The simulated machine: one file that every process of it maps (path: $GPUMEM_SIM).
+/* The simulated machine: one file that all its processes map (path: $GPUMEM_SIM).
  *
  * It holds the state that a kernel driver would know: devices, memory by process and device, faults. Addresses, streams
  * and pools belong to each process and live in its libcuda.

@@ -90,7 +90,7 @@ fn each_allocation_is_attributed_to_its_library() {
     }
     println!("{printed:?}");
     for (&(stack, caller), names) in &printed {
-        // One library is unloaded when its name is looked up.
+        // One library is already unloaded when its name is resolved.
         let gone = |name: &str| caller == LATER && name == "(a library that is gone)";
         let right = |name: &str| name.ends_with(NAMES[caller as usize]) || gone(name);
         let (total, known): (u64, u64) = names.iter().fold((0, 0), |(total, known), (name, count)| {

@@ -200,8 +200,8 @@ fn pool_that_grows_twice_at_once() {
     scene.end(&mut [&mut mixer]);
 }
 
-/// The growth of a pool is known once the pool was queried after the allocation, and its shrinking once it was queried
-/// after the trim. A reading in between is torn, and its bounds include the difference.
+/// A query of the pool after the allocation shows its growth, and one after the trim shows its shrinking. A reading in between
+/// is torn, and its bounds include the difference.
 #[test]
 fn pool_with_slow_attribute_queries() {
     let mut scene = Scene::new(&["cuda.pool_step=32M", "latency=sleep"]);

@@ -59,7 +59,7 @@ fn runs_of_a_stopped_daemons_time(limit: &str) {
         };
         trainers.iter().all(|(pid, _)| is_there(*pid)).then_some(())
     });
-    // It writes what it has of processes whose agents it still waits for.
+    // At its end the daemon also writes the runs of processes whose agents it still waits for.
     daemon.stop();
     let runs = list(&daemon);
     for (pid, is_well) in trainers {

@@ -1,4 +1,4 @@
-//! Pictures of runs, and other tools' renderings of them: every sum, every letter, and no overlapping text.
+//! Pictures of runs, and renderings by other tools: every sum, every letter, and no overlapping text.
 use gpumem_import::read_file;
 use gpumem_model::run::{Cell, Class, Clock, Fate, Iteration, Mark, Oom, OomKind, Run, Source};
 use gpumem_model::timeline::Point;

@@ -42,7 +42,7 @@
 //!
 //! # Crowds (`crowd`)
 //!
-//! Programs that end within milliseconds, 200 of them started in a second, hand-made and with the agent; and programs
+//! Programs that end within milliseconds, started at 200 a second, hand-made and with the agent; and programs
 //! that all live at once. Each has a run. `GPUMEM_SOAK_PROGRAMS=10000` sets the number; 10,000 live ones need 30,300
 //! open files (`ulimit -n`).
 mod crowd;

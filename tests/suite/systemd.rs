@@ -16,9 +16,9 @@ use std::time::{Duration, Instant, SystemTime};
 const MACHINE: &str = "/dev/shm/machine";
 const TRUTH: &str = "/dev/shm/truth";
 const CONFIG: &str = "/etc/gpumemd/gpumemd.toml";
-/// Limit of a restart until everything is known again, on an idle machine.
+/// Limit for a restart to restore the complete state, on an idle machine.
 const RESTARTED: Duration = Duration::from_millis(500);
-/// As the test sets it: what a stopped daemon may take longer.
+/// Watchdog timeout that the test sets; a stopped daemon's restart may take that much longer.
 const WATCHDOG: Duration = Duration::from_secs(1);
 /// Allowed delay of systemd's timers: here the watchdog's and `RestartSec`'s.
 const SLACK: Duration = Duration::from_millis(250);
@@ -132,7 +132,7 @@ impl Node {
         self.ask("/v1/runs")?.as_array()?.iter().find(|run| run["process"]["pid"] == self.pid).cloned()
     }
 
-    /// Waits until the job's memory is known to the byte: its agent has sent its whole state, and there is a sample.
+    /// Waits until the job's memory is fully covered: its agent has sent its whole state, and there is a sample.
     fn until_covered(&self) {
         let mut coverage = None;
         let deadline = Instant::now() + Duration::from_secs(30);

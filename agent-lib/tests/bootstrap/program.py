@@ -88,7 +88,7 @@ def names():
     del early, late, optimizer
     gc.collect()
     assert len(core.modules.known) == known - 6, core.modules.known
-    # What a compiler makes has the name of the module that is compiled, and takes no name from anybody.
+    # A module made by a compiler has the name of the compiled module, and changes no other module's name.
     net, compiled = Net(), GraphModule()
     assert net._wrapped_call_impl.__func__.__code__ is compiled._wrapped_call_impl.__func__.__code__
     compiled.first = net.first
@@ -154,7 +154,7 @@ def interrupt():
     """Ctrl-C while our code runs is the program's."""
     from torch.nn.modules import module
 
-    # Whoever runs us in the background may have it ignored.
+    # A shell that runs this program in the background may have set SIGINT to be ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     register, met = module.register_module_module_registration_hook, []
 

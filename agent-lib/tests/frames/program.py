@@ -485,7 +485,7 @@ for file in ("short.py", "/a" * 150 + "/long.py", "\u00e9.py", "\u5b57" * 200 + 
 small = ctypes.create_string_buffer(40)
 check("little room", agent.gpumem_here(small, len(small)) < 40, True)
 
-# Anything, on several threads at once, while others look at them.
+# Random calls on several threads, while other threads read their frames.
 stop = threading.Event()
 
 

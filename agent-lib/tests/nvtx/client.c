@@ -28,7 +28,7 @@ struct attributes {
 };
 
 static function core[CORE_SIZE], core2[CORE2_SIZE];
-/* Places beyond what is offered: nobody may write there. */
+/* Each table has one place more than it offers, which must stay unwritten. */
 static function *core_table[CORE_SIZE + 1], *core2_table[CORE2_SIZE + 1];
 static int state; /* 0 fresh, 1 injected, 2 without */
 static uint32_t told_version;

@@ -37,7 +37,7 @@ void through(driver *drive, callback *call, word address) {
 }
 ";
 
-/// Where the temporary libraries allocate; one of them a byte higher, and two bytes higher after the table was updated.
+/// Address of the temporary libraries' allocations. Bit 0 gives the library; bit 1 is set after an update of the table.
 const PASSING: u64 = 0x6000_0000_0000;
 
 type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
@@ -67,7 +67,7 @@ impl Loaded {
 
     /// Allocates and frees at `address`.
     fn through(&self, driver: &Loaded, address: u64) {
-        // SAFETY: functions of these libraries with these types.
+        // SAFETY: these libraries' functions have these types.
         unsafe {
             let through = std::mem::transmute::<*mut c_void, Through>(self.symbol(c"through"));
             through(driver.symbol(c"drive"), gpumem::sources::cupti::callback, address);

@@ -32,7 +32,7 @@ impl Drop for File {
     }
 }
 
-/// Reads it; what is read must add up, and what is not must say why.
+/// Imports `bytes` and checks that every run adds up. A refusal must be one line that names the file.
 fn read(bytes: &[u8], forced: Option<&'static Format>) -> Result<Vec<Run>, String> {
     let file = File::new(bytes);
     let start = Instant::now();

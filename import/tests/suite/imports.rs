@@ -1,5 +1,5 @@
-//! Importers on files made here: what they read, what they say they cannot know, and what they make of files that are
-//! cut, damaged or not theirs.
+//! Importers on generated files: the runs that they read, their caveats about missing facts, and their handling of files
+//! that are cut, damaged or of another format.
 use gpumem_import::{FORMATS, format, read_file};
 use gpumem_model::run::{Run, State};
 use gpumem_report::rules::Groupings;
@@ -179,7 +179,7 @@ fn page_locked_rows_lie_beside_the_device() {
     assert_eq!((first.ordinal, second.ordinal), (0, 1));
     assert_eq!(first.last.tracked_bytes, Some(28_672));
     assert_eq!(first.beside.pinned_bytes, 1000);
-    // What the writer took off for them comes back to what is not tracked.
+    // The writer subtracted the pinned bytes from the untracked memory; the importer adds them again.
     assert_eq!(first.last.untrackable_bytes, Some(1_048_576 + 1000));
     assert_eq!(first.last.used_bytes(), Some(28_672 + 1_048_576 + 1000));
     assert_eq!(second.last.used_bytes(), Some(12_288 + 2_097_152));

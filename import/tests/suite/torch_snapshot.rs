@@ -1,5 +1,5 @@
-//! PyTorch's snapshots: what is in them comes out, whatever its writer was; and nothing that a stranger puts into
-//! such a file does more than be refused.
+//! PyTorch's snapshots: the content is imported completely, for every version of the writer. Hostile content of such a
+//! file is refused without further effect.
 mod allocator;
 mod pickle;
 
@@ -452,7 +452,7 @@ fn quickly<T>(what: &str, run: impl FnOnce() -> T) -> T {
     value
 }
 
-/// A list in a memo place, with the same item so many times.
+/// Pickles a list of `times` equal items and stores it in the memo at `place`.
 fn repeated(place: u8, item: &[u8], times: usize) -> Vec<u8> {
     [&b"]("[..], &item.repeat(times), b"eq", &[place]].concat()
 }

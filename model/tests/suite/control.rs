@@ -1,4 +1,4 @@
-//! Answers of the control API: what is written is read as it was, and so is what another version writes.
+//! Answers of the control API: each survives a round trip, and answers of other versions are readable.
 use gpumem_model::control::*;
 use proptest::prelude::*;
 use serde::{Serialize, de::DeserializeOwned};

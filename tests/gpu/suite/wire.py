@@ -167,7 +167,7 @@ class Account:
     def on_Bye(self, r):
         self.bye = True
 
-    # what it comes to
+    # sums of the live rows
 
     def bytes_by_kind(self):
         sums = defaultdict(int)

@@ -73,7 +73,7 @@ pub mod memfd {
     pub fn fetch_to_read<T>(_: &T) {}
 }
 
-/// What they need of agent-lib/src/base/row.rs.
+/// The parts of agent-lib/src/base/row.rs that these sources use.
 pub mod row {
     /// Spreads two numbers over 64 bits.
     pub fn mix(a: u64, b: u64) -> u64 {

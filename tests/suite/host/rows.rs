@@ -79,7 +79,7 @@ impl Row {
 }
 
 /// Trainings with unmodified wheels of PyTorch, if available. These are the slowest rows, so they start first. Each
-/// takes a processor for 3 s, half of it to load PyTorch, and waits 10 s more for its workers. One training meets each
+/// takes a processor for 3 s, 1.5 s to load PyTorch, and waits 10 s more for its workers. One training meets each
 /// state of the daemon.
 pub fn trainings() -> Vec<Row> {
     let some: [(_, _, _, &[&str]); 3] = [

@@ -5,7 +5,7 @@ use gpumem_tests::live::{Daemon, Job, until};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Limit from the start of a new process, once descriptors are available again, until it is known to the byte.
+/// Limit for tracking every byte of a new process, from its start, once descriptors are available again.
 const SOON: Duration = Duration::from_secs(1);
 
 fn limit(pid: u32, files: usize) {
@@ -16,7 +16,7 @@ fn limit(pid: u32, files: usize) {
     assert!(status.success());
 }
 
-/// Frees descriptors, and waits until a process that is started then is known. Adds it to `jobs`.
+/// Frees descriptors, starts a process, adds it to `jobs`, and returns the time until it is fully tracked.
 fn recovery(node: &Node, jobs: &mut Vec<Job>) -> Duration {
     limit(node.daemon.job.pid(), 1024);
     let since = Instant::now();

@@ -130,7 +130,7 @@ fn driver_installed_later_is_found() {
     until(60, "a source that is up", || up().filter(|up| *up == 1.0));
 }
 
-/// NVML's codes, each with a word of the reason and one of the remedy.
+/// NVML's codes, each with a part of the expected reason and of the expected remedy.
 const CODES: [(u32, &str, &str); 16] = [
     (1, "not initialised", "opens the library again"),
     (2, "invalid argument", "MIG partition"),

@@ -227,7 +227,7 @@ fn each_cell_of_the_table() {
         "POST /v1/nvml/release?for_s=1".to_owned(),
     ];
     let requests: Vec<&str> = requests.iter().map(String::as_str).collect();
-    // Who sees all, who may control a process of root, who may close NVML.
+    // User, whether all users' data is visible, status of controlling root's process, status of closing NVML.
     let table = [
         (OTHER, false, 404, 403),
         (MADE_UP, false, 404, 403),

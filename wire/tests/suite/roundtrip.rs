@@ -1,4 +1,4 @@
-//! Whatever a record says survives every container, and whatever bytes a stranger sends are an answer,
+//! Every field of a record survives every container. Arbitrary bytes of a peer give a result,
 //! never a panic. The bytes themselves are fixed by tests/golden/wire.
 
 use gpumem_wire::frame::{self, Error, MAX_FRAME_BYTES, PREFIX_BYTES};

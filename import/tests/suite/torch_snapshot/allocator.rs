@@ -1,5 +1,5 @@
-//! PyTorch's caching allocator in small: segments, blocks that are split and join again, frees that wait for a stream, and a
-//! history of all it does. It knows what was in use at every moment, which is what a snapshot of it is held against.
+//! A small model of PyTorch's caching allocator: segments, blocks that split and merge, and frees that wait for a stream.
+//! It keeps a history with the bytes in use after every entry. Tests compare an imported snapshot with that history.
 
 use super::pickle::{Value, dict};
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ struct Block {
     line: i64,
 }
 
-/// What was in use after an entry.
+/// Bytes in use after an entry of the history.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sums {
     pub reserved: u64,
