@@ -95,7 +95,7 @@ impl Node {
         job
     }
 
-    /// Waits until every byte of these processes is accounted for.
+    /// Waits until the daemon accounts for every byte of `jobs`.
     fn until_covered(&self, jobs: &[&Job]) {
         let pid = |job: &Job| format!("pid=\"{}\"", job.pid());
         until(30, "all known to the last byte", || {

@@ -192,7 +192,7 @@ def logits_too_large():
 
 
 def second_optimizer():
-    """The state of a second optimizer does not fit beside the first."""
+    """The state of a second optimizer does not fit while the first exists."""
     with torch.device("cuda"):
         model = Net(width=4096, depth=6)
     first = trained(model, 5, rows=64, width=4096)

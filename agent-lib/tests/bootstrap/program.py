@@ -46,7 +46,7 @@ class Leaf(nn.Module):
 
 
 class GraphModule(nn.Module):
-    """As torch.fx has them: each is of a class of its own."""
+    """A module as in torch.fx: each instance has a separate class."""
 
     def __new__(cls, *_):
         return object.__new__(type("Traced", (cls,), {}))
@@ -115,7 +115,7 @@ def names():
 
 
 def unread():
-    """Without a GIL nobody reads frames; all else is as ever, and threads may come at once."""
+    """Without a GIL no frames are read; everything else works, and threads may start at the same time."""
     assert library.InitializeInjection() == 1
     until("our code", lambda: begun() is not None and begun().calibrated is not None)
     core = begun()

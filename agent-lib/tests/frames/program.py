@@ -165,7 +165,7 @@ class Late:
 
 
 def ends():
-    """The interpreter is about to end, and a thread of it works on without its lock, deep in frames."""
+    """The interpreter is about to end while one thread still runs without the GIL, deep in frames."""
     program.work.argtypes = [ctypes.c_void_p]
     calls = u64.in_dll(program, "calls")
     function = ctypes.cast(agent.gpumem_here, ctypes.c_void_p)

@@ -115,7 +115,7 @@ class Report:
             os.replace(half, self.out / name)
 
     def pack(self):
-        """At the end and now and then: whoever is killed at a time limit leaves the packs so far."""
+        """Writes the packs, at the end and at intervals: a run killed at its time limit leaves the packs so far."""
         for old in self.out.glob("recordings-*.tar.gz"):
             old.unlink()
         for made in sorted((self.work / "out").glob("*")):
