@@ -1,4 +1,4 @@
-"""program.py LIBRARY WHAT: what our code does in this CPython, with a stand-in for PyTorch. WHAT: names, unread, interrupt or end."""
+"""program.py LIBRARY WHAT: the agent's Python code with a stand-in for PyTorch. WHAT: names, unread, interrupt or end."""
 
 import ctypes
 import gc
@@ -105,7 +105,7 @@ def names():
     assert net.traced(here) == "Net/traced forward", net.traced(here)
     del net, compiled, late
     gc.collect()
-    # On a thread that Python has not made the main one, too.
+    # Also on a thread other than the main one.
     found = []
     net = Net()
     thread = threading.Thread(target=lambda: found.extend(net()))
@@ -151,7 +151,7 @@ def unread():
 
 
 def interrupt():
-    """Ctrl-C while our code runs is the program's."""
+    """Ctrl-C while the agent's code runs reaches the program."""
     from torch.nn.modules import module
 
     # A shell that runs this program in the background may have set SIGINT to be ignored.
@@ -181,7 +181,7 @@ def interrupt():
 
 
 def end():
-    """The interpreter ends while it was asked to run our code."""
+    """The interpreter ends while the agent's code is scheduled to run."""
     net = Net()
     assert library.InitializeInjection() == 1
     time.sleep(float(sys.argv[3]))

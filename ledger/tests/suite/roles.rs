@@ -105,8 +105,8 @@ impl Train {
         self.s.ledger.iterations(KEY, 0).rows
     }
 
-    /// One iteration: forward keeps 100 and frees 10. Backward frees the 100, allocates and frees 20, and keeps 1000. The optimizer
-    /// uses 7 temporarily and frees the gradients at the end.
+    /// One iteration: forward keeps 100 and frees 10. Backward frees the 100, allocates and frees 20, and keeps 1000. The
+    /// optimizer uses 7 temporarily and frees the gradients at the end.
     fn iterate(&mut self) -> &mut Self {
         self.born("x", 5, Unknown).born("tmp", 10, Forward).born("act", 100, Forward).free("tmp");
         self.born("grad", 1000, Backward).born("inner", 20, Backward).free("act").free("inner");
