@@ -1,7 +1,7 @@
-/* The part of a program that NVIDIA's NVTX headers would be: the documented handshake with an injection library, and calls that
- * go through the tables it filled. Written from that contract; nothing of NVIDIA's is in here.
+/* Replaces NVIDIA's NVTX headers: the documented handshake with an injection library, and calls through the tables that it
+ * filled. Written from the documentation; it contains no code of NVIDIA's.
  *
- * VERSION2: as the older libnvToolsExt, with one place less and no version table. */
+ * VERSION2: like the older libnvToolsExt, with one function less and no version table. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
