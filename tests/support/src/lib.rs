@@ -83,7 +83,7 @@ pub fn alone<F: FnOnce()>(body: F) {
 /// Waits until `condition` returns something, and returns that.
 ///
 /// # Panics
-/// After [`DEADLINE`], with `what` was waited for.
+/// After [`DEADLINE`], with `what` in the message.
 #[track_caller]
 pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();

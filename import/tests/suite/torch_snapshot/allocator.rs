@@ -36,7 +36,7 @@ pub struct Allocator {
     segments: BTreeMap<u64, Segment>,
     next: u64,
     pub events: Vec<Value>,
-    /// After each event.
+    /// Bytes in use after each event.
     pub sums: Vec<Sums>,
     now: Sums,
     time_us: i64,
@@ -70,7 +70,7 @@ impl Allocator {
         self.sums.push(self.now);
     }
 
-    /// The first hole that is large enough.
+    /// Returns the first hole that is large enough.
     fn hole(&self, bytes: u64, is_small: bool) -> Option<(u64, u64, u64)> {
         self.segments.iter().filter(|(_, segment)| segment.is_small == is_small).find_map(
             |(&start, segment)| {
@@ -149,13 +149,13 @@ impl Allocator {
         self.now
     }
 
-    /// Bytes of blocks that wait for a stream.
+    /// Returns the bytes of blocks that wait for a stream.
     pub fn pending(&self) -> u64 {
         let blocks = self.segments.values().flat_map(|segment| segment.blocks.values());
         blocks.filter(|block| block.is_pending).map(|block| block.bytes).sum()
     }
 
-    /// The snapshot with the last `entries` of its history.
+    /// Returns the snapshot with the last `entries` of its history.
     pub fn snapshot(&self, entries: usize) -> Value {
         let segments = self.segments.iter().map(|(&address, segment)| {
             let block = |(&address, block): (&u64, &Block)| {
