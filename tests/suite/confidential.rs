@@ -1,4 +1,4 @@
-//! Confidential computing: which part of a process's bytes is protected.
+//! Confidential computing: the protected part of a process's bytes.
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::prometheus::{free_address, get};
 use gpumem_tests::live::{Daemon, Job, Machine, until};
