@@ -53,7 +53,7 @@ fuzz_target!(|bytes: &[u8]| {
     in_memory(how, rest);
 });
 
-/// Reads a mapped image whose headers and tables have arbitrary offsets. AddressSanitizer detects reads outside of it.
+/// Reads a mapped image whose headers and tables have arbitrary offsets. AddressSanitizer detects reads outside the image.
 fn in_memory(how: u8, bytes: &[u8]) {
     let mut from = bytes;
     let count = usize::from(how & 3) + 1;

@@ -1,6 +1,6 @@
-//! The observed program is never disturbed. Programs with every habit (tests/trainer/host_main.c and the files beside it) run in
+//! The observed program is never disturbed. Programs with every habit (tests/trainer/host*.c) run in
 //! every state of the daemon. Each cell of the table is compared with the same program without an agent: output, end, files,
-//! and the program's view of its own state.
+//! and the state that the program sees.
 mod cell;
 mod peers;
 mod rows;

@@ -37,7 +37,7 @@ use gpumem_tests::live::{Compared, Daemon, Job, Machine, replay, until};
 use std::net::SocketAddr;
 use std::process::Command;
 
-/// The samples of a family: labels as they are written, and value.
+/// Returns the samples of a family: labels as text, and value.
 fn family(text: &str, name: &str) -> Vec<(String, f64)> {
     let line = |line: &str| {
         let (labels, value) = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} ")?;
@@ -46,7 +46,7 @@ fn family(text: &str, name: &str) -> Vec<(String, f64)> {
     text.lines().filter_map(line).collect()
 }
 
-/// Lists as often as may be: faults are met soon.
+/// Configuration with the shortest list interval, so that faults are detected soon.
 const QUICK: &str = "[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\n";
 
 /// A machine and a daemon that is scraped.
@@ -73,7 +73,7 @@ impl Node {
         until(10, "an exposition", || get(self.address, "/metrics"))
     }
 
-    /// A series as it is written, with its labels.
+    /// Returns the value of a series, which is given with its labels.
     fn value(&self, series: &str) -> Option<f64> {
         let text = self.text();
         text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
@@ -105,13 +105,13 @@ impl Node {
         });
     }
 
-    /// Doctor's text, in lines.
+    /// Returns the output of `gpumemctl doctor`.
     fn doctor(&self) -> String {
         let output = self.daemon.ctl(&self.machine, &["doctor"]).output().expect("gpumemctl runs");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Clock ticks of the processor that the daemon has used.
+    /// Returns the CPU time of the daemon in clock ticks.
     fn cpu_ticks(&self) -> u64 {
         cpu_ticks(self.daemon.job.pid())
     }
@@ -120,8 +120,8 @@ impl Node {
         std::fs::read_dir(format!("/proc/{}/fd", self.daemon.job.pid())).expect("it lives").count()
     }
 
-    /// Ends the daemon, and holds every sample of this process against the machine's truth. Before that, a few lists while everything
-    /// is at rest: on a busy machine those so far may all have been torn.
+    /// Ends the daemon, and compares every sample of `pids` with the machine's truth. First it waits for a few lists
+    /// without changes, because on a busy machine all earlier ones may have been torn.
     fn compare(&mut self, pids: &[u32]) -> Compared {
         const LISTS: &str = "gpumemd_nvml_list_calls_total";
         let lists = self.value(LISTS).unwrap_or_default();

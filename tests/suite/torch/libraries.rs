@@ -28,7 +28,7 @@ fn name_difference(row: &Value, block: Option<&Block>, is_loaded: bool) -> Optio
     let role = OWNED.iter().find(|(name, _)| *name == kind).expect(kind).1;
     let is_right = block.is_some_and(|block| {
         let is_named = match kind {
-            // Named with the next step.
+            // It gets its name with the next step.
             "optimizer_state" if is_loaded => true,
             _ => block.tag == full,
         };
@@ -118,7 +118,7 @@ fn transformers_models_are_named_and_classified() {
     train(&["gpt2", "gpt2_checkpointed", "llama", "t5", "accelerate_bf16"]);
 }
 
-/// Parameters of the base model have today's path: behind its wrappers while there are any.
+/// Parameters of the base model have their current path, which includes its wrappers while they exist.
 #[test]
 fn peft_adapters_are_named_and_classified() {
     train(&["gpt2_lora", "gpt2_adapters", "gpt2_lora_checkpointed"]);

@@ -66,7 +66,7 @@ fn figures_stay_exact_for_unusual_programs() {
     }
 }
 
-/// Between the marks of out_of_memory: whether there was pressure, and how many ends.
+/// Returns, for each mark of out_of_memory, whether there was pressure, and the number of OOMs.
 fn running_out(path: &Path, pid: u32) -> Vec<(String, bool, usize)> {
     struct Reader {
         pid: u32,
