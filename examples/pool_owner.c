@@ -1,5 +1,5 @@
-/* An allocator of one's own, as a model server has it, that says what it does: memory from the driver's virtual memory management, blocks for weights and for the
- * cache, and a sleep in which the memory goes back while the blocks stay.
+/* An allocator as in a model server, which reports its pools and blocks. Its memory comes from the driver's virtual memory
+ * management; it holds weights and a cache. During sleep it returns the memory and keeps the addresses and the weights' block.
  *
  *     cc -I../agent-lib/include pool_owner.c -ldl -o pool_owner
  *     gpumemctl run -- ./pool_owner
@@ -68,14 +68,14 @@ int main(int argc, char **argv) {
     gpumem_push("kv-cache");
     gpumem_block_alloc(pool, slab, 16 * MIB, 1);
     gpumem_pop();
-    /* A pool inside: it carves pages from that one block, and counts instead of it. */
+    /* A nested pool, which carves pages from that block. Its pages are counted in place of the block. */
     cache = gpumem_pool_create("pages", 0, pool);
     gpumem_segment_add(cache, slab, 16 * MIB);
     page = slab;
     gpumem_push("kv-cache/request.7");
     gpumem_block_alloc(cache, page, 2 * MIB, 1);
     gpumem_pop();
-    /* What it says of itself, and whether that is what it told. */
+    /* The pools' own totals, which the daemon compares with the reported blocks. */
     gpumem_pool_state(pool, SEGMENTS * SEGMENT, 40 * MIB);
     gpumem_pool_check(pool, 40 * MIB);
     gpumem_pool_check(cache, 2 * MIB);
@@ -89,8 +89,8 @@ int main(int argc, char **argv) {
     for (gauge = 1; gauge <= 3; gauge++) gpumem_pool_state(opaque, 8 * MIB, gauge * MIB);
     stop_at("awake", waits);
 
-    /* Sleep: the cache is dropped, the weights are kept (elsewhere), their addresses stay. Nothing has to be said of that: the driver's
-     * calls tell that the memory is gone. */
+    /* Sleep: the cache is dropped. The weights are saved elsewhere and keep their addresses. The unmapping needs no report:
+     * the agent sees the driver's calls. */
     gpumem_block_free(cache, page, 0);
     gpumem_segment_remove(cache, slab, 16 * MIB);
     gpumem_block_free(pool, slab, 0);

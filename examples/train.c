@@ -1,9 +1,9 @@
-/* A training loop that says what its memory is for, in C.
+/* A training loop in C that reports the purpose of its memory.
  *
  *     cc -I../agent-lib/include train.c -ldl -o train
  *     gpumemctl run -- ./train
  *
- * Without gpumemctl it runs just the same and says nothing. */
+ * Without gpumemctl it runs the same and reports nothing. */
 #include "cuda.h"
 #include "gpumem.h"
 

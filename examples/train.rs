@@ -84,7 +84,7 @@ struct Cuda {
 
 impl Cuda {
     fn begin() -> Self {
-        // SAFETY: functions of the CUDA driver with their types, and places for what they give.
+        // SAFETY: the functions have the CUDA driver's types, and the pointers point to their results.
         unsafe {
             let driver = dlopen(c"libcuda.so.1".as_ptr(), RTLD_NOW);
             assert!(!driver.is_null(), "no CUDA driver");

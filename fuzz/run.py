@@ -32,29 +32,29 @@ COVERAGE = [
     "-Cllvm-args=-sanitizer-coverage-level=4",
     "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
     "-Cllvm-args=-sanitizer-coverage-pc-table",
-    # Counters of functions that a target does not have would be kept, and cleared and read each time: nine in ten.
+    # Removes the counters of unused functions, nine in ten, which each run would clear and read.
     "-Clink-arg=-Wl,-z,start-stop-gc",
 ]
 COMPARISONS = "-Cllvm-args=-sanitizer-coverage-trace-compares"
 # Maximum input size in bytes for --quick, except for formats that need more.
 SHORT = 256
 WHOLE = {"import_run", "control_answer"}
-# Longest input that is tried, where 2048 bytes are not right.
+# Maximum input size in bytes; 2048 for other targets.
 LONGEST = {"wire": 1024, "stream": 1024, "kernel_log": 512, "proc": 512, "who": 1024, "packed": 512, "ledger": 2048, "import_run": 4096, "control_answer": 4096,
            "typed": 64, "maps": 512, "store": 512, "prometheus": 2048}
-# Which samples of others are seeds of a target.
+# Third-party sample files that seed a target.
 SAMPLES = {
     "import_tbd_log": "tbd-log/*", "import_mxnet2_csv": "mxnet2-csv/*", "import_mxnet1_trace": "mxnet1-trace/*.json",
     "import_mxnet1_table": "mxnet1-trace/*.md", "import_tbd_analysis": "tbd-analysis/*",
     "import_tbd_mem_csv": "pytorch-mem-profiler-csv/*", "import_nvidia_smi_csv": "nvidia-smi-csv/*",
     "import_torch_snapshot": "pytorch-snapshot/*", "import_guess": "*/*",
 }
-# Of a sample, so much from its beginning, its middle and its end: mutating megabytes finds nothing.
+# Bytes used from a sample's beginning, middle and end, because mutating megabytes finds nothing.
 PIECE = 900
 
 
 def targets():
-    """Name -> the features that it needs."""
+    """Returns each target's name with the features that it needs."""
     all = tomllib.loads((HERE / "Cargo.toml").read_text())["bin"]
     return {one["name"]: one.get("required-features", []) for one in all}
 
@@ -71,7 +71,7 @@ def build(names, folder, args):
     counted = ROOT / "runs" if folder.name == "quick-runs" else ROOT
     env = dict(os.environ, CARGO_TARGET_DIR=str(folder), CARGO_ENCODED_RUSTFLAGS="-Zsanitizer=address" if sanitize else "")
     coverage = COVERAGE if args.quick else [*COVERAGE, COMPARISONS]
-    # Counting in crates of others costs three quarters of the time and leads to their code instead of ours.
+    # Instrumenting third-party crates takes three quarters of the time, and steers inputs to their code instead of ours.
     env.update(RUSTC_WRAPPER=str(HERE / "counted.sh"), FUZZ_COUNTED=str(counted), FUZZ_FLAGS=" ".join(coverage))
     env.update({"RUSTC_BOOTSTRAP": "1"} if sanitize else {})
     command = [os.environ.get("CARGO", "cargo"), "build", "-q", "--release", "--target", TRIPLE]
@@ -83,7 +83,7 @@ def build(names, folder, args):
 
 
 def golden():
-    """A frame of each kind of record, as released versions wrote them."""
+    """Returns a recording's header and one frame for each kind of record, as released versions wrote them."""
     lines = (ROOT / "tests/golden/wire/v1.txt").read_text().splitlines()
     found = dict(line.rsplit(" ", 1) for line in lines)
     frames = [bytes.fromhex(text) for name, text in found.items() if name.split()[0].isdigit()]
@@ -95,7 +95,7 @@ def keep(folder, content):
 
 
 def seeds(name):
-    """Folders of a target's seeds: the corpus first, which is what libFuzzer adds to."""
+    """Returns the folders of a target's seeds. The corpus is first, because libFuzzer adds inputs to the first folder."""
     corpus, sampled = OUT / "corpus" / name, OUT / "samples" / name
     for folder in (corpus, sampled):
         folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def run(name, program, args):
     before = set(crashes.iterdir())
     log = OUT / f"{name}.log"
     with open(log, "wb") as out:
-        # SQLite has two tables of one name in two of its files, which are one file here.
+        # SQLite defines two tables of the same name, which AddressSanitizer would report.
         env = dict(os.environ, ASAN_OPTIONS="detect_odr_violation=0")
         ended = subprocess.run(command + [str(folder) for folder in seeds(name)], stdout=out, stderr=out, cwd=OUT, env=env)
     text = log.read_text(errors="replace")
@@ -170,7 +170,7 @@ def rows(text):
 
 
 def record(name, done):
-    """Adds to the row of a target; its words are written by people."""
+    """Updates runs and edges in a target's row. Its description is written manually."""
     text = TABLE.read_text()
     cells = rows(text).get(name)
     if cells is None:

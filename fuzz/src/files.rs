@@ -8,7 +8,7 @@ use gpumem_runs::input::{Error, Input};
 use std::io::Cursor;
 use std::path::Path;
 
-/// The name that files have here.
+/// File name that is passed to the importers.
 pub const NAME: &str = "input";
 
 /// Imports bytes as a file of that format, in bounded memory: `fixed` plus `per_byte` for each byte. The run's sums
@@ -38,12 +38,12 @@ fn told(error: &Error) {
     harmless(&text);
 }
 
-/// One line, and nothing that a terminal acts on.
+/// Asserts that `text` is one line without control characters.
 pub fn harmless(text: &str) {
     assert_eq!(escape(text), *text, "a sentence is harmless");
 }
 
-/// What holds of every run.
+/// Asserts the invariants of every run.
 pub fn sound(run: &Run) {
     for device in &run.devices {
         for moment in [&device.last, &device.peak] {

@@ -1,4 +1,4 @@
-//! What the targets have in common: a bound on memory, and what must hold of whatever was read.
+//! Shared by the targets: a limit on memory, and assertions about everything that was read.
 
 #[cfg(feature = "runs")]
 mod files;
@@ -11,7 +11,7 @@ pub use files::{NAME, harmless, import, sound};
 #[cfg(feature = "runs")]
 pub use views::{shown, tamed};
 
-/// A number from the front of bytes, little-endian; zero bytes follow their end.
+/// Takes a little-endian number from the front of the bytes. Missing bytes count as zero.
 pub fn number(bytes: &mut &[u8], len: usize) -> u64 {
     let (front, rest) = bytes.split_at(len.min(bytes.len()));
     *bytes = rest;

@@ -8,7 +8,7 @@ thread_local! {
     static MOST: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// The system's, counting.
+/// The system's allocator, with a count of live bytes.
 struct Counting;
 
 fn add(bytes: usize) {
@@ -17,7 +17,7 @@ fn add(bytes: usize) {
         live.get()
     });
     let most = MOST.with(Cell::get);
-    // Freeing an older allocation inside makes the count wrap, which is not an allocation.
+    // Freeing an allocation from before `bounded` makes the count wrap below zero. That is not an excess.
     if live > most && live < usize::MAX / 2 {
         MOST.with(|most| most.set(usize::MAX));
         panic!("{live} bytes are live, {most} are allowed");
@@ -55,7 +55,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Does it with at most so many bytes live beyond those of now, on this thread.
+/// Runs `work`, which may have at most `most` more live bytes than now on this thread. Panics beyond that.
 pub fn bounded<T>(most: usize, work: impl FnOnce() -> T) -> T {
     LIVE.with(|live| live.set(0));
     MOST.with(|limit| limit.set(most));

@@ -1,4 +1,4 @@
-//! Views of runs that nothing has checked: from a daemon that may lie, or a store that is damaged.
+//! Views of unvalidated runs: from a hostile daemon or a damaged store.
 
 use crate::harmless;
 use gpumem_model::run::Run;
@@ -22,7 +22,7 @@ pub fn tamed(value: Value) -> Value {
     }
 }
 
-/// What does not fit together is shown somehow, and harmless.
+/// Renders every view of an inconsistent run. Rendering must not panic, and its text must have no control characters.
 pub fn shown(run: &Run) {
     let report = Report::new(run, Groupings::preset(None).clone(), None);
     text(&report, Layout::default()).lines().for_each(harmless);

@@ -1,8 +1,8 @@
-//! Texts that the agent is given: what limits a recording, and messages of NVTX.
+//! Texts that the agent receives: limits of a recording, and messages of NVTX.
 #![no_main]
 #![allow(dead_code)]
 
-/// Where the agent has them.
+/// Paths of the agent's modules, as the included source expects them.
 mod base {
     pub use gpumem::base::c_text;
 }
@@ -53,7 +53,7 @@ fuzz_target!(|bytes: &[u8]| {
         let (same, again) = RecordingLimits::of_command(&said).expect("numbers");
         assert_eq!((same, again.steps, again.max_bytes), (path, limits.steps, limits.max_bytes));
     }
-    // A wide text as wchar_t has it; it ends with 0.
+    // A zero-terminated text of wchar_t.
     let mut wide: Vec<u32> =
         bytes.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect();
     wide.push(0);

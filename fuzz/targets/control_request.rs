@@ -4,7 +4,7 @@
 use gpumemd::view::{control, page};
 use libfuzzer_sys::fuzz_target;
 
-/// As gpumemctl does it.
+/// Percent-encodes a word as gpumemctl does.
 fn escaped(word: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$'()*+,;:@/".contains(&byte);
     let digit = |digit: u8| char::from(b"0123456789ABCDEF"[usize::from(digit)]);
@@ -29,7 +29,7 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(plain.len() <= text.len());
         assert_eq!(control::understood(&escaped(&plain)).2.as_deref(), Some(&*plain));
     }
-    // Any word comes through a query as it is.
+    // Any word survives encoding and parsing of a query.
     assert_eq!(control::understood(&escaped(&text)).2.as_deref(), Some(&*text));
     assert!(control::understood(&format!("job={}", escaped(&text))).0);
 

@@ -9,7 +9,7 @@ mod image;
 #[path = "../../agent-lib/src/naming/callers/symbols.rs"]
 mod symbols;
 
-/// Where the agent has it.
+/// Paths of the agent's modules, as the included sources expect them.
 mod base {
     pub(crate) use crate::elf;
     pub use gpumem::base::descriptor;
@@ -23,7 +23,7 @@ use std::cell::Cell;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Bytes as a file, and how often nothing was where it was read.
+/// Bytes as a file, and the number of reads that returned no bytes.
 struct File<'a>(&'a [u8], Cell<u32>);
 
 impl FileExt for File<'_> {
@@ -53,7 +53,7 @@ fuzz_target!(|bytes: &[u8]| {
     in_memory(how, rest);
 });
 
-/// A file that is mapped: program headers lead to tables, which lead anywhere. With AddressSanitizer a read outside is seen.
+/// Reads a mapped image whose headers and tables have arbitrary offsets. AddressSanitizer detects reads outside the image.
 fn in_memory(how: u8, bytes: &[u8]) {
     let mut from = bytes;
     let count = usize::from(how & 3) + 1;

@@ -4,11 +4,11 @@
 use gpumem_fuzz::import;
 use libfuzzer_sys::fuzz_target;
 
-/// Bytes that reading may take: so many, and so many for each of the file's.
+/// Bytes of memory that an import may use, plus `PER_BYTE` for each byte of the file.
 const FIXED: usize = 1 << 20;
 const PER_BYTE: usize = 2000;
 
-/// An exported run with these bytes as its body: its checksums fit, or nothing behind them would ever be reached.
+/// Returns an exported run with this body and valid checksums, so that the input reaches the code after the checksum test.
 fn exported(body: &[u8]) -> Vec<u8> {
     let sum = |piece: &[u8]| {
         piece.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
@@ -22,7 +22,7 @@ fn exported(body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-/// `import_tbd_log` is `tbd-log`; `import_guess` none.
+/// Returns the target's format: `tbd-log` for `import_tbd_log`, `None` for `import_guess`.
 fn format() -> Option<&'static str> {
     match env!("CARGO_BIN_NAME") {
         "import_recording" => Some("recording"),

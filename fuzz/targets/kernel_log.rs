@@ -1,4 +1,4 @@
-//! Records of the kernel's log: a name of a program is at most 15 bytes of anything, and is never taken for a pid.
+//! Records of the kernel's log. A program's name has at most 15 arbitrary bytes, and must not be parsed as a pid.
 #![no_main]
 #![allow(dead_code)]
 
@@ -18,7 +18,7 @@ fuzz_target!(|bytes: &[u8]| {
     let told = parse::harmless(&text);
     assert!(!told.chars().any(char::is_control) && told.chars().count() <= 300);
 
-    // A hostile name in each line that names a pid.
+    // A hostile name in each kind of line with a pid.
     let name: String = text.chars().filter(|one| *one != '\n' && *one != '\0').collect();
     let mut end = name.len().min(15);
     while !name.is_char_boundary(end) {

@@ -1,4 +1,5 @@
-//! Any records: sums stay sums. Bytes choose kinds and small numbers that meet each other, and now and then a large one.
+//! Arbitrary records keep the ledger's sums consistent. The input selects kinds and numbers: mostly small ones, which
+//! collide with each other, and sometimes a large one.
 #![no_main]
 
 #[path = "../../ledger/tests/suite/common/mod.rs"]
@@ -10,10 +11,10 @@ use gpumem_ledger::{Ledger, Origin, ProcessKey};
 use gpumem_wire::{Body, Record, SLOT_BYTES};
 use libfuzzer_sys::fuzz_target;
 
-/// More make no sequence that fewer do not.
+/// Maximum number of records. Longer sequences reach no further states.
 const MOST: usize = 200;
 
-/// A place of a slot: near others, large, or anything.
+/// Takes a 64-bit word of a slot: close to other words, large, or arbitrary.
 fn word(from: &mut &[u8]) -> u64 {
     let form = number(from, 1);
     let low = form & 15;

@@ -1,4 +1,4 @@
-//! /proc/PID/maps, environ and stat, as doctor reads those of others and the agent its own: names that programs give move nothing.
+//! /proc/PID/maps, environ and stat, as read by doctor and the agent. Hostile names in them must not shift other fields.
 #![no_main]
 #![allow(dead_code)]
 
@@ -57,7 +57,7 @@ fn pages(bytes: &[u8]) {
     assert!([1, 7, 64, 65].into_iter().all(|piece| read(piece) == whole));
 }
 
-/// A file's name that holds anything, and a name without a file, as the kernel writes them.
+/// Lines with a hostile file name, and with a hostile name without a file, as the kernel writes them.
 fn named(bytes: &[u8]) {
     let name: String = String::from_utf8_lossy(bytes).chars().filter(|one| !one.is_control()).collect();
     let line = "7f0000000000-7f0000001000 r-xp 00000000 00:00 0                          ";

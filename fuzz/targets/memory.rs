@@ -1,4 +1,4 @@
-//! What a dead agent left in its shared memory, which it may have written as it liked: reading it ends, in pieces of bounded size.
+//! Shared memory of a dead agent, with hostile content: reading it must end, in parts of bounded size.
 #![no_main]
 #![allow(dead_code)]
 
@@ -20,11 +20,11 @@ use rustix::io::pwrite;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
-/// Buffer size for its parts, in bytes.
+/// Bytes of the memory after the header.
 const BODY: usize = 4096;
 const FILE: usize = HEADER_BYTES + BODY;
 
-/// One for all runs: its size is sealed, its bytes are not.
+/// Returns the memory for all inputs. Its size is sealed, its content is not.
 fn file() -> &'static OwnedFd {
     static FD: OnceLock<OwnedFd> = OnceLock::new();
     FD.get_or_init(|| {
@@ -38,7 +38,7 @@ fn file() -> &'static OwnedFd {
 fuzz_target!(|bytes: &[u8]| {
     let mut from = bytes;
     let (how, last_seq) = (number(&mut from, 1), number(&mut from, 8));
-    // Small ones fit more often than not.
+    // Small numbers, because they usually fit into the memory.
     let header = Header {
         major: MAJOR,
         minor: MINOR,

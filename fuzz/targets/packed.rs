@@ -1,4 +1,4 @@
-//! Packed lists of the store: bytes are such a list or none, and a list comes back as it was.
+//! Packed lists of the store: any bytes unpack or are refused, and an unpacked list survives a round trip.
 #![no_main]
 #![allow(dead_code)]
 
@@ -8,7 +8,7 @@ mod packed;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    // A point that differs in nothing is as large as the one before.
+    // A point equal to its predecessor is packed in few bytes, but unpacks to the same size.
     gpumem_fuzz::memory::bounded(4096 + 32 * bytes.len() * bytes.len().max(64), || {
         if let Some(points) = packed::unpack_points(bytes) {
             assert_eq!(packed::unpack_points(&packed::pack_points(&points)), Some(points));

@@ -14,7 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
         );
         let _ = stat.has_ended();
     }
-    // A name that holds anything, in a line as the kernel writes it.
+    // A name of arbitrary bytes, in a line as the kernel writes it.
     let name = &bytes[..bytes.len().min(15)];
     let mut line = b"4711 (".to_vec();
     line.extend_from_slice(name);

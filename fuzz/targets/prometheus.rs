@@ -1,4 +1,4 @@
-//! Addresses that are typed, what a Prometheus is asked, and its answers: samples, or why there are none; the members of a job from them.
+//! Queries to Prometheus and its answers: the samples or the error of an answer, and a job's members from the samples.
 #![no_main]
 #![allow(dead_code)]
 
@@ -20,7 +20,7 @@ use samples::{Sample, Wrong};
 use std::collections::BTreeSet;
 
 fuzz_target!(|bytes: &[u8]| {
-    // Two answers, parted by a NUL: JSON has none.
+    // Two answers, separated by a NUL byte, which JSON cannot contain.
     let (infos, numbers) = bytes.split_at(bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len()));
     memory::bounded(4096 + 400 * bytes.len(), || {
         let (Some(infos), Some(numbers)) = (answer(infos), answer(numbers.get(1..).unwrap_or_default()))
@@ -75,7 +75,7 @@ fn members(infos: &[Sample], numbers: &[Sample]) {
     }
 }
 
-/// Whatever is asked for stays in its string, and the string in its query.
+/// Asserts that any text is quoted into one string, and that its percent-encoding decodes to the text.
 fn asked(text: &str) {
     let quoted = samples::quoted(text);
     let inside = quoted.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).expect("quotes");

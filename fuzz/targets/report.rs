@@ -1,4 +1,5 @@
-//! Every view of a run that was read from a recording or an exported run: it adds up, is harmless, and is well-formed.
+//! Every view of a run read from a recording or an exported run: sums are consistent, the output is well-formed, and its
+//! text has no control characters.
 #![no_main]
 
 use gpumem_fuzz::{harmless, import};
@@ -41,7 +42,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// Each row has as many fields as the first, and no field begins as a formula does.
+/// Asserts that each row has as many fields as the first.
 fn table(text: &str) {
     let fields = |line: &str| {
         let mut quoted = false;
@@ -57,7 +58,7 @@ fn table(text: &str) {
     assert!(lines.all(|line| Some(fields(line)) == first), "{text}");
 }
 
-/// No name ends a script or begins another one.
+/// Asserts that script tags are balanced, and that the page has no control characters.
 fn page(text: &str) {
     let count = |what: &str| text.matches(what).count();
     assert_eq!(count("<script"), count("</script>"));

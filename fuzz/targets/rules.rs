@@ -1,4 +1,4 @@
-//! A file of rules, and the patterns in it.
+//! Parses a file of rules and matches its patterns.
 #![no_main]
 
 use gpumem_report::category::Pattern;
@@ -19,7 +19,7 @@ fuzz_target!(|bytes: &[u8]| {
         }
         Err(error) => assert!(error.to_string().starts_with(gpumem_fuzz::NAME), "{error}"),
     }
-    // A glob and a text, against the plainest definition of a glob.
+    // Compares a glob on a text with a naive matcher.
     if let Some((glob, tag)) = text.split_once('\n') {
         match Pattern::new(glob) {
             Ok(pattern) if !glob.starts_with("re:") && glob.len() < 12 && tag.len() < 12 => {

@@ -18,14 +18,14 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use support::{TempDir, run_at};
 
-/// Bytes that are live while a file is read, ours and SQLite's.
+/// Maximum of live bytes while a file is read: separately for Rust's allocator and for SQLite.
 const MOST: usize = 16 << 20;
 
-/// A store as it should be.
+/// A valid store.
 struct Good {
     dir: TempDir,
     bytes: Vec<u8>,
-    /// Of each table: name, columns, those of its key.
+    /// One entry for each column: table, column, and the table's key columns.
     columns: Vec<(String, String, String)>,
 }
 
@@ -35,7 +35,7 @@ thread_local! {
 
 impl Good {
     fn new() -> Good {
-        // In memory, where there is such a place.
+        // In memory if /dev/shm exists.
         let place = ["/dev/shm", "/tmp"].map(PathBuf::from).into_iter().find(|place| place.is_dir());
         let name = format!("gpumem-fuzz-store-{}", std::process::id());
         let dir = TempDir::at(place.expect("a folder").join(name));
@@ -46,7 +46,7 @@ impl Good {
         store.checkpoint(life, &run_at(2)).expect("room");
         drop(store);
         let db = Connection::open(&path).expect("it is there");
-        // A log and its index would be two files more for each run.
+        // A write-ahead log would need two more files for each input.
         let _: String =
             db.query_row("PRAGMA journal_mode = DELETE", [], |row| row.get(0)).expect("exclusive access");
         let sql = "SELECT t.name, c.name, (SELECT group_concat(name) FROM pragma_table_info(t.name) WHERE pk > 0)
@@ -63,7 +63,7 @@ impl Good {
         Good { dir, bytes, columns }
     }
 
-    /// The file as the input has it.
+    /// Writes the file, changed as the input describes, and returns its path.
     fn changed(&self, how: u8, bytes: &[u8]) -> PathBuf {
         let path = self.dir.store();
         fs::write(&path, &self.bytes).expect("room");
@@ -165,29 +165,29 @@ fuzz_target!(|bytes: &[u8]| {
     for run in &runs {
         let text = serde_json::to_vec(run).expect("strings and numbers");
         assert_eq!(&serde_json::from_slice::<Run>(&text).expect("it was written"), run);
-        // Views take ten times as long as all the rest.
+        // Rendering views takes ten times as long as everything else, so only some inputs do it.
         if how & 14 == 2 {
             let told = tamed(serde_json::from_slice(&text).expect("JSON"));
-            // Numbers that no reading has may be no numbers of their type any more.
+            // A reduced number may be outside of its field's type, which makes parsing fail.
             if let Ok(run) = serde_json::from_value::<Run>(told) {
                 shown(&run);
             }
         }
     }
-    // Only a file that SQLite finds whole takes another run for sure.
+    // Storing another run must work only if SQLite finds the file intact.
     if how & 5 == 5 {
         told(&path, again(&path, &runs));
     }
 });
 
-/// An error names its file.
+/// Returns the value, and asserts that an error names the file.
 fn told<T>(path: &Path, read: Result<T, StoreError>) -> Option<T> {
     let wrong =
         |error: &StoreError| assert!(error.to_string().starts_with(&*path.to_string_lossy()), "{error}");
     read.inspect_err(wrong).ok()
 }
 
-/// All that can be loaded of the file, each thing on its own.
+/// Loads up to four runs, each independent of errors in the others.
 fn read(path: &Path, how: u8) -> Result<Vec<Run>, StoreError> {
     let store = Store::open_read_only(path)?;
     let sort = [Sort::Stored, Sort::Started, Sort::Peak, Sort::Label][usize::from(how >> 4 & 3)];
@@ -216,7 +216,7 @@ fn again(path: &Path, runs: &[Run]) -> Result<(), StoreError> {
         let (id, is_new) = store.insert(run, &format!("again {number}"))?;
         assert!(is_new);
         let mut read = store.load(id)?;
-        // No process writes it.
+        // An open run without a writing process is loaded as interrupted.
         if run.state == State::Open && read.state == State::Interrupted {
             read.state = State::Open;
         }

@@ -12,7 +12,7 @@ use gpumem_report::diff::gate::Limit;
 use gpumem_report::text::escape;
 use libfuzzer_sys::fuzz_target;
 
-/// Digits and a unit, multiplied out where nothing can overflow; nothing else is a number.
+/// Reference parser: digits and a unit, multiplied without overflow; `None` for all other text and for 0.
 fn meant(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     units.iter().find_map(|(unit, factor)| {
         let digits = text.strip_suffix(unit)?;
@@ -70,7 +70,7 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(name == text && !name.contains(['/', '\0', ' ']) && name.len() <= 64);
     }
     match text.parse::<Limit>() {
-        // Spaces before a unit, cases and decimals aside, it is the size that was typed.
+        // Equals the typed size if that has no space before the unit, no lower-case unit and no decimals.
         Ok(Limit::Bytes(limit)) => {
             assert!(limit >= 0);
             if let Some(bytes) = text.strip_suffix('B').and(size) {

@@ -1,4 +1,4 @@
-//! Whose a process is: paths of control groups, facts and claims.
+//! The owner of a process, from control group paths, facts and claims.
 #![no_main]
 
 use gpumem_model::owner::cgroup::Place;
@@ -17,7 +17,7 @@ fuzz_target!(|bytes: &[u8]| {
     };
     assert!([&place.pod_uid, &place.slurm_job, &place.slurm_step].into_iter().flatten().all(plain));
 
-    // Lines `name=value`; those that begin with a `?` are claims.
+    // Lines `name=value`; a leading `?` marks a claim.
     let (mut facts, mut claims) = (BTreeMap::new(), BTreeMap::new());
     for (name, value) in text.lines().filter_map(|line| line.split_once('=')) {
         match name.strip_prefix('?') {

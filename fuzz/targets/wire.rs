@@ -67,7 +67,7 @@ fn frames(bytes: &[u8]) {
     assert_eq!(read.filter(Result::is_err).count(), usize::from(!ended), "one error at most, the last one");
 }
 
-/// Written and read again it is the same; its bytes are those that it was read from, but for places without a meaning.
+/// Asserts that encoding and decoding give the same record.
 fn again(record: &Record<'_>) {
     let (slot, payload): (Slot, &[u8]) = record.encode();
     assert_eq!(Record::decode(&slot, payload).as_ref(), Ok(record));
@@ -78,7 +78,7 @@ fn again(record: &Record<'_>) {
     if written.len() == record.frame_bytes() {
         assert_eq!(read.next(), Some(Ok(Ok(*record))));
     } else {
-        // Cut, where a frame cannot hold it: still a record.
+        // A payload too long for a frame is truncated; the frame is still a record.
         assert!(matches!(read.next(), Some(Ok(Ok(_)))));
     }
     assert!(read.next().is_none());

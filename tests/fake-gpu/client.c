@@ -1,5 +1,5 @@
-/* A program with a second client of CUPTI in it, as a profiler is. One command a line on standard input, one line of
- * answer each:
+/* A program with a second CUPTI client, as a profiler has. It reads one command per line from standard input, and prints
+ * one line for each:
  *
  *   init                  cuInit, and a current context              -> init RESULT
  *   alloc NAME MIB        cuMemAlloc under the tag NAME              -> alloc ADDRESS
@@ -43,7 +43,7 @@ static void on_call(void *user, uint32_t domain, uint32_t id, const void *data) 
     __atomic_add_fetch(&seen, 1, __ATOMIC_RELAXED);
 }
 
-/* The function of that name; without it the program ends with a word. */
+/* Returns the function of that name; ends the program with a message if there is none. */
 static void *find(void *library, const char *name) {
     void *found = library ? dlsym(library, name) : NULL;
     if (!found) {

@@ -58,7 +58,7 @@ static int show_by_uuid(const char *name) {
     return 0;
 }
 
-/* A device in MIG mode shows its first instance; the list ends at the first word that names nothing. */
+/* A device in MIG mode shows its first instance. The list ends at the first word that matches no device. */
 void find_devices(void) {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     visible_count = 0;
@@ -113,7 +113,7 @@ static CUresult make(visible *v, enum shape shape, context **out) {
     return result;
 }
 
-/* The callback first, while everything still lives. `reset`: all of the device's memory in this process. */
+/* Calls the callback first, while all memory still exists. `reset`: also frees the device's other memory in this process. */
 static void end(context *c, int reset) {
     tell_resource(CONTEXT_DESTROY, c, NULL, NULL);
     enter();
@@ -333,7 +333,7 @@ static CUresult synchronize(void) {
 }
 EXPORT CUresult cuCtxSynchronize(void) { SILENT(synchronize()); }
 
-/* Changes what a context is charged for one of its parts; `booked` is the process's sum of that part. */
+/* Changes a context's charge for one of its parts; `booked` is the process's sum of that part. */
 static CUresult recharge(context *c, uint64_t *part, uint64_t *booked, uint64_t want) {
     if (want > *part && sim_charge(machine, slot, c->device, want - *part)) return OUT_OF_MEMORY;
     if (want < *part) sim_discharge(machine, slot, c->device, *part - want);
@@ -397,7 +397,7 @@ EXPORT CUresult cuCtxGetLimit(size_t *value, int limit) {
     *value = limit == 0 ? c->stack_limit : limit == 1 ? c->fifo_limit : limit == 2 ? c->heap_limit : 0;
     return OK;
 }
-/* Another device's context may be used from the current one: a place in its list, and what that costs. */
+/* Peer access from the current context to another device's: an entry in its list, and the memory that it costs. */
 static CUresult set_peer(context *peer, int on) {
     context *c = current();
     if (!c || !peer || !alive(peer)) return INVALID_CONTEXT;

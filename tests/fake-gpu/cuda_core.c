@@ -81,8 +81,8 @@ void tell_resource(uint32_t cbid, void *context, void *stream, const void *descr
     in_resource--;
 }
 
-/* As the driver does it: the library stays if its function returns non-zero; else it is closed, and the next
- * cuInit loads it anew. Every failure is silent. */
+/* As in the driver, the library stays if its function returns non-zero. Else it is closed, and the next cuInit loads it
+ * again. Every failure is silent. */
 static void inject(void) {
     const char *path = getenv("CUDA_INJECTION64_PATH");
     if (injected || !path || !*path) return;
@@ -179,7 +179,7 @@ static CUresult describe(CUresult code, int text, const char **out) {
 EXPORT CUresult cuGetErrorName(CUresult code, const char **name) { return describe(code, 0, name); }
 EXPORT CUresult cuGetErrorString(CUresult code, const char **text) { return describe(code, 1, text); }
 
-/* The newest suffix that a CUDA of that version would ask for under the plain name. */
+/* Returns the newest suffix that CUDA of that version requests for the plain name. */
 static void *lookup(const char *symbol, int version, uint64_t flags) {
     static void *self;
     if (!self) {

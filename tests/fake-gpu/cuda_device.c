@@ -1,4 +1,4 @@
-/* What can be asked about devices; copies that move nothing. */
+/* Device queries, and copies that move no data. */
 #include "cuda_internal.h"
 
 #include <pthread.h>
@@ -75,7 +75,7 @@ EXPORT CUresult cuDeviceCanAccessPeer(int *can, CUdevice dev, CUdevice peer) {
     return OK;
 }
 
-/* Of the whole device, as the real one. */
+/* Memory of the whole device, as in the real driver. */
 static CUresult memory_info(size_t *free, size_t *total) {
     const visible *v = see(current_ordinal());
     if (!v) return INVALID_CONTEXT;

@@ -1,5 +1,5 @@
-/* Graphs, as far as they own memory: an allocation node has an address at once and memory from the first launch
- * until the graph is destroyed, out of a pool that each device keeps for its graphs. */
+/* Graphs that own memory. An allocation node has an address at once. It has memory from the first launch until the graph
+ * is destroyed, from the device's pool for graphs. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +23,7 @@ typedef struct graph_exec {
     uint64_t cost; /* beside the memory of its nodes */
 } graph_exec;
 
-/* What GRAPHNODE_CREATED points at. */
+/* Data of the callback GRAPHNODE_CREATED. */
 typedef struct {
     const void *graph, *original_graph, *node, *original_node;
     uint32_t type;
@@ -236,7 +236,7 @@ EXPORT CUresult cuGraphAddNode_v3(void **out, graph *g, const void *dependencies
     CALL(863, &params, add_node(out, g, node));
 }
 
-/* Every node gets its memory, and those with a free node give it back to the pool when the launch is over. */
+/* Allocates memory for every node. Nodes with a free node return it to the pool at the end of the launch. */
 static CUresult launch(graph_exec *e) {
     CUresult result = OK;
     size_t i = 0;

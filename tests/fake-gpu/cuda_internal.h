@@ -32,7 +32,7 @@ enum {
 enum { CONTEXT_CREATED = 1, CONTEXT_DESTROY, STREAM_CREATED, STREAM_DESTROY, INIT_FINISHED, MODULE_LOADED,
        MODULE_UNLOAD, GRAPHNODE_CREATED = 13, GRAPHEXEC_CREATED = 18, GRAPHEXEC_DESTROY };
 
-/* Of this machine's costs. Below the limit a request shares a granule with others. */
+/* Costs of this machine. A request below the limit shares a granule with others. */
 #define SIM_GRANULE (machine->cost.granule)
 #define SMALL_LIMIT (machine->cost.small_limit < SIM_GRANULE ? machine->cost.small_limit : SIM_GRANULE)
 #define EXPORT __attribute__((visibility("default")))
@@ -103,7 +103,7 @@ extern context *contexts;
 extern _Thread_local uint32_t thread_tag;
 
 /* cuda_core.c */
-CUresult ready(void);     /* 0, or why nothing works: not initialised, forked, exiting */
+CUresult ready(void);     /* 0, or the error of every call: not initialised, forked, exiting */
 void enter(void);         /* machine lock */
 void leave(void);
 void tell_resource(uint32_t cbid, void *context, void *stream, const void *descriptor);
@@ -118,7 +118,7 @@ CUresult api_exit(api_frame *frame, CUresult result);
 void cost_before(uint64_t us);
 void cost_after(uint64_t us);
 
-/* The body of an entry point: callbacks around the work, no work in a process that may not. */
+/* Body of an entry point: the work between its callbacks; skipped in a process where calls fail (see ready). */
 #define CALL_AS(cbid, name, params, work)                 \
     do {                                                  \
         api_frame frame_;                                 \
@@ -144,7 +144,7 @@ void free_owned(const context *owner);
 /* Memory that the driver reserves internally in a context; the sum is rounded up to whole granules. `owner` may be null
  * or dead. */
 CUresult internal_add(context *owner, int64_t change);
-/* Stacks grow to what a kernel needs, as a launch makes them; they do not shrink again. */
+/* Grows the stacks to a kernel's need, as a launch does. Stacks never shrink. */
 CUresult stack_grow(context *c, uint64_t bytes);
 
 /* cuda_space.c: addresses and rows, under the lock */
@@ -185,7 +185,7 @@ void pool_destroy(pool *p);
 /* cuda_stream.c, under the lock: all work that was begun is done */
 void streams_settle(void);
 
-/* cuda_graph.c: while a stream is captured its allocations are nodes of a graph, and cost nothing yet */
+/* cuda_graph.c: allocations of a captured stream become nodes of a graph, without memory until a launch */
 int capturing(const void *stream);
 CUresult capture_alloc(void *stream, int ordinal, uint64_t bytes, uint64_t *address);
 CUresult capture_free(void *stream, uint64_t address);

@@ -36,7 +36,7 @@ static row *fresh(uint64_t address, context *owner, int kind) {
     return r;
 }
 
-/* 512-byte units of a granule that the context already has, else of a new one. */
+/* Takes 512-byte units of an existing granule of the context, or else of a new one. */
 static CUresult take_small(context *owner, uint64_t bytes, uint64_t *address) {
     chunk *c = chunks;
     uint64_t at = 0, piece = sim_round(bytes, machine->cost.small_unit);
@@ -196,7 +196,7 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t widt
     CALL(244, &params, allocate_pitch(dptr, pitch, width, height));
 }
 
-/* Real memory of the host at the same address; resident on the device as far as there is room. */
+/* Real host memory at the same address. It is resident on the device as far as that has room. */
 static CUresult allocate_managed(CUdeviceptr *dptr, size_t bytes) {
     context *c = current();
     if (!c || c->dead) return INVALID_CONTEXT;

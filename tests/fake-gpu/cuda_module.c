@@ -1,5 +1,5 @@
-/* Modules: an ELF image costs the bytes of its sections that are loaded, anything else a fixed size, PTX its globals
- * beside that. */
+/* Modules: an ELF image costs the bytes of its loaded sections, and any other image a fixed size. PTX costs its globals
+ * in addition. */
 #include "cuda_internal.h"
 
 #include <elf.h>
@@ -20,7 +20,7 @@ typedef struct module {
 static module *modules;
 static uint32_t module_ids;
 
-/* What MODULE_LOADED points at. */
+/* Data of the callback MODULE_LOADED. */
 typedef struct {
     uint32_t module_id;
     size_t cubin_size;
@@ -40,7 +40,7 @@ static uint64_t elf_need(const void *image, size_t *image_bytes) {
     return need;
 }
 
-/* The number in brackets of each declaration that begins with the word, their sum; else 0. */
+/* Returns the sum of the numbers in brackets in declarations that begin with the word. */
 static uint64_t ptx_bytes(const char *text, const char *word) {
     uint64_t sum = 0;
     for (const char *at = text; (at = strstr(at, word)); at++) {
@@ -50,7 +50,7 @@ static uint64_t ptx_bytes(const char *text, const char *word) {
     return sum;
 }
 
-/* What a compiler would have made of source: an ELF with one loaded section without contents. */
+/* Stands for a compiler's output: an ELF with one loaded section without contents. */
 static void *make_image(uint64_t need, size_t *image_bytes) {
     struct {
         Elf64_Ehdr header;

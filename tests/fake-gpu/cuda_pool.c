@@ -107,7 +107,7 @@ void pools_synchronize(void) {
         if (p->reserved > p->threshold) pool_trim(p, p->threshold);
 }
 
-/* Gone for the program at once, for the device when nothing lives in it. */
+/* Destroys the pool for the program at once, and on the device once it has no live allocation. */
 void pool_destroy(pool *p) {
     p->dying = 1;
     for (int i = 0; i < visible_count; i++)
@@ -122,7 +122,7 @@ void pool_destroy(pool *p) {
     free(p);
 }
 
-/* Reset of a device: all its pools are emptied; the default one stays, as its handle does. */
+/* Empties all pools of a device at its reset. The default pool and its handle stay valid. */
 void pools_forget(int device) {
     for (row *r = row_each(NULL), *next; r; r = next) {
         next = row_each(r);

@@ -1,4 +1,4 @@
-/* The oracle's interface: the program reports its own memory for the truth journal. A real driver has none of these
+/* The oracle's interface: the program reports its own memory for the truth journal. A real driver has no such
  * entry points; a program resolves them with dlsym. */
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@ static uint64_t hash_of(const char *text) {
     return h;
 }
 
-/* Under the lock. A table that is full puts the rest under its last name. */
+/* Needs the lock. A full table counts further names under its last one. */
 static uint32_t intern(const char *path) {
     static uint32_t index[SIM_TAGS * 2]; /* id + 1 by hash */
     if (!path || !*path) return 0;
@@ -135,7 +135,7 @@ void segments_cut(uint64_t address, uint64_t bytes) {
         memmove(segments + i, segments + i + 1, (--segment_count - i) * sizeof *segments);
         if (s.address < address) insert(s.address, address - s.address, s.device);
         if (end < s.address + s.bytes) insert(end, s.address + s.bytes - end, s.device);
-        /* Blocks that are left are on either side; a too large count only costs a walk. */
+        /* Remaining blocks may be on either side. A count that is too large only costs a search. */
         if (left_blocks)
             for (size_t k = 0; k < segment_count; k++)
                 if (segments[k].address == s.address || segments[k].address == end) segments[k].blocks = left_blocks;
@@ -145,7 +145,7 @@ void segments_cut(uint64_t address, uint64_t bytes) {
 
 /* ---- entry points ---- */
 
-/* Tag of what this thread allocates from now on. */
+/* Sets the tag of this thread's further allocations. */
 EXPORT void gpumemSimTag(const char *path) {
     if (ready() != OK) return;
     enter();
@@ -153,7 +153,7 @@ EXPORT void gpumemSimTag(const char *path) {
     leave();
 }
 
-/* The memory there is a pool's: its bytes are idle until blocks cover them. */
+/* Declares the memory as a pool's: its bytes are idle until blocks cover them. */
 EXPORT void gpumemSimSegment(uint64_t address, uint64_t bytes) {
     if (ready() != OK || !bytes) return;
     enter();
@@ -174,7 +174,7 @@ EXPORT void gpumemSimSegment(uint64_t address, uint64_t bytes) {
     leave();
 }
 
-/* A block in a segment, under its own tag (NULL: the thread's); bytes 0: freed; again: another tag. */
+/* Reports a block in a segment with a tag (NULL: the thread's). 0 bytes: it is freed. Repeated: its tag changes. */
 EXPORT void gpumemSimBlock(uint64_t address, uint64_t bytes, const char *tag) {
     if (ready() != OK) return;
     enter();
@@ -201,7 +201,7 @@ EXPORT void gpumemSimBlock(uint64_t address, uint64_t bytes, const char *tag) {
     leave();
 }
 
-/* Another tag for a live allocation that is not pool memory. */
+/* Changes the tag of a live allocation that is not pool memory. */
 EXPORT void gpumemSimRetag(uint64_t address, const char *tag) {
     if (ready() != OK) return;
     enter();
@@ -218,7 +218,7 @@ EXPORT void gpumemSimRetag(uint64_t address, const char *tag) {
 }
 
 /* Between hold(1) and hold(0) every other process waits. So a report to the profiler and the same report to the oracle
- * are one change, and no list falls between them. No driver call in between. */
+ * are one change, and no list is taken between them. The caller must make no driver call in between. */
 EXPORT void gpumemSimHold(int on) {
     if (ready() == OK) sim_freeze(machine, on);
 }

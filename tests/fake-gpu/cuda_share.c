@@ -1,5 +1,5 @@
-/* Memory of other processes: IPC handles and external memory. The importer is charged only cost.import_percent of it.
- * */
+/* Memory of other processes: IPC handles and external memory. The importer is charged only cost.import_percent of the
+ * bytes. */
 #include <string.h>
 #include <unistd.h>
 
@@ -109,7 +109,7 @@ EXPORT CUresult cuDestroyExternalMemory(uint64_t memory) {
     CALL(488, &params, close_as(memory, EXTERNAL));
 }
 
-/* Pools of another process: a pool here that reserves nothing, and pointers into it. */
+/* Pools of another process: a local pool without reserved memory, and pointers into it. */
 static CUresult export_pointer(ipc_handle *out, CUdeviceptr address) {
     enter();
     const row *r = row_find(address);

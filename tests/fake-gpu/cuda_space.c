@@ -153,7 +153,7 @@ void row_drop(row *r) {
     rows--;
 }
 
-/* Every row once; the one that was just handed out may be dropped only after the next has been asked for. */
+/* Iterates over all rows. The caller may drop a row only after it has requested the next one. */
 row *row_each(row *after) {
     if (after && after->next) return after->next;
     for (size_t i = after ? place(after->address) + 1 : 0; i < buckets; i++)

@@ -9,7 +9,7 @@ static uint64_t *done, stream_ids, done_room; /* done by stream */
 
 static uint64_t id_of(const void *stream) { return (uintptr_t)stream > 2 ? ((const stream_state *)stream)->id : 0; }
 
-/* The driver's memory for one of these counts as the context's. */
+/* The driver memory of a stream or event counts as its context's. */
 static CUresult small_new(void **out, uint64_t cost, int is_stream) {
     stream_state *made = calloc(1, sizeof *made);
     if (!made) return OUT_OF_MEMORY;
@@ -85,8 +85,8 @@ static CUresult settle(uint64_t stream) {
     leave();
     return OK;
 }
-/* Would write a word of memory when the stream gets there. Kernels compute nothing here, so it is never read; PyTorch
- * 2.7 to 2.11 resolve the function. */
+/* A real driver writes `value` to memory when the stream gets there. Kernels compute nothing here, so no value is read.
+ * PyTorch 2.7 to 2.11 resolve the function. */
 EXPORT CUresult cuStreamWriteValue32(void *stream, uint64_t address, uint32_t value, unsigned flags) {
     (void)stream, (void)address, (void)value, (void)flags;
     SILENT(OK);

@@ -1,5 +1,5 @@
-/* Virtual memory management: handles cost memory from create to the moment when they are neither referenced nor
- * mapped; addresses cost nothing. */
+/* Virtual memory management: a handle costs memory from its creation until it is neither referenced nor mapped. Addresses
+ * cost no memory. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -439,7 +439,7 @@ void vmm_forget(int device) {
     }
 }
 
-/* Makes the handles mapped in the range pool memory; answers their device, -1 if none is mapped there. */
+/* Makes the handles mapped in the range pool memory. Returns their device, or -1 if no handle is mapped there. */
 int vmm_segment(uint64_t address, uint64_t bytes) {
     int device = -1;
     for (const mapping *m = mappings; m; m = m->next) {

@@ -1,4 +1,4 @@
-/* The simulated machine: one file that every process of it maps (path: $GPUMEM_SIM).
+/* The simulated machine: one file that all its processes map (path: $GPUMEM_SIM).
  *
  * It holds the state that a kernel driver would know: devices, memory by process and device, faults. Addresses, streams
  * and pools belong to each process and live in its libcuda.
@@ -39,7 +39,7 @@ enum sim_fault {
 #define SIM_CODE 0x10000u /* a fault or a driver that gives any NVML code: this and the code */
 enum sim_driver { SIM_DRIVER_OK, SIM_DRIVER_ABSENT, SIM_DRIVER_MISMATCH };
 
-/* What one process holds on one device. used is the sum of the first eight. */
+/* Memory of one process on one device. `used` is the sum of the first eight fields. */
 typedef struct {
     uint64_t context_bytes;  /* bases of the contexts */
     uint64_t module_bytes;   /* loaded code and globals, rounded up to the granule per context */
@@ -90,7 +90,7 @@ typedef struct {
     uint64_t ghosts;
     uint64_t fault, fault_memory, fault_list, fault_open, fault_events;
     uint64_t mig, mig_hidden, graphics, mps, accounting, display, unified, addressing, numa_node, memory_limit;
-    uint64_t accounting_extra; /* what accounting has seen beyond what anybody held */
+    uint64_t accounting_extra; /* bytes that accounting reports beyond the real maximum */
 } sim_device;
 
 typedef struct {
@@ -113,9 +113,9 @@ typedef struct {
     uint64_t max_used_bytes, start_us, time_ms;
 } sim_dead;
 
-/* What calls cost (costs.txt). */
+/* Memory that calls cost (costs.txt). */
 typedef struct {
-    uint64_t granule;     /* what device memory is charged in */
+    uint64_t granule;     /* unit in which device memory is charged */
     uint64_t import_percent; /* of imported bytes, what NVML's lists show for the importer, too */
     uint64_t small_limit; /* below it requests share granules, */
     uint64_t small_unit;  /* each in multiples of this */
@@ -172,7 +172,7 @@ sim_machine *sim_create(const char *path);
 int sim_fd(void);
 void sim_lock(sim_machine *m);
 void sim_unlock(sim_machine *m);
-/* Keeps the lock over several calls of this thread, so that no list falls between them; not to be nested. */
+/* Holds the lock over several calls of this thread, so that no list is taken between them. Must not be nested. */
 void sim_freeze(sim_machine *m, int on);
 uint64_t sim_now_ns(void);
 void sim_wait_us(const sim_machine *m, uint64_t us);
@@ -197,13 +197,13 @@ void sim_mig_uuid(const sim_machine *m, int device, uint32_t instance, uint8_t u
 void sim_uuid_text(const uint8_t uuid[16], const char *prefix, char out[48]);
 
 const sim_key *sim_keys(int *count);
-/* A number, of bytes with K, M, G or T behind it; 0 if it was one. */
+/* Parses a number, of bytes with a suffix K, M, G or T. Returns 0 on success. */
 int sim_number(const char *text, int bytes, uint64_t *out);
 void sim_defaults(sim_machine *m);
 /* Applies costs from text, one for each line: `KEY = VALUE  # evidence`. Returns NULL, or the error; `line` is then the
  * line number. */
 const char *sim_costs_of(sim_machine *m, const char *text, int *line);
-const char *sim_set(sim_machine *m, const char *word); /* NULL, or why not */
+const char *sim_set(sim_machine *m, const char *word); /* NULL, or the error */
 void sim_print_key(const sim_machine *m, const sim_key *key, int device, char *out, int size);
 
 static inline uint64_t sim_round(uint64_t bytes, uint64_t unit) {

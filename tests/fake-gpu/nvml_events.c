@@ -52,7 +52,7 @@ EXPORT nvmlReturn nvmlDeviceRegisterEvents(const handle *h, unsigned long long t
     set->types[h->device] |= types;
     return OK;
 }
-/* The next event that the set is registered for; NULL: none in time. */
+/* Returns the next event that the set is registered for, or NULL after the timeout. */
 static const sim_event *next_event(event_set *set, unsigned timeout_ms) {
     uint64_t end = sim_now_ns() + timeout_ms * 1000000ull;
     for (;;) {

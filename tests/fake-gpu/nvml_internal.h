@@ -41,12 +41,12 @@ nvmlReturn begin(int *counter, const char *name);
 uint64_t fault_of(const handle *h, enum lane lane);
 nvmlReturn begin_device(int *counter, const char *name, const handle *h, enum lane lane, int *hide_bytes);
 
-/* Counts the call and asks whether NVML is up. */
+/* Counts the call and checks that NVML is initialised. */
 #define BEGIN()                                       \
     static int counter_ = -1;                         \
     nvmlReturn begun_ = begin(&counter_, __func__);   \
     if (begun_ != OK) return begun_
-/* The same, the handle and the device's fault; a hanging device keeps the caller here. */
+/* Also checks the handle and the device's fault. A hanging device blocks the caller here. */
 #define BEGIN_DEVICE(h, lane, hide)                                             \
     static int counter_ = -1;                                                   \
     nvmlReturn begun_ = begin_device(&counter_, __func__, (h), (lane), (hide)); \

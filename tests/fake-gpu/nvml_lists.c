@@ -20,7 +20,7 @@ typedef struct {
 enum list { COMPUTE, GRAPHICS, MPS };
 static const char *const list_names[] = {"compute", "graphics", "mps"};
 
-/* What a caller gets is collected here first; one list at a time, under the machine's lock. */
+/* Buffer in which a list is collected before it is copied to the caller. One list at a time, under the machine's lock. */
 static entry *found;
 static uint32_t found_count, found_capacity;
 
@@ -57,7 +57,7 @@ static void collect(const handle *h, enum list list) {
         if (truth) truth_put(machine, now, uuid, list_names[list], (uint32_t)pid, u, (int)s, h->device);
     }
     if (h->instance) return;
-    /* Held bytes are no one's in particular: in the journal they are the context's. */
+    /* Held bytes belong to no allocation: the journal counts them as the context's. */
     sim_usage other = {0};
     /* A driver is notified when a process ends. Polling is the cost of this simulation, so it is done rarely. */
     int check = now - machine->hold_reap_ns > 500000000;
@@ -105,7 +105,7 @@ static nvmlReturn make_list(const handle *h, enum list list, int hide, uint32_t 
     }
     int garbage = room && fault_of(h, LANE_LIST) == SIM_GARBAGE;
     if (garbage) {
-        /* More records than there is room, of processes that cannot be, with numbers that no device holds. */
+        /* Garbage: more records than the buffer holds, with impossible processes and amounts. */
         for (uint32_t i = 0; i < room; i++) {
             uint64_t noise = sim_random(machine) * 0x9e3779b97f4a7c15ull;
             uint32_t pids[] = {0, UINT32_MAX, FIRST_GHOST + (uint32_t)(noise % 16)};
@@ -115,7 +115,7 @@ static nvmlReturn make_list(const handle *h, enum list list, int hide, uint32_t 
         *count = room * 4 + 1;
         result = OK;
     }
-    /* A query of the size reads no bytes, and an invented result is not true: neither gets a line. */
+    /* The journal gets no line for a query of only the size, nor for a garbage result. */
     if (result == OK && !garbage) truth_write(machine);
     if (locked) sim_wait_us(machine, machine->nvml_list_per_process_us * have);
     sim_unlock(machine);

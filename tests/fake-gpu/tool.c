@@ -49,7 +49,7 @@ static int set_all(sim_machine *m, int count, char **words) {
     return 0;
 }
 
-/* costs=TABLE goes before every key. Leaves the words that are keys. */
+/* Applies costs=TABLE before all keys, and removes it from the words. */
 static int take_costs(sim_machine *m, int *count, char **words) {
     int keep = 0;
     for (int i = 0; i < *count; i++) {

@@ -1,4 +1,4 @@
-/* The truth journal: lines are put together and written at once, under the machine's lock. */
+/* The truth journal: a line is composed completely and written with one call, under the machine's lock. */
 #include "truth.h"
 
 #include <errno.h>

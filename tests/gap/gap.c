@@ -42,7 +42,7 @@ static void load_driver(void) {
     CALLS(LOAD)
 }
 
-/* A module: a section of `bytes` that is loaded, and one that is not. */
+/* A module with a loaded section of `bytes`, and a section that is not loaded. */
 static void load(void **module, uint64_t bytes) {
     struct {
         Elf64_Ehdr header;
@@ -103,12 +103,12 @@ static const struct {
     {"init", init},
     {"model/first", load_first},
     {"model/second", load_second},
-    {"run/launch", launch}, /* with lazy loading the rest of its module comes now */
+    {"run/launch", launch}, /* with lazy loading, the rest of its module is loaded now */
     {"run/stack", stack},
     {"run/allocate", allocate},
     {"run/library", allocate_elsewhere},
     {"run/heap", heap},
-    {"quiet", nothing}, /* whoever watches lets the driver grow meanwhile */
+    {"quiet", nothing}, /* meanwhile the test makes the driver's memory grow */
     {"end/unload", unload_first},
     {"end/unstack", unstack},
     {"end/free", give_back},

@@ -23,18 +23,18 @@ HELLO, MODULE, AGENT, FACTS, SOURCE = 1, 5, 85, 100, 102
 
 
 def plain(text):
-    """Paths lose their folders."""
+    """Removes the folders from paths."""
     return " ".join(word.rpartition("/")[2] if "/" in word else word for word in text.split(" "))
 
 
 def facts(text):
-    """Of a process: its short name, which stands for its command too."""
+    """Reduces a process's facts to its short name, also as its command."""
     comm = next((line[5:] for line in text.splitlines() if line.startswith("comm=")), "program")
     return f"comm={comm}\ncommand={comm}\n"
 
 
 def claims(text):
-    """Numbers only: ranks and sizes, no names of jobs or hosts."""
+    """Keeps only numeric claims: ranks and sizes, no names of jobs or hosts."""
     return "".join(f"{line}\n" for line in text.splitlines() if line.partition("=")[2].isdigit())
 
 
@@ -42,7 +42,7 @@ REDACT = {HELLO: claims, MODULE: plain, AGENT: plain, FACTS: facts, SOURCE: plai
 
 
 def redacted(data):
-    """The same recording, every record in its place; a last one that is cut off is left out."""
+    """Returns the recording with redacted records in the same order. A truncated last record is omitted."""
     out, at = [data[:16]], 16
     for record in wire.read(data):
         length = struct.unpack_from("<I", data, at)[0]
@@ -59,7 +59,7 @@ def redacted(data):
 
 
 def recordings(results, packs, into):
-    """Small ones of checks that passed; their names."""
+    """Copies small recordings of checks that passed; returns their names."""
     passed = {r["name"] for r in results if r["verdict"] in ("pass", "measured")}
     files = {}
     for pack in packs:

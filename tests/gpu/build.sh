@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds what the suite needs on a machine that has neither cargo nor a network, into a folder ready to carry:
 #   build.sh DIR [--with-fake]
-# Release builds for any x86-64 processor, stripped; the programs of programs/ that need no CUDA come along, in case that
-# machine has no C compiler. So do two libcupti of other CUDA versions (without --with-fake), where PyPI can be reached.
+# Release builds for any x86-64 processor, stripped. It includes the programs of programs/ that need no CUDA, in case that
+# machine has no C compiler, and without --with-fake two libcupti of other CUDA versions, if PyPI is reachable.
 set -eu
 out=${1:?build.sh DIR [--with-fake]}
 fake=${2:-}
@@ -48,5 +48,5 @@ fi
 
 size=$(du -sk "$out" | cut -f1)
 echo "$out: $size KiB"
-# What may be carried is 64 MiB with the repository itself.
+# At most 64 MiB may be transferred, including the repository.
 [ "$size" -le 49152 ] || { echo "too large to carry" >&2; exit 1; }

@@ -58,7 +58,7 @@ def worker(name, state):
 
 
 def children():
-    """Processes whose parent we are, born ours or inherited from a check that ended."""
+    """Returns this process's children: started by it, or inherited from a check that ended."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -72,7 +72,7 @@ def children():
 
 
 def clear_up():
-    """Ends what a check left behind. Descendants of the ended become our children and are met in the next round."""
+    """Kills processes that a check left. Their children become ours, and the next round kills them."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         left = children()
@@ -92,13 +92,13 @@ def clear_up():
 
 
 def nothing(check, verdict, reason):
-    """The result of a check that wrote none."""
+    """Returns the result of a check that did not write one."""
     return {"name": check.name, "claim": check.claim, "where": check.where, "verdict": verdict, "reason": reason,
             "questions": list(check.questions), "measured": {}, "expected": [], "notes": [], "answers": []}
 
 
 def run_check(machine, name, limit, state):
-    """The result of one check, whatever happens to it."""
+    """Runs one check and returns its result, also if it crashes or times out."""
     path = machine.work / "results" / f"{name}.json"
     log = machine.work / f"check-{name}.log"
     environment = dict(os.environ, LD_LIBRARY_PATH=str(machine.fake / "lib")) if machine.dry else None

@@ -224,7 +224,7 @@ class Plans(unittest.TestCase):
 
 
 class Readings(unittest.TestCase):
-    """What a check takes for the bytes of a process."""
+    """The bytes of a process that a check uses."""
 
     def made(self, folder, list_of_processes, device):
         machine = Machine(folder, folder, dry=False)

@@ -1,4 +1,4 @@
-/* Commands for how a process ends, begins anew and has others: what a soak mixes. */
+/* Commands for a process's end, its exec, and its children, which the soak test mixes. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,10 +25,10 @@ static void leave_pipes(void) {
 }
 
 WORD(die) { return raise(SIGKILL); }
-WORD(leave) { /* STATUS: without exit handlers */
+WORD(leave) { /* STATUS: ends without exit handlers */
     _exit((int)number());
 }
-WORD(quit) { /* STATUS: with them */
+WORD(quit) { /* STATUS: ends with exit handlers */
     exit((int)number());
 }
 WORD(crash) { /* SIGNAL: as a program would get it */
@@ -81,7 +81,7 @@ static pid_t forked(void) {
     return pid;
 }
 
-WORD(orphan) { /* MS: a forked child that lives on without this program; says its pid */
+WORD(orphan) { /* MS: forks a child that outlives this program; prints its pid */
     uint64_t ms = number();
     pid_t pid = forked();
     if (!pid) {
@@ -92,7 +92,7 @@ WORD(orphan) { /* MS: a forked child that lives on without this program; says it
     return pid < 0 ? -1 : OK;
 }
 
-WORD(brief) { /* CALLS: another program, forked and executed, that soon ends by itself; says its pid */
+WORD(brief) { /* CALLS: forks and executes another program, which soon ends; prints its pid */
     const char *calls = word();
     pid_t pid = forked();
     if (!pid) {
@@ -103,12 +103,12 @@ WORD(brief) { /* CALLS: another program, forked and executed, that soon ends by 
     return pid < 0 ? -1 : OK;
 }
 
-WORD(again) { /* this program anew, in the same process; it says that it is ready instead of an answer */
+WORD(again) { /* executes this program again in the same process; it prints that it is ready in place of a reply */
     execl("/proc/self/exe", "mixer", (char *)NULL);
     return -1;
 }
 
-WORD(churn) { /* COUNT BYTES: takes and gives, under names that change; says how often the driver refused */
+WORD(churn) { /* COUNT BYTES: allocates and frees under changing names; prints the number of refused calls */
     static const char *const paths[] = {"churn/a", "churn/b", "churn/c", "churn/d"};
     uint64_t count = number(), bytes = number(), refused = 0, address;
     for (uint64_t i = 0; i < count; i++) {

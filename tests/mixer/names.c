@@ -31,7 +31,7 @@ void name_is(const char *to) {
     if (sim_tag) sim_tag(path);
 }
 
-/* Of threads without a name of their own. The oracle takes the names of threads only. */
+/* Sets the name for threads without one. The oracle has no such function: it accepts names only for threads. */
 void process_name_is(const char *to) { gpumem_process_tag(to); }
 
 /* Makes a report to gpumem and the same report to the oracle one change. */

@@ -1,4 +1,4 @@
-/* One piece of memory of a random kind: made, now and then changed, and given back in one of the ways there are. */
+/* One piece of memory of a random kind: allocated, sometimes changed, and freed in one of the possible ways. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@
 
 enum kind { SMALL, LARGE, PITCHED, ARRAY, MIPMAP, MANAGED, PINNED, REGISTERED, ASYNC, POOLED, BACKED, GRAPH, CAPTURED,
             MODULE, FOREIGN, TEAM, SEGMENT, KINDS };
-/* How often of 100; the rest is SMALL. */
+/* Frequency in percent; the rest is SMALL. */
 static const int share[KINDS] = {[LARGE] = 12, [PITCHED] = 5, [ARRAY] = 4, [MIPMAP] = 2, [MANAGED] = 3, [PINNED] = 3,
                                  [REGISTERED] = 3, [ASYNC] = 18, [POOLED] = 10, [BACKED] = 6, [GRAPH] = 1,
                                  [CAPTURED] = 1, [MODULE] = 1, [FOREIGN] = 2, [TEAM] = 1, [SEGMENT] = 4};
@@ -202,7 +202,7 @@ void object_end(worker *w, object *o) {
     case SMALL: CALL(cuMemFree_v2(o->what)); break;
     case LARGE:
         if (!roll(w, 4)) rename_at(o->what, "soak/renamed");
-        if (!roll(w, 8)) CALL(cuMemFreeHost(what)); /* it is none, and stays */
+        if (!roll(w, 8)) CALL(cuMemFreeHost(what)); /* no allocation of that kind: refused */
         CALL(cuMemFree_v2(o->what));
         break;
     case PITCHED:

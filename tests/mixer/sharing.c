@@ -32,7 +32,7 @@ WORD(export_backing) { /* HANDLE; says the descriptor */
 WORD(close_descriptor) { /* FD, as export said it */
     return close((int)number());
 }
-/* The descriptor of another process of ours, as a socket would bring it. */
+/* Gets a descriptor of another test process, as a socket would pass it. */
 static int descriptor_of(uint64_t pid, uint64_t fd) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%u/fd/%u", (unsigned)pid, (unsigned)fd);

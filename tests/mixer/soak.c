@@ -12,7 +12,7 @@
 
 #define PLACES 2048
 #define THREADS 16
-#define WARM (128ull << 20) /* what pools keep, more than ever lives in them */
+#define WARM (128ull << 20) /* bytes that pools keep: more than they ever have in use */
 
 ground grounds[DEVICES];
 
@@ -70,7 +70,7 @@ void ground_begin(worker *w, int ordinal) {
     graph_warm(ordinal);
 }
 
-/* What lives in the old pool keeps it alive. */
+/* Live allocations keep the old pool alive. */
 void ground_shake(worker *w, int ordinal) {
     ground *g = &grounds[ordinal];
     must(cu.cuCtxSetCurrent(g->context), "cuCtxSetCurrent");
@@ -85,7 +85,7 @@ void ground_shake(worker *w, int ordinal) {
     graph_warm(ordinal);
 }
 
-/* What a pool has reserved is asked for at most every 100 ms, at calls on it; of graphs, at calls that make them. */
+/* A pool's reserved bytes are queried at calls on it, at most every 100 ms; those of graphs at calls that make graphs. */
 void ground_settle(worker *w, int ordinal) {
     const ground *g = &grounds[ordinal];
     void *graph, *made;

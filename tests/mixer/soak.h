@@ -9,7 +9,7 @@
 
 int soak(uint64_t seed, uint64_t calls, int threads, int devices, int rounds);
 
-/* objects.c: one piece of memory, whatever its kind. */
+/* objects.c: one piece of memory of any kind. */
 typedef struct object object;
 typedef struct {
     uint64_t state;          /* of the random numbers */
@@ -22,7 +22,7 @@ void object_end(worker *w, object *o);
 int object_device(const object *o);
 void object_lost(object *o); /* its device was reset */
 void misuse(worker *w, int ordinal);     /* calls that must fail and change nothing */
-void pass_by(worker *w, int ordinal);    /* a context of its own, destroyed with what lives in it */
+void pass_by(worker *w, int ordinal);    /* a separate context, destroyed with its live memory */
 
 typedef struct {
     void *context, *own_pool, *default_pool;

@@ -1,4 +1,4 @@
-/* Commands for memory of the process's own. NAME is a new one, VALUE a number or a name. */
+/* Commands for the process's own memory. NAME is a new name, VALUE a number or a name. */
 #include "words.h"
 
 #include <signal.h>

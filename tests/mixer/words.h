@@ -10,7 +10,7 @@ typedef struct {
     int (*run)(void); /* the driver's result */
 } command;
 extern const command memory_words[], sharing_words[], end_words[];
-int brief_life(uint64_t calls); /* of a program that ends by itself; its status */
+int brief_life(uint64_t calls); /* runs a short program and returns its status */
 
 const char *word(void);            /* the next of the line, "" at its end */
 uint64_t number(void);             /* 7, 4K, 2M, 1G, 0xff, or what a name stands for */

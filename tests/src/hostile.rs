@@ -179,7 +179,7 @@ fn row(what: &str, line: &str) -> Vec<String> {
 }
 
 /// Returns a small training run in which every string of the model is one of [`WORDS`] or of maximum length, wherever
-/// the model accepts it. Its cells have each of them as a tag.
+/// the model accepts it. Each such string is the tag of a cell.
 pub fn run() -> Run {
     let mut run = training(Training { has_oom: true, ..Training::SMALL });
     let long = "é/".repeat(127);

@@ -1,4 +1,4 @@
-//! What the agent records of driver calls: the real one, on the simulated driver, in small C programs.
+//! Records of driver calls by the real agent, on the simulated driver, in small C programs.
 use gpumem_ledger::{Ledger, Origin, ProcessKey};
 use gpumem_tests::live::Machine;
 use gpumem_tests::live::programs::programs;
@@ -22,7 +22,7 @@ fn compile(to: &Path, source: &str, options: &[&str]) {
     assert!(output.status.success(), "{cc:?}\n{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A program that allocates from everywhere, and its libraries, in `folder`.
+/// Builds in `folder` a program that allocates from many places, and its libraries.
 fn callers(folder: &Path) -> PathBuf {
     let driver = format!("-L{}", programs().fake.join("lib").display());
     let here = format!("-L{}", folder.display());
@@ -47,7 +47,7 @@ fn callers(folder: &Path) -> PathBuf {
     program
 }
 
-/// Runs it with an agent that records to a file; the recording.
+/// Runs it with an agent that records to a file. Returns the recording.
 fn recorded(machine: &Machine, program: &Path) -> Vec<u8> {
     let recording = machine.dir.join("recording");
     let mut command = machine.command(program);
@@ -90,7 +90,7 @@ fn each_allocation_is_attributed_to_its_library() {
     }
     println!("{printed:?}");
     for (&(stack, caller), names) in &printed {
-        // One library is unloaded when its name is looked up.
+        // One library is already unloaded when its name is resolved.
         let gone = |name: &str| caller == LATER && name == "(a library that is gone)";
         let right = |name: &str| name.ends_with(NAMES[caller as usize]) || gone(name);
         let (total, known): (u64, u64) = names.iter().fold((0, 0), |(total, known), (name, count)| {
@@ -105,7 +105,7 @@ fn each_allocation_is_attributed_to_its_library() {
     assert_eq!(printed[&(0, LATE)].values().sum::<u64>(), 40);
     assert!(printed[&(0, PROGRAM)].keys().all(|name| name.starts_with('/')), "the program by its whole path");
 
-    // What moves the gap, too.
+    // Also calls that change the gap.
     for event in [
         DriverEventKind::ContextCreating,
         DriverEventKind::ContextCreated,
@@ -157,7 +157,7 @@ fn contexts_are_recorded_once_before_they_are_charged() {
         "context 1",
         "ContextCreated 1",
         "1001 bytes 1",
-        // A green one is met, and is none that was made.
+        // A green context is found; it does not count as a created one.
         "GreenContextCreated 1",
         "context 1",
         "1002 bytes 1",

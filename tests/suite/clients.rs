@@ -1,5 +1,5 @@
-//! The agent among other clients of CUPTI: blocked by name, tried again, paused, lost and found. Each program here has its
-//! second client inside (tests/fake-gpu/client.c); the simulated CUPTI counts what a real one would not forgive.
+//! The agent with other clients of CUPTI: blocking by name, retries, pauses, and lost subscriptions. Each program contains a
+//! second client (tests/fake-gpu/client.c). The simulated CUPTI counts violations that would crash a real one.
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::{Daemon, Machine, until};
 use serde_json::Value;
@@ -50,7 +50,7 @@ impl Node {
         serde_json::from_str(&text).unwrap_or(Value::Null)
     }
 
-    /// Waits until the report's coverage is so.
+    /// Waits until the report's coverage has this state.
     fn until_coverage(&self, program: &Program, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         until(40, what, || Some(self.report(program)).filter(|report| is_so(&report["coverage"])))
     }
@@ -75,7 +75,7 @@ impl Node {
         line.unwrap_or_else(|| panic!("no {key} in {text}"))
     }
 
-    /// The agent has asked whether its callbacks come, and they did: from here on it notices a loss.
+    /// Waits until the agent has verified its callbacks. From then on it notices a loss.
     fn until_the_agent_has_looked(&self) {
         let before = self.shown("device_counts");
         until(20, "two looks of the agent", || (self.shown("device_counts") > before + 1).then_some(()));
@@ -141,7 +141,7 @@ fn pause_for_another_client_and_resume() {
     let text = node.until_doctor_says(&program, "paused by the program");
     assert!(text.contains("gpumem_resume() ends it"), "{text}");
 
-    // It is still there: by name, and tried again.
+    // The other client still exists: its name is reported, and the agent retries.
     program.does("resume", "resume");
     let text = node.until_doctor_says(&program, "nsys has held the CUPTI subscription (code 39) for");
     assert!(text.contains("with gpumem.paused():") && text.contains("KINETO_USE_DAEMON=1"), "{text}");
@@ -159,7 +159,7 @@ fn pause_for_another_client_and_resume() {
     assert_eq!(coverage["blind"][1]["why"], "nsys held CUPTI");
     assert_eq!(coverage["blind"][0]["to_ns"], coverage["blind"][1]["from_ns"]);
 
-    // The address of `a` is given out again: its free was missed. `b` is missing.
+    // The address of `a` is allocated again, so its free was missed. `b` is missing.
     program.say("alloc c 5");
     node.until_tracked(&program, 5);
     let text = node.ask(&["report", &program.pid().to_string()]);
@@ -242,7 +242,7 @@ fn each_cupti_refusal_is_reported_and_retried() {
     let node = Node::new(&["cuda.version=13000"]);
     let cupti = programs().fake.join("lib/libcupti.so.13");
     let cupti = cupti.to_string_lossy();
-    // Each attempt asks twice, in the new way and in the old one, but where the first answer names a holder.
+    // Each attempt makes two calls, the new one and the old one, unless the first result names a holder.
     let table = [
         (39, 3, "profiler-7 has held the CUPTI subscription (code 39) for", "end the other profiler"),
         (2, 6, "this libcupti does not know this GPU: install a newer one", "install a newer"),
@@ -297,12 +297,12 @@ fn incompatible_libcupti_is_replaced_by_the_next() {
     alone.does("init", "init 0");
     let text = node.until_doctor_says(&alone, "(code 999)");
     assert!(text.contains("libcupti.so.13") && text.contains("not newer than the driver"), "{text}");
-    // None at all.
+    // No library.
     let mut without = node.program(&[("GPUMEM_CUPTI_PATH", "/nonexistent/libcupti.so.12")]);
     without.does("init", "init 0");
     let text = node.until_doctor_says(&without, "no libcupti was found");
     assert!(text.contains("install nvidia-cuda-cupti"), "{text}");
-    // One that takes the subscription and delivers nothing.
+    // A library that accepts the subscription and delivers no callbacks.
     let mut deaf = node.program(&[("GPUMEM_SIM_CUPTI", "enable:35")]);
     deaf.does("init", "init 0");
     node.until_doctor_says(&deaf, "no permission to use CUPTI, code 35: it delivers no allocations");
@@ -337,7 +337,7 @@ fn other_injection_library_runs_first() {
     let counter = counter.to_string_lossy();
     let calls = node.machine.dir.join("calls");
     let path = calls.to_string_lossy().into_owned();
-    // It is called once, and its answer is not the agent's.
+    // The tool is called once, and its result does not affect the agent's.
     for (returns, so_far) in [("1", "*"), ("0", "**")] {
         let mut program = node.program(&[
             ("GPUMEM_NEXT_INJECTION64_PATH", &counter),
@@ -350,14 +350,14 @@ fn other_injection_library_runs_first() {
         program.say("alloc a 3");
         node.until_covered(&program, 0);
     }
-    // One that is not there, one that is no tool.
+    // An absent tool, and a library that is no tool.
     for path in ["/nonexistent.so", "libcuda.so.1"] {
         let mut program = node.program(&[("GPUMEM_NEXT_INJECTION64_PATH", path)]);
         program.does("init", "init 0");
         program.say("alloc a 3");
         node.until_covered(&program, 0);
     }
-    // One that takes the subscription.
+    // A tool that takes the subscription.
     let mut program = node.program(&[
         ("GPUMEM_NEXT_INJECTION64_PATH", &counter),
         ("COUNTER_SUBSCRIBE", "chained-tool"),

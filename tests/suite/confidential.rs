@@ -1,4 +1,4 @@
-//! Confidential computing: which part of a process's bytes is protected.
+//! Confidential computing: the protected part of a process's bytes.
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::prometheus::{free_address, get};
 use gpumem_tests::live::{Daemon, Job, Machine, until};
@@ -26,7 +26,7 @@ fn protected_bytes_equal_the_drivers() {
         let ps = daemon.asked("/v1/ps")?;
         let row = ps["processes"].as_array()?.iter().find(|row| row["pid"] == job.pid())?;
         let (used, protected) = (row["used_bytes"].as_u64()?, row["protected_bytes"].as_u64()?);
-        // One of them may contain a sample from before the program held memory.
+        // Either answer may contain a sample from before the program held memory.
         let metrics = get(http, "/metrics")?;
         let line = metrics.lines().find(|line| line.starts_with("gpumem_process_protected_bytes{"))?;
         let value: f64 = line.rsplit_once(' ')?.1.parse().ok()?;

@@ -1,4 +1,4 @@
-//! Comparisons as people and programs get them, letter by letter, and those of real recordings to the byte.
+//! Output of comparisons, compared exactly in text and JSON; those of real recordings match to the byte.
 use gpumem_import::read_file;
 use gpumem_model::run::{Cell, Run, Source};
 use gpumem_report::diff::gate::{Of, judge};
@@ -104,7 +104,7 @@ fn bert_pair_differs_by_recorded_parameters_and_gradients() {
         let row = structures.statement.rows.iter().find(|row| row.name == name).expect(name);
         row.bytes[1].expect("known") - row.bytes[0].expect("known")
     };
-    // Data that goes in has such names too, and is no weight.
+    // Input data also has such names, and does not count as weights.
     assert_eq!((named("Weights") + named("Weight Gradients")) / MIB, 1056);
     let tags = pair.table(By::Tag);
     let is_of = |name: &str| name.contains("in_arg") || name.contains("arg_grad");
@@ -122,7 +122,7 @@ fn bert_pair_differs_by_recorded_parameters_and_gradients() {
     assert!(reported.contains("1,055.7 MiB may differ in coverage, not in use"), "{reported}");
 }
 
-/// A daemon's store after its end, asked by gpumemctl.
+/// The store of an ended daemon, read by gpumemctl.
 fn diff_text(daemon: &Daemon, machine: &Machine, arguments: &[&str]) -> (Option<i32>, String) {
     let store = format!("--store={}", machine.dir.join("runs.sqlite").display());
     let output = daemon.ctl(machine, arguments).arg(store).output().expect("gpumemctl runs");
@@ -213,7 +213,7 @@ fn time_range_spans_the_parts_of_a_split_run() {
             (of_pid.count() >= count).then_some(())
         });
     };
-    // In each part something is held for a while that no other part held.
+    // Each part temporarily holds memory that no other part held.
     let mut held = Vec::new();
     for (part, mib) in [(1, 100), (2, 300), (3, 200)] {
         parts(part);

@@ -48,7 +48,7 @@ fn expected(cells: &[(&str, &str, i64)]) -> Cells {
     cells.iter().map(|&(tag, role, mib)| ((tag.to_owned(), role.to_owned()), mib * MIB)).collect()
 }
 
-/// The peak of the one run that there was.
+/// Returns the peak of the only run.
 fn peak(machine: &Machine, daemon: &Daemon) -> Cells {
     until(20, "a closed run", || daemon.pids(machine).is_empty().then_some(()));
     cells(&report(machine, daemon, &[])["devices"][0]["peak"])
@@ -63,7 +63,7 @@ fn three_layers() -> Cells {
     ])
 }
 
-/// Name -> value, changes, least and greatest of each counter; name -> how many of each range.
+/// Name -> value, changes, minimum and maximum of each counter; name -> number of each range.
 fn own(report: &serde_json::Value) -> (BTreeMap<&str, [i64; 4]>, BTreeMap<&str, u64>) {
     let list = |name: &str| report[name].as_array().unwrap_or_else(|| panic!("{report}"));
     let counters = list("counters").iter().map(|counter| {

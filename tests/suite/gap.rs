@@ -12,7 +12,7 @@ fn listed(machine: &Machine, job: &Job, times: usize) {
     until(60, "lists of processes", || (count() >= goal).then_some(()));
 }
 
-/// Lets the program do its next thing, and NVML see it.
+/// Makes the program's next change, and waits until NVML has listed it.
 fn next(machine: &Machine, job: &mut Job, name: &str) {
     job.signal("USR1");
     job.wait_for(&format!("did {name}"));

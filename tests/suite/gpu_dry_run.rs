@@ -1,4 +1,4 @@
-//! The GPU suite on the simulated GPU: that it works where no GPU is, and that all that needs none holds.
+//! The GPU suite on the simulated GPU: the suite works without a GPU, and its checks pass there.
 
 use crate::gpu_replay;
 use gpumem_tests::live::programs::programs;
@@ -6,9 +6,9 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What cannot be found out on a simulated GPU; everything else must be, or there must be a reason here.
+/// Questions without an answer on a simulated GPU. All others must be answered, or have a reason here.
 const NEEDS_HARDWARE: [&str; 5] = ["torch.", "libs.", "attach.runtime", "gap.explained_", "cost.launch"];
-/// What the machine of the test may forbid.
+/// Checks that the test's machine may not permit.
 const NEEDS_NAMESPACES: [&str; 2] = ["processes.namespace", "processes.user_namespace"];
 
 struct Folder(PathBuf);

@@ -323,7 +323,7 @@ fn argument(word: &[u8]) -> OsString {
     OsStr::from_bytes(word.split(|byte| *byte == 0).next().unwrap_or_default()).to_owned()
 }
 
-/// Words where a form asks for one.
+/// Words for the arguments of a form.
 fn tried(form: &str) -> Vec<&'static [u8]> {
     match form.contains("TAG") {
         true => vec![WORDS[6].as_bytes(), WORDS[41].as_bytes(), BYTES[2]],
@@ -532,7 +532,7 @@ fn while_it_runs(promtool: Option<PathBuf>, chromium: Option<PathBuf>) {
     let bytes: i64 = (1..=tags.len() as i64).map(|number| number << 10).sum();
     assert_eq!(report["devices"][0]["last"]["tracked_bytes"], bytes);
 
-    // Every command that asks the daemon.
+    // Every command that queries the daemon.
     let (out, program) = (
         machine.dir.join("out\u{1b}[2J$(touch harm)"),
         machine.dir.join(OsStr::from_bytes(b"\x9b2J;touch harm")),
@@ -572,7 +572,7 @@ fn while_it_runs(promtool: Option<PathBuf>, chromium: Option<PathBuf>) {
     }
     assert!(!machine.dir.join("harm").exists());
 
-    // Not one byte costs a scrape, and no name is lost in another.
+    // No byte makes a scrape fail, and no name is merged with another.
     let metrics = get(http, "/metrics").expect("metrics");
     let lines = hostile::lines("/metrics", metrics.as_bytes());
     let of = |family: &str| lines.iter().filter(|line| line.starts_with(family)).copied().collect::<Vec<_>>();

@@ -1,6 +1,6 @@
-//! The program that is observed is never hurt: every habit that a program may have (tests/trainer/host_main.c and its neighbours) in
-//! every state of the daemon. Each cell of the table is compared with the same program without an agent: output, end, files, and
-//! what the program sees of itself.
+//! The observed program is never disturbed. Programs with every habit (tests/trainer/host*.c) run in
+//! every state of the daemon. Each cell of the table is compared with the same program without an agent: output, end, files,
+//! and the state that the program sees.
 mod cell;
 mod peers;
 mod rows;
@@ -26,7 +26,7 @@ const NVML: &str = "[nvml]\nlist_every_s = 1.0\n";
 struct Column {
     name: &'static str,
     socket: PathBuf,
-    /// Who has connected there, where the test itself listens.
+    /// The test's own listener, if it is one, with the agents that have connected.
     peer: Option<Peer>,
 }
 
@@ -37,7 +37,7 @@ struct Cells<'a> {
     bare: Vec<Outcome>,
     /// Differences by row and column.
     told: Mutex<BTreeMap<(usize, usize), String>>,
-    /// Rows whose agent has connected to one that the test listens with: all, if nothing hinders it.
+    /// Rows whose agent has connected to a listener of the test; normally all.
     met: Mutex<BTreeSet<usize>>,
 }
 
@@ -55,7 +55,7 @@ impl Cells<'_> {
         outcome
     }
 
-    /// Nothing if all is as without an agent.
+    /// Returns the differences from the run without an agent; empty if there are none.
     fn compare(&self, row: usize, column: &Column) -> String {
         let outcome = self.run(&self.rows[row], Some(column));
         if column.peer.as_ref().is_some_and(|peer| peer.met(outcome.pid)) {
@@ -85,7 +85,7 @@ fn each(count: usize, work: impl Fn(usize) + Sync) {
     });
 }
 
-/// Kills the daemon again and again, and starts it anew, until `over`.
+/// Kills and restarts the daemon repeatedly until `over`.
 fn keep_killing(machine: &Machine, over: &AtomicBool) {
     for time in 0.. {
         if over.load(Relaxed) {
@@ -126,7 +126,7 @@ fn all_are_unchanged(rows: &[Row]) {
     // A driver as new as the newest CUDA needs.
     let machine = Machine::new(&["devices=1", "memory=64G", "cuda.version=13990"]);
     let (for_stopped, for_killed) = (Machine::new(&["devices=1"]), Machine::new(&["devices=1"]));
-    // No journal: it would be one more file of each program's.
+    // No journal, which would add a file to each program.
     machine.set(&["truth="]);
     let running = Daemon::start(&machine, "daemon", NVML);
     let stopped = Daemon::start(&for_stopped, "stopped", NVML);

@@ -15,7 +15,7 @@ const MASK_RCNN: &str = "pytorch-mem-profiler-csv/maskrcnn-20200731171701.csv";
 const SMI: &str = "nvidia-smi-csv/tbd-econmt-B128-memory_usage.csv";
 const MIB: i64 = 1 << 20;
 
-/// The runs of a sample, whose format is guessed; its sums hold in every grouping.
+/// Imports a sample with its detected format, and asserts that the sums add up in every grouping.
 fn imported(name: &str) -> Option<Vec<Run>> {
     let path = sample(name)?;
     let runs = read_file(&path, None).expect(name);
@@ -92,7 +92,7 @@ fn bert_has_its_totals_and_classes() {
     assert!(caveat(&run, "live_set").contains("may be less than the peak"));
 }
 
-/// The amounts by category behind the last colon.
+/// Returns the amounts by category after the last colon.
 fn waste(rounding: &str) -> Vec<u64> {
     let (_, parts) = rounding.rsplit_once(": ").expect("categories");
     let amounts = parts.split(", ").map(|part| part.rsplit_once(' ').expect("an amount").1.replace(',', ""));

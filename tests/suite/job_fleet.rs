@@ -79,7 +79,7 @@ impl Node {
         Node { daemon, ranks: Vec::new(), machine, address, _network: network }
     }
 
-    /// A rank on GPU `gpu` that holds so much.
+    /// Starts a rank on GPU `gpu` that holds `mib` MiB.
     fn rank(&mut self, rank: usize, gpu: usize, mib: u64) {
         let mut command = Mixer::command(&self.machine, &self.daemon);
         for (name, value) in [("RANK", rank), ("LOCAL_RANK", gpu), ("WORLD_SIZE", NODES * RANKS)] {

@@ -1,5 +1,5 @@
-//! Every kind of driver memory, on the simulated machine: from allocation through failure, free, a free that fails and
-//! reset to the end of the process, `tracked` is what the machine itself holds, at every moment at which the daemon looks.
+//! Every kind of driver memory on the simulated machine, through allocation, failure, free, failed free, reset, and the end of
+//! the process. At every sample of the daemon, `tracked` equals the machine's own figure.
 use gpumem_ledger::{ROUNDING_RULE, RoundingRule};
 use gpumem_tests::live::scene::{Scene, between, inside};
 use gpumem_tests::live::{Mixer, mixer};
@@ -130,8 +130,8 @@ fn managed_memory_beyond_the_device_is_outside_the_sum() {
     scene.end(&mut [&mut mixer]);
 }
 
-/// What counts is what a pool reserves; what lives in it has the names, the rest is idle. A reservation is asked for at
-/// most every 100 ms at calls, and once a second for pools that last: the test looks when that is over.
+/// A pool counts with its reserved bytes; its live allocations have names, the rest is idle. The reserved bytes are queried at
+/// calls, at most every 100 ms, and once a second for long-lived pools; the test waits for that.
 #[test]
 fn stream_ordered_memory_of_the_default_pool() {
     let mut scene = Scene::new(&["cuda.pool_step=32M"]);
@@ -200,8 +200,8 @@ fn pool_that_grows_twice_at_once() {
     scene.end(&mut [&mut mixer]);
 }
 
-/// The growth of a pool is known once the pool was queried after the allocation, and its shrinking once it was queried
-/// after the trim. A reading in between is torn, and its bounds include the difference.
+/// A query of the pool after the allocation shows its growth, and one after the trim shows its shrinking. A reading in between
+/// is torn, and its bounds include the difference.
 #[test]
 fn pool_with_slow_attribute_queries() {
     let mut scene = Scene::new(&["cuda.pool_step=32M", "latency=sleep"]);

@@ -13,7 +13,7 @@ fn listed(machine: &Machine, job: &Job, times: usize) {
     until(60, "lists of processes", || (count() >= goal).then_some(()));
 }
 
-/// Waits until so many samples of the process are exact in the daemon's recording: on a busy machine many have to wait for the agent.
+/// Waits until the daemon's recording has this many exact samples of the process. On a busy machine many wait for the agent.
 fn exact(machine: &Machine, daemon: &Daemon, job: &Job, samples: u64) {
     until(60, "exact samples", || {
         listed(machine, job, 10); // a replay takes the time of many samples

@@ -1,5 +1,5 @@
-//! Doctor's findings about GPUs whose memory is not the sum of their processes, and about processes without bytes: each
-//! of these machines is simulated by a script.
+//! Doctor's findings about GPUs whose memory is not the sum of their processes, and about processes without bytes. A
+//! script simulates each machine.
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::{Daemon, Job, Machine, until};
 use serde_json::Value;

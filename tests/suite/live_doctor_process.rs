@@ -1,5 +1,5 @@
-//! `doctor PID`: each reason why a process has no agent, made for real and asked for by its owner; and `doctor --bundle`, in which
-//! nothing of a person may be.
+//! `doctor PID` with each real cause of a missing agent, called by the process's owner; and `doctor --bundle`, which must not
+//! contain personal data.
 use gpumem_tests::live::programs::{copy_program, programs};
 use gpumem_tests::live::{Daemon, Job, Machine, until};
 use serde_json::Value;
@@ -43,7 +43,7 @@ impl Node {
         program
     }
 
-    /// A command in the simulated machine, with the variables that `gpumemctl run` would set.
+    /// Returns a command on the simulated machine, with the variables that `gpumemctl run` would set.
     fn covered(&self, program: impl AsRef<Path>, words: &[&str]) -> Command {
         let mut command = self.machine.command(program);
         command.args(words).env("CUDA_INJECTION64_PATH", library());
@@ -217,7 +217,7 @@ fn child_forked_after_cuda_was_initialised() {
     assert!(finding.fix.contains("spawn"), "{finding:?}");
 }
 
-/// What a bundle holds: names and texts.
+/// Returns the names and texts of a bundle's files.
 fn unpacked(archive: &Path) -> Vec<(String, String)> {
     let listed = Command::new("tar").arg("-tzf").arg(archive).output().expect("tar");
     assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
@@ -234,7 +234,7 @@ fn unpacked(archive: &Path) -> Vec<(String, String)> {
 fn a_bundle_holds_no_secret() {
     let node = Node::new();
     let case = node.built("case", &[]);
-    // In an environment, a command line, a tag, a job's name, a comment and a key of the configuration, a log.
+    // Secrets in an environment, a command line, a tag, a job's name, a comment and a key of the configuration, and a log.
     let words = ["cuda", "hold", "hunter2-tag", "--password=hunter2-line"];
     let mut command = node.covered(&case, &words);
     let (_job, pid) =

@@ -12,14 +12,14 @@ fn program_ends_with_its_last_thread_after_main_exits() {
     let arguments = ["--steps", "2", "--threads", "0", "--leave"];
     let mut trainer = Job::start(&mut machine.trainer(&daemon.runtime, &arguments));
     trainer.wait_for("ready");
-    // Without us it ends at once; our thread looks for others every second.
+    // Without the agent it ends at once. The agent's thread checks for other threads every second.
     until(20, "the trainer's end", || (!trainer.is_running()).then_some(()));
     assert!(trainer.end().success());
     daemon.wait_for_the_end_of(&machine, &[&trainer]);
     daemon.stop();
 }
 
-/// More programs begin and end while the daemon is stopped than may wait without a hello: all are read from the socket's queue.
+/// More programs start and end while the daemon is stopped than may wait without a hello. All are read from the socket's queue.
 #[test]
 fn programs_of_a_stopped_daemons_time_have_runs() {
     runs_of_a_stopped_daemons_time("connections_without_hello = 8");
@@ -59,7 +59,7 @@ fn runs_of_a_stopped_daemons_time(limit: &str) {
         };
         trainers.iter().all(|(pid, _)| is_there(*pid)).then_some(())
     });
-    // It writes what it has of processes whose agents it still waits for.
+    // At its end the daemon also writes the runs of processes whose agents it still waits for.
     daemon.stop();
     let runs = list(&daemon);
     for (pid, is_well) in trainers {

@@ -9,7 +9,7 @@
 //! | a connection whose process ended, and whose pid another user's process has | pids | refused in every variant | 0 taken over |
 //! | wall clock +3600 s, -7200 s | clocks::wall_clock_jump_changes_no_duration_and_no_order | durations monotonic, runs in the order in which they came, nothing deleted | held |
 //! | monotonic and boot clock of another time namespace | clocks::process_with_another_monotonic_clock_is_rebased | every sample exact | 0 excused |
-//! | no descriptors left | descriptors | no exit, no process marked as ended, < 25 % of a core, one line in the log; a process that comes then is known within 1 s of its start | 6 % while scraped without a pause, 0.3 s |
+//! | no descriptors left | descriptors | no exit, no process marked as ended, < 25 % of a core, one line in the log; a process started then is tracked within 1 s of its start | 6 % while scraped without a pause, 0.3 s |
 //! | disk full (tmpfs of 12 MiB) | disk::full_disk_is_reported_and_only_its_recording_has_gaps | every run closed and whole after there is room; recording readable and exact again | 0 lost |
 //! | EIO of fsync, fdatasync, pwrite, ftruncate (strace) | disk::failing_disk_is_reported_survived_and_recovers | up, counted, recovers alone | 0 lost |
 //! | 800 half requests that come again at once | http | <= 72 descriptors, median scrape < 1 s, none refused | 65, 0.3 s; before: 9 s, 251 tries |
@@ -17,11 +17,11 @@
 //! | library crashes, or returns garbage | nvml::crashing_or_lying_library_is_survived | the other GPU exact meanwhile, all exact afterwards | held |
 //! | driver absent, unloaded, reloaded; library replaced; partition changed | nvml, daemon/tests/suite/nvml.rs a_driver_may_come_go_and_come_again, nvml/faults.rs | detected again | held |
 //! | restart, upgrade, kill -9, SIGSTOP, watchdog under systemd | systemd.rs replaced, ends_unseen | same connection, exact, <= watchdog + 0.5 s | see there |
-//! | the same with a service manager of 100 lines | daemon/tests/suite/kept.rs | one run; nothing lost at SIGTERM, nothing `partial` after it, reports have both lives at once; a kill -9 loses what was said since the last checkpoint | 0 lost |
+//! | the same with a service manager of 100 lines | daemon/tests/suite/kept.rs | one run; nothing lost at SIGTERM, nothing `partial` after it, reports cover both lives at once; a kill -9 loses the records since the last checkpoint | 0 lost |
 //! | SIGTERM, a dead daemon's sockets | daemon/tests/suite/life.rs | runs go on in the next life | held |
 //! | kill -9 of daemon and store at any instant | daemon/tests/suite/store/kills.rs, runs/tests/suite/store/crash.rs (`make kills`: 1000 each) | 0 acknowledged lost, integrity ok, no run loses more than the last interval | daemon: 1000 kills, at most 0.44 s lost with checkpoints every 0.05 s, on a machine with load 25 |
-//! | full or failing store, damage | daemon/tests/suite/store/faults.rs | told, survived, set aside once | held |
-//! | 1000 agents, half of them sending rubbish | daemon/tests/suite/life.rs a_thousand_agents_cost_less_than_64_mib | <= 64 MiB resident at most | 32 MiB (debug build) |
+//! | full or failing store, damage | daemon/tests/suite/store/faults.rs | reported, survived, set aside once | held |
+//! | 1000 agents, 500 of which send rubbish | daemon/tests/suite/life.rs a_thousand_agents_cost_less_than_64_mib | <= 64 MiB resident at most | 32 MiB (debug build) |
 //!
 //! Tests listed without a module are in the crate closest to the fault.
 mod absent;
@@ -37,7 +37,7 @@ use gpumem_tests::live::{Compared, Daemon, Job, Machine, replay, until};
 use std::net::SocketAddr;
 use std::process::Command;
 
-/// The samples of a family: labels as they are written, and value.
+/// Returns the samples of a family: labels as text, and value.
 fn family(text: &str, name: &str) -> Vec<(String, f64)> {
     let line = |line: &str| {
         let (labels, value) = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} ")?;
@@ -46,7 +46,7 @@ fn family(text: &str, name: &str) -> Vec<(String, f64)> {
     text.lines().filter_map(line).collect()
 }
 
-/// Lists as often as may be: faults are met soon.
+/// Configuration with the shortest list interval, so that faults are detected soon.
 const QUICK: &str = "[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\n";
 
 /// A machine and a daemon that is scraped.
@@ -73,7 +73,7 @@ impl Node {
         until(10, "an exposition", || get(self.address, "/metrics"))
     }
 
-    /// A series as it is written, with its labels.
+    /// Returns the value of a series, which is given with its labels.
     fn value(&self, series: &str) -> Option<f64> {
         let text = self.text();
         text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
@@ -95,7 +95,7 @@ impl Node {
         job
     }
 
-    /// Waits until every process is known to the byte.
+    /// Waits until the daemon accounts for every byte of `jobs`.
     fn until_covered(&self, jobs: &[&Job]) {
         let pid = |job: &Job| format!("pid=\"{}\"", job.pid());
         until(30, "all known to the last byte", || {
@@ -105,13 +105,13 @@ impl Node {
         });
     }
 
-    /// Doctor's text, in lines.
+    /// Returns the output of `gpumemctl doctor`.
     fn doctor(&self) -> String {
         let output = self.daemon.ctl(&self.machine, &["doctor"]).output().expect("gpumemctl runs");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Clock ticks of the processor that the daemon has used.
+    /// Returns the CPU time of the daemon in clock ticks.
     fn cpu_ticks(&self) -> u64 {
         cpu_ticks(self.daemon.job.pid())
     }
@@ -120,8 +120,8 @@ impl Node {
         std::fs::read_dir(format!("/proc/{}/fd", self.daemon.job.pid())).expect("it lives").count()
     }
 
-    /// Ends the daemon, and holds every sample of this process against the machine's truth. Before that, a few lists while everything
-    /// is at rest: on a busy machine those so far may all have been torn.
+    /// Ends the daemon, and compares every sample of `pids` with the machine's truth. First it waits for a few lists
+    /// without changes, because on a busy machine all earlier ones may have been torn.
     fn compare(&mut self, pids: &[u32]) -> Compared {
         const LISTS: &str = "gpumemd_nvml_list_calls_total";
         let lists = self.value(LISTS).unwrap_or_default();

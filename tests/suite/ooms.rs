@@ -20,7 +20,7 @@ impl Scene {
         Scene { machine, daemon }
     }
 
-    /// One whose kernel log is a file of the test's.
+    /// Creates a scene whose kernel log is a file of the test.
     fn with_log(name: &str) -> (Self, PathBuf) {
         let log = std::env::temp_dir().join(format!("gpumem-kmsg-{name}-{}", std::process::id()));
         std::fs::write(&log, "").expect("written");
@@ -46,7 +46,7 @@ impl Scene {
         self.row(pid, &format!("{at_least} of {pid}"), |row| row["used_bytes"].as_i64() >= Some(at_least));
     }
 
-    /// The same, and until its agent's word for it is there, too.
+    /// Also waits until the agent has reported that memory.
     fn explained(&self, pid: u32, at_least: i64) {
         self.row(pid, &format!("{at_least} of {pid}, explained"), |row| {
             row["used_bytes"].as_i64() >= Some(at_least)
@@ -91,7 +91,7 @@ fn bytes(value: &Value) -> i64 {
     value.as_i64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// Every sum of an entry.
+/// Asserts that every sum of an entry adds up.
 fn adds_up(oom: &Value) {
     assert!(oom["gpu"].as_str().is_some_and(|gpu| gpu.starts_with("GPU-")), "{oom}");
     let of = &oom["device"];
@@ -107,7 +107,7 @@ fn adds_up(oom: &Value) {
     }
 }
 
-/// The same of the text: the numbers before and after each `=`.
+/// Asserts the same for the text: the numbers before and after each `=`.
 fn adds_up_as_printed(text: &str) {
     let numbers = |words: &str| -> Vec<i64> {
         let words = words.split(|letter: char| !letter.is_ascii_digit() && !",.-".contains(letter));
@@ -134,7 +134,7 @@ fn adds_up_as_printed(text: &str) {
     }
 }
 
-/// The last number of a few words, in tenths.
+/// Returns the last number of the words, in tenths.
 fn last(words: &str) -> i64 {
     let word = words.split_whitespace().next_back().expect("a word").replace(',', "");
     (word.parse::<f64>().unwrap_or_else(|_| panic!("{words:?}")) * 10.0).round() as i64

@@ -90,7 +90,7 @@ struct Node {
     daemon: Daemon,
     metrics: SocketAddr,
     server: Server,
-    /// A state that is old, which no command can bring about.
+    /// Simulates stale data, which no command can cause.
     is_old: Arc<AtomicBool>,
     sleepers: Vec<Job>,
 }
@@ -144,7 +144,7 @@ impl Node {
         job
     }
 
-    /// Alerts that fire.
+    /// Returns the firing alerts.
     fn firing(&self) -> BTreeSet<String> {
         let alerts = self.server.query("ALERTS{alertstate=\"firing\"}");
         alerts.iter().filter_map(|(labels, _)| Some(labels["alertname"].as_str()?.to_owned())).collect()
@@ -162,7 +162,7 @@ impl Node {
         println!("{alert} clears after {:.0?}", since.elapsed());
     }
 
-    /// What the texts of alerts have come to: numbers with units, nothing that is missing, commands that there are.
+    /// Asserts that the texts of alerts have numbers with units, no missing values, and only existing commands.
     fn annotations_are_whole(&self) {
         let answer = self.server.ask("/api/v1/alerts").expect("alerts");
         let help = self.daemon.ctl(&self.machine, &["--help"]).output().expect("gpumemctl runs").stdout;
@@ -341,7 +341,7 @@ mod prometheus {
             job.end();
         }
         blocked.end();
-        // A process without an agent was killed while its device was full: there is no better evidence.
+        // A process without an agent was killed while its device was full, which is the best available evidence.
         node.fires("GpumemOutOfMemory");
         node.annotations_are_whole();
         for alert in [

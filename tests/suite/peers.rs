@@ -29,7 +29,7 @@ fn as_another_user() {
     say_and_stay("over");
 }
 
-/// How a lie is shown to users.
+/// How users see false data.
 #[derive(Clone, Copy, PartialEq)]
 enum Mark {
     /// By a line of `doctor` and a flag of its row.
@@ -41,8 +41,8 @@ enum Mark {
 }
 use Mark::{Is, No, Told};
 
-/// What a hostile peer does, whether that marks its process, and what of a processor it may make the daemon take, beyond what the
-/// daemon takes for the honest.
+/// Part that a hostile peer plays, whether its process is marked, and the processor share that it may cost the daemon, in
+/// addition to the share for honest programs.
 const PARTS: [(&str, Mark, f64); 13] = [
     ("silent", No, 0.25),
     ("half frames", No, BUSY),
@@ -67,7 +67,7 @@ const GO: Duration = Duration::from_millis(if cfg!(debug_assertions) { 100 } els
 /// The same for a program that starts: it connects, is welcomed, and is read from its beginning.
 const START: Duration = Duration::from_secs(1);
 
-/// These tests measure: one at a time.
+/// Runs these tests one at a time, because they measure.
 static TURN: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -95,7 +95,7 @@ fn whatever_peers_do_others_are_served_and_the_daemon_stays_small() {
         assert!(most <= MOST_RSS_MIB, "{part}: {most} MiB");
         drop(liars);
         until(60, "the descriptors to be closed", || (scene.fds() <= fds + 2).then_some(()));
-        // Quiet is how it was before, and how it is when they are gone: others may have come to want the processors.
+        // The quiet measurements before and after are combined, because other programs may have started to use the processors.
         let after = scene.measured(25);
         within(part, &quiet.with(&after), &busy);
         let (idle, more) = (quiet.share.max(after.share), busy.share - after.share);
@@ -109,7 +109,7 @@ fn whatever_peers_do_others_are_served_and_the_daemon_stays_small() {
     counted(&scene);
 }
 
-/// Others waited twice as long at most.
+/// Asserts that others waited at most twice as long, plus the allowed delay.
 fn within(part: &str, quiet: &Times, busy: &Times) {
     assert!(
         quiet.answers.len() >= 50 && busy.answers.len() >= 50,
@@ -127,7 +127,7 @@ fn within(part: &str, quiet: &Times, busy: &Times) {
     println!("  the daemon {:.2} of a processor, then {:.2}", quiet.share, busy.share);
 }
 
-/// Each refusal has its count, and what a person can do about it.
+/// Asserts that each refusal is counted and reported with a remedy.
 fn counted(scene: &Scene) {
     for (family, reason) in [
         ("agent_refused", "connections_without_hello"),
@@ -202,7 +202,7 @@ fn three_thousand_that_say_nothing_are_held_and_nobody_waits_for_them() {
     scene.is_exact("after them");
 }
 
-/// A control group with a limit of memory, where one can be made; gone when the test is over.
+/// A control group with a memory limit, if one can be created; removed on drop.
 struct Group(Option<PathBuf>);
 
 impl Group {
@@ -225,7 +225,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         let Some(place) = &self.0 else { return };
-        // It is busy until the kernel has put away who was in it.
+        // It is busy until the kernel has removed its processes.
         until(10, "the group's end", || {
             (!place.exists() || std::fs::remove_dir(place).is_ok()).then_some(())
         });

@@ -1,4 +1,4 @@
-//! Pictures of runs, and other tools' renderings of them: every sum, every letter, and no overlapping text.
+//! Pictures of runs, and renderings by other tools: every sum, every letter, and no overlapping text.
 use gpumem_import::read_file;
 use gpumem_model::run::{Cell, Class, Clock, Fate, Iteration, Mark, Oom, OomKind, Run, Source};
 use gpumem_model::timeline::Point;
@@ -30,8 +30,8 @@ fn node_runs() -> Vec<Run> {
     builder.runs(true)
 }
 
-/// So many names, long ones and such that mean something in a format, from most of the memory down to bytes, over time and
-/// with everything that a timeline shows.
+/// A run with `names` names, some long and some with special meaning in a format. Amounts range from most of the memory down
+/// to bytes, over time, with every element of a timeline.
 fn crowded(names: u32) -> Run {
     let mut run = small_train();
     run.clock = Clock::Monotonic { wall_offset_ns: Some(1_700_000_000_000_000_000) };
@@ -124,12 +124,12 @@ fn all() -> Vec<Run> {
         .collect()
 }
 
-/// What the parts at the peak are to add up to.
+/// Returns the expected sum of the parts at the peak.
 fn known_at_peak(run: &Run) -> i64 {
     known(run).iter().sum()
 }
 
-/// The same of each device.
+/// Returns the expected sum for each device.
 fn known(run: &Run) -> Vec<i64> {
     let of = |moment: &gpumem_model::run::Moment| match moment.tracked_bytes {
         Some(tracked) => tracked + moment.predates_bytes.unwrap_or(0) + moment.untrackable_bytes.unwrap_or(0),
@@ -166,7 +166,7 @@ fn every_picture_adds_up() {
                     let svg = draw(&[report_again(&report)], picture, options).expect("a picture").svg();
                     let sums = sums(&svg);
                     let known = known(run);
-                    // Of a device there are as many bars as groupings, and one of other pictures.
+                    // A device has one bar for each grouping, and one in other pictures.
                     let (mut found, mut expected): (Vec<i64>, Vec<i64>) =
                         (sums.into_values().collect(), Vec::new());
                     let bars = found.len() / known.len().max(1);
@@ -220,7 +220,7 @@ fn pictures_of_other_tools_add_up() {
     }
 }
 
-/// Where a text is: left, top, right, bottom, a little smaller than its letters' room.
+/// Returns a text's position: left, top, right, bottom, slightly smaller than the space of its letters.
 fn room(text: &Text) -> [f64; 4] {
     let width = text.width();
     let left = match text.anchor {
@@ -393,7 +393,7 @@ mod browser {
         };
         let (pdf, png) = (drawing.pdf(), drawing.png().expect("small enough"));
 
-        // Every place in the table is that of its object, with no reader at all.
+        // Every offset in the cross-reference table is that of its object; this needs no PDF reader.
         let text = String::from_utf8_lossy(&pdf);
         let bytes_at = |at: usize, what: &str| pdf[at..].starts_with(what.as_bytes());
         let table: usize = text

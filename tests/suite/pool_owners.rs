@@ -9,7 +9,7 @@ use std::process::Stdio;
 
 const MIB: i64 = 1 << 20;
 
-/// Class and tag -> MiB of the latest moment at which everything was known.
+/// Returns MiB by class and tag, at the latest moment with complete data.
 fn held(machine: &Machine, daemon: &Daemon, pid: u32) -> Option<BTreeMap<String, i64>> {
     let output = daemon.ctl(machine, &["report", &pid.to_string(), "--json"]).output().ok()?;
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;

@@ -26,7 +26,7 @@ fn tracked_and_tags(machine: &Machine, daemon: &Daemon, file: &Path) -> (i64, St
     (tracked.or_else(|| find(&report, "tracked_bytes")).unwrap_or_else(|| panic!("{text}")), text)
 }
 
-/// The last number of that name, wherever it is.
+/// Returns the last number with that name, at any depth.
 fn find(value: &serde_json::Value, name: &str) -> Option<i64> {
     match value {
         serde_json::Value::Object(map) => {
@@ -134,7 +134,7 @@ fn recorded_steps_are_complete_and_every_copy_loads() {
     let daemon = Daemon::start(&machine, "daemon", FAST);
     let mut trainer = trainer(&machine, &daemon);
     let pid = trainer.pid().to_string();
-    // Where it is, and so which steps come soon.
+    // Finds the current step, and so the next steps.
     let now = machine.dir.join("now.gpumem");
     done(&machine, &daemon, &["record", &pid, "start", "-o", now.to_str().expect("UTF-8")]);
     let at = until(30, "its step", || steps(&one(&now)).last().copied());
@@ -150,7 +150,7 @@ fn recorded_steps_are_complete_and_every_copy_loads() {
     );
     let busy = ctl(&machine, &daemon, &["record", &pid, "start", "-o", "other.gpumem"]);
     assert!(String::from_utf8_lossy(&busy.stderr).contains(&format!("waits for step {first}")), "{busy:?}");
-    // While it is written, and before.
+    // Copies the file before and during its writing.
     let (mut copies, mut in_between) = (0, 0);
     let copy = machine.dir.join("copy.gpumem");
     let all: Vec<u64> = (first..=last).collect();

@@ -1,4 +1,4 @@
-//! Reports as people and programs get them, letter by letter.
+//! Exact output of reports for people and programs.
 use gpumem_import::read_file;
 use gpumem_model::run::{Caveat, Cell, Clock, Run, Source, State, UntrackableChange, UntrackableParts};
 use gpumem_report::diff::{At, Diff};
@@ -19,7 +19,7 @@ fn report<'r>(run: &'r Run, by: Option<By>) -> Report<'r> {
     report
 }
 
-/// What stands behind rows of the gap.
+/// Suffixes of the gap's rows.
 const KINDS: [&str; 4] = ["at least", "model", "measured", "upper bound"];
 
 fn small_train() -> Run {
@@ -155,7 +155,7 @@ fn caveat(text: &str) -> Caveat {
     Caveat { code: "test".into(), text: text.into() }
 }
 
-/// All but the line that is drawn, which is as wide as there is room.
+/// Returns the words without the drawn line, whose width depends on the space.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter(|line| !line.starts_with("over time ")).flat_map(str::split_whitespace)
 }

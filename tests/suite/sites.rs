@@ -1,4 +1,4 @@
-//! Memory that nothing names is called after the function that asked for it.
+//! Memory without a name is labelled with the function that requested it.
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::{Daemon, Machine, until};
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Tag -> MiB of what a program holds that has asked for all its memory.
+/// Returns MiB by tag of a program that has made all its allocations.
 fn held(
     machine: &Machine,
     daemon: &Daemon,

@@ -42,7 +42,7 @@
 //!
 //! # Crowds (`crowd`)
 //!
-//! Programs that end within milliseconds, 200 of them started in a second, hand-made and with the agent; and programs
+//! Programs that end within milliseconds, started at 200 a second, hand-made and with the agent; and programs
 //! that all live at once. Each has a run. `GPUMEM_SOAK_PROGRAMS=10000` sets the number; 10,000 live ones need 30,300
 //! open files (`ulimit -n`).
 mod crowd;
@@ -69,7 +69,7 @@ struct Soak {
     machine: Machine,
     daemon: Daemon,
     mixer: Mixer,
-    /// When everything stood still: from, to, where.
+    /// Intervals without any change: from, to, place.
     still: Vec<(u64, u64, String)>,
     /// Times at which the driver's pools grew or shrank: their reserved bytes are read a moment later.
     pools: Vec<(u64, u64)>,
@@ -183,13 +183,13 @@ fn lost_records_are_repaired_by_a_resync() {
 }
 
 const PLACES: usize = 64;
-/// What a daemon needs at most, with 64 agents, whatever was done to it.
+/// Memory limit of a daemon with 64 agents, under any fault.
 const CEILING_KIB: u64 = 96 << 10;
 /// Memory limit of the process that reads NVML. Most is the program's own code, which is three times as large in a
 /// debug build.
 const CHILD_CEILING_KIB: u64 = if cfg!(debug_assertions) { 24 << 10 } else { 16 << 10 };
 const CHILD_FDS: usize = 16;
-/// How much it may grow in an hour.
+/// Allowed growth in an hour.
 const GROWTH_MIB: f64 = 1.0;
 /// In the second half of a long soak all programs end at this interval.
 const EMPTY_EVERY: Duration = Duration::from_secs(200);

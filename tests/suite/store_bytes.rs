@@ -1,4 +1,4 @@
-//! What the daemon writes to the disk for processes without an agent.
+//! Bytes that the daemon writes to the disk for processes without an agent.
 
 use gpumem_model::run::State;
 use gpumem_runs::store::Store;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Programs that the check itself runs, and those that it looks for.
+/// Programs that the check runs, and those that it requires.
 const PROGRAMS: [&str; 19] = [
     "sh", "sed", "sort", "head", "cut", "du", "df", "awk", "touch", "rm", "mkdir", "dirname", "env", "cargo",
     "cc", "gcc", "objcopy", "make", "python3",
@@ -50,8 +50,8 @@ impl Surroundings {
         self
     }
 
-    /// Puts a program there that prints these lines. Another process writes it: while any thread of this one forks, a file that it has
-    /// open for writing cannot be executed.
+    /// Creates a program that prints these lines. Another process writes it: a child that any thread forks meanwhile would keep
+    /// a file of this process open for writing, and the file could not be executed.
     fn says(&self, program: &str, lines: &str) -> &Self {
         self.lacks(program);
         let script = format!("#!/bin/sh\ncat << 'END'\n{lines}\nEND\n");

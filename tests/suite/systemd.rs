@@ -16,14 +16,14 @@ use std::time::{Duration, Instant, SystemTime};
 const MACHINE: &str = "/dev/shm/machine";
 const TRUTH: &str = "/dev/shm/truth";
 const CONFIG: &str = "/etc/gpumemd/gpumemd.toml";
-/// Limit of a restart until everything is known again, on an idle machine.
+/// Limit for a restart to restore the complete state, on an idle machine.
 const RESTARTED: Duration = Duration::from_millis(500);
-/// As the test sets it: what a stopped daemon may take longer.
+/// Watchdog timeout that the test sets; a stopped daemon's restart may take that much longer.
 const WATCHDOG: Duration = Duration::from_secs(1);
 /// Allowed delay of systemd's timers: here the watchdog's and `RestartSec`'s.
 const SLACK: Duration = Duration::from_millis(250);
 
-/// A booted machine with a simulated GPU, the package of before, and a job of the user ana's.
+/// A booted machine with a simulated GPU, the previous package, and a job of the user ana.
 struct Node {
     boot: Boot,
     /// The job's process.
@@ -32,12 +32,12 @@ struct Node {
     connection: String,
 }
 
-/// Whether something took no longer than it may.
+/// Checks that a step did not exceed its limit.
 fn is_in_time(what: &str, took: Duration, bar: Duration) {
     gpumem_test_support::bar(what, took, bar);
 }
 
-/// What a step took, for who wants it shorter.
+/// Prints the duration of a step.
 fn timed<T>(what: &str, step: impl FnOnce() -> T) -> T {
     let since = Instant::now();
     let done = step();
@@ -64,7 +64,7 @@ fn install(boot: &Boot, package: &std::path::Path) {
     boot.sh("dpkg -i /tmp/gpumemd.deb");
 }
 
-/// Starts a trainer under gpumemctl, by the manager; the pid of the trainer itself.
+/// Starts a trainer under gpumemctl by systemd. Returns the trainer's pid.
 fn train(boot: &Boot, unit: &str, arguments: &str) -> u32 {
     let trainer = fake().join("bin/trainer");
     boot.sh(&format!(
@@ -127,12 +127,12 @@ impl Node {
         self.ask("/v1/ps")?["processes"].as_array()?.iter().find(|row| row["pid"] == self.pid).cloned()
     }
 
-    /// The job's run, as it goes on.
+    /// Returns the job's current run.
     fn run(&self) -> Option<Value> {
         self.ask("/v1/runs")?.as_array()?.iter().find(|run| run["process"]["pid"] == self.pid).cloned()
     }
 
-    /// Waits until the job's memory is known to the byte: its agent has sent its whole state, and there is a sample.
+    /// Waits until the job's memory is fully covered: its agent has sent its whole state, and there is a sample.
     fn until_covered(&self) {
         let mut coverage = None;
         let deadline = Instant::now() + Duration::from_secs(30);
@@ -180,7 +180,7 @@ impl Node {
         });
     }
 
-    /// What each life of the daemon has recorded, by the second of its start.
+    /// Returns the recording of each life of the daemon, in the order of their starts.
     fn recordings(&self) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(self.boot.file("/var/lib/gpumemd")).expect("the state directory");
         let paths = entries.map(|entry| entry.expect("an entry").path());
@@ -190,7 +190,7 @@ impl Node {
         recordings
     }
 
-    /// Another daemon than `before` is ready, and nothing has happened to the job's connection.
+    /// Waits until another daemon than `before` is ready, and asserts that the job's connection is unchanged.
     fn until_replaced(&self, before: u32) {
         until(20, "another daemon", || (![0, before].contains(&self.main_pid())).then_some(()));
         until(20, "a ready one", || (self.boot.show("gpumemd", "ActiveState") == "active").then_some(()));
@@ -198,7 +198,7 @@ impl Node {
         assert_eq!(self.sockets(), self.connection, "the agent has connected anew\n{}", self.boot.journal());
     }
 
-    /// Holds every sample of the recordings against the machine's truth.
+    /// Compares every sample of the recordings with the machine's truth.
     fn compare(&self, least_recordings: usize) {
         let journal = truth::read(&self.boot.file(TRUTH));
         let mut recordings = 0;
@@ -280,7 +280,7 @@ fn replaced(node: &Node) {
         assert!(maps.contains(&format!("/usr/lib/gpumem/{OLD}/")) && !maps.contains("(deleted)"), "{maps}");
     });
     timed("reload", || reloaded(node));
-    // Before and after the restart, three kills, the watchdog with the restart for its sake and the one without it, the upgrade.
+    // Before and after the restart, three kills, the restarts with and without the watchdog, the upgrade.
     timed("compare", || node.compare(9));
     timed("10 restarts under scrapes", || {
         boot.sh("systemd-run --quiet --unit=scrapes -p StandardOutput=file:/tmp/scrapes sh -c \
@@ -355,7 +355,7 @@ fn ends_unseen(node: &Node) {
     boot.sh("rm /run/systemd/system/gpumemd.service.d/20-slow.conf; systemctl daemon-reload; systemctl reset-failed short");
 }
 
-/// What the unit lets the daemon do, seen from inside.
+/// Checks the unit's restrictions from inside the daemon's namespaces.
 fn shut_in(node: &Node, mode: &str) {
     let boot = &node.boot;
     let status = boot.sh(&format!("cat /proc/{}/status", node.main_pid()));
@@ -509,7 +509,7 @@ fn the_unit_is_tight_and_right() {
     let _ = std::fs::remove_dir_all(&copies);
     let printed = String::from_utf8_lossy(&verified.stderr);
     assert!(verified.status.success() && printed.is_empty(), "{printed}");
-    // Who the peers are must stay the kernel's word, however well it would score.
+    // Peers must be identified by the kernel, so settings that prevent that are not used, even if they improve the score.
     let text = std::fs::read_to_string(&unit).expect("the unit");
     let set = |key: &str| text.lines().any(|line| line.split('=').next() == Some(key));
     for key in ["PrivateUsers", "ProtectProc", "ProcSubset", "PrivateDevices", "DynamicUser"] {

@@ -76,7 +76,7 @@ fn groundhog_equals_its_analysis_and_others() {
     assert_eq!(others, 640_064, "listed by tag, not dropped");
 }
 
-/// The search words of the analysis that the groundhog log meets, with the names of their categories.
+/// The search words of the analysis that occur in the groundhog log, with the names of their categories.
 fn words_and_names() -> BTreeMap<&'static str, &'static str> {
     BTreeMap::from([
         ("(source)", "Source"),
@@ -107,7 +107,7 @@ fn words_and_names() -> BTreeMap<&'static str, &'static str> {
     ])
 }
 
-/// A ledger that is asked at every sample.
+/// A ledger that is queried at every sample.
 #[derive(Default)]
 struct Asking {
     ledger: Ledger,

@@ -1,4 +1,4 @@
-//! What the structure promises and no compiler checks.
+//! Rules of the structure that no compiler checks.
 mod figures;
 mod parsing;
 

@@ -1,5 +1,5 @@
-//! Memory snapshots of PyTorch: a real one of a stranger's, to the byte, and some that the wheels write on the simulated machine, held
-//! against torch's own word at that moment.
+//! Memory snapshots of PyTorch: a real third-party one, checked to the byte, and snapshots that the wheels write on the
+//! simulated machine, compared with torch's own figures of that moment.
 use gpumem_import::read_file;
 use gpumem_model::run::{Class, OomKind, Run};
 use gpumem_model::units::thousands;
@@ -80,7 +80,7 @@ fn published_snapshot_has_its_known_figures() {
     assert!(text.contains("memory_allocated 18,595 + idle 161 = memory_reserved 18,756"), "{text}");
 }
 
-/// Bytes at the end of the cells that are meant.
+/// Returns the final bytes of the selected cells.
 fn amounts(run: &Run, is_meant: impl Fn(&gpumem_model::run::Cell) -> bool) -> i64 {
     let amounts = run.devices.iter().flat_map(|device| &device.last.amounts);
     amounts.filter(|(cell, _)| is_meant(&run.cells[*cell as usize])).map(|(_, bytes)| bytes).sum()

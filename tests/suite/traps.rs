@@ -1,4 +1,4 @@
-//! Traps that other tools fell into, one test each; this is where each one is.
+//! Known errors of other tools, with the test for each.
 //!
 //! | | trap | test |
 //! |---|---|---|
@@ -35,7 +35,7 @@ use std::path::Path;
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 const M: i64 = 1 << 20;
 
-/// Rows of `gpumemctl ps` for a process, when they are so.
+/// Waits until the rows of `gpumemctl ps` for a process satisfy a condition, and returns them.
 fn rows(daemon: &Daemon, pid: u32, what: &str, are_so: impl Fn(&[Value]) -> bool) -> Vec<Value> {
     until(30, what, || {
         let ps = daemon.asked("/v1/ps")?;
@@ -49,7 +49,7 @@ fn has(row: &Value, flag: &str) -> bool {
     row["flags"].as_array().is_some_and(|flags| flags.iter().any(|one| one == flag))
 }
 
-/// Everything in a report of a device at a moment adds up.
+/// Asserts that the sums of a device's report at a moment add up.
 fn adds_up(moment: &Value) {
     let number = |name: &str| moment[name].as_i64().unwrap_or_else(|| panic!("{name}: {moment}"));
     let (tracked, untrackable) = (number("tracked_bytes"), number("untrackable_bytes"));
@@ -319,7 +319,7 @@ fn trap_15_blocked_agent_says_so_and_claims_nothing() {
         rows.first().is_some_and(|row| has(row, "blocked") && row["used_bytes"].is_i64())
     });
     assert!(row[0]["tracked_bytes"].is_null() && row[0]["untrackable_bytes"].is_null(), "{row:?}");
-    // None of the calls that are listened to is on the path of a launch.
+    // No subscribed call is on the path of a launch.
     let table = include_str!("../../agent-lib/src/sources/cupti/table.rs");
     for call in ["cuLaunchKernel", "cuGraphLaunch", "cuMemcpy", "cuEventRecord", "cuStreamSynchronize"] {
         assert!(!table.contains(call), "{call}");
@@ -342,7 +342,7 @@ fn trap_20_device_without_a_memory_reading_has_processes() {
     assert!(device["why"].is_string(), "{device}");
 }
 
-/// Contexts as large as what people have found between their tracker and the driver.
+/// Sizes of contexts, from reported differences between a tracker and the driver, in bytes.
 const GAPS: [u64; 15] = [
     155_189_248,   // HAMi #1623
     266_338_304,   // HAMi #555
@@ -406,7 +406,7 @@ fn gaps_as_seen_in_the_wild() {
     }
 }
 
-/// The table above names tests that are there.
+/// Every test in the table above must exist.
 #[test]
 fn every_trap_has_its_test() {
     let (root, text) = (Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), include_str!("traps.rs"));

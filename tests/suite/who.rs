@@ -1,4 +1,4 @@
-//! Whose processes are: in control groups of the shapes that Kubernetes, Docker and Slurm make, made here for real.
+//! Owners of processes in real control groups, with the layouts of Kubernetes, Docker and Slurm.
 use gpumem_tests::live::prometheus::{free_address, get};
 use gpumem_tests::live::{Daemon, Machine, Mixer, until};
 use serde_json::{Value, json};
@@ -7,11 +7,11 @@ use std::process::Command;
 
 const UID: &str = "0f5c1a2b_1111_4222_8333_4444aaaabbbb";
 
-/// A tree of control groups of our own; gone when the test is over.
+/// A tree of control groups for the test, removed on drop.
 struct Groups(PathBuf);
 
 impl Groups {
-    /// In a hierarchy of the machine in which groups can be made.
+    /// Creates the tree in the first hierarchy that permits it; `None` if none does.
     fn new() -> Option<Self> {
         let root = Path::new("/sys/fs/cgroup");
         let name = format!("gpumem-test-{}", std::process::id());
@@ -37,7 +37,7 @@ impl Drop for Groups {
             entries.filter(|entry| entry.path().is_dir()).for_each(|entry| remove(&entry.path()));
             let _ = std::fs::remove_dir(place);
         }
-        // A group is busy until the kernel has put away who was in it.
+        // A group is busy until the kernel has removed its processes.
         for _ in 0..50 {
             remove(&self.0);
             if !self.0.exists() {
@@ -48,7 +48,7 @@ impl Drop for Groups {
     }
 }
 
-/// The program, begun in a group.
+/// Starts the program in a group.
 fn in_group(machine: &Machine, mixer: &Command, group: &Path) -> Command {
     let mut command = machine.command("sh");
     command.args(["-c", "echo $$ > \"$1\" && exec \"$2\"", "sh"]);

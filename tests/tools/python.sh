@@ -7,7 +7,7 @@
 # older system and nothing is installed. apt selects the versions and checks signatures. The archive is the one that
 # this machine's apt uses, or DEBIAN_MIRROR. 3.Nt, without a GIL, is in no distribution: the interpreter and its
 # compiled modules come from the package freeze-core, the modules written in Python from Debian's 3.N. python/start.c
-# makes a `python` of them.
+# turns that interpreter into `python`.
 #
 # Built once and kept in target/tools/python (or below CARGO_TARGET_DIR); 10 s and 100 MB each. Needs apt, pip, cc.
 # Prints the reason and exits with 1 on failure, with 2 if the archive does not have that version (any more).

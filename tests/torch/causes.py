@@ -146,7 +146,7 @@ def embeddings_kept():
 
 
 def cache_without_limit():
-    """A cache by request that never forgets."""
+    """A cache by request that never evicts."""
     model = Net().cuda().eval()
     cache = {}
 
@@ -192,7 +192,7 @@ def logits_too_large():
 
 
 def second_optimizer():
-    """The state of a second optimizer does not fit beside the first."""
+    """The state of a second optimizer does not fit while the first exists."""
     with torch.device("cuda"):
         model = Net(width=4096, depth=6)
     first = trained(model, 5, rows=64, width=4096)
@@ -201,7 +201,7 @@ def second_optimizer():
 
 
 def one_huge_request():
-    """A table of all pairs."""
+    """One tensor for all pairs of 100,000 elements."""
     model = Net().cuda()
     trained(model, 5)
     torch.zeros(100_000, 100_000, device="cuda")

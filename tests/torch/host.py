@@ -60,11 +60,11 @@ def load(what, model, workers):
             seen.append(rows[:, 0].tolist())
             model(rows.cuda(non_blocking=True)).sum().backward()
     except (ValueError, RuntimeError) as error:
-        # The workers' numbers are others each time, and how many batches came before one dies.
+        # The workers' numbers, and the number of batches before one dies, differ in each run.
         first = str(error).splitlines()[0]
         seen = [type(error).__name__, "DataLoader worker" in str(error), re.sub(r"\d+", "N", first) if what == "fails" else ""]
-    # What a loader that failed leaves behind is a cycle. A worker that is forked while it is there may be the one who collects it, and
-    # dies of that ("can only test a child process"): by chance, with an agent or without.
+    # A failed loader leaves a reference cycle. If a worker is forked before the cycle is collected, the worker may collect it and
+    # then dies ("can only test a child process"). This depends on timing, with an agent or without.
     gc.collect()
     print(what, *seen, flush=True)
 

@@ -40,7 +40,7 @@ def names(function):
 
 
 def here():
-    """What an allocation is called now, and its phase."""
+    """Returns the name and phase that an allocation has now."""
     text = ctypes.create_string_buffer(4096)
     library.gpumem_here(text, len(text))
     return text.value.decode().splitlines()[0]
@@ -79,7 +79,7 @@ class Told:
 
 
 class Ask(torch.autograd.Function):
-    """Notes what its forward and its backward pass are called."""
+    """Records the names of its forward and its backward pass."""
 
     @staticmethod
     def forward(ctx, x, log):
@@ -215,7 +215,7 @@ def the_backward_pass_is_named_whatever_thread_runs_it():
 
 
 class Twice(nn.Module):
-    """Its operation is a function of the program's."""
+    """Its operation is an autograd function of the program."""
 
     def forward(self, x):
         return Ask.apply(x, [])
@@ -295,7 +295,7 @@ def paths(calls, role):
 
 @test
 def a_compiler_that_takes_the_hooks_of_optimizers_is_told_of():
-    """As that of PyTorch 2.2 does."""
+    """PyTorch 2.2's compiler does so."""
     import torch._dynamo
 
     package, kind = sys.modules["_gpumem_torch"], torch.optim.SGD
@@ -343,7 +343,7 @@ def two_optimizers_tell_what_is_theirs():
 
 
 class Asking(torch.optim.SGD):
-    """Notes what its step is called, and what a closure's modules are in it."""
+    """Records the names of its step, and of the modules that a closure calls in it."""
 
     def step(self, closure=None):
         self.log.append(here())
@@ -474,7 +474,7 @@ def a_state_that_was_loaded_is_told_with_the_next_step():
     states = lambda optimizer: {v.untyped_storage().data_ptr() for s in optimizer.state.values() for v in s.values() if v.is_cuda}
     told = {address for _, address, _, role, _ in calls if role == STATE}
     assert len(states(optimizer)) >= 12 and states(optimizer) <= told, (states(optimizer), told)
-    # One parameter's alone.
+    # The state of one parameter changes.
     first = next(iter(optimizer.state))
     optimizer.state[first] = {name: value.clone() for name, value in optimizer.state[first].items()}
     begun().modules.due = 0.0
@@ -482,7 +482,7 @@ def a_state_that_was_loaded_is_told_with_the_next_step():
         optimizer.step()
     told = {address for _, address, _, role, _ in calls if role == STATE}
     assert {v.untyped_storage().data_ptr() for v in optimizer.state[first].values() if v.is_cuda} <= told, told
-    # And without a step. The optimizer is found because it loads.
+    # Also without a step: the optimizer is found because it loads its state.
     saved = {name: copy.deepcopy(value) for name, value in optimizer.state_dict().items()}
     for state in saved["state"].values():
         state.update({name: value.cpu() for name, value in state.items()})
@@ -608,7 +608,7 @@ def a_program_that_records_what_it_computes_is_left_alone():
 
 @test
 def functorch_is_not_asked():
-    """Asked, it makes the thread a state, which each node of each backward pass copies from then on."""
+    """A query of functorch creates a state of the thread, which every later backward node would copy."""
 
     class Watched:
         def __getattr__(self, name):
@@ -644,8 +644,8 @@ def nothing_is_compiled_differently():
             run(ones()).sum().backward()
             step()
             optimizer.zero_grad()
-        # CPython 3.14: where there is any hook before steps, a graph that ends inside of a step is not gone on with but begun anew,
-        # which has another name and is the same otherwise.
+        # CPython 3.14: with any hook before steps, a graph that ends inside a step is compiled anew and not resumed.
+        # Only its name differs.
         ends = collections.Counter(counters["graph_break"]) + collections.Counter(counters["unimplemented"])
         return dict(ends), dict(counters["stats"]), dict(counters["recompiles"])
 
@@ -663,7 +663,7 @@ def nothing_is_compiled_differently():
 
 @test
 def a_compiler_does_not_see_us():
-    """What runs while a model's code is not in a graph is shown to Dynamo, function by function."""
+    """Dynamo sees every function that runs while a model's code is outside of a graph."""
     import torch._dynamo.types
 
     dynamo, seen = torch._C._dynamo.eval_frame, set()
@@ -693,7 +693,7 @@ def a_compiler_does_not_see_us():
     finally:
         dynamo.set_eval_frame(before)
     assert ("__init__" in {name for _, name in seen}), seen
-    # The agent's own has no file; the package of a program that imports it lies in a folder, which others may be called like.
+    # The agent's code has no file. A program's imported package is in a folder, whose name other folders may share.
     package = os.path.dirname(getattr(sys.modules.get("gpumem"), "__file__", None) or "/nonexistent/")
     ours = {name for file, name in seen if file.startswith("<gpumem") or os.path.dirname(os.path.abspath(file)).startswith(package)}
     assert not ours, ours
@@ -731,7 +731,7 @@ def a_sharded_model_is_told_by_its_local_tensors():
         assert net.first.log[:2] == ["Net/first forward", "Net/first backward"], net.first.log
         layers = {f"Net/{part}/fc" for part in ("first", "rest.0", "rest.1.1")}
         wanted = {f"{layer}/{kind}" for layer in layers for kind in ("weight", "bias")}
-        # The gradients of a group are made in one storage.
+        # The gradients of a group share one storage.
         for role, wanted in ((PARAMETER, wanted), (GRADIENT, layers), (STATE, wanted)):
             found = {path for path in paths(calls, role) if path.startswith("Net/")}
             assert found == wanted, (role, found)

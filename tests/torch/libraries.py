@@ -93,7 +93,7 @@ class Case(Training):
             if number == LOADED_AT:
                 self.load(number)
         mark(f"model {self.name} truth")
-        # It holds on to every node of the graph: roles are others.
+        # GroundTruth keeps every node of the graph alive, which changes roles.
         self.checks = False
         with GroundTruth(self.model):
             self.one(STEPS)

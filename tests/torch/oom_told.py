@@ -1,4 +1,4 @@
-"""An out-of-memory error that the program catches, and gpumem's report of it. Prints `ok`."""
+"""Checks gpumem's report of an out-of-memory error that the program catches. Prints `ok`."""
 
 import os
 import sys

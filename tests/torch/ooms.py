@@ -1,5 +1,5 @@
-"""Runs out of memory in three ways, and goes on each time: a driver that gives in once the cache is flushed, one that does
-not, and a limit of the pool's own."""
+"""Runs out of memory in three ways, and continues each time: the driver succeeds once the cache is flushed, the driver
+fails again, and the pool has a limit."""
 
 import torch
 from said import check, say
@@ -41,7 +41,7 @@ kept = ask("survived", 10 * GIB)
 ask("device", 8 * GIB)
 del kept
 torch.cuda.empty_cache()
-# Even a fraction of 1 is a limit: from here on the driver would not be asked any more.
+# Any fraction, even 1, is a limit: from here on torch requests no memory beyond it from the driver.
 torch.cuda.set_per_process_memory_fraction(0.25)
 ask("pool", 6 * GIB)
 say(done=True)

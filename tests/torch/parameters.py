@@ -46,7 +46,7 @@ def main():
             optimizer.step()
             reserved = torch.cuda.memory_reserved()
             if numbered:
-                # With numbers of the optimizer the next one has begun.
+                # Only here: in the other mode, the optimizer's step has already begun the next iteration.
                 optimizer.zero_grad()
             say(epoch=epoch, iteration=iteration, parameters=parameters, gradients=gradients, reserved=reserved)
             if not numbered:

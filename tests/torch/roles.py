@@ -172,7 +172,7 @@ SCRATCH = 64 << 20
 
 
 class Scratch(nn.Module):
-    """Needs memory for a moment."""
+    """Allocates temporary memory."""
 
     def forward(self):
         torch.empty(SCRATCH, dtype=torch.uint8, device="cuda")
@@ -212,7 +212,7 @@ def clipped():
 
 
 def hooked_gradients():
-    """Looks in the hooks of gradients."""
+    """Checks roles inside hooks of gradients."""
     model = small()
     training = Training("hooked_gradients", model, adam(model))
 
@@ -341,11 +341,11 @@ def graphed():
     words, graph = training.batch(), torch.cuda.CUDAGraph()
     before = blocks()
     with torch.cuda.graph(graph):
-        # Where the generator of random numbers gets its seed from at each replay, if that is there already.
+        # The memory from which the random generator reads its seed at each replay, if it exists already.
         training.more = dict.fromkeys(blocks().keys() - before.keys(), "input")
         loss = training.forward("1/forward", words)
         loss.backward()
-    # Its result, and that seed. A workspace is larger.
+    # The loss and the seed. A workspace is larger.
     training.results = {address for address, size in blocks().items() if address in training.made and size < 1 << 20}
     assert storage(loss) in training.results
     for number in range(1, STEPS):

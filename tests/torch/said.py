@@ -54,7 +54,7 @@ def blocks():
 
 
 def agent():
-    """The agent's own Python in this process, if it has any."""
+    """Returns the agent's Python core in this process, or None."""
     package = sys.modules.get("_gpumem_torch")
     return getattr(getattr(package, "_core", None), "_core", None)
 
@@ -72,12 +72,12 @@ def until(what, condition):
 
 
 def storage(tensor):
-    """Of a DTensor the local one's."""
+    """Returns the address of the tensor's storage; for a DTensor, of its local tensor's."""
     return getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr()
 
 
 def path_of(root, name):
-    """`h.3.attn` of a GPT: `GPT/h.3/attn`, a number belongs to its container."""
+    """Returns the path of a module: `GPT/h.3/attn` for `h.3.attn`. A number stays with its container."""
     path = root
     for part in name.split(".") if name else []:
         path += ("." if part.isdigit() else "/") + part
@@ -85,7 +85,7 @@ def path_of(root, name):
 
 
 class Claims(TorchFunctionMode):
-    """On one thread: what a call makes of the backward pass belongs to the module that the thread is in."""
+    """Assigns the backward nodes that a call creates to the module that this thread is in. Affects one thread."""
 
     def __init__(self, truth):
         super().__init__()

@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class Adapted(nn.Module):
-    """As LoRA does it."""
+    """An adapter as in LoRA."""
 
     def __init__(self, base):
         super().__init__()
@@ -80,7 +80,7 @@ def truth(net, optimizer):
             if id(tensor) in seen:
                 continue
             seen[id(tensor)] = tensor
-            # What several calls give is added up under the name of what happened to run before.
+            # Gradients of several calls are summed under the name of the module that ran before, so they are not compared.
             found = [("parameter", tensor), ("gradient", tensor.grad if uses[id(tensor)] == 1 else None)]
             found += [("optimizer_state", state) for state in optimizer.state.get(tensor, {}).values()]
             rows += [[hex(storage(t)), what, path, own] for what, t in found if torch.is_tensor(t) and t.is_cuda]
@@ -103,7 +103,7 @@ def step(name, net, optimizer):
 
 
 def places(net):
-    """Every module but the outermost, by its place."""
+    """Returns (parent, name) of every module except the outermost."""
     return [(parent, name) for parent in net.modules() for name, child in parent.named_children()]
 
 
@@ -116,7 +116,7 @@ class Surgeon:
         self.net, self.random, self.number = net, random.Random(seed), 0
 
     def place(self, *kinds):
-        """A block or layer, and where it is."""
+        """Selects a block or layer at random; returns its (parent, name)."""
         if not any(isinstance(module, Block) for module in self.net.modules()):
             self.insert()
         found = [(p, n) for p, n in places(self.net) if n not in ("blocks", "heads") and isinstance(p, kinds or nn.Module)]
@@ -127,7 +127,7 @@ class Surgeon:
         return f"part_{self.number}"
 
     def holder(self):
-        """Where something can be put in."""
+        """Selects a module at random that can hold a further one."""
         return self.random.choice([m for m in self.net.modules() if isinstance(m, (Block, Adapted))])
 
     def is_rich(self):

@@ -24,7 +24,7 @@ def step(name, loss, model, optimizer):
 
 
 def parts(model):
-    """What a model's own forward calls."""
+    """Yields the modules that the model's forward function calls."""
     for child in model.children():
         yield from child if isinstance(child, torch.nn.ModuleList) else [child]
 
@@ -45,7 +45,7 @@ def train(name, backend, whole):
         step(f"{name}/{number}", loss, model, optimizer)
     before = backend and graphs()
     mark(f"model {name} truth")
-    # A mode would have everything compiled again.
+    # A torch function mode would cause recompilation.
     with GroundTruth(model, claims=not backend):
         step(f"{name}/truth", loss, model, optimizer)
     if backend:

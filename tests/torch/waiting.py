@@ -1,4 +1,4 @@
-"""Waits for the agent, where a program is over before it would have begun."""
+"""Waits for the agent in programs that would end before it has started."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ import time
 
 
 def are_frames_read():
-    """The agent has proved its reading of frames in this process; without an agent there is nothing to wait for."""
+    """Returns whether the agent has tested its reading of frames in this process."""
     core = getattr(getattr(sys.modules.get("_gpumem_torch"), "_core", None), "_core", None)
     return core is not None and core.tested is not None
 

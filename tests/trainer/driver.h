@@ -1,4 +1,4 @@
-/* The CUDA driver, loaded at run time: real or simulated, the program does not care. */
+/* The CUDA driver, real or simulated, loaded at run time. */
 #ifndef TRAINER_DRIVER_H
 #define TRAINER_DRIVER_H
 
@@ -62,7 +62,7 @@ extern driver_calls cu;
 enum { OUT_OF_MEMORY = 2 };
 
 void *load_driver(void);                     /* the library's handle; exits when there is none */
-void must(int result, const char *what);     /* exits unless the driver said 0 */
+void must(int result, const char *what);     /* exits unless the driver returned 0 */
 uint64_t now_ns(void);
 
 #endif

@@ -31,7 +31,7 @@ void say(const char *format, ...) {
     int length = vsnprintf(line, sizeof line - 1, format, arguments);
     va_end(arguments);
     line[length] = '\n';
-    for (int done = 0; done <= length;) { /* past stdio: what a program that dies has said was said */
+    for (int done = 0; done <= length;) { /* without stdio, so that output of a crashing program is not lost */
         ssize_t wrote = write(1, line + done, (size_t)(length + 1 - done));
         if (wrote < 0 && errno != EINTR) return;
         done += wrote > 0 ? (int)wrote : 0;
@@ -99,7 +99,7 @@ static void descriptors(char *line, size_t room) {
 /* Its descriptors, signals, limits, folder and children. */
 void view(void) {
     char line[512], before[512] = "", link[64];
-    for (int look = 0; look < 20; look++) { /* a file that somebody opens for a moment is not meant */
+    for (int look = 0; look < 20; look++) { /* repeats, to ignore briefly opened files */
         descriptors(line, sizeof line);
         if (!strcmp(line, before)) break;
         strcpy(before, line);

@@ -1,4 +1,4 @@
-/* What the two programs of habits share: host_main.c and host_cxx.cpp. See host_main.c. */
+/* Shared by the two programs host_main.c and host_cxx.cpp. See host_main.c. */
 #ifndef TRAINER_HOST_H
 #define TRAINER_HOST_H
 
@@ -8,12 +8,12 @@ extern "C" {
 
 void open_gpu(void);              /* loads the driver and takes the device's context */
 void use_gpu(void);               /* this thread's, too */
-void work(int rounds);            /* takes and gives memory under names; ends the program when the driver refuses */
+void work(int rounds);            /* allocates and frees memory under names; ends the program when the driver refuses */
 unsigned long long take_bytes(unsigned long long bytes); /* device memory; 0 when there is none */
 void give_back(unsigned long long address);
-void nap(int ms);                 /* so long that the agent's thread has its turn; signals do not shorten it */
+void nap(int ms);                 /* long enough for the agent's thread to run; signals do not shorten it */
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void view(void);                  /* what the program can see of itself */
+void view(void);                  /* prints the program's view of its own state */
 
 typedef struct {
     const char *name;

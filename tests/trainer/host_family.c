@@ -1,4 +1,4 @@
-/* Habits that are about other processes, and about libraries that come and go. */
+/* Habits with other processes, and with libraries that are loaded and unloaded. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -28,7 +28,7 @@ static void waited(pid_t child, const char *what) {
     else say("%s was ended by signal %d", what, WTERMSIG(status));
 }
 
-/* What a child may do that must not hang. */
+/* Calls in a child that must not hang. */
 static void calls_in_child(void) {
     alarm(20);
     gpumem_push("child");
@@ -54,7 +54,7 @@ static int forks(void) {
     }
     work(20);
     nap(20);
-    pid_t stays = fork(); /* outlives its parent, and holds nothing of the parent's open */
+    pid_t stays = fork(); /* outlives its parent, without open descriptors of the parent */
     if (stays == 0) {
         nap(120);
         say("the child that stays");
@@ -160,7 +160,7 @@ static int forks_at_first(void) {
     return 0;
 }
 
-/* No handler of the C library's runs for this one. */
+/* A fork for which the C library calls no handlers. */
 static int clones(void) {
     open_gpu();
     work(10);

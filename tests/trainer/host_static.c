@@ -1,5 +1,5 @@
 /* A program with its own CUDA runtime, the default of nvcc (`-cudart static`): libcudart is not loaded, its calls are
- * not visible to others, and the first of them opens the driver. The runtime is that of fake-gpu/cudart. */
+ * not visible to others, and the first call opens the driver. The runtime is that of fake-gpu/cudart. */
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-"""program.py LIBRARY WHAT: what our code does in this CPython, with a stand-in for PyTorch. WHAT: names, unread, interrupt or end."""
+"""program.py LIBRARY WHAT: the agent's Python code with a stand-in for PyTorch. WHAT: names, unread, interrupt or end."""
 
 import ctypes
 import gc
@@ -46,7 +46,7 @@ class Leaf(nn.Module):
 
 
 class GraphModule(nn.Module):
-    """As torch.fx has them: each is of a class of its own."""
+    """A module as in torch.fx: each instance has a separate class."""
 
     def __new__(cls, *_):
         return object.__new__(type("Traced", (cls,), {}))
@@ -88,7 +88,7 @@ def names():
     del early, late, optimizer
     gc.collect()
     assert len(core.modules.known) == known - 6, core.modules.known
-    # What a compiler makes has the name of the module that is compiled, and takes no name from anybody.
+    # A module made by a compiler has the name of the compiled module, and changes no other module's name.
     net, compiled = Net(), GraphModule()
     assert net._wrapped_call_impl.__func__.__code__ is compiled._wrapped_call_impl.__func__.__code__
     compiled.first = net.first
@@ -105,7 +105,7 @@ def names():
     assert net.traced(here) == "Net/traced forward", net.traced(here)
     del net, compiled, late
     gc.collect()
-    # On a thread that Python has not made the main one, too.
+    # Also on a thread other than the main one.
     found = []
     net = Net()
     thread = threading.Thread(target=lambda: found.extend(net()))
@@ -115,7 +115,7 @@ def names():
 
 
 def unread():
-    """Without a GIL nobody reads frames; all else is as ever, and threads may come at once."""
+    """Without a GIL no frames are read; everything else works, and threads may start at the same time."""
     assert library.InitializeInjection() == 1
     until("our code", lambda: begun() is not None and begun().calibrated is not None)
     core = begun()
@@ -151,10 +151,10 @@ def unread():
 
 
 def interrupt():
-    """Ctrl-C while our code runs is the program's."""
+    """Ctrl-C while the agent's code runs reaches the program."""
     from torch.nn.modules import module
 
-    # Whoever runs us in the background may have it ignored.
+    # A shell that runs this program in the background may have set SIGINT to be ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     register, met = module.register_module_module_registration_hook, []
 
@@ -181,7 +181,7 @@ def interrupt():
 
 
 def end():
-    """The interpreter ends while it was asked to run our code."""
+    """The interpreter ends while the agent's code is scheduled to run."""
     net = Net()
     assert library.InitializeInjection() == 1
     time.sleep(float(sys.argv[3]))

@@ -1,4 +1,4 @@
-/* A thread of Python that works without the interpreter's lock until the process ends. */
+/* A Python thread that runs without the GIL until the process ends. */
 #include <stdint.h>
 volatile uint64_t calls, last;
 void work(uint64_t (*here)(char *, uint64_t)) {

@@ -1,8 +1,8 @@
-"""What the agent says of this thread's frames, beside what is so. Prints a line per check that fails, and how many were made.
+"""Compares the agent's reading of this thread's frames with the truth. Prints each failed check, and the number of checks.
 
     program.py libgpumem.so program.so folder-of-_frames.py [end]
 
-With `end` only the last part: the interpreter ends while a thread of it is at work.
+With `end` only the last part: the interpreter ends while one of its threads still runs.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ def here(library=agent):
 
 
 class Module:
-    """As torch's: called through a method whose first variable it is."""
+    """Like torch's module: called through a method whose first variable is the module."""
 
     def __init__(self, **children):
         self.children = children
@@ -76,7 +76,7 @@ class Derived(Module):
 
 
 class Closed(Module):
-    """As old torch's: its first variable is also used by an inner function."""
+    """Like older torch's module: the first variable is also used by an inner function."""
 
     def __call__(self, *args):
         def inner():
@@ -152,7 +152,7 @@ def deep(depth, work):
 
 
 class Late:
-    """Goes when the interpreter has taken down the states of other threads: nothing is read any more."""
+    """Destroyed after the interpreter has deleted the states of other threads, when frames are no longer read."""
 
     def __init__(self, last):
         self.last = last
@@ -165,7 +165,7 @@ class Late:
 
 
 def ends():
-    """The interpreter is about to end, and a thread of it works on without its lock, deep in frames."""
+    """The interpreter is about to end while one thread still runs without the GIL, deep in frames."""
     program.work.argtypes = [ctypes.c_void_p]
     calls = u64.in_dll(program, "calls")
     function = ctypes.cast(agent.gpumem_here, ctypes.c_void_p)
@@ -188,7 +188,7 @@ check("with the lock held", nested(lambda: here(holding)), PATH + " forward")
 check("a number alone", stack(blocks[11], here), "GPT/h.11 forward")
 check("sibling", model(model.children["head"], here), "GPT/head forward")
 
-# What a compiler made names nothing: its caller does, if there is one.
+# A compiler's module gives no name: the name is that of its calling module, if there is one.
 generated, inside = Module(), Module()
 register(generated, "GraphModule", id(generated))
 register(inside, "graph", id(inside))
@@ -372,7 +372,7 @@ def on_thread(work):
 check("second thread", on_thread(lambda: nested(here)), [PATH + " forward"])
 check("second thread without", nested(lambda: on_thread(here)), [" unknown"])
 
-# Who is who.
+# Identity of modules.
 before = agent.gpumem_modules_unknown()
 stranger = Module()
 check("a stranger", stranger(here), " forward")
@@ -420,7 +420,7 @@ def churn():
         stranger = Plain() if round % 2 else Module()
         del one, inner
         watched.clear()
-        # Whatever lies where they were.
+        # New objects at the addresses of the deleted ones.
         others = [Module() for _ in range(4)]
         for other in others:
             if other(here) != " forward":
@@ -436,7 +436,7 @@ watched[:] = kept
 
 
 def seen(frame):
-    """As the agent writes it."""
+    """Formats the stack as the agent does."""
     entries = []
     while frame is not None:
         code = frame.f_code
@@ -485,7 +485,7 @@ for file in ("short.py", "/a" * 150 + "/long.py", "\u00e9.py", "\u5b57" * 200 + 
 small = ctypes.create_string_buffer(40)
 check("little room", agent.gpumem_here(small, len(small)) < 40, True)
 
-# Anything, on several threads at once, while others look at them.
+# Random calls on several threads, while other threads read their frames.
 stop = threading.Event()
 
 
@@ -560,7 +560,7 @@ stop.set()
 meddling.join()
 check("wandering", results, [[]] * 4)
 
-# A forked child reads nothing.
+# Frames are not read in a forked child.
 child = os.fork()
 if child == 0:
     os._exit(0 if nested(whole) == [""] else 1)

@@ -1,4 +1,4 @@
-"""Behind frames.rs's own beginning: threads that run at once say modules and code, report blocks, and ask for the proof."""
+"""Runs after the code from frames.rs: concurrent threads register modules and code, report blocks, and request the proof."""
 
 import threading
 

@@ -1,7 +1,7 @@
-/* The part of a program that NVIDIA's NVTX headers would be: the documented handshake with an injection library, and calls that
- * go through the tables it filled. Written from that contract; nothing of NVIDIA's is in here.
+/* Replaces NVIDIA's NVTX headers: the documented handshake with an injection library, and calls through the tables that it
+ * filled. Written from the documentation; it contains no code of NVIDIA's.
  *
- * VERSION2: as the older libnvToolsExt, with one place less and no version table. */
+ * VERSION2: like the older libnvToolsExt, with one function less and no version table. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -28,7 +28,7 @@ struct attributes {
 };
 
 static function core[CORE_SIZE], core2[CORE2_SIZE];
-/* Places beyond what is offered: nobody may write there. */
+/* Each table has one place more than it offers, which must stay unwritten. */
 static function *core_table[CORE_SIZE + 1], *core2_table[CORE2_SIZE + 1];
 static int state; /* 0 fresh, 1 injected, 2 without */
 static uint32_t told_version;

@@ -101,7 +101,7 @@ extern "C" fn throw(_: *mut c_void) -> c_int {
     1
 }
 
-/// Node that runs the given node between two allocations of its own, as a checkpoint does.
+/// Node that allocates, runs the given node, and allocates again, as a checkpoint does.
 extern "C" fn run_inner(inner: *mut c_void) -> c_int {
     // SAFETY: a function and a node, both kept by the test.
     let (run, node) = unsafe { *inner.cast::<(Run, u64)>() };

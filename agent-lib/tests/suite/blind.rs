@@ -1,4 +1,4 @@
-//! Times without callbacks: every daemon is informed of them once, and calls open at their begin are dropped.
+//! Times without callbacks: each daemon gets one report for each, and calls open at the begin are dropped.
 
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, Peer, agent};

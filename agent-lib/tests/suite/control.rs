@@ -1,4 +1,4 @@
-//! Controls of the agent for the program: recordings beside the daemon, dumps, muting, counters, reports.
+//! Controls of the agent for the program: recordings independent of the daemon, dumps, muting, counters, reports.
 
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, Peer, agent};

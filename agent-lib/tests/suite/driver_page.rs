@@ -1,4 +1,4 @@
-//! docs/driver.md describes every driver call that cupti-sys knows: how it is counted, or why it is not subscribed.
+//! docs/driver.md describes every driver call in cupti-sys: its counting, or the reason why it is not subscribed.
 
 use cupti_sys::ids;
 use gpumem::sources::cupti::table::{CALLS, Meaning};

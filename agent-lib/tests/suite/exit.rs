@@ -5,7 +5,7 @@ use crate::common::daemon::{Daemon, Folder, agent};
 use gpumem_test_support::alone;
 use std::time::Duration;
 
-/// A child that is killed when the test ends in any way: it holds the test's output open.
+/// A child that is killed at any end of the test, because it holds the test's output open.
 struct Child(libc::pid_t);
 
 impl Drop for Child {

@@ -1,5 +1,5 @@
 //! Rare kinds of memory: calls of CUDA 2, pools without device memory or of another device, views of imports, a reset. Each is
-//! recorded as the table in cupti/table.rs says.
+//! recorded as the table in cupti/table.rs defines.
 
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, Peer, agent};

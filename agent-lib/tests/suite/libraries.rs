@@ -37,7 +37,7 @@ void through(driver *drive, callback *call, word address) {
 }
 ";
 
-/// Where the temporary libraries allocate; one of them a byte higher, and two bytes higher after the table was updated.
+/// Address of the temporary libraries' allocations. Bit 0 gives the library; bit 1 is set after an update of the table.
 const PASSING: u64 = 0x6000_0000_0000;
 
 type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
@@ -67,7 +67,7 @@ impl Loaded {
 
     /// Allocates and frees at `address`.
     fn through(&self, driver: &Loaded, address: u64) {
-        // SAFETY: functions of these libraries with these types.
+        // SAFETY: these libraries' functions have these types.
         unsafe {
             let through = std::mem::transmute::<*mut c_void, Through>(self.symbol(c"through"));
             through(driver.symbol(c"drive"), gpumem::sources::cupti::callback, address);
@@ -115,8 +115,8 @@ fn told(recording: &[u8]) -> (Vec<(u64, u16)>, BTreeMap<u16, String>) {
     (calls, paths)
 }
 
-/// Forks while the loader's list is read all the time: each child reads it, too. (From glibc 2.31 on the C library makes that
-/// safe itself.)
+/// Forks while another thread continuously reads the loader's list; each child reads it, too. (Since glibc 2.31 the C
+/// library makes this safe.)
 fn forks(core: &'static gpumem::driver::core::Core) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -160,7 +160,7 @@ fn libraries_that_come_and_go_keep_their_numbers() {
         context(CONTEXT, 0);
         forks(core);
 
-        // Longer than old tables are kept; with a thread that calls all the time through a library that stays loaded.
+        // Runs longer than old tables are kept, while a thread calls continuously through a library that stays loaded.
         let driver = Loaded::new(&build(&folder, "libcuda.so.9").expect("a compiler"));
         let stays = Loaded::new(&build(&folder, "libblue.so").expect("a compiler"));
         let stop = AtomicBool::new(false);

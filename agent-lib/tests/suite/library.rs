@@ -1,4 +1,4 @@
-//! The shared library as a file: its exports, its dependencies, and two copies of it in one process.
+//! The shared library as a file: its exports, its dependencies, and two copies in one process.
 
 use crate::common::daemon::{Daemon, Folder};
 use std::path::{Path, PathBuf};

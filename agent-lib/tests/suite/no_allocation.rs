@@ -117,7 +117,7 @@ fn nvtx() -> Nvtx {
 }
 
 fn ranges([push, push_wide, pop, mark]: Nvtx) {
-    // SAFETY: functions of these types, and texts that end with 0.
+    // SAFETY: the functions have these types, and the texts end with 0.
     unsafe {
         let push: unsafe extern "C" fn(*const c_char) -> i32 = std::mem::transmute(push);
         let push_wide: unsafe extern "C" fn(*const u32) -> i32 = std::mem::transmute(push_wide);

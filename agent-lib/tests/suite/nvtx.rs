@@ -134,7 +134,7 @@ fn ranges_are_scopes() {
         assert_eq!(new.nvtxRangePop(), -1, "nothing is open");
         expect("");
 
-        // Domains: the same name is the same domain in every library; each pop closes the last range of its own domain.
+        // Domains: the same name is the same domain in every library; each pop closes the last range of the same domain.
         let ours = new.nvtxDomainCreateA(c"ours".as_ptr());
         assert_eq!(ours, old.nvtxDomainCreateA(c"ours".as_ptr()));
         let wide: Vec<u32> = "wide\u{e9}\0".chars().map(u32::from).collect();

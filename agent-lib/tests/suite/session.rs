@@ -132,7 +132,7 @@ fn check_memory(peer: &Peer, core: &gpumem::driver::core::Core) {
         told += 1;
     }
     assert!(told > 10);
-    // The last record lies where layout.rs says.
+    // The last record is at the offset that layout.rs gives.
     let slot = peer.read(header.slot_offset(header.head_seq), 64);
     assert_eq!(slot[..8], header.head_seq.to_le_bytes());
     // The live rows are there, too.

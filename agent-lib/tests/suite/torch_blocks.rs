@@ -549,7 +549,7 @@ fn adopted(folder: &Path) {
     assert_eq!(core.torch.devices[0].older.load(Relaxed), 15 * MIB);
     assert_eq!(core.torch.devices[0].segments.load(Relaxed), 0);
 
-    // Without other records, all of it is adopted.
+    // Without other records, all older memory is adopted.
     assert_eq!(begins(), 1);
     assert_eq!(adopt(), 1);
     check(&mut peer, &pool, 0);

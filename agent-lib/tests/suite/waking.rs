@@ -1,4 +1,4 @@
-//! Changes of memory outside of allocations are reported at once, also by an idle sender: a reading is worth most right then.
+//! Changes of memory outside of allocations are reported at once, also by an idle sender. A reading is most useful then.
 
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, Peer, agent};
@@ -13,7 +13,7 @@ fn events(peer: &Peer) -> usize {
     peer.seen.iter().filter(|kind| *kind == "DriverEvent" || *kind == "AllocFailed").count()
 }
 
-/// Returns how long the event that `make` makes takes to arrive.
+/// Returns the time until the event that `make` causes arrives.
 fn told_after(peer: &mut Peer, make: impl FnOnce()) -> Duration {
     // Idle: nothing but heartbeats for a while.
     let rest = Instant::now() + Duration::from_millis(280);

@@ -526,7 +526,7 @@ fn a_refresh_costs_few_bytes() {
     let before = top.bytes();
     site.tells(&node(1));
     top.shows("3,007");
-    answers(2); // all of it is read
+    answers(2); // `top` has read the whole answer
     let changed = top.bytes() - before;
     assert!(changed < 900, "{changed} bytes where each of twelve rows has other amounts");
     println!(

@@ -112,7 +112,7 @@ fn refusals_say_what_would_be_right() {
     assert_eq!(daemon.ask("POST", "/v1/nvml/release?for_s=2"), (200, serde_json::json!({"for_s": 2})));
 }
 
-/// Returns the answer to another user: this test program, run as nobody, sends the request.
+/// Returns the answer to another user: this test program, run as that user, sends the request.
 fn as_nobody(daemon: &Daemon, path: &str) -> String {
     // The directory of the test is root's; the sockets are accessible to all users.
     let program = SharedCopy::of_this_program();

@@ -197,7 +197,7 @@ fn the_next_daemon_goes_on_with_the_connections_of_the_last_one() {
     assert!(peer.send(&said.concat()));
     wait_for("the state after a kill", || (manager.tracked() == Some(110)).then_some(()));
 
-    // The daemon is told to end: it stops reading first, so nothing is lost, and the same run continues.
+    // On SIGTERM the daemon first stops reading, so nothing is lost, and the same run continues.
     let three = allocation(3, 1, 1);
     memory.ring(three);
     assert!(peer.send(&[record(three.0, three.1), watermark(3)].concat()));

@@ -1,5 +1,5 @@
 //! Each limit of the configuration that one peer can reach: `gpumemctl doctor` names the key. Limits of the control socket do not
-//! apply to root, who may run these tests; see tests/suite/peers.rs.
+//! apply to root, and root may run these tests; see tests/suite/peers.rs.
 
 use crate::common;
 use crate::common::peer::{Memory, Peer, allocation, device, resync, tag};

@@ -7,7 +7,7 @@ fn resident_bytes() -> u64 {
     pages.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).expect("pages") * 4096
 }
 
-/// Every second one of many allocations is freed, so none of them is at the end of the heap.
+/// Every second of many allocations is freed, so no free memory is at the end of the heap.
 #[test]
 fn what_is_used_is_counted_and_what_is_free_in_the_middle_goes_back() {
     const BYTES: usize = 64 << 10;

@@ -1,5 +1,5 @@
-//! Every format's reader against what a stranger may hand it: other formats' files, files that are cut off or changed, and noise. Each
-//! is read with sums that add up, or refused with a sentence that names the file; and soon.
+//! Every format's reader on untrusted input: files of other formats, truncated or changed files, and noise. Within the time
+//! limit, each gives a run whose sums add up, or an error that names the file.
 mod examples;
 
 use examples::example;
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// A file that goes with its test.
+/// A temporary file, removed on drop.
 struct File(PathBuf);
 
 impl File {
@@ -32,7 +32,7 @@ impl Drop for File {
     }
 }
 
-/// Reads it; what is read must add up, and what is not must say why.
+/// Imports `bytes` and checks that every run adds up. A refusal must be one line that names the file.
 fn read(bytes: &[u8], forced: Option<&'static Format>) -> Result<Vec<Run>, String> {
     let file = File::new(bytes);
     let start = Instant::now();

@@ -1,5 +1,5 @@
-//! Importers on files made here: what they read, what they say they cannot know, and what they make of files that are
-//! cut, damaged or not theirs.
+//! Importers on generated files: the runs that they read, their caveats about missing facts, and their handling of files
+//! that are cut, damaged or of another format.
 use gpumem_import::{FORMATS, format, read_file};
 use gpumem_model::run::{Run, State};
 use gpumem_report::rules::Groupings;
@@ -25,7 +25,7 @@ const MXNET2: &str = r#""Attribute Name","Requested Size","Device","Actual Size"
 "nvml:amend","2097152","1","2097152","0"
 "#;
 
-/// Not in order, with ids above 2^53, an event that is none, and no end.
+/// A trace with unsorted events, ids above 2^53, an invalid event, and no end.
 const TRACE: &str = r#"[
 {"ph":"M","args":{"name":"cpu pinned/"},"pid":64,"name":"process_name"},
 {"name":"Memory: gpu/0","cat":"Device Storage","ph":"C","ts":2000000000000300,"args":{"Memory: gpu/0":1000},"pid":11703719396432491370,"tid":1},
@@ -60,7 +60,7 @@ const TABLE_JSON: &str = r#"{"Time": {"operator": {"x": {"Count": 1, "Total": 1.
 const ANALYSIS: &str = r#"{"in_arg": [300.0, ["(in_arg:a).\n", "(in_arg:b).\n"]], ":_mul": [40.0, ["(forward_features:c_mul0).\n"]],
 "att": [-1.0, ["(forward_features:att).\n"]]}"#;
 
-/// Two ranks, the second row of the second of which claims more than it ever cached.
+/// Two ranks. The second row of the second rank claims more bytes than were ever cached.
 const MEM: &str = "epoch,iteration,peak_cached,current_cached,total_feature_map_usage,total_weight_usage,a.weight,b.weight,\
 total_layer_weight_gradient_usage,a.weight_grad,b.weight_grad,intermediate_gradients
 0,10,8000,7000,5000,178,100,77,178,100,78,300
@@ -102,7 +102,7 @@ const ALL: [(&str, &str); 10] = [
     ("mxnet1-csv", TAGS),
 ];
 
-/// A file that is gone with it.
+/// A temporary file, removed on drop.
 struct File(PathBuf);
 
 impl File {
@@ -130,7 +130,7 @@ fn runs(content: &str) -> Vec<Run> {
     read(content, None).expect("a file")
 }
 
-/// Whatever was in the file: every sum is one.
+/// Asserts that every sum of the runs adds up.
 fn check(runs: &[Run]) {
     for run in runs {
         let groupings = Groupings::of_run(run);
@@ -179,7 +179,7 @@ fn page_locked_rows_lie_beside_the_device() {
     assert_eq!((first.ordinal, second.ordinal), (0, 1));
     assert_eq!(first.last.tracked_bytes, Some(28_672));
     assert_eq!(first.beside.pinned_bytes, 1000);
-    // What the writer took off for them comes back to what is not tracked.
+    // The writer subtracted the pinned bytes from the untracked memory; the importer adds them again.
     assert_eq!(first.last.untrackable_bytes, Some(1_048_576 + 1000));
     assert_eq!(first.last.used_bytes(), Some(28_672 + 1_048_576 + 1000));
     assert_eq!(second.last.used_bytes(), Some(12_288 + 2_097_152));
@@ -291,7 +291,7 @@ fn claims_that_cannot_be_are_flagged_and_have_no_name() {
     let sum = |amounts: &[(Option<String>, i64)], role: &str| -> i64 {
         amounts.iter().filter(|(of, _)| of.as_deref() == Some(role)).map(|(_, mb)| mb).sum()
     };
-    // 5656 MB are claimed: they fit below the peak, and no longer into the 5000 MB of the second row.
+    // 5656 MB are claimed. They fit into the peak, but not into the 5000 MB of the second row.
     let peak = of(sane, &sane.devices[0].peak);
     assert_eq!(sane.devices[0].peak.tracked_bytes, Some(8000 * MB));
     assert_eq!(
@@ -311,7 +311,7 @@ fn claims_that_cannot_be_are_flagged_and_have_no_name() {
     );
     assert!(flagged.contains("feature maps 138,730,000,000 + weights 178,000,000"), "{flagged}");
     assert!(flagged.contains("peak cached 8,259,000,000 bytes"), "{flagged}");
-    // Amounts go from one to the next: nothing between them was ever held.
+    // Amounts change in one step, without values in between that were never held.
     let lowest = odd.devices[0].series.buckets.iter().filter_map(|bucket| bucket.tracked).skip(1);
     assert!(
         lowest.clone().count() > 0 && lowest.clone().all(|extremes| extremes.min >= 7900 * MB),
@@ -336,7 +336,7 @@ fn what_nvidia_smi_said_is_used_and_nothing_else() {
     let nameless = found.iter().find(|run| run.process.pid == 9).expect("a process");
     assert_eq!(nameless.devices[0].last.used_bytes(), None, "[N/A] is not zero");
 
-    // Who is missing for long has ended, and costs nothing any more; its pid may be another process's.
+    // A process that is missing for long has ended and uses no memory; its pid may be reused.
     let head = "pid, used_gpu_memory [MiB]\n";
     let crowd: String = (1..=900).map(|pid| format!("{pid}, 10 MiB\n")).collect();
     let found = runs(&format!("{head}{crowd}{}900, 20 MiB\n", "1, 11 MiB\n".repeat(500)));
@@ -369,7 +369,7 @@ fn allocations_beyond_what_is_kept_are_summed() {
     assert!(caveat(&run, "many_names").contains("65,536"));
 }
 
-/// Tags of MXNet 1.x with storage tags and scopes of 2.0, as they stand in files, each with its data structure.
+/// Tags of MXNet 1.x with storage tags and scopes of 2.0, as in real files, each with its data structure.
 #[test]
 fn reserved_names_have_their_data_structure() {
     let names = [
@@ -408,7 +408,7 @@ fn reserved_names_have_their_data_structure() {
     }
 }
 
-/// A fault of any kind is an error with the file's name, or a run whose sums hold.
+/// Asserts that a damaged file gives an error with the file's name, or a run whose sums add up.
 fn survives(content: &[u8], forced: Option<&str>) {
     match read(content, forced) {
         Ok(runs) => check(&runs),
@@ -424,7 +424,7 @@ fn files_cut_at_every_byte() {
     for (name, content) in ALL {
         for end in 0..content.len() {
             let part = &content.as_bytes()[..end];
-            // Every length is read; every seventh is reported too, which takes most of the time.
+            // Every length is read. Reports take most of the time, so only every seventh is reported.
             if end % 7 == 0 { survives(part, Some(name)) } else { drop(read(part, Some(name))) }
         }
     }

@@ -1,4 +1,4 @@
-//! Importers from outside: what each format gives, and what hostile files do.
+//! Tests of the importers' public API: the runs from each format, and the handling of hostile files.
 #![allow(missing_docs)]
 
 mod import_hostile;

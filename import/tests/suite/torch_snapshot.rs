@@ -1,5 +1,5 @@
-//! PyTorch's snapshots: what is in them comes out, whatever its writer was; and nothing that a stranger puts into
-//! such a file does more than be refused.
+//! PyTorch's snapshots: the content is imported completely, for every version of the writer. Hostile content of such a
+//! file is refused without further effect.
 mod allocator;
 mod pickle;
 
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const MIB: i64 = 1 << 20;
 const AT: i64 = 0x7f00_0000_0000;
 
-/// A file that goes with its test.
+/// A temporary file, removed on drop.
 struct File(PathBuf);
 
 impl File {
@@ -59,7 +59,7 @@ fn read(value: &Value) -> Run {
     runs.remove(0)
 }
 
-/// Every sum, in every grouping.
+/// Asserts that every sum adds up, in every grouping.
 fn adds_up(run: &Run) {
     for device in &run.devices {
         for moment in [&device.last, &device.peak] {
@@ -79,7 +79,7 @@ fn caveat<'r>(run: &'r Run, code: &str) -> Option<&'r str> {
     run.caveats.iter().find(|caveat| caveat.code == code).map(|caveat| caveat.text.as_str())
 }
 
-/// Bytes at the end by tag.
+/// Returns the final bytes by tag.
 fn tags(run: &Run) -> Vec<(String, i64)> {
     let amounts = run.devices[0].last.amounts.iter();
     let named = amounts.filter_map(|&(cell, bytes)| Some((run.cells[cell as usize].tag.clone()?, bytes)));
@@ -240,7 +240,7 @@ fn a_history_is_gone_through() {
     assert!(known.contains(&"batch.1/model.py:8(forward)"), "{known:?}");
     assert!(caveat(&run, "unknown_actions").expect("said").starts_with("1 trace entries"));
     assert!(caveat(&run, "contradictions").is_none(), "{:?}", run.caveats);
-    // 18 MiB and 5 bytes in a segment of 20 MiB are split; 4 MiB - 1 are 4 MiB.
+    // A block of 18 MiB and 5 bytes is split from its segment of 20 MiB; one of 4 MiB - 1 is rounded to 4 MiB.
     let figures = caveat(&run, "snapshot_figures").expect("said");
     let most = 18 * MIB + 5 + 4 * MIB - 1;
     let blocks = 18 * MIB + 512 + 4 * MIB;
@@ -333,7 +333,7 @@ fn pinned_memory_is_beside() {
     assert_eq!(run.devices[0].beside.pinned_bytes, 4 * MIB);
 }
 
-/// `python3` with this program, if there is one.
+/// Runs a program with `python3` and returns its output; `None` if there is no `python3`.
 fn python(program: &str) -> Option<Vec<u8>> {
     let output = Command::new("python3").args(["-c", program]).output().ok()?;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -353,7 +353,7 @@ fn every_protocol_of_python_reads_the_same() {
              'segment_pool_id': (0, 0), 'blocks': b, 'huge': 1 << 99, 'less': -3, 'half': 0.5, 'set': {{1, 2}}, 'bytes': b'xy'}}\n\
              sys.stdout.buffer.write(pickle.dumps({{'segments': [s], 'device_traces': [[]]}}, {protocol}))"
         );
-        // Sets and bytes are no plain values before they have opcodes of their own.
+        // Sets and bytes are plain values only in protocols that have opcodes for them.
         let program = match protocol {
             0..=3 => program.replace(", 'set': {1, 2}, 'bytes': b'xy'", ""),
             _ => program,
@@ -452,7 +452,7 @@ fn quickly<T>(what: &str, run: impl FnOnce() -> T) -> T {
     value
 }
 
-/// A list in a memo place, with the same item so many times.
+/// Pickles a list of `times` equal items and stores it in the memo at `place`.
 fn repeated(place: u8, item: &[u8], times: usize) -> Vec<u8> {
     [&b"]("[..], &item.repeat(times), b"eq", &[place]].concat()
 }
@@ -505,7 +505,7 @@ fn depth_costs_nothing_but_its_bytes() {
     assert!(error.contains("is a pickle of a tuple"), "{error}");
 }
 
-/// What a program does with its memory.
+/// An action of a program on its memory.
 #[derive(Debug, Clone)]
 enum Act {
     Alloc(u64),

@@ -69,7 +69,7 @@ fn devices_beyond_those_a_process_may_have_are_one_account_of_their_own() {
     assert_eq!(beyond.tracked_bytes, 38 * MIB as i64);
     assert!(own.iter().all(|account| !account.is_beyond && account.device.is_some()));
     assert_eq!(own.iter().map(|account| account.tracked_bytes).max(), Some(MIB as i64));
-    // NVML's reading of such a device is not joined with the sum of all of them.
+    // NVML's reading of one device beyond the limit is not joined with the account that sums these devices.
     let stamp = Stamp { device: 99, ..Stamp::default() };
     let host = |s: &mut Script, body| s.ledger.observe(gpumem_ledger::Origin::Host, &Record { stamp, body });
     host(&mut s, device(1099));

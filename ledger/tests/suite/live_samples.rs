@@ -53,7 +53,7 @@ fn allocation_may_be_charged_before_a_free_that_was_recorded_earlier() {
     s.sample(10_000, 20_000, 207);
     s.at(11_990).free(0x1000); // one thread, from 12,000 to 12,010
     took(s.at(15_990), 0x2000, 7, 5); // another: entered at 11,000, returned at 16,000
-    took(s.at(18_000), 0x3000, 9, 1); // entered when all of these had returned
+    took(s.at(18_000), 0x3000, 9, 1); // entered after the others had returned
     s.at(21_000).watermark(0);
     assert_eq!(join(&s.only_sample()), torn(100, 0, 107));
 }
@@ -306,7 +306,7 @@ fn sample_from_before_the_end_of_a_resync_is_partial_however_late_it_is_heard_of
     s.seq += 4; // lost: their times are unknown
     let missed = s.seq;
     s.at(2000).watermark(0);
-    s.sample(1000, 1100, 150); // arrives before the state is known again
+    s.sample(1000, 1100, 150); // arrives before the state is restored
     s.at(3000).resync(1, |s| {
         s.restate(missed, Body::AllocEnd { address: 0x2000, bytes: 7, pool: 0, took_us: 0, memory: DEV });
     });

@@ -130,7 +130,7 @@ fn what_does_not_change_is_told_once_and_the_oldest_go() {
         training.step(number);
     }
     assert_eq!(training.parameters().changes.len(), 1);
-    // All of them change in each iteration, for more iterations than there is room.
+    // Every parameter changes in each iteration, for more iterations than there is room.
     for number in 51..=250 {
         for name in 0..100 {
             training.frees(name);

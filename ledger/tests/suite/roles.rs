@@ -105,8 +105,8 @@ impl Train {
         self.s.ledger.iterations(KEY, 0).rows
     }
 
-    /// One iteration: forward keeps 100 and frees 10. Backward frees the 100, and 20 of its own, and leaves 1000. The optimizer
-    /// uses 7 temporarily and frees the gradients at the end.
+    /// One iteration: forward keeps 100 and frees 10. Backward frees the 100, allocates and frees 20, and keeps 1000. The
+    /// optimizer uses 7 temporarily and frees the gradients at the end.
     fn iterate(&mut self) -> &mut Self {
         self.born("x", 5, Unknown).born("tmp", 10, Forward).born("act", 100, Forward).free("tmp");
         self.born("grad", 1000, Backward).born("inner", 20, Backward).free("act").free("inner");
@@ -417,7 +417,7 @@ fn what_only_has_the_size_of_a_workspace_is_none() {
         grow_old(&mut t);
         assert!(t.now().contains(&format!("Gradient {HOPPER}")), "{}", t.now());
     }
-    // A cache of keys and values: there are too many of them.
+    // A cache of keys and values has too many blocks of that size for workspaces.
     let mut t = Train::new();
     for name in ["k0", "v0", "k1", "v1", "k2", "v2", "k3", "v3", "k4", "v4"] {
         t.born(name, OTHERS, Forward);

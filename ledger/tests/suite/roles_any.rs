@@ -1,7 +1,7 @@
 //! Compares roles of blocks with a naive model of the same rules, over arbitrary sequences of phases, allocations, frees, retags,
 //! steps, losses, resyncs and restarts.
 //!
-//! The model keeps every block in one list and visits all of them at each phase boundary. Each block has a unique tag, so that
+//! The model keeps all blocks in one list and visits each block at each phase boundary. Each block has a unique tag, so that
 //! its role can be read from the ledger's cells.
 use crate::common;
 use crate::common::{KEY, verify};

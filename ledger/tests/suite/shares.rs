@@ -15,7 +15,7 @@ thread_local! {
     static MOST: Cell<isize> = const { Cell::new(0) };
 }
 
-// SAFETY: everything is the system's; the sizes are added up beside it.
+// SAFETY: every call goes to the system's allocator; this type only adds up the sizes.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.set(LIVE.get() + layout.size() as isize);
@@ -52,7 +52,7 @@ fn device(low: u64) -> Body<'static> {
     Body::Device { uuid_high: 5, uuid_low: low, total_bytes, ordinal: 0, id, name: "GPU" }
 }
 
-/// Sends one more record of a flood: its number, and its content through `say`.
+/// Name of a flood, and the function that sends its record of a given number.
 type Flood<'a> = (&'a str, &'a dyn Fn(u64, &mut dyn FnMut(Stamp, Body<'_>)));
 
 #[test]

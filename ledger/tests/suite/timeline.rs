@@ -130,7 +130,7 @@ fn what_repeats_is_summed_under_its_pattern_and_the_rest_as_near_as_its_size_ear
         ("gpt/odds/(smaller ones)", 26),
         ("(smaller ones)", 5),
     ];
-    // Some layers keep their own names beside the sum of the others.
+    // Some layers keep their own names; the other layers are summed.
     let up = named
         .iter()
         .filter(|(tag, _)| tag.ends_with("/mlp/up") || *tag == "gpt/layers.*/mlp/up (smaller ones)");

@@ -1,4 +1,4 @@
-//! Answers of the control API: what is written is read as it was, and so is what another version writes.
+//! Answers of the control API: each survives a round trip, and answers of other versions are readable.
 use gpumem_model::control::*;
 use proptest::prelude::*;
 use serde::{Serialize, de::DeserializeOwned};
@@ -67,7 +67,7 @@ proptest! {
     }
 }
 
-/// As the first version wrote them, and with words that a later one may add.
+/// Answers as the first version wrote them, and with fields that a later version may add.
 #[test]
 fn other_versions_are_understood() {
     let row = r#"{"pid":7,"device":0,"uid":null,"user":"ana","flags":["uncovered"],"used_bytes":5,"tracked_bytes":null,
@@ -78,7 +78,7 @@ fn other_versions_are_understood() {
     assert_eq!(serde_json::from_str::<ProcessRow>(&newer).expect("with more"), old);
     let refusal = r#"{"error":"no","hint":{"a":1}}"#;
     assert_eq!(serde_json::from_str::<Refusal>(refusal).expect("with more").error, "no");
-    // A number that is none is an error, and no zero.
+    // An invalid number is an error and not zero.
     assert!(
         serde_json::from_str::<ProcessRow>(&row.replace("\"used_bytes\":5", "\"used_bytes\":-5")).is_err()
     );

@@ -1,4 +1,4 @@
-//! The model from outside: what is written is read as it was.
+//! Tests of the model's public API: each value survives a round trip.
 #![allow(missing_docs)]
 
 mod control;

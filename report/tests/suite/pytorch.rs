@@ -310,7 +310,7 @@ proptest! {
             Source::Pool => line(&text, "memory_allocated "),
             Source::Driver => line(&text, "torch has no pool"),
         };
-        // `(of it N waiting for a stream)` is a part, not a term.
+        // Text in parentheses, such as the bytes waiting for a stream, is a part of its term and not a term.
         let terms: String = first.split('(').enumerate().map(|(at, part)| match at {
             0 => part,
             _ => part.split_once(')').map_or("", |(_, rest)| rest),

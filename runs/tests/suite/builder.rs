@@ -276,8 +276,8 @@ fn a_sample_that_closes_late_is_in_the_bucket_of_its_own_time() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
 
-    /// Two processes whose records come in batches, far apart or dense. Each peak is in the bucket of its own time, which is the
-    /// bucket with the highest `tracked`; nothing in the series exceeds it.
+    /// Two processes send records in batches, far apart or dense. Each peak is in the bucket of its time. That bucket has the
+    /// highest `tracked`; nothing in the series exceeds it.
     #[test]
     fn the_peak_lies_in_the_bucket_that_has_its_maximum(
         steps in prop::collection::vec((0..2_usize, 0..3 * WINDOW_NS, any::<bool>(), 1..1000_u64), 1..3000),

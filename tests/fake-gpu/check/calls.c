@@ -1,4 +1,4 @@
-/* What single driver calls cost the device, seen from outside by cuMemGetInfo. Part of the self-test. */
+/* Checks the device memory that single driver calls cost, measured with cuMemGetInfo. Part of the self-test. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -51,7 +51,7 @@ static uint64_t used(void) {
 }
 
 static uint64_t mark;
-/* MiB that the device has more in use than at the last call. */
+/* Returns the growth of the device's used memory since the last call, in MiB. */
 static int64_t more(void) {
     uint64_t now = used();
     int64_t change = ((int64_t)now - (int64_t)mark) / (int64_t)MIB;
@@ -97,7 +97,7 @@ static void launches(void) {
     EXPECT(!cuCtxSetLimit(0, 1024) && more() == -528);
 }
 
-/* On a machine with other costs: what the driver keeps for itself, and modules that are loaded lazily. */
+/* On a machine with other costs: the driver's internal memory, and lazily loaded modules. */
 static void costs(void *primary) {
     void *stream[150], *event[150], *graph, *exec, *module, *function, *other, *green;
     uint64_t a, b;

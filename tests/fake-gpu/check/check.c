@@ -107,7 +107,7 @@ static uint64_t number(const char *line, const char *key) {
     return at ? strtoull(at + strlen(quoted), NULL, 10) : UINT64_MAX;
 }
 
-/* Each line adds up. Answers the number of lines, and the last `used` of a pid on a list call. */
+/* Checks that each line adds up. Returns the number of lines, and the last `used` of a pid in a list call. */
 static int read_truth(uint32_t pid, int last_of_device, uint64_t *used) {
     FILE *f = fopen(truth, "r");
     char line[65536], want[40];
@@ -163,7 +163,7 @@ static void no_machine(void) {
     setenv("GPUMEM_SIM", machine, 1);
 }
 
-/* Of a trainer's managed memory: in the device's sum, in no process's. */
+/* A trainer's managed memory counts in the device's sum and in no process's. */
 #define MANAGED (6ull << 20)
 
 static void processes(void) {
@@ -308,7 +308,7 @@ static void injection(void) {
         if (f) fclose(f);
     }
     EXPECT(!tool("set %s cuda.free_us=0 latency=spin", machine));
-    /* One that returns 0 is closed, and comes again with the next cuInit. */
+    /* A library that returns 0 is closed, and the next cuInit loads it again. */
     unlink(probe_out);
     char *twice[] = {"check", "--init-twice", NULL}, *extra[] = {inject, out, "PROBE_RETURN=0", NULL};
     EXPECT(run(twice, extra) == 0);

@@ -1,7 +1,7 @@
 /* An injected library that subscribes, for the self-test. Writes one line per load and one at the end to $PROBE_OUT:
  *   loaded RESULT-OF-SUBSCRIBE RESULT-OF-A-SECOND-ONE
  *   seen ENTERS EXITS ALLOCATIONS FREES BYTES RESOURCES OVERTAKEN BAD
- * OVERTAKEN: an allocation came back with an address whose free had not come back yet, on another thread.
+ * OVERTAKEN: an allocation returned an address whose free, on another thread, had not returned yet.
  * $PROBE_RETURN: what InitializeInjection returns (1). $PROBE_CUPTI: library to open (libcupti.so.12). */
 #include <dlfcn.h>
 #include <fcntl.h>

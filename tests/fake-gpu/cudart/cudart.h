@@ -117,11 +117,11 @@ typedef struct {
 } driver_table;
 extern driver_table driver;
 
-/* Keeps what a call answers for cudaGetLastError, and answers it. */
+/* Stores a call's result for cudaGetLastError, and returns it. */
 result say(result r);
-/* The driver is there and initialised; 0, or why not. */
+/* Loads and initialises the driver. Returns 0 or the error. */
 result begin(void);
-/* And this thread has the context of its device. */
+/* Also makes the context of this thread's device current. */
 result use(void);
 int device_count(void);
 extern _Thread_local int thread_device;

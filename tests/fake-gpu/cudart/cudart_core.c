@@ -42,7 +42,7 @@ static result resolve(void) {
     return OK;
 }
 
-/* As often as it failed it is tried again, as the real runtime does. */
+/* Retries after each failure, as the real runtime does. */
 result begin(void) {
     if (__atomic_load_n(&begun, __ATOMIC_ACQUIRE)) return OK;
     pthread_mutex_lock(&lock);

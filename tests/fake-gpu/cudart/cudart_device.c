@@ -1,4 +1,4 @@
-/* What can be asked about devices. */
+/* Device queries. */
 #include "cudart.h"
 
 #include <string.h>

@@ -26,7 +26,7 @@ static kernel *place(kernel *table, size_t size, const void *function) {
     return &table[at];
 }
 
-/* A table that was left is not freed: a launch may be reading it. */
+/* A replaced table is not freed, because a launch may still read it. */
 static void grow(void) {
     size_t size = buckets ? buckets * 2 : 1024;
     kernel *table = calloc(size, sizeof *table), *old = kernels;
@@ -37,7 +37,7 @@ static void grow(void) {
     buckets = size;
 }
 
-/* What a fat binary's wrapper points at is its image. */
+/* A fat binary's wrapper points to its image. */
 EXPORT void **__cudaRegisterFatBinary(void *wrapper) {
     struct {
         int magic, version;
@@ -49,7 +49,7 @@ EXPORT void **__cudaRegisterFatBinary(void *wrapper) {
     return (void **)b;
 }
 EXPORT void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
-/* At the end of the program, when the driver has taken everything already. */
+/* Called at the end of the program, when the driver has already freed everything. */
 EXPORT void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
 EXPORT void __cudaRegisterFunction(void **handle, const void *function, ...) {
     pthread_mutex_lock(&lock);
@@ -103,7 +103,7 @@ EXPORT result __cudaGetKernel(const void **out, const void *function) {
 }
 EXPORT result cudaGetKernel(const void **out, const void *function) { return __cudaGetKernel(out, function); }
 
-/* What <<<grid, block, shared, stream>>> leaves for the stub that it calls. */
+/* Arguments of <<<grid, block, shared, stream>>>, for the stub that it calls. */
 static _Thread_local struct {
     dim3 grid, block;
     size_t shared;
@@ -145,7 +145,7 @@ EXPORT result cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks
     RUN((*blocks = 2, OK));
 }
 
-/* Variables of a module: an address that nothing is behind, below those of allocations. */
+/* Variables of a module: addresses without memory, below those of allocations. */
 EXPORT result cudaGetSymbolAddress(void **out, const void *symbol) {
     RUN((*out = (void *)(0x100000000000ull | ((uintptr_t)symbol & 0xffffffff)), OK));
 }

@@ -1,4 +1,4 @@
-/* Allocations and frees are the driver's. Copies move nothing, but what arrives on the host is zero. */
+/* Allocations and frees call the driver. Copies move no data; copies to the host write zeros. */
 #include "cudart.h"
 
 #include <string.h>

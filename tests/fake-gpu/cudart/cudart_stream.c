@@ -22,7 +22,7 @@ EXPORT result cudaStreamGetPriority(void *stream, int *priority) {
     RUN((*priority = 0, OK));
 }
 
-/* A function of the host in a stream runs on a thread of the driver's. */
+/* A host function in a stream runs on a thread of the driver. */
 typedef struct {
     void (*plain)(void *);
     void (*callback)(void *, result, void *);
@@ -122,7 +122,7 @@ EXPORT result cudaStreamGetCaptureInfo_v3(void *stream, int *status, uint64_t *i
 
 EXPORT result cudaGraphCreate(void **graph, unsigned flags) { ASK(driver.cuGraphCreate(graph, flags)); }
 EXPORT result cudaGraphDestroy(void *graph) { ASK(driver.cuGraphDestroy(graph)); }
-/* One stands for all that was captured. */
+/* One node stands for all captured work. */
 EXPORT result cudaGraphGetNodes(void *graph, void **nodes, size_t *count) {
     if (nodes && *count) nodes[0] = graph;
     *count = 1;

@@ -164,7 +164,7 @@ EXPORT int cudnnGetRNNWeightSpaceSize(void *handle, const descriptor *d, size_t 
     *out = (matrices(d, all) + biases(d, all)) * size_of(d->type);
     return 0;
 }
-/* What a caller passes NULL for it does not want. */
+/* A caller passes NULL for results that it does not need. */
 EXPORT int cudnnGetRNNWeightParams(void *handle, const descriptor *d, int pseudo, size_t bytes, char *space, int gate,
                                    descriptor *matrix, char **matrix_at, descriptor *bias, char **bias_at) {
     (void)handle, (void)bytes;
@@ -187,7 +187,7 @@ EXPORT int cudnnGetRNNTempSpaceSizes(void *handle, const descriptor *d, int mode
     return 0;
 }
 
-/* The same before cuDNN 8's forms: the width of the input comes with its tensor. */
+/* The same functions before cuDNN 8: the input's width is in its tensor descriptor. */
 EXPORT int cudnnSetRNNDescriptor_v6(void *handle, descriptor *d, int hidden, int layers, void *dropout, int input_mode,
                                     int direction, int cell, int algorithm, int type) {
     (void)handle;

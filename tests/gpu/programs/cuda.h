@@ -159,7 +159,7 @@ typedef struct {
 FUNCTIONS(DECLARE)
 #undef DECLARE
 
-/* What the agent offers to a program, and what the simulated driver does; NULL where there is none. */
+/* Functions of the agent, and of only the simulated driver; NULL where they are absent. */
 extern void (*gpumem_push)(const char *), (*gpumem_pop)(void), (*gpumem_step)(uint64_t);
 extern void (*gpumem_pause)(void), (*gpumem_resume)(void);
 extern void (*sim_tag)(const char *);
@@ -170,7 +170,7 @@ extern void *stream;    /* of the stream-ordered calls */
 /* core.c */
 int load_driver(void);
 void forget_modules(void); /* table.c: their context is gone */
-void load_agent(void); /* after cuInit: it is there only then */
+void load_agent(void); /* only after cuInit, which loads it */
 uint64_t now_ns(void);
 void reply(result r, uint64_t since, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void done(result r); /* a reply that is only the result */
@@ -187,7 +187,7 @@ typedef struct {
     uint64_t what; /* address, handle or array */
     uint64_t bytes;
     int live;
-    uint64_t span; /* of an imported handle: what it covers, which is not ours to count */
+    uint64_t span; /* of an imported handle: its bytes, which this process does not count */
 } row;
 int keep(enum kind kind, uint64_t what, uint64_t bytes); /* its number */
 row *kept(uint64_t number);                              /* NULL: not alive */

@@ -50,7 +50,7 @@ static void subscribe(void) {
     reply(r, began(), "\"version\":%u", version);
 }
 
-/* LIBRARY ALLOW; the result of cuptiSubscribe_v2, and who is in the way. */
+/* LIBRARY ALLOW; the result of cuptiSubscribe_v2, and the name of the blocking client. */
 static void subscribe_newer(void) {
     uint32_t version = open_library(word());
     char old[64] = "";
@@ -85,7 +85,7 @@ static void listen(void) {
           (unsigned long long)heard_count[1]);
 }
 
-/* The last id of the driver's functions that can be enabled, and what the next ones give. */
+/* The last driver callback id that can be enabled, and the results for the following ids. */
 static void enable_ids(void) {
     int (*call)(uint32_t, void *, int, uint32_t);
     void *who = subscriber[0] ? subscriber[0] : subscriber[1];
@@ -165,7 +165,7 @@ static void cudart(void) {
 /* A library that the program happens to have loaded. */
 static void load_library(void) { done(dlopen(word(), RTLD_NOW) ? 0 : -1); }
 
-/* The other tool that was injected lets go (client.c). */
+/* The other injected tool (client.c) ends its subscription. */
 static void client_end(void) {
     const char *path = word();
     void *client = dlopen(path, RTLD_NOW | RTLD_NOLOAD);

@@ -63,7 +63,7 @@ static void bench(void) {
     free(mean);
 }
 
-/* The same in this one process, with the agent paused and not, in turns; which comes first changes each round. */
+/* The same in one process, with the agent alternately paused and active; the order changes each round. */
 static void bench_paired(void) {
     size_t bytes = number();
     uint64_t count = number(), rounds = number();

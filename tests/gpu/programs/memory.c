@@ -5,7 +5,7 @@
 
 #include "cuda.h"
 
-/* The largest managed allocation that these programs make: one beyond what the card has free can hang the GPU. */
+/* Maximum managed allocation: one larger than the card's free memory can hang the GPU. */
 #define MANAGED_LIMIT (64ull << 20)
 
 static void took(result r, enum kind kind, uint64_t what, uint64_t bytes) {

@@ -1,4 +1,4 @@
-/* What the calls of NVML cost: one JSON object with, for each call, the wall time of every repetition in ns.
+/* Cost of NVML's calls: one JSON object with the wall time of every repetition of each call, in ns.
  *   nvml_cost INDEX REPETITIONS */
 #include <dlfcn.h>
 #include <stdint.h>
@@ -46,7 +46,7 @@ CALL(list, (void *, unsigned *, process *), static int run_list(void) {
 static int run_size(void) {
     unsigned count = 0;
     int r = list(device, &count, NULL);
-    return r == 7 ? 0 : r; /* 7: there are some, which is the answer */
+    return r == 7 ? 0 : r; /* 7: the list is not empty, which is a valid result */
 }
 static int (*graphics)(void *, unsigned *, process *);
 static int run_graphics(void) {

@@ -22,7 +22,7 @@ FUNCTIONS(DEFINE)
 
 #define MIB ((size_t)1 << 20)
 #define COUNT(list) (sizeof(list) / sizeof *(list))
-/* Exit status of a probe that a missing library or function keeps from its answer. */
+/* Exit status of a probe that needs a missing library or function. */
 enum { INCOMPLETE = 9 };
 
 typedef struct {
@@ -69,7 +69,7 @@ static void load(void) {
 #undef FIND
 }
 
-/* A function of the driver; a probe that needs one which this driver lacks ends here. */
+/* Returns a function of the driver; ends the probe if the driver lacks it. */
 #define CU(name) (cu##name ? cu##name : (give_up("missing", "cu" #name), cu##name))
 
 static void *driver_symbol(const char *name) {
@@ -173,13 +173,13 @@ typedef struct {
 static void *cupti, *subscriber;
 static unsigned callbacks_seen, on_other_threads;
 static pthread_t own_thread;
-/* What the callbacks of one call were, as a list of JSON strings. */
+/* The callbacks of one call, as a list of JSON strings. */
 static struct {
     int on;
     char text[1 << 16];
     size_t length;
 } trace;
-/* CUPTI's answers about a context, asked from inside of the callback that announces it. */
+/* CUPTI's data of a context, queried inside the callback that announces it. */
 static struct {
     unsigned announced;
     uint32_t result, device;
@@ -237,7 +237,7 @@ static const uint16_t agent_calls[] = {
     10, 235, 645, 757, 386, 389, 545, 136, 313, 743, 678, 679, 680, 18, 19, 20, 21, 22};
 static const uint8_t agent_resources[] = {1, 2, 6, 7, 13};
 
-/* Subscribes to what the agent listens to, or with ALL to every driver and resource callback. Returns CUPTI's result, -1
+/* Subscribes to the agent's callbacks, or with ALL to every driver and resource callback. Returns CUPTI's result, -1
  * without a library. */
 static int subscribe(int all) {
     const char *path = getenv("PROBE_CUPTI");
@@ -256,7 +256,7 @@ static int subscribe(int all) {
         domain(1, subscriber, RESOURCE);
         return 0;
     }
-    /* An id that is newer than this library is refused, and is no loss. */
+    /* The library refuses ids newer than itself, which is fine. */
     for (size_t i = 0; i < COUNT(agent_calls); i++) enable(1, subscriber, DRIVER_API, agent_calls[i]);
     for (size_t i = 0; i < COUNT(agent_resources); i++) enable(1, subscriber, RESOURCE, agent_resources[i]);
     return 0;
@@ -310,7 +310,7 @@ static void *runtime_function(const char *name) {
         emit("\"call\":\"%s\",\"result\":%d,\"seen\":[%s]", label, traced, trace.text);               \
     } while (0)
 
-/* As the runtime's headers lay them out. */
+/* Layouts of the runtime's headers. */
 typedef struct {
     int x, y, z, w, kind;
 } channel_format;
@@ -461,7 +461,7 @@ static void probe_observer(void) {
 static int receive(int socket, void *out, size_t size) { return read(socket, out, size) == (ssize_t)size; }
 static int transmit(int socket, const void *what, size_t size) { return write(socket, what, size) == (ssize_t)size; }
 
-/* The importer has its context before the owner allocates, so that the device's bytes change by one thing at a time. */
+/* The importer makes its context before the owner allocates, so that the device's bytes have one cause for each change. */
 static void import_memory(int socket) {
     begin();
     char ready = 1;
@@ -473,7 +473,7 @@ static void import_memory(int socket) {
     emit("\"open\":%d,\"importer\":%lld,\"of\":%zu,\"listed\":%d", r, charged() - before, 64 * MIB, listed);
     r = r ? -1 : CU(IpcClose)(where);
     emit("\"close\":%d,\"importer_left\":%lld", r, charged() - before);
-    /* Its context goes only when the owner has read the device. */
+    /* Its context is destroyed only after the owner has read the device's bytes. */
     if (!transmit(socket, &ready, 1) || !receive(socket, &ready, 1)) _exit(1);
     _exit(0);
 }
@@ -517,7 +517,7 @@ static void probe_vmmfd(void) {
     long long with_import = charged() - before;
     if (!imported) CU(MemRelease)(again);
     if (descriptor >= 0) close(descriptor);
-    /* A driver that notices a close only at the next call has it noticed here. */
+    /* This call lets the driver notice the close. */
     address small = 0;
     if (!CU(MemAlloc)(&small, 1)) CU(MemFree)(small);
     emit("\"create\":%d,\"made\":%lld,\"export\":%d,\"release\":%d,\"held_by_fd\":%lld,\"import_own\":%d,\"imported\":%lld,"

@@ -1,4 +1,4 @@
-/* Commands about memory that is more than an address: physical handles and their mappings, driver pools, graphs. */
+/* Commands for physical handles and their mappings, driver pools, and graphs. */
 #include <stdio.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -64,7 +64,7 @@ static void vmm_export(void) {
 
 static void vmm_close(void) { done(close((int)number())); }
 
-/* What another process exported, by its pid and its descriptor. */
+/* Imports a handle that another process exported, by its pid and descriptor. */
 static void vmm_import(void) {
     int pid = (int)number(), theirs = (int)number(), ours = -1;
     uint64_t bytes = number(), handle = 0;
@@ -184,8 +184,8 @@ static void graph_destroy(void) {
 
 static void graph_trim(void) { done(cuGraphTrim(device)); }
 
-/* A stream-ordered allocation under capture: it becomes a node of a graph, and no memory of ours. With KEEP, that graph
- * is then what `graph_launch` runs. */
+/* A stream-ordered allocation under capture becomes a node of a graph and allocates nothing. With KEEP, `graph_launch`
+ * runs that graph. */
 static void captured(void) {
     size_t bytes = number();
     int keep_it = (int)number();

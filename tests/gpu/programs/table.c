@@ -1,5 +1,5 @@
-/* Commands for what the driver makes beside memory: modules and their launches, streams, events, executable graphs, green
- * contexts, peers, multicast objects. */
+/* Commands for the driver's objects other than memory: modules and their launches, streams, events, executable graphs,
+ * green contexts, peers, multicast objects. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -15,7 +15,7 @@ void forget_modules(void) { module_count = stream_count = event_count = executab
 
 /* ---- modules, as PTX for the driver's own compiler ---- */
 
-/* Keeps so many bytes of local memory a thread. */
+/* Keeps the given number of bytes of local memory for each thread. */
 static void write_local(FILE *out, uint64_t local) {
     fprintf(out, ".local .align 8 .b8 depot[%llu];\n.reg .b64 %%a<9>;\n.reg .b32 %%r<4>;\n"
                  "mov.u64 %%a1, depot;\nld.param.u64 %%a2, [out];\ncvta.to.global.u64 %%a3, %%a2;\n"
@@ -26,7 +26,7 @@ static void write_local(FILE *out, uint64_t local) {
                  "st.global.u8 [%%a3], %%r2;\n", (unsigned long long)local);
 }
 
-/* Never printed, which only a launch can determine: replies on standard output stay intact. */
+/* Never printed, so that replies on standard output stay intact; the compiler cannot know that. */
 static void write_printf(FILE *out) {
     fprintf(out, "{\n.reg .b64 %%p<3>;\n.reg .b32 %%t;\n.reg .pred %%q;\nmov.u32 %%t, %%tid.x;\n"
                  "setp.lt.u32 %%q, %%t, 1000;\n@%%q bra QUIET;\n.param .b64 format;\n.param .b64 list;\n.param .b32 said;\n"
@@ -72,7 +72,7 @@ static void module(void) {
     fprintf(out, "ret;\n}\n");
     for (uint64_t i = 0; i < code; i++) write_code(out, i);
     fclose(out);
-    const char *dump = getenv("GPU_SUITE_PTX"); /* for whoever wants to look at it */
+    const char *dump = getenv("GPU_SUITE_PTX"); /* file for the generated PTX, for debugging */
     FILE *copy = dump ? fopen(dump, "w") : NULL;
     if (copy) {
         fputs(text, copy);
@@ -151,7 +151,7 @@ static void graphs_end(void) { unmake(executables, &executable_count, cuGraphExe
 
 /* ---- green contexts, peers, multicast ---- */
 
-/* Of all multiprocessors: that is the resource of the device itself. */
+/* A green context with all multiprocessors, the device's own resource. */
 static void green_make(void) {
     uint64_t resource[256] = {0}; /* the structure grew over the versions */
     void *description = NULL;
@@ -170,7 +170,7 @@ static void green_end(void) {
     done(r);
 }
 
-/* Memory of the other device can be used from here. */
+/* Enables access to the other device's memory. */
 static void peer(void) {
     int other = (int)number(), can = 0;
     void *theirs = NULL;

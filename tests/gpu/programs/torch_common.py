@@ -1,4 +1,4 @@
-"""What the PyTorch programs share: JSON lines, and the agent's C API where the agent is loaded."""
+"""Shared by the PyTorch programs: JSON lines, and the agent's C API if the agent is loaded."""
 
 import ctypes
 import json
@@ -10,7 +10,7 @@ def say(**facts):
 
 
 def wait():
-    """For the suite's next line."""
+    """Waits for the suite's next line."""
     input()
 
 

@@ -113,7 +113,7 @@ def step():
 
 
 def rounded(tensors):
-    """Returns the minimum that torch's allocator reserves for the storages of these tensors, in bytes."""
+    """Returns the minimum that torch's allocator reserves for the storages of `tensors`, in bytes."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(-(-n // 512) * 512 for n in storages.values()), len(storages)
 

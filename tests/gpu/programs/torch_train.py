@@ -27,7 +27,7 @@ agent = Agent()
 
 
 def step():
-    # A new length each time, so that the allocator has something to do.
+    # A new length each time, so that the allocator must change blocks.
     step.number += 1
     length = 96 + 8 * (step.number % 5)
     optimizer.zero_grad(set_to_none=True)

@@ -1,1 +1,1 @@
-"""The suite that proves gpumemd on a GPU. See ../README.md."""
+"""The suite that tests gpumemd on a GPU. See ../README.md."""

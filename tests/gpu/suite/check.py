@@ -34,7 +34,7 @@ class Check:
 
 
 def check(name, claim, where, needs=(), seconds=60, keys=(), questions=()):
-    """Registers a function. `needs`: what of Machine.can it cannot do without; missing is a skip with that reason."""
+    """Registers a check. `needs`: keys of Machine.can that it requires. A missing one skips it with that reason."""
 
     def register(function):
         assert name not in CHECKS, name
@@ -45,7 +45,7 @@ def check(name, claim, where, needs=(), seconds=60, keys=(), questions=()):
 
 
 class Test:
-    """What a check is given: the machine, a folder, its result, and programs that end with it."""
+    """Context of a check: the machine, a folder, its result, and programs that end with it."""
 
     __test__ = False
 
@@ -77,7 +77,7 @@ class Test:
         return self.machine.program("libgpumem.so")
 
     def environment(self, agent=None, **more):
-        """Of a program. `agent`: None for none, a daemon to report to, or a path to record into."""
+        """Returns a program's environment. `agent`: None (no agent), a daemon to report to, or a path to record into."""
         found = self.machine.environment(self.home)
         found["GPUMEM_SITES"] = "0"  # what a check does not name has no name
         if agent is not None:
@@ -129,8 +129,8 @@ class Test:
 
     @property
     def listed(self):
-        """Whether NVML lists the suite's processes with their bytes, which it does not in some containers. Found out once in
-        a run, with a process that has a context."""
+        """Whether NVML lists the suite's processes with their bytes; in some containers it does not. Tested once for each
+        run, with a process that has a context."""
         if self._listed is None:
             known = self.machine.work / "listed.txt"
             if not known.exists():
@@ -153,7 +153,7 @@ class Test:
         return found
 
     def listed_used(self, pid):
-        """Bytes that NVML's list has for a process; None if it is not in the list, or has no number there."""
+        """Returns a process's bytes in NVML's list; None if it is not listed, or listed without a number."""
         try:
             return self.nvml.used(pid)
         except NvmlError:
@@ -174,7 +174,7 @@ class Test:
         return self.settled(self.device_used) - self._base
 
     def settled(self, read):
-        """A reading, once two in a row agree."""
+        """Repeats a reading until two in a row agree, at most 51 times; returns the last."""
         last = read()
         for _ in range(50):
             time.sleep(0 if self.dry else 0.005)
@@ -200,13 +200,13 @@ class Test:
 
 
 def missing(machine, check):
-    """Why a check cannot be done here, None if it can."""
+    """Returns the reason why a check cannot run here, or None."""
     reasons = (machine.can.get(need, f"{need} was not tested") for need in check.needs)
     return next((why for why in reasons if why is not None), None)
 
 
 def run_one(machine, name, result):
-    """Runs a check to its verdict. Everything that it throws is one."""
+    """Runs a check and stores its verdict. An exception also gives a verdict."""
     chosen, test = CHECKS[name], None
     try:
         test = Test(machine, chosen, result)

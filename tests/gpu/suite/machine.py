@@ -13,7 +13,7 @@ from pathlib import Path
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
 DRIVER = ["core.c", "process.c", "memory.c", "space.c", "loops.c", "table.c", "cupti.c"]
-# What a shell around us may have set and what must not reach the programs.
+# Variables that the shell may have set, and that programs must not inherit.
 OURS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "GPUMEM_", "XDG_RUNTIME_DIR", "PYTORCH_CUDA_ALLOC_CONF",
         "PYTORCH_ALLOC_CONF")
 
@@ -62,8 +62,8 @@ class Machine:
         return None
 
     def prepare(self, needs):
-        """Finds out what this machine can do, of what the chosen checks need, and builds what can be built. What fails is
-        a reason, not an error."""
+        """Tests which requirements of the chosen checks this machine meets, and builds the programs. A failure is stored as
+        the reason to skip, and is no error."""
         self.work.mkdir(parents=True, exist_ok=True)
         build = self.work / "build"
         build.mkdir(exist_ok=True)

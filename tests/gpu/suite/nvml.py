@@ -1,4 +1,4 @@
-"""NVML as the suite itself reads it, so that the daemon's readings have something to be held against."""
+"""The suite's own reading of NVML, for comparison with the daemon's."""
 
 import ctypes as c
 

@@ -14,7 +14,7 @@ class Ended(Exception):
 
 
 def until(seconds, what, done):
-    """Polls `done` until it gives something; fails with `what` after that time."""
+    """Polls `done` until it returns a true value; fails with `what` after the timeout."""
     deadline = time.monotonic() + seconds
     while True:
         found = done()
@@ -104,7 +104,7 @@ class Driver(Program):
         return answer
 
     def begin(self, device=0):
-        """cuInit, the device, its primary context. The device's facts, and what cuInit took."""
+        """Calls cuInit, selects the device, and makes its primary context. Returns the device's facts and cuInit's duration."""
         started = self.do("init")
         facts = self.do("device", device)
         self.do("context")
@@ -116,7 +116,7 @@ class Driver(Program):
         return {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
 
     def tracked(self, books=None):
-        """What DESIGN.md calls tracked, by the program's own books, without pools."""
+        """Returns the tracked bytes (DESIGN.md) by the program's own accounts, without pools."""
         books = books or self.books()
         return sum(books[k][1] for k in ("device", "pitched", "array", "mipmap", "handle"))
 

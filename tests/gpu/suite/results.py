@@ -16,7 +16,7 @@ LARGEST = 15 << 20  # of a pack; what may come back is 16 MiB a file
 
 
 class Result:
-    """What one check found. Written to a file at every step, so that a killed check leaves its partial result."""
+    """Result of one check. Written to a file at every step, so that a killed check leaves its partial result."""
 
     def __init__(self, check, path):
         self.path = Path(path)
@@ -115,7 +115,7 @@ class Report:
             os.replace(half, self.out / name)
 
     def pack(self):
-        """At the end and now and then: whoever is killed at a time limit leaves the packs so far."""
+        """Writes the packs, at the end and at intervals: a run killed at its time limit leaves the packs so far."""
         for old in self.out.glob("recordings-*.tar.gz"):
             old.unlink()
         for made in sorted((self.work / "out").glob("*")):
@@ -124,7 +124,7 @@ class Report:
         for number, group in enumerate(split(kept, 60 << 20), 1):
             if number > 4:
                 break
-            # What does not shrink enough loses its largest file.
+            # A pack that is still too large loses its largest file.
             while group and not self.tar(f"recordings-{number}.tar.gz", group):
                 group.remove(max(group, key=lambda path: path.stat().st_size))
         logs = [p for p in sorted(self.work.rglob("*")) if p.is_file() and p.suffix in (".log", ".txt", ".json", ".prom")]

@@ -1,4 +1,4 @@
-"""Numbers about numbers. Nothing here knows what is measured."""
+"""Statistics of measured values, independent of their meaning and unit."""
 
 import math
 import random
@@ -10,7 +10,7 @@ def median(values):
 
 
 def quantile(values, share):
-    """The smallest value that at least `share` of them do not exceed; None of nothing."""
+    """Returns the smallest value that at least `share` of the values do not exceed; None without values."""
     if not values:
         return None
     rank = math.ceil(share * len(values) - 1e-9)

@@ -34,7 +34,7 @@ class Table:
 
 
 class Weighed:
-    """A process whose calls are weighed one by one: what NVML charges the process, and what the device has in use."""
+    """A process whose calls are measured one by one, by NVML's charge to it and by the device's used memory."""
 
     def __init__(self, table, context, environment):
         self.table, self.test = table, table.test
@@ -91,7 +91,7 @@ class Weighed:
 
 
 def common(values):
-    """The largest unit that all are multiples of; None without any."""
+    """Returns the greatest common divisor of the values; None without values."""
     found = 0
     for value in values:
         found = math.gcd(found, abs(value))
@@ -134,7 +134,7 @@ def fit(rows):
         take("cost.small_limit", min(apart), f"{max(together)} B share a granule, {min(apart)} B do not")
     fill = next((r for r in rows if r.get("fill")), None)
     if fill and granule and fill["fill"][1]:
-        # Between two readings the next granule began: a power of two lies between.
+        # A new granule began between two readings, so the unit is the power of two in that range.
         unit = 1 << round(math.log2(granule / fill["fill"][1]))
         take("cost.small_unit", max(unit, 512), f"{fill['fill'][0]} to {fill['fill'][1]} pieces of a byte in a granule")
     handle = next(iter(good(rows, "table.handles", made=1)), None)

@@ -1,5 +1,5 @@
-"""Recordings, read by the suite itself: a second reader of the format that wire/src/frame.rs and codec.rs describe,
-so that a mistake of the first does not hide itself. It knows the records that the checks need and skips the others."""
+"""The suite's own reader of recordings, independent of wire/src/frame.rs and codec.rs, so that an error there cannot
+hide itself. It parses the records that the checks need and skips the others."""
 
 import struct
 from collections import Counter, defaultdict
@@ -167,7 +167,7 @@ class Account:
     def on_Bye(self, r):
         self.bye = True
 
-    # what it comes to
+    # sums of the live rows
 
     def bytes_by_kind(self):
         sums = defaultdict(int)

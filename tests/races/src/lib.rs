@@ -1,4 +1,4 @@
-//! The agent's own source files, with loom's atomics in the place of the processor's.
+//! The agent's source files, with loom's atomics in place of the processor's.
 #![cfg(loom)]
 #![allow(missing_docs, dead_code)]
 
@@ -9,7 +9,7 @@ pub mod ring;
 #[path = "../../../agent-lib/src/threads/table.rs"]
 pub mod table;
 
-/// The modules under the paths that the agent has them at.
+/// The modules under the agent's paths.
 pub mod base {
     pub use crate::{memfd, ring, row};
 }
@@ -73,7 +73,7 @@ pub mod memfd {
     pub fn fetch_to_read<T>(_: &T) {}
 }
 
-/// What they need of agent-lib/src/base/row.rs.
+/// The parts of agent-lib/src/base/row.rs that these sources use.
 pub mod row {
     /// Spreads two numbers over 64 bits.
     pub fn mix(a: u64, b: u64) -> u64 {

@@ -19,13 +19,13 @@ fn row(seq: u64) -> Row {
     std::array::from_fn(|word| if word == 0 { seq } else { seq * 100 + word as u64 })
 }
 
-/// A thread's place, as threads.rs has it.
+/// A thread's state, as in threads.rs.
 #[derive(Default)]
 struct Seat {
     id: AtomicU32,
     making: RecordInProgress,
     busy: AtomicU32,
-    /// Scopes that are open: what the thread alone touches.
+    /// Open scopes. Only the thread itself accesses them.
     depth: UnsafeCell<usize>,
 }
 
@@ -61,7 +61,7 @@ fn seats<const MOST: usize>() -> &'static Seats<MOST> {
     })
 }
 
-/// As record/recorder.rs makes a record, inside of a guard.
+/// Makes a record inside a guard, as record/recorder.rs does.
 fn record(ring: &Ring, seat: &Seat) {
     seat.busy.store(1, Relaxed);
     let seq = seat.making.begin(ring);
@@ -70,7 +70,7 @@ fn record(ring: &Ring, seat: &Seat) {
     seat.busy.store(0, Release);
 }
 
-/// As drain.rs takes them.
+/// Drains the records, as drain.rs does.
 fn drain<const MOST: usize>(ring: &Ring, seats: &Seats<MOST>, taken: &mut u64, seen: &mut Vec<u64>) {
     let (head, mut quiet) = (ring.head(), 0);
     let wait = |_| {
@@ -92,7 +92,7 @@ fn drain<const MOST: usize>(ring: &Ring, seats: &Seats<MOST>, taken: &mut u64, s
     ring.set_sent(*taken);
 }
 
-/// Two writers and the sender, on a ring of so many slots: each number is read once, or counted as lost.
+/// Two writers and the sender, on a ring with the given number of slots: each number is read once, or counted as lost.
 fn ring_of(slots: usize, each: u64) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = model.preemption_bound.or(Some(2));
@@ -140,7 +140,7 @@ fn slot_is_reused_only_after_its_thread_has_ended() {
     model.preemption_bound = model.preemption_bound.or(Some(2));
     model.check(|| {
         let (ring, seats) = (leaked(Ring::new(&Shared::new(2, 64))), seats::<1>());
-        // The kernel's answer, which is ordered after the thread's end.
+        // Simulates the kernel's answer, which is ordered after the thread's end.
         let ended: &'static [AtomicBool; 2] = leaked(Default::default());
         let is_gone = |id: u32| ended[id as usize - 1].load(Acquire);
         let threads = [1_u32, 2].map(|id| {
@@ -173,7 +173,7 @@ fn slot_is_reused_only_after_its_thread_has_ended() {
     });
 }
 
-/// In the middle of a sweep: a place that is free already, not one behind all others.
+/// A thread that starts during a sweep reuses a place that is already free, and takes no new one.
 #[test]
 fn thread_that_starts_during_a_sweep_takes_a_free_slot() {
     loom::model(|| {

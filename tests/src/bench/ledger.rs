@@ -97,7 +97,7 @@ fn measure(stream: Stream, title: &str) {
     for ledger in [&decoded, &packed] {
         check(ledger, &floor, segment);
     }
-    // The rows must be the same: freeing the floor's rows must find all of them and leave none.
+    // The rows must be the same: freeing the floor's rows must find each row and leave none.
     assert_eq!(floor.rows.len() as u64, ROWS);
     let mut events = Vec::new();
     let live: Vec<u64> = floor.rows.keys().copied().collect();

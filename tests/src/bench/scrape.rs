@@ -62,7 +62,7 @@ fn series(text: &str) -> usize {
     text.lines().filter(|line| !line.starts_with('#')).count()
 }
 
-/// Starts agents with live memory, and waits until the daemon knows it.
+/// Starts agents with live memory, and waits until the daemon counts that memory.
 fn agents(machine: &Machine, node: &Node, each: u32, rows: u64, tags: u32) -> Vec<Job> {
     let uuids = uuids(machine);
     let socket = node.runtime.join("agent.sock");

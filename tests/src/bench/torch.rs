@@ -1,7 +1,7 @@
 //! Cost that the agent adds to a training step of PyTorch, compared with torch's own memory history and profiler.
 //!
 //! Three processes train the same CPU-bound model on the simulated machine, in turns of a few steps: without the agent,
-//! with everything on, and without the agent again. Kernels take no time, so all of it is Python and the framework: the
+//! with everything on, and without the agent again. Kernels take no time, so a step is only Python and the framework: the
 //! worst case. Each turn is compared with the mean of the neighbouring turns without the agent. These turns are also
 //! compared with each other, which gives the precision. Several such trios average out differences between processes,
 //! such as memory layout.

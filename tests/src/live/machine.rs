@@ -216,7 +216,7 @@ impl Job {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits for its end; then `said` holds its whole output.
+    /// Waits for its end and collects its whole output.
     ///
     /// # Panics
     /// If it does not end.

@@ -10,7 +10,7 @@
 //! prometheus a real Prometheus that scrapes it
 //! truth      the machine's journal
 //! scene      a machine, a daemon and such programs; everything compared at the end
-//! hostile    peers made by hand, and other users
+//! hostile    hand-written peers, and other users
 //! soak       64 programs that come and go, with faults mixed in
 //! mixer      a program that allocates and frees memory of every kind on command
 //! torch      unmodified PyTorch wheels on such a machine, and their recordings

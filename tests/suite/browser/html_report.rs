@@ -1,4 +1,4 @@
-//! The page of a report, in a real browser: numbers, keys, hostile strings, silence.
+//! The page of a report, in a real browser: numbers, keys, hostile strings, no requests.
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Mark, Run};
 use gpumem_report::rules::Groupings;
@@ -10,7 +10,7 @@ use gpumem_tests::pages::{Training, training};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// A page in a browser; its files go with it.
+/// A page in a browser; its files are removed on drop.
 struct Opened {
     browser: Browser,
     file: PathBuf,
@@ -35,7 +35,7 @@ impl Opened {
         Opened::page(name, &html::html(&report(run)))
     }
 
-    /// Nothing was logged, and nothing was asked for but the page.
+    /// Asserts that the page logged nothing and requested only itself.
     fn is_quiet(&mut self) {
         self.browser.settle();
         assert_eq!(self.browser.logged, Vec::<String>::new());
@@ -46,7 +46,7 @@ impl Opened {
         self.browser.eval(expression)
     }
 
-    /// Bytes in the cells of a table, a list per row, `null` where there are none.
+    /// Bytes in the cells of a table: a list for each row, `null` for an empty cell.
     fn bytes(&mut self, table: &str, rows: &str) -> Vec<Vec<Option<i64>>> {
         let cells = format!(
             "[...document.querySelectorAll('{table} {rows} tr')].map((row) => [...row.querySelectorAll('td.n')].map((cell) => cell.dataset.bytes ?? null))"
@@ -199,7 +199,7 @@ fn page_is_usable_with_the_keyboard() {
     let at = |page: &mut Opened| page.eval("document.activeElement.id || document.activeElement.textContent");
     page.browser.key("Tab");
     assert_eq!(at(&mut page), json!("to the report"), "what skips comes first");
-    // Everything is reached, in order, and nothing holds the focus.
+    // Tab reaches every element in order, and no element traps the focus.
     let mut reached = Vec::new();
     for _ in 0..120 {
         page.browser.key("Tab");
@@ -293,7 +293,7 @@ fn strings_of_a_process_are_inert() {
     }
     let all = opened.eval("document.querySelector('main').textContent");
     let all = all.as_str().expect("text");
-    // What can be shown is shown as it was written, whatever it would mean elsewhere.
+    // Printable text is shown as written, without interpreting it.
     for word in WORDS {
         // Leading and trailing blanks in names are shown by their number.
         let shown = escape(word.trim());
@@ -369,10 +369,10 @@ fn page_fits_every_window_in_light_and_dark() {
                 (json!(width), json!([])),
                 "{name} {width}"
             );
-            // No label of the picture stands on another.
+            // No label of the picture overlaps another.
             let collisions = "(() => { const boxes = [...document.querySelectorAll('#timeline text')].map((text) => [text.textContent, text.getBoundingClientRect()]); return boxes.flatMap(([a, one], at) => boxes.slice(at + 1).filter(([, other]) => one.left < other.right - 1 && other.left < one.right - 1 && one.top < other.bottom - 3 && other.top < one.bottom - 3).map(([b]) => a + ' on ' + b)); })()";
             assert_eq!(page.eval(collisions), json!([]), "{name} {width}");
-            // A long name takes one line, and its last part is seen.
+            // A long name takes one line and shows its last part.
             let tall = "[...document.querySelectorAll('.bars .pick')].filter((it) => it.offsetHeight > 1.9 * parseFloat(getComputedStyle(it).fontSize) || it.querySelector('.path > :last-child').offsetWidth === 0).map((it) => it.textContent).slice(0, 3)";
             assert_eq!(page.eval(tall), json!([]), "{name} {width}");
             grounds.push(page.eval("getComputedStyle(document.documentElement).backgroundColor"));
@@ -393,7 +393,7 @@ fn page_fits_every_window_in_light_and_dark() {
             ["rgb(255, 255, 255)", "rgb(20, 23, 27)", "rgb(20, 23, 27)", "rgb(255, 255, 255)"],
             "{name}"
         );
-        // The reader's choice goes before the system's.
+        // The reader's choice has precedence over the system's.
         page.eval("document.querySelector('input[name=theme][value=dark]').click()");
         assert_eq!(
             page.eval("getComputedStyle(document.documentElement).backgroundColor"),

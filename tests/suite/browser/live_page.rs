@@ -72,7 +72,7 @@ impl Place {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
-    /// The path of a process's page, once the daemon knows that it has memory on so many devices.
+    /// Returns the path of a process's page once the daemon reports its memory on this many devices.
     fn key(&self, pid: u32, devices: usize) -> String {
         until(30, "the process on the page", || {
             let node = self.json("/api/processes");
@@ -138,7 +138,7 @@ const WRONG: &str = "[...document.querySelectorAll('section[id^=gpu-] table')].f
     const parts = [...table.querySelectorAll('tbody tr[data-pid], tfoot tr.beside')].map(amount);
     const [bytes, printed] = amount(table.querySelector('tfoot tr.sum'));
     return bytes !== parts.reduce((sum, part) => sum + part[0], 0) || printed !== parts.reduce((sum, part) => sum + part[1], 0); }).map((table) => table.textContent)";
-/// What reaches over the edge of a window.
+/// Elements that extend beyond the edge of a window.
 const WIDE: &str = "[...document.querySelectorAll('main *')].filter((it) => it.getBoundingClientRect().right > innerWidth + 1 && !it.closest('.scroll, svg, .hidden')).map((it) => it.outerHTML.slice(0, 200)).slice(0, 3)";
 
 fn of_ps(ps: &Value) -> Value {
@@ -248,7 +248,7 @@ fn process_view_keeps_the_readers_selection() {
         browser.eval("['paths', 'entries'].map((id) => document.getElementById(id))"),
         json!([null, null])
     );
-    // With the keyboard alone: everything is reached, and nothing holds the focus.
+    // With the keyboard alone, every element is reachable, and no element traps the focus.
     let mut reached = BTreeSet::new();
     for _ in 0..60 {
         browser.key("Tab");
@@ -393,7 +393,7 @@ fn strangers_are_told_no_more_than_the_configuration_says() {
             let (status, head, body) = place.get(path, &known);
             (status == 304 && body.is_empty() || !head.contains(&tag)).then_some(())
         });
-        // A page from elsewhere that has made its name ours.
+        // A foreign page whose host name was rebound to this address.
         assert_eq!(place.get(path, "Host: rebound.example\r\n").0, 421);
     }
     let report = place.json(&paths[2]);
@@ -454,7 +454,7 @@ fn many_pages_cost_as_much_as_one() {
             let askers: Vec<_> = (0..20).map(|_| scope.spawn(ask)).collect();
             askers.into_iter().flat_map(|asker| asker.join().expect("answers")).collect()
         });
-        // Two hundred answers, of which as many were made as time has passed for.
+        // Two hundred replies. The number of generated states depends only on the elapsed time.
         let pace = if path.ends_with("page") { 1.0 } else { 0.25 };
         let most = began.elapsed().as_secs_f64() / pace + 2.0;
         assert!(

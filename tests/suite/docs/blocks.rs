@@ -1,4 +1,4 @@
-//! Every block of code in README.md and docs/ is run, parsed, or has a reason why not.
+//! Every block of code in README.md and docs/ is run, parsed, or has a stated reason for neither.
 //!
 //! ```text
 //! ```sh               run; `<!-- on: oom -->` before it sets where, `<!-- ends with: 8 -->` its exit code
@@ -17,13 +17,13 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// What became of the blocks.
+/// Results of the blocks.
 #[derive(Default)]
 pub struct Totals {
     run: usize,
     compared: usize,
     parsed: usize,
-    /// Why, and the lines.
+    /// The reason, and the lines.
     not_run: BTreeMap<String, Vec<String>>,
     wrong: Vec<String>,
     fragments: Vec<(String, String)>,
@@ -73,7 +73,7 @@ pub fn of_prometheus(promtool: &Path) {
     assert!(count > 0, "no page shows any");
 }
 
-/// Each page has its line in docs/README.md, and each link leads somewhere.
+/// Each page has a line in docs/README.md, and each link has an existing target.
 pub fn links() {
     let index = fs::read_to_string(root().join("docs/README.md")).expect("an index");
     let mut wrong = Vec::new();

@@ -1,4 +1,4 @@
-//! Blocks that are no commands, and commands that are not run: whether they can be right.
+//! Static checks of blocks without commands, and of commands that are not run.
 
 use super::root;
 use super::stage::Stage;
@@ -147,7 +147,7 @@ pub fn known(line: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// A path of the project's, or of what a package installs, exists.
+/// Returns whether a path exists in the project or is installed by a package.
 fn path(word: &str) -> Result<(), String> {
     let ours = ["config/", "docs/", "examples/", "packaging/", "systemd/", "tests/", "agent-lib/"];
     for part in word.split(['=', ',', ':', '@']) {

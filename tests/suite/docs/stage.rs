@@ -58,7 +58,7 @@ impl Stage {
         stage
     }
 
-    /// What the documents take for granted: programs of the reader's, recordings, a baseline.
+    /// Creates the files that the documents assume: the reader's programs, recordings, a baseline.
     fn files(&self) {
         fs::copy(root().join("examples/train.py"), self.file("train.py")).expect("copied");
         fs::create_dir(self.file("logs")).expect("a folder");
@@ -120,7 +120,7 @@ impl Stage {
         command.output().expect("bash runs")
     }
 
-    /// The lines with pids, runs and files that there are.
+    /// Returns the lines with existing pids, runs and files filled in.
     fn meant(&self, on: &str, lines: &str) -> String {
         let pid = match on {
             "oom" => self.fatal[0],
@@ -165,7 +165,7 @@ impl Stage {
     }
 }
 
-/// A folder with what a checkout has, and a `bin` of the programs that the commands call.
+/// Creates a folder with the files of a checkout, and a `bin` with the programs that the commands call.
 fn checkout(dir: &Path) {
     let bin = dir.join("bin");
     fs::create_dir_all(&bin).expect("a folder");

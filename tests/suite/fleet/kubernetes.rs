@@ -26,7 +26,7 @@ fn skipped(what: &str) {
     gpumem_test_support::skip(&format!("there is no {what}"), "");
 }
 
-/// What kubectl makes of the folders, in one folder; `None` without kubectl, which no package index has.
+/// Returns a folder with kubectl's output for the configuration; `None` without kubectl, which no package index has.
 fn rendered() -> Option<&'static Path> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
     let make = || {
@@ -100,7 +100,7 @@ fn daemon_accepts_the_configuration_of_its_pod() {
     assert!(text.contains("is right"), "{text}");
 }
 
-/// `UPDATE_GOLDEN=1` makes it anew.
+/// `UPDATE_GOLDEN=1` updates it.
 #[test]
 fn prometheusrule_matches_the_prometheus_rules() {
     let rules = root().join("config/prometheus/gpumemd.rules.yml");
@@ -143,7 +143,7 @@ fn pods_report_through_one_directory_and_across_a_new_daemon() {
         return;
     }
     let machine = Machine::new(&["devices=1"]);
-    // The simulated machine's files are its device nodes: everybody's.
+    // The simulated machine's files stand for device nodes, which all users may access.
     for path in [machine.dir.clone(), machine.sim(), machine.dir.join("truth")] {
         if path.exists() {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(0o777)).expect("a mode");
@@ -213,7 +213,7 @@ fn pods_report_through_one_directory_and_across_a_new_daemon() {
         "it sees processes of other namespaces"
     );
 
-    // A pod that comes now, and a new daemon for both: the directory that they were given stays the right one.
+    // A new pod, and a new daemon for both pods: the mounted directory stays valid.
     let mut late = Job::start(&mut train);
     late.wait_for("ready");
     assert_eq!(late.said.first().map(String::as_str), Some("agent.sock"), "and nothing else");

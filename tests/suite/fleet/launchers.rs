@@ -1,4 +1,4 @@
-//! How the variables reach programs, and where they must not work.
+//! Launchers that pass the variables to programs, and places where the variables must have no effect.
 use gpumem_tests::live::programs::{copy_program, programs};
 use gpumem_tests::live::{Daemon, Job, Machine, packages, torch, until};
 use std::path::Path;
@@ -37,7 +37,7 @@ fn mps_server_never_loads_the_agent() {
     });
     let served_row = row(&machine, &daemon, served.pid());
     assert!(served_row.contains(" uncovered "), "{served_row}");
-    // No thread of ours is in it, and the library is all that it has of us.
+    // It has no thread of the agent, only the library.
     let threads = |pid: u32| {
         let entries = std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
         let comm = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("comm")).ok();

@@ -45,7 +45,7 @@ fn a_real_slurm_runs_jobs_with_prolog_and_epilog() {
     write("commands", include_str!("../../fleet/jobs.sh"));
     let mut command = Command::new(scripts().join("../../tests/fleet/slurm.sh"));
     command.arg(&packages).arg(&folder).arg(scripts()).arg(&programs().ours).arg(&programs().fake);
-    // Slurm's jobs take it over, as users who cannot write there.
+    // Slurm's jobs inherit it and run as users who cannot write there.
     command.env_remove("TMPDIR");
     let output = command.arg(folder.join("commands")).output().expect("slurm.sh runs");
     let printed = text(&output);
@@ -58,7 +58,7 @@ fn a_real_slurm_runs_jobs_with_prolog_and_epilog() {
         let rest = printed.split(&begin).nth(1).unwrap_or_else(|| panic!("no {name}"));
         rest.split("== ").next().unwrap_or_default().to_owned()
     };
-    // The batch script and each task, in one job; what the user had set goes first.
+    // The batch script and each task, in one job. The user's own settings have precedence.
     let library = "/opt/ours/libgpumem.so";
     assert_eq!(part("batch"), format!("{library} {library} 1\n"));
     let tasks = part("tasks");
@@ -71,7 +71,7 @@ fn a_real_slurm_runs_jobs_with_prolog_and_epilog() {
     // Neither the name of the job nor a link in its folder leads anywhere.
     assert!(!folder.join("pwned").exists());
     assert_eq!(part("link"), "theirs\n");
-    // Switched off, and a job without GPU memory: nothing of ours, and no report.
+    // Disabled, and a job without GPU memory: no agent, and no report.
     assert_eq!(part("off"), "none\n");
     assert_eq!(part("reports"), "1.node0.txt\n2.node0.txt\n");
     assert_eq!(part("node"), "idle\n", "no script has drained it");
@@ -138,7 +138,7 @@ fn task_prolog_prints_only_required_variables() {
         others,
         format!("export GPUMEM_NEXT_INJECTION64_PATH=/o.so\nexport CUDA_INJECTION64_PATH={library}\n")
     );
-    // Two lines would be two orders.
+    // Slurm would read two lines as two commands.
     let hostile = say(&[("CUDA_INJECTION64_PATH", "/o.so\nexport LD_PRELOAD=/o.so"), ("GPUMEM_JOB", "x")]);
     assert_eq!(hostile, both);
 }
@@ -176,7 +176,7 @@ fn epilog_succeeds_in_time_even_if_gpumemctl_fails() {
     let uid = own_uid();
     let job: [(&str, &str); 3] =
         [("SLURM_JOB_ID", "5"), ("SLURM_JOB_UID", &uid), ("SLURMD_NODENAME", "n/../1")];
-    // None is installed, it fails, it hangs: no report, no failure, no wait.
+    // gpumemctl is absent, fails or hangs: no report, no failure, no delay.
     for program in [None, Some("echo half; exit 3"), Some("echo half; exec sleep 600")] {
         if let Some(program) = program {
             script.gpumemctl(program);

@@ -1,4 +1,4 @@
-//! Replays the recordings of the GPU suite and holds them against what the programs themselves knew.
+//! Replays the recordings of the GPU suite and compares them with the programs' own accounts.
 
 use gpumem_import::read_file;
 use gpumem_model::run::{Class, Device, Moment, Run, State};
@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Expectations {
-    /// Which check made it, on which machine: for people.
+    /// The check and machine that made it; informational.
     check: String,
     #[allow(dead_code)]
     machine: serde_json::Value,
     runs: Vec<Expected>,
 }
 
-/// One process, by its own books.
+/// One process, by its own accounts.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Expected {

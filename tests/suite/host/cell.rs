@@ -8,10 +8,10 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// A program that takes longer hangs: the machine may be very busy.
+/// Timeout of a program, long because the machine may be very busy.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// See the module's text.
+/// Observed end, output and files of a program.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     pub pid: u32,
@@ -21,7 +21,7 @@ pub struct Outcome {
     files: BTreeMap<String, Vec<u8>>,
     /// From its start until the last process has closed its output.
     pub took: Duration,
-    /// When that was, by CLOCK_MONOTONIC.
+    /// Time of that close, in ns of CLOCK_MONOTONIC.
     pub ended_ns: i64,
 }
 
@@ -80,13 +80,13 @@ fn without_next_descriptor(text: &str) -> String {
 }
 
 impl Outcome {
-    /// The same without the number of the next free descriptor: a peer that makes the agent open files takes it for a moment, as any other
-    /// thread of the program would.
+    /// Returns the outcome without the number of the next free descriptor. The agent may briefly use that number while a
+    /// peer makes it open files, as any other thread of the program could.
     pub fn without_next_descriptor(&self) -> Outcome {
         Outcome { out: without_next_descriptor(&self.out), ..self.clone() }
     }
 
-    /// How it ended: a number, or a signal's.
+    /// Returns the exit code, or `signal N`.
     pub fn end(&self) -> String {
         match self.status.code() {
             Some(code) => code.to_string(),
@@ -94,7 +94,7 @@ impl Outcome {
         }
     }
 
-    /// In words; empty if it is the same.
+    /// Describes the differences; empty if there are none.
     pub fn differs_from(&self, bare: &Outcome, unordered: bool) -> String {
         let mut reported = String::new();
         if self.end() != bare.end() {

@@ -1,4 +1,4 @@
-//! Daemons as they should not be: each answers agents in its own way.
+//! Misbehaving daemons, each with its own way of answering agents.
 
 use gpumem_wire::{Body, MAJOR, Record, Stamp};
 use rustix::fd::{AsFd, OwnedFd};
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 type Manner = fn(&OwnedFd);
 
-/// See the module's text.
+/// The misbehaving daemons, by name.
 pub const MANNERS: &[(&str, Manner)] = &[
     ("slow", slow),
     ("silent", silent),
@@ -28,7 +28,7 @@ pub const MANNERS: &[(&str, Manner)] = &[
     ("bossy", bossy),
 ];
 
-/// One that listens for as long as the test runs.
+/// A misbehaving daemon, which listens for as long as the test runs.
 pub struct Peer {
     pub socket: PathBuf,
     met: Arc<Mutex<BTreeSet<u32>>>,
@@ -54,13 +54,13 @@ impl Peer {
         Peer { socket: path, met }
     }
 
-    /// Whether the agent of this process has connected.
+    /// Returns whether the agent of this process has connected.
     pub fn met(&self, pid: u32) -> bool {
         self.met.lock().expect("no panic").contains(&pid)
     }
 }
 
-/// A packet; none when the agent has gone. Descriptors that come with it are not taken.
+/// Receives a packet without its descriptors; `None` when the agent has closed the connection.
 fn take(peer: &OwnedFd) -> Option<Vec<u8>> {
     let mut buffer = vec![0; 128 << 10];
     let (_, bytes) = recv(peer, &mut buffer[..], RecvFlags::empty()).ok()?;
@@ -96,7 +96,7 @@ fn slow(peer: &OwnedFd) {
     }
 }
 
-/// Takes the connection and nothing else, until the agent goes.
+/// Accepts the connection and sends nothing, until the agent closes it.
 fn silent(peer: &OwnedFd) {
     let mut events = [rustix::event::PollFd::new(peer, rustix::event::PollFlags::HUP)];
     let _ = rustix::event::poll(&mut events, None);
@@ -176,7 +176,7 @@ fn babbling(peer: &OwnedFd) {
     drain(peer);
 }
 
-/// Commands without end, each with descriptors; files that are there or cannot be.
+/// Sends commands without end, each with descriptors, about existing and impossible files.
 fn bossy(peer: &OwnedFd) {
     say(peer, &welcome(OURS));
     let file = std::fs::File::open("/dev/null").expect("opened");

@@ -1,4 +1,4 @@
-//! The programs.
+//! The programs under test.
 
 use gpumem_tests::live::Machine;
 use gpumem_tests::live::programs::programs;
@@ -12,11 +12,11 @@ pub struct Row {
     pub name: &'static str,
     program: Program,
     argument: &'static str,
-    /// How it ends without an agent.
+    /// Its end without an agent.
     pub end: &'static str,
     /// Whether its own process has an agent, not only its children.
     pub agent: bool,
-    /// It has threads or processes that print in whatever order.
+    /// Its threads or processes print in any order.
     pub unordered: bool,
 }
 
@@ -24,19 +24,19 @@ pub struct Row {
 enum Program {
     C,
     Cxx,
-    /// One that carries its own CUDA runtime.
+    /// A program with its own CUDA runtime.
     Static,
     Python,
-    /// Seconds each: only with daemons that are so.
+    /// Takes seconds, so it runs only with the named daemons.
     Torch(Wheel, &'static [&'static str]),
-    /// One that PyTorch's own profiler watches.
+    /// A program under PyTorch's own profiler.
     Watched(Wheel),
     /// With calls of NVTX.
     Nvtx,
 }
 
 impl Row {
-    /// It, on this machine, without anything of gpumem's.
+    /// Returns its command on this machine, without any part of gpumem.
     pub fn command(&self, machine: &Machine) -> Command {
         let bin = programs().fake.join("bin");
         let mut command = match &self.program {
@@ -56,19 +56,19 @@ impl Row {
         command
     }
 
-    /// The same with the agent, which listens to all that it can listen to.
+    /// Returns the command with the agent, which has every source enabled.
     pub fn covered(&self, machine: &Machine, socket: &Path) -> Command {
         let mut command = self.command(machine);
         for loader in ["CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"] {
             command.env(loader, programs().ours.join("libgpumem.so"));
         }
         command.env("GPUMEM_NVTX_DOMAINS", "*").env("GPUMEM_NVTX_RANGES", "1").env("GPUMEM_SOCKET", socket);
-        // As users have it: some daemons here never answer.
+        // The default, as for users: some daemons here never answer.
         command.env_remove("GPUMEM_EXIT_WAIT_MS");
         command
     }
 
-    /// Whether it is tried with a daemon that is so: each is with GPUMEM_HOST_ALL set.
+    /// Returns whether it runs with that daemon. With GPUMEM_HOST_ALL set every program does.
     pub fn is_for(&self, column: &str) -> bool {
         let some: &[&str] = match &self.program {
             Program::Torch(_, some) => some,
@@ -79,7 +79,7 @@ impl Row {
 }
 
 /// Trainings with unmodified wheels of PyTorch, if available. These are the slowest rows, so they start first. Each
-/// takes a processor for 3 s, half of it to load PyTorch, and waits 10 s more for its workers. One training meets each
+/// takes a processor for 3 s, 1.5 s to load PyTorch, and waits 10 s more for its workers. One training meets each
 /// state of the daemon.
 pub fn trainings() -> Vec<Row> {
     let some: [(_, _, _, &[&str]); 3] = [
@@ -94,30 +94,30 @@ pub fn trainings() -> Vec<Row> {
     some.into_iter().filter_map(row).collect()
 }
 
-/// One for faults of the agent's, where the wheel can be had.
+/// Returns the program for faults of the agent; `None` if the wheel is not available.
 pub fn watched() -> Option<Row> {
     let program = Program::Watched(torch::wheel("2.4.1")?);
     Some(Row { name: "watched", program, argument: "", end: "5", agent: true, unordered: false })
 }
 
-/// Those that are timed: the C programs.
+/// Returns the timed programs: those in C.
 pub fn timed() -> Vec<Row> {
     rows().into_iter().filter(|row| matches!(row.program, Program::C | Program::Nvtx)).collect()
 }
 
-/// A program that has sent more than a daemon could receive when it ends.
+/// Returns a program that has sent more than a daemon could receive by its end.
 pub fn much() -> Row {
     Row { name: "much", program: Program::C, argument: "much", end: "0", agent: true, unordered: false }
 }
 
-/// Programs that do what only root may.
+/// Returns programs with actions that only root may perform.
 pub fn of_root() -> Vec<Row> {
     let row =
         |name| Row { name, program: Program::C, argument: name, end: "0", agent: true, unordered: false };
     vec![row("locked"), row("chroot"), row("setuid")]
 }
 
-/// What there is, with how each ends.
+/// Returns the available programs, each with its end.
 pub fn rows() -> Vec<Row> {
     let mut rows = all();
     if !gpumem_test_support::has_cxx() {

@@ -1,4 +1,4 @@
-//! Lane `timing`: how long programs take beside daemons that do not answer.
+//! Lane `timing`: durations of programs with daemons that do not answer.
 
 use super::cell::{Outcome, run};
 use super::peers::{MANNERS, Peer};
@@ -7,18 +7,18 @@ use super::{Column, NVML};
 use gpumem_tests::live::{Daemon, Machine};
 use std::time::Duration;
 
-/// By so much a program may take longer than without an agent. Most take 10 ms; 50 are those of an exit, and families have several, one
-/// after the other.
+/// Allowed delay compared with a run without an agent. Most take 10 ms; an exit adds 50 ms, and families have several exits
+/// in sequence.
 const LONGER: Duration = Duration::from_millis(250);
-/// One with thousands of names and some of a megabyte, which take a debug build 100 ms of work, more where others work, too.
+/// Program with thousands of names, some of a megabyte: 100 ms of work in a debug build, and more on a busy machine.
 const NAMES: Duration = Duration::from_millis(1000);
-/// One whose first thread has left: the agent's looks once a second whether it is the last one.
+/// Program whose first thread has ended: the agent's thread checks once a second whether it is the last one.
 const LEFT: Duration = Duration::from_millis(1250);
-/// One that asks for the daemon's report itself (`gpumem_dumps`), and so waits for its answer: 3 s.
+/// Program that requests the daemon's report (`gpumem_dumps`), and so waits 3 s for the reply.
 const ASKS: Duration = Duration::from_millis(4500);
 /// Exit with a daemon that cannot receive the remaining records: 50 ms, plus the C library and the kernel.
 const FAREWELL: Duration = Duration::from_millis(70);
-/// The fastest of so many counts: others want the processors, too.
+/// Number of runs, of which the fastest counts, because other programs use the processors too.
 const TIMES: usize = 5;
 
 fn limit(row: &Row) -> Duration {
@@ -30,7 +30,7 @@ fn limit(row: &Row) -> Duration {
     }
 }
 
-/// Daemons that are there and do not answer, or hardly.
+/// Returns daemons that listen but do not answer, or answer slowly.
 fn columns(machine: &Machine, stopped: &Daemon) -> Vec<Column> {
     stopped.job.signal("STOP");
     let mut columns =
@@ -54,7 +54,7 @@ fn outcome(machine: &Machine, row: &Row, column: Option<&Column>) -> Outcome {
     outcome
 }
 
-/// The least time of some; of one if that is little enough.
+/// Returns the shortest of several times; of one if that is at most `enough`.
 fn least(enough: Duration, mut time: impl FnMut() -> Duration) -> Duration {
     let mut least = Duration::MAX;
     for _ in 0..TIMES {

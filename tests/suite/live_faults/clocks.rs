@@ -11,7 +11,7 @@ fn wall_s() -> i64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time").as_secs().cast_signed()
 }
 
-/// Seconds since 1970 at which a run's clock was at this.
+/// Returns the seconds since 1970 at a time of a run's clock.
 fn told_s(run: &Run, time_ns: u64) -> i64 {
     let gpumem_model::run::Clock::Monotonic { wall_offset_ns: Some(offset) } = run.clock else {
         panic!("{:?}", run.clock)
@@ -67,7 +67,7 @@ fn wall_clock_jump_changes_no_duration_and_no_order() {
         let (first, last) = (device.series.buckets[0].time_ns, device.last.time_ns);
         assert!(last - first < 60_000_000_000, "{first} {last}");
         let reported = told_s(&run, last);
-        // By the clock of its end: a machine that boots without the time learns it later.
+        // The run uses the wall clock of its end, because a machine may boot with a wrong clock and correct it later.
         assert!((reported + 7200 - wall_s()).abs() < 120, "{reported}");
     }
     let _ = std::fs::remove_dir_all(&folder);

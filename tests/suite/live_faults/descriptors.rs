@@ -5,7 +5,7 @@ use gpumem_tests::live::{Daemon, Job, until};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Limit from the start of a new process, once descriptors are available again, until it is known to the byte.
+/// Limit for tracking every byte of a new process, from its start, once descriptors are available again.
 const SOON: Duration = Duration::from_secs(1);
 
 fn limit(pid: u32, files: usize) {
@@ -16,7 +16,7 @@ fn limit(pid: u32, files: usize) {
     assert!(status.success());
 }
 
-/// Frees descriptors, and waits until a process that is started then is known. Adds it to `jobs`.
+/// Frees descriptors, starts a process, adds it to `jobs`, and returns the time until it is fully tracked.
 fn recovery(node: &Node, jobs: &mut Vec<Job>) -> Duration {
     limit(node.daemon.job.pid(), 1024);
     let since = Instant::now();
@@ -37,7 +37,7 @@ fn exhausted_descriptors_affect_only_new_processes_until_freed() {
     let pid = node.daemon.job.pid();
     limit(pid, node.open_files());
     let mut late: Vec<Job> = (0..3).map(|_| node.holding("1")).collect();
-    // At the socket, or for want of a seat: those are as few as the descriptors.
+    // Refused at accept(), or by the connection limit, which depends on the number of descriptors.
     let refused = || {
         let full = node.value("gpumemd_agent_refused_total{reason=\"connections\"}").unwrap_or_default();
         full + node.value("gpumemd_accept_failures_total").unwrap_or_default()
@@ -45,7 +45,7 @@ fn exhausted_descriptors_affect_only_new_processes_until_freed() {
     until(20, "agents that could not connect", || (refused() >= 3.0).then_some(()));
     let reported = node.doctor();
     assert!(reported.contains("could not be accepted") || reported.contains("LimitNOFILE="), "{reported}");
-    // A while in which processes without a pidfd are looked at, too.
+    // An interval in which processes without a pidfd are polled, too.
     let (ticks, since) = (node.cpu_ticks(), Instant::now());
     let before = refused();
     until(30, "more refusals", || (refused() >= before + 6.0).then_some(()));
@@ -80,11 +80,11 @@ fn too_low_descriptor_limit_is_reported_and_survived() {
         return;
     }
     let by = ["prlimit", "--nofile=24:1024", "--"];
-    // It raises its own limit: what a shell sets is not meant for it.
+    // The daemon raises its own soft limit, because a shell's limit is not meant for it.
     let node = Node::new(&["devices=1"], "", |machine, config| Daemon::start_by(machine, &by, config));
     node.until_value("gpumemd_source_up{source=\"store\"}", |up| up == 1.0);
     node.until_value("gpumemd_source_up{source=\"nvml\"}", |up| up == 1.0);
-    // One less than it holds when all is well: how many that are differs between users.
+    // One less than its normal number of descriptors, which differs between users.
     let few = format!("--nofile={0}:{0}", node.open_files() - 1);
     drop(node);
     let by = ["prlimit", &few, "--"];

@@ -43,7 +43,7 @@ impl Node {
         node
     }
 
-    /// Scrapes until it is so; no scrape may take long.
+    /// Scrapes until a condition holds. No scrape may take long.
     fn until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
         until(30, what, || {
             let since = Instant::now();
@@ -58,7 +58,7 @@ impl Node {
         })
     }
 
-    /// The other device and its process are as fresh as ever.
+    /// Waits until samples of the other device and its process are fresh.
     fn other_is_fresh(&self) {
         self.until("the other device fresh", |text| {
             let fresh = |name| of_gpu(text, name, "1").is_some_and(|(_, age)| age < 2.0);
@@ -69,7 +69,7 @@ impl Node {
         });
     }
 
-    /// Nothing at all is wrong.
+    /// Waits until no fault is reported.
     fn until_well(&self) {
         self.until("everything well again", |text| {
             family(text, "gpumem_process_untrackable_bytes").len() == 2
@@ -130,7 +130,7 @@ fn driver_installed_later_is_found() {
     until(60, "a source that is up", || up().filter(|up| *up == 1.0));
 }
 
-/// NVML's codes, each with a word of the reason and one of the remedy.
+/// NVML's codes, each with a part of the expected reason and of the expected remedy.
 const CODES: [(u32, &str, &str); 16] = [
     (1, "not initialised", "opens the library again"),
     (2, "invalid argument", "MIG partition"),
@@ -391,7 +391,7 @@ fn crashing_or_lying_library_is_survived() {
     for fault in ["crash", "garbage"] {
         for lane in ["fault_list", "fault_memory"] {
             node.machine.set(&[&format!("gpu0.{lane}={fault}")]);
-            // A GPU whose calls end the poller is left alone; values that cannot be are refused, and named.
+            // A GPU whose calls crash the poller is no longer queried. Impossible values are refused and reported.
             if fault == "crash" {
                 node.until(&format!("{lane} {fault} reported"), |text| {
                     let reported = [

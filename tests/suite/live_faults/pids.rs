@@ -1,4 +1,4 @@
-//! A pid that is given out again.
+//! A pid that is reused.
 
 use super::{QUICK, can};
 use gpumem_runs::store::Store;
@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// A process with an agent; on command it is killed, and one without an agent gets its pid.
+/// Starts a process with an agent; on command kills it, and gives its pid to a process without an agent.
 const SCRIPT: &str = r#"
 "$@" --devices 0 > /dev/null & first=$!
 echo "first $first"
@@ -113,21 +113,21 @@ time.sleep(600)
 mod privileged {
     use super::*;
 
-    /// The kernel's version.
+    /// Returns the kernel's version.
     fn kernel() -> (u32, u32) {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("a kernel");
         let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|word| word.parse().unwrap_or(0));
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
     }
 
-    /// The pid of the daemon, which is 1 in its namespace: unshare has one child.
+    /// Returns the outer pid of the daemon, which is pid 1 in its namespace: the only child of unshare.
     fn inner(daemon: &Daemon) -> u32 {
         let unshare = daemon.job.pid();
         let children = fs::read_to_string(format!("/proc/{unshare}/task/{unshare}/children"));
         children.ok().and_then(|children| children.trim().parse().ok()).expect("a child")
     }
 
-    /// The process that is `pid` in the namespace of `of`.
+    /// Returns the outer pid of the process that is `pid` in the namespace of `of`.
     fn outer(of: u32, pid: u32) -> Option<u32> {
         let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
         let is_it = |candidate: &u32| {

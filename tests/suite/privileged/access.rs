@@ -1,4 +1,4 @@
-//! Who may report, read, control and release (docs/access.md): each cell of its table, as each of its users.
+//! Permissions to report, read, control and release (docs/access.md): tests each cell of that table as each of its users.
 use gpumem_test_support::skip;
 use gpumem_tests::live::hostile::{
     NOBODY, Peer, Shared, hello, part, record, say_and_stay, start_ticks, unordered,
@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// In the command line and the environment of a program of root's.
+/// Secrets in the command line, the environment and a tag of the observed program.
 const SECRETS: [&str; 3] = ["hunter2-in-argv", "hunter2-in-environ", "hunter2-in-a-tag"];
-/// A user and a group that are in no table of the machine.
+/// A user and a group without an entry in the machine's user and group databases.
 const STRANGER: u32 = 54_321;
 const GROUP: u32 = 54_322;
 
@@ -86,13 +86,13 @@ fn report_of_victim(socket: &Path) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Who asks.
+/// User that sends requests.
 #[derive(Clone, Copy)]
 struct Who<'a> {
     name: &'a str,
     uid: u32,
     gid: u32,
-    /// The command that makes the place in which it runs.
+    /// Command that creates the namespace in which it runs.
     place: &'a [&'a str],
 }
 
@@ -122,12 +122,12 @@ struct Scene {
 }
 
 impl Scene {
-    /// The program is root's.
+    /// Creates a scene with a program of root.
     fn new(config: &str) -> Self {
         Scene::of(ROOT, config)
     }
 
-    /// The program is theirs.
+    /// Creates a scene with a program of `owner`.
     fn of(owner: Who<'_>, config: &str) -> Self {
         let machine = Machine::new(&["devices=1", "memory=16G"]);
         let group = machine.dir.join("group");
@@ -227,7 +227,7 @@ fn each_cell_of_the_table() {
         "POST /v1/nvml/release?for_s=1".to_owned(),
     ];
     let requests: Vec<&str> = requests.iter().map(String::as_str).collect();
-    // Who sees all, who may control a process of root, who may close NVML.
+    // User, whether all users' data is visible, status of controlling root's process, status of closing NVML.
     let table = [
         (OTHER, false, 404, 403),
         (MADE_UP, false, 404, 403),
@@ -426,7 +426,7 @@ fn agents_report_only_about_their_own_process() {
             who.name
         );
     }
-    // A directory of the agents' socket alone: nothing to ask there, and nothing to write to.
+    // The directory contains only the agents' socket: nothing can be queried or written there.
     let directory = scene.daemon.runtime.join("agent");
     let names: Vec<_> = std::fs::read_dir(&directory).expect("a folder").filter_map(Result::ok).collect();
     assert_eq!(names.len(), 1, "{names:?}");

@@ -9,8 +9,8 @@ fn package() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").join("agent-lib/python")
 }
 
-/// A Python with these packages in target/; `None`, with a word why, where they cannot be had. With GPUMEM_TOOLS_REQUIRED that
-/// is an error: CI must not skip.
+/// Returns a Python with these packages in target/; `None`, after printing the reason, if they are not available. With
+/// GPUMEM_TOOLS_REQUIRED that is an error, because CI must not skip.
 fn venv() -> Option<PathBuf> {
     const PACKAGES: &str = "ipython jax mypy";
     let target = target().join("python-real");

@@ -11,12 +11,12 @@ pub fn project() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace")
 }
 
-/// Why a test cannot run here. With GPUMEM_TOOLS_REQUIRED it must.
+/// Reports why a test cannot run here. Panics with GPUMEM_TOOLS_REQUIRED set.
 fn skip(why: &str) {
     gpumem_test_support::skip(why, "");
 }
 
-/// The clean root; made once.
+/// Returns the clean root, created once.
 fn root() -> Option<&'static Path> {
     static ROOT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let root = ROOT.get_or_init(|| {
@@ -32,7 +32,7 @@ fn root() -> Option<&'static Path> {
     root.as_deref().map_err(|why| skip(why)).ok()
 }
 
-/// The package, and the one before it.
+/// The package, and its previous version.
 pub struct Packages {
     pub old: PathBuf,
     pub new: PathBuf,
@@ -40,7 +40,7 @@ pub struct Packages {
 
 pub const OLD: &str = "0.0.1";
 
-/// Made of the programs as they are built for tests.
+/// Returns both packages, made of the programs that were built for tests.
 pub fn packages() -> &'static Packages {
     static PACKAGES: OnceLock<Packages> = OnceLock::new();
     PACKAGES.get_or_init(|| {
@@ -48,7 +48,7 @@ pub fn packages() -> &'static Packages {
         let made = |version: Option<&str>| {
             let mut command = Command::new(project().join("packaging/deb.sh"));
             command.arg(&programs().ours).arg(programs().ours.join("packages"));
-            // Read once and from memory: packing takes longer than everything else that is done with it.
+            // No compression: the package is read only once, and packing would take most of the time.
             command.env("DPKG_DEB_COMPRESSOR_TYPE", "none");
             if let Some(version) = version {
                 command.env("VERSION", version);
@@ -63,7 +63,7 @@ pub fn packages() -> &'static Packages {
     })
 }
 
-/// A machine that runs; it ends with its value.
+/// A running machine, stopped on drop.
 pub struct Boot {
     process: Child,
     init: u32,
@@ -71,7 +71,7 @@ pub struct Boot {
 }
 
 impl Boot {
-    /// Boots it; `None`, with a word why, where that cannot be. `mode`: `v2` or `hybrid`.
+    /// Boots a machine; `None`, after printing the reason, if that is not possible. `mode`: `v2` or `hybrid`.
     pub fn start(mode: &str) -> Option<Self> {
         let root = root()?;
         let since = Instant::now();
@@ -96,7 +96,7 @@ impl Boot {
                 let printed = std::fs::read_to_string(dir.join("log")).unwrap_or_default();
                 let _ = std::fs::remove_dir_all(&dir);
                 assert_eq!(code, Some(77), "{printed}");
-                // This mode is not to be had on this machine, whatever is required.
+                // This machine does not support the mode, so the test is skipped.
                 gpumem_test_support::skip(printed.trim(), "");
                 return None;
             }
@@ -123,7 +123,7 @@ impl Boot {
         (output.status.success(), if output.status.success() { printed } else { printed + &errors })
     }
 
-    /// One that must end well.
+    /// Runs a script that must succeed, and returns its output.
     #[track_caller]
     pub fn sh(&self, script: &str) -> String {
         let (is_good, printed) = self.sh_may_fail(script);
@@ -131,22 +131,22 @@ impl Boot {
         printed
     }
 
-    /// A file of the machine, seen from here.
+    /// Returns the path of a machine's file on the host.
     pub fn file(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.init))
     }
 
-    /// A property of a unit.
+    /// Returns a property of a unit.
     pub fn show(&self, unit: &str, property: &str) -> String {
         self.sh(&format!("systemctl show {unit} -P {property}")).trim().to_owned()
     }
 
-    /// What gpumemd and the manager about it have logged.
+    /// Returns the last log lines of gpumemd and of systemd about it.
     pub fn journal(&self) -> String {
         self.sh_may_fail("journalctl --no-pager -o cat -u gpumemd | tail -n 60").1
     }
 
-    /// When a line with this word was last logged of gpumemd.
+    /// Returns the time of gpumemd's last log line with this word.
     pub fn logged(&self, word: &str) -> SystemTime {
         let script = format!("journalctl --no-pager -o short-unix -u gpumemd | grep '{word}' | tail -n 1");
         let line = self.sh(&script);

@@ -1,5 +1,5 @@
-//! Limits of the figures that `make figures` prints. Each limit is what the code has today. A figure above its limit is a step back; one
-//! below it asks for a lower limit, so that limits only fall.
+//! Limits of the figures that `make figures` prints. Each limit is the code's present figure. A figure above its limit fails
+//! the test; one below it requires a lower limit, so that limits only fall.
 
 use gpumem_tests::structure::figures::{Figures, LONG_FUNCTION, SMALL_FILE};
 use gpumem_tests::structure::graph::Graph;
@@ -101,7 +101,8 @@ fn long_functions_have_a_reason() {
     }
 }
 
-/// Clippy finds each panic of the agent's by its type; this test keeps the lints on. A text search would take methods of ours for others.
+/// Clippy finds each panic of the agent by its type; this test keeps the lints enabled. A text search would confuse methods
+/// of the same name.
 #[test]
 fn the_agent_denies_panics() {
     let text = std::fs::read_to_string(root().join("agent-lib/src/lib.rs")).expect("lib.rs");

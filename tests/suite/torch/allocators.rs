@@ -1,12 +1,12 @@
-//! Unmodified PyTorch wheels in every mode of their allocators: what the daemon recorded at each moment that the program
-//! marked, beside torch's own numbers of that moment and the machine's truth.
+//! Unmodified PyTorch wheels in every mode of their allocators. At each moment that the program marked, the recording is
+//! compared with torch's own figures and the machine's truth.
 use gpumem_tests::live::torch::{self, Held, Moment};
 use gpumem_tests::live::{Daemon, Job, replay};
 use serde_json::Value;
 
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
-/// Runs tests/torch/allocators.py with these modes, and holds the whole recording against the machine's truth.
+/// Runs tests/torch/allocators.py with these modes, and compares the whole recording with the machine's truth.
 fn run(version: &str, modes: &[&str], environment: &[(&str, &str)]) -> Option<(Vec<Moment>, Vec<Value>)> {
     let wheel = torch::wheel(version)?;
     let machine = torch::machine(&[]);
@@ -40,7 +40,7 @@ fn run(version: &str, modes: &[&str], environment: &[(&str, &str)]) -> Option<(V
     Some((torch::moments(&daemon.recording, job.pid()), printed))
 }
 
-/// Each device at each moment, with torch's numbers.
+/// Calls `see` for each device at each moment, with torch's figures.
 fn each(moments: &[Moment], printed: &[Value], mut see: impl FnMut(&str, &Held, &dyn Fn(&str) -> i64)) {
     let mut seen = 0;
     for (moment, printed) in torch::beside(moments, printed) {
@@ -84,7 +84,7 @@ fn disabled_caching() {
     for version in &torch::versions() {
         let environment = [("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")];
         let Some((moments, _)) = run(version, &["uncached"], &environment) else { return };
-        // torch counts nothing in this mode: the machine's truth is all there is, and it was held against.
+        // torch counts nothing in this mode, so `run` compares only with the machine's truth.
         let most = moments.iter().map(|moment| moment.devices[0].direct).max();
         assert!(most > Some(1 << 20), "{moments:?}");
         assert!(moments.iter().all(|moment| moment.devices[0].blocks == 0), "{moments:?}");

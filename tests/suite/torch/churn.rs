@@ -1,6 +1,6 @@
-//! Unmodified PyTorch wheels that allocate and free at random, in several threads on two devices, under settings of the
-//! allocator that change how it splits and returns memory: blocks, segments and what waits for a stream are torch's own
-//! numbers to the byte, at each moment that the program marked.
+//! Unmodified PyTorch wheels that allocate and free at random, in several threads on two devices, with settings that change
+//! how the allocator splits and returns memory. Blocks, segments and bytes waiting for a stream equal torch's own
+//! figures to the byte, at each moment that the program marked.
 use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job, replay};
 

@@ -1,5 +1,5 @@
-//! Compiled models in unmodified PyTorch wheels: whole, and part by part. What runs inside of compiled code has no frames of
-//! modules: it is the module's that was compiled.
+//! Compiled models in unmodified PyTorch wheels: whole, and part by part. Compiled code has no frames of modules, so its
+//! allocations belong to the compiled module.
 use gpumem_tests::live::attribution::attribution;
 use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job};
@@ -8,12 +8,12 @@ use serde_json::Value;
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 const MODELS: [&str; 5] = ["gpt", "resnet", "lstm", "reentrant", "non_reentrant"];
 
-/// Of the bytes of which the ground truth knows whose they are, those with that name, in a hundred.
+/// Required percentage of correctly named bytes, among those with an owner in the ground truth.
 const LEAST_RIGHT: f64 = 95.0;
-/// Of the bytes of a pass, those of which it knows that. The rest is the loss, which is in no module.
+/// Required percentage of a pass's bytes with an owner in the ground truth. The rest is the loss, which is in no module.
 const LEAST_COVERED: f64 = 90.0;
 
-/// Compiles and trains them; whether there was a wheel.
+/// Compiles, trains and checks the models. Returns whether the wheel was available.
 fn are_named(version: &str, how: &str, models: &[&str]) -> bool {
     let Some(wheel) = torch::wheel(version) else { return false };
     let machine = torch::machine(&[]);
@@ -48,7 +48,7 @@ fn are_named(version: &str, how: &str, models: &[&str]) -> bool {
             let wrong: Vec<_> = known.wrong.iter().take(4).collect();
             assert!(right >= LEAST_RIGHT && named >= LEAST_RIGHT, "{what} {pass}: {wrong:?}");
             assert!(covered >= LEAST_COVERED, "{what} {pass}: {covered}");
-            // The steps before, without anything of ours in the program.
+            // The earlier steps, without the test's ground truth in the program.
             let before = names.all[&format!("{model} {pass}")].percent_named();
             assert!(before >= LEAST_COVERED, "{what} {pass}: {before}");
         }
@@ -56,7 +56,7 @@ fn are_named(version: &str, how: &str, models: &[&str]) -> bool {
     true
 }
 
-/// The program's figures of its compiler: graphs and breaks before and with the ground truth.
+/// Returns the program's compiler figures: graphs and breaks before and with the ground truth.
 fn compiled<'a>(printed: &'a [Value], model: &str) -> &'a Value {
     let line = printed.iter().find(|line| line["graphs"].is_number() && line["model"] == model);
     line.unwrap_or_else(|| panic!("{model} has no compiler line"))
@@ -74,7 +74,7 @@ fn compiled_model_keeps_its_name() {
 #[test]
 fn compiled_parts_keep_their_names() {
     for version in &torch::versions() {
-        // 2.4.1 cannot compile what draws random numbers inside of such a checkpoint.
+        // 2.4.1 cannot compile random number generation inside a checkpoint of this kind.
         let models = if version == "2.4.1" { &MODELS[..4] } else { &MODELS };
         if !are_named(version, "--parts", models) {
             return;

@@ -1,4 +1,4 @@
-//! What runs inside of a program with PyTorch, looked at from inside, on the wheels that lie far apart: tests/torch/inside.py.
+//! Tests inside a PyTorch program (tests/torch/inside.py), on an old and a new wheel.
 use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job};
 

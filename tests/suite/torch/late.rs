@@ -1,5 +1,5 @@
-//! An agent that comes late, into a program that has been training: what PyTorch has by then is taken over from its own list, and
-//! from then on everything is as if the agent had been there from the start.
+//! An agent that is loaded after some training. It adopts PyTorch's existing memory from PyTorch's own list; from then on the
+//! figures are the same as with an agent from the start.
 use gpumem_tests::live::attribution::{attribution, owned};
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::torch;
@@ -21,7 +21,7 @@ fn late_agent_adopts_expandable_segments() {
     comes_late("expandable_segments:True");
 }
 
-/// The size of the pieces that are mapped is a setting of newer releases, and they go one by one.
+/// Newer releases have a setting for the size of mapped pieces, which are unmapped one by one.
 #[test]
 fn adopted_pieces_are_freed_separately() {
     for version in &torch::versions() {
@@ -47,7 +47,7 @@ fn adopted_pieces_are_freed_separately() {
     }
 }
 
-/// The program, with these settings of the allocator.
+/// Returns the program's command with these settings of the allocator.
 fn late(wheel: &Wheel, machine: &Machine, daemon: &Daemon, program: &str, settings: &str) -> Command {
     let mut command = wheel.bare(machine, program, &[]);
     let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent-lib/python");
@@ -94,7 +94,7 @@ fn comes_late(settings: &str) {
         daemon.wait_for_the_end_of(&machine, &[&job]);
         daemon.stop();
 
-        // To the byte, from the first moment on.
+        // Exact to the byte, from the first moment on.
         let moments = torch::moments(&daemon.recording, job.pid());
         for (moment, printed) in torch::beside(&moments, &printed) {
             torch::agree(&format!("torch {version}, {}", moment.name), moment, printed);
@@ -103,7 +103,7 @@ fn comes_late(settings: &str) {
         let process = replay(&daemon.recording).process(job.pid()).clone();
         assert_eq!(process.odd, Default::default(), "nothing odd");
         assert!(process.coverage.late && process.coverage.lost == 0, "{:?}", process.coverage);
-        // Nothing that NVML charges has no place: the contexts are older than the agent, and nothing else.
+        // Nothing that NVML charges is unexplained; only the contexts predate the agent.
         for account in &process.accounts {
             let last = account.complete.as_ref().expect("a sample");
             assert_eq!(last.untrackable_bytes(), Some(0), "torch {version}: {last:?}");
@@ -111,7 +111,7 @@ fn comes_late(settings: &str) {
             assert!(account.steps.is_empty(), "torch {version}: {:?}", account.steps);
         }
 
-        // What the program still knows has its name and role, whenever it was made.
+        // Objects that the program still has get their name and role, also those from before the agent.
         let names = attribution(&daemon.recording, job.pid());
         for line in printed.iter().filter(|line| line["check"].is_string()) {
             let check = line["check"].as_str().unwrap_or_default();
@@ -126,7 +126,7 @@ fn comes_late(settings: &str) {
                 assert_eq!((owned.named, owned.known), (owned.count, owned.count), "{check}: {owned:?}");
             }
         }
-        // Activations and workspaces have no name but this.
+        // Activations and workspaces have only this name.
         let older = |check: &str| {
             let mut blocks = names.live[check].values();
             blocks.any(|block| block.tag == "before the agent" && block.role == Role::Unknown)

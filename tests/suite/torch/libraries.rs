@@ -8,11 +8,11 @@ use gpumem_wire::Role;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What transformers and peft are made for.
+/// Version of PyTorch that transformers and peft support.
 const VERSION: &str = "2.15.0";
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
-/// Of the bytes that a step allocates inside of modules, those under the right one, in a hundred. The rest is the gradient of a view that a
-/// module makes of what one of its parts has returned: named after the part.
+/// Required percentage of a step's bytes inside modules with the right module's name. The rest are gradients of views that a
+/// module makes of a part's result; these are named after the part.
 const LEAST_RIGHT: f64 = 99.9;
 const OWNED: [(&str, Role); 4] = [
     ("parameter", Role::Parameter),
@@ -28,7 +28,7 @@ fn name_difference(row: &Value, block: Option<&Block>, is_loaded: bool) -> Optio
     let role = OWNED.iter().find(|(name, _)| *name == kind).expect(kind).1;
     let is_right = block.is_some_and(|block| {
         let is_named = match kind {
-            // Named with the next step.
+            // It gets its name with the next step.
             "optimizer_state" if is_loaded => true,
             _ => block.tag == full,
         };
@@ -37,7 +37,7 @@ fn name_difference(row: &Value, block: Option<&Block>, is_loaded: bool) -> Optio
     (!is_right).then(|| format!("{kind} {full} at {address} is {block:?}"))
 }
 
-/// Differences between recorded names and the program's objects at one moment.
+/// Returns the differences between recorded names and the program's objects at one moment.
 fn wrong_names(moment: &Moment, printed: &Value, names: &Attribution) -> Vec<String> {
     let (number, what) =
         moment.name.split_once('/').and_then(|(_, rest)| rest.split_once('/')).expect("a moment");
@@ -52,7 +52,7 @@ fn wrong_names(moment: &Moment, printed: &Value, names: &Attribution) -> Vec<Str
         let address = u64::from_str_radix(address.trim_start_matches("0x"), 16).expect("an address");
         wrong.extend(name_difference(row, live.get(&address), is_loaded));
     }
-    // Whatever else has the name of a module is of one that exists.
+    // Any other block with a module's name must belong to an existing module.
     let modules: BTreeSet<&str> =
         printed["modules"].as_array().expect("modules").iter().filter_map(Value::as_str).collect();
     let root = printed["modules"][0].as_str().expect("a root");
@@ -118,7 +118,7 @@ fn transformers_models_are_named_and_classified() {
     train(&["gpt2", "gpt2_checkpointed", "llama", "t5", "accelerate_bf16"]);
 }
 
-/// Parameters of the base model have today's path: behind its wrappers while there are any.
+/// Parameters of the base model have their current path, which includes its wrappers while they exist.
 #[test]
 fn peft_adapters_are_named_and_classified() {
     train(&["gpt2_lora", "gpt2_adapters", "gpt2_lora_checkpointed"]);

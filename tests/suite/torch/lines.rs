@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
-/// Rows of a report's table: their names and amounts now, in order.
+/// Returns the names and current amounts of a report's table, in order.
 fn rows(text: &str) -> Vec<(String, f64)> {
     let table = text.lines().skip_while(|line| !line.starts_with(" tracked")).skip(1);
     let row = |line: &str| {
@@ -101,7 +101,7 @@ fn tensors_outside_modules_have_their_source_line() {
     }
 }
 
-/// What belongs to a module has its line, too, where that is asked for: as a frame of exports and in a table of lines.
+/// Allocations of modules have lines on request: as frames of exports, and in a table of lines.
 #[test]
 fn allocations_of_modules_have_lines_on_demand() {
     for version in &torch::versions() {
@@ -121,7 +121,7 @@ fn allocations_of_modules_have_lines_on_demand() {
             assert!(output.status.success(), "{output:?}");
             String::from_utf8_lossy(&output.stdout).into_owned()
         };
-        // At the peak: what activations and workspaces there were depends on the release.
+        // Only this frame of the peak, because activations and workspaces depend on the release.
         let is_held = |line: &str| line.contains(";lines.py:31 make_buffer 100663296");
         let frames = until(20, "the peak of its frames", || {
             let text = tell(&["--collapsed"]);

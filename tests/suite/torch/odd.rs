@@ -1,5 +1,5 @@
-//! What PyTorch programs also do, with the agent in them: errors in the backward pass, worker processes, a profiler, threads on
-//! two devices, models that die, memory that runs out in three ways; and layers that are switched off.
+//! Unusual PyTorch programs with the agent: errors in the backward pass, worker processes, a profiler, threads on two
+//! devices, models that die, three kinds of out-of-memory errors, and disabled layers.
 use gpumem_ledger::Origin;
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::Input;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
-/// A program of tests/torch with the agent, over.
+/// An ended program of tests/torch with the agent.
 struct Over {
     pid: u32,
     printed: Vec<Value>,
@@ -66,7 +66,7 @@ fn figures_stay_exact_for_unusual_programs() {
     }
 }
 
-/// Between the marks of out_of_memory: whether there was pressure, and how many ends.
+/// Returns, for each mark of out_of_memory, whether there was pressure, and the number of OOMs.
 fn running_out(path: &Path, pid: u32) -> Vec<(String, bool, usize)> {
     struct Reader {
         pid: u32,

@@ -26,7 +26,7 @@ fn number(line: &Line, name: &str) -> i64 {
     line[name].parse().unwrap_or_else(|_| panic!("{name} of {line:?}"))
 }
 
-/// Bytes by name of the columns of a role that are not nothing.
+/// Returns the bytes by name of a role's columns, without empty ones.
 fn columns(line: &Line, role: &str) -> BTreeMap<String, i64> {
     let own =
         line.iter().filter_map(|(name, cell)| Some((name.strip_prefix(role)?.strip_prefix(' ')?, cell)));

@@ -5,7 +5,7 @@ use gpumem_tests::live::{Daemon, Job, until};
 use serde_json::Value;
 
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
-/// How torch allocates.
+/// torch's allocator.
 #[derive(Debug, Clone, Copy)]
 enum Mode {
     Caching,
@@ -13,7 +13,7 @@ enum Mode {
     None,
 }
 
-/// Each with its variable, and where its numbers come from.
+/// Each allocator with its variable, and the source of its figures.
 const ALLOCATORS: [(Mode, &str, &str, &str); 3] = [
     (Mode::Caching, "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False", "pool"),
     (Mode::Driver, "PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", "driver"),

@@ -20,7 +20,7 @@ const NAMES: [(&str, Role); 9] = [
 ];
 /// Steps after which a workspace is recognised.
 const OLD: u32 = 3;
-/// What a small tensor takes, a few times.
+/// A few times the size of a small tensor, in bytes.
 const SMALL: i64 = 2048;
 
 /// Bytes by role.
@@ -39,12 +39,12 @@ impl<'a> Check<'a> {
         Check { number, what: parts.next().expect(name) }
     }
 
-    /// No optimizer of this model's has made a step, and maybe none at all.
+    /// Whether the check is before the first optimizer step of this model.
     fn is_first_pass(&self) -> bool {
         self.number == 0 && !matches!(self.what, "optimizer" | "between")
     }
 
-    /// After a backward pass and before the optimizer.
+    /// Whether the check is after a backward pass and before the optimizer.
     fn has_fresh_gradients(&self) -> bool {
         self.what.starts_with("backward") || matches!(self.what, "retained" | "clipped" | "hook")
     }
@@ -92,7 +92,7 @@ pub(super) fn differences(moment: &Moment, printed: &Value, workspaces: &[&str])
     let mut found = Vec::new();
     for (name, bytes) in &held {
         let is_right = match parts {
-            // From the first pass on, but for a workspace that is taken for one.
+            // Exact from the first pass on, unless a workspace counts as a gradient.
             _ if *name == "gradient" && check.has_fresh_gradients() => {
                 *bytes == reported[name]
                     || check.number == 0 && is_open("workspace") && *bytes > reported[name]
@@ -100,7 +100,7 @@ pub(super) fn differences(moment: &Moment, printed: &Value, workspaces: &[&str])
             Some(parts) => {
                 !parts.iter().any(|part| part == name) || check.number == 0 || *bytes == reported[name]
             }
-            // Unknown, or right.
+            // Each block's role is unknown or right.
             None if check.is_first_pass() => is_open(name) || *bytes <= reported[name],
             None => is_open(name) || *bytes == reported[name],
         };

@@ -25,7 +25,7 @@ const ROLES: [(&str, Role); 4] = [
     ("buffer", Role::Buffer),
 ];
 
-/// A training with the agent, over.
+/// An ended training with the agent.
 struct Trained {
     version: String,
     pid: u32,
@@ -46,7 +46,7 @@ fn train(version: &str, arguments: &[&str]) -> Option<Trained> {
     Some(Trained { version: wheel.version, pid, printed, recording, machine })
 }
 
-/// Its numbers, without addresses.
+/// Returns its figures, without addresses.
 fn numbers(printed: &[Value]) -> Vec<(String, Value)> {
     let checks =
         printed.iter().filter_map(|line| Some((line["check"].as_str()?.to_owned(), line["devices"].clone())));

@@ -27,8 +27,8 @@ const SKIPS: &str = "GPUMEM_TEST_SKIPS";
 /// Name of the test that this process runs alone; set by [`alone`].
 const ALONE: &str = "GPUMEM_TEST_ALONE";
 
-/// Records that the calling test, or a part of it, cannot run here: `reason`, and the command that provides the missing
-/// requirement (empty if no command does).
+/// Records that the calling test cannot run here, completely or in part. `command` provides the missing requirement; it is
+/// empty if no command does.
 ///
 /// # Panics
 /// With GPUMEM_TOOLS_REQUIRED set: there every skip is a failure.
@@ -46,7 +46,7 @@ pub fn skip(reason: &str, command: &str) {
     }
 }
 
-/// Returns whether there is a C++ compiler. Without one the calling test, or a part of it, is skipped.
+/// Returns whether there is a C++ compiler. Otherwise records that the calling test skips its checks of C++.
 #[track_caller]
 pub fn has_cxx() -> bool {
     let has = Command::new("c++").arg("--version").output().is_ok();
@@ -83,7 +83,7 @@ pub fn alone<F: FnOnce()>(body: F) {
 /// Waits until `condition` returns something, and returns that.
 ///
 /// # Panics
-/// After [`DEADLINE`], with `what` was waited for.
+/// After [`DEADLINE`], with `what` in the message.
 #[track_caller]
 pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();

@@ -1,4 +1,4 @@
-//! The wire format from outside: every record there and back.
+//! Tests of the wire format's public API: every record survives a round trip.
 #![allow(missing_docs)]
 
 mod roundtrip;

@@ -1,4 +1,4 @@
-//! Whatever a record says survives every container, and whatever bytes a stranger sends are an answer,
+//! Every field of a record survives every container. Arbitrary bytes of a peer give a result,
 //! never a panic. The bytes themselves are fixed by tests/golden/wire.
 
 use gpumem_wire::frame::{self, Error, MAX_FRAME_BYTES, PREFIX_BYTES};
@@ -21,7 +21,7 @@ fn stamps() -> impl Strategy<Value = Stamp> {
     )
 }
 
-/// A slot of a known kind with random places; its code is a known one half of the time.
+/// A slot of a known kind with random other bytes. Its code is a known one half of the time.
 fn slots() -> impl Strategy<Value = Slot> {
     let kinds = proptest::sample::select(Body::KINDS);
     let details = prop_oneof![0_u8..0x60, any::<u8>()];
@@ -36,8 +36,8 @@ fn slots() -> impl Strategy<Value = Slot> {
     )
 }
 
-/// A random record of a random kind: what random places mean to that kind. Handed to `check`, because
-/// it borrows its payload.
+/// Decodes a slot of random bytes and passes the record to `check`, because the record borrows its
+/// payload.
 fn with_record(stamp: Stamp, slot: &Slot, text: &str, check: impl FnOnce(Record<'_>)) {
     let Record { body, .. } = Record::decode(slot, text.as_bytes()).expect("known kind, UTF-8");
     check(Record { stamp, body });
@@ -156,7 +156,7 @@ proptest! {
     fn random_bytes_are_an_answer(bytes in vec(any::<u8>(), 0..600), file_bytes in any::<u64>()) {
         let _ = frame::records(&bytes).count();
         let _ = frame::read_header(&bytes);
-        // The same behind what a reader checks first.
+        // The same after the magic number, which a reader checks first.
         let _ = frame::read_header(&[&frame::MAGIC[..], &bytes].concat());
         let framed: Vec<u8> = bytes.chunks(200).flat_map(raw_frame_of).collect();
         let _ = frame::records(&framed).count();
@@ -227,7 +227,7 @@ fn raw_frame_of(part: &[u8]) -> Vec<u8> {
 #[test]
 fn addresses_too_many_for_a_frame_are_cut_between_addresses() {
     let room = MAX_FRAME_BYTES - SLOT_BYTES;
-    // Bytes that look like the inside or the start of a character: no address may be split for them.
+    // Bytes that look like the inside or the start of a character must not cause an address to be split.
     for byte in [0x00, 0x80, 0xbf, 0xc3, 0xf0] {
         let frames = vec![byte; room + 16];
         let body = Body::Stack { format: FrameFormat::Address, frames: &frames };
@@ -379,7 +379,7 @@ fn a_newer_minor_is_read_and_another_major_is_refused() {
         assert_eq!(Header::decode(&odd.encode(), u64::MAX), Err(layout::Error::Size));
     }
 
-    // A recording's reader is given the version and decides for itself.
+    // A recording's header with an unknown version is returned, and the caller decides.
     let mut recording = frame::header();
     recording[8..10].copy_from_slice(&(MAJOR + 1).to_le_bytes());
     recording[10..12].copy_from_slice(&(MINOR + 1).to_le_bytes());

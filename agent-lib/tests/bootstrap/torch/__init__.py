@@ -1,5 +1,5 @@
-"""What PyTorch has that our code looks at, in Python alone: so that it runs in every CPython. Its nodes of autograd are those of
-libtorch_cpu.cpp, in floats: what lies in a float at the place of a node's address is its number.
+"""A stand-in for the parts of PyTorch that the agent's code reads, in pure Python, so that it runs in every CPython. Its
+autograd nodes are those of libtorch_cpu.cpp, as floats: a float's value, where a node has its address, is its number.
 """
 
 import ctypes

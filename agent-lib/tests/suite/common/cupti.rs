@@ -50,7 +50,7 @@ pub struct Call {
     result: u32,
 }
 
-/// Packs two halves into a word of parameters.
+/// Packs two 32-bit halves into a 64-bit parameter.
 pub fn halves(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }

@@ -129,7 +129,7 @@ impl Daemon {
                 } {}
             });
         }
-        // 9 fit, and then each of them waits.
+        // The queue holds 9 connections; then every client blocks in connect().
         let is_full = || full.load(std::sync::atomic::Ordering::Relaxed) == 9 + count;
         let began = std::time::Instant::now();
         while !is_full() {

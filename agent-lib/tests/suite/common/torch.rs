@@ -107,7 +107,7 @@ extern "C" void drive(callback *call, unsigned id, word first, word second, word
 }
 "#;
 
-/// How libc10_cuda.so is built.
+/// Build variants of libc10_cuda.so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Make {
     pub name: &'static str,

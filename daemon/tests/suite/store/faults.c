@@ -1,6 +1,6 @@
-/* A file system that fails when it is told to: reads and writes of the run store and its log give the error that the file
- * named by GPUMEM_TEST_FAULT holds, as "write ENOSPC" or "all EIO", or while it holds "stand still" do not return. Preloaded
- * into the daemon. */
+/* Injects faults into reads and writes of the run store and its log; preloaded into the daemon. The file named by
+ * GPUMEM_TEST_FAULT gives the error, for example "write ENOSPC" or "all EIO". While it holds "stand still", these calls do not
+ * return. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -7,7 +7,7 @@ use gpumem_runs::store::Store;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Starts a daemon whose store fails as the control file says.
+/// Starts a daemon with faults of its store, and returns it with the control file that sets the fault.
 fn faulty(scratch: &Scratch, more: &str) -> (Program, PathBuf) {
     let (library, control) = (scratch.join("faults.so"), scratch.join("fault"));
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/suite/store/faults.c");

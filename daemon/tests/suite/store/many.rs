@@ -56,7 +56,8 @@ fn every_one_of_many_live_processes_is_checkpointed_and_has_a_run_at_its_end() {
     let is_open = |run: &RunSummary| matches!(run.state, State::Open);
     assert_eq!(list(&path).iter().filter(|run| is_open(run)).count(), PROCESSES);
 
-    // All of them change; the next checkpoint of processes without an agent, every third, has the new values of all.
+    // Every process changes. Every third checkpoint includes processes without an agent, so the next of that kind has all
+    // new values.
     sample(&mut node, now, 20 * MIB);
     let sampled = now;
     let now = (0..3).fold(now, |now, _| settle(&mut node, now + 3_601 * SECOND));

@@ -1,4 +1,4 @@
-//! A file of each format, small and whole.
+//! A small complete file of each format.
 
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_model::run::Source;
@@ -39,7 +39,7 @@ fn recording() -> Vec<u8> {
     bytes
 }
 
-/// A run of a daemon, exported.
+/// Returns an exported run of a daemon.
 fn exported() -> Vec<u8> {
     let source = Source { kind: "daemon".into(), origin: "node7".into(), preset: None };
     let mut builder = RunBuilder::new(source);
@@ -56,7 +56,7 @@ fn exported() -> Vec<u8> {
     export::write(&run, "boot:7:9", &export::From::default()).expect("small enough")
 }
 
-/// The one of that name.
+/// Returns the example of the format with that name.
 pub fn example(name: &str) -> Vec<u8> {
     let text = match name {
         "recording" => return recording(),

@@ -1,5 +1,5 @@
-//! PyTorch's caching allocator in small: segments, blocks that are split and join again, frees that wait for a stream, and a
-//! history of all it does. It knows what was in use at every moment, which is what a snapshot of it is held against.
+//! A small model of PyTorch's caching allocator: segments, blocks that split and merge, and frees that wait for a stream.
+//! It keeps a history with the bytes in use after every entry. Tests compare an imported snapshot with that history.
 
 use super::pickle::{Value, dict};
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ struct Block {
     line: i64,
 }
 
-/// What was in use after an entry.
+/// Bytes in use after an entry of the history.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sums {
     pub reserved: u64,
@@ -36,7 +36,7 @@ pub struct Allocator {
     segments: BTreeMap<u64, Segment>,
     next: u64,
     pub events: Vec<Value>,
-    /// After each event.
+    /// Bytes in use after each event.
     pub sums: Vec<Sums>,
     now: Sums,
     time_us: i64,
@@ -70,7 +70,7 @@ impl Allocator {
         self.sums.push(self.now);
     }
 
-    /// The first hole that is large enough.
+    /// Returns the first hole that is large enough.
     fn hole(&self, bytes: u64, is_small: bool) -> Option<(u64, u64, u64)> {
         self.segments.iter().filter(|(_, segment)| segment.is_small == is_small).find_map(
             |(&start, segment)| {
@@ -149,13 +149,13 @@ impl Allocator {
         self.now
     }
 
-    /// Bytes of blocks that wait for a stream.
+    /// Returns the bytes of blocks that wait for a stream.
     pub fn pending(&self) -> u64 {
         let blocks = self.segments.values().flat_map(|segment| segment.blocks.values());
         blocks.filter(|block| block.is_pending).map(|block| block.bytes).sum()
     }
 
-    /// The snapshot with the last `entries` of its history.
+    /// Returns the snapshot with the last `entries` of its history.
     pub fn snapshot(&self, entries: usize) -> Value {
         let segments = self.segments.iter().map(|(&address, segment)| {
             let block = |(&address, block): (&u64, &Block)| {

@@ -1,4 +1,4 @@
-//! A writer of pickles, as far as snapshots need one: protocol 4, strings by memo after their first time.
+//! Writes the pickles that snapshots need: protocol 4, repeated strings as references to the memo.
 
 use std::collections::HashMap;
 

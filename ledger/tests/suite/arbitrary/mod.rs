@@ -12,7 +12,7 @@ pub struct Said {
     slot: Slot,
 }
 
-/// Numbers that a hostile peer might choose who knows the formats.
+/// Numbers that a hostile peer with knowledge of the formats might choose.
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![
         6 => 0..12u64,

@@ -399,7 +399,7 @@ impl World {
             let pool = self.driver_pool(id);
             pool.gone = true;
             if live == 0 {
-                pool.reserved = 0; // otherwise the driver keeps all of it
+                pool.reserved = 0; // with live blocks the driver keeps the whole pool
             }
         }
     }

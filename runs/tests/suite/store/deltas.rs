@@ -1,4 +1,4 @@
-//! The delta log: what it costs, and what is read after a crash at any byte.
+//! The delta log: its cost, and the runs that remain readable after a crash at any byte.
 
 use super::support::{TempDir, assert_consistent, run_at};
 use gpumem_model::run::{Run, State};
@@ -17,7 +17,7 @@ fn contents(dir: &Path) -> [Vec<u8>; 3] {
     FILES.map(|name| fs::read(dir.join(name)).unwrap_or_default())
 }
 
-/// A directory with the files as they are now: what is left if the writer is killed.
+/// Copies the store's files as they are now, as a killed writer would leave them.
 fn copy(of: &TempDir) -> TempDir {
     let copy = TempDir::new();
     for (name, bytes) in FILES.iter().zip(contents(of.path())) {

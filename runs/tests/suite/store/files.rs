@@ -195,7 +195,7 @@ fn rows_that_contradict_each_other_are_damage() {
     }
 }
 
-/// Views and generated columns of a foreign file may return endless rows, and its triggers may change what is written.
+/// Views and generated columns of a foreign file may return endless rows, and its triggers may alter written rows.
 #[test]
 fn code_in_place_of_a_table_is_refused_at_once() {
     let endless = "WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n)";
@@ -314,7 +314,7 @@ pub fn read_without_rights(dir: &TempDir) -> std::io::Result<String> {
         .args(["--exact", "store::files::a_reader_without_rights_to_the_directory", "--nocapture"])
         .env(CHILD, dir.store());
     if fs::metadata("/proc/self").unwrap().uid() == 0 {
-        // The user nobody, because root may write everywhere.
+        // Reads as user 65534, because root may write everywhere.
         reader.uid(65534).gid(65534);
     }
     let output = reader.output();

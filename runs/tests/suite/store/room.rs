@@ -26,7 +26,7 @@ fn what_lives_is_never_offered() {
     let (over, _) = store.insert(&ended(1), "over").unwrap();
     // A live process writes it; the run's own process may be unknown.
     store.begin(&run_at(2), "open").unwrap();
-    // Its process is alive, whoever wrote it.
+    // A run of a live process is kept, also without a live writer.
     let (run, life) = own_life();
     store.insert(&run, &life).unwrap();
     // An import belongs to its owner and is never deleted.

@@ -1,4 +1,4 @@
-"""What several checks need."""
+"""Shared by several checks."""
 
 import time
 
@@ -6,7 +6,7 @@ from ..programs import Ended
 
 GRANULE = 2 << 20
 MIB = 1 << 20
-# A daemon that looks often, so that a check need not wait.
+# Configuration with short intervals, so that checks need not wait.
 QUICK = "[nvml]\nlist_every_s = 0.2\nlist_budget = 0.5"
 
 
@@ -19,7 +19,7 @@ def rounding(sizes):
 
 
 def becomes(true, seconds=10):
-    """Whether it comes to be true."""
+    """Polls `true` until it returns true; False after `seconds`."""
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
@@ -38,7 +38,7 @@ class Watched:
         self.facts = self.driver.begin()
         self.pid = self.driver.pid
         self.patience = None
-        # Without the agent nothing that follows can hold: time on a borrowed GPU is too dear to wait for it each time.
+        # Without the agent every later expectation fails, and time on a borrowed GPU is too short to wait for each.
         flags = lambda: set((self.daemon.row(self.pid) or {"flags": []})["flags"])
         if not becomes(lambda: flags() & {"covered", "blocked", "uncovered"} == {"covered"}):
             found = self.daemon.get(f"/v1/doctor?pid={self.pid}")["findings"]

@@ -1,4 +1,4 @@
-"""What the agent and the daemon cost. Everything is measured in pairs that stand next to each other in time."""
+"""Cost of the agent and the daemon. All values are measured in adjacent pairs."""
 
 import json
 import os
@@ -16,7 +16,7 @@ DAEMON = AGENT + ("gpumemd",)
 
 
 def in_turns(t, rounds, one):
-    """one(with_agent) each way, rounds times; the order within a pair changes. Two lists."""
+    """Calls one(False) and one(True) `rounds` times, in alternating order. Returns the results of each as a list."""
     found = {False: [], True: []}
     for number in range(rounds):
         for with_agent in ((False, True) if number % 2 else (True, False)):
@@ -25,7 +25,7 @@ def in_turns(t, rounds, one):
 
 
 def span(found):
-    """The interval of a difference, in words."""
+    """Formats the confidence interval of a difference."""
     low, high = found["difference_95"]
     return f"95 %: {low:.2f} to {high:.2f}"
 

@@ -149,7 +149,7 @@ def versions(t):
 
 
 def asked(t):
-    """How often the simulated driver was asked for its number of devices, which is how the agent listens for itself."""
+    """Returns how many times the simulated driver's device count was queried. The agent uses that call to test its callbacks."""
     shown = subprocess.run([t.machine.fake / "bin" / "fake-gpu", "show", t.home / "machine"], capture_output=True, text=True)
     found = re.search(r"^device_counts=(\d+)$", shown.stdout, re.M)
     return int(found[1]) if found else 0

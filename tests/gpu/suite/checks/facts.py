@@ -1,4 +1,4 @@
-"""Which machine this is. Nothing is changed on it."""
+"""Describes the machine, without changing it."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What happens to the program, and to the truth, when something dies or stops."""
+"""Effects on the program, and on the correctness of figures, when a process dies or stops."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""What a process costs beside its allocations."""
+"""Memory that a process costs in addition to its allocations."""
 
 import json
 
@@ -78,7 +78,7 @@ def local_memory(t):
         if answer["result"]:
             t.note(f"{local} B a thread: result {answer['result']}")
             continue
-        # Whatever the module itself takes is no stack.
+        # Memory of the module itself does not count as stack.
         grown, model = t.used(d.pid) - before - code, (local - limit) * resident
         answers.append(f"{local:,} B a thread: {grown:,} B where (bytes - {limit}) x resident threads is {model:,}")
         t.measure(f"{local} B a thread", {"NVML": grown, "model": model}, "B")

@@ -1,4 +1,4 @@
-"""Kinds of memory: what NVML charges for each, and where the product books it."""
+"""Kinds of memory: NVML's charge for each, and the category in which gpumemd counts it."""
 
 from ..check import Skip, check
 from .common import GRANULE, MIB, Watched, becomes
@@ -108,7 +108,7 @@ def ipc(t):
 
 
 def charges(t, whom, bytes, expected):
-    """NVML's bytes, within a granule: more than that is what a mapping's own tables could cost."""
+    """Expects NVML's bytes within one granule, which allows for a mapping's page tables."""
     t.measure(whom, bytes, "B")
     t.expect(abs(bytes - expected) <= GRANULE, f"{whom}: NVML charges {expected:,} ({bytes:,})")
 
@@ -145,7 +145,7 @@ def handles(t):
 
 
 def owner_settles(w):
-    """The bytes after a call that gives the driver a chance to notice that a descriptor was closed."""
+    """Makes a call in which the driver can notice a closed descriptor, and expects no remaining memory."""
     w.driver.do("free", w.driver.do("alloc", 1)["id"])
     return w.says("nothing left", 0)
 
@@ -163,7 +163,7 @@ def exported(t):
     d.do("free", made)
     held = w.used() - base
     t.measure("released, the descriptor open", held, "B")
-    # The daemon has the release when it has an allocation that came after it.
+    # A later allocation at the daemon shows that it has received the release.
     after_it = d.do("alloc", MIB)["id"]
     tracked = lambda: (w.daemon.row(w.pid) or {}).get("tracked_bytes")
     t.expect(becomes(lambda: tracked() in (MIB, size + MIB)), f"tracked has the handle or not, and 1 MiB more ({tracked()})")

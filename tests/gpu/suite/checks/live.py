@@ -121,7 +121,7 @@ def sweep(t):
         row = {"first": after - before}
         count = 1
         if size < GRANULE:
-            # How many fit into what the first one took.
+            # Number that fit into the memory that the first one took.
             while count < 3 * (GRANULE // max(size, 512)) and count < 8192:
                 step = max(1, min(256, GRANULE // max(size, 512) // 4))
                 count += d.do("many", size, step)["count"]

@@ -31,7 +31,7 @@ def by_role(run):
 
 
 def named(run):
-    """Of the bytes of forward and backward blocks at the peak, percent that have a tag."""
+    """Returns the tagged percentage of the bytes of forward and backward blocks at the peak."""
     amounts = [(run["cells"][c], b) for d in run["devices"] for c, b in (d.get("peak") or {}).get("amounts", [])]
     blocks = [(c, b) for c, b in amounts if c["class"] == "block" and c["phase"] in ("forward", "backward")]
     return 100 * sum(b for c, b in blocks if c["tag"]) / max(1, sum(b for _, b in blocks))

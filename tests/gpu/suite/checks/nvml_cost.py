@@ -1,4 +1,4 @@
-"""What the calls of NVML cost, which decides how often a daemon may ask."""
+"""Cost of NVML's calls, which limits the daemon's sampling rate."""
 
 import json
 import subprocess

@@ -4,7 +4,7 @@ from ..check import check
 from .common import GRANULE, MIB, Watched
 
 DAEMON = ("driver", "libgpumem.so", "gpumemd")
-# Between polls of a pool's own numbers (reference/cupti.md 2.3: 1 s), and some.
+# Longer than the interval between polls of a pool's own numbers (reference/cupti.md 2.3: 1 s).
 POLL_S = 5
 
 

@@ -1,11 +1,11 @@
-"""The first seconds on a driver: programs/probe.c asks what everything else assumes."""
+"""The first seconds on a driver: programs/probe.c tests the assumptions of all other checks."""
 
 import json
 
 from ..check import check
 from ..programs import Ended
 
-# What names a fact, beside its probe.
+# Fields that identify a fact, in addition to its probe.
 LABELS = ("call", "bytes", "state", "subscribed")
 SIGALRM = 14
 
@@ -38,7 +38,7 @@ def driver(t):
         lines.close()
     t.expect(p.wait() == 0, "the program ended well")
     for name, end in ends.items():
-        # A crash is an answer, too: that a driver crashes there is a fact the probe looks for.
+        # A crash is also a result: the probe tests whether a driver crashes there.
         if end["status"] or end["signal"]:
             t.note(f"{name} ended with status {end['status']}, signal {end['signal']}")
         t.expect(end["signal"] != SIGALRM, f"{name} was done in time ({end['seconds']} s)")

@@ -1,4 +1,4 @@
-"""PyTorch, unmodified: its three allocators, its profiler, and what a training step costs with us in it."""
+"""Unmodified PyTorch: its three allocators, its profiler, and a training step's cost with the agent."""
 
 import json
 
@@ -19,7 +19,7 @@ def start(t, script, *words, agent=None, allocator="caching", **more):
 
 
 def answer(p, timeout=240):
-    """Its next JSON line; what libraries print between is passed over."""
+    """Returns the program's next JSON line; skips other lines, which libraries print."""
     while True:
         line = p.line(timeout)
         if line.startswith("{"):

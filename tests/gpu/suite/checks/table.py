@@ -16,7 +16,7 @@ SIZES = [1, 256, 512, 513, 4096, 65536, 65537, 262144, 524288, 3 * MIB // 4, MIB
 
 
 def shares(table, size):
-    """Whether a byte finds room in what an allocation of this size took."""
+    """Returns whether one more byte fits into the memory charged for an allocation of this size."""
     with table.process() as p:
         first = p.weigh(f"{size:,} B", "alloc", size, size=size, first=True)
         after = p.weigh(f"a byte after {size:,} B", "alloc", 1, size=size, probe=True, quiet=True)
@@ -61,7 +61,7 @@ def sizes(t):
 
 
 def charged(named):
-    """In words, of (name, row)."""
+    """Formats the charge of each (name, row)."""
     out = []
     for name, row in named:
         if row["result"]:

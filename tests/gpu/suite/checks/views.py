@@ -1,4 +1,4 @@
-"""What people and Prometheus see."""
+"""Output for people and Prometheus."""
 
 import json
 import subprocess
@@ -129,7 +129,7 @@ def release(t):
 
 
 def family(pid):
-    """A process and its descendants."""
+    """Returns the pids of a process and its descendants."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -98,7 +98,7 @@ impl Clients {
     /// Stops the clients.
     ///
     /// # Panics
-    /// If one of them panicked.
+    /// If a client panicked.
     pub fn end(&mut self) {
         self.shared.over.store(true, Ordering::Release);
         self.threads.drain(..).for_each(|thread| thread.join().expect("a client ends well"));

@@ -1,4 +1,4 @@
-//! After all programs have ended, only their runs must remain.
+//! Once every program has ended, only the runs must remain.
 
 use super::health::{Reading, children, fds};
 use super::manager::{End, Manager};

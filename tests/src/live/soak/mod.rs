@@ -9,7 +9,7 @@
 //! clients   concurrent clients, some of which disconnect in mid-reply
 //! look      the daemon's figures compared with the machine's truth, while nothing moves
 //! health    the daemon's resources and log
-//! end       remains after all have ended
+//! end       checks that nothing else remains once every program has ended
 //! ```
 
 pub mod actor;
