@@ -221,7 +221,7 @@ impl RunBuilder {
             clock: snapshot.run_clock(),
             process: run::Process {
                 pid: match process.key.pid {
-                    // In logs, the pid is known only from the first reading on.
+                    // In logs, the pid is unknown until the first reading.
                     0 => process.facts.seen.get("pid").and_then(|pid| pid.parse().ok()).unwrap_or(0),
                     pid => pid,
                 },

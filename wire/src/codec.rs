@@ -435,8 +435,8 @@ macro_rules! at {
 }
 
 impl<'a> Record<'a> {
-    /// Returns the slot as words, which are stored little-endian, and the payload. Always inlined: with a constant kind most
-    /// of it is folded, and the words stay in registers.
+    /// Returns the slot as words, which are stored little-endian, and the payload. Always inlined: with a constant kind the
+    /// compiler folds most of the code, and the words stay in registers.
     #[inline(always)]
     pub fn words(&self) -> (Words, &'a [u8]) {
         let (kind, places) = self.body.places();

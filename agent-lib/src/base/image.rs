@@ -310,7 +310,7 @@ impl<'a> Image<'a> {
 mod tests {
     use super::*;
 
-    /// A file in memory, laid out by hand: one readable and writable segment, and code that is not there.
+    /// A synthetic ELF file in memory: one readable and writable segment, and addresses of code that does not exist.
     struct File {
         words: Vec<u64>,
         headers: Vec<Elf64_Phdr>,

@@ -30,7 +30,7 @@ pub enum Made {
     Record(Row),
     /// It found no room, or its writer ended.
     Lost,
-    /// It is not known yet.
+    /// A thread may still be writing it.
     Unfinished,
 }
 

@@ -42,7 +42,7 @@ impl Core {
         });
     }
 
-    /// Records a handle imported from another process. Its size is known when it is mapped.
+    /// Records a handle imported from another process. Its size is unknown until it is mapped.
     pub(crate) fn handle_imported(&self, thread: &Thread, at: RecordContext, handle: u64) {
         let body = Body::Import { address: handle, bytes: 0, source: ImportSource::ShareableHandle };
         self.recorder.record(thread, at, body, |recorder, row| {

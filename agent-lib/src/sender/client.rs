@@ -53,7 +53,7 @@ impl Client {
         }
         match held {
             Held::Ours => self.listen(core, now),
-            // It was not lost after all: its callbacks arrive without any call on it.
+            // The subscription was not lost: its callbacks arrive again without a new one.
             Held::Lost if subscribe::check_pulse(core) == Pulse::Heard => subscribe::found(core),
             Held::Lost | Held::Nothing => self.retry(core, now),
             Held::Unwanted => *self = Client { subscription: number, ..Client::default() },

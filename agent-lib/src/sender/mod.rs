@@ -148,7 +148,7 @@ fn give_up(core: &Core, error: &std::io::Error) {
     }
 }
 
-/// Stops recording at exit, and waits up to GPUMEM_EXIT_WAIT_MS until the sender has sent what is left.
+/// Stops recording at exit, and waits up to GPUMEM_EXIT_WAIT_MS until the sender has sent all remaining records.
 pub fn finish() {
     if OWNER.load(Acquire) != std::process::id() || FINISHED.load(Acquire) {
         return;

@@ -53,7 +53,7 @@ pub struct TrendView {
 
 /// Maximum number of cells whose points a run keeps; all others share one sum.
 const GROWTH_CELLS: usize = 64;
-/// Minimum number of steps from which a program is judged by its steps: two of them are warm-up.
+/// Minimum number of steps (or periods) for judging growth by them; the first two are warm-up.
 const LEAST_STEPS: usize = gpumem_model::growth::LEAST_POINTS + 2;
 
 impl TrendView {

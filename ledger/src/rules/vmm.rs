@@ -202,7 +202,7 @@ impl Holdings {
         }
     }
 
-    /// Removes a mapping that has no unmap call of its own.
+    /// Removes a mapping whose unmap call was not recorded.
     fn take_mapping(&mut self, address: u64) {
         let Some(mapping) = self.mappings.remove(&address) else { return };
         self.segments_unmapped(address, mapping);

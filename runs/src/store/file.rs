@@ -155,8 +155,8 @@ impl Store {
         self.sql(|db| db.prepare_cached(sql)?.query_row([life], newest).optional())
     }
 
-    /// Replaces a stored run. This process becomes its writer, even if another one began it. What has changed since the last
-    /// checkpoint is appended to the delta log; without a change, nothing is written.
+    /// Replaces a stored run. This process becomes its writer, even if another one began it. Changes since the last
+    /// checkpoint are appended to the delta log; without a change, nothing is written.
     pub fn checkpoint(&mut self, id: RunId, run: &Run) -> Result<()> {
         self.check_run(run)?;
         self.open_log()?;
@@ -172,7 +172,7 @@ impl Store {
             if log.len > self.most_log {
                 self.merge_deltas()?;
             }
-            // If the log cannot be written, the database says why, or has room.
+            // If the log cannot be written, the database is written instead: it may have room, or its error shows the cause.
             if let Some(log) = &mut self.log
                 && log.append(id.0, parts).is_ok()
             {

@@ -175,7 +175,7 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| StoreError::io(path, error))
 }
 
-/// Returns a URI that tells SQLite that no process writes the file.
+/// Returns a URI with `immutable=1`: SQLite assumes that no process writes the file, and takes no locks.
 fn immutable(path: &Path) -> String {
     let mut uri = String::from("file://");
     for &byte in path.as_os_str().as_bytes() {
@@ -188,7 +188,7 @@ fn immutable(path: &Path) -> String {
     uri
 }
 
-/// Returns the path of a file beside the store.
+/// Returns the path of a file with this suffix in the store's folder.
 pub(super) fn side_file(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);

@@ -5,7 +5,7 @@
 //! run          -        0         JSON of Run without the lists below
 //! cells        -        0, 1, ... 64 each, JSON
 //! device       device   0         JSON of Device without the lists below
-//! last, peak   device   cell / 32 the amounts of these cells, packed
+//! last, peak   device   cell / 32 amounts, one part for each 32 cells, packed
 //! series       device   0, 1, ... 64 buckets each, packed
 //! rest ... ooms     device        as in table `detail`, but growth is whole
 //! rest ... spans    -1            as in table `own`

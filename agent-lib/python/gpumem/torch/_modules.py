@@ -85,7 +85,7 @@ class Known(weakref.ref):  # type: ignore[type-arg]
     #: Whether another module has taken its place. Records with the path then belong to the other one if both are
     #: possible.
     is_displaced: bool
-    #: Whether one of its own parameters was stepped by an optimizer or had a gradient.
+    #: Whether an optimizer stepped one of this module's parameters, or one had a gradient. Submodules do not count.
     was_trained: bool
 
     def text(self) -> str:

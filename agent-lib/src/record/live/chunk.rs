@@ -93,7 +93,7 @@ pub(super) fn beside_bit(place: usize) -> u64 {
     1 << (32 + place)
 }
 
-/// Returns the place that a row takes if it is free, so that its address is known before the chunk is in the cache.
+/// Returns a row's preferred place, used if it is free. The hash alone gives its address, so it needs no load of the chunk.
 #[inline(always)]
 pub(super) fn favourite(hash: u64) -> usize {
     ((hash >> 48) as usize * KEYS) >> 16

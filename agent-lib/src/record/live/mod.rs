@@ -413,7 +413,8 @@ impl Live {
         }
     }
 
-    /// Changes a word of a row and its additional data. A retag while another thread frees the block may name the next owner.
+    /// Changes a word of a row, and its additional data. If another thread frees the block meanwhile, a retag may name the
+    /// block's next owner instead.
     pub(crate) fn update(
         &self,
         key: Key,

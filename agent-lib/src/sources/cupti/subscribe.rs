@@ -336,7 +336,7 @@ pub(crate) fn resume(core: &Core) {
 
 // Whether callbacks still arrive is checked with a driver call, and with no CUPTI call: a finalized CUPTI may return anything,
 // and finalization may be in progress. cuDeviceGetCount needs no context, takes no memory and changes nothing, and programs
-// call it rarely. Its callback arrives on the calling thread before the call returns, so its absence is known at once.
+// call it rarely. Its callback arrives on the calling thread before the call returns, so its absence is detected at once.
 
 /// The call whose callback is subscribed only for this check.
 const PULSE: u32 = ids::cuDeviceGetCount;

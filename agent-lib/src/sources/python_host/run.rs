@@ -8,7 +8,7 @@
 //!           `----> FAILED
 //! ```
 //!
-//! After that, when memory was allocated, the code is requested regularly to process what is new (`tick`).
+//! After that, the code is requested regularly to process new objects, if memory was allocated (`tick`).
 
 use crate::driver::core::Core;
 use crate::naming::{autograd, callers, slot};

@@ -11,7 +11,7 @@
 //! `Oom` has the outcome `Fatal`: the request has failed. Whether the program goes on shows later. Its stack is Python's.
 //!
 //! The cudaMallocAsync backend does not report this, and neither does a PyTorch without caching. There, only the driver's
-//! refusals are known, and the layer's state says so. (2.4.1 gives up at the first refusal; 2.15.0 retries after a flush.)
+//! refusals are recorded, and the layer's state reports this. (2.4.1 gives up at the first refusal; 2.15.0 flushes and retries.)
 
 use crate::base::fault_injection;
 use crate::driver::core::Core;

@@ -107,7 +107,7 @@ impl Core {
         pool.device.segments.fetch_add(bytes, Relaxed);
     }
 
-    /// Handles reserved bytes that are not known: the segment came from another thread, or before the hooks were installed.
+    /// Handles reserved bytes of an unknown segment: it came from another thread, or before the hooks were installed.
     #[cold]
     #[inline(never)]
     pub(super) fn search_segment(&self, thread: &Thread, pool: TorchPool<'_>, address: u64) {
