@@ -198,7 +198,7 @@ exports! {
             core.rename(thread, paths)
         }
     }
-    /// Updates the cached names of modules, after all moved modules were reported.
+    /// Updates the cached names of modules. Called once all moved modules were reported.
     gpumem_modules_settle as modules_settle() -> () { (); |core, _| python::MODULES.settle(&core.recorder.names) }
     /// Reports that a sweep has named all parameters.
     gpumem_parameters_named as parameters_named() -> () { (); |_, _| python::MODULES.name_parameters() }

@@ -1,4 +1,4 @@
-//! What a callback is handed. All layouts are the same in CUPTI 11.7 to 13.5.
+//! Arguments of a callback. All layouts are the same in CUPTI 11.7 to 13.5.
 
 use core::ffi::{c_char, c_void};
 use core::mem::{offset_of, size_of};

@@ -18,7 +18,7 @@ macro_rules! shapes {
     )* };
 }
 
-/// What a C pointer to a number is here; null when the caller passed null.
+/// A C pointer to a number; null if the caller passed null.
 pub type Out = *const u64;
 
 shapes! {

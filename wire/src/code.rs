@@ -95,7 +95,7 @@ codes! {
         Between = 6,
     }
 
-    /// Who reserves a pool's memory.
+    /// The owner that reserves a pool's memory.
     PoolOwner {
         /// A CUDA memory pool (cuMemPool): the driver reserves its memory; the agent polls its totals.
         Driver = 1,
@@ -177,7 +177,7 @@ codes! {
         ContextCreating = 13,
     }
 
-    /// How far the clock of a recording can be trusted.
+    /// Kind of clock of a recording, which determines the meaning of its times.
     ClockKind {
         /// CLOCK_MONOTONIC of the host, in nanoseconds.
         Monotonic = 1,

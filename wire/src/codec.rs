@@ -394,7 +394,7 @@ records! {
     104 AccountedPeak { start_ticks: u64 => address, peak_bytes: u64 => bytes }
     /// NVML reported Xid `xid` on `device`.
     105 DeviceFault { xid: u64 => aux }
-    /// Part of what NVML charges to pid `thread` on `device` that confidential computing protects.
+    /// Part of the bytes that NVML charges to pid `thread` on `device`: those that confidential computing protects.
     106 ProtectedSample { start_ticks: u64 => address, protected_bytes: u64 => bytes }
     /// A mark that was set from outside of process `thread`.
     108 ProcessMark { start_ticks: u64 => address, name: &'a str => payload }

@@ -100,7 +100,7 @@ impl Ring {
         fetch_to_write(self.slot(seq));
     }
 
-    /// As `expect`, for the reader.
+    /// Prefetches the slot of `seq` for reading.
     #[inline(always)]
     pub(crate) fn expect_to_read(&self, seq: u64) {
         fetch_to_read(self.slot(seq));

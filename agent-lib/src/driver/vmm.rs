@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::AcqRel;
 
 /// Mappings start at multiples of this.
 const GRANULE: u64 = 2 << 20;
-/// Most mappings that one call may remove.
+/// Maximum number of mappings that one call may remove.
 const MOST_MAPPINGS: u64 = 1 << 16;
 
 impl Core {

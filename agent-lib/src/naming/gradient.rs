@@ -62,7 +62,7 @@ pub(crate) fn calibrate(examples: &[Example]) -> bool {
     found.is_some()
 }
 
-/// Flag in a node's address: the node runs inside of another one.
+/// Flag in a node's address: the node runs inside of another node.
 const NESTED: u64 = 1;
 
 /// Returns `node`, with a flag if it `is_nested`, if it accumulates gradients and the offsets were found; else 0.

@@ -91,7 +91,7 @@ impl Table {
     /// Returns the tag of `node`; 0 for none.
     ///
     /// A node without an entry is a view. Directly after a named node it ends that node's operation; so does an addition after
-    /// such a view (of a bias to a product). Nodes further away begin the next operation, unless that is in no module.
+    /// such a view (of a bias to a product). Nodes further away begin the next operation, unless that operation is in no module.
     #[inline]
     pub(crate) fn look_up(&self, node: Node) -> u32 {
         let ends = if node.0 & ADDS == 0 { VIEW_BEHIND } else { ADDITION_BEHIND };

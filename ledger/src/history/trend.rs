@@ -164,7 +164,7 @@ impl Track {
         self.ring.columns.len() - 1
     }
 
-    /// Makes room for cells that begin to change: those that changed least are merged into the rest.
+    /// Makes room for cells that begin to change: merges the cells that changed least into the rest.
     fn fold(&mut self) {
         if self.ring.columns.len() < FIXED + COLUMNS {
             return;
@@ -272,7 +272,7 @@ impl Trend {
         }
     }
 
-    /// Takes a closed NVML sample that has the book at its own time.
+    /// Adds a point from a closed NVML sample, which has the book at the sample's time.
     pub fn sample(&mut self, time_ns: u64, amounts: &[i64], book: &Book) {
         if self.is_due(time_ns) {
             let amount = |cell: CellId| amounts.get(cell as usize).copied().unwrap_or(0);

@@ -18,7 +18,7 @@ pub(crate) struct OomEntry {
     pub at_allocations: u64,
 }
 
-/// Where and when memory was requested.
+/// Book, thread and time of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestPlace {
     pub book: u8,
@@ -130,8 +130,8 @@ impl Ooms {
         })
     }
 
-    /// Gives the newest entry the composition of the one before it, if that is of nearly the same time: a new composition so soon
-    /// would cost too much.
+    /// Copies the composition of the previous entry to the newest, if their times are close. Computing it again so soon would
+    /// cost too much.
     pub fn copy_composition(&mut self) {
         let Some((newest, earlier)) = self.entries.split_last_mut() else { return };
         let is_near = |entry: &&OomEntry| {

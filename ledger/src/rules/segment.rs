@@ -37,7 +37,7 @@ impl Holdings {
     /// Inserts a segment. `new`: it is not the remainder of a segment that the peak already includes.
     fn insert_segment(&mut self, key: SegmentKey, bytes: u64, seq: u64, new: bool) {
         if self.pools[key.0 as usize].segments.contains_key(&key.1) {
-            self.take_segment(key); // the rest of another one, which overlapped
+            self.take_segment(key); // the remainder of an overlapping segment
         }
         let segment = Segment { bytes, backed: 0, parts: Vec::new(), seq, generation: self.generation };
         let pool = &mut self.pools[key.0 as usize];

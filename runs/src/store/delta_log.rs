@@ -30,14 +30,14 @@ use std::path::Path;
 pub(super) const SUFFIX: &str = "-deltas";
 /// Size at which the entries are merged into the database.
 pub(super) const MOST_BYTES: u64 = 16 << 20;
-/// A larger file is not one of ours.
+/// Maximum bytes read of the file or of one decompressed entry. A larger file was not written by a store.
 const MOST_READ: u64 = 4 * MOST_BYTES;
 const HEAD: usize = 12;
-/// In place of a run's id, which begins with 1.
+/// Marks a heartbeat, in place of a run's id; ids begin with 1.
 const BEAT: i64 = 0;
-/// Of compression. Entries are mostly digits, which take half as many bytes.
+/// Compression level. Entries are mostly digits; compression halves their size.
 const LEVEL: u8 = 6;
-/// A part that stays the same for as many entries is forgotten, and written whole when it changes.
+/// A part that is unchanged for this many entries is dropped from memory, and written whole when it changes.
 const IDLE: u64 = 8;
 
 /// The log, open for appending.
@@ -51,7 +51,7 @@ pub(super) struct DeltaLog {
     runs: HashMap<i64, LoggedRun>,
 }
 
-/// What the log and the database hold of a run together.
+/// The state of a run that the log and the database hold together.
 #[derive(Debug, Default)]
 struct LoggedRun {
     written_ns: i64,
@@ -95,7 +95,7 @@ impl DeltaLog {
         self.runs.get(&id).is_none_or(|run| run.identity != identity)
     }
 
-    /// Forgets a run that gets no more entries.
+    /// Drops the state of a run that gets no more entries.
     pub(super) fn forget(&mut self, id: i64) {
         self.runs.remove(&id);
     }
@@ -104,7 +104,7 @@ impl DeltaLog {
         self.runs.is_empty()
     }
 
-    /// Appends what differs from the last entry. Writes nothing if nothing does.
+    /// Appends the parts that differ from the last entry; writes nothing if none differs.
     pub(super) fn append(&mut self, id: i64, parts: Parts) -> Result<()> {
         let Some(run) = self.runs.get(&id) else { return Ok(()) };
         let gone = run.hashes.keys().filter(|key| !parts.contains_key(*key)).map(|key| (*key, Vec::new()));

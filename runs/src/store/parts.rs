@@ -175,7 +175,7 @@ pub(super) fn run(parts: &Parts) -> Result<Run> {
     Ok(run)
 }
 
-/// Returns a hash of what queries select runs by. If it changes, the run is written to the database.
+/// Returns a hash of the fields by which queries select runs. If it changes, the run is written to the database.
 pub(super) fn identity(run: &Run) -> Result<u64> {
     let devices: Vec<_> =
         run.devices.iter().map(|device| (&device.name, device.ordinal, &device.details.ooms)).collect();

@@ -202,7 +202,7 @@ ALTER TABLE run ADD COLUMN written_ns INTEGER NOT NULL DEFAULT 0;
 /// What kind of SQLite file was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
-    /// No tables and no application id: just created, or created by a process that died at once.
+    /// No tables and no application id: just created, or created by a process that crashed at once.
     Fresh,
     /// A store of this schema version, 1..=[`VERSION`].
     Version(i64),

@@ -63,7 +63,7 @@ class Known(weakref.ref):  # type: ignore[type-arg]
     order: int
     #: Key of the parent; 0 for a root.
     parent: int
-    #: The parent's entry, which may be dead.
+    #: The parent's entry; the parent may already be freed.
     above: "Optional[Known]"
     name: str
     #: Distinguishes roots of the same name; 0 for other modules.

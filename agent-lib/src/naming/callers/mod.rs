@@ -10,7 +10,7 @@
 //!   held such a word in every call so far (`ReturnSlot`).
 //! - Functions begin at multiples of 16, and a return address seldom does.
 //!
-//! It is not proved on hardware that the parameters lie there. Where they do not, the search begins at the agent's own frame.
+//! It is unverified on hardware that the parameters lie there. If they do not, the search begins at the agent's own frame.
 //! It then meets frames of the driver and of CUPTI first, which are skipped.
 
 mod loader;
@@ -68,7 +68,7 @@ impl ReturnSlot {
             any => CandidateWords { any, within: (before.within | now.within) & any },
         };
         if both != before && now.any != 0 {
-            // If two threads do this at once either may win; the next call corrects it.
+            // If two threads store concurrently, one result is lost; the next call corrects this.
             self.always.store(both.any, Relaxed);
             self.within.store(both.within, Relaxed);
             if before.any != 0 && before.best() != both.best() {

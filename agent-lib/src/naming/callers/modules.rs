@@ -5,7 +5,7 @@
 //! never freed, one for each path, so a library keeps its number when it is mapped again.
 //!
 //! Changes are found with the sender's next check: every 5 ms while there is something to send, else every 100 ms. Until then a
-//! library at the address of an earlier one is taken for that. At a new address it gets a number at once, its path later.
+//! library at the address of an earlier one is mistaken for it. At a new address it gets a number at once, its path later.
 //!
 //! Before glibc 2.31, a forked child would find dl_iterate_phdr's lock taken. So fork() waits for the agent (`before_fork`).
 
@@ -29,7 +29,7 @@ const GRACE_NS: u64 = 1_000_000_000;
 pub(crate) enum Part {
     /// The driver, CUPTI, or this library: where a call arrives.
     Driver,
-    /// The CUDA runtime, the C library and similar ones: their own caller counts.
+    /// The CUDA runtime, the C library and similar ones: the search continues with their caller.
     Between,
     /// Any other library: the caller.
     Caller,
@@ -262,7 +262,7 @@ pub(crate) fn number_of_new(start: usize) -> u16 {
 
 /// Lock: a thread is inside of dl_iterate_phdr, or forks.
 static GATE: AtomicBool = AtomicBool::new(false);
-/// Retries of fork() until it goes on without the lock: a signal handler may fork on the thread that holds it.
+/// Retries of fork() before it continues without the lock: a signal handler may fork on the thread that holds the lock.
 const TURNS: u32 = 1 << 14;
 /// The forking thread holds the lock.
 static HELD: AtomicBool = AtomicBool::new(false);

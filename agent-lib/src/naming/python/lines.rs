@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 /// Entries of the table: a power of two.
 const ENTRIES: usize = 1 << 15;
 const MOST_ENTRIES: usize = ENTRIES / 2;
-/// Most lines with their own tag.
+/// Maximum number of lines with a separate tag.
 const MOST_LINES: usize = 4096;
 /// Entries that a lookup tries.
 const REACH: usize = 16;

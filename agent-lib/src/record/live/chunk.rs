@@ -40,7 +40,7 @@ impl Chunk {
     }
 
     /// Returns a bit for each key that equals `word`: bit 2 n for key n. A loop over the keys takes three times as much code.
-    /// What a training pays for a block is mostly its own code that the agent's code displaces from the processor's cache.
+    /// Code size matters: most of the cost for a training is that the agent's code displaces the program's from the cache.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(crate) fn equal(&self, word: u64) -> u32 {

@@ -4,11 +4,12 @@
 //!
 //! | case | records, of one thread and in this order |
 //! |---|---|
-//! | a limit of the pool itself (`set_per_process_memory_fraction`): the driver is not asked | `Oom` with result 0 |
+//! | a limit of the pool itself (`set_per_process_memory_fraction`): no driver call | `Oom` with result 0 |
 //! | the driver refuses; PyTorch flushes its cache and then gets memory | `AllocFailed`, `Pressure`; no `Oom` |
 //! | the driver refuses each time | `AllocFailed`, `Pressure`, perhaps again; `Oom` with the driver's result |
 //!
-//! `Oom` has the outcome `Fatal`: the request has failed. Whether the program goes on shows later. Its stack is Python's.
+//! `Oom` has the outcome `Fatal`: the request has failed. Later records show whether the program continues. Its stack
+//! is Python's.
 //!
 //! The cudaMallocAsync backend does not report this, and neither does a PyTorch without caching. There, only the driver's
 //! refusals are recorded, and the layer's state reports this. (2.4.1 gives up at the first refusal; 2.15.0 flushes and retries.)
