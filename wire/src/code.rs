@@ -15,11 +15,11 @@ macro_rules! codes {
         impl $name {
             /// All values, `Unknown` first.
             pub const ALL: &'static [$name] = &[$name::Unknown, $( $name::$item, )*];
-            /// The number on the wire.
+            /// Returns the number on the wire.
             pub const fn to_code(self) -> u8 {
                 self as u8
             }
-            /// The value of a number on the wire; an unknown number is `Unknown`.
+            /// Returns the value of a number on the wire; `Unknown` for an unknown number.
             pub const fn from_code(code: u8) -> Self {
                 match code {
                     $( $number => $name::$item, )*
@@ -299,7 +299,7 @@ codes! {
 pub struct Reading(pub Option<u64>);
 
 impl Reading {
-    /// A present reading.
+    /// Returns a present reading.
     pub const fn of(bytes: u64) -> Self {
         Reading(Some(bytes))
     }

@@ -198,7 +198,7 @@ macro_rules! records {
             /// Name and number of every kind, in order of their numbers.
             pub const KINDS: &'static [(&'static str, u8)] = &[$( (stringify!($kind), $number) ),*];
 
-            /// The kind's number on the wire.
+            /// Returns the kind's number on the wire.
             pub fn kind(&self) -> u8 {
                 match self {
                     $( Body::$kind { .. } => $number, )*

@@ -33,7 +33,7 @@ impl Flags {
     pub const fn has(self, other: Flags) -> bool {
         self.0 & other.0 == other.0
     }
-    /// Both sets of bits.
+    /// Returns the union of both sets of bits.
     pub const fn with(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
     }

@@ -22,7 +22,7 @@ pub(crate) fn took_us(entered_ns: Option<u64>, time_ns: u64) -> u32 {
     u32::try_from(time_ns.saturating_sub(entered_ns).div_ceil(1000)).unwrap_or(u32::MAX)
 }
 
-/// The same, for records with two bytes for the duration.
+/// Like `took_us`, for records with two bytes for the duration; at most `u16::MAX`.
 #[inline(always)]
 pub(crate) fn took_us_short(entered_ns: Option<u64>, time_ns: u64) -> u16 {
     u16::try_from(took_us(entered_ns, time_ns)).unwrap_or(u16::MAX)

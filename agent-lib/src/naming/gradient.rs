@@ -203,7 +203,7 @@ impl Core {
         })
     }
 
-    /// The same while the thread's node is still running, if it accumulates a gradient.
+    /// Like `tell_gradient`, for the node that the thread still runs, if that node accumulates a gradient.
     #[cold]
     #[inline(never)]
     pub(crate) fn tell_gradient_of_running(&self, thread: &Thread) {

@@ -148,7 +148,7 @@ impl Link {
         self.beside.is_some()
     }
 
-    /// Also writes all further data to a recording. `state` is a link to a file that contains the state up to here.
+    /// Starts to write all further data to a recording, too. `state` is a link to a file that contains the state up to now.
     pub(crate) fn record_beside(&mut self, state: Link, path: PathBuf, bytes: u64, max_bytes: Option<u64>) {
         if let To::File(file) = state.to {
             let max_bytes = max_bytes.unwrap_or(u64::MAX).saturating_sub(LAST_WORD_BYTES);

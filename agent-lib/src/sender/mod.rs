@@ -300,7 +300,7 @@ impl Sender {
         busy
     }
 
-    /// Connects. A new connection starts from the beginning, except for the records that the old one has sent.
+    /// Connects to the daemon. A new connection starts from the beginning, but skips records that the old connection has sent.
     fn connect(&mut self) -> bool {
         if !self.link.connect(self.core) {
             return false;

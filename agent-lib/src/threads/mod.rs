@@ -315,7 +315,7 @@ impl Thread {
     /// Adds a call as the innermost open one.
     ///
     /// # Safety
-    /// As `forget_unheard`.
+    /// See `forget_unheard`.
     #[inline(always)]
     pub(crate) unsafe fn entered(&self, call: Call) {
         // SAFETY: the caller guarantees the thread.
@@ -329,7 +329,7 @@ impl Thread {
     /// Returns the innermost open call.
     ///
     /// # Safety
-    /// As `forget_unheard`.
+    /// See `forget_unheard`.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn innermost(&self) -> Option<&mut Call> {
@@ -349,7 +349,7 @@ impl Thread {
     /// Removes and returns the call that returns now. Nested calls that never returned are removed, too.
     ///
     /// # Safety
-    /// As `forget_unheard`.
+    /// See `forget_unheard`.
     #[inline(always)]
     pub(crate) unsafe fn returned(&self, correlation: u32) -> Option<Call> {
         // SAFETY: the caller guarantees the thread.

@@ -43,7 +43,7 @@ impl Stack {
         self.low <= at && at < self.top
     }
 
-    /// As `known_end`, after extending the known part. `at` must be in use.
+    /// Like `known_end`, after extending the known part. `at` must be in use.
     #[cold]
     pub(crate) fn find_end(&mut self, at: usize) -> usize {
         if !self.holds(at) && self.tries < TRIES {

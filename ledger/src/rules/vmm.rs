@@ -263,8 +263,8 @@ impl Holdings {
         }
     }
 
-    /// After a resync: removes mappings that were not restated, then backings. A handle without references was bound only so that
-    /// its mappings could find it.
+    /// Removes mappings that a resync did not restate, then backings. A handle without references was bound only so that its
+    /// mappings could find it.
     pub fn sweep_vmm(&mut self) {
         let generation = self.generation;
         let starts: Vec<u64> =

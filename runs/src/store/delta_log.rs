@@ -277,7 +277,7 @@ impl RunDeltas {
     }
 }
 
-/// FNV-1a, the same on every machine: detects entries that were written in part.
+/// Returns the FNV-1a hash, which is the same on every machine. It detects partly written entries.
 fn check(bytes: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)

@@ -103,7 +103,7 @@ impl Lines {
         tag
     }
 
-    /// Several instructions may share a line, so only a new text counts towards the limit.
+    /// Returns the tag of a text. Several instructions may share a line, so only a new text counts towards the limit.
     #[cold]
     fn tag_of(&self, names: &Names, text: &[u8]) -> u32 {
         if let Some(tag) = names.known(0, text) {

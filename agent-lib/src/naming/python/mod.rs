@@ -68,7 +68,7 @@ fn in_frames<T>(interpreter: &Interpreter, work: impl FnOnce(&Reader<'_, Plain>,
     Some(work(&Reader { memory: &memory, layout: &interpreter.layout, types: &interpreter.types }, state))
 }
 
-/// The same, if frames are read.
+/// Like `in_frames`, with the interpreter that [`prove`] accepted; `None` without one.
 fn in_armed_frames<T>(work: impl FnOnce(&Reader<'_, Plain>, u64) -> T) -> Option<T> {
     // SAFETY: null, or leaked by `prove`.
     let interpreter = unsafe { ARMED.load(Acquire).cast::<Interpreter>().as_ref() }?;
@@ -191,7 +191,7 @@ fn compare(said: Said<'_>) -> Result<&'static Interpreter, String> {
     Ok(Box::leak(Box::new(interpreter))) // one for each interpreter, some hundred bytes
 }
 
-/// In a forked child: only stores.
+/// Disables frame reading in a forked child. Consists of stores only.
 pub(crate) fn in_child() {
     ARMED.store(std::ptr::null_mut(), Relaxed);
     MODULES.in_child();

@@ -302,7 +302,7 @@ impl Modules {
         unsafe { std::slice::from_raw_parts(text.add((at >> 16) as usize), (at & 0xffff) as usize) }
     }
 
-    /// Under the lock: returns the position of a name; 0 (shown as `?`) if there is no room.
+    /// Stores a name and returns its position; 0 (shown as `?`) if there is no room. The caller holds the lock.
     fn keep(&self, name: &[u8]) -> u64 {
         let name = &name[..name.len().min(NAME_BYTES)];
         if name.is_empty() || !self.has_text() {
@@ -339,7 +339,7 @@ impl Modules {
         at
     }
 
-    /// Under the lock: whether there is memory for names; allocates it the first time.
+    /// Returns whether there is memory for names; allocates it on first use. The caller holds the lock.
     fn has_text(&self) -> bool {
         if !self.said.make() {
             return false;
@@ -421,7 +421,7 @@ impl Modules {
         false
     }
 
-    /// Under the lock: grows the table, if needed, so that one more entry finds room near its home position.
+    /// Grows the table, if needed, so that one more entry finds room near its home position. The caller holds the lock.
     fn room(&self) -> bool {
         let places = self.places().len();
         let size = (self.table.load(Relaxed) & 63) as usize;

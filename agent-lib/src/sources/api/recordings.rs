@@ -119,12 +119,12 @@ pub(crate) struct RecordingReply {
 }
 
 impl RecordingReply {
-    /// Success, with the file's path if there is one.
+    /// Returns the reply for success, with the file's path if there is one.
     pub(crate) fn done(path: &Path) -> Self {
         RecordingReply { errno: 0, told: path.to_string_lossy().into_owned() }
     }
 
-    /// Failure; the errno is EIO (5) if the error has none.
+    /// Returns the reply for a failure; the errno is EIO (5) if the error has none.
     pub(crate) fn failed(path: &Path, error: &std::io::Error) -> Self {
         let errno = error.raw_os_error().and_then(|errno| u16::try_from(errno).ok()).unwrap_or(5);
         RecordingReply { errno, told: format!("{}: {error}", path.display()) }

@@ -85,7 +85,7 @@ impl Here<'_> {
         RecordContext { context: self.data.context_uid, device, ..at }
     }
 
-    /// As `at`, for the device that the parameters name.
+    /// Like `at`, for the device in the call's parameters.
     pub(super) fn at_device(&self, ordinal: u32) -> RecordContext {
         let at = self.core.here(self.thread);
         RecordContext { context: self.data.context_uid, device: self.core.device(ordinal), ..at }
