@@ -193,7 +193,7 @@ codes! {
         Gpu = 1,
         /// UUID of a MIG instance.
         Mig = 2,
-        /// Only an ordinal (imports).
+        /// No UUID: only an ordinal, in imports.
         Ordinal = 3,
     }
 

@@ -49,7 +49,7 @@ pub struct Header {
 /// Why a memfd is not a valid agent's shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
-    /// Not the header of such a memfd.
+    /// The memfd does not begin with the magic bytes of the header.
     Magic,
     /// Another major version.
     Version(u16),

@@ -23,12 +23,12 @@ pub struct Ring {
     sent: Sent,
 }
 
-/// State of a number.
+/// State of a record number.
 #[derive(Debug)]
 pub enum Made {
-    /// Its record.
+    /// The record is complete.
     Record(Row),
-    /// It found no room, or its writer ended.
+    /// The record found no room in the ring, or its writer ended.
     Lost,
     /// A thread may still be writing it.
     Unfinished,

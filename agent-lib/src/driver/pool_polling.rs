@@ -10,7 +10,7 @@ use cupti_sys::pool_attribute::*;
 use gpumem_wire::{Body, PoolOwner};
 use std::sync::atomic::Ordering::*;
 
-/// Least interval between two polls of a pool at the EXIT of calls.
+/// Minimum interval between two polls of a pool at the EXIT of calls.
 const EVERY_NS: u64 = 100_000_000;
 
 impl Core {

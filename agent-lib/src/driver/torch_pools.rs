@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::*
 /// Devices that a process can have, as in devices.rs.
 pub(crate) const DEVICES: usize = 64;
 
-/// Most pending blocks of a device at a time; further ones count as free.
+/// Maximum number of pending blocks of a device at a time; further ones count as free.
 pub(crate) const MOST: usize = 1024;
 
 /// A freed block that a stream may still use, or a free place.
@@ -79,7 +79,7 @@ pub(crate) struct TorchPool<'a> {
 /// State of the process. A forked child that starts its own agent gets a new state as part of its new `Core`.
 #[derive(Debug)]
 pub struct State {
-    /// By the program's numbers of devices.
+    /// Devices by their number in the program.
     pub devices: [Device; DEVICES],
     /// The driver had a context before the agent started: unknown segments are older than the agent.
     pub is_late: AtomicBool,

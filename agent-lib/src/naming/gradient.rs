@@ -147,8 +147,8 @@ fn phase_at_birth(row: &RowCopy, is_block: bool) -> Phase {
     Phase::from_code(if is_block { (row.row[7] >> 60) as u8 } else { 0 })
 }
 
-/// Returns the tag of a parameter that a sweep has named, for its gradient's row. 0 if it has none, or if the gradient's memory
-/// is larger than the parameter's: it may hold gradients of other parameters.
+/// Returns the tag of a parameter that a sweep has named, for its gradient's row; 0 if it has none. Also returns 0 if the
+/// gradient's memory is larger than the parameter's, because it may hold gradients of other parameters.
 fn name_of_gradient(parameter: &RowCopy, gradient: &RowCopy) -> u32 {
     let beside = parameter.beside;
     let is_named = beside.flags & RowExtra::RETAGGED != 0 && beside.use_as & 15 == Role::Parameter.to_code();

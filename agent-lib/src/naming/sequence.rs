@@ -10,7 +10,8 @@
 use crate::base::memfd::anonymous;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
-/// Most nodes between a node's forward and its backward pass; with more, early nodes lose their names. The table takes 1 MiB.
+/// Maximum number of nodes between a node's forward and its backward pass; with more, early nodes lose their names. The table
+/// takes 1 MiB.
 const ENTRIES: usize = 1 << 17;
 /// Largest distance, in numbers, of a neighbour whose name is used: nodes that allocate nothing (views) have none.
 const NEAR: u64 = 16;

@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 
 /// Delay between attempts to subscribe: first and longest.
 const RETRY_NS: RangeInclusive<u64> = 1_000_000_000..=60_000_000_000;
-/// Most checks in quick succession for a new subscription's first callback. Some drivers never report this call.
+/// Maximum number of checks in quick succession for a new subscription's first callback. Some drivers never report this call.
 const EAGER: u32 = 50;
 /// Checks in a row without a callback after which the subscription counts as lost.
 const SILENCES: u32 = 2;

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// The smallest page size of any platform; larger pages begin and end at its multiples, too.
 const PAGE: usize = 4096;
-/// Most bytes of a thread's stack, from its end; deeper parts are read only one page at a time.
+/// Maximum number of bytes of a thread's stack, from its end; deeper parts are read only one page at a time.
 const MOST: usize = 4 << 20;
 /// Bytes tested below an address in use, so that deeper calls need no further test.
 const BEYOND: usize = 16 * PAGE;
-/// Most tests of a thread; each is a few system calls.
+/// Maximum number of tests of a thread; each is a few system calls.
 const TRIES: u32 = 64;
 
 /// The main thread's stack: start and end. 0 until `prepare` has found it.

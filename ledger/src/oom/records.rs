@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 pub(crate) struct OomEntry {
     pub book: u8,
     pub stamp: Stamp,
-    /// Its fate is open, or [`Fate::Survived`] if the reporting thread has got memory since.
+    /// The record. Its fate is open, or [`Fate::Survived`] if the reporting thread has got memory since.
     pub record: Oom,
     /// Number of refusals since a thread last got memory.
     pub fresh: u64,
@@ -60,7 +60,7 @@ pub(crate) struct Ooms {
     pub stacks: VecDeque<(u32, String)>,
     /// Number of records after which the next composition is taken.
     pub next_at: u64,
-    /// For some entry it is undecided whether its thread continues.
+    /// At least one entry is undecided: its thread may still continue.
     pub is_watched: bool,
     pub step: Option<u64>,
 }

@@ -46,7 +46,7 @@ pub(super) struct DeltaLog {
     file: File,
     /// Length of the valid entries in bytes.
     pub len: u64,
-    /// It ends with half an entry, which could not be removed. Entries after that would not be read.
+    /// The log ends with a partial entry that could not be removed. Entries after it would not be read.
     pub is_torn: bool,
     runs: HashMap<i64, LoggedRun>,
 }
@@ -178,7 +178,7 @@ impl DeltaLog {
     }
 }
 
-/// Until when a writer lived whose runs did not change.
+/// Heartbeat of a writer whose runs did not change: the process, and the time at which it still ran.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Beat {
     pub pid: u32,

@@ -35,7 +35,7 @@ const WORD: usize = size_of::<usize>();
 const MOST: usize = 512;
 /// Words to search for the next return address.
 const NEAR: usize = 64;
-/// Most intermediate functions between the driver and the caller.
+/// Maximum number of intermediate functions between the driver and the caller.
 const HOPS: usize = 24;
 /// Compilers for aarch64 put the return address below the function's own variables, so the search begins this many words lower.
 const BELOW: usize = if cfg!(target_arch = "aarch64") { 32 } else { 0 };

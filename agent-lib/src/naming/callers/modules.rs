@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, 
 const NUMBERS: u32 = 1 << 12;
 /// Libraries at a time that callbacks met before the table had them.
 const NEW: usize = 32;
-/// Least age at which an old table may be freed.
+/// Minimum age at which an old table may be freed.
 const GRACE_NS: u64 = 1_000_000_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,7 +106,7 @@ pub(crate) enum Place {
     Code(&'static Library),
     /// Other contents of a library.
     Data,
-    /// No library of the table.
+    /// In no library of the table.
     Elsewhere,
 }
 

@@ -14,7 +14,7 @@ const MOST: u64 = 16 << 20;
 /// Longest name, in bytes.
 const NAME: usize = 1024;
 const SECTIONS: u16 = 8192;
-/// Most segments to read; programs and libraries have a dozen.
+/// Maximum number of segments to read; programs and libraries have a dozen.
 const SEGMENTS: u16 = 256;
 
 /// Types of sections: the symbol table, and the exported symbols.

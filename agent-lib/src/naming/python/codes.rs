@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 /// Words of the table; a power of two.
 const PLACES: usize = 1024;
-/// Most entries in use: a fourth of the table.
+/// Maximum number of entries in use: a fourth of the table.
 const MOST: usize = PLACES / 4;
 /// Longest distance of an entry from its home position.
 const REACH: usize = 8;

@@ -33,7 +33,7 @@ use walk::{Known, Reader};
 const ARMED: &AtomicPtr<()> = &HOT_WORDS.interpreter;
 /// Meanings of code objects, registered by Python with gpumem_code.
 pub(crate) static CODES: Codes = Codes::new();
-/// The same, for code that only out-of-memory reports look up.
+/// Meanings of code objects that only out-of-memory reports look up.
 static RARE_CODES: Codes = Codes::new();
 /// Lines of the program that allocate untagged memory.
 static LINES: Lines = Lines::new();

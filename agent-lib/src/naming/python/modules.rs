@@ -16,7 +16,7 @@ use crate::record::names::Names;
 use gpumem_wire::MAX_TAG_BYTES;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Most modules at a time.
+/// Maximum number of modules at a time.
 pub(crate) const MOST: usize = 1 << 16;
 /// Entries of the first table; each next one has twice as many.
 const FIRST: usize = 1 << 10;
@@ -24,9 +24,9 @@ const SIZES: usize = 8;
 const _: () = assert!(FIRST << (SIZES - 1) == 2 * MOST);
 /// Entries that a lookup tries.
 const REACH: usize = 64;
-/// Most modules in a path, from a module up through its parents.
+/// Maximum number of modules in a path, from a module up through its parents.
 pub(crate) const DEEPEST: usize = 48;
-/// Most bases of a type to check.
+/// Maximum number of bases of a type to check.
 const BASES: u64 = 64;
 /// Marks an entry whose module is gone.
 const GONE: u64 = 1;

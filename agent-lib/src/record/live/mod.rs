@@ -74,7 +74,7 @@ pub struct Live {
     near: usize,
     /// Chunks of the second level: a power of two, or none.
     middle: usize,
-    /// Most chunks that a lookup tries.
+    /// Maximum number of chunks that a lookup tries.
     reach: usize,
     /// Rows that found no place. If this is not 0, the state is incomplete.
     pub refused: AtomicU64,

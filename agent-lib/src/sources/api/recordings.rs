@@ -238,8 +238,8 @@ pub(crate) fn permitted(core: &Core, name: &str) -> Result<(), RecordingReply> {
 
 /// Creates a file for a recording and returns it with its absolute path, or a reply with the errno.
 ///
-/// In the name, `%h` becomes the host, `%p` `p` and the pid, `%n` the first number that gives a new name, `%r` `r`, the rank
-/// and `-` (nothing without a rank). A folder gets the default name. Existing files are never overwritten.
+/// In the name, `%h` becomes the host, `%p` becomes `p` and the pid, and `%n` the first number that gives a new name. `%r`
+/// becomes `r`, the rank and `-` (nothing without a rank). A folder gets the default name. Existing files are never overwritten.
 pub(crate) fn create(core: &Core, name: &str) -> Result<(File, PathBuf), RecordingReply> {
     let asked = Path::new(name);
     let pattern = match name {

@@ -30,7 +30,7 @@ use std::sync::atomic::Ordering::Relaxed;
 const REFUSED: u16 = 2;
 /// Longest text of a stack: the innermost frames.
 const STACK_BYTES: usize = 4096;
-/// Most stacks of a process: a program may run out of memory in a loop, on purpose.
+/// Maximum number of stacks of a process: a program may run out of memory in a loop, on purpose.
 const STACKS: u32 = 256;
 
 type Next = unsafe extern "C-unwind" fn(i64, u64, u64, u16);
