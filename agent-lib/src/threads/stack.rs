@@ -216,7 +216,7 @@ mod tests {
     fn main_thread_has_its_stack_below_the_arguments() {
         prepare();
         let (low, top) = (MAIN[0].load(Relaxed), MAIN[1].load(Relaxed));
-        // The kernel's start of the stack must lie inside of it.
+        // The start of the stack according to the kernel lies inside.
         let environment = std::fs::read_to_string("/proc/self/stat").expect("stat");
         let after = environment.rsplit_once(')').expect("a name").1;
         let start: usize = after.split_whitespace().nth(25).expect("startstack").parse().expect("a number");

@@ -379,8 +379,8 @@ impl Holdings {
         }
     }
 
-    /// Replays allocations in order after a resync that added unknown blocks: those of new blocks, and of blocks without a settled
-    /// role.
+    /// Replays allocations in order after a resync that added unknown blocks: those of new blocks, and of blocks without a
+    /// settled role.
     pub fn replay(&mut self) {
         if self.restated.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! The delta log: a file beside the store to which checkpoints of live runs append their changes. SQLite writes whole pages,
+//! The delta log: a file next to the store, to which checkpoints of live runs append their changes. SQLite writes whole pages,
 //! for one changed number too; the log takes a few hundred bytes.
 //!
 //! ```text

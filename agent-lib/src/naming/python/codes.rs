@@ -46,7 +46,7 @@ pub(crate) enum What {
     Backward,
     /// Parameters are made, moved or loaded. A local variable may be the module.
     Setup,
-    /// Allocations inside of it belong to no module.
+    /// Allocations inside of this function belong to no module.
     Boundary,
     /// An optimizer's step with the optimizer as a local variable, registered like a module.
     Step,

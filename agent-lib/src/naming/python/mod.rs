@@ -136,7 +136,7 @@ pub(crate) fn say_code(core: &Core, code: u64, what: i32) {
     }
 }
 
-/// Registers a module; see `Modules::say`.
+/// Registers a module in [`MODULES`], if names from Python frames are enabled.
 pub(crate) fn say_module(core: &Core, object: u64, kind: u64, parent: u64, name: &[u8]) {
     if core.settings.layers.frames {
         MODULES.say(object, kind, parent, name);

@@ -413,7 +413,7 @@ impl Live {
         }
     }
 
-    /// Changes a word of a row, and its additional data. If another thread frees the block meanwhile, a retag may name the
+    /// Changes one word in a row, and its additional data. If another thread frees the block meanwhile, a retag may name the
     /// block's next owner instead.
     pub(crate) fn update(
         &self,
