@@ -44,7 +44,7 @@ impl<T> ForkMutex<T> {
         self.mutex().try_lock()
     }
 
-    /// Replaces the mutex in a forked child, before it starts anew.
+    /// Replaces the mutex in a forked child, before the child starts its own agent.
     pub(crate) fn reset_after_fork(&self) {
         self.at.store(std::ptr::null_mut(), Release);
     }

@@ -26,7 +26,7 @@ pub fn guard<T>(absent: T, work: impl FnOnce(&'static Core, &'static Thread) -> 
     };
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(value) => {
-            thread.busy.store(0, Release); // with everything that it has done
+            thread.busy.store(0, Release); // publishes all stores of the thread's work
             value
         }
         Err(panic) => {

@@ -89,7 +89,7 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
         return None;
     };
     if let Some(parent) = old {
-        // Forked before CUDA was initialised: open scopes keep their names, everything else begins anew.
+        // Forked before CUDA was initialised: open scopes keep their names, everything else is reset.
         fork::reset();
         core.recorder.names.adopt(&parent.recorder.names);
         threads::reset_after_fork();

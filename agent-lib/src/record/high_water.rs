@@ -58,7 +58,7 @@ const LOOKS: u32 = 2000;
 /// One thread at a time opens and closes.
 static CHANGING: ForkMutex<()> = ForkMutex::new(|| ());
 
-/// Releases the locks in a forked child that starts anew.
+/// Releases the locks in a forked child that starts its own agent.
 pub(crate) fn reset_after_fork() {
     CHANGING.reset_after_fork();
     MOVING.store(false, Release);

@@ -83,7 +83,7 @@ pub(crate) fn report(time_ns: u64, state: AgentState, result: u16, detail: &str)
     VERSION.fetch_add(1, Release);
 }
 
-/// Forgets the reports in a forked child that starts anew: they are its parent's.
+/// Clears the reports in a forked child that starts its own agent: they belong to the parent.
 pub(crate) fn reset_after_fork() {
     REPORTS.reset_after_fork();
     LAYERS.reset_after_fork();

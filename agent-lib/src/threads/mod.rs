@@ -252,7 +252,8 @@ fn claim() -> Option<&'static Thread> {
     Some(place)
 }
 
-/// Frees the places of all threads but the calling one, which has another id, in a forked child that starts anew.
+/// Frees the places of all threads but the calling one, in a forked child that starts its own agent. The calling thread has a
+/// new id there.
 pub(crate) fn reset_after_fork() {
     let mine = word::get();
     let id = own_thread::kernel_id();

@@ -255,7 +255,7 @@ impl Holdings {
             let free = row.bytes.saturating_sub(self.carved_bytes(extent));
             let carved =
                 self.carved.get(&extent).and_then(|c| c.parts.iter().find(|(other, _)| *other == key));
-            let overlap = overlap.saturating_sub(carved.map_or(0, |(_, bytes)| *bytes)); // it has those already
+            let overlap = overlap.saturating_sub(carved.map_or(0, |(_, bytes)| *bytes)); // without the bytes that it has already
             let peak_cell = self.cell_at_peak(&row);
             let pool = &mut self.pools[key.0 as usize];
             let cell = pool.cell();

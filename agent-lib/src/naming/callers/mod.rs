@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn places_that_are_not_always_there_are_forgotten() {
         let calls = [(0b1010_0100, !0), (0b1010_0000, !0), (0b1010_0100, !0), (0b1000_0100, !0), (0b10, !0)];
-        // The first call has only the order to go by. Later calls show that the lowest word was a leftover.
+        // At the first call, only the order of the words decides. Later calls show that the lowest word was a leftover.
         let calls = calls.map(|(any, within)| (any, any & within));
         assert_eq!(
             places(&calls),

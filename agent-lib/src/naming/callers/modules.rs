@@ -335,7 +335,7 @@ pub(crate) fn in_loader<T>(work: impl FnOnce() -> T) -> Option<T> {
 pub(crate) fn reclaim(now_ns: u64) {
     let Ok(mut registry) = REGISTRY.try_lock() else { return };
     let due = |retired: &(u64, *mut Table)| now_ns.saturating_sub(retired.0) >= GRACE_NS;
-    // By now each thread sees the newer table, unless it has been inside all the time.
+    // Each thread sees the newer table by now, unless it has been inside of the agent since before the change.
     if registry.retired.iter().any(due) && threads::all().iter().all(|thread| thread.busy.load(Acquire) == 0)
     {
         registry.retired.retain(|retired| {
@@ -397,7 +397,8 @@ impl Registry {
         if let Some(library) = self.libraries.get(path) {
             return library;
         }
-        // The agent is never the caller, whatever its file is called. Where it is linked into the program, the program is one.
+        // The agent's library is never the caller, regardless of its file name. If the agent is linked into the program
+        // (index 0), the program still counts as a caller.
         let here = look as *const () as usize;
         let is_ours = index != 0 && object.start <= here && here < object.end;
         let library: &'static Library = Box::leak(Box::new(Library {

@@ -33,7 +33,7 @@ const VITAL: [u32; 2] = [ids::cuMemAlloc_v2, ids::cuMemFree_v2];
 /// The current subscription. CUPTI requires that only one thread at a time enables callbacks.
 static SUBSCRIPTION: ForkMutex<Place> = ForkMutex::new(Place::default);
 
-/// Clears the subscription in a forked child that starts anew: it has none.
+/// Clears the subscription in a forked child that starts its own agent: the child has none.
 pub(crate) fn reset_after_fork() {
     SUBSCRIPTION.reset_after_fork();
 }
