@@ -117,7 +117,7 @@ pub extern "C" fn InitializeInjectionNvtx2(get_export_table: Option<GetExportTab
 }
 
 exports! {
-    /// Whether the agent records.
+    /// Returns 1 if the agent records, else 0.
     gpumem_available as available() -> c_int { 0; |_, _| 1 }
     /// Opens a scope on this thread.
     gpumem_push as push(name: *const c_char) -> () { (); |core, thread| core.push_scope(thread, text!(name)) }
@@ -125,7 +125,7 @@ exports! {
     gpumem_pop as pop() -> () { (); |core, thread| core.pop_scope(thread) }
     /// Sets the tag of threads without scopes.
     gpumem_process_tag as process_tag(path: *const c_char) -> () { (); |core, _| core.set_process_tag(text!(path)) }
-    /// A step begins.
+    /// Marks the start of step `number`.
     gpumem_step as step(number: u64) -> () {
         (); |core, thread| {
             run::program_steps();
@@ -133,16 +133,16 @@ exports! {
             core.step(thread, number)
         }
     }
-    /// An optimizer's step has ended and the next step begins; ignored once the program has called `gpumem_step`.
+    /// Marks the end of an optimizer's step and the start of the next step; ignored once the program has called `gpumem_step`.
     gpumem_auto_step as auto_step(number: u64) -> () {
         (); |core, thread| if run::are_steps_ours() {
             control::step(core, number);
             core.step(thread, run::auto_number(number))
         }
     }
-    /// Number of the step that is under way, as the report has it.
+    /// Returns the number of the current step, as the report shows it.
     gpumem_step_number as step_number() -> u64 { 0; |_, _| scope::STEP.load(std::sync::atomic::Ordering::Relaxed) }
-    /// An epoch begins, in which steps are numbered anew.
+    /// Marks the start of epoch `number`, which restarts step numbers.
     gpumem_epoch as epoch(number: u64) -> () {
         (); |core, thread| {
             core.epoch(thread, number);
@@ -152,45 +152,45 @@ exports! {
             }
         }
     }
-    /// A phase begins.
+    /// Marks the start of a phase.
     gpumem_phase as phase(phase: c_int) -> () { (); |core, thread| core.phase(thread, phase) }
     /// Records a mark.
     gpumem_mark as mark(name: *const c_char) -> () { (); |core, thread| core.mark(thread, text!(name)) }
-    /// A new pool; 0 if the agent does not record.
+    /// Registers a pool and returns its id; 0 if the agent does not record.
     gpumem_pool_create as pool_create(name: *const c_char, cuda_ordinal: c_int, parent: u64) -> u64 {
         0; |core, thread| core.pool_create(thread, text!(name), cuda_ordinal, parent)
     }
-    /// A pool is gone.
+    /// Removes a pool with its segments and blocks.
     gpumem_pool_destroy as pool_destroy(pool: u64) -> () { (); |core, thread| core.pool_destroy(thread, pool) }
-    /// A pool took a range.
+    /// Records that a pool obtained a range.
     gpumem_segment_add as segment_add(pool: u64, address: u64, bytes: u64) -> () {
         (); |core, thread| core.segment_add(thread, pool, address, bytes)
     }
-    /// A pool gave a range back.
+    /// Records that a pool released a range.
     gpumem_segment_remove as segment_remove(pool: u64, address: u64, bytes: u64) -> () {
         (); |core, thread| core.segment_remove(thread, pool, address, bytes)
     }
-    /// A pool handed out a block.
+    /// Records that a pool handed out a block.
     gpumem_block_alloc as block_alloc(pool: u64, address: u64, bytes: u64, stream: u32) -> () {
         (); |core, thread| core.block_alloc(thread, pool, address, bytes, stream)
     }
-    /// A block came back.
+    /// Records that a block was returned to its pool; with `pending` 1 a stream may still use it.
     gpumem_block_free as block_free(pool: u64, address: u64, pending: c_int) -> () {
         (); |core, thread| core.block_free(thread, pool, address, pending != 0)
     }
-    /// The sizes of a pool, by its owner.
+    /// Sets the reserved and used bytes of a pool that does not report blocks.
     gpumem_pool_state as pool_state(pool: u64, reserved_bytes: u64, used_bytes: u64) -> () {
         (); |core, thread| core.pool_state(thread, pool, reserved_bytes, used_bytes)
     }
-    /// A pool's total, to be compared.
+    /// Passes a pool's own total of live block bytes; the daemon compares it with the reported blocks.
     gpumem_pool_check as pool_check(pool: u64, total_bytes: u64) -> () {
         (); |core, thread| core.pool_check(thread, pool, total_bytes)
     }
-    /// Later name, role and phase of a block; with pool 0, of the block of PyTorch's at this address, or else of the allocation.
+    /// Changes the name, role and phase of a block. With pool 0: of the PyTorch block at this address, or else the allocation.
     gpumem_retag as retag(pool: u64, address: u64, path: *const c_char, role: c_int, phase: c_int) -> () {
         (); |core, thread| core.retag(thread, pool, address, text!(path), c_text::use_as(role, phase))
     }
-    /// Paths of modules have changed, `bytes` of text: see sources/torch/rename.rs. The number of the next record.
+    /// Reports changed module paths, `bytes` of text; see sources/torch/rename.rs. Returns the number of the next record.
     gpumem_rename as rename(paths: *const c_char, bytes: u64) -> u64 {
         0; |core, thread| {
             // SAFETY: the caller guarantees this number of bytes.
@@ -198,17 +198,19 @@ exports! {
             core.rename(thread, paths)
         }
     }
-    /// All modules that have moved were reported.
+    /// Updates the cached names of modules. Called once all moved modules were reported.
     gpumem_modules_settle as modules_settle() -> () { (); |core, _| python::MODULES.settle(&core.recorder.names) }
-    /// A sweep has named all parameters.
+    /// Reports that a sweep has named all parameters.
     gpumem_parameters_named as parameters_named() -> () { (); |_, _| python::MODULES.name_parameters() }
-    /// How the layer of exact roles is: a number of the wire format, and why.
+    /// Sets the state of the layer of exact roles (a number of the wire format), and the reason.
     gpumem_roles as roles(state: c_int, reason: *const c_char) -> () {
         (); |_, _| run::say_roles(state, text!(reason))
     }
-    /// PyTorch's own list of what it has is about to be asked for: see sources/torch/adopt.rs. 0 if nothing was missed.
+    /// Prepares the adoption of memory that PyTorch had before the agent (sources/torch/adopt.rs). Called before PyTorch's list
+    /// is requested. Returns 0 if nothing was missed, or while adoption is impossible.
     gpumem_adoption_begins as adoption_begins() -> c_int { 0; |core, _| c_int::from(core.adoption_begins()) }
-    /// Takes over what is in the list: of each part the device, its kind (sources/torch/adopt.rs), its address and its bytes. 0 if it is to be asked for again.
+    /// Adopts the entries of PyTorch's list, four numbers each: device, kind (sources/torch/adopt.rs), address, bytes. Returns 0
+    /// if the list must be requested again.
     gpumem_adopt as adopt(parts: *const u64, count: u64) -> c_int {
         1; |core, thread| {
             // SAFETY: the caller guarantees this number of parts with four numbers each.
@@ -216,21 +218,22 @@ exports! {
             c_int::from(core.adopt(thread, parts.as_chunks().0))
         }
     }
-    /// The number that the next node of autograd on this thread will have; the largest of all without PyTorch.
+    /// Returns the number of the next autograd node on this thread; `u64::MAX` without PyTorch.
     gpumem_autograd_number as autograd_number() -> u64 {
         u64::MAX; |core, _| {
             autograd::attach(core);
             autograd::next_number().unwrap_or(u64::MAX)
         }
     }
-    /// Finds out where nodes have their numbers: see `autograd::calibrate`. 1 if it is known now.
+    /// Finds the offset of the number in autograd nodes; see `autograd::calibrate`. Returns 1 if it was found.
     gpumem_autograd_calibrate as autograd_calibrate(objects: *const u64, count: u32, first: u64) -> c_int {
         0; |_, _| {
             // SAFETY: the caller guarantees this number of addresses of existing objects.
             c_int::from(unsafe { autograd::calibrate(c_text::words(objects, count as usize), first) })
         }
     }
-    /// Says where `count` leaves have their gradients, four numbers each: see `gradient::Example`. 1 if that is known now.
+    /// Finds the offsets that lead to gradients from `count` examples of four numbers each; see `gradient::Example`. Returns 1 if
+    /// they were found.
     gpumem_autograd_gradients as autograd_gradients(examples: *const u64, count: u32) -> c_int {
         0; |_, _| {
             // SAFETY: the caller guarantees this number of addresses of existing objects.
@@ -238,16 +241,17 @@ exports! {
             c_int::from(gradient::calibrate(numbers.as_chunks().0))
         }
     }
-    /// A module object exists, of this type, as child `name` of `parent` (0: of none; itself: made by a compiler, see `python::Modules`).
+    /// Registers a module object of this type as child `name` of `parent`. Parent 0 means none; the object itself means that a
+    /// compiler generated it, see `python::Modules`.
     gpumem_module as module(object: u64, kind: u64, parent: u64, name: *const c_char) -> () {
         (); |core, _| python::say_module(core, object, kind, parent, text!(name))
     }
-    /// A module object is about to be freed.
+    /// Removes a module object that is about to be freed.
     gpumem_module_gone as module_gone(object: u64) -> () { (); |_, _| python::MODULES.gone(object) }
-    /// What a code object means: see `python::say_code`. The caller keeps it alive.
+    /// Registers the meaning of a code object; see `python::say_code`. The caller keeps the object alive.
     gpumem_code as code(code_object: u64, what: c_int) -> () { (); |core, _| python::say_code(core, code_object, what) }
-    /// Compares the calling thread's Python frames, the innermost first, with what Python says of them (places of `count` numbers each),
-    /// and uses them from now on. 1 if they are the same; else 0, and why.
+    /// Compares the calling thread's Python frames with Python's own list of `count` frames, the innermost first. Each array has
+    /// one entry for each frame. Returns 1 and uses frames from now on if they are equal; else returns 0 and writes the reason.
     gpumem_frames_selftest as frames_selftest(
         codes: *const u64, firsts: *const u64, lines: *const i32, count: u64, reason: *mut c_char, reason_bytes: u64
     ) -> c_int {
@@ -260,33 +264,35 @@ exports! {
             c_int::from(proved.is_ok())
         }
     }
-    /// Number of module calls so far with an object that was not reported.
+    /// Returns the number of module calls so far with an object that was not registered.
     gpumem_modules_unknown as modules_unknown() -> u64 {
         0; |_, _| python::MODULES.unknown.load(std::sync::atomic::Ordering::Relaxed)
     }
-    /// How an allocation that this thread made now would be named, and its Python stack, as text. Its length.
+    /// Writes the name that an allocation by this thread would get now, and its Python stack. Returns the length of the text.
     gpumem_here as here(out: *mut c_char, bytes: u64) -> u64 {
         0; |core, thread| {
             // SAFETY: the caller guarantees a buffer of this size.
             unsafe { c_text::fill(out, bytes, |out| snapshot::describe_here(core, thread, out)) }
         }
     }
-    /// The word that holds the tag of the calling thread's innermost scope; null while nothing is recorded. Python writes it.
+    /// Returns the word that holds the tag of the calling thread's innermost scope; null while nothing is recorded. Python writes
+    /// to it.
     gpumem_scope_word as scope_word() -> *mut u32 { std::ptr::null_mut(); |_, thread| thread.scope.as_ptr() }
-    /// The scope whose tag stands there begins, or is about to end: for the times of ranges, where those are recorded.
+    /// Reports that the scope whose tag is in that word begins or is about to end. Used for the times of ranges.
     gpumem_scope_edge as scope_edge(begins: c_int) -> () {
         (); |core, thread| core.scope_edge(thread, begins != 0)
     }
-    /// The tag `parent/name`, to be written there; 0 if there is no room for it.
+    /// Returns the tag `parent/name`, for that word; 0 if the table of names is full.
     gpumem_intern as intern(parent: u32, name: *const c_char) -> u32 {
         0; |core, _| { scope::note(); core.recorder.names.intern(parent, text!(name)) }
     }
-    /// JSON: 0 live memory, 1 the agent's status, 2 the peak of the open range. Written if it fits; returns its length.
+    /// Returns the length of a JSON text, and writes the text if it fits. `what`: 0 live memory, 1 the agent's status, 2 the peak
+    /// of the open range.
     gpumem_snapshot as snapshot(what: c_int, buffer: *mut c_char, capacity: u64) -> u64 {
         // SAFETY: the caller guarantees null or a buffer of this capacity.
         0; |core, _| unsafe { c_text::copy(&snapshot::text(core, what), buffer, capacity) }
     }
-    /// A range whose peak is kept: 1 begins it, 2 restarts it, 0 ends it. Returns 0 if there is no memory for it.
+    /// Controls a range whose peak is recorded: 1 begins it, 2 restarts it, 0 ends it. Returns 0 if there is no memory for it.
     gpumem_peak as peak(what: c_int) -> c_int {
         0; |core, _| match what {
             1 => c_int::from(core.recorder.live.begin_high_water()),
@@ -294,7 +300,7 @@ exports! {
             _ => { high_water::end(); 1 }
         }
     }
-    /// The highest in the range that is open: of driver allocations, and of pools' blocks. 1, or 0 while none is open.
+    /// Writes the peak bytes of driver allocations and of pools' blocks in the open range. Returns 0 if no range is open, else 1.
     gpumem_peak_bytes as peak_bytes(cuda_ordinal: c_int, bytes: *mut u64, block_bytes: *mut u64) -> c_int {
         0; |_, _| {
             let device = usize::try_from(cuda_ordinal).ok().filter(|&device| device < high_water::DEVICES && high_water::open());
@@ -310,17 +316,17 @@ exports! {
     }
     /// Releases the CUPTI subscription, for another tool.
     gpumem_pause as pause() -> () { (); |core, thread| cupti::subscribe::pause(core, thread) }
-    /// Subscribes again.
+    /// Takes the CUPTI subscription back.
     gpumem_resume as resume() -> () { (); |core, _| cupti::subscribe::resume(core) }
-    /// Sets a key of the agent's; returns 0 for an unknown key or a bad value.
+    /// Sets a setting of the agent; returns 0 for an unknown key or an invalid value.
     gpumem_configure as configure(key: *const c_char, value: *const c_char) -> c_int {
         0; |core, _| control::configure(core, &c_text::text(text!(key)), &c_text::text(text!(value))).into()
     }
-    /// Begins a recording; returns 1 if there is one now.
+    /// Begins a recording; returns 1 if a recording is open now.
     gpumem_start as start() -> c_int { 0; |core, _| control::start(core).into() }
-    /// Ends the recording; returns 1 if it is complete, or there was none.
+    /// Ends the recording; returns 1 if it is complete, or if none was open.
     gpumem_stop as stop() -> c_int { 0; |core, _| done(control::post(core, RecordingRequest::Stop)) }
-    /// Keeps history back from now on.
+    /// Withholds history from now on; calls nest.
     gpumem_mute as mute() -> () { (); |core, _| control::mute(core) }
     /// Undoes one call of gpumem_mute.
     gpumem_unmute as unmute() -> () { (); |core, _| control::unmute(core) }
@@ -331,7 +337,7 @@ exports! {
             done(control::post(core, RecordingRequest::Dump { path, finished: finished != 0 }))
         }
     }
-    /// A report, to be given to gpumem_free; null for a format or order that is none.
+    /// Returns a report, to be freed with gpumem_free; null for an unknown format or order.
     gpumem_dumps as dumps(format: *const c_char, sort: *const c_char, ascending: c_int, reset: c_int) -> *mut c_char {
         std::ptr::null_mut(); |core, _| {
             let format = match text!(format) {
@@ -347,7 +353,7 @@ exports! {
             }
         }
     }
-    /// The daemon's report of this process, to be given to gpumem_free; null where there is none.
+    /// Returns the daemon's report of this process, to be freed with gpumem_free; null if there is none.
     gpumem_report as report(format: *const c_char, options: *const c_char) -> *mut c_char {
         std::ptr::null_mut(); |core, _| {
             let options = c_text::text(text!(options));
@@ -367,7 +373,7 @@ exports! {
     gpumem_counter_add as counter_add(name: *const c_char, change: i64) -> () {
         (); |core, thread| core.count(thread, text!(name), |value| value.saturating_add(change))
     }
-    /// Free and total bytes of a device; returns 1 if the driver has them.
+    /// Writes the free and total bytes of a device; returns 1 if the driver reports them.
     gpumem_memory_info as memory_info(cuda_ordinal: c_int, free_bytes: *mut u64, total_bytes: *mut u64) -> c_int {
         0; |core, _| {
             let Some((free, total)) = dump::memory_info(core, cuda_ordinal) else { return 0 };

@@ -30,9 +30,9 @@ pub struct SubscriberParams {
 }
 
 impl SubscriberParams {
-    /// In 13.0 and 13.1.
+    /// Size of the struct in CUPTI 13.0 and 13.1, in bytes.
     pub const BYTES_13_0: usize = 32;
-    /// From 13.2 on.
+    /// Size of the struct from CUPTI 13.2 on, in bytes.
     pub const BYTES_13_2: usize = 40;
 }
 const _: () = assert!(size_of::<SubscriberParams>() == SubscriberParams::BYTES_13_2);

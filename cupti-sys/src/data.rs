@@ -1,4 +1,4 @@
-//! What a callback is handed. All layouts are the same in CUPTI 11.7 to 13.5.
+//! Arguments of a callback. All layouts are the same in CUPTI 11.7 to 13.5.
 
 use core::ffi::{c_char, c_void};
 use core::mem::{offset_of, size_of};
@@ -30,7 +30,7 @@ pub struct CallbackData {
     pub params: *const c_void,
     /// CUresult of a driver call; valid at EXIT only.
     pub return_value: *const u32,
-    /// Of a kernel launch.
+    /// Name of the kernel in a kernel launch.
     pub symbol_name: *const c_char,
     /// The thread's current context or null; may differ between ENTER and EXIT.
     pub context: *const c_void,
@@ -38,7 +38,7 @@ pub struct CallbackData {
     pub context_uid: u32,
     /// A word shared by ENTER and EXIT of one call.
     pub correlation_data: *mut u64,
-    /// The same at ENTER and EXIT.
+    /// Number of the call, equal at ENTER and EXIT.
     pub correlation_id: u32,
 }
 const _: () = assert!(size_of::<CallbackData>() == 72);

@@ -69,7 +69,7 @@ functions! {
 }
 
 impl Driver {
-    /// The driver's CUDA version, 12040 for 12.4; works before cuInit has returned.
+    /// Returns the driver's CUDA version, 12040 for 12.4. Works before cuInit has returned.
     pub fn version(&self) -> Option<u32> {
         let mut version = 0;
         // SAFETY: a function of this driver, with a place for its answer.

@@ -4,13 +4,13 @@
 macro_rules! ids {
     ($( $name:ident = $id:literal ),* $(,)?) => {
         $( pub const $name: u32 = $id; )*
-        /// Name and number of each driver id here, to be compared with cuptiGetCallbackName.
+        /// Name and number of each driver id; a check compares them with cuptiGetCallbackName.
         pub const DRIVER: &[(&str, u32)] = &[$( (stringify!($name), $id) ),*];
     };
 }
 
-// Introduced between CUDA 2.0 and 13.4. An id that a library does not know yet is refused by
-// cuptiEnableCallback and can be skipped.
+// Introduced between CUDA 2.0 and 13.4. An older library rejects a newer id in
+// cuptiEnableCallback; such an id can be skipped.
 ids! {
     cuInit = 1,
     cuDeviceGetCount = 4,
@@ -156,7 +156,7 @@ pub mod resource {
 
 /// Ids of the STATE domain, from CUDA 12.2.
 pub mod state {
-    /// CUPTI has given up and finalized itself: a subscription is dead.
+    /// CUPTI has finalized itself after an error: a subscription no longer works.
     pub const FATAL_ERROR: u32 = 1;
     pub const ERROR: u32 = 2;
 }

@@ -35,14 +35,14 @@ impl Library {
         unsafe { libc::dlclose(self.0) };
     }
 
-    /// The address of a symbol.
+    /// Returns the address of a symbol.
     pub fn symbol(self, name: &CStr) -> Option<*mut c_void> {
         // SAFETY: a live handle and a C string.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         (!address.is_null()).then_some(address)
     }
 
-    /// The function of that name.
+    /// Returns the function of that name.
     ///
     /// # Safety
     /// `F` must be the type of a function pointer, and the right one for that symbol.

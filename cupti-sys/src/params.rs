@@ -18,7 +18,7 @@ macro_rules! shapes {
     )* };
 }
 
-/// What a C pointer to a number is here; null when the caller passed null.
+/// A C pointer to a number; null if the caller passed null.
 pub type Out = *const u64;
 
 shapes! {
@@ -139,7 +139,7 @@ impl Location {
     /// CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, from CUDA 13.5: the ordinal is the low byte of `id`.
     pub const DEVICE_LOCALITY_DOMAIN: u32 = 6;
 
-    /// The CUDA ordinal, or `None` for host memory.
+    /// Returns the CUDA ordinal, or `None` for host memory.
     pub fn ordinal(&self) -> Option<u32> {
         match self.kind {
             Self::DEVICE => Some(self.id),

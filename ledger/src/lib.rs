@@ -36,7 +36,7 @@
 //! | free failed | the address is bound again, unless its device was reset meanwhile |
 //! | VMM create / map / unmap / retain / release | posted on create, removed when references and mappings are both zero, in any order |
 //! | segment over booked memory | shifted from that memory's cell to `idle` (`opaque` if its pool reports no blocks) |
-//! | segment over memory that is not booked | nothing: it predates the agent or its record was lost; its blocks are counted outside the book until memory for all of it is booked |
+//! | segment over memory that is not booked | nothing: it predates the agent or its record was lost; its blocks are counted outside the book until memory for the whole segment is booked |
 //! | memory unmapped under a segment that stays | shifted back; its blocks are counted outside the book until memory is mapped there again (a sleeping pool) |
 //! | segment removed, wholly or in part | shifted back to the memory's cell |
 //! | segment of a nested pool | shifted from the outer block's cell to `idle` |

@@ -88,8 +88,8 @@ impl<'c> From<&'c Cell> for CellTraits<'c> {
     }
 }
 
-/// End of the tag of a group of small cells. Before it is one of three: a path with a `/` (all tags below it); a tag with `*` for
-/// its numbers and a blank (tags that differ in these numbers); or nothing (all of one use).
+/// End of the tag of a group of small cells. Three kinds of tags have it. A path with a `/` before it: all tags below the path. A
+/// tag with `*` for its numbers, and a blank: tags that differ in these numbers. Nothing before it: all cells of one use.
 pub const SUM: &str = "(smaller ones)";
 
 /// Whether a tag is that of a group.

@@ -205,6 +205,6 @@ pub struct Marked {
 /// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// What is wrong with the request, and what would be valid.
+    /// The error in the request, and what would be valid.
     pub error: String,
 }

@@ -3,7 +3,7 @@
 //! A process that runs for days is stored as one run for each day, called a part. Each part has the resolution of a whole run and
 //! is final when its day ends. A part begins with the memory held at that time. Peaks, series, timeline, iterations, OOM records
 //! and counts belong to the part. Changes of the untrackable memory and growth points cover the whole life so far, because they
-//! explain what is held now.
+//! explain the memory held now.
 
 use crate::fields::{fields, plain};
 use crate::layers::LayerSaid;

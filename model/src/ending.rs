@@ -6,7 +6,7 @@
 //! host_oom            host: the kernel's log names the process, the machine was out of memory
 //!                     cgroup: the same, but a control group had reached its limit
 //!                     count: the log cannot be read; the group's counter of killed processes rose while the process ran
-//! host_oom_ns         when the daemon learnt of it
+//! host_oom_ns         when the daemon learnt about the kill
 //! host_oom_line       line of the kernel's log
 //! host_oom_cgroup     control group whose limit was reached
 //! host_oom_limit      that limit, in bytes

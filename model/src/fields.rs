@@ -193,7 +193,7 @@ pub mod join {
         *earlier = earlier.saturating_add(later);
     }
 
-    /// True if either is true.
+    /// Keeps true if either value is true.
     pub fn or(earlier: &mut bool, later: bool) {
         *earlier |= later;
     }
@@ -226,7 +226,7 @@ pub mod add {
         *sum = sum.saturating_add(*other);
     }
 
-    /// True if either is true.
+    /// Keeps true if either value is true.
     pub fn or(sum: &mut bool, other: &bool) {
         *sum |= *other;
     }

@@ -116,8 +116,8 @@ fn hide_unknown_fate(said: &mut Option<String>) {
 }
 
 impl Oom {
-    /// Decides the fate, if that is possible by `now_ns`. `ended`: time of the process's end, and its status if known. A process
-    /// that got no memory any more and exits with a failure was ended by it, however long its exit takes.
+    /// Decides the fate, if that is possible by `now_ns`. `ended`: time of the process's end, and its status if known. If a
+    /// process got no memory after the OOM and exits with a failure, the OOM ended it, however long its exit takes.
     pub fn decide(&mut self, ended: Option<(u64, Option<u64>)>, now_ns: u64) {
         let after = |time_ns: u64| time_ns.saturating_sub(self.last_ns);
         let has_exited = |status: Option<u64>| status.is_some_and(|status| status != 0 && status & 0x7f == 0);

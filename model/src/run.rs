@@ -1,7 +1,7 @@
 //! A run: the life of one process on its GPUs, as it is stored and reported.
 //!
 //! All sums of a [`Moment`] are exact: `tracked` is the sum of its amounts, and `used` is
-//! `predates + tracked + untrackable` wherever all of them are known.
+//! `predates + tracked + untrackable` wherever all these values are known.
 
 pub use crate::cell::{Amounts, Cell, Class};
 pub use crate::coverage::{BlindWindow, Coverage, Mark, Part, Program, SUBSCRIPTION_HELD};

@@ -100,8 +100,8 @@ impl Times {
         Times { clock: run.clock, dated: days.any(|day| Some(day) != first) }
     }
 
-    /// Like [`Times::of`], for a run and a window `[from, to]`: also includes the day if the window lies on another day than the
-    /// last moment.
+    /// Like [`Times::of`], for a run and a window `[from, to]`. Also includes the day if the window is not on the day of the last
+    /// moment.
     pub fn within(run: &Run, window: Option<[u64; 2]>) -> Self {
         let times = Times::of(run);
         let days = window.into_iter().flatten().map(|time_ns| times.clock.day(time_ns));

@@ -135,7 +135,7 @@ struct Maker<'d> {
     device: &'d Device,
     covered: bool,
     partial: bool,
-    /// Index of the cell for bytes that have no cell of their own.
+    /// Index of the cell for bytes without a separate cell.
     rest: u32,
 }
 

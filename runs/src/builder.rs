@@ -221,7 +221,7 @@ impl RunBuilder {
             clock: snapshot.run_clock(),
             process: run::Process {
                 pid: match process.key.pid {
-                    // In logs, the pid is known only from the first reading on.
+                    // In logs, the pid is unknown until the first reading.
                     0 => process.facts.seen.get("pid").and_then(|pid| pid.parse().ok()).unwrap_or(0),
                     pid => pid,
                 },
@@ -266,7 +266,7 @@ impl RunBuilder {
         run
     }
 
-    /// Whether the source is a recording or a snapshot: if complete, such a file ends on purpose.
+    /// Whether the source is a recording or a snapshot. If complete, such a file has a deliberate end.
     fn is_file(&self) -> bool {
         self.source.kind == "recording" || self.snapshot.is_some()
     }
@@ -287,8 +287,8 @@ impl RunBuilder {
         let covered = process.coverage.covered;
         let last = complete(covered, account);
         let mut last_moment = last_moment(covered, account, snapshot.now_ns);
-        // The driver releases a process before we see its end. A reading in between does not list the process; that does not
-        // invalidate the sample before it.
+        // The driver releases a process before the ledger records its end. A reading between both does not list the process; that
+        // does not invalidate the sample before it.
         let is_listed = |sample: &ClosedSample| sample.used_bytes != Err(Absence::NotListed);
         if process.ended.is_some() && last.is_some() && !account.latest.as_ref().is_none_or(is_listed) {
             last_moment.used_absence = None;

@@ -91,8 +91,8 @@ struct Body {
     run: Run,
 }
 
-/// Returns the file of a run. A run that is still open is exported as of now. It gets a uid of its own, so that a later export
-/// of the complete run counts as another run.
+/// Returns the file of a run. A run that is still open is exported as of now. It gets a separate uid, so that a later export of
+/// the complete run counts as another run.
 ///
 /// # Errors
 /// [`TooLarge`] if the file would exceed the limits of [`read`].

@@ -59,12 +59,12 @@ pub enum Error {
         /// Example of a valid line.
         example: &'static str,
     },
-    /// The format is known, but the file lacks the data that a run needs.
+    /// The format is supported, but the file lacks the data that a run needs.
     #[error("{path}: {what}")]
     NoMemory {
         /// Path as given.
         path: PathBuf,
-        /// What is missing, and what would be valid.
+        /// The missing data, and what would be valid.
         what: String,
     },
     /// The text is not UTF-8, but can be converted.
@@ -82,7 +82,7 @@ pub enum Error {
         path: PathBuf,
         /// Offset of the error.
         offset: u64,
-        /// What is wrong, and what would be valid.
+        /// The error, and what would be valid.
         what: String,
     },
     /// The file can be read, but its content is unsuitable.
@@ -112,7 +112,7 @@ pub enum Error {
         path: PathBuf,
         /// Offset of the damage.
         offset: u64,
-        /// What is wrong.
+        /// The error.
         what: String,
     },
     /// The run was exported by a newer program.

@@ -15,11 +15,11 @@ macro_rules! codes {
         impl $name {
             /// All values, `Unknown` first.
             pub const ALL: &'static [$name] = &[$name::Unknown, $( $name::$item, )*];
-            /// The number on the wire.
+            /// Returns the number on the wire.
             pub const fn to_code(self) -> u8 {
                 self as u8
             }
-            /// The value of a number on the wire; an unknown number is `Unknown`.
+            /// Returns the value of a number on the wire; `Unknown` for an unknown number.
             pub const fn from_code(code: u8) -> Self {
                 match code {
                     $( $number => $name::$item, )*
@@ -95,7 +95,7 @@ codes! {
         Between = 6,
     }
 
-    /// Who reserves a pool's memory.
+    /// The owner that reserves a pool's memory.
     PoolOwner {
         /// A CUDA memory pool (cuMemPool): the driver reserves its memory; the agent polls its totals.
         Driver = 1,
@@ -177,7 +177,7 @@ codes! {
         ContextCreating = 13,
     }
 
-    /// How far the clock of a recording can be trusted.
+    /// Kind of clock of a recording, which determines the meaning of its times.
     ClockKind {
         /// CLOCK_MONOTONIC of the host, in nanoseconds.
         Monotonic = 1,
@@ -193,7 +193,7 @@ codes! {
         Gpu = 1,
         /// UUID of a MIG instance.
         Mig = 2,
-        /// Only an ordinal (imports).
+        /// No UUID: only an ordinal, in imports.
         Ordinal = 3,
     }
 
@@ -299,7 +299,7 @@ codes! {
 pub struct Reading(pub Option<u64>);
 
 impl Reading {
-    /// A present reading.
+    /// Returns a present reading.
     pub const fn of(bytes: u64) -> Self {
         Reading(Some(bytes))
     }

@@ -198,7 +198,7 @@ macro_rules! records {
             /// Name and number of every kind, in order of their numbers.
             pub const KINDS: &'static [(&'static str, u8)] = &[$( (stringify!($kind), $number) ),*];
 
-            /// The kind's number on the wire.
+            /// Returns the kind's number on the wire.
             pub fn kind(&self) -> u8 {
                 match self {
                     $( Body::$kind { .. } => $number, )*
@@ -248,7 +248,7 @@ records! {
     5 Module { base: u64 => address, bytes: u64 => bytes, path: &'a str => payload }
     /// Introduces the id `stack`.
     6 Stack { format: FrameFormat => detail, frames: &'a [u8] => payload }
-    /// In recordings of several origins: the following records come from process `thread`, started
+    /// Used in recordings of several origins. The following records come from process `thread`, started
     /// at `start_ticks`; pid 0 is the daemon.
     7 Origin { start_ticks: u64 => address }
 
@@ -275,7 +275,7 @@ records! {
     /// 0. With `reports_blocks` 0 it is opaque until its first block (restated after that: 1).
     24 PoolCreate { pool: u64 => address, parent: u64 => aux, reports_blocks: u16 => result, owner: PoolOwner => detail }
     /// The pool's own totals of reserved and used bytes. A driver pool may have changed to these totals up to `took_us`
-    /// earlier (rounded up; 65,535 means that or longer; 0: unknown), and NVML may have charged the change since then.
+    /// earlier, and NVML may have charged the change since then. `took_us` is rounded up; 65,535: that or longer; 0: unknown.
     25 PoolState { pool: u64 => address, reserved_bytes: u64 => bytes, used_bytes: u64 => aux, took_us: u16 => result }
     /// The pool was destroyed; it exists until its last allocation is freed.
     26 PoolDestroy { pool: u64 => address }
@@ -308,7 +308,7 @@ records! {
 
     /// The pool's owner obtained [address, address+bytes) to carve blocks from.
     48 SegmentAdd { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux }
-    /// It released that range: several segments, one, or part of one.
+    /// The pool's owner released that range: several segments, one, or part of one.
     49 SegmentRemove { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux }
     /// A block was handed out (after rounding), on stream `context`.
     50 BlockAlloc { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux, use_as: (Role, Phase) => detail }
@@ -394,7 +394,7 @@ records! {
     104 AccountedPeak { start_ticks: u64 => address, peak_bytes: u64 => bytes }
     /// NVML reported Xid `xid` on `device`.
     105 DeviceFault { xid: u64 => aux }
-    /// Part of what NVML charges to pid `thread` on `device` that confidential computing protects.
+    /// Part of the bytes that NVML charges to pid `thread` on `device`: those that confidential computing protects.
     106 ProtectedSample { start_ticks: u64 => address, protected_bytes: u64 => bytes }
     /// A mark that was set from outside of process `thread`.
     108 ProcessMark { start_ticks: u64 => address, name: &'a str => payload }
@@ -435,8 +435,8 @@ macro_rules! at {
 }
 
 impl<'a> Record<'a> {
-    /// Returns the slot as words, which are stored little-endian, and the payload. Always inlined: with a constant kind most
-    /// of it is folded, and the words stay in registers.
+    /// Returns the slot as words, which are stored little-endian, and the payload. Always inlined: with a constant kind the
+    /// compiler folds most of the code, and the words stay in registers.
     #[inline(always)]
     pub fn words(&self) -> (Words, &'a [u8]) {
         let (kind, places) = self.body.places();

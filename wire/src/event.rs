@@ -4,7 +4,7 @@
 //! It is the slot index in the agent's ring plus one, so a gap in `seq` is a loss. Names, facts and control have `seq` 0. Ids
 //! (`tag`, `stack`, `module`, `device`) are local to the origin and are introduced by `Tag`, `Stack`, `Module` and `Device`.
 //!
-//! A **resync entry** has no kind of its own: it repeats the record that created the row, with [`Flags::RESTATED`] and its
+//! A **resync entry** has no separate kind: it repeats the record that created the row, with [`Flags::RESTATED`] and its
 //! original `seq`, between `ResyncBegin` and `ResyncEnd`. A row that is not repeated no longer exists.
 
 /// `Stamp::device` when a record concerns no device.
@@ -33,7 +33,7 @@ impl Flags {
     pub const fn has(self, other: Flags) -> bool {
         self.0 & other.0 == other.0
     }
-    /// Both sets of bits.
+    /// Returns the union of both sets of bits.
     pub const fn with(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
     }

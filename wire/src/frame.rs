@@ -22,7 +22,7 @@ pub const MAGIC: [u8; 8] = *b"GPUMEMR\n";
 /// Size of a recording's header.
 pub const HEADER_BYTES: usize = 16;
 
-/// The header of a recording of this version.
+/// Returns the header of a recording of this version.
 pub fn header() -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..8].copy_from_slice(&MAGIC);
@@ -31,7 +31,7 @@ pub fn header() -> [u8; HEADER_BYTES] {
     header
 }
 
-/// Major and minor version of a recording, or `None` if the bytes are not a recording's header.
+/// Returns the major and minor version of a recording, or `None` if the bytes are not a recording's header.
 pub fn read_header(bytes: &[u8]) -> Option<(u16, u16)> {
     let header = bytes.first_chunk::<HEADER_BYTES>()?;
     (header[..8] == MAGIC)
@@ -97,7 +97,7 @@ pub fn split_frame(bytes: &[u8]) -> Result<Option<(&Slot, &[u8], &[u8])>, Error>
     Ok(Some((slot, payload, rest)))
 }
 
-/// The frames of a packet, one record each; ends after the first [`Error`] of the framing.
+/// Iterates over the frames of a packet, one record each; ends after the first [`Error`] of the framing.
 pub fn records(packet: &[u8]) -> impl Iterator<Item = Result<Result<Record<'_>, CodecError>, Error>> {
     let mut rest = Some(packet);
     core::iter::from_fn(move || match split_frame(rest?) {

@@ -49,7 +49,7 @@ pub struct Header {
 /// Why a memfd is not a valid agent's shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
-    /// Not the header of such a memfd.
+    /// The memfd does not begin with the magic bytes of the header.
     Magic,
     /// Another major version.
     Version(u16),
@@ -70,7 +70,7 @@ impl core::fmt::Display for Error {
 impl core::error::Error for Error {}
 
 impl Header {
-    /// The 72 bytes that the header uses; the rest of its 4096 is zero.
+    /// Returns the 72 bytes that the header uses; the rest of its 4096 bytes is zero.
     pub fn encode(&self) -> [u8; 72] {
         let mut out = [0; 72];
         out[..8].copy_from_slice(&MAGIC);
@@ -128,27 +128,27 @@ impl Header {
         }
     }
 
-    /// Where the ring begins.
+    /// Returns the ring's byte offset.
     pub const fn ring_offset(&self) -> u64 {
         HEADER_BYTES as u64
     }
 
-    /// Where the live table begins; `None` if the sizes overflow.
+    /// Returns the live table's byte offset; `None` if the sizes overflow.
     pub fn live_offset(&self) -> Option<u64> {
         self.ring_slots.checked_mul(SLOT_BYTES as u64)?.checked_add(self.ring_offset())
     }
 
-    /// Where the names begin; `None` if the sizes overflow.
+    /// Returns the byte offset of the names; `None` if the sizes overflow.
     pub fn names_offset(&self) -> Option<u64> {
         self.live_rows.checked_mul(SLOT_BYTES as u64)?.checked_add(self.live_offset()?)
     }
 
-    /// Size of the whole file; `None` if the sizes overflow.
+    /// Returns the size of the whole file in bytes; `None` if the sizes overflow.
     pub fn file_bytes(&self) -> Option<u64> {
         self.names_offset()?.checked_add(self.name_bytes)
     }
 
-    /// Offset of the slot of ordered record `seq` (from 1).
+    /// Returns the byte offset of the slot of ordered record `seq` (from 1).
     pub fn slot_offset(&self, seq: u64) -> u64 {
         self.ring_offset() + (seq.wrapping_sub(1) & (self.ring_slots - 1)) * SLOT_BYTES as u64
     }

@@ -1,6 +1,6 @@
 """Shared by tests on the simulated GPU. Does not import gpumem, because some tests start without it."""
 
-#: A driver in a few lines, for programs of their own.
+#: Source code with a few driver calls, for programs that tests start.
 DRIVER = """
 import ctypes
 cuda = ctypes.CDLL("libcuda.so.1")

@@ -1,5 +1,5 @@
 /* Linked into gpumemd and gpumemctl of a wheel, so that they run with glibc 2.17 independent of the build system.
- * build_wheel.py makes the linker redirect each call of these functions, also from the standard library, to
+ * build_wheel.py makes the linker redirect each call of a function below, also from the standard library, to
  * __wrap_NAME. The definitions here call the version that every glibc has. Functions that older systems lack are made
  * of system calls. (agent-lib/src/base/glibc.rs does the same for the agent, which is always built this way.) */
 #define _GNU_SOURCE

@@ -3,7 +3,8 @@
 //! A vDSO call costs 20 to 40 ns, as much as the rest of a record. The counter and one multiplication cost 10 ns. The counter
 //! is used if the kernel itself uses it as clock source. The sender measures both clocks, first often, then about once a
 //! second. It adjusts the line so that it stays continuous and meets the kernel's clock one period later. After a jump (a
-//! virtual machine was moved, the machine slept) the line follows at once. After too many jumps the counter is given up.
+//! virtual machine was moved, the machine slept) the line follows at once. After too many jumps only the kernel's clock
+//! is used.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 pub(crate) const MARGIN_NS: u64 = 20_000;
 /// A larger difference is a jump, not a drift.
 const JUMP_NS: i64 = 1_000_000;
-/// After more jumps the counter is not used any more.
+/// Maximum number of jumps; after more, the counter is no longer used.
 const JUMPS_ALLOWED: u32 = 8;
 /// Time until the first slope is computed.
 const FIRST_NS: u64 = 20_000_000;

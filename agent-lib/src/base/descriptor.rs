@@ -40,7 +40,7 @@ pub(crate) fn up(fd: RawFd) -> RawFd {
     fd
 }
 
-/// The same for a file. Its low number is in use only during this call, not while the file is read.
+/// Moves a file to a high descriptor number. Its low number is in use only during this call, not while the file is read.
 ///
 /// # Errors
 /// Fails with EMFILE if no usable number is free.

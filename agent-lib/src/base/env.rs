@@ -96,7 +96,7 @@ fn claims(get: impl Fn(&str) -> Option<OsString>) -> String {
     lines
 }
 
-/// Returns the name of this program as a claim. A daemon that finds the process ended has no other source of it.
+/// Returns the name of this program as a claim. Once the process has ended, the daemon has no other source for its name.
 fn program() -> String {
     let comm = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
     comm.lines().next().map_or_else(String::new, |comm| format!("comm={comm}\n"))
@@ -176,7 +176,7 @@ fn get(name: &str) -> Option<OsString> {
 }
 
 /// Whether this program is an MPS server. The kernel charges its contexts to the users of other programs, and an agent in it
-/// would observe all of them. The server inherits the variables of the shell or job that started its control daemon.
+/// would observe all those programs. The server inherits the variables of the shell or job that started its control daemon.
 ///
 /// It is recognized by its file, because the kernel's name of 15 letters can be changed and is also the control daemon's.
 fn serves_others() -> bool {

@@ -1,4 +1,4 @@
-//! Compatibility with glibc 2.17. The linker redirects each call of these functions, also those of the standard library, to the
+//! Compatibility with glibc 2.17. The linker redirects each call of a function below, also from the standard library, to the
 //! name with the prefix `__wrap_` (build.rs). The functions here call the version that every glibc has.
 #![cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 

@@ -24,9 +24,9 @@ mod tag {
 /// Relocations that fill a slot with a function's address: through the PLT, and without one (`-fno-plt`, as in conda-forge).
 const FILLED: [u32; 2] = if cfg!(target_arch = "aarch64") { [1026, 1025] } else { [7, 6] };
 
-/// Most relocations of a table to search: libtorch_cpu has 1.5 million, libc10_cuda 600.
+/// Maximum number of relocations of a table to search: libtorch_cpu has 1.5 million, libc10_cuda 600.
 const MOST: usize = 1 << 22;
-/// Most symbols with one hash to check.
+/// Maximum number of symbols with one hash to check.
 const CHAIN: usize = 1 << 12;
 
 #[repr(C)]
@@ -310,7 +310,7 @@ impl<'a> Image<'a> {
 mod tests {
     use super::*;
 
-    /// A file in memory, laid out by hand: one readable and writable segment, and code that is not there.
+    /// A synthetic ELF file in memory: one readable and writable segment, and addresses of code that does not exist.
     struct File {
         words: Vec<u64>,
         headers: Vec<Elf64_Phdr>,

@@ -100,7 +100,7 @@ fn is_page_writable(at: usize) -> Option<bool> {
 /// Bytes of a line to keep: `start-end rwxp` at its beginning. File names come after that.
 const LINE_BYTES: usize = 64;
 
-/// As `is_page_writable`. `read` returns the number of next bytes of the file, 0 at the end.
+/// Like `is_page_writable`. `read` returns the number of next bytes of the file, 0 at the end.
 pub(crate) fn is_writable(at: usize, mut read: impl FnMut(&mut [u8]) -> usize) -> Option<bool> {
     let (mut buffer, mut line, mut filled) = ([0_u8; 4096], [0_u8; LINE_BYTES], 0);
     loop {

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 use std::sync::{LockResult, Mutex, MutexGuard, TryLockResult};
 
-/// A mutex that is free in a forked child which starts anew. The thread that held it does not exist there, and the value may be
-/// half changed. So the child makes a new one on first use and leaks its parent's.
+/// A mutex that is free in a forked child that starts its own agent. The thread that held it does not exist there, and the value
+/// may be half changed. So the child makes a new mutex on first use and leaks its parent's.
 #[derive(Debug)]
 pub(crate) struct ForkMutex<T: 'static> {
     at: AtomicPtr<Mutex<T>>,
@@ -44,7 +44,7 @@ impl<T> ForkMutex<T> {
         self.mutex().try_lock()
     }
 
-    /// Replaces the mutex in a forked child, before it starts anew.
+    /// Replaces the mutex in a forked child, before the child starts its own agent.
     pub(crate) fn reset_after_fork(&self) {
         self.at.store(std::ptr::null_mut(), Release);
     }

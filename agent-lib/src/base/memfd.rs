@@ -123,7 +123,7 @@ impl Shared {
         };
         let bytes = header.file_bytes()?;
         if bytes > largest_file() {
-            return None; // the kernel would not only refuse: it would end the program with SIGXFSZ
+            return None; // the kernel would end the program with SIGXFSZ
         }
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // By number: glibc has the function only since 2.27.

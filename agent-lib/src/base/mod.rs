@@ -1,4 +1,4 @@
-//! Parts that need nothing else of the agent: shared memory, descriptors, locks, clocks, settings, and mapped ELF files.
+//! Parts that depend on no other part of the agent: shared memory, descriptors, locks, clocks, settings, and mapped ELF files.
 
 pub(crate) mod arena_allocator;
 pub mod c_text;

@@ -23,14 +23,14 @@ pub struct Ring {
     sent: Sent,
 }
 
-/// State of a number.
+/// State of a record number.
 #[derive(Debug)]
 pub enum Made {
-    /// Its record.
+    /// The record is complete.
     Record(Row),
-    /// It found no room, or its writer ended.
+    /// The record found no room in the ring, or its writer ended.
     Lost,
-    /// It is not known yet.
+    /// A thread may still be writing it.
     Unfinished,
 }
 
@@ -100,7 +100,7 @@ impl Ring {
         fetch_to_write(self.slot(seq));
     }
 
-    /// As `expect`, for the reader.
+    /// Prefetches the slot of `seq` for reading.
     #[inline(always)]
     pub(crate) fn expect_to_read(&self, seq: u64) {
         fetch_to_read(self.slot(seq));

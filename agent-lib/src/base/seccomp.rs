@@ -37,7 +37,7 @@ fn survives() -> bool {
             }
         }
         libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut());
-        // If no child can be made, the filter refuses calls without ending the process, and will do the same with the others.
+        // If no child can be created, the filter refuses calls without ending the process. It will refuse other calls likewise.
         child < 0 || (got >= 0 && status == 0)
     }
 }

@@ -112,7 +112,7 @@ mod tests {
         wake();
         assert!(is_readable(fd));
         taken(true);
-        // The host closes the pipe, and another one gets its numbers.
+        // The host closes the pipe, and another pipe gets its descriptor numbers.
         let (read, write) = (READ.load(Relaxed), WRITE.load(Relaxed));
         let mut other = [-1; 2];
         // SAFETY: descriptors of this test.

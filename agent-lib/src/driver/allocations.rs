@@ -14,15 +14,15 @@ use cupti_sys::CUDA_ERROR_DEINITIALIZED;
 use gpumem_wire::{Body, DestroyScope, Flags, ImportSource, MemoryKind, PoolOwner, Reading};
 use std::sync::atomic::Ordering::*;
 
-/// Returns the duration of a call in microseconds, rounded up, until the record's own time: with a second reading of the clock,
-/// a thread that is stopped in between would seem to enter its call later. The maximum if its begin was not observed.
+/// Returns the duration of a call in microseconds, rounded up, until the record's time; `u32::MAX` if its begin was not observed.
+/// A second reading of the clock would be wrong: a thread stopped between both readings would seem to enter its call later.
 #[inline(always)]
 pub(crate) fn took_us(entered_ns: Option<u64>, time_ns: u64) -> u32 {
     let Some(entered_ns) = entered_ns else { return u32::MAX };
     u32::try_from(time_ns.saturating_sub(entered_ns).div_ceil(1000)).unwrap_or(u32::MAX)
 }
 
-/// The same, for records with two bytes for the duration.
+/// Like `took_us`, for records with two bytes for the duration; at most `u16::MAX`.
 #[inline(always)]
 pub(crate) fn took_us_short(entered_ns: Option<u64>, time_ns: u64) -> u16 {
     u16::try_from(took_us(entered_ns, time_ns)).unwrap_or(u16::MAX)
@@ -169,7 +169,7 @@ impl Core {
         stays
     }
 
-    /// Records the end of a context or the reset of a device, and removes its allocations, which have no frees of their own.
+    /// Records the end of a context or the reset of a device, and removes its allocations, which are not freed separately.
     pub(crate) fn context_ended(&self, thread: &Thread, at: RecordContext, scope: DestroyScope) {
         self.recorder.record(thread, at, Body::ContextDestroy { scope }, |recorder, _| {
             recorder.live.remove_where(|taken| {

@@ -17,7 +17,7 @@ use crate::record::status;
 use gpumem_wire::AgentState;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// Made once for each process and never freed. The recorder comes first, because each record uses it.
+/// The agent's state of a process: made once and never freed. The recorder comes first, because each record uses it.
 #[derive(Debug)]
 #[repr(C)]
 #[allow(missing_docs)]

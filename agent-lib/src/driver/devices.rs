@@ -92,7 +92,7 @@ impl Devices {
         (primary != 0).then_some(primary as *mut std::ffi::c_void)
     }
 
-    /// Whether the driver has such a device; true if the driver does not answer. Only for callbacks of calls.
+    /// Whether the driver has this device; true if the driver's call fails. Only for callbacks of calls.
     pub(crate) fn exists(&self, ordinal: u32) -> bool {
         let mut count = 0;
         let get = self.driver().and_then(|driver| driver.device_get_count);

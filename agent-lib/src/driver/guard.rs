@@ -7,8 +7,9 @@ use crate::threads::{self, Thread};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-/// Runs `work`. Returns `absent` instead if the agent is disarmed, if the thread has no place in the table, or if it is inside
-/// of the agent already (a signal handler, a driver call of the agent). A panic is caught here and disarms the agent.
+/// Runs `work`. Returns `absent` instead if the agent is disarmed, if the thread has no place in the table, or if the thread is
+/// already inside of the agent. The last case occurs in signal handlers and in the agent's driver calls. A panic is caught here
+/// and disarms the agent.
 #[inline(always)]
 pub fn guard<T>(absent: T, work: impl FnOnce(&'static Core, &'static Thread) -> T) -> T {
     if !status::armed() {
@@ -25,7 +26,7 @@ pub fn guard<T>(absent: T, work: impl FnOnce(&'static Core, &'static Thread) -> 
     };
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(value) => {
-            thread.busy.store(0, Release); // with everything that it has done
+            thread.busy.store(0, Release); // publishes all stores of the thread's work
             value
         }
         Err(panic) => {

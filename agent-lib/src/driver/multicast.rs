@@ -1,4 +1,4 @@
-//! Multicast objects have handles like memory but no memory of their own, so cuMemMap and cuMemRelease of them are ignored.
+//! Multicast objects have handles like memory but no memory of their own, so their cuMemMap and cuMemRelease are ignored.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 

@@ -10,7 +10,7 @@ use cupti_sys::pool_attribute::*;
 use gpumem_wire::{Body, PoolOwner};
 use std::sync::atomic::Ordering::*;
 
-/// Least interval between two polls of a pool at the EXIT of calls.
+/// Minimum interval between two polls of a pool at the EXIT of calls.
 const EVERY_NS: u64 = 100_000_000;
 
 impl Core {
@@ -88,14 +88,14 @@ impl Core {
         }
     }
 
-    /// The same at once, for a pool that was trimmed.
+    /// Polls a pool at once, because it was trimmed.
     pub(crate) fn poll_pool_now(&self, thread: &Thread, id: u64) {
         if let Some(pool) = self.driver_pools.find(id) {
             self.poll(thread, pool, 0);
         }
     }
 
-    /// The same after an allocation of `bytes`: at once if the pool may have grown for it, as no later call need show that.
+    /// Polls a pool after an allocation of `bytes`: at once if the pool may have grown, because no later call needs to show that.
     pub(crate) fn poll_pool_for(&self, thread: &Thread, id: u64, bytes: u64) {
         let Some(pool) = self.driver_pools.find(id) else { return };
         let taken = pool.taken.fetch_add(bytes, Relaxed).saturating_add(bytes);
@@ -122,7 +122,7 @@ impl Core {
     fn poll(&self, thread: &Thread, pool: &Pool, every_ns: u64) {
         let entered_ns = thread.moving_since_ns.load(Relaxed);
         if every_ns == 0 && entered_ns != 0 {
-            pool.entered_ns.fetch_min(entered_ns, AcqRel); // for the thread that polls the pool now, if it is another one
+            pool.entered_ns.fetch_min(entered_ns, AcqRel); // for a different thread that may be polling the pool now
         }
         let now = self.recorder.clock.now();
         if now.saturating_sub(pool.polled_ns.load(Relaxed)) < every_ns || pool.asked.fetch_add(1, AcqRel) != 0

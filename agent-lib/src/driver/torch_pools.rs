@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::*
 /// Devices that a process can have, as in devices.rs.
 pub(crate) const DEVICES: usize = 64;
 
-/// Most pending blocks of a device at a time; further ones count as free.
+/// Maximum number of pending blocks of a device at a time; further ones count as free.
 pub(crate) const MOST: usize = 1024;
 
 /// A freed block that a stream may still use, or a free place.
@@ -48,7 +48,7 @@ pub struct Device {
     pub drift: AtomicU64,
     /// Remaining searches for a block's segment among all rows.
     pub(crate) searches: AtomicU32,
-    /// The driver was not asked for this device's UUID yet; the sender asks.
+    /// This device's UUID has not been read from the driver yet; the sender reads it.
     pub(crate) is_unknown: AtomicBool,
     pub(crate) turn: SpinLock,
     pub(crate) waiting: &'static [Waiting],
@@ -76,16 +76,16 @@ pub(crate) struct TorchPool<'a> {
     pub slot: u8,
 }
 
-/// State of the process. A forked child that starts anew has a new one, as part of its new `Core`.
+/// State of the process. A forked child that starts its own agent gets a new state as part of its new `Core`.
 #[derive(Debug)]
 pub struct State {
-    /// By the program's numbers of devices.
+    /// Devices by their number in the program.
     pub devices: [Device; DEVICES],
     /// The driver had a context before the agent started: unknown segments are older than the agent.
     pub is_late: AtomicBool,
     /// Number of pools made.
     pub(crate) made: AtomicU32,
-    /// Allocations that do not belong to a caching allocator: each tensor has its own.
+    /// Number of allocations made without a caching allocator, where each tensor is a separate allocation.
     pub(crate) single_tensors: AtomicU64,
     pub(crate) stacks: AtomicU32,
     /// Pending frees for which there was no room in `waiting`.

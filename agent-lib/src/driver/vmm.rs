@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::AcqRel;
 
 /// Mappings start at multiples of this.
 const GRANULE: u64 = 2 << 20;
-/// Most mappings that one call may remove.
+/// Maximum number of mappings that one call may remove.
 const MOST_MAPPINGS: u64 = 1 << 16;
 
 impl Core {
@@ -42,7 +42,7 @@ impl Core {
         });
     }
 
-    /// Records a handle imported from another process. Its size is known when it is mapped.
+    /// Records a handle imported from another process. Its size is unknown until it is mapped.
     pub(crate) fn handle_imported(&self, thread: &Thread, at: RecordContext, handle: u64) {
         let body = Body::Import { address: handle, bytes: 0, source: ImportSource::ShareableHandle };
         self.recorder.record(thread, at, body, |recorder, row| {

@@ -1,4 +1,4 @@
-//! Queries the daemon for its report of this process, as other viewers get it. Not for hooks: it waits for an answer.
+//! Queries the daemon for its report of this process, as other viewers get it. Not for hooks: it waits for the reply.
 
 use crate::base::own_thread::{self, Uncancelled};
 use crate::base::seccomp::syscalls_allowed;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Timeout for sending earlier records.
 const CATCH_UP: Duration = Duration::from_millis(300);
-/// Timeout of the answer.
+/// Timeout for the daemon's reply.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Longest report accepted, in bytes.
 const LONGEST: usize = 64 << 20;

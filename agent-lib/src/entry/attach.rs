@@ -89,7 +89,7 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
         return None;
     };
     if let Some(parent) = old {
-        // Forked before CUDA was initialised: open scopes keep their names, everything else begins anew.
+        // Forked before CUDA was initialised: open scopes keep their names, everything else is reset.
         fork::reset();
         core.recorder.names.adopt(&parent.recorder.names);
         threads::reset_after_fork();
@@ -121,7 +121,7 @@ pub(crate) fn injected() {
     }
 }
 
-/// Called by a library with its first NVTX call. Returns 0 if the library's NVTX calls shall do nothing.
+/// Called by a library with its first NVTX call. Returns 0 if the library's NVTX calls must do nothing.
 pub(crate) fn injected_into_nvtx(get_export_table: Option<GetExportTable>) -> c_int {
     let Some(get) = get_export_table else { return 0 };
     match ready() {

@@ -90,7 +90,7 @@ pub(crate) fn post(core: &'static Core, request: RecordingRequest) -> RecordingR
     request_with_timeout(request, PATIENCE)
 }
 
-/// Tells the sender that a step begins, if a recording waits for it. Called before the step is recorded.
+/// Notifies the sender that a step begins, if a recording waits for it. Called before the step is recorded.
 #[inline(always)]
 pub(crate) fn step(core: &'static Core, number: u64) {
     if is_waited_for(number) {

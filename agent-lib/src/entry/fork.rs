@@ -53,7 +53,7 @@ extern "C" fn at_exit() {
     });
 }
 
-/// Releases locks in a forked child that starts anew: other threads of its parent may have held them.
+/// Releases locks in a forked child that starts its own agent: other threads of its parent may have held them.
 pub(crate) fn reset() {
     status::reset_after_fork();
     recordings::reset_after_fork();

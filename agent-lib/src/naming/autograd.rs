@@ -56,7 +56,7 @@ static LAST_EDGE: AtomicU64 = AtomicU64::new(0);
 const UNKNOWN: u8 = 0;
 /// The function returns nothing, or not through memory, so the edge is the second argument.
 const SECOND: u8 = 1;
-/// The first argument is where the result is to be written, so the edge is the third.
+/// The first argument is the address for the result, so the edge is the third.
 const THIRD: u8 = 2;
 /// Bytes of stack above a call in which its caller keeps an edge.
 const FRAME: usize = 64 << 10;

@@ -62,7 +62,7 @@ pub(crate) fn calibrate(examples: &[Example]) -> bool {
     found.is_some()
 }
 
-/// Flag in a node's address: the node runs inside of another one.
+/// Flag in a node's address: the node runs inside of another node.
 const NESTED: u64 = 1;
 
 /// Returns `node`, with a flag if it `is_nested`, if it accumulates gradients and the offsets were found; else 0.
@@ -147,8 +147,8 @@ fn phase_at_birth(row: &RowCopy, is_block: bool) -> Phase {
     Phase::from_code(if is_block { (row.row[7] >> 60) as u8 } else { 0 })
 }
 
-/// Returns the tag of a parameter that a sweep has named, for its gradient's row. 0 if it has none, or if the gradient's memory
-/// is larger than the parameter's: it may hold gradients of other parameters.
+/// Returns the tag of a parameter that a sweep has named, for its gradient's row; 0 if it has none. Also returns 0 if the
+/// gradient's memory is larger than the parameter's, because it may hold gradients of other parameters.
 fn name_of_gradient(parameter: &RowCopy, gradient: &RowCopy) -> u32 {
     let beside = parameter.beside;
     let is_named = beside.flags & RowExtra::RETAGGED != 0 && beside.use_as & 15 == Role::Parameter.to_code();
@@ -203,7 +203,7 @@ impl Core {
         })
     }
 
-    /// The same while the thread's node is still running, if it accumulates a gradient.
+    /// Like `tell_gradient`, for the node that the thread still runs, if that node accumulates a gradient.
     #[cold]
     #[inline(never)]
     pub(crate) fn tell_gradient_of_running(&self, thread: &Thread) {

@@ -4,7 +4,7 @@
 //! scope    the innermost open scope of the thread: C API, Python, NVTX              (sources/api/scope.rs, sources/nvtx)
 //! module   the module whose Python frame the thread is in                           (python/)
 //! node     the name that the forward pass gave the backward node that the thread runs    (autograd.rs)
-//! process  the tag of the process, for threads that have none of these: `INHERITED`
+//! process  the tag of the process, for threads without a scope, module or node: `INHERITED`
 //! ```
 //!
 //! With `GPUMEM_LINES=1` the program's line follows a module's path. A scope and a module together give `scope/module`.

@@ -10,7 +10,8 @@
 use crate::base::memfd::anonymous;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
-/// Most nodes between a node's forward and its backward pass; with more, early nodes lose their names. The table takes 1 MiB.
+/// Maximum number of nodes between a node's forward and its backward pass; with more, early nodes lose their names. The table
+/// takes 1 MiB.
 const ENTRIES: usize = 1 << 17;
 /// Largest distance, in numbers, of a neighbour whose name is used: nodes that allocate nothing (views) have none.
 const NEAR: u64 = 16;
@@ -91,7 +92,7 @@ impl Table {
     /// Returns the tag of `node`; 0 for none.
     ///
     /// A node without an entry is a view. Directly after a named node it ends that node's operation; so does an addition after
-    /// such a view (of a bias to a product). Nodes further away begin the next operation, unless that is in no module.
+    /// such a view (of a bias to a product). Nodes further away begin the next operation, unless that operation is in no module.
     #[inline]
     pub(crate) fn look_up(&self, node: Node) -> u32 {
         let ends = if node.0 & ADDS == 0 { VIEW_BEHIND } else { ADDITION_BEHIND };

@@ -31,7 +31,7 @@ pub(crate) fn with<T>(is_it: fn(&[u8]) -> bool, work: impl FnOnce(&Image<'_>) ->
     done
 }
 
-/// As `replace`, for the slot through which the library calls its own function `name`, defined at `defined`.
+/// Like `replace`, for the slot through which the library calls its own function `name`, defined at `defined`.
 pub(crate) fn take(image: &Image<'_>, name: &CStr, defined: usize, ours: usize, next: &AtomicUsize) -> Taken {
     let [Some(slot)] = image.slots(&[&[name]]) else { return Taken::NoSlot };
     replace(image, slot, ours, next, || Some(defined))

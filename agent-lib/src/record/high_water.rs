@@ -3,7 +3,7 @@
 //! While no range is open each row costs one load and a branch. In a range, each row that is added or removed changes the sums
 //! of its device and tag. A tag saves its bytes at the peak when it changes for the first time afterwards.
 //!
-//! There are two families: driver allocations (for a driver pool, memory handed out of it), and blocks of pools without a
+//! There are two families: driver allocations (for a driver pool, the memory that it handed out), and blocks of pools without a
 //! parent. The figures are exact, except that allocations while a range is opened may count twice or not at all.
 
 use crate::base::hot::HOT_WORDS;
@@ -58,7 +58,7 @@ const LOOKS: u32 = 2000;
 /// One thread at a time opens and closes.
 static CHANGING: ForkMutex<()> = ForkMutex::new(|| ());
 
-/// Releases the locks in a forked child that starts anew.
+/// Releases the locks in a forked child that starts its own agent.
 pub(crate) fn reset_after_fork() {
     CHANGING.reset_after_fork();
     MOVING.store(false, Release);

@@ -4,7 +4,7 @@
 //! end is never behind an unfinished frame, and no thread waits for another.
 //!
 //! A tag's number is its index in the table plus one, so a thread gets it at once, even while another thread adds the name. A
-//! 64-bit hash of (parent, name) identifies names: with 100,000 of them a collision has a probability of 3 in 10^10.
+//! 64-bit hash of (parent, name) identifies names: with 100,000 names a collision has a probability of 3 in 10^10.
 
 use crate::base::memfd::{AtomicU32, AtomicU64, Shared, anonymous, fence};
 use crate::base::row::mix;

@@ -43,12 +43,12 @@ impl RecordContext {
     pub const NOWHERE: RecordContext =
         RecordContext { tag: 0, flags: Flags(0), stack: 0, context: 0, module: 0, device: NONE_DEVICE };
 
-    /// On a device, without a tag.
+    /// Returns a context with a device and no tag.
     pub(crate) const fn on(device: u8) -> Self {
         RecordContext { device, ..Self::NOWHERE }
     }
 
-    /// With a tag, on no device.
+    /// Returns a context with a tag and no device.
     pub(crate) const fn tagged(tag: u32) -> Self {
         RecordContext { tag, ..Self::NOWHERE }
     }
@@ -89,7 +89,7 @@ impl Recorder {
         })
     }
 
-    /// As `record`, for a record with a duration: `body` gets the record's time.
+    /// Like `record`, for a record with a duration: `body` gets the record's time.
     #[inline(always)]
     pub(crate) fn record_timed<'a>(
         &self,

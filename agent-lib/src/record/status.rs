@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
 const PHASE: &AtomicU8 = &HOT_WORDS.phase;
 /// No function of the library was called yet.
 const FRESH: u8 = 0;
-/// Armed: they do.
+/// Armed: functions of the library record.
 const ARMED: u8 = 1;
-/// They do not: disabled, replaced by another copy, or stopped by a fork (in the child), a panic or the exit.
+/// Functions of the library do nothing: disabled, replaced by another copy, or stopped by a fork (in the child), a panic or the
+/// exit.
 const SILENT: u8 = 2;
 /// A panic was caught. The sender reports it.
 static PANICKED: AtomicBool = AtomicBool::new(false);
@@ -20,7 +21,7 @@ static PANICKED: AtomicBool = AtomicBool::new(false);
 static VERSION: AtomicU64 = AtomicU64::new(0);
 /// Not for callbacks: locked while starting, by the sender, and by pause and resume.
 static REPORTS: ForkMutex<Vec<StatusReport>> = ForkMutex::new(Vec::new);
-/// Most reports to keep for daemons that connect later: they need the times in which the agent was blind.
+/// Maximum number of reports to keep for daemons that connect later: they need the times in which the agent was blind.
 const KEPT: usize = 65;
 
 /// A report of the agent's state, and its time.
@@ -82,7 +83,7 @@ pub(crate) fn report(time_ns: u64, state: AgentState, result: u16, detail: &str)
     VERSION.fetch_add(1, Release);
 }
 
-/// Forgets the reports in a forked child that starts anew: they are its parent's.
+/// Clears the reports in a forked child that starts its own agent: they belong to the parent.
 pub(crate) fn reset_after_fork() {
     REPORTS.reset_after_fork();
     LAYERS.reset_after_fork();
@@ -124,7 +125,7 @@ pub(crate) fn panicked() -> bool {
 pub struct LayerReport {
     /// The layer.
     pub layer: Layer,
-    /// Its state.
+    /// State of the layer.
     pub state: LayerState,
     /// The reason, as text for the user; may be empty.
     pub reason: String,

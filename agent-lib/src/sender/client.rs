@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 
 /// Delay between attempts to subscribe: first and longest.
 const RETRY_NS: RangeInclusive<u64> = 1_000_000_000..=60_000_000_000;
-/// Most checks in quick succession for a new subscription's first callback. Some drivers never report this call.
+/// Maximum number of checks in quick succession for a new subscription's first callback. Some drivers never report this call.
 const EAGER: u32 = 50;
 /// Checks in a row without a callback after which the subscription counts as lost.
 const SILENCES: u32 = 2;
@@ -53,7 +53,7 @@ impl Client {
         }
         match held {
             Held::Ours => self.listen(core, now),
-            // It was not lost after all: its callbacks arrive without any call on it.
+            // The subscription was not lost: its callbacks arrive again without a new one.
             Held::Lost if subscribe::check_pulse(core) == Pulse::Heard => subscribe::found(core),
             Held::Lost | Held::Nothing => self.retry(core, now),
             Held::Unwanted => *self = Client { subscription: number, ..Client::default() },

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub(super) const PATIENCE: Duration = Duration::from_millis(20);
 /// How many slots ahead of the reader are prefetched: they lie in the caches of other cores.
 const AHEAD: u64 = 8;
-/// Most records in a round, so that a busy program does not delay the watermark.
+/// Maximum number of records in a round, so that a busy program does not delay the watermark.
 const ROUND: u64 = 16 * 1024;
 
 impl Sender {

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
-/// Largest packet: three of them fit into a socket buffer of the kernel's default size.
+/// Largest packet in bytes: three such packets fit into a socket buffer of the kernel's default size.
 pub(crate) const PACKET_BYTES: usize = 60 * 1024;
 /// Delay between attempts to connect, doubling. The longest is short, so that a daemon started in the middle of a job has the
 /// whole job 5 s later. An attempt costs 4 us (socket, connect, close), 0.05 ms a minute; the agent's thread runs 73 ms a
@@ -148,7 +148,7 @@ impl Link {
         self.beside.is_some()
     }
 
-    /// Also writes all further data to a recording. `state` is a link to a file that contains the state up to here.
+    /// Starts to write all further data to a recording, too. `state` is a link to a file that contains the state up to now.
     pub(crate) fn record_beside(&mut self, state: Link, path: PathBuf, bytes: u64, max_bytes: Option<u64>) {
         if let To::File(file) = state.to {
             let max_bytes = max_bytes.unwrap_or(u64::MAX).saturating_sub(LAST_WORD_BYTES);

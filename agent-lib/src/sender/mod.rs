@@ -148,7 +148,7 @@ fn give_up(core: &Core, error: &std::io::Error) {
     }
 }
 
-/// Stops recording at exit, and waits up to GPUMEM_EXIT_WAIT_MS until the sender has sent what is left.
+/// Stops recording at exit, and waits up to GPUMEM_EXIT_WAIT_MS until the sender has sent all remaining records.
 pub fn finish() {
     if OWNER.load(Acquire) != std::process::id() || FINISHED.load(Acquire) {
         return;
@@ -300,7 +300,7 @@ impl Sender {
         busy
     }
 
-    /// Connects. A new connection starts from the beginning, except for the records that the old one has sent.
+    /// Connects to the daemon. A new connection starts from the beginning, but skips records that the old connection has sent.
     fn connect(&mut self) -> bool {
         if !self.link.connect(self.core) {
             return false;

@@ -312,7 +312,7 @@ impl Sender {
         }
         if now >= self.next_dump_ns {
             self.next_dump_ns = now + period_ns;
-            // If it cannot be written, the next one may be.
+            // After a failed dump, the next one may succeed.
             let _ = self.dump(&recordings::dump_file());
         }
     }
@@ -328,7 +328,7 @@ impl Sender {
                 self.progress.muted_since = Some(self.progress.taken + 1);
             }
             (Some(_), false) => {
-                self.send_records(self.core.recorder.ring.head()); // which skips them
+                self.send_records(self.core.recorder.ring.head()); // skips the muted records
                 self.say_skipped();
                 self.progress.muted_since = None;
                 self.progress.resync = Some(self.epoch);

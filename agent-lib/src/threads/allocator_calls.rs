@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Ranges that a thread remembers: the last ones.
+/// Maximum number of ranges stored for each thread: the newest ones.
 const FRESH: usize = 4;
 
-/// Most events that a thread can record for one free: one for each stream that used the block.
+/// Maximum number of events that a thread can record for one free: one for each stream that used the block.
 pub(crate) const EVENTS: usize = 8;
 
 /// Memory that a thread got from the driver since its last block: perhaps a segment.
@@ -124,7 +124,7 @@ impl ThreadAllocatorState {
         self.recorded.load(Relaxed)
     }
 
-    /// Returns the events; at most `EVENTS`, and without those that are over.
+    /// Returns the events that are not over; at most `EVENTS`.
     pub(crate) fn events(&self) -> impl Iterator<Item = &Event> {
         let noted = self.events.iter().take(self.recorded.load(Relaxed) as usize);
         noted.filter(|event| event.handle.load(Relaxed) != 0)

@@ -252,7 +252,8 @@ fn claim() -> Option<&'static Thread> {
     Some(place)
 }
 
-/// Frees the places of all threads but the calling one, which has another id, in a forked child that starts anew.
+/// Frees the places of all threads but the calling one, in a forked child that starts its own agent. The calling thread has a
+/// new id there.
 pub(crate) fn reset_after_fork() {
     let mine = word::get();
     let id = own_thread::kernel_id();
@@ -315,7 +316,7 @@ impl Thread {
     /// Adds a call as the innermost open one.
     ///
     /// # Safety
-    /// As `forget_unheard`.
+    /// See `forget_unheard`.
     #[inline(always)]
     pub(crate) unsafe fn entered(&self, call: Call) {
         // SAFETY: the caller guarantees the thread.
@@ -329,7 +330,7 @@ impl Thread {
     /// Returns the innermost open call.
     ///
     /// # Safety
-    /// As `forget_unheard`.
+    /// See `forget_unheard`.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn innermost(&self) -> Option<&mut Call> {
@@ -349,7 +350,7 @@ impl Thread {
     /// Removes and returns the call that returns now. Nested calls that never returned are removed, too.
     ///
     /// # Safety
-    /// As `forget_unheard`.
+    /// See `forget_unheard`.
     #[inline(always)]
     pub(crate) unsafe fn returned(&self, correlation: u32) -> Option<Call> {
         // SAFETY: the caller guarantees the thread.

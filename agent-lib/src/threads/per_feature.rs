@@ -42,7 +42,7 @@ impl Default for Callers {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct AutogradThread {
-    /// The scope in which the running node was begun.
+    /// The scope that was open when the running node began.
     pub(crate) scope: AtomicU32,
     /// The running node; 0 for none, `UNNAMED` for an unknown one.
     pub(crate) running: AtomicU64,

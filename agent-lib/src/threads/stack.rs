@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// The smallest page size of any platform; larger pages begin and end at its multiples, too.
 const PAGE: usize = 4096;
-/// Most bytes of a thread's stack, from its end; deeper parts are read only one page at a time.
+/// Maximum number of bytes of a thread's stack, from its end; deeper parts are read only one page at a time.
 const MOST: usize = 4 << 20;
 /// Bytes tested below an address in use, so that deeper calls need no further test.
 const BEYOND: usize = 16 * PAGE;
-/// Most tests of a thread; each is a few system calls.
+/// Maximum number of tests of a thread; each is a few system calls.
 const TRIES: u32 = 64;
 
 /// The main thread's stack: start and end. 0 until `prepare` has found it.
@@ -43,7 +43,7 @@ impl Stack {
         self.low <= at && at < self.top
     }
 
-    /// As `known_end`, after extending the known part. `at` must be in use.
+    /// Like `known_end`, after extending the known part. `at` must be in use.
     #[cold]
     pub(crate) fn find_end(&mut self, at: usize) -> usize {
         if !self.holds(at) && self.tries < TRIES {
@@ -216,7 +216,7 @@ mod tests {
     fn main_thread_has_its_stack_below_the_arguments() {
         prepare();
         let (low, top) = (MAIN[0].load(Relaxed), MAIN[1].load(Relaxed));
-        // The environment lies on it.
+        // The start of the stack according to the kernel lies inside.
         let environment = std::fs::read_to_string("/proc/self/stat").expect("stat");
         let after = environment.rsplit_once(')').expect("a name").1;
         let start: usize = after.split_whitespace().nth(25).expect("startstack").parse().expect("a number");

@@ -18,7 +18,8 @@ impl RecordInProgress {
     /// Returns the number for a record that the calling thread now begins.
     #[inline(always)]
     pub fn begin(&self, ring: &Ring) -> u64 {
-        // The bound is visible with the following number. Who sees it instead of the last record's 0 also sees that record.
+        // The bound is visible with the following number. A thread that sees the bound instead of the last record's 0 also sees
+        // that record.
         self.at.store(self.bound.load(Relaxed), Release);
         let seq = ring.take();
         self.bound.store(seq + 1, Relaxed);

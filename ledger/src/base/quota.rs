@@ -1,8 +1,8 @@
 //! Limits of the ledger's memory: rows of one process, bytes of the processes of one user, bytes of all.
 //!
-//! The memory of a process is estimated at intervals, from the tables that a peer can fill: their capacity, and the bytes that
-//! the next growth of a nearly full table needs while the old and the new table exist. A process at its limit may free memory and
-//! end scopes, but add nothing. Refused records count as lost, and the sums are then `partial`.
+//! The memory of a process is estimated at intervals, from the tables that a peer can fill. The estimate adds their capacity, and
+//! the bytes for the next growth of a nearly full table, while the old and the new table exist. A process at its limit may free
+//! memory and end scopes, but add nothing. Refused records count as lost, and the sums are then `partial`.
 
 use crate::Map;
 use std::mem::size_of;

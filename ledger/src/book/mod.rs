@@ -75,7 +75,7 @@ pub(crate) struct Book {
     cells: Vec<Cell>,
     /// Cells of idle and opaque bytes: the two of unnamed pools, and those of named pools.
     unnamed: Vec<CellId>,
-    /// Sum of these cells.
+    /// Sum of the bytes of `unnamed`.
     unnamed_bytes: i64,
     /// Bytes that segments took and gave up again.
     let_go: i64,

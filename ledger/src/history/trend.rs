@@ -53,7 +53,7 @@ pub struct TrendView {
 
 /// Maximum number of cells whose points a run keeps; all others share one sum.
 const GROWTH_CELLS: usize = 64;
-/// Minimum number of steps from which a program is judged by its steps: two of them are warm-up.
+/// Minimum number of steps (or periods) for judging growth by them; the first two are warm-up.
 const LEAST_STEPS: usize = gpumem_model::growth::LEAST_POINTS + 2;
 
 impl TrendView {
@@ -164,7 +164,7 @@ impl Track {
         self.ring.columns.len() - 1
     }
 
-    /// Makes room for cells that begin to change: those that changed least are merged into the rest.
+    /// Makes room for cells that begin to change: merges the cells that changed least into the rest.
     fn fold(&mut self) {
         if self.ring.columns.len() < FIXED + COLUMNS {
             return;
@@ -272,7 +272,7 @@ impl Trend {
         }
     }
 
-    /// Takes a closed NVML sample that has the book at its own time.
+    /// Adds a point from a closed NVML sample, which has the book at the sample's time.
     pub fn sample(&mut self, time_ns: u64, amounts: &[i64], book: &Book) {
         if self.is_due(time_ns) {
             let amount = |cell: CellId| amounts.get(cell as usize).copied().unwrap_or(0);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// A reading within this time after the OOM may be nearer to it than the one before.
 const SOON_NS: u64 = 3_000_000_000;
-/// A device is nearly full if less than this fraction (1/16) of it is free.
+/// A device is nearly full if less than 1/16 of its memory is free.
 const NEARLY_FULL: i64 = 16;
 
 impl Ledger {

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 pub(crate) struct OomEntry {
     pub book: u8,
     pub stamp: Stamp,
-    /// Its fate is open, or [`Fate::Survived`] if the reporting thread has got memory since.
+    /// The record. Its fate is open, or [`Fate::Survived`] if the reporting thread has got memory since.
     pub record: Oom,
     /// Number of refusals since a thread last got memory.
     pub fresh: u64,
@@ -18,7 +18,7 @@ pub(crate) struct OomEntry {
     pub at_allocations: u64,
 }
 
-/// Where and when memory was requested.
+/// Book, thread and time of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestPlace {
     pub book: u8,
@@ -60,7 +60,7 @@ pub(crate) struct Ooms {
     pub stacks: VecDeque<(u32, String)>,
     /// Number of records after which the next composition is taken.
     pub next_at: u64,
-    /// For some entry it is undecided whether its thread continues.
+    /// At least one entry is undecided: its thread may still continue.
     pub is_watched: bool,
     pub step: Option<u64>,
 }
@@ -130,8 +130,8 @@ impl Ooms {
         })
     }
 
-    /// Gives the newest entry the composition of the one before it, if that is of nearly the same time: a new composition so soon
-    /// would cost too much.
+    /// Copies the composition of the previous entry to the newest, if their times are close. Computing it again so soon would
+    /// cost too much.
     pub fn copy_composition(&mut self) {
         let Some((newest, earlier)) = self.entries.split_last_mut() else { return };
         let is_near = |entry: &&OomEntry| {

@@ -45,7 +45,7 @@ pub(crate) struct Account {
     before_peak: Option<SampleGap>,
     /// The first gap after the peak of that epoch, or the first exact one.
     after_peak: Option<(u32, SampleGap)>,
-    /// The last gap, which is the one before the next peak.
+    /// The last gap; if a peak follows, it becomes the gap before that peak.
     last: Option<SampleGap>,
 }
 
@@ -83,7 +83,7 @@ impl Account {
         }
     }
 
-    /// Takes the driver's other readings: its own peak, and protected bytes.
+    /// Stores other readings of the driver: the peak from its accounting, and protected bytes.
     pub fn note_driver_reading(&mut self, body: &Body<'_>) {
         match *body {
             Body::AccountedPeak { peak_bytes, .. } => {

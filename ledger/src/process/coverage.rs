@@ -78,7 +78,7 @@ pub struct Earlier {
     pub events: u64,
     /// Lost records.
     pub lost: u64,
-    /// The program that ran then, if known. Records of programs before it are not among those that this ledger missed.
+    /// The program that ran then, if known. Records of earlier programs do not count as missed by this ledger.
     pub program: Option<Program>,
 }
 

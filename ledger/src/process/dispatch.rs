@@ -137,7 +137,7 @@ impl Process {
     /// Notes an event that may change the gap. (NVML may charge imported memory to the importer as well.)
     fn note_event(&mut self, stamp: &Stamp, what: What) {
         if stamp.flags.has(Flags::RESTATED) && what != What::Existed {
-            return; // it happened long ago
+            return; // repeated by a resync: the event itself was earlier
         }
         // A module of an unknown context: with a single device, it must be on that one.
         let book = match (stamp.device, self.accounts.len()) {

@@ -15,7 +15,7 @@ struct OomReport {
     is_refusal: bool,
     /// Phase according to the thread's frames and nodes; `None` where they are not reported, and for `AllocFailed`.
     phase: Option<Phase>,
-    /// What the record states.
+    /// The record's content.
     record: Oom,
 }
 

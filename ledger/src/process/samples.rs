@@ -156,8 +156,8 @@ impl Process {
         self.accounts[usize::from(book)].peak_gap(&self.holdings.books[usize::from(book)].peak)
     }
 
-    /// Returns when the call of a record was entered, and the bytes that it adds: the size of an allocation, or the growth of a
-    /// driver pool (negative if it shrinks). The record is not booked yet.
+    /// Returns the time at which the call of a record was entered, and the bytes that it adds. These are the size of an
+    /// allocation, or the growth of a driver pool (negative if it shrinks). The record is not booked yet.
     #[inline]
     pub fn entered(&self, record: &Record<'_>) -> Option<(u64, i64)> {
         let stamp = &record.stamp;

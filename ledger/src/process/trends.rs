@@ -34,7 +34,7 @@ impl Process {
         }
     }
 
-    /// Adds a point from a sample that has the book at its own time.
+    /// Adds a point from a sample that has the book at the sample's time.
     pub fn add_sample_to_trends(&mut self, book: u8, time_ns: u64, amounts: &[i64]) {
         if let Some((trend, book)) = self.trend(usize::from(book)) {
             trend.sample(time_ns, amounts, book);

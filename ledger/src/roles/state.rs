@@ -77,7 +77,7 @@ impl Roles {
     }
 }
 
-/// How a block ends.
+/// Way in which a block ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     /// Its owner frees it.

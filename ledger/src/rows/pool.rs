@@ -39,7 +39,7 @@ pub(crate) struct Pool {
     pub pending_bytes: u64,
     /// Number of blocks that are not booked, because their segments are not wholly booked.
     pub unbooked_blocks: u32,
-    /// The owner's total and ours at the last comparison.
+    /// The owner's total and the ledger's total at the last comparison, in bytes.
     pub check: Option<(u64, u64)>,
     /// Framework pools: reserved and used bytes as last reported by the owner.
     pub said: Option<(u64, u64)>,

@@ -379,7 +379,8 @@ impl Holdings {
         }
     }
 
-    /// After a resync that added unknown blocks: replays their allocation, and that of blocks without a settled role, in order.
+    /// Replays allocations in order after a resync that added unknown blocks: those of new blocks, and of blocks without a
+    /// settled role.
     pub fn replay(&mut self) {
         if self.restated.is_empty() {
             return;

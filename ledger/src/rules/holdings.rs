@@ -106,7 +106,7 @@ impl Holdings {
         self.roles.get(book).map(|roles| roles.iterations.parameters(name)).unwrap_or_default()
     }
 
-    /// Whether times are only an order (line numbers): then each time is a window by itself.
+    /// Whether times are only an order (line numbers). Then each time is a separate window.
     pub fn is_ordinal(&self) -> bool {
         self.window_ns == 1
     }
@@ -173,7 +173,7 @@ impl Holdings {
         amount.map(|amount| *amount = amount.wrapping_add(bytes)).is_some()
     }
 
-    /// Finishes a record: peaks are recorded when all of it is booked. Returns the touched books as bits.
+    /// Finishes a record. Peaks are recorded only now, when the whole record is booked. Returns the touched books as bits.
     #[inline]
     pub fn settle(&mut self, time_ns: u64) -> u64 {
         let touched = std::mem::take(&mut self.touched);

@@ -441,7 +441,7 @@ impl Holdings {
         }
     }
 
-    /// After a resync: removes blocks and segments that were not restated.
+    /// Removes blocks and segments that a resync did not restate.
     pub fn sweep_blocks(&mut self) {
         let generation = self.generation;
         // Segments created with their allocation are restated together with it, but not while its free is in flight.
@@ -461,7 +461,7 @@ impl Holdings {
         }
     }
 
-    /// Last step after a resync. Books the reservations of driver pools without the removed rows, drops empty pools that were not
+    /// Completes a resync. Books the reservations of driver pools without the removed rows, drops empty pools that were not
     /// restated, and books blocks that came before their segments.
     pub fn sweep_pools(&mut self) {
         for index in 0..self.pools.len() as u32 {

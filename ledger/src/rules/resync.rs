@@ -50,7 +50,7 @@ impl Holdings {
         self.forgiven_until = head_seq;
     }
 
-    /// Marks the rows as those of one moment again: the ring has caught up, or no more records will come.
+    /// Marks the rows as consistent again: the ring has caught up with the resync, or no more records will come.
     pub fn finish_resync(&mut self) {
         self.mixed = false;
         if self.unswept {

@@ -37,7 +37,7 @@ impl Holdings {
     /// Inserts a segment. `new`: it is not the remainder of a segment that the peak already includes.
     fn insert_segment(&mut self, key: SegmentKey, bytes: u64, seq: u64, new: bool) {
         if self.pools[key.0 as usize].segments.contains_key(&key.1) {
-            self.take_segment(key); // the rest of another one, which overlapped
+            self.take_segment(key); // the remainder of an overlapping segment
         }
         let segment = Segment { bytes, backed: 0, parts: Vec::new(), seq, generation: self.generation };
         let pool = &mut self.pools[key.0 as usize];
@@ -255,7 +255,7 @@ impl Holdings {
             let free = row.bytes.saturating_sub(self.carved_bytes(extent));
             let carved =
                 self.carved.get(&extent).and_then(|c| c.parts.iter().find(|(other, _)| *other == key));
-            let overlap = overlap.saturating_sub(carved.map_or(0, |(_, bytes)| *bytes)); // it has those already
+            let overlap = overlap.saturating_sub(carved.map_or(0, |(_, bytes)| *bytes)); // without the bytes that it has already
             let peak_cell = self.cell_at_peak(&row);
             let pool = &mut self.pools[key.0 as usize];
             let cell = pool.cell();

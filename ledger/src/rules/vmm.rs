@@ -202,7 +202,7 @@ impl Holdings {
         }
     }
 
-    /// Removes a mapping that has no unmap call of its own.
+    /// Removes a mapping whose unmap call was not recorded.
     fn take_mapping(&mut self, address: u64) {
         let Some(mapping) = self.mappings.remove(&address) else { return };
         self.segments_unmapped(address, mapping);
@@ -263,8 +263,8 @@ impl Holdings {
         }
     }
 
-    /// After a resync: removes mappings that were not restated, then backings. A handle without references was bound only so that
-    /// its mappings could find it.
+    /// Removes mappings that a resync did not restate, then backings. A handle without references was bound only so that its
+    /// mappings could find it.
     pub fn sweep_vmm(&mut self) {
         let generation = self.generation;
         let starts: Vec<u64> =

@@ -1,4 +1,4 @@
-//! Causes of one account's untrackable memory: selects boundary samples, and books the change between two of them.
+//! Causes of one account's untrackable memory: selects boundary samples, and books the change between each two consecutive ones.
 
 use crate::samples::pending::ClosedSample;
 use crate::untrackable::change::{SampleContext, Steps, change_between};

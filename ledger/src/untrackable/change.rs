@@ -62,7 +62,7 @@ fn weight(step: &UntrackableChange) -> u64 {
     without_rounding.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max().unwrap_or(0)
 }
 
-/// Returns the names of these causes in a fixed order, without `main`.
+/// Returns the names of `causes` in a fixed order, without `main`.
 fn names_of(causes: &[&str], main: Cause) -> Vec<String> {
     let others = Cause::NAMES.iter().filter(|(name, cause)| *cause != main && causes.contains(name));
     others.map(|(name, _)| (*name).to_owned()).collect()

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! The innermost match wins: a process in a pod of a cluster that runs in a container belongs to the pod's container. Groups
-//! below `user@N.service` belong to that user, who can choose any names. There only container ids are read, because rootless
-//! runtimes create their groups nowhere else. Names are accepted only if all their characters are valid for their kind.
+//! below `user@N.service` belong to that user, and the user can choose any names. There only container ids are read, because
+//! rootless runtimes create their groups nowhere else. Names are accepted only if all their characters are valid for their kind.
 
 /// Number of characters of a container id that people are shown.
 const SHORT: usize = 12;
@@ -31,8 +31,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// Reads the text of /proc/PID/cgroup. All lines count, the unified hierarchy's first: Slurm has groups of its own in some
-    /// hierarchies only.
+    /// Reads the text of /proc/PID/cgroup. All lines count, because Slurm creates groups in some hierarchies only. The unified
+    /// hierarchy's line comes first.
     pub fn of_file(text: &str) -> Self {
         let lines = text.lines().filter_map(|line| {
             let mut fields = line.splitn(3, ':');

@@ -1,4 +1,4 @@
-//! The delta log: a file beside the store to which checkpoints of live runs append what has changed. SQLite writes whole pages,
+//! The delta log: a file next to the store, to which checkpoints of live runs append their changes. SQLite writes whole pages,
 //! for one changed number too; the log takes a few hundred bytes.
 //!
 //! ```text
@@ -30,14 +30,14 @@ use std::path::Path;
 pub(super) const SUFFIX: &str = "-deltas";
 /// Size at which the entries are merged into the database.
 pub(super) const MOST_BYTES: u64 = 16 << 20;
-/// A larger file is not one of ours.
+/// Maximum bytes read of the file or of one decompressed entry. A larger file was not written by a store.
 const MOST_READ: u64 = 4 * MOST_BYTES;
 const HEAD: usize = 12;
-/// In place of a run's id, which begins with 1.
+/// Marks a heartbeat, in place of a run's id; ids begin with 1.
 const BEAT: i64 = 0;
-/// Of compression. Entries are mostly digits, which take half as many bytes.
+/// Compression level. Entries are mostly digits; compression halves their size.
 const LEVEL: u8 = 6;
-/// A part that stays the same for as many entries is forgotten, and written whole when it changes.
+/// A part that is unchanged for this many entries is dropped from memory, and written whole when it changes.
 const IDLE: u64 = 8;
 
 /// The log, open for appending.
@@ -46,12 +46,12 @@ pub(super) struct DeltaLog {
     file: File,
     /// Length of the valid entries in bytes.
     pub len: u64,
-    /// It ends with half an entry, which could not be removed. Entries after that would not be read.
+    /// The log ends with a partial entry that could not be removed. Entries after it would not be read.
     pub is_torn: bool,
     runs: HashMap<i64, LoggedRun>,
 }
 
-/// What the log and the database hold of a run together.
+/// The state of a run that the log and the database hold together.
 #[derive(Debug, Default)]
 struct LoggedRun {
     written_ns: i64,
@@ -95,7 +95,7 @@ impl DeltaLog {
         self.runs.get(&id).is_none_or(|run| run.identity != identity)
     }
 
-    /// Forgets a run that gets no more entries.
+    /// Drops the state of a run that gets no more entries.
     pub(super) fn forget(&mut self, id: i64) {
         self.runs.remove(&id);
     }
@@ -104,7 +104,7 @@ impl DeltaLog {
         self.runs.is_empty()
     }
 
-    /// Appends what differs from the last entry. Writes nothing if nothing does.
+    /// Appends the parts that differ from the last entry; writes nothing if none differs.
     pub(super) fn append(&mut self, id: i64, parts: Parts) -> Result<()> {
         let Some(run) = self.runs.get(&id) else { return Ok(()) };
         let gone = run.hashes.keys().filter(|key| !parts.contains_key(*key)).map(|key| (*key, Vec::new()));
@@ -178,7 +178,7 @@ impl DeltaLog {
     }
 }
 
-/// Until when a writer lived whose runs did not change.
+/// Heartbeat of a writer whose runs did not change: the process, and the time at which it still ran.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Beat {
     pub pid: u32,
@@ -277,7 +277,7 @@ impl RunDeltas {
     }
 }
 
-/// FNV-1a, the same on every machine: detects entries that were written in part.
+/// Returns the FNV-1a hash, which is the same on every machine. It detects partly written entries.
 fn check(bytes: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)

@@ -33,7 +33,7 @@ use std::collections::BTreeMap;
 
 /// Number of elements in a row. A list that grows at its end changes one row; the first element of a packed row takes most space.
 const CHUNK: usize = 16;
-/// Number of single ranges in a row. All of them shift once the list is full.
+/// Number of single ranges in a row. Once the list is full, each new range shifts all others.
 const SPANS: usize = 256;
 
 const NAMES: [&str; 11] = [

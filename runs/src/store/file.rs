@@ -129,7 +129,7 @@ impl Store {
         Ok(id)
     }
 
-    /// Stores a part of a life that will not change any more.
+    /// Stores a finished part of a life.
     pub fn insert_part(&mut self, run: &Run, life: &str, part: u32) -> Result<RunId> {
         Ok(self.store_part(run, life, part, None)?.0)
     }
@@ -155,8 +155,8 @@ impl Store {
         self.sql(|db| db.prepare_cached(sql)?.query_row([life], newest).optional())
     }
 
-    /// Replaces a stored run. This process becomes its writer, even if another one began it. What has changed since the last
-    /// checkpoint is appended to the delta log; without a change, nothing is written.
+    /// Replaces a stored run. This process becomes its writer, even if another one began it. Changes since the last
+    /// checkpoint are appended to the delta log; without a change, nothing is written.
     pub fn checkpoint(&mut self, id: RunId, run: &Run) -> Result<()> {
         self.check_run(run)?;
         self.open_log()?;
@@ -172,7 +172,7 @@ impl Store {
             if log.len > self.most_log {
                 self.merge_deltas()?;
             }
-            // If the log cannot be written, the database says why, or has room.
+            // If the log cannot be written, the database is written instead: it may have room, or its error shows the cause.
             if let Some(log) = &mut self.log
                 && log.append(id.0, parts).is_ok()
             {
@@ -325,7 +325,7 @@ impl Store {
         Ok(())
     }
 
-    /// Opens the delta log for writing, as the first checkpoint does too, and merges what a writer that died has left in it.
+    /// Opens the delta log for writing, as the first checkpoint does too, and merges entries that a crashed writer left in it.
     /// Without it, for example because another process writes it, checkpoints go to the database.
     pub fn open_log(&mut self) -> Result<()> {
         if self.log.is_some() || self.is_limited {
@@ -423,7 +423,7 @@ fn uid_of(life: &str, part: u32) -> String {
     if part == 1 { life.to_owned() } else { format!("{life}/{part}") }
 }
 
-/// Reads a row of a list, with what the delta log adds.
+/// Reads a row of a list, with the changes from the delta log.
 pub(super) fn summary(row: &Row<'_>, deltas: &Deltas) -> rusqlite::Result<(RunSummary, Figures)> {
     let (id, written_ns): (i64, i64) = (row.get(0)?, row.get(22)?);
     let of_run = deltas.runs.get(&id).filter(|of_run| of_run.written_ns == written_ns);

@@ -5,7 +5,7 @@
 //! schema              tables and versions, and how a store file is recognised
 //! rows, moments       Run <-> rows
 //! details, packed     device details and program data in rows, of which only changed ones are written
-//! delta_log           the file to which checkpoints of live runs append what has changed
+//! delta_log           the file to which checkpoints of live runs append their changes
 //! parts, splice       a run as small parts, and differences between two versions of a part
 //! room                deletes old runs and returns free space to the file system
 //! select              runs that match a filter

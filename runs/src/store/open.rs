@@ -13,7 +13,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a statement waits for another process's lock. Readers never block a writer, but a second writer or a backup tool may.
+/// Timeout of a statement that waits for another process's lock. Readers never block a writer, but a second writer or a backup
+/// tool may.
 const BUSY: Duration = Duration::from_secs(5);
 
 /// Size to which the write-ahead log is truncated after a merge; otherwise it would keep its largest size.
@@ -85,7 +86,7 @@ fn planted(path: &Path) -> Result<()> {
     for suffix in ["", "-wal", "-shm", "-journal", delta_log::SUFFIX] {
         let file = side_file(path, suffix);
         let Ok(found) = file.symlink_metadata() else { continue };
-        // Other kinds of file at the main path are rejected later, with a message of their own.
+        // Other kinds of file at the main path are rejected later, with a separate message.
         if suffix.is_empty() && !found.is_file() && !found.is_symlink() {
             continue;
         }
@@ -123,8 +124,8 @@ pub(super) fn read_only(path: &Path) -> Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
     let opened = connect(path, &name, flags).and_then(|db| recognised(db, path));
     match opened {
-        // A WAL file is read through side files. After a clean close there are none, and a reader who may not create them is
-        // refused, although the main file then holds all data.
+        // A WAL file is read through side files. After a clean close there are none, and a reader who may not create them
+        // gets an error, although the main file then holds all data.
         Err(StoreError::Sqlite { source, .. }) if wants_to_write(&source) => {
             let log = side_file(path, "-wal");
             if log.metadata().is_ok_and(|log| log.is_file() && log.len() > 0) {
@@ -175,7 +176,7 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| StoreError::io(path, error))
 }
 
-/// Returns a URI that tells SQLite that no process writes the file.
+/// Returns a URI with `immutable=1`: SQLite assumes that no process writes the file, and takes no locks.
 fn immutable(path: &Path) -> String {
     let mut uri = String::from("file://");
     for &byte in path.as_os_str().as_bytes() {
@@ -188,7 +189,7 @@ fn immutable(path: &Path) -> String {
     uri
 }
 
-/// Returns the path of a file beside the store.
+/// Returns the path of a file with this suffix in the store's folder.
 pub(super) fn side_file(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);

@@ -5,7 +5,7 @@
 //! run          -        0         JSON of Run without the lists below
 //! cells        -        0, 1, ... 64 each, JSON
 //! device       device   0         JSON of Device without the lists below
-//! last, peak   device   cell / 32 the amounts of these cells, packed
+//! last, peak   device   cell / 32 amounts, one part for each 32 cells, packed
 //! series       device   0, 1, ... 64 buckets each, packed
 //! rest ... ooms     device        as in table `detail`, but growth is whole
 //! rest ... spans    -1            as in table `own`
@@ -175,7 +175,7 @@ pub(super) fn run(parts: &Parts) -> Result<Run> {
     Ok(run)
 }
 
-/// Returns a hash of what queries select runs by. If it changes, the run is written to the database.
+/// Returns a hash of the fields by which queries select runs. If it changes, the run is written to the database.
 pub(super) fn identity(run: &Run) -> Result<u64> {
     let devices: Vec<_> =
         run.devices.iter().map(|device| (&device.name, device.ordinal, &device.details.ooms)).collect();

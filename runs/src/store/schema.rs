@@ -202,7 +202,7 @@ ALTER TABLE run ADD COLUMN written_ns INTEGER NOT NULL DEFAULT 0;
 /// What kind of SQLite file was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
-    /// No tables and no application id: just created, or created by a process that died at once.
+    /// No tables and no application id: just created, or created by a process that crashed at once.
     Fresh,
     /// A store of this schema version, 1..=[`VERSION`].
     Version(i64),
@@ -239,8 +239,8 @@ pub(super) fn recognise(connection: &Transaction<'_>, path: &Path) -> Result<Fou
     }
 }
 
-/// Finds schema objects that could run code of whoever made the file. A view or generated column in place of one of our tables
-/// may return endless rows, and a trigger may write anything. Views and tables with other names are ignored.
+/// Finds schema objects that could run code chosen by the file's creator. A view or generated column in place of one of our
+/// tables may return endless rows, and a trigger may write anything. Views and tables with other names are ignored.
 fn made_up(db: &Connection) -> rusqlite::Result<Option<String>> {
     let sql = "
         SELECT 'a ' || iif(type = 'table', 'virtual table', type) || ' ' || quote(name) FROM sqlite_schema

@@ -16,7 +16,7 @@ pub struct Filter {
     pub device: Option<String>,
     /// Runs that had not ended before this time, in ns since 1970.
     pub since_ns: Option<i64>,
-    /// Runs that had begun by this time, in ns since 1970.
+    /// Runs that began at or before this time, in ns since 1970.
     pub until_ns: Option<i64>,
     /// State: see [`state_name`].
     pub state: Option<&'static str>,

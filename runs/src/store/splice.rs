@@ -1,8 +1,8 @@
 //! Differences between two versions of a text, such as JSON in which some numbers have changed.
 //!
-//! A difference is a list of steps. Each step copies bytes of the old text, skips bytes of it, and inserts bytes:
-//! `copy`, `skip`, `n` (varints, see [`packed`](super::packed)) and `n` bytes. So a patched text is never longer than the old text
-//! and the difference together.
+//! A difference is a list of steps. Each step copies bytes of the old text, skips old bytes, and inserts new ones: `copy`,
+//! `skip`, `n` (varints, see [`packed`](super::packed)) and `n` bytes. So a patched text is never longer than the old text and
+//! the difference together.
 
 use super::packed::{put, take};
 

@@ -63,7 +63,7 @@ class Known(weakref.ref):  # type: ignore[type-arg]
     order: int
     #: Key of the parent; 0 for a root.
     parent: int
-    #: The parent's entry, which may be dead.
+    #: The parent's entry; the parent may already be freed.
     above: "Optional[Known]"
     name: str
     #: Distinguishes roots of the same name; 0 for other modules.
@@ -85,7 +85,7 @@ class Known(weakref.ref):  # type: ignore[type-arg]
     #: Whether another module has taken its place. Records with the path then belong to the other one if both are
     #: possible.
     is_displaced: bool
-    #: Whether one of its own parameters was stepped by an optimizer or had a gradient.
+    #: Whether an optimizer stepped one of this module's parameters, or one had a gradient. Submodules do not count.
     was_trained: bool
 
     def text(self) -> str:

@@ -10,7 +10,7 @@
 //!   held such a word in every call so far (`ReturnSlot`).
 //! - Functions begin at multiples of 16, and a return address seldom does.
 //!
-//! It is not proved on hardware that the parameters lie there. Where they do not, the search begins at the agent's own frame.
+//! It is unverified on hardware that the parameters lie there. If they do not, the search begins at the agent's own frame.
 //! It then meets frames of the driver and of CUPTI first, which are skipped.
 
 mod loader;
@@ -35,7 +35,7 @@ const WORD: usize = size_of::<usize>();
 const MOST: usize = 512;
 /// Words to search for the next return address.
 const NEAR: usize = 64;
-/// Most intermediate functions between the driver and the caller.
+/// Maximum number of intermediate functions between the driver and the caller.
 const HOPS: usize = 24;
 /// Compilers for aarch64 put the return address below the function's own variables, so the search begins this many words lower.
 const BELOW: usize = if cfg!(target_arch = "aarch64") { 32 } else { 0 };
@@ -68,7 +68,7 @@ impl ReturnSlot {
             any => CandidateWords { any, within: (before.within | now.within) & any },
         };
         if both != before && now.any != 0 {
-            // If two threads do this at once either may win; the next call corrects it.
+            // If two threads store concurrently, one result is lost; the next call corrects this.
             self.always.store(both.any, Relaxed);
             self.within.store(both.within, Relaxed);
             if before.any != 0 && before.best() != both.best() {
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn places_that_are_not_always_there_are_forgotten() {
         let calls = [(0b1010_0100, !0), (0b1010_0000, !0), (0b1010_0100, !0), (0b1000_0100, !0), (0b10, !0)];
-        // The first call has only the order to go by. Later calls show that the lowest word was a leftover.
+        // At the first call, only the order of the words decides. Later calls show that the lowest word was a leftover.
         let calls = calls.map(|(any, within)| (any, any & within));
         assert_eq!(
             places(&calls),

@@ -5,7 +5,7 @@
 //! never freed, one for each path, so a library keeps its number when it is mapped again.
 //!
 //! Changes are found with the sender's next check: every 5 ms while there is something to send, else every 100 ms. Until then a
-//! library at the address of an earlier one is taken for that. At a new address it gets a number at once, its path later.
+//! library at the address of an earlier one is mistaken for it. At a new address it gets a number at once, its path later.
 //!
 //! Before glibc 2.31, a forked child would find dl_iterate_phdr's lock taken. So fork() waits for the agent (`before_fork`).
 
@@ -22,14 +22,14 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, 
 const NUMBERS: u32 = 1 << 12;
 /// Libraries at a time that callbacks met before the table had them.
 const NEW: usize = 32;
-/// Least age at which an old table may be freed.
+/// Minimum age at which an old table may be freed.
 const GRACE_NS: u64 = 1_000_000_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The driver, CUPTI, or this library: where a call arrives.
     Driver,
-    /// The CUDA runtime, the C library and similar ones: their own caller counts.
+    /// The CUDA runtime, the C library and similar ones: the search continues with their caller.
     Between,
     /// Any other library: the caller.
     Caller,
@@ -106,7 +106,7 @@ pub(crate) enum Place {
     Code(&'static Library),
     /// Other contents of a library.
     Data,
-    /// No library of the table.
+    /// In no library of the table.
     Elsewhere,
 }
 
@@ -262,7 +262,7 @@ pub(crate) fn number_of_new(start: usize) -> u16 {
 
 /// Lock: a thread is inside of dl_iterate_phdr, or forks.
 static GATE: AtomicBool = AtomicBool::new(false);
-/// Retries of fork() until it goes on without the lock: a signal handler may fork on the thread that holds it.
+/// Retries of fork() before it continues without the lock: a signal handler may fork on the thread that holds the lock.
 const TURNS: u32 = 1 << 14;
 /// The forking thread holds the lock.
 static HELD: AtomicBool = AtomicBool::new(false);
@@ -335,7 +335,7 @@ pub(crate) fn in_loader<T>(work: impl FnOnce() -> T) -> Option<T> {
 pub(crate) fn reclaim(now_ns: u64) {
     let Ok(mut registry) = REGISTRY.try_lock() else { return };
     let due = |retired: &(u64, *mut Table)| now_ns.saturating_sub(retired.0) >= GRACE_NS;
-    // By now each thread sees the newer table, unless it has been inside all the time.
+    // Each thread sees the newer table by now, unless it has been inside of the agent since before the change.
     if registry.retired.iter().any(due) && threads::all().iter().all(|thread| thread.busy.load(Acquire) == 0)
     {
         registry.retired.retain(|retired| {
@@ -397,7 +397,8 @@ impl Registry {
         if let Some(library) = self.libraries.get(path) {
             return library;
         }
-        // The agent is never the caller, whatever its file is called. Where it is linked into the program, the program is one.
+        // The agent's library is never the caller, regardless of its file name. If the agent is linked into the program
+        // (index 0), the program still counts as a caller.
         let here = look as *const () as usize;
         let is_ours = index != 0 && object.start <= here && here < object.end;
         let library: &'static Library = Box::leak(Box::new(Library {

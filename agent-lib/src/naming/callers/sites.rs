@@ -1,7 +1,7 @@
-//! Names for untagged allocations: the file and the function that asked for them, e.g. `train/load_weights`.
+//! Names for untagged allocations: the file and the function that requested them, e.g. `train/load_weights`.
 //!
-//! A callback knows only a return address and must not search further. It leaves that here. The sender finds the function in
-//! the file's symbols and sends it as a tag, if the allocation still exists and has none.
+//! A callback has only a return address and must not search further. It stores the address here. The sender finds the function
+//! in the file's symbols and sends it as a tag, if the allocation still exists and has none.
 
 use super::{modules, symbols};
 use crate::base::row::Key;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Allocations that can wait between two rounds of the sender; further ones stay unnamed.
 const PLACES: usize = 128;
-/// Most functions to remember; a program asks for memory in a few places.
+/// Maximum number of functions to cache; a program requests memory in few places.
 const KNOWN: usize = 4096;
 
 const FREE: u32 = 0;

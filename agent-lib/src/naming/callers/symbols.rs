@@ -14,7 +14,7 @@ const MOST: u64 = 16 << 20;
 /// Longest name, in bytes.
 const NAME: usize = 1024;
 const SECTIONS: u16 = 8192;
-/// Most segments to read; programs and libraries have a dozen.
+/// Maximum number of segments to read; programs and libraries have a dozen.
 const SEGMENTS: u16 = 256;
 
 /// Types of sections: the symbol table, and the exported symbols.
@@ -28,7 +28,7 @@ pub(crate) fn at(path: &Path, start: u64, address: u64) -> Option<CString> {
     name(&descriptor::file_up(File::open(path).ok()?).ok()?, start, address)
 }
 
-/// The same for an open file.
+/// Like `at`, for an open file.
 pub(crate) fn name(file: &impl FileExt, start: u64, address: u64) -> Option<CString> {
     let fill = |offset: u64, out: &mut [u8]| file.read_exact_at(out, offset).ok();
     let elf = ElfFile::new(&fill).filter(|elf| elf.head.e_ident[5] == 1)?; // little-endian

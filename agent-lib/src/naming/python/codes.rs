@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 /// Words of the table; a power of two.
 const PLACES: usize = 1024;
-/// Most entries in use: a fourth of the table.
+/// Maximum number of entries in use: a fourth of the table.
 const MOST: usize = PLACES / 4;
 /// Longest distance of an entry from its home position.
 const REACH: usize = 8;
@@ -37,7 +37,7 @@ pub(crate) type Meaning = (What, Variable);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum What {
-    /// No meaning any more.
+    /// No meaning, or its meaning was withdrawn.
     Nothing,
     /// A call of a module, which is a local variable.
     Module,
@@ -46,7 +46,7 @@ pub(crate) enum What {
     Backward,
     /// Parameters are made, moved or loaded. A local variable may be the module.
     Setup,
-    /// What happens inside belongs to no module.
+    /// Allocations inside of this function belong to no module.
     Boundary,
     /// An optimizer's step with the optimizer as a local variable, registered like a module.
     Step,
@@ -66,13 +66,14 @@ pub(crate) enum What {
     ParameterCopy,
     /// Parameters are copied, perhaps with their modules. No hook of PyTorch reports this.
     Copying,
-    /// As `KvCache`, unless gradients are computed: then the memory is kept for the backward pass, whatever else holds it.
+    /// Like `KvCache`, unless gradients are computed: then the memory is kept for the backward pass, even if a cache also holds
+    /// it.
     CacheUpdate,
     /// Allocations in this function and its callees are optimizer state. Its callers give the name and the phase.
     OptimizerState,
 }
 
-/// Codes that no walk for a name looks up: they are kept in a table of their own.
+/// Codes that are not needed to find a name; they are kept in a separate table.
 pub(crate) const RARE: u32 = 1 << What::ZeroGrad as u32 | 1 << What::CustomFunction as u32;
 
 impl What {

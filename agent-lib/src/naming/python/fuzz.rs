@@ -20,7 +20,7 @@ const TYPES: Types = Types { code: BASE + 0x100, text: BASE + 0x180, bytes: BASE
 const CELL: u64 = BASE + 0x280;
 const MODULE: u64 = BASE + 0x300;
 
-/// Memory in which every address answers: with the image, else with noise or not at all. It checks each read.
+/// Simulated memory. Reads return the image at its addresses; elsewhere they return noise or fail. Each read is checked.
 struct Image {
     words: Vec<u64>,
     elsewhere: bool,

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 /// Entries of the table: a power of two.
 const ENTRIES: usize = 1 << 15;
 const MOST_ENTRIES: usize = ENTRIES / 2;
-/// Most lines with their own tag.
+/// Maximum number of lines with a separate tag.
 const MOST_LINES: usize = 4096;
 /// Entries that a lookup tries.
 const REACH: usize = 16;
@@ -103,7 +103,7 @@ impl Lines {
         tag
     }
 
-    /// Several instructions may share a line, so only a new text counts towards the limit.
+    /// Returns the tag of a text. Several instructions may share a line, so only a new text counts towards the limit.
     #[cold]
     fn tag_of(&self, names: &Names, text: &[u8]) -> u32 {
         if let Some(tag) = names.known(0, text) {

@@ -33,7 +33,7 @@ use walk::{Known, Reader};
 const ARMED: &AtomicPtr<()> = &HOT_WORDS.interpreter;
 /// Meanings of code objects, registered by Python with gpumem_code.
 pub(crate) static CODES: Codes = Codes::new();
-/// The same, for code that only out-of-memory reports look up.
+/// Meanings of code objects that only out-of-memory reports look up.
 static RARE_CODES: Codes = Codes::new();
 /// Lines of the program that allocate untagged memory.
 static LINES: Lines = Lines::new();
@@ -68,7 +68,7 @@ fn in_frames<T>(interpreter: &Interpreter, work: impl FnOnce(&Reader<'_, Plain>,
     Some(work(&Reader { memory: &memory, layout: &interpreter.layout, types: &interpreter.types }, state))
 }
 
-/// The same, if frames are read.
+/// Like `in_frames`, with the interpreter that [`prove`] accepted; `None` without one.
 fn in_armed_frames<T>(work: impl FnOnce(&Reader<'_, Plain>, u64) -> T) -> Option<T> {
     // SAFETY: null, or leaked by `prove`.
     let interpreter = unsafe { ARMED.load(Acquire).cast::<Interpreter>().as_ref() }?;
@@ -136,7 +136,7 @@ pub(crate) fn say_code(core: &Core, code: u64, what: i32) {
     }
 }
 
-/// Registers a module; see `Modules::say`.
+/// Registers a module in [`MODULES`], if names from Python frames are enabled.
 pub(crate) fn say_module(core: &Core, object: u64, kind: u64, parent: u64, name: &[u8]) {
     if core.settings.layers.frames {
         MODULES.say(object, kind, parent, name);
@@ -191,7 +191,7 @@ fn compare(said: Said<'_>) -> Result<&'static Interpreter, String> {
     Ok(Box::leak(Box::new(interpreter))) // one for each interpreter, some hundred bytes
 }
 
-/// In a forked child: only stores.
+/// Disables frame reading in a forked child. Consists of stores only.
 pub(crate) fn in_child() {
     ARMED.store(std::ptr::null_mut(), Relaxed);
     MODULES.in_child();

@@ -16,7 +16,7 @@ use crate::record::names::Names;
 use gpumem_wire::MAX_TAG_BYTES;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Most modules at a time.
+/// Maximum number of modules at a time.
 pub(crate) const MOST: usize = 1 << 16;
 /// Entries of the first table; each next one has twice as many.
 const FIRST: usize = 1 << 10;
@@ -24,9 +24,9 @@ const SIZES: usize = 8;
 const _: () = assert!(FIRST << (SIZES - 1) == 2 * MOST);
 /// Entries that a lookup tries.
 const REACH: usize = 64;
-/// Most modules in a path, from a module up through its parents.
+/// Maximum number of modules in a path, from a module up through its parents.
 pub(crate) const DEEPEST: usize = 48;
-/// Most bases of a type to check.
+/// Maximum number of bases of a type to check.
 const BASES: u64 = 64;
 /// Marks an entry whose module is gone.
 const GONE: u64 = 1;
@@ -302,7 +302,7 @@ impl Modules {
         unsafe { std::slice::from_raw_parts(text.add((at >> 16) as usize), (at & 0xffff) as usize) }
     }
 
-    /// Under the lock: returns the position of a name; 0 (shown as `?`) if there is no room.
+    /// Stores a name and returns its position; 0 (shown as `?`) if there is no room. The caller holds the lock.
     fn keep(&self, name: &[u8]) -> u64 {
         let name = &name[..name.len().min(NAME_BYTES)];
         if name.is_empty() || !self.has_text() {
@@ -339,7 +339,7 @@ impl Modules {
         at
     }
 
-    /// Under the lock: whether there is memory for names; allocates it the first time.
+    /// Returns whether there is memory for names; allocates it on first use. The caller holds the lock.
     fn has_text(&self) -> bool {
         if !self.said.make() {
             return false;
@@ -421,7 +421,7 @@ impl Modules {
         false
     }
 
-    /// Under the lock: grows the table, if needed, so that one more entry finds room near its home position.
+    /// Grows the table, if needed, so that one more entry finds room near its home position. The caller holds the lock.
     fn room(&self) -> bool {
         let places = self.places().len();
         let size = (self.table.load(Relaxed) & 63) as usize;

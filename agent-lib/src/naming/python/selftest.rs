@@ -4,9 +4,9 @@
 use crate::naming::python::memory::{Memory, Pointer};
 use crate::naming::python::walk::Reader;
 
-/// Most frames to compare.
+/// Maximum number of frames to compare.
 pub(crate) const MOST: usize = 64;
-/// Fewer frames prove nothing: the walk has to follow a chain.
+/// Minimum number of frames: with fewer, the check does not show that the walk follows the chain of frames.
 const LEAST: usize = 4;
 
 /// The calling thread's frames according to Python, the innermost first.

@@ -8,7 +8,7 @@ use crate::naming::python::walk::Reader;
 pub(crate) const NAME: usize = 120;
 /// Longest path, in characters; a longer one is reduced to its end.
 pub(crate) const FILE: usize = 160;
-/// Most bytes of a table of lines to read.
+/// Maximum number of bytes of a table of lines to read.
 const TABLE: usize = 1 << 16;
 
 /// Addresses of PyCode_Type, PyUnicode_Type, PyBytes_Type and PyCell_Type.

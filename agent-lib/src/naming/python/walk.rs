@@ -26,7 +26,7 @@ pub(crate) const MOST: usize = 128;
 /// Frames at which the walk continues.
 const SAY_NO_END: u32 =
     1 << What::Nothing as u32 | 1 << What::Copying as u32 | 1 << What::Gradient as u32 | SAY_A_ROLE;
-/// Frames that give the role of all memory allocated inside of them.
+/// Frames that give the role of all memory allocated by their function and its callees.
 const SAY_A_ROLE: u32 = 1 << What::Parameter as u32
     | 1 << What::Reduction as u32
     | 1 << What::KvCache as u32

@@ -40,7 +40,7 @@ impl Chunk {
     }
 
     /// Returns a bit for each key that equals `word`: bit 2 n for key n. A loop over the keys takes three times as much code.
-    /// What a training pays for a block is mostly its own code that the agent's code displaces from the processor's cache.
+    /// Code size matters: most of the cost for a training is that the agent's code displaces the program's from the cache.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(crate) fn equal(&self, word: u64) -> u32 {
@@ -93,7 +93,7 @@ pub(super) fn beside_bit(place: usize) -> u64 {
     1 << (32 + place)
 }
 
-/// Returns the place that a row takes if it is free, so that its address is known before the chunk is in the cache.
+/// Returns a row's preferred place, used if it is free. The hash alone gives its address, so it needs no load of the chunk.
 #[inline(always)]
 pub(super) fn favourite(hash: u64) -> usize {
     ((hash >> 48) as usize * KEYS) >> 16

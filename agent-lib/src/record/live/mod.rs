@@ -74,7 +74,7 @@ pub struct Live {
     near: usize,
     /// Chunks of the second level: a power of two, or none.
     middle: usize,
-    /// Most chunks that a lookup tries.
+    /// Maximum number of chunks that a lookup tries.
     reach: usize,
     /// Rows that found no place. If this is not 0, the state is incomplete.
     pub refused: AtomicU64,
@@ -413,7 +413,8 @@ impl Live {
         }
     }
 
-    /// Changes a word of a row and its additional data. A retag while another thread frees the block may name the next owner.
+    /// Changes one word in a row, and its additional data. If another thread frees the block meanwhile, a retag may name the
+    /// block's next owner instead.
     pub(crate) fn update(
         &self,
         key: Key,

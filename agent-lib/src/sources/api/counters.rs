@@ -70,7 +70,7 @@ pub(crate) fn reset_after_fork() {
     COUNTERS.reset_after_fork();
 }
 
-/// Returns all counters; with `reset`, their statistics begin anew.
+/// Returns all counters; with `reset`, their statistics restart.
 pub(crate) fn all(core: &Core, reset: bool) -> Vec<Counter> {
     let Ok(mut counters) = COUNTERS.lock() else { return Vec::new() };
     let all = counters.clone();

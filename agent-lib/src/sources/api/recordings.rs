@@ -119,12 +119,12 @@ pub(crate) struct RecordingReply {
 }
 
 impl RecordingReply {
-    /// Success, with the file's path if there is one.
+    /// Returns the reply for success, with the file's path if there is one.
     pub(crate) fn done(path: &Path) -> Self {
         RecordingReply { errno: 0, told: path.to_string_lossy().into_owned() }
     }
 
-    /// Failure; the errno is EIO (5) if the error has none.
+    /// Returns the reply for a failure; the errno is EIO (5) if the error has none.
     pub(crate) fn failed(path: &Path, error: &std::io::Error) -> Self {
         let errno = error.raw_os_error().and_then(|errno| u16::try_from(errno).ok()).unwrap_or(5);
         RecordingReply { errno, told: format!("{}: {error}", path.display()) }
@@ -238,8 +238,8 @@ pub(crate) fn permitted(core: &Core, name: &str) -> Result<(), RecordingReply> {
 
 /// Creates a file for a recording and returns it with its absolute path, or a reply with the errno.
 ///
-/// In the name, `%h` becomes the host, `%p` `p` and the pid, `%n` the first number that gives a new name, `%r` `r`, the rank
-/// and `-` (nothing without a rank). A folder gets the default name. Existing files are never overwritten.
+/// In the name, `%h` becomes the host, `%p` becomes `p` and the pid, and `%n` the first number that gives a new name. `%r`
+/// becomes `r`, the rank and `-` (nothing without a rank). A folder gets the default name. Existing files are never overwritten.
 pub(crate) fn create(core: &Core, name: &str) -> Result<(File, PathBuf), RecordingReply> {
     let asked = Path::new(name);
     let pattern = match name {

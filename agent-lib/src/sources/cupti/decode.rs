@@ -1,4 +1,5 @@
-//! Decodes CUPTI callbacks into records. Parameters are read where CUPTI says, and only for the ids of table.rs.
+//! Decodes CUPTI callbacks into records. Parameters are read at the addresses that CUPTI passes, for the ids of
+//! table.rs only.
 
 use super::kinds::freed_by;
 use super::resource::resource;
@@ -84,7 +85,7 @@ impl Here<'_> {
         RecordContext { context: self.data.context_uid, device, ..at }
     }
 
-    /// As `at`, for the device that the parameters name.
+    /// Like `at`, for the device in the call's parameters.
     pub(super) fn at_device(&self, ordinal: u32) -> RecordContext {
         let at = self.core.here(self.thread);
         RecordContext { context: self.data.context_uid, device: self.core.device(ordinal), ..at }
@@ -159,7 +160,7 @@ impl Here<'_> {
         unsafe { self.thread.entered(call) };
     }
 
-    /// Requests a sample before a context is created (0.1 s in the driver), which shows what is charged without it.
+    /// Requests a sample before a context is created (0.1 s in the driver). It shows the bytes charged without the context.
     fn creating(&self, call: &mut Call, ordinal: u32) {
         if !self.core.devices.exists(ordinal) {
             return; // the call will fail

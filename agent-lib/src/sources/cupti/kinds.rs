@@ -243,7 +243,7 @@ fn array_bytes([width, height, depth]: [usize; 3], format: u32, channels: u32) -
     }
 }
 
-/// Returns the bytes of an array with `count` levels, each half of the one before; 0 without memory of its own.
+/// Returns the bytes of an array with `count` levels, each half of the one before; 0 for an array without memory (`UNBACKED`).
 fn levels_bytes(array: &Array3d, count: u32) -> u64 {
     if array.flags & Array3d::UNBACKED != 0 {
         return 0;

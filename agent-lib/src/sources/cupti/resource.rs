@@ -9,8 +9,8 @@ use crate::threads::Thread;
 use cupti_sys::{GraphData, ModuleResourceData, ResourceData, ids};
 use gpumem_wire::{DestroyScope, DriverEventKind, NONE_DEVICE};
 
-/// Returns the library that made the call in which this callback arrives. 0 (unknown) outside of a subscribed call: frames of
-/// the driver then lie in between, and words above them may be left over from earlier calls.
+/// Returns the library that made the call in which this callback arrives; 0 (unknown) outside of a subscribed call. There, frames
+/// of the driver lie between the caller and the callback, and words above them may be left over from earlier calls.
 fn caller(core: &Core, thread: &Thread, data: &ResourceData) -> u16 {
     // SAFETY: this is the callback's own thread, and no other reference is in use.
     let call = unsafe { thread.innermost() }.copied();

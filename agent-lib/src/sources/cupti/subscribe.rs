@@ -33,7 +33,7 @@ const VITAL: [u32; 2] = [ids::cuMemAlloc_v2, ids::cuMemFree_v2];
 /// The current subscription. CUPTI requires that only one thread at a time enables callbacks.
 static SUBSCRIPTION: ForkMutex<Place> = ForkMutex::new(Place::default);
 
-/// Clears the subscription in a forked child that starts anew: it has none.
+/// Clears the subscription in a forked child that starts its own agent: the child has none.
 pub(crate) fn reset_after_fork() {
     SUBSCRIPTION.reset_after_fork();
 }
@@ -50,7 +50,7 @@ static DEVICE_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 #[derive(Debug, Default)]
 struct Place {
     subscription: Option<Subscription>,
-    /// Its callbacks have stopped; its handle is never used again.
+    /// Callbacks of the subscription have stopped; its handle is never used again.
     lost: bool,
     /// Number of this subscription in the process.
     number: u64,
@@ -334,9 +334,9 @@ pub(crate) fn resume(core: &Core) {
     }
 }
 
-// Whether callbacks still arrive is checked with a driver call, and with no CUPTI call: a finalized CUPTI may return anything,
-// and finalization may be in progress. cuDeviceGetCount needs no context, takes no memory and changes nothing, and programs
-// call it rarely. Its callback arrives on the calling thread before the call returns, so its absence is known at once.
+// A driver call, not a CUPTI call, checks whether callbacks still arrive. A finalized CUPTI may return anything, and finalization
+// may be in progress. cuDeviceGetCount needs no context, takes no memory and changes nothing, and programs call it rarely. Its
+// callback arrives on the calling thread before the call returns, so its absence is detected at once.
 
 /// The call whose callback is subscribed only for this check.
 const PULSE: u32 = ids::cuDeviceGetCount;

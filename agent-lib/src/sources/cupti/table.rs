@@ -69,7 +69,7 @@ pub enum Meaning {
     PeerAccess,
     GreenCreate,
     LibraryLoad,
-    /// No effect itself: modules reported during the call get its caller.
+    /// A call that loads or unloads modules: modules reported during the call get its caller.
     ModuleCall,
     GraphInstantiate,
     GraphUpload,

@@ -52,7 +52,7 @@ pub(crate) fn create(core: &Core, name: &[u8]) -> usize {
     LEFT_OUT
 }
 
-/// Most open ranges at a time.
+/// Maximum number of open ranges at a time.
 const PLACES: usize = 64;
 
 /// The last id. Ids are never 0, which NVTX treats as no range.

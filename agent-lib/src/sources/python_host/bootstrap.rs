@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_long, c_ulonglong, c_void};
 
 pub(crate) type Object = *mut c_void;
 
-/// In the order in which they import each other.
+/// Names and sources of the Python modules. A module imports only modules before it.
 const SOURCES: [(&CStr, &str); 11] = [
     (c"_agent", include_str!("../../../python/gpumem/torch/_agent.py")),
     (c"_places", include_str!("../../../python/gpumem/torch/_places.py")),

@@ -8,7 +8,7 @@
 //!           `----> FAILED
 //! ```
 //!
-//! After that, when memory was allocated, the code is requested regularly to process what is new (`tick`).
+//! After that, the code is requested regularly to process new objects, if memory was allocated (`tick`).
 
 use crate::driver::core::Core;
 use crate::naming::{autograd, callers, slot};
@@ -46,9 +46,9 @@ struct Held(Api, Option<Namespace>);
 // SAFETY: addresses of functions, and a Python object that is used only with the interpreter's lock.
 unsafe impl Send for Held {}
 
-/// Delay before the next request after the answer "later".
+/// Delay before the next request after the result "later".
 const PATIENCE_NS: u64 = 50_000_000;
-/// Delay before the tick that continues the work that another one has left.
+/// Delay before the tick that continues unfinished work of an earlier tick.
 const AGAIN_NS: u64 = 200_000_000;
 const TICK_NS: u64 = 500_000_000;
 /// If the main thread runs no statement for this long, the layer is reported as degraded.
@@ -94,7 +94,7 @@ pub(crate) fn in_child() {
     STATE.store(FAILED, Relaxed);
 }
 
-/// Starts anew in a child that initialises CUDA itself. Python code loaded before the fork is kept.
+/// Restarts in a forked child that initialises CUDA itself. Python code loaded before the fork is kept.
 pub(crate) fn restart() {
     BEGUN.store(false, Relaxed);
     idle::restart();
@@ -124,8 +124,8 @@ pub(crate) fn auto_number(count: u64) -> u64 {
     count.saturating_sub(BEFORE.load(Relaxed))
 }
 
-/// Begins an epoch, in which step numbers start anew. Returns whether optimizers number the steps and have done so already.
-/// Before the first optimizer step it is unknown what numbers them, and the first forward pass begins the first step.
+/// Begins an epoch, which restarts step numbers. Returns whether optimizers number the steps and have done so already. Before
+/// the first optimizer step the source of step numbers is unknown, and the first forward pass begins the first step.
 pub(crate) fn begin_epoch() -> bool {
     let count = AUTO.load(Relaxed);
     BEFORE.store(count, Relaxed);
@@ -175,7 +175,7 @@ pub(crate) fn look(core: &Core) {
     }
 }
 
-/// The main thread was asked and runs no statement: tries the idle thread.
+/// Tries the idle thread, because the main thread has a pending request but runs no statement.
 fn look_when_idle(core: &Core, now: u64) {
     let held = NAMESPACE.try_lock().map_or(None, |held| *held);
     if let Some(Held(api, Some(namespace))) = held.filter(|Held(api, _)| api.runs()) {

@@ -2,8 +2,8 @@
 //! (torch.cuda.memory_snapshot), and the agent's Python code requests the list.
 //!
 //! The list is valid for the moment when the allocator wrote it. So it counts only if nothing else is recorded or reported from
-//! before the request until all of it is recorded. Otherwise everything is reversed, and the list is requested again. One race
-//! of some hundred ns stays: another thread frees a block that is about to be recorded, and gets it again.
+//! before the request until the whole list is recorded. Otherwise everything is reversed, and the list is requested again. One
+//! race of some hundred ns stays: another thread frees a block that is about to be recorded, and gets it again.
 
 use crate::base::row::{Key, RowExtra, device_of};
 use crate::driver::core::Core;

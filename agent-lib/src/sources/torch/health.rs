@@ -22,7 +22,7 @@ pub(crate) struct Health {
     is_silent: bool,
     /// Reports of all devices at that time.
     reports: u64,
-    /// What the reported states depended on. Changes are reported at once: memory may run out in a program's first second.
+    /// Values from which the reported states were derived. Changes are reported at once: memory may run out in the first second.
     said: Option<(Met, u32, bool)>,
     /// Reports of each device when totals were last requested.
     asked_at: Vec<u64>,

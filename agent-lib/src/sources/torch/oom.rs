@@ -4,14 +4,15 @@
 //!
 //! | case | records, of one thread and in this order |
 //! |---|---|
-//! | a limit of the pool itself (`set_per_process_memory_fraction`): the driver is not asked | `Oom` with result 0 |
+//! | a limit of the pool itself (`set_per_process_memory_fraction`): no driver call | `Oom` with result 0 |
 //! | the driver refuses; PyTorch flushes its cache and then gets memory | `AllocFailed`, `Pressure`; no `Oom` |
 //! | the driver refuses each time | `AllocFailed`, `Pressure`, perhaps again; `Oom` with the driver's result |
 //!
-//! `Oom` has the outcome `Fatal`: the request has failed. Whether the program goes on shows later. Its stack is Python's.
+//! `Oom` has the outcome `Fatal`: the request has failed. Later records show whether the program continues. Its stack
+//! is Python's.
 //!
 //! The cudaMallocAsync backend does not report this, and neither does a PyTorch without caching. There, only the driver's
-//! refusals are known, and the layer's state says so. (2.4.1 gives up at the first refusal; 2.15.0 retries after a flush.)
+//! refusals are recorded, and the layer's state reports this. (2.4.1 gives up at the first refusal; 2.15.0 flushes and retries.)
 
 use crate::base::fault_injection;
 use crate::driver::core::Core;
@@ -29,7 +30,7 @@ use std::sync::atomic::Ordering::Relaxed;
 const REFUSED: u16 = 2;
 /// Longest text of a stack: the innermost frames.
 const STACK_BYTES: usize = 4096;
-/// Most stacks of a process: a program may run out of memory in a loop, on purpose.
+/// Maximum number of stacks of a process: a program may run out of memory in a loop, on purpose.
 const STACKS: u32 = 256;
 
 type Next = unsafe extern "C-unwind" fn(i64, u64, u64, u16);

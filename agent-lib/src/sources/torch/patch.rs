@@ -117,8 +117,9 @@ fn function(hook: usize) -> usize {
     }
 }
 
-/// Searches, in the callback of a driver allocation, if the loader has mapped files since (about 25 ns if not), or has not
-/// relocated them yet. Once the functions are installed, a second PyTorch is left to the sender.
+/// Searches for PyTorch in the callback of a driver allocation, if the loader has mapped files since the last search or has not
+/// relocated them yet. Costs about 25 ns without a search. Once the functions are installed, only the sender looks for a second
+/// PyTorch.
 #[inline]
 pub fn look_if_changed() {
     match met() {
@@ -129,7 +130,8 @@ pub fn look_if_changed() {
     }
 }
 
-/// Searches; with `again` even if nothing was mapped since. Returns false if another thread was inside of the loader.
+/// Searches for PyTorch; with `again` also if nothing was mapped since the last search. Returns false if another thread was
+/// inside of the loader.
 #[cold]
 #[inline(never)]
 pub fn look(again: bool) -> bool {

@@ -21,8 +21,8 @@
 //! recorded through the same slot, and a thread's next report may be an unrelated free. The stack distinguishes them: one
 //! function calls both insert_events and the report. So at cudaEventRecord the stack pointer is lower than at the report by the
 //! frame of insert_events (or equal, if that was inlined): at most SPAN bytes. For other events it may be anywhere, even in
-//! that range by chance. So a call site that was once outside of it is ignored from then on. A block wrongly taken for pending
-//! stops being so when its event is queried, or its memory is handed out again.
+//! that range by chance. So a call site that was once outside of the range is ignored from then on. A block wrongly taken for
+//! pending stops being so when its event is queried, or its memory is handed out again.
 //!
 //! **Not distinguished:** a free during a capture. Its events come later and cannot be assigned to a block (2.15.0:
 //! `deferred_blocks`, recorded in a malloc, whose report discards them). It counts as done, so the pending bytes are too low

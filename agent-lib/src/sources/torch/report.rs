@@ -92,7 +92,7 @@ impl Core {
             let before = (report.allocated as i64).wrapping_sub(report.bytes).max(0);
             id = self.make_pool(thread, device, index as u8, before as u64);
         }
-        // Made anew for each rare call, so that it needs no memory in the usual case.
+        // Created for each rare call, so that the usual case stores nothing.
         let pool = || TorchPool { device, id, slot: index as u8 };
         let hash = self.recorder.live.expect(Key::Block(id, report.address));
         let sum = device.sum.load(Relaxed).wrapping_add(report.bytes);
@@ -194,7 +194,7 @@ impl Core {
         }
         device.sum.store(before as i64, Relaxed);
         device.older.store(before, Relaxed);
-        // The driver must not be asked here for the device's identity. It nearly always was, for the segment.
+        // The driver must not be queried here for the device's identity. Nearly always, the segment's record has queried it.
         device.is_unknown.store(true, Relaxed);
         let pool = self.new_pool_id();
         let tag = self.recorder.names.intern(0, b"torch");

@@ -2,9 +2,9 @@
 //!
 //! The pool requests a segment when a block does not fit into the existing ones, and hands out that block at once. It does so
 //! on the same thread, before any other block there (2.4.1 and 2.15.0; with `release_lock_on_cudamalloc` other threads may
-//! report meanwhile, but not this one). So each thread remembers what the driver allocated for it since its last block.
-//! Whatever the next block overlaps is a segment. That holds whatever asked the driver for it (a pluggable allocator in a
-//! MemPool, NCCL's), and for one allocation as for pieces of 2 or 20 MiB mapped side by side. The rest is memory outside of the
+//! report meanwhile, but not this one). So each thread stores its driver allocations since its last block. An
+//! allocation that the next block overlaps is a segment. This holds for each caller of the driver (a pluggable allocator in a
+//! MemPool, NCCL's), and also for pieces of 2 or 20 MiB mapped side by side. All other allocations are memory outside of the
 //! pool, like that of cuBLAS. PyTorch's total of reserved bytes shows whether all segments were found. If not, a block's
 //! segment is searched among all rows, a limited number of times.
 
@@ -107,7 +107,7 @@ impl Core {
         pool.device.segments.fetch_add(bytes, Relaxed);
     }
 
-    /// Handles reserved bytes that are not known: the segment came from another thread, or before the hooks were installed.
+    /// Handles reserved bytes of an unknown segment: it came from another thread, or before the hooks were installed.
     #[cold]
     #[inline(never)]
     pub(super) fn search_segment(&self, thread: &Thread, pool: TorchPool<'_>, address: u64) {
@@ -136,7 +136,7 @@ impl Core {
         }
     }
 
-    /// Handles the begin of a free or unmap of [address, address+bytes), or of what begins there: removes segments in it.
+    /// Removes segments at the begin of a free or unmap: those in [address, address+bytes), or in the memory that begins there.
     #[inline(always)]
     pub(crate) fn driver_takes(&self, thread: &Thread, call: &mut Call, address: u64, bytes: u64) {
         if self.torch.made.load(Relaxed) != 0 {
