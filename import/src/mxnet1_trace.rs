@@ -237,7 +237,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         let offset = objects.offset;
         let next = objects.next().map_err(|source| Error::Read { path: path.clone(), offset, source })?;
         let is_read = match next {
-            // Parses only memory events: a trace has thousands of other events for each of them.
+            // Parses only memory events: a trace has thousands of other events for each memory event.
             Next::Object => !contains(&objects.bytes, b"\"Memory: ") || trace.add(&objects.bytes).is_some(),
             Next::Bad => false,
             end => break end,
@@ -300,7 +300,7 @@ fn caveats(
     ]);
 }
 
-/// Books the last amount of page-locked memory as host memory beside the device.
+/// Books the last amount of page-locked memory as host memory of the first GPU, outside its sum.
 fn pinned(places: &[Place], counters: &[Counter], speaker: &mut Speaker, feed: &mut Feed<'_>) {
     let gpu =
         places.iter().filter_map(|place| if let Place::Gpu(slot) = place { Some(*slot) } else { None }).min();

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Sizes of single allocations are lost. A category becomes one allocation with all bytes; its other tags become allocations of
-//! 0 bytes, so that the number of allocations is right. Tags that match no word are not in the file.
+//! 0 bytes, so that the number of allocations is right. The file lacks tags that match no category word.
 
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
 use super::tbd_log;

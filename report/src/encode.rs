@@ -6,7 +6,7 @@ use gpumem_model::escape::escape_key;
 /// `#[serde(flatten)]` the object has the fields of the value instead; an optional field is a flattened `Option` of an object.
 macro_rules! object {
     ($($(#[$attribute:meta])* $name:ident $(: $value:expr)?),* $(,)?) => {{
-        // Each value has a type parameter of its own, with the value's name.
+        // Each value has its own type parameter, with the value's name.
         #[allow(non_camel_case_types)]
         let object = {
             #[derive(serde::Serialize)]

@@ -36,7 +36,7 @@ pub fn json(report: &Report<'_>) -> String {
         #[serde(flatten)]
         findings: Findings::of(report),
         coverage: &run.coverage,
-        // The reported part of the run's life; null for all of it.
+        // The reported part of the run's life; null for the whole life.
         window: report.window,
         // How memory was named; null if the agent did not report it.
         names: layers::level(&run.coverage.layers),

@@ -380,7 +380,7 @@ impl Aggregator {
         self.stats.observe(Timing::Batch, began.elapsed());
     }
 
-    /// Tells the ledger how far an earlier daemon had recorded a process that is new to this one.
+    /// Passes to the ledger how far an earlier daemon had recorded a process that is new to this one.
     fn hear_of_earlier(&mut self, recalled: &Recalled) {
         let Recalled { key, events, lost, program } = *recalled;
         if self.tracks.has(key) {

@@ -62,8 +62,8 @@ impl Default for LogRateLimit {
 }
 
 impl LogRateLimit {
-    /// Returns whether one more line about a peer of this user may be logged. The last allowed line says that further events are
-    /// only counted.
+    /// Returns whether one more line about a peer of this user may be logged. The last allowed line states that further events
+    /// are only counted.
     pub(crate) fn allows(&self, uid: u32) -> bool {
         let mut window = lock(&self.0);
         if window.since.elapsed() >= LOG_WINDOW {

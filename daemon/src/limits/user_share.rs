@@ -41,7 +41,7 @@ impl User {
         User { line: Arc::default(), owed: Mutex::new(Owed { time: Duration::ZERO, paid: Instant::now() }) }
     }
 
-    /// Returns what is owed now; `share` of a second is paid off in each second.
+    /// Returns the CPU time owed now. Each second pays off `share` of a second.
     fn owes(&self, share: f64) -> Duration {
         let (mut owed, now) = (lock(&self.owed), Instant::now());
         let paid = now.saturating_duration_since(owed.paid).mul_f64(share);

@@ -416,7 +416,7 @@ impl WriterThread {
         }
         let Newest { id, part, is_rolled } = store.newest(&uid).ok()??;
         let before = Arc::new(store.load(id).ok()?);
-        // The process was so short that its final run was written before this request. There will be no more of it.
+        // The process was so short that its final run was written before this request, so there is nothing to continue.
         if matches!(before.state, State::Closed { .. }) {
             return None;
         }

@@ -57,7 +57,7 @@ pub(super) fn role(tag: &str) -> Role {
 
 #[derive(Default)]
 struct Reader {
-    /// The process that wrote the log; its pid is known only from the first reading on.
+    /// The process that wrote the log. Its pid is unknown until the first reading.
     own: Speaker,
     pid: Option<u32>,
     pids: BTreeSet<u32>,

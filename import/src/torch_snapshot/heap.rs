@@ -9,7 +9,7 @@ use super::model::{Action, Event};
 use super::rounding::Settings;
 use std::collections::BTreeMap;
 
-/// Memory from the driver. An expandable segment consists of many pieces, because parts of it are mapped and unmapped.
+/// Memory from the driver. An expandable segment consists of many pieces, because its parts are mapped and unmapped separately.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     pub bytes: u64,
@@ -18,7 +18,7 @@ pub(super) struct Piece {
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Live {
-    /// Size; 0 if it is not known yet.
+    /// Size in bytes; 0 until it is known.
     pub bytes: u64,
     pub requested: u64,
     pub is_pending: bool,

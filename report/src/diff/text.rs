@@ -131,7 +131,7 @@ fn folded(table: &Table, limit: usize, smallest: i64) -> (Statement, Vec<Option<
     let count = rows.iter().filter(|row| row.part == Part::Category).count();
     let (before, rest) = rows.split_at(first);
     let (categories, after) = rest.split_at(count.min(rest.len()));
-    // A row that is known for one side only cannot be unchanged.
+    // A row with a value on one side only counts as changed.
     let (same, differ): (Vec<&Row>, Vec<&Row>) =
         categories.iter().partition(|row| difference(&row.bytes) == Some(0));
     let is_large =

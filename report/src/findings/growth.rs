@@ -208,7 +208,7 @@ impl<'r> Course<'r> {
     }
 }
 
-/// Returns the names with the most of `bytes`. If many modules share them, that is the path that all of these are below.
+/// Returns the names with the most of `bytes`. If many modules share the bytes, returns the path above these modules.
 fn largest(mut names: Vec<(String, i64)>, bytes: i64) -> Vec<(String, i64)> {
     let has = |share: f64, added: i64| added as f64 >= bytes as f64 * share;
     let mut below: BTreeMap<String, i64> = BTreeMap::new();

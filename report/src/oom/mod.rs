@@ -142,7 +142,7 @@ pub(super) fn held(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64)> {
     if oom.is_suspected() { Vec::new() } else { composition(report, oom).parts }
 }
 
-/// Returns what it means that a run has no entry.
+/// Returns the meaning of a run without OOM entries.
 fn nothing(run: &Run) -> &'static str {
     match (run.coverage.covered, run.state) {
         _ if run.hears_of_ooms() => "GPU memory has not run out",

@@ -138,7 +138,7 @@ fn fold_into(bar: &Bar, is_kept: impl Fn(&str) -> bool, what: &str) -> Bar {
 }
 
 impl Bar {
-    /// Makes a bar whose total is the sum of these parts.
+    /// Makes a bar whose total is the sum of `parts`.
     pub fn of(title: impl Into<String>, segments: Vec<Segment>) -> Self {
         let total_bytes = sum(segments.iter().map(|part| part.bytes));
         Bar { title: title.into(), total_bytes, segments }

@@ -22,7 +22,7 @@ pub(super) const ROW: f64 = 15.0;
 const AMOUNT: f64 = 44.0;
 /// Parts below this share have no label.
 const LABELLED: f64 = 0.05;
-/// Parts below this share have their label beside them, alternately right and left.
+/// Labels of parts below this share are next to the bar, alternately right and left.
 const THIN: f64 = 0.10;
 
 /// Returns a picture of bars on one scale.
@@ -107,7 +107,7 @@ fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) 
     let total = format!("{} {}", axis.unit.amount(bar.total_bytes), axis.unit.name);
     let total = match parts.iter().map(|(part, _)| part.bytes).fold(0, i64::saturating_add) {
         sum if sum == bar.total_bytes => format!("{total} ({} bytes)", thousands(bar.total_bytes)),
-        // Parts of a bar should always add up. If they do not, the picture says so.
+        // Parts of a bar should always add up. If they do not, the picture has a note.
         sum => format!("{total}; its parts are {} bytes off", thousands(sum.saturating_sub(bar.total_bytes))),
     };
     out.text(Text { color: GREY, ..words(&total, x, plot.y - 17.0, SMALL) });
@@ -132,7 +132,7 @@ pub(super) fn list(bar: &Bar, parts: &[(&Segment, Fill)], unit: Unit, at: Rect, 
     let room = (amounts_at - at.x - 16.0 - AMOUNT) / WIDER;
     let names: Vec<&str> = parts.iter().map(|(part, _)| part.name.as_str()).collect();
     let names = told_apart(&names, SMALL, room);
-    // The list is centred vertically beside the bar.
+    // The list is centred vertically next to the bar.
     let height = ROW * (parts.len() as f64 + 1.0);
     let mut y = at.y + ((at.height - height) / 2.0).max(0.0) + SMALL;
     let right = |text: &str, x: f64, y: f64| Text { anchor: Anchor::End, ..words(text, x, y, SMALL) };

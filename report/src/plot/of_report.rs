@@ -44,7 +44,7 @@ pub struct Options {
 #[error("{0}")]
 pub struct Nothing(String);
 
-/// Draws a picture of these runs; only [`Picture::Compare`] accepts more than one.
+/// Draws a picture of runs; only [`Picture::Compare`] accepts more than one.
 ///
 /// # Errors
 /// If the runs have nothing to show, or are too many.

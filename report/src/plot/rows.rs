@@ -13,7 +13,7 @@ const AMOUNT: f64 = 104.0;
 
 /// What all panels of a picture have in common.
 pub(super) struct Rows<'p> {
-    /// Rows from the top, by name; a panel without one of them shows a dash.
+    /// Rows from the top, by name; a panel shows a dash for a row that it lacks.
     pub(super) names: &'p [Segment],
     /// Names with their own colours.
     pub(super) ranks: &'p [String],

@@ -309,7 +309,7 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
         if !args.with_oom {
             return Ok(None);
         }
-        // The report on the newest run says that memory has not run out.
+        // The report on the newest run then states that memory has not run out.
         return newest(&Args { with_oom: false, ..args.clone() });
     };
     let run = candidate.run();

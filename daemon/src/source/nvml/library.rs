@@ -48,7 +48,7 @@ pub(crate) struct Device {
 pub(crate) trait Gpus {
     /// Returns its devices in NVML's order. Constant; see [`Gpus::has_changed`].
     fn devices(&self) -> &[Device];
-    /// Returns memory of a device, or of the host if the device has none of its own.
+    /// Returns memory of a device, or of the host if the device has no own memory.
     fn memory(&mut self, device: usize) -> Result<Memory, Code>;
     /// Appends the processes of one list.
     fn list(&mut self, device: usize, list: List, charges: &mut Vec<Charge>) -> Result<(), Code>;

@@ -210,8 +210,8 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Makes the calls that did not return for one device, and publishes which one is running. Succeeds if all of them return, with
-/// any result.
+/// Makes the calls that did not return for one device, and publishes which one is running. Succeeds if all calls return, with any
+/// result.
 fn probe(arguments: &Arguments, target: Target, mut lamp: Option<CallStateWriter>) -> ExitCode {
     let mut doing = |what| {
         if let Some(lamp) = &mut lamp {

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant, SystemTime};
 const COMMAND_BYTES: u64 = 4096;
 /// Longest chain of parents that is read.
 const ANCESTORS: usize = 64;
-/// Limit of bytes read of other files; all of them are far smaller.
+/// Limit of bytes read from other files, which are far smaller.
 const FILE_BYTES: u64 = 16 * 1024;
 /// Retries of an empty command line, and the pause between them. An exec() takes microseconds, on a busy machine a few ms.
 const EXEC_TRIES: u32 = 5;

@@ -1,4 +1,4 @@
-//! Series of processes: the identity `used = predates + tracked + untrackable` at the last sample where all of it was known, and
+//! Series of processes: the identity `used = predates + tracked + untrackable` at the last complete sample, and
 //! tracked bytes by category. One series for each process has the long labels, for joins by pid and start.
 //!
 //! A process has all of its series or none. Young processes, and those for which there is no room, are folded into one process

@@ -365,7 +365,7 @@ impl Asked<'_> {
     }
 }
 
-/// Adds findings about the GPU's access to host memory, and the NUMA node of its own memory.
+/// Adds findings about the GPU's access to host memory, and the NUMA node of the GPU's memory.
 fn addressing(device: &DeviceStatus, out: &mut Findings<'_>) {
     let fact = |name: &str| device.facts.get(name).map(String::as_str);
     let mode = fact("addressing").map(|mode| match mode {
