@@ -32,7 +32,7 @@ pub fn json(report: &Report<'_>) -> String {
         // Owner of the process, from the facts and claims in `process`.
         who: Owner::of(&run.process.facts, &run.process.claims, run.process.uid),
         state: &run.state,
-        // What a reader should know first: `outcome` and `findings`.
+        // Conclusions: `outcome` and `findings`.
         #[serde(flatten)]
         findings: Findings::of(report),
         coverage: &run.coverage,

@@ -44,7 +44,7 @@ use gpumem_model::units::{Unit, thousands};
 use gpumem_model::window::Window;
 use std::collections::BTreeMap;
 
-/// What the rows under `tracked` are grouped by.
+/// Grouping of the rows under `tracked`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// Categories of the layer rules.

@@ -157,7 +157,7 @@ pub struct Aggregator {
     deferred: DeferredBatches,
     boot_id: String,
     tally: NodeCounters,
-    /// What the store has recorded about processes that this daemon sees for the first time.
+    /// Stored data of processes that this daemon sees for the first time.
     recalls: (UnboundedSender<Recalled>, UnboundedReceiver<Recalled>),
     /// Records refused by the ledger's limits, as of the last snapshot.
     refused: RefusedRecords,

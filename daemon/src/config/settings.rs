@@ -171,7 +171,7 @@ fn not_zero(value: f64) -> Option<f64> {
 /// Settings of views that can change while the daemon runs.
 #[derive(Debug, Clone)]
 pub struct ViewSettings {
-    /// What other users see of a process.
+    /// Data of a process that other users see.
     pub tenants: Tenants,
     /// Limit of series in one scrape.
     pub max_series: usize,

@@ -17,12 +17,12 @@ use tokio::time::Instant;
 
 /// Users who owe less are answered at once. Most answers cost milliseconds, a large report some tens.
 const AT_ONCE: Duration = Duration::from_millis(100);
-/// Least charge of a request: reading it and sending the answer.
+/// Minimum charge of a request: reading it and sending the answer.
 const LEAST: Duration = Duration::from_micros(50);
-/// Most large answers that are serialized at one time.
+/// Maximum number of large answers that are serialized at one time.
 const BESIDE: usize = 2;
 
-/// What a user owes, and the lock of the answer that is being made.
+/// CPU time that a user owes, and the lock held while an answer is made.
 #[derive(Debug)]
 struct User {
     line: Arc<Line<()>>,

@@ -116,13 +116,13 @@ pub struct Status {
     pub oldest: Duration,
     /// Whether `oldest` is more than twice the checkpoint interval.
     pub is_late: bool,
-    /// How long the disk has not answered, if that is too long.
+    /// Time since the disk last answered, if it exceeds the limit.
     pub stuck: Option<Duration>,
     /// Size of the file in bytes, as last read.
     pub bytes: u64,
     /// Whether it is larger than its limit, and no run in it may be deleted.
     pub is_too_large: bool,
-    /// Why no run is deleted for its age, though some are too old by the clock.
+    /// Why no run is deleted for its age, although the clock makes some too old.
     pub age_doubt: Option<Doubt>,
     /// New path of the last damaged store.
     pub set_aside: Option<PathBuf>,
@@ -210,8 +210,8 @@ impl RunWriter {
         let _ = self.jobs.send(WriterRequest::Retain(retention));
     }
 
-    /// Has the store note that runs without changes are still open, once everything that waits is written. All changes until
-    /// `time_ns` (CLOCK_MONOTONIC) have been handed over.
+    /// Makes the store note that runs without changes are still open, once all waiting runs are written. The caller has handed
+    /// over all changes until `time_ns` (CLOCK_MONOTONIC).
     pub(crate) fn beat(&self, time_ns: u64) {
         let _ = self.jobs.send(WriterRequest::Beat(time_ns));
     }

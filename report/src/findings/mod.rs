@@ -1,12 +1,12 @@
 //! Conclusions about a run: why memory ran out, which memory grows, which is unused, or that nothing is wrong.
 //!
 //! A finding explains bytes. The direct cause of an out-of-memory error comes first; the others follow by the bytes that they
-//! explain. A finding below [`LEAST_SHARE`] of the process's memory is not shown beside a larger one. Every form of output shows
-//! the same list.
+//! explain. A finding below [`LEAST_SHARE`] of the process's memory is omitted if there is a larger one. Every form of output
+//! shows the same list.
 //!
 //! ```text
-//! growth           what grows, by the points of steps or, without steps, by the course over time
-//! out_of_memory    what the request that failed would have needed
+//! growth           growing memory, by the points of steps or, without steps, over time
+//! out_of_memory    causes of a failed request
 //! steady           unused and unexplained memory, and losses of data
 //! text             the conclusions as lines
 //! ```
@@ -21,7 +21,7 @@ use gpumem_model::run::{Device, Fate, Oom, State};
 use serde::Serialize;
 use std::cmp::Reverse;
 
-/// A finding that explains less than this share of the process's memory is not shown beside a larger one.
+/// A finding that explains less than this share of the process's memory is omitted if there is a larger one.
 const LEAST_SHARE: f64 = 0.02;
 
 /// Kind of a finding.
@@ -58,7 +58,7 @@ pub enum Severity {
     Critical,
     /// The program will end by it, or wastes much memory.
     Warning,
-    /// Worth knowing.
+    /// Information only.
     Note,
 }
 
@@ -157,7 +157,7 @@ impl Findings {
     }
 }
 
-/// Removes small findings beside larger ones.
+/// Removes small findings if there are larger ones.
 trait TruncateSmall {
     fn truncate_small(&mut self);
 }

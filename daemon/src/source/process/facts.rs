@@ -209,7 +209,7 @@ struct Reader {
     told: mpsc::Receiver<(ProcessKey, Option<String>)>,
     /// Requests without an answer.
     open: usize,
-    /// When the reader last answered, or was first asked after that.
+    /// Time of the reader's last answer, or of the first request after it.
     moved: Instant,
 }
 
