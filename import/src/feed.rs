@@ -309,7 +309,7 @@ impl Speaker {
         }
     }
 
-    /// Whether the piece may have its own row; if not, adds it to the sums.
+    /// Returns whether the piece may have its own row; if not, adds it to the sums.
     fn is_room(&mut self, piece: Piece) -> bool {
         self.rows += 1;
         if self.rows > MAX_ROWS {

@@ -30,14 +30,14 @@ const FIRST_WALL_US: u64 = 1_000_000_000_000_000;
 /// Maximum number of pools that are counted separately.
 const MAX_POOLS: usize = 64;
 
-/// Whether a file begins like a trace with MXNet's memory counters.
+/// Returns whether a file begins like a trace with MXNet's memory counters.
 pub(super) fn looks_like(head: &[u8]) -> bool {
     let has = |needle: &[u8]| contains(head, needle);
     let is_trace = is_array(head) || has(b"\"traceEvents\"");
     is_trace && (has(b"\"Memory: gpu/") || has(b"\"Device Storage\"") || has(b"\"cpu pinned/\""))
 }
 
-/// Whether a file begins inside an array. A second dump to the same file begins with a comma.
+/// Returns whether a file begins inside an array. A second dump to the same file begins with a comma.
 fn is_array(head: &[u8]) -> bool {
     matches!(head.iter().find(|byte| !byte.is_ascii_whitespace()), Some(b'[' | b','))
 }

@@ -12,7 +12,7 @@ use gpumem_model::run::{Iteration, Iterations};
 use gpumem_model::units::{Unit, thousands};
 use std::fmt::Write;
 
-/// Most rows of a table; adjacent rows are merged if there are more.
+/// Maximum number of rows of a table; adjacent rows are merged if there are more.
 const MOST_ROWS: usize = 40;
 
 pub(crate) type Column = (&'static str, fn(&Iteration) -> i64);

@@ -19,7 +19,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Most components of a path; deeper ones stay one name. Readers of nested JSON are limited to 128 levels, and a node uses two.
+/// Maximum depth of a path; deeper components stay one name. Readers of nested JSON are limited to 128 levels, and a node uses
+/// two.
 const DEEPEST: usize = 40;
 
 /// A node of the tree.

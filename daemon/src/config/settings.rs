@@ -175,7 +175,7 @@ pub struct ViewSettings {
     pub tenants: Tenants,
     /// Limit of series in one scrape.
     pub max_series: usize,
-    /// Most tags of a process on a device that are series, largest first.
+    /// Maximum number of tags of a process on a device that are series, largest first.
     pub tags: usize,
     /// Processes younger than this are folded into one.
     pub young: Duration,

@@ -20,7 +20,7 @@ pub struct AgentLimits {
     pub bytes_per_s: u64,
     /// Largest shared memory of an agent, in bytes.
     pub shared_bytes: u64,
-    /// Most live rows that are read when the agent ends and records are missing.
+    /// Maximum number of live rows that are read when the agent ends and records are missing.
     pub rows: usize,
 }
 

@@ -40,7 +40,7 @@ impl RateLimit {
     }
 }
 
-/// Most log lines about the peers of one user in each [`LOG_WINDOW`].
+/// Maximum number of log lines about the peers of one user in each [`LOG_WINDOW`].
 const LOG_LINES: u32 = 50;
 const LOG_WINDOW: Duration = Duration::from_secs(10);
 

@@ -38,9 +38,9 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 use write_queue::{QueuedRun, WriteQueue};
 
-/// Most requests that wait for the thread; further ones are dropped without an answer.
+/// Maximum number of requests that wait for the thread; further ones are dropped without an answer.
 const QUESTIONS: usize = 64;
-/// Most new processes for which the store is searched at a time; the others are searched when they are first written.
+/// Maximum number of new processes searched in the store at a time; the others are searched when they are first written.
 const RECALLS: usize = 4096;
 /// First retry interval of a failing store. It is doubled up to [`LONGEST`], unless a resource is missing.
 const RETRY: Duration = Duration::from_secs(1);

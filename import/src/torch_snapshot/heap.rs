@@ -59,7 +59,7 @@ impl Heap {
         (address - start < piece.bytes).then_some((start, piece))
     }
 
-    /// Whether a range contains no piece.
+    /// Returns whether a range contains no piece.
     pub fn has_room(&self, address: u64, bytes: u64) -> bool {
         let end = address.saturating_add(bytes);
         self.piece_at(address).is_none() && self.pieces.range(address..end).next().is_none()
@@ -78,7 +78,7 @@ impl Heap {
         (at == end).then_some(found)
     }
 
-    /// Whether pieces cover a range without a hole, however it is split.
+    /// Returns whether pieces cover a range without a hole, however it is split.
     pub fn covers(&mut self, address: u64, bytes: u64) -> bool {
         let end = address.saturating_add(bytes);
         let Some((start, piece)) = self.piece_at(address) else { return false };
@@ -91,7 +91,7 @@ impl Heap {
         true
     }
 
-    /// Whether a block overlaps a range.
+    /// Returns whether a block overlaps a range.
     pub fn is_used(&self, address: u64, bytes: u64) -> bool {
         let before = self.blocks.range(..address).next_back();
         let reaches = before.is_some_and(|(start, live)| start + live.bytes.max(live.requested) > address);

@@ -80,7 +80,7 @@ const REFUSED: [(u8, &str, &str); 15] = [
 ];
 const NAMES: &str = "names Python code";
 
-/// Whether this opcode (GLOBAL or INST) is followed by the name of an object, as two lines.
+/// Returns whether this opcode (GLOBAL or INST) is followed by the name of an object, as two lines.
 pub(super) fn has_name(opcode: u8) -> bool {
     matches!(opcode, b'c' | b'i')
 }

@@ -502,7 +502,7 @@ impl Replay<'_> {
         true
     }
 
-    /// Whether a device's next entry completes the free of this block.
+    /// Returns whether a device's next entry completes the free of this block.
     fn is_completed_next(&self, device: usize, address: u64) -> bool {
         let next = self.devices.get(device).and_then(|of| self.trace(device).get(of.next_event));
         next.is_some_and(|next| next.action == Action::FreeCompleted && next.address == address)

@@ -23,7 +23,7 @@ pub struct Layout {
 
 /// Target for the number of lines; rows are reduced down to their minimum to reach it.
 const MOST_LINES: usize = 35;
-/// Most rows of categories in the first table, in the other grouping, and of tags; each with the minimum for shortening.
+/// Maximum rows of categories in the first table, in the other grouping, and of tags; each with the minimum for shortening.
 const ROWS: [(usize, usize); 3] = [(9, 4), (5, 3), (6, 3)];
 
 /// A table as printed: folded, in one unit, each column apportioned from the top. Differences are those of the printed numbers,

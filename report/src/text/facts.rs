@@ -13,7 +13,7 @@ use gpumem_model::window::WindowKind;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Most names of a list.
+/// Maximum number of names of a list.
 const NAMED: usize = 3;
 
 pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mut Lines) {

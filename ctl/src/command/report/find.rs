@@ -283,9 +283,9 @@ fn name(pid: u32) -> String {
     comm.map(|comm| format!(" ({})", escape(String::from_utf8_lossy(&comm).trim()))).unwrap_or_default()
 }
 
-/// Most stored runs that are searched for one of the caller's.
+/// Maximum number of stored runs that are searched for one of the caller's.
 const NEWEST: usize = 256;
-/// Most OOM runs of the caller that are compared by the time of their last OOM.
+/// Maximum number of OOM runs of the caller that are compared by the time of their last OOM.
 const COMPARED: usize = 16;
 
 enum Candidate {

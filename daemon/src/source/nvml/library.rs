@@ -111,7 +111,7 @@ struct Watch {
 
 /// Polls until a GPU without events is tried again: some minutes.
 const WATCH_PAUSE: u32 = 120;
-/// Most events read in one poll; further ones remain for the next poll.
+/// Maximum number of events read in one poll; further ones remain for the next poll.
 const EVENTS_AT_ONCE: usize = 64;
 
 impl Library {

@@ -45,7 +45,7 @@ const RETRY_MOST_NS: u64 = 30 * SECOND;
 const LIVED_NS: u64 = 10 * SECOND;
 /// Longest delay of memory samples before they are written.
 const FLUSH_NS: u64 = 50_000_000;
-/// Most actions before frames are written and commands are read.
+/// Maximum number of actions before frames are written and commands are read.
 const ACTS_AT_ONCE: u32 = 64;
 /// How long NVML stays closed while the driver is being unbound from a GPU; the time that guides suggest for `gpumemctl nvml
 /// release`.

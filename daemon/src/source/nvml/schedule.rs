@@ -16,12 +16,12 @@
 use crate::config::NvmlSettings;
 
 const SECOND: u64 = 1_000_000_000;
-/// Most lock time that can be saved up, and so the cost of a burst of lists without its last one.
+/// Maximum lock time that can be saved up, and so the cost of a burst of lists without its last one.
 const BURST_NS: i64 = 1_000_000;
-/// Least interval between lists of a device because its memory changed.
+/// Minimum interval between lists of a device because its memory changed.
 const MOVED_GAP_NS: u64 = 200_000_000;
-/// Least interval between lists of a device because they were requested. It is short, because the creation of a context requests two
-/// lists, before and after it.
+/// Minimum interval between lists of a device because they were requested. It is short, because the creation of a context
+/// requests two lists, before and after it.
 const ASKED_GAP_NS: u64 = 10_000_000;
 /// Lock time that requested lists may borrow: a second's worth at 2 %.
 const BORROW_NS: i64 = 20_000_000;

@@ -28,7 +28,7 @@ const EXEC_TRIES: u32 = 5;
 const EXEC_PAUSE: Duration = Duration::from_millis(5);
 /// Time without an answer after which a reader of command lines counts as stuck and is abandoned.
 const STUCK_AFTER: Duration = Duration::from_secs(2);
-/// Most abandoned readers; beyond, command lines stay unknown.
+/// Maximum number of abandoned readers; beyond, command lines stay unknown.
 const READERS: u32 = 8;
 
 /// Facts of a process. Strings are safe to print and contain no newline.

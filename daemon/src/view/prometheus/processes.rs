@@ -72,10 +72,10 @@ families! {
         "Devices that only the process reports and NVML, which works, does not have; they have no other series.";
 }
 
-/// Most series of a process that do not depend on its devices: information, four counts, eight layers.
+/// Maximum number of series of a process that do not depend on its devices: information, four counts, eight layers.
 pub(super) const MOST_PER_PROCESS: usize = 13;
-/// Most series of a process on a device, without categories and tags: two peaks, protected, five further kinds, six flags, one
-/// age.
+/// Maximum number of series of a process on a device, without categories and tags: two peaks, protected, five further kinds, six
+/// flags, one age.
 const MOST_PER_ACCOUNT: usize = amounts::MOST + 15;
 
 /// Returns the most series of a process on a device, if every category and tag has bytes.

@@ -17,7 +17,7 @@ use rustix::process::{Pid, test_kill_process};
 
 /// Unaccounted bytes below this, less than a context, are not reported.
 const UNACCOUNTED: u64 = 64 << 20;
-/// Most pids listed by number; further ones are only counted.
+/// Maximum number of pids listed by number; further ones are only counted.
 const NAMED: usize = 8;
 const NO_PERMISSION: u32 = 4;
 
