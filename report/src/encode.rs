@@ -24,7 +24,7 @@ pub(crate) use object;
 ///
 /// An apostrophe is inserted before `=`, `+`, `-` or `@` where a cell may begin; blanks, quotes and further apostrophes may be
 /// between. To decode, remove the first such apostrophe. Some spreadsheets also treat semicolons and bars as separators, even
-/// inside quotes, so a cell may begin after any of these.
+/// inside quotes, so a cell may begin after each of these characters.
 pub(crate) fn csv_field(text: &str) -> String {
     const SEPARATORS: [char; 3] = [',', ';', '|'];
     let text = escape_key(text);

@@ -104,7 +104,7 @@ fn moment_json(report: &Report<'_>, moment: &Moment) -> impl Serialize {
         partial: moment.partial,
         layers: categories(by_layer),
         structures: categories(report.composition(moment, By::Structure)),
-        // Direct and block bytes that have a tag; `nameable_bytes` has all of them.
+        // Direct and block bytes that have a tag; `nameable_bytes` is all direct and block bytes.
         named_bytes,
         nameable_bytes,
         // From the framework's own numbers to `used`; null if PyTorch has no memory.

@@ -6,7 +6,7 @@
 //!       -> Untrackable -> context
 //! ```
 //!
-//! The bytes of a tree add up to `used` at the peak, or to the known part of it.
+//! The bytes of a tree add up to `used` at the peak, or to the known part of `used`.
 
 use super::Report;
 use super::names::{is_line, library};
@@ -150,8 +150,8 @@ fn lines(node: &Node, path: &mut String, out: &mut String) {
 }
 
 /// Returns the tree as nested JSON for treemaps and sunbursts: `{name, children}` or `{name, value}`, in bytes, the largest
-/// first. The root is the run, with one tree below it for each device. A node with bytes of its own and children has them in a
-/// child `(itself)`.
+/// first. The root is the run, with one tree below it for each device. A node with own bytes and children has its own bytes in
+/// a child `(itself)`.
 pub fn treemap(report: &Report<'_>) -> String {
     let root = value(&label(report.run), &Node::of(report));
     gpumem_model::escape::json(&root)

@@ -18,7 +18,7 @@ pub(super) struct Piece {
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Live {
-    /// Size in bytes; 0 until it is known.
+    /// Size in bytes; 0 while unknown.
     pub bytes: u64,
     pub requested: u64,
     pub is_pending: bool,

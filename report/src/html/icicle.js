@@ -1,5 +1,5 @@
 // Paths of tags from the top down: widths are bytes. Click or Enter zooms, Escape goes back, arrows move. A search dims
-// the paths that do not match and shows the sum of those that match.
+// the paths that do not match, and shows the sum of the matching paths.
 
 const DEEPEST = 14;
 const ROW = 24;

@@ -65,7 +65,7 @@ pub fn draw(reports: &[Report<'_>], picture: Picture, options: &Options) -> Resu
     }
 }
 
-/// Returns the bar of a process on a device at a moment. Its parts add up to `used`, or to the known part of it.
+/// Returns the bar of a process on a device at a moment. Its parts add up to `used`, or to the known part of `used`.
 pub fn bar(report: &Report<'_>, moment: &Moment, by: By, title: &str) -> Bar {
     let mut segments = Vec::new();
     let mut push = |name: &str, bytes: i64, kind: Kind| {

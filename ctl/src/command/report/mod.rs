@@ -3,7 +3,7 @@
 //! ```text
 //! find      finds runs: files, stored runs, processes of the daemon, or the newest run
 //! past      a part of a run's life
-//! oom       OOMs of these runs
+//! oom       OOMs of the found runs
 //! ```
 //!
 //! In all cases the report is made from a run alone, by the same code.

@@ -400,7 +400,7 @@ fn pids_of(driver: &str, is_host: bool) -> Pids {
 /// Bytes read of /proc/meminfo. It has about 1.5 KiB; the two values are in the first lines.
 const MEMINFO_BYTES: usize = 4096;
 
-/// The host's memory, from /proc/meminfo. It stands for the device's if a GPU has none of its own (unified memory: GB10, Jetson)
+/// The host's memory, from /proc/meminfo. Used as device memory if a GPU has no own memory (unified memory: GB10, Jetson)
 /// and NVML answers that device memory is not supported. The file is kept open because it is read as often as device memory.
 #[derive(Debug, Default)]
 struct HostMemory {

@@ -5,8 +5,8 @@
 //! (after the interval, or earlier for a reason) and lock time is left.
 //!
 //! Lock time is a bucket that fills with `list_budget` of wall time. A list may be read while the bucket is not empty. It takes
-//! its real cost from the bucket, which may go into debt. So long lists slow down, and lists that cost almost nothing can all be
-//! read in one go.
+//! its real cost from the bucket, which may go into debt. Expensive lists therefore become rarer, and lists that cost almost
+//! nothing can all be read together.
 //!
 //! A list after an agent's event is most useful at once, because it separates the changes around the event. So a requested device
 //! may be read on credit, up to `BORROW_NS`. Then the bucket must fill again, and the device that has waited longest is next.
