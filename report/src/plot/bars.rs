@@ -1,4 +1,4 @@
-//! Stacked bars side by side on one scale, each with a list of its parts. Used for layers beside data structures, and for two
+//! Stacked bars side by side on one scale, each with a list of its parts. Used for layers next to data structures, and for two
 //! runs.
 
 use super::axis::{Axis, GREY, LARGE, SMALL, amount, percents, words};
@@ -12,7 +12,7 @@ pub(super) const MARGIN: f64 = 16.0;
 /// Width of the scale's numbers.
 const SCALE: f64 = 44.0;
 const BAR: f64 = 84.0;
-/// Width beside a bar for the shares of thin parts.
+/// Width next to a bar for the shares of thin parts.
 const SIDE: f64 = 44.0;
 pub(super) const LIST: f64 = 236.0;
 const HEIGHT: f64 = 330.0;
@@ -71,7 +71,7 @@ fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) 
         out.rect(at, *fill, Some((BLACK, 0.5)), Some(data));
         let share = part.bytes as f64 / bar.total_bytes.max(1) as f64;
         let Some(label) = shares.as_ref().and_then(|shares| shares.get(index)) else { continue };
-        // A small bar beside a far larger one may have no room for the label.
+        // A small bar next to a far larger one may have no room for the label.
         if share.abs() < LABELLED || at.height < SMALL * 0.6 {
             continue;
         }

@@ -1,4 +1,4 @@
-//! Facts about a device besides its statement: when the gap was measured, what `Others` contains, and which other processes have
+//! Facts about a device outside its statement: the time of the measured gap, the content of `Others`, and other processes with
 //! memory there.
 
 use crate::labels::{free_name, rest_name};

@@ -117,7 +117,7 @@ fn filled(width: Option<usize>, fill: &dyn Fn(&mut Lines)) -> Vec<String> {
 /// Text of a report outside its tables, for other output forms.
 pub(super) struct Words {
     pub heading: String,
-    /// What a reader should know first.
+    /// The conclusions about the run.
     pub verdict: Vec<String>,
     pub warnings: Vec<String>,
     /// Source and end of the run, and how complete its numbers are.
