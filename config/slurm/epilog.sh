@@ -46,7 +46,7 @@ attach() {
   umask 077
   mkdir -p "$reports" && chmod 0755 "$reports" || return 0
   new=$reports/.$job.$node
-  # The daemon closes the runs some milliseconds after the last process ends, so retry while one is open (at most 2 s).
+  # The daemon closes the runs some milliseconds after the last process ends, so retry while one is open (20 times at most).
   tries=0
   while gpumemctl report --job "$job" --json | grep -q '"state": *"open"' && [ "$tries" -lt 20 ]; do
     sleep 0.1
