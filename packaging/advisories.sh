@@ -1,22 +1,22 @@
 #!/bin/sh
-# Holds the crates in Cargo.lock, and those of the fuzz targets, against RustSec's database of known holes, with cargo-deny.
+# Checks the crates in Cargo.lock and of the fuzz targets against RustSec's database of vulnerabilities, with cargo-deny.
 #
 #     advisories.sh TARGET
 #
-# DB: a clone of https://github.com/RustSec/advisory-db, for machines that cannot fetch it. Its age is printed, because it has no
+# DB: a clone of https://github.com/RustSec/advisory-db, for machines that cannot fetch it. Its age is printed, because it lacks
 # later vulnerabilities.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$1/advisories"
 target=$(cd "$1" && pwd)
-# The test's own, where there is no other.
+# The cargo-deny of the tests, if no other is installed.
 PATH=$PATH:$target/tools/cargo-deny/bin
 command -v cargo-deny > /dev/null || { echo "there is no cargo-deny: cargo install cargo-deny" >&2; exit 1; }
 config=$root/deny.toml
 offline=''
 if [ -n "${DB-}" ]; then
-  # By this name cargo-deny looks for that address.
+  # cargo-deny derives this folder name from the address.
   work=$target/advisories
   rm -rf "$work/advisory-db-3157b0e258782691"
   git clone --quiet "$DB" "$work/advisory-db-3157b0e258782691"

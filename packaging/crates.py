@@ -1,4 +1,4 @@
-"""Which crates are in the programs, from cargo itself. What only builds or tests them, macros too, is not."""
+"""Lists the crates in the programs, from cargo. Crates used only by builds, macros or tests are left out."""
 
 import json
 import os
@@ -12,7 +12,7 @@ PROGRAMS = {"gpumemd": "gpumemd", "gpumemctl": "gpumemctl", "libgpumem.so": "gpu
 
 
 class Crates:
-    """Packages by id, and the ids of their dependencies, without those of tests and builds."""
+    """Packages by id, and the ids of their dependencies, without dependencies of tests and builds."""
 
     def __init__(self) -> None:
         self.cargo = os.environ.get("CARGO", "cargo")
@@ -26,7 +26,7 @@ class Crates:
             self.needs[node["id"]] = sorted(each for each in linked if not self.is_macro(each))
 
     def compiler(self, word: str) -> str:
-        """A property of the compiler: host, release."""
+        """Returns a property of the compiler: host or release."""
         said = subprocess.run([self.cargo, "-vV"], check=True, capture_output=True, text=True).stdout
         return next(line.split(": ", 1)[1] for line in said.splitlines() if line.startswith(word + ": "))
 
@@ -34,7 +34,7 @@ class Crates:
         return any("proc-macro" in target["kind"] for target in self.packages[package]["targets"])
 
     def of(self, names: List[str]) -> List[str]:
-        """The workspace's crates of these names and all that is linked into them, by name and version."""
+        """Returns the named crates of the workspace and all crates linked into them, by name and version."""
         held: Set[str] = set()
         waiting = [each for each, package in self.packages.items() if package["name"] in names and not package["source"]]
         while waiting:
@@ -45,7 +45,7 @@ class Crates:
         return sorted(held, key=lambda each: (self.packages[each]["name"], self.packages[each]["version"]))
 
     def checksums(self) -> Dict[str, str]:
-        """SHA-256 of each crate's file, as Cargo.lock has them, by `name version`."""
+        """Returns the SHA-256 of each crate's file from Cargo.lock, by `name version`."""
         lock = (ROOT / "Cargo.lock").read_text(encoding="utf-8")
         entry = r'name = "(.*)"\nversion = "(.*)"\nsource = ".*"\nchecksum = "(.*)"'
         return {"{} {}".format(name, version): checksum for name, version, checksum in re.findall(entry, lock)}

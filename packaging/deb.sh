@@ -3,7 +3,7 @@
 #
 #     deb.sh PROGRAMS OUT
 #
-# VERSION: another number than the workspace's, for tests of upgrades.
+# VERSION: replaces the workspace's version, for tests of upgrades.
 #
 # Uses dpkg-deb instead of cargo-deb: install.sh has the layout, and cargo-deb needs a second list of the files. cargo-deb also
 # takes three minutes to build; this script takes two seconds.
@@ -17,7 +17,7 @@ architecture=$(dpkg --print-architecture)
 revision=$VERSION-1
 debian=$root/packaging/debian
 
-# Debian's places.
+# Debian's paths for completions and documents.
 share=$tree/usr/share
 mv "$share/zsh/site-functions" "$share/zsh/vendor-completions"
 own=$share/doc/gpumemd

@@ -3,7 +3,7 @@
 #
 #     image.sh PROGRAMS OUT
 #
-# Needs no Docker and no registry: buildah builds it, on a base of a few Debian packages (BASE: another image's name). Where there is no
+# Needs no Docker and no registry: buildah builds it, on a base of a few Debian packages (BASE: another image's name). Without
 # buildah, OUT/image is left for other builders: docker build OUT/image.
 set -eu
 
@@ -21,7 +21,7 @@ rm -rf "$context"
 mkdir -p "$context/root"
 cp "$root/packaging/Containerfile" "$context/"
 PURL=pkg:oci/gpumemd PREFIX=/usr DESTDIR=$context/root "$root/packaging/install.sh" install "$programs"
-# Of the documents only what licences want.
+# Only the documents that licences require.
 mkdir "$context/kept"
 ( cd "$context/root/usr/share/doc/gpumem" && mv LICENSE third-party.txt sbom.cdx.json "$context/kept/" )
 for folder in share lib/systemd lib/sysusers.d lib/tmpfiles.d; do rm -r "$context/root/usr/$folder"; done
@@ -46,7 +46,7 @@ debian() { # FOLDER: deb:NAME=VERSION of what has documents there
 }
 {
   if [ -z "${BASE-}" ]; then
-    # Unpacked, not installed: no scripts, no package manager, nothing to keep up to date but these.
+    # Unpacks the packages without installing them: their scripts do not run, and the image has no package manager.
     mmdebstrap --quiet --mode=root --variant=extract --include=base-files,libc6,libgcc-s1,busybox-static \
       --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr bookworm "$work/base"
     chroot "$work/base" /usr/bin/busybox --install -s /usr/bin

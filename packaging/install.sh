@@ -1,5 +1,5 @@
 #!/bin/sh
-# The one layout of an installation: `make install`, the .deb, the RPM, the tarball and the image all use this script.
+# The only layout of an installation: `make install`, the .deb, the RPM, the tarball and the image all use this script.
 #
 #     install.sh install FOLDER      the programs and the library are taken from FOLDER
 #     install.sh uninstall
@@ -11,7 +11,7 @@
 #     include/gpumem.h                      lib/gpumem/versions: lists and removes them
 #     share/man, bash-completion, zsh, fish lib/systemd/system, lib/sysusers.d, lib/tmpfiles.d
 #     share/doc/gpumem/                     rules, prometheus, grafana, kubernetes, slurm, systemd (drop-ins), the documents;
-#                                           sbom.cdx.json: what the programs are made of, of a package called PURL
+#                                           sbom.cdx.json: components of the programs, for the package PURL
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -26,7 +26,7 @@ prefix=${DESTDIR-}$PREFIX
 sysconf=${DESTDIR-}$SYSCONFDIR
 library=$prefix/lib/gpumem
 
-# MODE FROM TO: the new file takes the old one's name in one step. What runs or is mapped keeps its own.
+# MODE FROM TO: the new file takes the old one's name in one step. Running or mapped files stay unchanged.
 put() {
   mkdir -p "$(dirname "$3")"
   install -m "$1" "$2" "$3.new.$$"
@@ -77,7 +77,7 @@ install_all() {
   put 644 "$root/systemd/gpumemd.sysusers.conf" "$prefix/lib/sysusers.d/gpumemd.conf"
   put 644 "$root/systemd/gpumemd.tmpfiles.conf" "$prefix/lib/tmpfiles.d/gpumemd.conf"
 
-  # An existing configuration stays; the file as shipped is among the documents.
+  # An existing configuration stays; the shipped file is also in the documents.
   [ -e "$sysconf/gpumemd/gpumemd.toml" ] || put 644 "$root/config/gpumemd.toml" "$sysconf/gpumemd/gpumemd.toml"
 
   documents=$prefix/share/doc/gpumem
@@ -88,7 +88,7 @@ install_all() {
   done
   tree "$root/systemd/drop-ins" "$documents/systemd"
   tree "$root/docs" "$documents/docs"
-  # Licences of the code in the programs; and the list of components with checksums.
+  # Licences of the code in the programs, and the list of components with checksums.
   if "$root/packaging/third_party.py" > "$scratch" 2> /dev/null; then
     put 644 "$scratch" "$documents/third-party.txt"
     "$root/packaging/sbom.py" "${PURL-pkg:generic/gpumemd}" "$VERSION" "gpumemd=$prefix/bin/gpumemd" \

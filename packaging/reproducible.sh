@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds the Debian package, the RPM (if there is rpmbuild), the wheel and the archive twice and compares them, byte by byte: in folders of different names and lengths,
-# with crates in different places, at different times, time zones and file modes; the second time without a network.
+# Builds the Debian package, the RPM (with rpmbuild), the wheel and the archive twice and compares them byte by byte. The builds
+# differ in folder name and length, place of the crates, time, time zone and file modes. The second build has no network.
 #
 #     reproducible.sh OUT
 #
@@ -12,14 +12,14 @@ mkdir -p "$1"
 out=$(cd "$1" && pwd)
 cargo=${CARGO:-cargo}
 home=${CARGO_HOME:-$HOME/.cargo}
-# The same for both, whatever is committed meanwhile.
+# The same commit for both builds, even if HEAD moves meanwhile.
 commit=$(git -C "$root" rev-parse HEAD)
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct "$commit")}
 export SOURCE_DATE_EPOCH
 unset CARGO_TARGET_DIR RUSTFLAGS MAKEFLAGS MAKELEVEL
 
 ( cd "$root" && "$cargo" fetch --locked )
-# Crates elsewhere: the same, by another path.
+# The same crates, at another path.
 mkdir -p "$out/other-home-of-crates"
 for entry in "$home"/*; do ln -sfn "$entry" "$out/other-home-of-crates/$(basename "$entry")"; done
 

@@ -3,7 +3,7 @@
 #
 #     rpm.sh PROGRAMS OUT
 #
-# VERSION: another number than the workspace's, for tests of upgrades. PAYLOAD: rpmbuild's compression (w6.xzdio, which RHEL 7
+# VERSION: replaces the workspace's version, for tests of upgrades. PAYLOAD: rpmbuild's compression (w6.xzdio, which RHEL 7
 # to 10 read). Needs rpmbuild (Debian: apt-get install rpm).
 set -eu
 
@@ -13,7 +13,7 @@ export PURL
 # shellcheck source=packaging/tree.sh
 . "$(dirname "$0")/tree.sh"
 
-# The list of files is that of the tree. The package owns its own folders, and those of completions, which other packages make
+# The list of files is taken from the tree. The package owns its own folders, and those of completions, which other packages make
 # only where the shell is installed.
 cd "$tree"
 {

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Prints what the programs are made of, as CycloneDX 1.6 in JSON: every crate in them with its licence and the checksum that it was
-built from, SQLite, Rust's standard library, and the programs themselves with theirs. The same files give the same bytes.
+"""Prints the components of the programs as CycloneDX 1.6 in JSON: every crate with its licence and checksum, SQLite, Rust's
+standard library, and the programs with their checksums. The same files give the same bytes.
 
     sbom.py NAME VERSION gpumemd=FILE gpumemctl=FILE libgpumem.so=FILE [deb:NAME=VERSION ...]
 
-NAME: a package's, as `pkg:deb/debian/gpumemd` or `pkg:pypi/gpumem`. deb: what else lies in an image.
+NAME: a package URL such as `pkg:deb/debian/gpumemd` or `pkg:pypi/gpumem`. deb: a Debian package in the image.
 """
 
 import hashlib
@@ -111,7 +111,7 @@ def crate(package: Dict[str, Any], checksums: Dict[str, str]) -> Dict[str, Any]:
 
 
 def sqlite(crate_folder: pathlib.Path) -> Dict[str, Any]:
-    """The C library that the crate brings and compiles, by the version in its header."""
+    """Returns the C library that the crate contains and compiles, with the version from its header."""
     header = (crate_folder / "sqlite3" / "sqlite3.h").read_text(encoding="utf-8")
     version = re.search(r'#define SQLITE_VERSION\s+"(.*)"', header)[1]  # type: ignore[index]
     return library("pkg:generic/sqlite@" + version, "sqlite", version, "blessing")

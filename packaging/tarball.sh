@@ -17,7 +17,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 name=gpumemd-$VERSION-linux-$(uname -m)
 tree=$work/$name
-# Units need absolute paths: those of the link in INSTALL.
+# Units need absolute paths: they use the path of the link described in INSTALL.
 PREFIX='' AT=/opt/gpumemd DESTDIR=$tree "$root/packaging/install.sh" install "$programs"
 rm -r "$tree/etc" # only /etc is read, and that is not ours to fill
 cat > "$tree/INSTALL" << END

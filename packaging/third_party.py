@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Prints whose code the programs hold: name, version and licence of every crate in them, and the texts that the crates come with.
+"""Prints the licences of the code in the programs: name, version and licence of every crate, and the licence texts in the crates.
 
-What only builds or tests them, macros too, is not in the programs and not in the list.
+Crates used only by builds, macros or tests are not in the programs, and not in the list.
 """
 
 import pathlib

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Slurm's Epilog, as root on each node: attaches the report to the job. It ends well and in time whatever happens: an Epilog that
-# fails drains the node, and one that hangs keeps the job's nodes from others. gpumem.conf says what it does.
+# Slurm's Epilog, as root on each node: attaches the report to the job. gpumem.conf has its settings. It always ends in time with
+# success: an Epilog that fails drains the node, and one that hangs blocks the job's nodes.
 #
-# What comes from the job is never part of a command: ids are digits or nothing, a path is one argument, and what is written into the
-# user's folder is written as the user.
+# Data from the job is never part of a command: ids are digits or empty, and a path is one argument. Files in the user's folder
+# are written as the user.
 
 conf=${0%/*}/gpumem.conf
 [ ! -r "$conf" ] || . "$conf"
@@ -15,7 +15,7 @@ case $gid in *[!0-9]*) gid= ;; esac
 limit=${GPUMEM_EPILOG_LIMIT:-10}
 case $limit in '' | *[!0-9]*) limit=10 ;; esac
 
-# Takes the job out of the files that prolog.sh has put it into.
+# Removes the job from the files to which prolog.sh added it.
 unmap() {
   mapping=${GPUMEM_JOB_MAPPING:-}
   [ -d "${mapping:-/nonexistent}" ] || return 0
@@ -28,7 +28,7 @@ unmap() {
     rm -f "$2/.new"' sh "$job" "$mapping"
 }
 
-# As the user: a link that lies there leads no further than the user could go.
+# Writes the copy as the user, so that a link in the folder can only lead to files that the user may write.
 to_folder() {
   [ "${GPUMEM_REPORT_TO_FOLDER:-1}" = 1 ] && [ -n "$uid" ] && [ "$uid" != 0 ] || return 0
   [ -n "${SLURM_JOB_WORK_DIR:-}" ] || return 0
@@ -46,7 +46,7 @@ attach() {
   umask 077
   mkdir -p "$reports" && chmod 0755 "$reports" || return 0
   new=$reports/.$job.$node
-  # The daemon hears of the last end when we do: its runs are closed some milliseconds later.
+  # The daemon closes the runs some milliseconds after the last process ends, so retry while one is open (20 times at most).
   tries=0
   while gpumemctl report --job "$job" --json | grep -q '"state": *"open"' && [ "$tries" -lt 20 ]; do
     sleep 0.1
@@ -60,7 +60,7 @@ attach() {
   mv -f "$new" "$reports/$job.$node.txt"
 }
 
-# Apart from us: a file system that hangs holds it, and not the node.
+# Runs in a separate process, so that a hung file system blocks that process and not the node.
 if [ "${1:-}" = attach ]; then
   attach
   exit 0

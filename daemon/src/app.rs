@@ -380,7 +380,7 @@ async fn forward_exits(
     }
 }
 
-/// Hands over an end when its status is known or the retries are used up.
+/// Sends an end to the aggregator when its status is available or the retries are used up.
 async fn late_end(gone: Gone, time_ns: u64, kernel: Kernel, inbox: mpsc::Sender<Batch>) {
     let mut status = None;
     for wait in STATUS {

@@ -1,6 +1,6 @@
 //! Resources of this process: file descriptors and a PID namespace.
 //!
-//! The number of descriptors is limited, and agents use most of them. Some are reserved for the daemon's own files and sockets.
+//! The number of descriptors is limited, and agents use most. Some are reserved for the daemon's own files and sockets.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -34,13 +34,13 @@ fn agents(files: usize) -> usize {
     (files.saturating_sub(OWN) / PER_AGENT).max(1)
 }
 
-/// Returns whether an error means that no descriptor was free. It says nothing about the file or process.
+/// Returns whether an error means that no descriptor was free. Such an error does not depend on the file or process.
 pub(crate) fn is_out_of_descriptors(error: &std::io::Error) -> bool {
     let lacks = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
     error.raw_os_error().is_some_and(|error| lacks.contains(&error))
 }
 
-/// Locks a mutex. A panic while it was locked does not matter: each change of what it protects is complete or harmless.
+/// Locks a mutex. A panic while it was locked does not matter: each change of the protected data is complete or harmless.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

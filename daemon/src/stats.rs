@@ -1,5 +1,5 @@
-//! Metrics about the daemon itself, in one registry of the `prometheus` crate. Tables name all of them, so that a scrape has every
-//! metric and sources cannot use unknown names.
+//! Metrics about the daemon itself, in one registry of the `prometheus` crate. Tables name all metrics, so that a scrape has
+//! every metric and sources cannot use unknown names.
 
 use prometheus::core::Collector;
 use prometheus::{

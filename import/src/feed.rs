@@ -92,7 +92,7 @@ impl<'s> Feed<'s> {
         self.say(Origin::Host, stamp, body);
     }
 
-    /// Emits a device that is known only by its number.
+    /// Emits a device that the file identifies only by its number.
     pub fn device(&mut self, slot: u8, total_bytes: Option<u64>) {
         if self.devices.insert(slot) || total_bytes.is_some() {
             self.host(on(slot), by_number(slot, total_bytes));
@@ -309,7 +309,7 @@ impl Speaker {
         }
     }
 
-    /// Whether the piece may have its own row; if not, adds it to the sums.
+    /// Returns whether the piece may have its own row; if not, adds it to the sums.
     fn is_room(&mut self, piece: Piece) -> bool {
         self.rows += 1;
         if self.rows > MAX_ROWS {

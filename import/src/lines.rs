@@ -92,7 +92,7 @@ fn unquote(text: &str) -> Option<(Cow<'_, str>, &str)> {
     }
 }
 
-/// Whether a file's beginning contains a text.
+/// Returns whether a file's beginning contains a text.
 pub(super) fn contains(head: &[u8], needle: &[u8]) -> bool {
     head.windows(needle.len()).any(|window| window == needle)
 }

@@ -30,7 +30,7 @@ const PREFIXES: [(&str, Role); 9] = [
     ("unknown_", Role::Unknown),
 ];
 
-/// Whether most of the first lines are tags with amounts, and at least one tag has a known prefix.
+/// Returns whether most of the first lines are tags with amounts, and at least one tag has a known prefix.
 pub(super) fn looks_like(head: &[u8]) -> bool {
     if first_line(head).is_none() {
         return false;

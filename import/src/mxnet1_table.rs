@@ -35,7 +35,7 @@ const MAX_ROWS: usize = 128;
 /// Initial value of a minimum: a minimum at or above it means that all readings were above 2 GiB.
 const CAPPED_MIN: u64 = 2_147_483_000;
 
-/// Whether a file contains a table or its JSON form.
+/// Returns whether a file contains a table or its JSON form.
 pub(super) fn looks_like(head: &[u8]) -> bool {
     let has = |needle: &[u8]| contains(head, needle);
     let is_text = has(b"Profile Statistics") && has(b"Total Count");

@@ -30,14 +30,14 @@ const FIRST_WALL_US: u64 = 1_000_000_000_000_000;
 /// Maximum number of pools that are counted separately.
 const MAX_POOLS: usize = 64;
 
-/// Whether a file begins like a trace with MXNet's memory counters.
+/// Returns whether a file begins like a trace with MXNet's memory counters.
 pub(super) fn looks_like(head: &[u8]) -> bool {
     let has = |needle: &[u8]| contains(head, needle);
     let is_trace = is_array(head) || has(b"\"traceEvents\"");
     is_trace && (has(b"\"Memory: gpu/") || has(b"\"Device Storage\"") || has(b"\"cpu pinned/\""))
 }
 
-/// Whether a file begins inside an array. A second dump to the same file begins with a comma.
+/// Returns whether a file begins inside an array. A second dump to the same file begins with a comma.
 fn is_array(head: &[u8]) -> bool {
     matches!(head.iter().find(|byte| !byte.is_ascii_whitespace()), Some(b'[' | b','))
 }
@@ -237,7 +237,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         let offset = objects.offset;
         let next = objects.next().map_err(|source| Error::Read { path: path.clone(), offset, source })?;
         let is_read = match next {
-            // Parses only memory events: a trace has thousands of other events for each of them.
+            // Parses only memory events: a trace has thousands of other events for each memory event.
             Next::Object => !contains(&objects.bytes, b"\"Memory: ") || trace.add(&objects.bytes).is_some(),
             Next::Bad => false,
             end => break end,
@@ -300,7 +300,7 @@ fn caveats(
     ]);
 }
 
-/// Books the last amount of page-locked memory as host memory beside the device.
+/// Books the last amount of page-locked memory as host memory of the first GPU, outside its sum.
 fn pinned(places: &[Place], counters: &[Counter], speaker: &mut Speaker, feed: &mut Feed<'_>) {
     let gpu =
         places.iter().filter_map(|place| if let Place::Gpu(slot) = place { Some(*slot) } else { None }).min();

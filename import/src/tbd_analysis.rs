@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Sizes of single allocations are lost. A category becomes one allocation with all bytes; its other tags become allocations of
-//! 0 bytes, so that the number of allocations is right. Tags that match no word are not in the file.
+//! 0 bytes, so that the number of allocations is right. The file lacks tags that match no category word.
 
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
 use super::tbd_log;
@@ -25,7 +25,7 @@ const MAX_TEXT_BYTES: usize = 1 << 20;
 /// Maximum number of categories; the suite has some fifty words.
 const MAX_CATEGORIES: u64 = 4096;
 
-/// Whether a file begins with an object that contains tags as the suite writes them.
+/// Returns whether a file begins with an object that contains tags as the suite writes them.
 pub(super) fn looks_like(head: &[u8]) -> bool {
     let is_object = head.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
     is_object && head.windows(5).any(|window| window == b").\\n\"")

@@ -123,7 +123,7 @@ fn part(cell: &gpumem_model::run::Cell, source: Source) -> Part {
     let is_own = match source {
         Source::Pool => cell.pool.as_deref() == Some(TORCH),
         Source::Driver => match cell.class {
-            // The driver's pools: no other user of them is known.
+            // The driver's pools: attributed to torch, because no other user has been found.
             Class::PoolIdle => cell.pool.is_none(),
             _ => cell.library.as_deref().is_some_and(is_torch_library),
         },

@@ -20,7 +20,7 @@ pub struct Ended<'r> {
 
 /// Number of categories shown: for a single device, and for each of several.
 const NAMED: (usize, usize) = (3, 2);
-/// Most devices shown.
+/// Maximum number of devices shown.
 const DEVICES: usize = 3;
 
 /// Returns at most five lines; the last one suggests the next command. `job` is the argument that names the job to `gpumemctl

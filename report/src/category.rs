@@ -1,7 +1,7 @@
 //! Categories: ordered rules that name cells. The first match wins, so every byte is counted once. Memory that no rule matches is
 //! `Others`. Rules are applied in views, after the sums: no total depends on them.
 //!
-//! Two **groupings** of the same bytes exist, by layer and by data structure. Each is a [`Rules`] of its own.
+//! Two **groupings** of the same bytes exist, by layer and by data structure. Each has its own [`Rules`].
 
 use gpumem_model::cell::{CellTraits, is_sum, without_sum};
 use gpumem_model::run::{Cell, Class};

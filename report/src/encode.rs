@@ -6,7 +6,7 @@ use gpumem_model::escape::escape_key;
 /// `#[serde(flatten)]` the object has the fields of the value instead; an optional field is a flattened `Option` of an object.
 macro_rules! object {
     ($($(#[$attribute:meta])* $name:ident $(: $value:expr)?),* $(,)?) => {{
-        // Each value has a type parameter of its own, with the value's name.
+        // Each value has its own type parameter, with the value's name.
         #[allow(non_camel_case_types)]
         let object = {
             #[derive(serde::Serialize)]
@@ -24,7 +24,7 @@ pub(crate) use object;
 ///
 /// An apostrophe is inserted before `=`, `+`, `-` or `@` where a cell may begin; blanks, quotes and further apostrophes may be
 /// between. To decode, remove the first such apostrophe. Some spreadsheets also treat semicolons and bars as separators, even
-/// inside quotes, so a cell may begin after any of these.
+/// inside quotes, so a cell may begin after each of these characters.
 pub(crate) fn csv_field(text: &str) -> String {
     const SEPARATORS: [char; 3] = [',', ';', '|'];
     let text = escape_key(text);

@@ -57,7 +57,7 @@ pub fn growth_report(report: &Report<'_>, device: &Device) -> Option<GrowthRepor
     growth_report_by(report, device, &[By::Layer, By::Structure, By::Tag])
 }
 
-/// Judges a device, with names of these groupings only.
+/// Judges a device, with names of the groupings `kinds` only.
 fn growth_report_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Option<GrowthReport> {
     let growth = &device.details.growth;
     let used = [&device.last, &device.peak].map(|moment| moment.used_bytes().or(moment.tracked_bytes));

@@ -12,7 +12,7 @@ use gpumem_model::run::{Iteration, Iterations};
 use gpumem_model::units::{Unit, thousands};
 use std::fmt::Write;
 
-/// Most rows of a table; adjacent rows are merged if there are more.
+/// Maximum number of rows of a table; adjacent rows are merged if there are more.
 const MOST_ROWS: usize = 40;
 
 pub(crate) type Column = (&'static str, fn(&Iteration) -> i64);
@@ -105,7 +105,7 @@ pub(super) fn number(row: &Iteration) -> String {
     }
 }
 
-/// Returns at most [`MOST_ROWS`] rows, and the columns that are not empty in all of them.
+/// Returns at most [`MOST_ROWS`] rows, and the columns that are not empty in every row.
 pub(super) fn folded(table: &Iterations) -> (Vec<Iteration>, Vec<&'static Column>) {
     let all: Vec<Iteration> = table.rows.iter().chain(&table.open).copied().collect();
     let rows: Vec<Iteration> = all.chunks(all.len().div_ceil(MOST_ROWS).max(1)).map(merged).collect();

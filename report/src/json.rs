@@ -32,11 +32,11 @@ pub fn json(report: &Report<'_>) -> String {
         // Owner of the process, from the facts and claims in `process`.
         who: Owner::of(&run.process.facts, &run.process.claims, run.process.uid),
         state: &run.state,
-        // What a reader should know first: `outcome` and `findings`.
+        // Conclusions: `outcome` and `findings`.
         #[serde(flatten)]
         findings: Findings::of(report),
         coverage: &run.coverage,
-        // The reported part of the run's life; null for all of it.
+        // The reported part of the run's life; null for the whole life.
         window: report.window,
         // How memory was named; null if the agent did not report it.
         names: layers::level(&run.coverage.layers),
@@ -104,7 +104,7 @@ fn moment_json(report: &Report<'_>, moment: &Moment) -> impl Serialize {
         partial: moment.partial,
         layers: categories(by_layer),
         structures: categories(report.composition(moment, By::Structure)),
-        // Direct and block bytes that have a tag; `nameable_bytes` has all of them.
+        // Direct and block bytes that have a tag; `nameable_bytes` is all direct and block bytes.
         named_bytes,
         nameable_bytes,
         // From the framework's own numbers to `used`; null if PyTorch has no memory.

@@ -92,7 +92,7 @@ pub(crate) fn rest_name(is_unified: bool) -> &'static str {
     if is_unified { "rest of the host" } else { "unaccounted" }
 }
 
-/// Returns the name of free device memory, or of available host memory if the device has no memory of its own.
+/// Returns the name of free device memory, or of available host memory if the device has no own memory.
 pub(crate) fn free_name(is_unified: bool) -> &'static str {
     if is_unified { "available" } else { "free" }
 }

@@ -44,7 +44,7 @@ use gpumem_model::units::{Unit, thousands};
 use gpumem_model::window::Window;
 use std::collections::BTreeMap;
 
-/// What the rows under `tracked` are grouped by.
+/// Grouping of the rows under `tracked`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// Categories of the layer rules.
@@ -71,7 +71,7 @@ impl By {
     }
 }
 
-/// A run with what is needed to report on it.
+/// A run with the options of its report.
 #[derive(Debug)]
 pub struct Report<'r> {
     /// The run.
@@ -169,7 +169,7 @@ pub struct Statement {
 }
 
 impl Statement {
-    /// Returns whether each row with parts is exactly their sum, in every column where it is known.
+    /// Returns whether each row with parts is exactly their sum, in every column that has a value.
     pub fn adds_up(&self) -> bool {
         self.rows.iter().enumerate().all(|(index, row)| {
             let parts: Vec<&Row> = self.rows.iter().filter(|part| part.parent == Some(index)).collect();
@@ -236,7 +236,7 @@ impl<'r> Report<'r> {
         for (of, names) in categories.iter_mut().enumerate() {
             let is_last_resort = |cell: &Cell| of == By::Structure as usize || cell.tag.is_none();
             for (name, cell) in names.iter_mut().zip(&run.cells) {
-                // NCCL's scratch memory is large and unknown to PyTorch's allocator: it gets a row of its own.
+                // NCCL's scratch memory is large and unknown to PyTorch's allocator: it gets a separate row.
                 let is_apart = has_torch && of == By::Structure as usize && names::is_apart(cell);
                 let is_left = name.is_none() && (has_torch || of != By::Structure as usize);
                 if is_apart || is_left && is_last_resort(cell) {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The agent's tag for lines beyond those that it names individually.
 const OTHER_LINES: &str = "(other lines)";
-/// Most groups of paths in a table.
+/// Maximum number of groups of paths in a table.
 const MOST_GROUPS: usize = 16;
 /// Fewer groups than this are less informative than the types of modules.
 const FEW_GROUPS: usize = 4;

@@ -11,9 +11,9 @@ use gpumem_model::run::{Clock, Run};
 use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
 
-/// Most columns of a name in a table; longer paths keep their end.
+/// Maximum number of columns of a name in a table; longer paths keep their end.
 const WIDTH: usize = 60;
-/// Most columns of a name in the report's line; `NAMED` is the most names there.
+/// Maximum number of columns of a name in the report's line; `NAMED` is the maximum number of names there.
 const SHORT: usize = 24;
 const NAMED: usize = 4;
 const NOTHING: &str = "the program reported no counter, step or range: call gpumem_counter_set or gpumem_step; \

@@ -10,7 +10,7 @@ use gpumem_model::units::{Unit, thousands};
 
 /// Marks below the lists: the newest ones.
 const MOST_MARKS: usize = 16;
-/// Most lines of a list, with its heading and its sum.
+/// Maximum number of lines of a list, with its heading and its sum.
 const MOST_LINES: usize = 30;
 /// Lines of a list that are no steps: two headings, the sum of smaller steps, and the total.
 const OTHER_LINES: usize = 4;

@@ -30,7 +30,7 @@ use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
 use std::io::{self, Write};
 
-/// Most categories of a counter: the largest ones. The others are summed in one.
+/// Maximum number of categories of a counter: the largest ones. The others are summed in one.
 const CATEGORIES: usize = 60;
 
 type Args = Map<String, Value>;

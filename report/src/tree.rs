@@ -6,7 +6,7 @@
 //!       -> Untrackable -> context
 //! ```
 //!
-//! The bytes of a tree add up to `used` at the peak, or to the known part of it.
+//! The bytes of a tree add up to `used` at the peak, or to the known part of `used`.
 
 use super::Report;
 use super::names::{is_line, library};
@@ -19,7 +19,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Most components of a path; deeper ones stay one name. Readers of nested JSON are limited to 128 levels, and a node uses two.
+/// Maximum depth of a path; deeper components stay one name. Readers of nested JSON are limited to 128 levels, and a node uses
+/// two.
 const DEEPEST: usize = 40;
 
 /// A node of the tree.
@@ -149,8 +150,8 @@ fn lines(node: &Node, path: &mut String, out: &mut String) {
 }
 
 /// Returns the tree as nested JSON for treemaps and sunbursts: `{name, children}` or `{name, value}`, in bytes, the largest
-/// first. The root is the run, with one tree below it for each device. A node with bytes of its own and children has them in a
-/// child `(itself)`.
+/// first. The root is the run, with one tree below it for each device. A node with own bytes and children has its own bytes in
+/// a child `(itself)`.
 pub fn treemap(report: &Report<'_>) -> String {
     let root = value(&label(report.run), &Node::of(report));
     gpumem_model::escape::json(&root)

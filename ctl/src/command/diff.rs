@@ -1,4 +1,4 @@
-//! `gpumemctl diff A B`: what B holds in addition to A, and whether that is within a limit.
+//! `gpumemctl diff A B`: differences of B from A, and whether they are within a limit.
 
 use crate::args::Diff as Args;
 use crate::args::{names_device, no_device};

@@ -1,4 +1,4 @@
-//! `gpumemctl explain WORD [PID|RUN|FILE]`: explains a word of a report, with the numbers of a run.
+//! `gpumemctl explain WORD [PID|RUN|FILE]`: explains a term of a report, with the numbers of a run.
 
 use crate::args::Explain as Args;
 use crate::client::{Daemon, RunReply, RunSelector};

@@ -181,7 +181,7 @@ pub(super) fn seconds(ms: u64) -> String {
     format!("{}.{} s", ms / 1000, ms / 100 % 10)
 }
 
-/// Amounts of a device in steps of the unit. They are apportioned from its size if all of them are known.
+/// Amounts of a device in steps of the unit. They are apportioned from its size if all have a value.
 pub(super) struct Shown {
     pub(super) processes: Vec<Option<i64>>,
     pub(super) unaccounted: Option<i64>,

@@ -1,9 +1,9 @@
 //! Batches that sources hand to the aggregator, and batches that are deferred because they take long.
 //!
 //! The ledger takes most records in less than a microsecond. A few make it search most of the data of their process, for example
-//! an allocation below which segments wait for memory. A process may send thousands of them in one batch. A batch that takes long
-//! is split: its rest waits for a multiple of the time that it took, and later batches of the process queue behind it. Each of
-//! them keeps its slot in the inbox, so its user cannot send more meanwhile.
+//! an allocation below which segments wait for memory. A process may send thousands of such records in one batch. A batch that
+//! takes long is split: its rest waits for a multiple of the time that it took, and later batches of the process queue behind it.
+//! Each waiting batch keeps its slot in the inbox, so its user cannot send more meanwhile.
 
 use crate::limits::user_queue::QueueSlot;
 use gpumem_ledger::{Origin, ProcessKey};
@@ -39,7 +39,7 @@ const PAUSE_FACTOR: u64 = 16;
 #[derive(Debug, Default)]
 struct Waiting {
     batches: VecDeque<Batch>,
-    /// When the first of them is due, CLOCK_MONOTONIC.
+    /// When the first batch is due, CLOCK_MONOTONIC.
     at_ns: u64,
 }
 

@@ -157,7 +157,7 @@ pub struct Aggregator {
     deferred: DeferredBatches,
     boot_id: String,
     tally: NodeCounters,
-    /// What the store has recorded about processes that this daemon sees for the first time.
+    /// Stored data of processes that this daemon sees for the first time.
     recalls: (UnboundedSender<Recalled>, UnboundedReceiver<Recalled>),
     /// Records refused by the ledger's limits, as of the last snapshot.
     refused: RefusedRecords,
@@ -380,7 +380,7 @@ impl Aggregator {
         self.stats.observe(Timing::Batch, began.elapsed());
     }
 
-    /// Tells the ledger how far an earlier daemon had recorded a process that is new to this one.
+    /// Passes to the ledger how far an earlier daemon had recorded a process that is new to this one.
     fn hear_of_earlier(&mut self, recalled: &Recalled) {
         let Recalled { key, events, lost, program } = *recalled;
         if self.tracks.has(key) {

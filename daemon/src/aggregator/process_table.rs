@@ -43,7 +43,7 @@ struct Track {
 }
 
 impl Track {
-    /// Returns whether a later hello may tell which process this is.
+    /// Returns whether a later hello may still identify the process.
     fn may_be_identified(&self, key: &ProcessKey) -> bool {
         key.start_ticks == 0 && !self.is_listed_again
     }
@@ -126,7 +126,7 @@ impl ProcessTable {
         self.tracks.get(&key).is_some_and(|track| track.may_be_identified(&key))
     }
 
-    /// Removes that process, because the hello of its agent has told its start time, and returns its key.
+    /// Removes the process without a start time, because its agent's hello contained the start time. Returns the old key.
     pub(crate) fn take_unidentified(&mut self, pid: u32) -> ProcessKey {
         let key = ProcessKey { pid, start_ticks: 0 };
         self.tracks.remove(&key);
@@ -184,7 +184,7 @@ impl ProcessTable {
         }
     }
 
-    /// Notes the end of a process. The first report of the time counts, and the first status that is known.
+    /// Notes the end of a process. Keeps the first reported time and the first available status.
     pub(crate) fn gone(&mut self, key: ProcessKey, time_ns: u64, status: Option<u64>) {
         if let Some(track) = self.tracks.get_mut(&key) {
             let (time_ns, known) = *track.gone.get_or_insert((time_ns, status));
@@ -203,7 +203,7 @@ impl ProcessTable {
     /// - Connected: up to ten times `last_word_ns`. Thousands may end at once, and the records that each had sent are read before
     ///   its connection ends.
     /// - Connected before, or listed several times without a start time: none.
-    /// - Listed once without a start time: ten times `last_word_ns`, because the hello of its agent may tell which process it was.
+    /// - Listed once without a start time: ten times `last_word_ns`, because the hello of its agent may identify it.
     /// - Never connected: a tenth of `last_word_ns`. A list may name a short program that ends while its hello waits to be read.
     pub(crate) fn take_over(
         &mut self,
@@ -297,7 +297,7 @@ impl ProcessTable {
         self.tracks.iter().filter(|(_, track)| track.gone.is_none()).map(|(&key, _)| key).collect()
     }
 
-    /// Marks a process as changed and never written, because a new part of it begins.
+    /// Marks a process as changed and never written, because a new part of its run begins.
     pub(crate) fn begins_part(&mut self, key: ProcessKey) {
         if let Some(track) = self.tracks.get_mut(&key) {
             (track.changed, track.is_new) = (true, true);

@@ -37,7 +37,7 @@ impl Roll {
         Some(wall_ns.div_euclid(period_ns))
     }
 
-    /// Returns the processes that roll now, at most [`AT_ONCE`] of those that `living` returns.
+    /// Returns the processes that roll now: at most [`AT_ONCE`] from the result of `living`.
     pub(crate) fn take(
         &mut self,
         wall_ns: i128,

@@ -171,11 +171,11 @@ fn not_zero(value: f64) -> Option<f64> {
 /// Settings of views that can change while the daemon runs.
 #[derive(Debug, Clone)]
 pub struct ViewSettings {
-    /// What other users see of a process.
+    /// Data of a process that other users see.
     pub tenants: Tenants,
     /// Limit of series in one scrape.
     pub max_series: usize,
-    /// Most tags of a process on a device that are series, largest first.
+    /// Maximum number of tags of a process on a device that are series, largest first.
     pub tags: usize,
     /// Processes younger than this are folded into one.
     pub young: Duration,

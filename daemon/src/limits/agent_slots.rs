@@ -20,7 +20,7 @@ pub struct AgentLimits {
     pub bytes_per_s: u64,
     /// Largest shared memory of an agent, in bytes.
     pub shared_bytes: u64,
-    /// Most live rows that are read when the agent ends and records are missing.
+    /// Maximum number of live rows that are read when the agent ends and records are missing.
     pub rows: usize,
 }
 
@@ -32,7 +32,7 @@ pub(crate) enum AgentSlotsFull {
     Waiting,
 }
 
-/// How long a peer may wait to say hello.
+/// Timeout for a peer's hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Patience {
     /// The whole timeout, [`AgentLimits::hello`].
@@ -63,7 +63,7 @@ pub(crate) struct AgentSlot {
 }
 
 impl AgentSlots {
-    /// Returns the number of connections, and of those without a hello. Both exclude peers with [`Patience::Brief`].
+    /// Returns the number of connections, and the number without a hello. Both exclude peers with [`Patience::Brief`].
     pub(crate) fn count(&self) -> (usize, usize) {
         (self.connections.count() - self.brief.count(), self.waiting.count())
     }
@@ -80,7 +80,7 @@ impl AgentSlots {
     /// Takes a slot for a peer without a hello.
     pub(crate) fn take(&self, uid: u32, limits: &AgentLimits) -> Result<AgentSlot, AgentSlotsFull> {
         let mut slot = self.take_for_hello(uid, limits)?;
-        // One user may have a quarter of these slots, so that silent peers leave the rest to others.
+        // One user may have a quarter of the slots, so that silent peers leave the rest to others.
         let waits = |slots: &Arc<ConnectionSlots>, most: usize| slots.take(uid, most, (most / 4).max(1));
         let waiting = waits(&self.waiting, limits.waiting).map(|slot| (Patience::Whole, slot));
         let waiting = waiting.or_else(|_| {

@@ -18,7 +18,7 @@ pub(crate) struct SlotsFull {
     pub user: bool,
 }
 
-/// Slots of one socket. `T` is the state shared by a user's connections; it lives as long as one of them.
+/// Slots of one socket. `T` is the state shared by a user's connections. It is dropped with the user's last connection.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlots<T = ()> {
     taken: Mutex<Taken<T>>,

@@ -40,7 +40,7 @@ impl RateLimit {
     }
 }
 
-/// Most log lines about the peers of one user in each [`LOG_WINDOW`].
+/// Maximum number of log lines about the peers of one user in each [`LOG_WINDOW`].
 const LOG_LINES: u32 = 50;
 const LOG_WINDOW: Duration = Duration::from_secs(10);
 
@@ -62,8 +62,8 @@ impl Default for LogRateLimit {
 }
 
 impl LogRateLimit {
-    /// Returns whether one more line about a peer of this user may be logged. The last allowed line says that further events are
-    /// only counted.
+    /// Returns whether one more line about a peer of this user may be logged. The last allowed line states that further events
+    /// are only counted.
     pub(crate) fn allows(&self, uid: u32) -> bool {
         let mut window = lock(&self.0);
         if window.since.elapsed() >= LOG_WINDOW {

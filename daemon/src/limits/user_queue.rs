@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
-/// Most batches of one user in the inbox. They keep the ledger busy; more would add to the time that other users wait.
+/// Maximum number of batches of one user in the inbox. They keep the ledger busy; more would make other users wait longer.
 const SLOTS: usize = 4;
 /// Duration from which a read is followed by a pause. Most take milliseconds; a full ring of a million records with as many rows
 /// takes a quarter of a second.
@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_millis(250);
 const PAUSE_FACTOR: u32 = 4;
 /// A costly batch keeps its slot for this multiple of its processing time.
 const COSTLY_PAUSE_FACTOR: u32 = 16;
-/// Least processing time of a costly batch that keeps its slot for longer.
+/// Minimum processing time of a costly batch that keeps its slot for longer.
 const COSTLY: Duration = Duration::from_millis(1);
 
 /// State shared by a user's connections.

@@ -17,12 +17,12 @@ use tokio::time::Instant;
 
 /// Users who owe less are answered at once. Most answers cost milliseconds, a large report some tens.
 const AT_ONCE: Duration = Duration::from_millis(100);
-/// Least charge of a request: reading it and sending the answer.
+/// Minimum charge of a request: reading it and sending the answer.
 const LEAST: Duration = Duration::from_micros(50);
-/// Most large answers that are serialized at one time.
+/// Maximum number of large answers that are serialized at one time.
 const BESIDE: usize = 2;
 
-/// What a user owes, and the lock of the answer that is being made.
+/// CPU time that a user owes, and the lock held while an answer is made.
 #[derive(Debug)]
 struct User {
     line: Arc<Line<()>>,
@@ -41,7 +41,7 @@ impl User {
         User { line: Arc::default(), owed: Mutex::new(Owed { time: Duration::ZERO, paid: Instant::now() }) }
     }
 
-    /// Returns what is owed now; `share` of a second is paid off in each second.
+    /// Returns the CPU time owed now. Each second pays off `share` of a second.
     fn owes(&self, share: f64) -> Duration {
         let (mut owed, now) = (lock(&self.owed), Instant::now());
         let paid = now.saturating_duration_since(owed.paid).mul_f64(share);

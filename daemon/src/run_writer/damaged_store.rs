@@ -7,7 +7,7 @@ use std::time::SystemTime;
 /// File system errors in a row after which the file itself counts as damaged. A transient error of a network file system is over
 /// by the third try, a bad block is not.
 const TRIES: u32 = 3;
-/// Most names to try for the renamed file.
+/// Maximum number of names to try for the renamed file.
 const NAMES: u32 = 100;
 
 /// Decides whether the store is damaged; reset by each successful write.

@@ -8,7 +8,7 @@ use gpumem_model::fields::Field;
 use gpumem_model::iterations::MAX_ROWS;
 use gpumem_model::run::{BlindWindow, Coverage, Device, Part, Program, Run, State};
 
-/// Most out-of-memory events of a joined run: the first one and the latest ones.
+/// Maximum number of out-of-memory events of a joined run: the first one and the latest ones.
 const MAX_OOMS: usize = 32;
 
 /// Returns the whole run: the stored one and the data since. If the stored one has rolled, the new data is its next part.

@@ -38,9 +38,9 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 use write_queue::{QueuedRun, WriteQueue};
 
-/// Most requests that wait for the thread; further ones are dropped without an answer.
+/// Maximum number of requests that wait for the thread; further ones are dropped without an answer.
 const QUESTIONS: usize = 64;
-/// Most new processes for which the store is searched at a time; the others are searched when they are first written.
+/// Maximum number of new processes searched in the store at a time; the others are searched when they are first written.
 const RECALLS: usize = 4096;
 /// First retry interval of a failing store. It is doubled up to [`LONGEST`], unless a resource is missing.
 const RETRY: Duration = Duration::from_secs(1);
@@ -116,13 +116,13 @@ pub struct Status {
     pub oldest: Duration,
     /// Whether `oldest` is more than twice the checkpoint interval.
     pub is_late: bool,
-    /// How long the disk has not answered, if that is too long.
+    /// Time since the disk last answered, if it exceeds the limit.
     pub stuck: Option<Duration>,
     /// Size of the file in bytes, as last read.
     pub bytes: u64,
     /// Whether it is larger than its limit, and no run in it may be deleted.
     pub is_too_large: bool,
-    /// Why no run is deleted for its age, though some are too old by the clock.
+    /// Why no run is deleted for its age, although the clock makes some too old.
     pub age_doubt: Option<Doubt>,
     /// New path of the last damaged store.
     pub set_aside: Option<PathBuf>,
@@ -210,8 +210,8 @@ impl RunWriter {
         let _ = self.jobs.send(WriterRequest::Retain(retention));
     }
 
-    /// Has the store note that runs without changes are still open, once everything that waits is written. All changes until
-    /// `time_ns` (CLOCK_MONOTONIC) have been handed over.
+    /// Makes the store note that runs without changes are still open, once all waiting runs are written. The caller has handed
+    /// over all changes until `time_ns` (CLOCK_MONOTONIC).
     pub(crate) fn beat(&self, time_ns: u64) {
         let _ = self.jobs.send(WriterRequest::Beat(time_ns));
     }
@@ -416,7 +416,7 @@ impl WriterThread {
         }
         let Newest { id, part, is_rolled } = store.newest(&uid).ok()??;
         let before = Arc::new(store.load(id).ok()?);
-        // The process was so short that its final run was written before this request. There will be no more of it.
+        // The process was so short that its final run was written before this request, so there is nothing to continue.
         if matches!(before.state, State::Closed { .. }) {
             return None;
         }

@@ -25,7 +25,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Most notes about processes that have not ended; the oldest are dropped.
+/// Maximum number of notes about processes that have not ended; the oldest are dropped.
 const NOTES: usize = 256;
 /// Age at which a note no longer explains an end.
 const LATELY_NS: u64 = 120_000_000_000;

@@ -141,7 +141,7 @@ impl Processes {
         Processes::with(ProcessSettings::default())
     }
 
-    /// Returns an empty table that also reads the files of these settings.
+    /// Returns an empty table that also reads the files named in `settings`.
     pub(crate) fn with(settings: ProcessSettings) -> Self {
         Processes::over(Path::new("/proc"), settings)
     }
@@ -158,7 +158,7 @@ impl Processes {
         Processes { inner: Arc::new(inner) }
     }
 
-    /// Returns the process that has `pid` now; `None` if there is none, or it is not visible from here. Costs a look-up for known
+    /// Returns the process that has `pid` now; `None` if there is none, or it is not visible from here. Costs a lookup for known
     /// processes and a few reads for new ones.
     pub fn identify(&self, pid: u32) -> Option<ProcessKey> {
         self.try_identify(pid).ok().flatten()
@@ -219,7 +219,7 @@ impl Processes {
         if table.unannounced.contains(&key) {
             table.parted.push((key, Arc::clone(&entry.facts)));
         }
-        // Otherwise epoll would report it again and again: the pidfd stays open until the status is known.
+        // Otherwise epoll would report it repeatedly, because the pidfd stays open until the status is available.
         if let (Some(epoll), Some(pidfd)) = (&self.inner.epoll, &entry.pidfd) {
             let _ = epoll::delete(epoll, pidfd);
         }

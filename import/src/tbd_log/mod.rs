@@ -29,7 +29,7 @@ const FORMAT: &str = "tbd-log";
 const MAX_PIDS: usize = 256;
 const EXAMPLE: &str = "[mem] Allocate 1024 bytes GPU memory (in_arg:fc_weight).";
 
-/// Whether a file begins with lines of this format.
+/// Returns whether a file begins with lines of this format.
 pub fn looks_like(head: &[u8]) -> bool {
     let has = |needle: &[u8]| contains(head, needle);
     has(b"[mem] Allocate ") || has(b" bytes GPU memory (") || has(b" MB GPU global memory free, total ")
@@ -57,7 +57,7 @@ pub(super) fn role(tag: &str) -> Role {
 
 #[derive(Default)]
 struct Reader {
-    /// The process that wrote the log; its pid is known only from the first reading on.
+    /// The process that wrote the log. Its pid is unknown until the first reading.
     own: Speaker,
     pid: Option<u32>,
     pids: BTreeSet<u32>,

@@ -41,7 +41,7 @@ impl<R: Read> Bytes<R> {
         Fault::Bad { offset: self.offset(), what: what.into() }
     }
 
-    /// Whether there is more input; if so, the buffer contains some of it.
+    /// Returns whether there is more input. If so, the buffer then contains at least one byte.
     pub fn has_more(&mut self) -> Result<bool, Fault> {
         if self.at < self.buffer.len() {
             return Ok(true);

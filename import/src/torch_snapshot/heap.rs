@@ -9,7 +9,7 @@ use super::model::{Action, Event};
 use super::rounding::Settings;
 use std::collections::BTreeMap;
 
-/// Memory from the driver. An expandable segment consists of many pieces, because parts of it are mapped and unmapped.
+/// Memory from the driver. An expandable segment consists of many pieces, because its parts are mapped and unmapped separately.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     pub bytes: u64,
@@ -18,7 +18,7 @@ pub(super) struct Piece {
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Live {
-    /// Size; 0 if it is not known yet.
+    /// Size in bytes; 0 while unknown.
     pub bytes: u64,
     pub requested: u64,
     pub is_pending: bool,
@@ -59,7 +59,7 @@ impl Heap {
         (address - start < piece.bytes).then_some((start, piece))
     }
 
-    /// Whether a range contains no piece.
+    /// Returns whether a range contains no piece.
     pub fn has_room(&self, address: u64, bytes: u64) -> bool {
         let end = address.saturating_add(bytes);
         self.piece_at(address).is_none() && self.pieces.range(address..end).next().is_none()
@@ -78,7 +78,7 @@ impl Heap {
         (at == end).then_some(found)
     }
 
-    /// Whether pieces cover a range without a hole, however it is split.
+    /// Returns whether pieces cover a range without a hole, however it is split.
     pub fn covers(&mut self, address: u64, bytes: u64) -> bool {
         let end = address.saturating_add(bytes);
         let Some((start, piece)) = self.piece_at(address) else { return false };
@@ -91,7 +91,7 @@ impl Heap {
         true
     }
 
-    /// Whether a block overlaps a range.
+    /// Returns whether a block overlaps a range.
     pub fn is_used(&self, address: u64, bytes: u64) -> bool {
         let before = self.blocks.range(..address).next_back();
         let reaches = before.is_some_and(|(start, live)| start + live.bytes.max(live.requested) > address);

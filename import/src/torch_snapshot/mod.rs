@@ -30,7 +30,7 @@ use model::{Snapshot, Unfit};
 use pickle::{MAX_MEMORY_BYTES, Unpickled, unpickle};
 use replay::Told;
 
-/// Whether a file begins with a pickle that contains a snapshot's names.
+/// Returns whether a file begins with a pickle that contains a snapshot's names.
 pub fn looks_like(head: &[u8]) -> bool {
     // Protocols 2 to 5 have a header; 0 and 1 begin with an empty dict or list.
     let is_pickle = matches!(

@@ -1,7 +1,7 @@
 //! Pickle opcodes of protocols 0 to 5: those of plain containers, and those that are rejected because they name or run code.
 //!
 //! A pickle is a program for a stack machine. It is dangerous because of a few opcodes that import names and call them. This
-//! machine implements none of them: a file can only build lists, dicts, strings and numbers.
+//! machine does not implement these opcodes: a file can only build lists, dicts, strings and numbers.
 
 pub(super) mod op {
     #![allow(missing_docs)]
@@ -80,7 +80,7 @@ const REFUSED: [(u8, &str, &str); 15] = [
 ];
 const NAMES: &str = "names Python code";
 
-/// Whether this opcode (GLOBAL or INST) is followed by the name of an object, as two lines.
+/// Returns whether this opcode (GLOBAL or INST) is followed by the name of an object, as two lines.
 pub(super) fn has_name(opcode: u8) -> bool {
     matches!(opcode, b'c' | b'i')
 }

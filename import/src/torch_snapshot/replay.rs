@@ -502,7 +502,7 @@ impl Replay<'_> {
         true
     }
 
-    /// Whether a device's next entry completes the free of this block.
+    /// Returns whether a device's next entry completes the free of this block.
     fn is_completed_next(&self, device: usize, address: u64) -> bool {
         let next = self.devices.get(device).and_then(|of| self.trace(device).get(of.next_event));
         next.is_some_and(|next| next.action == Action::FreeCompleted && next.address == address)
@@ -518,7 +518,7 @@ impl Replay<'_> {
         self.tell(Stamp { stack, ..Stamp::default() }, Body::Stack { format, frames: text.as_bytes() });
         let asked = self.settings().segment(event.bytes);
         let free = (event.address != u64::MAX).then_some(event.address);
-        // If the device had enough free memory, the allocator hit a limit of its own.
+        // If the device had enough free memory, the allocator's own limit was reached.
         let result = if free.is_some_and(|free| free < asked) { OUT_OF_MEMORY } else { 0 };
         if result != 0 {
             let stamp = Stamp { tag, stack, ..self.ordered(device) };

@@ -183,7 +183,7 @@ impl Of {
     }
 }
 
-/// Returns the amounts of a row; 0 for a row that was left out because it is zero on both sides, if its sum is known.
+/// Returns the amounts of a row. A row that is zero on both sides is left out; it gets 0 if its sum has a value.
 fn nothing_where_known(bytes: [Option<i64>; 2], kind: Kind, table: &super::Table) -> [Option<i64>; 2] {
     if bytes != [None, None] {
         return bytes;

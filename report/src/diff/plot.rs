@@ -7,7 +7,7 @@ use crate::plot::{Bar, Drawing, Frame, Kind, Segment, bars, by_name};
 use crate::{By, Part};
 use gpumem_model::escape::escape;
 
-/// Returns the picture. Each bar adds up to `used`, or to the known part of it. `None` if neither run has memory on a GPU.
+/// Returns the picture. Each bar adds up to `used`, or to the known part of `used`. `None` if neither run has memory on a GPU.
 pub fn picture(diff: &Diff<'_>) -> Option<Drawing> {
     let pair = diff.whole()?;
     let shown = Shown::of(pair.table(diff.by), usize::MAX);

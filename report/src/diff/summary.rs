@@ -108,7 +108,7 @@ fn unknown(pair: &Pair) -> String {
     if why.is_empty() { "neither used nor tracked is known for both".to_owned() } else { why.join("; ") }
 }
 
-/// Returns what is compared, at which moments, and on which devices.
+/// Returns the compared amounts, moments and devices as a sentence.
 pub(super) fn basis(diff: &Diff<'_>) -> String {
     let what = match (diff.at, diff.sides.iter().all(|side| side.run.coverage.covered)) {
         (At::Peak, true) => "each at its peak of tracked",

@@ -23,7 +23,7 @@ pub struct Layout {
 
 /// Target for the number of lines; rows are reduced down to their minimum to reach it.
 const MOST_LINES: usize = 35;
-/// Most rows of categories in the first table, in the other grouping, and of tags; each with the minimum for shortening.
+/// Maximum rows of categories in the first table, in the other grouping, and of tags; each with the minimum for shortening.
 const ROWS: [(usize, usize); 3] = [(9, 4), (5, 3), (6, 3)];
 
 /// A table as printed: folded, in one unit, each column apportioned from the top. Differences are those of the printed numbers,
@@ -131,7 +131,7 @@ fn folded(table: &Table, limit: usize, smallest: i64) -> (Statement, Vec<Option<
     let count = rows.iter().filter(|row| row.part == Part::Category).count();
     let (before, rest) = rows.split_at(first);
     let (categories, after) = rest.split_at(count.min(rest.len()));
-    // A row that is known for one side only cannot be unchanged.
+    // A row with a value on one side only counts as changed.
     let (same, differ): (Vec<&Row>, Vec<&Row>) =
         categories.iter().partition(|row| difference(&row.bytes) == Some(0));
     let is_large =

@@ -200,7 +200,7 @@ fn tag(word: &str, here: Option<&Here<'_>>) -> Option<Vec<String>> {
     ])
 }
 
-/// Most suggestions for an unknown word.
+/// Maximum number of suggestions for an unknown word.
 const OFFERED: usize = 4;
 /// Longest word that is compared, in characters.
 const LONGEST: usize = 64;

@@ -1,7 +1,7 @@
-//! What grows: judged at the begin of each step, and over time for what steps do not show.
+//! Finds growing memory: by its amounts at the begin of each step, and over time for growth that steps do not show.
 //!
-//! The sum may look flat because memory that comes and goes hides the growth, so the parts are judged, too. Parameters are left
-//! out over time: a program that loads a model does not leak.
+//! Fluctuating memory can hide growth in the sum, so the parts are judged, too. The judgement over time leaves out parameters,
+//! because a program that loads a model does not leak.
 
 use super::{Finding, Kind, Severity};
 use crate::category::OTHERS;
@@ -19,23 +19,23 @@ use std::collections::BTreeMap;
 const NAMED: usize = 3;
 /// A name with less than this share of the growth is not mentioned.
 const NAMED_SHARE: f64 = 0.1;
-/// Names, or the path that they have in common, are to have this share of the growth.
+/// Minimum share of the growth that the names, or their common path, must explain.
 const COMMON_SHARE: f64 = 0.6;
-/// Growth counts from this share of the process's memory on.
+/// Minimum growth, as a share of the process's memory.
 const MATERIAL_SHARE: f64 = 0.02;
-/// Least bytes that count as growth.
+/// Minimum growth in bytes.
 const MATERIAL_BYTES: f64 = 8.0 * 1_048_576.0;
-/// Growth over time counts only over at least this many seconds: a shorter program is still starting.
+/// Minimum duration in seconds for growth over time: a shorter program is still starting.
 const LEAST_SECONDS: f64 = 3.0;
-/// Most points of time that are judged: the judgement of n points takes n * n steps.
+/// Maximum number of judged points: the judgement of n points takes n * n steps.
 const MOST_POINTS: usize = 64;
-/// Growth over time replaces the one by steps only if it is this many times larger.
+/// Growth over time replaces growth by steps only if it is this many times larger.
 const CLEARLY_LARGER: f64 = 1.5;
 
 /// Growth of one device.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Growth {
-    /// Bytes that were added and not given back.
+    /// Bytes that were added and not released.
     pub bytes: i64,
     /// Unit of the rate.
     axis: &'static str,
@@ -153,7 +153,7 @@ impl<'r> Course<'r> {
             (judgement.verdict == Verdict::Growing).then_some(judgement)
         };
         let parts = |series: &BTreeMap<&str, Vec<i64>>| {
-            // What never moved by a material amount needs no judgement.
+            // A part that never changed by a material amount needs no judgement.
             let moves = |amounts: &&Vec<i64>| {
                 let (least, most) = (amounts.iter().min(), amounts.iter().max());
                 least.zip(most).is_some_and(|(least, most)| most.saturating_sub(*least) as f64 >= material)
@@ -208,7 +208,7 @@ impl<'r> Course<'r> {
     }
 }
 
-/// Returns the names with the most of `bytes`. If many modules share them, that is the path that all of these are below.
+/// Returns the names with the most of `bytes`. If many modules share the bytes, returns the path above these modules.
 fn largest(mut names: Vec<(String, i64)>, bytes: i64) -> Vec<(String, i64)> {
     let has = |share: f64, added: i64| added as f64 >= bytes as f64 * share;
     let mut below: BTreeMap<String, i64> = BTreeMap::new();
@@ -271,7 +271,7 @@ impl Growth {
     }
 }
 
-/// Returns the finding for a run that did not end by it.
+/// Returns the finding for a run that growth did not end.
 pub(super) fn finding(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let growth = growth(report, device, None)?;
     Some(growth.finding(device, used_at(device, None), Severity::Warning))

@@ -1,12 +1,12 @@
-//! What a reader should know first about a run: why memory ran out, what grows, what is unused, or that nothing is wrong.
+//! Conclusions about a run: why memory ran out, which memory grows, which is unused, or that nothing is wrong.
 //!
 //! A finding explains bytes. The direct cause of an out-of-memory error comes first; the others follow by the bytes that they
-//! explain. A finding below [`LEAST_SHARE`] of the process's memory is not shown beside a larger one. Every form of output shows
-//! the same list.
+//! explain. A finding below [`LEAST_SHARE`] of the process's memory is omitted if there is a larger one. Every form of output
+//! shows the same list.
 //!
 //! ```text
-//! growth           what grows, by the points of steps or, without steps, by the course over time
-//! out_of_memory    what the request that failed would have needed
+//! growth           growing memory, by the points of steps or, without steps, over time
+//! out_of_memory    causes of a failed request
 //! steady           unused and unexplained memory, and losses of data
 //! text             the conclusions as lines
 //! ```
@@ -21,10 +21,10 @@ use gpumem_model::run::{Device, Fate, Oom, State};
 use serde::Serialize;
 use std::cmp::Reverse;
 
-/// A finding that explains less than this share of the process's memory is not shown beside a larger one.
+/// A finding that explains less than this share of the process's memory is omitted if there is a larger one.
 const LEAST_SHARE: f64 = 0.02;
 
-/// What a finding is about.
+/// Kind of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -32,15 +32,15 @@ pub enum Kind {
     PoolLimit,
     /// One request is larger than the device can ever serve.
     LargeRequest,
-    /// Memory that grows and is not given back.
+    /// Memory that grows and is not released.
     Growth,
     /// Outputs of forward passes that no backward pass follows keep all activations.
     NoBackward,
     /// Memory of other processes.
     OtherProcesses,
-    /// Unused memory of the framework's pool that no request fits into.
+    /// Unused memory of the framework's pool in pieces that are too small for a request.
     Fragmentation,
-    /// What the program needs at one time does not fit.
+    /// The memory that the program needs at one time does not fit.
     TooLarge,
     /// Unused memory of the framework's pool.
     UnusedPool,
@@ -50,28 +50,28 @@ pub enum Kind {
     Losses,
 }
 
-/// How bad a finding is.
+/// Effect of a finding on the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// The program ended by it.
+    /// It ended the program.
     Critical,
     /// The program will end by it, or wastes much memory.
     Warning,
-    /// Worth knowing.
+    /// Information only.
     Note,
 }
 
 /// One conclusion, with the bytes that it explains.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Finding {
-    /// What it is about.
+    /// The kind of the conclusion.
     pub kind: Kind,
-    /// How bad it is.
+    /// Its effect on the program.
     pub severity: Severity,
     /// NVML index of the device.
     pub device: u16,
-    /// Bytes that it explains.
+    /// The explained bytes.
     pub bytes: i64,
     /// `bytes` as a share of the bytes that the process used at that time, 0 to 1; of the device's size for
     /// [`Kind::OtherProcesses`].
@@ -80,9 +80,9 @@ pub struct Finding {
     pub confidence: f64,
     /// One sentence.
     pub what: String,
-    /// Names with the most of these bytes, largest first.
+    /// Names with the most explained bytes, largest first.
     pub names: Vec<(String, i64)>,
-    /// What to change, if that is known and not in force already.
+    /// Recommended change; `None` if there is none, or it is already in force.
     pub advice: Option<String>,
 }
 
@@ -157,7 +157,7 @@ impl Findings {
     }
 }
 
-/// Removes small findings beside larger ones.
+/// Removes small findings if there are larger ones.
 trait TruncateSmall {
     fn truncate_small(&mut self);
 }

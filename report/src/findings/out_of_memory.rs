@@ -12,25 +12,25 @@ use gpumem_wire::Role;
 
 /// Parts of the process's memory in a sentence.
 const NAMED: usize = 3;
-/// Activations of so many training steps at once were kept by something else than a step.
+/// If activations of this many training steps exist at once, steps do not free their activations.
 const STEPS_AT_ONCE: i64 = 3;
-/// Less unused memory than this share of the process's is no reason to change the allocator.
+/// Minimum unused memory, as a share of the process's memory, for a finding of fragmentation.
 const FRAGMENTED_SHARE: f64 = 0.15;
-/// A record without amounts takes those of another one within this time.
+/// A record without amounts uses those of another record within this time, in nanoseconds.
 const SAME_NS: u64 = 1_000_000_000;
 
-/// Everything about a failed request that the causes need.
+/// Data of a failed request, for finding its causes.
 struct Request<'r> {
     device: &'r Device,
     oom: &'r Oom,
-    /// Bytes that the driver would have had to give.
+    /// Bytes that were needed from the driver.
     need: i64,
     free: i64,
     /// Bytes of other processes.
     others: i64,
     /// Bytes that the process used.
     used: i64,
-    /// Bytes that the device can give to processes.
+    /// Bytes of the device that processes can use.
     capacity: i64,
     severity: Severity,
 }
@@ -80,7 +80,7 @@ impl Request<'_> {
         self.oom.device.as_ref().map(|device| device.holders.as_slice()).unwrap_or_default()
     }
 
-    /// Returns whether the request would have fitted with so many more bytes.
+    /// Returns whether the request would have fitted with `bytes` more free bytes.
     fn would_fit(&self, bytes: i64) -> bool {
         bytes > 0 && self.free.saturating_add(bytes) >= self.need
     }
@@ -172,7 +172,7 @@ impl Request<'_> {
         })
     }
 
-    /// Returns what the process held when the request failed; that of another record if this one does not have it.
+    /// Returns the process's memory when the request failed; from a record close in time if this one has no amounts.
     fn held(&self) -> Option<Moment> {
         let of = |oom: &Oom| Moment { amounts: oom.amounts.clone(), ..Moment::default() };
         if self.oom.tracked_bytes != 0 {
@@ -182,7 +182,7 @@ impl Request<'_> {
         self.device.details.ooms.iter().rev().find(near).map(of)
     }
 
-    /// Activations of many steps are held, and no backward pass frees them.
+    /// Returns the finding that activations of many steps are held, because no backward pass frees them.
     fn no_backward(&self, report: &Report<'_>) -> Option<Finding> {
         let is_activation = |cell: &u32| {
             let cell = report.run.cells.get(*cell as usize);
@@ -208,7 +208,7 @@ impl Request<'_> {
         })
     }
 
-    /// What the program needs at one time does not fit.
+    /// Returns the finding that the memory needed at one time does not fit, with its largest parts.
     fn largest(&self, report: &Report<'_>) -> Option<Finding> {
         let parts = report.composition(&self.held()?, By::Structure);
         let others = parts.others;

@@ -1,13 +1,13 @@
-//! Findings that do not depend on an end: unused memory of pools, unexplained memory, losses.
+//! Findings that do not depend on how a run ended: unused memory of pools, unexplained memory, losses.
 
 use super::{Finding, Kind, Severity};
 use crate::Report;
 use gpumem_model::run::{Class, Device};
 use gpumem_model::units::{plural, thousands};
 
-/// Unused memory of pools counts from this share of the process's memory on.
+/// Minimum unused memory of pools, as a share of the process's memory.
 const UNUSED_SHARE: f64 = 0.25;
-/// Unexplained Untrackable memory counts from this share of the process's memory on.
+/// Minimum unexplained Untrackable memory, as a share of the process's memory.
 const UNEXPLAINED_SHARE: f64 = 0.10;
 /// Smaller amounts are not worth a finding.
 const LEAST_BYTES: i64 = 512 << 20;

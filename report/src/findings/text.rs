@@ -8,13 +8,13 @@ use gpumem_model::run::{Fate, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::thousands;
 
-/// Returns how the run ended, and then the findings, a line each. For a run that gpumemd itself has observed without losses and
-/// that has no finding, the line says so and names the largest part of its memory.
+/// Returns how the run ended, and then one line for each finding. Without findings, the line is `no problem found` with the
+/// largest part of the memory, if gpumemd itself observed the run without losses.
 pub fn lines(report: &Report<'_>) -> Vec<String> {
     let conclusions = Findings::of(report);
     let times = Times::of(report.run);
     let mut lines: Vec<String> = outcome(report, &conclusions, times).into_iter().collect();
-    // A report says which records are missing in lines of their own.
+    // Separate lines of a report list missing records.
     let findings = conclusions.findings.iter().filter(|finding| finding.kind != Kind::Losses);
     for (number, finding) in (1..).zip(findings) {
         let advice = finding.advice.as_ref().map(|advice| format!(" ({advice})")).unwrap_or_default();
@@ -65,7 +65,7 @@ fn outcome(report: &Report<'_>, conclusions: &Findings, times: Times) -> Option<
     }
 }
 
-/// Returns the line for a run without a problem; `None` if too little is known to say so.
+/// Returns the line for a run without a problem; `None` if the data is not sufficient for that.
 fn well(report: &Report<'_>) -> Option<String> {
     let run = report.run;
     let coverage = &run.coverage;

@@ -1,17 +1,16 @@
 "use strict";
-// Data, elements, numbers, times. Whatever comes from a process becomes text, never markup.
+// Data, elements, numbers, times. Strings from processes become text, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 const [LAYER, STRUCTURE, TAG] = [0, 1, 2];
 const [OTHERS, SMALLER] = [-1, -2];
 const COLORS = 12;
 
-// What is shown: rows by which grouping, at which moment (0 the end, 1 the peak), in bytes or the page's unit, of which device.
-// What a reader has chosen on one device stays when it is drawn anew: the cursor of the course by its time, the path that is
-// zoomed, the word that is searched.
+// State of the view: grouping of the rows, moment (0 the end, 1 the peak), exact bytes or the page's unit, and device.
+// A reader's choices on one device survive a redraw: the cursor as a time, the zoomed path, and the search word.
 const state = { by: null, moment: 1, exact: false, place: 0, picked: null, starred: null, cursor: null, zoomed: [], word: "" };
 
-// The document that is shown, and devices of all its processes in their order.
+// The shown document, and the devices of all its processes in their order.
 let DATA = null;
 let PLACES = [];
 function take(data) {
@@ -23,7 +22,7 @@ function toPlace(place) {
   Object.assign(state, { place, picked: null, cursor: null, zoomed: [], word: "" });
 }
 
-// An element of a space: attributes, handlers (on...), then children, which are elements or text.
+// Makes an element in a namespace (null: HTML) with attributes, handlers (on...) and children, which are elements or text.
 function element(space, name, attributes, children) {
   const made = space ? document.createElementNS(space, name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes || {})) {
@@ -38,7 +37,7 @@ function element(space, name, attributes, children) {
 }
 const h = (name, attributes, ...children) => element(null, name, attributes, children);
 const s = (name, attributes, ...children) => element(SVG, name, attributes, children);
-// Sizes that depend on data: a style sheet may not know them, and a style attribute is not allowed.
+// Sets sizes that depend on data through the DOM, because the content security policy forbids style attributes.
 function sized(made, style) {
   for (const [key, value] of Object.entries(style)) made.style.setProperty(key, value);
   return made;
@@ -55,7 +54,7 @@ function round(bytes) {
   const [size, scale] = unit().step;
   return Math.floor((bytes * scale + Math.floor(size / 2)) / size);
 }
-// Parts of `total` steps that add up to it exactly: all are rounded down, then those that lost most get one more.
+// Splits `total` steps into parts that add up to it exactly: rounds all down, then adds one step to those that lost most.
 function apportion(total, parts) {
   const [size, scale] = unit().step;
   const steps = parts.map((bytes) => Math.floor((bytes * scale) / size));
@@ -76,7 +75,7 @@ const withUnit = (bytes) => `${amount(bytes)} ${unit().name}`;
 const signed = (bytes) => (bytes > 0 ? "+" : "") + amount(bytes);
 const percent = (part, whole) => (whole > 0 ? ((100 * part) / whole).toFixed(1) + " %" : "-");
 
-// A cell of a table: steps as printed, and the bytes behind them for whoever points at it.
+// Makes a cell of a table: it shows the printed steps, and exact bytes in its tooltip.
 function number(steps, bytes, mark) {
   const text = steps === null || steps === undefined ? "-" : (mark || "") + print(steps);
   const known = bytes !== null && bytes !== undefined;
@@ -96,7 +95,7 @@ function time(clock, t) {
   return clock.dated ? day + " " + clockTime : clockTime;
 }
 
-// Colours: a category by its rank, what is none by what it is.
+// Returns the colour class: by rank for a category, by kind for other memory such as idle.
 const colorClass = (code) =>
   typeof code === "string" ? code : code === OTHERS ? "others" : code === SMALLER ? "smaller" : "c" + (code % COLORS);
 const swatch = (code) => h("span", { class: "swatch " + (code === null || code === undefined ? "none" : colorClass(code)), "aria-hidden": "true" });
@@ -104,12 +103,12 @@ const categoryName = (by, code) =>
   code === OTHERS ? (by === TAG ? "(no tag)" : "Others") : code === SMALLER ? "(smaller ones)" : DATA.groupings[by].names[code];
 
 const here = () => PLACES[state.place];
-// What is told of the end is then what is held now.
+// Returns whether a process still runs. Its amounts at the end are then the current ones.
 const isOpen = () => DATA.processes.some((process) => process.open);
 const section = (id, link, title, ...children) =>
   h("section", { id, "data-link": link, "aria-labelledby": id + "-h" }, h("h2", { id: id + "-h" }, title), children);
 const folded = (key, title, make) => {
-  // Long tables are made when they are looked at.
+  // Makes the content when it is first opened, because tables may be long.
   const made = h("details", { "data-key": key }, h("summary", {}, title));
   const fill = () => { if (made.open && made.children.length === 1) made.append(make()); };
   made.addEventListener("toggle", fill);

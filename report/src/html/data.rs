@@ -31,9 +31,9 @@ pub(super) const GROUPINGS: [By; 3] = [By::Layer, By::Structure, By::Tag];
 pub(super) const OTHERS: i32 = -1;
 /// Code of categories that are too small to be named.
 pub(super) const SMALLER: i32 = -2;
-/// Most categories of a grouping with a name.
+/// Maximum number of categories of a grouping with a name.
 const MOST_NAMES: usize = 64;
-/// Most categories with a row in a statement and its stack: one for each colour.
+/// Maximum number of categories with a row in a statement and its stack: one for each colour.
 const ROWS: usize = 13;
 
 #[derive(Debug, Clone, Copy)]

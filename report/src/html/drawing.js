@@ -1,4 +1,4 @@
-// The picture of a course at a width.
+// Draws the timeline at a width in pixels.
 
 function draw(all, width) {
   const { process, device, course, positions, events, end } = all;
@@ -11,7 +11,7 @@ function draw(all, width) {
   const to = Math.max(from + 1, times.reduce((a, b) => Math.max(a, b), -Infinity));
   const tops = [...bands.flatMap((band) => band.high), ...course.buckets.flatMap((bucket) => [bucket[1]?.[1] ?? 0, bucket[2]?.[1] ?? 0])];
   const highest = Math.max(1, tops.reduce((a, b) => Math.max(a, b), 0), device.peak_tracked ?? 0);
-  // The device's size is a line where that does not make everything else small.
+  // Shows the device's size as a line only near the highest amount. Otherwise its scale would make everything else small.
   const hasSize = device.total !== null && device.total <= 1.6 * highest && device.total >= 0.5 * highest;
   const most = 1.04 * Math.max(highest, hasSize ? device.total : 0);
   const x = (t) => plotted.left + ((t - from) / (to - from)) * (plotted.right - plotted.left);
@@ -19,7 +19,7 @@ function draw(all, width) {
   const n = (number) => Math.round(number * 10) / 10;
   const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, patterns());
 
-  // Ground: amounts to the left, times below.
+  // Axes: amounts on the left, times below.
   const [size, scale] = unit().step;
   const per = size / scale === 1 ? 1 : size;
   const step = niceStep(most / per, 5) * per;
@@ -37,7 +37,7 @@ function draw(all, width) {
     svg.append(s("text", { x: n(x(t)), y: plotted.bottom + 15, "text-anchor": "middle" }, label));
   }
 
-  // A point holds until the next one, the last one until the end.
+  // A point is valid until the next one, the last one until the end.
   if (course.t.length) {
     const edges = positions.map((at, index) => [x(at.t), index + 1 < positions.length ? x(positions[index + 1].t) : x(Math.max(at.t, end))]);
     for (const band of bands) {
@@ -60,7 +60,7 @@ function draw(all, width) {
     const half = textWidth(label) / 2;
     const middle = Math.min(Math.max(x(device.peak_t), plotted.left + half), plotted.right - half);
     svg.append(s("path", { class: "peak", d: `M${n(x(device.peak_t))} ${plotted.top - 6}V${plotted.bottom}` }));
-    // Above everything, where the size of the device is told below its line.
+    // Leaves the label out where it would overlap the label of the device's size.
     if (!hasSize || y(device.total) > plotted.top + 12 || x(device.peak_t) + half < plotted.right - 200) {
       svg.append(s("text", { class: "onplot", x: n(middle), y: 11, "text-anchor": "middle" }, label));
     }
@@ -93,13 +93,14 @@ function draw(all, width) {
   };
 }
 
-// What NVML said, the highest of tracked, and of a run without points the gap: lowest and highest are a shadow.
+// Draws the highest `used` of NVML and the highest tracked memory as lines. A run without points also gets a line of
+// Untrackable, and shadows from the lowest to the highest amount.
 function lines(svg, course, x, y, to, n) {
   const middle = (bucket) => x(Math.min(bucket[0] + course.width / 2, to));
   const line = (which, of, className, shadow) => {
     const known = course.buckets.filter((bucket) => bucket[which]);
     if (known.length === 0) return;
-    // As many as can be told apart: of each column its highest, its lowest, and its highest of what is drawn.
+    // Keeps one point for each 2 pixels: its lowest and highest amount, and the highest of the drawn amount.
     const columns = new Map();
     for (const bucket of known) {
       const column = Math.round(middle(bucket) / 2);
@@ -130,7 +131,7 @@ function glyph(event, x, y) {
   }
 }
 
-// Names in their bands, where a band is wide and high enough for its whole name.
+// Returns the labels of bands that are somewhere wide and high enough for the label.
 function labels(bands, edges, y) {
   const columns = Math.floor(edges[edges.length - 1][1]);
   const first = Math.ceil(edges[0][0]);
@@ -163,7 +164,7 @@ function textWidth(text) {
   return measure.measureText(text).width;
 }
 
-// Hatches: what is no category looks like none.
+// Idle, opaque, older and untrackable memory is hatched, because it has no category.
 const isHatched = (code) => typeof code === "string";
 const fillOf = (code) => (isHatched(code) ? `url(#hatch-${code})` : `var(--${colorClass(code)})`);
 function patterns() {

@@ -1,4 +1,4 @@
-// A report in a file: its document is in it.
+// A report in a file, which contains its data.
 
 function start() {
   const [process] = DATA.processes;

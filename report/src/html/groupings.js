@@ -1,9 +1,9 @@
-// Two independent groupings of the same bytes, side by side; a category of one that is picked shows its share in the other.
+// Two independent groupings of the same bytes, side by side. The share of a picked category is shown in the other grouping.
 
 const moments = () => [isOpen() ? "now" : "at the end", "at the peak"];
 const [H_TAG, H_LAYER, H_STRUCTURE, H_CLASS, H_LIBRARY, H_LAST, H_PEAK] = [0, 1, 2, 3, 4, 5, 6];
 const bytesOf = (holding) => holding[state.moment === 1 ? H_PEAK : H_LAST];
-// Code of a holding in a grouping: a category, or what is none.
+// Returns the category of a holding in a grouping, or `idle` or `opaque`.
 function codeOf(holding, by) {
   if (holding[H_CLASS] === 1) return "idle";
   if (holding[H_CLASS] === 2) return "opaque";
@@ -11,7 +11,7 @@ function codeOf(holding, by) {
 }
 const nameOf = (by, code) => (code === "idle" ? "pool idle" : code === "opaque" ? "opaque pools" : categoryName(by, code));
 
-// Sums by category, largest first; what is no category comes last.
+// Returns the sums by category, largest first. Smaller ones, others, opaque pools and idle memory come last.
 function grouped(holdings, by) {
   const sums = new Map();
   for (const holding of holdings) sums.set(codeOf(holding, by), (sums.get(codeOf(holding, by)) ?? 0) + bytesOf(holding));
@@ -19,7 +19,7 @@ function grouped(holdings, by) {
   return [...sums].filter(([, bytes]) => bytes !== 0).sort((a, b) => (last[a[0]] ?? 0) - (last[b[0]] ?? 0) || b[1] - a[1]);
 }
 
-// A name in one line: where it is too long, of a path the last part stays, which tells it from its neighbours.
+// Makes a name of one line. If a path is too long, its last part stays visible, because neighbours differ there.
 function path(name) {
   const cut = name.lastIndexOf("/", name.length - 2) + 1;
   return h("span", { class: "path", title: name }, h("span", {}, name.slice(0, cut)), h("span", {}, name.slice(cut)));
@@ -59,7 +59,7 @@ function groupings(device) {
       h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "tracked"), h("td", { "aria-hidden": "true" }), number(round(total), total), h("td", { class: "n soft" }, percent(total, total)),
         isOther ? number(round(sum(picked.map(bytesOf))), sum(picked.map(bytesOf))) : null))));
   };
-  // Where tags are not told, rules alone name layers; without such rules there is one grouping.
+  // Without tags, only rules name layers. If no rule does, only data structures are shown.
   const shown = [[LAYER, "Layer"], [STRUCTURE, "Data structure"]].filter(([by]) => by === STRUCTURE || DATA.tags || DATA.groupings[by].names.length > 0);
   return section("groupings", "Composition", `Composition ${moments()[state.moment]}`,
     h("p", { class: "soft" }, state.picked
@@ -68,7 +68,7 @@ function groupings(device) {
     shown.length > 1 ? h("div", { class: "pair even" }, shown.map(([by, title]) => table(by, title))) : table(...shown[0]));
 }
 
-// The largest tags of each category.
+// Shows the largest tags of each category.
 const TOP = 20;
 function entries(device) {
   const { detail } = device;

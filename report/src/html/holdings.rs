@@ -1,4 +1,4 @@
-//! Who holds what at the end and at the peak: the rows for the page's groupings, icicle and lists.
+//! The process's memory by name at the end and at the peak: rows for the page's groupings, icicle and lists.
 
 use super::data::{Ranks, SMALLER};
 use crate::lines::clean_name;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Bytes with one name: tag, layer, structure, class, library, bytes at the end, bytes at the peak.
 ///
 /// Tag and library are indices into the device's lists, or -1 for none. Tag -2 stands for many small ones. Class is 0 for bytes
-/// that are named or could be, 1 for idle pool bytes, 2 for opaque pools.
+/// that can have a name, 1 for idle pool bytes, 2 for opaque pools.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Holding(i32, i32, i32, u8, i32, i64, i64);
 

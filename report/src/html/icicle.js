@@ -1,18 +1,18 @@
-// Paths of tags from the top down: widths are bytes. Click or Enter zooms, Escape goes back, arrows move, a search dims
-// what does not match and sums what does.
+// Paths of tags from the top down: widths are bytes. Click or Enter zooms, Escape goes back, arrows move. A search dims
+// the paths that do not match, and shows the sum of the matching paths.
 
 const DEEPEST = 14;
 const ROW = 24;
 
-// As in the text: what differs in its number only is alike.
+// Replaces a number by `*`, as the text report does, so that parts that differ only in it become one.
 const starred = (part) => (/^\d+$/.test(part) ? "*" : part.replace(/\.\d+$/, ".*"));
-// Where a picture of every number shows nothing but numbers.
+// Returns whether numbers are replaced by default: if there are over 200 paths, and at most a quarter are left then.
 function wantsStars(detail) {
   const paths = new Set(detail.tags);
   return paths.size > 200 && new Set([...paths].map((path) => path.split("/").map(starred).join("/"))).size * 4 <= paths.size;
 }
 
-// A tree of the holdings of a moment. Leaves are categories of a grouping, so that colours are exact there.
+// Makes a tree of the holdings at the shown moment. A leaf has one category of a grouping, so its colour is exact.
 function treeOf(detail, by, isStarred) {
   const separator = detail.tags.some((tag) => tag.includes("/")) ? "/" : ":";
   const root = { name: "tracked", path: [], bytes: 0, children: new Map(), code: null };
@@ -38,7 +38,7 @@ function treeOf(detail, by, isStarred) {
   return root;
 }
 
-// Bytes that are a node's own become children where there is more than one kind, or where it has others.
+// Sorts children. A node's own bytes become children by category, unless it is a leaf with one category.
 function finish(node, by, separator) {
   const children = [...node.children.values()];
   children.forEach((child) => finish(child, by, separator));
@@ -66,7 +66,7 @@ function icicle(device) {
   const board = h("div", { class: "icicle", id: "icicle", role: "tree", "aria-label": "paths of tags, widths are bytes; Enter zooms, Escape goes back" });
   const told = (node) => `${node.label || "tracked"}: ${withUnit(node.bytes)}, ${percent(node.bytes, total)} of tracked`;
   const isIn = (node) => node.label.toLowerCase().includes(word);
-  // A node that matches has all below it.
+  // A matching node counts with everything below it.
   const matching = (node) => (node !== root && isIn(node) ? node.bytes : sum([...node.children].map(matching)));
   const hasMatch = (node) => (node !== root && isIn(node)) || node.children.some(hasMatch) || hasMatchAbove(node.parent);
   const hasMatchAbove = (node) => Boolean(node) && node !== root && (isIn(node) || hasMatchAbove(node.parent));
@@ -96,7 +96,7 @@ function icicle(device) {
       let thin = 0;
       for (const child of node.children) {
         const wide = (room * child.bytes) / node.bytes;
-        // What cannot be seen is left out: the room of a path is its bytes, whoever is drawn in it.
+        // Children narrower than 3 pixels share one box, so that widths remain proportional to bytes.
         if (wide < 3) { thin += wide; continue; }
         boxes.push({ node: child, level, left: at, width: wide });
         place(child, level + 1, at, wide);
@@ -158,7 +158,7 @@ function icicle(device) {
   return { made, redraw: () => { layout(); tell(zoomed); } };
 }
 
-// All that is a thousandth at least, as the picture has it.
+// Makes a table of the paths with at least a thousandth of tracked memory, in the order of the picture.
 function pathTable(root, total) {
   const rows = [];
   const walk = (node, depth) => {

@@ -1,8 +1,8 @@
-// What is told in lists: who has the device, from torch to nvidia-smi, steps of the gap, iterations, counters, OOM records, words.
+// Lists: users of the device, torch to nvidia-smi, changes of Untrackable, iterations, counters, OOM records, coverage.
 
 const DEVICE_COLORS = { "this process": "none", unaccounted: "predates", system: "opaque", "rest of the host": "opaque", free: "free", available: "free" };
 
-// The whole device as one bar, this process in it as its table has it.
+// Draws the whole device as one bar. The part of this process is divided as in its table.
 function deviceStrip(detail) {
   const parts = detail.device;
   if (!parts) return null;
@@ -29,7 +29,7 @@ function bridge(process, device) {
   const at = (part) => rows.findIndex((row) => row.part === part);
   const told = columns.map((column) => {
     const of = detail.bridges[column];
-    // In the steps of the summary, so that both say the same.
+    // Rounds as the summary does, so that both show the same numbers.
     const steps = printedSteps(rows, rows.map((row) => row.bytes[column]));
     const [tracked, predates, gap, used] = ["tracked", "predates", "untrackable", "used"].map((part) => (at(part) < 0 ? null : steps[at(part)]));
     const parts = apportion(tracked, [of.memory_allocated_bytes, of.idle_bytes, of.outside_bytes]);
@@ -92,7 +92,7 @@ function iterations(device) {
       h("tbody", {}, body))));
 }
 
-// The program's own counters, and the times of its ranges.
+// Shows the program's counters, and the durations of its ranges.
 function counters(process) {
   const { own } = process;
   if (!own) return null;
@@ -126,7 +126,7 @@ function ooms(process, device) {
     h("pre", { tabindex: "0" }, oom.lines.slice(1).join("\n")),
     h("div", { class: "pair even" }, oom.held.length ? table("what this process held then", oom.held, ranked) : null,
       oom.holders.length ? table("who held the device then", oom.holders, (name) => DEVICE_COLORS[name] ?? SMALLER) : null));
-  // The last true one is what people come for.
+  // Opens only the last record that is not just a refused allocation.
   const last = all.findLastIndex((oom) => oom.kind !== "refused");
   return section("oom", "Out of memory", "When memory ran out", all.map((oom, at) => one(oom, at === last)), dropped ? h("p", {}, `${thousands(dropped)} more are not told here.`) : null);
 }

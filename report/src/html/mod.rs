@@ -153,8 +153,8 @@ fn hash_source(text: &str) -> String {
 }
 
 /// Escapes JSON so that it is inert inside HTML, editors and terminals. `<`, `>` and `&` could end the document or begin a
-/// comment. Line and paragraph separators end lines of scripts; other characters change the reading direction. All of them occur
-/// only in strings.
+/// comment. Line and paragraph separators end lines of scripts; other characters change the reading direction. These characters
+/// occur only in strings.
 fn inert(json: &str) -> String {
     in_json(json, |character| matches!(character, '<' | '>' | '&'))
 }

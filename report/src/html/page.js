@@ -13,7 +13,7 @@ function theme(value) {
   try { localStorage.setItem("gpumem-theme", value); } catch { /* a file may have no storage */ }
 }
 
-// What chooses: on a page without a report its unit and theme, and whatever more there is to choose.
+// Makes the controls for rows, moment, unit and theme, then `more`. A page without processes has none for the moment.
 function tools(more, draw = render) {
   let kept = "auto";
   try { kept = localStorage.getItem("gpumem-theme") ?? "auto"; } catch { /* a file may have no storage */ }
@@ -27,11 +27,11 @@ function tools(more, draw = render) {
     choice("theme", "theme", [["auto", "auto"], ["light", "light"], ["dark", "dark"]], kept, theme), more);
 }
 
-// A row for each device, with its course at one scale.
+// Makes a table with a row for each device. All curves have one scale.
 function overview() {
   const most = PLACES.reduce((most, { device }) => Math.max(most, device.amounts.used ?? 0, device.peak_tracked ?? 0, device.peak_used?.[0] ?? 0), 1);
   const keys = ["used", "predates", "tracked", "idle", "gap"].filter((key) => key !== "predates" || PLACES.some(({ device }) => device.amounts.predates));
-  // As in the text: `used` apportioned from its sum, the parts of each row from its `used`.
+  // Rounds as the text report does: `used` is apportioned from its sum, the parts of each row from its `used`.
   const known = PLACES.filter(({ device }) => device.amounts.used !== null).map(({ device }) => device.amounts.used);
   const usedSteps = apportion(round(sum(known)), known)[Symbol.iterator]();
   const rows = PLACES.map(({ process, device }, place) => {
@@ -67,7 +67,7 @@ function overview() {
       PLACES.length > 1 ? h("tfoot", {}, h("tr", {}, several ? h("td") : null, h("th", { scope: "row" }, "sum of what is known"), keys.map(columnSum), h("td"), h("td", { class: "optional" }))) : null)));
 }
 
-// What somebody wants to know who reads one sentence only.
+// Returns the summary: findings, how the process ended, its last OOM, and the memory it used.
 function verdict(process, device) {
   const detail = device.detail;
   if (!detail) return null;
@@ -127,7 +127,7 @@ function followHash() {
   render({ focus: "device-h" });
 }
 
-// Pictures are as wide as the window; on paper everything is open, and as wide as the paper.
+// Redraws pictures when the width changes. For printing, tags and OOM records are opened, and closed again afterwards.
 function followSize() {
   let width = 0;
   new ResizeObserver(() => {

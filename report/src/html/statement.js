@@ -1,6 +1,6 @@
-// The identity of a device as a table: at the end, at the peak, and where the cursor of its course is.
+// Table of a device's memory: at the end, at the peak, and at the cursor of its timeline.
 
-// The rows of a device, with those that only its course needs: they are nothing at the end and at the peak.
+// Returns the rows of a device. Rows that only its timeline needs are added with 0 bytes at the end and at the peak.
 function statementRows(detail, by) {
   const rows = detail.statements[by].map((row) => ({ ...row }));
   const tracked = rows.findIndex((row) => row.part === "tracked");
@@ -22,7 +22,7 @@ function statementRows(detail, by) {
   return rows;
 }
 
-// Bytes of each row at a point of the course.
+// Returns the bytes of each row at a point of the timeline.
 function rowsAt(detail, by, rows, at) {
   const { course } = detail;
   const stack = course.stacks[by];
@@ -47,7 +47,7 @@ function rowsAt(detail, by, rows, at) {
   });
 }
 
-// Each column apportioned from the top, so that it adds up as it is printed.
+// Rounds a column. Parts are apportioned from their parent, so that the printed numbers add up.
 function printedSteps(rows, bytes) {
   const steps = bytes.map((amount) => (amount === null ? null : round(amount)));
   rows.forEach((_, parent) => {
@@ -66,7 +66,7 @@ function depthOf(rows, at) {
 
 const ROW_COLOR = { idle: "idle", opaque: "opaque", untrackable: "untrackable", predates: "predates" };
 
-// The table, and what moves its third column.
+// Returns the table, and the function that moves its third column to a point.
 function statement(process, device) {
   const { detail } = device;
   const rows = statementRows(detail, state.by);

@@ -1,11 +1,11 @@
-// What was held over time: categories stacked, what nothing tracks on top of them, NVML's line over both. A cursor that
-// mouse and keys move tells exact numbers.
+// Memory over time: stacked categories, untracked memory above, and NVML's line over both. Mouse and keys move a cursor,
+// which shows exact numbers.
 
 const HEIGHT = 320;
 const MARGIN = { left: 58, right: 10, top: 22, bottom: 20 };
 const LANE = 15;
 
-// Steps of 1, 2 or 5 times a power of ten that make about so many ticks.
+// Returns a step of 1, 2 or 5 times a power of ten that makes about `ticks` ticks.
 function niceStep(span, ticks) {
   const rough = span / Math.max(1, ticks);
   const power = 10 ** Math.floor(Math.log10(rough || 1));
@@ -29,7 +29,7 @@ function timeTicks(clock, from, to, width) {
   const label = (seconds) => {
     const t = (seconds - zero) * 1e9;
     if (step >= 1 && clock.kind === "wall") {
-      // The day where it is another than that of the tick before, seconds where they are not all the same.
+      // Shows the day if it differs from the previous tick's, and seconds if the step is not whole minutes.
       const [day, clockTime] = wallParts(clock, t + 1e3);
       const isNew = clock.dated && day !== lastDay;
       lastDay = day;
@@ -44,7 +44,7 @@ function timeTicks(clock, from, to, width) {
     .map((seconds) => [(seconds - zero) * 1e9, label(seconds)]).filter(([t]) => t <= to);
 }
 
-// Everything that can be drawn of a device's course.
+// Returns everything that can be drawn of a device's timeline.
 function courseOf(process, device) {
   const { detail } = device;
   const { course } = detail;
@@ -57,7 +57,7 @@ function courseOf(process, device) {
     for (const bucket of buckets) if (best === null || Math.abs(bucket[0] - t) < Math.abs(best[0] - t)) best = bucket;
     return best;
   };
-  // A gap that was measured long before or after says nothing of a moment.
+  // Outside the measured range, a gap is used only for points close to it.
   const span = Math.max(device.last_t, ...course.t) - Math.min(0, ...course.t);
   const near = Math.max(2 * course.width, span / 20);
   const gapAt = course.t.map((t) => nearest(gaps, t)).map((bucket, at) => {
@@ -94,7 +94,7 @@ function courseOf(process, device) {
   return { process, device, course, positions, bands, events, nearest, end: device.last_t };
 }
 
-// Where bands are drawn: lower and upper edge at each point.
+// Stacks bands: adds the lower and upper edge at each point.
 function stacked(bands, count) {
   const floor = new Array(count).fill(0);
   return bands.map((band) => {
@@ -172,7 +172,7 @@ function timeline(process, device, move) {
   };
   const button = (text, act) => h("button", { type: "button", onclick: act }, text);
   if (state.cursor !== null) {
-    // A course that grows has fewer points now and then: another one is shown, and the moment that was chosen stays.
+    // A growing timeline is thinned at times. The point before the chosen time is then shown, and the chosen time stays.
     const chosen = state.cursor;
     toTime(chosen);
     state.cursor = chosen;

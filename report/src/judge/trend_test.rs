@@ -5,7 +5,7 @@
 //!    the later part is judged. So a ramp that has ended, or a single allocation, is no growth. The later part is split again
 //!    as long as that helps.
 //! 3. **Rate**: the median of the slopes between all pairs of points (Theil-Sen), which is robust against outliers. Its bounds at
-//!    95 % are Sen's, from the ranks of those slopes.
+//!    95 % are Sen's, from the ranks of the slopes.
 //! 4. **Trend**: the Mann-Kendall test counts how many more pairs rise than fall. Correlated points are weaker evidence, so the
 //!    variance grows with the autocorrelation of the residuals.
 //! 5. **Material**: the total change over the part must reach a minimum.

@@ -1,5 +1,5 @@
-//! Who had the device when memory ran out. Holders, unowned memory, the driver's share and free memory add up to the device's
-//! size as printed. Also the composition of the process's own memory.
+//! Holders of the device's memory when memory ran out. Holders, unowned memory, the driver's share and free memory add up to the
+//! device's size as printed. Also the composition of the process's own memory.
 
 use crate::labels::{free_name, rest_name};
 use crate::table::{Align, Table, pad, width};

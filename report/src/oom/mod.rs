@@ -1,4 +1,4 @@
-//! `gpumemctl oom`: the failed request, the holders of the device's memory, the process's own memory, and what would have helped.
+//! `gpumemctl oom`: the failed request, the holders of the device's memory, the process's own memory, and the main cause.
 //! Every sum adds up as printed.
 
 pub mod at;
@@ -28,7 +28,7 @@ const MOST: usize = 5;
 /// Code places that are named for survived OOMs.
 const PLACES: usize = 4;
 
-/// What the text shows.
+/// Options of the text form.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Form<'a> {
     /// Shows every entry in full.
@@ -137,12 +137,12 @@ pub(super) fn told<'r>(report: &Report<'r>, device: &Device) -> Vec<(&'r Oom, Ve
     of_device.map(lines).collect()
 }
 
-/// Returns what the process held at the OOM, the largest first; empty for a suspected OOM.
+/// Returns the process's memory by name at the OOM, largest first; empty for a suspected OOM.
 pub(super) fn held(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64)> {
     if oom.is_suspected() { Vec::new() } else { composition(report, oom).parts }
 }
 
-/// Returns what it means that a run has no entry.
+/// Returns the meaning of a run without OOM entries.
 fn nothing(run: &Run) -> &'static str {
     match (run.coverage.covered, run.state) {
         _ if run.hears_of_ooms() => "GPU memory has not run out",
@@ -367,7 +367,7 @@ pub fn json(report: &Report<'_>) -> String {
         clock: &run.clock,
         // Whether the process had an agent. Without one no OOM is reported, so an empty list means nothing.
         covered: run.coverage.covered,
-        // What else ended the process; null if unknown, or if it has not ended.
+        // Other cause of the process's end; null if unknown, or if it has not ended.
         ending: Ending::of(run),
         dropped: run.coverage.ooms_dropped,
         ooms: entries.collect::<Vec<_>>(),

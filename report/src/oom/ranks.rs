@@ -19,7 +19,7 @@ struct Rank {
     ran_out: bool,
 }
 
-/// Returns the line; `None` if no other rank is known here.
+/// Returns the line about the job's other processes on this machine; `None` if there is none.
 pub(super) fn ranks(run: &Run, others: &[&Run], time_ns: u64, unit: Unit) -> Option<String> {
     let mut ranks: Vec<Rank> = others
         .iter()

@@ -1,4 +1,4 @@
-//! A scale of bytes beside a picture, with round steps and its unit.
+//! A scale of bytes next to a picture, with round steps and its unit.
 
 use super::drawing::{Anchor, Drawing, Rect, Text};
 use super::palette::{BLACK, Color};

@@ -75,7 +75,7 @@ pub(super) fn rank(part: &Segment, ranks: &[String]) -> Option<usize> {
 }
 
 /// Returns for each bar the categories with their own colours, the largest first. If bars share names, all bars get the same
-/// list, so that a name has the same colour and place in all of them.
+/// list, so that a name has the same colour and place in all bars.
 pub(super) fn ranks(bars: &[Bar]) -> Vec<Vec<String>> {
     let mut seen = BTreeSet::new();
     let is_shared = bars.iter().any(|bar| {
@@ -138,7 +138,7 @@ fn fold_into(bar: &Bar, is_kept: impl Fn(&str) -> bool, what: &str) -> Bar {
 }
 
 impl Bar {
-    /// Makes a bar whose total is the sum of these parts.
+    /// Makes a bar whose total is the sum of `parts`.
     pub fn of(title: impl Into<String>, segments: Vec<Segment>) -> Self {
         let total_bytes = sum(segments.iter().map(|part| part.bytes));
         Bar { title: title.into(), total_bytes, segments }

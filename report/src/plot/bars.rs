@@ -1,4 +1,4 @@
-//! Stacked bars side by side on one scale, each with a list of its parts. Used for layers beside data structures, and for two
+//! Stacked bars side by side on one scale, each with a list of its parts. Used for layers next to data structures, and for two
 //! runs.
 
 use super::axis::{Axis, GREY, LARGE, SMALL, amount, percents, words};
@@ -12,7 +12,7 @@ pub(super) const MARGIN: f64 = 16.0;
 /// Width of the scale's numbers.
 const SCALE: f64 = 44.0;
 const BAR: f64 = 84.0;
-/// Width beside a bar for the shares of thin parts.
+/// Width next to a bar for the shares of thin parts.
 const SIDE: f64 = 44.0;
 pub(super) const LIST: f64 = 236.0;
 const HEIGHT: f64 = 330.0;
@@ -22,7 +22,7 @@ pub(super) const ROW: f64 = 15.0;
 const AMOUNT: f64 = 44.0;
 /// Parts below this share have no label.
 const LABELLED: f64 = 0.05;
-/// Parts below this share have their label beside them, alternately right and left.
+/// Labels of parts below this share are next to the bar, alternately right and left.
 const THIN: f64 = 0.10;
 
 /// Returns a picture of bars on one scale.
@@ -71,7 +71,7 @@ fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) 
         out.rect(at, *fill, Some((BLACK, 0.5)), Some(data));
         let share = part.bytes as f64 / bar.total_bytes.max(1) as f64;
         let Some(label) = shares.as_ref().and_then(|shares| shares.get(index)) else { continue };
-        // A small bar beside a far larger one may have no room for the label.
+        // A small bar next to a far larger one may have no room for the label.
         if share.abs() < LABELLED || at.height < SMALL * 0.6 {
             continue;
         }
@@ -107,7 +107,7 @@ fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) 
     let total = format!("{} {}", axis.unit.amount(bar.total_bytes), axis.unit.name);
     let total = match parts.iter().map(|(part, _)| part.bytes).fold(0, i64::saturating_add) {
         sum if sum == bar.total_bytes => format!("{total} ({} bytes)", thousands(bar.total_bytes)),
-        // Parts of a bar should always add up. If they do not, the picture says so.
+        // Parts of a bar should always add up. If they do not, the picture has a note.
         sum => format!("{total}; its parts are {} bytes off", thousands(sum.saturating_sub(bar.total_bytes))),
     };
     out.text(Text { color: GREY, ..words(&total, x, plot.y - 17.0, SMALL) });
@@ -132,7 +132,7 @@ pub(super) fn list(bar: &Bar, parts: &[(&Segment, Fill)], unit: Unit, at: Rect, 
     let room = (amounts_at - at.x - 16.0 - AMOUNT) / WIDER;
     let names: Vec<&str> = parts.iter().map(|(part, _)| part.name.as_str()).collect();
     let names = told_apart(&names, SMALL, room);
-    // The list is centred vertically beside the bar.
+    // The list is centred vertically next to the bar.
     let height = ROW * (parts.len() as f64 + 1.0);
     let mut y = at.y + ((at.height - height) / 2.0).max(0.0) + SMALL;
     let right = |text: &str, x: f64, y: f64| Text { anchor: Anchor::End, ..words(text, x, y, SMALL) };

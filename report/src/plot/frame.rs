@@ -18,7 +18,7 @@ pub(crate) struct Frame {
 impl Frame {
     /// Arranges pictures in a grid with this number of columns, and adds the text.
     pub(crate) fn around(self, pictures: Vec<Drawing>, columns: usize) -> Drawing {
-        /// Least width of a page, so that the text has room.
+        /// Minimum width of a page, so that the text has room.
         const NARROWEST: f64 = 420.0;
         let columns = columns.max(1);
         let cell = pictures.iter().map(|picture| picture.width).fold(0.0, f64::max);

@@ -14,7 +14,7 @@ use gpumem_model::escape::escape;
 use gpumem_model::run::{Device, Moment};
 use gpumem_model::units::{Unit, plural};
 
-/// Most categories that a picture names, so that it fits on a page.
+/// Maximum number of categories that a picture names, so that it fits on a page.
 const MOST_ROWS: usize = 60;
 
 /// Contents of a picture.
@@ -44,7 +44,7 @@ pub struct Options {
 #[error("{0}")]
 pub struct Nothing(String);
 
-/// Draws a picture of these runs; only [`Picture::Compare`] accepts more than one.
+/// Draws a picture of runs; only [`Picture::Compare`] accepts more than one.
 ///
 /// # Errors
 /// If the runs have nothing to show, or are too many.
@@ -65,7 +65,7 @@ pub fn draw(reports: &[Report<'_>], picture: Picture, options: &Options) -> Resu
     }
 }
 
-/// Returns the bar of a process on a device at a moment. Its parts add up to `used`, or to the known part of it.
+/// Returns the bar of a process on a device at a moment. Its parts add up to `used`, or to the known part of `used`.
 pub fn bar(report: &Report<'_>, moment: &Moment, by: By, title: &str) -> Bar {
     let mut segments = Vec::new();
     let mut push = |name: &str, bytes: i64, kind: Kind| {
@@ -162,7 +162,7 @@ fn over_time(report: &Report<'_>, options: &Options) -> Result<Drawing, Nothing>
 }
 
 fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing> {
-    /// Most panels of a picture: eight by eight.
+    /// Maximum number of panels of a picture: eight by eight.
     const MOST: usize = 64;
     let by = reports.first().map_or(By::Layer, |report| report.by);
     let mut all: Vec<Bar> = Vec::new();
@@ -289,7 +289,7 @@ fn frame(report: &Report<'_>, options: &Options) -> Frame {
 
 /// Returns what a reader must know about the picture's numbers.
 fn notes(report: &Report<'_>) -> Vec<String> {
-    /// Most caveats of the run.
+    /// Maximum number of caveats of the run.
     const CAVEATS: usize = 3;
     let run = report.run;
     let mut notes = Vec::new();

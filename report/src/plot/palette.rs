@@ -2,8 +2,8 @@
 //! They are the hues of Okabe and Ito, and adjacent ones also differ in lightness, so that they differ on a grey printer.
 //! Pictures and pages share them.
 //!
-//! Colour is never the only carrier of meaning: every form names its parts in the order in which they are stacked, and parts that
-//! are no category have a pattern or no colour.
+//! Colour is never the only carrier of meaning: every form names its parts in the order in which they are stacked, and parts
+//! without a category have a pattern or no colour.
 
 /// A colour as red, green and blue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +93,7 @@ pub fn category(rank: usize, theme: Theme) -> Color {
     theme.pick(LIGHT, DARK)[rank % RANKS]
 }
 
-/// How a part that is no category is drawn: a background and, if it has a pattern, the colour of its lines.
+/// Appearance of a part without a category: a background and, if it has a pattern, the colour of its lines.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pattern {
     /// Background colour.

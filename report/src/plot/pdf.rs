@@ -1,5 +1,5 @@
-//! A picture as PDF 1.4: one page of its own size, with vectors and text that can be searched and copied. It uses two of the
-//! fourteen fonts that every reader has, so none is embedded. They have the characters of Latin-1; others are shown as
+//! A picture as PDF 1.4: one page of the picture's size, with vectors and text that can be searched and copied. It uses two of
+//! the fourteen fonts that every reader has, so none is embedded. They have the characters of Latin-1; others are shown as
 //! [`REPLACEMENT`](super::helvetica::REPLACEMENT).
 //!
 //! The same picture gives the same bytes: the file contains no date.

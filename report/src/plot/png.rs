@@ -8,7 +8,7 @@ use miniz_oxide::deflate::compress_to_vec_zlib;
 
 /// Pixels per point: 144 dpi, sharp on current screens.
 const SCALE: f64 = 2.0;
-/// Most pixels of a picture, more than any of our pictures has. Each takes three bytes of memory.
+/// Maximum number of pixels of a picture, more than any of our pictures has. Each takes three bytes of memory.
 const MAX_PIXELS: usize = 32 << 20;
 /// Scan lines sampled in a pixel.
 const SAMPLES: u32 = 4;

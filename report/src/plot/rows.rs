@@ -11,9 +11,9 @@ const ROW: f64 = 17.0;
 /// Width for an amount and its share.
 const AMOUNT: f64 = 104.0;
 
-/// What all panels of a picture have in common.
+/// Properties that all panels of a picture share.
 pub(super) struct Rows<'p> {
-    /// Rows from the top, by name; a panel without one of them shows a dash.
+    /// Rows from the top, by name; a panel shows a dash for a row that it lacks.
     pub(super) names: &'p [Segment],
     /// Names with their own colours.
     pub(super) ranks: &'p [String],

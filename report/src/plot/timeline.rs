@@ -137,7 +137,7 @@ fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
     points
 }
 
-/// Returns whether a cell is a sum of cells that the point does not name, without a category of its own.
+/// Returns whether a cell is a sum of cells that the point does not name, without its own category.
 fn is_sum(report: &Report<'_>, index: u32, by: By) -> bool {
     let tag = report.run.cells.get(index as usize).and_then(|cell| cell.tag.as_deref());
     tag.is_some_and(cell::is_sum) && report.category(index, by).is_none_or(|name| name == SUM)

@@ -1,4 +1,4 @@
-//! Facts about a device besides its statement: when the gap was measured, what `Others` contains, and which other processes have
+//! Facts about a device outside its statement: the time of the measured gap, the content of `Others`, and other processes with
 //! memory there.
 
 use crate::labels::{free_name, rest_name};
@@ -13,7 +13,7 @@ use gpumem_model::window::WindowKind;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Most names of a list.
+/// Maximum number of names of a list.
 const NAMED: usize = 3;
 
 pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mut Lines) {

@@ -39,8 +39,8 @@ pub(super) fn heads(report: &Report<'_>, device: &Device, times: Times) -> [[Str
 pub struct Layout {
     /// Columns of the terminal; `None` if the output is piped, so that sentences are not wrapped.
     pub width: Option<usize>,
-    /// Most categories shown for each device; the rest is one row. Fewer are shown if the report would have more than 35 lines.
-    /// `usize::MAX` shows all, and the tables of all devices if there are several.
+    /// Maximum number of categories shown for each device; the rest is one row. Fewer are shown if the report would have more
+    /// than 35 lines. `usize::MAX` shows all, and the tables of all devices if there are several.
     pub categories: usize,
     /// The terminal can show non-ASCII characters.
     pub unicode: bool,
@@ -117,7 +117,7 @@ fn filled(width: Option<usize>, fill: &dyn Fn(&mut Lines)) -> Vec<String> {
 /// Text of a report outside its tables, for other output forms.
 pub(super) struct Words {
     pub heading: String,
-    /// What a reader should know first.
+    /// The conclusions about the run.
     pub verdict: Vec<String>,
     pub warnings: Vec<String>,
     /// Source and end of the run, and how complete its numbers are.

@@ -55,7 +55,7 @@ pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
     out.prose(&(next(report) + &ooms(report)));
 }
 
-/// Returns whether memory ran out, if that is known.
+/// Returns the sentence whether memory ran out; empty if that is unknown.
 fn ooms(report: &Report<'_>) -> String {
     let run = report.run;
     let asked = report.command.replacen("gpumemctl report", "gpumemctl oom", 1);
@@ -230,7 +230,7 @@ fn coverage(run: &Run, times: Times) -> String {
     parts.join(", ")
 }
 
-/// Returns how memory was named, which share of it has a name, and which naming layers do not work fully.
+/// Returns the best naming layer, the share of memory with a name, and the naming layers that do not work fully.
 fn names(run: &Run) -> Option<String> {
     let layers = &run.coverage.layers;
     let level = layers::level(layers)?;

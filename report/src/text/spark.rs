@@ -16,8 +16,8 @@ const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█
 /// Characters for terminals without Unicode.
 const PLAIN: [char; 8] = ['_', '.', '-', ':', '=', '+', '*', '#'];
 
-/// Returns a line such as `over time ▁▂▅█ used, 0 to 71,204 MiB, 10:30:00Z-10:45:12Z`. It shows what NVML charged, or what was
-/// tracked if NVML was read for a smaller part of the time. `None` if there is nothing to draw.
+/// Returns a line such as `over time ▁▂▅█ used, 0 to 71,204 MiB, 10:30:00Z-10:45:12Z`. It shows NVML's figure, or tracked memory
+/// if NVML was read for a smaller part of the time. `None` if there is nothing to draw.
 pub(super) fn line(series: &Series, times: Times, width: Option<usize>, unicode: bool) -> Option<String> {
     let span = |of: Of| {
         let first = series.buckets.iter().find(|bucket| of(bucket).is_some())?.time_ns;

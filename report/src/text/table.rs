@@ -11,7 +11,7 @@ use gpumem_model::units::Unit;
 const GAP: &str = "  ";
 /// The most frequent note after the columns.
 const NOTE: &str = "upper bound";
-/// If names would get fewer columns than this, notes are printed on lines of their own, because even `  unexplained` would be
+/// If names would get fewer columns than this, notes are printed on separate lines, because even `  unexplained` would be
 /// truncated.
 const WORTH_A_LINE: usize = 13;
 

@@ -59,7 +59,7 @@ fn latest(mut runs: Vec<RunReply>) -> Vec<Member> {
     members
 }
 
-/// Returns what distinguishes instances of a job: the batch system's number, or the pod, else the id that `gpumemctl run`
+/// Returns the id that distinguishes instances of a job: the batch system's number, or the pod, else the id that `gpumemctl run`
 /// generated. Instances under a name set by a prolog cannot be distinguished.
 fn life(reply: &RunReply) -> Option<String> {
     let process = &reply.run.process;

@@ -9,9 +9,9 @@ use gpumem_report::text::{escape, wrapped};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// Most members with their own row: the largest ones.
+/// Maximum number of members with their own row: the largest ones.
 const ROWS: usize = 64;
-/// Most ended members that are named.
+/// Maximum number of ended members that are named.
 const ENDED: usize = 8;
 
 pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, from: &str) -> String {

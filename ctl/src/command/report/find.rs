@@ -283,9 +283,9 @@ fn name(pid: u32) -> String {
     comm.map(|comm| format!(" ({})", escape(String::from_utf8_lossy(&comm).trim()))).unwrap_or_default()
 }
 
-/// Most stored runs that are searched for one of the caller's.
+/// Maximum number of stored runs that are searched for one of the caller's.
 const NEWEST: usize = 256;
-/// Most OOM runs of the caller that are compared by the time of their last OOM.
+/// Maximum number of OOM runs of the caller that are compared by the time of their last OOM.
 const COMPARED: usize = 16;
 
 enum Candidate {
@@ -309,7 +309,7 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
         if !args.with_oom {
             return Ok(None);
         }
-        // The report on the newest run says that memory has not run out.
+        // The report on the newest run then states that memory has not run out.
         return newest(&Args { with_oom: false, ..args.clone() });
     };
     let run = candidate.run();

@@ -3,7 +3,7 @@
 //! ```text
 //! find      finds runs: files, stored runs, processes of the daemon, or the newest run
 //! past      a part of a run's life
-//! oom       OOMs of any of these
+//! oom       OOMs of the found runs
 //! ```
 //!
 //! In all cases the report is made from a run alone, by the same code.
@@ -151,7 +151,7 @@ fn select(args: &Args) -> Result<Found> {
     }
 }
 
-/// Returns the categories of named rules, or of those that fit the run.
+/// Returns the categories of the named rules, or of the default rules for the run.
 pub(crate) fn groupings(rules: Option<&str>, run: &Run) -> Result<Groupings> {
     Ok(match rules {
         Some(rules) => Groupings::load(rules)?,

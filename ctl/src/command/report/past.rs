@@ -10,7 +10,7 @@ use gpumem_model::time;
 use gpumem_model::window::{self, Window, WindowKind};
 use gpumem_runs::store::RunSummary;
 
-/// Most parts of a run that are read, the newest ones: two months of a server.
+/// Maximum number of parts of a run that are read, the newest ones: two months of a server.
 const MOST_PARTS: usize = 64;
 
 /// Limits the run to the requested window; unchanged if none was requested.

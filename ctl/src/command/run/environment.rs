@@ -50,7 +50,7 @@ pub(crate) fn variables(ways: &Ways<'_>) -> Variables {
     Variables { set, job }
 }
 
-/// Returns whether a path is the agent or another copy of it. Loading it after itself would name everything twice.
+/// Returns whether a path is the agent or a copy of the agent. Loading it a second time would name everything twice.
 fn is_agent(path: &Path, library: &Path) -> bool {
     path == library || path.file_name() == library.file_name()
 }
@@ -80,7 +80,7 @@ pub(crate) fn library() -> Result<PathBuf, String> {
         .ok_or_else(|| format!("not in {0} nor in {0}/../lib/gpumem/{VERSION}", folder.display()))
 }
 
-/// Searches next to the program, in the folder of its own version, and in that of the version in use. Links are resolved, so
+/// Searches next to the program, in the folder of its version, and in that of the version in use. Links are resolved, so
 /// processes never get a path through `current`. So a job keeps the version with which it began, and installations preserve that
 /// version for it.
 fn found_from(folder: &Path) -> Option<PathBuf> {

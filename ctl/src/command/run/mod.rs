@@ -7,7 +7,7 @@
 //! exit_summary    the summary at the end
 //! ```
 //!
-//! The command has priority: it runs even if a part of ours fails. Then one line on standard error says what is missing. Standard
+//! The command has priority: it runs even if a part of ours fails. One line on standard error then gives the reason. Standard
 //! input and output are never used.
 
 mod child;

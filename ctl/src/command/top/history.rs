@@ -19,7 +19,7 @@ pub(crate) struct Layer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LayerKind {
     Category(String),
-    /// Memory without a layer of its own.
+    /// Memory that no other layer represents.
     Rest,
     PoolIdle,
     Opaque,

@@ -16,7 +16,7 @@ pub(crate) fn height(ps: &Ps) -> usize {
 const LEAST_MISSED: [usize; 4] = [6, 2, 3, 7];
 const COMMAND: usize = 16;
 const STATE: usize = 14;
-/// Least width of a terminal at which each process has a sparkline.
+/// Minimum width of a terminal at which each process has a sparkline.
 const WIDE: usize = 110;
 const COURSE: usize = 24;
 

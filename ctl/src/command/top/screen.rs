@@ -1,5 +1,5 @@
-//! A grid of characters, bars and sparklines in it, and the bytes that make a terminal show it. Only changes since the last frame are
-//! written, because a terminal may be on a slow connection.
+//! A grid of characters, bars and sparklines in it, and the bytes that make a terminal show it. Only changes since the last frame
+//! are written, because a terminal may be on a slow connection.
 
 pub(crate) use gpumem_report::table::width as columns;
 use gpumem_report::text::wrapped;
@@ -70,7 +70,7 @@ impl Style {
     }
 }
 
-/// A cell of the grid. The right half of a wide character has no character of its own.
+/// A cell of the grid. The right half of a wide character has no character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cell {
     character: Option<char>,

@@ -1,6 +1,6 @@
 //! Programs that request a report about themselves: connections whose first record is `Ask` instead of `Hello`. The daemon sends
 //! the report of the process that the kernel names, in pieces, and closes the connection. It counts as a connection without a
-//! hello, so one user's requests leave three quarters of these to others. Each user's requests are also rate-limited.
+//! hello, so one user's requests leave three quarters of the slots to others. Each user's requests are also rate-limited.
 
 use super::{Agents, Refusal};
 use crate::clock;

@@ -416,7 +416,7 @@ impl Connection {
         self.check_all(packet).map(|(frames, _)| frames)
     }
 
-    /// Returns the frames that the ledger may have, and how many of them are costly.
+    /// Returns the frames that the ledger may have, and the number of costly frames.
     fn check_all(&mut self, packet: Vec<u8>) -> Result<(Vec<u8>, u64), Fault> {
         let (frames, seen) = self.stream.check(packet, clock::now_ns())?;
         let Seen { unknown, forbidden, devices, costly, .. } = seen;

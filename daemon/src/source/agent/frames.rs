@@ -224,11 +224,11 @@ impl Stream {
     }
 }
 
-/// Most costly records in one batch.
+/// Maximum number of costly records in one batch.
 const COSTLY_PER_BATCH: u64 = 4;
 
 /// Returns whether a kind is costly for the ledger. Steps walk all cells. Ends of contexts, resyncs and ends of pools walk all
-/// rows. Refused allocations walk what the process holds.
+/// rows. Refused allocations walk all memory of the process.
 fn is_costly(kind: u8) -> bool {
     const KINDS: [u8; 9] = [26, 41, 49, 53, 57, 58, 72, RESYNC_BEGIN, RESYNC_END];
     KINDS.contains(&kind) || kind == ALLOC_FAILED

@@ -148,7 +148,7 @@ pub(super) mod by_hand {
     use gpumem_wire::{MAJOR, MINOR};
     use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
 
-    /// What an agent hands over, not sealed yet: a header with these fields, and nothing else.
+    /// Shared memory of an agent before it is sealed: only a header with these fields.
     pub(crate) fn unsealed(ring_slots: u64, live_rows: u64, head_seq: u64) -> (OwnedFd, Header) {
         let (major, minor, pid, start_ticks) = (MAJOR, MINOR, 1, 1);
         let (name_bytes, lost, names_end) = (64, 0, 0);

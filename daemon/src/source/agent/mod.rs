@@ -179,7 +179,7 @@ impl Agents {
         let _ = self.answerer.set(answerer);
     }
 
-    /// Returns the number of connections, and how many of them have not sent a hello.
+    /// Returns the number of connections, and the number that have not sent a hello.
     pub(crate) fn connections(&self) -> (usize, usize) {
         self.slots.count()
     }

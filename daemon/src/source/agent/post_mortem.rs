@@ -26,7 +26,7 @@ pub(crate) struct Rest {
     holes: bool,
     epoch: u64,
     step: Step,
-    /// Most live rows held in memory, and the number of rows beyond it.
+    /// Maximum number of live rows held in memory, and the number of rows beyond it.
     max_rows: usize,
     dropped: u64,
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Most groups read for a process: its own and those above.
+/// Maximum number of groups read for a process: its own and those above.
 const DEPTH: usize = 16;
 /// Limits from here on mean none: version 1 writes a huge number.
 const UNLIMITED: u64 = 1 << 60;
@@ -54,7 +54,8 @@ impl Groups {
         (!groups.is_empty()).then_some(Counted(groups))
     }
 
-    /// Checks the innermost group that still exists. If its count has increased since `before`, returns the nearest group with a limit.
+    /// Checks the innermost group that still exists. If its count has increased since `before`, returns the nearest group with a
+    /// limit.
     pub(crate) fn killed_group(&self, before: &Counted) -> Option<KilledGroup> {
         let there = before.0.iter().enumerate().find_map(|(at, group)| Some((at, kills(&group.directory)?)));
         let (at, now) = there?;

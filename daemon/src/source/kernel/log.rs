@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// Bytes read at a time; more than the longest record of /dev/kmsg.
 const PIECE: usize = 16 * 1024;
-/// Most pieces (of /dev/kmsg: records) in one pass; the rest is read in the next one.
+/// Maximum number of pieces (of /dev/kmsg: records) in one pass; the rest is read in the next one.
 const PIECES: usize = 512;
 /// Lines longer than this are not the kernel's.
 const LINE: usize = 8 * 1024;

@@ -129,7 +129,7 @@ pub(crate) struct Memory {
     pub used_bytes: u64,
     /// The driver's share, if the driver reports it separately.
     pub reserved_bytes: Option<u64>,
-    /// The device has no memory of its own; the numbers are the host's.
+    /// The device has no own memory; the numbers are the host's.
     pub is_unified: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Devices whose calls do not return, and the check whether they return again.
 //!
 //! A call that does not return blocks the poller and with it the readings of all devices. So pollers skip the device, or only its
-//! lists, until told otherwise. From time to time another process, the probe, tries the calls: losing it costs no readings.
+//! lists, until the calls return again. At times another process, the probe, tries the calls: losing it costs no readings.
 
 use super::DeviceName;
 use super::answer::Code;

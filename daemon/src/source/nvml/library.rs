@@ -48,7 +48,7 @@ pub(crate) struct Device {
 pub(crate) trait Gpus {
     /// Returns its devices in NVML's order. Constant; see [`Gpus::has_changed`].
     fn devices(&self) -> &[Device];
-    /// Returns memory of a device, or of the host if the device has none of its own.
+    /// Returns memory of a device, or of the host if the device has no own memory.
     fn memory(&mut self, device: usize) -> Result<Memory, Code>;
     /// Appends the processes of one list.
     fn list(&mut self, device: usize, list: List, charges: &mut Vec<Charge>) -> Result<(), Code>;
@@ -111,7 +111,7 @@ struct Watch {
 
 /// Polls until a GPU without events is tried again: some minutes.
 const WATCH_PAUSE: u32 = 120;
-/// Most events read in one poll; further ones remain for the next poll.
+/// Maximum number of events read in one poll; further ones remain for the next poll.
 const EVENTS_AT_ONCE: usize = 64;
 
 impl Library {
@@ -400,7 +400,7 @@ fn pids_of(driver: &str, is_host: bool) -> Pids {
 /// Bytes read of /proc/meminfo. It has about 1.5 KiB; the two values are in the first lines.
 const MEMINFO_BYTES: usize = 4096;
 
-/// The host's memory, from /proc/meminfo. It stands for the device's if a GPU has none of its own (unified memory: GB10, Jetson)
+/// The host's memory, from /proc/meminfo. Used as device memory if a GPU has no own memory (unified memory: GB10, Jetson)
 /// and NVML answers that device memory is not supported. The file is kept open because it is read as often as device memory.
 #[derive(Debug, Default)]
 struct HostMemory {

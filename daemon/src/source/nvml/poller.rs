@@ -45,7 +45,7 @@ const RETRY_MOST_NS: u64 = 30 * SECOND;
 const LIVED_NS: u64 = 10 * SECOND;
 /// Longest delay of memory samples before they are written.
 const FLUSH_NS: u64 = 50_000_000;
-/// Most actions before frames are written and commands are read.
+/// Maximum number of actions before frames are written and commands are read.
 const ACTS_AT_ONCE: u32 = 64;
 /// How long NVML stays closed while the driver is being unbound from a GPU; the time that guides suggest for `gpumemctl nvml
 /// release`.
@@ -210,8 +210,8 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Makes the calls that did not return for one device, and publishes which one is running. Succeeds if all of them return, with
-/// any result.
+/// Makes the calls that did not return for one device, and publishes which one is running. Succeeds if all calls return, with any
+/// result.
 fn probe(arguments: &Arguments, target: Target, mut lamp: Option<CallStateWriter>) -> ExitCode {
     let mut doing = |what| {
         if let Some(lamp) = &mut lamp {

@@ -151,7 +151,7 @@ pub(crate) fn launch(mut arguments: Arguments, stdio: fn() -> Stdio) -> std::io:
     Ok((child, call_state))
 }
 
-/// Least time between two updates with the same activity, in ns.
+/// Minimum time between two updates with the same activity, in ns.
 const SAY_SAME_NS: u64 = 50_000_000;
 
 pub(crate) struct FrameWriter {

@@ -60,7 +60,7 @@ const NONE: u32 = u32::MAX;
 const FIRST_RECORDS: usize = 64;
 /// The driver itself cuts a list at 950 processes.
 const MOST_RECORDS: usize = 64 * 1024;
-/// Most attempts at a list that grows between two calls.
+/// Maximum number of attempts at a list that grows between two calls.
 const ATTEMPTS: usize = 5;
 
 /// A device of one opened library; invalid for later ones.

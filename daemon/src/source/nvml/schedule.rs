@@ -5,8 +5,8 @@
 //! (after the interval, or earlier for a reason) and lock time is left.
 //!
 //! Lock time is a bucket that fills with `list_budget` of wall time. A list may be read while the bucket is not empty. It takes
-//! its real cost from the bucket, which may go into debt. So long lists slow down, and lists that cost almost nothing can all be
-//! read in one go.
+//! its real cost from the bucket, which may go into debt. Expensive lists therefore become rarer, and lists that cost almost
+//! nothing can all be read together.
 //!
 //! A list after an agent's event is most useful at once, because it separates the changes around the event. So a requested device
 //! may be read on credit, up to `BORROW_NS`. Then the bucket must fill again, and the device that has waited longest is next.
@@ -16,12 +16,12 @@
 use crate::config::NvmlSettings;
 
 const SECOND: u64 = 1_000_000_000;
-/// Most lock time that can be saved up, and so the cost of a burst of lists without its last one.
+/// Maximum lock time that can be saved up, and so the cost of a burst of lists without its last one.
 const BURST_NS: i64 = 1_000_000;
-/// Least interval between lists of a device because its memory changed.
+/// Minimum interval between lists of a device because its memory changed.
 const MOVED_GAP_NS: u64 = 200_000_000;
-/// Least interval between lists of a device because they were requested. It is short, because the creation of a context requests two
-/// lists, before and after it.
+/// Minimum interval between lists of a device because they were requested. It is short, because the creation of a context
+/// requests two lists, before and after it.
 const ASKED_GAP_NS: u64 = 10_000_000;
 /// Lock time that requested lists may borrow: a second's worth at 2 %.
 const BORROW_NS: i64 = 20_000_000;

@@ -65,7 +65,7 @@ struct Row {
     is_refused: bool,
 }
 
-/// What the caller does after a turn.
+/// Next action of the caller after a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     Again,

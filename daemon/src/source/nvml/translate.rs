@@ -424,7 +424,7 @@ impl Translator {
     }
 }
 
-/// Tells the process table that a process uses a device, which may reveal its job.
+/// Notes in the process table that a process uses a device. The device may identify the job.
 fn note_use(key: ProcessKey, device: Option<&DeviceStatus>, processes: &Processes) {
     let Some(device) = device else { return };
     let instance = device.facts.get("gpu_instance").and_then(|instance| instance.parse().ok());

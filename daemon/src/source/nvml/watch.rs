@@ -55,7 +55,7 @@ const STOPPED_NS: u64 = SECOND * 3 / 10;
 /// How long agents are served before such old records are translated, and the least time between two such pauses.
 const AGENTS_FIRST: Duration = Duration::from_millis(250);
 const AGENTS_AGAIN: Duration = Duration::from_secs(2);
-/// Most stuck pollers with a substitute at one time.
+/// Maximum number of stuck pollers with a substitute at one time.
 const MOST_STUCK: usize = 4;
 /// Period over which the share of lock time is computed.
 const SHARE_WINDOW_NS: u64 = 10 * SECOND;

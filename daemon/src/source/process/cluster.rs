@@ -72,7 +72,7 @@ pub(crate) struct Gpu {
     pub instance: Option<u32>,
 }
 
-/// Returns the job to which all of these GPUs were assigned before the process began; `None` if there is none or more than one.
+/// Returns the job to which all the GPUs were assigned before the process began; `None` if there is none or more than one.
 pub(crate) fn job_of_gpus(directory: &Path, gpus: &[Gpu], began: SystemTime) -> Option<String> {
     let mut jobs = gpus.iter().map(|gpu| job_of_gpu(directory, *gpu, began));
     let first = jobs.next()??;

@@ -21,14 +21,14 @@ use std::time::{Duration, Instant, SystemTime};
 const COMMAND_BYTES: u64 = 4096;
 /// Longest chain of parents that is read.
 const ANCESTORS: usize = 64;
-/// Limit of bytes read of other files; all of them are far smaller.
+/// Limit of bytes read from other files, which are far smaller.
 const FILE_BYTES: u64 = 16 * 1024;
 /// Retries of an empty command line, and the pause between them. An exec() takes microseconds, on a busy machine a few ms.
 const EXEC_TRIES: u32 = 5;
 const EXEC_PAUSE: Duration = Duration::from_millis(5);
 /// Time without an answer after which a reader of command lines counts as stuck and is abandoned.
 const STUCK_AFTER: Duration = Duration::from_secs(2);
-/// Most abandoned readers; beyond, command lines stay unknown.
+/// Maximum number of abandoned readers; beyond, command lines stay unknown.
 const READERS: u32 = 8;
 
 /// Facts of a process. Strings are safe to print and contain no newline.
@@ -209,7 +209,7 @@ struct Reader {
     told: mpsc::Receiver<(ProcessKey, Option<String>)>,
     /// Requests without an answer.
     open: usize,
-    /// When the reader last answered, or was first asked after that.
+    /// Time of the reader's last answer, or of the first request after it.
     moved: Instant,
 }
 

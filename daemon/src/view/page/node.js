@@ -44,8 +44,8 @@ function processBar(process, className) {
   return piece(className, process.used_bytes ?? 0, piecesOf(process).map(([code, bytes]) => piece(colorClass(code), bytes)));
 }
 
-// Returns the processes of a device, largest first. A process of about the same size as its neighbour keeps its place, because rows
-// that swap at every update cannot be read.
+// Returns the processes of a device, largest first. A process of about the same size as its neighbour keeps its place, because
+// rows that swap at every update cannot be read.
 const order = new Map();
 const keyOf = (process, at) => (process.pid === 0 ? `hidden ${at}` : `${process.pid}.${process.start_ticks}`);
 function inOrder(device, processes) {
@@ -60,7 +60,7 @@ function inOrder(device, processes) {
   order.set(device.name, rows.map((process) => keyOf(process)));
   return rows;
 }
-// Returns a device: its rows as printed, other amounts, and whether all of them add up to its size.
+// Returns a device: its rows as printed, other amounts, and whether all amounts add up to its size.
 function deviceOf(device, at) {
   const processes = inOrder(device, node.processes.filter((process) => process.device === at));
   const reading = device.listed ?? device.reading;

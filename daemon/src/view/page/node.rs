@@ -20,12 +20,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most processes of a device with a row; the smaller ones are one sum.
+/// Maximum number of processes of a device with a row; the smaller ones are one sum.
 const MOST_ROWS: usize = 256;
 const MOST_NAMES: usize = 24;
 const SMALLER: &str = "(smaller ones)";
-/// Most attempts, and the pause between them, at a state in which the process list and the memory reading of a device belong
-/// together. They arrive as two records.
+/// Maximum number of attempts, and the pause between them, at a state in which the process list and the memory reading of a
+/// device belong together. They arrive as two records.
 const LOOKS: usize = 3;
 const AGAIN: Duration = Duration::from_millis(80);
 

@@ -39,8 +39,8 @@ families! {
         "Out-of-memory errors: of a framework after the driver had refused (device) or at its own limit (pool), or a process without an agent that ended while the device was nearly full (suspected). Kept after the process has ended.";
 }
 
-/// Most series of one device: one for each family, three kinds of OOM, six of events, and a seventeenth number for all Xids
-/// beyond sixteen.
+/// Maximum number of series of one device: one for each family, three kinds of OOM, six of events, and a seventeenth number for
+/// all Xids beyond sixteen.
 pub const MOST_PER_DEVICE: usize = 14 + 2 + 5 + 16;
 
 /// Age from which on a reading of a device with a problem is outdated. Memory is read at least once a second.

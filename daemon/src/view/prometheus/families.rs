@@ -3,7 +3,7 @@
 use crate::stats::Family;
 use crate::view::text::{Label, Number};
 
-/// Makes a static for each family: name, labels and HELP text; and the list of all of them.
+/// Makes a static for each family: name, labels and HELP text; and the list of all families.
 macro_rules! families {
     ($($family:ident: $kind:ident $name:literal $labels:expr, $help:literal;)*) => {
         $(static $family: Family =

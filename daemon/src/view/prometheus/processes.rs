@@ -1,4 +1,4 @@
-//! Series of processes: the identity `used = predates + tracked + untrackable` at the last sample where all of it was known, and
+//! Series of processes: the identity `used = predates + tracked + untrackable` at the last complete sample, and
 //! tracked bytes by category. One series for each process has the long labels, for joins by pid and start.
 //!
 //! A process has all of its series or none. Young processes, and those for which there is no room, are folded into one process
@@ -72,10 +72,10 @@ families! {
         "Devices that only the process reports and NVML, which works, does not have; they have no other series.";
 }
 
-/// Most series of a process that do not depend on its devices: information, four counts, eight layers.
+/// Maximum number of series of a process that do not depend on its devices: information, four counts, eight layers.
 pub(super) const MOST_PER_PROCESS: usize = 13;
-/// Most series of a process on a device, without categories and tags: two peaks, protected, five further kinds, six flags, one
-/// age.
+/// Maximum number of series of a process on a device, without categories and tags: two peaks, protected, five further kinds, six
+/// flags, one age.
 const MOST_PER_ACCOUNT: usize = amounts::MOST + 15;
 
 /// Returns the most series of a process on a device, if every category and tag has bytes.

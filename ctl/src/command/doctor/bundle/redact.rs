@@ -181,7 +181,7 @@ pub(super) fn settings(text: &str) -> (String, usize) {
     (out, left_out)
 }
 
-/// Returns the series whose labels contain no text from users or programs, and the number of those left out.
+/// Returns the series whose labels contain no text from users or programs, and the number of omitted series.
 pub(super) fn metrics(text: &str) -> (String, usize) {
     let (mut out, mut left_out) = (String::new(), 0);
     for line in text.lines() {

@@ -55,7 +55,7 @@ impl ProcSnapshot {
             ),
             maps: text("maps").filter(|maps| !maps.is_empty()),
             environ: std::fs::read(folder.join("environ")).ok(),
-            // If the link cannot be followed, nothing is known about the program.
+            // If the link cannot be followed, all facts about the program are unknown.
             program: std::fs::read_link(&program).is_ok().then(|| Elf::read(&program)),
             root: folder.join("root"),
         }

@@ -14,7 +14,7 @@ use std::path::Path;
 
 /// Interval for reading the memory limits of control groups.
 const LIMITS_NS: u64 = 5_000_000_000;
-/// Most groups of one device whose limits are read.
+/// Maximum number of groups of one device whose limits are read.
 const MOST_GROUPS: usize = 32;
 /// Fact with the memory limits that the driver keeps for control groups.
 const LIMITS_FACT: &str = "memory_limits";

@@ -17,7 +17,7 @@ use rustix::process::{Pid, test_kill_process};
 
 /// Unaccounted bytes below this, less than a context, are not reported.
 const UNACCOUNTED: u64 = 64 << 20;
-/// Most pids listed by number; further ones are only counted.
+/// Maximum number of pids listed by number; further ones are only counted.
 const NAMED: usize = 8;
 const NO_PERMISSION: u32 = 4;
 
@@ -365,7 +365,7 @@ impl Asked<'_> {
     }
 }
 
-/// Adds findings about the GPU's access to host memory, and the NUMA node of its own memory.
+/// Adds findings about the GPU's access to host memory, and the NUMA node of the GPU's memory.
 fn addressing(device: &DeviceStatus, out: &mut Findings<'_>) {
     let fact = |name: &str| device.facts.get(name).map(String::as_str);
     let mode = fact("addressing").map(|mode| match mode {

@@ -8,7 +8,7 @@ use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use gpumem_model::run::SUBSCRIPTION_HELD;
 
-/// Most processes that are named; further ones are only counted.
+/// Maximum number of processes that are named; further ones are only counted.
 const NAMED: usize = 4;
 
 pub(super) fn look(
