@@ -110,9 +110,9 @@ impl Daemon {
         list.into_iter().map(|reply| self.run_of(reply)).collect()
     }
 
-    /// Returns pid, user and devices of other users' runs that match a query by time; empty if the daemon does not support this.
-    pub(crate) fn hidden(&self, around: Around) -> Vec<HiddenRun> {
-        self.get(&format!("/v1/hidden{}", RunSelector::Around(around).query('?')), RUNS).unwrap_or_default()
+    /// Returns pid, user and devices of the selected runs of other users; empty if the daemon does not support this.
+    pub(crate) fn hidden(&self, which: RunSelector<'_>) -> Vec<HiddenRun> {
+        self.get(&format!("/v1/hidden{}", which.query('?')), RUNS).unwrap_or_default()
     }
 
     /// Closes NVML for `for_s` seconds.

@@ -1,7 +1,7 @@
 //! `gpumemctl job` with replies of a daemon and of a Prometheus.
 
 use crate::common::{FakeDaemon, Folder, failure, run_of, stdout};
-use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
+use gpumem_model::control::{DeviceRow, HiddenRun, ProcessRow, Ps};
 use gpumem_model::run::{Run, State};
 use gpumem_runs::store::Store;
 use serde_json::Value;
@@ -205,4 +205,20 @@ fn https_goes_through_curl_which_checks_the_certificate() {
         assert_eq!((*code, why.contains(words)), (expected, true), "{words}: {why}");
     }
     assert!(refused.1.contains("CURL_CA_BUNDLE=FILE"), "{}", refused.1);
+}
+
+#[test]
+fn job_of_another_user_is_said_to_be_theirs() {
+    let folder = Folder::new("others-job");
+    let daemon = FakeDaemon::at(&folder.path("gpumem/control.sock"));
+    daemon.runs("?job=bert", &[]);
+    let hidden = |pid: u32| HiddenRun { pid, user: Some("alice".into()), ..HiddenRun::default() };
+    daemon.says(
+        "GET /v1/hidden?job=bert",
+        200,
+        serde_json::to_string(&[hidden(1), hidden(2)]).expect("JSON"),
+    );
+    let (code, why) = failure(&folder.run(&["job", "bert"]));
+    assert_eq!(code, 3, "{why}");
+    assert!(why.contains("job bert: 2 processes belong to alice; only that user and root see"), "{why}");
 }

@@ -10,18 +10,25 @@ use crate::args::Job as Args;
 use crate::client::prometheus::{Prometheus, Sample, quoted};
 use crate::client::{Daemon, RunReply, RunSelector};
 use crate::command::report;
+use crate::exit::Kind;
 use anyhow::Result;
+use gpumem_model::control::HiddenRun;
+use gpumem_model::escape::escape;
 use gpumem_model::owner::Owner;
 use gpumem_model::run::State;
-use std::collections::BTreeMap;
+use gpumem_model::units::thousands;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Returns the members of a job and the name of their source.
 pub(crate) fn job_on_node(id: &str, args: &Args) -> Result<(Vec<Member>, String)> {
-    let (mut runs, mut from) = match Daemon::find(args.source.socket.as_deref()) {
-        Ok(daemon) if args.source.store.words().is_empty() => {
+    let daemon = match Daemon::find(args.source.socket.as_deref()) {
+        Err(unreachable) if args.source.socket.as_deref().is_some() => return Err(unreachable.into()),
+        found => found.ok(),
+    };
+    let (mut runs, mut from) = match &daemon {
+        Some(daemon) if args.source.store.words().is_empty() => {
             (daemon.runs(RunSelector::Job(id))?, "this node".to_owned())
         }
-        Err(unreachable) if args.source.socket.as_deref().is_some() => return Err(unreachable.into()),
         _ => (Vec::new(), String::new()),
     };
     if runs.is_empty() {
@@ -30,6 +37,10 @@ pub(crate) fn job_on_node(id: &str, args: &Args) -> Result<(Vec<Member>, String)
     }
     let members = latest(runs);
     if members.is_empty() {
+        let hidden = daemon.map(|daemon| daemon.hidden(RunSelector::Job(id))).unwrap_or_default();
+        if !hidden.is_empty() {
+            return Err(of_others(id, &hidden));
+        }
         let looked = format!("looked on this node and in {}", args.source.store.readable()?.display());
         let known = all_on_node(args)
             .unwrap_or_default()
@@ -38,6 +49,19 @@ pub(crate) fn job_on_node(id: &str, args: &Args) -> Result<(Vec<Member>, String)
         return Err(not_found(id, &looked, known));
     }
     Ok((members, from))
+}
+
+/// Returns the error for a job of another user.
+fn of_others(id: &str, hidden: &[HiddenRun]) -> anyhow::Error {
+    let users: BTreeSet<String> =
+        hidden.iter().map(|run| run.user.as_deref().map_or("another user".to_owned(), escape)).collect();
+    let users = users.into_iter().collect::<Vec<_>>().join(", ");
+    let belong = match hidden.len() {
+        1 => "1 process belongs".to_owned(),
+        many => format!("{} processes belong", thousands(many as u64)),
+    };
+    Kind::NotFound
+        .error(format!("job {}: {belong} to {users}; only that user and root see the memory", escape(id)))
 }
 
 /// Returns the running members, and ended ones of the newest instance of the job. If a job was restarted under the same name,

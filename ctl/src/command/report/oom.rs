@@ -63,7 +63,7 @@ fn around(args: &Oom, at_ns: i64) -> Result<()> {
     let mut hidden = Vec::new();
     let found = match Daemon::find(args.source.socket.as_deref()) {
         Ok(daemon) if args.source.store.words().is_empty() => {
-            hidden = daemon.hidden(around);
+            hidden = daemon.hidden(RunSelector::Around(around));
             daemon.runs(RunSelector::Around(around))?
         }
         Err(unreachable) if args.source.socket.as_deref().is_some() => return Err(unreachable.into()),
