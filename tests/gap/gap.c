@@ -63,8 +63,20 @@ static void load(void **module, uint64_t bytes) {
     must(cuModuleLoadData(module, &image), "cuModuleLoadData");
 }
 
+static void *open_library(void) {
+    char path[4096];
+    if (!realpath("/proc/self/exe", path)) exit(3);
+    strcat(dirname(path), "/libgaplib.so");
+    void *library = dlopen(path, RTLD_NOW);
+    must(!library, "libgaplib.so");
+    return library;
+}
+
 static void init(void) {
     must(cuInit(0), "cuInit");
+    int (*descend)(int);
+    *(void **)&descend = dlsym(open_library(), "gaplib_descend");
+    must(descend(200) != 200, "gaplib_descend");
     must(cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
     must(cuCtxSetCurrent(context), "cuCtxSetCurrent");
 }
@@ -81,13 +93,8 @@ static void allocate(void) {
     must(cuMemAlloc_v2(&small, 4096), "cuMemAlloc");
 }
 static void allocate_elsewhere(void) {
-    char path[4096];
-    if (!realpath("/proc/self/exe", path)) exit(3);
-    strcat(dirname(path), "/libgaplib.so");
-    void *library = dlopen(path, RTLD_NOW);
-    must(!library, "libgaplib.so");
     int (*take)(int (*)(uint64_t *, size_t), uint64_t *, size_t);
-    *(void **)&take = dlsym(library, "gaplib_take");
+    *(void **)&take = dlsym(open_library(), "gaplib_take");
     must(take(cuMemAlloc_v2, &of_library, 64 << 20), "gaplib_take");
 }
 static void heap(void) { must(cuCtxSetLimit(2, 64 << 20), "cuCtxSetLimit"); }

@@ -9,3 +9,11 @@ int gaplib_take(int (*alloc)(uint64_t *, size_t), uint64_t *address, size_t byte
     int result = alloc(address, bytes);
     return result ? -result : 0;
 }
+
+int gaplib_descend(int depth);
+
+/* Returns `depth`, and leaves return addresses into this library on the unused part of the stack. */
+int gaplib_descend(int depth) {
+    volatile int room[16] = {depth};
+    return depth ? gaplib_descend(depth - 1) + 1 : room[0];
+}
