@@ -242,6 +242,28 @@ fn device_line_adds_up_as_printed() {
     line(&text_of(&run, By::Layer, None), "device (MiB): ");
 }
 
+/// The parts add up to the device's size, or the line names what NVML's numbers lack.
+#[test]
+fn device_line_adds_up_to_the_size_of_the_device() {
+    const GIB: u64 = 1 << 30;
+    let mut run = small_train();
+    let device = &mut run.devices[0];
+    let used = device.last.used_bytes().expect("used bytes");
+    let total = 80 * GIB;
+    device.total_bytes = Some(total);
+    device.tenants = vec![(4242, Some(498 << 20))];
+    device.unaccounted_bytes = Some(12 << 20);
+    let free = total - used as u64 - (498 << 20) - (12 << 20);
+    for (missing, named) in [(0, false), (3 * GIB, true)] {
+        let reading = run.devices[0].reading.as_mut().expect("a reading");
+        (reading.free_bytes, reading.system_reserved_bytes) = (free - missing, None);
+        let text = text_of(&run, By::Layer, None);
+        let sum = line(&text, "device (");
+        assert!(sum.contains(" = 81,920") && sum.contains("498 pid 4242"), "{sum}");
+        assert_eq!(sum.contains("3,072 not in NVML's numbers"), named, "{sum}");
+    }
+}
+
 #[test]
 fn negative_gap_is_no_lower_bound() {
     let mut run = small_train();
