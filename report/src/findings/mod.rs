@@ -16,6 +16,8 @@ mod out_of_memory;
 mod steady;
 pub mod text;
 
+pub(crate) use out_of_memory::{FRAGMENTED_SHARE, retained};
+
 use crate::Report;
 use gpumem_model::run::{Device, Fate, Oom, State};
 use serde::Serialize;

@@ -15,7 +15,7 @@ const NAMED: usize = 3;
 /// If activations of this many training steps exist at once, steps do not free their activations.
 const STEPS_AT_ONCE: i64 = 3;
 /// Minimum unused memory, as a share of the process's memory, for a finding of fragmentation.
-const FRAGMENTED_SHARE: f64 = 0.15;
+pub(crate) const FRAGMENTED_SHARE: f64 = 0.15;
 /// A record without amounts uses those of another record within this time, in nanoseconds.
 const SAME_NS: u64 = 1_000_000_000;
 
@@ -35,36 +35,18 @@ struct Request<'r> {
     severity: Severity,
 }
 
+/// Returns memory that the process kept and did not give back, if the request would have fitted without it.
+pub(crate) fn retained(report: &Report<'_>, device: &Device, oom: &Oom) -> Option<Finding> {
+    Request::of(device, oom, Outcome::OutOfMemory).retained(report)
+}
+
+/// Returns what explains a failed request.
 pub(super) fn causes(report: &Report<'_>, device: &Device, oom: &Oom, outcome: Outcome) -> Vec<Finding> {
-    let holders = oom.device.as_ref().map(|device| device.holders.as_slice()).unwrap_or_default();
-    let (own, others) = holders.split_first().unzip();
-    let others = others.unwrap_or_default().iter().map(|holder| holder.used_bytes);
-    let others = others.fold(oom.device.as_ref().map_or(0, |device| device.others.1), i64::saturating_add);
-    let tracked = oom.tracked_bytes + oom.predates_bytes.unwrap_or(0) + oom.untrackable_bytes.unwrap_or(0);
-    let capacity = oom.device.as_ref().map(|device| {
-        signed(device.total_bytes)
-            - signed(device.system_bytes.unwrap_or(0))
-            - device.unaccounted_bytes.max(0)
-    });
-    let request = Request {
-        device,
-        oom,
-        need: signed(oom.driver_asked_bytes.unwrap_or(oom.asked_bytes)),
-        free: oom.free_bytes().unwrap_or(0),
-        others,
-        used: own.map_or(tracked, |own| own.used_bytes).max(tracked).max(1),
-        capacity: capacity.or(device.total_bytes.map(signed)).unwrap_or(i64::MAX),
-        severity: if outcome == Outcome::OutOfMemory { Severity::Critical } else { Severity::Warning },
-    };
+    let request = Request::of(device, oom, outcome);
     if let Some(finding) = request.pool_limit().or_else(|| request.too_large()) {
         return vec![finding];
     }
-    let grown = growth::growth(report, device, Some(oom)).filter(|grown| request.would_fit(grown.bytes));
-    let mut causes: Vec<Finding> = Vec::new();
-    causes.extend(grown.map(|grown| grown.finding(device, request.used, request.severity)));
-    if causes.is_empty() {
-        causes.extend(request.no_backward(report));
-    }
+    let mut causes: Vec<Finding> = request.retained(report).into_iter().collect();
     let has_grown = !causes.is_empty();
     causes.extend(request.other_processes());
     causes.extend(request.fragmentation(report));
@@ -74,7 +56,41 @@ pub(super) fn causes(report: &Report<'_>, device: &Device, oom: &Oom, outcome: O
     causes
 }
 
-impl Request<'_> {
+impl<'r> Request<'r> {
+    fn of(device: &'r Device, oom: &'r Oom, outcome: Outcome) -> Self {
+        let holders = oom.device.as_ref().map(|device| device.holders.as_slice()).unwrap_or_default();
+        let (own, others) = holders.split_first().unzip();
+        let others = others.unwrap_or_default().iter().map(|holder| holder.used_bytes);
+        let others =
+            others.fold(oom.device.as_ref().map_or(0, |device| device.others.1), i64::saturating_add);
+        let tracked =
+            oom.tracked_bytes + oom.predates_bytes.unwrap_or(0) + oom.untrackable_bytes.unwrap_or(0);
+        let capacity = oom.device.as_ref().map(|device| {
+            signed(device.total_bytes)
+                - signed(device.system_bytes.unwrap_or(0))
+                - device.unaccounted_bytes.max(0)
+        });
+        Request {
+            device,
+            oom,
+            need: signed(oom.driver_asked_bytes.unwrap_or(oom.asked_bytes)),
+            free: oom.free_bytes().unwrap_or(0),
+            others,
+            used: own.map_or(tracked, |own| own.used_bytes).max(tracked).max(1),
+            capacity: capacity.or(device.total_bytes.map(signed)).unwrap_or(i64::MAX),
+            severity: if outcome == Outcome::OutOfMemory { Severity::Critical } else { Severity::Warning },
+        }
+    }
+
+    /// Returns memory that was kept and not given back, if the request would have fitted without it.
+    fn retained(&self, report: &Report<'_>) -> Option<Finding> {
+        let grown = growth::growth(report, self.device, Some(self.oom));
+        let grown = grown.filter(|grown| self.would_fit(grown.bytes));
+        grown
+            .map(|grown| grown.finding(self.device, self.used, self.severity))
+            .or_else(|| self.no_backward(report))
+    }
+
     /// Returns the processes that held memory of the device, this one first.
     fn holders(&self) -> &[Holder] {
         self.oom.device.as_ref().map(|device| device.holders.as_slice()).unwrap_or_default()

@@ -243,7 +243,7 @@ fn one(
     lines.extend(verdict::idle(oom, unit).map(|idle| format!("idle     {idle}")));
     let job: Vec<&Run> = job.iter().collect();
     lines.extend(ranks::ranks(report.run, &job, oom.last_ns, unit).map(|ranks| format!("ranks    {ranks}")));
-    lines.push(format!("verdict  {}", verdict::verdict(report, oom, ending, unit)));
+    lines.push(format!("verdict  {}", verdict::verdict(report, (device, oom), ending, unit)));
 }
 
 fn kind(oom: &Oom) -> &'static str {
@@ -341,7 +341,7 @@ pub(crate) fn entry<'a>(report: &Report<'_>, device: &'a Device, oom: &'a Oom) -
         gpu: &device.name,
         // `oom`, `suspected` or `pressure`.
         what: kind(oom),
-        verdict: verdict::verdict(report, oom, Ending::of(report.run).as_ref(), bytes) + " (bytes)",
+        verdict: verdict::verdict(report, (device, oom), Ending::of(report.run).as_ref(), bytes) + " (bytes)",
         // Without amounts; `held` has them by name.
         #[serde(flatten)]
         oom: Oom { amounts: Default::default(), ..oom.clone() },

@@ -2,9 +2,10 @@
 
 use super::holders::{growth, name};
 use crate::Report;
+use crate::findings::{self, FRAGMENTED_SHARE};
 use gpumem_model::ending::{Cause, Ending};
 use gpumem_model::escape::escape;
-use gpumem_model::run::{Holder, Oom, OomKind};
+use gpumem_model::run::{Device, Holder, Oom, OomKind};
 use gpumem_model::units::{Unit, plural, signed, thousands};
 
 /// Returns idle memory, its fragmentation, and how its largest block compares with the request. `None` if no pool reports its
@@ -22,7 +23,12 @@ pub(super) fn idle(oom: &Oom, unit: Unit) -> Option<String> {
     ))
 }
 
-pub(super) fn verdict(report: &Report<'_>, oom: &Oom, ending: Option<&Ending>, unit: Unit) -> String {
+pub(super) fn verdict(
+    report: &Report<'_>,
+    (device, oom): (&Device, &Oom),
+    ending: Option<&Ending>,
+    unit: Unit,
+) -> String {
     if oom.is_suspected() {
         return suspicion(oom, ending, unit);
     }
@@ -46,8 +52,12 @@ pub(super) fn verdict(report: &Report<'_>, oom: &Oom, ending: Option<&Ending>, u
         let left = unit.amount(free.saturating_add(bytes));
         words.push(format!("fits without {}'s growth ({left} free)", who(holder, own)));
     }
-    if let Some(own) = own.filter(|own| words.is_empty() && own.growth_bytes.is_some_and(fits_without)) {
-        words.push(format!("fits without your own growth ({})", growth(own, unit).unwrap_or_default()));
+    if words.is_empty() {
+        // What a young program has set up is no growth.
+        words.extend(findings::retained(report, device, oom).map(|retained| {
+            let advice = retained.advice.map(|advice| format!(" ({advice})")).unwrap_or_default();
+            format!("fits without what is kept: {}{advice}", retained.what)
+        }));
     }
     words.extend(fragmented(report, oom, free, need, unit));
     let device = oom.device.as_ref();
@@ -75,6 +85,11 @@ pub(super) fn verdict(report: &Report<'_>, oom: &Oom, ending: Option<&Ending>, u
 fn fragmented(report: &Report<'_>, oom: &Oom, free: i64, need: i64, unit: Unit) -> Option<String> {
     let (idle, largest) = oom.idle_bytes.zip(oom.largest_idle_bytes)?;
     let asked = signed(oom.asked_bytes);
+    let own = oom.device.as_ref().and_then(|device| device.holders.first());
+    let used = own.map_or(oom.tracked_bytes, |own| own.used_bytes);
+    if (signed(idle) as f64) < used as f64 * FRAGMENTED_SHARE {
+        return None;
+    }
     let would_do = signed(idle) >= asked || signed(idle).saturating_add(free) >= need;
     if oom.idle_pieces == Some(0) || signed(largest) >= asked || !would_do {
         return None;
