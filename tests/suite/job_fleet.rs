@@ -240,7 +240,7 @@ mod prometheus {
         for (url, expected, words) in [
             (&*silent, 6, "cannot be reached"),
             (&*daemon, 6, "not as a Prometheus does"),
-            ("https://prometheus.example", 2, "no TLS"),
+            ("https://prometheus.invalid", 6, "the Prometheus at https://prometheus.invalid"),
         ] {
             let output = nodes[0].ctl(&["job", "bert", "--prometheus", url]);
             let why = String::from_utf8_lossy(&output.stderr);
