@@ -55,6 +55,7 @@ extern "C" fn at_exit() {
 
 /// Releases locks in a forked child that starts its own agent: other threads of its parent may have held them.
 pub(crate) fn reset() {
+    crate::record::panic::reset_after_fork();
     status::reset_after_fork();
     recordings::reset_after_fork();
     counters::reset_after_fork();

@@ -10,8 +10,9 @@ use std::sync::{Mutex, TryLockError};
 /// Location of the first panic.
 static WHERE: Mutex<String> = Mutex::new(String::new());
 static INSTALLED: AtomicBool = AtomicBool::new(false);
-/// Kernel id of a host thread that starts or ends the agent; 0 for none.
-static SHIELDED: AtomicU32 = AtomicU32::new(0);
+/// Kernel ids of host threads that start or end the agent; 0 for none. Several may do so at once, for example when one forks while
+/// another one loads the driver.
+static SHIELDED: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 
 /// Installs the hook. The library has its own copy of the standard library, so the program's panics are printed as before.
 pub(crate) fn install_hook() {
@@ -25,7 +26,18 @@ pub(crate) fn install_hook() {
 /// Whether the thread is inside of the agent. In tests the library is a part of the program.
 fn is_ours() -> bool {
     let is_busy = || threads::current().is_some_and(|thread| thread.busy.load(Relaxed) != 0);
-    own_thread::is_here() || SHIELDED.load(Relaxed) == own_thread::kernel_id() || is_busy()
+    own_thread::is_here() || is_shielded(own_thread::kernel_id()) || is_busy()
+}
+
+/// Forgets the threads of the parent; the only thread of the child keeps its place.
+pub(crate) fn reset_after_fork() {
+    let id = own_thread::kernel_id();
+    let of_parent = SHIELDED.iter().filter(|shielded| shielded.load(Relaxed) != id);
+    of_parent.for_each(|shielded| shielded.store(0, Relaxed));
+}
+
+fn is_shielded(id: u32) -> bool {
+    SHIELDED.iter().any(|shielded| shielded.load(Relaxed) == id)
 }
 
 fn note(panic: &PanicHookInfo<'_>) {
@@ -49,9 +61,13 @@ pub(crate) fn first_panic_location() -> String {
 /// Runs `work` whether or not the agent is armed; a panic disarms it. For starting and stopping.
 pub(crate) fn shielded<T>(absent: T, work: impl FnOnce() -> T) -> T {
     let _uncancelled = Uncancelled::now();
-    let before = SHIELDED.swap(own_thread::kernel_id(), Relaxed);
+    let id = own_thread::kernel_id();
+    let claim = |place: &&AtomicU32| place.compare_exchange(0, id, Relaxed, Relaxed).is_ok();
+    let place = if is_shielded(id) { None } else { SHIELDED.iter().find(claim) };
     let done = catch_unwind(AssertUnwindSafe(work));
-    SHIELDED.store(before, Relaxed);
+    if let Some(place) = place {
+        place.store(0, Relaxed);
+    }
     done.unwrap_or_else(|panic| {
         std::mem::forget(panic);
         status::disarm_after_panic();
