@@ -3,16 +3,18 @@
 //! Fluctuating memory can hide growth in the sum, so the parts are judged, too. The judgement over time leaves out parameters,
 //! because a program that loads a model does not leak.
 
-use super::{Finding, Kind, Severity};
+use super::{Finding, Kind, Severity, mib};
 use crate::category::OTHERS;
 use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge};
 use crate::judge::{Axis, units};
 use crate::rules::NO_TAG;
 use crate::{By, Report};
 use gpumem_model::escape::escape;
+use gpumem_model::names::Named;
 use gpumem_model::run::{Class, Device, Oom};
 use gpumem_model::timeline::Point;
-use gpumem_model::units::{plural, thousands};
+use gpumem_model::units::plural;
+use gpumem_wire::Role;
 use std::collections::BTreeMap;
 
 /// Names in a finding.
@@ -128,13 +130,13 @@ impl<'r> Course<'r> {
         let points: Vec<_> =
             points.chunks(points.len().div_ceil(MOST_POINTS).max(1)).filter_map(fullest).collect();
         let first_ns = points.first()?.time_ns;
-        let seconds = |time_ns: u64| (time_ns - first_ns) as f64 / 1e9;
+        let seconds = |time_ns: u64| time_ns.saturating_sub(first_ns) as f64 / 1e9;
         let mut course = Course::new(points.iter().map(|point| seconds(point.time_ns)).collect());
         for (at, point) in points.iter().enumerate() {
             for &(cell, bytes) in &point.amounts {
                 let counts = report.run.cells.get(cell as usize).is_some_and(|cell| {
                     matches!(cell.class, Class::Direct | Class::Block)
-                        && cell.role.as_deref() != Some("parameter")
+                        && cell.role.as_deref() != Role::Parameter.name()
                 });
                 if counts {
                     course.whole[at] = course.whole[at].saturating_add(bytes);
@@ -215,13 +217,15 @@ fn largest(mut names: Vec<(String, i64)>, bytes: i64) -> Vec<(String, i64)> {
     for (name, added) in &names {
         let ends = name.match_indices('/').map(|(at, _)| at);
         for end in ends {
-            *below.entry(name[..end].to_owned()).or_default() += added;
+            let sum = below.entry(name[..end].to_owned()).or_default();
+            *sum = sum.saturating_add(*added);
         }
     }
     names.retain(|(_, added)| has(NAMED_SHARE, *added));
     names.sort_by_key(|(_, added)| std::cmp::Reverse(*added));
     names.truncate(NAMED);
-    if !has(COMMON_SHARE, names.iter().map(|(_, added)| added).sum()) {
+    let named = names.iter().fold(0_i64, |sum, (_, added)| sum.saturating_add(*added));
+    if !has(COMMON_SHARE, named) {
         let common = below.into_iter().filter(|(_, added)| has(COMMON_SHARE, *added));
         names.splice(0..0, common.max_by_key(|(path, _)| path.len()));
         names.truncate(1);
@@ -255,18 +259,12 @@ impl Growth {
             "{grows}: +{rate} per {} over {}, {} MiB in all, {share:.0} % of what the process used",
             self.axis,
             plural(self.over, self.axis),
-            thousands(self.bytes.max(0) as u64 >> 20),
+            mib(self.bytes),
         );
         Finding {
-            kind: Kind::Growth,
-            severity,
-            device: device.ordinal,
-            bytes: self.bytes,
-            share: self.bytes as f64 / used.max(1) as f64,
-            confidence: self.confidence,
-            what,
+            confidence: Some(self.confidence),
             names: self.names,
-            advice: None,
+            ..Finding::new(Kind::Growth, severity, device, (self.bytes, used), what)
         }
     }
 }

@@ -7,24 +7,29 @@
 //! ```text
 //! growth           growing memory, by the points of steps or, without steps, over time
 //! out_of_memory    causes of a failed request
-//! steady           unused and unexplained memory, and losses of data
 //! text             the conclusions as lines
 //! ```
 
 mod growth;
 mod out_of_memory;
-mod steady;
 pub mod text;
 
 pub(crate) use out_of_memory::{FRAGMENTED_SHARE, retained};
 
 use crate::Report;
-use gpumem_model::run::{Device, Fate, Oom, State};
+use gpumem_model::run::{Class, Device, Fate, Oom, State};
+use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
 use std::cmp::Reverse;
 
 /// A finding that explains less than this share of the process's memory is omitted if there is a larger one.
 const LEAST_SHARE: f64 = 0.02;
+/// Minimum unused memory of pools, as a share of the process's memory.
+const UNUSED_SHARE: f64 = 0.25;
+/// Minimum unexplained Untrackable memory, as a share of the process's memory.
+const UNEXPLAINED_SHARE: f64 = 0.10;
+/// Smaller amounts are not worth a finding.
+const LEAST_BYTES: i64 = 512 << 20;
 
 /// Kind of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -71,15 +76,15 @@ pub struct Finding {
     pub kind: Kind,
     /// Its effect on the program.
     pub severity: Severity,
-    /// NVML index of the device.
-    pub device: u16,
+    /// NVML index of the device; `None` if it is about the whole run.
+    pub device: Option<u16>,
     /// The explained bytes.
     pub bytes: i64,
     /// `bytes` as a share of the bytes that the process used at that time, 0 to 1; of the device's size for
     /// [`Kind::OtherProcesses`].
     pub share: f64,
-    /// Confidence that it is right, 0 to 1.
-    pub confidence: f64,
+    /// Confidence of the statistical test, 0 to 1; `None` if the finding follows from the figures without one.
+    pub confidence: Option<f64>,
     /// One sentence.
     pub what: String,
     /// Names with the most explained bytes, largest first.
@@ -88,8 +93,30 @@ pub struct Finding {
     pub advice: Option<String>,
 }
 
+impl Finding {
+    /// Returns a finding without names, advice and confidence. `used`: bytes of which `bytes` are a share.
+    fn new(kind: Kind, severity: Severity, device: &Device, (bytes, used): (i64, i64), what: String) -> Self {
+        Finding {
+            kind,
+            severity,
+            device: Some(device.ordinal),
+            bytes,
+            share: bytes as f64 / used.max(1) as f64,
+            confidence: None,
+            what,
+            names: Vec::new(),
+            advice: None,
+        }
+    }
+}
+
+/// Returns whole MiB with separators.
+fn mib(bytes: i64) -> String {
+    thousands(bytes.max(0) as u64 >> 20)
+}
+
 /// How the run ended, as far as memory is concerned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// It ended because memory ran out.
@@ -125,7 +152,7 @@ fn decisive<'r>(report: &Report<'r>) -> Option<(&'r Device, &'r Oom, Outcome)> {
     let all = report.run.devices.iter();
     let all = all.flat_map(|device| device.details.ooms.iter().map(move |oom| (device, oom)));
     let ranked = all.filter_map(|(device, oom)| Some((device, oom, rank(oom)?)));
-    ranked.min_by_key(|(_, oom, outcome)| (*outcome as u8, Reverse(oom.time_ns)))
+    ranked.min_by_key(|(_, oom, outcome)| (*outcome, Reverse(oom.time_ns)))
 }
 
 impl Findings {
@@ -139,34 +166,102 @@ impl Findings {
         };
         let mut findings = Vec::new();
         for device in &report.run.devices {
-            let oom =
-                decisive.filter(|(of, ..)| std::ptr::eq(*of, device)).map(|(_, oom, outcome)| (oom, outcome));
-            match oom {
-                Some((oom, outcome)) if outcome != Outcome::Survived => {
+            match decisive {
+                Some((of, oom, outcome)) if std::ptr::eq(of, device) && outcome != Outcome::Survived => {
                     findings.extend(out_of_memory::causes(report, device, oom, outcome));
                 }
                 _ => {
                     findings.extend(growth::finding(report, device));
-                    findings.extend(steady::unused_pool(report, device));
+                    findings.extend(unused_pool(report, device));
                 }
             }
-            findings.extend(steady::untrackable(report, device));
+            findings.extend(untrackable(report, device));
         }
         findings.sort_by_key(|finding| (finding.severity, Reverse(finding.bytes)));
-        findings.truncate_small();
-        findings.extend(steady::losses(report));
+        let mut is_first = true;
+        findings.retain(|finding| std::mem::take(&mut is_first) || finding.share >= LEAST_SHARE);
+        findings.extend(losses(report));
         Findings { outcome, findings }
     }
 }
 
-/// Removes small findings if there are larger ones.
-trait TruncateSmall {
-    fn truncate_small(&mut self);
+fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
+    let moment = &device.peak;
+    let idle = moment.amounts.iter().filter(|(cell, _)| {
+        report.run.cells.get(*cell as usize).is_some_and(|cell| cell.class == Class::PoolIdle)
+    });
+    let idle = idle.fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+    let used = moment.used_bytes().or(moment.tracked_bytes)?.max(1);
+    let share = idle as f64 / used as f64;
+    let what = format!("{} MiB were cached by the allocator and not in use at the peak", mib(idle));
+    (share >= UNUSED_SHARE && idle >= LEAST_BYTES)
+        .then(|| Finding::new(Kind::UnusedPool, Severity::Note, device, (idle, used), what))
 }
 
-impl TruncateSmall for Vec<Finding> {
-    fn truncate_small(&mut self) {
-        let mut is_first = true;
-        self.retain(|finding| std::mem::take(&mut is_first) || finding.share >= LEAST_SHARE);
+fn untrackable(report: &Report<'_>, device: &Device) -> Option<Finding> {
+    let moment = &device.last;
+    let unexplained = report.run.coverage.covered.then(|| moment.gap_parts()).flatten()?.unexplained_bytes;
+    let used = moment.used_bytes()?.max(1);
+    let share = unexplained as f64 / used as f64;
+    let what = format!("{} MiB are Untrackable and have no known cause", mib(unexplained));
+    (share >= UNEXPLAINED_SHARE && unexplained >= LEAST_BYTES)
+        .then(|| Finding::new(Kind::Untrackable, Severity::Note, device, (unexplained, used), what))
+}
+
+fn losses(report: &Report<'_>) -> Option<Finding> {
+    let coverage = &report.run.coverage;
+    let is_partial = coverage.partial_state || coverage.partial_history && coverage.lost > 0;
+    is_partial.then(|| Finding {
+        kind: Kind::Losses,
+        severity: Severity::Note,
+        device: None,
+        bytes: 0,
+        share: 0.0,
+        confidence: None,
+        what: format!("{} are missing, so the numbers are too low", plural(coverage.lost, "record")),
+        names: Vec::new(),
+        advice: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::Groupings;
+    use gpumem_model::run::{Amounts, Cell, Holder, OomDevice, OomKind};
+    use gpumem_model::timeline::Point;
+
+    /// The amounts and times of a damaged store may have any value.
+    #[test]
+    fn damaged_runs_have_conclusions_too() {
+        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        run.cells = vec![Cell { tag: Some("a/b".into()), ..run.cells[0].clone() }; 2];
+        let amounts = || Amounts::from(vec![(0, i64::MAX), (1, i64::MAX)]);
+        let device = &mut run.devices[0];
+        let times = [u64::MAX, 0, 5_000_000_000];
+        let point = |time_ns: &u64| Point { time_ns: *time_ns, amounts: amounts(), rest_bytes: 0 };
+        device.details.timeline.points = times.iter().cycle().take(90).map(point).collect();
+        device.details.growth.points = (0..30).map(|at| (at, at)).collect();
+        device.details.growth.cells = vec![(0, vec![i64::MIN, i64::MAX]), (9, vec![1])];
+        device.details.ooms = vec![Oom {
+            kind: OomKind::Pool,
+            fate: Fate::Fatal { after_ns: 0, status: None },
+            asked_bytes: u64::MAX,
+            tracked_bytes: i64::MAX,
+            predates_bytes: Some(i64::MAX),
+            untrackable_bytes: Some(i64::MAX),
+            time_ns: u64::MAX,
+            device: Some(OomDevice {
+                unaccounted_bytes: i64::MAX,
+                system_bytes: Some(u64::MAX),
+                holders: vec![Holder { used_bytes: i64::MIN, ..Holder::default() }; 3],
+                ..OomDevice::default()
+            }),
+            ..Oom::default()
+        }];
+        let report = Report::new(&run, Groupings::default(), None);
+        assert_eq!(Findings::of(&report).outcome, Outcome::OutOfMemory);
+        assert!(text::lines(&report)[0].starts_with("OUT OF MEMORY"));
     }
 }

@@ -1,13 +1,13 @@
 //! Why a request failed: each cause without which it would have fitted, with the bytes that it explains.
 
-use super::{Finding, Kind, Outcome, Severity, growth};
+use super::{Finding, Kind, Outcome, Severity, growth, mib};
 use crate::category::OTHERS;
 use crate::oom::holder_name;
 use crate::{By, Report};
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Device, Holder, Iteration, Moment, Oom, OomKind};
-use gpumem_model::units::{signed, thousands};
+use gpumem_model::units::signed;
 use gpumem_wire::Role;
 
 /// Parts of the process's memory in a sentence.
@@ -63,12 +63,12 @@ impl<'r> Request<'r> {
         let others = others.unwrap_or_default().iter().map(|holder| holder.used_bytes);
         let others =
             others.fold(oom.device.as_ref().map_or(0, |device| device.others.1), i64::saturating_add);
-        let tracked =
-            oom.tracked_bytes + oom.predates_bytes.unwrap_or(0) + oom.untrackable_bytes.unwrap_or(0);
+        let parts = [oom.predates_bytes, oom.untrackable_bytes].into_iter().flatten();
+        let tracked = parts.fold(oom.tracked_bytes, i64::saturating_add);
         let capacity = oom.device.as_ref().map(|device| {
-            signed(device.total_bytes)
-                - signed(device.system_bytes.unwrap_or(0))
-                - device.unaccounted_bytes.max(0)
+            let reserved =
+                signed(device.system_bytes.unwrap_or(0)).saturating_add(device.unaccounted_bytes.max(0));
+            signed(device.total_bytes).saturating_sub(reserved)
         });
         Request {
             device,
@@ -102,17 +102,7 @@ impl<'r> Request<'r> {
     }
 
     fn finding(&self, kind: Kind, bytes: i64, what: String) -> Finding {
-        Finding {
-            kind,
-            severity: self.severity,
-            device: self.device.ordinal,
-            bytes,
-            share: bytes as f64 / self.used as f64,
-            confidence: 0.95,
-            what,
-            names: Vec::new(),
-            advice: None,
-        }
+        Finding::new(kind, self.severity, self.device, (bytes, self.used), what)
     }
 
     fn pool_limit(&self) -> Option<Finding> {
@@ -242,8 +232,4 @@ impl<'r> Request<'r> {
         );
         Some(Finding { names: parts, ..self.finding(Kind::TooLarge, bytes, what) })
     }
-}
-
-fn mib(bytes: i64) -> String {
-    thousands(bytes.max(0) as u64 >> 20)
 }

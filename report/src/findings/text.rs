@@ -1,6 +1,6 @@
 //! The conclusions as lines for the top of a report.
 
-use super::{Findings, Kind, Outcome, decisive};
+use super::{Findings, Kind, Outcome, decisive, mib};
 use crate::labels::exit;
 use crate::{Report, oom};
 use gpumem_model::escape::escape;
@@ -18,10 +18,8 @@ pub fn lines(report: &Report<'_>) -> Vec<String> {
     let findings = conclusions.findings.iter().filter(|finding| finding.kind != Kind::Losses);
     for (number, finding) in (1..).zip(findings) {
         let advice = finding.advice.as_ref().map(|advice| format!(" ({advice})")).unwrap_or_default();
-        let device = match report.run.devices.len() {
-            0 | 1 => String::new(),
-            _ => format!("GPU {}: ", finding.device),
-        };
+        let device = finding.device.filter(|_| report.run.devices.len() > 1);
+        let device = device.map(|ordinal| format!("GPU {ordinal}: ")).unwrap_or_default();
         lines.push(format!("{number}. {device}{}{advice}", finding.what));
     }
     if lines.is_empty() {
@@ -49,9 +47,7 @@ fn outcome(report: &Report<'_>, conclusions: &Findings, times: Times) -> Option<
             let line = oom.stack.as_deref().and_then(oom::frame).map(|line| format!(" ({line})"));
             let step = oom.step.map(|step| format!(", step {}", thousands(step)));
             let place = [Some(of), line, step].into_iter().flatten().collect::<String>();
-            let free = oom
-                .free_bytes()
-                .map(|free| format!("; {} MiB were free", thousands(free.max(0) as u64 >> 20)));
+            let free = oom.free_bytes().map(|free| format!("; {} MiB were free", mib(free)));
             Some(format!(
                 "OUT OF MEMORY at {when}{status}: {} MiB were requested{}{}",
                 thousands(oom.asked_bytes >> 20),
@@ -81,7 +77,7 @@ fn well(report: &Report<'_>) -> Option<String> {
     let (name, bytes) = report.composition(&device.peak, report.by).ranked().into_iter().next()?;
     (is_known && ended_well).then(|| {
         let share = 100.0 * bytes as f64 / total as f64;
-        let what = format!("{} {} MiB", escape(&name), thousands(bytes.max(0) as u64 >> 20));
+        let what = format!("{} {} MiB", escape(&name), mib(bytes));
         format!("no problem found; largest part at the peak: {what}, {share:.0} %")
     })
 }

@@ -56,9 +56,8 @@ pub fn group(title: &str, reports: &[Report<'_>], command: &str) -> String {
 }
 
 fn page(title: Option<&str>, reports: &[Report<'_>], words: &str) -> String {
-    let title = title.map(escape).unwrap_or_else(|| {
-        reports.first().map_or("no process".to_owned(), |report| text::words(report).heading)
-    });
+    let title =
+        title.map(escape).unwrap_or_else(|| reports.first().map_or("no process".to_owned(), text::heading));
     let body = |data: &str| {
         format!(
             "<a class=\"skip\" href=\"#main\">to the report</a>\n<main id=\"main\" tabindex=\"-1\"></main>\n\
@@ -92,7 +91,7 @@ fn within(limits: Limits, most_bytes: usize, made: impl Fn(Limits) -> String) ->
 /// Returns a report as data for the script of a page that polls it. Halves the limits until it has at most `most_bytes`, if
 /// possible. `tags`: whether it contains tags.
 pub fn data(report: &Report<'_>, tags: bool, most_bytes: usize) -> String {
-    let title = text::words(report).heading;
+    let title = text::heading(report);
     // The page redraws it every 2 seconds, so it has fewer points than a saved report.
     let limits = Limits { points: 128, buckets: 256, steps: 64, ooms: 16, devices: 16, holdings: 2048, tags };
     within(limits, most_bytes, |limits| {

@@ -126,16 +126,25 @@ pub(super) struct Words {
     pub tail: Vec<String>,
 }
 
+/// Returns the name and owner of the process.
+pub(super) fn heading(report: &Report<'_>) -> String {
+    escape(&prose::heading(report))
+}
+
 pub(super) fn words(report: &Report<'_>) -> Words {
     let times = Times::of(report.run);
     let part = |fill: &dyn Fn(&mut Lines)| filled(None, fill);
-    let heading = escape(&prose::heading(report));
     let warnings: Vec<String> = prose::warnings(report.run).iter().map(|line| escape(line)).collect();
     let verdict: Vec<String> = prose::verdict(report).iter().map(|line| escape(line)).collect();
-    // The head begins with the heading, the verdict and the warnings, on one line each.
-    let before = 1 + verdict.len() + warnings.len();
-    let coverage = part(&|out| prose::head(report, times, out)).split_off(before);
+    let coverage = part(&|out| prose::source(report, times, out));
     let devices = report.run.devices.iter();
     let facts = devices.map(|device| part(&|out| facts::facts(report, device, times, out))).collect();
-    Words { heading, verdict, warnings, coverage, facts, tail: part(&|out| prose::tail(report, out)) }
+    Words {
+        heading: heading(report),
+        verdict,
+        warnings,
+        coverage,
+        facts,
+        tail: part(&|out| prose::tail(report, out)),
+    }
 }

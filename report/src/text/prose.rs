@@ -13,10 +13,15 @@ use gpumem_model::units::{plural, thousands};
 use gpumem_model::window::{Window, WindowKind};
 
 pub(super) fn head(report: &Report<'_>, times: Times, out: &mut Lines) {
-    let run = report.run;
     out.prose(&heading(report));
     verdict(report).iter().for_each(|line| out.prose(line));
-    warnings(run).iter().for_each(|line| out.prose(line));
+    warnings(report.run).iter().for_each(|line| out.prose(line));
+    source(report, times, out);
+}
+
+/// Adds where the run comes from, how it ended, and how complete its numbers are.
+pub(super) fn source(report: &Report<'_>, times: Times, out: &mut Lines) {
+    let run = report.run;
     out.prose(&provenance(run, times));
     if let Some(window) = report.window {
         out.prose(&window_line(window, times));
