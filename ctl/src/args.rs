@@ -333,7 +333,10 @@ pub(crate) struct Report {
     /// One row for each tag: --by tag --all
     #[arg(long, conflicts_with_all = ["json", "csv", "by"], help_heading = "Content")]
     pub tags: bool,
-    /// Show every category, also small ones
+    /// Show two moments, how each number was obtained, and all notes
+    #[arg(short, long, conflicts_with_all = ["json", "csv"], help_heading = "Content")]
+    pub verbose: bool,
+    /// Like --verbose, with every category and device, also small ones
     #[arg(long, conflicts_with_all = ["json", "csv"], help_heading = "Content")]
     pub all: bool,
     /// Rules for categories: default, mxnet, tbd, torch, or a file [default: chosen by the run]

@@ -70,6 +70,18 @@ fn civil(day: i128) -> (i128, i128, i128) {
     (year + era * 400 + next, month, of_month)
 }
 
+/// Formats a duration as people say it: `41.2 s`, `10m41s`, `3h02m`, `2d04h`.
+pub fn duration(length_ns: u64) -> String {
+    let seconds = length_ns / 1_000_000_000;
+    let (minutes, hours, days) = (seconds / 60, seconds / 3_600, seconds / 86_400);
+    match seconds {
+        0..60 => format!("{:.1} s", length_ns as f64 / 1e9),
+        60..3_600 => format!("{minutes}m{:02}s", seconds % 60),
+        3_600..86_400 => format!("{hours}h{:02}m", minutes % 60),
+        _ => format!("{days}d{:02}h", hours % 24),
+    }
+}
+
 /// Formats a time of a run, with its day if the clock has a wall-clock offset.
 pub fn with_day(run: &Run, time_ns: u64) -> String {
     Times { clock: run.clock, dated: true }.time(time_ns)
@@ -169,6 +181,9 @@ mod tests {
         let clock = Clock::Monotonic { wall_offset_ns: None };
         let told = [1_500, 2_000_000, 40_300_000, 1_000_000_000, u64::MAX].map(|ns| clock.distance(ns));
         assert_eq!(told, ["1.5 µs", "2.0 ms", "40.3 ms", "1.0 s", "18446744073.7 s"]);
+        let lengths = [900, 59_900, 60_000, 641_000, 10_920_000, 187_200_000];
+        let told = lengths.map(|ms| duration(ms * 1_000_000));
+        assert_eq!(told, ["0.9 s", "59.9 s", "1m00s", "10m41s", "3h02m", "2d04h"]);
         assert_eq!([1, 2000].map(|lines| Clock::Lines.distance(lines)), ["1 line", "2,000 lines"]);
     }
 }

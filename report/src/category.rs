@@ -249,7 +249,7 @@ mod tests {
         let rule = |name: &str, tags, phases| Rule { name: name.into(), tags, phases, ..Rule::default() };
         let (tag, phase) = (Some("h.1/attn".to_owned()), Some("forward".to_owned()));
         let cell = Cell { class: Class::Block, tag, phase, ..Cell::default() };
-        let rest = rule("made in forward", Vec::new(), vec![Phase::Forward]);
+        let rest = rule("retained forward outputs", Vec::new(), vec![Phase::Forward]);
         let mut rules = Rules { rules: vec![rule("attention", glob("*att*"), Vec::new()), rest] };
         assert_eq!(rules.conflicts(std::slice::from_ref(&cell)), []);
         rules.rules.push(rule("blocks", glob("h.*"), Vec::new()));

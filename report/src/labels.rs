@@ -1,5 +1,6 @@
 //! Names of runs and devices as printed, and texts for exit statuses.
 
+use crate::table::shorten_middle;
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Device, Run};
 
@@ -51,6 +52,19 @@ pub fn short_command(command: &str) -> String {
     let interpreter = first.starts_with("python") || first == "bash" || first == "sh";
     let script = if interpreter { words.next().map(base).map(|word| format!(" {word}")) } else { None };
     escape(&(first + &script.unwrap_or_default()))
+}
+
+/// Returns the command with its arguments, without the directories of its program and script. A long one is shortened in the
+/// middle to `columns`.
+pub fn command_line(run: &Run, columns: usize) -> String {
+    let name = label(run);
+    let Some(command) = run.process.facts.get("command") else { return name };
+    let mut rest = command.as_str();
+    for _ in 0..name.split(' ').count() {
+        rest = first_word(rest).map_or("", |(_, after)| after);
+    }
+    let whole = format!("{name} {}", escape(rest.trim_start()));
+    shorten_middle(whole.trim_end(), columns)
 }
 
 /// Returns the name of a device with its product name.

@@ -354,7 +354,11 @@ impl<'r> Report<'r> {
 
     /// Returns that statement with rows grouped by `by`.
     pub fn statement_by(&self, by: By, device: &Device, limit: usize, smallest: i64) -> Statement {
-        let moments = [&device.last, &device.peak];
+        self.statement_of(by, [&device.last, &device.peak], limit, smallest)
+    }
+
+    /// Returns the statement of two moments of a device, each a column.
+    fn statement_of(&self, by: By, moments: [&Moment; 2], limit: usize, smallest: i64) -> Statement {
         let compositions = moments.map(|moment| self.composition(moment, by));
         let mut statement = Statement { rows: Vec::new() };
         let each = |of: &dyn Fn(&Moment) -> Option<i64>| moments.iter().map(|moment| of(moment)).collect();

@@ -129,6 +129,17 @@ pub fn shorten(name: &str, columns: usize, end: bool) -> String {
     }
 }
 
+/// Shortens a text to `columns` of a terminal, with `...` in place of its middle.
+pub fn shorten_middle(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let kept = columns.saturating_sub(3);
+    let head = cut(text, kept - kept / 2);
+    let tail: String = shorten(text, kept / 2 + 1, true).chars().skip(1).collect();
+    format!("{head}...{tail}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

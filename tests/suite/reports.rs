@@ -44,6 +44,33 @@ fn imported_log_in_every_grouping() {
     }
 }
 
+/// Asserts that the amounts and shares of the table on the first screen add up as printed.
+fn assert_first_screen_adds_up(text: &str) {
+    let lines: Vec<&str> = text.lines().collect();
+    let head = lines.iter().position(|line| line.ends_with('%')).expect("a table");
+    let total = lines.iter().position(|line| line.starts_with("total ")).expect("a total");
+    let share_end = lines[head].len();
+    let amount_end = lines[head][..share_end - 1].trim_end().len();
+    let number = |line: &str, end: usize| -> Option<f64> {
+        line.get(..end.min(line.len()))?.rsplit(' ').next()?.replace([',', '~'], "").parse().ok()
+    };
+    let sum = |end: usize| lines[head + 1..total].iter().filter_map(|line| number(line, end)).sum::<f64>();
+    let whole = number(lines[total], amount_end).expect("an amount");
+    assert!((sum(amount_end) - whole).abs() < 0.01 || total == head + 1, "{text}");
+    assert!((sum(share_end) - 100.0).abs() < 0.01 || total == head + 1, "{text}");
+}
+
+#[test]
+fn first_screen_adds_up_and_has_at_most_25_lines() {
+    let nodes = node_runs();
+    for (name, run) in [("small-train", &small_train()), ("node.covered", &nodes[0]), ("node.uncovered", &nodes[1])] {
+        let text = text(&report(run, None), Layout { is_short: true, ..Layout::default() });
+        assert!(text.lines().count() <= 25, "{text}");
+        assert_first_screen_adds_up(&text);
+        golden::check(&format!("reports/{name}.short.txt"), &text);
+    }
+}
+
 /// A Chinese letter takes two columns of a terminal: with a tag of the same width in another script each table is the same.
 #[test]
 fn tables_align_with_tags_in_any_script() {
@@ -303,7 +330,7 @@ fn names_cannot_forge_indentation_or_hide_numbers() {
     *tags.next().expect("a tag") = format!("\u{3000} {}/end", "x".repeat(300));
     *tags.next().expect("a tag") = blanks;
     for width in [1, 20, 40, 80] {
-        let all = Layout { width: Some(width), categories: usize::MAX, unicode: false };
+        let all = Layout { width: Some(width), categories: usize::MAX, ..Layout::default() };
         let text = text(&report(&run, Some(By::Tag)), all);
         let unit = |row: &&str| row.split_whitespace().filter(|word| word.parse::<f64>().is_ok()).count();
         let table = rows(&text);
@@ -379,7 +406,7 @@ fn several_devices_share_the_facts_of_the_run() {
     );
     assert_rows_add_up(&six);
     assert!(six.lines().count() <= 35 && six.contains("\nnext: ") && six.contains(" --device 0 | "), "{six}");
-    let all = Layout { width: None, categories: usize::MAX, unicode: false };
+    let all = Layout { width: None, categories: usize::MAX, ..Layout::default() };
     let all = text(&report(&run, Some(By::Layer)), all);
     assert_eq!([count(&all, "used"), count(&all, "sum ")], [6, 1]);
     run.devices.truncate(1);

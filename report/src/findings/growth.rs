@@ -243,7 +243,6 @@ impl Growth {
         };
         let names: Vec<String> = self.names.iter().map(|(name, _)| escape(name)).collect();
         let structure = match self.structure.as_deref() {
-            Some("made in forward") => "retained forward outputs".to_owned(),
             Some(name) if name != OTHERS => escape(name),
             _ => String::new(),
         };
@@ -264,6 +263,7 @@ impl Growth {
         Finding {
             confidence: Some(self.confidence),
             names: self.names,
+            structure: self.structure,
             ..Finding::new(Kind::Growth, severity, device, (self.bytes, used), what)
         }
     }

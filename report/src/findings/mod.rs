@@ -89,6 +89,9 @@ pub struct Finding {
     pub what: String,
     /// Names with the most explained bytes, largest first.
     pub names: Vec<(String, i64)>,
+    /// Category that contains most of the bytes of growing memory.
+    #[serde(skip)]
+    pub structure: Option<String>,
     /// Recommended change; `None` if there is none, or it is already in force.
     pub advice: Option<String>,
 }
@@ -105,6 +108,7 @@ impl Finding {
             confidence: None,
             what,
             names: Vec::new(),
+            structure: None,
             advice: None,
         }
     }
@@ -220,6 +224,7 @@ fn losses(report: &Report<'_>) -> Option<Finding> {
         confidence: None,
         what: format!("{} are missing, so the numbers are too low", plural(coverage.lost, "record")),
         names: Vec::new(),
+        structure: None,
         advice: None,
     })
 }

@@ -1,6 +1,6 @@
 //! The conclusions as lines for the top of a report.
 
-use super::{Findings, Kind, Outcome, decisive, mib};
+use super::{Finding, Findings, Kind, Outcome, decisive, mib};
 use crate::labels::exit;
 use crate::{Report, oom};
 use gpumem_model::escape::escape;
@@ -8,28 +8,34 @@ use gpumem_model::run::{Fate, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::thousands;
 
-/// Returns how the run ended, and then one line for each finding. Without findings, the line is `no problem found` with the
-/// largest part of the memory, if gpumemd itself observed the run without losses.
+/// Returns how the run ended, if memory ran out, and then its findings.
 pub fn lines(report: &Report<'_>) -> Vec<String> {
     let conclusions = Findings::of(report);
-    let times = Times::of(report.run);
-    let mut lines: Vec<String> = outcome(report, &conclusions, times).into_iter().collect();
+    outcome(report, &conclusions).into_iter().chain(list(report, &conclusions)).collect()
+}
+
+/// Returns one line for each finding. Without findings, the line is `no problem found` with the largest part of the memory, if
+/// gpumemd itself observed the run without losses and memory did not run out.
+pub(crate) fn list(report: &Report<'_>, conclusions: &Findings) -> Vec<String> {
     // Separate lines of a report list missing records.
     let findings = conclusions.findings.iter().filter(|finding| finding.kind != Kind::Losses);
-    for (number, finding) in (1..).zip(findings) {
+    let line = |(number, finding): (usize, &Finding)| {
         let advice = finding.advice.as_ref().map(|advice| format!(" ({advice})")).unwrap_or_default();
         let device = finding.device.filter(|_| report.run.devices.len() > 1);
         let device = device.map(|ordinal| format!("GPU {ordinal}: ")).unwrap_or_default();
-        lines.push(format!("{number}. {device}{}{advice}", finding.what));
-    }
-    if lines.is_empty() {
+        format!("{number}. {device}{}{advice}", finding.what)
+    };
+    let mut lines: Vec<String> = (1..).zip(findings).map(line).collect();
+    if lines.is_empty() && matches!(conclusions.outcome, Outcome::Ended | Outcome::Running) {
         lines.extend(well(report));
     }
     lines
 }
 
-fn outcome(report: &Report<'_>, conclusions: &Findings, times: Times) -> Option<String> {
+/// Returns the sentence that memory ran out; `None` if it did not.
+pub(crate) fn outcome(report: &Report<'_>, conclusions: &Findings) -> Option<String> {
     let (_, oom, _) = decisive(report)?;
+    let times = Times::of(report.run);
     let when = times.time(oom.time_ns);
     match conclusions.outcome {
         Outcome::OutOfMemory => {

@@ -101,7 +101,7 @@ fn inherited(report: &Report<'_>, device: &Device, out: &mut Lines) {
     out.prose(&format!("inherited from the process, by threads without a tag ({}): {told}", unit.name));
 }
 
-fn device_line(device: &Device, times: Times) -> String {
+pub(super) fn device_line(device: &Device, times: Times) -> String {
     let Some(reading) = device.reading else { return "device: device memory was not read".into() };
     let total = device.total_bytes.unwrap_or(reading.used_bytes.saturating_add(reading.free_bytes));
     let unit = Unit::for_largest(signed(total));

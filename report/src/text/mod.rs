@@ -5,6 +5,7 @@ mod bridge;
 mod facts;
 mod overview;
 mod prose;
+mod short;
 mod spark;
 mod table;
 
@@ -40,20 +41,24 @@ pub struct Layout {
     /// Columns of the terminal; `None` if the output is piped, so that sentences are not wrapped.
     pub width: Option<usize>,
     /// Maximum number of categories shown for each device; the rest is one row. Fewer are shown if the report would have more
-    /// than 35 lines. `usize::MAX` shows all, and the tables of all devices if there are several.
+    /// than 35 lines, or 25 if `is_short`. `usize::MAX` shows all, and the tables of all devices if there are several.
     pub categories: usize,
     /// The terminal can show non-ASCII characters.
     pub unicode: bool,
+    /// Show the outcome, the findings and one table of one moment, in at most 25 lines.
+    pub is_short: bool,
 }
 
 impl Default for Layout {
     fn default() -> Self {
-        Layout { width: None, categories: 16, unicode: false }
+        Layout { width: None, categories: 16, unicode: false, is_short: false }
     }
 }
 
 /// Target for the number of lines of a report; categories are folded to reach it.
 const MOST_LINES: usize = 35;
+/// The same for the first screen alone.
+const MOST_SHORT_LINES: usize = 25;
 /// Categories that are never folded for this.
 const LEAST_CATEGORIES: usize = 6;
 
@@ -61,6 +66,9 @@ const LEAST_CATEGORIES: usize = 6;
 /// full tables.
 pub fn text(report: &Report<'_>, layout: Layout) -> String {
     let all = layout.categories == usize::MAX;
+    if layout.is_short {
+        return short::lines(report, layout.categories, layout.width, MOST_SHORT_LINES).join("\n") + "\n";
+    }
     let several = report.run.devices.len() > 1;
     let devices: &[Device] = if several && !all { &[] } else { &report.run.devices };
     let times = report.times();

@@ -39,6 +39,7 @@ pub(super) fn source(report: &Report<'_>, times: Times, out: &mut Lines) {
     }
 }
 
+/// Adds everything after the facts of the devices.
 pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
     own::line(report.run).iter().for_each(|line| out.prose(line));
     for caveat in &report.run.caveats {
@@ -52,12 +53,17 @@ pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
             plural(conflicts.len() as u64, "tag"),
         ));
     }
+    navigation(report, true, out);
+}
+
+/// Adds other processes that can be reported, and the next commands.
+pub(super) fn navigation(report: &Report<'_>, is_verbose: bool, out: &mut Lines) {
     others(&report.others, out);
     if let Some((job, more)) = &report.job {
         let more = plural(*more, "more process").replace("processs", "processes");
         out.prose(&format!("its job has {more}: gpumemctl report {job}"));
     }
-    out.prose(&(next(report) + &ooms(report)));
+    out.prose(&(next(report, is_verbose) + &ooms(report)));
 }
 
 /// Returns the sentence whether memory ran out; empty if that is unknown.
@@ -82,8 +88,13 @@ fn ooms(report: &Report<'_>) -> String {
 }
 
 pub(super) fn heading(report: &Report<'_>) -> String {
+    heading_of(report, &label(report.run))
+}
+
+/// Returns the heading with this text for the command.
+pub(super) fn heading_of(report: &Report<'_>, command: &str) -> String {
     let run = report.run;
-    let mut parts = vec![label(run)];
+    let mut parts = vec![command.to_owned()];
     if let Some(id) = &report.id {
         parts.push(format!("run {id}"));
     }
@@ -138,7 +149,7 @@ pub(super) fn warnings(run: &Run) -> Vec<String> {
 }
 
 /// Returns the line on the reported part of the process's life.
-fn window_line(window: Window, times: Times) -> String {
+pub(super) fn window_line(window: Window, times: Times) -> String {
     let (from, to) = (times.time(window.from_ns), times.time(window.to_ns));
     let length = times.clock().distance(window.to_ns - window.from_ns.min(window.to_ns));
     let of = match window.part {
@@ -277,7 +288,7 @@ fn others(pids: &[u32], out: &mut Lines) {
     out.prose(&format!("other processes in this file: --pid {} ({count})", named.join(" | ")));
 }
 
-fn next(report: &Report<'_>) -> String {
+fn next(report: &Report<'_>, is_verbose: bool) -> String {
     let run = report.run;
     let is_asked_of_daemon = report.command == format!("gpumemctl report {}", run.process.pid);
     if is_asked_of_daemon && !run.coverage.covered && run.state == State::Open {
@@ -286,7 +297,7 @@ fn next(report: &Report<'_>) -> String {
             run.process.pid, report.command
         );
     }
-    let mut options = Vec::new();
+    let mut options: Vec<String> = (!is_verbose).then(|| "--verbose".to_owned()).into_iter().collect();
     if let [first, _, ..] = run.devices.as_slice() {
         options.push(format!("--device {}", first.ordinal));
     }

@@ -16,7 +16,7 @@ const NOTE: &str = "upper bound";
 const WORTH_A_LINE: usize = 13;
 
 /// Apportions each column from the top, so that it adds up as printed.
-fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
+pub(super) fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
     let mut steps: Vec<Vec<Option<i64>>> = statement
         .rows
         .iter()

@@ -195,7 +195,8 @@ fn formatted(report: &Report<'_>, args: &Args) -> String {
     } else if args.growth {
         growth::table(report, args.all)
     } else {
-        text::text(report, Layout { width: width(), categories, unicode: unicode() })
+        let is_short = !(args.verbose || args.all || args.tags);
+        text::text(report, Layout { width: width(), categories, unicode: unicode(), is_short })
     }
 }
 
