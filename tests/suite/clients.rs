@@ -162,7 +162,7 @@ fn pause_for_another_client_and_resume() {
     // The address of `a` is allocated again, so its free was missed. `b` is missing.
     program.say("alloc c 5");
     node.until_tracked(&program, 5);
-    let text = node.ask(&["report", &program.pid().to_string()]);
+    let text = node.ask(&["report", "--verbose", &program.pid().to_string()]);
     let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(flat.contains("in 2 times, the longest: ") && flat.contains("PARTIAL: sums and peak"), "{text}");
     let text = node.until_doctor_says(&program, "the agent was blind for ");

@@ -89,7 +89,7 @@ fn killed_trainer_leaves_a_run_with_its_memory() {
     trainer.end();
     daemon.job.signal("CONT");
     daemon.wait_for_the_end_of(&machine, &[&trainer]);
-    let report = daemon.ctl(&machine, &["report"]).output().expect("gpumemctl runs");
+    let report = daemon.ctl(&machine, &["report", "--verbose"]).output().expect("gpumemctl runs");
     println!("{}", String::from_utf8_lossy(&report.stdout));
     assert!(report.status.success());
     daemon.stop();
@@ -140,7 +140,7 @@ fn children_of_a_launcher_are_one_job() {
     let pid = job.pid().to_string();
     job.wait_for("ready");
     until(20, "a table of two children", || {
-        let output = daemon.ctl(&machine, &["report", &pid]).output().expect("gpumemctl runs");
+        let output = daemon.ctl(&machine, &["report", "--verbose", &pid]).output().expect("gpumemctl runs");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let rank = |rank: u32| text.lines().any(|line| line.starts_with(&format!("{rank} ")));
         let whole = text.contains("2 processes started by") && rank(0) && rank(1) && text.contains("sum");

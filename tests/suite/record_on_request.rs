@@ -221,7 +221,7 @@ fn recording_stops_at_its_time_or_size_limit() {
     let late = run.caveats.iter().find(|caveat| caveat.code == "late").expect("memory from before the agent");
     assert!(late.text.contains(" bytes existed before the recording began"), "{}", late.text);
     let file = path("time.gpumem");
-    let report = done(&machine, &daemon, &["report", file.to_str().expect("UTF-8")]);
+    let report = done(&machine, &daemon, &["report", "--verbose", file.to_str().expect("UTF-8")]);
     let is_clean = |words: &str| report.contains(words);
     assert!(is_clean("complete: the recording was ended at") && is_clean("0 events lost"), "{report}");
     assert!(!is_clean("interrupted") && !is_clean("lower bound"), "{report}");
@@ -261,7 +261,7 @@ fn balances_hold_across_a_pause_and_missing_records_are_counted() {
     let coverage = &run.coverage;
     assert!(coverage.lost == 0 && coverage.withheld >= 5, "kept back, and not lost: {coverage:?}");
     assert!(coverage.partial_history && !coverage.partial_state, "its peak is a lower bound: {coverage:?}");
-    let report = done(&machine, &daemon, &["report", file.to_str().expect("UTF-8")]);
+    let report = done(&machine, &daemon, &["report", "--verbose", file.to_str().expect("UTF-8")]);
     assert!(report.contains("peak is a lower bound: records were withheld on request"), "{report}");
     let tags: Vec<_> = run.cells.iter().filter_map(|cell| cell.tag.clone()).collect();
     assert!(tags.contains(&"between".to_owned()), "what was born unseen has its name: {tags:?}");

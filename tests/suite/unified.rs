@@ -61,7 +61,7 @@ fn unified_memory_is_the_hosts_on_every_surface() {
 
     // A report is of one sample: its parts add up to the host's memory.
     let pid = job.pid().to_string();
-    let report = text(&daemon, &machine, &["report", &pid]);
+    let report = text(&daemon, &machine, &["report", "--verbose", &pid]);
     let line =
         report.lines().find(|line| line.contains("rest of the host")).unwrap_or_else(|| panic!("{report}"));
     assert!(line.contains(" available = "), "{report}");

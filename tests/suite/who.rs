@@ -196,7 +196,7 @@ mod privileged {
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
             String::from_utf8_lossy(&output.stdout).into_owned()
         };
-        let text = report(&["report", &pid(0).to_string()]);
+        let text = report(&["report", "--verbose", &pid(0).to_string()]);
         assert!(text.lines().next().is_some_and(|head| head.contains("  pod ml/train-0  ")), "{text}");
         let document: Value =
             serde_json::from_str(&report(&["report", &pid(2).to_string(), "--json"])).expect("JSON");

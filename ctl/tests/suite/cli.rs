@@ -62,8 +62,10 @@ fn failure(output: &Output) -> (i32, String) {
 fn reports_a_log_without_a_store() {
     let folder = Folder::new("report-file");
     let text = stdout(&folder.run(&["report", &shipped()]));
-    assert!(text.lines().count() <= 35, "{text}");
-    assert!(text.contains("used (= nvidia-smi)") && text.contains("Untrackable"), "{text}");
+    assert!(text.lines().count() <= 25, "{text}");
+    assert!(text.contains("\ntotal = nvidia-smi ") && text.contains("\nUntrackable "), "{text}");
+    let verbose = stdout(&folder.run(&["report", &shipped(), "--verbose"]));
+    assert!(verbose.lines().count() <= 35 && verbose.contains("\nused (= nvidia-smi) "), "{verbose}");
     assert!(!folder.0.join("runs.sqlite").exists(), "a report stores nothing");
 }
 
@@ -78,16 +80,16 @@ fn imports_once_and_reports_by_name() {
     let again = stdout(&folder.run(&["import", "tbd-log", &shipped()]));
     assert!(again.starts_with("r1 (was there)"), "{again}");
 
-    let stored = stdout(&folder.run(&["report", "r1"]));
-    let direct = stdout(&folder.run(&["report", &shipped()]));
+    let stored = stdout(&folder.run(&["report", "--verbose", "r1"]));
+    let direct = stdout(&folder.run(&["report", "--verbose", &shipped()]));
     let told = |text: &str| text.split("next: ").next().map(|text| text.replace("  run r1", ""));
     assert_eq!(told(&stored), told(&direct), "a stored run reads like its file");
     assert!(stored.contains("\nnext: gpumemctl report r1 --by structure | "), "{stored}");
     assert!(direct.contains(&format!("\nnext: gpumemctl report {} --by ", quoted(&shipped()))), "{direct}");
-    assert_eq!(stdout(&folder.run(&["report", "r1", "--pid", "20417"])), stored);
+    assert_eq!(stdout(&folder.run(&["report", "--verbose", "r1", "--pid", "20417"])), stored);
     let (exit, message) = failure(&folder.run(&["report", "r1", "--pid", "999999"]));
     assert_eq!((exit, message.contains("run r1 is of pid 20417, not 999999")), (3, true), "{message}");
-    assert_eq!(stdout(&folder.run(&["report"])), stored, "the latest run is the default");
+    assert_eq!(stdout(&folder.run(&["report", "--verbose"])), stored, "the latest run is the default");
     assert!(stdout(&folder.run(&["runs"])).contains("r1"));
     let listed: serde_json::Value =
         serde_json::from_str(&stdout(&folder.run(&["runs", "--json"]))).expect("JSON");
@@ -240,7 +242,7 @@ fn one_bad_line_in_a_good_file_is_counted_and_named() {
     let mut lines: Vec<&str> = good.lines().collect();
     lines.insert(40, "[mem] Allocate many bytes GPU memory (in_arg:oops).");
     let log = folder.file("bad-line.log", lines.join("\n"));
-    let text = stdout(&folder.run(&["report", &log]));
+    let text = stdout(&folder.run(&["report", "--verbose", &log]));
     assert!(text.contains("1 rejected") && text.contains("(line 41)"), "{text}");
     assert_columns_add_up(&text);
 }
@@ -251,7 +253,7 @@ fn bad_bytes_and_terminal_escapes_in_a_good_file_do_no_harm() {
     let mut log = fs::read(shipped()).expect("bytes");
     log.extend_from_slice(b"[mem] Allocate 99999999 bytes GPU memory (evil\x1b[2J\xff=cmd).\n");
     let log = folder.file("evil.log", log);
-    for args in [&["report", &log][..], &["report", &log, "--by", "tag", "--all"][..]] {
+    for args in [&["report", &log, "--verbose"][..], &["report", &log, "--by", "tag", "--all"][..]] {
         let text = stdout(&folder.run(args));
         assert!(!text.contains('\x1b'), "{text}");
         assert!(text.contains("not UTF-8"), "{text}");
@@ -298,7 +300,7 @@ fn ten_gigabytes_of_nothing_cost_neither_time_nor_memory() {
     let (exit, message) = failure(&limited(&["report", &hole("empty.log", b"")]));
     assert_eq!(exit, 4);
     assert!(message.contains("only zero bytes"), "{message}");
-    let text = stdout(&limited(&["report", &hole("tail.log", &fs::read(shipped()).expect("bytes"))]));
+    let text = stdout(&limited(&["report", "--verbose", &hole("tail.log", &fs::read(shipped()).expect("bytes"))]));
     assert!(text.contains("has no end: nothing after it was read") && text.contains("1 rejected"), "{text}");
     assert_columns_add_up(&text);
     let (exit, message) = failure(&limited(&["report", &hole("r.gpumem", b"GPUMEMR\n\x01\0\0\0\0\0\0\0")]));
@@ -312,7 +314,7 @@ fn a_long_line_hides_nothing_after_it() {
     let mut log = fs::read(shipped()).expect("bytes");
     log.extend(vec![0; 3 << 20]);
     log.extend_from_slice(b"\n[mem] Allocate 1048576 bytes GPU memory (workspace:x).\n");
-    let text = stdout(&folder.run(&["report", &folder.file("long.log", log)]));
+    let text = stdout(&folder.run(&["report", "--verbose", &folder.file("long.log", log)]));
     assert!(
         text.contains("262 allocations") && text.contains("was skipped") && text.contains("1 rejected"),
         "{text}"
@@ -418,11 +420,11 @@ fn the_process_of_a_log_is_the_one_that_holds_its_memory() {
     let folder = Folder::new("neighbours");
     let good = fs::read_to_string(shipped()).expect("text");
     let log = folder.file("desktop.log", good.replace("python3-pid_", "Xorg-pid_7=45\tpython3-pid_"));
-    let text = stdout(&folder.run(&["report", &log]));
+    let text = stdout(&folder.run(&["report", "--verbose", &log]));
     assert!(text.contains("pid 20417 (python3)") && text.contains("several processes"), "{text}");
     assert!(text.contains("721.0"), "{text}");
     let broken = folder.file("na.log", good.replace("pid_20417=721", "pid_20417=N/A"));
-    assert!(stdout(&folder.run(&["report", &broken])).contains("rejected"));
+    assert!(stdout(&folder.run(&["report", "--verbose", &broken])).contains("rejected"));
 }
 
 #[test]
@@ -447,7 +449,7 @@ fn a_page_is_written_whole_and_replaces_nothing_unasked() {
     let html = fs::read_to_string(&page).expect("a page");
     assert!(html.starts_with("<!DOCTYPE html>") && html.ends_with("</html>\n"));
     // The page contains the text, for browsers without scripts.
-    let text = String::from_utf8(folder.run(&["report", log]).stdout).expect("UTF-8");
+    let text = String::from_utf8(folder.run(&["report", "--verbose", log]).stdout).expect("UTF-8");
     let first = text.lines().nth(1).expect("a line");
     assert!(html.contains(first), "{first}");
 

@@ -141,9 +141,9 @@ fn a_run_is_moved_to_another_machine_and_back() {
     assert!(first.starts_with("r1  train.py pid 20417: "), "{first}");
     let again = stdout(&folder.run(&["import", &file, "--store", &there]));
     assert!(again.starts_with("r1 (was there)"), "{again}");
-    let of_file = stdout(&folder.run(&["report", &file]));
-    let of_store = stdout(&folder.run(&["report", "r1", "--store", &there]));
-    let home = stdout(&folder.run(&["report", "r1"]));
+    let of_file = stdout(&folder.run(&["report", "--verbose", &file]));
+    let of_store = stdout(&folder.run(&["report", "--verbose", "r1", "--store", &there]));
+    let home = stdout(&folder.run(&["report", "--verbose", "r1"]));
     let body = |text: &str| -> Vec<String> {
         let told = |line: &&str| !line.starts_with("next: ") && !line.contains("the run was exported on ");
         text.replace("  run r1", "").lines().filter(told).map(str::to_owned).collect()

@@ -64,7 +64,7 @@ fn report_and_import_guess_the_format() {
     let folder = Folder::new("guess");
     for (format, content) in ALL {
         let file = folder.file("plain", content);
-        let direct = stdout(&folder.run(&["report", &file]));
+        let direct = stdout(&folder.run(&["report", "--verbose", &file]));
         assert!(direct.contains(&format!("from {format} plain")), "{direct}");
         let guessed = stdout(&folder.run(&["import", &file]));
         let id = guessed.split(' ').next().expect("a run").to_owned();
@@ -73,7 +73,7 @@ fn report_and_import_guess_the_format() {
             let again = stdout(&folder.run(args));
             assert!(again.starts_with(&format!("{id} (was there)")), "{again}");
         }
-        let stored = stdout(&folder.run(&["report", &id]));
+        let stored = stdout(&folder.run(&["report", "--verbose", &id]));
         let told =
             |text: &str| text.split("next: ").next().map(|text| text.replace(&format!("  run {id}"), ""));
         assert_eq!(told(&stored), told(&direct), "a stored run reads like its file");

@@ -129,8 +129,8 @@ fn a_live_process_is_told_like_its_log() {
         table.take_while(|line| !line.starts_with("next: ")).map(str::to_owned).collect()
     };
     for more in [&[][..], &["--by", "tag"], &["--by", "structure", "--all"], &["--rules", "mxnet"]] {
-        let live = stdout(&folder.run(&[&["report", "41873"], more].concat()));
-        let read = stdout(&folder.run(&[&["report", &log], more].concat()));
+        let live = stdout(&folder.run(&[&["report", "--verbose", "41873"], more].concat()));
+        let read = stdout(&folder.run(&[&["report", "--verbose", &log], more].concat()));
         assert_eq!(own(&live), own(&read));
         assert!(live.contains("pid 41873") && live.contains("\non node7; "), "{live}");
         assert!(live.contains("\nnext: gpumemctl report 41873 "), "{live}");
@@ -158,11 +158,11 @@ fn one_of_several_devices_can_be_asked_for() {
     let mut run = run_of(7, "j1", None);
     run.devices = vec![device(&run, 0, Some(1 << 30)), device(&run, 5, Some(3 << 20))];
     daemon.runs("?pid=7", &[&run]);
-    let text = stdout(&folder.run(&["report", "7"]));
+    let text = stdout(&folder.run(&["report", "--verbose", "7"]));
     let rows = text.lines().filter(|line| line.starts_with("GPU ") || line.starts_with("sum "));
     assert_eq!(rows.count(), 3, "{text}");
     for name in ["5", "GPU-00000005"] {
-        let one = stdout(&folder.run(&["report", "7", "--device", name]));
+        let one = stdout(&folder.run(&["report", "--verbose", "7", "--device", name]));
         assert!(one.starts_with("train.py  pid 7 (python3)  job j1  GPU 5 (GPU-00000005)\n"), "{one}");
         assert!(
             one.contains("\nused (= nvidia-smi) ") && one.contains(&format!("--device {name} --by ")),
@@ -226,12 +226,12 @@ fn a_launcher_is_the_table_of_its_children() {
     let whole = stdout(&folder.run(&["report", &launcher.to_string(), "--all"]));
     assert_eq!(whole.matches("used (= nvidia-smi)").count(), 3, "{whole}");
     daemon.runs("?tree=5", &[&runs[0]]);
-    let only = stdout(&folder.run(&["report", "5"]));
+    let only = stdout(&folder.run(&["report", "--verbose", "5"]));
     assert!(
         only.contains("  pid 101 ") && only.contains("\nused (= nvidia-smi)"),
         "one child is told whole: {only}"
     );
-    let one = stdout(&folder.run(&["report", "100"]));
+    let one = stdout(&folder.run(&["report", "--verbose", "100"]));
     assert!(one.contains("\nits job has 2 more processes: gpumemctl report --job j1\n"), "{one}");
     let (exit, message) = failure(&folder.run(&["report", "--job", "j2"]));
     assert_eq!((exit, message.contains("no job j2: asked the daemon at ")), (3, true), "{message}");
@@ -262,7 +262,7 @@ fn without_a_name_it_is_the_latest_that_is_mine() {
     let mut older = run_of(7, "j7", None);
     older.process.start_ticks -= 1;
     daemon.runs("", &[&others, &older, &mine]);
-    let text = stdout(&folder.run(&["report"]));
+    let text = stdout(&folder.run(&["report", "--verbose"]));
     assert!(text.contains("  pid 8 ") && text.contains("; running\n"), "{text}");
 }
 
@@ -316,7 +316,7 @@ fn a_pid_that_nobody_knows_is_answered_with_what_was_looked_at() {
         assert!(message.contains(words), "{message}");
     }
     stdout(&folder.run(&["import", "tbd-log", &shipped().to_string_lossy()]));
-    let stored = stdout(&folder.run(&["report", "20417"]));
+    let stored = stdout(&folder.run(&["report", "--verbose", "20417"]));
     assert!(stored.contains("  run r1  pid 20417 "), "ended, but kept: {stored}");
 }
 

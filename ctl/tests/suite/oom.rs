@@ -63,7 +63,7 @@ fn every_oom_of_a_recording_is_told_and_the_report_points_to_it() {
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }
-    let report = told(&folder, &["report", &file]);
+    let report = told(&folder, &["report", "--verbose", &file]);
     assert!(report.trim_end().ends_with(&format!("    oom: 2 (gpumemctl oom {file})")), "{report}");
     assert!(report.contains("  memory_allocated 500.0 + idle 100.0 = memory_reserved 600.0\n"), "{report}");
     let json: serde_json::Value =

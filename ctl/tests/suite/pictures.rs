@@ -55,10 +55,10 @@ fn several_runs_are_told_in_turn_or_drawn_side_by_side() {
     let folder = Folder::new("several");
     let copy = folder.text("another.log");
     fs::copy(log(), &copy).expect("copied");
-    let text = stdout(&folder.run(&["report", &log(), &copy]));
+    let text = stdout(&folder.run(&["report", "--verbose", &log(), &copy]));
     assert_eq!(
         text.matches("Untrackable").count(),
-        2 * stdout(&folder.run(&["report", &copy])).matches("Untrackable").count()
+        2 * stdout(&folder.run(&["report", "--verbose", &copy])).matches("Untrackable").count()
     );
     let json: serde_json::Value =
         serde_json::from_str(&stdout(&folder.run(&["report", &log(), &copy, "--json"])))

@@ -340,7 +340,7 @@ fn a_process_is_seen_in_depth() {
     let text = top.shows("more lines");
     golden("process-80x24", &text);
     // Texts and amounts must equal those of the report.
-    let report = stdout(&site.folder.run(&["report", "41873"]));
+    let report = stdout(&site.folder.run(&["report", "--verbose", "41873"]));
     for line in text.lines().filter(|line| line.contains("Untrackable") || line.contains("tracked  ")) {
         let amounts: Vec<&str> = line.split_whitespace().take(3).collect();
         let is_it = |told: &str| told.split_whitespace().take(3).eq(amounts.iter().copied());

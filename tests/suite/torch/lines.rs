@@ -60,7 +60,7 @@ fn tensors_outside_modules_have_their_source_line() {
         });
         let last = &report["devices"][0]["last"];
         assert_eq!(last["named_bytes"], last["nameable_bytes"], "torch {version}: everything has a name");
-        let text = daemon.ctl(&machine, &["report", &pid]).output().expect("a report").stdout;
+        let text = daemon.ctl(&machine, &["report", "--verbose", &pid]).output().expect("a report").stdout;
         let text = String::from_utf8_lossy(&text).into_owned();
         let rows = rows(&text);
         let largest = expected.iter().max_by_key(|(_, bytes)| **bytes).expect("lines").0;
