@@ -320,8 +320,10 @@ fn faults_stay_ours(rows: &[Row]) {
     let mut told = told.into_inner().expect("no panic");
     for (number, pid) in pids.into_inner().expect("no panic") {
         let report = until(20, "a stored run", || {
-            let report =
-                daemon.ctl(&machine, &["report", "--verbose", &pid.to_string()]).output().expect("gpumemctl runs");
+            let report = daemon
+                .ctl(&machine, &["report", "--verbose", &pid.to_string()])
+                .output()
+                .expect("gpumemctl runs");
             report.status.success().then(|| String::from_utf8_lossy(&report.stdout).into_owned())
         });
         let (fault, name, file) = *faults[number];

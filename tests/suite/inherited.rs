@@ -8,7 +8,10 @@ const MIB: i64 = 1 << 20;
 const CONFIG: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
 fn report(machine: &Machine, daemon: &Daemon, arguments: &[&str]) -> Option<String> {
-    let output = daemon.ctl(machine, &[&["report", "--verbose"], arguments].concat()).output().expect("gpumemctl runs");
+    let output = daemon
+        .ctl(machine, &[&["report", "--verbose"], arguments].concat())
+        .output()
+        .expect("gpumemctl runs");
     output.status.success().then(|| String::from_utf8(output.stdout).expect("UTF-8"))
 }
 

@@ -282,8 +282,10 @@ fn accounting_peak_is_shown_and_a_difference_is_reported() {
         let mut job = trainer(&machine, &daemon);
         let pid = job.pid().to_string();
         let report = |arguments: &[&str]| {
-            let output =
-                daemon.ctl(&machine, &[&["report", "--verbose", &pid], arguments].concat()).output().expect("runs");
+            let output = daemon
+                .ctl(&machine, &[&["report", "--verbose", &pid], arguments].concat())
+                .output()
+                .expect("runs");
             String::from_utf8_lossy(&output.stdout).into_owned()
         };
         until(20, "its used bytes are the driver's", || {

@@ -137,8 +137,8 @@ fn json_and_csv_add_up_to_what_nvml_charges() {
 fn every_printed_column_adds_up_as_it_is_shown() {
     let folder = Folder::new("columns");
     for by in ["layer", "structure", "tag"] {
-        for all in [&["--all"][..], &[]] {
-            let text = stdout(&folder.run(&[&["report", &shipped(), "--by", by], all].concat()));
+        for form in ["--all", "--verbose"] {
+            let text = stdout(&folder.run(&["report", &shipped(), "--by", by, form]));
             assert_columns_add_up(&text);
         }
     }
@@ -300,7 +300,8 @@ fn ten_gigabytes_of_nothing_cost_neither_time_nor_memory() {
     let (exit, message) = failure(&limited(&["report", &hole("empty.log", b"")]));
     assert_eq!(exit, 4);
     assert!(message.contains("only zero bytes"), "{message}");
-    let text = stdout(&limited(&["report", "--verbose", &hole("tail.log", &fs::read(shipped()).expect("bytes"))]));
+    let text =
+        stdout(&limited(&["report", "--verbose", &hole("tail.log", &fs::read(shipped()).expect("bytes"))]));
     assert!(text.contains("has no end: nothing after it was read") && text.contains("1 rejected"), "{text}");
     assert_columns_add_up(&text);
     let (exit, message) = failure(&limited(&["report", &hole("r.gpumem", b"GPUMEMR\n\x01\0\0\0\0\0\0\0")]));

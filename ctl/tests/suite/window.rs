@@ -55,7 +55,8 @@ fn columns(text: &str) -> (Vec<&str>, Vec<&str>) {
 fn a_recording_tells_of_any_time_exactly() {
     let folder = Folder::new("window");
     let file = recording(&folder);
-    let told = |args: &[&str]| stdout(&folder.run(&[&["report", "--verbose", &file, "--by", "tag"], args].concat()));
+    let told =
+        |args: &[&str]| stdout(&folder.run(&[&["report", "--verbose", &file, "--by", "tag"], args].concat()));
     for (args, heads, tracked) in [
         (&["--at", "10:30:22Z"][..], ["last", "then"], ["101.0", "400.0"]),
         (&["--at", "warm up over"], ["last", "then"], ["101.0", "400.0"]),

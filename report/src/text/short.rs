@@ -20,6 +20,8 @@ const NAME: usize = 56;
 const NUMBERS: usize = 24;
 /// A category below this part of the total has no row of its own.
 const SMALLEST_PART: i64 = 1_000;
+/// Lines after the notes.
+const LINES_AFTER_NOTES: usize = 2;
 /// Lines of a report beside the rows of its table.
 const OTHER_LINES: usize = 13;
 
@@ -37,7 +39,12 @@ fn moment<'d>(report: &Report<'_>, device: &'d Device) -> (&'d Moment, &'static 
 }
 
 /// Returns the report with at most `most` lines, as far as folding small categories can reach that.
-pub(super) fn lines(report: &Report<'_>, categories: usize, width: Option<usize>, most: usize) -> Vec<String> {
+pub(super) fn lines(
+    report: &Report<'_>,
+    categories: usize,
+    width: Option<usize>,
+    most: usize,
+) -> Vec<String> {
     let run = report.run;
     let times = report.times();
     let mut out = Lines::new(width);
@@ -60,6 +67,7 @@ pub(super) fn lines(report: &Report<'_>, categories: usize, width: Option<usize>
     }
     out.line("");
     out.prose(&format!("data: {}", data(report, times)));
+    notes(run, most.saturating_sub(out.lines.len() + LINES_AFTER_NOTES), &mut out);
     prose::navigation(report, false, &mut out);
     out.lines
 }
@@ -93,8 +101,12 @@ fn state(run: &Run, times: Times) -> String {
     let length = length(run).map(duration);
     let after = length.as_ref().map(|length| format!(" after {length}")).unwrap_or_default();
     match run.state {
-        State::Open => format!("running{}", length.map(|length| format!(" for {length}")).unwrap_or_default()),
-        State::Closed { status: Some(status), .. } => format!("ended{after}, {}", crate::labels::exit(status)),
+        State::Open => {
+            format!("running{}", length.map(|length| format!(" for {length}")).unwrap_or_default())
+        }
+        State::Closed { status: Some(status), .. } => {
+            format!("ended{after}, {}", crate::labels::exit(status))
+        }
         State::Closed { time_ns, status: None } if run.clock == Clock::Lines => {
             format!("ends at {}", times.time(time_ns))
         }
@@ -149,7 +161,9 @@ fn statement(
     let room = out.width.map_or(NAME, |width| width.saturating_sub(NUMBERS).clamp(10, NAME));
     let mut shares = Shares { total: total.unwrap_or(0), seen: 0, shown: 0 };
     let mut whole = None;
-    let has_parts = rows.iter().any(|row| matches!(row.part, Part::Category | Part::Others | Part::PoolIdle | Part::Opaque));
+    let has_parts = rows
+        .iter()
+        .any(|row| matches!(row.part, Part::Category | Part::Others | Part::PoolIdle | Part::Opaque));
     for row in &rows {
         let amount = row.steps.map_or("-".to_owned(), |steps| unit.print(steps));
         let note = match row.part {
@@ -177,7 +191,8 @@ fn statement(
     table.row([name.to_owned(), format!("{carried}{amount}")]);
     table.lines().iter().for_each(|line| out.line(line));
     let highest = device.peak_used.map(|(used, time_ns)| (signed(used), time_ns));
-    if let Some((used, time_ns)) = highest.filter(|(used, _)| total.is_some_and(|total| unit.round(*used) > unit.round(total)))
+    if let Some((used, time_ns)) =
+        highest.filter(|(used, _)| total.is_some_and(|total| unit.round(*used) > unit.round(total)))
         && report.window.is_none()
     {
         let at = times.time(time_ns);
@@ -232,6 +247,13 @@ fn data(report: &Report<'_>, times: Times) -> String {
     } else if coverage.samples == 0 {
         words.push("NVML was not read, so Untrackable is unknown".to_owned());
     }
+    for (count, what) in
+        [(coverage.rejected, "could not be read"), (coverage.odd, "contradicted earlier ones")]
+    {
+        if count > 0 {
+            words.push(format!("{} {what}", plural(count, "record")));
+        }
+    }
     if coverage.late {
         words.push("the agent was loaded late".to_owned());
     }
@@ -246,8 +268,15 @@ fn data(report: &Report<'_>, times: Times) -> String {
     if words.is_empty() {
         words.push("complete".to_owned());
     }
-    if !run.caveats.is_empty() {
-        words.push(format!("{} (--verbose)", plural(run.caveats.len() as u64, "note")));
-    }
     words.join("; ")
+}
+
+/// Adds at most `most` notes, and the number of the others.
+fn notes(run: &Run, most: usize, out: &mut Lines) {
+    let shown = if run.caveats.len() > most { most.saturating_sub(1) } else { run.caveats.len() };
+    let (shown, others) = run.caveats.split_at(shown);
+    shown.iter().for_each(|caveat| out.prose(&format!("note: {}", caveat.text)));
+    if !others.is_empty() {
+        out.prose(&format!("{} with --verbose", plural(others.len() as u64, "more note")));
+    }
 }

@@ -73,7 +73,11 @@ fn bridge_from_torchs_figures_to_the_machines() {
             assert_eq!(of("untrackable_bytes"), truth.parts(), "{what}: {bridge} {truth:?}");
             let names = if torch::reads_frames(version) { "module path" } else { "calling library" };
             assert_eq!(report["names"], names, "{what}: {}", report["coverage"]);
-            let text = daemon.ctl(&machine, &["report", "--verbose", &pid.to_string()]).output().expect("a report").stdout;
+            let text = daemon
+                .ctl(&machine, &["report", "--verbose", &pid.to_string()])
+                .output()
+                .expect("a report")
+                .stdout;
             let text = String::from_utf8_lossy(&text).into_owned();
             assert!(text.contains("why nvidia-smi says more than torch"), "{what}: {text}");
             job.enough();
