@@ -6,7 +6,7 @@ use crate::gap::UntrackableChange;
 use crate::growth::Growth;
 use crate::iterations::Iterations;
 use crate::moment::Moment;
-use crate::oom::Oom;
+use crate::oom::{self, Oom};
 use crate::parameters::Parameters;
 use crate::series::Series;
 use crate::timeline::Timeline;
@@ -74,7 +74,7 @@ fields! {
         /// Pools that existed at the last record.
         pools: Vec<Pool>                  => join last,               clip keep,             redact each(Pool::redact);
         /// OOM records by time.
-        ooms: Vec<Oom>                    => join append,             clip within,           redact each(Oom::redact);
+        ooms: Vec<Oom>                    => join oom::renew,         clip within,           redact each(Oom::redact);
         /// Driver faults of the device shortly before the end of the process: time and Xid.
         faults: Vec<(u64, u64)>           => join last,               clip keep,             redact keep;
     }

@@ -141,6 +141,13 @@ impl Timed for Oom {
     }
 }
 
+/// Appends the records of a later part of a life. A record that was undecided when the part began is in both parts; the later
+/// copy replaces the earlier one.
+pub(crate) fn renew(earlier: &mut Vec<Oom>, later: Vec<Oom>) {
+    earlier.retain(|oom| !later.iter().any(|copy| (copy.time_ns, copy.kind) == (oom.time_ns, oom.kind)));
+    earlier.extend(later);
+}
+
 /// Returns the total number of OOM reports; the sum saturates, because a stored run may be damaged.
 pub fn times<'o>(ooms: impl IntoIterator<Item = &'o Oom>) -> u64 {
     ooms.into_iter().fold(0, |sum, oom| sum.saturating_add(oom.count))

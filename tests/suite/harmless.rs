@@ -139,7 +139,7 @@ const STORED: &[Views] = &[
     Views { command: "import", forms: &["FILE", "TAG", "--format TAG FILE"], others: &["store"] },
     Views {
         command: "export",
-        forms: &["RUN -o OUT", "FILE -o OUT --force", "TAG -o OUT", "! RUN --pid 7"],
+        forms: &["RUN -o OUT", "RUN -o -", "FILE -o OUT --force", "TAG -o OUT", "! RUN --pid 7"],
         others: &["store", "socket"],
     },
     Views { command: "generate", forms: &["OUT"], others: &[] },
@@ -259,6 +259,14 @@ fn judge(what: &str, form: &str, output: &Output, file: &Path) -> Option<Value> 
     }
     let has = |option: &str| form.split(' ').any(|word| word == option);
     let bytes = written.as_deref().unwrap_or(&output.stdout);
+    if what.starts_with("export ") {
+        let lines = hostile::lines(what, bytes);
+        let documents = lines.iter().map(|line| serde_json::from_str::<Value>(line));
+        let documents: Vec<Value> =
+            documents.collect::<Result<_, _>>().unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!((documents.len(), &documents[0]["format"]), (2, &"gpumem-run".into()), "{what}");
+        return documents.into_iter().next_back();
+    }
     if has("--json") || has("--chrome-trace") || has("--treemap") {
         hostile::lines(what, bytes);
         return Some(serde_json::from_slice(bytes).unwrap_or_else(|error| panic!("{what}: {error}")));

@@ -63,7 +63,11 @@ pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
 /// Returns the sentence whether memory ran out; empty if that is unknown.
 fn ooms(report: &Report<'_>) -> String {
     let run = report.run;
-    let asked = report.command.replacen("gpumemctl report", "gpumemctl oom", 1);
+    let mut asked = report.command.replacen("gpumemctl report", "gpumemctl oom", 1);
+    // `oom` shows the whole run, and has no categories.
+    for flag in [" --since ", " --at ", " --between ", " --rules "] {
+        asked.truncate(asked.find(flag).unwrap_or(asked.len()));
+    }
     let all = run.devices.iter().flat_map(|device| &device.details.ooms);
     let (ooms, pressure): (Vec<&Oom>, Vec<&Oom>) = all.partition(|oom| oom.is_true());
     let count = |entries: &[&Oom]| gpumem_model::oom::times(entries.iter().copied());
