@@ -4,9 +4,8 @@
 //! printed.
 
 use gpumem_model::run::State;
-use gpumem_runs::store::Store;
+use gpumem_runs::store::{RunSummary, Store};
 use gpumem_tests::live::{Daemon, Machine, until};
-use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,16 +18,12 @@ fn programs(few: usize) -> usize {
     std::env::var("GPUMEM_SOAK_PROGRAMS").ok().and_then(|text| text.parse().ok()).unwrap_or(few)
 }
 
-/// Counts processes with a complete run in the store: all, and ended ones. A process that NVML listed, and that ended
-/// before /proc was read, has a separate run without a start time and events.
+/// Counts the runs in the store: all, and complete ones of ended processes.
 fn stored(machine: &Machine) -> (usize, usize) {
     let Ok(store) = Store::open_read_only(machine.dir.join("runs.sqlite")) else { return (0, 0) };
     let runs = store.list().unwrap_or_default();
-    let pids = |ended: bool| {
-        let of = runs.iter().filter(|run| run.events > 0 && (!ended || !matches!(run.state, State::Open)));
-        of.map(|run| run.pid).collect::<HashSet<_>>().len()
-    };
-    (pids(false), pids(true))
+    let is_complete = |run: &&RunSummary| run.events > 0 && !matches!(run.state, State::Open);
+    (runs.len(), runs.iter().filter(is_complete).count())
 }
 
 /// What the daemon has used: MiB of memory now and at most, seconds of processor time, descriptors.
@@ -69,7 +64,8 @@ fn start(count: usize, command: &mut Command) -> usize {
     succeeded.unwrap_or_else(|| panic!("{printed} of {count}"))
 }
 
-fn each_has_a_run(machine: &Machine, daemon: &Daemon, printed: usize) {
+/// Checks that each process has one run, and no other run exists. Ends the daemon.
+fn each_has_a_run(machine: &Machine, daemon: &mut Daemon, printed: usize) {
     let mut last = (0, 0);
     // Thousands take minutes on a slow machine; no progress for a minute means that some are missing.
     let mut moved = Instant::now();
@@ -83,6 +79,9 @@ fn each_has_a_run(machine: &Machine, daemon: &Daemon, printed: usize) {
     println!("{} of {printed} have a run, {} an ended one; {}", last.0, last.1, used(daemon));
     println!("{:#?}", losses(daemon));
     assert_eq!(last, (printed, printed));
+    // At its end the daemon also writes the runs of processes for whose agents it still waits.
+    daemon.stop();
+    assert_eq!(stored(machine), (printed, printed));
 }
 
 #[test]
@@ -95,8 +94,7 @@ fn every_short_program_whose_hello_was_sent_has_a_run() {
     crowd.arg(daemon.runtime.join("agent.sock"));
     let printed = start(count, &mut crowd);
     assert_eq!(printed, count, "all could connect: {:#?}", losses(&daemon));
-    each_has_a_run(&machine, &daemon, printed);
-    daemon.stop();
+    each_has_a_run(&machine, &mut daemon, printed);
 }
 
 #[test]
@@ -115,8 +113,7 @@ fn every_short_program_with_the_agent_has_a_run() {
         };
     }
     let printed = start(count, &mut crowd);
-    each_has_a_run(&machine, &daemon, printed);
-    daemon.stop();
+    each_has_a_run(&machine, &mut daemon, printed);
 }
 
 #[test]
@@ -144,6 +141,5 @@ fn all_concurrent_programs_are_stored() {
     drop(crowd.stdin.take()); // all end at once
     lines.for_each(|line| println!("{line}"));
     assert!(crowd.wait().expect("its end").success());
-    each_has_a_run(&machine, &daemon, count);
-    daemon.stop();
+    each_has_a_run(&machine, &mut daemon, count);
 }
