@@ -569,7 +569,7 @@ fn devices_that_nvml_does_not_have_are_one_line() {
     site.tells(&ps);
     let mut after = lines();
     let text = "400 processes name 12,800 devices that NVML does not have (gpumemctl ps lists them)";
-    assert_eq!(after.remove(3), text, "below the devices");
+    assert_eq!(after.remove(4), text, "below the devices");
     assert_eq!(after[1..], before[1..], "devices and processes are the same");
     ps.claims = vec![ClaimRow { devices: 1, ..claim(7) }];
     ps.devices.clear();
