@@ -123,6 +123,42 @@ fn hello_that_is_read_after_the_run_was_closed_joins_it() {
     node.thread.end(Duration::from_secs(10));
 }
 
+/// While the daemon was stopped, a short program lived and ended. Several lists that named it wait to be read, before and after its
+/// hello.
+#[test]
+fn lists_that_name_a_process_after_its_end_make_no_second_run() {
+    let scratch = Scratch::new();
+    let path = scratch.join("runs.sqlite");
+    let mut node = Node::new(path.clone(), 1, 10_000);
+    let key = key(0, 0);
+    // /proc no longer has the start time of the process.
+    let unseen = ProcessKey { start_ticks: 0, ..key };
+    let listed = |node: &mut Node, tenths: u64| {
+        let time_ns = T + tenths * SECOND / 10;
+        node.sample(0, time_ns, &[(unseen, Ok(10 * MIB))]);
+        node.core.tick(time_ns);
+    };
+    (0..3).for_each(|tenths| listed(&mut node, tenths));
+    let stamp = Stamp { thread: key.pid, time_ns: T + SECOND, ..Stamp::default() };
+    let agent = |node: &mut Node, up: bool| {
+        node.core.take(batch(Origin::Process(key), &[(stamp, Body::Source { up, reason: "agent" })]));
+    };
+    agent(&mut node, true);
+    node.covered(0, 0, 3);
+    listed(&mut node, 3);
+    agent(&mut node, false);
+    let end = Body::ProcessGone { start_ticks: key.start_ticks, status: Reading::of(0) };
+    node.core.take(batch(Origin::Host, &[(stamp, end)]));
+    let now = settle(&mut node, T + SECOND);
+    assert_eq!(node.context.stats.get(Count::RunsFinished), 1);
+    listed(&mut node, 4);
+    node.sample(0, now + SECOND, &[]);
+    settle(&mut node, now + 60 * SECOND);
+    let runs = list(&path);
+    assert_eq!(runs.iter().map(|run| (run.pid, run.events)).collect::<Vec<_>>(), [(key.pid, 6)], "{runs:?}");
+    node.thread.end(Duration::from_secs(10));
+}
+
 #[test]
 fn daemon_that_ends_writes_the_news_of_every_process() {
     let scratch = Scratch::new();
