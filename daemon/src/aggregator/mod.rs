@@ -13,7 +13,7 @@ use crate::limits::user_queue::QueueSlot;
 use crate::limits::user_share::CpuCharge;
 use crate::run_writer::{Recalled, RunWriter};
 use crate::stats::{Count, Stats, Timing};
-use batch::{Batch, DeferredBatches};
+use batch::{Batch, DeferredBatches, begins_agent};
 use gpumem_ledger::{Limits, Origin, ProcessKey, ProcessView, RefusedRecords, Snapshot};
 use gpumem_model::run::{Run, Source};
 use gpumem_runs::builder::{RunBuilder, Sink};
@@ -560,11 +560,6 @@ impl Aggregator {
             }
         }
     }
-}
-
-fn begins_agent(frames: &[u8]) -> bool {
-    let Ok(Some((slot, payload, _))) = frame::split_frame(frames) else { return false };
-    matches!(Record::decode(slot, payload), Ok(Record { body: Body::Source { up: true, .. }, .. }))
 }
 
 /// Returns a reading of a process with that start time.

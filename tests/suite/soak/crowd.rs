@@ -1,7 +1,7 @@
 //! Thousands of programs: many that end at once, and many that live at once.
 //!
-//! `GPUMEM_SOAK_PROGRAMS` sets the number (10,000 is the supported number); few by default. The daemon's resources are
-//! printed.
+//! `GPUMEM_SOAK_PROGRAMS` sets the number (10,000 is the supported number); few by default. `GPUMEM_SOAK_RATE` sets how many start
+//! in a second, for machines that cannot run 200. The daemon's resources are printed.
 
 use gpumem_model::run::State;
 use gpumem_runs::store::{RunSummary, Store};
@@ -11,11 +11,17 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const CROWD: &str = env!("CARGO_BIN_EXE_crowd");
-/// Programs started in a second.
-const RATE: u32 = 200;
+fn number(variable: &str, default: usize) -> usize {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
 
 fn programs(few: usize) -> usize {
-    std::env::var("GPUMEM_SOAK_PROGRAMS").ok().and_then(|text| text.parse().ok()).unwrap_or(few)
+    number("GPUMEM_SOAK_PROGRAMS", few)
+}
+
+/// Returns how many programs start in a second.
+fn rate() -> String {
+    number("GPUMEM_SOAK_RATE", 200).to_string()
 }
 
 /// Counts the runs in the store: all, and complete ones of ended processes.
@@ -90,7 +96,7 @@ fn every_short_program_whose_hello_was_sent_has_a_run() {
     let machine = Machine::new(&["devices=1"]);
     let mut daemon = Daemon::start(&machine, "daemon", "[nvml]\nlibrary = \"/nonexistent\"\n");
     let mut crowd = Command::new(CROWD);
-    crowd.args(["run", &count.to_string(), &RATE.to_string(), CROWD, "short"]);
+    crowd.args(["run", &count.to_string(), &rate(), CROWD, "short"]);
     crowd.arg(daemon.runtime.join("agent.sock"));
     let printed = start(count, &mut crowd);
     assert_eq!(printed, count, "all could connect: {:#?}", losses(&daemon));
@@ -104,7 +110,7 @@ fn every_short_program_with_the_agent_has_a_run() {
     let mut daemon = Daemon::start(&machine, "daemon", "");
     let trainer = machine.trainer(&daemon.runtime, &[]);
     let mut crowd = Command::new(CROWD);
-    crowd.args(["run", &count.to_string(), &RATE.to_string()]).arg(trainer.get_program());
+    crowd.args(["run", &count.to_string(), &rate()]).arg(trainer.get_program());
     crowd.args(["--steps", "1", "--threads", "0", "--step-ms", "0"]);
     for (name, value) in trainer.get_envs() {
         match value {
@@ -126,7 +132,7 @@ fn all_concurrent_programs_are_stored() {
     );
     let mut daemon = Daemon::start(&machine, "daemon", &config);
     let mut crowd = Command::new(CROWD);
-    crowd.args(["run", &count.to_string(), &RATE.to_string(), CROWD, "live"]);
+    crowd.args(["run", &count.to_string(), &rate(), CROWD, "live"]);
     crowd.arg(daemon.runtime.join("agent.sock")).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut crowd = crowd.spawn().expect("crowd runs");
     let mut lines =
