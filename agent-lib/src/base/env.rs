@@ -191,8 +191,8 @@ fn number(name: &str, default: u64, low: u64, high: u64) -> u64 {
     value.map_or(default, |value| value.clamp(low, high))
 }
 
-/// Returns the directories of [`RECORD_DIRS`] that exist.
-fn record_dirs() -> Vec<PathBuf> {
+/// Returns the directories of [`RECORD_DIRS`] that exist; by default the current directory and that for temporary files.
+fn record_dirs(get: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let dirs: Vec<PathBuf> = match get(RECORD_DIRS) {
         Some(dirs) => std::env::split_paths(&dirs).filter(|dir| dir.is_absolute()).collect(),
         None => {
@@ -232,7 +232,7 @@ impl Settings {
             sockets,
             doubtful_socket,
             record: get(RECORD).map(|path| with_pid(&path, pid)),
-            record_dirs: record_dirs(),
+            record_dirs: record_dirs(get),
             ring_slots: number(RING_SLOTS, 1 << 16, 2, 1 << 24),
             exit_wait_ms: number(EXIT_WAIT, 50, 0, 60000),
             live_rows: number(LIVE_ROWS, 1 << 18, 1, 1 << 24),
@@ -281,6 +281,20 @@ mod tests {
         let all = [&in_task[..], &torch].concat();
         assert_eq!(of(&all), "slurm_job=7 slurm_step=2 rank=3 local_rank=1 world_size=4 ");
         assert_eq!(of(&[("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")]), "", "of no rank");
+    }
+
+    #[test]
+    fn files_are_created_below_the_current_and_the_temporary_directory_unless_others_are_named() {
+        let dirs = |variables: &[(&str, &str)]| {
+            let of = |name: &str| variables.iter().find(|(other, _)| *other == name);
+            record_dirs(|name| of(name).map(|(_, value)| value.into()))
+        };
+        let real = |path: &str| std::fs::canonicalize(path).expect("a directory");
+        assert_eq!(dirs(&[]), [real("."), real("/tmp")]);
+        assert_eq!(dirs(&[("TMPDIR", "/var/tmp"), ("HOME", "/root")]), [real("."), real("/var/tmp")]);
+        assert_eq!(dirs(&[("TMPDIR", "/nonexistent")]), [real(".")]);
+        // Named directories replace the default; relative ones would depend on the current directory.
+        assert_eq!(dirs(&[(RECORD_DIRS, "/usr:relative:/nonexistent"), ("TMPDIR", "/tmp")]), [real("/usr")]);
     }
 
     #[test]

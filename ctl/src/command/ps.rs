@@ -8,7 +8,7 @@ use crate::client::Daemon;
 use crate::output::{print, width};
 use anyhow::Result;
 use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
-use gpumem_model::units::{Unit, signed};
+use gpumem_model::units::{Unit, plural, signed, thousands};
 use gpumem_report::table::{Align, Table, cut};
 use gpumem_report::text::{escape, short_command};
 
@@ -154,6 +154,18 @@ fn claim_line(claim: &ClaimRow, unit: Unit) -> Line {
     let command = claim.command.as_deref().map_or_else(dash, command);
     let note = format!("{command} (names {devices} that NVML does not have)");
     Line { cells: [dash(), pid, user, "claimed".to_owned(), dash(), tracked, dash(), dash()], note }
+}
+
+/// Returns one line that counts the devices that only processes report; `None` if there are none.
+pub(super) fn claims_line(claims: &[ClaimRow]) -> Option<String> {
+    let devices = claims.iter().fold(0_u64, |sum, claim| sum.saturating_add(claim.devices as u64));
+    let (who, verb) = match claims.len() {
+        0 => return None,
+        1 => ("1 process".to_owned(), "names"),
+        count => (format!("{} processes", thousands(count as u64)), "name"),
+    };
+    let devices = if devices == 1 { "a device".into() } else { plural(devices, "device") };
+    Some(format!("{who} {verb} {devices} that NVML does not have (gpumemctl ps lists them)"))
 }
 
 /// Returns the flags as text, and whether they need no explanation.
