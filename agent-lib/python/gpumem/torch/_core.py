@@ -10,7 +10,7 @@ import time
 from itertools import chain
 from typing import Any, Callable, List, Optional
 
-from . import _adopt, _codes, _frames
+from . import _adopt, _changes, _codes, _frames
 from ._agent import ACTIVE, DEGRADED, connect, exports, functions, text
 from ._modules import Modules, instances, next_record
 from ._steps import Steps, hooks
@@ -179,6 +179,7 @@ def _register(torch: Any, core: Core) -> None:
             core.handles.append(register(hook))
         elif what not in core.missing:
             core.missing.append(what)
+    core.handles += _changes.announce(core.modules.expect_moves)
 
 
 def _say(core: Core) -> None:
