@@ -450,6 +450,19 @@ def a_layer_that_is_wrapped_has_its_new_path_at_once():
 
 
 @test
+def a_slice_of_a_list_is_no_change():
+    """Models of transformers take one in each forward pass."""
+    net = nn.Sequential(nn.ModuleList(nn.Linear(2, 2) for _ in range(4)).cuda())
+    core = begun()
+    core.modules.follow(True)
+    core.modules.due, version, before = float("inf"), core.modules.version, core.modules.known[id(net[0][1])].place()
+    assert len([*net[0][1:3]]) == 2
+    assert (core.modules.due, core.modules.version) == (float("inf"), version)
+    assert core.modules.known[id(net[0][1])].place() == before
+    core.modules.due = 0.0
+
+
+@test
 def a_new_model_is_told_although_no_sweep_is_due():
     net = Net().cuda()
     sweeper = begun().sweeper

@@ -37,6 +37,8 @@ _WRAPPERS = {
     "CheckpointWrapper": "_checkpoint_wrapped_module",
 }
 _INNER = frozenset(name for name in _WRAPPERS.values() if name.startswith("_"))
+#: Python module of ModuleList, Sequential and ModuleDict.
+_CONTAINERS = "torch.nn.modules.container"
 #: Minimum seconds between two comparisons.
 _APART = 0.002
 #: Number of early searches, their share of time, and minimum seconds between two searches.
@@ -279,10 +281,13 @@ class Modules:
 
     def adopt(self, parent: Any, name: str, child: Any) -> None:
         """Registers ``child`` as the part ``name`` of ``parent``."""
-        above = self.known.get(id(parent)) or self.root(parent)
+        above, known = self.known.get(id(parent)), self.known.get(id(child))
+        if above is None:
+            if known is not None and known.parent and type(parent).__module__ == _CONTAINERS and self._holds(known):
+                return  # a slice such as `layers[:2]`, which dies soon, or a container that is assigned later
+            above = self.root(parent)
         if above is None:
             return
-        known = self.known.get(id(child))
         if known is None:
             known = self._make(child)
             if known is None:
@@ -346,6 +351,9 @@ class Modules:
         parent, module = (above() if above is not None else None), known()
         if parent is None or above is None or above.generated:
             return False
+        parts = object.__getattribute__(parent, "__dict__").get("_modules")
+        if isinstance(parts, dict) and parts.get(known.name) is module:
+            return True
         return any(child is module for _, child in children(parent))
 
     # Following changes.
@@ -603,7 +611,10 @@ class Modules:
         try:
             if child is None or not isinstance(name, str):
                 return
+            is_new = id(child) not in self.known
             self.adopt(parent, name, child)
+            if is_new:
+                self.expect_moves()
             parts = object.__getattribute__(parent, "__dict__").get("_modules")
             old = parts.get(name) if isinstance(parts, dict) else None
             if old is not None and old is not child:
