@@ -450,6 +450,20 @@ def a_layer_that_is_wrapped_has_its_new_path_at_once():
 
 
 @test
+def methods_of_containers_look_and_fail_as_ever():
+    blocks = nn.ModuleList([nn.Linear(2, 2)])
+    for kind, name in ((nn.ModuleList, "insert"), (nn.Sequential, "__delitem__"), (nn.ModuleDict, "clear")):
+        assert type(getattr(kind, name)).__name__ == "function", (kind, name)
+    try:
+        del blocks[5]
+    except IndexError as error:
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        assert len(files) > 1 and all(file.endswith("container.py") for file in files[1:]), files
+    else:
+        raise AssertionError("there is no such block")
+
+
+@test
 def a_slice_of_a_list_is_no_change():
     """Models of transformers take one in each forward pass."""
     net = nn.Sequential(nn.ModuleList(nn.Linear(2, 2) for _ in range(4)).cuda())
