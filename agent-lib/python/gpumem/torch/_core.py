@@ -191,7 +191,7 @@ def _say(core: Core) -> None:
 
 
 def start(address_of: Callable[[str], int]) -> int:
-    """Starts once. Returns ``DONE``, ``LATER`` if PyTorch is not ready yet, or ``FAILED``."""
+    """Starts once. Returns ``DONE`` or ``WHEN_QUIET``, ``LATER`` if PyTorch is not ready yet, or ``FAILED``."""
     global _core
     try:
         torch = sys.modules.get("torch")
@@ -216,7 +216,7 @@ def start(address_of: Callable[[str], int]) -> int:
             raise
         _core = begun
         _say(begun)
-        return _finish(torch, begun)
+        return _finish(torch, begun) or (DONE if _trains(begun) else WHEN_QUIET)
     except Exception as error:
         functions.roles(DEGRADED, text("%s: %s" % (type(error).__name__, error)))
         return FAILED
