@@ -12,7 +12,8 @@ from typing import Any, Callable, List, Optional
 
 from . import _adopt, _changes, _codes, _frames
 from ._agent import ACTIVE, DEGRADED, connect, exports, functions, text
-from ._modules import Modules, instances, next_record
+from ._modules import Modules, next_record
+from ._objects import instances
 from ._steps import Steps, hooks
 from ._sweep import Sweeper
 

@@ -9,7 +9,8 @@ from typing import Any, Dict, List, Optional, Tuple
 from . import _codes
 from ._agent import FORWARD, OPTIMIZER, functions, text
 from ._changes import Allowance
-from ._modules import Modules, classes, instances
+from ._modules import Modules
+from ._objects import classes, instances
 from ._sweep import Sweeper
 
 #: Steps after which an optimizer has created all of its state.
