@@ -46,7 +46,7 @@ struct Held(Api, Option<Namespace>);
 // SAFETY: addresses of functions, and a Python object that is used only with the interpreter's lock.
 unsafe impl Send for Held {}
 
-/// Delay before the next request after the result "later".
+/// Delay before the next request after the result "later", and before another thread runs what the main thread should run.
 const PATIENCE_NS: u64 = 50_000_000;
 /// Delay before the tick that continues unfinished work of an earlier tick.
 const AGAIN_NS: u64 = 200_000_000;
@@ -167,7 +167,7 @@ pub(crate) fn look(core: &Core) {
         DONE if is_due && RECORDS.swap(core.recorder.ring.head(), Relaxed) != core.recorder.ring.head() => {
             ask(core, now)
         }
-        ASKED if BEGUN.load(Acquire) && waited > AGAIN_NS => look_when_idle(core, now),
+        ASKED if BEGUN.load(Acquire) && waited > PATIENCE_NS => look_when_idle(core, now),
         ASKED if waited > SILENCE_NS && !BEGUN.load(Relaxed) => {
             status::report_layer(Layer::Roles, LayerState::Degraded, "the main thread runs no Python");
         }
