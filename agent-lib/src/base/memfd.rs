@@ -2,6 +2,7 @@
 //!
 //! It is sealed against growing and shrinking before any other process has it, so neither side can cause a fault in the other.
 
+use crate::base::own_thread::soft_limit;
 use gpumem_wire::SLOT_BYTES;
 use gpumem_wire::layout::{HEADER_BYTES, Header};
 use std::ffi::{CStr, CString};
@@ -96,16 +97,6 @@ impl<T: 'static, const COUNT: usize> LazyTable<T, COUNT> {
     }
 }
 
-/// Returns the largest file size that this process may create, in bytes.
-fn largest_file() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` has room for the answer.
-    match unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } {
-        0 => limit.rlim_cur,
-        _ => u64::MAX,
-    }
-}
-
 impl Shared {
     /// Creates, seals and maps the memfd. `name` is visible in /proc/PID/fd and /proc/PID/maps.
     pub(crate) fn create(name: &CStr, sizes: Sizes, pid: u32, start_ticks: u64) -> Option<Self> {
@@ -122,7 +113,7 @@ impl Shared {
             names_end: 0,
         };
         let bytes = header.file_bytes()?;
-        if bytes > largest_file() {
+        if soft_limit(libc::RLIMIT_FSIZE).is_some_and(|most| bytes > most) {
             return None; // the kernel would end the program with SIGXFSZ
         }
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;

@@ -58,9 +58,8 @@ const LOOKS: u32 = 2000;
 /// One thread at a time opens and closes.
 static CHANGING: ForkMutex<()> = ForkMutex::new(|| ());
 
-/// Releases the locks in a forked child that starts its own agent.
+/// Releases the lock in a forked child that starts its own agent.
 pub(crate) fn reset_after_fork() {
-    CHANGING.reset_after_fork();
     MOVING.store(false, Release);
 }
 

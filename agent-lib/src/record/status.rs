@@ -83,12 +83,6 @@ pub(crate) fn report(time_ns: u64, state: AgentState, result: u16, detail: &str)
     VERSION.fetch_add(1, Release);
 }
 
-/// Clears the reports in a forked child that starts its own agent: they belong to the parent.
-pub(crate) fn reset_after_fork() {
-    REPORTS.reset_after_fork();
-    LAYERS.reset_after_fork();
-}
-
 pub(crate) fn version() -> u64 {
     VERSION.load(Acquire)
 }

@@ -6,6 +6,7 @@
 //! reports whether an address can be read. A stack does not shrink, so they are not tested again. If the program switched to
 //! another stack itself (coroutines, signal stacks), only one page is read.
 
+use crate::base::own_thread::soft_limit;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// The smallest page size of any platform; larger pages begin and end at its multiples, too.
@@ -78,13 +79,9 @@ impl Stack {
 pub(crate) fn prepare() {
     // SAFETY: takes and returns a number.
     let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as usize;
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` has room for the answer.
-    if name == 0 || unsafe { libc::getrlimit(libc::RLIMIT_STACK, &mut limit) } != 0 {
-        return;
-    }
+    let Some(limit) = soft_limit(libc::RLIMIT_STACK).filter(|_| name != 0) else { return };
     // The kernel keeps other mappings away by the limit at exec(), which may have been lower. So at most 8 MiB count.
-    let bytes = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX).min(8 << 20);
+    let bytes = usize::try_from(limit).unwrap_or(usize::MAX).min(8 << 20);
     MAIN[0].store(name.saturating_sub(bytes), Relaxed);
     MAIN[1].store(name & !(size_of::<usize>() - 1), Relaxed);
 }

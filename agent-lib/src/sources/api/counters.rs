@@ -66,10 +66,6 @@ impl Counter {
 
 static COUNTERS: ForkMutex<Vec<Counter>> = ForkMutex::new(Vec::new);
 
-pub(crate) fn reset_after_fork() {
-    COUNTERS.reset_after_fork();
-}
-
 /// Returns all counters; with `reset`, their statistics restart.
 pub(crate) fn all(core: &Core, reset: bool) -> Vec<Counter> {
     let Ok(mut counters) = COUNTERS.lock() else { return Vec::new() };

@@ -144,10 +144,6 @@ pub(crate) struct RequestSlot {
 static SLOT: ForkMutex<RequestSlot> = ForkMutex::new(RequestSlot::default);
 static DONE: Condvar = Condvar::new();
 
-pub(crate) fn reset_after_fork() {
-    SLOT.reset_after_fork();
-}
-
 pub(crate) fn slot() -> Option<MutexGuard<'static, RequestSlot>> {
     let _uncancelled = Uncancelled::now();
     let start = Instant::now();

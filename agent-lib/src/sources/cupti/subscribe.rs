@@ -33,11 +33,6 @@ const VITAL: [u32; 2] = [ids::cuMemAlloc_v2, ids::cuMemFree_v2];
 /// The current subscription. CUPTI requires that only one thread at a time enables callbacks.
 static SUBSCRIPTION: ForkMutex<Place> = ForkMutex::new(Place::default);
 
-/// Clears the subscription in a forked child that starts its own agent: the child has none.
-pub(crate) fn reset_after_fork() {
-    SUBSCRIPTION.reset_after_fork();
-}
-
 /// A context existed before the agent, or calls were missed.
 static LATE: AtomicBool = AtomicBool::new(false);
 static DEAD: AtomicBool = AtomicBool::new(false);
