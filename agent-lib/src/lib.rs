@@ -341,13 +341,13 @@ exports! {
     gpumem_dumps as dumps(format: *const c_char, sort: *const c_char, ascending: c_int, reset: c_int) -> *mut c_char {
         std::ptr::null_mut(); |core, _| {
             let format = match text!(format) {
-                b"" | b"text" | b"table" => Some(dump::Format::Text),
-                b"json" => Some(dump::Format::Json),
+                b"" | b"text" | b"table" => Some(AskKind::ReportText),
+                b"json" => Some(AskKind::ReportJson),
                 _ => None,
             };
-            match (format, dump::Sort::named(&c_text::text(text!(sort)))) {
-                (Some(format), Some(sort)) => {
-                    c_text::handed(&dump::dumps(core, format, sort, ascending != 0, reset != 0))
+            match (format, dump::order_of(&c_text::text(text!(sort)))) {
+                (Some(format), Some(order)) => {
+                    c_text::handed(&dump::dumps(core, format, order, ascending != 0, reset != 0))
                 }
                 _ => std::ptr::null_mut(),
             }

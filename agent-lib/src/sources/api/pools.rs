@@ -132,17 +132,11 @@ impl Core {
     /// allocation. Blocks are tried first, because the first block of a segment has the address of the segment's allocation.
     pub(crate) fn retag(&self, thread: &Thread, pool: u64, address: u64, path: &[u8], use_as: (Role, Phase)) {
         let tag = if path.is_empty() { 0 } else { self.recorder.names.intern(0, path) };
-        let of_pool = |pool: u64| {
-            let key = Key::Block(pool, address);
-            self.recorder.live.get(key).map(|row| (pool, key, row.seq()))
-        };
-        let found = match pool {
-            0 => self.torch.pools().find_map(|pool| of_pool(pool.id)),
-            pool => of_pool(pool),
-        };
+        let has_block = |pool: &u64| self.recorder.live.get(Key::Block(*pool, address)).is_some();
+        let torch = || self.torch.pools().map(|pool| pool.id).find(has_block).unwrap_or(0);
+        let pool = if pool == 0 { torch() } else { pool };
         let key = if pool == 0 { Key::Allocation(address) } else { Key::Block(pool, address) };
-        let otherwise = || (pool, key, self.recorder.live.get(key).map_or(0, |row| row.seq()));
-        let (pool, key, block_seq) = found.unwrap_or_else(otherwise);
+        let block_seq = self.recorder.live.get(key).map_or(0, |row| row.seq());
         self.say_retag(thread, key, Body::Retag { address, block_seq, pool, use_as }, tag);
     }
 }

@@ -13,7 +13,7 @@
 //! ```
 
 use crate::base::own_thread;
-use crate::base::row::{RowCopy, RowExtra, device_of, kind, kind_of, memory_of, pool_owner};
+use crate::base::row::{RowCopy, device_of, kind, kind_of, memory_of, pool_owner};
 use crate::driver::core::Core;
 use crate::naming::python;
 use crate::record::high_water::{self, Family};
@@ -43,14 +43,7 @@ pub(crate) fn text(core: &Core, what: i32) -> String {
 /// Writes the name that an allocation of this thread would get now, then its Python stack. For diagnosis and tests.
 pub(crate) fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usize {
     let named = core.named(thread);
-    let phase = match named.phase {
-        Phase::Setup => "setup",
-        Phase::Forward => "forward",
-        Phase::Backward => "backward",
-        Phase::Optimizer => "optimizer",
-        Phase::Evaluation => "evaluation",
-        _ => "unknown",
-    };
+    let phase = word(named.phase);
     let mut text = python::text::Out::new(out);
     for part in [core.recorder.names.path(named.tag).unwrap_or_default(), b" ", phase.as_bytes(), b"\n"] {
         text.put(part);
@@ -142,7 +135,7 @@ pub(crate) fn list(parts: impl IntoIterator<Item = Raw>) -> Raw {
 }
 
 /// Converts `OptimizerState` to `optimizer_state`.
-fn word(value: impl Debug) -> String {
+pub(crate) fn word(value: impl Debug) -> String {
     let mut out = String::new();
     for char in format!("{value:?}").chars() {
         if char.is_uppercase() && !out.is_empty() {
@@ -252,14 +245,11 @@ impl Heap {
     }
 }
 
-type Name = (u32, u8, u8);
+/// Tag, role and phase.
+type Name = (u32, (Role, Phase));
 
 fn name_of(taken: &RowCopy) -> Name {
-    let row = &taken.row;
-    let own = if kind_of(row) == kind::BLOCK_ALLOC { (row[7] >> 56) as u8 } else { 0 };
-    let told = if taken.beside.flags & RowExtra::RETAGGED != 0 { taken.beside.use_as } else { 0 };
-    let (role, phase) = (told & 15, told >> 4);
-    (row[5] as u32, if role == 0 { own & 15 } else { role }, if phase == 0 { own >> 4 } else { phase })
+    (taken.row[5] as u32, taken.use_as())
 }
 
 #[derive(Default)]
@@ -407,7 +397,7 @@ impl Device {
             let bytes = block.row[3];
             let left = bytes - inner.overlap(block.row[2], bytes);
             all += bytes;
-            if block.beside.flags & RowExtra::PENDING != 0 {
+            if block.is_pending() {
                 pending += bytes;
             }
             if left > 0 {
@@ -434,8 +424,8 @@ impl Device {
 
     fn text(self, core: &Core, number: u8) -> Raw {
         let names = |names: BTreeMap<Name, Heap>, of: &'static str| {
-            names.into_iter().map(move |((tag, role, phase), heap)| {
-                let (role, phase) = (word(Role::from_code(role)), word(Phase::from_code(phase)));
+            names.into_iter().map(move |((tag, (role, phase)), heap)| {
+                let (role, phase) = (word(role), word(phase));
                 object! {
                     of: of, path: path(core, tag), role: role, phase: phase, bytes: heap.bytes, count: heap.count,
                 }
