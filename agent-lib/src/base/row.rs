@@ -73,12 +73,15 @@ impl RowExtra {
     /// A block that its owner has freed and a stream may still use.
     pub(crate) const PENDING: u8 = 2;
 
+    /// Data of a new handle or import.
+    pub(crate) const REFERENCED: RowExtra = RowExtra::from_words([0, 1, 0]);
+
     pub(crate) fn words(self) -> [u64; 3] {
         let first = u64::from(self.first_tag) | u64::from(self.use_as) << 32 | u64::from(self.flags) << 40;
         [first, u64::from(self.references) | u64::from(self.mappings) << 32, self.backing]
     }
 
-    pub(crate) fn from_words([first, counts, backing]: [u64; 3]) -> Self {
+    pub(crate) const fn from_words([first, counts, backing]: [u64; 3]) -> Self {
         RowExtra {
             first_tag: first as u32,
             use_as: (first >> 32) as u8,

@@ -11,7 +11,7 @@ use crate::driver::core::Core;
 use crate::record::recorder::RecordContext;
 use crate::threads::{Call, Thread};
 use cupti_sys::CUDA_ERROR_DEINITIALIZED;
-use gpumem_wire::{Body, DestroyScope, Flags, ImportSource, MemoryKind, PoolOwner, Reading};
+use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, PoolOwner, Reading};
 use std::sync::atomic::Ordering::*;
 
 /// Returns the duration of a call in microseconds, rounded up, until the record's time; `u32::MAX` if its begin was not observed.
@@ -52,8 +52,9 @@ impl Core {
             let took_us = took_us_short(entered_ns, time_ns);
             Body::AllocEnd { address, bytes, pool, took_us, memory }
         };
+        let key = Key::Allocation(address);
         self.recorder.record_timed(thread, at, body, |recorder, row| {
-            recorder.live.insert(Key::Allocation(address), row, RowExtra::default());
+            recorder.live.insert(key, row, RowExtra::default());
         })
     }
 
@@ -155,8 +156,8 @@ impl Core {
             self.recorder.live.count(key, 1, 0);
             return;
         }
-        let beside = RowExtra { references: 1, ..RowExtra::default() };
-        self.recorder.insert(thread, at, Body::Import { address, bytes, source }, key, beside);
+        let body = Body::Import { address, bytes, source };
+        self.recorder.insert(thread, at, body, key, RowExtra::REFERENCED);
     }
 
     /// Counts the close of an import. Returns whether it was opened more than once, so that it stays.
@@ -202,8 +203,7 @@ impl Core {
 
     /// Records a later name, role or phase, and updates the row of `key`.
     pub(crate) fn say_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
-        let at = RecordContext { tag, flags: Flags(0), ..RecordContext::NOWHERE };
-        self.recorder.record(thread, at, body, |recorder, row| {
+        self.recorder.record(thread, RecordContext::tagged(tag), body, |recorder, row| {
             let said = (row[7] >> 56) as u8;
             // The word of tag and stack: the tag is its low half.
             recorder.live.update(key, 5, |word, beside| {

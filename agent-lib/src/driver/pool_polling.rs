@@ -69,9 +69,7 @@ impl Core {
             let _ = current.compare_exchange(id, 0, Relaxed, Relaxed);
         }
         let body = Body::PoolDestroy { pool: id };
-        self.recorder.record(thread, RecordContext::on(device), body, |recorder, _| {
-            recorder.live.remove(Key::Pool(id));
-        });
+        self.recorder.remove(thread, RecordContext::on(device), body, Key::Pool(id));
     }
 
     /// Returns the pool of a device's graph memory, added when the program first puts memory nodes into a graph.

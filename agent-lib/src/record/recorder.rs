@@ -89,6 +89,14 @@ impl Recorder {
         })
     }
 
+    /// Makes a record and removes the row of `key`.
+    #[inline(always)]
+    pub(crate) fn remove(&self, thread: &Thread, at: RecordContext, body: Body<'_>, key: Key) -> u64 {
+        self.record(thread, at, body, |recorder, _| {
+            recorder.live.remove(key);
+        })
+    }
+
     /// Like `record`, for a record with a duration: `body` gets the record's time.
     #[inline(always)]
     pub(crate) fn record_timed<'a>(

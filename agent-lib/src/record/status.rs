@@ -133,11 +133,12 @@ static LAYERS_VERSION: AtomicU64 = AtomicU64::new(0);
 /// Reports the state of a layer from now on. Not in a callback: it locks and allocates.
 pub(crate) fn report_layer(layer: Layer, state: LayerState, reason: &str) {
     let Ok(mut layers) = LAYERS.lock() else { return };
-    let now = LayerReport { layer, state, reason: reason.to_owned() };
-    match layers.iter_mut().find(|report| report.layer == layer) {
-        Some(before) if *before == now => return,
-        Some(before) => *before = now,
-        None => layers.push(now),
+    let before = layers.iter().position(|report| report.layer == layer);
+    let now = || LayerReport { layer, state, reason: reason.to_owned() };
+    match before.and_then(|at| layers.get_mut(at)) {
+        Some(before) if before.state == state && before.reason == reason => return,
+        Some(before) => *before = now(),
+        None => layers.push(now()),
     }
     LAYERS_VERSION.fetch_add(1, Release);
 }

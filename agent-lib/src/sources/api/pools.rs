@@ -93,27 +93,19 @@ impl Core {
         }
         let at = RecordContext { context: stream, ..self.in_pool(thread, pool) };
         let body = Body::BlockAlloc { address, bytes, pool, use_as: (Role::Unknown, Phase::Unknown) };
-        self.recorder.record(thread, at, body, |recorder, row| {
-            recorder.live.insert(Key::Block(pool, address), row, RowExtra::default());
-        });
+        self.recorder.insert(thread, at, body, Key::Block(pool, address), RowExtra::default());
     }
 
     /// Records the free of a block. `pending`: a stream may still use it.
     #[inline]
     pub(crate) fn block_free(&self, thread: &Thread, pool: u64, address: u64, pending: bool) {
         let state = if pending { FreeState::Pending } else { FreeState::Done };
+        let (at, key) = (RecordContext::NOWHERE, Key::Block(pool, address));
         let body = Body::BlockFree { address, pool, state };
-        self.recorder.record(thread, RecordContext::NOWHERE, body, |recorder, _| {
-            let key = Key::Block(pool, address);
-            if pending {
-                recorder.live.update(key, 5, |word, beside| {
-                    beside.flags |= RowExtra::PENDING;
-                    word
-                });
-            } else {
-                recorder.live.remove(key);
-            }
-        });
+        match pending {
+            true => self.recorder.record(thread, at, body, |recorder, _| recorder.live.set_pending(key)),
+            false => self.recorder.remove(thread, at, body, key),
+        };
     }
 
     /// Records the pool's own figures of reserved and used bytes.

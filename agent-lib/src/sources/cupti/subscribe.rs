@@ -60,14 +60,6 @@ struct Subscription {
 // SAFETY: an opaque pointer that CUPTI accepts from any thread.
 unsafe impl Send for Subscription {}
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// Subscribed: callbacks will arrive.
-    Subscribed,
-    /// Another client has the subscription, no library fits, or the program has paused it. Worth a retry.
-    Refused,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Held {
     Ours,
@@ -78,15 +70,16 @@ pub(crate) enum Held {
     Unwanted,
 }
 
-/// Tries every candidate, best first. Requires that libcuda is loaded and cuInit has been called.
-pub(crate) fn attach(core: &Core) -> Outcome {
-    let Ok(mut place) = SUBSCRIPTION.lock() else { return Outcome::Refused };
+/// Tries every candidate, best first. Requires that libcuda is loaded and cuInit has been called. Returns whether callbacks will
+/// arrive. A retry may succeed: another client has the subscription, no library fits, or the program has paused it.
+pub(crate) fn attach(core: &Core) -> bool {
+    let Ok(mut place) = SUBSCRIPTION.lock() else { return false };
     if paused() {
         report_status(AgentState::Paused, 0, PAUSED);
-        return Outcome::Refused;
+        return false;
     }
     if place.subscription.is_some() && !place.lost {
-        return Outcome::Subscribed;
+        return true;
     }
     let version = core.devices.driver().and_then(|driver| driver.version());
     let mut refusal = None;
@@ -106,12 +99,12 @@ pub(crate) fn attach(core: &Core) -> Outcome {
                 *place = Place { subscription, lost: false, number: place.number + 1 };
                 DEAD.store(false, Relaxed);
                 say_covered();
-                return Outcome::Subscribed;
+                return true;
             }
             Err((TAKEN, holder)) => {
                 let by = if holder.is_empty() { "another CUPTI client" } else { holder.as_str() };
                 report_status(AgentState::Blocked, TAKEN as u16, by);
-                return Outcome::Refused;
+                return false;
             }
             // The library stays loaded, as `Library` explains.
             Err((result, what)) => {
@@ -122,11 +115,10 @@ pub(crate) fn attach(core: &Core) -> Outcome {
             }
         }
     }
-    let nothing =
-        || (0, "no libcupti was found: install nvidia-cuda-cupti of the CUDA version in use".to_owned());
-    let (result, cause) = refusal.unwrap_or_else(nothing);
+    let nothing = "no libcupti was found: install nvidia-cuda-cupti of the CUDA version in use";
+    let (result, cause) = refusal.unwrap_or_else(|| (0, nothing.to_owned()));
     report_status(AgentState::Blocked, u16::try_from(result).unwrap_or(u16::MAX), &cause);
-    Outcome::Refused
+    false
 }
 
 /// Subscribes and enables the callbacks. An error is CUPTI's result, with the current holder where CUPTI names it.

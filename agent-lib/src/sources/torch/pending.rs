@@ -29,7 +29,7 @@
 //! while the capture lasts. No total is affected: PyTorch does not count a freed block, pending or not.
 
 use crate::base::fault_injection;
-use crate::base::row::{Key, RowExtra};
+use crate::base::row::Key;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::driver::torch_pools::{Device, TorchPool, Waiting};
@@ -173,12 +173,9 @@ impl Core {
         place.address.store(address, Release);
         device.pending.fetch_add(1, Relaxed);
         let body = Body::BlockFree { address, pool, state: FreeState::Pending };
-        self.recorder.record(thread, RecordContext::NOWHERE, body, |recorder, _| {
-            recorder.live.update(Key::Block(pool, address), 5, |word, beside| {
-                beside.flags |= RowExtra::PENDING;
-                word
-            });
-        });
+        let key = Key::Block(pool, address);
+        self.recorder
+            .record(thread, RecordContext::NOWHERE, body, |recorder, _| recorder.live.set_pending(key));
         true
     }
 
