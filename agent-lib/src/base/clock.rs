@@ -70,7 +70,6 @@ pub(crate) struct Calibration {
 }
 
 impl Clock {
-    /// Creates a clock that asks the kernel until it is calibrated.
     pub(crate) const fn new() -> Self {
         Clock {
             version: AtomicU32::new(NONE),

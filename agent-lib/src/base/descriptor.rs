@@ -54,11 +54,8 @@ pub fn file_up(file: File) -> std::io::Result<File> {
 /// A descriptor with its file, verified before use: hosts close descriptors that they do not know and reuse the numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
-    /// Number of the descriptor.
     pub fd: RawFd,
-    /// Device of the file.
     pub device: u64,
-    /// Inode of the file.
     pub inode: u64,
 }
 
@@ -100,7 +97,6 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Moves the file to a high number.
     pub(crate) fn new(file: File) -> std::io::Result<Self> {
         let file = file_up(file)?;
         let identity = Identity::of(file.as_raw_fd()).ok_or_else(gone)?;

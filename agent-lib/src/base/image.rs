@@ -103,7 +103,6 @@ impl<'a> Image<'a> {
         (end - at >= size_of::<T>()).then(|| unsafe { (at as *const T).read_unaligned() })
     }
 
-    /// Returns an entry of the dynamic section.
     fn entry(&self, tag: i64) -> Option<u64> {
         let (start, end) = self.segments(PT_DYNAMIC, 0).next()?;
         let entries = (start..end).step_by(size_of::<Entry>()).map_while(|at| self.read::<Entry>(at));

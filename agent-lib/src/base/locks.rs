@@ -20,7 +20,6 @@ pub(crate) struct ForkMutex<T: 'static> {
 }
 
 impl<T> ForkMutex<T> {
-    /// Creates the mutex; `make` returns the initial value.
     pub(crate) const fn new(make: fn() -> T) -> Self {
         ForkMutex { at: AtomicPtr::new(std::ptr::null_mut()), make }
     }

@@ -27,7 +27,6 @@ pub(crate) fn name_of(pid: u32, functions: usize) -> Option<CString> {
 pub(crate) struct Sizes {
     /// Slots of the ring: a power of two.
     pub ring_slots: u64,
-    /// Rows of the live table.
     pub live_rows: u64,
     /// Bytes for names: a multiple of 8.
     pub name_bytes: u64,

@@ -223,9 +223,7 @@ fn handle_key(taken: &RowCopy) -> Key {
 pub(crate) struct FrameName {
     /// Tag of the module's path; 0 for none.
     pub tag: u32,
-    /// The phase of the thread.
     pub phase: Phase,
-    /// The role of memory that it allocates.
     pub role: Role,
 }
 
@@ -238,7 +236,6 @@ pub struct AllocationName {
     pub flags: Flags,
     /// The phase; unknown if no source gives one.
     pub phase: Phase,
-    /// The role; unknown if no source gives one.
     pub(crate) role: Role,
 }
 

@@ -118,7 +118,6 @@ impl Core {
         failed
     }
 
-    /// Restores the row of a call that failed.
     #[cold]
     fn give_back(&self, call: &Call, seq: u64) {
         self.astray.fetch_add(call.more_taken.into(), Relaxed);
@@ -196,7 +195,6 @@ impl Core {
         }
     }
 
-    /// Returns a new pool id, unique in this process.
     pub(crate) fn new_pool_id(&self) -> u64 {
         POOL_IDS | (self.pools_made.fetch_add(1, Relaxed) + 1)
     }

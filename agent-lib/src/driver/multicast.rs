@@ -31,7 +31,6 @@ impl Few {
         self.count.load(Acquire) > 0 && self.numbers.iter().any(|place| place.load(Acquire) == number)
     }
 
-    /// Removes a number; returns whether it was there.
     pub(crate) fn remove(&self, number: u64) -> bool {
         let found = self.has(number)
             && self.numbers.iter().any(|place| place.compare_exchange(number, 0, AcqRel, Relaxed).is_ok());

@@ -101,7 +101,6 @@ impl Core {
         self.poll(thread, pool, if fits { EVERY_NS } else { 0 });
     }
 
-    /// Polls every pool. For the sender.
     pub(crate) fn poll_pools(&self, thread: &Thread) {
         for pool in &self.driver_pools.pools {
             let id = pool.id.load(Acquire);

@@ -12,7 +12,6 @@ use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
 const LEAST_PERIOD_S: f64 = 0.1;
-/// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Timeout of a step's request to the sender; the next step retries.
 const STEP_PATIENCE: Duration = Duration::from_secs(1);
@@ -25,7 +24,6 @@ fn switch(value: &str) -> Option<bool> {
     }
 }
 
-/// Sets a key; returns false for an unknown key or an invalid value.
 pub(crate) fn configure(core: &'static Core, key: &str, value: &str) -> bool {
     let class = match key {
         "marks" => recorder::MARKS,
@@ -69,7 +67,6 @@ pub(crate) fn start(core: &'static Core) -> bool {
     request.is_some_and(|request| post(core, request).errno == 0)
 }
 
-/// Withholds history from now on; calls nest.
 pub(crate) fn mute(core: &'static Core) {
     if MUTES.fetch_add(1, AcqRel) == 0 {
         post(core, RecordingRequest::Mute);

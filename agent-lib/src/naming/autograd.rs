@@ -232,7 +232,6 @@ fn next(held: &AtomicUsize) -> usize {
     }
 }
 
-/// Returns the name of the thread's running node.
 #[inline(always)]
 pub(crate) fn here(thread: &Thread) -> Option<FrameName> {
     let node = thread.autograd.running.load(Relaxed);

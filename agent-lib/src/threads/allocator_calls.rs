@@ -13,7 +13,6 @@ pub(crate) const EVENTS: usize = 8;
 pub(crate) struct NewRange {
     /// Start address. The sender reads it, too.
     pub start: AtomicU64,
-    /// End address.
     pub end: AtomicU64,
     /// Number of the calling library << 1 | whether it is mapped memory (pieces side by side).
     what: AtomicU64,
@@ -36,7 +35,6 @@ pub(crate) struct Event {
     pub handle: AtomicU64,
     /// Return address of the call.
     pub site: AtomicUsize,
-    /// Stack pointer at the call.
     pub stack: AtomicUsize,
 }
 
@@ -61,7 +59,6 @@ impl ThreadAllocatorState {
         self.refused.store(false, Relaxed);
     }
 
-    /// Adds memory that the driver gave this thread.
     #[inline(always)]
     pub(crate) fn remember(&self, start: u64, bytes: u64, module: u16, is_mapped: bool) {
         let count = self.remembered.load(Relaxed);
@@ -99,7 +96,6 @@ impl ThreadAllocatorState {
         self.remembered.store(0, Relaxed);
     }
 
-    /// Adds an event that PyTorch's library recorded.
     pub(crate) fn note_event(&self, event: u64, site: usize, stack: usize) {
         let count = self.recorded.load(Relaxed);
         if let Some(place) = self.events.get(count as usize) {

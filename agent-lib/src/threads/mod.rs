@@ -41,7 +41,6 @@ pub struct Call {
     pub(crate) taken: Option<RowCopy>,
     /// Number of further rows that ENTER removed.
     pub(crate) more_taken: u32,
-    /// The call will create a context.
     pub(crate) creating: bool,
     /// A graph node was made inside: the stream is being captured.
     pub(crate) captured: bool,
@@ -69,13 +68,10 @@ pub(crate) struct OwnerData {
     pub owner: [u8; DEPTH],
     /// For each owner, the number of its open scopes.
     pub open_scopes: [u16; OWNERS],
-    /// Open driver calls.
     pub calls: [Option<Call>; CALLS],
-    /// Number of open driver calls.
     pub open: usize,
     /// A pool whose first block was noted.
     pub block_pool: u64,
-    /// Cache of the driver's callers.
     pub callers: Callers,
 }
 
@@ -87,7 +83,6 @@ pub struct Thread {
     pub id: AtomicU32,
     /// Not 0 while the thread is inside of the library: the guard against re-entry.
     pub(crate) busy: AtomicU32,
-    /// The record that it is making.
     pub(crate) making: RecordInProgress,
     /// Tag of the innermost open scope, 0 for none. Only its thread writes it: `push` and `pop`, and Python. Python keeps the
     /// address (`gpumem_scope_word`) and restores the value that it found there.
@@ -293,7 +288,6 @@ impl Thread {
         (cached >> 8 == context as u64 && context != 0).then_some(cached as u8)
     }
 
-    /// Caches a context's device; see `device_of`.
     pub(crate) fn remember_context(&self, context: usize, device: u8) {
         self.context.store((context as u64) << 8 | u64::from(device), Relaxed);
     }

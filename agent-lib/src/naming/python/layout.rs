@@ -42,7 +42,6 @@ pub(crate) enum Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Layout {
-    /// CPython's version.
     pub version: Version,
     /// In a thread state: its frame, or a struct that leads to it.
     pub frame: u16,
@@ -68,7 +67,6 @@ pub(crate) struct Layout {
     pub code_first_line: u16,
     /// In a code object: its table of lines.
     pub code_lines: u16,
-    /// Format of the table of lines.
     pub lines: Lines,
     /// In an ASCII str: its characters.
     pub text: u16,

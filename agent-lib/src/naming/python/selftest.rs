@@ -12,7 +12,6 @@ const LEAST: usize = 4;
 /// The calling thread's frames according to Python, the innermost first.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Said<'a> {
-    /// Their code objects.
     pub codes: &'a [u64],
     /// Their first local variables; 0 where they are not compared.
     pub firsts: &'a [u64],

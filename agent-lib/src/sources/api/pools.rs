@@ -27,7 +27,6 @@ impl Core {
         pool
     }
 
-    /// Records the end of a pool and removes all its segments and blocks.
     pub(crate) fn pool_destroy(&self, thread: &Thread, pool: u64) {
         let at = RecordContext::on(self.pool_device(pool));
         self.recorder.record(thread, at, Body::PoolDestroy { pool }, |recorder, _| {
@@ -39,7 +38,6 @@ impl Core {
         });
     }
 
-    /// Records a range that the pool carves blocks from.
     pub(crate) fn segment_add(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
         let body = Body::SegmentAdd { address, bytes, pool };
         let (at, key) = (self.in_pool(thread, pool), Key::Segment(pool, address));
@@ -96,7 +94,6 @@ impl Core {
         self.recorder.insert(thread, at, body, Key::Block(pool, address), RowExtra::default());
     }
 
-    /// Records the free of a block. `pending`: a stream may still use it.
     #[inline]
     pub(crate) fn block_free(&self, thread: &Thread, pool: u64, address: u64, pending: bool) {
         let state = if pending { FreeState::Pending } else { FreeState::Done };
@@ -108,13 +105,11 @@ impl Core {
         };
     }
 
-    /// Records the pool's own figures of reserved and used bytes.
     pub(crate) fn pool_state(&self, thread: &Thread, pool: u64, reserved_bytes: u64, used_bytes: u64) {
         let at = RecordContext::on(self.pool_device(pool));
         self.recorder.note(thread, at, Body::PoolState { pool, reserved_bytes, used_bytes, took_us: 0 });
     }
 
-    /// Records the pool's own total of live block bytes, for comparison.
     pub(crate) fn pool_check(&self, thread: &Thread, pool: u64, total_bytes: u64) {
         let at = RecordContext::on(self.pool_device(pool));
         self.recorder.note(thread, at, Body::PoolCheck { pool, total_bytes });

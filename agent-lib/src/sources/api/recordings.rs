@@ -87,7 +87,6 @@ pub(crate) fn wait_for(number: u64) {
     NEXT.store(number, Release);
 }
 
-/// Whether a step concerns a recording.
 #[inline(always)]
 pub(crate) fn is_waited_for(number: u64) -> bool {
     number >= NEXT.load(Relaxed)
@@ -157,7 +156,6 @@ pub(crate) fn slot() -> Option<MutexGuard<'static, RequestSlot>> {
     }
 }
 
-/// Whether events are withheld.
 pub(crate) fn is_muted() -> bool {
     MUTES.load(Acquire) > 0 || MEMORY_OFF.load(Acquire) > 0
 }

@@ -108,7 +108,6 @@ impl Core {
         level
     }
 
-    /// Records the begin or the coming end of the scope `tag`.
     #[cold]
     #[inline(never)]
     fn edge(&self, thread: &Thread, tag: u32, edge: Edge) {
@@ -145,7 +144,6 @@ impl Core {
         Some(level)
     }
 
-    /// Sets the tag of threads without open scopes.
     pub(crate) fn set_process_tag(&self, path: &[u8]) {
         let tag = if path.is_empty() { 0 } else { self.recorder.names.intern(0, path) };
         self.process_tag.store(tag, Relaxed);

@@ -26,7 +26,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 const LIVE: i32 = 0;
 const STATUS: i32 = 1;
-/// The high-water mark of the open range.
 const HIGH: i32 = 2;
 
 /// Returns the JSON text of `what`; empty if that is unknown.
@@ -52,12 +51,10 @@ pub(crate) fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usi
     used + python::stack_text(thread, &mut out[used..])
 }
 
-/// A value that can be written as JSON.
 pub(crate) trait Json {
     fn write(&self, out: &mut String);
 }
 
-/// JSON text.
 pub(crate) struct Raw(pub String);
 
 impl Json for Raw {
@@ -112,7 +109,6 @@ macro_rules! numbers {
 }
 numbers!(bool, u8, u32, u64, i64, usize, f64);
 
-/// Makes a JSON object.
 macro_rules! object {
     ($( $key:ident: $value:expr ),* $(,)?) => {
         $crate::sources::api::snapshot::joined('{', '}', [$( {
@@ -231,7 +227,6 @@ fn range(row: &RowCopy) -> (u64, u64) {
     (row.row[2], row.row[2].saturating_add(row.row[3]))
 }
 
-/// Sum and number of memory pieces.
 #[derive(Default, Clone, Copy)]
 struct Heap {
     bytes: u64,

@@ -48,7 +48,6 @@ impl Core {
         self.book_free_entered(thread, at, call, address);
     }
 
-    /// Handles the return of a free, unmap or release.
     #[inline(always)]
     pub(crate) fn free_returned(&self, thread: &Thread, at: RecordContext, call: &Call, result: u32) {
         let failed = self.book_free_returned(thread, at, call, result);

@@ -104,7 +104,6 @@ impl Here<'_> {
         self.core.handle_created(self.thread, at, handle, bytes, memory, entered_ns);
     }
 
-    /// Handles a successful call about a handle.
     pub(super) unsafe fn handle(&self, meaning: Meaning) {
         let (core, thread) = (self.core, self.thread);
         // SAFETY: layouts match the meaning; the call succeeded.
@@ -137,7 +136,6 @@ impl Here<'_> {
         }
     }
 
-    /// Handles a successful call about a pool.
     pub(super) unsafe fn pool(&self, meaning: Meaning) {
         let (core, thread) = (self.core, self.thread);
         // SAFETY: layouts match the meaning; the call succeeded.
@@ -184,7 +182,6 @@ impl Here<'_> {
         if found { bytes as u64 } else { 0 }
     }
 
-    /// Handles a successful import.
     pub(super) unsafe fn import(&self, meaning: Meaning) {
         // SAFETY: layouts match the meaning; the call succeeded.
         let (address, description) = unsafe {
