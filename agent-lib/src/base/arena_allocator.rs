@@ -103,27 +103,18 @@ unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
 }
 
 unsafe extern "C" fn realloc(old: *mut c_void, bytes: usize) -> *mut c_void {
-    if !is_ours(old) {
-        // SAFETY: as realloc(); if it fails, the old memory stays valid.
-        unsafe {
-            let at = gpumem_real_realloc(old, bytes);
-            if !at.is_null() {
-                return at;
-            }
-            let at = in_need(bytes, ALIGN, || gpumem_real_malloc(bytes));
-            if !at.is_null() && !old.is_null() {
-                at.copy_from_nonoverlapping(old, libc::malloc_usable_size(old).min(bytes));
-                gpumem_real_free(old);
-            }
-            return at;
-        }
-    }
-    // SAFETY: a piece of the arena, which the caller does not use again once it has another one.
+    // SAFETY: as realloc(): if it fails, the old memory stays valid. A piece of the arena is freed once there is another one.
     unsafe {
+        let ours = is_ours(old);
+        let moved = if ours { std::ptr::null_mut() } else { gpumem_real_realloc(old, bytes) };
+        if !moved.is_null() {
+            return moved;
+        }
         let at = malloc(bytes);
-        if !at.is_null() {
-            at.copy_from_nonoverlapping(old, bytes_of(old).min(bytes));
-            give_back();
+        if !at.is_null() && !old.is_null() {
+            let had = if ours { bytes_of(old) } else { libc::malloc_usable_size(old) };
+            at.copy_from_nonoverlapping(old, had.min(bytes));
+            free(old);
         }
         at
     }

@@ -161,12 +161,6 @@ impl Clock {
     }
 }
 
-impl Default for Clock {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// Returns the time until the next measurement after one at `last_ns`.
 fn period(last_ns: u64, start_ns: u64) -> u64 {
     last_ns.saturating_sub(start_ns).clamp(FIRST_NS, PERIOD_NS)

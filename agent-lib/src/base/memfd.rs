@@ -6,6 +6,7 @@ use crate::base::own_thread::soft_limit;
 use gpumem_wire::SLOT_BYTES;
 use gpumem_wire::layout::{HEADER_BYTES, Header};
 use std::ffi::{CStr, CString};
+use std::ops::Deref;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 /// Atomics of ring.rs and names.rs: tests/races replaces them by loom's.
@@ -60,6 +61,24 @@ pub(crate) fn anonymous<T>(count: usize) -> Option<&'static [T]> {
     }
     // SAFETY: page-aligned, zeroed, never unmapped; users store atomics in it, for which zero is a valid value.
     Some(unsafe { std::slice::from_raw_parts(base.cast(), count) })
+}
+
+/// An array of atomics that starts with zeros.
+#[derive(Debug)]
+pub(crate) struct Zeros<T, const COUNT: usize>([T; COUNT]);
+
+impl<T: Default, const COUNT: usize> Default for Zeros<T, COUNT> {
+    fn default() -> Self {
+        Zeros(std::array::from_fn(|_| T::default()))
+    }
+}
+
+impl<T, const COUNT: usize> Deref for Zeros<T, COUNT> {
+    type Target = [T; COUNT];
+
+    fn deref(&self) -> &[T; COUNT] {
+        &self.0
+    }
 }
 
 /// A table of atomics in anonymous memory, made when it is first needed.

@@ -1,5 +1,6 @@
 //! Devices and contexts. A device's slot is its CUDA ordinal; the daemon identifies it by its UUID.
 
+use crate::base::memfd::Zeros;
 use crate::record::recorder::Recorder;
 use crate::threads::Thread;
 use cupti_sys::Driver;
@@ -22,27 +23,15 @@ struct Context {
     device: AtomicU32,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Devices {
     driver: OnceLock<Driver>,
     /// Slots that a resource callback has used before their device was recorded, one bit each.
     awaited: AtomicU64,
-    introduced: [AtomicBool; DEVICES],
-    contexts: [Context; CONTEXTS],
+    introduced: Zeros<AtomicBool, DEVICES>,
+    contexts: Zeros<Context, CONTEXTS>,
     /// Primary context of each device; 0 while it is unknown.
-    primary: [AtomicUsize; DEVICES],
-}
-
-impl Default for Devices {
-    fn default() -> Self {
-        Devices {
-            driver: OnceLock::new(),
-            awaited: AtomicU64::new(0),
-            introduced: std::array::from_fn(|_| AtomicBool::new(false)),
-            contexts: std::array::from_fn(|_| Context::default()),
-            primary: std::array::from_fn(|_| AtomicUsize::new(0)),
-        }
-    }
+    primary: Zeros<AtomicUsize, DEVICES>,
 }
 
 impl Devices {
@@ -229,7 +218,7 @@ impl Devices {
         if let Some(context) = self.context(handle) {
             context.handle.store(0, Release);
         }
-        for primary in &self.primary {
+        for primary in self.primary.iter() {
             let _ = primary.compare_exchange(handle, 0, Relaxed, Relaxed);
         }
         for thread in crate::threads::all() {

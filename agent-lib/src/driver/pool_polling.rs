@@ -102,7 +102,7 @@ impl Core {
     }
 
     pub(crate) fn poll_pools(&self, thread: &Thread) {
-        for pool in &self.driver_pools.pools {
+        for pool in self.driver_pools.pools.iter() {
             let id = pool.id.load(Acquire);
             if id <= 1 {
                 continue;

@@ -2,7 +2,7 @@
 
 use crate::base::locks::SpinLock;
 use crate::base::memfd::anonymous;
-use crate::threads::allocator_calls::EVENTS;
+use crate::threads::per_feature::EVENTS;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::*};
 
 /// Devices that a process can have, as in devices.rs.

@@ -3,7 +3,6 @@
 //! Threads claim a place in a table (table.rs) on first use. A thread-local word points to it, without a destructor: callbacks
 //! arrive while thread-local storage is destroyed. The sender asks the kernel which threads have ended.
 
-pub(crate) mod allocator_calls;
 pub(crate) mod per_feature;
 pub(crate) mod stack;
 pub(crate) mod table;
@@ -11,7 +10,7 @@ pub(crate) mod table;
 use crate::base::memfd::anonymous;
 use crate::base::own_thread;
 use crate::base::row::RowCopy;
-use crate::threads::per_feature::{AutogradThread, Callers};
+use crate::threads::per_feature::{AutogradThread, Callers, ThreadAllocatorState};
 use crate::threads::table::{RecordInProgress, SlotTable, TableSlot};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -88,7 +87,7 @@ pub struct Thread {
     /// address (`gpumem_scope_word`) and restores the value that it found there.
     pub(crate) scope: AtomicU32,
     pub(crate) autograd: AutogradThread,
-    pub(crate) torch: crate::threads::allocator_calls::ThreadAllocatorState,
+    pub(crate) torch: ThreadAllocatorState,
     /// ENTER time of the outermost open call that allocates or trims a pool; 0 for none.
     pub(crate) moving_since_ns: AtomicU64,
     /// The context whose device was looked up last << 8 | that device's slot.
@@ -129,7 +128,7 @@ impl TableSlot for Thread {
                 calls: [None; CALLS],
                 open: 0,
                 block_pool: 0,
-                callers: Callers::new(),
+                callers: Callers::default(),
             };
         }
     }

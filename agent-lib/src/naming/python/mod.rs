@@ -44,35 +44,34 @@ pub(crate) static MODULES: Modules = Modules::new();
 /// known.
 #[inline(always)]
 pub(crate) fn here(core: &Core, _: &Thread) -> Option<FrameName> {
-    let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
-    if interpreter.is_null() {
-        return None;
-    }
-    // SAFETY: leaked by `prove`.
-    look(core, unsafe { &*interpreter })
+    look(core, armed()?)
+}
+
+/// Returns the interpreter that [`prove`] accepted.
+#[inline(always)]
+fn armed() -> Option<&'static Interpreter> {
+    // SAFETY: null, or leaked by `prove`.
+    unsafe { ARMED.load(Acquire).cast::<Interpreter>().as_ref() }
 }
 
 #[inline(never)]
 fn look(core: &Core, interpreter: &Interpreter) -> Option<FrameName> {
-    in_frames(interpreter, |reader, state| {
+    in_frames(Some(interpreter), |reader, state| {
         Known { reader, codes: &CODES, modules: &MODULES, names: &core.recorder.names }.find(state)
     })?
 }
 
 /// Runs `work` with the calling thread's state; `None` if it has none.
 #[inline(always)]
-fn in_frames<T>(interpreter: &Interpreter, work: impl FnOnce(&Reader<'_, Plain>, u64) -> T) -> Option<T> {
+fn in_frames<T>(
+    interpreter: Option<&Interpreter>,
+    work: impl FnOnce(&Reader<'_, Plain>, u64) -> T,
+) -> Option<T> {
+    let interpreter = interpreter?;
     let state = state(interpreter)?;
     // SAFETY: the layout was proved in this process; the state is the calling thread's own.
     let memory = unsafe { Plain::new() };
     Some(work(&Reader { memory: &memory, layout: &interpreter.layout, types: &interpreter.types }, state))
-}
-
-/// Like `in_frames`, with the interpreter that [`prove`] accepted; `None` without one.
-fn in_armed_frames<T>(work: impl FnOnce(&Reader<'_, Plain>, u64) -> T) -> Option<T> {
-    // SAFETY: null, or leaked by `prove`.
-    let interpreter = unsafe { ARMED.load(Acquire).cast::<Interpreter>().as_ref() }?;
-    in_frames(interpreter, work)
 }
 
 /// Returns the calling thread's Python state, if it has one. At its end the interpreter frees the states of threads that still
@@ -95,7 +94,7 @@ pub(crate) fn line(core: &Core, _: &Thread) -> u32 {
     if !core.settings.layers.sites {
         return 0;
     }
-    in_armed_frames(|reader, state| LINES.tag(&core.recorder.names, reader, state)).unwrap_or(0)
+    in_frames(armed(), |reader, state| LINES.tag(&core.recorder.names, reader, state)).unwrap_or(0)
 }
 
 /// Whether the calling thread's frames set gradients to zero, and whether one is a function with its own backward pass.
@@ -107,14 +106,14 @@ pub(crate) fn rare_frames(_: &Thread) -> (bool, bool) {
             (clears || what == What::ZeroGrad, custom || what == What::CustomFunction)
         })
     };
-    in_armed_frames(rare).unwrap_or_default()
+    in_frames(armed(), rare).unwrap_or_default()
 }
 
 /// Writes the calling thread's Python stack as `function (file:line)`, one frame on each line, the innermost first. Returns the
 /// bytes written; 0 without frames.
 pub(crate) fn stack_text(_: &Thread, out: &mut [u8]) -> usize {
     let mut out = text::Out::new(out);
-    in_armed_frames(|reader, state| reader.write_stack(state, &mut out));
+    in_frames(armed(), |reader, state| reader.write_stack(state, &mut out));
     out.used()
 }
 

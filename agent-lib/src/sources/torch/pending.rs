@@ -36,7 +36,7 @@ use crate::driver::torch_pools::{Device, TorchPool, Waiting};
 use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE};
 use crate::threads::Thread;
-use crate::threads::allocator_calls::Event;
+use crate::threads::per_feature::Event;
 use gpumem_wire::{Body, FreeState};
 use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
