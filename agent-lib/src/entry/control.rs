@@ -32,7 +32,8 @@ pub(crate) fn configure(core: &'static Core, key: &str, value: &str) -> bool {
         "memory" => {
             let Some(on) = switch(value) else { return false };
             let off = u32::from(!on);
-            return MEMORY_OFF.swap(off, AcqRel) == off || post(core, RecordingRequest::Mute).errno == 0;
+            return MEMORY_OFF.swap(off, AcqRel) == off
+                || post(core, RecordingRequest::Mute(None)).errno == 0;
         }
         "record_file" | "dump_file" => {
             let Some(mut slot) = slot() else { return false };
@@ -69,14 +70,14 @@ pub(crate) fn start(core: &'static Core) -> bool {
 
 pub(crate) fn mute(core: &'static Core) {
     if MUTES.fetch_add(1, AcqRel) == 0 {
-        post(core, RecordingRequest::Mute);
+        post(core, RecordingRequest::Mute(None));
     }
 }
 
 pub(crate) fn unmute(core: &'static Core) {
     let less = MUTES.fetch_update(AcqRel, Acquire, |mutes| mutes.checked_sub(1));
     if less == Ok(1) {
-        post(core, RecordingRequest::Mute);
+        post(core, RecordingRequest::Mute(None));
     }
 }
 

@@ -291,16 +291,15 @@ impl Sender {
     }
 
     /// Connects to the daemon. A new connection starts from the beginning, but skips records that the old connection has sent.
-    fn connect(&mut self) -> bool {
+    fn connect(&mut self) {
         if !self.link.connect(self.core) {
-            return false;
+            return;
         }
         self.epoch = 0;
         let Progress { losses, muted_since, .. } = self.progress;
         // The packet of the old connection was not sent.
         let taken = self.core.recorder.ring.sent();
         self.progress = Progress { taken, losses, muted_since, ..Progress::default() };
-        true
     }
 
     /// Checks subscription, pools and threads once a second.

@@ -49,20 +49,19 @@ impl Sender {
         any
     }
 
-    pub(super) fn command(&mut self, command: u8, wish: Option<RecordingRequest>, muted: Option<bool>) {
-        let outcome = match (wish, muted) {
-            (Some(RecordingRequest::Start(path, _) | RecordingRequest::Dump { path, .. }), _)
+    /// Carries out a command of the daemon; `None`: one of a newer daemon.
+    pub(super) fn command(&mut self, command: u8, wish: Option<RecordingRequest>) {
+        let outcome = match wish {
+            Some(RecordingRequest::Start(path, _) | RecordingRequest::Dump { path, .. })
                 if let Err(refused) = self.may_create(&path) =>
             {
                 refused
             }
-            (Some(wish), _) => self.fulfil(wish),
-            (None, Some(muted)) => {
-                self.muted_by_daemon = muted;
-                self.follow_mute();
-                RecordingReply::done(Path::new(""))
+            Some(wish) => self.fulfil(wish),
+            None => {
+                let told = "this agent does not know such a limit".to_owned();
+                RecordingReply { errno: libc::EINVAL as u16, told }
             }
-            (None, None) => return,
         };
         let body = Body::Done { result: outcome.errno, command, told: &outcome.told };
         self.say(body);
@@ -79,7 +78,8 @@ impl Sender {
                 self.ended = None;
                 outcome
             }
-            RecordingRequest::Mute => {
+            RecordingRequest::Mute(by_daemon) => {
+                self.muted_by_daemon = by_daemon.unwrap_or(self.muted_by_daemon);
                 self.follow_mute();
                 RecordingReply::done(Path::new(""))
             }
@@ -106,13 +106,6 @@ impl Sender {
             return Err(RecordingReply { errno: libc::EPERM as u16, told });
         }
         recordings::permitted(self.core, name)
-    }
-
-    /// Replies that a command of a newer daemon is unknown.
-    pub(super) fn refuse(&mut self, command: u8) {
-        let told = "this agent does not know such a limit";
-        self.say(Body::Done { result: libc::EINVAL as u16, command, told });
-        self.flush();
     }
 
     fn start_recording(&mut self, name: &str, limits: RecordingLimits) -> RecordingReply {

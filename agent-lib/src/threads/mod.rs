@@ -74,6 +74,42 @@ pub(crate) struct OwnerData {
     pub callers: Callers,
 }
 
+impl OwnerData {
+    /// Removes open calls whose return was missed because callbacks were interrupted. `thread` is the owner.
+    #[inline(always)]
+    pub(crate) fn forget_unheard(&mut self, thread: &Thread) {
+        let outermost = self.calls[0].filter(|_| self.open != 0);
+        if outermost.is_some_and(|call| call.entered_ns < HEARING_SINCE_NS.load(Relaxed)) {
+            self.open = 0;
+            thread.moving_since_ns.store(0, Release);
+        }
+    }
+
+    /// Adds a call as the innermost open one.
+    #[inline(always)]
+    pub(crate) fn entered(&mut self, call: Call) {
+        if self.open < CALLS {
+            self.calls[self.open] = Some(call);
+            self.open += 1;
+        }
+    }
+
+    /// Returns the innermost open call.
+    #[inline(always)]
+    pub(crate) fn innermost(&mut self) -> Option<&mut Call> {
+        self.calls.get_mut(self.open.checked_sub(1)?)?.as_mut()
+    }
+
+    /// Removes and returns the call that returns now. Nested calls that never returned are removed, too.
+    #[inline(always)]
+    pub(crate) fn returned(&mut self, correlation: u32) -> Option<Call> {
+        let is_it = |call: &Option<Call>| call.is_some_and(|call| call.correlation == correlation);
+        let place = self.calls[..self.open].iter().rposition(is_it)?;
+        self.open = place;
+        self.calls[place].take()
+    }
+}
+
 /// A thread's place. What a report of PyTorch's allocator reads comes first: one cache line and the beginning of the next.
 #[derive(Debug)]
 #[repr(C, align(128))]
@@ -291,67 +327,12 @@ impl Thread {
         self.context.store((context as u64) << 8 | u64::from(device), Relaxed);
     }
 
-    /// Removes open calls whose return was missed because callbacks were interrupted.
-    ///
-    /// # Safety
-    /// Must be called on the thread whose place it is, while no reference from `own` is in use.
-    #[inline(always)]
-    pub(crate) unsafe fn forget_unheard(&self) {
-        // SAFETY: the caller guarantees the thread.
-        let own = unsafe { self.own() };
-        let outermost = own.calls[0].filter(|_| own.open != 0);
-        if outermost.is_some_and(|call| call.entered_ns < HEARING_SINCE_NS.load(Relaxed)) {
-            own.open = 0;
-            self.moving_since_ns.store(0, Release);
-        }
-    }
-
-    /// Adds a call as the innermost open one.
-    ///
-    /// # Safety
-    /// See `forget_unheard`.
-    #[inline(always)]
-    pub(crate) unsafe fn entered(&self, call: Call) {
-        // SAFETY: the caller guarantees the thread.
-        let own = unsafe { self.own() };
-        if own.open < CALLS {
-            own.calls[own.open] = Some(call);
-            own.open += 1;
-        }
-    }
-
-    /// Returns the innermost open call.
-    ///
-    /// # Safety
-    /// See `forget_unheard`.
-    #[inline(always)]
-    #[allow(clippy::mut_from_ref)]
-    pub(crate) unsafe fn innermost(&self) -> Option<&mut Call> {
-        // SAFETY: the caller guarantees the thread.
-        let own = unsafe { self.own() };
-        own.calls.get_mut(own.open.checked_sub(1)?)?.as_mut()
-    }
-
     /// Runs `work`, in which callbacks of the agent's own driver calls are ignored.
     pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = self.busy.swap(1, Relaxed);
         let done = work();
         self.busy.store(before, Relaxed);
         done
-    }
-
-    /// Removes and returns the call that returns now. Nested calls that never returned are removed, too.
-    ///
-    /// # Safety
-    /// See `forget_unheard`.
-    #[inline(always)]
-    pub(crate) unsafe fn returned(&self, correlation: u32) -> Option<Call> {
-        // SAFETY: the caller guarantees the thread.
-        let own = unsafe { self.own() };
-        let is_it = |call: &Option<Call>| call.is_some_and(|call| call.correlation == correlation);
-        let place = own.calls[..own.open].iter().rposition(is_it)?;
-        own.open = place;
-        own.calls[place].take()
     }
 
     /// Forgets a context that ends: its address may be reused for another device.

@@ -4,11 +4,11 @@
 
 use crate::base::row::FrameName;
 use crate::naming::python::codes::{Codes, What};
+use crate::naming::python::interpreter::{self, Said};
 use crate::naming::python::layout::{self, Layout, Place};
 use crate::naming::python::lines::Lines;
 use crate::naming::python::memory::{FAR, Memory, Pointer};
 use crate::naming::python::modules::{Modules, tests::names};
-use crate::naming::python::selftest::{self, Said};
 use crate::naming::python::text::{Out, Types};
 use crate::naming::python::walk::{Known, MOST, Reader};
 use gpumem_wire::{Phase, Role};
@@ -238,7 +238,7 @@ fn prove(image: &Image, layout: &Layout) -> Result<(), String> {
     let codes = [work, call, call, call, main, main, main, main];
     let firsts = [0, OBJECTS[0], OBJECTS[1], OBJECTS[2], 0, 0, 0, 0];
     let said = Said { codes: &codes, firsts: &firsts, lines: &[71; COUNT] };
-    selftest::check(&Reader { memory: image, layout, types: &TYPES }, STATE, said)
+    interpreter::check(&Reader { memory: image, layout, types: &TYPES }, STATE, said)
 }
 
 #[test]

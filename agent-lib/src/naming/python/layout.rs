@@ -11,7 +11,7 @@
 //!
 //! The offsets were measured with `offsetof` on x86-64. agent-lib/tests/suite/frames.rs verifies them on every interpreter that
 //! it finds: 3.9.18, 3.10.13, 3.11.7, 3.12.1, 3.13.0, 3.14.10 and 3.15.2 so far. Free-threaded builds are detected and not read
-//! (3.14.9). aarch64 has the same structs (LP64, no bit fields), untested. selftest.rs compares the frames with Python's own
+//! (3.14.9). aarch64 has the same structs (LP64, no bit fields), untested. interpreter.rs compares the frames with Python's own
 //! list before anything is read directly.
 
 use crate::naming::python::memory::{FAR, Memory, Pointer};

@@ -3,14 +3,13 @@
 //! Nothing is read before Python code (sources/python_host) has called [`prove`] with its own list of the thread's frames.
 
 mod codes;
-mod find;
 #[cfg(test)]
 mod fuzz;
+pub(crate) mod interpreter;
 mod layout;
 mod lines;
 pub(crate) mod memory;
 mod modules;
-pub(crate) mod selftest;
 pub(crate) mod text;
 mod walk;
 
@@ -20,12 +19,11 @@ use crate::driver::core::Core;
 use crate::record::status;
 use crate::threads::Thread;
 use codes::{Codes, What};
-pub(crate) use find::Interpreter;
 use gpumem_wire::{Layer, LayerState};
+use interpreter::{Interpreter, Said};
 use lines::Lines;
 use memory::{Careful, Plain};
 use modules::Modules;
-use selftest::Said;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 use walk::{Known, Reader};
 
@@ -147,7 +145,7 @@ pub(crate) fn started(core: &Core) {
     if status::layer(Layer::ModulePath).is_some() {
         return;
     }
-    let (state, reason) = match (core.settings.layers.frames, find::present()) {
+    let (state, reason) = match (core.settings.layers.frames, interpreter::present()) {
         (false, _) => (LayerState::Off, OFF),
         (true, false) => (LayerState::Absent, "no Python in this process"),
         (true, true) => (LayerState::Absent, "Python has not said what to look for"),
@@ -183,10 +181,10 @@ pub(crate) fn prove(core: &Core, said: Said<'_>) -> Result<(), String> {
 
 fn compare(said: Said<'_>) -> Result<&'static Interpreter, String> {
     let careful = Careful::new().ok_or_else(|| "no file descriptors for the test".to_owned())?;
-    let interpreter = find::interpreter(&careful)?;
+    let interpreter = interpreter::find(&careful)?;
     let state = state(&interpreter).ok_or_else(|| "no Python on this thread".to_owned())?;
     let reader = Reader { memory: &careful, layout: &interpreter.layout, types: &interpreter.types };
-    selftest::check(&reader, state, said)?;
+    interpreter::check(&reader, state, said)?;
     Ok(Box::leak(Box::new(interpreter))) // one for each interpreter, some hundred bytes
 }
 

@@ -99,8 +99,8 @@ pub(crate) enum RecordingRequest {
     /// A step begins that a window waits for.
     Step(u64),
     Stop,
-    /// Apply a change of [`is_muted`].
-    Mute,
+    /// Apply a change of [`is_muted`], or mute or unmute for the daemon.
+    Mute(Option<bool>),
     /// Write the state to a file of this name; empty: to the current recording, or else to a file with the default name.
     Dump {
         path: String,

@@ -8,6 +8,7 @@ use crate::base::fault_injection;
 use crate::driver::allocations::Allocation;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
+use crate::driver::pool_polling::EVERY_NS;
 use crate::driver::pools::graph_memory;
 use crate::record::recorder::{self, RecordContext};
 use crate::threads::{Call, Thread};
@@ -120,7 +121,7 @@ impl Here<'_> {
         let mut call = Call::new(self.data.correlation_id, now);
         (call.id, call.params) = (self.id, self.data.params as usize);
         // SAFETY: this is the callback's own thread, and no other reference is in use.
-        unsafe { self.thread.forget_unheard() };
+        unsafe { self.thread.own() }.forget_unheard(self.thread);
         // SAFETY: each layout is that of the calls with this meaning.
         unsafe {
             match meaning {
@@ -169,7 +170,7 @@ impl Here<'_> {
             }
         }
         // SAFETY: this is the callback's own thread, and no other reference is in use.
-        unsafe { self.thread.entered(call) };
+        unsafe { self.thread.own() }.entered(call);
     }
 
     /// Requests a sample before a context is created (0.1 s in the driver). It shows the bytes charged without the context.
@@ -192,7 +193,7 @@ impl Here<'_> {
     unsafe fn exit(&self, meaning: Meaning) {
         use Meaning::*;
         // SAFETY: as in `enter`.
-        let call = unsafe { self.thread.returned(self.data.correlation_id) };
+        let call = unsafe { self.thread.own() }.returned(self.data.correlation_id);
         let call = call.as_ref();
         let result = match self.data.return_value {
             place if place.is_null() => 0,
@@ -245,7 +246,7 @@ impl Here<'_> {
         }
         self.core.allocated(self.thread, self.called(at), what);
         // SAFETY: as in `enter`.
-        if let Some(outer) = unsafe { self.thread.innermost() } {
+        if let Some(outer) = unsafe { self.thread.own() }.innermost() {
             outer.reported = address;
         }
     }
@@ -291,7 +292,7 @@ impl Here<'_> {
         if meaning == Meaning::FreeAsync
             && let Some(taken) = call.taken
         {
-            self.core.poll_pool(self.thread, taken.row[4]);
+            self.core.poll_pool(self.thread, taken.row[4], EVERY_NS);
         }
     }
 
@@ -343,9 +344,9 @@ impl Here<'_> {
                 GraphEvent(event) => {
                     let at = self.at();
                     self.event(at, event);
-                    self.core.poll_pool(self.thread, graph_memory(at.device));
+                    self.core.poll_pool(self.thread, graph_memory(at.device), EVERY_NS);
                 }
-                GraphUpload => self.core.poll_pool(self.thread, graph_memory(self.at().device)),
+                GraphUpload => self.core.poll_pool(self.thread, graph_memory(self.at().device), EVERY_NS),
                 _ => {}
             }
         }

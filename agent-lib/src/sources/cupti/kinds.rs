@@ -3,6 +3,7 @@
 use super::decode::{Here, read};
 use super::table::{Meaning, Request};
 use crate::driver::allocations::Allocation;
+use crate::driver::pool_polling::AT_ONCE;
 use crate::driver::pools::graph_memory;
 use crate::threads::Call;
 use cupti_sys::GraphData;
@@ -155,7 +156,7 @@ impl Here<'_> {
                         None => core.driver_pools.set_memory_kind(pool, MemoryKind::Pinned),
                     }
                 }
-                Meaning::PoolTouched => core.poll_pool_now(thread, self.params()),
+                Meaning::PoolTouched => core.poll_pool(thread, self.params(), AT_ONCE),
                 Meaning::DeviceSetPool => {
                     let p: params::DeviceSetPool = self.params();
                     core.driver_pools.set_current(p.device, p.pool);
@@ -168,7 +169,7 @@ impl Here<'_> {
                         core.driver_pools.set_current(ordinal, p.pool);
                     }
                 }
-                _ => core.poll_pool_now(thread, graph_memory(core.device(self.params()))),
+                _ => core.poll_pool(thread, graph_memory(core.device(self.params())), AT_ONCE),
             }
         }
     }
