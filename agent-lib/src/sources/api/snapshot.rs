@@ -42,12 +42,12 @@ pub(crate) fn text(core: &Core, what: i32) -> String {
 /// Writes the name that an allocation of this thread would get now, then its Python stack. For diagnosis and tests.
 pub(crate) fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usize {
     let named = core.named(thread);
-    let phase = word(named.phase);
     let mut text = python::text::Out::new(out);
-    for part in [core.recorder.names.path(named.tag).unwrap_or_default(), b" ", phase.as_bytes(), b"\n"] {
-        text.put(part);
-    }
+    text.put(core.recorder.names.path(named.tag).unwrap_or_default());
+    let tag_end = text.used();
+    let _ = writeln!(text, " {:?}", named.phase);
     let used = text.used();
+    out[tag_end..used].make_ascii_lowercase();
     used + python::stack_text(thread, &mut out[used..])
 }
 
