@@ -218,17 +218,8 @@ fn handle_key(taken: &RowCopy) -> Key {
     }
 }
 
-/// The name that a source of names gives to the calling thread.
+/// The name of memory that a thread allocates, from one source of names or from all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct FrameName {
-    /// Tag of the module's path; 0 for none.
-    pub tag: u32,
-    pub phase: Phase,
-    pub role: Role,
-}
-
-/// The name of a new allocation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllocationName {
     /// The tag; 0 for none.
     pub tag: u32,

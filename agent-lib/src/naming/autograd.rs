@@ -14,7 +14,7 @@
 use crate::base::fault_injection;
 use crate::base::hot::HOT_WORDS;
 use crate::base::image::Image;
-use crate::base::row::FrameName;
+use crate::base::row::AllocationName;
 use crate::driver::core::Core;
 use crate::driver::guard;
 use crate::naming::gradient;
@@ -233,13 +233,13 @@ fn next(held: &AtomicUsize) -> usize {
 }
 
 #[inline(always)]
-pub(crate) fn here(thread: &Thread) -> Option<FrameName> {
+pub(crate) fn here(thread: &Thread) -> Option<AllocationName> {
     let node = thread.autograd.running.load(Relaxed);
     if node == 0 {
         return None;
     }
     let tag = if node == UNNAMED { 0 } else { table().map_or(0, |table| table.look_up(Node(node))) };
-    Some(FrameName { tag, phase: Phase::Backward, ..FrameName::default() })
+    Some(AllocationName { tag, phase: Phase::Backward, ..AllocationName::default() })
 }
 
 /// Names the node that the thread made last with the tag of an allocation, unless it has a name. 0 marks it as nameless.

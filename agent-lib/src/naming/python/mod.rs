@@ -14,7 +14,7 @@ pub(crate) mod text;
 mod walk;
 
 use crate::base::hot::HOT_WORDS;
-use crate::base::row::FrameName;
+use crate::base::row::AllocationName;
 use crate::driver::core::Core;
 use crate::record::status;
 use crate::threads::Thread;
@@ -41,7 +41,7 @@ pub(crate) static MODULES: Modules = Modules::new();
 /// Returns the name that the calling thread's Python frames give, if any has a meaning. The tag is 0 where only the phase is
 /// known.
 #[inline(always)]
-pub(crate) fn here(core: &Core, _: &Thread) -> Option<FrameName> {
+pub(crate) fn here(core: &Core, _: &Thread) -> Option<AllocationName> {
     look(core, armed()?)
 }
 
@@ -53,7 +53,7 @@ fn armed() -> Option<&'static Interpreter> {
 }
 
 #[inline(never)]
-fn look(core: &Core, interpreter: &Interpreter) -> Option<FrameName> {
+fn look(core: &Core, interpreter: &Interpreter) -> Option<AllocationName> {
     in_frames(Some(interpreter), |reader, state| {
         Known { reader, codes: &CODES, modules: &MODULES, names: &core.recorder.names }.find(state)
     })?
