@@ -9,12 +9,13 @@ use crate::base::ring::Row;
 use crate::base::row::{mix, slot_of};
 use crate::driver::core::Core;
 use crate::record::status;
+use crate::sources::api::recordings::create_new;
 use gpumem_wire::{Body, ByeReason, ClockKind, Record, SLOT_BYTES, Stamp, frame};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
@@ -399,7 +400,6 @@ pub(crate) fn receive_now(fd: RawFd, buffer: &mut [u8]) -> Option<&[u8]> {
 
 /// Creates the file, or the first of `NAME-2.EXT`, `NAME-3.EXT`, ... that is new. Opens other things (/dev/null) as they are.
 fn fresh(path: &Path) -> Option<(File, PathBuf)> {
-    let new = |path: &Path| OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     if std::fs::metadata(path).is_ok_and(|about| !about.is_file()) {
         return Some((OpenOptions::new().write(true).open(path).ok()?, path.to_owned()));
     }
@@ -413,7 +413,7 @@ fn fresh(path: &Path) -> Option<(File, PathBuf)> {
             name.push(extension);
         }
         let path = path.with_file_name(name);
-        match new(&path) {
+        match create_new(&path) {
             Ok(file) => return Some((file, path)),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
             Err(_) => return None,

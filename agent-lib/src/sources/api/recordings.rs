@@ -166,7 +166,6 @@ pub(crate) fn dump_file() -> String {
 
 /// Returns the sender's reply to a request, or ETIMEDOUT after `patience`. The sender must have been started.
 pub(crate) fn request_with_timeout(request: RecordingRequest, patience: Duration) -> RecordingReply {
-    let _uncancelled = Uncancelled::now();
     let late =
         || RecordingReply { errno: libc::ETIMEDOUT as u16, told: "the agent's thread is busy".to_owned() };
     let Some(mut slot) = slot() else { return late() };
@@ -230,6 +229,11 @@ pub(crate) fn permitted(core: &Core, name: &str) -> Result<(), RecordingReply> {
     Err(RecordingReply { errno: libc::EACCES as u16, told })
 }
 
+/// Creates a file that does not exist, for the user only.
+pub(crate) fn create_new(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
 /// Creates a file for a recording and returns it with its absolute path, or a reply with the errno.
 ///
 /// In the name, `%h` becomes the host, `%p` becomes `p` and the pid, and `%n` the first number that gives a new name. `%r`
@@ -254,7 +258,7 @@ pub(crate) fn create(core: &Core, name: &str) -> Result<(File, PathBuf), Recordi
                 .replace("%n", &number.to_string()),
         );
         let path = if text.contains('%') { path } else { pattern.clone() };
-        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+        match create_new(&path) {
             Ok(file) => return Ok((file, path)),
             Err(error) if is_numbered && error.kind() == std::io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(RecordingReply::failed(&path, &error)),
