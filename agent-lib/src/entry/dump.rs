@@ -126,7 +126,7 @@ fn row(out: &mut String, [a, b, c, d, e]: [&dyn Display; 5], name: &str) {
 }
 
 fn text(core: &Core, lines: &[(Key, Sum)]) -> String {
-    let mut out = format!("pid {}: what it holds now, by its own agent (no daemon answers)\n", core.pid);
+    let mut out = format!("pid {}: live memory, reported by its own agent (no daemon answers)\n", core.pid);
     let mut group = None;
     for (key, sum) in lines {
         if group != Some((key.device, key.class)) {

@@ -94,7 +94,7 @@ pub fn reports_after(after: u64, now_ns: u64) -> Vec<StatusReport> {
     said.retain(|said| said.number > after || said.number == number);
     if PANICKED.load(Relaxed) {
         let detail = format!(
-            "a fault in the agent{}: it has stopped watching this process",
+            "a fault in the agent{}: it no longer observes this process",
             panic::first_panic_location()
         );
         said.push(StatusReport { number, time_ns: now_ns, state: AgentState::Disarmed, result: 0, detail });

@@ -130,8 +130,8 @@ impl Sender {
         for (index, StatusReport { number, time_ns, state, result, mut detail }) in
             said.iter().cloned().enumerate()
         {
-            let rows = format!("{} rows found no place: the state is not whole", refused + astray);
-            let names = "the table of names is full: new ones are left out".to_owned();
+            let rows = format!("{} rows found no place: the state is incomplete", refused + astray);
+            let names = "the table of names is full: new names are dropped".to_owned();
             let more = [(refused + astray > 0, rows), (is_full, names)];
             for (_, more) in more.into_iter().filter(|(so, _)| *so && index + 1 == said.len()) {
                 detail = if detail.is_empty() { more } else { format!("{detail}; {more}") };

@@ -71,7 +71,7 @@ impl Sender {
             }
             Some(wish) => self.fulfil(wish),
             None => {
-                let told = "this agent does not know such a limit".to_owned();
+                let told = "this agent does not support this limit of recordings".to_owned();
                 RecordingReply { errno: libc::EINVAL as u16, told }
             }
         };

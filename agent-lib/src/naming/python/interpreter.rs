@@ -100,7 +100,7 @@ pub(crate) fn check<M: Memory>(reader: &Reader<'_, M>, state: u64, said: Said<'_
         }
         let code = code.and_then(Pointer::new).ok_or_else(|| wrong("no code object"))?;
         if reader.memory.word(code, layout::TYPE) != Some(reader.types.code) {
-            return Err(wrong("its code is of another type"));
+            return Err(wrong("its code has a different type"));
         }
         let line = said.lines.get(index).copied().unwrap_or(0);
         if line != 0 {

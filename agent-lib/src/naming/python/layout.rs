@@ -156,7 +156,7 @@ pub(crate) fn of(version: Version, memory: &impl Memory, runtime: Option<Pointer
             *known.ok_or_else(|| format!("CPython {major}.{minor} is not known"))?
         }
     };
-    if layout.sane() { Ok(layout) } else { Err("offsets that make no sense".to_owned()) }
+    if layout.sane() { Ok(layout) } else { Err("inconsistent offsets".to_owned()) }
 }
 
 /// Where the parts of the published table begin, in words.
@@ -179,7 +179,7 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
     let word =
         |index: u16| memory.word(runtime, index * 8).ok_or_else(|| "_PyRuntime cannot be read".to_owned());
     if word(0)?.to_ne_bytes() != *b"xdebugpy" {
-        return Err("_PyRuntime begins with something else than its offsets".to_owned());
+        return Err("_PyRuntime does not begin with its offsets".to_owned());
     }
     let said = word(1)?;
     if (said >> 24, said >> 16 & 0xff) != (version.0.into(), version.1.into()) {
@@ -197,7 +197,7 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
     let field = |part: u16, index: u16, bytes: u64| -> Result<u16, String> {
         let (size, offset) = (word(part)?, word(part + index)?);
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= size) && offset % bytes == 0;
-        u16::try_from(offset).ok().filter(|_| inside).ok_or_else(|| "offsets that make no sense".to_owned())
+        u16::try_from(offset).ok().filter(|_| inside).ok_or_else(|| "inconsistent offsets".to_owned())
     };
     // Checks that the offsets that are constants here are the published ones.
     let fixed = [
@@ -208,13 +208,13 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
     ];
     for (part, index, here) in fixed {
         if field(part, index, 8)? != here {
-            return Err("objects are not laid out as ever".to_owned());
+            return Err("the layout of objects differs from the known one".to_owned());
         }
     }
     // These lie behind the struct or in its last bytes, so `field` would refuse them.
     let text = u16::try_from(word(parts.text + 3)?).unwrap_or(u16::MAX);
     if field(parts.text, 1, 4)? != TEXT_STATE || word(parts.bytes + 2)? != u64::from(BYTES) {
-        return Err("str and bytes are not laid out as ever".to_owned());
+        return Err("the layout of str and bytes differs from the known one".to_owned());
     }
     let items = u16::try_from(word(parts.tuple + 1)?).unwrap_or(u16::MAX);
     Ok(Layout {

@@ -148,7 +148,7 @@ pub(crate) fn started(core: &Core) {
     let (state, reason) = match (core.settings.layers.frames, interpreter::present()) {
         (false, _) => (LayerState::Off, OFF),
         (true, false) => (LayerState::Absent, "no Python in this process"),
-        (true, true) => (LayerState::Absent, "Python has not said what to look for"),
+        (true, true) => (LayerState::Absent, "no Python code has registered its code objects yet"),
     };
     status::report_layer(Layer::ModulePath, state, reason);
 }

@@ -23,7 +23,7 @@ pub(crate) static STEP: AtomicU64 = AtomicU64::new(0);
 pub(crate) fn look() {
     let (state, reason) = match USED.load(Relaxed) {
         true => (LayerState::Active, ""),
-        false => (LayerState::Absent, "the program has opened none"),
+        false => (LayerState::Absent, "the program has opened no scope"),
     };
     report_layer(Layer::Scopes, state, reason);
 }

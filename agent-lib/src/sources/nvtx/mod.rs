@@ -75,11 +75,14 @@ pub(crate) fn look(core: &Core) {
     let (state, reason) = match (core.settings.layers.nvtx, served, strange) {
         (false, ..) => (LayerState::Off, "GPUMEM_NVTX=0".to_owned()),
         (_, 0, 0) => (LayerState::Absent, absence(core.settings.nvtx_injection.as_deref())),
-        (_, 0, _) => (LayerState::Failed, "an NVTX of a kind that is not known".to_owned()),
+        (_, 0, _) => {
+            (LayerState::Failed, "the program's NVTX has a layout that this agent does not know".to_owned())
+        }
         (_, _, 0) => (LayerState::Active, counted(core)),
         _ => (
             LayerState::Degraded,
-            "one of the program's libraries has an NVTX of a kind that is not known".to_owned(),
+            "the NVTX of one of the program's libraries has a layout that this agent does not know"
+                .to_owned(),
         ),
     };
     status::report_layer(Layer::Nvtx, state, &reason);

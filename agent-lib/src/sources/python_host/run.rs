@@ -168,7 +168,11 @@ pub(crate) fn look(core: &Core) {
         // The main thread has a pending request but runs no statement.
         ASKED if BEGUN.load(Acquire) && waited > AGAIN_NS && loaded().is_some() => idle::look(core, now),
         ASKED if waited > SILENCE_NS && !BEGUN.load(Relaxed) => {
-            status::report_layer(Layer::Roles, LayerState::Degraded, "the main thread runs no Python");
+            status::report_layer(
+                Layer::Roles,
+                LayerState::Degraded,
+                "the main thread executes no Python statement",
+            );
         }
         _ => {}
     }
@@ -219,7 +223,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
             Ok(3) => (AGAIN, 0),
             Ok(_) => (FAILED, 0),
             Err(Ended::Failed) => {
-                let why = "our code raised an error in the interpreter";
+                let why = "the agent's Python code raised an error";
                 status::report_layer(Layer::Roles, LayerState::Failed, why);
                 (FAILED, 0)
             }
