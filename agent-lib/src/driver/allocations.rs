@@ -67,11 +67,8 @@ impl Core {
         result: u32,
         what: Allocation,
     ) -> Reading {
-        let (mut free, mut total) = (0_usize, 0_usize);
-        let get = self.devices.driver().and_then(|driver| driver.mem_get_info);
-        // SAFETY: a function of the loaded driver, with room for its answers, in the context whose call has just returned.
-        let known = get.is_some_and(|get| unsafe { get(&mut free, &mut total) } == 0);
-        let device_free_bytes = if known { Reading::of(free as u64) } else { Reading::ABSENT };
+        let device_free_bytes =
+            self.devices.memory_info().map_or(Reading::ABSENT, |(free, _)| Reading::of(free));
         let result = u16::try_from(result).unwrap_or(u16::MAX);
         let Allocation { bytes, pool, memory, .. } = what;
         let body = Body::AllocFailed { bytes, pool, device_free_bytes, result, memory };

@@ -190,27 +190,24 @@ fn json(core: &Core, lines: &[(Key, Sum)]) -> String {
 
 /// Returns free and total bytes of a device from the driver; `None` without a current context on it and without a primary one.
 pub(crate) fn memory_info(core: &Core, ordinal: i32) -> Option<(u64, u64)> {
-    let driver = core.devices.driver()?;
-    let get = driver.mem_get_info?;
-    let (mut free, mut total, mut device) = (0_usize, 0_usize, -1);
-    // SAFETY: functions of the loaded driver with room for their answers, not inside of a callback. A pushed context is the
+    let devices = &core.devices;
+    if devices.current() == Some(ordinal) {
+        return devices.memory_info();
+    }
+    if devices.is_primary_active(ordinal) != Some(true) {
+        return None;
+    }
+    let (driver, context) = (devices.driver()?, devices.primary(ordinal)?);
+    let (push, pop) = (driver.ctx_push_current?, driver.ctx_pop_current?);
+    // SAFETY: functions of the loaded driver with room for their answers, not inside of a callback. The pushed context is the
     // primary one of its device, which lives as long as the program keeps it, and it is popped again.
     unsafe {
-        if driver.ctx_get_device.is_some_and(|get| get(&mut device) == 0) && device == ordinal {
-            return (get(&mut free, &mut total) == 0).then_some((free as u64, total as u64));
-        }
-        let (mut flags, mut active) = (0, 0);
-        if driver.primary_ctx_get_state?(ordinal, &mut flags, &mut active) != 0 || active == 0 {
-            return None;
-        }
-        let context = core.devices.primary(ordinal)?;
-        let (push, pop) = (driver.ctx_push_current?, driver.ctx_pop_current?);
         if push(context) != 0 {
             return None;
         }
-        let result = get(&mut free, &mut total);
+        let info = devices.memory_info();
         let mut popped = std::ptr::null_mut();
         pop(&mut popped);
-        (result == 0).then_some((free as u64, total as u64))
+        info
     }
 }

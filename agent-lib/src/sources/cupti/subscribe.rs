@@ -350,7 +350,7 @@ pub(crate) enum Pulse {
 /// Makes the call and checks for its callback. Not in a callback or inside of the agent, where callbacks are ignored.
 pub(crate) fn check_pulse(core: &Core) -> Pulse {
     let before = PULSES.load(Relaxed);
-    if device_count_result(core) != Some(0) {
+    if core.devices.count().is_none_or(|(result, _)| result != 0) {
         return Pulse::Unknown; // not initialised yet, or not any more
     }
     if PULSES.load(Relaxed) == before { Pulse::Silent } else { Pulse::Heard }
@@ -358,15 +358,7 @@ pub(crate) fn check_pulse(core: &Core) -> Pulse {
 
 /// Whether the driver is not initialised: cuInit failed or has not finished. Makes the same call as [`check_pulse`].
 pub(crate) fn is_uninitialised(core: &Core) -> bool {
-    device_count_result(core) == Some(CUDA_ERROR_NOT_INITIALIZED)
-}
-
-/// Returns the result of the call; `None` without a driver that has it.
-fn device_count_result(core: &Core) -> Option<u32> {
-    let get = core.devices.driver()?.device_get_count?;
-    let mut count = 0;
-    // SAFETY: a function of the loaded driver, with room for its answer.
-    Some(unsafe { get(&mut count) })
+    core.devices.count().is_some_and(|(result, _)| result == CUDA_ERROR_NOT_INITIALIZED)
 }
 
 /// Whether the callback has arrived at least once. On a driver that never reports this call, its absence means nothing.
