@@ -52,9 +52,8 @@ impl Core {
             let took_us = took_us_short(entered_ns, time_ns);
             Body::AllocEnd { address, bytes, pool, took_us, memory }
         };
-        let key = Key::Allocation(address);
         self.recorder.record_timed(thread, at, body, |recorder, row| {
-            recorder.live.insert(key, row, RowExtra::default());
+            recorder.live.insert(Key::Allocation(address), row, RowExtra::default());
         })
     }
 

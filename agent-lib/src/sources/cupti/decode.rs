@@ -80,9 +80,9 @@ impl Here<'_> {
     /// # Safety
     /// The call must have a parameter of this type there.
     #[inline(always)]
-    pub(super) unsafe fn param<P: Copy>(&self, offset: usize) -> P {
+    pub(super) unsafe fn param<P: Copy>(&self, offset: u16) -> P {
         // SAFETY: the pointer is not null, and the caller guarantees the layout.
-        unsafe { self.data.params.byte_add(offset).cast::<P>().read_unaligned() }
+        unsafe { self.data.params.byte_add(offset.into()).cast::<P>().read_unaligned() }
     }
 
     /// Whether the call is cuDevicePrimaryCtxRetain, which creates a context at most the first time.
@@ -115,7 +115,7 @@ impl Here<'_> {
     }
 
     #[inline(always)]
-    unsafe fn enter(&self, meaning: Meaning) {
+    unsafe fn enter(&self, meaning: &Meaning) {
         use Meaning::*;
         let now = self.core.recorder.clock.now();
         let mut call = Call::new(self.data.correlation_id, now);
@@ -124,7 +124,7 @@ impl Here<'_> {
         unsafe { self.thread.own() }.forget_unheard(self.thread);
         // SAFETY: each layout is that of the calls with this meaning.
         unsafe {
-            match meaning {
+            match *meaning {
                 Free(at) => self.free(&mut call, self.param(at)),
                 FreeV1 => self.free(&mut call, self.params::<u32>().into()),
                 FreeAsync => self.free(&mut call, self.params()),
@@ -190,7 +190,7 @@ impl Here<'_> {
     }
 
     #[inline(always)]
-    unsafe fn exit(&self, meaning: Meaning) {
+    unsafe fn exit(&self, meaning: &Meaning) {
         use Meaning::*;
         // SAFETY: as in `enter`.
         let call = unsafe { self.thread.own() }.returned(self.data.correlation_id);
@@ -202,11 +202,12 @@ impl Here<'_> {
         };
         // SAFETY: each layout is that of the calls with this meaning; out-parameters are read only after success.
         unsafe {
-            match meaning {
-                Alloc(Request::Bytes, memory) => {
+            match *meaning {
+                // The usual call: code for this kind alone is shorter.
+                Alloc(Request::Bytes, MemoryKind::Device) => {
                     let p: params::Alloc = self.params();
                     let address = read(p.out, result, 0);
-                    self.booked(call, result, self.at(), address, p.bytes as u64, 0, memory);
+                    self.booked(call, result, self.at(), address, p.bytes as u64, 0, MemoryKind::Device);
                 }
                 AllocAsync | AllocFromPool => self.alloc_async(meaning, call, result),
                 Free(_) | FreeV1 | FreeAsync | IpcClose | MemRelease | MemUnmap => {
@@ -251,11 +252,11 @@ impl Here<'_> {
         }
     }
 
-    unsafe fn alloc_async(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
+    unsafe fn alloc_async(&self, meaning: &Meaning, call: Option<&Call>, result: u32) {
         let mut at = self.at();
         // SAFETY: layouts match the meaning; out-parameters are read only after success.
         let (out, bytes, pool) = unsafe {
-            match meaning {
+            match *meaning {
                 Meaning::AllocFromPool => {
                     let p: params::AllocFromPool = self.params();
                     (p.out, p.bytes as u64, p.pool)
@@ -286,10 +287,10 @@ impl Here<'_> {
         }
     }
 
-    fn freed(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
+    fn freed(&self, meaning: &Meaning, call: Option<&Call>, result: u32) {
         let Some(call) = call else { return };
         self.core.free_returned(self.thread, self.at(), call, result);
-        if meaning == Meaning::FreeAsync
+        if matches!(meaning, Meaning::FreeAsync)
             && let Some(taken) = call.taken
         {
             self.core.poll_pool(self.thread, taken.row[4], EVERY_NS);
@@ -297,11 +298,11 @@ impl Here<'_> {
     }
 
     #[inline(never)]
-    unsafe fn other(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
+    unsafe fn other(&self, meaning: &Meaning, call: Option<&Call>, result: u32) {
         use Meaning::*;
         // SAFETY: layouts match the meaning; out-parameters are read only after success.
         unsafe {
-            match meaning {
+            match *meaning {
                 Alloc(request, memory) => self.alloc(request, memory, call, result),
                 GraphAddAlloc => {
                     let p: params::GraphAddAlloc = self.params();
@@ -315,10 +316,10 @@ impl Here<'_> {
                 },
                 MemCreate => self.handle_created(call, result),
                 _ if result != 0 => {}
-                MemMap | MemRetain | MemImport | MemExport | MulticastCreate => self.handle(meaning),
-                Import(_) | ExternalImport => self.import(meaning),
+                MemMap | MemRetain | MemImport | MemExport | MulticastCreate => self.handle(*meaning),
+                Import(_) | ExternalImport => self.import(*meaning),
                 PoolCreate | PoolTouched | DeviceSetPool | LocationSetPool | GraphMemoryTrim => {
-                    self.pool(meaning);
+                    self.pool(*meaning);
                 }
                 Context(at) => self.context(call, self.param(at)),
                 PrimaryReset => {

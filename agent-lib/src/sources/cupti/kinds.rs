@@ -202,7 +202,7 @@ impl Here<'_> {
     }
 
     /// Returns the node that the call adds to a graph, from the parameter at an offset.
-    pub(super) unsafe fn graph_node(&self, at: usize) -> Option<*const params::GraphNode> {
+    pub(super) unsafe fn graph_node(&self, at: u16) -> Option<*const params::GraphNode> {
         // SAFETY: the call has this parameter.
         let node: *const params::GraphNode = unsafe { self.param(at) };
         (!node.is_null()).then_some(node)

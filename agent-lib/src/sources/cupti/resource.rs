@@ -22,7 +22,7 @@ fn is_booked_by_call(thread: &Thread) -> bool {
     // SAFETY: this is the callback's own thread, and no other reference is in use.
     let own = unsafe { thread.own() };
     let open = own.calls.get(..own.open).unwrap_or_default();
-    open.iter().flatten().any(|call| call.creating || table::meaning(call.id) == Some(Meaning::GreenCreate))
+    open.iter().flatten().any(|call| call.creating || table::meaning(call.id) == Some(&Meaning::GreenCreate))
 }
 
 /// Records a context that no subscribed call creates: a program's own use of a private driver table.

@@ -39,9 +39,9 @@ pub enum Meaning {
     AllocAsync,
     AllocFromPool,
     GraphAddAlloc,
-    GraphAddNode(usize),
+    GraphAddNode(u16),
     // Frees, begun at ENTER.
-    Free(usize),
+    Free(u16),
     FreeV1,
     FreeAsync,
     // Handles and mappings.
@@ -69,7 +69,7 @@ pub enum Meaning {
     GraphMemoryTrim,
     // Contexts, and calls that change memory outside of allocations.
     /// A context is created or retained on the device at this offset.
-    Context(usize),
+    Context(u16),
     PrimaryReset,
     SetLimit,
     GreenCreate,
@@ -134,10 +134,10 @@ pub const CALLS: &[(u32, Meaning)] = &[
     (cuExternalMemoryGetMappedMipmappedArray, Import(External)),
     (cuDestroyExternalMemory, Free(0)),
     (cuGraphAddMemAllocNode, GraphAddAlloc),
-    (cuGraphAddMemFreeNode, Free(offset_of!(params::GraphAddFree, address))),
-    (cuGraphAddNode, GraphAddNode(offset_of!(params::GraphAddNode, parameters))),
-    (cuGraphAddNode_v2, GraphAddNode(offset_of!(params::GraphAddNodeV2, parameters))),
-    (cuGraphAddNode_v3, GraphAddNode(offset_of!(params::GraphAddNodeV2, parameters))),
+    (cuGraphAddMemFreeNode, Free(offset_of!(params::GraphAddFree, address) as u16)),
+    (cuGraphAddNode, GraphAddNode(offset_of!(params::GraphAddNode, parameters) as u16)),
+    (cuGraphAddNode_v2, GraphAddNode(offset_of!(params::GraphAddNodeV2, parameters) as u16)),
+    (cuGraphAddNode_v3, GraphAddNode(offset_of!(params::GraphAddNodeV2, parameters) as u16)),
     (cuGraphInstantiate, GraphEvent(GraphInstantiated)),
     (cuGraphInstantiate_v2, GraphEvent(GraphInstantiated)),
     (cuGraphUpload, GraphUpload),
@@ -147,11 +147,11 @@ pub const CALLS: &[(u32, Meaning)] = &[
     (cuGraphInstantiateWithParams_ptsz, GraphEvent(GraphInstantiated)),
     (cuGraphExecDestroy, GraphEvent(GraphDestroyed)),
     (cuDeviceGraphMemTrim, GraphMemoryTrim),
-    (cuCtxCreate, Context(offset_of!(params::CtxCreate, device))),
-    (cuCtxCreate_v2, Context(offset_of!(params::CtxCreate, device))),
-    (cuCtxCreate_v3, Context(offset_of!(params::CtxCreateV3, device))),
-    (cuCtxCreate_v4, Context(offset_of!(params::CtxCreateV4, device))),
-    (cuDevicePrimaryCtxRetain, Context(offset_of!(params::PrimaryRetain, device))),
+    (cuCtxCreate, Context(offset_of!(params::CtxCreate, device) as u16)),
+    (cuCtxCreate_v2, Context(offset_of!(params::CtxCreate, device) as u16)),
+    (cuCtxCreate_v3, Context(offset_of!(params::CtxCreateV3, device) as u16)),
+    (cuCtxCreate_v4, Context(offset_of!(params::CtxCreateV4, device) as u16)),
+    (cuDevicePrimaryCtxRetain, Context(offset_of!(params::PrimaryRetain, device) as u16)),
     (cuDevicePrimaryCtxReset, PrimaryReset),
     (cuDevicePrimaryCtxReset_v2, PrimaryReset),
     (cuCtxSetLimit, SetLimit),
@@ -195,14 +195,14 @@ static MEANINGS: [Option<Meaning>; IDS] = {
 
 /// Returns the meaning of the call `id`; `None` if it is not subscribed.
 #[inline(always)]
-pub(crate) fn meaning(id: u32) -> Option<Meaning> {
-    MEANINGS.get(id as usize).copied().flatten()
+pub(crate) fn meaning(id: u32) -> Option<&'static Meaning> {
+    MEANINGS.get(id as usize)?.as_ref()
 }
 
 /// Whether the call may take device memory or make a pool release some. The watermark counts such calls as in flight.
 #[inline(always)]
-pub(crate) fn moves_memory(meaning: Meaning) -> bool {
-    match meaning {
+pub(crate) fn moves_memory(meaning: &Meaning) -> bool {
+    match *meaning {
         Alloc(_, memory) => matches!(memory, Device | Pitched | Array),
         AllocAsync | AllocFromPool | MemCreate | PoolTouched | GraphMemoryTrim => true,
         _ => false,
