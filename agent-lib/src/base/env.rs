@@ -151,13 +151,12 @@ pub struct Layers {
 
 impl Default for Layers {
     fn default() -> Self {
-        let lines = false;
-        Layers { torch: true, frames: true, autograd: true, python: true, nvtx: true, sites: true, lines }
+        Layers::read(|_| None)
     }
 }
 
 impl Layers {
-    fn read() -> Self {
+    fn read(get: impl Fn(&str) -> Option<OsString>) -> Self {
         let on = |name| get(name).is_none_or(|value| value != "0");
         Layers {
             torch: on(TORCH),
@@ -173,6 +172,14 @@ impl Layers {
 
 fn get(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+fn path(name: &str) -> Option<PathBuf> {
+    get(name).map(Into::into)
+}
+
+fn is_set(name: &str) -> bool {
+    get(name).is_some_and(|value| value != "0")
 }
 
 /// Whether this program is an MPS server. The kernel charges its contexts to the users of other programs, and an agent in it
@@ -196,7 +203,7 @@ fn record_dirs(get: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let dirs: Vec<PathBuf> = match get(RECORD_DIRS) {
         Some(dirs) => std::env::split_paths(&dirs).filter(|dir| dir.is_absolute()).collect(),
         None => {
-            let temporary = get("TMPDIR").map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
+            let temporary = path("TMPDIR").unwrap_or_else(|| PathBuf::from("/tmp"));
             std::env::current_dir().into_iter().chain([temporary]).collect()
         }
     };
@@ -212,23 +219,14 @@ fn with_pid(path: &OsStr, pid: u32) -> PathBuf {
 
 impl Settings {
     pub(crate) fn read(pid: u32, uid: u32) -> Self {
-        let mut sockets = Vec::new();
-        let mut doubtful_socket = None;
-        match get(SOCKET) {
-            Some(path) => sockets.push(path.into()),
-            None => {
-                if let Some(directory) = get("XDG_RUNTIME_DIR") {
-                    sockets.push(PathBuf::from(directory).join("gpumem/agent.sock"));
-                }
-                sockets.push(SYSTEM_SOCKET.into());
-                let doubtful = PathBuf::from(format!("/tmp/gpumem-{uid}/agent.sock"));
-                sockets.push(doubtful.clone());
-                doubtful_socket = Some(doubtful);
-            }
-        }
-        let homes = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"];
+        let socket = path(SOCKET);
+        let doubtful_socket =
+            socket.is_none().then(|| PathBuf::from(format!("/tmp/gpumem-{uid}/agent.sock")));
+        let users = path("XDG_RUNTIME_DIR").map(|directory| directory.join("gpumem/agent.sock"));
+        let usual = || users.into_iter().chain([SYSTEM_SOCKET.into()]).chain(doubtful_socket.clone());
+        let sockets = socket.map_or_else(|| usual().collect(), |socket| vec![socket]);
         Settings {
-            disabled: get(DISABLE).is_some_and(|value| value != "0") || serves_others(),
+            disabled: is_set(DISABLE) || serves_others(),
             sockets,
             doubtful_socket,
             record: get(RECORD).map(|path| with_pid(&path, pid)),
@@ -237,17 +235,17 @@ impl Settings {
             exit_wait_ms: number(EXIT_WAIT, 50, 0, 60000),
             live_rows: number(LIVE_ROWS, 1 << 18, 1, 1 << 24),
             name_bytes: number(NAME_BYTES, 8 << 20, 4096, 1 << 30) & !7,
-            cupti: get(CUPTI_PATH).map(Into::into),
-            cuda_homes: homes.iter().filter_map(|name| get(name)).map(Into::into).collect(),
-            conda: get("CONDA_PREFIX").map(Into::into),
-            next_injection: get(NEXT_INJECTION).map(Into::into),
-            teardown: get(TEARDOWN).is_some_and(|value| value != "0"),
-            layers: Layers::read(),
+            cupti: path(CUPTI_PATH),
+            cuda_homes: ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"].into_iter().filter_map(path).collect(),
+            conda: path("CONDA_PREFIX"),
+            next_injection: path(NEXT_INJECTION),
+            teardown: is_set(TEARDOWN),
+            layers: Layers::read(get),
             nvtx_domains: get(NVTX_DOMAINS)
                 .map(|value| value.to_string_lossy().split(',').map(|name| name.trim().to_owned()).collect())
                 .unwrap_or_default(),
-            nvtx_ranges: get(NVTX_RANGES).is_some_and(|value| value != "0"),
-            nvtx_injection: get(NVTX_INJECTION).map(Into::into),
+            nvtx_ranges: is_set(NVTX_RANGES),
+            nvtx_injection: path(NVTX_INJECTION),
             claims: claims(get) + &program(),
         }
     }

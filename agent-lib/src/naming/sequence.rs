@@ -55,14 +55,12 @@ impl Node {
     }
 }
 
-/// Tags by node; see the module's docs.
 #[derive(Debug)]
 pub(crate) struct Table {
     entries: &'static [AtomicU64],
 }
 
 impl Table {
-    /// Creates an empty table; `None` without memory for it.
     pub(crate) fn new() -> Option<Self> {
         Some(Table { entries: anonymous(ENTRIES)? })
     }

@@ -158,9 +158,7 @@ impl Core {
                 let bytes = segment.row[3];
                 let at = RecordContext::on(device_of(&segment.row));
                 let body = Body::SegmentRemove { address: place, bytes, pool };
-                self.recorder.record(thread, at, body, |recorder, _| {
-                    recorder.live.remove(key);
-                });
+                self.recorder.remove(thread, at, body, key);
                 device.segments.fetch_sub(bytes, Relaxed);
                 call.segment_of = pool;
                 place += bytes.max(1);
