@@ -220,14 +220,15 @@ fn origin(from: &From) -> String {
     format!("the run was exported on {host}{id}, at {time}")
 }
 
-/// Returns the FNV-1a hash of each piece.
+/// Returns the hash of each piece.
 fn checks(bytes: &[u8]) -> Vec<String> {
-    let sum = |piece: &[u8]| {
-        piece.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
-            (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-        })
-    };
-    bytes.chunks(PIECE_BYTES).map(|piece| format!("{:016x}", sum(piece))).collect()
+    bytes.chunks(PIECE_BYTES).map(|piece| format!("{:016x}", fnv1a(piece))).collect()
+}
+
+/// Returns the FNV-1a hash, which is the same on every machine.
+pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 /// Counts the objects in a JSON text without parsing it.

@@ -1,4 +1,4 @@
-//! Minimum and maximum of a reading in the last minute, so that extremes between two scrapes are not lost.
+//! Extremes and growth of a reading in the last minute. Extremes between two scrapes would be lost otherwise.
 
 /// Minimum length of [`Recent::range`].
 pub const RECENT_NS: u64 = 60_000_000_000;
@@ -12,13 +12,16 @@ struct Piece {
     number: u64,
     min: u64,
     max: u64,
+    /// Time and value of the first reading.
+    first: (u64, u64),
 }
 
-/// Extremes of the last minute.
+/// A reading in the last minute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Recent {
     pieces: [Piece; PIECES + 1],
-    newest: u64,
+    /// Time and value of the newest reading.
+    newest: (u64, u64),
 }
 
 impl Recent {
@@ -27,50 +30,29 @@ impl Recent {
         let number = time_ns / PIECE_NS + 1;
         let piece = &mut self.pieces[(number % (PIECES as u64 + 1)) as usize];
         if piece.number < number {
-            *piece = Piece { number, min: value, max: value };
+            *piece = Piece { number, min: value, max: value, first: (time_ns, value) };
         } else if piece.number == number {
             (piece.min, piece.max) = (piece.min.min(value), piece.max.max(value));
-        }
-        self.newest = self.newest.max(number);
-    }
-
-    /// Returns minimum and maximum of the minute before the newest reading; `None` without readings.
-    pub fn range(&self) -> Option<(u64, u64)> {
-        let oldest = self.newest.saturating_sub(PIECES as u64).max(1);
-        let pieces = self.pieces.iter().filter(|piece| piece.number >= oldest);
-        pieces.map(|piece| (piece.min, piece.max)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
-    }
-}
-
-/// Values of the last minute: the first one of each piece.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct LastMinute {
-    /// Number of the piece plus one, time and value.
-    firsts: [(u64, u64, u64); PIECES + 1],
-    newest: (u64, u64),
-}
-
-impl LastMinute {
-    pub fn add(&mut self, time_ns: u64, value: u64) {
-        let number = time_ns / PIECE_NS + 1;
-        let first = &mut self.firsts[(number % (PIECES as u64 + 1)) as usize];
-        if first.0 < number {
-            *first = (number, time_ns, value);
         }
         if time_ns >= self.newest.0 {
             self.newest = (time_ns, value);
         }
     }
 
+    /// Returns minimum and maximum of the minute before the newest reading; `None` without readings.
+    pub fn range(&self) -> Option<(u64, u64)> {
+        let oldest = (self.newest.0 / PIECE_NS + 1).saturating_sub(PIECES as u64).max(1);
+        let pieces = self.pieces.iter().filter(|piece| piece.number >= oldest);
+        pieces.map(|piece| (piece.min, piece.max)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
+    }
+
     /// Returns how much the newest value exceeds the oldest value of the minute before it, and the time between them; `None` with
     /// fewer than two values.
-    pub fn growth(&self) -> Option<(i64, u64)> {
+    pub(crate) fn growth(&self) -> Option<(i64, u64)> {
         let (time_ns, value) = self.newest;
-        let there = self
-            .firsts
-            .iter()
-            .filter(|(number, since_ns, _)| *number > 0 && since_ns.saturating_add(RECENT_NS) >= time_ns);
-        let &(_, since_ns, before) = there.min()?;
+        let firsts = self.pieces.iter().filter(|piece| piece.number > 0).map(|piece| piece.first);
+        let (since_ns, before) =
+            firsts.filter(|(since_ns, _)| since_ns.saturating_add(RECENT_NS) >= time_ns).min()?;
         (since_ns < time_ns).then(|| (value.wrapping_sub(before) as i64, time_ns - since_ns))
     }
 }
@@ -103,7 +85,7 @@ mod tests {
     #[test]
     fn growth_is_against_a_minute_ago() {
         let second = 1_000_000_000;
-        let mut last_minute = LastMinute::default();
+        let mut last_minute = Recent::default();
         assert_eq!(last_minute.growth(), None);
         last_minute.add(1000 * second, 50);
         assert_eq!(last_minute.growth(), None, "one reading says nothing");

@@ -48,6 +48,13 @@ impl Range {
     pub fn at(value: i64) -> Self {
         Range { min: value, max: value }
     }
+
+    /// Returns the range of `tracked`, of which calls in flight may have freed `in_flight_bytes`.
+    pub fn with_in_flight(tracked: i64, in_flight_bytes: i64) -> Self {
+        let without = tracked.wrapping_sub(in_flight_bytes);
+        Range { min: tracked.min(without), max: tracked.max(without) }
+    }
+
     pub fn include(&mut self, value: i64) {
         self.min = self.min.min(value);
         self.max = self.max.max(value);
@@ -93,7 +100,6 @@ pub(crate) struct Book {
     pub peak: Moment,
     /// Incremented with every new peak, and with every moment that may become a timeline point.
     epoch: u32,
-    /// Fullest moment of the open slot.
     /// Fullest moment of the timeline's open slot; [`Moment::NONE`] while none is open.
     high: Moment,
     /// Nothing has been booked since the fullest moment.

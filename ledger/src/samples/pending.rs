@@ -104,8 +104,9 @@ struct Entered {
 pub(crate) struct Pending {
     pub book: u8,
     number: u64,
-    t0_ns: u64,
-    t1_ns: Option<u64>,
+    pub t0_ns: u64,
+    /// End of the reading, once it was reported.
+    pub t1_ns: Option<u64>,
     pub used: Result<u64, Absence>,
     list_failed: bool,
     mark: Option<Mark>,
@@ -122,19 +123,17 @@ pub(crate) struct Pending {
 
 impl Pending {
     pub fn new(book: u8, number: u64, t0_ns: u64) -> Self {
-        let used = Err(Absence::NotListed);
-        let busy_since_ns = u64::MAX;
         Pending {
             book,
             number,
             t0_ns,
             t1_ns: None,
-            used,
+            used: Err(Absence::NotListed),
             list_failed: false,
             mark: None,
             changes: Vec::new(),
             entered: Vec::new(),
-            busy_since_ns,
+            busy_since_ns: u64::MAX,
             doubtful: false,
         }
     }
@@ -152,22 +151,9 @@ impl Pending {
         self.mark.is_some()
     }
 
-    pub fn starts_by(&self, done_ns: u64) -> bool {
-        done_ns >= self.t0_ns
-    }
-
-    pub fn begins_after(&self, time_ns: u64) -> bool {
-        self.t0_ns > time_ns
-    }
-
-    pub fn ends_by(&self, done_ns: u64) -> bool {
-        self.t1_ns.is_some_and(|t1| done_ns >= t1)
-    }
-
     /// Copies the book. `late`: `tracked` had changed after t0, and the changes cannot be undone.
     pub fn mark(&mut self, book: &mut Book, in_flight_bytes: i64, near: u32, partial: bool, late: bool) {
-        let mut range = Range::at(book.tracked);
-        range.include(book.tracked.wrapping_sub(in_flight_bytes));
+        let range = Range::with_in_flight(book.tracked, in_flight_bytes);
         let torn = late || in_flight_bytes != 0;
         let partial = partial || self.doubtful || late;
         let (tracked, rounding) = (book.tracked, book.rounding.bytes());
@@ -178,8 +164,7 @@ impl Pending {
     /// Takes the book at the begin of the reading, and the changes since.
     pub fn mark_past(&mut self, past: PastBook, near: u32, partial: bool) {
         let tracked = past.amounts.iter().fold(0_i64, |sum, &bytes| sum.wrapping_add(bytes));
-        let mut range = Range::at(tracked);
-        range.include(tracked.wrapping_sub(past.in_flight));
+        let range = Range::with_in_flight(tracked, past.in_flight);
         let torn = past.in_flight != 0;
         let (amounts, rounding) = (past.amounts.into(), past.rounding.bytes());
         self.mark = Some(Mark { tracked, amounts, range, rounding, near, torn, partial });
@@ -193,12 +178,7 @@ impl Pending {
 
     /// Notes that `tracked` changed at `time_ns`, after the mark, or that a call was entered that may change it.
     pub fn change(&mut self, time_ns: u64, tracked: i64, in_flight_bytes: i64) {
-        let mut range = Range::at(tracked);
-        range.include(tracked.wrapping_sub(in_flight_bytes));
-        self.change_range(time_ns, range);
-    }
-
-    fn change_range(&mut self, time_ns: u64, range: Range) {
+        let range = Range::with_in_flight(tracked, in_flight_bytes);
         let Some(mark) = &self.mark else { return };
         if self.changes.is_empty() && range == Range::at(mark.tracked) || self.is_over(time_ns) {
             return;
@@ -272,15 +252,6 @@ impl Pending {
             }
         }
         (Some(range), torn)
-    }
-
-    pub fn end(&mut self, t1_ns: u64) {
-        self.t1_ns = Some(t1_ns);
-    }
-
-    /// Returns the end of the reading, if it was reported.
-    pub fn ended_ns(&self) -> Option<u64> {
-        self.t1_ns
     }
 
     /// Notes that the process lists of the reading failed: absence from them proves nothing.

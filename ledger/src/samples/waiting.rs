@@ -41,7 +41,7 @@ impl Samples {
 
     /// Doubts samples that began by `known_from_ns`: the book at earlier times is unknown.
     pub fn doubt_until(&mut self, known_from_ns: u64) {
-        let unknown = |pending: &&mut Pending| !pending.begins_after(known_from_ns);
+        let unknown = |pending: &&mut Pending| pending.t0_ns <= known_from_ns;
         self.pending.iter_mut().filter(unknown).for_each(Pending::doubt);
     }
 
@@ -56,7 +56,7 @@ impl Samples {
 
     /// Returns the end of the earliest waiting reading.
     pub fn waits_since_ns(&self) -> Option<u64> {
-        self.pending.iter().filter_map(Pending::ended_ns).min()
+        self.pending.iter().filter_map(|pending| pending.t1_ns).min()
     }
 
     pub fn has(&self, book: u8, number: u64) -> bool {
@@ -73,9 +73,9 @@ impl Samples {
 
     /// Ends a reading; `failed`: its process lists failed.
     pub fn end(&mut self, book: u8, number: u64, t1_ns: u64, failed: bool) {
-        let is_open = |pending: &Pending| pending.is(book, number) && pending.ended_ns().is_none();
+        let is_open = |pending: &Pending| pending.is(book, number) && pending.t1_ns.is_none();
         if let Some(pending) = self.pending.iter_mut().rfind(|pending| is_open(pending)) {
-            pending.end(t1_ns);
+            pending.t1_ns = Some(t1_ns);
             if failed {
                 pending.fail();
             }

@@ -21,7 +21,7 @@
 //! The rows of a list give its length; an empty list has no rows. Runs of schemas 2 and 3 have everything in `rest`.
 
 use super::columns::{damaged, execute, json};
-use super::packed;
+use super::{packed, parts};
 use gpumem_model::growth::Growth;
 use gpumem_model::program_data::{Counter, Range, Span};
 use gpumem_model::run::{Details, Iteration, Oom, Parameters, ProgramData, UntrackableChange};
@@ -35,20 +35,6 @@ use std::collections::BTreeMap;
 const CHUNK: usize = 16;
 /// Number of single ranges in a row. Once the list is full, each new range shifts all others.
 const SPANS: usize = 256;
-
-const NAMES: [&str; 11] = [
-    "parameters",
-    "rest",
-    "growth",
-    "columns",
-    "timeline",
-    "iterations",
-    "steps",
-    "ooms",
-    "counters",
-    "ranges",
-    "spans",
-];
 
 /// Owner of the rows: a device or a run's program data.
 #[derive(Debug, Clone, Copy)]
@@ -130,7 +116,7 @@ fn write_rows(db: &Connection, of: Of, mut rows: Rows) -> Result<()> {
         let mut stored = stored.query(params![run, device])?;
         while let Some(row) = stored.next()? {
             let (name, seq) = (row.get_ref(0)?.as_str()?, row.get::<_, i64>(1)?);
-            let key = NAMES.iter().find(|known| **known == name).map(|&known| (known, seq));
+            let key = parts::NAMES.iter().find(|known| **known == name).map(|&known| (known, seq));
             match key.and_then(|key| Some((key, rows.get(&key)?))) {
                 Some((key, body)) if body.is(row.get_ref(2)?) => drop(rows.remove(&key)),
                 Some(_) => {}

@@ -74,27 +74,18 @@ impl Store {
     /// Opens a store for reading and writing. Creates a missing file (mode 0600, because it holds command lines) and a missing
     /// directory (mode 0700). Never changes a file that is not a store.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref().to_owned();
-        Ok(Store {
-            db: open::writable(&path)?,
-            path,
-            log: None,
-            is_limited: false,
-            most_log: delta_log::MOST_BYTES,
-        })
+        Ok(Store::of(path.as_ref(), open::writable(path.as_ref())?))
     }
 
     /// Opens a store for reading. Never creates a file. Works without write access to the directory. In that case, a store that
     /// was closed cleanly is read as of now: reopen it to see later changes.
     pub fn open_read_only(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref().to_owned();
-        Ok(Store {
-            db: open::read_only(&path)?,
-            path,
-            log: None,
-            is_limited: false,
-            most_log: delta_log::MOST_BYTES,
-        })
+        Ok(Store::of(path.as_ref(), open::read_only(path.as_ref())?))
+    }
+
+    fn of(path: &Path, db: Connection) -> Self {
+        let path = path.to_owned();
+        Store { db, path, log: None, is_limited: false, most_log: delta_log::MOST_BYTES }
     }
 
     /// Sets the size in bytes above which writes fail with [`StoreError::DiskFull`], until the store is reopened. A limit below

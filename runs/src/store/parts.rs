@@ -25,8 +25,8 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
 
-/// Names of parts; files contain the index.
-pub(super) const NAMES: [&str; 16] = [
+/// Names of parts and of rows of details; files contain the index. `columns` is a row only.
+pub(super) const NAMES: [&str; 17] = [
     "run",
     "cells",
     "device",
@@ -43,6 +43,7 @@ pub(super) const NAMES: [&str; 16] = [
     "counters",
     "ranges",
     "spans",
+    "columns",
 ];
 const CHUNK: usize = 64;
 const CELLS: u32 = 32;

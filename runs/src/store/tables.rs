@@ -162,72 +162,33 @@ fn owned<'a>(value: impl Into<Value>) -> ToSqlOutput<'a> {
     ToSqlOutput::Owned(value.into())
 }
 
-/// Implements [`Column`] for types that SQLite supports.
-macro_rules! native {
-    ($($type:ty),+) => { $( impl Column for $type {
+/// Implements [`Column`] for types in a single column: how a value is put, and how column `at` of a row is read.
+macro_rules! single {
+    ($($type:ty),+; |$value:ident| $put:expr; |$row:ident, $at:ident| $take:expr) => { $( impl Column for $type {
         fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-            out.push(self.to_sql()?);
+            let $value = self;
+            out.push($put);
             Ok(())
         }
 
-        fn take(row: &Row<'_>, at: usize) -> Result<Self> {
-            row.get(at)
+        fn take($row: &Row<'_>, $at: usize) -> Result<Self> {
+            $take
         }
     } )+ };
 }
-native!(bool, u16, u32, i64, String, Option<String>, Option<i64>);
-
-/// Implements [`Column`] for types stored as JSON.
-macro_rules! as_json {
-    ($($type:ty),+) => { $( impl Column for $type {
-        fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-            out.push(owned(json(self)?));
-            Ok(())
-        }
-
-        fn take(row: &Row<'_>, at: usize) -> Result<Self> {
-            from_json(row, at)
-        }
-    } )+ };
-}
-as_json!(Beside, Vec<(u32, Option<u64>)>, (u32, u64));
-
-/// Implements [`Column`] for types stored as JSON or NULL.
-macro_rules! maybe_json {
-    ($($type:ty),+) => { $( impl Column for Option<$type> {
-        fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-            out.push(owned(self.as_ref().map(json).transpose()?));
-            Ok(())
-        }
-
-        fn take(row: &Row<'_>, at: usize) -> Result<Self> {
-            row.get_ref(at)?.as_str_or_null()?.is_some().then(|| from_json(row, at)).transpose()
-        }
-    } )+ };
-}
-maybe_json!(DeviceReading, UntrackableParts);
-
-impl Column for u64 {
-    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-        out.push(owned(bits(*self)));
-        Ok(())
-    }
-
-    fn take(row: &Row<'_>, at: usize) -> Result<Self> {
-        unsigned(row, at)
-    }
-}
-
-impl Column for Option<u64> {
-    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-        out.push(owned(self.map(bits)));
-        Ok(())
-    }
-
-    fn take(row: &Row<'_>, at: usize) -> Result<Self> {
-        maybe_unsigned(row, at)
-    }
-}
+// Types that SQLite supports.
+single!(bool, u16, u32, i64, String, Option<String>, Option<i64>; |value| value.to_sql()?; |row, at| row.get(at));
+single!(u64; |value| owned(bits(*value)); |row, at| unsigned(row, at));
+single!(Option<u64>; |value| owned(value.map(bits)); |row, at| maybe_unsigned(row, at));
+// Types stored as JSON, or as JSON or NULL.
+single!(Beside, Vec<(u32, Option<u64>)>, (u32, u64); |value| owned(json(value)?); |row, at| from_json(row, at));
+single!(Option<DeviceReading>, Option<UntrackableParts>;
+    |value| owned(value.as_ref().map(json).transpose()?);
+    |row, at| row.get_ref(at)?.as_str_or_null()?.is_some().then(|| from_json(row, at)).transpose());
+single!(Class; |value| value.name_or_unknown().into(); |row, at| {
+    let name = row.get_ref(at)?.as_str()?;
+    Class::from_name(name).ok_or_else(|| damaged(format!("a class {name:?}")))
+});
 
 impl Column for Option<(u64, u64)> {
     fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
@@ -263,17 +224,5 @@ impl Column for Option<Extremes> {
     fn take(row: &Row<'_>, at: usize) -> Result<Self> {
         let Some(min) = row.get(at)? else { return Ok(None) };
         Ok(Some(Extremes { min, max: row.get(at + 1)?, last: row.get(at + 2)? }))
-    }
-}
-
-impl Column for Class {
-    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-        out.push(self.name_or_unknown().into());
-        Ok(())
-    }
-
-    fn take(row: &Row<'_>, at: usize) -> Result<Self> {
-        let name = row.get_ref(at)?.as_str()?;
-        Class::from_name(name).ok_or_else(|| damaged(format!("a class {name:?}")))
     }
 }
