@@ -50,12 +50,11 @@ pub struct From {
 
 /// An exported run.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
 pub struct Exported {
-    /// The run.
     pub run: Run,
     /// The writer's id of the run, the same in every store.
     pub uid: String,
-    /// Origin of the run.
     pub from: From,
 }
 

@@ -65,22 +65,18 @@ pub struct AgreedReading {
 
 /// One device.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
 pub struct DeviceView {
-    /// Identity.
     pub name: DeviceName,
     /// The host's number of the device; the process's number if the host has not named it.
     pub ordinal: u16,
-    /// Product name, where known.
     pub model: String,
-    /// Size, where known.
     pub total_bytes: Option<u64>,
-    /// Last reading.
     pub latest: Option<DeviceReading>,
     /// Minimum and maximum of `used` in the last minute.
     pub recent: Recent,
     /// The last reading in which device memory was the same before and after the process list; absent if there was none.
     pub agreed: Option<AgreedReading>,
-    /// Faults that the driver reported.
     pub faults: Faults,
 }
 

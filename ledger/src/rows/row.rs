@@ -104,6 +104,7 @@ pub(crate) fn side_bytes(beside: &mut Beside, kind: MemoryKind) -> Option<&mut i
 
 /// Counts of records that contradicted the known state. A covered process without losses has none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct AnomalyCounts {
     /// Frees of addresses that were not live.
     pub unknown_frees: u64,
@@ -111,9 +112,7 @@ pub struct AnomalyCounts {
     pub unknown_ends: u64,
     /// Allocations at addresses that were live.
     pub replaced: u64,
-    /// Unknown handles, pools or segments.
     pub unknown_handles: u64,
-    /// Impossible sizes.
     pub impossible: u64,
     /// Ordered records that arrived twice.
     pub duplicates: u64,

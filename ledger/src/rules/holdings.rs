@@ -331,11 +331,12 @@ impl Holdings {
         }
     }
 
-    fn row_mut(&mut self, extent: Extent) -> Option<&mut Row> {
+    pub(super) fn row_mut(&mut self, extent: Extent) -> Option<&mut Row> {
         match extent {
             Extent::Block(index, address) => self.pools[index as usize].blocks.get_mut(&address),
             Extent::Allocation(address, seq) => {
                 let bound = self.allocations.get_mut(&address).filter(|row| row.seq == seq);
+                // While a free is in flight, the bytes are still booked.
                 bound.or_else(|| self.in_flight.row_mut(seq))
             }
             Extent::Backing(id) => self.backings.get_mut(&id).map(|backing| &mut backing.row),

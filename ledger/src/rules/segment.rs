@@ -159,15 +159,7 @@ impl Holdings {
     }
 
     fn extent_row(&mut self, extent: Extent) -> Option<Row> {
-        match extent {
-            Extent::Allocation(address, seq) => {
-                let bound = self.allocations.get(&address).copied().filter(|row| row.seq == seq);
-                // A free is in flight: the bytes are still booked.
-                bound.or_else(|| self.in_flight.row_mut(seq).copied())
-            }
-            Extent::Backing(id) => self.backings.get(&id).map(|backing| backing.row),
-            Extent::Block(pool, address) => self.pools[pool as usize].blocks.get(&address).copied(),
-        }
+        self.row_mut(extent).copied()
     }
 
     /// Handles the removal of the extent under a segment. Returns the cell of its bytes.

@@ -16,12 +16,10 @@ const MAX_CHANGES: usize = 4096;
 
 /// One NVML reading for one process and device, with the ledger's state at that time.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
 pub struct ClosedSample {
-    /// Number of the reading.
     pub number: u64,
-    /// Begin of the reading.
     pub t0_ns: u64,
-    /// End of the reading.
     pub t1_ns: u64,
     /// Bytes that NVML charges to the process, or why they are unknown.
     pub used_bytes: Result<u64, Absence>,
@@ -65,16 +63,14 @@ impl ClosedSample {
 
 /// The gap at a peak of `tracked`. NVML was not read at that instant, so the gap is that of the nearest sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct PeakGap {
-    /// Untrackable at that sample.
     pub untrackable_bytes: i64,
-    /// Bytes that predated the agent at that sample.
     pub predates_bytes: i64,
     /// Distance of the sample from the peak; negative if it was before.
     pub distance_ns: i64,
     /// `tracked` was at its peak when the sample was taken.
     pub exact: bool,
-    /// Parts of that untrackable.
     pub parts: Option<UntrackableParts>,
 }
 

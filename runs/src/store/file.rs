@@ -26,8 +26,8 @@ pub struct Store {
 
 /// An entry of the list of runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct RunSummary {
-    /// Id in this store.
     pub id: RunId,
     /// The writer's id of the run; the same when the writer stores it again.
     pub uid: String,
@@ -41,13 +41,10 @@ pub struct RunSummary {
     pub label: String,
     /// Pid in the daemon's namespace; 0 if unknown.
     pub pid: u32,
-    /// [`Source::kind`](gpumem_model::run::Source::kind).
     pub source_kind: String,
-    /// [`Source::origin`](gpumem_model::run::Source::origin).
     pub source_origin: String,
     /// State as [`Store::load`] returns it.
     pub state: State,
-    /// Meaning of the times.
     pub clock: Clock,
     /// Earliest time in the run's series; absent without a series.
     pub started_ns: Option<u64>,

@@ -7,6 +7,7 @@ use rusqlite::types::ToSql;
 
 /// Conditions, order and limit of a selection. The default selects all runs, newest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct Filter {
     /// User name or uid.
     pub user: Option<String>,
@@ -24,42 +25,32 @@ pub struct Filter {
     pub oom: bool,
     /// Text in the command, the source's origin or the job's name: a substring, or with `*` and `?` a pattern for the whole.
     pub label: Option<String>,
-    /// Sort order.
     pub sort: Sort,
-    /// Maximum number of runs.
     pub limit: Option<usize>,
 }
 
 /// Sort key; largest or newest first, names in ascending order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub enum Sort {
-    /// Time of storing.
     #[default]
     Stored,
-    /// Start time.
     Started,
     /// Highest `tracked`; for a process without an agent, highest `used`.
     Peak,
-    /// Number of ordered records.
     Events,
-    /// The command.
     Label,
 }
 
 /// A selected run.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct Listed {
-    /// Summary as in the full list.
     pub run: RunSummary,
-    /// User name.
     pub user: Option<String>,
-    /// User id.
     pub uid: Option<u64>,
-    /// Job id.
     pub job: Option<String>,
-    /// Rank.
     pub rank: Option<String>,
-    /// Names of the run's devices.
     pub devices: Vec<String>,
     /// Highest `used` that was read on any of its devices.
     pub peak_used_bytes: Option<i64>,
