@@ -3,10 +3,9 @@
 mod oom_holders;
 
 use crate::Map;
-use crate::base::device::{AgreedReading, DeviceView, Faults};
+use crate::base::device::{AgreedReading, DeviceView, Faults, Recent};
 use crate::base::identity::{DeviceName, Origin, Place, ProcessKey};
 use crate::base::quota::{Limits, Quotas, RefusedRecords};
-use crate::base::recent::Recent;
 use crate::book::{WINDOW_NS, Window};
 use crate::history::ranges::{MAX_SPANS, MAX_SPANS_OF_FILE};
 use crate::history::trend::TrendView;

@@ -1,6 +1,6 @@
 //! Data of a process on one device apart from its book: samples, the baseline, and the gap at the peak.
 
-use crate::base::recent::Recent;
+use crate::base::device::Recent;
 use crate::book::timeline::Moment;
 use crate::history::trend::GapTrend;
 use crate::oom::device::Listing;

@@ -23,7 +23,7 @@ use crate::process::coverage::{Coverage, Facts};
 use crate::process::stream::Stream;
 use crate::rows::row::AnomalyCounts;
 use crate::rules::holdings::Holdings;
-use crate::samples::waiting::Samples;
+use crate::samples::pending::Samples;
 use gpumem_model::program_data;
 use gpumem_wire::{Body, Flags, Record};
 use std::mem::size_of;

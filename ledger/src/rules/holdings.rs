@@ -7,9 +7,11 @@ use crate::book::cells::{CellId, CellTable};
 use crate::book::{Book, Window};
 use crate::roles::state::{PhaseReports, RestatedBlock, Roles};
 use crate::rows::in_flight::InFlights;
-use crate::rows::peak_residues::{PeakResidue, PeakResidues};
 use crate::rows::pool::{Carved, Pool, Segment};
-use crate::rows::row::{AnomalyCounts, Backing, BackingId, Extent, Mapping, Row, is_charged, side_bytes};
+use crate::rows::row::{
+    AnomalyCounts, Backing, BackingId, Extent, Mapping, PeakResidue, PeakResidues, Row, is_charged,
+    side_bytes,
+};
 use gpumem_model::iterations::Iterations;
 use gpumem_model::names::Named;
 use gpumem_model::parameters::{Column, Parameters};

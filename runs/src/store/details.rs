@@ -20,8 +20,8 @@
 //!
 //! The rows of a list give its length; an empty list has no rows. Runs of schemas 2 and 3 have everything in `rest`.
 
-use super::columns::{damaged, execute, json};
-use super::{packed, parts};
+use super::packed;
+use super::tables::{damaged, execute, json};
 use gpumem_model::growth::Growth;
 use gpumem_model::program_data::{Counter, Range, Span};
 use gpumem_model::run::{Details, Iteration, Oom, Parameters, ProgramData, UntrackableChange};
@@ -35,6 +35,27 @@ use std::collections::BTreeMap;
 const CHUNK: usize = 16;
 /// Number of single ranges in a row. Once the list is full, each new range shifts all others.
 const SPANS: usize = 256;
+
+/// Names of parts and of rows of details; files contain the index. `columns` is a row only.
+pub(super) const NAMES: [&str; 17] = [
+    "run",
+    "cells",
+    "device",
+    "last",
+    "peak",
+    "series",
+    "rest",
+    "growth",
+    "timeline",
+    "iterations",
+    "parameters",
+    "steps",
+    "ooms",
+    "counters",
+    "ranges",
+    "spans",
+    "columns",
+];
 
 /// Owner of the rows: a device or a run's program data.
 #[derive(Debug, Clone, Copy)]
@@ -116,7 +137,7 @@ fn write_rows(db: &Connection, of: Of, mut rows: Rows) -> Result<()> {
         let mut stored = stored.query(params![run, device])?;
         while let Some(row) = stored.next()? {
             let (name, seq) = (row.get_ref(0)?.as_str()?, row.get::<_, i64>(1)?);
-            let key = parts::NAMES.iter().find(|known| **known == name).map(|&known| (known, seq));
+            let key = NAMES.iter().find(|known| **known == name).map(|&known| (known, seq));
             match key.and_then(|key| Some((key, rows.get(&key)?))) {
                 Some((key, body)) if body.is(row.get_ref(2)?) => drop(rows.remove(&key)),
                 Some(_) => {}

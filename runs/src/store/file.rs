@@ -4,7 +4,7 @@ use super::delta_log::{self, Beat, DeltaLog, Deltas};
 use super::error::{Result, RunId, StoreError};
 use super::parts::{self, Figures};
 use super::writer::{self, Writer, set_writer, state_now};
-use super::{columns, open, rows};
+use super::{open, rows, tables};
 use gpumem_model::run::{Clock, Run, State};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use std::fs::File;
@@ -280,10 +280,10 @@ impl Store {
             if let Some(id) = transaction.query_row(known, [&uid], |row| row.get(0)).optional()? {
                 return Ok((RunId(id), None));
             }
-            columns::execute(
+            tables::execute(
                 &transaction,
                 "INSERT INTO run (uid, stored_s, life, part) VALUES (?, ?, ?, ?)",
-                params![uid, columns::now_s(), life, part],
+                params![uid, tables::now_s(), life, part],
             )?;
             let id = transaction.last_insert_rowid();
             rows::write(&transaction, id, run)?;
@@ -426,12 +426,12 @@ pub(super) fn summary(row: &Row<'_>, deltas: &Deltas) -> rusqlite::Result<(RunSu
         source_origin: row.get(19)?,
         part: row.get(20)?,
         continues: row.get::<_, Option<i64>>(21)?.map(RunId),
-        started_ns: columns::maybe_unsigned(row, 6)?,
-        last_ns: columns::maybe_unsigned(row, 7)?.max(figures.last_ns),
-        events: figures.events.map_or_else(|| columns::unsigned(row, 8), Ok)?,
+        started_ns: tables::maybe_unsigned(row, 6)?,
+        last_ns: tables::maybe_unsigned(row, 7)?.max(figures.last_ns),
+        events: figures.events.map_or_else(|| tables::unsigned(row, 8), Ok)?,
         peak_tracked_bytes: row.get::<_, Option<i64>>(9)?.max(figures.peak_tracked_bytes),
-        clock: columns::clock(row, 10)?,
-        state: state_now(columns::state(row, 12)?, writer::writer(row, 16)?.as_ref()),
+        clock: tables::clock(row, 10)?,
+        state: state_now(tables::state(row, 12)?, writer::writer(row, 16)?.as_ref()),
     };
     Ok((summary, figures))
 }

@@ -1,9 +1,9 @@
 //! Makes space for new runs: finds deletable runs, deletes them, and returns free space to the file system. Each call does a
 //! bounded amount of work; the caller decides when and how often.
 
-use super::columns::{execute, maybe_unsigned, unsigned};
 use super::error::{Result, RunId, StoreError};
 use super::file::Store;
+use super::tables::{execute, maybe_unsigned, unsigned};
 use super::writer::{Writer, writer};
 use rusqlite::{OptionalExtension, Row};
 

@@ -168,12 +168,12 @@ impl Store {
                 Ok(Listed {
                     run,
                     user: row.get(23)?,
-                    uid: super::columns::maybe_unsigned(row, 24)?,
+                    uid: super::tables::maybe_unsigned(row, 24)?,
                     job: row.get(25)?,
                     rank: row.get(26)?,
-                    devices: super::columns::from_json(row, 27)?,
+                    devices: super::tables::from_json(row, 27)?,
                     peak_used_bytes: row.get::<_, Option<i64>>(28)?.max(figures.peak_used_bytes),
-                    ooms: super::columns::unsigned(row, 29)?,
+                    ooms: super::tables::unsigned(row, 29)?,
                 })
             })?;
             // The state depends on whether the writer is alive, which no column holds.
