@@ -246,16 +246,11 @@ impl Store {
 
     /// Returns the newest `most` runs, newest first. Loading all runs of a large store would take too much memory.
     pub fn newest_runs(&self, most: usize) -> Result<Vec<RunSummary>> {
-        let sql = "SELECT id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events,
-                (SELECT max(tracked_bytes) FROM moment WHERE run = run.id AND kind = 'peak'),
-                clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,
-                writer_pid, writer_start, writer_boot, source_origin, part,
-                (SELECT id FROM run AS before WHERE before.life = run.life AND before.part = run.part - 1), written_ns
-            FROM run ORDER BY id DESC LIMIT ?";
+        let sql = format!("SELECT {SUMMARY} FROM run ORDER BY id DESC LIMIT ?");
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         let deltas = self.deltas(None)?;
         self.sql(|db| {
-            db.prepare_cached(sql)?.query_map([most], |row| Ok(summary(row, &deltas)?.0))?.collect()
+            db.prepare_cached(&sql)?.query_map([most], |row| Ok(summary(row, &deltas)?.0))?.collect()
         })
     }
 
@@ -411,7 +406,14 @@ fn uid_of(life: &str, part: u32) -> String {
     if part == 1 { life.to_owned() } else { format!("{life}/{part}") }
 }
 
-/// Reads a row of a list, with the changes from the delta log.
+/// Columns of a row of a list.
+pub(super) const SUMMARY: &str = "id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events,
+    (SELECT max(tracked_bytes) FROM moment WHERE run = run.id AND kind = 'peak'),
+    clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,
+    writer_pid, writer_start, writer_boot, source_origin, part,
+    (SELECT id FROM run AS before WHERE before.life = run.life AND before.part = run.part - 1), written_ns";
+
+/// Reads a row that begins with the columns of [`SUMMARY`], with the changes from the delta log.
 pub(super) fn summary(row: &Row<'_>, deltas: &Deltas) -> rusqlite::Result<(RunSummary, Figures)> {
     let (id, written_ns): (i64, i64) = (row.get(0)?, row.get(22)?);
     let of_run = deltas.runs.get(&id).filter(|of_run| of_run.written_ns == written_ns);

@@ -1,7 +1,7 @@
 //! Selects runs by filters on the columns of the tables.
 
 use super::error::Result;
-use super::file::{RunSummary, Store, summary};
+use super::file::{RunSummary, SUMMARY, Store, summary};
 use gpumem_model::run::State;
 use rusqlite::types::ToSql;
 
@@ -149,10 +149,7 @@ impl Store {
             Sort::Label => "label, id DESC".to_owned(),
         };
         let sql = format!(
-            "SELECT id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events, {PEAK},
-                clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,
-                writer_pid, writer_start, writer_boot, source_origin, part,
-                (SELECT id FROM run AS before WHERE before.life = run.life AND before.part = run.part - 1), written_ns,
+            "SELECT {SUMMARY},
                 facts ->> '$.user', owner_uid, claims ->> '$.job', claims ->> '$.rank',
                 (SELECT json_group_array(name) FROM (SELECT name FROM device WHERE run = run.id ORDER BY idx)),
                 {PEAK_USED}, {OOMS}
