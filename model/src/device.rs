@@ -18,14 +18,13 @@ pub const MAX_TENANTS: usize = 16;
 fields! {
     /// One device of the run.
     #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+    #[allow(missing_docs)]
     pub struct Device {
         /// UUID as NVML writes it, `ordinal-N`, or `unnamed-N` where the agent has not named its slot.
         name: String                       => join last,           redact keep;
         /// NVML index; for an import, the import's number.
         ordinal: u16                       => join last,           redact keep;
-        /// Product name; empty if unknown.
         model: String                      => join last,           redact keep;
-        /// Size of the device memory.
         total_bytes: Option<u64>           => join last,           redact keep;
         /// The latest moment with complete data.
         last: Moment                       => join last,           redact keep;
@@ -46,7 +45,7 @@ fields! {
         #[serde(default)]
         other_tenants: (u32, u64)          => join last,           redact keep;
         /// used, tracked and gap over time.
-        series: Series                     => join Series::append, redact keep;
+        series: Series                     => join |series: &mut Series, later: Series| series.absorb(&later), redact keep;
         /// Data that explains the numbers.
         #[serde(default)]
         details: Details                   => join Details::join,  redact Details::redact;
