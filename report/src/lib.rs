@@ -340,10 +340,9 @@ impl<'r> Report<'r> {
 
     /// Groups the bytes of a point of the timeline; bytes that the point does not name go to `Others`.
     fn composition_at(&self, point: &Point, by: By) -> Composition {
-        let mut composition =
-            self.composition(&Moment { amounts: point.amounts.clone(), ..Moment::default() }, by);
-        composition.others = composition.others.saturating_add(point.rest_bytes);
-        composition
+        let moment = Moment { amounts: point.amounts.clone(), ..Moment::default() };
+        let composition = self.composition(&moment, by);
+        Composition { others: composition.others.saturating_add(point.rest_bytes), ..composition }
     }
 
     /// Returns the cells whose tags may be shown: none if tags are hidden.
@@ -390,8 +389,8 @@ impl<'r> Report<'r> {
             let predates = each(&|moment| moment.predates_bytes);
             statement.push(Part::Predates, "predates the agent", Some(used), predates);
         }
-        let tracked =
-            statement.push(Part::Tracked, "tracked", Some(used), each(&|moment| moment.tracked_bytes));
+        let bytes = each(&|moment| moment.tracked_bytes);
+        let tracked = statement.push(Part::Tracked, "tracked", Some(used), bytes);
         for (name, bytes) in ranked(&compositions, limit, smallest) {
             statement.push(Part::Category, &name, Some(tracked), bytes);
         }

@@ -39,14 +39,9 @@ pub fn panel(report: &Report<'_>, categories: usize) -> Panel {
     let times = report.times();
     let words = words(report);
     let table = |(device, facts): (&Device, Vec<String>)| {
-        let shown = Shown::of(report, device, categories);
-        Table {
-            title: device_title(device),
-            unit: shown.unit.name,
-            heads: heads(report, device, times),
-            rows: shown.print(device),
-            facts,
-        }
+        let (title, shown) = (device_title(device), Shown::of(report, device, categories));
+        let (unit, heads, rows) = (shown.unit.name, heads(report, device, times), shown.print(device));
+        Table { title, unit, heads, rows, facts }
     };
     Panel {
         heading: words.heading,
