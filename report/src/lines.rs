@@ -47,6 +47,11 @@ pub(crate) fn in_brackets(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!(" ({text})") }
 }
 
+/// Returns `FIRST to LAST`, or one of them if they are equal.
+pub(crate) fn span(first: String, last: String) -> String {
+    if first == last { last } else { format!("{first} to {last}") }
+}
+
 /// Lines of a report; all text is cleaned.
 pub(crate) struct Lines {
     pub(crate) lines: Vec<String>,

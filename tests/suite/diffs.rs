@@ -3,7 +3,7 @@ use gpumem_import::read_file;
 use gpumem_model::run::{Cell, Run, Source, State};
 use gpumem_report::diff::gate::{Of, judge};
 use gpumem_report::diff::text::{Layout, text};
-use gpumem_report::diff::{At, Diff, Side, data, plot};
+use gpumem_report::diff::{At, Diff, Side, data};
 use gpumem_report::{By, Part};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_tests::live::{Daemon, Machine, Mixer, until};
@@ -67,7 +67,7 @@ fn two_trainings_in_every_form() {
     let verdict = judge(&peak, &Of::Peak, "2%".parse().expect("a limit"));
     golden::check("diffs/small-train.json", &data::json(&peak, Some(&verdict)));
     golden::check("diffs/small-train.csv", &data::csv(&peak));
-    let drawing = plot::picture(&peak).expect("bytes");
+    let drawing = data::picture(&peak).expect("bytes");
     assert!(drawing.svg().contains("peak is 68.7 MiB higher") && drawing.pdf().starts_with(b"%PDF"));
 }
 

@@ -1,7 +1,7 @@
 //! Text above and below the tables: name and owner of the process, how complete the numbers are, and suggestions for next
 //! commands.
 
-use crate::labels::{device_title, exit, label};
+use crate::labels::{self, device_title, exit, label};
 use crate::lines::{Lines, in_brackets};
 use crate::{By, Report, findings, growth, own};
 use gpumem_model::escape::escape;
@@ -170,11 +170,7 @@ fn provenance(run: &Run, times: Times) -> String {
             format!("continues after {} in the next part of the run", times.time(time_ns))
         }
     };
-    let origin = match run.source.kind.as_str() {
-        _ if run.source.is_watched() => format!("on {}", run.source.origin),
-        kind => format!("from {kind} {}", run.source.origin),
-    };
-    format!("{origin}; {state}")
+    format!("{}; {state}", labels::source(run))
 }
 
 /// Returns the total time for which the agent saw nothing, and the longest such interval.

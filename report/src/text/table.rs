@@ -3,7 +3,7 @@
 
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table, shorten, width};
-use crate::{By, Part, Report, Row, Statement};
+use crate::{By, Columns, Part, Report, Row, Statement};
 use gpumem_model::run::Device;
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
@@ -16,14 +16,11 @@ const NOTE: &str = "upper bound";
 const WORTH_A_LINE: usize = 13;
 
 /// Apportions each column from the top, so that it adds up as printed.
-fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
-    let mut steps: Vec<Vec<Option<i64>>> = statement
-        .rows
-        .iter()
-        .map(|row| row.bytes.iter().map(|bytes| bytes.map(|bytes| unit.round(bytes))).collect())
-        .collect();
+fn printed(statement: &Statement, unit: Unit) -> Vec<Columns> {
+    let round = |row: &Row| row.bytes.map(|bytes| bytes.map(|bytes| unit.round(bytes)));
+    let mut steps: Vec<Columns> = statement.rows.iter().map(round).collect();
     for parent in 0..steps.len() {
-        for (column, total) in steps[parent].clone().into_iter().enumerate() {
+        for (column, total) in steps[parent].into_iter().enumerate() {
             let Some(total) = total else { continue };
             let known = |row: &usize| statement.rows[*row].bytes[column].is_some();
             let inside = |row: &usize| statement.rows[*row].parent == Some(parent);
@@ -41,7 +38,7 @@ fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
 pub(crate) struct Shown {
     pub(crate) statement: Statement,
     pub(crate) unit: Unit,
-    pub(crate) steps: Vec<Vec<Option<i64>>>,
+    pub(crate) steps: Vec<Columns>,
 }
 
 impl Shown {
@@ -58,18 +55,15 @@ impl Shown {
 
 /// A printed row of a statement.
 #[derive(Debug, Clone)]
+#[allow(missing_docs)]
 pub struct PrintedRow {
-    /// Its kind.
     pub part: Part,
-    /// Nesting depth.
     pub depth: usize,
     /// Name, without control characters.
     pub name: String,
-    /// Amounts as printed.
     pub cells: [String; 2],
     /// Bytes at the last moment and at the peak; `None` where unknown.
-    pub bytes: [Option<i64>; 2],
-    /// Reliability of the amounts.
+    pub bytes: Columns,
     pub note: String,
 }
 
@@ -96,7 +90,7 @@ impl Shown {
             depth: depth(row),
             name: clean_name(&of.name),
             cells: [cell(row, 0), cell(row, 1)],
-            bytes: [0, 1].map(|column| of.bytes.get(column).copied().flatten()),
+            bytes: of.bytes,
             note: note(of, device),
         };
         statement.rows.iter().enumerate().map(row).collect()
@@ -148,30 +142,16 @@ pub(crate) fn note(row: &Row, device: &Device) -> String {
             let than = if is_over { "was tracked" } else { "the parts above say" };
             format!("NVML charges less than {than}")
         }
-        Part::Unexplained => "at least".into(),
-        Part::Context => "measured".into(),
-        Part::Modules => "upper bound".into(),
-        Part::LocalMemory | Part::Heaps => "model".into(),
         Part::Untrackable if row.bytes.iter().all(Option::is_none) => match &device.last.used_absence {
             Some(absence) => format!("not known: NVML says {absence}"),
             None => "not known: NVML was not read".into(),
         },
-        _ => String::new(),
+        part => part.reliability().into(),
     }
 }
 
 /// Returns whether an amount uses a gap that was measured at another time.
 pub(crate) fn is_carried(device: &Device, row: &Row, column: usize) -> bool {
     let moment = [&device.last, &device.peak][column];
-    let rests_on_gap = matches!(
-        row.part,
-        Part::Used
-            | Part::Untrackable
-            | Part::Context
-            | Part::Modules
-            | Part::LocalMemory
-            | Part::Heaps
-            | Part::Unexplained
-    );
-    rests_on_gap && (moment.gap_distance_ns != 0 || moment.stale)
+    row.part.rests_on_gap() && (moment.gap_distance_ns != 0 || moment.stale)
 }
