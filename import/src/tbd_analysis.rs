@@ -214,7 +214,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         return match read {
             Err(error) => Err(Error::NoMemory {
                 path,
-                what: format!("is no analysis of the TBD suite: {error}; one begins: {{{EXAMPLE}"),
+                what: format!("is not an analysis of the TBD suite: {error}; one begins: {{{EXAMPLE}"),
             }),
             Ok(()) => Err(Error::NothingFound { path, format: FORMAT, lines: 1, example: EXAMPLE }),
         };

@@ -91,7 +91,7 @@ pub struct Accounting {
 }
 
 impl Accounting {
-    /// Allocation granule of the driver: a smaller difference is no disagreement.
+    /// Allocation granule of the driver: a smaller difference is not a disagreement.
     pub const GRANULE_BYTES: u64 = 2 << 20;
 
     /// Returns the driver's value minus ours, if they differ by more than a granule.

@@ -160,7 +160,7 @@ impl Series {
 
     /// Merges another series of the same account.
     pub fn absorb(&mut self, other: &Series) {
-        // A width of 0, possible in a damaged store, is no valid divisor.
+        // A width of 0, possible in a damaged store, is not a valid divisor.
         self.width_ns = self.width_ns.max(1);
         while self.width_ns < other.width_ns {
             self.widen();

@@ -175,7 +175,7 @@ impl Rules {
     }
 
     /// Returns cells that rules of several categories match by tag or library, so that the user can check the order of the rules.
-    /// A later rule on role or phase alone is meant for the remaining memory, and is no conflict.
+    /// A later rule on role or phase alone is meant for the remaining memory, and is not a conflict.
     pub fn conflicts(&self, cells: &[Cell]) -> Vec<Conflict> {
         let mut conflicts = Vec::new();
         let is_one = |cell: &CellTraits<'_>| is_named_by_rules(cell.class) && !cell.tag.is_some_and(is_sum);

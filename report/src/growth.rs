@@ -58,7 +58,7 @@ fn growth_report_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Optio
     let growth = &device.details.growth;
     let used = [&device.last, &device.peak].map(|moment| moment.used_bytes().or(moment.tracked_bytes));
     let used = used.into_iter().flatten().max().unwrap_or(0);
-    // Steps during which no allocation could be seen are no evidence.
+    // Steps during which no allocation could be seen are not evidence.
     let is_seen =
         device.peak.tracked_bytes.is_some_and(|bytes| bytes != 0) || report.run.coverage.blind_count == 0;
     let has_points = is_seen && !growth.points.is_empty();

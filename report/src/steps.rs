@@ -13,7 +13,7 @@ use gpumem_model::units::{Unit, thousands};
 const MOST_MARKS: usize = 16;
 /// Maximum number of lines of a list, with its heading and its sum.
 const MOST_LINES: usize = 30;
-/// Lines of a list that are no steps: two headings, the sum of smaller steps, and the total.
+/// Lines of a list that are not steps: two headings, the sum of smaller steps, and the total.
 const OTHER_LINES: usize = 4;
 /// A step is mentioned in the report of its run if it is at least this large, or ...
 const NOTABLE_BYTES: i64 = 64 << 20;

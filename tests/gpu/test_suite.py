@@ -308,7 +308,7 @@ class Costs(unittest.TestCase):
         self.assertRaisesRegex(ValueError, "line 2", table.parse, "a = 1\nb : 2")
         self.assertEqual([table.written("cost.granule", v) for v in (0, 512, 1024, 3 * MIB, 1 << 30)],
                          ["0", "512", "1K", "3M", "1G"])
-        self.assertEqual(table.written("threads", 2048), "2048", "threads are no bytes")
+        self.assertEqual(table.written("threads", 2048), "2048", "threads are not bytes")
 
     def test_what_was_not_measured_stays_as_it_was(self):
         base = COSTS.read_text()

@@ -292,7 +292,7 @@ fn judge(what: &str, form: &str, output: &Output, file: &Path) -> Option<Value> 
             bytes.iter().copied().filter(|byte| *byte == b'\n' || (b' '..=b'~').contains(byte)).collect();
         assert!(
             bytes.len() - text.len() <= 4 + 64,
-            "{what}: {} bytes that are no text",
+            "{what}: {} bytes that are not text",
             bytes.len() - text.len()
         );
     } else if has("--png") {
@@ -359,7 +359,7 @@ fn what_a_run_says_is_harmless_in_every_view() {
     let mut other = run.clone();
     other.process.pid += 1;
     other.cells.iter_mut().rev().take(3).for_each(|cell| cell.tag = Some("new\u{1b}[2J".into()));
-    // Names of files are words too; the second has bytes that are no text.
+    // Names of files are words too; the second has bytes that are not text.
     let files: Vec<PathBuf> = [&run, &other]
         .iter()
         .zip([&b"=1+1\x1b]0;t\x07\n<b>$(touch harm)\xe2\x80\xae"[..], BYTES[2]])

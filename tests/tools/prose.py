@@ -10,8 +10,8 @@ import sys
 
 LONGEST = 30
 PHRASES = {
-    r"(?<!there )(?<!There )\b(?:is|are|was|were) no (?!longer|more|less|other|such|one)[a-z]+": "is not a ...",
-    r"\b(?:liars?|honest(?:ly)?|sick|guilty|innocent)\b": "name the fault: false claim, correct, failing, responsible",
+    r"(?<!there )(?<!There )(?<!^ )\b(?:is|are|was|were) no (?!longer|more|less|other|such|one)[a-z]+": "is not a ...",
+    r"\b(?:liars?|sick|guilty|innocent)\b": "name the fault: false claim, correct, failing, responsible",
     r"\b(?:went on|goes on|go on) (?!to|with)": "continues",
     r"\bwithout end\b": "for ever, without limit",
     r"\b(?:is|are|was|were) (?:let in|believed|heard|spoken)\b": "accepted, used, received",

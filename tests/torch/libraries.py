@@ -32,7 +32,7 @@ class Case(Training):
     def __init__(self, name, model, batch, loss, optimizer=torch.optim.AdamW):
         parameters = [p for p in model.parameters() if p.requires_grad]
         super().__init__(name, model, [optimizer(parameters, lr=LEARNING_RATE)], saves=False)
-        #: Leaves of the graph that are no parameters.
+        #: Leaves of the graph that are not parameters.
         self.leaves = []
         #: Names of other models with the same modules.
         self.twins = []

@@ -203,7 +203,7 @@ fn record_dirs(get: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let dirs: Vec<PathBuf> = match get(RECORD_DIRS) {
         Some(dirs) => std::env::split_paths(&dirs).filter(|dir| dir.is_absolute()).collect(),
         None => {
-            let temporary = path("TMPDIR").unwrap_or_else(|| PathBuf::from("/tmp"));
+            let temporary = get("TMPDIR").map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
             std::env::current_dir().into_iter().chain([temporary]).collect()
         }
     };
@@ -267,7 +267,7 @@ mod tests {
         let step = [("SLURM_STEP_ID", "2"), ("SLURM_LOCALID", "0"), ("SLURM_STEP_NUM_TASKS", "8")];
         let mpi = [("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_SIZE", "16")];
         let torch = [("RANK", "3"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "4")];
-        assert_eq!(of(&slurm), "slurm_job=7 ", "a batch script is no rank");
+        assert_eq!(of(&slurm), "slurm_job=7 ", "a batch script is not a rank");
         let task = [&slurm[..], &step].concat();
         assert_eq!(of(&task), "slurm_job=7 slurm_step=2 rank=0 local_rank=0 world_size=8 ");
         let in_task = [&task[..], &mpi].concat();

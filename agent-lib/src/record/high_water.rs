@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*};
 
 /// Devices whose peaks are kept.
 pub(crate) const DEVICES: usize = 16;
-/// Tags have numbers up to 2^17; 0 is no tag.
+/// Tags have numbers up to 2^17; 0 is not a tag.
 const TAGS: usize = (1 << 17) + 1;
 
 /// Rows that are summed together.

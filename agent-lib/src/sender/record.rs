@@ -128,7 +128,7 @@ impl Sender {
                 return Ok(recording.to_owned());
             }
             if self.link.is_recording_beside() {
-                return busy(recording, "a recording goes on already");
+                return busy(recording, "a recording runs already");
             }
         }
         if let Some(window) = &self.window {

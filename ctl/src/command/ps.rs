@@ -28,7 +28,7 @@ pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
     let there = |device: &DeviceRow| names_device(name, Some(device.index), &device.uuid);
     let found: Vec<usize> = (0..ps.devices.len()).filter(|&index| there(&ps.devices[index])).collect();
     let [index] = found[..] else {
-        let what = if found.is_empty() { "is no device" } else { "is more than one device" };
+        let what = if found.is_empty() { "is not a device" } else { "is more than one device" };
         let known = ps.devices.iter().map(|device| (device.index, device.uuid.clone()));
         return Err(no_device(name, what, known));
     };
@@ -298,7 +298,7 @@ mod tests {
         let line = lines[lines.len() - 2].split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(
             line,
-            r"- 777 eve\u{1b}[2J claimed - 5 - - liar (names 64 devices that NVML does not have)"
+            r"- 777 eve\u{1b}[2J claimed - 5 - - claimant (names 64 devices that NVML does not have)"
         );
     }
 
@@ -402,7 +402,7 @@ MiB; next: gpumemctl report PID
             assert_eq!((ps.devices[0].index, rows, ps.processes[0].device), (3, vec![41873, 52110], 0));
         }
         for (name, words) in
-            [("1", "is no device; there are: 0 (GPU-5f1c0000-aaaa), 3"), ("GPU-5f1c", "more than one")]
+            [("1", "is not a device; there are: 0 (GPU-5f1c0000-aaaa), 3"), ("GPU-5f1c", "more than one")]
         {
             let error = only(&mut machine(), name).expect_err(name).to_string();
             assert!(error.contains(words), "{error}");

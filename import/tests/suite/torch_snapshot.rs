@@ -425,7 +425,7 @@ fn other_pickles_are_told_what_they_are() {
         (b"\x80\x04N(Ne.", "puts something into None as if it were a List"),
         (b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff", "at most 1048576 are read"),
         (b"\x80\x04I12x\n.", "a line that should be a number is none"),
-        (b"\x80\x04\xfe", "byte 0xfe is no opcode"),
+        (b"\x80\x04\xfe", "byte 0xfe is not an opcode"),
     ] {
         let error = forced(bytes).expect_err("broken");
         assert!(error.starts_with("FILE: at byte ") && error.contains(what), "{error}");

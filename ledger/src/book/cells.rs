@@ -151,7 +151,7 @@ impl CellTable {
         CellView {
             class: key.class,
             tag: self.name(key),
-            // The origin of a group is no tag.
+            // The origin of a group is not a tag.
             origin: self.tag(key.origin).filter(|_| key.tag != SUM_TAG),
             role: key.role,
             phase: key.phase,

@@ -62,7 +62,7 @@ pub(crate) struct Holdings {
     pub(super) generation: u8,
     /// Frees begun up to this seq may have ended in lost records; cleared by a resync.
     pub(super) doubtful_before: Option<u64>,
-    /// Records up to this number may refer to rows that a resync has removed; this is no anomaly.
+    /// Records up to this number may refer to rows that a resync has removed; this is not an anomaly.
     pub(super) forgiven_until: u64,
     pub anomalies: AnomalyCounts,
     /// Books that the current record touched, as bits.

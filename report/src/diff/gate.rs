@@ -21,7 +21,7 @@ pub enum Limit {
     Millionths(i64),
 }
 
-/// Error for text that is no valid limit.
+/// Error for text that is not a valid limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a limit: give a size with its unit (500MiB, 1.5GiB, 200MB, 4096B) or a share of A (2%)"
@@ -78,7 +78,7 @@ fn decimal(text: &str, one: i64) -> Option<i64> {
 pub enum Of {
     /// `used` if known for both sides, else `tracked`.
     Peak,
-    /// A row of the statement that is no category.
+    /// A row of the statement that is not a category.
     Part(Part, &'static str),
     /// A category of a grouping, or a tag.
     Named(By, String),

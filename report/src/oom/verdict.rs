@@ -51,7 +51,7 @@ pub(super) fn verdict(
         words.push(format!("fits without {}'s growth ({left} free)", who(holder, own)));
     }
     if words.is_empty() {
-        // What a young program has set up is no growth.
+        // What a young program has set up is not growth.
         words.extend(findings::retained(report, device, oom).map(|retained| {
             let advice = retained.advice.map(|advice| format!(" ({advice})")).unwrap_or_default();
             format!("fits without what is kept: {}{advice}", retained.what)

@@ -15,7 +15,7 @@ fn categories_keep_their_bytes_and_equal_cells_are_merged() {
     let open = Report::new(&run, Groupings::of_run(&run), None);
     let redacted = RedactedRun::of(&run, Groupings::of_run(&run));
     let report = redacted.report();
-    // The tag of a group of small cells is no name.
+    // The tag of a group of small cells is not a name.
     let tags = |run: &Run| -> HashSet<String> {
         run.cells.iter().filter_map(|cell| cell.tag.clone()).filter(|tag| tag != SUM).collect()
     };

@@ -107,7 +107,7 @@ fn the_agent_denies_panics() {
     assert!(text.contains(lints), "the agent is a guest and must not panic: {lints}");
     for (path, text) in super::sources("agent-lib") {
         let production = text.split("#[cfg(test)]").next().expect("a first part");
-        // base/fault_injection.rs panics on purpose, in builds that are no releases.
+        // base/fault_injection.rs panics on purpose, in builds that are not releases.
         for lint in ["clippy::unwrap_used", "clippy::expect_used"] {
             let is_allowed = production.contains(&format!("allow({lint}"));
             assert!(!is_allowed, "{} allows {lint}", path.display());

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering::*;
 
 /// Sizes of segments of the native allocator are multiples of this.
 const SEGMENT_UNIT: u64 = 2 << 20;
-/// A smaller allocation is no segment; the loaded files are not checked then.
+/// A smaller allocation is not a segment; the loaded files are not checked then.
 const SMALLEST: u64 = 1 << 20;
 
 /// Whether it is an allocation by PyTorch that its native caching allocator would not make.

@@ -95,7 +95,7 @@ pub(super) fn whole(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)
     let is_of = |summary: &&RunSummary| summary.pid == run.process.pid && summary.source_kind == "daemon";
     let summaries: Vec<RunSummary> = store.list()?.iter().filter(is_of).take(MOST_PARTS).cloned().collect();
     let number = |run: &Run| run.coverage.part.map_or(1, |part| part.number);
-    // The clock is no sign of a life: each daemon measures its distance to the wall clock anew.
+    // A clock does not identify a life: each daemon measures its distance to the wall clock anew.
     let mut life = summaries
         .iter()
         .find(|summary| one.id == Some(summary.id.to_string()))

@@ -249,7 +249,9 @@ async fn healthy_gpus_are_read_while_another_hangs() {
     watcher.until("both are given up", |_| nvml.status().counters.hangs >= 2).await;
     watcher.stays_fresh(0).await;
     let memory = watcher.seen.memory_reads(2);
-    watcher.until("memory goes on where only lists hang", |seen| seen.memory_reads(2) > memory + 5).await;
+    watcher
+        .until("memory is still read where only lists hang", |seen| seen.memory_reads(2) > memory + 5)
+        .await;
     is_in_time(&mut watcher, 0);
 
     machine.set("gpu1.fault_open=none");
