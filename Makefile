@@ -51,6 +51,7 @@ lint:
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) clippy --manifest-path fuzz/Cargo.toml --target-dir $(TARGET) --all-features --locked -- -D warnings
+	python3 tests/tools/prose.py
 
 # Figures about the code's structure, for each crate: production lines, import cycles, imports against the layers, long
 # functions and small files. DETAILS=1 lists the places behind each number; tests/suite/tidy holds the limits.

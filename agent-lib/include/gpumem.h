@@ -20,8 +20,8 @@
  *     gpumem_pop();
  *
  * Other calls report what the process holds (gpumem_dumps, gpumem_report, gpumem_memory_info) or write recordings
- * (gpumem_start, gpumem_stop, gpumem_dump). These wait for the agent's thread, for a few seconds at most; no other call
- * blocks. docs/c-api.md lists each call with its units and errors, and the equivalents of earlier profilers' calls. */
+ * (gpumem_start, gpumem_stop, gpumem_dump). These wait for the agent's thread, for a few seconds at most. No other call
+ * blocks. Each call's units and errors, and the equivalents of earlier profilers' calls, are in docs/c-api.md. */
 #ifndef GPUMEM_H
 #define GPUMEM_H
 
@@ -312,8 +312,8 @@ static inline void gpumem_resume(void) {
  *     dump_file          where periodic dumps are written
  *     dump_period   0    seconds between dumps, at least 0.1; 0 disables them
  *
- * Switches accept 1, true, on, yes and 0, false, off, no. In a file name, %h is the host, %r is "r", the rank and "-" (empty
- * without a rank), %p is "p" and the pid, %n a number that makes the name unique. The default name is
+ * Switches accept 1, true, on, yes and 0, false, off, no. In a file name, %h is the host, and %r is "r", the rank and "-" (empty
+ * without a rank). %p is "p" and the pid, %n a number that makes the name unique. The default name is
  * gpumem-%h-%r%p-%n.gpumem in the current folder. Takes locks. */
 static inline int gpumem_configure(const char *key, const char *value) {
     const struct gpumem_functions *f = gpumem_functions();

@@ -194,7 +194,7 @@ exports! {
     gpumem_rename as rename(paths: *const c_char, bytes: u64) -> u64 {
         0; |core, thread| {
             // SAFETY: the caller guarantees this number of bytes.
-            let paths = unsafe { std::slice::from_raw_parts(paths.cast::<u8>(), bytes as usize) };
+            let paths = unsafe { c_text::slice(paths.cast::<u8>(), bytes) };
             core.rename(thread, paths)
         }
     }
@@ -214,7 +214,7 @@ exports! {
     gpumem_adopt as adopt(parts: *const u64, count: u64) -> c_int {
         1; |core, thread| {
             // SAFETY: the caller guarantees this number of parts with four numbers each.
-            let parts = unsafe { c_text::words(parts, count as usize * 4) };
+            let parts = unsafe { c_text::slice(parts, count * 4) };
             c_int::from(core.adopt(thread, parts.as_chunks().0))
         }
     }
@@ -229,7 +229,7 @@ exports! {
     gpumem_autograd_calibrate as autograd_calibrate(objects: *const u64, count: u32, first: u64) -> c_int {
         0; |_, _| {
             // SAFETY: the caller guarantees this number of addresses of existing objects.
-            c_int::from(unsafe { autograd::calibrate(c_text::words(objects, count as usize), first) })
+            c_int::from(unsafe { autograd::calibrate(c_text::slice(objects, count.into()), first) })
         }
     }
     /// Finds the offsets that lead to gradients from `count` examples of four numbers each; see `gradient::Example`. Returns 1 if
@@ -237,7 +237,7 @@ exports! {
     gpumem_autograd_gradients as autograd_gradients(examples: *const u64, count: u32) -> c_int {
         0; |_, _| {
             // SAFETY: the caller guarantees this number of addresses of existing objects.
-            let numbers = unsafe { c_text::words(examples, 4 * count as usize) };
+            let numbers = unsafe { c_text::slice(examples, 4 * u64::from(count)) };
             c_int::from(gradient::calibrate(numbers.as_chunks().0))
         }
     }
@@ -257,7 +257,11 @@ exports! {
     ) -> c_int {
         0; |core, _| {
             // SAFETY: the caller guarantees arrays of this size.
-            let said = unsafe { python::selftest::Said::new(codes, firsts, lines, count) };
+            let said = unsafe {
+                let count = count.min(1 << 16);
+                let (codes, firsts) = (c_text::slice(codes, count), c_text::slice(firsts, count));
+                python::interpreter::Said { codes, firsts, lines: c_text::slice(lines, count) }
+            };
             let proved = python::prove(core, said);
             // SAFETY: as above.
             unsafe { c_text::fill(reason, reason_bytes, |out| python::put(out, proved.as_ref().err())) };
@@ -300,7 +304,7 @@ exports! {
             _ => { high_water::end(); 1 }
         }
     }
-    /// Writes the peak bytes of driver allocations and of pools' blocks in the open range. Returns 0 if no range is open, else 1.
+    /// Writes the peak bytes of driver allocations and of pools' blocks in the current range. Returns 0 if no range is open, else 1.
     gpumem_peak_bytes as peak_bytes(cuda_ordinal: c_int, bytes: *mut u64, block_bytes: *mut u64) -> c_int {
         0; |_, _| {
             let device = usize::try_from(cuda_ordinal).ok().filter(|&device| device < high_water::DEVICES && high_water::open());
@@ -341,13 +345,13 @@ exports! {
     gpumem_dumps as dumps(format: *const c_char, sort: *const c_char, ascending: c_int, reset: c_int) -> *mut c_char {
         std::ptr::null_mut(); |core, _| {
             let format = match text!(format) {
-                b"" | b"text" | b"table" => Some(dump::Format::Text),
-                b"json" => Some(dump::Format::Json),
+                b"" | b"text" | b"table" => Some(AskKind::ReportText),
+                b"json" => Some(AskKind::ReportJson),
                 _ => None,
             };
-            match (format, dump::Sort::named(&c_text::text(text!(sort)))) {
-                (Some(format), Some(sort)) => {
-                    c_text::handed(&dump::dumps(core, format, sort, ascending != 0, reset != 0))
+            match (format, dump::order_of(&c_text::text(text!(sort)))) {
+                (Some(format), Some(order)) => {
+                    c_text::handed(&dump::dumps(core, format, order, ascending != 0, reset != 0))
                 }
                 _ => std::ptr::null_mut(),
             }

@@ -446,6 +446,11 @@ impl StorePath {
         self.words().iter().map(|word| format!(" {}", quoted(word))).collect()
     }
 
+    /// Returns whether the command line or the environment names the store.
+    pub(crate) fn is_named(&self) -> bool {
+        self.named().is_some()
+    }
+
     fn named(&self) -> Option<PathBuf> {
         self.given.clone().or_else(|| variable("GPUMEM_STORE"))
     }

@@ -19,14 +19,14 @@ pub(crate) const RUN_NOT_FOUND: u8 = 127;
 /// `run`: added to the number of the signal that ended the command.
 pub(crate) const RUN_SIGNAL: u8 = 128;
 
-pub(crate) const HELP: &str = "Exit codes: 0 done, 1 failure, 2 wrong command line, 3 no such file, run or process, \
-4 invalid input, 5 run store cannot be read or written, 6 no daemon answers, 7 the daemon refuses";
-pub(crate) const DOCTOR_HELP: &str = "Exit codes: 0 no problem, 10 problems were found; 1 failure, 2 wrong command line, 3 no such process. \
+pub(crate) const HELP: &str = "Exit codes: 0 done, 1 failure, 2 wrong command line, 3 nothing found by that name, \
+4 invalid input, 5 run store unusable, 6 no daemon answers, 7 daemon refuses";
+pub(crate) const DOCTOR_HELP: &str = "Exit codes: 0 no problem, 10 problems were found, 1 failure, 2 wrong command line, 3 no such process. \
 Meaning of each line: docs/troubleshooting.md";
-pub(crate) const DIFF_HELP: &str = "Exit codes: 0 done, and within the limit; 8 B exceeds A by more than --fail-above allows, \
-9 undecided for lack of data; 1 failure, 2 wrong command line, 3 no such file, run, process or category, 4 invalid \
-input, 5 run store cannot be read, 6 no daemon answers, 7 the daemon refuses";
-pub(crate) const RUN_HELP: &str = "Exit codes: that of the command, 128+N if signal N ended it; 125 failure of \
+pub(crate) const DIFF_HELP: &str = "Exit codes: 0 within the limit, 8 B exceeds A by more than --fail-above allows, \
+9 undecided for lack of data. The others: 1 failure, 2 wrong command line, 3 nothing found by that name, 4 invalid \
+input, 5 run store unusable, 6 no daemon answers, 7 daemon refuses";
+pub(crate) const RUN_HELP: &str = "Exit codes: that of the command, 128+N if signal N ended it. The others: 125 failure of \
 gpumemctl, 126 the command cannot be executed, 127 the command was not found";
 
 /// Kinds of errors, each with its exit code.

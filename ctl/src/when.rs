@@ -79,7 +79,7 @@ impl std::str::FromStr for When {
         if let Some(name) = text.strip_prefix("mark:").filter(|name| !name.is_empty()) {
             return Ok(When::Mark(name.to_owned()));
         }
-        let wrong = || format!("`{text}` is no time: {FORMS}");
+        let wrong = || format!("`{text}` is not a time: {FORMS}");
         if let Some(seconds) = text.strip_prefix('@') {
             let at = decimal_ns(seconds, SECOND_NS).and_then(|ns| i64::try_from(ns).ok());
             return at
@@ -179,7 +179,7 @@ impl When {
             When::Record(_) => {
                 Err(format!("times that begin with + are of runs without a wall clock: {FORMS}"))
             }
-            When::Mark(name) => Err(format!("`{name}` is no time: {FORMS}")),
+            When::Mark(name) => Err(format!("`{name}` is not a time: {FORMS}")),
         }
     }
 
@@ -217,11 +217,11 @@ fn no_mark(name: &str, marks: &[(String, u64)]) -> String {
     let mut names: Vec<&str> = marks.iter().map(|(name, _)| name.as_str()).collect();
     names.dedup();
     match names.len() {
-        0 => format!("`{name}` is no time, and the run has no marks: {FORMS}"),
+        0 => format!("`{name}` is not a time, and the run has no marks: {FORMS}"),
         count => {
             let shown = names.iter().rev().take(8).rev().copied().collect::<Vec<_>>().join(", ");
             let more = if count > 8 { ", ..." } else { "" };
-            format!("`{name}` is no time and no mark of the run; its marks: {shown}{more}")
+            format!("`{name}` is neither a time nor a mark of the run; its marks: {shown}{more}")
         }
     }
 }

@@ -22,7 +22,7 @@ pub struct NvmlStatus {
     pub no_events: bool,
     /// When `up` or `reason` last changed.
     pub since_ns: u64,
-    /// Since when the poller has been stalled, if that is too long; no GPU is read then.
+    /// Since when no GPU is read, because calls have not returned.
     pub stalled_since_ns: Option<u64>,
     /// Time until which NVML is closed, on request or because the driver is being unbound from a GPU.
     pub released_until_ns: Option<u64>,

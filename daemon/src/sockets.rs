@@ -169,7 +169,7 @@ pub(crate) fn handed(
     let listens = rustix::net::sockopt::socket_acceptconn(&fd).map_err(failed)?;
     let is_tcp = |family| family == AddressFamily::INET || family == AddressFamily::INET6;
     if found != kind || !(of == family || is_tcp(of) && is_tcp(family)) || !listens {
-        return Err(wrong("it is no listening socket of the kind that is needed".into()));
+        return Err(wrong("it is not a listening socket of the kind that is needed".into()));
     }
     rustix::io::ioctl_fionbio(&fd, true).map_err(failed)?;
     Ok(fd)

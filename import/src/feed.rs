@@ -32,23 +32,21 @@ const MAX_ROWS: u64 = 1 << 18;
 #[derive(Debug, Default)]
 pub(super) struct Rejects {
     pub count: u64,
-    named: Vec<u64>,
+    named: Vec<String>,
 }
 
 impl Rejects {
-    fn add(&mut self, place: u64) {
+    pub fn add(&mut self, place: impl FnOnce() -> String) {
         self.count += 1;
         if self.named.len() < NAMED {
-            self.named.push(place);
+            self.named.push(place());
         }
     }
 
-    /// Returns a sentence such as `3 rows cannot be read (line 4, 7, 9); right is: EXAMPLE`.
-    fn sentence(&self, what: &str, place: &str, example: &str) -> String {
-        let named: Vec<String> = self.named.iter().map(u64::to_string).collect();
-        let more = if self.count > named.len() as u64 { ", ..." } else { "" };
-        let what = plural(self.count, what);
-        format!("{what} cannot be read ({place} {}{more}); right is: {example}", named.join(", "))
+    /// Returns the first places: `4, 7, 9, ...`.
+    pub fn places(&self) -> String {
+        let more = if self.count > self.named.len() as u64 { ", ..." } else { "" };
+        self.named.join(", ") + more
     }
 }
 
@@ -100,15 +98,9 @@ impl<'s> Feed<'s> {
     }
 
     pub fn gpu(&mut self, slot: u8, uuid: u128, model: &str) {
-        let body = Body::Device {
-            uuid_high: (uuid >> 64) as u64,
-            uuid_low: uuid as u64,
-            total_bytes: Reading::ABSENT,
-            ordinal: u16::from(slot),
-            id: DeviceIdKind::Gpu,
-            name: model,
-        };
-        self.host(on(slot), body);
+        let (uuid_high, uuid_low, ordinal) = ((uuid >> 64) as u64, uuid as u64, u16::from(slot));
+        let (total_bytes, id) = (Reading::ABSENT, DeviceIdKind::Gpu);
+        self.host(on(slot), Body::Device { uuid_high, uuid_low, total_bytes, ordinal, id, name: model });
         self.devices.insert(slot);
     }
 
@@ -148,20 +140,15 @@ impl<'s> Feed<'s> {
     }
 
     pub fn reject(&mut self, place: u64) {
-        self.rejects.add(place);
+        self.rejects.add(|| place.to_string());
         self.sink.reject(1);
-    }
-
-    /// Counts further unreadable input whose places are unknown.
-    pub fn rejected_more(&mut self, count: u64) {
-        self.rejects.count += count;
-        self.sink.reject(count);
     }
 
     /// Adds a caveat if input was rejected. `what` names one item, `place` is the unit of the numbers.
     pub fn tell_rejects(&mut self, what: &str, place: &str, example: &str) {
         if self.rejects.count > 0 {
-            let text = self.rejects.sentence(what, place, example);
+            let (what, places) = (plural(self.rejects.count, what), self.rejects.places());
+            let text = format!("{what} cannot be read ({place} {places}); right is: {example}");
             self.sink.caveat("rejected_lines", text);
         }
     }
@@ -183,14 +170,8 @@ fn on(slot: u8) -> Stamp {
 }
 
 fn by_number(slot: u8, total_bytes: Option<u64>) -> Body<'static> {
-    Body::Device {
-        uuid_high: 0,
-        uuid_low: 0,
-        total_bytes: Reading(total_bytes),
-        ordinal: u16::from(slot),
-        id: DeviceIdKind::Ordinal,
-        name: "",
-    }
+    let (total_bytes, id) = (Reading(total_bytes), DeviceIdKind::Ordinal);
+    Body::Device { uuid_high: 0, uuid_low: 0, total_bytes, ordinal: u16::from(slot), id, name: "" }
 }
 
 /// One piece of memory from a file.
@@ -212,12 +193,13 @@ impl Piece {
     }
 }
 
-/// Emits the records of one process of a file.
-#[derive(Debug)]
+/// Emits the records of one process of a file. The default is the only process of a file.
+#[derive(Debug, Default)]
 pub(super) struct Speaker {
     pub key: ProcessKey,
     seq: u64,
-    address: u64,
+    /// Bytes of generated addresses.
+    used: u64,
     tags: HashMap<String, u32>,
     devices: BTreeSet<u8>,
     rows: u64,
@@ -230,37 +212,21 @@ pub(super) struct Speaker {
     pools: BTreeSet<u8>,
 }
 
-impl Default for Speaker {
-    /// Returns the only process of a file.
-    fn default() -> Self {
-        Speaker::new(0)
-    }
-}
-
 impl Speaker {
     /// Returns the `number`th process of the file; its pid is unknown.
     pub fn new(number: u64) -> Self {
-        Speaker {
-            key: ProcessKey { pid: 0, start_ticks: number },
-            seq: 0,
-            address: FIRST_ADDRESS,
-            tags: HashMap::new(),
-            devices: BTreeSet::new(),
-            rows: 0,
-            held: Vec::new(),
-            summed: BTreeMap::new(),
-            cut_tags: 0,
-            pools: BTreeSet::new(),
-        }
+        Speaker { key: ProcessKey { pid: 0, start_ticks: number }, ..Speaker::default() }
     }
 
     fn say(&self, feed: &mut Feed<'_>, stamp: Stamp, body: Body<'_>) {
         feed.say(Origin::Process(self.key), stamp, body);
     }
 
-    fn ordered(&mut self) -> Stamp {
+    /// Emits a record with the next sequence number, and returns that number.
+    fn emit(&mut self, feed: &mut Feed<'_>, stamp: Stamp, body: Body<'_>) -> u64 {
         self.seq += 1;
-        Stamp { seq: self.seq, ..Stamp::default() }
+        self.say(feed, Stamp { seq: self.seq, ..stamp }, body);
+        self.seq
     }
 
     /// Gives the process an account on a device, which may stay empty.
@@ -322,17 +288,15 @@ impl Speaker {
     }
 
     fn row(&mut self, feed: &mut Feed<'_>, piece: Piece, pool: u64) -> u64 {
-        let address = self.address;
-        self.address = address.wrapping_add(piece.bytes.max(1).next_multiple_of(512));
+        let address = FIRST_ADDRESS.wrapping_add(self.used);
+        self.used = self.used.wrapping_add(piece.bytes.max(1).next_multiple_of(512));
         let flags = if piece.estimated { Flags::ESTIMATED } else { Flags::default() };
-        let stamp = Stamp { tag: piece.tag, device: piece.slot, flags, ..self.ordered() };
+        let stamp = Stamp { tag: piece.tag, flags, ..on(piece.slot) };
         let body = Body::AllocEnd { address, bytes: piece.bytes, pool, took_us: 0, memory: piece.memory };
-        self.say(feed, stamp, body);
+        let block_seq = self.emit(feed, stamp, body);
         if piece.role != Role::Unknown {
             let use_as = (piece.role, Phase::Unknown);
-            let body = Body::Retag { address, block_seq: stamp.seq, pool: 0, use_as };
-            let stamp = Stamp { device: piece.slot, ..self.ordered() };
-            self.say(feed, stamp, body);
+            self.emit(feed, on(piece.slot), Body::Retag { address, block_seq, pool: 0, use_as });
         }
         address
     }
@@ -343,8 +307,7 @@ impl Speaker {
         let pool = 1 + u64::from(slot);
         if self.pools.insert(slot) {
             let body = Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner: PoolOwner::Driver };
-            let stamp = Stamp { device: slot, ..self.ordered() };
-            self.say(feed, stamp, body);
+            self.emit(feed, on(slot), body);
         }
         pool
     }
@@ -357,22 +320,19 @@ impl Speaker {
 
     /// Frees a piece to the device's pool.
     pub fn give(&mut self, feed: &mut Feed<'_>, slot: u8, address: u64) {
-        let begin = Stamp { device: slot, ..self.ordered() };
-        self.say(feed, begin, Body::FreeBegin { address });
-        let end = Stamp { device: slot, ..self.ordered() };
-        self.say(feed, end, Body::FreeEnd { begin_seq: begin.seq, result: 0 });
+        let begin_seq = self.emit(feed, on(slot), Body::FreeBegin { address });
+        self.emit(feed, on(slot), Body::FreeEnd { begin_seq, result: 0 });
     }
 
     /// Sets the bytes that the device's pool reserves.
     pub fn keep(&mut self, feed: &mut Feed<'_>, slot: u8, bytes: u64) {
         let pool = self.pool(feed, slot);
-        let stamp = Stamp { device: slot, ..self.ordered() };
-        self.say(feed, stamp, Body::PoolState { pool, reserved_bytes: bytes, used_bytes: bytes, took_us: 0 });
+        let body = Body::PoolState { pool, reserved_bytes: bytes, used_bytes: bytes, took_us: 0 };
+        self.emit(feed, on(slot), body);
     }
 
     pub fn step(&mut self, feed: &mut Feed<'_>, number: u64) {
-        let stamp = self.ordered();
-        self.say(feed, stamp, Body::Step { number });
+        self.emit(feed, Stamp::default(), Body::Step { number });
     }
 
     /// Emits the held pieces and the sums. Must precede a reading that covers the whole process.
@@ -386,21 +346,18 @@ impl Speaker {
             return;
         }
         let count: u64 = summed.values().map(|(count, _)| count).sum();
-        for ((slot, tag, memory, role), (_, bytes)) in summed {
-            let (memory, role) = (MemoryKind::from_code(memory), Role::from_code(role));
+        for ((slot, tag, memory, role), (_, mut rest)) in summed {
+            let memory = MemoryKind::from_code(memory);
             // A sum may exceed the maximum of one allocation.
-            let mut rest = bytes;
             while rest > 0 {
                 let bytes = rest.min(MAX_BYTES);
-                self.row(feed, Piece { slot, bytes, tag, memory, role, estimated: false }, 0);
+                self.row(feed, Piece { memory, ..Piece::new(slot, bytes, tag, Role::from_code(role)) }, 0);
                 rest -= bytes;
             }
         }
-        let text = format!(
-            "{} beyond the first {} are summed by name: sums are exact, their number is not",
-            plural(count, "row"),
-            thousands(MAX_ROWS)
-        );
+        let (rows, most) = (plural(count, "row"), thousands(MAX_ROWS));
+        let text =
+            format!("{rows} beyond the first {most} are summed by name: sums are exact, their number is not");
         feed.caveat("summed_rows", text);
     }
 
@@ -414,19 +371,12 @@ impl Speaker {
     /// Emits what remains at the end of the file.
     pub fn end(&mut self, feed: &mut Feed<'_>) {
         self.settle(feed);
-        let cut = plural(self.cut_tags, "name");
-        let most = thousands(MAX_NAMES as u64);
+        let (cut, most) = (plural(self.cut_tags, "name"), thousands(MAX_NAMES as u64));
+        let cut = format!("{cut} are longer than {MAX_TAG_BYTES} bytes and were cut");
+        let more = format!("there are more than {most} names: the others are summed as {MORE_NAMES}");
         feed.caveats([
-            (
-                "cut_tags",
-                self.cut_tags > 0,
-                format!("{cut} are longer than {MAX_TAG_BYTES} bytes and were cut"),
-            ),
-            (
-                "many_names",
-                self.tags.contains_key(MORE_NAMES),
-                format!("there are more than {most} names: the others are summed as {MORE_NAMES}"),
-            ),
+            ("cut_tags", self.cut_tags > 0, cut),
+            ("many_names", self.tags.contains_key(MORE_NAMES), more),
         ]);
         self.say(feed, Stamp::default(), Body::Bye { reason: ByeReason::Exit });
         feed.gone(self.key);

@@ -80,27 +80,24 @@ impl Total {
 /// A composition: pieces with names.
 #[derive(Debug, Default)]
 pub(super) struct Composition {
-    held: Vec<(u64, u32, Role, u64)>,
+    /// Pieces with their addresses; `None` for a position without bytes.
+    held: Vec<Option<(Piece, u64)>>,
 }
 
 impl Composition {
     /// Replaces the held pieces; each keeps its position from call to call.
     pub fn set(&mut self, speaker: &mut Speaker, feed: &mut Feed<'_>, slot: u8, pieces: &[Piece]) {
-        self.held.resize(self.held.len().max(pieces.len()), (0, 0, Role::Unknown, 0));
-        let wanted = pieces.iter().map(|piece| (piece.bytes, piece.tag, piece.role));
-        let wanted: Vec<_> =
-            wanted.chain(std::iter::repeat((0, 0, Role::Unknown))).take(self.held.len()).collect();
-        let differs =
-            |held: &(u64, u32, Role, u64), wanted: &(u64, u32, Role)| (held.0, held.1, held.2) != *wanted;
-        for (held, wanted) in self.held.iter_mut().zip(&wanted) {
-            if differs(held, wanted) && held.0 > 0 {
-                speaker.give(feed, slot, held.3);
-                held.0 = 0;
+        let name = |piece: &Piece| (piece.bytes, piece.tag, piece.role);
+        self.held.resize(self.held.len().max(pieces.len()), None);
+        for (place, held) in self.held.iter_mut().enumerate() {
+            let wanted = pieces.get(place).map(name);
+            if let Some((_, address)) = held.take_if(|(held, _)| Some(name(held)) != wanted) {
+                speaker.give(feed, slot, address);
             }
         }
-        for (held, &(bytes, tag, role)) in self.held.iter_mut().zip(&wanted) {
-            if bytes > 0 && differs(held, &(bytes, tag, role)) {
-                *held = (bytes, tag, role, speaker.take(feed, Piece::new(slot, bytes, tag, role)));
+        for (held, &piece) in self.held.iter_mut().zip(pieces) {
+            if held.is_none() && piece.bytes > 0 {
+                *held = Some((piece, speaker.take(feed, piece)));
             }
         }
         speaker.keep(feed, slot, pieces.iter().map(|piece| piece.bytes).fold(0, u64::saturating_add));

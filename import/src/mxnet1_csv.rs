@@ -41,14 +41,9 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
         lines.pop(); // the last line may be cut
     }
     let lines: Vec<&[u8]> = lines.into_iter().filter(|line| !line.trim_ascii().is_empty()).collect();
-    let rows = lines.iter().filter_map(|line| row(std::str::from_utf8(line).ok()?));
-    let is_known = |tag: &str| PREFIXES.iter().any(|(prefix, _)| tag.starts_with(prefix));
-    let (mut count, mut known) = (0, false);
-    for (tag, _) in rows {
-        count += 1;
-        known |= is_known(tag);
-    }
-    known && count * 2 > lines.len()
+    let rows: Vec<_> = lines.iter().filter_map(|line| row(std::str::from_utf8(line).ok()?)).collect();
+    let is_known = |(tag, _): &(&str, u64)| PREFIXES.iter().any(|(prefix, _)| tag.starts_with(prefix));
+    rows.iter().any(is_known) && rows.len() * 2 > lines.len()
 }
 
 /// Returns tag and bytes of a line.
@@ -71,7 +66,7 @@ fn role(tag: &str) -> Role {
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let mut feed = Feed::of_lines(sink);
-    let mut speaker = Speaker::new(0);
+    let mut speaker = Speaker::default();
     let mut rows = 0_u64;
     let read = lines(input, &mut feed, |feed, number, line| {
         feed.time_ns = number;

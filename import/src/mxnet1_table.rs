@@ -68,15 +68,14 @@ impl Row {
         if !(3..=4).contains(&rest.len()) {
             return None;
         }
-        let count = count.parse().ok()?;
-        Row { place: String::new(), count, min: bytes(min)?, max: bytes(max)?, average: bytes(average)? }
-            .placed(&words.join(" "))
+        let bytes = |text: &str| of_kb(text.parse().ok()?);
+        Row::new(&words.join(" "), count.parse().ok()?, bytes(min)?, bytes(max)?, bytes(average)?)
     }
 
-    fn placed(mut self, name: &str) -> Option<Row> {
+    fn new(name: &str, count: u64, min: u64, max: u64, average: u64) -> Option<Row> {
         let place = name.strip_prefix("Memory:").unwrap_or(name).trim().trim_end_matches('/');
-        self.place = place.chars().take(64).collect();
-        (!place.is_empty() && self.max <= MAX_BYTES).then_some(self)
+        let row = Row { place: place.chars().take(64).collect(), count, min, max, average };
+        (!place.is_empty() && max <= MAX_BYTES).then_some(row)
     }
 
     fn gpu(&self) -> Option<u8> {
@@ -99,10 +98,6 @@ impl Row {
 }
 
 /// Converts kB with decimals to bytes.
-fn bytes(text: &str) -> Option<u64> {
-    of_kb(text.parse().ok()?)
-}
-
 fn of_kb(kb: f64) -> Option<u64> {
     let bytes = (kb * 1000.0).round();
     (0.0..1e18).contains(&bytes).then_some(bytes as u64)
@@ -134,28 +129,27 @@ fn tell(tables: &[Table], feed: &mut Feed<'_>) {
             }
         }
         of_pools.extend(table.pools.iter().map(|row| format!("{which}{}", row.sentence())));
-        if is_there
-            || number == 0 && !tables.iter().any(|table| table.rows.iter().any(|row| row.gpu().is_some()))
-        {
+        if is_there {
             speakers.push(speaker);
         }
+    }
+    if speakers.is_empty() {
+        speakers.push(Speaker::default());
     }
     let only_maximum = "a table has no times and no names: each device's amount is its maximum, without memory that its pool \
                         caches and without the driver's share";
     let rounded = "amounts passed through 32-bit floats: they are exact to one part in 16 million";
     let has_gpus = !of_gpus.is_empty();
     let [gpus, others, pools] = [of_gpus, of_others, of_pools].map(|rows| rows.join("; "));
+    let count = speakers.len();
+    let several = format!("{count} tables have GPUs: gpumemctl import stores each as a run");
     feed.caveats([
         ("only_maximum", has_gpus, only_maximum.to_owned()),
         ("rounded", has_gpus, rounded.to_owned()),
         ("table", has_gpus, gpus),
         ("host_memory", !others.is_empty(), format!("host memory, in no sum: {others}")),
         ("pool_memory", !pools.is_empty(), format!("pools, included in the amounts of devices: {pools}")),
-        (
-            "several_processes",
-            speakers.len() > 1,
-            format!("{} tables have GPUs: gpumemctl import stores each as a run", speakers.len()),
-        ),
+        ("several_processes", count > 1, several),
     ]);
     for mut speaker in speakers {
         speaker.end(feed);
@@ -210,10 +204,8 @@ fn text(input: Input, feed: &mut Feed<'_>) -> Result<(Vec<Table>, u64), Error> {
             line.clone_into(&mut previous);
         }
     })?;
-    let text = format!(
-        "{} of more than {MAX_TABLES} tables or {MAX_ROWS} rows were not read",
-        plural(dropped, "row")
-    );
+    let rows = plural(dropped, "row");
+    let text = format!("{rows} of more than {MAX_TABLES} tables or {MAX_ROWS} rows were not read");
     feed.caveats([("many_tables", dropped > 0, text)]);
     Ok((tables, read))
 }
@@ -247,9 +239,8 @@ fn json(input: Input) -> Result<Table, Error> {
     for (section, rows) in document.memory {
         let list = if section == "Pool Memory" { &mut table.pools } else { &mut table.rows };
         for (name, Stats { count, min, max, avg }) in rows.into_iter().take(MAX_ROWS) {
-            let row = of_kb(min).zip(of_kb(max)).zip(of_kb(avg)).and_then(|((min, max), average)| {
-                Row { place: String::new(), count, min, max, average }.placed(&name)
-            });
+            let amounts = of_kb(min).zip(of_kb(max)).zip(of_kb(avg));
+            let row = amounts.and_then(|((min, max), average)| Row::new(&name, count, min, max, average));
             list.push(row.ok_or_else(|| wrong(format!("{name:?} has no possible amounts")))?);
         }
     }

@@ -8,7 +8,7 @@
 //! The trace has one counter value after each allocation and free on a device: the bytes that the program holds, without names.
 //! Values are not sorted by time. A file that is written while the program runs has no end. MXNet 0.12 wrote no such counters.
 
-use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
+use super::feed::{Feed, MAX_BYTES, Piece, Rejects, Speaker};
 use super::level::Total;
 use super::lines::contains;
 use super::objects::{Next, Objects};
@@ -145,13 +145,13 @@ struct Reading {
     place: usize,
 }
 
+#[derive(Default)]
 struct Trace<'s> {
     /// Becomes `feed` with the first reading that is emitted, because its clock begins there.
     sink: Option<&'s mut dyn Sink>,
     feed: Option<Feed<'s>>,
     speaker: Speaker,
-    places: Vec<Place>,
-    counters: Vec<Counter>,
+    counters: Vec<(Place, Counter)>,
     window: Vec<Reading>,
     first_us: u64,
     /// Time of the last emitted reading.
@@ -169,15 +169,14 @@ impl<'s> Trace<'s> {
         let bytes = value.whole().filter(|bytes| *bytes <= MAX_BYTES)?;
         let time_us = event.ts.whole()?;
         let place = Place::of(&event.name)?;
-        let index = match self.places.iter().position(|known| *known == place) {
-            Some(index) => index,
-            None if self.places.len() < MAX_POOLS => {
-                self.places.push(place);
-                self.counters.push(Counter::default());
-                self.places.len() - 1
+        let known = self.counters.iter().position(|(known, _)| *known == place);
+        let index = known.unwrap_or(self.counters.len());
+        if known.is_none() {
+            if index >= MAX_POOLS {
+                return None;
             }
-            None => return None,
-        };
+            self.counters.push((place, Counter::default()));
+        }
         self.window.push(Reading { time_us, bytes, place: index });
         if self.window.len() == 2 * WINDOW {
             self.tell(WINDOW);
@@ -204,11 +203,7 @@ impl<'s> Trace<'s> {
             self.late += u64::from(reading.time_us < self.told_us);
             self.told_us = self.told_us.max(reading.time_us);
             feed.time_ns = (self.told_us - self.first_us).saturating_mul(1000);
-            let (Some(place), Some(counter)) =
-                (self.places.get(reading.place), self.counters.get_mut(reading.place))
-            else {
-                continue;
-            };
+            let Some((place, counter)) = self.counters.get_mut(reading.place) else { continue };
             counter.take(self.told_us, reading.bytes);
             if let Place::Gpu(slot) = place {
                 counter.total.set(&mut self.speaker, feed, *slot, reading.bytes);
@@ -221,18 +216,8 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let is_array = is_array(input.head());
     let mut objects = Objects::new(input.into_reader(), b"\"traceEvents\"", is_array);
-    let mut trace = Trace {
-        sink: Some(sink),
-        feed: None,
-        speaker: Speaker::new(0),
-        places: Vec::new(),
-        counters: Vec::new(),
-        window: Vec::new(),
-        first_us: 0,
-        told_us: 0,
-        late: 0,
-    };
-    let (mut events, mut bad, mut bad_count) = (0_u64, Vec::new(), 0_u64);
+    let mut trace = Trace { sink: Some(sink), ..Trace::default() };
+    let (mut events, mut rejects) = (0_u64, Rejects::default());
     let end = loop {
         let offset = objects.offset;
         let next = objects.next().map_err(|source| Error::Read { path: path.clone(), offset, source })?;
@@ -244,14 +229,11 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         };
         events += 1;
         if !is_read {
-            bad_count += 1;
-            if bad.len() < 16 {
-                bad.push(events);
-            }
+            rejects.add(|| events.to_string());
         }
     };
     trace.tell(usize::MAX);
-    let Trace { feed, mut speaker, places, counters, late, .. } = trace;
+    let Trace { feed, mut speaker, counters, late, .. } = trace;
     let Some(mut feed) = feed else {
         let what = format!(
             "none of its {} is a counter of memory; MXNet writes them from 1.0 on, with profile_memory. One looks like: {EXAMPLE}",
@@ -259,27 +241,21 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         );
         return Err(Error::NoMemory { path, what });
     };
-    bad.iter().for_each(|&event| feed.reject(event));
-    feed.rejected_more(bad_count - bad.len() as u64);
-    caveats(&places, &counters, &end, [objects.offset, events, late], &mut feed);
+    feed.sink.reject(rejects.count);
+    feed.rejects = rejects;
+    caveats(&counters, &end, [objects.offset, events, late], &mut feed);
     feed.tell_rejects("event", "event", EXAMPLE);
-    pinned(&places, &counters, &mut speaker, &mut feed);
+    pinned(&counters, &mut speaker, &mut feed);
     speaker.end(&mut feed);
     Ok(())
 }
 
 /// Adds the caveats of the run; `end` is how the trace ended, at byte `offset` after `events` events.
-fn caveats(
-    places: &[Place],
-    counters: &[Counter],
-    end: &Next,
-    [offset, events, late]: [u64; 3],
-    feed: &mut Feed<'_>,
-) {
+fn caveats(counters: &[(Place, Counter)], end: &Next, [offset, events, late]: [u64; 3], feed: &mut Feed<'_>) {
     let sentences = |is_gpu: bool| {
-        let all = places.iter().zip(counters).filter(|(place, _)| matches!(place, Place::Gpu(_)) == is_gpu);
-        let mut all: Vec<_> = all.collect();
-        all.sort_by_key(|(place, _)| *place);
+        let mut all: Vec<_> =
+            counters.iter().filter(|(place, _)| matches!(place, Place::Gpu(_)) == is_gpu).collect();
+        all.sort_by_key(|(place, _)| place);
         all.iter().map(|(place, counter)| counter.sentence(place)).collect::<Vec<_>>().join("; ")
     };
     let (gpus, hosts) = (sentences(true), sentences(false));
@@ -301,16 +277,15 @@ fn caveats(
 }
 
 /// Books the last amount of page-locked memory as host memory of the first GPU, outside its sum.
-fn pinned(places: &[Place], counters: &[Counter], speaker: &mut Speaker, feed: &mut Feed<'_>) {
-    let gpu =
-        places.iter().filter_map(|place| if let Place::Gpu(slot) = place { Some(*slot) } else { None }).min();
-    let pinned = places.iter().zip(counters).find(|(place, _)| place.name() == "cpu pinned");
-    if let (Some(slot), Some((_, counter))) = (gpu, pinned)
-        && counter.last > 0
-    {
+fn pinned(counters: &[(Place, Counter)], speaker: &mut Speaker, feed: &mut Feed<'_>) {
+    let gpus = counters.iter().filter_map(|(place, _)| match place {
+        Place::Gpu(slot) => Some(*slot),
+        Place::Host(_) => None,
+    });
+    let pinned = counters.iter().find(|(place, counter)| place.name() == "cpu pinned" && counter.last > 0);
+    if let (Some(slot), Some((_, counter))) = (gpus.min(), pinned) {
         let tag = speaker.tag(feed, "cpu pinned");
-        let piece =
-            Piece { memory: MemoryKind::Pinned, ..Piece::new(slot, counter.last, tag, Role::Unknown) };
-        speaker.allocate(feed, piece);
+        let piece = Piece::new(slot, counter.last, tag, Role::Unknown);
+        speaker.allocate(feed, Piece { memory: MemoryKind::Pinned, ..piece });
     }
 }

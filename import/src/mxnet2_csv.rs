@@ -21,6 +21,7 @@ use gpumem_report::rules::Groupings;
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};
 use gpumem_wire::{MemoryKind, Role};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 pub(super) const PRESET: &str = "mxnet";
@@ -32,8 +33,8 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
     first_line(head).and_then(fields).is_some_and(|fields| is_header(&fields))
 }
 
-fn is_header<S: AsRef<str>>(fields: &[S]) -> bool {
-    let has = |name: &str| fields.iter().any(|field| field.as_ref() == name);
+fn is_header(fields: &[Cow<'_, str>]) -> bool {
+    let has = |name: &str| fields.iter().any(|field| field == name);
     has("Attribute Name") && has("Requested Size") && has("Actual Size")
 }
 
@@ -201,11 +202,9 @@ impl Profile {
         self.rounding(feed);
         for (slot, device) in self.devices.iter().filter(|(_, device)| device.host != 0) {
             let amended = device.amendment.map_or(String::new(), |amendment| {
-                let without = thousands(amendment.saturating_add(device.host));
-                format!(
-                    ": nvml_amend is {without} bytes without them, {} bytes in the file",
-                    thousands(amendment)
-                )
+                let (without, with) = (amendment.saturating_add(device.host), thousands(amendment));
+                let without = thousands(without);
+                format!(": nvml_amend is {without} bytes without them, {with} bytes in the file")
             });
             let text = format!(
                 "rows of image_io are page-locked host memory that the file counts on device {slot} ({} bytes){amended}",
@@ -213,11 +212,9 @@ impl Profile {
             );
             feed.caveat("host_rows", text);
         }
-        let text = format!(
-            "{} of {} are blocks that the pool reused, under the name of their last user",
-            thousands(self.reused),
-            plural(self.rows, "row")
-        );
+        let (reused, rows) = (thousands(self.reused), plural(self.rows, "row"));
+        let text =
+            format!("{reused} of {rows} are blocks that the pool reused, under the name of their last user");
         feed.caveats([("reused", self.reused > 0, text)]);
     }
 
@@ -246,11 +243,9 @@ impl Profile {
             0 => String::new(),
             _ => format!(", {:.1} % more", waste as f64 * 100.0 / requested as f64),
         };
+        let [actual, requested, waste] = [actual, requested, waste].map(thousands);
         let text = format!(
-            "rounding: {} bytes were allocated for {} requested{share}; the difference of {} bytes: {}",
-            thousands(actual),
-            thousands(requested),
-            thousands(waste),
+            "rounding: {actual} bytes were allocated for {requested} requested{share}; the difference of {waste} bytes: {}",
             parts.join(", ")
         );
         feed.caveat("rounding", text);
@@ -268,7 +263,7 @@ fn pid(input: &Input) -> Option<u32> {
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let (file, pid) = (input.path.clone(), pid(&input));
     let mut feed = Feed::of_lines(sink);
-    let mut speaker = Speaker::new(0);
+    let mut speaker = Speaker::default();
     let mut profile = Profile::default();
     let mut second = None;
     let read = lines(input, &mut feed, |feed, number, line| {

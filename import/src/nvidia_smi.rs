@@ -17,6 +17,7 @@ use gpumem_model::units::plural;
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};
 use gpumem_wire::{Absence, ClockKind};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 const FORMAT: &str = "nvidia-smi-csv";
@@ -30,7 +31,7 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
     first_line(head).and_then(fields).is_some_and(|names| Columns::of(&names).is_some())
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Columns {
     /// Wall time, step, value.
     Scalar,
@@ -49,26 +50,28 @@ enum Columns {
 }
 
 impl Columns {
-    fn of<S: AsRef<str>>(names: &[S]) -> Option<Columns> {
-        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    fn of(names: &[Cow<'_, str>]) -> Option<Columns> {
         if names == ["Wall time", "Step", "Value"] {
             return Some(Columns::Scalar);
         }
-        let find = |wanted: &str| names.iter().position(|name| name.split(' ').next() == Some(wanted));
-        if let (Some(pid), Some(used)) =
-            (find("pid"), find("used_gpu_memory").or_else(|| find("used_memory")))
-        {
+        // Returns the column with the first of these names that exists.
+        let find = |wanted: &[&str]| {
+            let column =
+                |wanted: &&str| names.iter().position(|name| name.split(' ').next() == Some(*wanted));
+            wanted.iter().find_map(column)
+        };
+        if let (Some(pid), Some(used)) = (find(&["pid"]), find(&["used_gpu_memory", "used_memory"])) {
             return Some(Columns::Processes {
                 count: names.len(),
-                time: find("timestamp"),
-                gpu: find("gpu_uuid").or_else(|| find("gpu_bus_id")).or_else(|| find("gpu_serial")),
-                model: find("gpu_name"),
+                time: find(&["timestamp"]),
+                gpu: find(&["gpu_uuid", "gpu_bus_id", "gpu_serial"]),
+                model: find(&["gpu_name"]),
                 pid,
-                name: find("process_name").or_else(|| find("name")),
+                name: find(&["process_name", "name"]),
                 used,
             });
         }
-        find("memory.used").map(|_| Columns::Devices)
+        find(&["memory.used"]).map(|_| Columns::Devices)
     }
 }
 
@@ -145,9 +148,9 @@ impl Log {
             self.columns.get_or_insert(columns);
             return;
         }
-        let read = match self.columns.clone() {
+        let read = match self.columns {
             Some(Columns::Scalar) => self.scalar(feed, number, &fields),
-            Some(columns @ Columns::Processes { .. }) => self.process(feed, number, &columns, &fields),
+            Some(Columns::Processes { .. }) => self.process(feed, number, &fields),
             Some(Columns::Devices) => Some(()),
             None => None,
         };
@@ -156,47 +159,39 @@ impl Log {
         }
     }
 
-    fn scalar<S: AsRef<str>>(&mut self, feed: &mut Feed<'_>, number: u64, fields: &[S]) -> Option<()> {
+    fn scalar(&mut self, feed: &mut Feed<'_>, number: u64, fields: &[Cow<'_, str>]) -> Option<()> {
         let [time, step, value] = fields else { return None };
-        let seconds: f64 = time.as_ref().parse().ok()?;
-        step.as_ref().parse::<f64>().ok()?;
+        let seconds: f64 = time.parse().ok()?;
+        step.parse::<f64>().ok()?;
         let time_ns = (0.0..9e9).contains(&seconds).then_some((seconds * 1e9) as u64)?;
-        let used = mib(value.as_ref())?;
+        let used = mib(value)?;
         self.flush(feed);
-        self.add(number, Some(time_ns), 0, ProcessKey { pid: 0, start_ticks: 0 }, used);
+        self.add(number, Some(time_ns), 0, (ProcessKey::default(), used));
         Some(())
     }
 
-    fn process<S: AsRef<str>>(
-        &mut self,
-        feed: &mut Feed<'_>,
-        number: u64,
-        columns: &Columns,
-        fields: &[S],
-    ) -> Option<()> {
-        let Columns::Processes { count, time, gpu, model, pid, name, used } = columns else { return None };
-        if fields.len() != *count {
+    fn process(&mut self, feed: &mut Feed<'_>, number: u64, fields: &[Cow<'_, str>]) -> Option<()> {
+        let Some(Columns::Processes { count, time, gpu, model, pid, name, used }) = self.columns else {
+            return None;
+        };
+        if fields.len() != count {
             return None;
         }
-        let field = |at: usize| fields.get(at).map(AsRef::as_ref);
+        let field = |at: usize| fields.get(at).map(|field| &**field);
         let time_ns = match time {
-            Some(at) => Some(timestamp(field(*at)?)?),
+            Some(at) => Some(timestamp(field(at)?)?),
             None => None,
         };
-        let pid: u32 = field(*pid)?.parse().ok().filter(|pid| *pid != 0)?;
-        let used = mib(field(*used)?)?;
-        let gpu = match gpu {
-            Some(at) => field(*at)?,
-            None => "",
-        };
+        let pid: u32 = field(pid)?.parse().ok().filter(|pid| *pid != 0)?;
+        let used = mib(field(used)?)?;
+        let gpu = gpu.and_then(field).unwrap_or_default();
         self.nameless |= gpu.is_empty();
         let model = model.and_then(field).unwrap_or_default();
         let known = self.live.get(&pid).map(|(key, _)| *key);
-        if known.is_none() && self.processes >= MAX_PROCESSES {
-            return None;
-        }
         let slot = self.gpus.iter().position(|known| known == gpu);
-        if slot.is_none() && self.gpus.len() >= MAX_GPUS {
+        let is_full = known.is_none() && self.processes >= MAX_PROCESSES
+            || slot.is_none() && self.gpus.len() >= MAX_GPUS;
+        if is_full {
             return None;
         }
         let slot = slot.unwrap_or(self.gpus.len()) as u8;
@@ -226,22 +221,15 @@ impl Log {
                 key
             }
         };
-        self.add(number, time_ns, slot, key, used);
+        self.add(number, time_ns, slot, (key, used));
         Some(())
     }
 
-    fn add(
-        &mut self,
-        line: u64,
-        time_ns: Option<u64>,
-        slot: u8,
-        key: ProcessKey,
-        used: Result<u64, Absence>,
-    ) {
+    fn add(&mut self, line: u64, time_ns: Option<u64>, slot: u8, row: (ProcessKey, Result<u64, Absence>)) {
         if self.group.is_empty() {
             (self.group_time, self.group_line) = (time_ns, line);
         }
-        self.group.entry(slot).or_default().push((key, used));
+        self.group.entry(slot).or_default().push(row);
     }
 
     /// Emits the completed reading. A GPU without rows in it no longer has processes.
@@ -250,22 +238,12 @@ impl Log {
         if group.is_empty() {
             return;
         }
-        let time_ns = match self.group_time {
-            Some(time_ns) => {
-                let first = *self.first.get_or_insert_with(|| {
-                    feed.anchor(ClockKind::Wall, time_ns);
-                    time_ns
-                });
-                time_ns.saturating_sub(first)
-            }
-            None => {
-                self.first.get_or_insert_with(|| {
-                    feed.anchor(ClockKind::Ordinal, 0);
-                    0
-                });
-                self.group_line
-            }
-        };
+        let first = *self.first.get_or_insert_with(|| {
+            let clock = if self.group_time.is_some() { ClockKind::Wall } else { ClockKind::Ordinal };
+            feed.anchor(clock, self.group_time.unwrap_or(0));
+            self.group_time.unwrap_or(0)
+        });
+        let time_ns = self.group_time.map_or(self.group_line, |time_ns| time_ns.saturating_sub(first));
         self.backwards += u64::from(time_ns < feed.time_ns);
         feed.time_ns = feed.time_ns.max(time_ns);
         self.readings += 1;

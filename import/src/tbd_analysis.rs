@@ -202,7 +202,7 @@ impl<'de> Visitor<'de> for List<'_> {
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let mut feed = Feed::of_lines(sink);
-    let mut speaker = Speaker::new(0);
+    let mut speaker = Speaker::default();
     let (left, offset) = (Rc::new(Cell::new(MAX_TEXT_BYTES)), Rc::new(Cell::new(0)));
     let reader = Meter { inner: input.into_reader(), left: left.clone(), offset: offset.clone() };
     let mut json = serde_json::Deserializer::from_reader(reader);
@@ -214,7 +214,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         return match read {
             Err(error) => Err(Error::NoMemory {
                 path,
-                what: format!("is no analysis of the TBD suite: {error}; one begins: {{{EXAMPLE}"),
+                what: format!("is not an analysis of the TBD suite: {error}; one begins: {{{EXAMPLE}"),
             }),
             Ok(()) => Err(Error::NothingFound { path, format: FORMAT, lines: 1, example: EXAMPLE }),
         };

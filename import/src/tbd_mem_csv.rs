@@ -17,6 +17,7 @@ use gpumem_model::units::{plural, thousands};
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};
 use gpumem_wire::Role;
+use std::borrow::Cow;
 
 const FORMAT: &str = "tbd-mem-csv";
 const EXAMPLE: &str = "0,10,8259,7000,1200,178,...";
@@ -44,8 +45,8 @@ struct Columns {
 }
 
 impl Columns {
-    fn of<S: AsRef<str>>(names: &[S]) -> Option<Columns> {
-        let find = |name: &str| names.iter().position(|other| other.as_ref() == name);
+    fn of(names: &[Cow<'_, str>]) -> Option<Columns> {
+        let find = |name: &str| names.iter().position(|other| other == name);
         let keys = [find("epoch")?, find("iteration")?, find("peak_cached")?, find("current_cached")?];
         let totals = TOTALS.map(|(name, ..)| find(name));
         totals[0]?;
@@ -57,7 +58,6 @@ impl Columns {
             let to = later.min().copied().unwrap_or(names.len());
             let named = names.iter().enumerate().take(to).skip(from + 1);
             parts.extend(named.map(|(at, name)| {
-                let name = name.as_ref();
                 let name = if total == 2 { name.strip_suffix("_grad").unwrap_or(name) } else { name };
                 (at, total, name.replace('.', "/"))
             }));
@@ -116,15 +116,14 @@ impl Row {
     }
 
     fn sentence(&self) -> String {
-        let claims: Vec<String> = TOTALS
-            .iter()
-            .zip(self.claims)
-            .map(|((_, name, _), bytes)| format!("{name} {}", thousands(bytes)))
-            .collect();
+        let claims = TOTALS.iter().zip(self.claims);
+        let claims: Vec<String> =
+            claims.map(|((_, name, _), bytes)| format!("{name} {}", thousands(bytes))).collect();
         format!("{} = {} bytes", claims.join(" + "), thousands(self.claimed()))
     }
 }
 
+#[derive(Default)]
 struct Rank {
     speaker: Speaker,
     slot: u8,
@@ -134,12 +133,7 @@ struct Rank {
 
 impl Rank {
     fn new(number: usize) -> Rank {
-        Rank {
-            speaker: Speaker::new(number as u64),
-            slot: number as u8,
-            held: Composition::default(),
-            step: (0, 0),
-        }
+        Rank { speaker: Speaker::new(number as u64), slot: number as u8, ..Rank::default() }
     }
 
     /// Books the row's peak, and then its current bytes.
@@ -243,22 +237,17 @@ impl Profile {
         let claims = "tracked is the memory cached by PyTorch's allocator, and its peak; names are the profiler's claims, in whole MB \
                       of 1,000,000 bytes; the file does not name the GPU";
         let unfit = plural(self.unfit, "row");
+        let unfit =
+            format!("{unfit} claimed more than was cached at the end: the names are shown at the peak");
+        let count = self.ranks.len();
+        let several = format!(
+            "{count} processes wrote to this file: the first of several rows for an iteration is attributed to the first \
+             process, which the file does not confirm; gpumemctl import stores each as a run"
+        );
         feed.caveats([
             ("claims", true, claims.to_owned()),
-            (
-                "claims_at_peak",
-                self.unfit > 0,
-                format!("{unfit} claimed more than was cached at the end: the names are shown at the peak"),
-            ),
-            (
-                "several_processes",
-                self.ranks.len() > 1,
-                format!(
-                    "{} processes wrote to this file: the first of several rows for an iteration is attributed to the first \
-                     process, which the file does not confirm; gpumemctl import stores each as a run",
-                    self.ranks.len()
-                ),
-            ),
+            ("claims_at_peak", self.unfit > 0, unfit),
+            ("several_processes", count > 1, several),
         ]);
     }
 }

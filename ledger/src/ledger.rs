@@ -3,10 +3,9 @@
 mod oom_holders;
 
 use crate::Map;
-use crate::base::device::{AgreedReading, DeviceView, Faults};
+use crate::base::device::{AgreedReading, DeviceView, Faults, Recent};
 use crate::base::identity::{DeviceName, Origin, Place, ProcessKey};
 use crate::base::quota::{Limits, Quotas, RefusedRecords};
-use crate::base::recent::Recent;
 use crate::book::{WINDOW_NS, Window};
 use crate::history::ranges::{MAX_SPANS, MAX_SPANS_OF_FILE};
 use crate::history::trend::TrendView;
@@ -35,14 +34,6 @@ pub const STALE_AFTER_NS: u64 = 500_000_000;
 fn place(accounts: &[Account], book: u8) -> Place {
     let book = usize::from(book);
     accounts[book].device.map_or(Place::Unnamed(book), Place::Device)
-}
-
-pub(crate) fn book_on(process: &Process, device: usize) -> Option<u8> {
-    process.accounts.iter().position(|account| account.device == Some(device)).map(|book| book as u8)
-}
-
-fn is_on(process: &Process, device: usize) -> bool {
-    book_on(process, device).is_some()
 }
 
 /// A reading of a device between `SampleBegin` and `SampleEnd`.
@@ -107,11 +98,11 @@ impl Ledger {
                     Body::Device { .. } => {
                         let Some(device) = self.claimed_device(index, record) else { return };
                         let process = &mut self.processes[index];
-                        let was_member = is_on(process, device);
+                        let was_member = process.book_on(device).is_some();
                         // The number of multiprocessors, and the number of threads that each can run.
                         let shape = u64::from(record.stamp.context);
                         process.name_slot(record.stamp.device, device, (shape >> 16) * (shape & 0xffff));
-                        if !was_member && is_on(process, device) {
+                        if !was_member && process.book_on(device).is_some() {
                             self.members[device].push(index);
                         }
                     }
@@ -151,6 +142,11 @@ impl Ledger {
         };
         self.last = Some((key, index));
         index
+    }
+
+    /// Returns the process that a record of the host is about.
+    fn process_of(&mut self, stamp: &Stamp, start_ticks: u64) -> usize {
+        self.process(ProcessKey { pid: stamp.thread, start_ticks })
     }
 
     /// Returns the device that a process names; `None` if the process may not add it.
@@ -233,15 +229,15 @@ impl Ledger {
             }
             Body::SampleEnd { number, result } => self.end_sample(stamp, number, result),
             Body::AccountedPeak { start_ticks, .. } | Body::ProtectedSample { start_ticks, .. } => {
-                let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
+                let index = self.process_of(stamp, start_ticks);
                 let device = self.host_slots.get(&stamp.device);
                 let process = &mut self.processes[index];
-                if let Some(book) = device.and_then(|&device| book_on(process, device)) {
+                if let Some(book) = device.and_then(|&device| process.book_on(device)) {
                     process.accounts[usize::from(book)].note_driver_reading(&record.body);
                 }
             }
             Body::EarlierLife { start_ticks, events, lost, instance } => {
-                let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
+                let index = self.process_of(stamp, start_ticks);
                 let program = (stamp.seq != 0).then_some(Program { instance, heard: stamp.seq });
                 self.processes[index].coverage.earlier = Some(Earlier { events, lost, program });
             }
@@ -251,18 +247,18 @@ impl Ledger {
                 }
             }
             Body::ProcessFacts { start_ticks, uid, parent_pid, facts } => {
-                let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
+                let index = self.process_of(stamp, start_ticks);
                 let seen = &mut self.processes[index].facts;
                 seen.uid = uid.0.or(seen.uid);
                 seen.parent_pid = Some(parent_pid).filter(|&pid| pid != 0);
                 seen.seen.extend(parse_lines(facts));
             }
             Body::ProcessMark { start_ticks, name } => {
-                let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
+                let index = self.process_of(stamp, start_ticks);
                 self.processes[index].program.marks.add(stamp.time_ns, Some(name), true);
             }
             Body::ProcessGone { start_ticks, status } => {
-                let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
+                let index = self.process_of(stamp, start_ticks);
                 let is_news = self.processes[index].ended.is_none();
                 self.processes[index].end(stamp.time_ns, status.0);
                 self.take_closed(index);
@@ -307,17 +303,16 @@ impl Ledger {
         let Some(&device) = self.host_slots.get(&stamp.device) else { return };
         let reading = OpenReading { number, t0_ns: stamp.time_ns, listed: Some(0), ..OpenReading::default() };
         self.open.insert(device, reading);
-        let members = std::mem::take(&mut self.members[device]);
-        for &index in &members {
+        for at in 0..self.members[device].len() {
+            let index = self.members[device][at];
             let process = &mut self.processes[index];
             if process.ended.is_none()
-                && let Some(book) = book_on(process, device)
+                && let Some(book) = process.book_on(device)
             {
                 process.begin_sample(book, number, stamp.time_ns);
                 self.take_closed(index);
             }
         }
-        self.members[device] = members;
     }
 
     fn sample_device(&mut self, slot: u8, sampled: DeviceReading) {
@@ -378,16 +373,15 @@ impl Ledger {
             self.remember_listing(device, &listing);
             self.listings.insert(device, listing);
         }
-        let members = std::mem::take(&mut self.members[device]);
-        for &index in &members {
+        for at in 0..self.members[device].len() {
+            let index = self.members[device][at];
             let process = &mut self.processes[index];
-            if let Some(book) = book_on(process, device) {
+            if let Some(book) = process.book_on(device) {
                 process.end_sample(book, number, stamp.time_ns, failed);
                 self.take_closed(index);
                 self.watch(index);
             }
         }
-        self.members[device] = members;
     }
 
     fn take_closed(&mut self, index: usize) {

@@ -63,10 +63,9 @@ mod samples;
 mod snapshot;
 mod untrackable;
 
-pub use base::device::{AgreedReading, DeviceView, Fault, Faults};
+pub use base::device::{AgreedReading, DeviceView, Fault, Faults, RECENT_NS, Recent};
 pub use base::identity::{DeviceName, Origin, Place, ProcessKey};
 pub use base::quota::{Limits, QuotaExceeded, RefusedRecords};
-pub use base::recent::{RECENT_NS, Recent};
 pub use book::cells::{CellView, MAX_POINT_CELLS};
 pub use book::rounding::{ROUNDING_RULE, RoundingRule};
 pub use book::timeline::MAX_POINTS;

@@ -20,14 +20,13 @@ use std::sync::Arc;
 
 /// The ledger at one moment.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
 pub struct Snapshot {
     /// Latest time of the host's records.
     pub now_ns: u64,
-    /// Meaning of times.
     pub clock: ClockKind,
     /// Wall-clock time of record time 0 in ns; absent without a clock.
     pub wall_offset_ns: Option<i128>,
-    /// Devices, in the order of naming.
     pub devices: Vec<DeviceView>,
     /// Processes, sorted by key.
     pub processes: Vec<ProcessView>,
@@ -47,8 +46,8 @@ impl Snapshot {
 
 /// The peak: the moment with the highest `tracked`.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
 pub struct PeakView {
-    /// `tracked` at the peak.
     pub tracked_bytes: i64,
     /// Its time; among equal moments the one with the least idle bytes.
     pub time_ns: u64,
@@ -60,20 +59,17 @@ pub struct PeakView {
 
 /// One process on one device.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
 pub struct AccountView {
     /// Index in [`Snapshot::devices`]; absent while the agent has not named the device.
     pub device: Option<usize>,
     /// The account sums all devices beyond the maximum number for a process.
     pub is_beyond: bool,
-    /// Sum of `amounts`.
     pub tracked_bytes: i64,
-    /// Amounts now.
     pub amounts: Vec<i64>,
-    /// Memory outside the sum.
     pub beside: Beside,
     /// Bytes allocated before the agent started, if known.
     pub predates_bytes: Option<i64>,
-    /// Highest tracked.
     pub peak: PeakView,
     /// Highest `used` that was read, and its time.
     pub peak_used: Option<(u64, u64)>,
@@ -81,7 +77,6 @@ pub struct AccountView {
     pub accounted_peak_bytes: Option<u64>,
     /// Part of the newest `used` that confidential computing protects; absent without confidential computing.
     pub protected_bytes: Option<u64>,
-    /// Last closed sample.
     pub latest: Option<ClosedSample>,
     /// Last closed sample with a known `used`; if there is an agent, with a known `tracked`, too.
     pub complete: Option<ClosedSample>,
@@ -89,24 +84,21 @@ pub struct AccountView {
     pub parts: Option<UntrackableParts>,
     /// Changes of untrackable by time; the smallest are merged into one, which comes first.
     pub steps: Arc<[UntrackableChange]>,
-    /// Pools that exist.
     pub pools: Vec<Pool>,
 }
 
 /// One process.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
 pub struct ProcessView {
-    /// Identity.
     pub key: ProcessKey,
     /// Facts from the daemon, and claims of the process.
     pub facts: Facts,
-    /// How complete its numbers are.
     pub coverage: Coverage,
     /// Records that did not fit.
     pub odd: AnomalyCounts,
     /// Time of the end and wait status, if known.
     pub ended: Option<(u64, Option<u64>)>,
-    /// Names of cells.
     pub cells: Vec<CellView>,
     /// One per device.
     pub accounts: Vec<AccountView>,

@@ -1,7 +1,7 @@
 //! Names of cells, and amounts by cell.
 
 use crate::fields::{Field, fields, plain};
-use crate::names::Named;
+use crate::names::{Named, named};
 use gpumem_wire::{Phase, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -35,44 +35,34 @@ fields! {
     }
 }
 
-/// Class of a cell.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Class {
-    #[default]
-    /// Driver allocations that are not pool segments.
-    Direct,
-    /// Blocks of pools.
-    Block,
-    /// Bytes of segments not covered by a block.
-    PoolIdle,
-    /// Segments of pools that report no blocks.
-    Opaque,
+named! {
+    /// Class of a cell.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Class {
+        #[default]
+        /// Driver allocations that are not pool segments.
+        Direct = "direct",
+        /// Blocks of pools.
+        Block = "block",
+        /// Bytes of segments not covered by a block.
+        PoolIdle = "pool_idle",
+        /// Segments of pools that report no blocks.
+        Opaque = "opaque",
+    }
 }
 
 plain!(Class);
 
-impl Named for Class {
-    const NAMES: &'static [(&'static str, Self)] = &[
-        ("direct", Class::Direct),
-        ("block", Class::Block),
-        ("pool_idle", Class::PoolIdle),
-        ("opaque", Class::Opaque),
-    ];
-}
-
 /// What rules match of a cell.
 #[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
 pub struct CellTraits<'c> {
-    /// Class of the cell.
     pub class: Class,
-    /// Tag path.
     pub tag: Option<&'c str>,
     /// Path of the library that made the request.
     pub library: Option<&'c str>,
-    /// Use of the bytes.
     pub role: Role,
-    /// Phase of the step that allocated them.
     pub phase: Phase,
 }
 

@@ -40,12 +40,11 @@ pub struct Ps {
 
 /// Memory that a process reports on devices that the machine does not have.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
 pub struct ClaimRow {
     /// In the daemon's PID namespace; 0 where it is hidden.
     pub pid: u32,
-    /// User id.
     pub uid: Option<u64>,
-    /// User's name.
     pub user: Option<String>,
     /// Number of such devices.
     pub devices: usize,
@@ -68,21 +67,19 @@ pub struct HiddenRun {
 
 /// One device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
 pub struct DeviceRow {
     /// NVML index.
     pub index: u32,
     /// UUID as NVML writes it.
     pub uuid: String,
-    /// Product name.
     pub model: String,
-    /// Size of the device memory.
     pub total_bytes: Option<u64>,
     /// The device has no memory separate from the host's: total, used and free bytes are the host's.
     #[serde(default)]
     pub unified: bool,
     /// Used bytes, without the driver's share where NVML reports that share.
     pub used_bytes: Option<u64>,
-    /// Free bytes.
     pub free_bytes: Option<u64>,
     /// Bytes that the driver reserves for itself.
     pub system_bytes: Option<u64>,
@@ -96,14 +93,13 @@ pub struct DeviceRow {
 
 /// One process on one device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
 pub struct ProcessRow {
     /// In the daemon's PID namespace.
     pub pid: u32,
     /// Index in [`Ps::devices`].
     pub device: usize,
-    /// User id.
     pub uid: Option<u64>,
-    /// User's name.
     pub user: Option<String>,
     /// covered, uncovered; then, where they apply: late, blocked, partial, stale, paused, restarted.
     pub flags: Vec<String>,
@@ -133,10 +129,9 @@ pub struct ProcessRow {
 
 /// Health of the daemon.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
 pub struct Doctor {
-    /// Version of the daemon.
     pub version: String,
-    /// Its pid.
     pub pid: u32,
     /// Time since the daemon started, in seconds.
     pub uptime_s: u64,
@@ -148,14 +143,13 @@ pub struct Doctor {
 
 /// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
 pub struct Finding {
     /// Id of the check: of a [`crate::checks::Check`], or unknown if a later version sent it.
     pub id: String,
-    /// Severity.
     pub state: State,
     /// The object that was checked: `nvml`, `GPU 0 (GPU-51..)`, `process 4711`, `store`.
     pub subject: String,
-    /// What the check found.
     pub text: String,
     /// What to do about it; absent if nothing needs to be done.
     pub fix: Option<String>,
@@ -184,10 +178,9 @@ pub struct Released {
 
 /// Reply to a record request: the agent has carried out the request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
 pub struct Recorded {
-    /// Pid of the process.
     pub pid: u32,
-    /// What the agent has done.
     pub done: String,
     /// The file that the agent writes or has written.
     pub file: Option<String>,

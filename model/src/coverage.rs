@@ -146,12 +146,11 @@ fn later_programs(earlier: &mut Vec<Program>, later: Vec<Program>) {
 fields! {
     /// An interval in which the agent saw no driver calls.
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    #[allow(missing_docs)]
     pub struct BlindWindow {
-        /// Begin of the interval.
         from_ns: u64;
         /// End of the interval; absent while it lasts.
         to_ns: Option<u64>;
-        /// Reason, for people.
         why: String;
     }
 }

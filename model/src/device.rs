@@ -6,7 +6,7 @@ use crate::gap::UntrackableChange;
 use crate::growth::Growth;
 use crate::iterations::Iterations;
 use crate::moment::Moment;
-use crate::oom::Oom;
+use crate::oom::{self, Oom};
 use crate::parameters::Parameters;
 use crate::series::Series;
 use crate::timeline::Timeline;
@@ -18,14 +18,13 @@ pub const MAX_TENANTS: usize = 16;
 fields! {
     /// One device of the run.
     #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+    #[allow(missing_docs)]
     pub struct Device {
         /// UUID as NVML writes it, `ordinal-N`, or `unnamed-N` where the agent has not named its slot.
         name: String                       => join last,           redact keep;
         /// NVML index; for an import, the import's number.
         ordinal: u16                       => join last,           redact keep;
-        /// Product name; empty if unknown.
         model: String                      => join last,           redact keep;
-        /// Size of the device memory.
         total_bytes: Option<u64>           => join last,           redact keep;
         /// The latest moment with complete data.
         last: Moment                       => join last,           redact keep;
@@ -46,7 +45,7 @@ fields! {
         #[serde(default)]
         other_tenants: (u32, u64)          => join last,           redact keep;
         /// used, tracked and gap over time.
-        series: Series                     => join Series::append, redact keep;
+        series: Series                     => join |series: &mut Series, later: Series| series.absorb(&later), redact keep;
         /// Data that explains the numbers.
         #[serde(default)]
         details: Details                   => join Details::join,  redact Details::redact;
@@ -74,7 +73,7 @@ fields! {
         /// Pools that existed at the last record.
         pools: Vec<Pool>                  => join last,               clip keep,             redact each(Pool::redact);
         /// OOM records by time.
-        ooms: Vec<Oom>                    => join append,             clip within,           redact each(Oom::redact);
+        ooms: Vec<Oom>                    => join oom::renew,         clip within,           redact each(Oom::redact);
         /// Driver faults of the device shortly before the end of the process: time and Xid.
         faults: Vec<(u64, u64)>           => join last,               clip keep,             redact keep;
     }
@@ -92,7 +91,7 @@ pub struct Accounting {
 }
 
 impl Accounting {
-    /// Allocation granule of the driver: a smaller difference is no disagreement.
+    /// Allocation granule of the driver: a smaller difference is not a disagreement.
     pub const GRANULE_BYTES: u64 = 2 << 20;
 
     /// Returns the driver's value minus ours, if they differ by more than a granule.

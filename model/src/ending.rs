@@ -12,7 +12,6 @@
 //! host_oom_limit      that limit, in bytes
 //! xid xid_ns xid_line fault whose log line names the process
 //! ```
-//! ```
 
 use crate::owner::cgroup::Place;
 use crate::run::{Run, State};

@@ -1,7 +1,7 @@
 //! Parts of a run's gap (untrackable memory), and the steps in which it changed.
 
 use crate::fields::{Timed, fields, plain};
-use crate::names::Named;
+use crate::names::named;
 use serde::{Deserialize, Serialize};
 
 /// Parts of the untrackable bytes; `unexplained` is the remainder, so they sum to the whole.
@@ -112,63 +112,41 @@ fields! {
 
 plain!(UntrackableParts);
 
-/// Why untrackable memory changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Cause {
-    ContextCreated,
-    /// Or the device was reset.
-    ContextDestroyed,
-    ModuleLoaded,
-    ModuleUnloaded,
-    /// The limit of kernel stacks was set.
-    StackLimit,
-    /// The size of the printf FIFO was set.
-    PrintfLimit,
-    /// The size of the device-side malloc heap was set.
-    HeapLimit,
-    GraphInstantiated,
-    GraphDestroyed,
-    StreamCreated,
-    PeerAccess,
-    LibraryLoaded,
-    GreenContextCreated,
-    /// Memory of another process was imported.
-    MemoryImported,
-    /// No reported event happened.
-    BetweenEvents,
-    /// The agent was blind for a part of the time.
-    Blind,
-    /// Records were lost, or the process became another program.
-    HistoryLost,
-    /// More events happened than can be kept.
-    EventsLost,
-    /// Several small steps; [`UntrackableChange::events`] is their number.
-    Smaller,
-}
-
-impl Named for Cause {
-    const NAMES: &'static [(&'static str, Self)] = &[
-        ("context created", Cause::ContextCreated),
-        ("context destroyed", Cause::ContextDestroyed),
-        ("module loaded", Cause::ModuleLoaded),
-        ("module unloaded", Cause::ModuleUnloaded),
-        ("stack limit", Cause::StackLimit),
-        ("printf limit", Cause::PrintfLimit),
-        ("heap limit", Cause::HeapLimit),
-        ("graph instantiated", Cause::GraphInstantiated),
-        ("graph destroyed", Cause::GraphDestroyed),
-        ("stream created", Cause::StreamCreated),
-        ("peer access", Cause::PeerAccess),
-        ("library loaded", Cause::LibraryLoaded),
-        ("green context created", Cause::GreenContextCreated),
-        ("memory imported", Cause::MemoryImported),
-        ("between events", Cause::BetweenEvents),
-        ("blind", Cause::Blind),
-        ("history lost", Cause::HistoryLost),
-        ("events lost", Cause::EventsLost),
-        ("smaller steps", Cause::Smaller),
-    ];
+named! {
+    /// Why untrackable memory changed.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    #[allow(missing_docs)]
+    pub enum Cause {
+        ContextCreated = "context created",
+        /// Or the device was reset.
+        ContextDestroyed = "context destroyed",
+        ModuleLoaded = "module loaded",
+        ModuleUnloaded = "module unloaded",
+        /// The limit of kernel stacks was set.
+        StackLimit = "stack limit",
+        /// The size of the printf FIFO was set.
+        PrintfLimit = "printf limit",
+        /// The size of the device-side malloc heap was set.
+        HeapLimit = "heap limit",
+        GraphInstantiated = "graph instantiated",
+        GraphDestroyed = "graph destroyed",
+        StreamCreated = "stream created",
+        PeerAccess = "peer access",
+        LibraryLoaded = "library loaded",
+        GreenContextCreated = "green context created",
+        /// Memory of another process was imported.
+        MemoryImported = "memory imported",
+        /// No reported event happened.
+        BetweenEvents = "between events",
+        /// The agent was blind for a part of the time.
+        Blind = "blind",
+        /// Records were lost, or the process became another program.
+        HistoryLost = "history lost",
+        /// More events happened than can be kept.
+        EventsLost = "events lost",
+        /// Several small steps; [`UntrackableChange::events`] is their number.
+        Smaller = "smaller steps",
+    }
 }
 
 impl Timed for UntrackableChange {

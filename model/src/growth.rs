@@ -7,7 +7,7 @@ use crate::fields::{Field, Window};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Minimum number of points after warm-up; fewer are no evidence of growth.
+/// Minimum number of points after warm-up; fewer are not evidence of growth.
 pub const LEAST_POINTS: usize = 10;
 
 /// Unit in which points are counted.

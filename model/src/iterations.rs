@@ -52,6 +52,7 @@ macro_rules! iteration {
         /// One iteration, or several neighbours.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(default)]
+        #[allow(missing_docs)]
         pub struct Iteration {
             /// Epoch of the first iteration, as the program numbers it; 0 if the program reports none.
             #[serde(skip_serializing_if = "is_zero")]
@@ -62,9 +63,7 @@ macro_rules! iteration {
             pub last: u64,
             /// Number of iterations in this row. Differs from `last - first + 1` if the program's numbers jump or restart.
             pub count: u64,
-            /// Begin of the first iteration.
             pub start_ns: u64,
-            /// End of the last iteration.
             pub end_ns: u64,
             /// Records were lost during the row: amounts may be incomplete.
             #[serde(skip_serializing_if = "std::ops::Not::not")]

@@ -8,12 +8,11 @@ use serde::{Deserialize, Serialize};
 fields! {
     /// The amounts held, and the bytes that NVML charged for them.
     #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+    #[allow(missing_docs)]
     pub struct Moment {
-        /// Time of the moment.
         time_ns: u64;
         /// Sum of `amounts`; absent for a process without an agent.
         tracked_bytes: Option<i64>;
-        /// Tracked bytes by cell.
         amounts: Amounts;
         /// Bytes allocated before the agent started; absent if the agent attached late and no data shows the amount yet.
         predates_bytes: Option<i64>;

@@ -23,6 +23,19 @@ pub trait Named: Copy + PartialEq + 'static {
     }
 }
 
+/// Declares an enum with the names of its values.
+macro_rules! named {
+    ($(#[$meta:meta])* pub enum $name:ident { $( $(#[$item_meta:meta])* $item:ident = $text:literal, )* }) => {
+        $(#[$meta])*
+        pub enum $name { $( $(#[$item_meta])* $item, )* }
+
+        impl $crate::names::Named for $name {
+            const NAMES: &'static [(&'static str, Self)] = &[$( ($text, $name::$item) ),*];
+        }
+    };
+}
+pub(crate) use named;
+
 impl Named for Role {
     const NAMES: &'static [(&'static str, Self)] = &[
         ("parameter", Role::Parameter),

@@ -44,14 +44,12 @@ fields! {
     /// One time at which memory ran out. Kept as JSON in the store: a field that a stored run does not have gets its default.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
+    #[allow(missing_docs)]
     pub struct Oom {
-        /// What ran out.
         kind: OomKind                    => redact keep;
         /// What happened to the process afterwards.
         fate: Fate                       => redact keep;
-        /// Time of the first report.
         time_ns: u64                     => redact keep;
-        /// Time of the last report.
         last_ns: u64                     => redact keep;
         /// Number of reports: repeated failures of the same request at the same place within some seconds share one record.
         count: u64                       => redact keep;
@@ -70,15 +68,11 @@ fields! {
         pool_reserved_bytes: Option<u64> => redact keep;
         /// `fatal` or `survived`, if the reporter stated the outcome of its request.
         said: Option<String>             => redact hide_unknown_fate;
-        /// The driver's result code.
         result: u16                      => redact keep;
-        /// Tag of the request.
         tag: Option<String>              => redact clear;
-        /// Library that made the request.
         library: Option<String>          => redact clear;
         /// Frames, one a line, innermost first: `function<TAB>file<TAB>line`.
         stack: Option<String>            => redact clear;
-        /// Phase of the step.
         phase: Option<String>            => redact hide_unknown_phase;
         /// The program's number of the step.
         step: Option<u64>                => redact keep;
@@ -141,6 +135,13 @@ impl Timed for Oom {
     }
 }
 
+/// Appends the records of a later part of a life. A record that was undecided when the part began is in both parts; the later
+/// copy replaces the earlier one.
+pub(crate) fn renew(earlier: &mut Vec<Oom>, later: Vec<Oom>) {
+    earlier.retain(|oom| !later.iter().any(|copy| (copy.time_ns, copy.kind) == (oom.time_ns, oom.kind)));
+    earlier.extend(later);
+}
+
 /// Returns the total number of OOM reports; the sum saturates, because a stored run may be damaged.
 pub fn times<'o>(ooms: impl IntoIterator<Item = &'o Oom>) -> u64 {
     ooms.into_iter().fold(0, |sum, oom| sum.saturating_add(oom.count))
@@ -150,10 +151,9 @@ fields! {
     /// The device at the time of an OOM. Holders, others, unaccounted, system and free bytes sum to its size.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
+    #[allow(missing_docs)]
     pub struct OomDevice {
-        /// Time of the NVML reading.
         read_ns: u64;
-        /// Size of the device memory.
         total_bytes: u64;
         /// Free bytes, less the bytes that the process has allocated since the reading.
         free_bytes: i64;

@@ -49,20 +49,18 @@ fn clip_counters(counters: &mut Vec<Counter>, window: &Window) {
 /// Device memory totals that a PyTorch memory snapshot states, over all its devices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
+#[allow(missing_docs)]
 pub struct SnapshotFigures {
     /// Bytes of segments (`memory_reserved`).
     pub reserved_bytes: u64,
-    /// Number of segments.
     pub segments: u64,
     /// Bytes of blocks in use (`memory_allocated`), including those that wait for a stream.
     pub allocated_bytes: u64,
-    /// Number of blocks in use.
     pub blocks: u64,
     /// Number of blocks in use that were freed and wait for a stream.
     pub pending_blocks: u64,
     /// Bytes that the program requested for the blocks in use.
     pub requested_bytes: u64,
-    /// Number of free blocks.
     pub idle_blocks: u64,
     /// Number of entries of the allocation history.
     pub trace_entries: u64,
@@ -76,16 +74,14 @@ fields! {
     /// A counter that the program reports.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
+    #[allow(missing_docs)]
     pub struct Counter {
         /// Name of the counter; absent if its record was lost.
         name: Option<String>;
-        /// Last value.
         value: i64;
         /// Number of reports that set or changed it.
         changes: u64;
-        /// Lowest value.
         min: i64;
-        /// Highest value.
         max: i64;
         /// Integral of the value over time (value times ns), from `since_ns` to `until_ns`.
         area: i128;
@@ -102,6 +98,7 @@ fields! {
     /// All ranges of one name.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
+    #[allow(missing_docs)]
     pub struct Range {
         /// Path of the scope; absent for steps, and if its record was lost.
         name: Option<String>;
@@ -111,9 +108,7 @@ fields! {
         count: u64;
         /// Sum of their lengths; a nested range also counts in the ranges around it.
         total_ns: u64;
-        /// Shortest length.
         min_ns: u64;
-        /// Longest length.
         max_ns: u64;
         /// Number of ranges that are still open.
         open: u64;

@@ -25,16 +25,12 @@ use std::collections::BTreeMap;
 fields! {
     /// The life of one process.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    #[allow(missing_docs)]
     pub struct Run {
-        /// Where the run came from.
         source: Source       => redact keep;
-        /// Meaning of the run's times.
         clock: Clock         => redact keep;
-        /// The process.
         process: Process     => redact Process::redact;
-        /// How the run ended, if it has.
         state: State         => redact keep;
-        /// How complete the numbers are.
         coverage: Coverage   => redact hide_coverage;
         /// Notes that a reader needs in addition to the numbers, most important first.
         caveats: Vec<Caveat> => redact hide_caveats;

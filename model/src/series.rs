@@ -9,12 +9,10 @@ pub const MAX_BUCKETS: usize = 1024;
 
 /// Minimum, maximum and last value of an amount in a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
 pub struct Extremes {
-    /// Minimum.
     pub min: i64,
-    /// Maximum.
     pub max: i64,
-    /// Last value.
     pub last: i64,
 }
 
@@ -39,14 +37,12 @@ impl Extremes {
 
 /// Amounts in [time_ns, time_ns + width). Unobserved amounts are absent, not zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
 pub struct Bucket {
     /// Start, a multiple of the series' width.
     pub time_ns: u64,
-    /// Bytes charged by NVML.
     pub used: Option<Extremes>,
-    /// Tracked bytes.
     pub tracked: Option<Extremes>,
-    /// Untrackable bytes.
     pub untrackable: Option<Extremes>,
     /// Number of NVML samples.
     pub samples: u32,
@@ -89,11 +85,6 @@ impl Series {
         Series { width_ns: width_ns.max(1), buckets: Vec::new() }
     }
 
-    /// Makes a width of 0, possible in a damaged store, a valid divisor.
-    fn repair(&mut self) {
-        self.width_ns = self.width_ns.max(1);
-    }
-
     /// Returns the bucket of a time, which may be earlier than the last one: samples and windows do not end in the order in which
     /// they begin.
     fn bucket(&mut self, time_ns: u64) -> &mut Bucket {
@@ -106,8 +97,7 @@ impl Series {
         loop {
             let start_ns = time_ns - time_ns % self.width_ns;
             let at = match self.buckets.last() {
-                Some(last) if last.time_ns == start_ns => self.buckets.len() - 1,
-                Some(last) if last.time_ns > start_ns => {
+                Some(last) if last.time_ns >= start_ns => {
                     self.buckets.partition_point(|bucket| bucket.time_ns < start_ns)
                 }
                 _ => self.buckets.len(),
@@ -162,10 +152,6 @@ impl Series {
         Extremes::merge(&mut self.bucket(start_ns).tracked, Some(extremes));
     }
 
-    pub(crate) fn append(&mut self, later: Series) {
-        self.absorb(&later);
-    }
-
     /// Removes buckets that do not overlap a window.
     pub(crate) fn clip(&mut self, window: &Window) {
         let width_ns = self.width_ns;
@@ -174,7 +160,8 @@ impl Series {
 
     /// Merges another series of the same account.
     pub fn absorb(&mut self, other: &Series) {
-        self.repair();
+        // A width of 0, possible in a damaged store, is not a valid divisor.
+        self.width_ns = self.width_ns.max(1);
         while self.width_ns < other.width_ns {
             self.widen();
         }

@@ -31,6 +31,11 @@ impl Unit {
         Unit { name, bytes: 1 << power, decimals }
     }
 
+    /// Returns the unit for shares of a total: a step is a thousandth of it.
+    pub fn for_shares(total_bytes: i64) -> Self {
+        Unit { name: "%", bytes: total_bytes, decimals: 3 }
+    }
+
     /// Returns the bytes of one unit.
     pub fn bytes(self) -> i64 {
         self.bytes

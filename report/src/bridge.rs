@@ -9,7 +9,8 @@
 //! of the moment's amounts, so they always add up.
 
 use super::names::{TORCH, library};
-use gpumem_model::run::{Class, Device, Moment, Run};
+use crate::{held, sum};
+use gpumem_model::run::{Cell, Class, Device, Moment, Run};
 use serde::Serialize;
 
 /// Source of the framework's memory.
@@ -57,30 +58,20 @@ impl Bridge {
         let source = if super::names::has_torch(run) {
             Source::Pool
         } else {
-            let by_torch =
-                |cell: &gpumem_model::run::Cell| cell.library.as_deref().is_some_and(is_torch_library);
+            let by_torch = |cell: &Cell| cell.library.as_deref().is_some_and(is_torch_library);
             run.cells.iter().any(by_torch).then_some(Source::Driver)?
         };
-        let (mut allocated, mut idle, mut pending, mut outside) = (0_i64, 0_i64, 0_i64, 0_i64);
-        for &(index, bytes) in &moment.amounts {
-            let part = run.cells.get(index as usize).map(|cell| part(cell, source));
-            let sum = match part.unwrap_or(Part::Outside) {
-                Part::Allocated => &mut allocated,
-                Part::Idle { is_pending } => {
-                    pending = pending.saturating_add(if is_pending { bytes } else { 0 });
-                    &mut idle
-                }
-                Part::Outside => &mut outside,
-            };
-            *sum = sum.saturating_add(bytes);
-        }
+        let is_part = |wanted: Part| move |cell: &Cell| part(cell, source) == wanted;
+        let allocated = held(run, &moment.amounts, is_part(Part::Allocated));
+        let idle = held(run, &moment.amounts, is_part(Part::Idle));
+        let outside = Bridge::outside(run, moment, source);
         Some(Bridge {
             source,
             memory_allocated_bytes: allocated,
             idle_bytes: idle,
-            pending_bytes: pending,
+            pending_bytes: held(run, &moment.amounts, |cell| cell.pending && is_part(Part::Idle)(cell)),
             memory_reserved_bytes: allocated.saturating_add(idle),
-            outside_bytes: outside,
+            outside_bytes: sum(outside.amounts.iter().map(|(_, bytes)| *bytes)),
             predates_bytes: moment.predates_bytes,
             untrackable_bytes: moment.untrackable_bytes,
             used_bytes: moment.used_bytes(),
@@ -90,7 +81,7 @@ impl Bridge {
     /// Returns the amounts of a moment that are not the framework's.
     pub(super) fn outside(run: &Run, moment: &Moment, source: Source) -> Moment {
         let is_outside = |&&(index, _): &&(u32, i64)| {
-            run.cells.get(index as usize).is_none_or(|cell| matches!(part(cell, source), Part::Outside))
+            run.cells.get(index as usize).is_none_or(|cell| part(cell, source) == Part::Outside)
         };
         let amounts = moment.amounts.iter().filter(is_outside).copied().collect();
         Moment { amounts, ..Moment::default() }
@@ -113,13 +104,14 @@ impl Bridge {
     }
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Allocated,
-    Idle { is_pending: bool },
+    Idle,
     Outside,
 }
 
-fn part(cell: &gpumem_model::run::Cell, source: Source) -> Part {
+fn part(cell: &Cell, source: Source) -> Part {
     let is_own = match source {
         Source::Pool => cell.pool.as_deref() == Some(TORCH),
         Source::Driver => match cell.class {
@@ -131,7 +123,7 @@ fn part(cell: &gpumem_model::run::Cell, source: Source) -> Part {
     match cell.class {
         Class::Direct if source == Source::Pool => Part::Outside,
         Class::Direct | Class::Block if is_own => Part::Allocated,
-        Class::PoolIdle if is_own => Part::Idle { is_pending: cell.pending },
+        Class::PoolIdle if is_own => Part::Idle,
         _ => Part::Outside,
     }
 }

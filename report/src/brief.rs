@@ -1,6 +1,6 @@
 //! Summary of a job that ended, in at most five lines, for the terminal in which it ran.
 
-use super::{Report, apportioned, folded_parts, ranked_parts, sum_of};
+use super::{Report, apportioned, folded_parts, ooms, ranked_parts, sum_of};
 use crate::labels::{device_title, label};
 use crate::lines::{flags, in_brackets};
 use crate::rules::Groupings;
@@ -8,13 +8,13 @@ use gpumem_model::escape::escape;
 use gpumem_model::run::{Device, Moment, Run, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, plural, signed, thousands};
+use std::cmp::Reverse;
 
 /// A run of the job.
 #[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
 pub struct Ended<'r> {
-    /// Its id in the store.
     pub id: Option<&'r str>,
-    /// The run.
     pub run: &'r Run,
 }
 
@@ -26,17 +26,12 @@ const DEVICES: usize = 3;
 /// Returns at most five lines; the last one suggests the next command. `job` is the argument that names the job to `gpumemctl
 /// report`.
 pub fn brief(ended: &[Ended<'_>], job: &str) -> Vec<String> {
-    let reports: Vec<(Ended<'_>, Report<'_>)> = ended
-        .iter()
-        .map(|ended| (*ended, Report::new(ended.run, Groupings::of_run(ended.run), None)))
-        .collect();
-    let mut devices: Vec<(&Report<'_>, &Device)> = reports
-        .iter()
-        .flat_map(|(_, report)| report.run.devices.iter().map(move |device| (report, device)))
-        .collect();
-    devices.sort_by_key(|(report, device)| {
-        (std::cmp::Reverse(weight(device)), report.run.process.pid, device.ordinal)
-    });
+    let reports = ended.iter().map(|ended| Report::new(ended.run, Groupings::of_run(ended.run), None));
+    let reports: Vec<Report<'_>> = reports.collect();
+    let devices =
+        reports.iter().flat_map(|report| report.run.devices.iter().map(move |device| (report, device)));
+    let mut devices: Vec<(&Report<'_>, &Device)> = devices.collect();
+    devices.sort_by_key(|(report, device)| (Reverse(weight(device)), report.run.process.pid, device.ordinal));
     let mut lines = match devices[..] {
         [] => vec!["no GPU memory: CUDA was initialised, but nothing was allocated".to_owned()],
         [(report, device)] => alone(report, device),
@@ -44,15 +39,11 @@ pub fn brief(ended: &[Ended<'_>], job: &str) -> Vec<String> {
     };
     let next = match ended {
         [] => return lines,
-        [one] => match one.id {
-            Some(id) => escape(id),
-            None => one.run.process.pid.to_string(),
-        },
+        [one] => one.id.map_or_else(|| one.run.process.pid.to_string(), escape),
         _ => job.to_owned(),
     };
-    let ooms =
-        reports.iter().flat_map(|(_, report)| &report.run.devices).flat_map(|device| &device.details.ooms);
-    let what = if ooms.into_iter().any(|oom| oom.is_true()) { "oom" } else { "report" };
+    let has_oom = ended.iter().any(|ended| ooms(ended.run).any(|(_, oom)| oom.is_true()));
+    let what = if has_oom { "oom" } else { "report" };
     lines.push(format!("next: gpumemctl {what} {next}"));
     lines
 }
@@ -66,37 +57,27 @@ fn alone(report: &Report<'_>, device: &Device) -> Vec<String> {
     let times = Times::of(run);
     let peak = &device.peak;
     let unit = Unit::for_largest(peak.used_bytes().unwrap_or(0).max(weight(device)));
-    let head = format!(
-        "{}  pid {}  {}{}{}",
-        label(run),
-        run.process.pid,
-        device_title(device),
-        end(run),
-        doubt(run)
-    );
+    let (pid, title) = (run.process.pid, device_title(device));
+    let head = format!("{}  pid {pid}  {title}{}{}", label(run), end(run), doubt(run));
     let Some(tracked) = peak.tracked_bytes else {
-        let used = device.peak_used.map(|(bytes, _)| signed(bytes));
-        let used = used
-            .or(device.last.used_bytes())
-            .map_or("not known".to_owned(), |bytes| unit.amount_with_name(bytes));
+        let used = device.peak_used.map(|(bytes, _)| signed(bytes)).or(device.last.used_bytes());
+        let used = used.map_or("not known".to_owned(), |bytes| unit.amount_with_name(bytes));
         return vec![head, format!("{}; highest value of NVML: {used}", unseen(run))];
     };
     let at = times.time(peak.time_ns);
     let (parts, idle) = composition(report, peak, unit, NAMED.0);
-    let idle = match (tracked, idle) {
-        (_, 0) => "no idle memory in pools then".to_owned(),
-        (tracked, idle) => {
-            format!("of it idle in pools {} ({})", unit.amount_with_name(idle), percent(idle, tracked))
+    let idle = match idle {
+        0 => "no idle memory in pools then".to_owned(),
+        idle => {
+            let share = 100.0 * idle as f64 / tracked.max(1) as f64;
+            format!("of it idle in pools {} ({share:.0} %)", unit.amount_with_name(idle))
         }
     };
     let gap = match (peak.untrackable_bytes, peak.used_bytes()) {
         (Some(gap), Some(used)) => {
             let near = if peak.gap_distance_ns == 0 { "" } else { "~" };
-            format!(
-                "Untrackable {near}{}; used (= nvidia-smi) {near}{}",
-                unit.amount_with_name(gap),
-                unit.amount_with_name(used)
-            )
+            let [gap, used] = [gap, used].map(|bytes| unit.amount_with_name(bytes));
+            format!("Untrackable {near}{gap}; used (= nvidia-smi) {near}{used}")
         }
         _ => match &device.last.used_absence {
             Some(absence) => format!("Untrackable not known: NVML says {}", escape(absence)),
@@ -130,11 +111,8 @@ fn several(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<String> 
         1 => "1 process".to_owned(),
         many => format!("{} processes", thousands(many as u64)),
     };
-    let mut lines = vec![format!(
-        "{processes} on {}, peaks of tracked in {}{more}",
-        plural(names.len() as u64, "GPU"),
-        unit.name
-    )];
+    let gpus = plural(names.len() as u64, "GPU");
+    let mut lines = vec![format!("{processes} on {gpus}, peaks of tracked in {}{more}", unit.name)];
     lines.extend(devices.iter().take(DEVICES).map(|(report, device)| {
         let run = report.run;
         let rank =
@@ -170,10 +148,6 @@ fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -
     let parts: Vec<String> =
         parts.iter().map(|(name, amount)| format!("{} {amount}", escape(name))).collect();
     (parts.join(" + "), composition.pool_idle)
-}
-
-fn percent(part: i64, whole: i64) -> String {
-    format!("{:.0} %", 100.0 * part as f64 / whole.max(1) as f64)
 }
 
 fn end(run: &Run) -> String {

@@ -26,24 +26,18 @@ enum Matcher {
     Expression(Regex),
 }
 
-/// A pattern that cannot be used, and the reason.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PatternError {
-    /// The pattern as written.
-    pub pattern: String,
-    /// The reason.
-    pub reason: String,
-}
+/// A pattern that cannot be used; the text gives the pattern and the reason.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct PatternError(String);
 
-impl std::fmt::Display for PatternError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let shown: String = self.pattern.chars().take(80).collect();
-        let more = if shown.len() < self.pattern.len() { "..." } else { "" };
-        write!(f, "pattern \"{shown}{more}\": {}", self.reason)
+impl PatternError {
+    fn new(pattern: &str, reason: &regex_lite::Error) -> Self {
+        let shown: String = pattern.chars().take(80).collect();
+        let more = if shown.len() < pattern.len() { "..." } else { "" };
+        PatternError(format!("pattern \"{shown}{more}\": {reason}"))
     }
 }
-
-impl std::error::Error for PatternError {}
 
 impl Pattern {
     /// Parses a pattern. `re:EXPRESSION` is a regular expression, anchored at both ends. Anything else is a glob: `*` matches any
@@ -63,10 +57,8 @@ impl Pattern {
                 .build()
         };
         let anchored = build(expression).and_then(|_| build(&format!("^(?:{expression})$")));
-        match anchored {
-            Ok(expression) => Ok(Pattern(Matcher::Expression(expression))),
-            Err(error) => Err(PatternError { pattern: text.into(), reason: error.to_string() }),
-        }
+        let anchored = anchored.map_err(|reason| PatternError::new(text, &reason))?;
+        Ok(Pattern(Matcher::Expression(anchored)))
     }
 
     /// Returns whether the whole of `text` matches.
@@ -128,16 +120,13 @@ fn find_piece<'t>(piece: &str, text: &'t str) -> Option<&'t str> {
 
 /// A rule. A cell matches if every non-empty list has a matching element.
 #[derive(Debug, Clone, Default)]
+#[allow(missing_docs)]
 pub struct Rule {
     /// Name of the category; several rules may have the same.
     pub name: String,
-    /// Patterns for the tag path.
     pub tags: Vec<Pattern>,
-    /// Roles.
     pub roles: Vec<Role>,
-    /// Phases.
     pub phases: Vec<Phase>,
-    /// Patterns for the path of the calling library.
     pub libraries: Vec<Pattern>,
 }
 
@@ -167,10 +156,9 @@ pub struct Rules {
 
 /// A cell that rules of different categories match; the first one wins.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct Conflict {
-    /// Index of the cell.
     pub cell: usize,
-    /// Category that has it.
     pub winner: String,
     /// Category of a later rule that matches too.
     pub loser: String,
@@ -187,7 +175,7 @@ impl Rules {
     }
 
     /// Returns cells that rules of several categories match by tag or library, so that the user can check the order of the rules.
-    /// A later rule on role or phase alone is meant for the remaining memory, and is no conflict.
+    /// A later rule on role or phase alone is meant for the remaining memory, and is not a conflict.
     pub fn conflicts(&self, cells: &[Cell]) -> Vec<Conflict> {
         let mut conflicts = Vec::new();
         let is_one = |cell: &CellTraits<'_>| is_named_by_rules(cell.class) && !cell.tag.is_some_and(is_sum);
@@ -196,11 +184,8 @@ impl Rules {
             let mut matching = self.rules.iter().filter(|rule| rule.matches(cell));
             let Some(winner) = matching.next() else { continue };
             if let Some(loser) = matching.find(|rule| rule.name != winner.name && rule.is_by_name()) {
-                conflicts.push(Conflict {
-                    cell: index,
-                    winner: winner.name.clone(),
-                    loser: loser.name.clone(),
-                });
+                let (winner, loser) = (winner.name.clone(), loser.name.clone());
+                conflicts.push(Conflict { cell: index, winner, loser });
             }
         }
         conflicts
@@ -264,7 +249,8 @@ mod tests {
         assert!(!pattern.matches("model/h.12/mlp"));
         assert!(!pattern.matches("h.12/mlp/up"));
         for wrong in ["re:(", "re:forward)|(?:zzz", "re:(?:(?:.*){0,100}){0,50}x"] {
-            assert_eq!(Pattern::new(wrong).expect_err(wrong).pattern, wrong);
+            let error = Pattern::new(wrong).expect_err(wrong).to_string();
+            assert!(error.starts_with(&format!("pattern \"{wrong}\": ")), "{error}");
         }
     }
 }

@@ -5,7 +5,7 @@ use super::table::Table;
 use crate::encode::{csv_field, csv_number};
 use crate::labels::{device_name, label, rank};
 use crate::lines::{flags, in_brackets};
-use crate::sum;
+use crate::{held, sum};
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Class, Device, Run};
 use gpumem_model::units::Unit;
@@ -39,16 +39,13 @@ impl Identity {
     /// Returns the amounts at the latest moment of a device.
     pub fn of(run: &Run, device: &Device) -> Self {
         let moment = &device.last;
-        let is_idle = |&&(cell, _): &&(u32, i64)| {
-            run.cells.get(cell as usize).is_some_and(|cell| cell.class == Class::PoolIdle)
-        };
-        let idle = sum(moment.amounts.iter().filter(is_idle).map(|(_, bytes)| *bytes));
+        let idle = held(run, &moment.amounts, |cell| cell.class == Class::PoolIdle);
         Identity {
             used_bytes: moment.used_bytes(),
-            predates_bytes: moment.predates_bytes.filter(|_| moment.tracked_bytes.is_some()),
+            predates_bytes: moment.tracked_bytes.and(moment.predates_bytes),
             tracked_bytes: moment.tracked_bytes,
             idle_bytes: moment.tracked_bytes.map(|_| idle),
-            gap_bytes: moment.untrackable_bytes.filter(|_| moment.tracked_bytes.is_some()),
+            gap_bytes: moment.tracked_bytes.and(moment.untrackable_bytes),
             peak_bytes: None,
         }
     }
@@ -56,12 +53,10 @@ impl Identity {
 
 /// A row with its names, amounts and a note.
 #[derive(Debug, Clone)]
+#[allow(missing_docs)]
 pub struct Line {
-    /// Cells left of the amounts.
     pub names: Vec<String>,
-    /// Amounts of the row.
     pub amounts: Identity,
-    /// Text right of the amounts.
     pub note: String,
 }
 

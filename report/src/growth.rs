@@ -21,16 +21,16 @@ const REST: &str = "(all other names)";
 
 /// A category or a tag, with its verdict.
 #[derive(Debug, Clone, Serialize)]
+#[allow(missing_docs)]
 pub struct Named {
-    /// Its name.
     pub name: String,
-    /// Its verdict.
     #[serde(flatten)]
     pub judgement: Judgement,
 }
 
 /// All verdicts of a device. `None` means that the amount is unknown.
 #[derive(Debug, Clone, Serialize)]
+#[allow(missing_docs)]
 pub struct GrowthReport {
     /// Unit of time of the rates.
     pub per: Axis,
@@ -40,21 +40,17 @@ pub struct GrowthReport {
     pub tracked: Option<Judgement>,
     /// Idle memory of pools.
     pub pool_slack: Option<Judgement>,
-    /// Untrackable memory.
     pub gap: Option<Judgement>,
     /// Used memory of a process without an agent.
     pub used: Option<Judgement>,
-    /// Verdicts by layer.
     pub layers: Vec<Named>,
-    /// Verdicts by structure.
     pub structures: Vec<Named>,
-    /// Verdicts by tag.
     pub tags: Vec<Named>,
 }
 
 /// Judges a device; `None` if there is nothing to judge.
 pub fn growth_report(report: &Report<'_>, device: &Device) -> Option<GrowthReport> {
-    growth_report_by(report, device, &[By::Layer, By::Structure, By::Tag])
+    growth_report_by(report, device, &By::ALL)
 }
 
 /// Judges a device, with names of the groupings `kinds` only.
@@ -62,7 +58,7 @@ fn growth_report_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Optio
     let growth = &device.details.growth;
     let used = [&device.last, &device.peak].map(|moment| moment.used_bytes().or(moment.tracked_bytes));
     let used = used.into_iter().flatten().max().unwrap_or(0);
-    // Steps during which no allocation could be seen are no evidence.
+    // Steps during which no allocation could be seen are not evidence.
     let is_seen =
         device.peak.tracked_bytes.is_some_and(|bytes| bytes != 0) || report.run.coverage.blind_count == 0;
     let has_points = is_seen && !growth.points.is_empty();
@@ -96,13 +92,11 @@ fn names(report: &Report<'_>, growth: &Growth, by: By, used: i64) -> Vec<Named> 
         sum.iter_mut().zip(points).for_each(|(sum, bytes)| *sum = sum.wrapping_add(*bytes));
     }
     let among = sums.len();
-    let mut names: Vec<Named> = sums
-        .into_iter()
-        .map(|(name, points)| Named {
-            name: name.to_owned(),
-            judgement: judge_amounts(growth, &points, used, among),
-        })
-        .collect();
+    let named = |(name, points): (&str, Vec<i64>)| Named {
+        name: name.to_owned(),
+        judgement: judge_amounts(growth, &points, used, among),
+    };
+    let mut names: Vec<Named> = sums.into_iter().map(named).collect();
     let weight = |Named { judgement, .. }: &Named| {
         let rate = judgement.bytes_per_unit.map_or(0, |rate| rate.abs() as u64);
         (judgement.verdict.moves(), judgement.verdict != Verdict::NotEnoughData, rate)
@@ -135,14 +129,17 @@ fn percent(confidence: f64) -> String {
     if floor > 99.0 { format!("{floor:.1} %") } else { format!("{floor:.0} %") }
 }
 
+/// Formats bytes with their sign and unit: `+3.0 MiB`.
+fn amount(bytes: f64) -> String {
+    let unit = unit(bytes);
+    format!("{} {}", signed(bytes, unit), unit.0)
+}
+
 /// Returns ` (within 3.0 MiB per step)` if noise could hide a relevant change, else nothing.
 fn doubt(judgement: &Judgement, per: Axis) -> String {
     let unsure = judgement.low_high.filter(|_| judgement.confidence.is_some_and(|sure| sure < SURE));
-    let within = unsure.map(|(low, high)| low.abs().max(high.abs()));
-    let words = |rate: f64| {
-        let unit = unit(rate);
-        format!(" (within {} {} per {})", signed(rate, unit).trim_start_matches('+'), unit.0, per.name())
-    };
+    let within = unsure.map(|(low, high)| amount(low.abs().max(high.abs())));
+    let words = |within: String| format!(" (within {} per {})", within.trim_start_matches('+'), per.name());
     within.map(words).unwrap_or_default()
 }
 
@@ -153,8 +150,7 @@ fn short(name: &str) -> String {
 
 fn moving(judgement: &Judgement, per: Axis) -> Option<String> {
     let rate = judgement.bytes_per_unit.filter(|_| judgement.verdict.moves())?;
-    let unit = unit(rate);
-    Some(format!("{} {} per {}", signed(rate, unit), unit.0, per.name()))
+    Some(format!("{} per {}", amount(rate), per.name()))
 }
 
 /// Returns the verdict on one amount as text. `over` is the text for its duration, or empty.
@@ -166,9 +162,7 @@ fn said(judgement: &Judgement, per: Axis, over: &str) -> String {
         }
         Verdict::Flat => format!("flat{over}{}", doubt(judgement, per)),
         Verdict::OneJump => {
-            let bytes = judgement.jump_bytes.unwrap_or(0) as f64;
-            let unit = unit(bytes);
-            format!("flat{over} but for one jump of {} {}", signed(bytes, unit), unit.0)
+            format!("flat{over} but for one jump of {}", amount(judgement.jump_bytes.unwrap_or(0) as f64))
         }
         Verdict::NotEnoughData => "not judged: too few samples".to_owned(),
     }
@@ -192,11 +186,8 @@ pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
         parts.push(format!("tracked {}{names}", said(&tracked, told.per, &over(&tracked))));
     }
     parts.extend(told.pool_slack.and_then(|slack| Some(format!("pool slack {}", moving(&slack, told.per)?))));
-    match told.gap {
-        Some(gap) if is_judged(&gap) || !parts.is_empty() => {
-            parts.push(format!("Untrackable {}", said(&gap, told.per, "")));
-        }
-        _ => {}
+    if let Some(gap) = told.gap.filter(|gap| is_judged(gap) || !parts.is_empty()) {
+        parts.push(format!("Untrackable {}", said(&gap, told.per, "")));
     }
     if parts.is_empty() {
         return None;
@@ -247,8 +238,9 @@ pub fn table(report: &Report<'_>, all: bool) -> String {
 
 fn of_device(report: &Report<'_>, told: &GrowthReport, growth: &Growth, all: bool, out: &mut String) {
     let mut rows: Vec<(String, Option<&Judgement>)> = Vec::new();
-    rows.extend(told.used.as_ref().map(|used| ("used".to_owned(), Some(used))));
-    rows.extend(told.tracked.as_ref().map(|tracked| ("tracked without slack".to_owned(), Some(tracked))));
+    let row = |name: &str, amount| (name.to_owned(), Some(amount));
+    rows.extend(told.used.as_ref().map(|used| row("used", used)));
+    rows.extend(told.tracked.as_ref().map(|tracked| row("tracked without slack", tracked)));
     let kinds: &[(&str, &[Named])] = match report.by {
         By::Layer => &[("by layer", &told.layers), ("by tag", &told.tags)],
         By::Structure => &[("by structure", &told.structures), ("by tag", &told.tags)],
@@ -261,17 +253,16 @@ fn of_device(report: &Report<'_>, told: &GrowthReport, growth: &Growth, all: boo
         if !names.is_empty() {
             rows.push((format!(" {kind}"), None));
         }
-        rows.extend(
-            names[..shown].iter().map(|named| (format!("  {}", short(&named.name)), Some(&named.judgement))),
-        );
+        let named = names[..shown].iter().map(|named| (short(&named.name), &named.judgement));
+        rows.extend(named.map(|(name, judgement)| (format!("  {name}"), Some(judgement))));
         if names.len() > shown {
             let more = thousands((names.len() - shown) as u64);
             let why = if judged == 0 { ", too few points to judge" } else { "" };
             rows.push((format!("  ({more} more{why}: --all)"), None));
         }
     }
-    rows.extend(told.pool_slack.as_ref().map(|slack| ("pool slack".to_owned(), Some(slack))));
-    rows.extend(told.gap.as_ref().map(|gap| ("Untrackable".to_owned(), Some(gap))));
+    rows.extend(told.pool_slack.as_ref().map(|slack| row("pool slack", slack)));
+    rows.extend(told.gap.as_ref().map(|gap| row("Untrackable", gap)));
     let rates = rows.iter().filter_map(|(_, judgement)| (*judgement)?.bytes_per_unit);
     let unit = unit(rates.map(f64::abs).fold(0.0, f64::max));
     let mut table =
@@ -284,10 +275,7 @@ fn of_device(report: &Report<'_>, told: &GrowthReport, growth: &Growth, all: boo
             continue;
         };
         let verdict = match judgement.jump_bytes {
-            Some(bytes) => {
-                let unit = self::unit(bytes as f64);
-                format!("one jump of {} {}", signed(bytes as f64, unit), unit.0)
-            }
+            Some(bytes) => format!("one jump of {}", amount(bytes as f64)),
             None => judgement.verdict.name().to_owned(),
         };
         let over = || plural(units(growth, judgement), told.per.name());

@@ -108,17 +108,15 @@ pub(super) fn number(row: &Iteration) -> String {
 /// Returns at most [`MOST_ROWS`] rows, and the columns that are not empty in every row.
 pub(super) fn folded(table: &Iterations) -> (Vec<Iteration>, Vec<&'static Column>) {
     let all: Vec<Iteration> = table.rows.iter().chain(&table.open).copied().collect();
+    // Of adjacent rows, the highest peaks and the last values.
+    let merged = |rows: &[Iteration]| {
+        let mut sum = rows[0];
+        rows[1..].iter().for_each(|row| sum.join(*row));
+        sum
+    };
     let rows: Vec<Iteration> = all.chunks(all.len().div_ceil(MOST_ROWS).max(1)).map(merged).collect();
     let columns = COLUMNS.iter().filter(|(_, of)| rows.iter().any(|row| of(row) != 0)).collect();
     (rows, columns)
-}
-
-/// Merges adjacent rows: the highest peaks and the last values.
-fn merged(rows: &[Iteration]) -> Iteration {
-    let mut rows = rows.iter().copied();
-    let Some(mut sum) = rows.next() else { return Iteration::default() };
-    rows.for_each(|row| sum.join(row));
-    sum
 }
 
 /// First line of the CSV: the owner of the row, the columns of pytorch_mem_profiler that have an equivalent here, under its
@@ -138,7 +136,7 @@ pub fn csv(report: &Report<'_>, choice: Choice) -> String {
     let mut out = format!("{HEADER}{heads}\n");
     for device in &report.run.devices {
         let table = choice.of(&device.details.iterations);
-        let amounts = columns::Amounts::of(device, &table.rows, &names);
+        let amounts = columns::amounts(device, &table.rows, &names);
         for (row, amounts) in table.rows.iter().zip(amounts) {
             let decimal = [
                 row.pool_reserved.peak_bytes,
@@ -158,8 +156,8 @@ pub fn csv(report: &Report<'_>, choice: Choice) -> String {
                 row.parameter_copies.last_bytes,
             ];
             let epoch = if row.epoch == 0 { String::new() } else { row.epoch.to_string() };
-            let _ =
-                write!(out, "{},{},{epoch},{}", report.run.process.pid, csv_field(&device.name), row.first);
+            let (pid, name) = (report.run.process.pid, csv_field(&device.name));
+            let _ = write!(out, "{pid},{name},{epoch},{}", row.first);
             for bytes in decimal {
                 let _ = write!(out, ",{}", (i128::from(bytes) + 500_000).div_euclid(1_000_000));
             }

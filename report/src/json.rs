@@ -4,7 +4,7 @@
 use super::bridge::Bridge;
 use super::findings::Findings;
 use super::growth::growth_report;
-use super::{By, Composition, Report, named, oom, own};
+use super::{By, Composition, Report, largest_first, named, oom, own};
 use crate::category::OTHERS;
 use crate::encode::object;
 use gpumem_model::layers;
@@ -138,8 +138,7 @@ fn causes(parts: UntrackableParts) -> Vec<impl Serialize> {
 
 /// Returns the categories, the largest first and `Others` last. With idle and opaque bytes they add up to `tracked`.
 fn categories(composition: Composition) -> Vec<impl Serialize> {
-    let mut list: Vec<(String, i64)> = composition.categories.into_iter().collect();
-    list.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    let mut list = largest_first(composition.categories);
     list.push((OTHERS.into(), composition.others));
     list.into_iter().map(|(name, bytes)| object! { name, bytes }).collect()
 }

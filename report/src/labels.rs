@@ -26,6 +26,14 @@ pub(crate) fn whose(run: &Run) -> String {
     }
 }
 
+/// Returns where a run comes from: `on MACHINE`, or `from FORMAT FILE`.
+pub(crate) fn source(run: &Run) -> String {
+    match run.source.kind.as_str() {
+        _ if run.source.is_watched() => format!("on {}", run.source.origin),
+        kind => format!("from {kind} {}", run.source.origin),
+    }
+}
+
 /// Returns the rank of a run's process in its job, if it claims one.
 pub(crate) fn rank(run: &Run) -> Option<u64> {
     run.process.claims.get("rank")?.parse().ok()

@@ -35,9 +35,9 @@ pub mod text;
 pub mod trace;
 pub mod tree;
 
-use crate::category::{OTHERS, Rules};
+use crate::category::{OTHERS, Rules, is_named_by_rules};
 use crate::rules::{Groupings, NO_TAG};
-use gpumem_model::run::{Cell, Class, Device, Moment, Run, UntrackableParts};
+use gpumem_model::run::{Cell, Class, Device, Moment, Oom, Run, UntrackableParts};
 use gpumem_model::time::Times;
 use gpumem_model::timeline::Point;
 use gpumem_model::units::{Unit, thousands};
@@ -56,6 +56,9 @@ pub enum By {
 }
 
 impl By {
+    /// All groupings, in the order of the enum.
+    pub const ALL: [By; 3] = [By::Layer, By::Structure, By::Tag];
+
     /// Returns the name as in `--by`.
     pub fn name(self) -> &'static str {
         match self {
@@ -73,14 +76,12 @@ impl By {
 
 /// A run with the options of its report.
 #[derive(Debug)]
+#[allow(missing_docs)]
 pub struct Report<'r> {
-    /// The run.
     pub run: &'r Run,
     /// Its id in the run store, if it is stored.
     pub id: Option<String>,
-    /// Rules that name layers and structures.
     pub groupings: Groupings,
-    /// Grouping of the rows.
     pub by: By,
     /// Pids of other processes in the same file.
     pub others: Vec<u32>,
@@ -148,40 +149,75 @@ impl Part {
     }
 }
 
-/// A row of a statement, with one amount for each column.
+impl Part {
+    /// Returns whether an amount depends on untrackable memory, which may have been measured at another time.
+    fn rests_on_gap(self) -> bool {
+        use Part::{Context, Heaps, LocalMemory, Modules, Unexplained, Untrackable, Used};
+        matches!(self, Used | Untrackable | Context | Modules | LocalMemory | Heaps | Unexplained)
+    }
+
+    /// Returns the reliability of a part of untrackable memory.
+    fn reliability(self) -> &'static str {
+        match self {
+            Part::Context => "measured",
+            Part::Modules => "upper bound",
+            Part::LocalMemory | Part::Heaps => "model",
+            Part::Unexplained => "at least",
+            _ => "",
+        }
+    }
+}
+
+/// Bytes in the two columns of a statement; `None` where unknown.
+pub type Columns = [Option<i64>; 2];
+
+/// A row of a statement.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct Row {
-    /// Its kind.
     pub part: Part,
-    /// Its name.
     pub name: String,
     /// Index of the row it is a part of.
     pub parent: Option<usize>,
-    /// Bytes by column; `None` where unknown.
-    pub bytes: Vec<Option<i64>>,
+    pub bytes: Columns,
 }
 
-/// The memory of one device at several moments; the parts of each row add up to it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The memory of one device at two moments; the parts of each row add up to it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Statement {
     /// Rows, parents before their parts.
     pub rows: Vec<Row>,
 }
 
 impl Statement {
+    /// Returns whether the row has parts.
+    fn has_parts(&self, row: &Row) -> bool {
+        self.rows.iter().any(|part| part.parent.is_some_and(|parent| std::ptr::eq(&self.rows[parent], row)))
+    }
+
     /// Returns whether each row with parts is exactly their sum, in every column that has a value.
     pub fn adds_up(&self) -> bool {
         self.rows.iter().enumerate().all(|(index, row)| {
             let parts: Vec<&Row> = self.rows.iter().filter(|part| part.parent == Some(index)).collect();
-            parts.is_empty()
-                || row.bytes.iter().enumerate().all(|(column, bytes)| {
-                    let known: Vec<i64> = parts.iter().filter_map(|part| part.bytes[column]).collect();
-                    bytes.is_none_or(|bytes| bytes == known.iter().sum::<i64>() && !known.is_empty())
-                })
+            let adds_up = |column: usize| {
+                let known: Vec<i64> = parts.iter().filter_map(|part| part.bytes[column]).collect();
+                row.bytes[column].is_none_or(|bytes| bytes == known.iter().sum::<i64>() && !known.is_empty())
+            };
+            parts.is_empty() || adds_up(0) && adds_up(1)
         })
     }
 
-    fn push(&mut self, part: Part, name: &str, parent: Option<usize>, bytes: Vec<Option<i64>>) -> usize {
+    /// Returns the index of a part's row.
+    pub fn row(&self, part: Part) -> Option<usize> {
+        self.rows.iter().position(|row| row.part == part)
+    }
+
+    /// Returns the categories and tags.
+    pub fn categories(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(|row| row.part == Part::Category)
+    }
+
+    fn push(&mut self, part: Part, name: &str, parent: Option<usize>, bytes: Columns) -> usize {
         self.rows.push(Row { part, name: name.to_owned(), parent, bytes });
         self.rows.len() - 1
     }
@@ -227,7 +263,7 @@ impl<'r> Report<'r> {
         let mut categories: [Vec<Option<String>>; 3] =
             [by_rules(&groupings.layer), by_rules(&groupings.structure), by_tag];
         let names = |by: &By| categories[*by as usize].iter().any(Option::is_some);
-        let by = by.or_else(|| [By::Layer, By::Structure, By::Tag].into_iter().find(names));
+        let by = by.or_else(|| By::ALL.into_iter().find(names));
         // Cells that no rule names get a derived name if there is one. Derived names do not influence the choice of rows above.
         if groupings.layer.rules.is_empty() {
             categories[By::Layer as usize] = names::rolled_up(run);
@@ -309,10 +345,9 @@ impl<'r> Report<'r> {
 
     /// Groups the bytes of a point of the timeline; bytes that the point does not name go to `Others`.
     fn composition_at(&self, point: &Point, by: By) -> Composition {
-        let mut composition =
-            self.composition(&Moment { amounts: point.amounts.clone(), ..Moment::default() }, by);
-        composition.others = composition.others.saturating_add(point.rest_bytes);
-        composition
+        let moment = Moment { amounts: point.amounts.clone(), ..Moment::default() };
+        let composition = self.composition(&moment, by);
+        Composition { others: composition.others.saturating_add(point.rest_bytes), ..composition }
     }
 
     /// Returns the cells whose tags may be shown: none if tags are hidden.
@@ -322,28 +357,20 @@ impl<'r> Report<'r> {
 
     /// Returns the tags in `Others` at a moment, the largest first. An empty name means memory without a tag.
     pub fn others(&self, moment: &Moment, by: By) -> Vec<(String, i64)> {
-        let mut tags: BTreeMap<String, i64> = BTreeMap::new();
-        for &(index, bytes) in &moment.amounts {
-            let Some(cell) = self.shown_cells().get(index as usize) else { continue };
-            let has_rules = crate::category::is_named_by_rules(cell.class);
-            if has_rules && self.category(index, by).is_none() {
-                *tags.entry(cell.tag.as_deref().unwrap_or("").to_owned()).or_default() += bytes;
-            }
-        }
-        let mut tags: Vec<_> = tags.into_iter().collect();
-        tags.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-        tags
+        let tags = moment.amounts.iter().filter_map(|&(index, bytes)| {
+            let cell = self.shown_cells().get(index as usize)?;
+            let is_other = is_named_by_rules(cell.class) && self.category(index, by).is_none();
+            is_other.then(|| (cell.tag.clone().unwrap_or_default(), bytes))
+        });
+        largest_first(sums(tags))
     }
 
     /// Returns tags that several categories match, as (tag, winner, loser).
     pub fn conflicts(&self) -> Vec<(String, String, String)> {
         let cells = self.shown_cells();
         let conflicts = self.rules(self.by).map(|rules| rules.conflicts(cells)).unwrap_or_default();
-        let named = conflicts.into_iter().map(|conflict| {
-            let tag = cells[conflict.cell].tag.as_deref().unwrap_or("").to_owned();
-            (tag, conflict.winner, conflict.loser)
-        });
-        named.collect()
+        let tag = |cell: usize| cells[cell].tag.clone().unwrap_or_default();
+        conflicts.into_iter().map(|found| (tag(found.cell), found.winner, found.loser)).collect()
     }
 
     /// Returns the statement of a device with two columns: the last moment and the peak. At most `limit` categories have a row,
@@ -360,8 +387,8 @@ impl<'r> Report<'r> {
     /// Returns the statement of two moments of a device, each a column.
     fn statement_of(&self, by: By, moments: [&Moment; 2], limit: usize, smallest: i64) -> Statement {
         let compositions = moments.map(|moment| self.composition(moment, by));
-        let mut statement = Statement { rows: Vec::new() };
-        let each = |of: &dyn Fn(&Moment) -> Option<i64>| moments.iter().map(|moment| of(moment)).collect();
+        let mut statement = Statement::default();
+        let each = |of: &dyn Fn(&Moment) -> Option<i64>| moments.map(of);
 
         let used = statement.push(Part::Used, "used (= nvidia-smi)", None, each(&Moment::used_bytes));
         if !self.run.coverage.covered {
@@ -371,34 +398,28 @@ impl<'r> Report<'r> {
             let predates = each(&|moment| moment.predates_bytes);
             statement.push(Part::Predates, "predates the agent", Some(used), predates);
         }
-        let tracked =
-            statement.push(Part::Tracked, "tracked", Some(used), each(&|moment| moment.tracked_bytes));
+        let bytes = each(&|moment| moment.tracked_bytes);
+        let tracked = statement.push(Part::Tracked, "tracked", Some(used), bytes);
         for (name, bytes) in ranked(&compositions, limit, smallest) {
             statement.push(Part::Category, &name, Some(tracked), bytes);
         }
-        let column = |of: fn(&Composition) -> i64| -> Vec<Option<i64>> {
-            compositions.iter().map(|composition| Some(of(composition))).collect()
-        };
-        let others = column(|composition| composition.others);
-        let idle = column(|composition| composition.pool_idle);
-        let opaque = column(|composition| composition.opaque);
-        let none = |bytes: &[Option<i64>]| bytes.iter().all(|bytes| *bytes == Some(0));
-        let name = by.name_of_rest();
-        if by != By::Tag || !none(&others) {
-            statement.push(Part::Others, name, Some(tracked), others);
-        }
-        if !none(&idle) {
-            statement.push(Part::PoolIdle, "pool idle", Some(tracked), idle);
-        }
-        if !none(&opaque) {
-            statement.push(Part::Opaque, "opaque pools", Some(tracked), opaque);
+        let column = |of: fn(&Composition) -> i64| compositions.each_ref().map(|of_one| Some(of(of_one)));
+        let rest = [
+            (Part::Others, by.name_of_rest(), column(|composition| composition.others)),
+            (Part::PoolIdle, "pool idle", column(|composition| composition.pool_idle)),
+            (Part::Opaque, "opaque pools", column(|composition| composition.opaque)),
+        ];
+        for (part, name, bytes) in rest {
+            if bytes != [Some(0); 2] || part == Part::Others && by != By::Tag {
+                statement.push(part, name, Some(tracked), bytes);
+            }
         }
         let gap = each(&|moment| moment.untrackable_bytes);
-        let row = statement.push(Part::Untrackable, "Untrackable", Some(used), gap.clone());
+        let row = statement.push(Part::Untrackable, "Untrackable", Some(used), gap);
         if gap.iter().any(Option::is_some) {
             let parts = moments.map(Moment::gap_parts);
             for (part, name, of) in GAP {
-                let bytes = parts.map(|parts| parts.map(|parts| of(&parts))).to_vec();
+                let bytes = parts.map(|parts| parts.map(|parts| of(&parts)));
                 // A row of zeros is left out, unless it would be the only row.
                 let is_bare = part == Part::Unexplained && statement.rows.len() == row + 1;
                 if is_bare || bytes.iter().flatten().any(|&bytes| bytes != 0) {
@@ -413,20 +434,44 @@ impl<'r> Report<'r> {
 /// Returns the bytes of a moment that have a tag, and all bytes that could have one. Idle and opaque bytes cannot. Roles do not
 /// count as names, because they are derived for untagged bytes too.
 pub fn named(run: &Run, moment: &Moment) -> (i64, i64) {
-    (nameable(run, moment, |cell| cell.tag.is_some()), nameable(run, moment, |_| true))
+    let bytes = |fits: fn(&Cell) -> bool| {
+        held(run, &moment.amounts, |cell| is_named_by_rules(cell.class) && fits(cell))
+    };
+    (bytes(|cell| cell.tag.is_some()), bytes(|_| true))
 }
 
 /// Returns the tagged bytes whose tag is only the source line that allocated them.
 pub fn named_by_line(run: &Run, moment: &Moment) -> i64 {
-    nameable(run, moment, |cell| cell.tag.as_deref().is_some_and(names::is_line))
+    let is_line = |cell: &Cell| cell.tag.as_deref().is_some_and(names::is_line);
+    held(run, &moment.amounts, |cell| is_named_by_rules(cell.class) && is_line(cell))
 }
 
-/// Returns the bytes of matching cells that can have a tag.
-fn nameable(run: &Run, moment: &Moment, fits: impl Fn(&Cell) -> bool) -> i64 {
-    let is_counted = |cell: &Cell| matches!(cell.class, Class::Direct | Class::Block) && fits(cell);
-    let amounts =
-        moment.amounts.iter().filter(|(cell, _)| run.cells.get(*cell as usize).is_some_and(is_counted));
-    sum(amounts.map(|(_, bytes)| *bytes))
+/// Returns the OOM records of a run with their devices.
+pub(crate) fn ooms(run: &Run) -> impl Iterator<Item = (&Device, &Oom)> {
+    run.devices.iter().flat_map(|device| device.details.ooms.iter().map(move |oom| (device, oom)))
+}
+
+/// Returns the bytes of matching cells.
+pub(crate) fn held(run: &Run, amounts: &[(u32, i64)], fits: impl Fn(&Cell) -> bool) -> i64 {
+    let held = amounts.iter().filter(|(cell, _)| run.cells.get(*cell as usize).is_some_and(&fits));
+    sum(held.map(|(_, bytes)| *bytes))
+}
+
+/// Returns the sums of amounts by name, which saturate.
+pub(crate) fn sums<K: Ord>(amounts: impl IntoIterator<Item = (K, i64)>) -> BTreeMap<K, i64> {
+    let mut sums = BTreeMap::new();
+    for (name, bytes) in amounts {
+        let sum: &mut i64 = sums.entry(name).or_default();
+        *sum = sum.saturating_add(bytes);
+    }
+    sums
+}
+
+/// Sorts by amount, the largest first, and then by name.
+pub(crate) fn largest_first<K: Ord, B: Ord>(amounts: impl IntoIterator<Item = (K, B)>) -> Vec<(K, B)> {
+    let mut amounts: Vec<(K, B)> = amounts.into_iter().collect();
+    amounts.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    amounts
 }
 
 type GapRow = (Part, &'static str, fn(&UntrackableParts) -> i64);
@@ -478,7 +523,7 @@ pub(crate) fn folded_parts(
 }
 
 /// Ranks categories by their largest amount. Sums those beyond `limit` or below `smallest` in one row.
-fn ranked(compositions: &[Composition; 2], limit: usize, smallest: i64) -> Vec<(String, Vec<Option<i64>>)> {
+fn ranked(compositions: &[Composition; 2], limit: usize, smallest: i64) -> Vec<(String, Columns)> {
     let mut all: BTreeMap<&str, [i64; 2]> = BTreeMap::new();
     for (column, composition) in compositions.iter().enumerate() {
         for (name, bytes) in &composition.categories {
@@ -486,16 +531,16 @@ fn ranked(compositions: &[Composition; 2], limit: usize, smallest: i64) -> Vec<(
         }
     }
     let mut all: Vec<(&str, [i64; 2])> = all.into_iter().collect();
-    let weight = |amounts: &[i64; 2]| amounts[0].saturating_abs().max(amounts[1].saturating_abs());
+    let weight = |[a, b]: &[i64; 2]| a.saturating_abs().max(b.saturating_abs());
     all.sort_by(|a, b| weight(&b.1).cmp(&weight(&a.1)).then_with(|| a.0.cmp(b.0)));
     let large = all.iter().filter(|(_, amounts)| weight(amounts) >= smallest).count();
     let named = if large.min(limit) < all.len() { large.min(limit.saturating_sub(1)) } else { all.len() };
     let rest = all.split_off(named);
-    let row = |name: String, amounts: [i64; 2]| (name, amounts.map(Some).to_vec());
-    let mut rows: Vec<_> = all.into_iter().map(|(name, amounts)| row(name.to_owned(), amounts)).collect();
+    let mut rows: Vec<(String, Columns)> =
+        all.into_iter().map(|(name, amounts)| (name.to_owned(), amounts.map(Some))).collect();
     if !rest.is_empty() {
-        let sum = |column: usize| rest.iter().map(|(_, amounts)| amounts[column]).sum();
-        rows.push(row(format!("({} smaller)", thousands(rest.len() as u64)), [sum(0), sum(1)]));
+        let sum = |column: usize| Some(rest.iter().map(|(_, amounts)| amounts[column]).sum());
+        rows.push((format!("({} smaller)", thousands(rest.len() as u64)), [0, 1].map(sum)));
     }
     rows
 }

@@ -47,6 +47,11 @@ pub(crate) fn in_brackets(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!(" ({text})") }
 }
 
+/// Returns `FIRST to LAST`, or one of them if they are equal.
+pub(crate) fn span(first: String, last: String) -> String {
+    if first == last { last } else { format!("{first} to {last}") }
+}
+
 /// Lines of a report; all text is cleaned.
 pub(crate) struct Lines {
     pub(crate) lines: Vec<String>,
@@ -68,6 +73,19 @@ impl Lines {
     pub(crate) fn prose(&mut self, text: &str) {
         let width = self.width.map_or(usize::MAX, |width| width.max(NARROWEST));
         wrap(text, width).iter().for_each(|line| self.line(line));
+    }
+
+    /// Adds a row of a table with its note, on a line of its own if the terminal is too narrow for both.
+    pub(crate) fn with_note(&mut self, line: &str, note: &str) {
+        const GAP: &str = "  ";
+        let both = format!("{line}{GAP}{note}");
+        if note.is_empty() || self.width.is_none_or(|width| width_of(&both) <= width) {
+            self.line(&both);
+        } else {
+            self.line(line);
+            let depth = line.len() - line.trim_start_matches(' ').len();
+            self.line(&format!("{}{GAP}{note}", " ".repeat(depth)));
+        }
     }
 
     /// Adds an indented sentence that belongs to the line above.

@@ -1,9 +1,11 @@
 //! Derived names for memory that no rule names: the library that allocated it, and tag paths rolled up.
 
 pub use gpumem_model::cell::TORCH;
+
+use crate::category::is_named_by_rules;
+use crate::{largest_first, sum, sums};
 use gpumem_model::cell::without_sum;
 use gpumem_model::run::{Cell, Class, Run};
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The agent's tag for lines beyond those that it names individually.
@@ -64,24 +66,15 @@ pub(super) fn large_lines(run: &Run) -> BTreeSet<String> {
     let moments = run.devices.iter().flat_map(|device| [&device.last.amounts, &device.peak.amounts]);
     let ooms = run.devices.iter().flat_map(|device| device.details.ooms.iter().map(|oom| &oom.amounts));
     for amounts in moments.chain(ooms) {
-        let mut lines: BTreeMap<&str, i64> = BTreeMap::new();
-        let mut all = 0_i64;
-        for (index, bytes) in amounts {
-            all = all.saturating_add(*bytes);
-            let tag = run.cells.get(*index as usize).and_then(|cell| cell.tag.as_deref());
-            if let Some(tag) = tag.filter(|tag| is_line(tag)) {
-                let sum = lines.entry(tag).or_default();
-                *sum = sum.saturating_add(*bytes);
-            }
-        }
+        let all = sum(amounts.iter().map(|(_, bytes)| *bytes));
+        let tag = |index: u32| run.cells.get(index as usize)?.tag.as_deref().filter(|tag| is_line(tag));
+        let lines = sums(amounts.iter().filter_map(|(index, bytes)| Some((tag(*index)?, *bytes))));
         for (line, bytes) in lines.into_iter().filter(|(_, bytes)| *bytes > 0 && *bytes >= all / LARGE_LINE) {
             let largest = found.entry(line).or_default();
             *largest = bytes.max(*largest);
         }
     }
-    let mut found: Vec<(&str, i64)> = found.into_iter().collect();
-    found.sort_by_key(|&(line, bytes)| (Reverse(bytes), line));
-    found.into_iter().take(MOST_LINES).map(|(line, _)| line.to_owned()).collect()
+    largest_first(found).into_iter().take(MOST_LINES).map(|(line, _)| line.to_owned()).collect()
 }
 
 /// Returns whether the bytes are NCCL's own buffers.
@@ -105,14 +98,9 @@ fn group(path: &str, depth: usize, starred: bool) -> String {
 pub(super) fn rolled_up(run: &Run) -> Vec<Option<String>> {
     let moments = run.devices.iter().flat_map(|device| [&device.last, &device.peak]);
     let held = moments.flat_map(|moment| moment.amounts.iter());
-    let is_named = |index: u32| {
-        run.cells.get(index as usize).is_some_and(|cell| matches!(cell.class, Class::Direct | Class::Block))
-    };
-    let paths: BTreeSet<&str> = held
-        .filter(|(index, bytes)| *bytes != 0 && is_named(*index))
-        .filter_map(|(index, _)| run.cells.get(*index as usize)?.tag.as_deref())
-        .filter(|tag| !is_line(tag))
-        .collect();
+    let cells = held.filter(|(_, bytes)| *bytes != 0).filter_map(|(index, _)| run.cells.get(*index as usize));
+    let tags = cells.filter(|cell| is_named_by_rules(cell.class)).filter_map(|cell| cell.tag.as_deref());
+    let paths: BTreeSet<&str> = tags.filter(|tag| !is_line(tag)).collect();
     let (depth, starred) = level(&paths);
     let path = |cell: &Cell| cell.tag.as_deref().map(|tag| group(without_sum(tag), depth, starred));
     run.cells.iter().map(path).collect()

@@ -27,17 +27,34 @@ pub fn text(report: &Report<'_>) -> String {
         return out + NOTHING + "\n";
     }
     if !own.counters.is_empty() {
-        let head = ["counter", "now", "changes", "min", "max", "mean"];
-        out += &table(&head, own.counters.iter().map(row_of_counter).collect());
+        out += &counters(own);
     }
     if !own.ranges.is_empty() {
         out += if own.counters.is_empty() { "" } else { "\n" };
-        let head = ["range, with nested ones", "count", "total", "min", "max", "mean", "open"];
-        let rows = by_total(own).into_iter().map(|range| row_of_range(range, run.clock));
-        out += &table(&head, rows.collect());
+        out += &ranges(own, run.clock);
     }
     remarks(own).iter().for_each(|line| out += &format!("{line}\n"));
     out
+}
+
+fn counters(own: &ProgramData) -> String {
+    let mut table = Table::of_numbers(1, 6);
+    table.row(["counter", "now", "changes", "min", "max", "mean"]);
+    for counter in &own.counters {
+        table.row([shorten(&name_of(counter), WIDTH, true)].into_iter().chain(figures(counter)));
+    }
+    table.text()
+}
+
+fn ranges(own: &ProgramData, clock: Clock) -> String {
+    let mut table = Table::of_numbers(1, 7);
+    table.row(["range, with nested ones", "count", "total", "min", "max", "mean", "open"]);
+    for range in by_total(own) {
+        let lengths = lengths(range, clock).map(|length| length.unwrap_or("-".to_owned()));
+        let begin = [shorten(&title_of(range), WIDTH, true), thousands(range.count)];
+        table.row(begin.into_iter().chain(lengths).chain([thousands(range.open)]));
+    }
+    table.text()
 }
 
 /// Returns remarks about entries that were dropped or lost.
@@ -75,36 +92,14 @@ fn mean(counter: &Counter) -> String {
 
 /// Returns the current value, number of changes, lowest, highest and mean value as printed.
 pub(super) fn figures(counter: &Counter) -> [String; 5] {
-    [
-        thousands(counter.value),
-        thousands(counter.changes),
-        thousands(counter.min),
-        thousands(counter.max),
-        mean(counter),
-    ]
+    let [value, min, max] = [counter.value, counter.min, counter.max].map(thousands);
+    [value, thousands(counter.changes), min, max, mean(counter)]
 }
 
 /// Returns total, shortest, longest and mean length as printed; `None` before the first range has ended.
 pub(super) fn lengths(range: &Range, clock: Clock) -> [Option<String>; 4] {
     let lengths = [range.total_ns, range.min_ns, range.max_ns, range.mean_ns().unwrap_or(0)];
     lengths.map(|ns| (range.count > 0).then(|| clock.distance(ns)))
-}
-
-fn row_of_counter(counter: &Counter) -> Vec<String> {
-    [shorten(&name_of(counter), WIDTH, true)].into_iter().chain(figures(counter)).collect()
-}
-
-fn row_of_range(range: &Range, clock: Clock) -> Vec<String> {
-    let lengths = lengths(range, clock).map(|length| length.unwrap_or("-".to_owned()));
-    let begin = [shorten(&title_of(range), WIDTH, true), thousands(range.count)];
-    begin.into_iter().chain(lengths).chain([thousands(range.open)]).collect()
-}
-
-fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
-    let mut table = Table::of_numbers(1, head.len());
-    table.row(head.iter().copied());
-    rows.into_iter().for_each(|row| table.row(row));
-    table.text()
 }
 
 /// Returns a line for the report such as `counters: batch 32, scale 65,536, 3 more; ranges: 12 names`, or `None` if there are
@@ -213,9 +208,8 @@ mod tests {
     #[test]
     fn tables_have_a_row_each_and_say_what_they_lack() {
         let own = own();
-        let rows: Vec<Vec<String>> = own.counters.iter().map(row_of_counter).collect();
         assert_eq!(
-            table(&["counter", "now", "changes", "min", "max", "mean"], rows),
+            counters(&own),
             "\
 counter              now  changes  min     max  mean
 batch                 32        3   -8  70,000  12.3
@@ -224,15 +218,13 @@ evil\\u{1b}[2J         -1        3   -8  70,000  12.3
 "
         );
         let clock = Clock::Monotonic { wall_offset_ns: None };
-        let rows: Vec<Vec<String>> =
-            by_total(&own).into_iter().map(|range| row_of_range(range, clock)).collect();
         assert_eq!(
-            table(&["range", "count", "total", "min", "max", "mean", "open"], rows),
+            ranges(&own, clock),
             "\
-range          count   total       min     max    mean  open
-load/\\u{202e}      3  9.0 ms    2.2 ms  4.5 ms  3.0 ms     1
-load               2  3.0 ms  750.0 µs  1.5 ms  1.5 ms     1
-never              0       -         -       -       -     1
+range, with nested ones  count   total       min     max    mean  open
+load/\\u{202e}                3  9.0 ms    2.2 ms  4.5 ms  3.0 ms     1
+load                         2  3.0 ms  750.0 µs  1.5 ms  1.5 ms     1
+never                        0       -         -       -       -     1
 "
         );
         let said = [

@@ -8,6 +8,7 @@ use gpumem_model::run::Device;
 
 /// A report in parts.
 #[derive(Debug, Clone, Default)]
+#[allow(missing_docs)]
 pub struct Panel {
     /// Name and owner of the process.
     pub heading: String,
@@ -15,7 +16,6 @@ pub struct Panel {
     pub warnings: Vec<String>,
     /// Source of the run, and how complete its numbers are.
     pub coverage: Vec<String>,
-    /// One table for each device.
     pub devices: Vec<Table>,
     /// Caveats, and suggestions for next commands.
     pub tail: Vec<String>,
@@ -23,16 +23,14 @@ pub struct Panel {
 
 /// The statement of a device, with facts about the device.
 #[derive(Debug, Clone, Default)]
+#[allow(missing_docs)]
 pub struct Table {
-    /// The device's name.
     pub title: String,
-    /// Unit of all amounts.
     pub unit: &'static str,
     /// Headings and times of both columns.
     pub heads: [[String; 2]; 2],
     /// Rows, parents before their parts; each column adds up as printed.
     pub rows: Vec<Row>,
-    /// Facts, as sentences.
     pub facts: Vec<String>,
 }
 
@@ -41,14 +39,9 @@ pub fn panel(report: &Report<'_>, categories: usize) -> Panel {
     let times = report.times();
     let words = words(report);
     let table = |(device, facts): (&Device, Vec<String>)| {
-        let shown = Shown::of(report, device, categories);
-        Table {
-            title: device_title(device),
-            unit: shown.unit.name,
-            heads: heads(report, device, times),
-            rows: shown.print(device),
-            facts,
-        }
+        let (title, shown) = (device_title(device), Shown::of(report, device, categories));
+        let (unit, heads, rows) = (shown.unit.name, heads(report, device, times), shown.print(device));
+        Table { title, unit, heads, rows, facts }
     };
     Panel {
         heading: words.heading,

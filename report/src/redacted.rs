@@ -15,25 +15,40 @@ pub struct RedactedRun {
     categories: [Vec<Option<String>>; 3],
 }
 
-/// Cells after redaction; those that became equal are merged.
-#[derive(Default)]
-struct Merged {
-    /// For each cell of the run, its index in `cells`.
-    indices: Vec<u32>,
-    cells: Vec<Cell>,
-    categories: [Vec<Option<String>>; 3],
-}
-
 impl RedactedRun {
     /// Redacts a run. Cells keep their category under these rules; cells that become equal without their names are merged.
     pub fn of(run: &Run, groupings: Groupings) -> Self {
         let report = Report::new(run, groupings, None);
-        let merged = Merged::of(&report);
+        let of_rules = [&report.groupings.layer, &report.groupings.structure]
+            .map(|rules| rules.rules.iter().map(|rule| rule.name.as_str()).collect::<BTreeSet<_>>());
+        // A library's name may be private to the user; NCCL's is the same on every machine.
+        let is_shown =
+            |by: By, name: &str| name.starts_with("libnccl ") || of_rules[by as usize].contains(name);
+        let category = |index: u32, by: By| {
+            report.category(index, by).filter(|name| is_shown(by, name)).map(str::to_owned)
+        };
+        let mut known: HashMap<(Cell, [Option<String>; 2]), u32> = HashMap::new();
+        let mut cells: Vec<Cell> = Vec::new();
+        let mut categories: [Vec<Option<String>>; 3] = Default::default();
+        let merged = (0_u32..).zip(&run.cells).map(|(index, cell)| {
+            let mut cell = cell.clone();
+            cell.redact();
+            let next = cells.len() as u32;
+            let key = (cell, [By::Layer, By::Structure].map(|by| category(index, by)));
+            *known.entry(key).or_insert_with_key(|(cell, [layer, structure])| {
+                cells.push(cell.clone());
+                let names = [layer.clone(), structure.clone(), None];
+                categories.iter_mut().zip(names).for_each(|(all, one)| all.push(one));
+                next
+            })
+        });
+        // For each cell of the run, its index among the merged ones.
+        let merged: Vec<u32> = merged.collect();
         let mut redacted = run.clone();
         redacted.redact();
-        redacted.remap(&|cell| Some(merged.indices.get(cell as usize).copied().unwrap_or(u32::MAX)));
-        redacted.cells = merged.cells;
-        RedactedRun { run: redacted, groupings: report.groupings, categories: merged.categories }
+        redacted.remap(&|cell| Some(merged.get(cell as usize).copied().unwrap_or(u32::MAX)));
+        redacted.cells = cells;
+        RedactedRun { run: redacted, groupings: report.groupings, categories }
     }
 
     /// Returns its report.
@@ -42,36 +57,5 @@ impl RedactedRun {
         let by = [By::Layer, By::Structure].into_iter().find(names).unwrap_or(By::Structure);
         let report = Report::with(&self.run, self.groupings.clone(), by, self.categories.clone());
         Report { veiled: true, ..report }
-    }
-}
-
-impl Merged {
-    fn of(report: &Report<'_>) -> Self {
-        let of_rules = [&report.groupings.layer, &report.groupings.structure]
-            .map(|rules| rules.rules.iter().map(|rule| rule.name.as_str()).collect::<BTreeSet<_>>());
-        // A library's name may be private to the user; NCCL's is the same on every machine.
-        let is_shown = |by: By, name: &str| {
-            name.starts_with("libnccl ")
-                || of_rules.get(by as usize).is_some_and(|names| names.contains(name))
-        };
-        let category = |index: u32, by: By| {
-            report.category(index, by).filter(|name| is_shown(by, name)).map(str::to_owned)
-        };
-        let mut known: HashMap<(Cell, Option<String>, Option<String>), u32> = HashMap::new();
-        let mut merged = Merged::default();
-        for (index, cell) in (0_u32..).zip(&report.run.cells) {
-            let mut cell = cell.clone();
-            cell.redact();
-            let key = (cell, category(index, By::Layer), category(index, By::Structure));
-            let next = merged.cells.len() as u32;
-            let index = *known.entry(key).or_insert_with_key(|(cell, layer, structure)| {
-                merged.cells.push(cell.clone());
-                let categories = [layer.clone(), structure.clone(), None];
-                merged.categories.iter_mut().zip(categories).for_each(|(all, one)| all.push(one));
-                next
-            });
-            merged.indices.push(index);
-        }
-        merged
     }
 }

@@ -14,7 +14,7 @@
 use crate::category::{OTHERS, Pattern, Rule, Rules};
 use gpumem_model::names::{Named, phases_of_blocks};
 use gpumem_model::run::Run;
-use gpumem_wire::{Phase, Role};
+use gpumem_wire::Role;
 use serde::Deserialize;
 use std::io::Read;
 use std::path::Path;
@@ -22,12 +22,11 @@ use std::sync::LazyLock;
 
 /// The two groupings.
 #[derive(Debug, Clone, Default)]
+#[allow(missing_docs)]
 pub struct Groupings {
     /// Name of the rules: a preset's name or a file's path.
     pub name: String,
-    /// By layer.
     pub layer: Rules,
-    /// By data structure.
     pub structure: Rules,
 }
 
@@ -56,21 +55,14 @@ pub(crate) const RESERVED: [&str; 8] = [
 
 /// Why a rules file cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
 pub enum Error {
     /// The name is neither a preset nor a readable file.
     #[error("rules \"{name}\": {source}; give a file, or one of the presets {presets}")]
-    Open {
-        /// The name as given.
-        name: String,
-        /// Error from the system.
-        source: std::io::Error,
-        /// Names of the presets.
-        presets: String,
-    },
+    Open { name: String, source: std::io::Error, presets: String },
     /// The text is not TOML, or has unknown keys. The message contains the line.
     #[error("{path}: {message}")]
     Toml {
-        /// File or preset.
         path: String,
         /// Error message with line and column.
         message: String,
@@ -78,11 +70,8 @@ pub enum Error {
     /// A rule is empty or wrong.
     #[error("{path}: [[{grouping}]] \"{rule}\": {message}")]
     Rule {
-        /// File or preset.
         path: String,
-        /// `layer` or `structure`.
         grouping: &'static str,
-        /// Name of the rule.
         rule: String,
         /// The error, and how to correct it.
         message: String,
@@ -143,6 +132,11 @@ impl Groupings {
         Groupings::preset(run.source.preset.as_deref().or(torch)).clone()
     }
 
+    /// Returns the rules of both groupings.
+    pub(crate) fn rules(&self) -> impl Iterator<Item = &Rule> {
+        self.layer.rules.iter().chain(&self.structure.rules)
+    }
+
     /// Parses rules; `path` is used in messages.
     ///
     /// # Errors
@@ -196,29 +190,18 @@ fn rule(entry: Entry) -> Result<Rule, String> {
     let patterns = |texts: &[String]| -> Result<Vec<Pattern>, String> {
         texts.iter().map(|text| Pattern::new(text).map_err(|error| error.to_string())).collect()
     };
-    fn named<T>(
-        texts: &[String],
-        what: &str,
-        find: impl Fn(&str) -> Option<T>,
-        all: Vec<&str>,
-    ) -> Result<Vec<T>, String> {
-        let one = |text: &String| {
-            find(text)
-                .ok_or_else(|| format!("{what} \"{text}\" does not exist; there are: {}", all.join(", ")))
-        };
-        texts.iter().map(one).collect()
+    fn named<T: Named>(texts: &[String], what: &str, all: &[&str]) -> Result<Vec<T>, String> {
+        let unknown = |text: &str| format!("{what} \"{text}\" does not exist; there are: {}", all.join(", "));
+        texts.iter().map(|text| T::from_name(text).ok_or_else(|| unknown(text))).collect()
     }
+    let roles: Vec<&str> = Role::NAMES.iter().map(|(name, _)| *name).collect();
+    let phases: Vec<&str> = phases_of_blocks().collect();
     Ok(Rule {
         name: entry.name,
         tags: patterns(&entry.tag)?,
         libraries: patterns(&entry.library)?,
-        roles: named(
-            &entry.role,
-            "role",
-            Role::from_name,
-            Role::NAMES.iter().map(|(name, _)| *name).collect(),
-        )?,
-        phases: named(&entry.phase, "phase", Phase::from_name, phases_of_blocks().collect())?,
+        roles: named(&entry.role, "role", &roles)?,
+        phases: named(&entry.phase, "phase", &phases)?,
     })
 }
 

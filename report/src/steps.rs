@@ -4,7 +4,8 @@ use super::table::Table;
 use super::{Report, sum};
 use crate::labels::{device_title, whose};
 use gpumem_model::escape::escape;
-use gpumem_model::run::{Clock, Device, UntrackableChange, UntrackableParts};
+use gpumem_model::program_data::LOST;
+use gpumem_model::run::{Clock, Device, UntrackableChange};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, thousands};
 
@@ -12,7 +13,7 @@ use gpumem_model::units::{Unit, thousands};
 const MOST_MARKS: usize = 16;
 /// Maximum number of lines of a list, with its heading and its sum.
 const MOST_LINES: usize = 30;
-/// Lines of a list that are no steps: two headings, the sum of smaller steps, and the total.
+/// Lines of a list that are not steps: two headings, the sum of smaller steps, and the total.
 const OTHER_LINES: usize = 4;
 /// A step is mentioned in the report of its run if it is at least this large, or ...
 const NOTABLE_BYTES: i64 = 64 << 20;
@@ -38,7 +39,7 @@ pub fn text(report: &Report<'_>) -> String {
     }
     let marks = &run.coverage.marks;
     for mark in marks.iter().skip(marks.len().saturating_sub(MOST_MARKS)) {
-        let name = mark.name.as_deref().unwrap_or(gpumem_model::program_data::LOST);
+        let name = mark.name.as_deref().unwrap_or(LOST);
         lines.push(format!("mark {}  {name}  (by {})", times.time(mark.time_ns), mark.by));
     }
     let lines: Vec<String> = lines.iter().map(|line| escape(line)).collect();
@@ -56,11 +57,11 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
         if steps.len() + OTHER_LINES - 1 > MOST_LINES { MOST_LINES - OTHER_LINES } else { steps.len() };
     let (order, smaller) = split_largest(steps, shown);
     let rest = sum(smaller.iter().map(|step| step.bytes));
-    let bytes: Vec<i64> =
-        order.iter().map(|step| step.bytes).chain((!smaller.is_empty()).then_some(rest)).collect();
-    let largest = bytes.iter().map(|bytes| bytes.saturating_abs()).max().unwrap_or(0);
+    let rest = (!smaller.is_empty()).then_some(rest);
+    let bytes: Vec<i64> = order.iter().map(|step| step.bytes).chain(rest).collect();
     let whole = sum(bytes.iter().copied());
-    let unit = Unit::for_largest(largest.max(whole.saturating_abs()));
+    let largest = bytes.iter().chain([&whole]).map(|bytes| bytes.saturating_abs()).max();
+    let unit = Unit::for_largest(largest.unwrap_or(0));
     let total = unit.round(whole);
     let mut table = Table::of_numbers(1, 2);
     let mut amounts = unit.apportion(total, &bytes).into_iter().map(|steps| unit.print_signed(steps));
@@ -80,27 +81,21 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
 
 /// Merges consecutive steps with the same cause and place. The result has the time of the first, and their number in its cause.
 pub(super) fn grouped(steps: &[UntrackableChange]) -> Vec<UntrackableChange> {
-    let mut groups: Vec<(UntrackableChange, u64)> = Vec::new();
-    for step in steps {
-        match groups.last_mut() {
-            Some((group, count)) if is_like(group, step) => {
-                group.bytes = group.bytes.saturating_add(step.bytes);
-                group.parts = group.parts.plus(step.parts);
-                group.events = group.events.saturating_add(step.events);
-                let expected = group.expected_bytes.zip(step.expected_bytes);
-                group.expected_bytes = expected.map(|(a, b)| a.saturating_add(b));
-                *count += 1;
-            }
-            _ => groups.push((step.clone(), 1)),
+    let grouped = |steps: &[UntrackableChange]| {
+        let mut group = steps[0].clone();
+        for step in &steps[1..] {
+            group.bytes = group.bytes.saturating_add(step.bytes);
+            group.parts = group.parts.plus(step.parts);
+            group.events = group.events.saturating_add(step.events);
+            let expected = group.expected_bytes.zip(step.expected_bytes);
+            group.expected_bytes = expected.map(|(a, b)| a.saturating_add(b));
         }
-    }
-    let named = |(mut group, count): (UntrackableChange, u64)| {
-        if count > 1 {
-            group.cause = format!("{} times {}", thousands(count), group.cause);
+        if steps.len() > 1 {
+            group.cause = format!("{} times {}", thousands(steps.len() as u64), group.cause);
         }
         group
     };
-    groups.into_iter().map(named).collect()
+    steps.chunk_by(is_like).map(grouped).collect()
 }
 
 fn is_like(a: &UntrackableChange, b: &UntrackableChange) -> bool {
@@ -134,26 +129,19 @@ pub(super) fn what(step: &UntrackableChange, unit: Unit) -> String {
         words[0] += &format!(" ({})", step.kind.replace('_', " "));
     }
     words.extend(place(step));
-    let parts = parts(&step.parts);
+    let amount = |bytes: i64| unit.print_signed(unit.round(bytes));
+    let parts = step.parts.each().into_iter().filter(|(_, _, bytes)| *bytes != 0);
+    let parts: Vec<String> =
+        parts.map(|(name, _, bytes)| format!("{} {}", name.replace('_', " "), amount(bytes))).collect();
     if parts.len() > 1 {
-        let told =
-            parts.iter().map(|(name, bytes)| format!("{name} {}", unit.print_signed(unit.round(*bytes))));
-        words.push(format!("of it {}", told.collect::<Vec<_>>().join(", ")));
+        words.push(format!("of it {}", parts.join(", ")));
     }
-    if let Some(expected) =
-        step.expected_bytes.filter(|&bytes| bytes != step.bytes && step.kind != "measured")
-    {
-        words.push(format!("expected {}", unit.print_signed(unit.round(expected))));
-    }
+    let expected = step.expected_bytes.filter(|&bytes| bytes != step.bytes && step.kind != "measured");
+    words.extend(expected.map(|bytes| format!("expected {}", amount(bytes))));
     if !step.also.is_empty() {
         words.push(format!("with {}", step.also.join(", ")));
     }
     words.join(", ")
-}
-
-fn parts(parts: &UntrackableParts) -> Vec<(String, i64)> {
-    let each = parts.each().into_iter().filter(|(_, _, bytes)| *bytes != 0);
-    each.map(|(name, _, bytes)| (name.replace('_', " "), bytes)).collect()
 }
 
 /// Returns where it happened, as far as known.
@@ -183,6 +171,7 @@ pub(super) fn largest(device: &Device, times: Times) -> Option<String> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use gpumem_model::run::UntrackableParts;
 
     const MIB: i64 = 1 << 20;
 

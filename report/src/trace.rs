@@ -23,8 +23,7 @@ use crate::labels::{device_name, label};
 use crate::plot;
 use gpumem_model::escape::in_json;
 use gpumem_model::program_data::{LOST, ProgramData, Span};
-use gpumem_model::run::Mark;
-use gpumem_model::run::{Clock, Device, Fate, Iteration, Moment, Oom, UntrackableChange};
+use gpumem_model::run::{Clock, Device, Fate, Iteration, Mark, Moment, Oom, UntrackableChange};
 use gpumem_model::units::{Unit, signed};
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
@@ -87,13 +86,8 @@ pub fn write(report: &Report<'_>, out: &mut dyn Write) -> io::Result<()> {
     // The sort is stable: events of the same time keep their order.
     events.sort_by_key(|event| event.time_ns);
     let first_ns = events.first().map_or(0, |event| event.time_ns);
-    let other = json!({
-        "generator": "gpumemd",
-        "first_ns": first_ns,
-        "clock": run.clock,
-        "source": run.source.kind,
-        "origin": run.source.origin,
-    });
+    let (clock, source, origin) = (run.clock, &run.source.kind, &run.source.origin);
+    let other = json!({ "generator": "gpumemd", "first_ns": first_ns, "clock": clock, "source": source, "origin": origin });
     let harmless = |value: &Value| in_json(&value.to_string(), |_| false);
     write!(out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[", harmless(&other))?;
     let lines = about.into_iter().chain(events.iter().map(|event| event.line(first_ns, pid, run.clock)));
@@ -167,21 +161,16 @@ fn of_device<'r>(
     events: &mut Vec<Event<'r>>,
 ) {
     let counters = Counters { name: format!("GPU {}", device.ordinal), thread };
-    let buckets = &device.series.buckets;
     let is_point = |time_ns: u64| device.peak_used.is_some_and(|(_, peak_ns)| peak_ns == time_ns);
-    for bucket in buckets {
+    for bucket in &device.series.buckets {
         // Only the last reading of a bucket is drawn, because the times of the others are unknown. The peak has its own time and
         // is added below.
-        if let Some(used) = bucket.used.filter(|_| !is_point(bucket.time_ns)) {
-            events.push(counters.bytes(bucket.time_ns, "used", used.last));
-        }
-        if let Some(untrackable) = bucket.untrackable {
-            events.push(counters.bytes(bucket.time_ns, "untrackable", untrackable.last));
-        }
+        let value = |name: &str, last: i64| counters.bytes(bucket.time_ns, name, last);
+        let used = bucket.used.filter(|_| !is_point(bucket.time_ns));
+        events.extend(used.map(|used| value("used", used.last)));
+        events.extend(bucket.untrackable.map(|untrackable| value("untrackable", untrackable.last)));
     }
-    if let Some((used, time_ns)) = device.peak_used {
-        events.push(counters.bytes(time_ns, "used", signed(used)));
-    }
+    events.extend(device.peak_used.map(|(used, time_ns)| counters.bytes(time_ns, "used", signed(used))));
     held.say(report.by, device, &counters, events);
     let rows = device.details.iterations.rows.iter().chain(&device.details.iterations.open);
     events.extend(rows.map(|row| iteration(row, thread)));
@@ -250,9 +239,8 @@ struct Held {
 impl Held {
     fn of(report: &Report<'_>, device: &Device) -> Held {
         let moments = moments(device);
-        let bars: Vec<plot::Bar> =
-            moments.iter().map(|moment| plot::bar(report, moment, report.by, "")).collect();
-        let (names, bars) = plot::folded_to(&bars, CATEGORIES);
+        let bars = moments.iter().map(|moment| plot::bar(report, moment, report.by, ""));
+        let (names, bars) = plot::folded_to(&bars.collect::<Vec<_>>(), CATEGORIES);
         let of = |bar: &plot::Bar, name: &String| {
             sum(bar.segments.iter().filter(|part| part.name == *name).map(|part| part.bytes))
         };
@@ -270,10 +258,9 @@ impl Held {
         }
         if self.moments.is_empty() {
             // Runs of older versions have only buckets, where the time of the highest value is not exact.
-            let tracked = device.series.buckets.iter().filter_map(|bucket| Some((bucket, bucket.tracked?)));
-            events.extend(
-                tracked.map(|(bucket, tracked)| counters.bytes(bucket.time_ns, "tracked", tracked.last)),
-            );
+            let buckets = device.series.buckets.iter();
+            let tracked = buckets.filter_map(|bucket| Some((bucket.time_ns, bucket.tracked?.last)));
+            events.extend(tracked.map(|(time_ns, bytes)| counters.bytes(time_ns, "tracked", bytes)));
         }
     }
 }
@@ -320,11 +307,8 @@ fn oom(entry: &Oom, thread: u32) -> Event<'_> {
         Fate::Survived => "survived",
     };
     let args = move || {
-        let mut args = args([
-            ("asked_bytes", entry.asked_bytes.into()),
-            ("fate", fate.into()),
-            ("count", entry.count.into()),
-        ]);
+        let asked = entry.asked_bytes.into();
+        let mut args = args([("asked_bytes", asked), ("fate", fate.into()), ("count", entry.count.into())]);
         args.extend(texts([("tag", &entry.tag), ("phase", &entry.phase)]));
         args.extend(entry.free_bytes().map(|bytes| ("free_bytes".to_owned(), bytes.into())));
         args
@@ -338,11 +322,8 @@ fn gap(step: &UntrackableChange, thread: u32) -> Event<'_> {
     let sign = if step.bytes < 0 { "" } else { "+" };
     let name = format!("Untrackable {sign}{}: {}", unit.amount_with_name(step.bytes), step.cause);
     let args = || {
-        let mut args = args([
-            ("bytes", step.bytes.into()),
-            ("cause", step.cause.clone().into()),
-            ("kind", step.kind.clone().into()),
-        ]);
+        let (cause, kind) = (step.cause.clone().into(), step.kind.clone().into());
+        let mut args = args([("bytes", step.bytes.into()), ("cause", cause), ("kind", kind)]);
         args.extend(texts([("tag", &step.tag), ("library", &step.library)]));
         args
     };

@@ -153,16 +153,19 @@ impl RunBuilder {
     /// Returns the present runs of some processes, for checkpoints, sorted by the start of the process. `goes_on`: more
     /// observations may come.
     pub fn runs_of(&mut self, keys: &[ProcessKey], goes_on: bool) -> Vec<(ProcessKey, Run)> {
+        let keys: HashSet<ProcessKey> = keys.iter().copied().collect();
+        let mut runs = self.runs_where(|key| keys.contains(&key), goes_on);
+        runs.sort_by_key(|(key, _)| (key.start_ticks, key.pid));
+        runs
+    }
+
+    fn runs_where(&mut self, wanted: impl Fn(ProcessKey) -> bool, goes_on: bool) -> Vec<(ProcessKey, Run)> {
         self.ledger.end_windows();
         self.take();
         let snapshot = self.ledger.snapshot();
         let tenants = Tenants::of(&snapshot, &self.readings);
-        let keys: HashSet<ProcessKey> = keys.iter().copied().collect();
-        let wanted = snapshot.processes.iter().filter(|process| keys.contains(&process.key));
-        let mut runs: Vec<_> =
-            wanted.map(|process| (process.key, self.run(&snapshot, &tenants, process, goes_on))).collect();
-        runs.sort_by_key(|(key, _)| (key.start_ticks, key.pid));
-        runs
+        let wanted = snapshot.processes.iter().filter(|process| wanted(process.key));
+        wanted.map(|process| (process.key, self.run(&snapshot, &tenants, process, goes_on))).collect()
     }
 
     /// Ends the current parts of some processes. Returns the runs up to now; the processes continue in new parts.
@@ -192,12 +195,7 @@ impl RunBuilder {
 
     /// Returns all runs as of now; `goes_on`: more observations may come.
     pub fn runs(&mut self, goes_on: bool) -> Vec<Run> {
-        self.ledger.end_windows();
-        self.take();
-        let snapshot = self.ledger.snapshot();
-        let tenants = Tenants::of(&snapshot, &self.readings);
-        let runs = snapshot.processes.iter().map(|process| self.run(&snapshot, &tenants, process, goes_on));
-        runs.collect()
+        self.runs_where(|_| true, goes_on).into_iter().map(|(_, run)| run).collect()
     }
 
     fn run(&self, snapshot: &Snapshot, tenants: &Tenants, process: &ProcessView, goes_on: bool) -> Run {
@@ -296,16 +294,10 @@ impl RunBuilder {
         let mut of_run = run::Device {
             name: format!("unnamed-{index}"),
             ordinal: index as u16,
-            model: String::new(),
-            total_bytes: None,
             last: last_moment,
             peak: peak_moment(covered, account, snapshot.now_ns),
             peak_used: account.peak_used,
             beside: account.beside,
-            reading: None,
-            unaccounted_bytes: None,
-            tenants: Vec::new(),
-            other_tenants: (0, 0),
             series: Series::new(self.width_ns),
             details: run::Details {
                 steps: account.steps.to_vec(),
@@ -317,6 +309,7 @@ impl RunBuilder {
                 ooms: ooms_of(process, index, snapshot.now_ns),
                 ..run::Details::default()
             },
+            ..run::Device::default()
         };
         let kept = self.processes.get(&process.key);
         // The driver's value covers the whole life and would seem to disagree with the peak of a part.
@@ -358,23 +351,20 @@ fn late_recording(records: u64, coverage: &gpumem_ledger::Coverage) -> Option<Ca
     Some(Caveat { code: "late".into(), text })
 }
 
-fn decided(oom: &run::Oom, ended: Option<(u64, Option<u64>)>, now_ns: u64) -> run::Oom {
-    let mut oom = oom.clone();
-    oom.decide(ended, now_ns);
-    oom
-}
-
 /// Returns the OOM records of a process on one device.
 fn ooms_of(process: &ProcessView, account: usize, now_ns: u64) -> Vec<run::Oom> {
-    let here = process.ooms.iter().filter(|(of, _)| *of == account).map(|(_, oom)| oom);
+    let here = process.ooms.iter().filter(|(of, _)| *of == account).map(|(_, oom)| oom.clone());
+    let mut ooms: Vec<run::Oom> = here.collect();
     let ending =
         |(time_ns, status)| gpumem_model::ending::Ending::of_facts(&process.facts.seen, time_ns, status);
-    if process.ended.and_then(ending).is_some_and(|ending| ending.is_named) {
+    let (mut ended, mut now_ns) = (process.ended, now_ns.max(process.heard_ns));
+    if ended.and_then(ending).is_some_and(|ending| ending.is_named) {
         // Another cause ended the process: it survived each OOM, and suspicions do not apply.
-        let here = here.filter(|oom| oom.kind != OomKind::Suspected);
-        return here.map(|oom| decided(oom, None, u64::MAX)).collect();
+        ooms.retain(|oom| oom.kind != OomKind::Suspected);
+        (ended, now_ns) = (None, u64::MAX);
     }
-    here.map(|oom| decided(oom, process.ended, now_ns.max(process.heard_ns))).collect()
+    ooms.iter_mut().for_each(|oom| oom.decide(ended, now_ns));
+    ooms
 }
 
 /// Returns the faults of a device within the last [`gpumem_ledger::RECENT_NS`] before the end of a process.

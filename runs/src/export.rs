@@ -13,6 +13,7 @@ use crate::input::{Error, Input};
 use gpumem_model::escape::{escape, in_json};
 use gpumem_model::run::{Caveat, Run, State};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::io::{BufRead, Read};
 use std::path::Path;
 
@@ -50,12 +51,11 @@ pub struct From {
 
 /// An exported run.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
 pub struct Exported {
-    /// The run.
     pub run: Run,
     /// The writer's id of the run, the same in every store.
     pub uid: String,
-    /// Origin of the run.
     pub from: From,
 }
 
@@ -76,19 +76,12 @@ struct Head {
     checks: Vec<String>,
 }
 
-#[derive(Serialize)]
-struct Told<'a> {
-    uid: &'a str,
-    from: &'a From,
-    run: &'a Run,
-}
-
-#[derive(Deserialize)]
-struct Body {
-    uid: String,
+#[derive(Serialize, Deserialize)]
+struct Body<'a> {
+    uid: Cow<'a, str>,
     #[serde(default)]
-    from: From,
-    run: Run,
+    from: Cow<'a, From>,
+    run: Cow<'a, Run>,
 }
 
 /// Returns the file of a run. A run that is still open is exported as of now. It gets a separate uid, so that a later export of
@@ -98,9 +91,10 @@ struct Body {
 /// [`TooLarge`] if the file would exceed the limits of [`read`].
 pub fn write(run: &Run, uid: &str, from: &From) -> Result<Vec<u8>, TooLarge> {
     let latest = run.devices.iter().map(|device| device.last.time_ns).max().unwrap_or(0);
-    let uid = if run.state == State::Open { format!("{uid}@{latest}") } else { uid.to_owned() };
+    let uid = if run.state == State::Open { format!("{uid}@{latest}").into() } else { Cow::from(uid) };
+    let body = Body { uid, from: Cow::Borrowed(from), run: Cow::Borrowed(run) };
     // Keys are strings and numbers are integers: serialisation cannot fail.
-    let body = serde_json::to_string(&Told { uid: &uid, from, run }).unwrap_or_default();
+    let body = serde_json::to_string(&body).unwrap_or_default();
     // The file may be printed to a terminal (`-o - | head`). Unsafe characters are escaped; a reader gets the original text.
     let body = in_json(&body, |_| false).into_bytes();
     let objects = objects(&body);
@@ -167,10 +161,11 @@ pub fn read(input: Input) -> Result<Exported, Error> {
     if objects > MAX_OBJECTS {
         return Err(damaged(0, format!("{objects} objects, where a run has at most {MAX_OBJECTS}")));
     }
-    let parsed: serde_json::Result<Body> = serde_json::from_slice(&body);
+    let parsed: serde_json::Result<Body<'_>> = serde_json::from_slice(&body);
     // The body is one line, so the column is the offset.
-    let Body { uid, from, mut run } =
+    let Body { uid, from, run } =
         parsed.map_err(|error| damaged(error.column(), format!("no run: {error}")))?;
+    let (uid, from, mut run) = (uid.into_owned(), from.into_owned(), run.into_owned());
     sound(&run).map_err(|what| damaged(0, what))?;
     if run.state == State::Open {
         run.state = State::Interrupted;
@@ -220,14 +215,15 @@ fn origin(from: &From) -> String {
     format!("the run was exported on {host}{id}, at {time}")
 }
 
-/// Returns the FNV-1a hash of each piece.
+/// Returns the hash of each piece.
 fn checks(bytes: &[u8]) -> Vec<String> {
-    let sum = |piece: &[u8]| {
-        piece.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
-            (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-        })
-    };
-    bytes.chunks(PIECE_BYTES).map(|piece| format!("{:016x}", sum(piece))).collect()
+    bytes.chunks(PIECE_BYTES).map(|piece| format!("{:016x}", fnv1a(piece))).collect()
+}
+
+/// Returns the FNV-1a hash, which is the same on every machine.
+pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 /// Counts the objects in a JSON text without parsing it.

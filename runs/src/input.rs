@@ -14,129 +14,51 @@ pub const MAX_SKIP_BYTES: u64 = 256 << 20;
 
 /// Why a file cannot be read as a run.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the fields are what the messages name
 pub enum Error {
     /// The file cannot be opened.
     #[error("{path}: {source}")]
-    Open {
-        /// Path as given.
-        path: PathBuf,
-        /// Error of the system.
-        source: io::Error,
-    },
+    Open { path: PathBuf, source: io::Error },
     /// The path is a directory or another special file.
     #[error("{path}: is a {what}, not a file; give the recording or log itself")]
-    NotAFile {
-        /// Path as given.
-        path: PathBuf,
-        /// Kind of file.
-        what: &'static str,
-    },
+    NotAFile { path: PathBuf, what: &'static str },
     /// The file is empty.
     #[error("{path}: is empty; a recording begins with the letters GPUMEMR, a log has lines")]
-    Empty {
-        /// Path as given.
-        path: PathBuf,
-    },
+    Empty { path: PathBuf },
     /// No known format matches the file.
     #[error("{path}: {what}; known are: {known}")]
-    Unrecognised {
-        /// Path as given.
-        path: PathBuf,
-        /// What kind of file it seems to be.
-        what: String,
-        /// Names of the known formats.
-        known: String,
-    },
+    Unrecognised { path: PathBuf, what: String, known: String },
     /// The file contains no record of the format that was given or guessed.
     #[error("{path}: no {format} record in {lines} lines; one looks like: {example}")]
-    NothingFound {
-        /// Path as given.
-        path: PathBuf,
-        /// The format.
-        format: &'static str,
-        /// Number of lines read.
-        lines: u64,
-        /// Example of a valid line.
-        example: &'static str,
-    },
+    NothingFound { path: PathBuf, format: &'static str, lines: u64, example: &'static str },
     /// The format is supported, but the file lacks the data that a run needs.
     #[error("{path}: {what}")]
-    NoMemory {
-        /// Path as given.
-        path: PathBuf,
-        /// The missing data, and what would be valid.
-        what: String,
-    },
+    NoMemory { path: PathBuf, what: String },
     /// The text is not UTF-8, but can be converted.
     #[error("{path}: is {encoding} text, UTF-8 is read; convert it: iconv -f {encoding} -t UTF-8")]
-    Encoding {
-        /// Path as given.
-        path: PathBuf,
-        /// The file's encoding.
-        encoding: &'static str,
-    },
+    Encoding { path: PathBuf, encoding: &'static str },
     /// A binary format is invalid at some place.
     #[error("{path}: at byte {offset}: {what}")]
-    Malformed {
-        /// Path as given.
-        path: PathBuf,
-        /// Offset of the error.
-        offset: u64,
-        /// The error, and what would be valid.
-        what: String,
-    },
+    Malformed { path: PathBuf, offset: u64, what: String },
     /// The file can be read, but its content is unsuitable.
     #[error("{path}: {what}")]
-    Unfit {
-        /// Path as given.
-        path: PathBuf,
-        /// What the content is, and what would be valid.
-        what: String,
-    },
+    Unfit { path: PathBuf, what: String },
     /// The recording has another major version.
     #[error(
         "{path}: recording of format {found}, this program reads {supported}; use a gpumemctl of that version"
     )]
-    Version {
-        /// Path as given.
-        path: PathBuf,
-        /// Major version in the file.
-        found: u16,
-        /// Major version of this program.
-        supported: u16,
-    },
+    Version { path: PathBuf, found: u16, supported: u16 },
     /// An exported run is damaged or incomplete.
     #[error("{path}: damaged at byte {offset}: {what}")]
-    Damaged {
-        /// Path as given.
-        path: PathBuf,
-        /// Offset of the damage.
-        offset: u64,
-        /// The error.
-        what: String,
-    },
+    Damaged { path: PathBuf, offset: u64, what: String },
     /// The run was exported by a newer program.
     #[error(
         "{path}: run of format {found}, this program reads up to {supported}; use a gpumemctl that is as new"
     )]
-    Newer {
-        /// Path as given.
-        path: PathBuf,
-        /// Version in the file.
-        found: u64,
-        /// Newest version that this program reads.
-        supported: u64,
-    },
+    Newer { path: PathBuf, found: u64, supported: u64 },
     /// Reading failed before the end.
     #[error("{path}: at byte {offset}: {source}")]
-    Read {
-        /// Path as given.
-        path: PathBuf,
-        /// Number of bytes read before.
-        offset: u64,
-        /// Error of the system.
-        source: io::Error,
-    },
+    Read { path: PathBuf, offset: u64, source: io::Error },
 }
 
 /// An open file whose beginning has been read and checked.

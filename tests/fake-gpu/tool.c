@@ -178,7 +178,7 @@ static int run(sim_machine *m, const char *what, int count, char **words) {
     for (int i = 0; i < count && i < 4; i++) {
         int negative = words[i][0] == '-';
         if (sim_number(words[i] + negative, 1, &number[i])) {
-            fprintf(stderr, "fake-gpu: %s is no number; bytes take K, M, G\n", words[i]);
+            fprintf(stderr, "fake-gpu: %s is not a number; bytes take K, M, G\n", words[i]);
             return 2;
         }
         if (negative) number[i] = -number[i];

@@ -97,7 +97,7 @@ def main():
     options = parser.parse_args()
     whole = json.loads((options.results / "results.json").read_text())
     if "dry run" in whole["head"]["title"] and not options.dry_run_too:
-        sys.exit(f"{options.results} is of a dry run: the simulated GPU is no evidence")
+        sys.exit(f"{options.results} is of a dry run: the simulated GPU is not evidence")
     failed = [r["name"] for r in whole["results"] if r["verdict"] == "fail"]
     if failed:
         print(f"failed on the machine, check these first: {', '.join(failed)}")

@@ -192,7 +192,7 @@ class Accepting(unittest.TestCase):
             (Path(folder) / "results.json").write_text(json.dumps({"head": {"title": "a dry run"}, "results": []}))
             done = subprocess.run([sys.executable, HERE / "accept.py", folder, "--into", folder], capture_output=True,
                                   text=True)
-            self.assertIn("no evidence", done.stderr)
+            self.assertIn("not evidence", done.stderr)
             self.assertEqual(done.returncode, 1)
 
 
@@ -308,7 +308,7 @@ class Costs(unittest.TestCase):
         self.assertRaisesRegex(ValueError, "line 2", table.parse, "a = 1\nb : 2")
         self.assertEqual([table.written("cost.granule", v) for v in (0, 512, 1024, 3 * MIB, 1 << 30)],
                          ["0", "512", "1K", "3M", "1G"])
-        self.assertEqual(table.written("threads", 2048), "2048", "threads are no bytes")
+        self.assertEqual(table.written("threads", 2048), "2048", "threads are not bytes")
 
     def test_what_was_not_measured_stays_as_it_was(self):
         base = COSTS.read_text()

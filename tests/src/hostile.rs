@@ -130,7 +130,7 @@ pub fn lines<'t>(what: &str, text: &'t [u8]) -> Vec<&'t str> {
 /// Returns the fields of comma-separated values (RFC 4180).
 ///
 /// # Panics
-/// If rows differ in length, quotes do not match, or a spreadsheet with any separator would evaluate a cell that is no number.
+/// If rows differ in length, quotes do not match, or a spreadsheet with any separator would evaluate a cell that is not a number.
 pub fn csv(what: &str, text: &[u8]) -> Vec<Vec<String>> {
     let rows: Vec<Vec<String>> =
         lines(what, text).iter().filter(|line| !line.is_empty()).map(|line| row(what, line)).collect();

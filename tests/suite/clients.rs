@@ -350,7 +350,7 @@ fn other_injection_library_runs_first() {
         program.say("alloc a 3");
         node.until_covered(&program, 0);
     }
-    // An absent tool, and a library that is no tool.
+    // An absent tool, and a library that is not a tool.
     for path in ["/nonexistent.so", "libcuda.so.1"] {
         let mut program = node.program(&[("GPUMEM_NEXT_INJECTION64_PATH", path)]);
         program.does("init", "init 0");

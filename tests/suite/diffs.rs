@@ -1,9 +1,9 @@
 //! Output of comparisons, compared exactly in text and JSON; those of real recordings match to the byte.
 use gpumem_import::read_file;
-use gpumem_model::run::{Cell, Run, Source};
+use gpumem_model::run::{Cell, Run, Source, State};
 use gpumem_report::diff::gate::{Of, judge};
 use gpumem_report::diff::text::{Layout, text};
-use gpumem_report::diff::{At, Diff, Side, data, plot};
+use gpumem_report::diff::{At, Diff, Side, data};
 use gpumem_report::{By, Part};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_tests::live::{Daemon, Machine, Mixer, until};
@@ -67,7 +67,7 @@ fn two_trainings_in_every_form() {
     let verdict = judge(&peak, &Of::Peak, "2%".parse().expect("a limit"));
     golden::check("diffs/small-train.json", &data::json(&peak, Some(&verdict)));
     golden::check("diffs/small-train.csv", &data::csv(&peak));
-    let drawing = plot::picture(&peak).expect("bytes");
+    let drawing = data::picture(&peak).expect("bytes");
     assert!(drawing.svg().contains("peak is 68.7 MiB higher") && drawing.pdf().starts_with(b"%PDF"));
 }
 
@@ -260,4 +260,95 @@ fn time_range_spans_the_parts_of_a_split_run() {
     assert!(spans.contains("parts of the process's life: r"), "{spans}");
     let (peak, _) = report("--since", middle(held[2]));
     assert_eq!(peak, total(200), "the parts before are not in it");
+}
+
+/// The second part belongs to another daemon, which numbers its names anew.
+#[test]
+fn names_and_losses_of_each_part_are_in_the_whole() {
+    let machine = Machine::new(&["devices=1", "memory=16G"]);
+    let config = "[runs]\ncheckpoint_every_s = 0.1\nroll_every_s = 1.0\n[metrics]\nlisten = \"off\"\n[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+    let mut daemon = Daemon::start(&machine, "daemon", config);
+    let mut command = Mixer::command(&machine, &daemon);
+    let mut mixer = Mixer::run(command.env("GPUMEM_RING_SLOTS", "2048"));
+    let (pid, number) = (mixer.pid().to_string(), u64::from(mixer.pid()));
+    mixer.ok("device 0; tag early; alloc base 64M");
+    let runs = |daemon: &Daemon| -> Vec<Run> {
+        let runs = daemon.asked(&format!("/v1/runs?pid={pid}"));
+        runs.and_then(|runs| serde_json::from_value(runs).ok()).unwrap_or_default()
+    };
+    let part_of = |run: &Run| run.coverage.part.map_or(1, |part| part.number);
+    let live = |daemon: &Daemon| runs(daemon).into_iter().find(|run| run.state == State::Open);
+    // Waits for a new part, and returns its number.
+    let next_part = |daemon: &Daemon, after: u32| {
+        until(60, "a new part", || live(daemon).map(|run| part_of(&run)).filter(|part| *part > after))
+    };
+    until(60, "the process", || live(&daemon));
+    daemon.job.signal("STOP");
+    for _ in 0..5000 {
+        mixer.ok("alloc more 1M; free more");
+    }
+    daemon.job.signal("CONT");
+    let lossy = until(60, "the loss", || {
+        runs(&daemon).into_iter().find(|run| run.coverage.lost > 0).map(|run| part_of(&run))
+    });
+    next_part(&daemon, lossy);
+    daemon.stop();
+    let mut daemon = Daemon::start(&machine, "second", config);
+    // Until its agent has resent its state, the daemon answers with what the first one has stored.
+    until(60, "the resent state", || {
+        let ps = daemon.asked("/v1/ps")?;
+        let mut rows = ps["processes"].as_array()?.iter();
+        rows.any(|row| row["pid"] == number && row["tracked_bytes"] == 64 * MIB).then_some(())
+    });
+    let before = until(60, "the process", || live(&daemon).map(|run| part_of(&run)));
+    mixer.ok("tag late; alloc held 300M");
+    mixer.refused("alloc huge 100G");
+    let failed = until(60, "the OOM", || {
+        let has_oom = |run: &Run| run.devices.iter().any(|device| !device.details.ooms.is_empty());
+        runs(&daemon).into_iter().find(has_oom).map(|run| part_of(&run))
+    });
+    assert!(lossy < failed && before <= failed, "{lossy}, {before}, {failed}");
+    mixer.ok("free held");
+    next_part(&daemon, failed);
+    mixer.end();
+    daemon.wait_for_the_end_of(&machine, &[]);
+    daemon.stop();
+
+    let listed = document(diff_text(&daemon, &machine, &["runs", "--json"]));
+    let of_pid = listed.as_array().expect("rows").iter().filter(|run| run["pid"].as_u64() == Some(number));
+    let parts: Vec<Value> = of_pid
+        .map(|run| {
+            document(diff_text(&daemon, &machine, &["report", run["run"].as_str().expect("id"), "--json"]))
+        })
+        .collect();
+    let lost = |run: &Value| run["coverage"]["lost"].as_u64().expect("a count");
+    assert!(parts.len() > 2 && lost(&parts[0]) == 0, "the newest part has no loss");
+    let whole = document(diff_text(&daemon, &machine, &["report", &pid, "--since", "1d", "--json"]));
+    let of = &whole["coverage"];
+    assert!(lost(&whole) > 0, "{of}");
+    assert_eq!(lost(&whole), parts.iter().map(lost).sum::<u64>(), "{of}");
+    assert_eq!((&of["partial_history"], &of["partial_state"]), (&true.into(), &false.into()), "{of}");
+    let (_, text) = diff_text(&daemon, &machine, &["report", &pid, "--since", "1d"]);
+    assert!(text.contains("peak is a lower bound: records were lost"), "{text}");
+    // The command that the report names shows the record.
+    let typed =
+        text.split("(gpumemctl oom ").nth(1).and_then(|rest| rest.split_once(')')).expect("a command").0;
+    let store = machine.dir.join("runs.sqlite").display().to_string();
+    assert_eq!(typed.split_once(" --store "), Some((&*pid, &*store)), "{text}");
+    let ooms = document(diff_text(&daemon, &machine, &["oom", &pid, "--json"]));
+    let entries = ooms["ooms"].as_array().expect("entries");
+    assert_eq!(entries.len(), 1, "{ooms}");
+    let held: Vec<_> = entries[0]["held"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        // Untrackable is there if NVML was read in time.
+        .filter(|part| part["name"] != "Untrackable")
+        .map(|part| (part["name"].as_str().unwrap_or_default(), part["bytes"].as_i64().unwrap_or(0) / MIB))
+        .collect();
+    assert_eq!(
+        (held, entries[0]["tag"].as_str()),
+        (vec![("late", 300), ("early", 64)], Some("late")),
+        "{ooms}"
+    );
 }

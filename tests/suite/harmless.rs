@@ -29,6 +29,7 @@ const STORED: &[Views] = &[
         command: "report",
         forms: &[
             "RUN",
+            "RUN --verbose",
             "RUN --all",
             "RUN --by layer",
             "RUN --by structure",
@@ -139,7 +140,7 @@ const STORED: &[Views] = &[
     Views { command: "import", forms: &["FILE", "TAG", "--format TAG FILE"], others: &["store"] },
     Views {
         command: "export",
-        forms: &["RUN -o OUT", "FILE -o OUT --force", "TAG -o OUT", "! RUN --pid 7"],
+        forms: &["RUN -o OUT", "RUN -o -", "FILE -o OUT --force", "TAG -o OUT", "! RUN --pid 7"],
         others: &["store", "socket"],
     },
     Views { command: "generate", forms: &["OUT"], others: &[] },
@@ -259,6 +260,14 @@ fn judge(what: &str, form: &str, output: &Output, file: &Path) -> Option<Value> 
     }
     let has = |option: &str| form.split(' ').any(|word| word == option);
     let bytes = written.as_deref().unwrap_or(&output.stdout);
+    if what.starts_with("export ") {
+        let lines = hostile::lines(what, bytes);
+        let documents = lines.iter().map(|line| serde_json::from_str::<Value>(line));
+        let documents: Vec<Value> =
+            documents.collect::<Result<_, _>>().unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!((documents.len(), &documents[0]["format"]), (2, &"gpumem-run".into()), "{what}");
+        return documents.into_iter().next_back();
+    }
     if has("--json") || has("--chrome-trace") || has("--treemap") {
         hostile::lines(what, bytes);
         return Some(serde_json::from_slice(bytes).unwrap_or_else(|error| panic!("{what}: {error}")));
@@ -284,7 +293,7 @@ fn judge(what: &str, form: &str, output: &Output, file: &Path) -> Option<Value> 
             bytes.iter().copied().filter(|byte| *byte == b'\n' || (b' '..=b'~').contains(byte)).collect();
         assert!(
             bytes.len() - text.len() <= 4 + 64,
-            "{what}: {} bytes that are no text",
+            "{what}: {} bytes that are not text",
             bytes.len() - text.len()
         );
     } else if has("--png") {
@@ -351,7 +360,7 @@ fn what_a_run_says_is_harmless_in_every_view() {
     let mut other = run.clone();
     other.process.pid += 1;
     other.cells.iter_mut().rev().take(3).for_each(|cell| cell.tag = Some("new\u{1b}[2J".into()));
-    // Names of files are words too; the second has bytes that are no text.
+    // Names of files are words too; the second has bytes that are not text.
     let files: Vec<PathBuf> = [&run, &other]
         .iter()
         .zip([&b"=1+1\x1b]0;t\x07\n<b>$(touch harm)\xe2\x80\xae"[..], BYTES[2]])

@@ -8,10 +8,7 @@ const MIB: i64 = 1 << 20;
 const CONFIG: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
 fn report(machine: &Machine, daemon: &Daemon, arguments: &[&str]) -> Option<String> {
-    let output = daemon
-        .ctl(machine, &[&["report", "--verbose"], arguments].concat())
-        .output()
-        .expect("gpumemctl runs");
+    let output = daemon.ctl(machine, &[&["report"], arguments].concat()).output().expect("gpumemctl runs");
     output.status.success().then(|| String::from_utf8(output.stdout).expect("UTF-8"))
 }
 
@@ -48,7 +45,7 @@ fn inherited_tags_are_distinguished_from_thread_tags() {
         });
     };
     agrees(&daemon);
-    let text = report(&machine, &daemon, &[&pid]).expect("a report");
+    let text = report(&machine, &daemon, &[&pid, "--verbose"]).expect("a report");
     let line = text.lines().find(|line| line.starts_with("inherited from the process"));
     assert!(line.is_some_and(|line| line.ends_with(": job 3,072.0")), "{text}");
     // The resent state has it, too.

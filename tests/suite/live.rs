@@ -1,8 +1,11 @@
 //! The daemon, the agent and NVML on the simulated machine, sample by sample compared with the machine's own truth.
+use gpumem_tests::live::daemon::ask;
 use gpumem_tests::live::hostile::{Peer, Shared, ordered, record, unordered};
-use gpumem_tests::live::{Daemon, Job, Machine, replay, try_replay, until};
+use gpumem_tests::live::programs::programs;
+use gpumem_tests::live::{Daemon, Job, Machine, Mixer, replay, try_replay, until};
 use gpumem_wire::{Body, DeviceIdKind, MemoryKind, Reading, Stamp};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 const TWO: &[&str] = &["devices=2", "gpu0.memory=16G", "gpu1.memory=16G"];
 
@@ -239,4 +242,109 @@ fn trainer_runs_without_daemon_and_agent() {
     };
     assert!(!timeless(&alone).is_empty());
     assert_eq!(timeless(&alone), timeless(&with_agent), "the agent changes nothing that the program prints");
+}
+
+/// Ends a private daemon, which would otherwise wait until it is idle for some time.
+struct PrivateDaemon(u64);
+
+impl Drop for PrivateDaemon {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("kill").arg(self.0.to_string()).status();
+    }
+}
+
+#[test]
+fn report_without_a_name_is_of_my_last_run_under_a_private_daemon() {
+    let machine = Machine::new(&["devices=1"]);
+    let runtime = machine.dir.join("user");
+    std::fs::create_dir(&runtime).expect("a folder");
+    let ctl = |arguments: &[&str]| {
+        let mut ctl = machine.command(programs().ours.join("gpumemctl"));
+        ctl.args(arguments).env("XDG_RUNTIME_DIR", &runtime);
+        ctl.env_remove("GPUMEM_STORE").env_remove("XDG_STATE_HOME");
+        let output = ctl.output().expect("gpumemctl runs");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+        let (printed, complaint) = (text(output.stdout), text(output.stderr));
+        assert!(output.status.success(), "{arguments:?}: {complaint}");
+        (printed, complaint)
+    };
+    let trainer = programs().fake.join("bin/trainer");
+    let script = format!("echo pid $$.; exec '{}' --steps 20 --step-ms 1", trainer.display());
+    // On a busy machine the daemon may take longer than `run` waits for it.
+    ctl(&["run", "--quiet", "--", "true"]);
+    let doctor = until(60, "a private daemon", || ask(&runtime.join("gpumem/control.sock"), "/v1/doctor"));
+    let _daemon = PrivateDaemon(doctor["pid"].as_u64().expect("its pid"));
+    for _ in 0..3 {
+        let (printed, _) = ctl(&["run", "--quiet", "--", "sh", "-c", &script]);
+        let pid = printed.split(['.', '\n']).find(|line| line.starts_with("pid ")).expect("its pid");
+        let (report, chosen) = ctl(&["report"]);
+        assert!(report.contains(&format!("  {pid} ")), "{pid}: {chosen}{report}");
+        assert!(
+            chosen.starts_with("your newest run: ") && chosen.contains(&format!("{pid}, ")),
+            "{pid}: {chosen}"
+        );
+    }
+}
+
+/// Returns the line of a report that begins with `start`, with its continuation lines.
+fn line(text: &str, start: &str) -> String {
+    let mut lines = text.lines().skip_while(|line| !line.starts_with(start));
+    let first = lines.next().unwrap_or_else(|| panic!("{start}: {text}"));
+    lines.take_while(|line| line.starts_with(' ')).fold(first.to_owned(), |all, line| all + " " + line.trim())
+}
+
+/// Returns the number at the begin of a text such as `81,920 free`.
+fn number(text: &str) -> i64 {
+    let word = text.trim().split([' ', ';']).next().unwrap_or_default().replace(',', "");
+    word.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+#[test]
+fn device_line_of_a_growing_process_has_its_tenant_and_adds_up() {
+    let machine = Machine::new(&["devices=1", "memory=80G"]);
+    let daemon = Daemon::start(&machine, "daemon", FAST);
+    let (mut tenant, mut growing) = (Mixer::start(&machine, &daemon), Mixer::start(&machine, &daemon));
+    tenant.ok("device 0");
+    growing.ok("device 0");
+    let (pid, tenant) = (growing.pid().to_string(), tenant);
+    let held = format!(" + 498 pid {}", tenant.pid());
+    let report = || {
+        let output = daemon.ctl(&machine, &["report", &pid]).output().expect("gpumemctl runs");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    until(60, "the tenant in the report", || report().contains(&held).then_some(()));
+    let is_over = AtomicBool::new(false);
+    let (mut reports, mut sums) = (0, std::collections::BTreeSet::new());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                (0..64).for_each(|block| drop(growing.ok(&format!("alloc a{block} 1G"))));
+                (0..64).for_each(|block| drop(growing.ok(&format!("free a{block}"))));
+            }
+        });
+        // Ends the other thread also if an assertion fails.
+        struct Over<'a>(&'a AtomicBool);
+        impl Drop for Over<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let _over = Over(&is_over);
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_secs(20) {
+            let text = report();
+            let line = line(&text, "device (MiB): ");
+            reports += 1;
+            if line.ends_with("not with the process: unaccounted is unknown") {
+                continue;
+            }
+            let (parts, sum) = line["device (MiB): ".len()..].split_once(" = ").expect("a sum");
+            assert_eq!(parts.split(" + ").map(number).sum::<i64>(), number(sum), "{line}");
+            assert_eq!(number(sum), 80 << 10, "{line}");
+            assert!(line.contains(&held), "{line}");
+            sums.insert(number(parts));
+        }
+    });
+    println!("{reports} reports, {} sizes of the growing process", sums.len());
+    assert!(sums.len() > 3, "it grew: {sums:?}");
 }

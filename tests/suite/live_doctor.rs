@@ -282,18 +282,19 @@ fn accounting_peak_is_shown_and_a_difference_is_reported() {
         let mut job = trainer(&machine, &daemon);
         let pid = job.pid().to_string();
         let report = |arguments: &[&str]| {
-            let output = daemon
-                .ctl(&machine, &[&["report", "--verbose", &pid], arguments].concat())
-                .output()
-                .expect("runs");
+            let output =
+                daemon.ctl(&machine, &[&["report", &pid], arguments].concat()).output().expect("runs");
             String::from_utf8_lossy(&output.stdout).into_owned()
         };
         until(20, "its used bytes are the driver's", || {
-            report(&[]).lines().find(|line| line.contains("driver accounting: peak ")).map(str::to_owned)
+            report(&["--verbose"])
+                .lines()
+                .find(|line| line.contains("driver accounting: peak "))
+                .map(str::to_owned)
         });
         job.enough();
         daemon.wait_for_the_end_of(&machine, &[&job]);
-        let text = report(&[]);
+        let text = report(&["--verbose"]);
         let line = text.lines().find(|line| line.contains("driver accounting: peak ")).expect("a line");
         println!("{line}");
         let document: Value = serde_json::from_str(&report(&["--json"])).expect("JSON");

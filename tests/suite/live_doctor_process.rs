@@ -386,7 +386,7 @@ mod privileged {
         std::fs::write(folder.join("libgpumem.so.txt"), "no library").expect("written");
         let text = folder.join("libgpumem.so.txt");
         let (_text, pid) = started(node.covered(&case, &["cuda"]).env("CUDA_INJECTION64_PATH", &text));
-        assert!(node.finding(pid, "process.file", "bad").text.contains("is no library"));
+        assert!(node.finding(pid, "process.file", "bad").text.contains("is not a library"));
     }
 
     #[test]

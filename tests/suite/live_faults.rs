@@ -18,7 +18,7 @@
 //! | driver absent, unloaded, reloaded; library replaced; partition changed | nvml, daemon/tests/suite/nvml.rs a_driver_may_come_go_and_come_again, nvml/faults.rs | detected again | held |
 //! | restart, upgrade, kill -9, SIGSTOP, watchdog under systemd | systemd.rs replaced, ends_unseen | same connection, exact, <= watchdog + 0.5 s | see there |
 //! | the same with a service manager of 100 lines | daemon/tests/suite/kept.rs | one run; nothing lost at SIGTERM, nothing `partial` after it, reports cover both lives at once; a kill -9 loses the records since the last checkpoint | 0 lost |
-//! | SIGTERM, a dead daemon's sockets | daemon/tests/suite/life.rs | runs go on in the next life | held |
+//! | SIGTERM, a dead daemon's sockets | daemon/tests/suite/life.rs | runs continue in the next life | held |
 //! | kill -9 of daemon and store at any instant | daemon/tests/suite/store/kills.rs, runs/tests/suite/store/crash.rs (`make kills`: 1000 each) | 0 acknowledged lost, integrity ok, no run loses more than the last interval | daemon: 1000 kills, at most 0.44 s lost with checkpoints every 0.05 s, on a machine with load 25 |
 //! | full or failing store, damage | daemon/tests/suite/store/faults.rs | reported, survived, set aside once | held |
 //! | 1000 agents, 500 of which send rubbish | daemon/tests/suite/life.rs a_thousand_agents_cost_less_than_64_mib | <= 64 MiB resident at most | 32 MiB (debug build) |

@@ -88,7 +88,7 @@ impl Scene {
 }
 
 fn bytes(value: &Value) -> i64 {
-    value.as_i64().unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_i64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
 /// Asserts that every sum of an entry adds up.

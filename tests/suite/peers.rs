@@ -1,4 +1,4 @@
-//! Hostile peers on the agent socket and on the control socket, next to an honest program. The honest program stays
+//! Hostile peers on the agent socket and on the control socket, next to an well-behaved program. The well-behaved program stays
 //! exact to the byte. The daemon stays small, closes received descriptors, and reports refused peers with reasons.
 mod parts;
 mod scene;
@@ -36,13 +36,13 @@ enum Mark {
     Is,
     /// By a line of `doctor`: its sums are its own claims.
     Told,
-    /// Not at all: nothing was believed, or nothing was false. Its actions are within limits, or refused and counted.
+    /// Not at all: nothing was used, or nothing was false. Its actions are within limits, or refused and counted.
     No,
 }
 use Mark::{Is, No, Told};
 
 /// Part that a hostile peer plays, whether its process is marked, and the processor share that it may cost the daemon, in
-/// addition to the share for honest programs.
+/// addition to the share for well-behaved programs.
 const PARTS: [(&str, Mark, f64); 13] = [
     ("silent", No, 0.25),
     ("half frames", No, BUSY),
@@ -59,7 +59,7 @@ const PARTS: [(&str, Mark, f64); 13] = [
     // A fifth of the time is for answers to one user; the rest is what connections cost.
     ("control", No, 0.5),
 ];
-/// One thread receives records, and two more write; a liar can keep the first one busy.
+/// One thread receives records, and two more write; a hostile peer can keep the first one busy.
 const BUSY: f64 = 1.6;
 /// Allowed delay for others beyond a factor of two, on an idle machine: the four batches of one user that may wait for
 /// the ledger, and a read of all data. Without optimisation each takes some twenty times as long.
@@ -164,7 +164,7 @@ fn the_address_of_another_is_a_liars_own_number_however_often_it_is_said() {
     let tracked = |scene: &Scene, pid| scene.row(pid).and_then(|row| row["tracked_bytes"].as_u64());
     for liar in &liars {
         // Only the last claim about each address counts.
-        until(60, "the liar's book", || (tracked(&scene, liar.pid()) == Some(HELD)).then_some(()));
+        until(60, "the hostile peer's book", || (tracked(&scene, liar.pid()) == Some(HELD)).then_some(()));
         scene.is_marked(liar.pid(), true, "addresses");
         let doctor = scene.doctor(&[&liar.pid().to_string()]);
         for words in ["allocate addresses that were allocated already", "free memory that was not allocated"]
@@ -275,8 +275,8 @@ fn with_the_shipped_limits_floods_of_several_users_stay_below_the_units_memory()
             text.as_str()?.lines().find_map(|line| line.strip_prefix(refused)?.parse::<f64>().ok())?;
         (of_all > 0.0).then_some(of_all)
     });
-    // The honest program's figures are unchanged; when views take long, they may be marked stale.
-    let row = until(60, "the honest program", || scene.row(scene.mixer.pid()));
+    // The well-behaved program's figures are unchanged; when views take long, they may be marked stale.
+    let row = until(60, "the well-behaved program", || scene.row(scene.mixer.pid()));
     assert_eq!(row["tracked_bytes"], scene.held, "{row}");
     assert!(
         row["used_bytes"].as_u64() > Some(scene.held) && !row["flags"].to_string().contains("partial"),
@@ -301,7 +301,7 @@ fn who_asks_all_the_time_has_a_share_of_the_processor_and_others_are_answered_as
     let (quiet, idle) = measured();
     let _liar = scene.play_once("asks all the time");
     let waited = "gpumemd_control_waited_total";
-    until(60, "the liar to be kept waiting", || (scene.metric(waited) > 0.0).then_some(()));
+    until(60, "the hostile peer to be kept waiting", || (scene.metric(waited) > 0.0).then_some(()));
     let (busy, with) = measured();
     println!(
         "answers in {quiet:?}, then {busy:?}; of the processor {idle:?}, then {with:?}; {} waited, RSS at most {} MiB",

@@ -22,7 +22,7 @@
 //! **Checks.** After each fault everything pauses. Then, for each process on each device: `used`, `tracked`, its names,
 //! idle memory, the gap and memory outside the sum equal the machine's, to the byte, in the runs and in a scrape.
 //! Records booked and lost add up to the number that the agent issued, and the agent's losses are counted (exactly,
-//! unless a daemon was killed or kept nothing). The daemon's memory stays below a limit, its children are no zombies,
+//! unless a daemon was killed or kept nothing). The daemon's memory stays below a limit, its children are not zombies,
 //! and its log has only warnings that a fault explains. Every client got a reply while there was a daemon, and no call
 //! waited.
 //!

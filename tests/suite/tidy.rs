@@ -165,15 +165,19 @@ fn files_are_short() {
 #[test]
 fn the_documents_show_what_the_program_prints() {
     let path = root().join("docs/reading-a-report.md");
-    let page = fs::read_to_string(&path).expect("docs/reading-a-report.md");
-    let report = fs::read_to_string(golden::path("reports/small-train.layer.txt")).expect("golden");
-    const BEGIN: &str = "$ gpumemctl report tests/data/small-train.log\n";
-    let (before, rest) = page.split_once(BEGIN).expect("the report's place");
-    let (shown, after) = rest.split_once("```").expect("its end");
-    if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
-        fs::write(&path, format!("{before}{BEGIN}{report}```{after}")).expect("written");
-    } else {
-        assert_eq!(shown, report, "UPDATE_GOLDEN=1 writes the report in docs/reading-a-report.md anew");
+    for (form, name) in [("", "short"), (" --verbose", "layer")] {
+        let page = fs::read_to_string(&path).expect("docs/reading-a-report.md");
+        let report =
+            fs::read_to_string(golden::path(&format!("reports/small-train.{name}.txt"))).expect("golden");
+        let report = report.replace("gpumemctl report --", "gpumemctl report tests/data/small-train.log --");
+        let begin = format!("$ gpumemctl report tests/data/small-train.log{form}\n");
+        let (before, rest) = page.split_once(&begin).expect("the report's place");
+        let (shown, after) = rest.split_once("```").expect("its end");
+        if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+            fs::write(&path, format!("{before}{begin}{report}```{after}")).expect("written");
+        } else {
+            assert_eq!(shown, report, "UPDATE_GOLDEN=1 writes the reports in docs/reading-a-report.md anew");
+        }
     }
     let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
     assert!(readme.contains("make demo"));

@@ -426,7 +426,7 @@ fn every_trap_has_its_test() {
             let attribute = source[..at].rfind("test]").map(|test| &source[test..at]);
             assert!(
                 attribute.is_some_and(|between| between.lines().count() <= 4),
-                "{file}: {name} is no test: {above}"
+                "{file}: {name} is not a test: {above}"
             );
             count += 1;
         }

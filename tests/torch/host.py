@@ -38,7 +38,7 @@ class Rows(Dataset):
 
     def __getitem__(self, index):
         if index == 5 and self.what == "fails":
-            raise ValueError(f"row {index} is no good")
+            raise ValueError(f"row {index} is invalid")
         if index == 5 and self.what == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.full((32,), index, dtype=torch.long)

@@ -5,6 +5,8 @@ optimizer, and loading a checkpoint of model and optimizer.
 
     libraries.py CASE...    one of CASES each
 
+`generate` and `exhausted` run alone: the first trains nothing, the second runs out of memory.
+
 Each check has `roles` and `rest` as in roles.py, `addresses` as in said.py, and `modules`: all paths of
 `named_modules()`.
 The last step of each case also runs with the ground truth of said.py.
@@ -14,10 +16,11 @@ import gc
 import io
 import sys
 import time
+from collections import Counter
 
 import torch
 from roles import WORKSPACES, Training, clear_workspaces
-from said import GroundTruth, addresses, agent, mark, path_of, say, storage, until
+from said import GroundTruth, addresses, agent, check, mark, path_of, say, storage, until
 from torch.nn import functional as F
 
 #: Workspaces are known from the third step on.
@@ -29,21 +32,29 @@ class Case(Training):
     def __init__(self, name, model, batch, loss, optimizer=torch.optim.AdamW):
         parameters = [p for p in model.parameters() if p.requires_grad]
         super().__init__(name, model, [optimizer(parameters, lr=LEARNING_RATE)], saves=False)
-        #: Leaves of the graph that are no parameters.
+        #: Leaves of the graph that are not parameters.
         self.leaves = []
+        #: Names of other models with the same modules.
+        self.twins = []
+        #: Averages of the parameters: their tensors, and a function that updates them after each step.
+        self.averages, self.update = [], lambda: None
         self.make_batch, self.loss_of = batch, loss
         self.inputs, self.checks = (), True
 
     def check(self, what, inputs=(), activations=(), **more):
         if not self.checks:
             return
-        root = type(self.model).__name__
-        modules = [path_of(root, name) for name, _ in self.model.named_modules(remove_duplicate=False)]
-        rows = addresses(self.model, self.optimizers[0])
+        roots = [type(self.model).__name__, *self.twins]
+        modules = [path_of(root, name) for root in roots for name, _ in self.model.named_modules(remove_duplicate=False)]
+        rows = addresses(self.model, *self.optimizers[:1])
+        # A storage of several gradients has a common name.
+        counts = Counter(hex(storage(p.grad)) for p in self.model.parameters() if p.grad is not None)
+        rows = [row for row in rows if counts[row[0]] < 2]
         for leaf in self.leaves:
             self.more[storage(leaf)] = "activation"
             if leaf.grad is not None:
                 self.more[storage(leaf.grad)] = "gradient"
+        self.more.update({storage(tensor): "parameter_copy" for tensor in self.averages})
         super().check(what, self.inputs, activations, addresses=rows, modules=modules, **more)
 
     def loss(self, _):
@@ -68,6 +79,7 @@ class Case(Training):
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.check(f"{number}/clipped")
         optimizer.step()
+        self.update()
         self.check(f"{number}/optimizer")
         optimizer.zero_grad()
         del loss
@@ -265,9 +277,155 @@ def diffusers_unet_checkpointed():
     diffusers_unet(True)
 
 
+def timm_ema():
+    import timm
+    from timm.utils import ModelEmaV3
+
+    model = timm.models.VisionTransformer(img_size=32, patch_size=8, num_classes=16, embed_dim=64, depth=2, num_heads=4).cuda()
+    case, average = Case("timm_ema", model, images, image_loss), ModelEmaV3(model, decay=0.99)
+    case.averages, case.update = list(average.parameters()), lambda: average.update(model)
+    case.run()
+
+
+def diffusers_ema():
+    from diffusers.training_utils import EMAModel
+
+    # The agent registers the class after a next allocation.
+    codes = sys.modules["_gpumem_torch"]._codes._kept
+    until("EMAModel is registered", lambda: torch.empty(1, device="cuda").is_cuda and id(EMAModel.__init__.__code__) in codes)
+    model = small_gpt2()
+    average = EMAModel(model.parameters(), decay=0.99)
+    case = Case("diffusers_ema", model, words, language_loss)
+    case.averages, case.update = average.shadow_params, lambda: average.step(model.parameters())
+    case.run()
+
+
+def data_parallel():
+    """On two devices, of which the first is compared."""
+    case = Case("data_parallel", small_gpt2(), words, lambda model, tokens: language_loss(model, tokens).mean())
+    case.call, case.device = torch.nn.DataParallel(case.model, device_ids=[0, 1]), 0
+    case.twins = ["GPT2LMHeadModel replica", "GPT2LMHeadModel replica#2"]
+    case.run()
+
+
+class Generation(Case):
+    """A model that is never trained, with its cache."""
+
+    def __init__(self, name, model):
+        super().__init__(name, model, None, None, lambda parameters, lr: None)
+        self.optimizers = []
+        self.tokens = torch.zeros(2, 16, dtype=torch.long, device="cuda")
+        before = agent().looks
+        until("the agent has seen the whole model", lambda: agent().looks > before)
+
+    def check(self, what, cache):
+        found = [tensor for layer in cache.layers for tensor in vars(layer).values() if torch.is_tensor(tensor) and tensor.is_cuda]
+        assert len(found) >= 2 * len(cache.layers)
+        self.more = {storage(tensor): "kv_cache" for tensor in found}
+        parts = ["kv_cache", "parameter", "parameter_copy", "buffer", "gradient", "optimizer_state"]
+        super().check(what, parts=parts)
+
+    @torch.no_grad()
+    def run(self, cache):
+        self.model(self.tokens, past_key_values=cache, use_cache=True)
+        for number in range(1, 6):
+            self.model(self.tokens[:, :1], past_key_values=cache, use_cache=True)
+            self.check(f"{number}/token", cache)
+        del cache
+        gc.collect()
+
+    def generate(self, cache):
+        """Checks after each token; the model cannot read its result, so this determines when it ends."""
+        count = 0
+
+        def has_more(*_, **__):
+            nonlocal count
+            if count:
+                self.check(f"{count}/token", cache)
+            count += 1
+            return count < 7
+
+        self.model._has_unfinished_sequences = has_more
+        self.model.generate(self.tokens, past_key_values=cache, attention_mask=torch.ones_like(self.tokens), max_new_tokens=16, do_sample=False, pad_token_id=0)
+        assert count == 7
+        del self.model._has_unfinished_sequences  # it keeps the cache
+        gc.collect()
+
+
+def generate():
+    from transformers import DynamicCache, StaticCache
+
+    model = small_gpt2().eval()
+    Generation("generate", model).generate(DynamicCache(config=model.config))
+    Generation("generate_dynamic", model).run(DynamicCache(config=model.config))
+    Generation("generate_static", model).run(StaticCache(config=model.config, max_cache_len=32))
+    del model
+    gc.collect()
+
+
+def load_checkpoint(file):
+    return torch.load(file, map_location="cuda")  # checkpoint
+
+
+def average_of(model):
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}  # average
+
+
+def line(text, function):
+    with open(__file__) as file:
+        number = next(number for number, row in enumerate(file, 1) if row.endswith(f"# {text}\n"))
+    return f"libraries.py:{number} {function}"
+
+
+def running_out(model, phase, call, path=None):
+    """Prints the module that runs out of memory: the innermost in the traceback, or the one with a hook."""
+    paths = {id(module): path_of(type(model).__name__, name) for name, module in model.named_modules()}
+    for _ in range(100):  # enough events to separate it from the last one
+        torch.empty(1, device="cuda")
+    try:
+        call()
+    except torch.cuda.OutOfMemoryError as error:
+        at = error.__traceback__
+        while at is not None:
+            path = paths.get(id(at.tb_frame.f_locals.get("self")), path)
+            at = at.tb_next
+    else:
+        raise AssertionError("the device is larger than any")
+    say(oom=phase, module=path)
+
+
+def exhausted():
+    """A model beside plain tensors runs out of memory in each pass."""
+    case = Case("exhausted", small_gpt2(), words, language_loss)
+    model, file = case.model, io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    held = {line("checkpoint", "load_checkpoint"): load_checkpoint(file)}
+    inner = "<dictcomp>" if sys.version_info < (3, 12) else ""
+    held[line("average", f"average_of.<locals>.{inner}" if inner else "average_of")] = average_of(model)
+    case.checks = False
+    for number in range(3):
+        case.one(number)
+    check("exhausted/plain", lines=[[hex(storage(tensor)), name] for name, tensors in held.items() for tensor in tensors.values()])
+    many = torch.zeros(1 << 20, 32, dtype=torch.long, device="cuda")
+    running_out(model, "forward", lambda: language_loss(model, many))
+    gc.collect()
+
+    def fail(*_):
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+
+    dropout = model.transformer.h[1].mlp.dropout
+    hook = dropout.register_forward_hook(lambda _, __, result: result.register_hook(fail) and None)
+    running_out(model, "backward", lambda: language_loss(model, *words()).backward(), "GPT2LMHeadModel/transformer/h.1/mlp/dropout")
+    hook.remove()
+    model.eval()
+    with torch.no_grad():
+        running_out(model, "evaluation", lambda: model(many, use_cache=False))
+
+
 CASES = ["gpt2", "gpt2_checkpointed", "gpt2_lora", "gpt2_adapters", "gpt2_lora_checkpointed", "llama", "t5", "accelerate_bf16"]
 CASES += ["timm_resnet", "timm_vit", "timm_lamb", "torchvision_resnet", "torchvision_mobilenet", "torchvision_swin"]
-CASES += ["diffusers_unet", "diffusers_unet_checkpointed"]
+CASES += ["diffusers_unet", "diffusers_unet_checkpointed", "timm_ema", "diffusers_ema", "data_parallel"]
 
 torch.manual_seed(7)
 for case in sys.argv[1:] or CASES:

@@ -6,6 +6,7 @@ Prints the requested bytes, the place, and the bytes of gradients.
 """
 
 import torch
+import torch.distributed as dist
 from said import blocks, check, say, storage
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -38,12 +39,14 @@ class Demand:
 
 
 demand = Demand()
+#: Addresses of the buckets of DistributedDataParallel.
+BUCKETS = set()
 
 
 def gradient_bytes():
     live = blocks()
     found = {storage(p.grad) for p in model.parameters() if p.grad is not None}
-    return sum(live[address] for address in found)
+    return sum(live[address] for address in found | BUCKETS)
 
 
 class Layer(nn.Module):
@@ -99,11 +102,16 @@ class Greedy(torch.optim.SGD):
         return super().step()
 
 
-class Clearing(TorchFunctionMode):
-    """While gradients are cleared."""
+class Within(TorchFunctionMode):
+    """Is at the place with the first function of PyTorch that is called inside, or with each call of `wanted`."""
+
+    def __init__(self, place, wanted=None):
+        super().__init__()
+        self.place, self.wanted = place, wanted
 
     def __torch_function__(self, function, types, arguments=(), keywords=None):
-        demand.at("optimizer/zero_grad")
+        if self.wanted in (None, getattr(function, "__name__", None)):
+            demand.at(self.place)
         return function(*arguments, **(keywords or {}))
 
 
@@ -118,11 +126,14 @@ def step():
     loss = result.square().mean()
     demand.at("forward/loss")
     result.register_hook(lambda _: demand.at("backward/hook"))
-    loss.backward()
+    scaler.scale(loss).backward()
+    with Within("between/unscale", "_amp_foreach_non_finite_check_and_unscale_"):
+        scaler.unscale_(optimizer)
     demand.at("between/clipping")
-    optimizer.step()
+    optimizer.step()  # not the scaler's step, which reads numbers from the device
+    scaler.update()
     demand.at("between/optimizer")
-    with Clearing():
+    with Within("optimizer/zero_grad"):
         optimizer.zero_grad(set_to_none=False)
     optimizer.zero_grad()
 
@@ -144,16 +155,51 @@ def evaluate():
     model.train()
 
 
+def reduce_gradients():
+    """Runs out of memory in the hook that DistributedDataParallel calls in place of an all-reduce."""
+    global model
+    # Copies to the simulated device cannot be read back, so shapes and bucket order cannot be exchanged.
+    torch.nn.parallel.distributed._verify_param_shape_across_processes = lambda *_: None
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3))).cuda()
+    before = blocks()
+    # Without this the buckets would be rebuilt in the second pass.
+    how = {"bucket_cap_mb": 1, "find_unused_parameters": True}
+    parallel = nn.parallel.DistributedDataParallel(model, device_ids=[0], **how)
+    BUCKETS.update(blocks().keys() - before.keys())
+
+    def reduced(_, bucket):
+        assert storage(bucket.buffer()) in BUCKETS
+        if bucket.is_last():
+            demand.at("backward/all-reduce")
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    parallel.register_comm_hook(None, reduced)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(4):
+        if number == 3:
+            demand.wanted = "backward/all-reduce"
+        parallel(torch.randn(64, WIDTH, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert demand.wanted is None
+    dist.destroy_process_group()
+
+
 torch.empty(1, device="cuda")
 wait_for_frames()
 model = Net().cuda()
 model.first.linear.weight.register_post_accumulate_grad_hook(accumulated)
 optimizer = Greedy(model.parameters(), lr=0.1, momentum=0.9)
+scaler = torch.amp.GradScaler("cuda")
 for _ in range(4):
     step()
 PLACES = ["forward/module", "forward/custom function", "forward/loss"]
 PLACES += ["backward/recomputed forward/reentrant", "backward/recomputed forward/non-reentrant", "backward/eager"]
-PLACES += ["backward/hook", "backward/accumulated", "between/clipping", "optimizer/step", "between/optimizer"]
+PLACES += ["backward/hook", "backward/accumulated", "between/unscale", "between/clipping", "optimizer/step"]
+PLACES += ["between/optimizer"]
 PLACES += ["optimizer/zero_grad", "between/batch"]
 for place in PLACES:
     demand.wanted = place
@@ -161,4 +207,6 @@ for place in PLACES:
     assert demand.wanted is None, place
     settle()
 evaluate()
+model = optimizer = scaler = None
+reduce_gradients()
 say(done=True)

@@ -28,9 +28,11 @@ class Training:
         self.name, self.model, self.optimizers, self.call = name, model, optimizers, call or model
         self.parts, self.retain, self.set_to_none, self.saves = parts, retain, set_to_none, saves
         #: Gradients are those that autograd accumulates; they are clipped.
-        self.accumulates, self.clips = True, False
+        self.accumulates, self.clips, self.scaler = True, False, None
         #: Roles known in addition to the model and its optimizers, by address.
         self.more = {}
+        #: Of programs with several devices, the one to compare.
+        self.device = None
         #: Blocks allocated by the last forward pass, and those kept after the backward pass.
         self.made, self.results = set(), set()
         self.number = 0
@@ -61,7 +63,7 @@ class Training:
         return {**self.more, **found}
 
     def check(self, what, inputs=(), activations=(), **more):
-        roles, live = self.roles(), blocks()
+        roles, live = self.roles(), blocks(self.device)
         roles.update({storage(tensor): "input" for tensor in inputs})
         sums, rest = {}, []
         for address, size in live.items():
@@ -82,7 +84,7 @@ class Training:
     def forward(self, what, words):
         """Runs a forward pass. Blocks that it allocated and did not free are kept for the backward pass, or are its
         result."""
-        before, saved = blocks(), set()
+        before, saved = blocks(self.device), set()
 
         def pack(tensor):
             saved.add(storage(tensor))
@@ -93,7 +95,7 @@ class Training:
                 loss = self.loss(words)
         else:
             loss = self.loss(words)
-        live = blocks()
+        live = blocks(self.device)
         self.made = {address for address, size in live.items() if before.get(address) != size}
         known = self.roles().keys() | {storage(words), 0}
         assert saved & live.keys() - known <= self.made, "saved blocks are new"
@@ -109,15 +111,20 @@ class Training:
             if self.retain:
                 loss.backward(retain_graph=True)
                 self.check(f"{number}/retained", [words], self.made)
-            loss.backward()
+            (self.scaler.scale(loss) if self.scaler else loss).backward()
             self.results = {storage(loss)}
             if self.accumulates:
                 self.check(f"{number}/backward {part}", [words])
+        if self.scaler:
+            self.scaler.unscale_(self.optimizers[0])
+            self.check(f"{number}/unscaled", [words])
         if self.clips:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.check(f"{number}/clipped", [words])
         for optimizer in self.optimizers:
-            optimizer.step()
+            optimizer.step()  # not the scaler's step, which reads numbers from the device
+        if self.scaler:
+            self.scaler.update()
         self.check(f"{number}/optimizer", [words])
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=self.set_to_none)
@@ -211,6 +218,14 @@ def clipped():
     training.run()
 
 
+def scaled():
+    """Gradients are unscaled by a GradScaler, whose own tensors have no role."""
+    model = small()
+    training, scaler = Training("scaled", model, adam(model)), torch.amp.GradScaler("cuda")
+    training.scaler = scaler
+    training.run()
+
+
 def hooked_gradients():
     """Checks roles inside hooks of gradients."""
     model = small()
@@ -267,6 +282,8 @@ def ddp(name="ddp", **how):
 
     def reduced(_, bucket):
         assert storage(bucket.buffer()) in training.more, "a bucket was made when DDP was"
+        bucket.buffer().norm()  # memory of its own, as hooks that compress need it
+        training.check(f"{training.number}/hook", parts=["gradient"])
         done = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
@@ -364,7 +381,7 @@ def clear_workspaces():
     WORKSPACES.update(before.keys() - blocks().keys())
 
 
-FEATURES = ["temporaries", "plain", "kept", "accumulated", "clipped", "hooked_gradients", "retained", "several", "buffers", "reentrant", "non_reentrant", "compiled", "ddp", "ddp_views"]
+FEATURES = ["temporaries", "plain", "kept", "accumulated", "clipped", "scaled", "hooked_gradients", "retained", "several", "buffers", "reentrant", "non_reentrant", "compiled", "ddp", "ddp_views"]
 FEATURES += ["fsdp", "fsdp_kept", "graphed"]
 
 

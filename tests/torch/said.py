@@ -41,10 +41,12 @@ def check(name, **more):
     say(check=name, devices=[numbers(d) for d in range(torch.cuda.device_count())], **more)
 
 
-def blocks():
-    """Live blocks by address, as torch rounded them."""
+def blocks(device=None):
+    """Live blocks by address, as torch rounded them; of one device or all."""
     found = {}
     for segment in torch.cuda.memory_snapshot():
+        if device not in (None, segment["device"]):
+            continue
         at = segment["address"]
         for block in segment["blocks"]:
             if block["state"] == "active_allocated":

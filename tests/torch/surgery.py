@@ -4,14 +4,16 @@ After each step it prints the names from `named_modules()` of parameters, gradie
 activations that modules keep from step to step.
 
     surgery.py SEED COUNT    the usual changes, then COUNT random ones
+    surgery.py SEED busy     1,000 modules and short steps: changes that PyTorch's methods make, without any wait
 
-Each change is followed by one step. Prints a check with `addresses` for each: address, role, path of its module, its own name.
+Each change is followed by one step. Waits for a signal to end. Prints a check with `addresses` for each: address, role, path of its module, its own name.
 """
 
+import math
 import random
+import signal
 import sys
 import time
-from collections import Counter
 
 import torch
 from said import agent, check, path_of, say, storage, until
@@ -58,30 +60,29 @@ class Adapted(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self, blocks):
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
         self.heads = nn.ModuleDict({"a": Block()})
         self.head = Layer()
 
     def forward(self, x):
         for name, part in self.named_children():
-            for each in part if name == "blocks" else part.values() if name == "heads" else [part]:
+            # As in transformers: a part of a list is a list for a moment.
+            for each in [*part[:2], *list(part)[2:][-1:]] if name == "blocks" else part.values() if name == "heads" else [part]:
                 x = each(x)
         return x
 
 
 def truth(net, optimizer):
     rows, seen = [], {}
-    uses = Counter(id(p) for _, module in net.named_modules(remove_duplicate=False) for p in module.parameters(recurse=False))
     for name, module in net.named_modules():
         path = path_of("Net", name)
         for own, tensor in module.named_parameters(recurse=False):
             if id(tensor) in seen:
                 continue
             seen[id(tensor)] = tensor
-            # Gradients of several calls are summed under the name of the module that ran before, so they are not compared.
-            found = [("parameter", tensor), ("gradient", tensor.grad if uses[id(tensor)] == 1 else None)]
+            found = [("parameter", tensor), ("gradient", tensor.grad)]
             found += [("optimizer_state", state) for state in optimizer.state.get(tensor, {}).values()]
             rows += [[hex(storage(t)), what, path, own] for what, t in found if torch.is_tensor(t) and t.is_cuda]
         if getattr(module, "kept", None) is not None:
@@ -89,17 +90,21 @@ def truth(net, optimizer):
     return rows
 
 
-def step(name, net, optimizer):
+def step(name, net, optimizer, is_busy):
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     fresh = [p for p in net.parameters() if id(p) not in known]
     if fresh:
         optimizer.add_param_group({"params": fresh})
     modules = agent().modules
-    until("comparing modules is paid for", lambda: time.perf_counter() >= modules.due)
+    if not is_busy:
+        until("comparing modules is paid for", lambda: time.perf_counter() >= modules.due)
     net(torch.ones(4, WIDTH, device="cuda")).sum().backward()
     optimizer.step()
     check(name, addresses=truth(net, optimizer))
     optimizer.zero_grad()
+    if is_busy:
+        # As if the next change came before the next comparison, however slow this machine is.
+        modules.due = agent().sweeper.due = math.inf
 
 
 def places(net):
@@ -167,6 +172,16 @@ class Surgeon:
             block = self.net.blocks.pop(-1)
             self.net.blocks.insert(0, block)
 
+    def pop_and_insert_in_sequence(self):
+        for sequence in [module for module in self.net.modules() if type(module) is nn.Sequential]:
+            sequence.insert(0, sequence.pop(len(sequence) - 1))
+
+    def rekey(self):
+        """The modules live on, without a place for a moment."""
+        heads = list(self.net.heads.values())
+        self.net.heads.clear()
+        self.net.heads.update({self.new_name(): head for head in heads})
+
     def swap(self):
         (p, m), (q, n) = self.place(), self.place()
         one, other = p._modules[m], q._modules[n]
@@ -207,19 +222,32 @@ class Surgeon:
 CHANGES = [name for name, thing in vars(Surgeon).items() if callable(thing) and name not in ("__init__", "place", "new_name", "holder", "is_rich")]
 
 
+#: Nothing reports these: they write into `_modules`, and no module is made or freed.
+SILENT = ("swap", "move")
+LISTED = ["delete_first", "insert", "pop_and_insert", "pop_and_insert_in_sequence", "rekey"]
+
+
 def main(seed, count):
+    is_busy = count == "busy"
     torch.manual_seed(7)
     torch.empty(1, device="cuda")
     until("the agent's Python", lambda: agent() is not None and agent().calibrated is not None)
-    net = Net().cuda()
+    net = Net(330 if is_busy else 3).cuda()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-4)
-    step("as made", net, optimizer)
+    step("as made", net, optimizer, is_busy)
     surgeon = Surgeon(net, seed)
-    for number, change in enumerate(CHANGES + [surgeon.random.choice(CHANGES) for _ in range(count)]):
+    changes = [change for change in CHANGES if not (is_busy and change in SILENT)]
+    changes += LISTED if is_busy else [surgeon.random.choice(CHANGES) for _ in range(int(count))]
+    for number, change in enumerate(changes):
         getattr(surgeon, change)()
         net.cuda()
-        step(f"{number} {change}", net, optimizer)
+        step(f"{number} {change}", net, optimizer, is_busy)
+    enough = []
+    signal.signal(signal.SIGTERM, lambda *_: enough.append(True))
+    say(holds=f"{number} {change}", modules=len(list(net.modules())))
+    while not enough:
+        time.sleep(0.05)
     say(done=True)
 
 
-main(int(sys.argv[1]), int(sys.argv[2]))
+main(int(sys.argv[1]), sys.argv[2])

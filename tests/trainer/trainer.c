@@ -25,7 +25,7 @@ static const char help[] =
     "  --steps N       training steps (20)            --step-ms M     pause after each (10)\n"
     "  --devices LIST  CUDA ordinals, by comma (0)    --seed N        of the sizes (1)\n"
     "  --threads N     helper threads, the first has no scopes (2)\n"
-    "  --oom           ask for too much half-way, go on     --oom-fatal     exit with 1 then\n"
+    "  --oom           ask for too much half-way, continue     --oom-fatal     exit with 1 then\n"
     "  --leak MIB      that much more with each step, until the device is full\n"
     "  --leak-modules  load a module with each step  --no-cache      keep nothing else from step to step\n"
     "  --race N        N threads take and give the same sizes after the steps\n"

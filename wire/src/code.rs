@@ -6,6 +6,7 @@ macro_rules! codes {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
         #[repr(u8)]
+        #[allow(missing_docs)]
         pub enum $name {
             /// Absent, or a number unknown to this version.
             #[default]
@@ -59,13 +60,11 @@ codes! {
     Role {
         /// A weight that training updates.
         Parameter = 1,
-        /// The gradient of a parameter.
         Gradient = 2,
         /// State that an optimizer keeps per parameter.
         OptimizerState = 3,
         /// Kept from forward for backward.
         Activation = 4,
-        /// Input data of the model.
         Input = 5,
         /// Allocated and freed within one phase.
         Temporary = 6,
@@ -83,11 +82,8 @@ codes! {
     Phase {
         /// Building the model, before the first step.
         Setup = 1,
-        /// Forward pass.
         Forward = 2,
-        /// Backward pass.
         Backward = 3,
-        /// Optimizer step.
         Optimizer = 4,
         /// Evaluation without gradients.
         Evaluation = 5,
@@ -133,7 +129,6 @@ codes! {
         Late = 2,
         /// Another CUPTI client holds the subscription; the payload is its name, if known.
         Blocked = 3,
-        /// Paused on request.
         Paused = 4,
         /// Disabled permanently after a fault in the agent; the payload is the reason.
         Disarmed = 5,
@@ -149,11 +144,9 @@ codes! {
 
     /// Driver activity that changes Untrackable.
     DriverEventKind {
-        /// A context was created.
         ContextCreated = 1,
         /// A module was loaded; bytes are its loadable sections, an upper bound under lazy loading.
         ModuleLoaded = 2,
-        /// A module was unloaded.
         ModuleUnloaded = 3,
         /// CU_LIMIT_STACK_SIZE was set; value in bytes per thread.
         StackLimit = 4,
@@ -161,17 +154,12 @@ codes! {
         PrintfLimit = 5,
         /// CU_LIMIT_MALLOC_HEAP_SIZE was set; value in bytes.
         HeapLimit = 6,
-        /// An executable graph was created.
         GraphInstantiated = 7,
-        /// An executable graph was destroyed.
         GraphDestroyed = 8,
-        /// A stream was created.
         StreamCreated = 9,
-        /// Peer access was enabled.
         PeerAccess = 10,
         /// A library of kernels was loaded.
         LibraryLoaded = 11,
-        /// A green context was created.
         GreenContextCreated = 12,
         /// A call that will create a context was entered: the current charge does not include the context.
         ContextCreating = 13,
@@ -205,7 +193,6 @@ codes! {
         NoPermission = 2,
         /// The process was not in any list.
         NotListed = 3,
-        /// The GPU is lost.
         GpuLost = 4,
         /// The call did not return in time.
         Timeout = 5,
@@ -227,19 +214,15 @@ codes! {
 
     /// Edge of a scope.
     Edge {
-        /// The scope begins.
         Begin = 1,
-        /// The scope ends.
         End = 2,
     }
 
     /// Why an agent sends `Bye`.
     ByeReason {
-        /// The process exits.
         Exit = 1,
         /// The agent disabled itself.
         Disarmed = 2,
-        /// Stopped on request.
         Requested = 3,
     }
 
@@ -251,7 +234,6 @@ codes! {
         OutOfMemory = 2,
         /// Scopes of the C API and of Python.
         Scopes = 3,
-        /// NVTX ranges.
         Nvtx = 4,
         /// Path of the module whose Python frame made the allocation.
         ModulePath = 5,
@@ -279,9 +261,7 @@ codes! {
 
     /// Request of a program to the daemon.
     AskKind {
-        /// The report as text.
         ReportText = 1,
-        /// The report as JSON.
         ReportJson = 2,
     }
 

@@ -89,17 +89,18 @@ macro_rules! plain_places {
 plain_places!(u64 as u64, i64 as u64, u16 as u16, u8 as u8);
 
 macro_rules! code_places {
-    ($($code:ty),*) => { $(
-        impl Place<u8> for $code {
+    ($place:ty: $($code:ty),*) => { $(
+        impl Place<$place> for $code {
             #[inline(always)]
-            fn put(self) -> u8 { self.to_code() }
+            fn put(self) -> $place { self.to_code().into() }
             #[inline(always)]
-            fn get(place: u8) -> Option<Self> { Some(<$code>::from_code(place)) }
+            fn get(place: $place) -> Option<Self> { Some(<$code>::from_code(u8::try_from(place).unwrap_or(0))) }
         }
     )* };
 }
+code_places!(u16: Layer, Absence);
 code_places!(
-    MemoryKind,
+    u8: MemoryKind,
     Role,
     Phase,
     PoolOwner,
@@ -117,24 +118,6 @@ code_places!(
     AskKind,
     OomOutcome
 );
-
-impl Place<u16> for Layer {
-    fn put(self) -> u16 {
-        self.to_code().into()
-    }
-    fn get(place: u16) -> Option<Self> {
-        Some(Layer::from_code(u8::try_from(place).unwrap_or(0)))
-    }
-}
-
-impl Place<u16> for Absence {
-    fn put(self) -> u16 {
-        self.to_code().into()
-    }
-    fn get(place: u16) -> Option<Self> {
-        Some(Absence::from_code(u8::try_from(place).unwrap_or(0)))
-    }
-}
 
 /// A role and a phase in one byte, four bits each.
 impl Place<u8> for (Role, Phase) {

@@ -100,19 +100,12 @@ pub fn split_frame(bytes: &[u8]) -> Result<Option<(&Slot, &[u8], &[u8])>, Error>
 /// Iterates over the frames of a packet, one record each; ends after the first [`Error`] of the framing.
 pub fn records(packet: &[u8]) -> impl Iterator<Item = Result<Result<Record<'_>, CodecError>, Error>> {
     let mut rest = Some(packet);
-    core::iter::from_fn(move || match split_frame(rest?) {
-        Ok(Some((slot, payload, after))) => {
+    core::iter::from_fn(move || {
+        let frame = split_frame(rest.take()?).transpose()?;
+        Some(frame.map(|(slot, payload, after)| {
             rest = Some(after);
-            Some(Ok(Record::decode(slot, payload)))
-        }
-        Ok(None) => {
-            rest = None;
-            None
-        }
-        Err(error) => {
-            rest = None;
-            Some(Err(error))
-        }
+            Record::decode(slot, payload)
+        }))
     })
 }
 

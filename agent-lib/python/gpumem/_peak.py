@@ -18,8 +18,8 @@ class peak:
     Read ``p.bytes`` and ``p.composition`` inside or after the range. Ranges may nest and overlap, also across threads; they
     cover all threads of the process. The agent tracks peaks only while a range is open.
 
-    The figures are exact to the byte, except for allocations that another thread makes in the microseconds in which the
-    first range opens: these may be counted twice or not at all. Driver pools count with their allocated bytes, not their
+    The figures are exact to the byte. Allocations that another thread makes in the microseconds in which the first range
+    opens may be counted twice or not at all. Driver pools count with their allocated bytes, not their
     reserved bytes. ``device`` restricts the range to one CUDA ordinal. Otherwise figures are the sum of each device's peak,
     which may occur at different times. Ordinals from 16 on are not counted.
 

@@ -31,7 +31,8 @@ from gpumem.torch._sweep import Sweeper
 class Dear(Sweeper):
     def sweep(self, optimizers, gradients):
         self.count += 1
-        self.seconds, self.due, self.version = 0.3, time.perf_counter() + 60, self.modules.version
+        self.seconds = self.cpu_seconds = 0.3
+        self.due, self.version = time.perf_counter() + 60, self.modules.version
     def forget(self): pass
 class Optimizer:
     def __init__(self): self.param_groups = [{"params": [object()]}]

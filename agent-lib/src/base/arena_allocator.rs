@@ -71,43 +71,30 @@ fn in_need(bytes: usize, align: usize, again: impl Fn() -> *mut c_void) -> *mut 
     at
 }
 
-/// The C library's own functions, under versions that every glibc has: see glibc.rs.
-mod real {
-    use std::ffi::{c_int, c_void};
+// The C library's own functions, under versions that every glibc has: see glibc.rs.
+crate::base::glibc::old!("gpumem_real_", first!(): "malloc" "calloc" "realloc" "posix_memalign" "free");
 
-    crate::base::glibc::old!("gpumem_real_", "malloc" @ crate::base::glibc::first!());
-    crate::base::glibc::old!("gpumem_real_", "calloc" @ crate::base::glibc::first!());
-    crate::base::glibc::old!("gpumem_real_", "realloc" @ crate::base::glibc::first!());
-    crate::base::glibc::old!("gpumem_real_", "posix_memalign" @ crate::base::glibc::first!());
-    crate::base::glibc::old!("gpumem_real_", "free" @ crate::base::glibc::first!());
-
-    unsafe extern "C" {
-        #[link_name = "gpumem_real_malloc"]
-        pub(crate) fn malloc(bytes: usize) -> *mut c_void;
-        #[link_name = "gpumem_real_calloc"]
-        pub(crate) fn calloc(count: usize, bytes: usize) -> *mut c_void;
-        #[link_name = "gpumem_real_realloc"]
-        pub(crate) fn realloc(at: *mut c_void, bytes: usize) -> *mut c_void;
-        #[link_name = "gpumem_real_posix_memalign"]
-        pub(crate) fn posix_memalign(out: *mut *mut c_void, align: usize, bytes: usize) -> c_int;
-        #[link_name = "gpumem_real_free"]
-        pub(crate) fn free(at: *mut c_void);
-    }
+unsafe extern "C" {
+    fn gpumem_real_malloc(bytes: usize) -> *mut c_void;
+    fn gpumem_real_calloc(count: usize, bytes: usize) -> *mut c_void;
+    fn gpumem_real_realloc(at: *mut c_void, bytes: usize) -> *mut c_void;
+    fn gpumem_real_posix_memalign(out: *mut *mut c_void, align: usize, bytes: usize) -> c_int;
+    fn gpumem_real_free(at: *mut c_void);
 }
 
 unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     // SAFETY: as malloc().
-    let at = unsafe { real::malloc(bytes) };
+    let at = unsafe { gpumem_real_malloc(bytes) };
     // SAFETY: as above.
-    if at.is_null() { in_need(bytes, ALIGN, || unsafe { real::malloc(bytes) }) } else { at }
+    if at.is_null() { in_need(bytes, ALIGN, || unsafe { gpumem_real_malloc(bytes) }) } else { at }
 }
 
 unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
     // SAFETY: as calloc().
-    let at = unsafe { real::calloc(count, bytes) };
+    let at = unsafe { gpumem_real_calloc(count, bytes) };
     let Some(bytes) = count.checked_mul(bytes).filter(|_| at.is_null()) else { return at };
     // SAFETY: as calloc().
-    let at = in_need(bytes, ALIGN, || unsafe { real::calloc(1, bytes) });
+    let at = in_need(bytes, ALIGN, || unsafe { gpumem_real_calloc(1, bytes) });
     if is_ours(at) {
         // SAFETY: a piece of this size, which may have been used before.
         unsafe { at.cast::<u8>().write_bytes(0, bytes) };
@@ -116,27 +103,18 @@ unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
 }
 
 unsafe extern "C" fn realloc(old: *mut c_void, bytes: usize) -> *mut c_void {
-    if !is_ours(old) {
-        // SAFETY: as realloc(); if it fails, the old memory stays valid.
-        unsafe {
-            let at = real::realloc(old, bytes);
-            if !at.is_null() {
-                return at;
-            }
-            let at = in_need(bytes, ALIGN, || real::malloc(bytes));
-            if !at.is_null() && !old.is_null() {
-                at.copy_from_nonoverlapping(old, libc::malloc_usable_size(old).min(bytes));
-                real::free(old);
-            }
-            return at;
-        }
-    }
-    // SAFETY: a piece of the arena, which the caller does not use again once it has another one.
+    // SAFETY: as realloc(): if it fails, the old memory stays valid. A piece of the arena is freed once there is another one.
     unsafe {
+        let ours = is_ours(old);
+        let moved = if ours { std::ptr::null_mut() } else { gpumem_real_realloc(old, bytes) };
+        if !moved.is_null() {
+            return moved;
+        }
         let at = malloc(bytes);
-        if !at.is_null() {
-            at.copy_from_nonoverlapping(old, bytes_of(old).min(bytes));
-            give_back();
+        if !at.is_null() && !old.is_null() {
+            let had = if ours { bytes_of(old) } else { libc::malloc_usable_size(old) };
+            at.copy_from_nonoverlapping(old, had.min(bytes));
+            free(old);
         }
         at
     }
@@ -146,7 +124,7 @@ unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, bytes: 
     let ask = || {
         let mut at = std::ptr::null_mut();
         // SAFETY: `at` has room for the answer.
-        unsafe { real::posix_memalign(&mut at, align, bytes) };
+        unsafe { gpumem_real_posix_memalign(&mut at, align, bytes) };
         at
     };
     let at = ask();
@@ -163,7 +141,7 @@ unsafe extern "C" fn free(at: *mut c_void) {
     match is_ours(at) {
         true => give_back(),
         // SAFETY: as free().
-        false => unsafe { real::free(at) },
+        false => unsafe { gpumem_real_free(at) },
     }
 }
 

@@ -17,16 +17,13 @@ pub unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(text.cast(), libc::strlen(text)) }
 }
 
-/// Returns the caller's numbers; empty for null.
+/// Returns the caller's array; empty for null.
 ///
 /// # Safety
-/// `words` is null or has `count` numbers, which outlive the result.
-pub(crate) unsafe fn words<'a>(words: *const u64, count: usize) -> &'a [u64] {
-    if words.is_null() {
-        return &[];
-    }
+/// `array` is null or has `count` elements, which outlive the result.
+pub(crate) unsafe fn slice<'a, T>(array: *const T, count: u64) -> &'a [T] {
     // SAFETY: the caller guarantees the array.
-    unsafe { std::slice::from_raw_parts(words, count) }
+    if array.is_null() { &[] } else { unsafe { std::slice::from_raw_parts(array, count as usize) } }
 }
 
 /// Stores a number in the caller's variable, if there is one.

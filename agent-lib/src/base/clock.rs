@@ -70,7 +70,6 @@ pub(crate) struct Calibration {
 }
 
 impl Clock {
-    /// Creates a clock that asks the kernel until it is calibrated.
     pub(crate) const fn new() -> Self {
         Clock {
             version: AtomicU32::new(NONE),
@@ -159,12 +158,6 @@ impl Clock {
     fn give_up(&self, state: &mut Calibration) {
         state.given_up = true;
         self.version.store(NONE, Release);
-    }
-}
-
-impl Default for Clock {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -3,6 +3,7 @@
 //! The program's own descriptors keep the numbers that they have without the agent. A program without standard output would
 //! write its lines into whatever has the number 1. One that closes all descriptors expects low numbers.
 
+use crate::base::own_thread::soft_limit;
 use std::fs::File;
 use std::io::Write;
 use std::mem::ManuallyDrop;
@@ -18,10 +19,7 @@ pub(crate) fn up(fd: RawFd) -> RawFd {
     if fd < 0 {
         return fd;
     }
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` has room for the answer.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
-    let half = RawFd::try_from(limit.rlim_cur / 2).unwrap_or(FLOOR);
+    let half = RawFd::try_from(soft_limit(libc::RLIMIT_NOFILE).unwrap_or(0) / 2).unwrap_or(FLOOR);
     for floor in [FLOOR.min(half).max(LOWEST), LOWEST] {
         // SAFETY: no memory is involved; only the agent uses the old number.
         unsafe {
@@ -56,11 +54,8 @@ pub fn file_up(file: File) -> std::io::Result<File> {
 /// A descriptor with its file, verified before use: hosts close descriptors that they do not know and reuse the numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
-    /// Number of the descriptor.
     pub fd: RawFd,
-    /// Device of the file.
     pub device: u64,
-    /// Inode of the file.
     pub inode: u64,
 }
 
@@ -83,6 +78,17 @@ impl Identity {
     }
 }
 
+/// A descriptor of the agent that is closed when the value is dropped; -1 for none.
+#[derive(Debug)]
+pub(crate) struct Owned(pub RawFd);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: the agent's own descriptor, which nothing else uses.
+        unsafe { libc::close(self.0) };
+    }
+}
+
 /// A file that is written for a long time. If its descriptor's number was reused, it is neither written nor closed.
 #[derive(Debug)]
 pub(crate) struct Kept {
@@ -91,7 +97,6 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Moves the file to a high number.
     pub(crate) fn new(file: File) -> std::io::Result<Self> {
         let file = file_up(file)?;
         let identity = Identity::of(file.as_raw_fd()).ok_or_else(gone)?;

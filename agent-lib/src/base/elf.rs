@@ -49,7 +49,6 @@ impl<'a> ElfFile<'a> {
         from_bytes(bytes)
     }
 
-    /// Returns a section header.
     pub(crate) fn section(&self, number: u64) -> Option<Elf64_Shdr> {
         self.entry(self.head.e_shoff, self.head.e_shentsize, number)
     }

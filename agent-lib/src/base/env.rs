@@ -151,13 +151,12 @@ pub struct Layers {
 
 impl Default for Layers {
     fn default() -> Self {
-        let lines = false;
-        Layers { torch: true, frames: true, autograd: true, python: true, nvtx: true, sites: true, lines }
+        Layers::read(|_| None)
     }
 }
 
 impl Layers {
-    fn read() -> Self {
+    fn read(get: impl Fn(&str) -> Option<OsString>) -> Self {
         let on = |name| get(name).is_none_or(|value| value != "0");
         Layers {
             torch: on(TORCH),
@@ -173,6 +172,14 @@ impl Layers {
 
 fn get(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+fn path(name: &str) -> Option<PathBuf> {
+    get(name).map(Into::into)
+}
+
+fn is_set(name: &str) -> bool {
+    get(name).is_some_and(|value| value != "0")
 }
 
 /// Whether this program is an MPS server. The kernel charges its contexts to the users of other programs, and an agent in it
@@ -191,8 +198,8 @@ fn number(name: &str, default: u64, low: u64, high: u64) -> u64 {
     value.map_or(default, |value| value.clamp(low, high))
 }
 
-/// Returns the directories of [`RECORD_DIRS`] that exist.
-fn record_dirs() -> Vec<PathBuf> {
+/// Returns the directories of [`RECORD_DIRS`] that exist; by default the current directory and that for temporary files.
+fn record_dirs(get: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let dirs: Vec<PathBuf> = match get(RECORD_DIRS) {
         Some(dirs) => std::env::split_paths(&dirs).filter(|dir| dir.is_absolute()).collect(),
         None => {
@@ -212,42 +219,33 @@ fn with_pid(path: &OsStr, pid: u32) -> PathBuf {
 
 impl Settings {
     pub(crate) fn read(pid: u32, uid: u32) -> Self {
-        let mut sockets = Vec::new();
-        let mut doubtful_socket = None;
-        match get(SOCKET) {
-            Some(path) => sockets.push(path.into()),
-            None => {
-                if let Some(directory) = get("XDG_RUNTIME_DIR") {
-                    sockets.push(PathBuf::from(directory).join("gpumem/agent.sock"));
-                }
-                sockets.push(SYSTEM_SOCKET.into());
-                let doubtful = PathBuf::from(format!("/tmp/gpumem-{uid}/agent.sock"));
-                sockets.push(doubtful.clone());
-                doubtful_socket = Some(doubtful);
-            }
-        }
-        let homes = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"];
+        let socket = path(SOCKET);
+        let doubtful_socket =
+            socket.is_none().then(|| PathBuf::from(format!("/tmp/gpumem-{uid}/agent.sock")));
+        let users = path("XDG_RUNTIME_DIR").map(|directory| directory.join("gpumem/agent.sock"));
+        let usual = || users.into_iter().chain([SYSTEM_SOCKET.into()]).chain(doubtful_socket.clone());
+        let sockets = socket.map_or_else(|| usual().collect(), |socket| vec![socket]);
         Settings {
-            disabled: get(DISABLE).is_some_and(|value| value != "0") || serves_others(),
+            disabled: is_set(DISABLE) || serves_others(),
             sockets,
             doubtful_socket,
             record: get(RECORD).map(|path| with_pid(&path, pid)),
-            record_dirs: record_dirs(),
+            record_dirs: record_dirs(get),
             ring_slots: number(RING_SLOTS, 1 << 16, 2, 1 << 24),
             exit_wait_ms: number(EXIT_WAIT, 50, 0, 60000),
             live_rows: number(LIVE_ROWS, 1 << 18, 1, 1 << 24),
             name_bytes: number(NAME_BYTES, 8 << 20, 4096, 1 << 30) & !7,
-            cupti: get(CUPTI_PATH).map(Into::into),
-            cuda_homes: homes.iter().filter_map(|name| get(name)).map(Into::into).collect(),
-            conda: get("CONDA_PREFIX").map(Into::into),
-            next_injection: get(NEXT_INJECTION).map(Into::into),
-            teardown: get(TEARDOWN).is_some_and(|value| value != "0"),
-            layers: Layers::read(),
+            cupti: path(CUPTI_PATH),
+            cuda_homes: ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"].into_iter().filter_map(path).collect(),
+            conda: path("CONDA_PREFIX"),
+            next_injection: path(NEXT_INJECTION),
+            teardown: is_set(TEARDOWN),
+            layers: Layers::read(get),
             nvtx_domains: get(NVTX_DOMAINS)
                 .map(|value| value.to_string_lossy().split(',').map(|name| name.trim().to_owned()).collect())
                 .unwrap_or_default(),
-            nvtx_ranges: get(NVTX_RANGES).is_some_and(|value| value != "0"),
-            nvtx_injection: get(NVTX_INJECTION).map(Into::into),
+            nvtx_ranges: is_set(NVTX_RANGES),
+            nvtx_injection: path(NVTX_INJECTION),
             claims: claims(get) + &program(),
         }
     }
@@ -269,7 +267,7 @@ mod tests {
         let step = [("SLURM_STEP_ID", "2"), ("SLURM_LOCALID", "0"), ("SLURM_STEP_NUM_TASKS", "8")];
         let mpi = [("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_SIZE", "16")];
         let torch = [("RANK", "3"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "4")];
-        assert_eq!(of(&slurm), "slurm_job=7 ", "a batch script is no rank");
+        assert_eq!(of(&slurm), "slurm_job=7 ", "a batch script is not a rank");
         let task = [&slurm[..], &step].concat();
         assert_eq!(of(&task), "slurm_job=7 slurm_step=2 rank=0 local_rank=0 world_size=8 ");
         let in_task = [&task[..], &mpi].concat();
@@ -281,6 +279,20 @@ mod tests {
         let all = [&in_task[..], &torch].concat();
         assert_eq!(of(&all), "slurm_job=7 slurm_step=2 rank=3 local_rank=1 world_size=4 ");
         assert_eq!(of(&[("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")]), "", "of no rank");
+    }
+
+    #[test]
+    fn files_are_created_below_the_current_and_the_temporary_directory_unless_others_are_named() {
+        let dirs = |variables: &[(&str, &str)]| {
+            let of = |name: &str| variables.iter().find(|(other, _)| *other == name);
+            record_dirs(|name| of(name).map(|(_, value)| value.into()))
+        };
+        let real = |path: &str| std::fs::canonicalize(path).expect("a directory");
+        assert_eq!(dirs(&[]), [real("."), real("/tmp")]);
+        assert_eq!(dirs(&[("TMPDIR", "/var/tmp"), ("HOME", "/root")]), [real("."), real("/var/tmp")]);
+        assert_eq!(dirs(&[("TMPDIR", "/nonexistent")]), [real(".")]);
+        // Named directories replace the default; relative ones would depend on the current directory.
+        assert_eq!(dirs(&[(RECORD_DIRS, "/usr:relative:/nonexistent"), ("TMPDIR", "/tmp")]), [real("/usr")]);
     }
 
     #[test]

@@ -24,11 +24,11 @@ macro_rules! first {
     };
 }
 
-/// Defines a function named `prefix` and `name` that jumps to the old version of `name`.
+/// Defines functions named `prefix` and their name that jump to this old version of them.
 macro_rules! old {
-    ($prefix:literal, $( $name:literal @ $version:expr ),* $(,)?) => { $(
+    ($prefix:literal, $version:tt!$arguments:tt: $( $name:literal )*) => { $(
         std::arch::global_asm!(
-            concat!(".symver gpumem_old_", $name, ",", $name, "@", $version),
+            concat!(".symver gpumem_old_", $name, ",", $name, "@", $crate::base::glibc::$version!$arguments),
             concat!(".section .text.", $prefix, $name, ",\"ax\""),
             concat!(".globl ", $prefix, $name),
             concat!(".hidden ", $prefix, $name),
@@ -43,24 +43,11 @@ macro_rules! old {
     )* };
 }
 
-old!(
-    "__wrap_",
-    "dlopen" @ first!(),
-    "dlclose" @ first!(),
-    "dlsym" @ first!(),
-    "pthread_attr_getguardsize" @ first!(),
-    "pthread_attr_getstack" @ first!(),
-    "pthread_attr_setstacksize" @ first!(),
-    "pthread_create" @ first!(),
-    "pthread_detach" @ first!(),
-    "pthread_getattr_np" @ first!(),
-    "pthread_join" @ first!(),
-    "pthread_key_create" @ first!(),
-    "pthread_key_delete" @ first!(),
-    "pthread_setspecific" @ first!(),
-    "pthread_sigmask" @ first!(),
-    "pthread_setname_np" @ arch!("GLIBC_2.12", "GLIBC_2.17"),
-);
+old!("__wrap_", first!(): "dlopen" "dlclose" "dlsym"
+    "pthread_attr_getguardsize" "pthread_attr_getstack" "pthread_attr_setstacksize" "pthread_getattr_np"
+    "pthread_create" "pthread_detach" "pthread_join" "pthread_sigmask"
+    "pthread_key_create" "pthread_key_delete" "pthread_setspecific");
+old!("__wrap_", arch!("GLIBC_2.12", "GLIBC_2.17"): "pthread_setname_np");
 
 /// Defines `name` as one of the functions below: older systems do not have it under any version.
 macro_rules! own {

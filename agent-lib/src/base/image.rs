@@ -53,20 +53,12 @@ pub struct Slot {
     pub(crate) is_sealed: bool,
 }
 
-/// Tables of the dynamic section. Addresses are checked when they are used.
-#[derive(Debug, Clone, Copy, Default)]
-struct Tables {
+/// The symbols of the dynamic section and their names. Addresses are checked when they are used.
+#[derive(Debug, Clone, Copy)]
+struct Symbols {
     symbols: usize,
     names: usize,
     name_bytes: usize,
-    plt: usize,
-    plt_bytes: usize,
-    /// Entries of the PLT's table have an addend.
-    plt_has_addends: bool,
-    rela: (usize, usize),
-    rel: (usize, usize),
-    gnu_hash: usize,
-    hash: usize,
 }
 
 impl<'a> Image<'a> {
@@ -111,47 +103,29 @@ impl<'a> Image<'a> {
         (end - at >= size_of::<T>()).then(|| unsafe { (at as *const T).read_unaligned() })
     }
 
-    /// Resolves an address of the dynamic section. glibc's loader adds the base if the section is writable; musl's does not.
-    fn resolve(&self, value: u64) -> usize {
-        let value = value as usize;
-        match self.end(value, PF_R) {
-            Some(_) => value,
-            None => self.base.wrapping_add(value),
-        }
-    }
-
-    fn tables(&self) -> Option<Tables> {
+    fn entry(&self, tag: i64) -> Option<u64> {
         let (start, end) = self.segments(PT_DYNAMIC, 0).next()?;
-        let mut tables = Tables::default();
-        for at in (start..end).step_by(size_of::<Entry>()) {
-            let entry: Entry = self.read(at)?;
-            let size = entry.value as usize;
-            match entry.tag {
-                0 => break,
-                tag::STRTAB => tables.names = self.resolve(entry.value),
-                tag::STRSZ => tables.name_bytes = size,
-                tag::SYMTAB => tables.symbols = self.resolve(entry.value),
-                tag::JMPREL => tables.plt = self.resolve(entry.value),
-                tag::PLTRELSZ => tables.plt_bytes = size,
-                tag::PLTREL => tables.plt_has_addends = entry.value != tag::REL as u64,
-                tag::RELA => tables.rela.0 = self.resolve(entry.value),
-                tag::RELASZ => tables.rela.1 = size,
-                tag::REL => tables.rel.0 = self.resolve(entry.value),
-                tag::RELSZ => tables.rel.1 = size,
-                tag::GNU_HASH => tables.gnu_hash = self.resolve(entry.value),
-                tag::HASH => tables.hash = self.resolve(entry.value),
-                _ => {}
-            }
-        }
-        (tables.symbols != 0 && tables.names != 0).then_some(tables)
+        let entries = (start..end).step_by(size_of::<Entry>()).map_while(|at| self.read::<Entry>(at));
+        entries.take_while(|entry| entry.tag != 0).find(|entry| entry.tag == tag).map(|entry| entry.value)
     }
 
-    fn symbol(&self, tables: &Tables, index: usize) -> Option<Elf64_Sym> {
+    /// Returns an address of the dynamic section. glibc's loader adds the base if the section is writable; musl's does not.
+    fn address(&self, tag: i64) -> Option<usize> {
+        let value = self.entry(tag)? as usize;
+        Some(if self.end(value, PF_R).is_some() { value } else { self.base.wrapping_add(value) })
+    }
+
+    fn symbols(&self) -> Option<Symbols> {
+        let (symbols, names) = (self.address(tag::SYMTAB)?, self.address(tag::STRTAB)?);
+        Some(Symbols { symbols, names, name_bytes: self.entry(tag::STRSZ)? as usize })
+    }
+
+    fn symbol(&self, tables: &Symbols, index: usize) -> Option<Elf64_Sym> {
         self.read(tables.symbols.checked_add(index.checked_mul(size_of::<Elf64_Sym>())?)?)
     }
 
     /// Whether the name at `offset` in the string table is `name`.
-    fn is_named(&self, tables: &Tables, offset: u32, name: &CStr) -> bool {
+    fn is_named(&self, tables: &Symbols, offset: u32, name: &CStr) -> bool {
         let name = name.to_bytes_with_nul();
         let is = || {
             let offset = offset as usize;
@@ -171,11 +145,17 @@ impl<'a> Image<'a> {
     /// Returns the slots through which the functions `wanted` are called; each function may have several names.
     pub fn slots<const N: usize>(&self, wanted: &[&[&CStr]; N]) -> [Option<Slot>; N] {
         let mut found = [None; N];
-        let Some(tables) = self.tables() else { return found };
-        let plt = (tables.plt, tables.plt_bytes);
-        let passes = [(plt, tables.plt_has_addends), (tables.rela, true), (tables.rel, false)];
-        for ((start, bytes), has_addends) in passes {
-            self.search(&tables, start, bytes, if has_addends { 24 } else { 16 }, wanted, &mut found);
+        let Some(tables) = self.symbols() else { return found };
+        let plt_has_addends = self.entry(tag::PLTREL).is_some_and(|kind| kind != tag::REL as u64);
+        let passes = [
+            (tag::JMPREL, tag::PLTRELSZ, plt_has_addends),
+            (tag::RELA, tag::RELASZ, true),
+            (tag::REL, tag::RELSZ, false),
+        ];
+        for (start, bytes, has_addends) in passes {
+            let (Some(start), Some(bytes)) = (self.address(start), self.entry(bytes)) else { continue };
+            let each = if has_addends { 24 } else { 16 };
+            self.search(&tables, start, bytes as usize, each, wanted, &mut found);
             if found.iter().all(Option::is_some) {
                 break;
             }
@@ -185,14 +165,14 @@ impl<'a> Image<'a> {
 
     fn search(
         &self,
-        tables: &Tables,
+        tables: &Symbols,
         start: usize,
         bytes: usize,
         each: usize,
         wanted: &[&[&CStr]],
         found: &mut [Option<Slot>],
     ) {
-        let Some(end) = self.end(start, PF_R).filter(|_| start != 0) else { return };
+        let Some(end) = self.end(start, PF_R) else { return };
         let count = (bytes.min(end - start) / each).min(MOST);
         for index in 0..count {
             let at = start + index * each;
@@ -223,9 +203,11 @@ impl<'a> Image<'a> {
 
     /// Returns the address at which this file defines the function `name`.
     pub(crate) fn defines(&self, name: &CStr) -> Option<usize> {
-        let tables = self.tables()?;
-        let index =
-            if tables.gnu_hash != 0 { self.find_gnu(&tables, name)? } else { self.find_sysv(&tables, name)? };
+        let tables = self.symbols()?;
+        let index = match self.address(tag::GNU_HASH) {
+            Some(hashes) => self.find_gnu(&tables, hashes, name)?,
+            None => self.find_sysv(&tables, self.address(tag::HASH)?, name)?,
+        };
         let symbol = self.symbol(&tables, index)?;
         let (kind, binding) = (symbol.st_info & 15, symbol.st_info >> 4);
         // A function or untyped, global or weak, and defined. Not an indirect function, which would have to be called.
@@ -236,8 +218,7 @@ impl<'a> Image<'a> {
         self.runs(at).then_some(at)
     }
 
-    fn find_gnu(&self, tables: &Tables, name: &CStr) -> Option<usize> {
-        let at = tables.gnu_hash;
+    fn find_gnu(&self, tables: &Symbols, at: usize, name: &CStr) -> Option<usize> {
         let [buckets, first, words, shift]: [u32; 4] = self.read(at)?;
         if buckets == 0 || words == 0 {
             return None;
@@ -272,8 +253,7 @@ impl<'a> Image<'a> {
         None
     }
 
-    fn find_sysv(&self, tables: &Tables, name: &CStr) -> Option<usize> {
-        let at = tables.hash;
+    fn find_sysv(&self, tables: &Symbols, at: usize, name: &CStr) -> Option<usize> {
         let [buckets, symbols]: [u32; 2] = self.read(at)?;
         if buckets == 0 {
             return None;

@@ -30,7 +30,6 @@ impl<'a> MappedFile<'a> {
         }
     }
 
-    /// Returns the path's last part.
     pub(crate) fn name(&self) -> &'a [u8] {
         self.path.rsplit(|&byte| byte == b'/').next().unwrap_or(self.path)
     }

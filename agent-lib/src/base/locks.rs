@@ -1,29 +1,38 @@
 //! Locks that can be reset after a fork: the thread that holds one does not exist in the child.
 
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 use std::sync::{LockResult, Mutex, MutexGuard, TryLockResult};
+
+/// Increases in a forked child that starts its own agent, which makes all its mutexes anew.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// Makes every [`ForkMutex`] free in a forked child, before the child starts its own agent.
+pub(crate) fn reset_after_fork() {
+    GENERATION.fetch_add(1, AcqRel);
+}
 
 /// A mutex that is free in a forked child that starts its own agent. The thread that held it does not exist there, and the value
 /// may be half changed. So the child makes a new mutex on first use and leaks its parent's.
 #[derive(Debug)]
 pub(crate) struct ForkMutex<T: 'static> {
-    at: AtomicPtr<Mutex<T>>,
+    at: AtomicPtr<(u32, Mutex<T>)>,
     make: fn() -> T,
 }
 
 impl<T> ForkMutex<T> {
-    /// Creates the mutex; `make` returns the initial value.
     pub(crate) const fn new(make: fn() -> T) -> Self {
         ForkMutex { at: AtomicPtr::new(std::ptr::null_mut()), make }
     }
 
     fn mutex(&self) -> &'static Mutex<T> {
-        let known = self.at.load(Acquire);
+        let (known, now) = (self.at.load(Acquire), GENERATION.load(Acquire));
         // SAFETY: null, or leaked below.
-        if let Some(mutex) = unsafe { known.as_ref() } {
+        if let Some((generation, mutex)) = unsafe { known.as_ref() }
+            && *generation == now
+        {
             return mutex;
         }
-        let fresh = Box::into_raw(Box::new(Mutex::new((self.make)())));
+        let fresh = Box::into_raw(Box::new((now, Mutex::new((self.make)()))));
         let at = match self.at.compare_exchange(known, fresh, AcqRel, Acquire) {
             Ok(_) => fresh,
             Err(others) => {
@@ -33,7 +42,7 @@ impl<T> ForkMutex<T> {
             }
         };
         // SAFETY: leaked here, by this thread or another one.
-        unsafe { &*at }
+        unsafe { &(*at).1 }
     }
 
     pub(crate) fn lock(&self) -> LockResult<MutexGuard<'static, T>> {
@@ -42,11 +51,6 @@ impl<T> ForkMutex<T> {
 
     pub(crate) fn try_lock(&self) -> TryLockResult<MutexGuard<'static, T>> {
         self.mutex().try_lock()
-    }
-
-    /// Replaces the mutex in a forked child, before the child starts its own agent.
-    pub(crate) fn reset_after_fork(&self) {
-        self.at.store(std::ptr::null_mut(), Release);
     }
 }
 
@@ -95,7 +99,7 @@ mod tests {
             match libc::fork() {
                 0 => {
                     libc::alarm(20);
-                    WORDS.reset_after_fork();
+                    reset_after_fork();
                     let is_empty = WORDS.lock().is_ok_and(|words| words.is_empty());
                     libc::_exit(i32::from(!is_empty))
                 }

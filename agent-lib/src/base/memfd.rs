@@ -2,9 +2,11 @@
 //!
 //! It is sealed against growing and shrinking before any other process has it, so neither side can cause a fault in the other.
 
+use crate::base::own_thread::soft_limit;
 use gpumem_wire::SLOT_BYTES;
 use gpumem_wire::layout::{HEADER_BYTES, Header};
 use std::ffi::{CStr, CString};
+use std::ops::Deref;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 /// Atomics of ring.rs and names.rs: tests/races replaces them by loom's.
@@ -26,7 +28,6 @@ pub(crate) fn name_of(pid: u32, functions: usize) -> Option<CString> {
 pub(crate) struct Sizes {
     /// Slots of the ring: a power of two.
     pub ring_slots: u64,
-    /// Rows of the live table.
     pub live_rows: u64,
     /// Bytes for names: a multiple of 8.
     pub name_bytes: u64,
@@ -60,6 +61,24 @@ pub(crate) fn anonymous<T>(count: usize) -> Option<&'static [T]> {
     }
     // SAFETY: page-aligned, zeroed, never unmapped; users store atomics in it, for which zero is a valid value.
     Some(unsafe { std::slice::from_raw_parts(base.cast(), count) })
+}
+
+/// An array of atomics that starts with zeros.
+#[derive(Debug)]
+pub(crate) struct Zeros<T, const COUNT: usize>([T; COUNT]);
+
+impl<T: Default, const COUNT: usize> Default for Zeros<T, COUNT> {
+    fn default() -> Self {
+        Zeros(std::array::from_fn(|_| T::default()))
+    }
+}
+
+impl<T, const COUNT: usize> Deref for Zeros<T, COUNT> {
+    type Target = [T; COUNT];
+
+    fn deref(&self) -> &[T; COUNT] {
+        &self.0
+    }
 }
 
 /// A table of atomics in anonymous memory, made when it is first needed.
@@ -96,16 +115,6 @@ impl<T: 'static, const COUNT: usize> LazyTable<T, COUNT> {
     }
 }
 
-/// Returns the largest file size that this process may create, in bytes.
-fn largest_file() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` has room for the answer.
-    match unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } {
-        0 => limit.rlim_cur,
-        _ => u64::MAX,
-    }
-}
-
 impl Shared {
     /// Creates, seals and maps the memfd. `name` is visible in /proc/PID/fd and /proc/PID/maps.
     pub(crate) fn create(name: &CStr, sizes: Sizes, pid: u32, start_ticks: u64) -> Option<Self> {
@@ -122,7 +131,7 @@ impl Shared {
             names_end: 0,
         };
         let bytes = header.file_bytes()?;
-        if bytes > largest_file() {
+        if soft_limit(libc::RLIMIT_FSIZE).is_some_and(|most| bytes > most) {
             return None; // the kernel would end the program with SIGXFSZ
         }
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;

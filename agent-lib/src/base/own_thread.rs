@@ -1,4 +1,5 @@
 //! The agent's own thread: whether it runs, whether it is the calling one, its connection; protection against pthread_cancel.
+//! And the kernel's data of the process.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
@@ -26,6 +27,35 @@ pub(crate) fn kernel_id() -> u32 {
 /// Whether the calling thread is the sender.
 pub(crate) fn is_here() -> bool {
     THREAD.load(Relaxed) == kernel_id()
+}
+
+/// Returns the soft limit of a resource of this process, e.g. `RLIMIT_NOFILE`; `None` if it cannot be read.
+pub(crate) fn soft_limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` has room for the answer.
+    (unsafe { libc::getrlimit(resource, &mut limit) } == 0).then_some(limit.rlim_cur)
+}
+
+/// Returns fields of `/proc/self/stat` from field 3 on. The command, field 2, may contain any bytes in its parentheses.
+fn fields_of(stat: &[u8]) -> impl Iterator<Item = &str> {
+    let name_end = stat.iter().rposition(|&byte| byte == b')');
+    let rest = name_end.and_then(|end| std::str::from_utf8(stat.get(end + 1..)?).ok());
+    rest.unwrap_or_default().split_ascii_whitespace()
+}
+
+/// Returns the start time of the process, field 22, in clock ticks after the boot; 0 if it cannot be read.
+pub(crate) fn start_ticks() -> u64 {
+    let stat = std::fs::read("/proc/self/stat").unwrap_or_default();
+    fields_of(&stat).nth(19).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
+}
+
+/// Whether the agent's thread is the last one, after a `main` that left with `pthread_exit`. It takes no signal and would run
+/// forever. When it returns, the C library ends the process as it would without the agent. False without /proc.
+pub(crate) fn is_alone() -> bool {
+    let stat = std::fs::read("/proc/self/stat").unwrap_or_default();
+    let mut fields = fields_of(&stat);
+    // Fields 3 and 20: the state of the first thread, and the number of threads including it.
+    fields.next() == Some("Z") && fields.nth(16) == Some("2")
 }
 
 /// Sleeps 5 ms without using memory. For the sender.
@@ -74,5 +104,26 @@ impl Drop for Uncancelled {
     fn drop(&mut self) {
         // SAFETY: restores the previous state.
         unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fields_of;
+
+    #[test]
+    fn a_name_may_be_anything() {
+        let rest = b" S 17 4711 4711 34816 4711 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 10 11 12\n";
+        for name in [
+            &b"python"[..],
+            b"\xe8\xae\xad\xe7\xbb\x83\xe6\xa8\xa1\xe5\x9e\x8b\xe6\x96",
+            b"\xff",
+            b"a) S 1 (b\n",
+        ] {
+            let stat = [b"4711 (", name, b")", rest].concat();
+            assert_eq!(fields_of(&stat).nth(19), Some("987654"));
+        }
+        assert_eq!(fields_of(b"").nth(19), None);
+        assert_eq!(fields_of(b"1 (a)").nth(19), None);
     }
 }

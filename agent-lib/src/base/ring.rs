@@ -100,7 +100,6 @@ impl Ring {
         fetch_to_write(self.slot(seq));
     }
 
-    /// Prefetches the slot of `seq` for reading.
     #[inline(always)]
     pub(crate) fn expect_to_read(&self, seq: u64) {
         fetch_to_read(self.slot(seq));

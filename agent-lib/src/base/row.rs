@@ -1,7 +1,7 @@
 //! Rows of the live table: the fields of the record that made the row, additional data, and the key.
 
 use crate::base::ring::Row;
-use gpumem_wire::{Flags, ImportSource, MemoryKind, Phase, PoolOwner, Role, Slot};
+use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Phase, PoolOwner, Role, Slot};
 
 /// A key's hash is larger than this.
 pub(crate) const WRITING: u64 = 1;
@@ -73,12 +73,15 @@ impl RowExtra {
     /// A block that its owner has freed and a stream may still use.
     pub(crate) const PENDING: u8 = 2;
 
+    /// Data of a new handle or import.
+    pub(crate) const REFERENCED: RowExtra = RowExtra::from_words([0, 1, 0]);
+
     pub(crate) fn words(self) -> [u64; 3] {
         let first = u64::from(self.first_tag) | u64::from(self.use_as) << 32 | u64::from(self.flags) << 40;
         [first, u64::from(self.references) | u64::from(self.mappings) << 32, self.backing]
     }
 
-    pub(crate) fn from_words([first, counts, backing]: [u64; 3]) -> Self {
+    pub(crate) const fn from_words([first, counts, backing]: [u64; 3]) -> Self {
         RowExtra {
             first_tag: first as u32,
             use_as: (first >> 32) as u8,
@@ -102,6 +105,46 @@ impl RowCopy {
     pub(crate) fn seq(&self) -> u64 {
         self.row[0]
     }
+
+    /// Returns the role and the phase with which a block was recorded.
+    pub(crate) fn first_use(&self) -> (Role, Phase) {
+        use_of(if kind_of(&self.row) == kind::BLOCK_ALLOC { (self.row[7] >> 56) as u8 } else { 0 })
+    }
+
+    /// Returns the role and the phase of the last retag that set them.
+    pub(crate) fn later_use(&self) -> (Role, Phase) {
+        use_of(if self.is_retagged() { self.beside.use_as } else { 0 })
+    }
+
+    /// Returns the current role and phase.
+    pub(crate) fn use_as(&self) -> (Role, Phase) {
+        let (first, later) = (self.first_use(), self.later_use());
+        let role = if later.0 == Role::Unknown { first.0 } else { later.0 };
+        (role, if later.1 == Phase::Unknown { first.1 } else { later.1 })
+    }
+
+    pub(crate) fn is_retagged(&self) -> bool {
+        self.beside.flags & RowExtra::RETAGGED != 0
+    }
+
+    pub(crate) fn is_pending(&self) -> bool {
+        self.beside.flags & RowExtra::PENDING != 0
+    }
+
+    /// Returns the pool of a block; 0 for other rows.
+    pub(crate) fn pool(&self) -> u64 {
+        if kind_of(&self.row) == kind::BLOCK_ALLOC { self.row[4] } else { 0 }
+    }
+
+    /// Returns the record that changes the name, role or phase of the row.
+    pub(crate) fn retag(&self, use_as: (Role, Phase)) -> Body<'static> {
+        Body::Retag { address: self.row[2], block_seq: self.seq(), pool: self.pool(), use_as }
+    }
+}
+
+/// Splits a byte of role and phase, as on the wire.
+fn use_of(byte: u8) -> (Role, Phase) {
+    (Role::from_code(byte & 15), Phase::from_code(byte >> 4))
 }
 
 /// Converts words to bytes.
@@ -175,19 +218,8 @@ fn handle_key(taken: &RowCopy) -> Key {
     }
 }
 
-/// The name that a source of names gives to the calling thread.
+/// The name of memory that a thread allocates, from one source of names or from all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct FrameName {
-    /// Tag of the module's path; 0 for none.
-    pub tag: u32,
-    /// The phase of the thread.
-    pub phase: Phase,
-    /// The role of memory that it allocates.
-    pub role: Role,
-}
-
-/// The name of a new allocation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllocationName {
     /// The tag; 0 for none.
     pub tag: u32,
@@ -195,14 +227,12 @@ pub struct AllocationName {
     pub flags: Flags,
     /// The phase; unknown if no source gives one.
     pub phase: Phase,
-    /// The role; unknown if no source gives one.
     pub(crate) role: Role,
 }
 
 #[cfg(test)]
 mod tests {
-    use super::kind;
-    use gpumem_wire::Body;
+    use super::*;
 
     #[test]
     fn kinds_are_those_of_the_wire() {

@@ -14,7 +14,6 @@ pub(crate) fn syscalls_allowed() -> bool {
     mode != FILTER || survives()
 }
 
-/// Whether a child survives all of the calls.
 fn survives() -> bool {
     // SAFETY: signal sets on this stack, errno of this thread, and a child that shares nothing and only makes system calls.
     // Only this thread is notified of its end, so a program that waits for its children does not see it.

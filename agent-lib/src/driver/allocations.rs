@@ -11,7 +11,7 @@ use crate::driver::core::Core;
 use crate::record::recorder::RecordContext;
 use crate::threads::{Call, Thread};
 use cupti_sys::CUDA_ERROR_DEINITIALIZED;
-use gpumem_wire::{Body, DestroyScope, Flags, ImportSource, MemoryKind, PoolOwner, Reading};
+use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, PoolOwner, Reading};
 use std::sync::atomic::Ordering::*;
 
 /// Returns the duration of a call in microseconds, rounded up, until the record's time; `u32::MAX` if its begin was not observed.
@@ -66,11 +66,8 @@ impl Core {
         result: u32,
         what: Allocation,
     ) -> Reading {
-        let (mut free, mut total) = (0_usize, 0_usize);
-        let get = self.devices.driver().and_then(|driver| driver.mem_get_info);
-        // SAFETY: a function of the loaded driver, with room for its answers, in the context whose call has just returned.
-        let known = get.is_some_and(|get| unsafe { get(&mut free, &mut total) } == 0);
-        let device_free_bytes = if known { Reading::of(free as u64) } else { Reading::ABSENT };
+        let device_free_bytes =
+            self.devices.memory_info().map_or(Reading::ABSENT, |(free, _)| Reading::of(free));
         let result = u16::try_from(result).unwrap_or(u16::MAX);
         let Allocation { bytes, pool, memory, .. } = what;
         let body = Body::AllocFailed { bytes, pool, device_free_bytes, result, memory };
@@ -117,7 +114,6 @@ impl Core {
         failed
     }
 
-    /// Restores the row of a call that failed.
     #[cold]
     fn give_back(&self, call: &Call, seq: u64) {
         self.astray.fetch_add(call.more_taken.into(), Relaxed);
@@ -155,8 +151,8 @@ impl Core {
             self.recorder.live.count(key, 1, 0);
             return;
         }
-        let beside = RowExtra { references: 1, ..RowExtra::default() };
-        self.recorder.insert(thread, at, Body::Import { address, bytes, source }, key, beside);
+        let body = Body::Import { address, bytes, source };
+        self.recorder.insert(thread, at, body, key, RowExtra::REFERENCED);
     }
 
     /// Counts the close of an import. Returns whether it was opened more than once, so that it stays.
@@ -195,15 +191,13 @@ impl Core {
         }
     }
 
-    /// Returns a new pool id, unique in this process.
     pub(crate) fn new_pool_id(&self) -> u64 {
         POOL_IDS | (self.pools_made.fetch_add(1, Relaxed) + 1)
     }
 
     /// Records a later name, role or phase, and updates the row of `key`.
     pub(crate) fn say_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
-        let at = RecordContext { tag, flags: Flags(0), ..RecordContext::NOWHERE };
-        self.recorder.record(thread, at, body, |recorder, row| {
+        self.recorder.record(thread, RecordContext::tagged(tag), body, |recorder, row| {
             let said = (row[7] >> 56) as u8;
             // The word of tag and stack: the tag is its low half.
             recorder.live.update(key, 5, |word, beside| {

@@ -4,6 +4,7 @@ use crate::base::clock::Clock;
 use crate::base::env::Settings;
 use crate::base::hot::HOT_WORDS;
 use crate::base::memfd::{self, Shared, Sizes};
+use crate::base::own_thread;
 use crate::base::ring::Ring;
 use crate::driver::devices::Devices;
 use crate::driver::exports::Exports;
@@ -69,7 +70,7 @@ impl Core {
     /// Makes a new core; `None` without memory for it. `functions` is the address of the table of exported functions.
     pub(crate) fn new(settings: Settings, functions: usize) -> Option<Box<Core>> {
         let pid = std::process::id();
-        let start_ticks = start_ticks();
+        let start_ticks = own_thread::start_ticks();
         let sizes = Sizes {
             ring_slots: settings.ring_slots,
             live_rows: rows_for(settings.live_rows),
@@ -108,35 +109,4 @@ impl Core {
 pub fn report_status(state: AgentState, result: u16, detail: &str) {
     let now = Core::get().map_or(0, |core| core.recorder.clock.now());
     status::report(now, state, result, detail);
-}
-
-/// Returns field 22 of /proc/self/stat; 0 if it cannot be read.
-pub(crate) fn start_ticks() -> u64 {
-    ticks_of(&std::fs::read("/proc/self/stat").unwrap_or_default()).unwrap_or(0)
-}
-
-/// Parses the field. The command, field 2, may contain any bytes in its parentheses, even a part of a character.
-fn ticks_of(stat: &[u8]) -> Option<u64> {
-    let end = stat.iter().rposition(|&byte| byte == b')')?;
-    std::str::from_utf8(stat.get(end + 1..)?).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::ticks_of;
-
-    #[test]
-    fn a_name_may_be_anything() {
-        let rest = b" S 17 4711 4711 34816 4711 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 10 11 12\n";
-        for name in [
-            &b"python"[..],
-            b"\xe8\xae\xad\xe7\xbb\x83\xe6\xa8\xa1\xe5\x9e\x8b\xe6\x96",
-            b"\xff",
-            b"a) S 1 (b\n",
-        ] {
-            assert_eq!(ticks_of(&[b"4711 (", name, b")", rest].concat()), Some(987_654));
-        }
-        assert_eq!(ticks_of(b""), None);
-        assert_eq!(ticks_of(b"1 (a)"), None);
-    }
 }

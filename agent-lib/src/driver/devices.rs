@@ -1,5 +1,6 @@
 //! Devices and contexts. A device's slot is its CUDA ordinal; the daemon identifies it by its UUID.
 
+use crate::base::memfd::Zeros;
 use crate::record::recorder::Recorder;
 use crate::threads::Thread;
 use cupti_sys::Driver;
@@ -22,27 +23,15 @@ struct Context {
     device: AtomicU32,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Devices {
     driver: OnceLock<Driver>,
     /// Slots that a resource callback has used before their device was recorded, one bit each.
     awaited: AtomicU64,
-    introduced: [AtomicBool; DEVICES],
-    contexts: [Context; CONTEXTS],
+    introduced: Zeros<AtomicBool, DEVICES>,
+    contexts: Zeros<Context, CONTEXTS>,
     /// Primary context of each device; 0 while it is unknown.
-    primary: [AtomicUsize; DEVICES],
-}
-
-impl Default for Devices {
-    fn default() -> Self {
-        Devices {
-            driver: OnceLock::new(),
-            awaited: AtomicU64::new(0),
-            introduced: std::array::from_fn(|_| AtomicBool::new(false)),
-            contexts: std::array::from_fn(|_| Context::default()),
-            primary: std::array::from_fn(|_| AtomicUsize::new(0)),
-        }
-    }
+    primary: Zeros<AtomicUsize, DEVICES>,
 }
 
 impl Devices {
@@ -92,13 +81,42 @@ impl Devices {
         (primary != 0).then_some(primary as *mut std::ffi::c_void)
     }
 
+    /// Returns the driver's result and the number of devices; `None` without a driver that has the call.
+    pub(crate) fn count(&self) -> Option<(u32, i32)> {
+        let get = self.driver()?.device_get_count?;
+        let mut count = 0;
+        // SAFETY: a function of the loaded driver, with room for its answer.
+        Some((unsafe { get(&mut count) }, count))
+    }
+
+    /// Whether the primary context of a device is active; `None` if the driver does not answer.
+    pub(crate) fn is_primary_active(&self, ordinal: i32) -> Option<bool> {
+        let get = self.driver()?.primary_ctx_get_state?;
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: a function of the loaded driver, with room for its answers. The agent has no callback enabled for it.
+        (unsafe { get(ordinal, &mut flags, &mut active) } == 0).then_some(active != 0)
+    }
+
+    /// Returns the device of the current context.
+    pub(crate) fn current(&self) -> Option<i32> {
+        let get = self.driver()?.ctx_get_device?;
+        let mut ordinal = -1;
+        // SAFETY: a function of the loaded driver, with room for its answer. The agent has no callback enabled for it.
+        (unsafe { get(&mut ordinal) } == 0).then_some(ordinal)
+    }
+
+    /// Returns the free and total bytes of the current context's device.
+    pub(crate) fn memory_info(&self) -> Option<(u64, u64)> {
+        let get = self.driver()?.mem_get_info?;
+        let (mut free, mut total) = (0_usize, 0_usize);
+        // SAFETY: a function of the loaded driver, with room for its answers.
+        (unsafe { get(&mut free, &mut total) } == 0).then_some((free as u64, total as u64))
+    }
+
     /// Whether the driver has this device; true if the driver's call fails. Only for callbacks of calls.
     pub(crate) fn exists(&self, ordinal: u32) -> bool {
-        let mut count = 0;
-        let get = self.driver().and_then(|driver| driver.device_get_count);
-        // SAFETY: a function of the loaded driver, with room for its answer. Callbacks are ignored inside of the agent.
-        match get.map(|get| unsafe { get(&mut count) }) {
-            Some(0) => i64::from(ordinal) < i64::from(count),
+        match self.count() {
+            Some((0, count)) => i64::from(ordinal) < i64::from(count),
             _ => true,
         }
     }
@@ -108,16 +126,9 @@ impl Devices {
         if self.primary.get(ordinal as usize).is_some_and(|primary| primary.load(Relaxed) != 0) {
             return false;
         }
-        let (mut flags, mut active) = (0, 0);
-        let get = self.driver().and_then(|driver| driver.primary_ctx_get_state);
-        // SAFETY: a function of the loaded driver, with room for its answers. The agent has no callback enabled for it.
-        match get.map(|get| unsafe { get(ordinal as i32, &mut flags, &mut active) }) {
-            Some(0) => active == 0,
-            _ => !self
-                .contexts
-                .iter()
-                .any(|context| context.handle.load(Acquire) > 1 && context.device.load(Relaxed) == ordinal),
-        }
+        let is_of =
+            |context: &Context| context.handle.load(Acquire) > 1 && context.device.load(Relaxed) == ordinal;
+        !self.is_primary_active(ordinal as i32).unwrap_or_else(|| self.contexts.iter().any(is_of))
     }
 
     /// Returns the slot of a device, and records the device with its UUID the first time.
@@ -229,7 +240,7 @@ impl Devices {
         if let Some(context) = self.context(handle) {
             context.handle.store(0, Release);
         }
-        for primary in &self.primary {
+        for primary in self.primary.iter() {
             let _ = primary.compare_exchange(handle, 0, Relaxed, Relaxed);
         }
         for thread in crate::threads::all() {

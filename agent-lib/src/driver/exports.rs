@@ -6,6 +6,7 @@
 //! in other processes are not followed: after the first close, the figure is a lower bound.
 
 use crate::base::descriptor::Identity;
+use crate::base::memfd::Zeros;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Exports that can be followed at a time. For further exports, the memory is counted until the handle's last release.
@@ -37,17 +38,11 @@ impl Export {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Exports {
     /// Number of places that are not free; while it is 0, the places are not searched.
     count: AtomicUsize,
-    places: [Export; PLACES],
-}
-
-impl Default for Exports {
-    fn default() -> Self {
-        Exports { count: AtomicUsize::new(0), places: std::array::from_fn(|_| Export::default()) }
-    }
+    places: Zeros<Export, PLACES>,
 }
 
 impl Exports {

@@ -6,7 +6,7 @@ pub(crate) mod devices;
 pub(crate) mod exports;
 pub mod guard;
 pub(crate) mod multicast;
-mod pool_polling;
+pub(crate) mod pool_polling;
 pub(crate) mod pools;
 pub(crate) mod torch_pools;
 pub(crate) mod vmm;

@@ -1,20 +1,15 @@
 //! Multicast objects have handles like memory but no memory of their own, so their cuMemMap and cuMemRelease are ignored.
 
+use crate::base::memfd::Zeros;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 const PLACES: usize = 256;
 
 /// A small set of numbers; a lookup in an empty one costs one load.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Few {
     count: AtomicUsize,
-    numbers: [AtomicU64; PLACES],
-}
-
-impl Default for Few {
-    fn default() -> Self {
-        Few { count: AtomicUsize::new(0), numbers: std::array::from_fn(|_| AtomicU64::new(0)) }
-    }
+    numbers: Zeros<AtomicU64, PLACES>,
 }
 
 impl Few {
@@ -31,7 +26,6 @@ impl Few {
         self.count.load(Acquire) > 0 && self.numbers.iter().any(|place| place.load(Acquire) == number)
     }
 
-    /// Removes a number; returns whether it was there.
     pub(crate) fn remove(&self, number: u64) -> bool {
         let found = self.has(number)
             && self.numbers.iter().any(|place| place.compare_exchange(number, 0, AcqRel, Relaxed).is_ok());

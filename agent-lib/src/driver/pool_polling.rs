@@ -11,7 +11,9 @@ use gpumem_wire::{Body, PoolOwner};
 use std::sync::atomic::Ordering::*;
 
 /// Minimum interval between two polls of a pool at the EXIT of calls.
-const EVERY_NS: u64 = 100_000_000;
+pub(crate) const EVERY_NS: u64 = 100_000_000;
+/// Interval for a pool that was trimmed.
+pub(crate) const AT_ONCE: u64 = 0;
 
 impl Core {
     /// Returns the pool that a stream-ordered allocation on `device` uses if the call does not name one; 0 if it is unknown.
@@ -69,9 +71,7 @@ impl Core {
             let _ = current.compare_exchange(id, 0, Relaxed, Relaxed);
         }
         let body = Body::PoolDestroy { pool: id };
-        self.recorder.record(thread, RecordContext::on(device), body, |recorder, _| {
-            recorder.live.remove(Key::Pool(id));
-        });
+        self.recorder.remove(thread, RecordContext::on(device), body, Key::Pool(id));
     }
 
     /// Returns the pool of a device's graph memory, added when the program first puts memory nodes into a graph.
@@ -81,17 +81,10 @@ impl Core {
         id
     }
 
-    /// Polls the reserved bytes of a pool, unless that was done just now, and records them if they changed.
-    pub(crate) fn poll_pool(&self, thread: &Thread, id: u64) {
+    /// Polls the reserved bytes of a pool, unless that was done `every_ns` ago or later, and records them if they changed.
+    pub(crate) fn poll_pool(&self, thread: &Thread, id: u64, every_ns: u64) {
         if let Some(pool) = self.driver_pools.find(id) {
-            self.poll(thread, pool, EVERY_NS);
-        }
-    }
-
-    /// Polls a pool at once, because it was trimmed.
-    pub(crate) fn poll_pool_now(&self, thread: &Thread, id: u64) {
-        if let Some(pool) = self.driver_pools.find(id) {
-            self.poll(thread, pool, 0);
+            self.poll(thread, pool, every_ns);
         }
     }
 
@@ -100,12 +93,11 @@ impl Core {
         let Some(pool) = self.driver_pools.find(id) else { return };
         let taken = pool.taken.fetch_add(bytes, Relaxed).saturating_add(bytes);
         let fits = pool.used.load(Relaxed).saturating_add(taken) <= pool.reserved.load(Relaxed);
-        self.poll(thread, pool, if fits { EVERY_NS } else { 0 });
+        self.poll(thread, pool, if fits { EVERY_NS } else { AT_ONCE });
     }
 
-    /// Polls every pool. For the sender.
     pub(crate) fn poll_pools(&self, thread: &Thread) {
-        for pool in &self.driver_pools.pools {
+        for pool in self.driver_pools.pools.iter() {
             let id = pool.id.load(Acquire);
             if id <= 1 {
                 continue;
@@ -121,7 +113,7 @@ impl Core {
 
     fn poll(&self, thread: &Thread, pool: &Pool, every_ns: u64) {
         let entered_ns = thread.moving_since_ns.load(Relaxed);
-        if every_ns == 0 && entered_ns != 0 {
+        if every_ns == AT_ONCE && entered_ns != 0 {
             pool.entered_ns.fetch_min(entered_ns, AcqRel); // for a different thread that may be polling the pool now
         }
         let now = self.recorder.clock.now();

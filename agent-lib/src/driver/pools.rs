@@ -7,6 +7,7 @@
 //!
 //! Each value is recorded with the earliest time from which it may have held: NVML may be read between change and record.
 
+use crate::base::memfd::Zeros;
 use crate::driver::multicast::Few;
 use crate::threads;
 use gpumem_wire::MemoryKind;
@@ -42,28 +43,16 @@ pub(crate) fn graph_memory(device: u8) -> u64 {
 }
 
 /// The driver's pools and their last polled sizes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct DriverPools {
-    pub(super) pools: [Pool; POOLS],
+    pub(super) pools: Zeros<Pool, POOLS>,
     /// The pool that stream-ordered allocations of a device use; 0 while it is unknown.
-    pub(super) current: [AtomicU64; DEVICES],
+    pub(super) current: Zeros<AtomicU64, DEVICES>,
     /// The pool that the sender is polling; 0 for none.
     pub(super) asking: AtomicU64,
     /// Pools without device memory: of managed and of host memory. They are neither recorded nor polled.
     pub(super) managed: Few,
     pub(super) host: Few,
-}
-
-impl Default for DriverPools {
-    fn default() -> Self {
-        DriverPools {
-            pools: std::array::from_fn(|_| Pool::default()),
-            current: std::array::from_fn(|_| AtomicU64::new(0)),
-            asking: AtomicU64::new(0),
-            managed: Few::default(),
-            host: Few::default(),
-        }
-    }
 }
 
 impl DriverPools {

@@ -2,7 +2,7 @@
 
 use crate::base::locks::SpinLock;
 use crate::base::memfd::anonymous;
-use crate::threads::allocator_calls::EVENTS;
+use crate::threads::per_feature::EVENTS;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::*};
 
 /// Devices that a process can have, as in devices.rs.
@@ -72,7 +72,6 @@ impl Device {
 pub(crate) struct TorchPool<'a> {
     pub device: &'a Device,
     pub id: u64,
-    /// Slot of the device.
     pub slot: u8,
 }
 
@@ -83,7 +82,6 @@ pub struct State {
     pub devices: [Device; DEVICES],
     /// The driver had a context before the agent started: unknown segments are older than the agent.
     pub is_late: AtomicBool,
-    /// Number of pools made.
     pub(crate) made: AtomicU32,
     /// Number of allocations made without a caching allocator, where each tensor is a separate allocation.
     pub(crate) single_tensors: AtomicU64,
@@ -95,7 +93,6 @@ pub struct State {
 const SEARCHES: u32 = 32;
 
 impl State {
-    /// Creates an empty state; `None` without memory.
     pub(crate) fn new() -> Option<Self> {
         let waiting = anonymous::<Waiting>(DEVICES * MOST)?; // untouched until a block waits
         let device = |index: usize| Device {
@@ -120,7 +117,6 @@ impl State {
         (id != 0).then_some(TorchPool { device, id, slot })
     }
 
-    /// Returns the pools that were made.
     pub(crate) fn pools(&self) -> impl Iterator<Item = TorchPool<'_>> {
         let count = if self.made.load(Relaxed) == 0 { 0 } else { DEVICES as u8 };
         (0..count).filter_map(|slot| self.pool(slot))

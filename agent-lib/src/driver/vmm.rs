@@ -38,7 +38,7 @@ impl Core {
         };
         self.recorder.record_timed(thread, at, body, |recorder, row| {
             self.references_change(row[0]);
-            recorder.live.insert(Key::Handle(handle), row, RowExtra { references: 1, ..RowExtra::default() });
+            recorder.live.insert(Key::Handle(handle), row, RowExtra::REFERENCED);
         });
     }
 
@@ -47,7 +47,7 @@ impl Core {
         let body = Body::Import { address: handle, bytes: 0, source: ImportSource::ShareableHandle };
         self.recorder.record(thread, at, body, |recorder, row| {
             self.references_change(row[0]);
-            recorder.live.insert(Key::Handle(handle), row, RowExtra { references: 1, ..RowExtra::default() });
+            recorder.live.insert(Key::Handle(handle), row, RowExtra::REFERENCED);
         });
     }
 

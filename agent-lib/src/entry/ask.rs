@@ -15,16 +15,6 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// Longest report accepted, in bytes.
 const LONGEST: usize = 64 << 20;
 
-/// A descriptor that is closed when the value is dropped.
-struct Socket(RawFd);
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        // SAFETY: the agent's own descriptor.
-        unsafe { libc::close(self.0) };
-    }
-}
-
 /// Returns the daemon's report of this process; `None` if no daemon answers or it has none. `options`: `key=value` lines.
 pub(crate) fn report(core: &'static Core, what: AskKind, options: &str) -> Option<String> {
     let _uncancelled = Uncancelled::now();
@@ -46,26 +36,20 @@ pub(crate) fn report(core: &'static Core, what: AskKind, options: &str) -> Optio
     let stamp = Stamp { time_ns: core.recorder.clock.now(), thread: core.pid, ..Stamp::default() };
     let mut question = Vec::new();
     Record { stamp, body: Body::Ask { what, options: &options } }.append_frame(&mut question);
-    let socket = Socket(sender::connect_anew(core)?);
-    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: the buffer has this length.
-    let sent = unsafe { libc::send(socket.0, question.as_ptr().cast(), question.len(), flags) };
-    (sent == question.len() as isize).then(|| read(&socket))?
+    let socket = sender::connect_anew(core)?;
+    if sender::send_now(socket.0, &question) { read(socket.0) } else { None }
 }
 
-fn read(socket: &Socket) -> Option<String> {
+fn read(socket: RawFd) -> Option<String> {
     let start = Instant::now();
     let mut text = Vec::new();
     let mut buffer = vec![0_u8; frame::MAX_FRAME_BYTES];
     loop {
         let left = PATIENCE.checked_sub(start.elapsed())?;
-        if !wait_readable(socket.0, left) {
+        if !wait_readable(socket, left) {
             continue;
         }
-        // SAFETY: the buffer has this length.
-        let got =
-            unsafe { libc::recv(socket.0, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
-        let packet = buffer.get(..usize::try_from(got).ok()?).filter(|packet| !packet.is_empty())?;
+        let packet = sender::receive_now(socket, &mut buffer).filter(|packet| !packet.is_empty())?;
         for record in frame::records(packet).flatten().flatten() {
             if let Body::Answer { result, last, text: piece } = record.body {
                 text.extend_from_slice(piece);

@@ -4,6 +4,7 @@ use crate::base::env::Settings;
 use crate::base::fault_injection;
 use crate::base::seccomp::syscalls_allowed;
 use crate::driver::core::Core;
+use crate::driver::devices::Devices;
 use crate::entry::{fork, second_copy};
 use crate::record::{panic, status};
 use crate::sources::cupti::subscribe;
@@ -145,7 +146,7 @@ fn inject() {
     };
     if let Some(driver) = Driver::loaded() {
         core.devices.set_driver(driver);
-        for ordinal in active_devices(&driver) {
+        for ordinal in active_devices(&core.devices) {
             subscribe::note_late();
             core.device(ordinal); // records the device, to which its earlier memory is attributed
             core.torch.is_late.store(true, Relaxed);
@@ -161,18 +162,8 @@ fn inject() {
 
 /// Returns the devices that have a context already: their allocations before the agent's start were not observed. Inside of
 /// cuInit the driver returns that it is not initialised, so the list is empty.
-fn active_devices(driver: &Driver) -> Vec<u32> {
-    let mut count = 0;
-    // SAFETY: functions of the loaded driver, each with room for its answers.
-    unsafe {
-        if driver.device_get_count.is_none_or(|get| get(&mut count) != 0) {
-            return Vec::new();
-        }
-        let Some(get) = driver.primary_ctx_get_state else { return Vec::new() };
-        let is_active = |device: &i32| {
-            let (mut flags, mut active) = (0, 0);
-            get(*device, &mut flags, &mut active) == 0 && active != 0
-        };
-        (0..count).filter(is_active).map(i32::cast_unsigned).collect()
-    }
+fn active_devices(devices: &Devices) -> impl Iterator<Item = u32> {
+    let count = devices.count().filter(|(result, _)| *result == 0).map_or(0, |(_, count)| count);
+    let active = (0..count).filter(|&device| devices.is_primary_active(device) == Some(true));
+    active.map(i32::cast_unsigned)
 }

@@ -12,7 +12,6 @@ use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
 const LEAST_PERIOD_S: f64 = 0.1;
-/// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Timeout of a step's request to the sender; the next step retries.
 const STEP_PATIENCE: Duration = Duration::from_secs(1);
@@ -25,7 +24,6 @@ fn switch(value: &str) -> Option<bool> {
     }
 }
 
-/// Sets a key; returns false for an unknown key or an invalid value.
 pub(crate) fn configure(core: &'static Core, key: &str, value: &str) -> bool {
     let class = match key {
         "marks" => recorder::MARKS,
@@ -34,7 +32,8 @@ pub(crate) fn configure(core: &'static Core, key: &str, value: &str) -> bool {
         "memory" => {
             let Some(on) = switch(value) else { return false };
             let off = u32::from(!on);
-            return MEMORY_OFF.swap(off, AcqRel) == off || post(core, RecordingRequest::Mute).errno == 0;
+            return MEMORY_OFF.swap(off, AcqRel) == off
+                || post(core, RecordingRequest::Mute(None)).errno == 0;
         }
         "record_file" | "dump_file" => {
             let Some(mut slot) = slot() else { return false };
@@ -69,17 +68,16 @@ pub(crate) fn start(core: &'static Core) -> bool {
     request.is_some_and(|request| post(core, request).errno == 0)
 }
 
-/// Withholds history from now on; calls nest.
 pub(crate) fn mute(core: &'static Core) {
     if MUTES.fetch_add(1, AcqRel) == 0 {
-        post(core, RecordingRequest::Mute);
+        post(core, RecordingRequest::Mute(None));
     }
 }
 
 pub(crate) fn unmute(core: &'static Core) {
     let less = MUTES.fetch_update(AcqRel, Acquire, |mutes| mutes.checked_sub(1));
     if less == Ok(1) {
-        post(core, RecordingRequest::Mute);
+        post(core, RecordingRequest::Mute(None));
     }
 }
 

@@ -6,43 +6,10 @@
 use crate::base::row::{self, RowCopy, kind, kind_of, memory_of};
 use crate::driver::core::Core;
 use crate::sources::api::counters::{self, Counter};
-use crate::sources::api::snapshot::{list, object, path};
+use crate::sources::api::snapshot::{list, object, path, word};
 use gpumem_wire::{AskKind, MemoryKind, NONE_DEVICE, PoolOwner, Role};
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Format {
-    Text,
-    /// JSON as described in docs/c-api.md.
-    Json,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub(crate) enum Sort {
-    Total,
-    Average,
-    Least,
-    Greatest,
-    Count,
-    Name,
-}
-
-impl Sort {
-    /// Parses the name of an order; empty means the total. `None` if it is unknown.
-    pub(crate) fn named(name: &str) -> Option<Self> {
-        Some(match name {
-            "" | "total" => Sort::Total,
-            "avg" => Sort::Average,
-            "min" => Sort::Least,
-            "max" => Sort::Greatest,
-            "count" => Sort::Count,
-            "name" => Sort::Name,
-            _ => return None,
-        })
-    }
-}
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
@@ -50,29 +17,54 @@ struct Key {
     class: &'static str,
     kind: &'static str,
     tag: String,
-    role: &'static str,
+    /// Empty if it is unknown.
+    role: String,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Sum {
+pub(crate) struct Sum {
     count: u64,
     total: u64,
     least: u64,
     greatest: u64,
 }
 
-/// Returns the daemon's report, or else the agent's own.
-pub(crate) fn dumps(core: &'static Core, format: Format, sort: Sort, ascending: bool, reset: bool) -> String {
-    let what = if format == Format::Json { AskKind::ReportJson } else { AskKind::ReportText };
+impl Sum {
+    fn average(&self) -> u64 {
+        self.total / self.count.max(1)
+    }
+}
+
+/// Returns the figure of a line that decides the order of this name; empty means the total. `None` if it is unknown.
+pub(crate) fn order_of(name: &str) -> Option<fn(&Sum) -> u64> {
+    Some(match name {
+        "" | "total" => |sum| sum.total,
+        "avg" => Sum::average,
+        "min" => |sum| sum.least,
+        "max" => |sum| sum.greatest,
+        "count" => |sum| sum.count,
+        "name" => |_| 0, // lines with equal figures are ordered by name
+        _ => return None,
+    })
+}
+
+/// Returns the daemon's report, or else the agent's own: text, or JSON as described in docs/c-api.md.
+pub(crate) fn dumps(
+    core: &'static Core,
+    what: AskKind,
+    order: fn(&Sum) -> u64,
+    ascending: bool,
+    reset: bool,
+) -> String {
     let told = crate::entry::ask::report(core, what, "");
-    let own = told.is_none().then(|| summary(core, format, sort, ascending));
+    let report = told.unwrap_or_else(|| summary(core, what, order, ascending));
     if reset {
         counters::all(core, true);
     }
-    told.or(own).unwrap_or_default()
+    report
 }
 
-pub(crate) fn summary(core: &Core, format: Format, sort: Sort, ascending: bool) -> String {
+fn summary(core: &Core, what: AskKind, order: fn(&Sum) -> u64, ascending: bool) -> String {
     let mut lines: BTreeMap<Key, Sum> = BTreeMap::new();
     for taken in core.recorder.live.scan() {
         let Some((key, bytes)) = line_of(core, &taken) else { continue };
@@ -83,25 +75,13 @@ pub(crate) fn summary(core: &Core, format: Format, sort: Sort, ascending: bool) 
         sum.greatest = sum.greatest.max(bytes);
     }
     let mut lines: Vec<(Key, Sum)> = lines.into_iter().collect();
-    let by = |sum: &Sum| match sort {
-        Sort::Total => sum.total,
-        Sort::Average => sum.total / sum.count.max(1),
-        Sort::Least => sum.least,
-        Sort::Greatest => sum.greatest,
-        Sort::Count => sum.count,
-        Sort::Name => 0,
-    };
     // Devices and classes stay together.
     lines.sort_by(|(a, of_a), (b, of_b)| {
-        let sums = by(of_a).cmp(&by(of_b)).then_with(|| b.tag.cmp(&a.tag));
-        let order = if sort == Sort::Name { a.tag.cmp(&b.tag).reverse() } else { sums };
-        let order = if ascending { order } else { order.reverse() };
-        (a.device, a.class).cmp(&(b.device, b.class)).then(order)
+        let sums = order(of_a).cmp(&order(of_b)).then_with(|| b.tag.cmp(&a.tag));
+        let sums = if ascending { sums } else { sums.reverse() };
+        (a.device, a.class).cmp(&(b.device, b.class)).then(sums)
     });
-    match format {
-        Format::Text => text(core, &lines),
-        Format::Json => json(core, &lines),
-    }
+    if what == AskKind::ReportJson { json(core, &lines) } else { text(core, &lines) }
 }
 
 fn line_of(core: &Core, taken: &RowCopy) -> Option<(Key, u64)> {
@@ -131,35 +111,9 @@ fn line_of(core: &Core, taken: &RowCopy) -> Option<(Key, u64)> {
         kind::POOL_CREATE => core.driver_pools.state(row[2]).map_or(0, |(reserved, _)| reserved),
         _ => row[3],
     };
-    let said = if taken.beside.use_as != 0 || kind_of(row) != kind::BLOCK_ALLOC {
-        taken.beside.use_as
-    } else {
-        (row[7] >> 56) as u8
-    };
-    let key = Key {
-        device: row::device_of(row),
-        class,
-        kind,
-        tag: path(core, row[5] as u32),
-        role: role(Role::from_code(said & 15)),
-    };
-    Some((key, bytes))
-}
-
-fn role(role: Role) -> &'static str {
-    match role {
-        Role::Parameter => "parameter",
-        Role::Gradient => "gradient",
-        Role::OptimizerState => "optimizer_state",
-        Role::Activation => "activation",
-        Role::Input => "input",
-        Role::Temporary => "temporary",
-        Role::Workspace => "workspace",
-        Role::Buffer => "buffer",
-        Role::KvCache => "kv_cache",
-        Role::ParameterCopy => "parameter_copy",
-        Role::Unknown => "",
-    }
+    let (tag, (role, _)) = (path(core, row[5] as u32), taken.use_as());
+    let role = if role == Role::Unknown { String::new() } else { word(role) };
+    Some((Key { device: row::device_of(row), class, kind, tag, role }, bytes))
 }
 
 fn mib(bytes: u64) -> String {
@@ -172,7 +126,7 @@ fn row(out: &mut String, [a, b, c, d, e]: [&dyn Display; 5], name: &str) {
 }
 
 fn text(core: &Core, lines: &[(Key, Sum)]) -> String {
-    let mut out = format!("pid {}: what it holds now, by its own agent (no daemon answers)\n", core.pid);
+    let mut out = format!("pid {}: live memory, reported by its own agent (no daemon answers)\n", core.pid);
     let mut group = None;
     for (key, sum) in lines {
         if group != Some((key.device, key.class)) {
@@ -195,7 +149,7 @@ fn text(core: &Core, lines: &[(Key, Sum)]) -> String {
         if !["device", "block", "segment"].contains(&key.kind) {
             name += &format!(" [{}]", key.kind);
         }
-        let average = mib(sum.total / sum.count.max(1));
+        let average = mib(sum.average());
         let (total, least, greatest) = (mib(sum.total), mib(sum.least), mib(sum.greatest));
         row(&mut out, [&total, &sum.count, &least, &greatest, &average], &name);
     }
@@ -218,7 +172,7 @@ fn json(core: &Core, lines: &[(Key, Sum)]) -> String {
         let device = Some(key.device).filter(|&device| device != NONE_DEVICE);
         let named = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         object! {
-            device: device, class: key.class, kind: key.kind, tag: named(&key.tag), role: named(key.role),
+            device: device, class: key.class, kind: key.kind, tag: named(&key.tag), role: named(&key.role),
             count: sum.count, bytes: sum.total, min_bytes: sum.least, max_bytes: sum.greatest,
         }
     });
@@ -236,27 +190,24 @@ fn json(core: &Core, lines: &[(Key, Sum)]) -> String {
 
 /// Returns free and total bytes of a device from the driver; `None` without a current context on it and without a primary one.
 pub(crate) fn memory_info(core: &Core, ordinal: i32) -> Option<(u64, u64)> {
-    let driver = core.devices.driver()?;
-    let get = driver.mem_get_info?;
-    let (mut free, mut total, mut device) = (0_usize, 0_usize, -1);
-    // SAFETY: functions of the loaded driver with room for their answers, not inside of a callback. A pushed context is the
+    let devices = &core.devices;
+    if devices.current() == Some(ordinal) {
+        return devices.memory_info();
+    }
+    if devices.is_primary_active(ordinal) != Some(true) {
+        return None;
+    }
+    let (driver, context) = (devices.driver()?, devices.primary(ordinal)?);
+    let (push, pop) = (driver.ctx_push_current?, driver.ctx_pop_current?);
+    // SAFETY: functions of the loaded driver with room for their answers, not inside of a callback. The pushed context is the
     // primary one of its device, which lives as long as the program keeps it, and it is popped again.
     unsafe {
-        if driver.ctx_get_device.is_some_and(|get| get(&mut device) == 0) && device == ordinal {
-            return (get(&mut free, &mut total) == 0).then_some((free as u64, total as u64));
-        }
-        let (mut flags, mut active) = (0, 0);
-        if driver.primary_ctx_get_state?(ordinal, &mut flags, &mut active) != 0 || active == 0 {
-            return None;
-        }
-        let context = core.devices.primary(ordinal)?;
-        let (push, pop) = (driver.ctx_push_current?, driver.ctx_pop_current?);
         if push(context) != 0 {
             return None;
         }
-        let result = get(&mut free, &mut total);
+        let info = devices.memory_info();
         let mut popped = std::ptr::null_mut();
         pop(&mut popped);
-        (result == 0).then_some((free as u64, total as u64))
+        info
     }
 }

@@ -1,11 +1,9 @@
 //! Handles forks and exit. A child is disarmed before anything else runs in it: it must not send records as its parent.
 
-use crate::base::fault_injection;
+use crate::base::{fault_injection, locks};
 use crate::naming::{callers, python};
-use crate::record::{high_water, status};
+use crate::record::{high_water, panic, status};
 use crate::sender;
-use crate::sources::api::{counters, recordings};
-use crate::sources::cupti::subscribe;
 use crate::sources::python_host::run;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -25,7 +23,7 @@ pub(crate) fn install() {
 
 /// Waits until the sender has released the loader's lock, which must be free in the child.
 extern "C" fn before() {
-    crate::record::panic::shielded((), || {
+    panic::shielded((), || {
         fault_injection::at("fork");
         callers::before_fork();
     });
@@ -47,18 +45,16 @@ extern "C" fn in_child() {
 
 /// Waits, with a timeout, until the sender has sent the last records; not in forked children.
 extern "C" fn at_exit() {
-    crate::record::panic::shielded((), || {
+    panic::shielded((), || {
         fault_injection::at("exit");
         sender::finish();
     });
 }
 
-/// Releases locks in a forked child that starts its own agent: other threads of its parent may have held them.
+/// Releases locks in a forked child that starts its own agent: other threads of its parent may have held them. What they guard
+/// (reports, counters, requests, the subscription) belongs to the parent and starts empty.
 pub(crate) fn reset() {
-    crate::record::panic::reset_after_fork();
-    status::reset_after_fork();
-    recordings::reset_after_fork();
-    counters::reset_after_fork();
+    panic::reset_after_fork();
+    locks::reset_after_fork();
     high_water::reset_after_fork();
-    subscribe::reset_after_fork();
 }

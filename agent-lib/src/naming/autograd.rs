@@ -14,7 +14,7 @@
 use crate::base::fault_injection;
 use crate::base::hot::HOT_WORDS;
 use crate::base::image::Image;
-use crate::base::row::FrameName;
+use crate::base::row::AllocationName;
 use crate::driver::core::Core;
 use crate::driver::guard;
 use crate::naming::gradient;
@@ -232,15 +232,14 @@ fn next(held: &AtomicUsize) -> usize {
     }
 }
 
-/// Returns the name of the thread's running node.
 #[inline(always)]
-pub(crate) fn here(thread: &Thread) -> Option<FrameName> {
+pub(crate) fn here(thread: &Thread) -> Option<AllocationName> {
     let node = thread.autograd.running.load(Relaxed);
     if node == 0 {
         return None;
     }
     let tag = if node == UNNAMED { 0 } else { table().map_or(0, |table| table.look_up(Node(node))) };
-    Some(FrameName { tag, phase: Phase::Backward, ..FrameName::default() })
+    Some(AllocationName { tag, phase: Phase::Backward, ..AllocationName::default() })
 }
 
 /// Names the node that the thread made last with the tag of an allocation, unless it has a name. 0 marks it as nameless.
@@ -298,7 +297,7 @@ pub(crate) fn attach(core: &Core) {
     }
     let (state, reason) = match slot::with(is_library, take_slot) {
         None | Some(Ok(Taken::NotYet)) => return,
-        Some(Ok(Taken::Ours)) => (LayerState::Degraded, "where nodes have their numbers is not known so far"),
+        Some(Ok(Taken::Ours)) => (LayerState::Degraded, "the offset of node numbers is not known yet"),
         Some(Ok(Taken::NoSlot)) => {
             (LayerState::Failed, "this PyTorch calls Engine::evaluate_function directly")
         }
@@ -312,8 +311,7 @@ pub(crate) fn attach(core: &Core) {
 }
 
 fn take_slot(image: &Image<'_>) -> Result<Taken, &'static str> {
-    let evaluates =
-        image.defines(EVALUATE).ok_or("this PyTorch has no Engine::evaluate_function that is known")?;
+    let evaluates = image.defines(EVALUATE).ok_or("this PyTorch has no known Engine::evaluate_function")?;
     let peek = image.defines(PEEK).ok_or("this PyTorch does not count its nodes")?;
     let thread = image.defines(THREAD).ok_or("this PyTorch does not count its threads")?;
     let ours = evaluate as *const () as usize;
@@ -355,7 +353,7 @@ pub(crate) unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
             status::report_layer(Layer::Autograd, LayerState::Active, "");
         }
         None => {
-            let why = "nodes of this PyTorch do not have their numbers where they were looked for";
+            let why = "the offset of node numbers was not found in this PyTorch";
             status::report_layer(Layer::Autograd, LayerState::Degraded, why);
         }
     }

@@ -19,13 +19,13 @@
 //!
 //! The agent finds the gradient when the node ends, allocates or runs out of memory: hooks of the leaf run inside of the node.
 
-use crate::base::row::{Key, RowCopy, RowExtra};
+use crate::base::row::{Key, RowCopy};
 use crate::driver::core::Core;
 use crate::naming::python;
 use crate::naming::python::memory::{Careful, Memory, Plain, Pointer};
 use crate::threads::Thread;
 use crate::threads::per_feature::AutogradThread;
-use gpumem_wire::{Body, Phase, Role};
+use gpumem_wire::{Phase, Role};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 /// The five offsets in words of 8 bytes, `BITS` each; 0 while they are unknown.
@@ -137,21 +137,10 @@ fn address_of_leaf(memory: &impl Memory, node: u64) -> Option<u64> {
     follow(memory, node, [0, 3, 4])
 }
 
-fn role_of(row: &RowCopy, is_block: bool) -> Role {
-    let told = if row.beside.flags & RowExtra::RETAGGED != 0 { row.beside.use_as & 15 } else { 0 };
-    let born = if is_block { (row.row[7] >> 56) as u8 & 15 } else { 0 };
-    Role::from_code(if told != 0 { told } else { born })
-}
-
-fn phase_at_birth(row: &RowCopy, is_block: bool) -> Phase {
-    Phase::from_code(if is_block { (row.row[7] >> 60) as u8 } else { 0 })
-}
-
 /// Returns the tag of a parameter that a sweep has named, for its gradient's row; 0 if it has none. Also returns 0 if the
 /// gradient's memory is larger than the parameter's, because it may hold gradients of other parameters.
 fn name_of_gradient(parameter: &RowCopy, gradient: &RowCopy) -> u32 {
-    let beside = parameter.beside;
-    let is_named = beside.flags & RowExtra::RETAGGED != 0 && beside.use_as & 15 == Role::Parameter.to_code();
+    let is_named = parameter.later_use().0 == Role::Parameter;
     let (bytes, own) = (gradient.row[3], parameter.row[3]);
     // PyTorch leaves up to 1 MiB at the end of a large block.
     let slack = if own < SPLIT_ABOVE { 0 } else { SPLIT_ABOVE };
@@ -173,34 +162,28 @@ impl Core {
         let memory = unsafe { Plain::new() };
         let node = accumulating & !NESTED;
         let Some(address) = address(&memory, node) else { return };
-        let Some((pool, key, row)) = self.row_of_tensor(address) else { return };
-        if !matches!(role_of(&row, pool != 0), Role::Unknown | Role::Temporary) {
+        let Some((key, row)) = self.row_of_tensor(address) else { return };
+        if !matches!(row.use_as().0, Role::Unknown | Role::Temporary) {
             return;
         }
         let leaf = address_of_leaf(&memory, node).and_then(|address| self.row_of_tensor(address));
-        let born = leaf.map_or(Phase::Unknown, |(pool, _, leaf)| phase_at_birth(&leaf, pool != 0));
+        let born = leaf.map_or(Phase::Unknown, |(_, leaf)| leaf.first_use().1);
         if accumulating & NESTED != 0 && matches!(born, Phase::Forward | Phase::Backward) {
             return;
         }
         // If a module was moved, the parameter's row has an outdated name; the current module's name is newer.
         let leaf = leaf.filter(|_| python::MODULES.has_current_parameters());
-        let tag = leaf.map_or(0, |(_, _, leaf)| name_of_gradient(&leaf, &row));
-        let use_as = (Role::Gradient, Phase::Unknown);
-        let body = Body::Retag { address, block_seq: row.seq(), pool, use_as };
-        self.say_retag(thread, key, body, tag);
+        let tag = leaf.map_or(0, |(_, leaf)| name_of_gradient(&leaf, &row));
+        self.say_retag(thread, key, row.retag((Role::Gradient, Phase::Unknown)), tag);
     }
 
-    /// Returns pool (or 0), key and row of the block or allocation that begins at an address.
-    fn row_of_tensor(&self, address: u64) -> Option<(u64, Key, RowCopy)> {
-        let mut keys = self.torch.pools().map(|pool| (pool.id, Key::Block(pool.id, address)));
-        let block = keys.find_map(|(pool, key)| Some((pool, key, self.recorder.live.get(key)?)));
-        block.or_else(|| {
-            // Where each tensor is a separate allocation.
-            let key = Key::Allocation(address);
-            let row =
-                if self.torch.single_tensors.load(Relaxed) == 0 { None } else { self.recorder.live.get(key) };
-            Some((0, key, row?))
-        })
+    /// Returns key and row of the block or allocation that begins at an address.
+    fn row_of_tensor(&self, address: u64) -> Option<(Key, RowCopy)> {
+        // Where each tensor is a separate allocation.
+        let is_alone = self.torch.single_tensors.load(Relaxed) != 0;
+        let alone = is_alone.then_some(Key::Allocation(address));
+        let blocks = self.torch.pools().map(|pool| Key::Block(pool.id, address));
+        blocks.chain(alone).find_map(|key| Some((key, self.recorder.live.get(key)?)))
     }
 
     /// Like `tell_gradient`, for the node that the thread still runs, if that node accumulates a gradient.
@@ -214,6 +197,7 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::row::RowExtra;
     use crate::naming::gradient;
 
     const CLASS: u64 = 0x7f00_0000_1000;

@@ -20,7 +20,7 @@ pub(crate) mod python;
 pub(crate) mod sequence;
 pub(crate) mod slot;
 
-use crate::base::row::{AllocationName, FrameName};
+use crate::base::row::AllocationName;
 use crate::driver::core::Core;
 use crate::record::recorder::RecordContext;
 use crate::threads::Thread;
@@ -39,7 +39,7 @@ impl Core {
         // Nearly always one of the first two cases applies; `named_by_all` handles the rest.
         let (tag, phase) = match node {
             None => (frames.tag, frames.phase),
-            Some(node) if frames == FrameName::default() => (node.tag, node.phase),
+            Some(node) if frames == AllocationName::default() => (node.tag, node.phase),
             Some(_) => (0, Phase::Unknown),
         };
         if tag == 0 || thread.scope.load(Relaxed) != 0 {
@@ -67,31 +67,30 @@ impl Core {
     }
 
     #[inline(never)]
-    fn named_by_all(&self, thread: &Thread, frames: FrameName, node: Option<FrameName>) -> AllocationName {
+    fn named_by_all(
+        &self,
+        thread: &Thread,
+        frames: AllocationName,
+        node: Option<AllocationName>,
+    ) -> AllocationName {
         let scope = thread.scope.load(Relaxed);
-        let phase = phase_of(frames.phase, node);
-        let (tag, flags) = match (scope, frames.tag, node.map_or(0, |node| node.tag)) {
-            (0, 0, 0) => match self.process_tag.load(Relaxed) {
-                0 => (0, Flags(0)),
-                tag => (tag, Flags::INHERITED),
-            },
-            (scope, 0, tag) if tag != 0 && scope == thread.autograd.scope() => (tag, Flags(0)),
-            (0, 0, tag) => (tag, Flags(0)),
-            (scope, 0, tag) if tag != 0 => (self.recorder.names.join(scope, tag), Flags(0)),
-            (0, tag, _) | (tag, 0, _) => (tag, Flags(0)),
-            (scope, module, _) => (self.recorder.names.join(scope, module), Flags(0)),
+        let own = match (scope, frames.tag, node.map_or(0, |node| node.tag)) {
+            (scope, 0, tag) if tag != 0 && scope == thread.autograd.scope() => tag,
+            (0, 0, tag) | (0, tag, _) | (tag, 0, 0) => tag,
+            (scope, 0, tag) | (scope, tag, _) => self.recorder.names.join(scope, tag),
         };
-        let own = if flags.0 == 0 { tag } else { 0 };
         if own != 0 || node.is_none() {
             autograd::note_forward(thread, own);
         }
-        AllocationName { tag, flags, phase, role: frames.role }
+        let inherited = if own == 0 { self.process_tag.load(Relaxed) } else { 0 };
+        let flags = if inherited == 0 { Flags(0) } else { Flags::INHERITED };
+        AllocationName { tag: own | inherited, flags, phase: phase_of(frames.phase, node), role: frames.role }
     }
 }
 
 /// Returns the phase. A hook of a gradient may run an optimizer's step or move a module inside of a node; that phase wins.
 #[inline(always)]
-fn phase_of(frames: Phase, node: Option<FrameName>) -> Phase {
+fn phase_of(frames: Phase, node: Option<AllocationName>) -> Phase {
     match (frames, node) {
         (Phase::Optimizer | Phase::Setup, _) | (_, None) => frames,
         (_, Some(node)) => node.phase,

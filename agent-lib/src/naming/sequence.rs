@@ -26,7 +26,7 @@ const TAG_BITS: u32 = 20;
 /// Bits of the hash of thread and number that identify an entry.
 const CHECK: u64 = !0 << TAG_BITS;
 
-/// Identity of a node: thread << 48 | whether it adds << 47 | number. 0 is no node: threads count from 1.
+/// Identity of a node: thread << 48 | whether it adds << 47 | number. 0 is not a node: threads count from 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Node(pub u64);
 
@@ -55,14 +55,12 @@ impl Node {
     }
 }
 
-/// Tags by node; see the module's docs.
 #[derive(Debug)]
 pub(crate) struct Table {
     entries: &'static [AtomicU64],
 }
 
 impl Table {
-    /// Creates an empty table; `None` without memory for it.
     pub(crate) fn new() -> Option<Self> {
         Some(Table { entries: anonymous(ENTRIES)? })
     }

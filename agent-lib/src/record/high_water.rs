@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*};
 
 /// Devices whose peaks are kept.
 pub(crate) const DEVICES: usize = 16;
-/// Tags have numbers up to 2^17; 0 is no tag.
+/// Tags have numbers up to 2^17; 0 is not a tag.
 const TAGS: usize = (1 << 17) + 1;
 
 /// Rows that are summed together.
@@ -58,13 +58,11 @@ const LOOKS: u32 = 2000;
 /// One thread at a time opens and closes.
 static CHANGING: ForkMutex<()> = ForkMutex::new(|| ());
 
-/// Releases the locks in a forked child that starts its own agent.
+/// Releases the lock in a forked child that starts its own agent.
 pub(crate) fn reset_after_fork() {
-    CHANGING.reset_after_fork();
     MOVING.store(false, Release);
 }
 
-/// Whether a range is open.
 #[inline(always)]
 pub(crate) fn open() -> bool {
     OPEN.load(Relaxed)
@@ -199,7 +197,6 @@ pub(crate) fn end() {
     OPEN.store(false, SeqCst);
 }
 
-/// Returns the peak of a family on a device, in bytes.
 pub(crate) fn high(device: usize, which: Family) -> u64 {
     let high = SUMS.get(device).map_or(0, |sums| sums[which as usize].high.load(Acquire));
     u64::try_from(high).unwrap_or(0)

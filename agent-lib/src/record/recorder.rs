@@ -43,12 +43,10 @@ impl RecordContext {
     pub const NOWHERE: RecordContext =
         RecordContext { tag: 0, flags: Flags(0), stack: 0, context: 0, module: 0, device: NONE_DEVICE };
 
-    /// Returns a context with a device and no tag.
     pub(crate) const fn on(device: u8) -> Self {
         RecordContext { device, ..Self::NOWHERE }
     }
 
-    /// Returns a context with a tag and no device.
     pub(crate) const fn tagged(tag: u32) -> Self {
         RecordContext { tag, ..Self::NOWHERE }
     }
@@ -86,6 +84,13 @@ impl Recorder {
     ) -> u64 {
         self.record(thread, at, body, |recorder, row| {
             recorder.live.insert(key, row, beside);
+        })
+    }
+
+    #[inline(always)]
+    pub(crate) fn remove(&self, thread: &Thread, at: RecordContext, body: Body<'_>, key: Key) -> u64 {
+        self.record(thread, at, body, |recorder, _| {
+            recorder.live.remove(key);
         })
     }
 

@@ -83,12 +83,6 @@ pub(crate) fn report(time_ns: u64, state: AgentState, result: u16, detail: &str)
     VERSION.fetch_add(1, Release);
 }
 
-/// Clears the reports in a forked child that starts its own agent: they belong to the parent.
-pub(crate) fn reset_after_fork() {
-    REPORTS.reset_after_fork();
-    LAYERS.reset_after_fork();
-}
-
 pub(crate) fn version() -> u64 {
     VERSION.load(Acquire)
 }
@@ -100,7 +94,7 @@ pub fn reports_after(after: u64, now_ns: u64) -> Vec<StatusReport> {
     said.retain(|said| said.number > after || said.number == number);
     if PANICKED.load(Relaxed) {
         let detail = format!(
-            "a fault in the agent{}: it has stopped watching this process",
+            "a fault in the agent{}: it no longer observes this process",
             panic::first_panic_location()
         );
         said.push(StatusReport { number, time_ns: now_ns, state: AgentState::Disarmed, result: 0, detail });
@@ -139,11 +133,12 @@ static LAYERS_VERSION: AtomicU64 = AtomicU64::new(0);
 /// Reports the state of a layer from now on. Not in a callback: it locks and allocates.
 pub(crate) fn report_layer(layer: Layer, state: LayerState, reason: &str) {
     let Ok(mut layers) = LAYERS.lock() else { return };
-    let now = LayerReport { layer, state, reason: reason.to_owned() };
-    match layers.iter_mut().find(|report| report.layer == layer) {
-        Some(before) if *before == now => return,
-        Some(before) => *before = now,
-        None => layers.push(now),
+    let before = layers.iter().position(|report| report.layer == layer);
+    let now = || LayerReport { layer, state, reason: reason.to_owned() };
+    match before.and_then(|at| layers.get_mut(at)) {
+        Some(before) if before.state == state && before.reason == reason => return,
+        Some(before) => *before = now(),
+        None => layers.push(now()),
     }
     LAYERS_VERSION.fetch_add(1, Release);
 }

@@ -5,7 +5,7 @@
 //! before the first attempt (finalizing takes milliseconds). Each refusal doubles the delay.
 
 use crate::driver::core::Core;
-use crate::sources::cupti::subscribe::{self, Held, Outcome, Pulse};
+use crate::sources::cupti::subscribe::{self, Held, Pulse};
 use std::ops::RangeInclusive;
 
 /// Delay between attempts to subscribe: first and longest.
@@ -85,7 +85,7 @@ impl Client {
         subscribe::note_late();
         if subscribe::is_uninitialised(core) {
             subscribe::note_no_device();
-        } else if subscribe::attach(core) == Outcome::Subscribed {
+        } else if subscribe::attach(core) {
             *self = Client { subscription: subscribe::held().1, ..Client::default() };
             self.listen(core, now);
             return;

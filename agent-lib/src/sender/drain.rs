@@ -130,8 +130,8 @@ impl Sender {
         for (index, StatusReport { number, time_ns, state, result, mut detail }) in
             said.iter().cloned().enumerate()
         {
-            let rows = format!("{} rows found no place: the state is not whole", refused + astray);
-            let names = "the table of names is full: new ones are left out".to_owned();
+            let rows = format!("{} rows found no place: the state is incomplete", refused + astray);
+            let names = "the table of names is full: new names are dropped".to_owned();
             let more = [(refused + astray > 0, rows), (is_full, names)];
             for (_, more) in more.into_iter().filter(|(so, _)| *so && index + 1 == said.len()) {
                 detail = if detail.is_empty() { more } else { format!("{detail}; {more}") };
@@ -143,20 +143,17 @@ impl Sender {
     }
 
     fn obey_daemon(&mut self, body: &Body<'_>) {
-        let (wish, muted) = match *body {
-            Body::RecordControl { on: true, path } => match RecordingLimits::of_command(path) {
-                Some((path, limits)) => (Some(RecordingRequest::Start(path, limits)), None),
-                None => return self.refuse(body.kind()),
-            },
-            Body::RecordControl { on: false, .. } => (Some(RecordingRequest::Stop), None),
-            Body::Dump { path } => {
-                (Some(RecordingRequest::Dump { path: path.to_owned(), finished: false }), None)
+        let wish = match *body {
+            Body::RecordControl { on: true, path } => {
+                RecordingLimits::of_command(path).map(|(path, limits)| RecordingRequest::Start(path, limits))
             }
-            Body::Pause {} => (None, Some(true)),
-            Body::Resume {} => (None, Some(false)),
+            Body::RecordControl { on: false, .. } => Some(RecordingRequest::Stop),
+            Body::Dump { path } => Some(RecordingRequest::Dump { path: path.to_owned(), finished: false }),
+            Body::Pause {} => Some(RecordingRequest::Mute(Some(true))),
+            Body::Resume {} => Some(RecordingRequest::Mute(Some(false))),
             _ => return,
         };
-        self.command(body.kind(), wish, muted);
+        self.command(body.kind(), wish);
     }
 
     pub(super) fn say_bye(&mut self, reason: ByeReason) {

@@ -2,19 +2,20 @@
 
 use super::{finishing, wait};
 use crate::base::clock::{clock_ns, kernel_ns};
-use crate::base::descriptor::{self, Identity, Kept};
+use crate::base::descriptor::{self, Identity, Kept, Owned};
 use crate::base::env;
 use crate::base::own_thread::{self, SOCKET, TRIED};
 use crate::base::ring::Row;
 use crate::base::row::{mix, slot_of};
 use crate::driver::core::Core;
 use crate::record::status;
+use crate::sources::api::recordings::create_new;
 use gpumem_wire::{Body, ByeReason, ClockKind, Record, SLOT_BYTES, Stamp, frame};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
@@ -358,22 +359,11 @@ impl Link {
             self.close();
             return None;
         }
-        // SAFETY: the buffer has this length.
-        let got =
-            unsafe { libc::recv(socket.fd, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
-        match got {
-            1.. => buffer.get(..got as usize),
-            0 => {
-                self.close();
-                None
-            }
-            _ => {
-                if !try_again() {
-                    self.close();
-                }
-                None
-            }
+        let packet = receive_now(socket.fd, buffer);
+        if packet.is_some_and(<[u8]>::is_empty) || packet.is_none() && !try_again() {
+            self.close();
         }
+        packet.filter(|packet| !packet.is_empty())
     }
 }
 
@@ -391,14 +381,25 @@ pub(crate) fn last_words(core: &Core) {
         Record { stamp, body }.append_frame(&mut packet);
     }
     Record { stamp, body: Body::Bye { reason: ByeReason::Disarmed } }.append_frame(&mut packet);
+    send_now(fd, &packet);
+}
+
+/// Sends a packet without waiting for room; returns whether it was sent.
+pub(crate) fn send_now(fd: RawFd, packet: &[u8]) -> bool {
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     // SAFETY: the buffer has this length.
-    unsafe { libc::send(fd, packet.as_ptr().cast(), packet.len(), flags) };
+    unsafe { libc::send(fd, packet.as_ptr().cast(), packet.len(), flags) >= 0 }
+}
+
+/// Returns the next packet, empty at the end of the connection. `None` if there is none now, or after an error: see errno.
+pub(crate) fn receive_now(fd: RawFd, buffer: &mut [u8]) -> Option<&[u8]> {
+    // SAFETY: the buffer has this length.
+    let got = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
+    buffer.get(..usize::try_from(got).ok()?)
 }
 
 /// Creates the file, or the first of `NAME-2.EXT`, `NAME-3.EXT`, ... that is new. Opens other things (/dev/null) as they are.
 fn fresh(path: &Path) -> Option<(File, PathBuf)> {
-    let new = |path: &Path| OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     if std::fs::metadata(path).is_ok_and(|about| !about.is_file()) {
         return Some((OpenOptions::new().write(true).open(path).ok()?, path.to_owned()));
     }
@@ -412,7 +413,7 @@ fn fresh(path: &Path) -> Option<(File, PathBuf)> {
             name.push(extension);
         }
         let path = path.with_file_name(name);
-        match new(&path) {
+        match create_new(&path) {
             Ok(file) => return Some((file, path)),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
             Err(_) => return None,
@@ -437,10 +438,7 @@ fn send(socket: Identity, packet: &[u8]) -> bool {
         if !socket.holds() {
             return false;
         }
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-        // SAFETY: the buffer has this length.
-        let sent = unsafe { libc::send(socket.fd, packet.as_ptr().cast(), packet.len(), flags) };
-        if sent >= 0 {
+        if send_now(socket.fd, packet) {
             return true;
         }
         if !try_again() || finishing() && farewell.elapsed() > farewell_time() {
@@ -501,16 +499,8 @@ fn connect(fd: RawFd, path: &Path) -> bool {
 }
 
 /// Opens another connection to the daemon, for a query; `None` without a daemon.
-pub(crate) fn connect_anew(core: &Core) -> Option<RawFd> {
-    sockets(core).find_map(|path| {
-        let fd = new_socket();
-        if fd < 0 || connect(fd, path) {
-            return (fd >= 0).then_some(fd);
-        }
-        // SAFETY: the agent's own socket.
-        unsafe { libc::close(fd) };
-        None
-    })
+pub(crate) fn connect_anew(core: &Core) -> Option<Owned> {
+    sockets(core).find_map(|path| Some(Owned(new_socket())).filter(|socket| connect(socket.0, path)))
 }
 
 /// Returns the user of the process that listens at the other end, as of its listen(2).

@@ -7,7 +7,7 @@ mod link;
 mod record;
 mod resync;
 
-pub(crate) use link::{close_in_child, connect_anew};
+pub(crate) use link::{close_in_child, connect_anew, receive_now, send_now};
 
 use crate::base::clock::Calibration;
 use crate::base::own_thread::{self, FINISHED, OWNER, THREAD};
@@ -187,16 +187,6 @@ pub(crate) fn wait_readable(fd: RawFd, time: Duration) -> bool {
     unsafe { libc::poll(&mut polled, 1, time) > 0 }
 }
 
-/// Whether the sender is the last thread, after a `main` that left with `pthread_exit`. The sender takes no signal and would
-/// run forever. When it returns, the C library ends the process as it would without the agent. False without /proc.
-fn is_alone() -> bool {
-    let Ok(stat) = std::fs::read("/proc/self/stat") else { return false };
-    let Some(name_end) = stat.iter().rposition(|&byte| byte == b')') else { return false };
-    let mut fields = stat[name_end + 1..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
-    // Fields 3 and 20: the state of the first thread, and the number of threads including it.
-    fields.next() == Some(b"Z") && fields.nth(16) == Some(b"2")
-}
-
 /// Returns the pause after the pause `last` and a round that took `taken` records out of a ring of `slots`.
 fn pause_of(last: Duration, taken: u64, slots: u64) -> Duration {
     let longest = (STEADY * slots.min(USUAL_SLOTS) as u32 / USUAL_SLOTS as u32).max(BUSY);
@@ -301,16 +291,15 @@ impl Sender {
     }
 
     /// Connects to the daemon. A new connection starts from the beginning, but skips records that the old connection has sent.
-    fn connect(&mut self) -> bool {
+    fn connect(&mut self) {
         if !self.link.connect(self.core) {
-            return false;
+            return;
         }
         self.epoch = 0;
         let Progress { losses, muted_since, .. } = self.progress;
         // The packet of the old connection was not sent.
         let taken = self.core.recorder.ring.sent();
         self.progress = Progress { taken, losses, muted_since, ..Progress::default() };
-        true
     }
 
     /// Checks subscription, pools and threads once a second.
@@ -320,7 +309,7 @@ impl Sender {
             return;
         }
         self.next_look_ns = now + LOOK_NS;
-        self.alone = is_alone();
+        self.alone = own_thread::is_alone();
         if let Some(thread) = self.thread.filter(|_| status::armed()) {
             thread.inside(|| {
                 self.core.poll_pools(thread);

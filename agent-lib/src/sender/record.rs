@@ -22,8 +22,20 @@ pub(super) struct Window {
     limits: RecordingLimits,
 }
 
-fn busy(path: &Path, why: &str) -> RecordingReply {
-    RecordingReply { errno: libc::EBUSY as u16, told: format!("{}: {why}", path.display()) }
+/// The file's path, or the reply to a request that failed.
+type Outcome = Result<PathBuf, RecordingReply>;
+
+fn busy(path: &Path, why: &str) -> Outcome {
+    Err(RecordingReply { errno: libc::EBUSY as u16, told: format!("{}: {why}", path.display()) })
+}
+
+/// Returns the path if everything was written.
+fn written(path: PathBuf, is_whole: bool) -> Outcome {
+    if is_whole {
+        Ok(path)
+    } else {
+        Err(RecordingReply::failed(&path, &io::Error::from_raw_os_error(libc::EIO)))
+    }
 }
 
 /// A link to which the state was written.
@@ -49,20 +61,19 @@ impl Sender {
         any
     }
 
-    pub(super) fn command(&mut self, command: u8, wish: Option<RecordingRequest>, muted: Option<bool>) {
-        let outcome = match (wish, muted) {
-            (Some(RecordingRequest::Start(path, _) | RecordingRequest::Dump { path, .. }), _)
+    /// Carries out a command of the daemon; `None`: one of a newer daemon.
+    pub(super) fn command(&mut self, command: u8, wish: Option<RecordingRequest>) {
+        let outcome = match wish {
+            Some(RecordingRequest::Start(path, _) | RecordingRequest::Dump { path, .. })
                 if let Err(refused) = self.may_create(&path) =>
             {
                 refused
             }
-            (Some(wish), _) => self.fulfil(wish),
-            (None, Some(muted)) => {
-                self.muted_by_daemon = muted;
-                self.follow_mute();
-                RecordingReply::done(Path::new(""))
+            Some(wish) => self.fulfil(wish),
+            None => {
+                let told = "this agent does not support this limit of recordings".to_owned();
+                RecordingReply { errno: libc::EINVAL as u16, told }
             }
-            (None, None) => return,
         };
         let body = Body::Done { result: outcome.errno, command, told: &outcome.told };
         self.say(body);
@@ -70,7 +81,7 @@ impl Sender {
     }
 
     fn fulfil(&mut self, wish: RecordingRequest) -> RecordingReply {
-        match wish {
+        let outcome = match wish {
             RecordingRequest::Start(path, limits) => self.start_recording(&path, limits),
             RecordingRequest::Step(number) => self.step(number),
             RecordingRequest::Stop => {
@@ -79,21 +90,23 @@ impl Sender {
                 self.ended = None;
                 outcome
             }
-            RecordingRequest::Mute => {
+            RecordingRequest::Mute(by_daemon) => {
+                self.muted_by_daemon = by_daemon.unwrap_or(self.muted_by_daemon);
                 self.follow_mute();
-                RecordingReply::done(Path::new(""))
+                Ok(PathBuf::new())
             }
             RecordingRequest::Dump { path, finished } => {
                 let outcome = match self.link.recording().map(Path::to_owned) {
-                    Some(recording) if path.is_empty() => self.write_out(&recording),
+                    Some(recording) if path.is_empty() => self.write_out(recording),
                     _ => self.dump(&path),
                 };
-                if finished && outcome.errno == 0 {
-                    self.stop_recording();
+                if finished && outcome.is_ok() {
+                    let _ = self.stop_recording();
                 }
                 outcome
             }
-        }
+        };
+        outcome.map_or_else(|failed| failed, |path| RecordingReply::done(&path))
     }
 
     /// Fails if the server is neither root, nor this program's user, nor the system's daemon, or if the program's environment does
@@ -108,36 +121,25 @@ impl Sender {
         recordings::permitted(self.core, name)
     }
 
-    /// Replies that a command of a newer daemon is unknown.
-    pub(super) fn refuse(&mut self, command: u8) {
-        let told = "this agent does not know such a limit";
-        self.say(Body::Done { result: libc::EINVAL as u16, command, told });
-        self.flush();
-    }
-
-    fn start_recording(&mut self, name: &str, limits: RecordingLimits) -> RecordingReply {
+    fn start_recording(&mut self, name: &str, limits: RecordingLimits) -> Outcome {
         if let Some(recording) = self.link.recording() {
             let is_it = name.is_empty() || std::path::absolute(name).is_ok_and(|path| path == recording);
             if is_it && limits == RecordingLimits::default() {
-                return RecordingReply::done(recording);
+                return Ok(recording.to_owned());
             }
             if self.link.is_recording_beside() {
-                return busy(recording, "a recording goes on already");
+                return busy(recording, "a recording runs already");
             }
         }
         if let Some(window) = &self.window {
             return busy(&window.path, &format!("a recording waits for step {} already", window.steps.0));
         }
-        let (link, path) = match self.create_link(name) {
-            Ok(created) => created,
-            Err(outcome) => return outcome,
-        };
+        let (link, path) = self.create_link(name)?;
         self.ended = None;
         let Some(steps) = limits.steps else { return self.begin_recording(link, path, limits) };
-        let outcome = RecordingReply::done(&path);
-        self.window = Some(Window { link, path, steps, limits });
+        self.window = Some(Window { link, path: path.clone(), steps, limits });
         recordings::wait_for(steps.0);
-        outcome
+        Ok(path)
     }
 
     /// Creates a file for a recording, and a link that writes to it.
@@ -148,37 +150,36 @@ impl Sender {
     }
 
     /// Starts a recording with the state and everything that follows. `link` leads to a new file with its head.
-    fn begin_recording(&mut self, link: Link, path: PathBuf, limits: RecordingLimits) -> RecordingReply {
+    fn begin_recording(&mut self, link: Link, path: PathBuf, limits: RecordingLimits) -> Outcome {
         self.send_new();
         self.flush();
         let state = self.say_state_to(link, self.progress.taken);
-        if !state.is_whole || !self.catch_up(state.taken) {
-            return RecordingReply::failed(&path, &io::Error::from_raw_os_error(libc::EIO));
-        }
+        let is_whole = state.is_whole && self.catch_up(state.taken);
+        let path = written(path, is_whole)?;
         let bytes = std::fs::metadata(&path).map_or(0, |about| about.len());
         if limits.max_bytes.is_some_and(|most| bytes > most) {
             // The agent's own file, which was not announced yet.
             let _ = std::fs::remove_file(&path);
             let told = format!("{}: the state alone has {bytes} bytes", path.display());
-            return RecordingReply { errno: libc::EFBIG as u16, told };
+            return Err(RecordingReply { errno: libc::EFBIG as u16, told });
         }
         // Names that arrived meanwhile are sent twice on one of the links, which does no harm.
         self.progress.names_sent = self.progress.names_sent.min(state.names_sent);
         self.link.record_beside(state.link, path.clone(), bytes, limits.max_bytes);
         self.record_until_ns =
             limits.for_ns.map_or(0, |for_ns| self.core.recorder.clock.now().saturating_add(for_ns));
-        RecordingReply::done(&path)
+        Ok(path)
     }
 
     /// Handles a step: the first of a window, or the one after its last.
-    fn step(&mut self, number: u64) -> RecordingReply {
+    fn step(&mut self, number: u64) -> Outcome {
         if let Some(window) = self.window.take_if(|window| number >= window.steps.0) {
             let (_, last) = window.steps;
             if number > last {
                 // The window's steps were all skipped.
                 self.window = Some(window);
                 self.forget_window();
-                return RecordingReply::done(Path::new(""));
+                return Ok(PathBuf::new());
             }
             recordings::wait_for(last + 1);
             return self.begin_recording(window.link, window.path, window.limits);
@@ -223,27 +224,27 @@ impl Sender {
         self.progress.taken == seq
     }
 
-    fn stop_recording(&mut self) -> RecordingReply {
+    fn stop_recording(&mut self) -> Outcome {
         self.record_until_ns = 0;
         if self.forget_window() {
-            return RecordingReply::done(Path::new(""));
+            return Ok(PathBuf::new());
         }
         let Some(path) =
             self.link.recording().filter(|_| self.link.is_recording_beside()).map(Path::to_owned)
         else {
             // A later stop request returns the recording that has reached its limit.
-            return RecordingReply::done(&self.ended.take().unwrap_or_default());
+            return Ok(self.ended.take().unwrap_or_default());
         };
-        let outcome = self.write_out(&path);
+        let outcome = self.write_out(path.clone());
         self.ended = Some(path.clone());
         let stamp = Stamp { time_ns: self.core.recorder.clock.now(), ..Stamp::default() };
         match self.link.end_beside(&Record { stamp, body: Body::Bye { reason: ByeReason::Requested } }) {
             Ok(()) => outcome,
-            Err(error) => RecordingReply::failed(&path, &error),
+            Err(error) => Err(RecordingReply::failed(&path, &error)),
         }
     }
 
-    fn write_out(&mut self, path: &Path) -> RecordingReply {
+    fn write_out(&mut self, path: PathBuf) -> Outcome {
         let head = self.core.recorder.ring.head();
         for _ in 0..TRIES {
             self.send_new();
@@ -252,18 +253,12 @@ impl Sender {
             }
         }
         self.flush();
-        match self.link.recording() {
-            Some(_) if self.progress.taken >= head => RecordingReply::done(path),
-            _ => RecordingReply::failed(path, &io::Error::from_raw_os_error(libc::EIO)),
-        }
+        written(path, self.link.recording().is_some() && self.progress.taken >= head)
     }
 
     /// Writes the current state to a separate file. The main link continues unchanged.
-    fn dump(&mut self, name: &str) -> RecordingReply {
-        let (link, path) = match self.create_link(name) {
-            Ok(created) => created,
-            Err(outcome) => return outcome,
-        };
+    fn dump(&mut self, name: &str) -> Outcome {
+        let (link, path) = self.create_link(name)?;
         self.flush();
         let State { mut link, is_whole, taken, .. } = self.say_state_to(link, self.core.recorder.ring.head());
         let stamp = Stamp { time_ns: self.core.recorder.clock.now(), ..Stamp::default() };
@@ -273,12 +268,7 @@ impl Sender {
         ] {
             link.frame(&Record { stamp, body });
         }
-        let is_written = link.flush() && is_whole;
-        if is_written {
-            RecordingReply::done(&path)
-        } else {
-            RecordingReply::failed(&path, &io::Error::from_raw_os_error(libc::EIO))
-        }
+        written(path, link.flush() && is_whole)
     }
 
     /// Writes names, state, and the records after `taken` to another link. The main link continues unchanged.

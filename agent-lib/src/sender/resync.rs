@@ -9,9 +9,9 @@ use super::Sender;
 use super::drain::PATIENCE;
 use crate::base::fault_injection;
 use crate::base::ring::Row;
-use crate::base::row::{RowCopy, RowExtra, kind, kind_of, pool_owner};
+use crate::base::row::{RowCopy, kind, kind_of, pool_owner};
 use crate::threads;
-use gpumem_wire::{Body, Flags, FreeState, Phase, PoolOwner, Record, Role, Stamp};
+use gpumem_wire::{Body, Flags, FreeState, PoolOwner, Record, Stamp};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -149,23 +149,18 @@ impl Sender {
     fn say_row(&mut self, taken: &RowCopy) -> u64 {
         let mut row = taken.row;
         let latest = row[5] as u32;
-        let retagged = taken.beside.flags & RowExtra::RETAGGED != 0;
-        if retagged {
+        if taken.is_retagged() {
             row[5] = row[5] & !0xffff_ffff | u64::from(taken.beside.first_tag);
         }
         let mut rows = self.restate(row);
-        if retagged {
+        if taken.is_retagged() {
             let replaced = latest != taken.beside.first_tag;
             let stack = if replaced { taken.beside.first_tag } else { 0 };
             let stamp = Stamp { tag: latest, stack, ..stamp_of(&row) };
-            let pool = if kind_of(&row) == kind::BLOCK_ALLOC { row[4] } else { 0 };
-            let said = taken.beside.use_as;
-            let use_as = (Role::from_code(said & 15), Phase::from_code(said >> 4));
-            let body = Body::Retag { address: row[2], block_seq: row[0], pool, use_as };
-            self.link.frame(&Record { stamp, body });
+            self.link.frame(&Record { stamp, body: taken.retag(taken.later_use()) });
             rows += 1;
         }
-        if taken.beside.flags & RowExtra::PENDING != 0 {
+        if taken.is_pending() {
             let body = Body::BlockFree { address: row[2], pool: row[4], state: FreeState::Pending };
             self.link.frame(&Record { stamp: stamp_of(&row), body });
             rows += 1;

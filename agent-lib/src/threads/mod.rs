@@ -3,7 +3,6 @@
 //! Threads claim a place in a table (table.rs) on first use. A thread-local word points to it, without a destructor: callbacks
 //! arrive while thread-local storage is destroyed. The sender asks the kernel which threads have ended.
 
-pub(crate) mod allocator_calls;
 pub(crate) mod per_feature;
 pub(crate) mod stack;
 pub(crate) mod table;
@@ -11,7 +10,7 @@ pub(crate) mod table;
 use crate::base::memfd::anonymous;
 use crate::base::own_thread;
 use crate::base::row::RowCopy;
-use crate::threads::per_feature::{AutogradThread, Callers};
+use crate::threads::per_feature::{AutogradThread, Callers, ThreadAllocatorState};
 use crate::threads::table::{RecordInProgress, SlotTable, TableSlot};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -41,7 +40,6 @@ pub struct Call {
     pub(crate) taken: Option<RowCopy>,
     /// Number of further rows that ENTER removed.
     pub(crate) more_taken: u32,
-    /// The call will create a context.
     pub(crate) creating: bool,
     /// A graph node was made inside: the stream is being captured.
     pub(crate) captured: bool,
@@ -69,14 +67,47 @@ pub(crate) struct OwnerData {
     pub owner: [u8; DEPTH],
     /// For each owner, the number of its open scopes.
     pub open_scopes: [u16; OWNERS],
-    /// Open driver calls.
     pub calls: [Option<Call>; CALLS],
-    /// Number of open driver calls.
     pub open: usize,
     /// A pool whose first block was noted.
     pub block_pool: u64,
-    /// Cache of the driver's callers.
     pub callers: Callers,
+}
+
+impl OwnerData {
+    /// Removes open calls whose return was missed because callbacks were interrupted. `thread` is the owner.
+    #[inline(always)]
+    pub(crate) fn forget_unheard(&mut self, thread: &Thread) {
+        let outermost = self.calls[0].filter(|_| self.open != 0);
+        if outermost.is_some_and(|call| call.entered_ns < HEARING_SINCE_NS.load(Relaxed)) {
+            self.open = 0;
+            thread.moving_since_ns.store(0, Release);
+        }
+    }
+
+    /// Adds a call as the innermost open one.
+    #[inline(always)]
+    pub(crate) fn entered(&mut self, call: Call) {
+        if self.open < CALLS {
+            self.calls[self.open] = Some(call);
+            self.open += 1;
+        }
+    }
+
+    /// Returns the innermost open call.
+    #[inline(always)]
+    pub(crate) fn innermost(&mut self) -> Option<&mut Call> {
+        self.calls.get_mut(self.open.checked_sub(1)?)?.as_mut()
+    }
+
+    /// Removes and returns the call that returns now. Nested calls that never returned are removed, too.
+    #[inline(always)]
+    pub(crate) fn returned(&mut self, correlation: u32) -> Option<Call> {
+        let is_it = |call: &Option<Call>| call.is_some_and(|call| call.correlation == correlation);
+        let place = self.calls[..self.open].iter().rposition(is_it)?;
+        self.open = place;
+        self.calls[place].take()
+    }
 }
 
 /// A thread's place. What a report of PyTorch's allocator reads comes first: one cache line and the beginning of the next.
@@ -87,13 +118,12 @@ pub struct Thread {
     pub id: AtomicU32,
     /// Not 0 while the thread is inside of the library: the guard against re-entry.
     pub(crate) busy: AtomicU32,
-    /// The record that it is making.
     pub(crate) making: RecordInProgress,
     /// Tag of the innermost open scope, 0 for none. Only its thread writes it: `push` and `pop`, and Python. Python keeps the
     /// address (`gpumem_scope_word`) and restores the value that it found there.
     pub(crate) scope: AtomicU32,
     pub(crate) autograd: AutogradThread,
-    pub(crate) torch: crate::threads::allocator_calls::ThreadAllocatorState,
+    pub(crate) torch: ThreadAllocatorState,
     /// ENTER time of the outermost open call that allocates or trims a pool; 0 for none.
     pub(crate) moving_since_ns: AtomicU64,
     /// The context whose device was looked up last << 8 | that device's slot.
@@ -134,7 +164,7 @@ impl TableSlot for Thread {
                 calls: [None; CALLS],
                 open: 0,
                 block_pool: 0,
-                callers: Callers::new(),
+                callers: Callers::default(),
             };
         }
     }
@@ -293,50 +323,8 @@ impl Thread {
         (cached >> 8 == context as u64 && context != 0).then_some(cached as u8)
     }
 
-    /// Caches a context's device; see `device_of`.
     pub(crate) fn remember_context(&self, context: usize, device: u8) {
         self.context.store((context as u64) << 8 | u64::from(device), Relaxed);
-    }
-
-    /// Removes open calls whose return was missed because callbacks were interrupted.
-    ///
-    /// # Safety
-    /// Must be called on the thread whose place it is, while no reference from `own` is in use.
-    #[inline(always)]
-    pub(crate) unsafe fn forget_unheard(&self) {
-        // SAFETY: the caller guarantees the thread.
-        let own = unsafe { self.own() };
-        let outermost = own.calls[0].filter(|_| own.open != 0);
-        if outermost.is_some_and(|call| call.entered_ns < HEARING_SINCE_NS.load(Relaxed)) {
-            own.open = 0;
-            self.moving_since_ns.store(0, Release);
-        }
-    }
-
-    /// Adds a call as the innermost open one.
-    ///
-    /// # Safety
-    /// See `forget_unheard`.
-    #[inline(always)]
-    pub(crate) unsafe fn entered(&self, call: Call) {
-        // SAFETY: the caller guarantees the thread.
-        let own = unsafe { self.own() };
-        if own.open < CALLS {
-            own.calls[own.open] = Some(call);
-            own.open += 1;
-        }
-    }
-
-    /// Returns the innermost open call.
-    ///
-    /// # Safety
-    /// See `forget_unheard`.
-    #[inline(always)]
-    #[allow(clippy::mut_from_ref)]
-    pub(crate) unsafe fn innermost(&self) -> Option<&mut Call> {
-        // SAFETY: the caller guarantees the thread.
-        let own = unsafe { self.own() };
-        own.calls.get_mut(own.open.checked_sub(1)?)?.as_mut()
     }
 
     /// Runs `work`, in which callbacks of the agent's own driver calls are ignored.
@@ -345,20 +333,6 @@ impl Thread {
         let done = work();
         self.busy.store(before, Relaxed);
         done
-    }
-
-    /// Removes and returns the call that returns now. Nested calls that never returned are removed, too.
-    ///
-    /// # Safety
-    /// See `forget_unheard`.
-    #[inline(always)]
-    pub(crate) unsafe fn returned(&self, correlation: u32) -> Option<Call> {
-        // SAFETY: the caller guarantees the thread.
-        let own = unsafe { self.own() };
-        let is_it = |call: &Option<Call>| call.is_some_and(|call| call.correlation == correlation);
-        let place = own.calls[..own.open].iter().rposition(is_it)?;
-        own.open = place;
-        own.calls[place].take()
     }
 
     /// Forgets a context that ends: its address may be reused for another device.

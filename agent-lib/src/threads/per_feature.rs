@@ -1,13 +1,14 @@
-//! Data of features in a thread's place: callers of the driver (naming/callers), the backward node (naming/autograd.rs).
+//! Data of features in a thread's place: callers of the driver (naming/callers), the backward node (naming/autograd.rs), and its
+//! calls for PyTorch's allocator since its last report: memory from the driver, and events that it recorded.
 
 use super::stack::Stack;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Entries of a thread's cache of callers: a power of two.
 pub(crate) const REMEMBERED: usize = 32;
 
 /// A call whose caller was found. The same words at the same places mean the same caller.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct CachedCaller {
     pub(crate) start: usize,
     pub(crate) near: (usize, usize),
@@ -17,25 +18,12 @@ pub(crate) struct CachedCaller {
     pub(crate) module: u16,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Callers {
     pub(crate) known: [CachedCaller; REMEMBERED],
     /// Return address of the last call; 0 for none.
     pub site: usize,
     pub(crate) stack: Stack,
-}
-
-impl Callers {
-    pub(crate) const fn new() -> Self {
-        let nothing = CachedCaller { start: 0, near: (0, 0), far: (0, 0), generation: 0, call: 0, module: 0 };
-        Callers { known: [nothing; REMEMBERED], site: 0, stack: Stack::UNKNOWN }
-    }
-}
-
-impl Default for Callers {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 /// A thread's state of the backward pass. Written only by the thread.
@@ -67,5 +55,177 @@ impl AutogradThread {
     #[inline(always)]
     pub(crate) fn scope(&self) -> u32 {
         self.scope.load(Relaxed)
+    }
+}
+
+/// Maximum number of ranges stored for each thread: the newest ones.
+const FRESH: usize = 4;
+
+/// Maximum number of events that a thread can record for one free: one for each stream that used the block.
+pub(crate) const EVENTS: usize = 8;
+
+/// Memory that a thread got from the driver since its last block: perhaps a segment.
+#[derive(Debug, Default)]
+pub(crate) struct NewRange {
+    /// Start address. The sender reads it, too.
+    pub start: AtomicU64,
+    pub end: AtomicU64,
+    /// Number of the calling library << 1 | whether it is mapped memory (pieces side by side).
+    what: AtomicU64,
+}
+
+impl NewRange {
+    pub(crate) fn module(&self) -> u16 {
+        (self.what.load(Relaxed) >> 1) as u16
+    }
+    /// Whether it consists of pieces of mapped memory; otherwise it is one allocation.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.what.load(Relaxed) & 1 != 0
+    }
+}
+
+/// An event that PyTorch's library recorded.
+#[derive(Debug, Default)]
+pub(crate) struct Event {
+    /// cudaEvent_t.
+    pub handle: AtomicU64,
+    /// Return address of the call.
+    pub site: AtomicUsize,
+    pub stack: AtomicUsize,
+}
+
+/// A thread's calls since its last report. Written only by the thread.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(crate) struct ThreadAllocatorState {
+    /// Number of ranges since the last block.
+    remembered: AtomicU32,
+    recorded: AtomicU32,
+    /// The driver has refused PyTorch memory since the last block.
+    pub(crate) refused: AtomicBool,
+    fresh: [NewRange; FRESH],
+    events: [Event; EVENTS],
+}
+
+impl ThreadAllocatorState {
+    /// Resets the state for a new thread in a reused place.
+    pub(crate) fn reset(&self) {
+        self.forget_fresh();
+        self.forget_events();
+        self.refused.store(false, Relaxed);
+    }
+
+    #[inline(always)]
+    pub(crate) fn remember(&self, start: u64, bytes: u64, module: u16, is_mapped: bool) {
+        let count = self.remembered.load(Relaxed);
+        let what = u64::from(module) << 1 | u64::from(is_mapped);
+        let end = start.saturating_add(bytes);
+        if is_mapped && count > 0 {
+            let last = &self.fresh[(count as usize - 1) % FRESH];
+            if last.end.load(Relaxed) == start && last.what.load(Relaxed) == what {
+                last.end.store(end, Relaxed);
+                return;
+            }
+        }
+        let place = &self.fresh[count as usize % FRESH];
+        place.start.store(start, Relaxed);
+        place.end.store(end, Relaxed);
+        place.what.store(what, Relaxed);
+        // Beyond the array, the count only has to stay congruent to the index.
+        let next = if count as usize >= 2 * FRESH { count + 1 - FRESH as u32 } else { count + 1 };
+        self.remembered.store(next, Release);
+    }
+
+    #[inline(always)]
+    pub(crate) fn has_fresh(&self) -> bool {
+        self.remembered.load(Relaxed) != 0
+    }
+
+    /// Returns the ranges. The sender may read one that is half written.
+    pub(crate) fn fresh(&self) -> impl Iterator<Item = &NewRange> {
+        self.fresh.iter().take(self.remembered.load(Acquire) as usize)
+    }
+
+    /// Clears the ranges, after a block.
+    #[inline(always)]
+    pub(crate) fn forget_fresh(&self) {
+        self.remembered.store(0, Relaxed);
+    }
+
+    pub(crate) fn note_event(&self, event: u64, site: usize, stack: usize) {
+        let count = self.recorded.load(Relaxed);
+        if let Some(place) = self.events.get(count as usize) {
+            place.handle.store(event, Relaxed);
+            place.site.store(site, Relaxed);
+            place.stack.store(stack, Relaxed);
+        }
+        self.recorded.store(count.saturating_add(1), Relaxed);
+    }
+
+    /// Removes an event that is over.
+    pub(crate) fn forget_event(&self, event: u64) {
+        let count = self.recorded.load(Relaxed) as usize;
+        let events = &self.events[..count.min(EVENTS)];
+        for known in events.iter().filter(|known| known.handle.load(Relaxed) == event) {
+            known.handle.store(0, Relaxed);
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn recorded(&self) -> u32 {
+        self.recorded.load(Relaxed)
+    }
+
+    /// Returns the events that are not over; at most `EVENTS`.
+    pub(crate) fn events(&self) -> impl Iterator<Item = &Event> {
+        let noted = self.events.iter().take(self.recorded.load(Relaxed) as usize);
+        noted.filter(|event| event.handle.load(Relaxed) != 0)
+    }
+
+    /// Clears the events, after a report.
+    #[inline(always)]
+    pub(crate) fn forget_events(&self) {
+        self.recorded.store(0, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranges(mine: &ThreadAllocatorState) -> Vec<(u64, u64)> {
+        mine.fresh().map(|fresh| (fresh.start.load(Relaxed), fresh.end.load(Relaxed))).collect()
+    }
+
+    #[test]
+    fn pieces_side_by_side_are_one_range_and_the_last_ranges_stay() {
+        let mine = ThreadAllocatorState::default();
+        for piece in 0..100 {
+            mine.remember(1000 + piece * 10, 10, 7, true);
+        }
+        assert_eq!(ranges(&mine), [(1000, 2000)]);
+        mine.remember(2000, 10, 8, true); // from another library
+        mine.remember(2010, 10, 8, false); // allocations are not merged
+        assert_eq!(ranges(&mine).len(), 3);
+        for n in 0..1000 {
+            mine.remember(n, 1, 7, false);
+            assert!(ranges(&mine).contains(&(n, n + 1)));
+        }
+        mine.forget_fresh();
+        assert!(!mine.has_fresh() && ranges(&mine).is_empty());
+    }
+
+    #[test]
+    fn events_come_and_go() {
+        let mine = ThreadAllocatorState::default();
+        let handles = || mine.events().map(|event| event.handle.load(Relaxed)).collect::<Vec<_>>();
+        (1..=3).for_each(|event| mine.note_event(event, 0, 0));
+        mine.forget_event(1);
+        mine.forget_event(9);
+        assert_eq!(handles(), [2, 3]);
+        (11..=30).for_each(|event| mine.note_event(event, 0, 0));
+        assert_eq!((mine.recorded(), handles().len()), (23, EVENTS - 1));
+        mine.forget_events();
+        assert_eq!(mine.events().count(), 0);
     }
 }

@@ -6,6 +6,7 @@
 //! reports whether an address can be read. A stack does not shrink, so they are not tested again. If the program switched to
 //! another stack itself (coroutines, signal stacks), only one page is read.
 
+use crate::base::own_thread::soft_limit;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// The smallest page size of any platform; larger pages begin and end at its multiples, too.
@@ -20,8 +21,8 @@ const TRIES: u32 = 64;
 /// The main thread's stack: start and end. 0 until `prepare` has found it.
 static MAIN: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
-/// The known part of a thread's stack.
-#[derive(Debug, Clone, Copy)]
+/// The known part of a thread's stack; nothing at first.
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Stack {
     low: usize,
     top: usize,
@@ -29,9 +30,6 @@ pub(crate) struct Stack {
 }
 
 impl Stack {
-    /// Nothing found yet.
-    pub(crate) const UNKNOWN: Stack = Stack { low: 0, top: 0, tries: 0 };
-
     /// Returns the end of the readable memory from `at` on, as far as it was tested.
     #[inline(always)]
     pub(crate) fn known_end(&self, at: usize) -> usize {
@@ -78,13 +76,9 @@ impl Stack {
 pub(crate) fn prepare() {
     // SAFETY: takes and returns a number.
     let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as usize;
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` has room for the answer.
-    if name == 0 || unsafe { libc::getrlimit(libc::RLIMIT_STACK, &mut limit) } != 0 {
-        return;
-    }
+    let Some(limit) = soft_limit(libc::RLIMIT_STACK).filter(|_| name != 0) else { return };
     // The kernel keeps other mappings away by the limit at exec(), which may have been lower. So at most 8 MiB count.
-    let bytes = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX).min(8 << 20);
+    let bytes = usize::try_from(limit).unwrap_or(usize::MAX).min(8 << 20);
     MAIN[0].store(name.saturating_sub(bytes), Relaxed);
     MAIN[1].store(name & !(size_of::<usize>() - 1), Relaxed);
 }
@@ -172,7 +166,7 @@ mod tests {
         let end = std::thread::spawn(|| {
             let here = black_box(0_u64);
             let at = &raw const here as usize;
-            let mut stack = Stack::UNKNOWN;
+            let mut stack = Stack::default();
             assert_eq!(stack.known_end(at), (at | 4095) + 1, "before it was looked for");
             let end = stack.find_end(at);
             assert!(end > at && end - at < 2 << 20, "{at:x} {end:x}");
@@ -204,7 +198,7 @@ mod tests {
     #[test]
     fn a_hole_below_the_control_block_ends_the_search() {
         // Like a coroutine's stack below a thread's: one readable page, then a guard.
-        let mut stack = Stack::UNKNOWN;
+        let mut stack = Stack::default();
         let base = pages(&[true, false, true, true]);
         for _ in 0..2 * TRIES {
             assert_eq!(stack.find_end(base + 24), base + PAGE);
@@ -221,7 +215,7 @@ mod tests {
         let after = environment.rsplit_once(')').expect("a name").1;
         let start: usize = after.split_whitespace().nth(25).expect("startstack").parse().expect("a number");
         assert!(low < start && start < top, "{low:x} {start:x} {top:x}");
-        let mut stack = Stack::UNKNOWN;
+        let mut stack = Stack::default();
         assert_eq!(stack.find_end(start), top);
     }
 }

@@ -356,7 +356,7 @@ def late_del(self, work):
 
 agent.gpumem_code(id(late_del.__code__), 1)
 check("a variable that is deleted", late_del(model, here), " forward")
-check("what is no module", [late_del(odd, here) for odd in (None, 3, "x", 10**30)], [" forward"] * 4)
+check("not a module", [late_del(odd, here) for odd in (None, 3, "x", 10**30)], [" forward"] * 4)
 
 # Threads.
 

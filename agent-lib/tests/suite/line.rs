@@ -20,6 +20,6 @@ fn an_agent_is_let_in_though_others_keep_the_queue_full() {
             daemon.let_one_in()
         });
         println!("in after {turns:?} others");
-        assert!(turns.is_some(), "500 others were let in, and no agent");
+        assert!(turns.is_some(), "500 others were accepted, and no agent");
     });
 }

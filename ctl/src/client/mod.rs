@@ -100,6 +100,12 @@ impl Daemon {
         self.get(&format!("/v1/doctor{of}"), ANSWER)
     }
 
+    /// Returns the path of its run store; `None` if it has none or does not answer.
+    pub(crate) fn store(&self) -> Option<PathBuf> {
+        let facts = self.doctor(None).ok()?.facts;
+        facts.into_iter().find(|(name, _)| name == "store").map(|(_, path)| PathBuf::from(path))
+    }
+
     pub(crate) fn metrics(&self) -> Result<String> {
         self.get("/v1/metrics", ANSWER)
     }

@@ -30,7 +30,7 @@ impl Prometheus {
     /// Parses an address. An address with a password is refused, because all users can see the arguments of a process.
     pub(crate) fn of(url: &str) -> Result<Self> {
         let wrong = |why: &str| Kind::Usage.error(format!("--prometheus {}: {why}", escape(url)));
-        let no_address = || wrong("is no address: http://HOST[:PORT][/PREFIX] or https://...");
+        let no_address = || wrong("is not an address: http://HOST[:PORT][/PREFIX] or https://...");
         let (is_https, rest) = match url.split_once("://") {
             Some(("http", rest)) => (false, rest),
             Some(("https", rest)) => (true, rest),
@@ -112,14 +112,14 @@ mod tests {
         for (url, why) in [
             ("http://u:p@prom", "no password"),
             ("https://u:p@prom", "~/.netrc"),
-            ("https://", "is no address"),
-            ("ftp://prom", "is no address"),
-            ("http://prom:port", "is no address"),
-            ("http://:9090", "is no address"),
-            ("http://prom:9090/?x=1", "is no address"),
-            ("http://prom:9090/a b", "is no address"),
-            ("http://prom:99999", "is no address"),
-            ("", "is no address"),
+            ("https://", "is not an address"),
+            ("ftp://prom", "is not an address"),
+            ("http://prom:port", "is not an address"),
+            ("http://:9090", "is not an address"),
+            ("http://prom:9090/?x=1", "is not an address"),
+            ("http://prom:9090/a b", "is not an address"),
+            ("http://prom:99999", "is not an address"),
+            ("", "is not an address"),
         ] {
             let error = of(url).expect_err(url).to_string();
             assert!(error.contains(why), "{url}: {error}");

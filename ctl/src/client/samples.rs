@@ -74,16 +74,7 @@ pub(crate) fn read(body: &[u8], is_ok: bool) -> Result<Vec<Sample>, Wrong> {
 
 /// Returns a text as a string literal of PromQL.
 pub(crate) fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '\\' => quoted += "\\\\",
-            '"' => quoted += "\\\"",
-            '\n' => quoted += "\\n",
-            c => quoted.push(c),
-        }
-    }
-    quoted + "\""
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
 }
 
 /// Percent-encodes all bytes that servers may treat differently, such as plus signs and blanks.

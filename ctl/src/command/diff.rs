@@ -8,7 +8,7 @@ use crate::output::{deliver, width};
 use anyhow::Result;
 use gpumem_report::diff::gate::{self, Of, Outcome, Verdict};
 use gpumem_report::diff::text::{Layout, text};
-use gpumem_report::diff::{At, Diff, Side, data, plot};
+use gpumem_report::diff::{At, Diff, Side, data};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::escape;
 
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     } else if args.csv {
         data::csv(&diff).into_bytes()
     } else if args.svg || args.pdf || args.png {
-        let drawing = plot::picture(&diff);
+        let drawing = data::picture(&diff);
         let none = || Kind::NotFound.error("neither A nor B has memory on a GPU: there is nothing to draw");
         report::file_of(&drawing.ok_or_else(none)?, args.svg, args.pdf)?
     } else {

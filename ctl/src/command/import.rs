@@ -139,7 +139,7 @@ fn digest(path: &Path) -> Result<u64> {
 /// Writes the run, and prints on standard error how to import it.
 pub(crate) fn export(args: &Export) -> Result<()> {
     if args.output.path().is_none() && std::io::stdout().is_terminal() {
-        return Err(Kind::Usage.error("an exported run is no text for a terminal: give a file (-o FILE)"));
+        return Err(Kind::Usage.error("an exported run cannot be shown on a terminal: give a file (-o FILE)"));
     }
     let (run, id, _) = report::single(&args.report())?;
     let uid = stored_uid(&run, id.as_deref(), args)?;

@@ -8,7 +8,7 @@ use crate::client::Daemon;
 use crate::output::{print, width};
 use anyhow::Result;
 use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
-use gpumem_model::units::{Unit, signed};
+use gpumem_model::units::{Unit, plural, signed, thousands};
 use gpumem_report::table::{Align, Table, cut};
 use gpumem_report::text::{escape, short_command};
 
@@ -28,7 +28,7 @@ pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
     let there = |device: &DeviceRow| names_device(name, Some(device.index), &device.uuid);
     let found: Vec<usize> = (0..ps.devices.len()).filter(|&index| there(&ps.devices[index])).collect();
     let [index] = found[..] else {
-        let what = if found.is_empty() { "is no device" } else { "is more than one device" };
+        let what = if found.is_empty() { "is not a device" } else { "is more than one device" };
         let known = ps.devices.iter().map(|device| (device.index, device.uuid.clone()));
         return Err(no_device(name, what, known));
     };
@@ -156,6 +156,18 @@ fn claim_line(claim: &ClaimRow, unit: Unit) -> Line {
     Line { cells: [dash(), pid, user, "claimed".to_owned(), dash(), tracked, dash(), dash()], note }
 }
 
+/// Returns one line that counts the devices that only processes report; `None` if there are none.
+pub(super) fn claims_line(claims: &[ClaimRow]) -> Option<String> {
+    let devices = claims.iter().fold(0_u64, |sum, claim| sum.saturating_add(claim.devices as u64));
+    let (who, verb) = match claims.len() {
+        0 => return None,
+        1 => ("1 process".to_owned(), "names"),
+        count => (format!("{} processes", thousands(count as u64)), "name"),
+    };
+    let devices = if devices == 1 { "a device".into() } else { plural(devices, "device") };
+    Some(format!("{who} {verb} {devices} that NVML does not have (gpumemctl ps lists them)"))
+}
+
 /// Returns the flags as text, and whether they need no explanation.
 fn state(flags: &[String]) -> (String, bool) {
     // A restart of gpumemd affects only peaks, which are not shown here.
@@ -277,7 +289,7 @@ mod tests {
             user: Some("eve\u{1b}[2J".into()),
             devices: 64,
             tracked_bytes: Some(5 << 20),
-            command: Some("./liar".into()),
+            command: Some("./claimant".into()),
             ..ClaimRow::default()
         }];
         let text = table(&ps, None);
@@ -286,7 +298,7 @@ mod tests {
         let line = lines[lines.len() - 2].split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(
             line,
-            r"- 777 eve\u{1b}[2J claimed - 5 - - liar (names 64 devices that NVML does not have)"
+            r"- 777 eve\u{1b}[2J claimed - 5 - - claimant (names 64 devices that NVML does not have)"
         );
     }
 
@@ -390,7 +402,7 @@ MiB; next: gpumemctl report PID
             assert_eq!((ps.devices[0].index, rows, ps.processes[0].device), (3, vec![41873, 52110], 0));
         }
         for (name, words) in
-            [("1", "is no device; there are: 0 (GPU-5f1c0000-aaaa), 3"), ("GPU-5f1c", "more than one")]
+            [("1", "is not a device; there are: 0 (GPU-5f1c0000-aaaa), 3"), ("GPU-5f1c", "more than one")]
         {
             let error = only(&mut machine(), name).expect_err(name).to_string();
             assert!(error.contains(words), "{error}");

@@ -413,7 +413,7 @@ fn errors_are_said_once_and_name_no_escape() {
     assert!(!message.contains('\x1b'), "{message}");
     let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
     let status = command(&["report", "absent"]).stderr(full).status().expect("gpumemctl");
-    assert_eq!(status.code(), Some(3), "a full standard error is no crash");
+    assert_eq!(status.code(), Some(3), "a full standard error is not a crash");
 }
 
 #[test]

@@ -112,7 +112,7 @@ fn what_cannot_be_compared_is_answered() {
     }
     stdout(&folder.run(&["import", &log()]));
     for (args, code, words) in [
-        (&["runs", "--since", "soon"][..], 2, "--since `soon` is no time"),
+        (&["runs", "--since", "soon"][..], 2, "--since `soon` is not a time"),
         (&["runs", "--state", "gone"][..], 2, "possible values: running, ended, interrupted, rolled"),
         (&["diff", "r1", "r1", "--device", "7"][..], 3, "there are: 0 (ordinal-0)"),
         (&["diff", "r1", "r99"][..], 3, "r99"),

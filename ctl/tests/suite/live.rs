@@ -1,8 +1,8 @@
 //! gpumemctl and a daemon: its requests, and its output for the replies.
 
-use crate::common::{FakeDaemon, Folder, failure, run_of, shipped, stderr, stdout};
+use crate::common::{FakeDaemon, Folder, failure, quoted, run_of, shipped, stderr, stdout};
 use gpumem_model::control::{self, DeviceRow, Doctor, Finding, ProcessRow, Ps};
-use gpumem_model::run::{Device, Run, State};
+use gpumem_model::run::{Clock, Device, Oom, OomKind, Run, State};
 use gpumem_runs::store::Store;
 use std::collections::BTreeSet;
 use std::fs;
@@ -299,6 +299,88 @@ fn without_a_name_oom_is_of_my_newest_run_that_was_out_of_memory() {
     let output = folder.run(&["oom"]);
     assert!(stdout(&output).contains("pid 15"), "{output:?}");
     assert!(stderr(&output).contains("pid 15") && stderr(&output).contains("live"), "{output:?}");
+}
+
+#[test]
+fn without_a_name_all_daemons_and_their_stores_are_searched() {
+    let folder = Folder::new("daemons");
+    let first = FakeDaemon::at(&folder.path("tree/control.sock"));
+    let second = daemon(&folder);
+    let socket = folder.text("gpumem/control.sock");
+    let (usual, other) = (folder.path("state/gpumem/runs.sqlite"), folder.path("other/runs.sqlite"));
+    let ask = |command: &str| {
+        let mut ctl = folder.command(&[command]);
+        ctl.env("GPUMEM_SOCKET", folder.path("tree/agent.sock")).env_remove("GPUMEM_STORE");
+        let output = ctl
+            .env("XDG_STATE_HOME", folder.path("state"))
+            .env("HOME", &folder.0)
+            .output()
+            .expect("gpumemctl");
+        (stdout(&output), stderr(&output))
+    };
+    let has_store = |daemon: &FakeDaemon, store: &str| {
+        let facts = vec![("store".to_owned(), store.to_owned())];
+        let doctor = Doctor { facts, ..Doctor::default() };
+        daemon.says("GET /v1/doctor", 200, serde_json::to_string(&doctor).expect("JSON"));
+    };
+    has_store(&first, &usual.to_string_lossy());
+    has_store(&second, &other.to_string_lossy());
+    // The higher the pid, the newer are the run and its OOM.
+    let at = |pid: u32, has_oom: bool| {
+        let mut run = run_of(pid, "j", None);
+        run.process.start_ticks = u64::from(pid);
+        run.clock = Clock::Monotonic { wall_offset_ns: Some(0) };
+        run.state = State::Closed { time_ns: 90, status: Some(9) };
+        let oom = Oom { time_ns: u64::from(pid), kind: OomKind::Device, ..Default::default() };
+        run.devices[0].details.ooms = if has_oom { vec![oom] } else { Vec::new() };
+        run
+    };
+    let live = |pid: u32, has_oom: bool| Run { state: State::Open, ..at(pid, has_oom) };
+    for (path, runs) in [(&usual, [at(10, true), at(30, false)]), (&other, [at(20, true), at(40, false)])] {
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        let mut store = Store::open(path).expect("a store");
+        for run in &runs {
+            store.insert(run, &run.process.pid.to_string()).expect("stored");
+        }
+    }
+    let stored = format!("r2 of {}, pid 40", other.display());
+    let (text, why) = ask("report");
+    assert!(text.contains("pid 40") && why.starts_with(&format!("your newest run: {stored}")), "{why}{text}");
+    let stored = format!("r1 of {}, pid 20", other.display());
+    let (text, why) = ask("oom");
+    assert!(text.contains("pid 20"), "{why}{text}");
+    assert!(why.starts_with(&format!("your newest run that was out of memory: {stored}")), "{why}");
+
+    // A live process of the second daemon is newer than one of the first.
+    first.runs("", &[&live(50, true)]);
+    second.runs("", &[&live(60, true)]);
+    for command in ["report", "oom"] {
+        let (text, why) = ask(command);
+        assert!(text.contains("pid 60"), "{why}{text}");
+        assert!(
+            why.contains("pid 60") && why.contains(&format!("which is live in the daemon at {socket}")),
+            "{why}"
+        );
+    }
+    let (text, _) = ask("report");
+    assert!(text.contains(&format!("gpumemctl report 60 --socket {} ", quoted(&socket))), "{text}");
+    first.runs("", &[&live(70, true)]);
+    for command in ["report", "oom"] {
+        let (text, why) = ask(command);
+        assert!(
+            text.contains("pid 70") && why.contains("pid 70") && !why.contains(" daemon at "),
+            "{why}{text}"
+        );
+    }
+
+    // A store that the caller cannot read: its daemon sends the ended runs.
+    has_store(&second, &folder.text("absent/runs.sqlite"));
+    second.runs("?*", &[&at(80, true)]);
+    for command in ["report", "oom"] {
+        let (text, why) = ask(command);
+        assert!(text.contains("pid 80"), "{why}{text}");
+        assert!(why.contains(&format!("which has ended in the daemon at {socket}")), "{why}");
+    }
 }
 
 #[test]

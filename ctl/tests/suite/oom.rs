@@ -1,6 +1,7 @@
 //! `gpumemctl oom` and `report --iterations`, from a recording.
 
-use crate::common::Folder;
+use crate::common::{FakeDaemon, Folder, stdout};
+use gpumem_model::control::HiddenRun;
 use gpumem_wire::*;
 
 const MIB: u64 = 1 << 20;
@@ -87,4 +88,29 @@ fn iterations_are_told_in_three_forms_and_where_there_are_none_that_is_said() {
     assert_eq!(json["devices"][0]["iterations"]["rows"], serde_json::json!([]));
     let tags = told(&folder, &["report", &file, "--tags"]);
     assert!(tags.contains("  GPT/h.0/mlp "), "{tags}");
+}
+
+#[test]
+fn hidden_processes_around_a_time_are_counted_for_their_device() {
+    let folder = Folder::new("oom-hidden");
+    let daemon = FakeDaemon::at(&folder.path("gpumem/control.sock"));
+    let devices = vec![(0, "GPU-5f1c0000-aaaa".to_owned())];
+    let row = HiddenRun { pid: 7, user: Some("alice".into()), devices };
+    daemon.says("GET /v1/hidden?*", 200, serde_json::to_string(&[row]).expect("JSON"));
+    for device in ["0", "GPU-5f1c0000"] {
+        let text = stdout(&folder.run(&["oom", "--at", "1m", "--gpu", device]));
+        assert!(text.contains("no process of yours ended or ran out of memory"), "{text}");
+        assert!(text.contains("1 hidden process belongs to alice: ask as alice, as root"), "{text}");
+    }
+    let json = stdout(&folder.run(&["oom", "--at", "1m", "--gpu", "0", "--json"]));
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!((&json["hidden"]["alice"], &json["processes"]), (&1.into(), &serde_json::json!([])));
+    let text = stdout(&folder.run(&["oom", "--at", "1m", "--gpu", "1"]));
+    assert!(
+        text.contains(": no process ended or ran out of memory then") && !text.contains("alice"),
+        "{text}"
+    );
+    let asked = daemon.was_asked();
+    assert!(asked.iter().any(|path| path.starts_with("GET /v1/hidden?around=")), "{asked:?}");
+    assert!(asked.iter().all(|path| !path.contains("around=") || path.ends_with("&within=60000000000")));
 }

@@ -374,7 +374,7 @@ fn a_private_daemon_is_started_when_none_answers() {
     assert_eq!(directory.permissions().mode() & 0o777, 0o700);
     assert_eq!(fs::read_to_string(site.folder.path("gpumem/gpumemd.log")).expect("a log"), "its words\n");
     assert!(PathBuf::from(format!("/proc/{pid}")).exists(), "it stays when the command has ended");
-    // Both values are from /proc, where a session that began outside this PID namespace is 0, which is no valid pid.
+    // Both values are from /proc, where a session that began outside this PID namespace is 0, which is not a valid pid.
     let session = |stat: &str| stat.split(' ').nth(3).map(str::to_owned).expect("a session");
     let own = fs::read_to_string("/proc/self/stat").expect("our own line");
     let own = own.rsplit_once(") ").expect("a name in parentheses").1;

@@ -1,7 +1,7 @@
 //! `gpumemctl top` on its own terminal. The tests read the screen from its output, as a terminal would.
 
 use crate::common::{FakeDaemon, Folder, failure, run_of, stdout, until};
-use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
+use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -555,6 +555,27 @@ fn a_pipe_gets_one_frame() {
     assert!(code == 2 && message.contains("0.1 to 3600 seconds"), "{message}");
     let (code, message) = failure(&site.folder.run(&["top", "--socket", "/nowhere"]));
     assert!(code == 6 && message.contains("no daemon answers"), "{message}");
+}
+
+#[test]
+fn devices_that_nvml_does_not_have_are_one_line() {
+    let site = Site::new("top-claims");
+    let lines =
+        || stdout(&site.folder.run(&["top", "--once"])).lines().map(str::to_owned).collect::<Vec<_>>();
+    let before = lines();
+    let claim = |pid| ClaimRow { pid, devices: 32, ..ClaimRow::default() };
+    let mut ps = machine();
+    ps.claims = (1..=400).map(claim).collect();
+    site.tells(&ps);
+    let mut after = lines();
+    let text = "400 processes name 12,800 devices that NVML does not have (gpumemctl ps lists them)";
+    assert_eq!(after.remove(4), text, "below the devices");
+    assert_eq!(after[1..], before[1..], "devices and processes are the same");
+    ps.claims = vec![ClaimRow { devices: 1, ..claim(7) }];
+    ps.devices.clear();
+    ps.processes.clear();
+    site.tells(&ps);
+    assert_eq!(lines()[2], "1 process names a device that NVML does not have (gpumemctl ps lists them)");
 }
 
 /// Compares the screen with a golden file, except for the time of day. UPDATE_GOLDEN=1 writes the file.

@@ -128,7 +128,7 @@ fn a_mark_goes_to_the_daemon_and_says_how_to_use_it() {
     daemon.says(
         "POST /v1/mark?name=10:30&pid=7",
         404,
-        r#"{"error":"pid 7 is no process of yours that uses a GPU"}"#,
+        r#"{"error":"pid 7 is not a process of yours that uses a GPU"}"#,
     );
     daemon.says("POST /v1/mark?name=10:30&tree=7", 200, r#"{"pids":[8,9],"time_ns":5}"#);
     let text = stdout(&folder.run(&["mark", "10:30", "7"]));

@@ -7,7 +7,7 @@
 
 use crate::limits::user_queue::QueueSlot;
 use gpumem_ledger::{Origin, ProcessKey};
-use gpumem_wire::{Body, Record, Stamp};
+use gpumem_wire::{Body, Record, Stamp, frame};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -82,6 +82,12 @@ pub(crate) fn frame_of(stamp: Stamp, body: Body<'_>) -> Vec<u8> {
     let mut frame = Vec::new();
     Record { stamp, body }.append_frame(&mut frame);
     frame
+}
+
+/// Returns whether frames begin with the connection of an agent.
+pub(super) fn begins_agent(frames: &[u8]) -> bool {
+    let Ok(Some((slot, payload, _))) = frame::split_frame(frames) else { return false };
+    matches!(Record::decode(slot, payload), Ok(Record { body: Body::Source { up: true, .. }, .. }))
 }
 
 #[cfg(test)]

@@ -13,15 +13,15 @@ use crate::limits::user_queue::QueueSlot;
 use crate::limits::user_share::CpuCharge;
 use crate::run_writer::{Recalled, RunWriter};
 use crate::stats::{Count, Stats, Timing};
-use batch::{Batch, DeferredBatches};
+use batch::{Batch, DeferredBatches, begins_agent};
 use gpumem_ledger::{Limits, Origin, ProcessKey, ProcessView, RefusedRecords, Snapshot};
 use gpumem_model::run::{Run, Source};
 use gpumem_runs::builder::{RunBuilder, Sink};
-use gpumem_wire::{Body, Record, Stamp, frame};
+use gpumem_wire::{Absence, Body, Record, Stamp, frame};
 use node_counters::NodeCounters;
 pub(crate) use node_counters::Totals;
 use process_table::{Due, ProcessTable};
-use recorder::Recorder;
+use recorder::{Recorder, without_ends};
 use roll::Roll;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -402,8 +402,15 @@ impl Aggregator {
                 | Body::AccountedPeak { start_ticks, .. }
                 | Body::ProtectedSample { start_ticks, .. },
             ) => {
-                let key = ProcessKey { pid: record.stamp.thread, start_ticks };
-                let device = record.stamp.device;
+                let listed = ProcessKey { pid: record.stamp.thread, start_ticks };
+                let (device, time_ns) = (record.stamp.device, record.stamp.time_ns);
+                let key = match record.body {
+                    // The pid is one of another namespace.
+                    Body::ProcessSample { absence: Absence::WrongNamespace, .. } => listed,
+                    Body::ProcessFacts { .. } => listed,
+                    _ => self.tracks.identified(listed, time_ns),
+                };
+                let record = &Record { body: of_start(record.body, key.start_ticks), ..*record };
                 let is_open = match record.body {
                     Body::ProcessSample { used_bytes, absence, .. } => {
                         // No device has as many bytes as the number that stands for a reason of absence.
@@ -420,7 +427,7 @@ impl Aggregator {
                 };
                 if is_open {
                     if matches!(record.body, Body::ProcessSample { .. }) {
-                        self.tracks.list_names(record.stamp.device, key);
+                        self.tracks.list_names(device, key, time_ns, clock::now_ns());
                     }
                     if matches!(record.body, Body::AccountedPeak { .. }) {
                         self.tracks.accounted(key);
@@ -555,9 +562,18 @@ impl Aggregator {
     }
 }
 
-fn begins_agent(frames: &[u8]) -> bool {
-    let Ok(Some((slot, payload, _))) = frame::split_frame(frames) else { return false };
-    matches!(Record::decode(slot, payload), Ok(Record { body: Body::Source { up: true, .. }, .. }))
+/// Returns a reading of a process with that start time.
+fn of_start(body: Body<'_>, start_ticks: u64) -> Body<'_> {
+    match body {
+        Body::ProcessSample { used_bytes, absence, lists, .. } => {
+            Body::ProcessSample { start_ticks, used_bytes, absence, lists }
+        }
+        Body::AccountedPeak { peak_bytes, .. } => Body::AccountedPeak { start_ticks, peak_bytes },
+        Body::ProtectedSample { protected_bytes, .. } => {
+            Body::ProtectedSample { start_ticks, protected_bytes }
+        }
+        other => other,
+    }
 }
 
 /// Waits until a moment (CLOCK_MONOTONIC); without one, for ever.
@@ -577,22 +593,4 @@ pub enum Command {
     AggregatorSettings(AggregatorSettings),
     /// Close all runs and end.
     End,
-}
-
-/// Removes `ProcessGone` records from a batch before it is recorded. The ledger gets its own such record when the run is closed,
-/// not when the end was seen. A recording must have it at the same position.
-fn without_ends(batch: Batch) -> Batch {
-    const PROCESS_GONE: u8 = 101;
-    let mut frames = Vec::new();
-    let (mut rest, mut found) = (batch.frames.as_slice(), false);
-    while batch.origin == Origin::Host
-        && let Ok(Some((slot, _, after))) = frame::split_frame(rest)
-    {
-        match slot[60] {
-            PROCESS_GONE => found = true,
-            _ => frames.extend_from_slice(&rest[..rest.len() - after.len()]),
-        }
-        rest = after;
-    }
-    if found { Batch { frames, ..batch } } else { batch }
 }

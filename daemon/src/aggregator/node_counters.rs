@@ -50,7 +50,7 @@ impl NodeCounters {
             self.totals.lost = self.totals.lost.saturating_add(more);
             seen.lost = lost;
             let known = std::mem::take(&mut seen.ooms);
-            // A refusal after which the program went on (`Pressure`) is not counted; it may become another kind later.
+            // A refusal after which the program continued (`Pressure`) is not counted; it may become another kind later.
             for (account, oom) in process.ooms.iter().filter(|(_, oom)| oom.kind != OomKind::Pressure) {
                 let device = process.accounts.get(*account).and_then(|account| account.device);
                 let Some(device) = device.and_then(|device| snapshot.devices.get(device)) else { continue };

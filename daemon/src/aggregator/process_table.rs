@@ -4,10 +4,13 @@
 //! closed when the last agent's connection has been read to its end.
 
 use gpumem_ledger::ProcessKey;
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Number of closed processes that are remembered, so that a late sample does not start a new run.
 const REMEMBERED: usize = 16_384;
+/// Longest time after the end of a process at which a list may still name it, in ns: a list takes time, and its end is noticed
+/// later than it happens.
+const LISTED_AFTER_END_NS: u64 = 1_000_000_000;
 
 /// Runs to be queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +40,10 @@ struct Track {
     is_new: bool,
     /// Whether its run is in the queue to be written.
     is_due: bool,
-    /// Whether two lists of a device have named it, if it has no start time. Otherwise it may have ended just before /proc was
-    /// read, and the hello of its agent may follow.
+    /// When it was first missing in /proc although a list named it (CLOCK_MONOTONIC), if it has no start time.
+    missed_ns: Option<u64>,
+    /// Whether a list that was made after that has named it: it lives in a namespace that is not visible here. Otherwise it may
+    /// have ended before /proc was read, and the hello of its agent may follow. Several such lists may wait to be read.
     is_listed_again: bool,
 }
 
@@ -59,7 +64,8 @@ pub(crate) struct ProcessTable {
     due: VecDeque<(ProcessKey, u64)>,
     /// Closed processes, oldest first.
     over: VecDeque<ProcessKey>,
-    is_over: HashSet<ProcessKey>,
+    /// When each of `over` ended (CLOCK_MONOTONIC).
+    ended_ns: BTreeMap<ProcessKey, u64>,
     /// Processes whose end was reported before anything else, with its time and status, oldest first. Their records may still be
     /// on their way: an agent's hello, or a sample that listed them while they lived.
     early: VecDeque<(ProcessKey, u64, Option<u64>)>,
@@ -98,7 +104,7 @@ impl ProcessTable {
         if self.tracks.contains_key(&key) {
             return true;
         }
-        if self.is_over.contains(&key) {
+        if self.ended_ns.contains_key(&key) {
             return false;
         }
         let early = self.early.iter().position(|&(ended, ..)| ended == key);
@@ -115,12 +121,12 @@ impl ProcessTable {
     /// Begins another run of a closed process, because its agent's hello was read late. The store joins that run with the first
     /// one. Returns whether the process may have records now.
     pub(crate) fn reopen(&mut self, key: ProcessKey) -> bool {
-        self.is_over.remove(&key);
+        self.ended_ns.remove(&key);
         self.over.retain(|over| *over != key);
         self.register(key)
     }
 
-    /// Returns whether one list has named a process with this pid after its end, so that its start time could not be read.
+    /// Returns whether lists have named a process with this pid, and its start time could not be read because it had ended.
     pub(crate) fn is_unidentified(&self, pid: u32) -> bool {
         let key = ProcessKey { pid, start_ticks: 0 };
         self.tracks.get(&key).is_some_and(|track| track.may_be_identified(&key))
@@ -148,13 +154,31 @@ impl ProcessTable {
         self.unseen.iter_mut().filter(|((on, _), _)| *on == device).for_each(|(_, named)| *named = false);
     }
 
-    /// Notes that a device's list names a process.
-    pub(crate) fn list_names(&mut self, device: u8, key: ProcessKey) {
-        if key.start_ticks == 0
-            && self.unseen.insert((device, key), true).is_some()
-            && let Some(track) = self.tracks.get_mut(&key)
-        {
-            track.is_listed_again = true;
+    /// Returns the process that a reading of `listed_ns` names. If /proc no longer had its start time, but a process with that pid
+    /// ended at about that time or later, it is that process: its agent's hello has given the start time.
+    pub(crate) fn identified(&self, key: ProcessKey, listed_ns: u64) -> ProcessKey {
+        if key.start_ticks != 0 {
+            return key;
+        }
+        let with_start = ProcessKey { start_ticks: 1, ..key }..=ProcessKey { start_ticks: u64::MAX, ..key };
+        let is_in_time = |ended_ns: u64| listed_ns <= ended_ns.saturating_add(LISTED_AFTER_END_NS);
+        let mut open = self.tracks.range(with_start.clone()).rev();
+        let mut ended = self.ended_ns.range(with_start).rev();
+        open.find(|(_, track)| track.gone.is_none_or(|(ended_ns, _)| is_in_time(ended_ns)))
+            .map(|(&found, _)| found)
+            .or_else(|| ended.find(|(_, ended_ns)| is_in_time(**ended_ns)).map(|(&found, _)| found))
+            .unwrap_or(key)
+    }
+
+    /// Notes that a device's list, made at `listed_ns` and received at `now_ns`, names a process.
+    pub(crate) fn list_names(&mut self, device: u8, key: ProcessKey, listed_ns: u64, now_ns: u64) {
+        if key.start_ticks != 0 {
+            return;
+        }
+        self.unseen.insert((device, key), true);
+        if let Some(track) = self.tracks.get_mut(&key) {
+            let missed_ns = *track.missed_ns.get_or_insert(now_ns.max(listed_ns));
+            track.is_listed_again |= listed_ns > missed_ns.saturating_add(LISTED_AFTER_END_NS);
         }
     }
 
@@ -190,7 +214,7 @@ impl ProcessTable {
             let (time_ns, known) = *track.gone.get_or_insert((time_ns, status));
             track.gone = Some((time_ns, known.or(status)));
             self.ending.insert(key);
-        } else if !self.is_over.contains(&key) && !self.early.iter().any(|&(ended, ..)| ended == key) {
+        } else if !self.ended_ns.contains_key(&key) && !self.early.iter().any(|&(ended, ..)| ended == key) {
             self.early.push_back((key, time_ns, status));
             if self.early.len() > REMEMBERED {
                 self.early.pop_front();
@@ -202,8 +226,8 @@ impl ProcessTable {
     /// agents:
     /// - Connected: up to ten times `last_word_ns`. Thousands may end at once, and the records that each had sent are read before
     ///   its connection ends.
-    /// - Connected before, or listed several times without a start time: none.
-    /// - Listed once without a start time: ten times `last_word_ns`, because the hello of its agent may identify it.
+    /// - Connected before, or in a namespace that is not visible here: none.
+    /// - Listed after its end, without a start time: ten times `last_word_ns`, because the hello of its agent may identify it.
     /// - Never connected: a tenth of `last_word_ns`. A list may name a short program that ends while its hello waits to be read.
     pub(crate) fn take_over(
         &mut self,
@@ -229,18 +253,18 @@ impl ProcessTable {
                 Some((key, time_ns, status))
             })
             .collect();
-        for (key, ..) in &over {
+        for (key, time_ns, _) in &over {
             self.tracks.remove(key);
             self.ending.remove(key);
             // Without a start time, a later process with the same pid would have the same key.
             if key.start_ticks != 0 {
                 self.over.push_back(*key);
-                self.is_over.insert(*key);
+                self.ended_ns.insert(*key, *time_ns);
             }
         }
         while self.over.len() > REMEMBERED {
             if let Some(key) = self.over.pop_front() {
-                self.is_over.remove(&key);
+                self.ended_ns.remove(&key);
             }
         }
         over
@@ -381,57 +405,100 @@ mod tests {
     fn without_a_start_time_the_lists_tell_the_end() {
         let unseen = ProcessKey { pid: 7, start_ticks: 0 };
         let mut tracks = ProcessTable::default();
+        let mut now = 0;
         let mut list = |device: u8, keys: &[ProcessKey], complete: bool| {
+            now += 2 * LISTED_AFTER_END_NS;
             tracks.list_begins(device);
             for &key in keys {
                 assert!(tracks.register(key));
-                tracks.list_names(device, key);
+                tracks.list_names(device, key, now, now);
             }
             if complete {
-                tracks.list_ends(device, 50);
+                tracks.list_ends(device, now);
             }
-            tracks.take_over(60, 1000)
+            let over = tracks.take_over(now, 1000).into_iter();
+            over.map(|(key, ended_ns, _)| (key, ended_ns == now)).collect::<Vec<_>>()
         };
         assert_eq!(list(0, &[unseen, KEY], true), []);
         assert_eq!(list(0, &[unseen, KEY], true), []);
         assert_eq!(list(1, &[unseen], true), []);
         assert_eq!(list(0, &[], false), [], "a list that failed tells nothing");
         assert_eq!(list(0, &[], true), [], "the other device still lists it");
-        assert_eq!(list(1, &[], true), [(unseen, 50, None)]);
+        assert_eq!(list(1, &[], true), [(unseen, true)]);
         assert_eq!(list(1, &[unseen], true), [], "the pid is another process's now");
         assert_eq!(list(1, &[unseen], true), []);
-        assert_eq!(list(1, &[], true), [(unseen, 50, None)]);
+        assert_eq!(list(1, &[], true), [(unseen, true)]);
+    }
+
+    /// A list made at `listed_ns` and read at `now_ns` names the process. Returns the runs that are due then.
+    fn list(
+        tracks: &mut ProcessTable,
+        key: ProcessKey,
+        listed_ns: u64,
+        now_ns: u64,
+    ) -> Vec<(ProcessKey, u64)> {
+        tracks.list_begins(0);
+        assert!(tracks.register(key));
+        tracks.list_names(0, key, listed_ns, now_ns);
+        tracks.list_ends(0, listed_ns);
+        tracks.make_due(Due::New, now_ns, |_| true);
+        tracks.take_due(9)
     }
 
     #[test]
-    fn hello_identifies_a_process_that_was_listed_after_its_end() {
+    fn hello_identifies_a_process_that_several_waiting_lists_name_after_its_end() {
+        const SECOND: u64 = 1_000_000_000;
         let unseen = ProcessKey { start_ticks: 0, ..KEY };
         let mut tracks = ProcessTable::default();
-        let list = |tracks: &mut ProcessTable| {
-            tracks.list_begins(0);
-            assert!(tracks.register(unseen));
-            tracks.list_names(0, unseen);
-            tracks.list_ends(0, 40);
-            tracks.make_due(Due::New, 45, |_| true);
-            tracks.take_due(9)
-        };
-        assert_eq!(list(&mut tracks), [], "a hello may follow");
+        // Lists of 30 s, read after the daemon was stopped for that time.
+        for (at, listed_ns) in (0..30).map(|at| (at, at * SECOND)) {
+            assert_eq!(list(&mut tracks, unseen, listed_ns, 30 * SECOND + at), [], "a hello may follow");
+        }
         assert!(tracks.is_unidentified(KEY.pid));
         assert_eq!(tracks.take_unidentified(KEY.pid), unseen);
         assert!(!tracks.has(unseen) && !tracks.is_unidentified(KEY.pid));
 
-        assert_eq!(list(&mut tracks), [], "another process with that pid");
-        assert_eq!(list(&mut tracks), [(unseen, 45)], "it lives, in another namespace");
+        let now = 40 * SECOND;
+        assert_eq!(list(&mut tracks, unseen, now, now + 5), [], "another process with that pid");
+        assert_eq!(list(&mut tracks, unseen, now + SECOND, now + SECOND), [], "it may have ended at once");
+        let later = now + 5 + SECOND + 1;
+        assert_eq!(
+            list(&mut tracks, unseen, later, later),
+            [(unseen, later)],
+            "it lives, in another namespace"
+        );
         assert!(!tracks.is_unidentified(KEY.pid));
     }
 
     #[test]
-    fn listed_once_after_its_end_waits_for_a_hello() {
+    fn list_that_is_read_after_the_hello_belongs_to_the_process_of_the_hello() {
+        let unseen = ProcessKey { start_ticks: 0, ..KEY };
+        let mut tracks = ProcessTable::default();
+        assert_eq!(tracks.identified(unseen, 50), unseen, "nothing is known");
+        tracks.register(KEY);
+        tracks.agent(KEY, true);
+        assert_eq!(tracks.identified(unseen, 50), KEY, "its end was not noticed so far");
+        let ended_ns = 3_000_000_000;
+        tracks.gone(KEY, ended_ns, None);
+        let latest = ended_ns + LISTED_AFTER_END_NS;
+        let is_it = |tracks: &ProcessTable| {
+            [ended_ns, latest, latest + 1].map(|listed_ns| tracks.identified(unseen, listed_ns) == KEY)
+        };
+        assert_eq!(is_it(&tracks), [true, true, false]);
+        tracks.agent(KEY, false);
+        assert_eq!(tracks.take_over(latest, 1000), [(KEY, ended_ns, None)]);
+        assert_eq!(is_it(&tracks), [true, true, false], "its run is closed");
+        let other = ProcessKey { pid: KEY.pid + 1, ..unseen };
+        assert_eq!(tracks.identified(other, ended_ns), other);
+    }
+
+    #[test]
+    fn listed_after_its_end_waits_for_a_hello() {
         let unseen = ProcessKey { start_ticks: 0, ..KEY };
         let mut tracks = ProcessTable::default();
         assert!(tracks.register(unseen));
         tracks.list_begins(0);
-        tracks.list_names(0, unseen);
+        tracks.list_names(0, unseen, 50, 50);
         tracks.list_ends(0, 50);
         tracks.list_begins(0);
         tracks.list_ends(0, 100);

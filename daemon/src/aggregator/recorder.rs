@@ -4,6 +4,7 @@
 
 use crate::aggregator::batch::Batch;
 use crate::stats::{Count, Stats};
+use gpumem_ledger::Origin;
 use gpumem_runs::recording::Writer;
 use gpumem_wire::frame;
 use std::fs::{File, OpenOptions};
@@ -136,4 +137,22 @@ fn expand(path: &Path) -> PathBuf {
         Some(text) => text.replace("%t", &seconds).into(),
         None => path.to_owned(),
     }
+}
+
+/// Removes `ProcessGone` records from a batch before it is recorded. The ledger gets its own such record when the run is closed,
+/// not when the end was seen. A recording must have it at the same position.
+pub(super) fn without_ends(batch: Batch) -> Batch {
+    const PROCESS_GONE: u8 = 101;
+    let mut frames = Vec::new();
+    let (mut rest, mut found) = (batch.frames.as_slice(), false);
+    while batch.origin == Origin::Host
+        && let Ok(Some((slot, _, after))) = frame::split_frame(rest)
+    {
+        match slot[60] {
+            PROCESS_GONE => found = true,
+            _ => frames.extend_from_slice(&rest[..rest.len() - after.len()]),
+        }
+        rest = after;
+    }
+    if found { Batch { frames, ..batch } } else { batch }
 }

@@ -177,7 +177,7 @@ impl Sweeper {
         if doubt != self.doubt {
             match doubt {
                 Some(doubt) => tracing::warn!(why = %doubt, "no run is deleted for its age"),
-                None => tracing::info!("the clock is believed: runs that are too old are deleted"),
+                None => tracing::info!("the clock is trusted again: runs that are too old are deleted"),
             }
         }
         self.doubt = doubt;

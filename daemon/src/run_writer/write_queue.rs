@@ -217,7 +217,7 @@ mod tests {
         let mut shelf = WriteQueue::default();
         let lost: u64 = (0..10_000).map(|life| shelf.put(waiting(1, life, true, 1))).sum();
         assert_eq!((lost, shelf.load().0), (0, 10_000));
-        assert_eq!(shelf.room().living, 0, "those that go on wait with the ledger");
+        assert_eq!(shelf.room().living, 0, "those that continue wait with the ledger");
         assert!(shelf.room().over > 0);
     }
 

@@ -361,6 +361,72 @@ mod tests {
         assert_eq!(text, TABLE);
     }
 
+    /// A program may name any device, and each user may start some: 400 agents name 31 devices each.
+    #[test]
+    fn devices_that_only_agents_name_are_one_count_in_every_view() {
+        const AGENTS: usize = 400;
+        const INVENTED: usize = 31;
+        let mut ledger = ledger();
+        let known = ledger.snapshot().devices[0].name;
+        for pid in (1..=AGENTS).map(|agent| 1000 + agent as u32) {
+            let at = Stamp { time_ns: 30, thread: pid, ..Stamp::default() };
+            let agent = Origin::Process(ProcessKey { pid, start_ticks: 9 });
+            let mut say = |stamp, body| ledger.observe(agent, &Record { stamp, body });
+            let hello =
+                Body::Hello { start_ticks: 9, versions: 1 << 16, capabilities: 0, instance: 1, claims: "" };
+            say(at, hello);
+            for slot in 0..INVENTED as u8 {
+                let at = Stamp { device: slot, ..at };
+                let device = Body::Device {
+                    uuid_high: 1000,
+                    uuid_low: slot.into(),
+                    total_bytes: Reading::of(100 * MIB),
+                    ordinal: slot.into(),
+                    id: DeviceIdKind::Gpu,
+                    name: "invented",
+                };
+                let seq = u64::from(slot) + 1;
+                let memory = MemoryKind::Device;
+                let alloc = Body::AllocEnd { address: seq << 32, bytes: MIB, pool: 0, took_us: 1, memory };
+                say(at, device);
+                say(Stamp { seq, ..at }, alloc);
+            }
+        }
+        let published = Published {
+            at_ns: 0,
+            made: Instant::now(),
+            snapshot: ledger.snapshot(),
+            totals: Default::default(),
+            remembered_bytes: 0,
+        };
+        let status = DeviceStatus::new(known, 0, 0);
+        let nvml = NvmlStatus { up: true, devices: vec![status], ..NvmlStatus::default() };
+        let mut health = Health { nvml, ..Health::default() };
+        let shown = ViewSettings { young: Duration::ZERO, ..ViewSettings::default() };
+        let ps = |health: &Health| {
+            let rows = rows(&published, health, Viewer { uid: 0, all: true }, Tenants::Named);
+            let claimed: usize = rows.claims.iter().map(|claim| claim.devices).sum();
+            (rows.devices.len(), rows.processes.len(), rows.claims.len(), claimed)
+        };
+        assert_eq!(ps(&health), (1, 1, AGENTS, AGENTS * INVENTED), "one line for each process");
+        let page = page::of_processes(&published, &health, &shown);
+        let length = |list: &str| page[list].as_array().map_or(0, Vec::len);
+        assert_eq!((length("devices"), length("processes")), (1, 1));
+        assert_eq!(page["claims"]["processes"], AGENTS);
+        assert_eq!(page["claims"]["devices"], AGENTS * INVENTED);
+        let text = prometheus::of_processes(&published, &health, &shown);
+        let claimed = text.lines().filter(|line| line.starts_with("gpumem_process_claimed_devices{"));
+        let claimed: Vec<&str> = claimed.filter_map(|line| line.rsplit(' ').next()).collect();
+        assert_eq!(claimed, vec!["31"; AGENTS]);
+        let uuid = format!("uuid=\"{known}\"");
+        let is_other = |line: &&str| line.contains("uuid=\"") && !line.contains(&uuid);
+        assert_eq!(text.lines().find(is_other), None, "no series of another device");
+
+        // A daemon that cannot see all MIG instances cannot tell which devices exist.
+        health.nvml.devices[0].facts.insert("hidden_instances".to_owned(), "1".to_owned());
+        assert_eq!(ps(&health), (1 + INVENTED, 1 + AGENTS * INVENTED, 0, 0));
+    }
+
     const TABLE: &str = r#"none of these:
   ps      -
   page    -

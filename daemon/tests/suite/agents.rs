@@ -115,7 +115,7 @@ fn strangers_are_refused_with_a_reason() {
     }
     drop(connect());
     refused(&daemon, "ended");
-    assert_eq!(row(&daemon), None, "nothing of them is believed");
+    assert_eq!(row(&daemon), None, "nothing of them is used");
 }
 
 #[test]

@@ -1,14 +1,16 @@
 //! The control API.
 
-use crate::common::peer::{Memory, Peer, allocation, device, record, resync, watermark};
+use crate::common::peer::{Memory, Peer, allocation, device, now, record, resync, watermark};
 use crate::common::{Daemon, start, wait_for};
-use gpumem_model::control::{Doctor, Ps, State};
+use gpumem_model::control::{Doctor, HiddenRun, Ps, State};
 use gpumem_test_support::SharedCopy;
+use gpumem_wire::{Body, MemoryKind, Reading, Stamp};
 use rustix::process::Uid;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 fn covered(daemon: &Daemon) -> Peer {
     let (peer, epoch) = Peer::welcomed(&daemon.agent_socket(), &Memory::new());
@@ -19,6 +21,13 @@ fn covered(daemon: &Daemon) -> Peer {
         (ps["processes"][0]["tracked_bytes"] == 4096).then_some(())
     });
     peer
+}
+
+fn failed_allocation(seq: u64) -> (Stamp, Body<'static>) {
+    let stamp = Stamp { seq, device: 0, time_ns: now(), ..Stamp::default() };
+    let device_free_bytes = Reading::of(1 << 20);
+    let memory = MemoryKind::Device;
+    (stamp, Body::AllocFailed { bytes: 1 << 30, pool: 0, device_free_bytes, result: 2, memory })
 }
 
 #[test]
@@ -156,7 +165,7 @@ mod privileged {
             return;
         }
         let daemon = start("");
-        let _peer = covered(&daemon);
+        let peer = covered(&daemon);
         let ps: Ps = serde_json::from_str(&as_nobody(&daemon, "GET /v1/ps")).expect("Ps");
         let row = &ps.processes[0];
         assert_eq!(row.pid, std::process::id());
@@ -174,6 +183,28 @@ mod privileged {
             assert!(refusal.contains(&belongs), "{request}: {refusal}");
         }
         assert!(as_nobody(&daemon, "POST /v1/mark?name=x&pid=1").contains("no process of yours"));
+
+        // Jobs and OOMs of other users: their owner, and nothing else.
+        let hidden = |query: &str| {
+            let reply = as_nobody(&daemon, &format!("GET /v1/hidden?{query}"));
+            serde_json::from_str::<Vec<HiddenRun>>(&reply).unwrap_or_else(|error| panic!("{reply}: {error}"))
+        };
+        let roots =
+            [HiddenRun { pid, user: Some("root".into()), devices: vec![(0, ps.devices[0].uuid.clone())] }];
+        assert_eq!(hidden("job=test-job"), roots);
+        assert_eq!(hidden("job=other"), []);
+        let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos();
+        let around = format!("around={wall_ns}&within=600000000000");
+        assert_eq!(hidden(&around), [], "it runs, and no memory ran out");
+        let (stamp, body) = failed_allocation(2);
+        assert!(peer.send(&[record(stamp, body), watermark(2)].concat()));
+        wait_for("the OOM", || (hidden(&around) == roots).then_some(()));
+        assert_eq!(as_nobody(&daemon, &format!("GET /v1/runs?{around}")), "[]");
+        let long_ago = "around=1000000000000000000&within=600000000000";
+        assert_eq!(hidden(long_ago), []);
+        for query in [around.as_str(), "job=test-job"] {
+            assert_eq!(daemon.get(&format!("/v1/hidden?{query}")).1, serde_json::json!([]), "root sees all");
+        }
         assert!(as_nobody(&daemon, "POST /v1/nvml/release?for_s=1").contains("root"));
 
         let hidden = start("tenants = \"anonymous\"\n");
@@ -183,7 +214,8 @@ mod privileged {
         assert_eq!((row.pid, row.uid, row.user.as_deref()), (0, None, None));
         let refusal = as_nobody(&hidden, &format!("POST /v1/mark?name=x&pid={}", std::process::id()));
         assert!(refusal.contains("no process of yours"), "nobody may know whose it is: {refusal}");
-        let around = "around=0&within=9000000000000000000";
-        assert_eq!(as_nobody(&hidden, &format!("GET /v1/hidden?{around}")), "[]");
+        for query in ["around=0&within=9000000000000000000", "job=test-job"] {
+            assert_eq!(as_nobody(&hidden, &format!("GET /v1/hidden?{query}")), "[]");
+        }
     }
 }

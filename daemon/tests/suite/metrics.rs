@@ -262,7 +262,7 @@ fn every_series_is_of_a_family_that_is_known_and_has_its_labels() {
         for label in labels.split("\",").filter(|label| !label.is_empty()) {
             let label = label.split('=').next().expect("a name");
             let is_bucket = family.kind == "histogram" && label == "le";
-            assert!(is_bucket || family.labels.contains(&label), "{label} is no label of {name}");
+            assert!(is_bucket || family.labels.contains(&label), "{label} is not a label of {name}");
         }
     }
 }
@@ -354,7 +354,7 @@ fn the_reference_is_what_the_source_says() {
     for word in
         fresh.split(is_part).filter(|word| word.starts_with("gpumem_") || word.starts_with("gpumemd_"))
     {
-        assert!(word.ends_with('_') || is_known(word), "{word} is no metric");
+        assert!(word.ends_with('_') || is_known(word), "{word} is not a metric");
     }
 }
 

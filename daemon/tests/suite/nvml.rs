@@ -208,7 +208,7 @@ async fn bytes_that_are_not_available_are_absent() {
     let mut watcher = Watcher::start(&machine, quick());
     let absent = Err(Absence::NotAvailable);
     watcher.until("it is absent", |seen| seen.rows(0) == [(holder.pid(), absent, 1)]).await;
-    assert_eq!(watcher.nvml.status().devices[0].problem, None, "that is no fault of the device");
+    assert_eq!(watcher.nvml.status().devices[0].problem, None, "that is not a fault of the device");
 }
 
 #[tokio::test]
@@ -394,7 +394,7 @@ async fn a_program_that_is_no_poller_is_no_outage() {
     for (script, expected) in [
         ("#!/bin/sh\nexit 3\n", "nvml: the poller ended and is being replaced"),
         (
-            "#!/bin/sh\nprintf 'this is no frame at all'; exec sleep 1000\n",
+            "#!/bin/sh\nprintf 'this is not a frame at all'; exec sleep 1000\n",
             "nvml: the poller wrote invalid data and was replaced",
         ),
     ] {

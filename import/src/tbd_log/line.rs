@@ -29,7 +29,7 @@ pub(super) fn annotations(line: &str) -> Vec<Annotation<'_>> {
         let (this, next) = after.split_at(end);
         match allocation(this) {
             Some(annotation) => found.push(annotation),
-            // The word alone is no annotation, because logs contain it in other contexts.
+            // The word alone is not an annotation, because logs contain it in other contexts.
             None if before.ends_with("[mem] ") || this.contains("GPU memory (") => {
                 found.push(Annotation::Unreadable);
             }

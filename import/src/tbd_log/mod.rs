@@ -138,32 +138,21 @@ impl Reader {
     }
 
     fn caveats(&self, feed: &mut Feed<'_>) {
-        feed.caveats([
-            ("no_clock", true, "the log has no clock: times are its line numbers".to_owned()),
-            (
-                "no_frees",
-                true,
-                "the log records no frees: its allocator keeps freed memory, so tracked only grows"
-                    .to_owned(),
-            ),
-            (
-                "releases",
-                self.releases > 0,
-                format!("{} releases without size or address: tracked is an upper bound", self.releases),
-            ),
-        ]);
+        let Reader { neighbours, ambiguous, estimated, releases, .. } = *self;
+        feed.caveat("no_clock", "the log has no clock: times are its line numbers");
+        let no_frees = "the log records no frees: its allocator keeps freed memory, so tracked only grows";
+        feed.caveat("no_frees", no_frees);
+        let unsized_releases =
+            format!("{releases} releases without size or address: tracked is an upper bound");
+        feed.caveats([("releases", releases > 0, unsized_releases)]);
         feed.tell_rejects("record", "line", EXAMPLE);
         let several = "nvidia-smi lists several processes: the log is attributed to the one with the most memory at the first reading";
-        let (ambiguous, estimated) = (self.ambiguous, self.estimated);
+        let unclear = format!(
+            "{ambiguous} readings without a number for a process: unreadable, or it uses several GPUs"
+        );
         feed.caveats([
-            ("several_processes", self.neighbours, several.to_owned()),
-            (
-                "ambiguous_readings",
-                ambiguous > 0,
-                format!(
-                    "{ambiguous} readings without a number for a process: unreadable, or it uses several GPUs"
-                ),
-            ),
+            ("several_processes", neighbours, several.to_owned()),
+            ("ambiguous_readings", ambiguous > 0, unclear),
             ("estimated", estimated > 0, format!("{estimated} allocations have sizes in whole MiB only")),
         ]);
     }

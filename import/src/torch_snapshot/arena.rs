@@ -35,17 +35,9 @@ enum Node {
         len: u32,
     },
     Bytes,
-    List {
-        last: u32,
-    },
-    Tuple {
-        last: u32,
-    },
-    /// Keys and values alternate.
-    Dict {
-        last: u32,
-    },
-    Set {
+    /// `last` is the last extent. Keys and values of a dict alternate.
+    Container {
+        kind: Kind,
         last: u32,
     },
 }
@@ -159,31 +151,13 @@ impl Arena {
     }
 
     pub fn new_container(&mut self, kind: Kind) -> Result<Ref, Full> {
-        let last = NIL;
-        self.push(match kind {
-            Kind::List => Node::List { last },
-            Kind::Tuple => Node::Tuple { last },
-            Kind::Dict => Node::Dict { last },
-            Kind::Set => Node::Set { last },
-        })
+        self.push(Node::Container { kind, last: NIL })
     }
 
     /// Returns the kind of a container; `None` for other values.
     pub fn kind(&self, value: Ref) -> Option<Kind> {
         match self.nodes.get(value as usize)? {
-            Node::List { .. } => Some(Kind::List),
-            Node::Tuple { .. } => Some(Kind::Tuple),
-            Node::Dict { .. } => Some(Kind::Dict),
-            Node::Set { .. } => Some(Kind::Set),
-            _ => None,
-        }
-    }
-
-    fn last_mut(&mut self, value: Ref) -> Option<&mut u32> {
-        match self.nodes.get_mut(value as usize)? {
-            Node::List { last } | Node::Tuple { last } | Node::Dict { last } | Node::Set { last } => {
-                Some(last)
-            }
+            Node::Container { kind, .. } => Some(*kind),
             _ => None,
         }
     }
@@ -192,9 +166,7 @@ impl Arena {
     /// value.
     pub fn extent(&self, value: Ref) -> Option<u32> {
         match *self.nodes.get(value as usize)? {
-            Node::List { last } | Node::Tuple { last } | Node::Dict { last } | Node::Set { last } => {
-                (last != NIL).then_some(last)
-            }
+            Node::Container { last, .. } if last != NIL => Some(last),
             _ => None,
         }
     }
@@ -238,7 +210,7 @@ impl Arena {
             self.extents.push(Extent { start, len, before });
             self.growing = if is_shared { NIL } else { place };
         }
-        if let Some(last) = self.last_mut(container) {
+        if let Some(Node::Container { last, .. }) = self.nodes.get_mut(container as usize) {
             *last = extent;
         }
         Ok(())
@@ -296,10 +268,10 @@ impl Arena {
             Some(Node::Float(_)) => "a float",
             Some(Node::Text { .. }) => "a string",
             Some(Node::Bytes) => "bytes",
-            Some(Node::List { .. }) => "a list",
-            Some(Node::Tuple { .. }) => "a tuple",
-            Some(Node::Dict { .. }) => "a dict",
-            Some(Node::Set { .. }) => "a set",
+            Some(Node::Container { kind: Kind::List, .. }) => "a list",
+            Some(Node::Container { kind: Kind::Tuple, .. }) => "a tuple",
+            Some(Node::Container { kind: Kind::Dict, .. }) => "a dict",
+            Some(Node::Container { kind: Kind::Set, .. }) => "a set",
         }
     }
 }

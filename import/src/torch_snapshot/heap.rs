@@ -178,14 +178,8 @@ impl Heap {
                 if self.is_used(address, bytes.max(1)) || self.piece_at(address).is_none() {
                     return false;
                 }
-                let live = Live {
-                    bytes: 0,
-                    requested: bytes,
-                    is_pending: true,
-                    stream: event.stream,
-                    frames: NONE,
-                    seq: 0,
-                };
+                let (stream, frames) = (event.stream, NONE);
+                let live = Live { bytes: 0, requested: bytes, is_pending: true, stream, frames, seq: 0 };
                 self.blocks.insert(address, live);
             }
             Action::FreeRequested => match self.blocks.get_mut(&address).filter(|live| live.is_pending) {

@@ -26,7 +26,7 @@ use gpumem_model::program_data::SnapshotFigures;
 use gpumem_model::units::{plural, thousands};
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};
-use model::{Snapshot, Unfit};
+use model::{Snapshot, Unfit, Unknown};
 use pickle::{MAX_MEMORY_BYTES, Unpickled, unpickle};
 use replay::Told;
 
@@ -52,21 +52,21 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         Fault::Bad { offset, what } => Error::Malformed { path: path.clone(), offset, what },
         Fault::Io { offset, source } => Error::Read { path: path.clone(), offset, source },
     })?;
-    let snapshot = model::read(&unpickled.arena, unpickled.root);
-    let snapshot = snapshot.and_then(|snapshot| match snapshot.is_empty() {
-        true => {
-            Err(Unfit("is a snapshot without a segment and without history: nothing was allocated".into()))
-        }
-        false => Ok(snapshot),
-    });
-    let snapshot = snapshot.map_err(|Unfit(what)| Error::Unfit { path, what })?;
+    let unfit = |Unfit(what)| Error::Unfit { path: path.clone(), what };
+    let snapshot = model::read(&unpickled.arena, unpickled.root).map_err(unfit)?;
+    if snapshot.is_empty() {
+        let what = "is a snapshot without a segment and without history: nothing was allocated";
+        return Err(unfit(Unfit(what.into())));
+    }
     let told = replay::replay(sink, &unpickled.arena, &snapshot);
     sink.reject(snapshot.rejects.count);
     let figures = figures(&snapshot, &told);
     sink.figures(figures);
-    for (code, text) in caveats(&unpickled, &snapshot, &told, &figures) {
-        sink.caveat(code, text);
-    }
+    let caveats = caveats(&unpickled, &snapshot, &told, &figures);
+    caveats
+        .into_iter()
+        .filter(|(_, applies, _)| *applies)
+        .for_each(|(code, _, text)| sink.caveat(code, text));
     Ok(())
 }
 
@@ -80,93 +80,64 @@ impl Snapshot {
     }
 }
 
+/// Returns code, condition and text of each caveat.
 fn caveats(
     unpickled: &Unpickled,
     snapshot: &Snapshot,
     told: &Told,
     figures: &SnapshotFigures,
-) -> Vec<(&'static str, String)> {
-    let mut caveats = vec![
-        (
-            "only_the_allocator",
-            "a snapshot covers only PyTorch's allocator: it has neither the memory of CUDA, NCCL and other libraries nor \
-             NVML's readings, so used and Untrackable are unknown"
-                .to_owned(),
-        ),
-        ("snapshot_figures", in_words(figures)),
-    ];
-    let mut add = |code, text: String| caveats.push((code, text));
-    match snapshot.entries() {
-        0 => add(
-            "no_history",
-            "the snapshot has no history: its peak is its last moment, and there is no time \
-             (torch.cuda.memory._record_memory_history() records one)"
-                .into(),
-        ),
-        _ if told.start_bytes == 0 => {}
-        _ => add(
-            "partial_history",
-            format!(
-                "the history begins in the middle of the run, with {} bytes in use, and covers {} s: earlier peaks are unknown",
-                thousands(told.start_bytes),
-                seconds(told.history_ns)
-            ),
-        ),
-    }
-    if told.unnamed.0 > 0 {
-        let (blocks, bytes) = (plural(told.unnamed.0, "block"), thousands(told.unnamed.1));
-        let why = "allocated before stacks were recorded";
-        add("no_stack", format!("{blocks} in use ({bytes} bytes) without a stack: {why}"));
-    }
-    add("roles_from_stacks", "roles and phases come from the stacks and the order of the history".into());
+) -> [(&'static str, bool, String); 13] {
+    let only = "a snapshot covers only PyTorch's allocator: it has neither the memory of CUDA, NCCL and other libraries nor \
+                NVML's readings, so used and Untrackable are unknown";
+    let no_history = "the snapshot has no history: its peak is its last moment, and there is no time \
+                      (torch.cuda.memory._record_memory_history() records one)";
+    let has_history = snapshot.entries() > 0;
+    let partial = format!(
+        "the history begins in the middle of the run, with {} bytes in use, and covers {} s: earlier peaks are unknown",
+        thousands(told.start_bytes),
+        seconds(told.history_ns)
+    );
+    let (blocks, bytes) = (plural(told.unnamed.0, "block"), thousands(told.unnamed.1));
+    let why = "allocated before stacks were recorded";
+    let no_stack = format!("{blocks} in use ({bytes} bytes) without a stack: {why}");
+    let roles = "roles and phases come from the stacks and the order of the history";
     let private = snapshot.segments.iter().filter(|segment| segment.is_private);
     let (count, bytes) = sums(private.map(|segment| segment.bytes));
-    if count > 0 {
-        let (segments, bytes) = (plural(count, "segment"), thousands(bytes));
-        add("private_pools", format!("{segments} ({bytes} bytes) of private pools: CUDA graphs or MemPool"));
-    }
-    if told.contradictions + told.corrected > 0 {
-        add(
-            "contradictions",
-            format!(
-                "{} entries or rows contradict others and were skipped; {} blocks or segments were corrected at the end to \
-                 match the snapshot",
-                thousands(told.contradictions),
-                thousands(told.corrected)
-            ),
-        );
-    }
+    let (segments, bytes) = (plural(count, "segment"), thousands(bytes));
+    let private = format!("{segments} ({bytes} bytes) of private pools: CUDA graphs or MemPool");
+    let contradictions = format!(
+        "{} entries or rows contradict others and were skipped; {} blocks or segments were corrected at the end to \
+         match the snapshot",
+        thousands(told.contradictions),
+        thousands(told.corrected)
+    );
     let rejects = &snapshot.rejects;
-    if rejects.count > 0 {
-        let more = if rejects.count > rejects.named.len() as u64 { ", ..." } else { "" };
-        let text =
-            format!("{} rows cannot be used: {}{more}", thousands(rejects.count), rejects.named.join(", "));
-        add("rejected_rows", text);
-    }
-    let unknown = |what: &str, (count, name): &(u64, String)| {
-        format!("{} {what} that this version does not know (the first: `{name}`)", thousands(*count))
+    let rejected = format!("{} rows cannot be used: {}", thousands(rejects.count), rejects.places());
+    let unknown = |what: &str, Unknown { count, first }: &Unknown| {
+        format!("{} {what} that this version does not know (the first: `{first}`)", thousands(*count))
     };
-    if snapshot.unknown_actions.0 > 0 {
-        add("unknown_actions", unknown("trace entries have an action", &snapshot.unknown_actions));
-    }
-    if snapshot.unknown_states.0 > 0 {
-        add("unknown_states", unknown("blocks have a state", &snapshot.unknown_states) + ": counted as used");
-    }
-    if snapshot.host_entries > 0 {
-        let text = format!(
-            "{} entries of the history of pinned host memory are not replayed: only its last state is shown",
-            thousands(snapshot.host_entries)
-        );
-        add("host_history", text);
-    }
-    if unpickled.has_more {
-        let text = format!(
-            "the file continues after the pickle's end at byte {}: the rest was not read",
-            unpickled.bytes
-        );
-        add("trailing_bytes", text);
-    }
-    caveats
+    let (actions, states) = (&snapshot.unknown_actions, &snapshot.unknown_states);
+    let host = format!(
+        "{} entries of the history of pinned host memory are not replayed: only its last state is shown",
+        thousands(snapshot.host_entries)
+    );
+    let end = unpickled.bytes;
+    let trailing = format!("the file continues after the pickle's end at byte {end}: the rest was not read");
+    [
+        ("only_the_allocator", true, only.to_owned()),
+        ("snapshot_figures", true, in_words(figures)),
+        ("no_history", !has_history, no_history.to_owned()),
+        ("partial_history", has_history && told.start_bytes > 0, partial),
+        ("no_stack", told.unnamed.0 > 0, no_stack),
+        ("roles_from_stacks", true, roles.to_owned()),
+        ("private_pools", count > 0, private),
+        ("contradictions", told.contradictions + told.corrected > 0, contradictions),
+        ("rejected_rows", rejects.count > 0, rejected),
+        ("unknown_actions", actions.count > 0, unknown("trace entries have an action", actions)),
+        ("unknown_states", states.count > 0, unknown("blocks have a state", states) + ": counted as used"),
+        ("host_history", snapshot.host_entries > 0, host),
+        ("trailing_bytes", unpickled.has_more, trailing),
+    ]
 }
 
 fn sums(bytes: impl Iterator<Item = u64>) -> (u64, u64) {

@@ -17,7 +17,9 @@
 use super::arena::{Arena, Kind, NONE, Ref};
 use super::rounding::Settings;
 use super::stack::part;
+use crate::feed::Rejects;
 use std::cell::Cell;
+use std::ops::Range;
 
 /// Limit of device numbers (exclusive).
 const MAX_DEVICES: i64 = 64;
@@ -25,8 +27,6 @@ const MAX_DEVICES: i64 = 64;
 const MAX_ADDRESS: i64 = 1 << 56;
 /// Maximum size of a segment or block (as in the ledger).
 const MAX_BYTES: i64 = 1 << 48;
-/// Number of rejected rows that a message lists; all are counted.
-const NAMED: usize = 5;
 /// Maximum number of fields that are read from a record's dict.
 const MAX_FIELDS: usize = 256;
 
@@ -45,7 +45,7 @@ pub(super) struct Segment {
     pub is_host: bool,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Block {
     pub device: u8,
     pub address: u64,
@@ -97,18 +97,18 @@ pub(super) struct Annotation {
     pub time_us: u64,
 }
 
-/// Rejected rows: their number, and the places of the first ones.
+/// Values that this version does not know: their number, and the first one.
 #[derive(Debug, Default)]
-pub(super) struct Rejects {
+pub(super) struct Unknown {
     pub count: u64,
-    pub named: Vec<String>,
+    pub first: String,
 }
 
-impl Rejects {
-    fn add(&mut self, place: impl FnOnce() -> String) {
+impl Unknown {
+    fn add(&mut self, name: &str) {
         self.count += 1;
-        if self.named.len() < NAMED {
-            self.named.push(place());
+        if self.first.is_empty() {
+            self.first = part(name);
         }
     }
 }
@@ -123,10 +123,10 @@ pub(super) struct Snapshot {
     pub annotations: Vec<Annotation>,
     pub settings: Settings,
     pub rejects: Rejects,
-    /// Number of entries with an unknown action, and an example of such an action.
-    pub unknown_actions: (u64, String),
-    /// Number of blocks in an unknown state, counted as in use, and an example of such a state.
-    pub unknown_states: (u64, String),
+    /// Actions of trace entries.
+    pub unknown_actions: Unknown,
+    /// States of blocks, which count as in use.
+    pub unknown_states: Unknown,
     /// Number of entries in the history of host memory, which is not replayed.
     pub host_entries: u64,
     pub streams: Streams,
@@ -150,9 +150,6 @@ impl Streams {
 #[derive(Debug)]
 pub(super) struct Unfit(pub String);
 
-/// Values of a dict, in the order of the requested names.
-type Fields<const N: usize> = [Ref; N];
-
 /// Access to the values with a limited number of steps.
 struct Walk<'a> {
     arena: &'a Arena,
@@ -169,7 +166,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Returns the values under these names, [`NONE`] for missing ones; `None` if the value is not a dict.
-    fn fields<const N: usize>(&self, dict: Ref, names: [&[u8]; N]) -> Result<Option<Fields<N>>, Unfit> {
+    fn fields<const N: usize>(&self, dict: Ref, names: [&[u8]; N]) -> Result<Option<[Ref; N]>, Unfit> {
         if self.arena.kind(dict) != Some(Kind::Dict) {
             return Ok(None);
         }
@@ -206,24 +203,26 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
+    /// Returns a number in a range of numbers that are not negative.
+    fn within(&self, value: Ref, range: Range<i64>) -> Option<u64> {
+        self.arena.int(value).filter(|number| range.contains(number)).map(|number| number as u64)
+    }
+
     fn size(&self, value: Ref) -> Option<u64> {
-        self.arena.int(value).filter(|bytes| (0..=MAX_BYTES).contains(bytes)).map(|bytes| bytes as u64)
+        self.within(value, 0..MAX_BYTES + 1)
     }
 
     fn address(&self, value: Ref) -> Option<u64> {
-        self.arena
-            .int(value)
-            .filter(|address| (1..MAX_ADDRESS).contains(address))
-            .map(|address| address as u64)
+        self.within(value, 1..MAX_ADDRESS)
     }
 
     fn device(&self, value: Ref) -> Option<u8> {
-        self.arena.int(value).filter(|device| (0..MAX_DEVICES).contains(device)).map(|device| device as u8)
+        self.within(value, 0..MAX_DEVICES).map(|device| device as u8)
     }
 
     fn time(&self, value: Ref) -> u64 {
         // The time in nanoseconds must fit into 63 bits, too.
-        self.arena.int(value).filter(|us| (0..i64::MAX / 2000).contains(us)).map_or(0, |us| us as u64)
+        self.within(value, 0..i64::MAX / 2000).unwrap_or(0)
     }
 
     fn is(&self, value: Ref, text: &str) -> bool {
@@ -348,18 +347,8 @@ impl Snapshot {
         });
         let mut next = address;
         walk.each(blocks, |place, block| {
-            let here = Block {
-                device,
-                address: next,
-                bytes: 0,
-                requested: 0,
-                stream,
-                is_pending: false,
-                frames: NONE,
-                is_host,
-            };
-            let end = self.block(walk, block, here, address.saturating_add(bytes))?;
-            match end {
+            let here = Block { device, address: next, stream, is_host, ..Block::default() };
+            match self.block(walk, block, here, address.saturating_add(bytes))? {
                 Some(end) => next = end,
                 None => self.rejects.add(|| format!("{list} {index}, block {place} (address or size)")),
             }
@@ -385,10 +374,7 @@ impl Snapshot {
             return Ok(Some(end));
         }
         if !is_pending && !walk.is(state, "active_allocated") {
-            self.unknown_states.0 += 1;
-            if self.unknown_states.1.is_empty() {
-                self.unknown_states.1 = part(&walk.arena.text(state).unwrap_or("none".into()));
-            }
+            self.unknown_states.add(&walk.arena.text(state).unwrap_or("none".into()));
         }
         let (mut frames, mut requested) = (frames, walk.size(requested));
         let mut first = true;
@@ -428,12 +414,7 @@ impl Snapshot {
             let known = ACTIONS.iter().find(|(name, _)| walk.is(action, name));
             let (Some(&(_, action)), true) = (known, (device as i64) < MAX_DEVICES) else {
                 match walk.arena.text(action) {
-                    Some(name) if known.is_none() => {
-                        self.unknown_actions.0 += 1;
-                        if self.unknown_actions.1.is_empty() {
-                            self.unknown_actions.1 = part(&name);
-                        }
-                    }
+                    Some(name) if known.is_none() => self.unknown_actions.add(&name),
                     _ => self.rejects.add(place),
                 }
                 return Ok(());
@@ -444,7 +425,7 @@ impl Snapshot {
                 _ => walk.address(addr),
             };
             let bytes =
-                walk.size(size).or((action == Action::Snapshot || action == Action::Annotate).then_some(0));
+                walk.size(size).or(matches!(action, Action::Snapshot | Action::Annotate).then_some(0));
             let (Some(address), Some(bytes)) = (address, bytes) else {
                 self.rejects.add(place);
                 return Ok(());

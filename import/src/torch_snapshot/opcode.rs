@@ -96,8 +96,8 @@ pub(super) fn refusal(opcode: u8, name: &str) -> String {
             )
         }
         None if opcode.is_ascii_graphic() => {
-            format!("byte {opcode:#04x} ('{}') is no opcode of a pickle", opcode as char)
+            format!("byte {opcode:#04x} ('{}') is not an opcode of a pickle", opcode as char)
         }
-        None => format!("byte {opcode:#04x} is no opcode of a pickle"),
+        None => format!("byte {opcode:#04x} is not an opcode of a pickle"),
     }
 }

@@ -8,10 +8,11 @@ use super::bytes::{Bytes, Fault};
 use super::opcode::{has_name, op, refusal};
 use gpumem_model::escape::escape;
 use std::io::Read;
+use std::str::FromStr;
 
 /// Maximum memory for values, stack and memo of one file together.
 pub(super) const MAX_MEMORY_BYTES: u64 = 4 << 30;
-const MAX_PROTOCOL: u8 = 5;
+const MAX_PROTOCOL: u64 = 5;
 /// Number of opcodes between two checks of the memory limit. In between, memory grows at most by this number times the maximum
 /// length of a piece. Opcodes with text also check it themselves.
 const LOOK_EVERY: u32 = 1024;
@@ -158,6 +159,16 @@ impl<R: Read> Machine<R> {
         }
     }
 
+    fn gather_marked(&mut self, kind: Kind) -> Result<(), Fault> {
+        let from = self.unmark()?;
+        self.gather(kind, from)
+    }
+
+    fn add_marked(&mut self, kind: Kind) -> Result<(), Fault> {
+        let from = self.unmark()?;
+        self.add(from, kind)
+    }
+
     fn put(&mut self, place: u64) -> Result<(), Fault> {
         let value = self.top()?;
         // Writers number memo entries consecutively, so a valid file has no entry number beyond its length.
@@ -184,10 +195,14 @@ impl<R: Read> Machine<R> {
         }
     }
 
-    fn line_number(&mut self) -> Result<u64, Fault> {
+    fn no_number(&self) -> Fault {
+        self.bytes.bad("a line that should be a number is none")
+    }
+
+    fn line_number<T: FromStr>(&mut self) -> Result<T, Fault> {
         self.bytes.line(&mut self.piece)?;
         let number = std::str::from_utf8(&self.piece).ok().and_then(|text| text.trim().parse().ok());
-        number.ok_or_else(|| self.bytes.bad("a line that should be a number is none"))
+        number.ok_or_else(|| self.no_number())
     }
 
     fn text(&mut self, len: u64) -> Result<(), Fault> {
@@ -227,24 +242,19 @@ impl<R: Read> Machine<R> {
         let digits = text.trim().trim_end_matches('L');
         let is_number = digits.trim_start_matches('-').bytes().all(|byte| byte.is_ascii_digit());
         match (digits, digits.parse()) {
-            ("00", _) => self.push(Arena::bool(false))?,
-            ("01", _) => self.push(Arena::bool(true))?,
-            (_, Ok(value)) => self.int(value)?,
+            ("00", _) => self.push(Arena::bool(false)),
+            ("01", _) => self.push(Arena::bool(true)),
+            (_, Ok(value)) => self.int(value),
             (_, Err(_)) if is_number && !digits.is_empty() => {
                 let value = self.arena.new_int(None);
-                self.made(value)?;
+                self.made(value)
             }
-            _ => return Err(self.bytes.bad("a line that should be a number is none")),
+            _ => Err(self.no_number()),
         }
-        Ok(())
     }
 
     fn float_line(&mut self) -> Result<(), Fault> {
-        self.bytes.line(&mut self.piece)?;
-        let number = std::str::from_utf8(&self.piece).ok().and_then(|text| text.trim().parse().ok());
-        let Some(number) = number else {
-            return Err(self.bytes.bad("a line that should be a number is none"));
-        };
+        let number = self.line_number()?;
         let value = self.arena.new_float(number);
         self.made(value)
     }
@@ -265,149 +275,91 @@ impl<R: Read> Machine<R> {
         self.look()
     }
 
+    /// Reads the number after an opcode: a length, a memo place or a small integer. 0 if the opcode has none.
+    fn argument(&mut self, opcode: u8) -> Result<u64, Fault> {
+        Ok(match opcode {
+            op::BINGET | op::BINPUT | op::BININT1 | op::LONG1 | op::PROTO => self.bytes.byte()?.into(),
+            op::SHORT_BINUNICODE | op::SHORT_BINSTRING | op::SHORT_BINBYTES => self.bytes.byte()?.into(),
+            op::BININT2 => u16::from_le_bytes(self.bytes.array()?).into(),
+            op::LONG_BINGET | op::LONG_BINPUT | op::BININT | op::LONG4 => self.four_bytes()?,
+            op::BINUNICODE | op::BINSTRING | op::BINBYTES => self.four_bytes()?,
+            op::BINUNICODE8 | op::BINBYTES8 | op::BYTEARRAY8 | op::FRAME => {
+                u64::from_le_bytes(self.bytes.array()?)
+            }
+            op::GET | op::PUT => self.line_number()?,
+            _ => 0,
+        })
+    }
+
+    fn four_bytes(&mut self) -> Result<u64, Fault> {
+        Ok(u32::from_le_bytes(self.bytes.array()?).into())
+    }
+
     fn step(&mut self, opcode: u8, at: u64) -> Result<(), Fault> {
+        let argument = self.argument(opcode)?;
         match opcode {
-            op::BINGET => {
-                let place = self.bytes.byte()?;
-                self.get(place.into())?;
-            }
-            op::LONG_BINGET => {
-                let place = u32::from_le_bytes(self.bytes.array()?);
-                self.get(place.into())?;
-            }
-            op::MEMOIZE => self.put(self.memo.len() as u64)?,
-            op::BINPUT => {
-                let place = self.bytes.byte()?;
-                self.put(place.into())?;
-            }
-            op::LONG_BINPUT => {
-                let place = u32::from_le_bytes(self.bytes.array()?);
-                self.put(place.into())?;
-            }
-            op::GET => {
-                let place = self.line_number()?;
-                self.get(place)?;
-            }
-            op::PUT => {
-                let place = self.line_number()?;
-                self.put(place)?;
-            }
+            op::BINGET | op::LONG_BINGET | op::GET => self.get(argument),
+            op::MEMOIZE => self.put(self.memo.len() as u64),
+            op::BINPUT | op::LONG_BINPUT | op::PUT => self.put(argument),
             op::MARK => {
                 let height = u32::try_from(self.stack.len()).map_err(|_| self.full())?;
                 reserve(&mut self.marks, 1).map_err(|Full| self.full())?;
                 self.marks.push(height);
+                Ok(())
             }
-            op::EMPTY_DICT => self.gather_last(Kind::Dict, 0)?,
-            op::EMPTY_LIST => self.gather_last(Kind::List, 0)?,
-            op::EMPTY_TUPLE => self.gather_last(Kind::Tuple, 0)?,
-            op::EMPTY_SET => self.gather_last(Kind::Set, 0)?,
-            op::SETITEMS => {
-                let from = self.unmark()?;
-                self.add(from, Kind::Dict)?;
-            }
-            op::APPENDS => {
-                let from = self.unmark()?;
-                self.add(from, Kind::List)?;
-            }
-            op::ADDITEMS => {
-                let from = self.unmark()?;
-                self.add(from, Kind::Set)?;
-            }
-            op::SETITEM => self.add(self.stack.len().saturating_sub(2), Kind::Dict)?,
-            op::APPEND => self.add(self.stack.len().saturating_sub(1), Kind::List)?,
-            op::DICT | op::LIST | op::TUPLE | op::FROZENSET => {
-                let from = self.unmark()?;
-                let kind = match opcode {
-                    op::DICT => Kind::Dict,
-                    op::LIST => Kind::List,
-                    op::TUPLE => Kind::Tuple,
-                    _ => Kind::Set,
-                };
-                self.gather(kind, from)?;
-            }
-            op::TUPLE1 => self.gather_last(Kind::Tuple, 1)?,
-            op::TUPLE2 => self.gather_last(Kind::Tuple, 2)?,
-            op::TUPLE3 => self.gather_last(Kind::Tuple, 3)?,
-            op::BININT1 => {
-                let value = self.bytes.byte()?;
-                self.int(value.into())?;
-            }
-            op::BININT2 => {
-                let value = u16::from_le_bytes(self.bytes.array()?);
-                self.int(value.into())?;
-            }
-            op::BININT => {
-                let value = i32::from_le_bytes(self.bytes.array()?);
-                self.int(value.into())?;
-            }
-            op::LONG1 => {
-                let len = self.bytes.byte()?;
-                self.long(len.into())?;
-            }
-            op::LONG4 => {
-                let len = u32::from_le_bytes(self.bytes.array()?);
-                self.long(len.into())?;
-            }
-            op::INT | op::LONG => self.decimal()?,
+            op::EMPTY_DICT => self.gather_last(Kind::Dict, 0),
+            op::EMPTY_LIST => self.gather_last(Kind::List, 0),
+            op::EMPTY_TUPLE => self.gather_last(Kind::Tuple, 0),
+            op::EMPTY_SET => self.gather_last(Kind::Set, 0),
+            op::SETITEMS => self.add_marked(Kind::Dict),
+            op::APPENDS => self.add_marked(Kind::List),
+            op::ADDITEMS => self.add_marked(Kind::Set),
+            op::SETITEM => self.add(self.stack.len().saturating_sub(2), Kind::Dict),
+            op::APPEND => self.add(self.stack.len().saturating_sub(1), Kind::List),
+            op::DICT => self.gather_marked(Kind::Dict),
+            op::LIST => self.gather_marked(Kind::List),
+            op::TUPLE => self.gather_marked(Kind::Tuple),
+            op::FROZENSET => self.gather_marked(Kind::Set),
+            op::TUPLE1 => self.gather_last(Kind::Tuple, 1),
+            op::TUPLE2 => self.gather_last(Kind::Tuple, 2),
+            op::TUPLE3 => self.gather_last(Kind::Tuple, 3),
+            op::BININT1 | op::BININT2 => self.int(argument as i64),
+            op::BININT => self.int((argument as u32 as i32).into()),
+            op::LONG1 | op::LONG4 => self.long(argument),
+            op::INT | op::LONG => self.decimal(),
             op::BINFLOAT => {
                 let value = f64::from_be_bytes(self.bytes.array()?);
                 let value = self.arena.new_float(value);
-                self.made(value)?;
+                self.made(value)
             }
-            op::FLOAT => self.float_line()?,
-            op::NONE => self.push(NONE)?,
-            op::NEWTRUE => self.push(Arena::bool(true))?,
-            op::NEWFALSE => self.push(Arena::bool(false))?,
-            op::SHORT_BINUNICODE | op::SHORT_BINSTRING => {
-                let len = self.bytes.byte()?;
-                self.text(len.into())?;
+            op::FLOAT => self.float_line(),
+            op::NONE => self.push(NONE),
+            op::NEWTRUE => self.push(Arena::bool(true)),
+            op::NEWFALSE => self.push(Arena::bool(false)),
+            op::SHORT_BINUNICODE | op::SHORT_BINSTRING => self.text(argument),
+            op::BINUNICODE | op::BINSTRING | op::BINUNICODE8 => self.text(argument),
+            op::STRING => self.text_line(true),
+            op::UNICODE => self.text_line(false),
+            op::SHORT_BINBYTES | op::BINBYTES | op::BINBYTES8 | op::BYTEARRAY8 => self.no_text(argument),
+            // Python's unpickler also removes a mark here.
+            op::POP if self.marks.last().is_some_and(|&mark| mark as usize == self.stack.len()) => {
+                self.marks.pop();
+                Ok(())
             }
-            op::BINUNICODE | op::BINSTRING => {
-                let len = u32::from_le_bytes(self.bytes.array()?);
-                self.text(len.into())?;
-            }
-            op::BINUNICODE8 => {
-                let len = u64::from_le_bytes(self.bytes.array()?);
-                self.text(len)?;
-            }
-            op::STRING => self.text_line(true)?,
-            op::UNICODE => self.text_line(false)?,
-            op::SHORT_BINBYTES => {
-                let len = self.bytes.byte()?;
-                self.no_text(len.into())?;
-            }
-            op::BINBYTES => {
-                let len = u32::from_le_bytes(self.bytes.array()?);
-                self.no_text(len.into())?;
-            }
-            op::BINBYTES8 | op::BYTEARRAY8 => {
-                let len = u64::from_le_bytes(self.bytes.array()?);
-                self.no_text(len)?;
-            }
-            op::POP => match self.marks.last() {
-                // Python's unpickler also removes a mark here.
-                Some(&mark) if mark as usize == self.stack.len() => drop(self.marks.pop()),
-                _ => drop(self.pop()?),
-            },
+            op::POP => self.pop().map(drop),
             op::POP_MARK => {
                 let from = self.unmark()?;
                 self.stack.truncate(from);
+                Ok(())
             }
-            op::DUP => {
-                let top = self.top()?;
-                self.push(top)?;
+            op::DUP => self.top().and_then(|top| self.push(top)),
+            op::PROTO if argument > MAX_PROTOCOL => {
+                let what = format!("pickle protocol {argument}: 0 to {MAX_PROTOCOL} are read");
+                Err(Fault::Bad { offset: at, what })
             }
-            op::PROTO => {
-                let protocol = self.bytes.byte()?;
-                if protocol > MAX_PROTOCOL {
-                    let what = format!("pickle protocol {protocol}: 0 to {MAX_PROTOCOL} are read");
-                    return Err(Fault::Bad { offset: at, what });
-                }
-            }
-            op::FRAME => drop(self.bytes.array::<8>()?),
-            _ => return Err(Fault::Bad { offset: at, what: self.refuse(opcode) }),
+            op::PROTO | op::FRAME => Ok(()),
+            _ => Err(Fault::Bad { offset: at, what: self.refuse(opcode) }),
         }
-        Ok(())
     }
 
     fn refuse(&mut self, opcode: u8) -> String {

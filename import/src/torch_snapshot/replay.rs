@@ -5,8 +5,7 @@ mod settle;
 
 use super::arena::{Arena, NONE, Ref};
 use super::heap::{Heap, Live, Piece};
-use super::model::{Action, Event, Snapshot};
-use super::rounding::Settings;
+use super::model::{Action, Block, Event, Snapshot};
 use super::stack::{Stacks, part};
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_report::names::TORCH;
@@ -99,10 +98,6 @@ pub(super) fn replay(sink: &mut dyn Sink, arena: &Arena, snapshot: &Snapshot) ->
 }
 
 impl Replay<'_> {
-    fn settings(&self) -> &Settings {
-        &self.snapshot.settings
-    }
-
     /// Computes the state at the start of the history from the state at its end.
     fn rewind(&mut self) {
         let snapshot = self.snapshot;
@@ -122,27 +117,19 @@ impl Replay<'_> {
         }
         for block in snapshot.blocks.iter().filter(|block| !block.is_host) {
             let Some(device) = self.devices.get_mut(usize::from(block.device)) else { continue };
-            let live = Live {
-                bytes: block.bytes,
-                requested: block.requested,
-                is_pending: block.is_pending,
-                stream: block.stream,
-                frames: block.frames,
-                seq: 0,
-            };
-            let room = device.end.room(block.address, block.bytes);
-            let fits = room.is_some_and(|(room, _)| block.bytes <= room);
-            if fits {
+            let &Block { bytes, requested, is_pending, stream, frames, .. } = block;
+            let live = Live { bytes, requested, is_pending, stream, frames, seq: 0 };
+            let room = device.end.room(block.address, bytes);
+            if room.is_some_and(|(room, _)| bytes <= room) {
                 device.end.blocks.insert(block.address, live);
             } else {
                 self.told.contradictions += 1;
             }
         }
-        let settings = self.snapshot.settings;
         for (index, device) in self.devices.iter_mut().enumerate() {
             device.heap = device.end.clone();
             let events = snapshot.traces.get(index).map(Vec::as_slice).unwrap_or_default();
-            device.sizes = device.heap.rewind(events, &settings);
+            device.sizes = device.heap.rewind(events, &snapshot.settings);
         }
     }
 
@@ -158,13 +145,15 @@ impl Replay<'_> {
         Stamp { time_ns: self.now_ns, device: device as u8, ..Stamp::default() }
     }
 
-    fn ordered(&mut self, device: usize) -> Stamp {
-        self.seq += 1;
-        Stamp { seq: self.seq, ..self.on(device) }
-    }
-
     fn tell(&mut self, stamp: Stamp, body: Body<'_>) {
         self.say(Origin::Process(SELF), stamp, body);
+    }
+
+    /// Emits a record of the process with the next sequence number, and returns that number.
+    fn emit(&mut self, stamp: Stamp, body: Body<'_>) -> u64 {
+        self.seq += 1;
+        self.tell(Stamp { seq: self.seq, ..stamp }, body);
+        self.seq
     }
 
     fn tag(&mut self, path: &str) -> u32 {
@@ -186,11 +175,9 @@ impl Replay<'_> {
 
     /// Emits names, clock, devices, and the state at the start of the history.
     fn begin(&mut self) {
-        let times = self.snapshot.traces.iter().flatten().map(|event| event.time_us);
-        self.base_us = times
-            .chain(self.snapshot.annotations.iter().map(|annotation| annotation.time_us))
-            .filter(|&time_us| time_us > 0)
-            .min();
+        let annotated = self.snapshot.annotations.iter().map(|annotation| annotation.time_us);
+        let times = self.snapshot.traces.iter().flatten().map(|event| event.time_us).chain(annotated);
+        self.base_us = times.filter(|&time_us| time_us > 0).min();
         let clock = if self.base_us.is_some() { ClockKind::Wall } else { ClockKind::Ordinal };
         let realtime_ns = self.base_us.unwrap_or(0).saturating_mul(1000);
         if clock == ClockKind::Ordinal {
@@ -198,30 +185,20 @@ impl Replay<'_> {
         }
         let at = Stamp { time_ns: self.now_ns, ..Stamp::default() };
         self.say(Origin::Host, at, Body::ClockAnchor { realtime_ns, boottime_ns: 0, clock });
-        for (layer, state) in [
-            (Layer::Blocks, LayerState::Active),
-            (Layer::OutOfMemory, LayerState::Active),
-            (Layer::Stacks, LayerState::Active),
-        ] {
-            self.tell(at, Body::Layer { layer, state, reason: "" });
+        for layer in [Layer::Blocks, Layer::OutOfMemory, Layer::Stacks] {
+            self.tell(at, Body::Layer { layer, state: LayerState::Active, reason: "" });
         }
         let tag = self.tag(TORCH);
         for device in 0..self.devices.len() {
-            let body = Body::Device {
-                uuid_high: 0,
-                uuid_low: device as u64,
-                total_bytes: Reading::ABSENT,
-                ordinal: device as u16,
-                id: DeviceIdKind::Ordinal,
-                name: "",
-            };
+            let (uuid_low, ordinal, id) = (device as u64, device as u16, DeviceIdKind::Ordinal);
+            let total_bytes = Reading::ABSENT;
+            let body = Body::Device { uuid_high: 0, uuid_low, total_bytes, ordinal, id, name: "" };
             let stamp = self.on(device);
             self.say(Origin::Host, stamp, body);
             self.tell(stamp, body);
-            let stamp = Stamp { tag, ..self.ordered(device) };
-            let owner = PoolOwner::Framework;
-            let pool = Self::pool(device);
-            self.tell(stamp, Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner });
+            let (pool, owner) = (Self::pool(device), PoolOwner::Framework);
+            let body = Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner };
+            self.emit(Stamp { tag, ..stamp }, body);
             let Some(heap) = self.devices.get_mut(device).map(|device| &mut device.heap) else { continue };
             let (pieces, blocks) = (std::mem::take(&mut heap.pieces), std::mem::take(&mut heap.blocks));
             for (address, piece) in pieces {
@@ -235,16 +212,14 @@ impl Replay<'_> {
         let host = self.snapshot.segments.iter().filter(|segment| segment.is_host);
         let host: Vec<(u64, u64)> = host.map(|segment| (segment.address, segment.bytes)).collect();
         for (address, bytes) in host {
-            let stamp = Stamp { tag, ..self.ordered(0) };
-            let memory = MemoryKind::Pinned;
-            self.tell(stamp, Body::AllocEnd { address, bytes, pool: 0, took_us: 0, memory });
+            let (stamp, memory) = (Stamp { tag, ..self.on(0) }, MemoryKind::Pinned);
+            self.emit(stamp, Body::AllocEnd { address, bytes, pool: 0, took_us: 0, memory });
         }
     }
 
     fn add_piece(&mut self, device: usize, address: u64, piece: Piece) {
-        let stamp = self.ordered(device);
         let (bytes, pool, memory) = (piece.bytes, Self::pool(device), MemoryKind::Device);
-        self.tell(stamp, Body::AllocEnd { address, bytes, pool, took_us: 0, memory });
+        self.emit(self.on(device), Body::AllocEnd { address, bytes, pool, took_us: 0, memory });
         if let Some(device) = self.devices.get_mut(device) {
             device.reserved_bytes = device.reserved_bytes.saturating_add(bytes);
             device.heap.pieces.insert(address, piece);
@@ -252,10 +227,8 @@ impl Replay<'_> {
     }
 
     fn take_piece(&mut self, device: usize, address: u64) {
-        let stamp = self.ordered(device);
-        self.tell(stamp, Body::FreeBegin { address });
-        let end = self.ordered(device);
-        self.tell(end, Body::FreeEnd { begin_seq: stamp.seq, result: 0 });
+        let begin_seq = self.emit(self.on(device), Body::FreeBegin { address });
+        self.emit(self.on(device), Body::FreeEnd { begin_seq, result: 0 });
         if let Some(device) = self.devices.get_mut(device)
             && let Some(piece) = device.heap.pieces.remove(&address)
         {
@@ -266,23 +239,14 @@ impl Replay<'_> {
     /// Returns tag path, phase and role of a block, from the program's metadata, profiler ranges and the stack.
     fn path(&mut self, device: usize, frames: Ref, metadata: Ref, in_scopes: bool) -> (String, Phase, Role) {
         let arena = self.arena;
+        let scopes = self.devices.get(device).filter(|_| in_scopes).map(|device| device.scopes.iter());
+        let scopes = scopes.into_iter().flatten().filter_map(|&name| arena.text(name));
+        let scopes = scopes.filter(|name| !name.starts_with(STEP));
         let mut path = String::new();
-        let mut add = |text: &str| {
+        for text in arena.text(metadata).into_iter().chain(scopes).map(|text| part(&text)) {
             if !text.is_empty() && path.len() + 1 + text.len() <= MAX_TAG_BYTES {
-                if !path.is_empty() {
-                    path.push('/');
-                }
-                path.push_str(text);
-            }
-        };
-        if let Some(text) = arena.text(metadata) {
-            add(&part(&text));
-        }
-        if let Some(device) = self.devices.get(device).filter(|_| in_scopes) {
-            for name in device.scopes.iter().filter_map(|&name| arena.text(name)) {
-                if !name.starts_with(STEP) {
-                    add(&part(&name));
-                }
+                path += if path.is_empty() { "" } else { "/" };
+                path += &text;
             }
         }
         let said = self.stacks.said(arena, frames).cloned().unwrap_or_default();
@@ -308,12 +272,12 @@ impl Replay<'_> {
         let tag = self.tag(&path);
         // The order of earlier blocks is unknown, so their phases would wrongly begin and end others.
         let phase = if is_new { phase } else { Phase::Unknown };
-        let stamp = Stamp { tag, context: live.stream, ..self.ordered(device) };
+        let stamp = Stamp { tag, context: live.stream, ..self.on(device) };
         let pool = Self::pool(device);
-        self.tell(stamp, Body::BlockAlloc { address, bytes: live.bytes, pool, use_as: (role, phase) });
+        let body = Body::BlockAlloc { address, bytes: live.bytes, pool, use_as: (role, phase) };
+        let seq = self.emit(stamp, body);
         if live.is_pending {
-            let stamp = self.ordered(device);
-            self.tell(stamp, Body::BlockFree { address, pool, state: FreeState::Pending });
+            self.free_block(device, address, FreeState::Pending);
         }
         self.requested = self.requested.saturating_add(live.requested);
         self.allocated = self.allocated.saturating_add(live.bytes);
@@ -321,13 +285,16 @@ impl Replay<'_> {
         self.told.peak_allocated = self.told.peak_allocated.max(self.allocated);
         if let Some(device) = self.devices.get_mut(device) {
             device.used_bytes = device.used_bytes.saturating_add(live.bytes);
-            device.heap.blocks.insert(address, Live { seq: stamp.seq, ..live });
+            device.heap.blocks.insert(address, Live { seq, ..live });
         }
     }
 
+    fn free_block(&mut self, device: usize, address: u64, state: FreeState) {
+        self.emit(self.on(device), Body::BlockFree { address, pool: Self::pool(device), state });
+    }
+
     fn take_block(&mut self, device: usize, address: u64) {
-        let stamp = self.ordered(device);
-        self.tell(stamp, Body::BlockFree { address, pool: Self::pool(device), state: FreeState::Done });
+        self.free_block(device, address, FreeState::Done);
         if let Some(device) = self.devices.get_mut(device)
             && let Some(live) = device.heap.blocks.remove(&address)
         {
@@ -360,10 +327,8 @@ impl Replay<'_> {
     /// Returns the device whose next entry is the oldest.
     fn next_device(&self) -> Option<usize> {
         let next = |index: usize| self.trace(index).get(self.devices.get(index)?.next_event);
-        (0..self.devices.len())
-            .filter_map(|index| Some((next(index)?.time_us, index)))
-            .min()
-            .map(|(_, index)| index)
+        let times = (0..self.devices.len()).filter_map(|index| Some((next(index)?.time_us, index)));
+        times.min().map(|(_, index)| index)
     }
 
     /// Advances the time, never backwards.
@@ -406,8 +371,7 @@ impl Replay<'_> {
         // Every device's trace contains the same steps.
         if let Some(number) = step.filter(|number| self.step.is_none_or(|last| *number > last)) {
             self.step = Some(number);
-            let stamp = self.ordered(index);
-            self.tell(stamp, Body::Step { number });
+            self.emit(self.on(index), Body::Step { number });
         }
     }
 
@@ -430,7 +394,7 @@ impl Replay<'_> {
         match action {
             Action::Alloc => {
                 let Some((room, is_expandable)) = heap.room(address, bytes) else { return false };
-                let judged = self.settings().block(bytes, room, is_expandable);
+                let judged = self.snapshot.settings.block(bytes, room, is_expandable);
                 let size = if known == 0 { judged } else { known };
                 if size > room {
                     return false;
@@ -441,18 +405,14 @@ impl Replay<'_> {
                 self.add_block(device, address, live, metadata, true);
             }
             Action::FreeRequested => {
-                match heap.blocks.get(&address).filter(|live| !live.is_pending) {
-                    Some(_) => {}
-                    None => return false,
+                if heap.blocks.get(&address).is_none_or(|live| live.is_pending) {
+                    return false;
                 }
                 if self.is_completed_next(device, address) {
                     return true; // nothing waits: the next entry frees the block at once
                 }
-                let stamp = self.ordered(device);
-                let pool = Self::pool(device);
-                self.tell(stamp, Body::BlockFree { address, pool, state: FreeState::Pending });
-                if let Some(live) = self.devices.get_mut(device).and_then(|d| d.heap.blocks.get_mut(&address))
-                {
+                self.free_block(device, address, FreeState::Pending);
+                if let Some(live) = self.heap(device).and_then(|heap| heap.blocks.get_mut(&address)) {
                     live.is_pending = true;
                 }
             }
@@ -487,16 +447,13 @@ impl Replay<'_> {
             Action::Annotate => {
                 let Some(live) = heap.blocks.get(&address).copied() else { return false };
                 let (path, ..) = self.path(device, live.frames, event.metadata, true);
-                let tag = self.tag(&path);
-                let stamp = Stamp { tag, ..self.ordered(device) };
-                let use_as = (Role::Unknown, Phase::Unknown);
-                let pool = Self::pool(device);
-                self.tell(stamp, Body::Retag { address, block_seq: live.seq, pool, use_as });
+                let stamp = Stamp { tag: self.tag(&path), ..self.on(device) };
+                let (pool, use_as) = (Self::pool(device), (Role::Unknown, Phase::Unknown));
+                self.emit(stamp, Body::Retag { address, block_seq: live.seq, pool, use_as });
             }
             Action::Snapshot => {
-                let tag = self.tag("snapshot");
-                let stamp = Stamp { tag, ..self.ordered(device) };
-                self.tell(stamp, Body::Marker {});
+                let stamp = Stamp { tag: self.tag("snapshot"), ..self.on(device) };
+                self.emit(stamp, Body::Marker {});
             }
         }
         true
@@ -516,28 +473,19 @@ impl Replay<'_> {
         let text = Stacks::text(self.arena, event.frames);
         let format = FrameFormat::Text;
         self.tell(Stamp { stack, ..Stamp::default() }, Body::Stack { format, frames: text.as_bytes() });
-        let asked = self.settings().segment(event.bytes);
+        let asked = self.snapshot.settings.segment(event.bytes);
         let free = (event.address != u64::MAX).then_some(event.address);
         // If the device had enough free memory, the allocator's own limit was reached.
         let result = if free.is_some_and(|free| free < asked) { OUT_OF_MEMORY } else { 0 };
+        let stamp = Stamp { tag, stack, ..self.on(device) };
         if result != 0 {
-            let stamp = Stamp { tag, stack, ..self.ordered(device) };
-            let (pool, memory) = (0, MemoryKind::Device);
-            let device_free_bytes = Reading(free);
-            self.tell(stamp, Body::AllocFailed { bytes: asked, pool, device_free_bytes, result, memory });
+            let (pool, memory, device_free_bytes) = (0, MemoryKind::Device, Reading(free));
+            self.emit(stamp, Body::AllocFailed { bytes: asked, pool, device_free_bytes, result, memory });
         }
         let of = self.devices.get(device);
-        let (used, reserved) = of.map_or((0, 0), |of| (of.used_bytes, of.reserved_bytes));
-        let stamp = Stamp { tag, stack, ..self.ordered(device) };
-        self.tell(
-            stamp,
-            Body::Oom {
-                bytes: event.bytes,
-                pool_used_bytes: Reading::of(used),
-                pool_reserved_bytes: Reading::of(reserved),
-                outcome: OomOutcome::Fatal,
-                result,
-            },
-        );
+        let sums = of.map_or((0, 0), |of| (of.used_bytes, of.reserved_bytes));
+        let (pool_used_bytes, pool_reserved_bytes) = (Reading::of(sums.0), Reading::of(sums.1));
+        let (bytes, outcome) = (event.bytes, OomOutcome::Fatal);
+        self.emit(stamp, Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result });
     }
 }

@@ -303,7 +303,7 @@ fn claims_that_cannot_be_are_flagged_and_have_no_name() {
     assert_eq!(iterations.rows.first().map(|row| row.first), Some(10), "the first one too");
     assert!(caveat(sane, "claims_at_peak").starts_with("1 row claimed more"));
     assert_eq!(odd.devices[0].last.tracked_bytes, Some(7900 * MB));
-    assert_eq!(of(odd, &odd.devices[0].last), [(None, 7900)], "nothing of an impossible row is believed");
+    assert_eq!(of(odd, &odd.devices[0].last), [(None, 7900)], "nothing of an impossible row is used");
     let flagged = caveat(odd, "impossible_claims");
     assert!(
         flagged.starts_with("IMPOSSIBLE: 1 of 4 rows claimed") && flagged.contains("line 5"),

@@ -3,7 +3,7 @@
 use gpumem_wire::DeviceIdKind;
 
 /// A process. Pids are reused, but a pid together with its start time is unique.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessKey {
     /// Pid in the daemon's namespace.
     pub pid: u32,

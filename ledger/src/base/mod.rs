@@ -3,4 +3,3 @@
 pub(crate) mod device;
 pub(crate) mod identity;
 pub(crate) mod quota;
-pub(crate) mod recent;

@@ -33,23 +33,19 @@ impl Limits {
 
 /// The limit that a process has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub enum QuotaExceeded {
-    /// [`Limits::rows_per_process`].
     Rows,
-    /// [`Limits::bytes_per_user`].
     User,
-    /// [`Limits::bytes`].
     All,
 }
 
 /// Counts of records that limits refused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct RefusedRecords {
-    /// Refused by [`QuotaExceeded::Rows`].
     pub rows: u64,
-    /// Refused by [`QuotaExceeded::User`].
     pub user: u64,
-    /// Refused by [`QuotaExceeded::All`].
     pub all: u64,
 }
 

@@ -34,24 +34,17 @@ impl CellKey {
 
 /// A cell with its names. They are shared with the ledger, because a process may have many cells with long names.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
 pub struct CellView {
-    /// Part of the identity.
     pub class: Class,
     /// Tag path; absent if the bytes have no name.
     pub tag: Option<Arc<str>>,
-    /// First tag, if a later one replaced it.
     pub origin: Option<Arc<str>>,
-    /// Use of the bytes.
     pub role: Role,
-    /// Phase of the step that allocated them.
     pub phase: Phase,
-    /// Library that requested them.
     pub library: Option<Arc<str>>,
-    /// Name of the framework pool that contains them.
     pub pool: Option<Arc<str>>,
-    /// Freed by their owner; a stream may still use them.
     pub pending: bool,
-    /// The tag is that of the process, because the allocating thread had none.
     pub inherited: bool,
 }
 
@@ -158,7 +151,7 @@ impl CellTable {
         CellView {
             class: key.class,
             tag: self.name(key),
-            // The origin of a group is no tag.
+            // The origin of a group is not a tag.
             origin: self.tag(key.origin).filter(|_| key.tag != SUM_TAG),
             role: key.role,
             phase: key.phase,

@@ -48,6 +48,13 @@ impl Range {
     pub fn at(value: i64) -> Self {
         Range { min: value, max: value }
     }
+
+    /// Returns the range of `tracked`, of which calls in flight may have freed `in_flight_bytes`.
+    pub fn with_in_flight(tracked: i64, in_flight_bytes: i64) -> Self {
+        let without = tracked.wrapping_sub(in_flight_bytes);
+        Range { min: tracked.min(without), max: tracked.max(without) }
+    }
+
     pub fn include(&mut self, value: i64) {
         self.min = self.min.min(value);
         self.max = self.max.max(value);
@@ -59,14 +66,13 @@ pub const WINDOW_NS: u64 = 10_000_000;
 
 /// `tracked` during an interval in which its book changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct Window {
     /// Begin, a multiple of the width ([`WINDOW_NS`], or 1 if times are only an order).
     pub start_ns: u64,
     /// Minimum, including the initial value.
     pub min: i64,
-    /// Maximum.
     pub max: i64,
-    /// Last value.
     pub last: i64,
 }
 
@@ -93,7 +99,6 @@ pub(crate) struct Book {
     pub peak: Moment,
     /// Incremented with every new peak, and with every moment that may become a timeline point.
     epoch: u32,
-    /// Fullest moment of the open slot.
     /// Fullest moment of the timeline's open slot; [`Moment::NONE`] while none is open.
     high: Moment,
     /// Nothing has been booked since the fullest moment.
@@ -445,11 +450,9 @@ impl Book {
         let present = present.map(|moment| Point::of(moment, self.sparse(|id| self.now(id)), cells));
         let points = self.past.points.iter().cloned().chain(high).chain(present);
         let shown = points.map(|point| {
-            let Point { bytes, unnamed, epoch, is_high, .. } = point;
-            let is_peak = epoch == self.peak.epoch && is_high;
+            let is_peak = point.moment.epoch == self.peak.epoch && point.moment.is_high;
             if is_peak {
-                let moment = Moment { time_ns: point.shown.time_ns, bytes, unnamed, epoch, is_high };
-                Point::of(moment, self.sparse(|id| self.at_peak(id)), cells).shown
+                Point::of(point.moment, self.sparse(|id| self.at_peak(id)), cells).shown
             } else {
                 point.shown
             }

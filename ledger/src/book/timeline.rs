@@ -21,13 +21,7 @@ pub use gpumem_model::timeline::MAX_POINTS;
 #[derive(Debug, Clone)]
 pub(crate) struct Point {
     pub shown: told::Point,
-    pub bytes: i64,
-    /// Idle and opaque bytes at that moment.
-    pub unnamed: i64,
-    /// Epoch of the moment: existing rows of this and earlier epochs were live then.
-    pub epoch: u32,
-    /// The point is the fullest moment of its slot.
-    pub is_high: bool,
+    pub moment: Moment,
     /// The point is the state at the begin of a silence of more than a slot.
     is_held: bool,
     /// Bytes of cells that are missing from the amounts may be in groups.
@@ -38,18 +32,9 @@ pub(crate) struct Point {
 
 impl Point {
     pub fn of(moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) -> Self {
-        let Moment { time_ns, bytes, unnamed, epoch, is_high } = moment;
-        let shown = told::Point { time_ns, amounts: amounts.into(), rest_bytes: 0 };
-        let mut point = Point {
-            shown,
-            bytes,
-            unnamed,
-            epoch,
-            is_high,
-            is_held: !is_high,
-            is_folded: false,
-            has_rest: false,
-        };
+        let shown = told::Point { time_ns: moment.time_ns, amounts: amounts.into(), rest_bytes: 0 };
+        let is_held = !moment.is_high;
+        let mut point = Point { shown, moment, is_held, is_folded: false, has_rest: false };
         point.fold(cells);
         point
     }
@@ -65,7 +50,7 @@ impl Point {
     }
 
     fn is_fuller(&self, than: &Point) -> bool {
-        (self.bytes, than.unnamed) > (than.bytes, self.unnamed)
+        (self.moment.bytes, than.moment.unnamed) > (than.moment.bytes, self.moment.unnamed)
     }
 
     /// Adds bytes to a cell, or to the group that contains it.
@@ -100,7 +85,7 @@ pub(crate) struct Moment {
     pub bytes: i64,
     /// Idle and opaque bytes.
     pub unnamed: i64,
-    /// Epoch of the book at that moment.
+    /// Epoch of the book: existing rows of this and earlier epochs were live then.
     pub epoch: u32,
     /// The fullest moment of its slot; otherwise the state at the begin of a silence.
     pub is_high: bool,
@@ -138,8 +123,13 @@ impl Timeline {
         let point = Point::of(moment, amounts, cells);
         let slot = |point: &Point| point.shown.time_ns / self.width_ns.max(1);
         match self.points.last_mut() {
-            Some(last) if point.is_held && last.epoch == point.epoch => last.is_held = true, // the same moment
-            Some(last) if point.is_high && last.is_high && !last.is_held && slot(last) == slot(&point) => {
+            Some(last) if point.is_held && last.moment.epoch == point.moment.epoch => last.is_held = true, // the same moment
+            Some(last)
+                if point.moment.is_high
+                    && last.moment.is_high
+                    && !last.is_held
+                    && slot(last) == slot(&point) =>
+            {
                 if point.is_fuller(last) {
                     *last = point;
                 }
@@ -163,19 +153,19 @@ impl Timeline {
         let slot = |point: &Point| point.shown.time_ns / self.width_ns.max(1);
         let mut high: Option<usize> = None;
         for at in 0..points.len() {
-            if !points[at].is_high {
+            if !points[at].moment.is_high {
                 continue;
             }
             if let Some(other) = high.filter(|&other| slot(&points[other]) == slot(&points[at])) {
                 let is_fuller = points[at].is_fuller(&points[other]);
-                points[if is_fuller { other } else { at }].is_high = false;
+                points[if is_fuller { other } else { at }].moment.is_high = false;
                 if !is_fuller {
                     continue;
                 }
             }
             high = Some(at);
         }
-        points.retain(|point| point.is_high || point.is_held);
+        points.retain(|point| point.moment.is_high || point.is_held);
         self.points = points;
     }
 
@@ -188,12 +178,12 @@ impl Timeline {
         cells: &CellTable,
     ) {
         for point in self.points.iter_mut().rev() {
-            if point.epoch < first_epoch {
+            if point.moment.epoch < first_epoch {
                 break;
             }
             point.add(from, change.bytes.wrapping_neg(), cells);
             point.add(to, change.bytes, cells);
-            point.unnamed = point.unnamed.wrapping_add(change.unnamed);
+            point.moment.unnamed = point.moment.unnamed.wrapping_add(change.unnamed);
         }
     }
 }

@@ -51,17 +51,12 @@ impl Ranges {
     }
 
     fn begin(&mut self, stamp: &Stamp) {
-        let is_new = !self.open.contains_key(&stamp.thread);
-        if is_new && self.open.len() == MAX_THREADS {
-            self.dropped += 1;
-            return;
+        let has_room = self.open.len() < MAX_THREADS || self.open.contains_key(&stamp.thread);
+        let open = has_room.then(|| self.open.entry(stamp.thread).or_default());
+        match open.filter(|open| open.len() < MAX_DEPTH) {
+            Some(open) => open.push((stamp.tag, stamp.time_ns)),
+            None => self.dropped += 1,
         }
-        let open = self.open.entry(stamp.thread).or_default();
-        if open.len() == MAX_DEPTH {
-            self.dropped += 1;
-            return;
-        }
-        open.push((stamp.tag, stamp.time_ns));
     }
 
     fn end(&mut self, stamp: &Stamp) {

@@ -38,12 +38,11 @@ const MOST_LOST_STEPS: u64 = 1 << 20;
 
 /// Points of growth of one account.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct TrendView {
-    /// Points by step.
     pub steps: Growth,
     /// Points by period, if the live bytes have a stable period.
     pub periods: Option<Growth>,
-    /// Points by time.
     pub times: Growth,
     /// Untrackable bytes at certain samples, with their times.
     pub gap: Vec<(u64, i64)>,

@@ -2,7 +2,7 @@
 //! according to the last reading that listed it.
 
 use crate::base::identity::ProcessKey;
-use crate::ledger::{Ledger, book_on};
+use crate::ledger::Ledger;
 use crate::oom::device::Listing;
 use crate::oom::records::OomEntry;
 use gpumem_model::oom::{Oom, OomDevice, OomKind};
@@ -50,7 +50,7 @@ impl Ledger {
             let index = self.members[device][at];
             let process = &mut self.processes[index];
             if !process.coverage.covered
-                && let Some(book) = book_on(process, device)
+                && let Some(book) = process.book_on(device)
                 && listing.of(process.key).is_some()
             {
                 process.accounts[usize::from(book)].listing = Some(Arc::clone(listing));
@@ -86,7 +86,7 @@ impl Ledger {
         let owner = |key: ProcessKey| {
             let found = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
             let account = found.and_then(|process| {
-                let book = book_on(process, device)?;
+                let book = process.book_on(device)?;
                 Some(&process.accounts[usize::from(book)])
             });
             let user = found.and_then(|process| process.facts.seen.get("user").cloned());

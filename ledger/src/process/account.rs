@@ -1,6 +1,6 @@
 //! Data of a process on one device apart from its book: samples, the baseline, and the gap at the peak.
 
-use crate::base::recent::LastMinute;
+use crate::base::device::Recent;
 use crate::book::timeline::Moment;
 use crate::history::trend::GapTrend;
 use crate::oom::device::Listing;
@@ -34,7 +34,8 @@ pub(crate) struct Account {
     pub causes: Causes,
     /// Points of the gap, for judging its growth.
     pub gaps: GapTrend,
-    pub last_minute: LastMinute,
+    /// `used`.
+    pub last_minute: Recent,
     /// The last reading that listed the process; only without an agent.
     pub listing: Option<Arc<Listing>>,
     pub peak_used: Option<(u64, u64)>,

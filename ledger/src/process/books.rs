@@ -24,11 +24,14 @@ impl Process {
         BEYOND
     }
 
+    pub fn book_on(&self, device: usize) -> Option<u8> {
+        self.accounts.iter().position(|account| account.device == Some(device)).map(|book| book as u8)
+    }
+
     /// Returns the book of a sampled device; `None` if the process has reached its maximum number of devices.
     pub fn sampled_book(&mut self, device: usize) -> Option<u8> {
-        let book = self.accounts.iter().position(|account| account.device == Some(device));
         let is_room = self.accounts.len() < usize::from(BEYOND);
-        book.map(|book| book as u8).or_else(|| is_room.then(|| self.add_book(Some(device))))
+        self.book_on(device).or_else(|| is_room.then(|| self.add_book(Some(device))))
     }
 
     /// Binds the agent's device slot to a device; `threads`: number of threads the device can run at once, 0 if unknown.
@@ -44,8 +47,8 @@ impl Process {
         let nameless = Some(self.slots[usize::from(slot)]).filter(|&book| {
             book != NO_BOOK && book != BEYOND && self.accounts[usize::from(book)].device.is_none() // used before it got a name
         });
-        let known = self.accounts.iter().position(|account| account.device == Some(device));
-        match (nameless, known) {
+        let known = self.book_on(device);
+        match (nameless, known.map(usize::from)) {
             (Some(book), None) => self.accounts[usize::from(book)].device = Some(device),
             (Some(book), Some(other)) if self.holdings.books[other].len() == 0 => {
                 // Samples came first: their account moves to the book that has bytes.
@@ -59,8 +62,7 @@ impl Process {
                 books.filter(|at| usize::from(**at) == other).for_each(|at| *at = book);
             }
             _ => {
-                let book = known.map(|book| book as u8);
-                self.slots[usize::from(slot)] = book.unwrap_or_else(|| self.add_book(Some(device)));
+                self.slots[usize::from(slot)] = known.unwrap_or_else(|| self.add_book(Some(device)));
             }
         }
     }

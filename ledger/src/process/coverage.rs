@@ -37,10 +37,9 @@ pub struct Blocked {
 /// How complete the numbers of a process are: the coverage of its run, and facts that only the ledger needs. Process data of the
 /// run (layers, marks) are present in a snapshot only.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct Coverage {
-    /// Coverage of the run.
     pub run: coverage::Coverage,
-    /// See [`Blocked`].
     pub blocked: Option<Blocked>,
     /// The agent sees nothing: it was paused on request, or has stopped.
     pub paused: bool,
@@ -50,7 +49,6 @@ pub struct Coverage {
     pub before: u64,
     /// Bytes held when the first records came, if earlier ones were missing.
     pub held_before: Option<i64>,
-    /// See [`Earlier`].
     pub earlier: Option<Earlier>,
     /// The quota that it has reached: records that would increase its memory use are rejected and count as lost.
     pub full: Option<QuotaExceeded>,

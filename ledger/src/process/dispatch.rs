@@ -257,7 +257,7 @@ impl Process {
         }
     }
 
-    /// Runs `free` and returns whether it freed unknown memory that may be older than the agent. That is no anomaly: NVML will
+    /// Runs `free` and returns whether it freed unknown memory that may be older than the agent. That is not an anomaly: NVML will
     /// show its size.
     #[inline]
     fn frees_baseline(&mut self, free: impl FnOnce(&mut Holdings)) -> bool {
@@ -272,7 +272,7 @@ impl Process {
     }
 
     /// Runs `work`, which uses a handle. Handles may be older than a late agent even where all bytes are tracked, because adopted
-    /// memory has no known handle. Then an unknown handle is no anomaly.
+    /// memory has no known handle. Then an unknown handle is not an anomaly.
     #[inline]
     fn with_handle(&mut self, work: impl FnOnce(&mut Holdings)) {
         let AnomalyCounts { unknown_frees, unknown_handles, .. } = self.holdings.anomalies;

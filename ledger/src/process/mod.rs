@@ -20,10 +20,10 @@ use crate::history::trend::Trends;
 use crate::oom::records::Ooms;
 use crate::process::account::Account;
 use crate::process::coverage::{Coverage, Facts};
-use crate::process::stream::{Order, Stream};
+use crate::process::stream::Stream;
 use crate::rows::row::AnomalyCounts;
 use crate::rules::holdings::Holdings;
-use crate::samples::waiting::Samples;
+use crate::samples::pending::Samples;
 use gpumem_model::program_data;
 use gpumem_wire::{Body, Flags, Record};
 use std::mem::size_of;
@@ -117,13 +117,12 @@ impl Process {
         let stamp = &record.stamp;
         let restated = stamp.flags.has(Flags::RESTATED);
         if stamp.seq != 0 && !restated {
-            match self.stream.order(stamp.seq) {
-                Order::Duplicate => {
-                    self.holdings.anomalies.duplicates += 1;
-                    return;
-                }
-                Order::Next { missing: 0 } => {}
-                Order::Next { missing } => self.lose(missing),
+            let Some(missing) = self.stream.missing_before(stamp.seq) else {
+                self.holdings.anomalies.duplicates += 1;
+                return;
+            };
+            if missing > 0 {
+                self.lose(missing);
             }
             self.stream.last_seq = stamp.seq;
             self.stream.near_tag = stamp.tag;

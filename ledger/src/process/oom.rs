@@ -209,11 +209,7 @@ impl Process {
         let sample = self.accounts[book].complete.as_ref();
         report.untrackable_bytes = sample.and_then(|sample| sample.untrackable_bytes());
         report.predates_bytes = if self.coverage.late { self.accounts[book].predates } else { Some(0) };
-        if let Some(idle) = self.holdings.idle(newest.book) {
-            (report.idle_bytes, report.idle_pieces) = (Some(idle.bytes), Some(idle.pieces));
-            report.largest_idle_bytes = Some(idle.largest_bytes);
-            report.is_expandable = idle.is_expandable;
-        }
+        self.holdings.note_idle(newest.book, report);
         self.ooms.wants_holders = true;
         let cost = ((self.holdings.rows() + self.holdings.cells.keys.len()) / 16) as u64;
         self.ooms.next_at = self.coverage.events.saturating_add(cost.min(100_000));

@@ -13,7 +13,7 @@ use gpumem_wire::{Absence, Body, Flags, MemoryKind, Record};
 impl Process {
     pub fn begin_sample(&mut self, book: u8, number: u64, t0_ns: u64) {
         // A reading that never ended has no sample: its reader failed.
-        self.samples.pending.retain(|pending| pending.book != book || pending.ended_ns().is_some());
+        self.samples.pending.retain(|pending| pending.book != book || pending.t1_ns.is_some());
         self.close_oldest(book);
         let mut pending = Pending::new(book, number, t0_ns);
         if self.coverage.covered && self.stream.applied_ns > t0_ns {
@@ -88,7 +88,7 @@ impl Process {
     pub fn mark_begun(&mut self, done_ns: u64) {
         let mut pending = std::mem::take(&mut self.samples.pending);
         for pending in &mut pending {
-            if !pending.is_marked() && pending.starts_by(done_ns) {
+            if !pending.is_marked() && pending.t0_ns <= done_ns {
                 self.mark(pending, false);
             }
         }
@@ -101,9 +101,9 @@ impl Process {
         let mut waiting = std::mem::take(&mut self.samples.pending);
         let mut at = 0;
         while let Some(pending) = waiting.get_mut(at) {
-            let ends = pending.ends_by(done_ns);
+            let ends = pending.t1_ns.is_some_and(|t1_ns| t1_ns <= done_ns);
             // Without an agent, a sample closes without a mark: there is no book to copy.
-            let is_due = if ends { self.coverage.covered } else { !stale && pending.starts_by(done_ns) };
+            let is_due = if ends { self.coverage.covered } else { !stale && pending.t0_ns <= done_ns };
             if !pending.is_marked() && is_due {
                 self.mark(pending, false);
             }

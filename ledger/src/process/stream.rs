@@ -15,15 +15,6 @@ pub(crate) struct Resync {
     pub confirms: bool,
 }
 
-/// Position of an ordered record relative to those already applied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// The record was applied before.
-    Duplicate,
-    /// The record is the next one, after `missing` lost records.
-    Next { missing: u64 },
-}
-
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
     /// Number of the latest ordered record.
@@ -56,13 +47,10 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Returns the position of the ordered record with this number.
+    /// Returns the number of records lost before the ordered record with this number; `None` if it was applied before.
     #[inline]
-    pub fn order(&self, seq: u64) -> Order {
-        match seq.checked_sub(self.last_seq) {
-            None | Some(0) => Order::Duplicate,
-            Some(distance) => Order::Next { missing: distance - 1 },
-        }
+    pub fn missing_before(&self, seq: u64) -> Option<u64> {
+        seq.checked_sub(self.last_seq)?.checked_sub(1)
     }
 
     /// Returns the time of a record; the latest known time if it has none.

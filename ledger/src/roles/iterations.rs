@@ -16,7 +16,7 @@ pub(crate) struct Iterations {
     /// Number of iterations in a full row.
     stride: u64,
     open: Option<Iteration>,
-    /// Bytes of pools: at present, and the maximum in the open iteration.
+    /// Bytes of pools: at present, and the maximum in the current iteration.
     pool_reserved: Level,
     parameters: Parameters,
 }
@@ -40,7 +40,7 @@ impl Iterations {
         }
     }
 
-    /// Notes that `mistaken` bytes of a cell are no gradients: subtracts them if they were counted at the maximum of the
+    /// Notes that `mistaken` bytes of a cell are not gradients: subtracts them if they were counted at the maximum of the
     /// gradients. Negative: the bytes are gradients.
     pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64, book: &Book) {
         let Some(open) = &mut self.open else { return };

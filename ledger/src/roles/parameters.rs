@@ -59,7 +59,7 @@ impl Parameters {
         }
     }
 
-    /// Notes that `mistaken` measured bytes of a cell are no gradients. Returns whether they were measured; true for cells
+    /// Notes that `mistaken` measured bytes of a cell are not gradients. Returns whether they were measured; true for cells
     /// without a column if columns are missing.
     pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64) -> bool {
         let Some(column) = self.columns.iter().position(|(other, _)| *other == cell) else {

@@ -154,26 +154,6 @@ impl UndecidedBlocks {
         self.link(at, list);
     }
 
-    pub fn append(&mut self, from: List, to: List) {
-        let Chain { first, last, bytes, .. } = std::mem::replace(&mut self.chains[from as usize], EMPTY);
-        let mut at = first;
-        while let Some(entry) = self.entries.get_mut(at as usize) {
-            entry.list = to;
-            at = entry.next;
-        }
-        let chain = &mut self.chains[to as usize];
-        chain.bytes = chain.bytes.wrapping_add(bytes);
-        let before = chain.last;
-        if let Some(entry) = self.entries.get_mut(first as usize) {
-            entry.before = before;
-            chain.last = last;
-            match self.entries.get_mut(before as usize) {
-                Some(before) => before.next = first,
-                None => chain.first = first,
-            }
-        }
-    }
-
     /// Counts one more step that the block has outlived; returns the total.
     pub fn grow_older(&mut self, at: u32) -> u8 {
         let entry = &mut self.entries[at as usize];
@@ -269,12 +249,16 @@ mod tests {
         young.leave(places[1]);
         young.change(places[3], List::Kept);
         young.leave(places[5]);
-        young.append(List::Evaluation, List::Kept);
         let mut other = UndecidedBlocks::default();
+        let settle = |other: &mut UndecidedBlocks| {
+            while let Some((at, _)) = other.first(List::Forward) {
+                other.change(at, List::Kept);
+            }
+        };
         (0..2).for_each(|n| _ = join(&mut other, n));
-        other.append(List::Forward, List::Kept);
+        settle(&mut other);
         (2..4).for_each(|n| _ = join(&mut other, n));
-        other.append(List::Forward, List::Kept);
+        settle(&mut other);
         assert_eq!(other.of(List::Kept).map(|(_, entry)| entry.address).collect::<Vec<_>>(), [0, 1, 2, 3]);
         assert!(other.is_empty(List::Forward));
         other.leave(1);

@@ -118,22 +118,17 @@ impl InFlights {
 
     /// Returns the allocation born as `birth` if its free is in flight.
     pub fn row_mut(&mut self, birth: u64) -> Option<&mut Row> {
-        let latest = self.latest.as_mut().and_then(|(_, what)| what.row_mut(birth));
-        if latest.is_some() {
-            latest
-        } else {
-            other_with(&mut self.others, &mut self.born, birth)?.row_mut(birth)
-        }
+        self.find(birth, |what| what.row_mut(birth))
     }
 
     /// Returns the mapping at `address` born as `birth` if its unmap is in flight.
     pub fn mapping_mut(&mut self, address: u64, birth: u64) -> Option<&mut Mapping> {
-        let latest = self.latest.as_mut().and_then(|(_, what)| what.mapping_mut(address, birth));
-        if latest.is_some() {
-            latest
-        } else {
-            other_with(&mut self.others, &mut self.born, birth)?.mapping_mut(address, birth)
-        }
+        self.find(birth, |what| what.mapping_mut(address, birth))
+    }
+
+    fn find<T>(&mut self, birth: u64, get: impl Fn(&mut InFlight) -> Option<&mut T>) -> Option<&mut T> {
+        let latest = self.latest.as_mut().and_then(|(_, what)| get(what));
+        if latest.is_some() { latest } else { get(other_with(&mut self.others, &mut self.born, birth)?) }
     }
 
     /// Drops the index by birth number, because no queries are expected for a while.

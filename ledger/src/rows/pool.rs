@@ -122,23 +122,3 @@ impl Carved {
         (self.at_peak, self.epoch) = (self.at_peak(book), book.peak.epoch);
     }
 }
-
-/// Bytes of segments not covered by a block.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Idle {
-    pub bytes: u64,
-    /// Number of gaps between blocks; each lies in one segment.
-    pub pieces: u64,
-    pub largest_bytes: u64,
-    /// Some segment is mapped (VMM) and can grow, like PyTorch's expandable segments.
-    pub is_expandable: bool,
-}
-
-impl Idle {
-    pub(crate) fn add(&mut self, from: u64, to: u64) {
-        let bytes = to.saturating_sub(from);
-        self.bytes = self.bytes.saturating_add(bytes);
-        self.pieces += u64::from(bytes > 0);
-        self.largest_bytes = self.largest_bytes.max(bytes);
-    }
-}

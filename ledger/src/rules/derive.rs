@@ -235,18 +235,10 @@ impl Holdings {
         if list != List::Between && !self.phases.replays {
             roles.iterations.freed_in_phase(roles.young.temporary(list), list == List::Backward);
         }
-        if matches!(role, Some(Role::Activation | Role::Input)) {
-            let mut next = self.roles[usize::from(book)].young.first(list);
-            while let Some((_, entry)) = next {
-                self.correct(&entry, role);
-                next = self.roles[usize::from(book)].young.next(&entry);
-            }
-            self.roles[usize::from(book)].young.append(list, List::Kept);
-            return;
-        }
+        let may_grow_old = matches!(role, Some(Role::Activation | Role::Input));
         while let Some((at, entry)) = self.roles[usize::from(book)].young.first(list) {
-            // A block of any other size keeps its role, or cannot be distinguished by its size.
-            if role == Some(Role::Gradient) && workspace_index(entry.bytes).is_some() {
+            // A block of any other size than a workspace's keeps its role, or cannot be distinguished by its size.
+            if may_grow_old || role == Some(Role::Gradient) && workspace_index(entry.bytes).is_some() {
                 self.roles[usize::from(book)].young.change(at, List::Kept);
             } else {
                 self.stop_following(book, at);

@@ -7,9 +7,11 @@ use crate::book::cells::{CellId, CellTable};
 use crate::book::{Book, Window};
 use crate::roles::state::{PhaseReports, RestatedBlock, Roles};
 use crate::rows::in_flight::InFlights;
-use crate::rows::peak_residues::{PeakResidue, PeakResidues};
 use crate::rows::pool::{Carved, Pool, Segment};
-use crate::rows::row::{AnomalyCounts, Backing, BackingId, Extent, Mapping, Row, is_charged, side_bytes};
+use crate::rows::row::{
+    AnomalyCounts, Backing, BackingId, Extent, Mapping, PeakResidue, PeakResidues, Row, is_charged,
+    side_bytes,
+};
 use gpumem_model::iterations::Iterations;
 use gpumem_model::names::Named;
 use gpumem_model::parameters::{Column, Parameters};
@@ -60,7 +62,7 @@ pub(crate) struct Holdings {
     pub(super) generation: u8,
     /// Frees begun up to this seq may have ended in lost records; cleared by a resync.
     pub(super) doubtful_before: Option<u64>,
-    /// Records up to this number may refer to rows that a resync has removed; this is no anomaly.
+    /// Records up to this number may refer to rows that a resync has removed; this is not an anomaly.
     pub(super) forgiven_until: u64,
     pub anomalies: AnomalyCounts,
     /// Books that the current record touched, as bits.
@@ -331,11 +333,12 @@ impl Holdings {
         }
     }
 
-    fn row_mut(&mut self, extent: Extent) -> Option<&mut Row> {
+    pub(super) fn row_mut(&mut self, extent: Extent) -> Option<&mut Row> {
         match extent {
             Extent::Block(index, address) => self.pools[index as usize].blocks.get_mut(&address),
             Extent::Allocation(address, seq) => {
                 let bound = self.allocations.get_mut(&address).filter(|row| row.seq == seq);
+                // While a free is in flight, the bytes are still booked.
                 bound.or_else(|| self.in_flight.row_mut(seq))
             }
             Extent::Backing(id) => self.backings.get_mut(&id).map(|backing| &mut backing.row),

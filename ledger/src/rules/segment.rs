@@ -2,9 +2,10 @@
 //! or a block of the parent pool. Both sides record the bytes that a segment took: `Segment::parts` and `Holdings::carved`.
 
 use crate::book::cells::CellId;
-use crate::rows::pool::{Carved, Idle, Pool, Segment, SegmentKey};
+use crate::rows::pool::{Carved, Pool, Segment, SegmentKey};
 use crate::rows::row::{Backing, Extent, LARGE_BYTES, MAX_BYTES, Mapping, Row};
 use crate::rules::holdings::Holdings;
+use gpumem_model::oom::Oom;
 use gpumem_wire::{MemoryKind, PoolOwner, Stamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -159,15 +160,7 @@ impl Holdings {
     }
 
     fn extent_row(&mut self, extent: Extent) -> Option<Row> {
-        match extent {
-            Extent::Allocation(address, seq) => {
-                let bound = self.allocations.get(&address).copied().filter(|row| row.seq == seq);
-                // A free is in flight: the bytes are still booked.
-                bound.or_else(|| self.in_flight.row_mut(seq).copied())
-            }
-            Extent::Backing(id) => self.backings.get(&id).map(|backing| backing.row),
-            Extent::Block(pool, address) => self.pools[pool as usize].blocks.get(&address).copied(),
-        }
+        self.row_mut(extent).copied()
     }
 
     /// Handles the removal of the extent under a segment. Returns the cell of its bytes.
@@ -347,35 +340,40 @@ impl Holdings {
 }
 
 impl Holdings {
-    /// Returns the idle bytes of framework pools on a device; `None` if no pool reports its blocks.
-    pub fn idle(&self, book: u8) -> Option<Idle> {
+    /// Notes the idle bytes of framework pools on a device, unless no pool reports its blocks. A piece lies in one segment.
+    pub fn note_idle(&self, book: u8, oom: &mut Oom) {
         let reports = |pool: &&Pool| {
             pool.book == book
                 && pool.owner == PoolOwner::Framework
                 && !pool.opaque
                 && !pool.segments.is_empty()
         };
-        let mut found = None;
+        let (mut pieces, mut is_known) = (Vec::<u64>::new(), false);
         for pool in self.pools.iter().filter(reports) {
-            let idle = found.get_or_insert_with(Idle::default);
+            is_known = true;
             let mut blocks: Vec<(u64, u64)> =
                 pool.blocks.iter().map(|(&address, row)| (address, row.bytes)).collect();
             blocks.sort_unstable();
             let mut blocks = blocks.into_iter().peekable();
             for (&start, segment) in &pool.segments {
-                idle.is_expandable |= segment.is_mapped();
+                oom.is_expandable |= segment.is_mapped();
                 let end = start.saturating_add(segment.bytes);
                 let mut at = start;
                 while let Some(&(address, bytes)) = blocks.peek()
                     && address < end
                 {
-                    idle.add(at, address);
+                    pieces.push(address.saturating_sub(at));
                     at = at.max(address.saturating_add(bytes));
                     blocks.next();
                 }
-                idle.add(at, end);
+                pieces.push(end.saturating_sub(at));
             }
         }
-        found
+        if is_known {
+            pieces.retain(|bytes| *bytes > 0);
+            oom.idle_bytes = Some(pieces.iter().fold(0, |sum, bytes| u64::saturating_add(sum, *bytes)));
+            oom.idle_pieces = Some(pieces.len() as u64);
+            oom.largest_idle_bytes = Some(pieces.iter().copied().max().unwrap_or(0));
+        }
     }
 }

@@ -1,4 +1,3 @@
 //! Samples of NVML.
 
 pub(crate) mod pending;
-pub(crate) mod waiting;

@@ -7,6 +7,7 @@
 
 use crate::book::recent_past::PastBook;
 use crate::book::{Book, Range};
+use crate::rules::holdings::Holdings;
 use gpumem_model::gap::UntrackableParts;
 use gpumem_wire::{Absence, Body, Record};
 use std::sync::Arc;
@@ -16,12 +17,10 @@ const MAX_CHANGES: usize = 4096;
 
 /// One NVML reading for one process and device, with the ledger's state at that time.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
 pub struct ClosedSample {
-    /// Number of the reading.
     pub number: u64,
-    /// Begin of the reading.
     pub t0_ns: u64,
-    /// End of the reading.
     pub t1_ns: u64,
     /// Bytes that NVML charges to the process, or why they are unknown.
     pub used_bytes: Result<u64, Absence>,
@@ -65,16 +64,14 @@ impl ClosedSample {
 
 /// The gap at a peak of `tracked`. NVML was not read at that instant, so the gap is that of the nearest sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct PeakGap {
-    /// Untrackable at that sample.
     pub untrackable_bytes: i64,
-    /// Bytes that predated the agent at that sample.
     pub predates_bytes: i64,
     /// Distance of the sample from the peak; negative if it was before.
     pub distance_ns: i64,
     /// `tracked` was at its peak when the sample was taken.
     pub exact: bool,
-    /// Parts of that untrackable.
     pub parts: Option<UntrackableParts>,
 }
 
@@ -104,8 +101,9 @@ struct Entered {
 pub(crate) struct Pending {
     pub book: u8,
     number: u64,
-    t0_ns: u64,
-    t1_ns: Option<u64>,
+    pub t0_ns: u64,
+    /// End of the reading, once it was reported.
+    pub t1_ns: Option<u64>,
     pub used: Result<u64, Absence>,
     list_failed: bool,
     mark: Option<Mark>,
@@ -122,19 +120,17 @@ pub(crate) struct Pending {
 
 impl Pending {
     pub fn new(book: u8, number: u64, t0_ns: u64) -> Self {
-        let used = Err(Absence::NotListed);
-        let busy_since_ns = u64::MAX;
         Pending {
             book,
             number,
             t0_ns,
             t1_ns: None,
-            used,
+            used: Err(Absence::NotListed),
             list_failed: false,
             mark: None,
             changes: Vec::new(),
             entered: Vec::new(),
-            busy_since_ns,
+            busy_since_ns: u64::MAX,
             doubtful: false,
         }
     }
@@ -152,22 +148,9 @@ impl Pending {
         self.mark.is_some()
     }
 
-    pub fn starts_by(&self, done_ns: u64) -> bool {
-        done_ns >= self.t0_ns
-    }
-
-    pub fn begins_after(&self, time_ns: u64) -> bool {
-        self.t0_ns > time_ns
-    }
-
-    pub fn ends_by(&self, done_ns: u64) -> bool {
-        self.t1_ns.is_some_and(|t1| done_ns >= t1)
-    }
-
     /// Copies the book. `late`: `tracked` had changed after t0, and the changes cannot be undone.
     pub fn mark(&mut self, book: &mut Book, in_flight_bytes: i64, near: u32, partial: bool, late: bool) {
-        let mut range = Range::at(book.tracked);
-        range.include(book.tracked.wrapping_sub(in_flight_bytes));
+        let range = Range::with_in_flight(book.tracked, in_flight_bytes);
         let torn = late || in_flight_bytes != 0;
         let partial = partial || self.doubtful || late;
         let (tracked, rounding) = (book.tracked, book.rounding.bytes());
@@ -178,8 +161,7 @@ impl Pending {
     /// Takes the book at the begin of the reading, and the changes since.
     pub fn mark_past(&mut self, past: PastBook, near: u32, partial: bool) {
         let tracked = past.amounts.iter().fold(0_i64, |sum, &bytes| sum.wrapping_add(bytes));
-        let mut range = Range::at(tracked);
-        range.include(tracked.wrapping_sub(past.in_flight));
+        let range = Range::with_in_flight(tracked, past.in_flight);
         let torn = past.in_flight != 0;
         let (amounts, rounding) = (past.amounts.into(), past.rounding.bytes());
         self.mark = Some(Mark { tracked, amounts, range, rounding, near, torn, partial });
@@ -193,12 +175,7 @@ impl Pending {
 
     /// Notes that `tracked` changed at `time_ns`, after the mark, or that a call was entered that may change it.
     pub fn change(&mut self, time_ns: u64, tracked: i64, in_flight_bytes: i64) {
-        let mut range = Range::at(tracked);
-        range.include(tracked.wrapping_sub(in_flight_bytes));
-        self.change_range(time_ns, range);
-    }
-
-    fn change_range(&mut self, time_ns: u64, range: Range) {
+        let range = Range::with_in_flight(tracked, in_flight_bytes);
         let Some(mark) = &self.mark else { return };
         if self.changes.is_empty() && range == Range::at(mark.tracked) || self.is_over(time_ns) {
             return;
@@ -274,15 +251,6 @@ impl Pending {
         (Some(range), torn)
     }
 
-    pub fn end(&mut self, t1_ns: u64) {
-        self.t1_ns = Some(t1_ns);
-    }
-
-    /// Returns the end of the reading, if it was reported.
-    pub fn ended_ns(&self) -> Option<u64> {
-        self.t1_ns
-    }
-
     /// Notes that the process lists of the reading failed: absence from them proves nothing.
     pub fn fail(&mut self) {
         if self.used == Err(Absence::NotListed) {
@@ -351,5 +319,121 @@ pub(crate) fn known_until(watermark: &Record<'_>) -> u64 {
             since_ns.min(time_ns).saturating_sub(1)
         }
         _ => time_ns,
+    }
+}
+
+/// Maximum number of readings of one device that wait for a process's records. An agent that is not stale cannot delay that many
+/// at a hundred readings a second.
+const MAX_PENDING: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct Samples {
+    pub pending: Vec<Pending>,
+    /// Earliest time at which a pending sample must be checked.
+    pub boundary_ns: u64,
+    /// Closed samples that the ledger has not taken, with their books.
+    pub closed: Vec<(u8, ClosedSample)>,
+    /// The ledger will close pending samples once they are stale.
+    pub is_watched: bool,
+    /// Books keep their recent past, because the begin of a reading may arrive after records of a live agent.
+    pub keeps_history: bool,
+}
+
+impl Default for Samples {
+    fn default() -> Self {
+        Samples {
+            pending: Vec::new(),
+            boundary_ns: u64::MAX,
+            closed: Vec::new(),
+            is_watched: false,
+            keeps_history: false,
+        }
+    }
+}
+
+impl Samples {
+    /// Notes that lost records may belong to waiting samples.
+    pub fn doubt(&mut self) {
+        self.pending.iter_mut().for_each(Pending::doubt);
+    }
+
+    /// Doubts samples that began by `known_from_ns`: the book at earlier times is unknown.
+    pub fn doubt_until(&mut self, known_from_ns: u64) {
+        let unknown = |pending: &&mut Pending| pending.t0_ns <= known_from_ns;
+        self.pending.iter_mut().filter(unknown).for_each(Pending::doubt);
+    }
+
+    /// Removes the oldest sample of a book if there is no room for another one.
+    pub fn take_oldest(&mut self, book: u8) -> Option<Pending> {
+        let of_book = |pending: &Pending| pending.book == book;
+        if self.pending.iter().filter(|pending| of_book(pending)).count() < MAX_PENDING {
+            return None;
+        }
+        self.pending.iter().position(of_book).map(|at| self.pending.remove(at))
+    }
+
+    /// Returns the end of the earliest waiting reading.
+    pub fn waits_since_ns(&self) -> Option<u64> {
+        self.pending.iter().filter_map(|pending| pending.t1_ns).min()
+    }
+
+    pub fn has(&self, book: u8, number: u64) -> bool {
+        self.pending.iter().any(|pending| pending.is(book, number))
+    }
+
+    /// Sets the bytes that NVML charges in a reading.
+    pub fn set_used(&mut self, book: u8, number: u64, used: Result<u64, Absence>) {
+        // Numbers may repeat after a restart of the daemon: the youngest reading is meant.
+        if let Some(pending) = self.pending.iter_mut().rfind(|pending| pending.is(book, number)) {
+            pending.used = used;
+        }
+    }
+
+    /// Ends a reading; `failed`: its process lists failed.
+    pub fn end(&mut self, book: u8, number: u64, t1_ns: u64, failed: bool) {
+        let is_open = |pending: &Pending| pending.is(book, number) && pending.t1_ns.is_none();
+        if let Some(pending) = self.pending.iter_mut().rfind(|pending| is_open(pending)) {
+            pending.t1_ns = Some(t1_ns);
+            if failed {
+                pending.fail();
+            }
+        }
+    }
+
+    /// Updates the earliest time at which a sample must be checked.
+    pub fn set_boundary(&mut self, has_watermarks: bool) {
+        let waits = self.pending.iter().filter(|pending| !has_watermarks || !pending.is_marked());
+        self.boundary_ns = waits.map(Pending::boundary_ns).min().unwrap_or(u64::MAX);
+    }
+
+    /// Notes an allocation in all samples of its book. It is recorded when its call returns, but NVML may have charged it since
+    /// the call was entered. A reading that ended in between may include it.
+    pub fn note_entered(&mut self, book: u8, entered: Option<(u64, i64)>) {
+        if let Some((entered_ns, bytes)) = entered {
+            for pending in self.pending.iter_mut().filter(|pending| pending.book == book) {
+                pending.entered(entered_ns, bytes);
+            }
+        }
+    }
+
+    /// Notes a call in flight, which may tear samples. Must precede the closing of samples by the same record.
+    pub fn note_in_flight(&mut self, record: &Record<'_>) {
+        if let Body::Watermark { in_flight_since_ns, .. } = record.body
+            && in_flight_since_ns != 0
+        {
+            let now_ns = record.stamp.time_ns;
+            self.pending.iter_mut().for_each(|pending| pending.in_flight(in_flight_since_ns, now_ns));
+        }
+    }
+
+    /// Notes that a record of `time_ns` changed the books in `touched`.
+    pub fn note_change(&mut self, touched: u64, time_ns: u64, holdings: &Holdings) {
+        for pending in &mut self.pending {
+            if touched & 1 << pending.book != 0 {
+                let index = usize::from(pending.book);
+                let tracked = holdings.books[index].tracked;
+                pending.change(time_ns, tracked, holdings.in_flight_bytes[index]);
+            }
+        }
     }
 }

@@ -73,7 +73,7 @@ impl Causes {
         let blind = std::mem::replace(&mut self.since_boundary.blind, known.blind) || known.blind;
         let last = self.last.replace(boundary);
         let before = match last {
-            // More predating bytes reduce the gap; this is no step.
+            // More predating bytes reduce the gap; this is not a step.
             Some(last) => last.x.wrapping_add(last.predates).wrapping_sub(boundary.predates),
             None if known.late || lost => {
                 // Bytes that existed before the first boundary have no known cause.

@@ -3,7 +3,6 @@
 use crate::untrackable::event::{Event, Names, What};
 use gpumem_model::gap::{Cause, UntrackableChange, UntrackableParts};
 use gpumem_model::names::Named;
-use gpumem_wire::DriverEventKind;
 use std::sync::{Arc, OnceLock};
 
 /// Maximum number of steps kept for each device; the smallest of more are merged into one.
@@ -22,15 +21,7 @@ fn cause_of(what: What) -> Option<Cause> {
         What::Printf(_) => Cause::PrintfLimit,
         What::Heap(_) => Cause::HeapLimit,
         What::Imported(_) => Cause::MemoryImported,
-        What::Other(kind) => match kind {
-            DriverEventKind::GraphInstantiated => Cause::GraphInstantiated,
-            DriverEventKind::GraphDestroyed => Cause::GraphDestroyed,
-            DriverEventKind::StreamCreated => Cause::StreamCreated,
-            DriverEventKind::PeerAccess => Cause::PeerAccess,
-            DriverEventKind::LibraryLoaded => Cause::LibraryLoaded,
-            DriverEventKind::GreenContextCreated => Cause::GreenContextCreated,
-            _ => return None,
-        },
+        What::Other(cause) => cause,
     })
 }
 

@@ -2,6 +2,7 @@
 
 use crate::Map;
 use crate::book::cells::CellTable;
+use gpumem_model::gap::Cause;
 use gpumem_wire::{DriverEventKind, Stamp};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -64,7 +65,7 @@ pub(crate) enum What {
     /// Memory of another process was imported: its bytes. There is no model for NVML's charge.
     Imported(u64),
     /// An event without a model.
-    Other(DriverEventKind),
+    Other(Cause),
 }
 
 impl What {
@@ -79,12 +80,12 @@ impl What {
             Kind::StackLimit => What::Stack(value),
             Kind::PrintfLimit => What::Printf(value),
             Kind::HeapLimit => What::Heap(value),
-            Kind::GraphInstantiated
-            | Kind::GraphDestroyed
-            | Kind::StreamCreated
-            | Kind::PeerAccess
-            | Kind::LibraryLoaded
-            | Kind::GreenContextCreated => What::Other(event),
+            Kind::GraphInstantiated => What::Other(Cause::GraphInstantiated),
+            Kind::GraphDestroyed => What::Other(Cause::GraphDestroyed),
+            Kind::StreamCreated => What::Other(Cause::StreamCreated),
+            Kind::PeerAccess => What::Other(Cause::PeerAccess),
+            Kind::LibraryLoaded => What::Other(Cause::LibraryLoaded),
+            Kind::GreenContextCreated => What::Other(Cause::GreenContextCreated),
         })
     }
 }

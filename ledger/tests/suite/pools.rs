@@ -227,7 +227,7 @@ fn what_is_left_of_two_that_overlapped_is_one() {
             s.tag("a").alloc(16 * MIB, 4 * MIB);
             s.segment(16 * MIB, 3 * MIB, 3);
             s.segment(17 * MIB, 3 * MIB, 3);
-            s.unsegment(17 * MIB, MIB, 3); // both go on from 18 MiB
+            s.unsegment(17 * MIB, MIB, 3); // both continue from 18 MiB
             expect(s, &["tracked 4194304 = direct:a 1048576 + idle 3145728"]);
             s.tag("b").alloc(16 * MIB, 4 * MIB); // its free was lost
         },

@@ -492,7 +492,7 @@ fn what_waits_for_a_stream_has_ended_its_use() {
     t.born("a", 100, Forward).born("sent", 40, Forward).pending("sent");
     assert_eq!(t.now(), "Activation 100 Temporary 40");
     t.born("g", 10, Backward);
-    assert_eq!(t.now(), "Activation 100 Temporary 50", "it is no activation, though it is there");
+    assert_eq!(t.now(), "Activation 100 Temporary 50", "it is not an activation, though it is there");
     assert_eq!(t.s.account().pools[0].pending_bytes, 40);
     t.free("sent");
 }

@@ -40,7 +40,7 @@ fn the_fullest_moment_of_each_slot_and_what_a_silence_held() {
     assert_eq!(told(&s), [(1, 150), (1, 50), (12, 57), (21, 57), (21, 50)]);
     s.at(29 * MS).alloc(0x3000, 1);
     s.at(31 * MS).alloc(0x4000, 1);
-    assert_eq!(told(&s)[3..], [(21, 57), (31, 52)], "activity that goes on has no other points");
+    assert_eq!(told(&s)[3..], [(21, 57), (31, 52)], "activity that continues has no other points");
 }
 
 #[test]

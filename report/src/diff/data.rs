@@ -1,4 +1,4 @@
-//! The comparison as JSON and CSV.
+//! The comparison as JSON, CSV and a picture.
 //!
 //! The JSON is documented in docs/compare.md. All amounts are bytes as integers; an unknown amount is null, never 0. New fields
 //! may be added at any time; any other change increments `version`.
@@ -10,10 +10,13 @@
 
 use super::gate::Verdict;
 use super::text::Shown;
-use super::{At, Diff, Pair, Paired, Side, difference, summary};
+use super::{At, Diff, Pair, Paired, SIDES, Side, difference, summary};
 use crate::encode::{csv_field, csv_number, object};
-use crate::{By, Part};
-use gpumem_model::run::UntrackableParts;
+use crate::labels::label;
+use crate::plot::{Bar, Drawing, Frame, Kind, Segment, bars, by_name};
+use crate::{By, Columns, Part};
+use gpumem_model::escape::escape;
+use gpumem_model::run::{Moment, UntrackableParts};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -62,7 +65,7 @@ fn pair_json(diff: &Diff<'_>, pair: &Pair, paired: Option<Paired>) -> impl Seria
     let of = |part: Part| amounts(table.bytes(part));
     let tracked = table.bytes(Part::Tracked);
     // Tables leave out rows that are zero on both sides.
-    let or_nothing = |part: Part| match table.row(part) {
+    let or_nothing = |part: Part| match table.statement.row(part) {
         Some(_) => amounts(table.bytes(part)),
         None => amounts(tracked.map(|sum| sum.map(|_| 0))),
     };
@@ -101,67 +104,55 @@ fn pair_json(diff: &Diff<'_>, pair: &Pair, paired: Option<Paired>) -> impl Seria
     }
 }
 
-fn amounts([a_bytes, b_bytes]: [Option<i64>; 2]) -> impl Serialize {
-    object! { a_bytes, b_bytes, difference_bytes: difference(&[a_bytes, b_bytes]) }
+fn amounts([a_bytes, b_bytes]: Columns) -> impl Serialize {
+    object! { a_bytes, b_bytes, difference_bytes: difference([a_bytes, b_bytes]) }
 }
 
 /// A row without parts.
-pub(super) struct Leaf {
-    pub(super) part: &'static str,
-    pub(super) name: String,
-    pub(super) a: Option<i64>,
-    pub(super) b: Option<i64>,
+#[derive(Default)]
+struct Leaf {
+    part: &'static str,
+    name: String,
+    bytes: Columns,
     /// `a` or `b` if the other side has no record of that name.
-    pub(super) only_in: Option<&'static str>,
+    only_in: Option<&'static str>,
     is_gap: bool,
 }
 
 impl Leaf {
     fn entry(self) -> impl Serialize {
-        object! { name: self.name, #[serde(flatten)] amounts: amounts([self.a, self.b]), only_in: self.only_in }
+        object! { name: self.name, #[serde(flatten)] amounts: amounts(self.bytes), only_in: self.only_in }
     }
 }
 
 /// Returns the rows of a grouping that `used` consists of: each byte is in exactly one.
-pub(super) fn leaves(pair: &Pair, by: By) -> Vec<Leaf> {
+fn leaves(pair: &Pair, by: By) -> Vec<Leaf> {
     let table = pair.table(by);
     let mut leaves = Vec::new();
     for (row, only) in table.statement.rows.iter().zip(&table.only) {
-        let [a, b] = [0, 1].map(|column| row.bytes.get(column).copied().flatten());
-        let part = match row.part {
-            Part::Category => "category",
-            Part::Others => "others",
-            Part::PoolIdle => "pool_idle",
-            Part::Opaque => "opaque",
-            Part::Predates => "predates",
+        let (part, name) = match row.part {
+            Part::Category => ("category", row.name.as_str()),
+            Part::Others => ("others", by.name_of_rest()),
+            Part::PoolIdle => ("pool_idle", ""),
+            Part::Opaque => ("opaque", ""),
+            Part::Predates => ("predates", ""),
             _ => continue,
         };
-        let name = match row.part {
-            Part::Category => row.name.clone(),
-            Part::Others => by.name_of_rest().to_owned(),
-            _ => String::new(),
-        };
         let only_in = only.map(|side| if side == 0 { "a" } else { "b" });
-        leaves.push(Leaf { part, name, a, b, only_in, is_gap: false });
+        leaves.push(Leaf { part, name: name.to_owned(), bytes: row.bytes, only_in, is_gap: false });
     }
-    let uncovered = pair.moments.each_ref().map(|moment| match moment.tracked_bytes {
-        Some(_) => None,
-        None => moment.used_bytes(),
-    });
-    if uncovered.iter().any(Option::is_some) {
-        let [a, b] = uncovered;
-        leaves.push(Leaf { part: "uncovered", name: String::new(), a, b, only_in: None, is_gap: false });
+    let uncovered = |moment: &Moment| moment.used_bytes().filter(|_| moment.tracked_bytes.is_none());
+    let bytes = pair.moments.each_ref().map(uncovered);
+    if bytes != [None, None] {
+        leaves.push(Leaf { part: "uncovered", bytes, ..Leaf::default() });
     }
     let parts = pair.moments.each_ref().map(|moment| moment.tracked_bytes.and(moment.gap_parts()));
+    let parts = parts.map(|parts| parts.map(|parts| parts.each()));
     if parts.iter().any(Option::is_some) {
-        let bytes = |parts: Option<UntrackableParts>| parts.map(|parts| parts.each());
-        let [a, b] = parts.map(bytes);
-        for (index, (part, _, _)) in UntrackableParts::default().each().into_iter().enumerate() {
-            let of =
-                |parts: &Option<[(&'static str, &'static str, i64); 6]>| Some(parts.as_ref()?.get(index)?.2);
-            let [a, b] = [of(&a), of(&b)];
-            if part == "unexplained" || [a, b].iter().any(|bytes| bytes.is_some_and(|bytes| bytes != 0)) {
-                leaves.push(Leaf { part, name: String::new(), a, b, only_in: None, is_gap: true });
+        for (index, (part, ..)) in UntrackableParts::default().each().into_iter().enumerate() {
+            let bytes = parts.map(|parts| parts.map(|parts| parts[index].2));
+            if part == "unexplained" || bytes.iter().flatten().any(|bytes| *bytes != 0) {
+                leaves.push(Leaf { part, bytes, is_gap: true, ..Leaf::default() });
             }
         }
     }
@@ -175,9 +166,7 @@ pub const CSV_HEADER: &str = "device_a,device_b,grouping,part,name,a_bytes,b_byt
 pub fn csv(diff: &Diff<'_>) -> String {
     let mut out = format!("{CSV_HEADER}\n");
     for pair in &diff.pairs {
-        for by in [By::Layer, By::Structure, By::Tag] {
-            csv_rows(diff, pair, by, &mut out);
-        }
+        By::ALL.into_iter().for_each(|by| csv_rows(diff, pair, by, &mut out));
     }
     out
 }
@@ -186,16 +175,52 @@ fn csv_rows(diff: &Diff<'_>, pair: &Pair, by: By, out: &mut String) {
     let [a, b] =
         [0, 1].map(|side| diff.device(pair, side).map(|device| csv_field(&device.name)).unwrap_or_default());
     for row in leaves(pair, by) {
-        let _ = writeln!(
-            out,
-            "{a},{b},{},{},{},{},{},{},{}",
-            by.name(),
-            row.part,
-            csv_field(&row.name),
-            csv_number(row.a),
-            csv_number(row.b),
-            csv_number(difference(&[row.a, row.b])),
-            row.only_in.unwrap_or("")
-        );
+        let (by, part, name) = (by.name(), row.part, csv_field(&row.name));
+        let bytes = [row.bytes[0], row.bytes[1], difference(row.bytes)].map(csv_number).join(",");
+        let _ = writeln!(out, "{a},{b},{by},{part},{name},{bytes},{}", row.only_in.unwrap_or(""));
     }
+}
+
+/// Returns the bars of A and B on one scale, with the same colour for the same category. Each bar adds up to `used`, or to the
+/// known part of `used`. `None` if neither run has memory on a GPU.
+pub fn picture(diff: &Diff<'_>) -> Option<Drawing> {
+    let pair = diff.whole()?;
+    let shown = Shown::of(pair.table(diff.by), usize::MAX);
+    let heading = diff.sides.each_ref().map(|side| match &side.id {
+        Some(id) => format!("{} {id}", label(side.run)),
+        None => label(side.run),
+    });
+    let both = [0, 1].map(|side| bar(pair, diff.by, side, format!("{}  {}", SIDES[side], heading[side])));
+    let frame = Frame {
+        title: heading.join(" and "),
+        lines: vec![
+            escape(&summary::sentence(diff, pair, &shown)),
+            format!("{}; {}", summary::basis(diff), by_name(diff.by)),
+        ],
+        notes: summary::shift(&shown).into_iter().chain(summary::doubts(pair)).collect(),
+    };
+    Some(frame.around(vec![bars(&both)], 1))
+}
+
+fn bar(pair: &Pair, by: By, side: usize, title: String) -> Bar {
+    let mut segments = Vec::new();
+    let moment = &pair.moments[side];
+    if moment.tracked_bytes.is_none() {
+        let (name, bytes) = ("used (no agent)".to_owned(), moment.used_bytes().unwrap_or(0));
+        segments.push(Segment { name, bytes, kind: Kind::Opaque });
+    }
+    for row in &pair.table(by).statement.rows {
+        let kind = match row.part {
+            Part::Category => Kind::Category,
+            Part::Others => Kind::Others,
+            Part::PoolIdle => Kind::Idle,
+            Part::Opaque => Kind::Opaque,
+            Part::Predates => Kind::Predates,
+            Part::Untrackable => Kind::Untrackable,
+            _ => continue,
+        };
+        segments.extend(row.bytes[side].map(|bytes| Segment { name: escape(&row.name), bytes, kind }));
+    }
+    segments.retain(|segment| segment.bytes != 0);
+    Bar::of(title, segments)
 }

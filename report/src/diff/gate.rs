@@ -2,10 +2,11 @@
 //!
 //! Some numbers are only bounds. If the decision depends on an unknown value, the outcome is unknown.
 
-use super::uncertainty::{Bounds, Kind, bounds};
-use super::{Diff, Pair, SIDES};
+use super::uncertainty::{Kind, bounds};
+use super::{Diff, Pair, SIDES, difference};
 use crate::labels::device_name;
-use crate::{By, Part};
+use crate::lines::in_brackets;
+use crate::{By, Columns, Part};
 use gpumem_model::escape::escape;
 use gpumem_model::units::Unit;
 use serde::Serialize;
@@ -20,7 +21,7 @@ pub enum Limit {
     Millionths(i64),
 }
 
-/// Error for text that is no valid limit.
+/// Error for text that is not a valid limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a limit: give a size with its unit (500MiB, 1.5GiB, 200MB, 4096B) or a share of A (2%)"
@@ -77,7 +78,7 @@ fn decimal(text: &str, one: i64) -> Option<i64> {
 pub enum Of {
     /// `used` if known for both sides, else `tracked`.
     Peak,
-    /// A row of the statement that is no category.
+    /// A row of the statement that is not a category.
     Part(Part, &'static str),
     /// A category of a grouping, or a tag.
     Named(By, String),
@@ -114,18 +115,15 @@ pub enum Outcome {
 
 /// A judgement with its numbers.
 #[derive(Debug, Clone, Serialize)]
+#[allow(missing_docs)]
 pub struct Verdict {
-    /// Result of the judgement.
     pub outcome: Outcome,
     /// Name of the judged number: `used`, `tracked`, a category.
     pub of: String,
     /// Bytes by which B may exceed A; `None` if the limit is a share of an unknown amount.
     pub limit_bytes: Option<i64>,
-    /// A's number.
     pub a_bytes: Option<i64>,
-    /// B's number.
     pub b_bytes: Option<i64>,
-    /// The judgement as one sentence.
     pub text: String,
 }
 
@@ -138,8 +136,7 @@ impl Of {
         }
         let groupings = [diff.by, By::Structure, By::Layer, By::Tag];
         let named = |by: By, fits: &dyn Fn(&str) -> bool| {
-            let rows = &diff.whole()?.table(by).statement.rows;
-            let row = rows.iter().find(|row| row.part == Part::Category && fits(&row.name))?;
+            let row = diff.whole()?.table(by).statement.categories().find(|row| fits(&row.name))?;
             Some(Of::Named(by, row.name.clone()))
         };
         let exactly = groupings.iter().find_map(|by| named(*by, &|name| name == word));
@@ -148,15 +145,13 @@ impl Of {
 
     /// Returns the words that name something in a comparison.
     pub fn words(diff: &Diff<'_>) -> Vec<String> {
-        let categories = [By::Structure, By::Layer].into_iter().flat_map(|by| {
-            let rows = diff.whole().map(|pair| pair.table(by).statement.rows.clone()).unwrap_or_default();
-            rows.into_iter().filter(|row| row.part == Part::Category).map(|row| escape(&row.name))
-        });
+        let tables = [By::Structure, By::Layer].into_iter().filter_map(|by| Some(diff.whole()?.table(by)));
+        let categories = tables.flat_map(|table| table.statement.categories().map(|row| escape(&row.name)));
         PARTS.iter().map(|(name, _)| (*name).to_owned()).chain(categories).collect()
     }
 
     /// Returns the name, the kind, and the numbers of A and B.
-    fn of(&self, pair: &Pair) -> (String, Kind, [Option<i64>; 2]) {
+    fn of(&self, pair: &Pair) -> (String, Kind, Columns) {
         let table = pair.table(By::Structure);
         let used = table.bytes(Part::Used);
         match self {
@@ -173,10 +168,8 @@ impl Of {
             }
             Of::Named(by, name) => {
                 let table = pair.table(*by);
-                let row =
-                    table.statement.rows.iter().find(|row| row.part == Part::Category && row.name == *name);
-                let bytes = row.and_then(|row| <[Option<i64>; 2]>::try_from(row.bytes.as_slice()).ok());
-                let bytes = bytes.unwrap_or([None, None]);
+                let row = table.statement.categories().find(|row| row.name == *name);
+                let bytes = row.map_or([None, None], |row| row.bytes);
                 (escape(name), Kind::PartOfTracked, nothing_where_known(bytes, Kind::PartOfTracked, table))
             }
         }
@@ -184,7 +177,7 @@ impl Of {
 }
 
 /// Returns the amounts of a row. A row that is zero on both sides is left out; it gets 0 if its sum has a value.
-fn nothing_where_known(bytes: [Option<i64>; 2], kind: Kind, table: &super::Table) -> [Option<i64>; 2] {
+fn nothing_where_known(bytes: Columns, kind: Kind, table: &super::Table) -> Columns {
     if bytes != [None, None] {
         return bytes;
     }
@@ -213,14 +206,8 @@ pub fn judge(diff: &Diff<'_>, of: &Of, limit: Limit) -> Verdict {
 
 fn one(diff: &Diff<'_>, pair: &Pair, of: &Of, limit: Limit) -> Verdict {
     let (name, kind, bytes) = of.of(pair);
-    let side = |side: usize| -> Bounds {
-        match (diff.sides.get(side), pair.moments.get(side), bytes.get(side)) {
-            (Some(told), Some(moment), Some(bytes)) => {
-                bounds(*bytes, kind, &told.run.coverage, moment, diff.at)
-            }
-            _ => Bounds::UNKNOWN,
-        }
-    };
+    let side =
+        |side: usize| bounds(bytes[side], kind, &diff.sides[side].run.coverage, &pair.moments[side], diff.at);
     let [a, b] = [side(0), side(1)];
     let allowed = |of_a: i64| match limit {
         Limit::Bytes(bytes) => bytes,
@@ -243,52 +230,34 @@ fn one(diff: &Diff<'_>, pair: &Pair, of: &Of, limit: Limit) -> Verdict {
         Limit::Bytes(bytes) => Some(bytes),
         Limit::Millionths(_) => bytes[0].map(allowed),
     };
-    let on = match (diff.pairs.len(), pair.devices) {
-        (2.., [Some(device), _]) => diff.sides[0].run.devices.get(device),
-        (2.., [None, Some(device)]) => diff.sides[1].run.devices.get(device),
-        _ => None,
-    };
+    let on = diff.device(pair, 0).or(diff.device(pair, 1)).filter(|_| diff.pairs.len() > 1);
     let on = on.map(|device| format!(" on {}", device_name(device))).unwrap_or_default();
     let largest = bytes.iter().flatten().copied().chain(limit_bytes).map(i64::saturating_abs).max();
     let unit = Unit::for_largest(largest.unwrap_or(0));
     let may = match (limit, limit_bytes) {
         (Limit::Bytes(bytes), _) => unit.amount_with_name(bytes),
-        (Limit::Millionths(share), Some(bytes)) => {
-            format!("{} ({})", percent(share), unit.amount_with_name(bytes))
+        (Limit::Millionths(share), bytes) => {
+            let bytes = bytes.map(|bytes| unit.amount_with_name(bytes)).unwrap_or_default();
+            percent(share) + &in_brackets(&bytes)
         }
-        (Limit::Millionths(share), None) => percent(share),
     };
-    let text = match (bytes, outcome) {
-        ([Some(a), Some(b)], Outcome::Above) => {
-            format!(
-                "B's {name}{on} exceeds A's by {}, more than {may}",
-                unit.amount_with_name(b.saturating_sub(a))
-            )
+    let more = difference(bytes).map(|more| (more, unit.amount_with_name(more)));
+    let text = match (more, outcome) {
+        (Some((_, more)), Outcome::Above) => format!("B's {name}{on} exceeds A's by {more}, more than {may}"),
+        (Some((..=0, _)), Outcome::Within) => format!("B's {name}{on} does not exceed A's, and may by {may}"),
+        (Some((_, more)), Outcome::Within) => {
+            format!("B's {name}{on} exceeds A's by {more}, and may by {may}")
         }
-        ([Some(a), Some(b)], Outcome::Within) if b <= a => {
-            format!("B's {name}{on} does not exceed A's, and may by {may}")
-        }
-        ([Some(a), Some(b)], Outcome::Within) => {
-            format!(
-                "B's {name}{on} exceeds A's by {}, and may by {may}",
-                unit.amount_with_name(b.saturating_sub(a))
-            )
-        }
-        (known, _) => {
-            let missing: Vec<&str> = SIDES
-                .into_iter()
-                .zip(known)
-                .filter(|(_, bytes)| bytes.is_none())
-                .map(|(side, _)| side)
-                .collect();
+        _ => {
+            let missing = SIDES.into_iter().zip(bytes).filter(|(_, bytes)| bytes.is_none());
+            let missing: Vec<&str> = missing.map(|(side, _)| side).collect();
             let what = match missing[..] {
                 [] => "the numbers are only bounds, and the answer depends on unknown values".to_owned(),
                 [side] => format!("{side}'s {name} is unknown"),
                 _ => format!("{name} is unknown for both"),
             };
-            let why: Vec<String> =
-                pair.doubts.iter().map(|doubt| format!("{}: {}", doubt.side, escape(&doubt.text))).collect();
-            let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join("; ")) };
+            let why = pair.doubts.iter().map(|doubt| format!("{}: {}", doubt.side, escape(&doubt.text)));
+            let why = in_brackets(&why.collect::<Vec<_>>().join("; "));
             format!("cannot judge {name}{on}: {what}{why}")
         }
     };

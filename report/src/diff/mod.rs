@@ -7,7 +7,6 @@ pub mod data;
 
 pub mod gate;
 mod paired_run;
-pub mod plot;
 mod summary;
 pub mod text;
 mod uncertainty;
@@ -15,11 +14,13 @@ mod uncertainty;
 pub use paired_run::sum_of_ranks;
 pub use uncertainty::Uncertainty;
 
+use crate::category::is_named_by_rules;
 use crate::rules::Groupings;
-use crate::{By, Part, Report, Row, Statement};
-use gpumem_model::run::{Class, Device, Moment, Run};
+use crate::{By, Columns, Part, Report, Row, Statement};
+use gpumem_model::run::{Device, Moment, Run};
 use paired_run::PairedRun;
 use serde::Serialize;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 /// Names of the sides, in their order.
@@ -36,10 +37,9 @@ pub enum At {
 
 /// A side of the comparison.
 #[derive(Debug, Clone)]
+#[allow(missing_docs)]
 pub struct Side<'r> {
-    /// The run.
     pub run: &'r Run,
-    /// Its id in the store, if it is stored.
     pub id: Option<String>,
     /// The argument that the user typed for it.
     pub typed: String,
@@ -87,12 +87,10 @@ pub struct Pair {
 
 /// A comparison of two runs.
 #[derive(Debug)]
+#[allow(missing_docs)]
 pub struct Diff<'r> {
-    /// A and B.
     pub sides: [Side<'r>; 2],
-    /// The moments that are compared.
     pub at: At,
-    /// Name of the rules.
     pub rules: String,
     /// The grouping that was requested, or else the one that explains most of the difference.
     pub by: By,
@@ -104,38 +102,21 @@ pub struct Diff<'r> {
 }
 
 /// Returns B - A, or `None` if either is unknown.
-pub fn difference(bytes: &[Option<i64>]) -> Option<i64> {
-    match bytes {
-        [Some(a), Some(b)] => Some(b.saturating_sub(*a)),
-        _ => None,
-    }
+pub fn difference([a, b]: Columns) -> Option<i64> {
+    Some(b?.saturating_sub(a?))
 }
 
 impl Table {
-    /// Returns the index of a part's row.
-    pub fn row(&self, part: Part) -> Option<usize> {
-        self.statement.rows.iter().position(|row| row.part == part)
-    }
-
     /// Returns the amounts of a part as `[A, B]`; `None` where unknown.
-    pub fn bytes(&self, part: Part) -> [Option<i64>; 2] {
-        let row = self.row(part).and_then(|row| self.statement.rows.get(row));
-        match row.map(|row| row.bytes.as_slice()) {
-            Some(&[a, b]) => [a, b],
-            _ => [None, None],
-        }
+    pub fn bytes(&self, part: Part) -> Columns {
+        self.statement.row(part).map_or([None, None], |row| self.statement.rows[row].bytes)
     }
 }
 
 impl Pair {
     /// Returns the table of a grouping.
     pub fn table(&self, by: By) -> &Table {
-        let [layer, structure, tag] = &self.tables;
-        match by {
-            By::Layer => layer,
-            By::Structure => structure,
-            By::Tag => tag,
-        }
+        &self.tables[by as usize]
     }
 }
 
@@ -150,19 +131,14 @@ impl<'r> Diff<'r> {
         let joint = PairedRun::of([sides[0].run, sides[1].run], at);
         let rules = groupings.name.clone();
         let report = Report::new(&joint.run, groupings, None);
-        let known = [By::Layer, By::Structure, By::Tag].map(|by| known_names(&report, &joint, by));
-        let tables = |device: &Device| {
-            let [layer, structure, tag] = &known;
-            [(By::Layer, layer), (By::Structure, structure), (By::Tag, tag)]
-                .map(|(by, known)| table(&report, device, by, known))
-        };
+        let known = By::ALL.map(|by| known_names(&report, &joint, by));
         let pair = |number: usize, device: &Device| {
             let (devices, paired) = joint.paired.get(number).copied().unwrap_or(([None; 2], Paired::Alone));
             Pair {
                 devices,
                 paired,
                 moments: [device.last.clone(), device.peak.clone()],
-                tables: tables(device),
+                tables: By::ALL.map(|by| table(&report, device, by, &known[by as usize])),
                 doubts: uncertainty::of_devices(&sides, devices, at),
             }
         };
@@ -215,9 +191,8 @@ impl<'r> Diff<'r> {
             let rows = &pair.table(by).statement.rows;
             let weight = |part: Part| {
                 let differences = rows.iter().filter(move |row| row.part == part);
-                differences
-                    .filter_map(|row| difference(&row.bytes))
-                    .map(|bytes| u128::from(bytes.unsigned_abs()))
+                let differences = differences.filter_map(|row| difference(row.bytes));
+                differences.map(|bytes| u128::from(bytes.unsigned_abs()))
             };
             let named: u128 = weight(Part::Category).take(NAMED).sum();
             let all: u128 = weight(Part::Category).sum::<u128>() + weight(Part::Others).sum::<u128>();
@@ -237,13 +212,8 @@ impl<'r> Diff<'r> {
 fn known_names(report: &Report<'_>, joint: &PairedRun, by: By) -> [BTreeSet<String>; 2] {
     let mut known = [BTreeSet::new(), BTreeSet::new()];
     for (index, cell) in joint.run.cells.iter().enumerate() {
-        if matches!(cell.class, Class::Direct | Class::Block) {
-            let [a, b] = &mut known;
-            let side = if index < joint.cells_of_a { a } else { b };
-            if let Some(name) = report.category(index as u32, by) {
-                side.insert(name.to_owned());
-            }
-        }
+        let name = report.category(index as u32, by).filter(|_| is_named_by_rules(cell.class));
+        known[usize::from(index >= joint.cells_of_a)].extend(name.map(str::to_owned));
     }
     known
 }
@@ -262,9 +232,8 @@ fn table(report: &Report<'_>, device: &Device, by: By, known: &[BTreeSet<String>
     }
     // Removes the row of memory older than the agent if it is zero on each side that has an agent.
     let is_nothing = |row: &Row| {
-        let of_side =
-            |(bytes, moment): (&Option<i64>, &&Moment)| *bytes == Some(0) || moment.tracked_bytes.is_none();
-        row.part == Part::Predates && row.bytes.iter().zip(&moments).all(of_side)
+        let of_side = |side: usize| row.bytes[side] == Some(0) || moments[side].tracked_bytes.is_none();
+        row.part == Part::Predates && of_side(0) && of_side(1)
     };
     if let Some(index) = statement.rows.iter().position(is_nothing) {
         statement.rows.remove(index);
@@ -272,22 +241,22 @@ fn table(report: &Report<'_>, device: &Device, by: By, known: &[BTreeSet<String>
             row.parent = row.parent.map(|parent| if parent > index { parent - 1 } else { parent });
         }
     }
-    let first = statement.rows.iter().position(|row| row.part == Part::Category).unwrap_or(0);
-    let count = statement.rows.iter().filter(|row| row.part == Part::Category).count();
-    if let Some(categories) = statement.rows.get_mut(first..first + count) {
-        let size = |bytes: &[Option<i64>]| bytes.iter().flatten().map(|bytes| bytes.unsigned_abs()).max();
-        categories.sort_by_cached_key(|row| {
-            let differs = difference(&row.bytes).map(i64::unsigned_abs);
-            (std::cmp::Reverse(differs), std::cmp::Reverse(size(&row.bytes)), row.name.clone())
-        });
-    }
+    let first = statement.row(Part::Category).unwrap_or(0);
+    let count = statement.categories().count();
+    statement.rows[first..first + count].sort_by_cached_key(|row| {
+        let differs = difference(row.bytes).map(i64::unsigned_abs);
+        let size = row.bytes.iter().flatten().map(|bytes| bytes.unsigned_abs()).max();
+        (Reverse(differs), Reverse(size), row.name.clone())
+    });
     let only = statement.rows.iter().map(|row| {
-        let is_nothing = |side: usize| row.bytes.get(side) == Some(&Some(0));
-        let is_known = |side: usize| known.get(side).is_some_and(|names| names.contains(&row.name));
-        let has_only = |side: usize| {
-            row.part == Part::Category && is_nothing(1 - side) && !is_nothing(side) && !is_known(1 - side)
+        let is_nothing = |side: usize| row.bytes[side] == Some(0);
+        let has_only = |&side: &usize| {
+            row.part == Part::Category
+                && is_nothing(1 - side)
+                && !is_nothing(side)
+                && !known[1 - side].contains(&row.name)
         };
-        (0..2).find(|side| has_only(*side))
+        [0, 1].into_iter().find(has_only)
     });
     let only = only.collect();
     Table { statement, only }

@@ -5,12 +5,12 @@
 
 use super::{At, Paired};
 use crate::labels::{RANK, rank};
+use crate::sums;
 use gpumem_model::fields::Field;
 use gpumem_model::run::{
     Caveat, Clock, Coverage, Details, Device, Moment, Process, ProgramData, Run, Source, State,
     UntrackableParts,
 };
-use std::collections::BTreeMap;
 
 pub(super) struct PairedRun {
     pub(super) run: Run,
@@ -43,16 +43,12 @@ impl PairedRun {
                 ..joined(moment(0, of_a), moment(1, of_b))
             }
         };
+        let source = Source { kind: a.source.kind.clone(), origin: String::new(), preset: None };
         let run = Run {
-            source: Source { kind: a.source.kind.clone(), origin: String::new(), preset: None },
-            clock: a.clock,
-            process: Process::default(),
-            state: State::Interrupted,
             coverage: Coverage { covered: a.coverage.covered || b.coverage.covered, ..Coverage::default() },
-            caveats: Vec::new(),
             cells: a.cells.iter().chain(&b.cells).cloned().collect(),
             devices: paired.iter().map(device).collect(),
-            own: ProgramData::default(),
+            ..blank(source, a.clock)
         };
         PairedRun { run, cells_of_a, paired }
     }
@@ -62,6 +58,21 @@ impl PairedRun {
             self.run.devices.iter().map(of).cloned().reduce(plus).unwrap_or_default()
         };
         joined(sum(|device| &device.last), sum(|device| &device.peak))
+    }
+}
+
+/// Returns a run without a process, cells and devices.
+fn blank(source: Source, clock: Clock) -> Run {
+    Run {
+        source,
+        clock,
+        process: Process::default(),
+        state: State::Interrupted,
+        coverage: Coverage::default(),
+        caveats: Vec::new(),
+        cells: Vec::new(),
+        devices: Vec::new(),
+        own: ProgramData::default(),
     }
 }
 
@@ -100,23 +111,16 @@ fn nothing(run: &Run) -> Moment {
 /// Returns the sum of two moments of one process. A value that either does not know is unknown.
 fn plus(a: Moment, b: Moment) -> Moment {
     let sum = |a: Option<i64>, b: Option<i64>| Some(a?.saturating_add(b?));
-    let mut amounts: BTreeMap<u32, i64> = a.amounts.iter().copied().collect();
-    for (cell, bytes) in &b.amounts {
-        let amount = amounts.entry(*cell).or_default();
-        *amount = amount.saturating_add(*bytes);
-    }
+    let uncovered = a.uncovered_used_bytes.zip(b.uncovered_used_bytes);
     Moment {
         time_ns: 0,
         tracked_bytes: sum(a.tracked_bytes, b.tracked_bytes),
-        amounts: amounts.into_iter().collect(),
+        amounts: sums(a.amounts.iter().chain(&b.amounts).copied()).into_iter().collect(),
         predates_bytes: sum(a.predates_bytes, b.predates_bytes),
         untrackable_bytes: sum(a.untrackable_bytes, b.untrackable_bytes),
         parts: a.gap_parts().zip(b.gap_parts()).map(|(a, b)| a.plus(b)),
         used_absence: a.used_absence.or(b.used_absence),
-        uncovered_used_bytes: a
-            .uncovered_used_bytes
-            .zip(b.uncovered_used_bytes)
-            .map(|(a, b)| a.saturating_add(b)),
+        uncovered_used_bytes: uncovered.map(|(a, b)| a.saturating_add(b)),
         gap_distance_ns: a.gap_distance_ns.saturating_abs().max(b.gap_distance_ns.saturating_abs()),
         torn: None,
         stale: a.stale || b.stale,
@@ -163,24 +167,13 @@ pub fn sum_of_ranks(title: &str, mut runs: Vec<Run>) -> Run {
     let command = runs.iter().find_map(|run| run.process.facts.get("command").cloned());
     let count = runs.len();
     let first = runs.first();
-    let mut sum = Run {
-        source: Source {
-            kind: first.map(|run| run.source.kind.clone()).unwrap_or_default(),
-            origin: first.map(|run| run.source.origin.clone()).unwrap_or_default(),
-            preset: first.and_then(|run| run.source.preset.clone()),
-        },
-        clock: first.map_or(Clock::Lines, |run| run.clock),
-        process: Process {
-            facts: command.map(|command| ("command".into(), command)).into_iter().collect(),
-            ..Process::default()
-        },
-        state: if runs.iter().any(|run| run.state == State::Open) { State::Open } else { State::Interrupted },
-        coverage: Coverage::default(),
-        caveats: Vec::new(),
-        cells: Vec::new(),
-        devices: Vec::new(),
-        own: ProgramData::default(),
-    };
+    let none = Source { kind: String::new(), origin: String::new(), preset: None };
+    let source = first.map_or(none, |run| run.source.clone());
+    let mut sum = blank(source, first.map_or(Clock::Lines, |run| run.clock));
+    sum.process.facts.extend(command.map(|command| ("command".into(), command)));
+    if runs.iter().any(|run| run.state == State::Open) {
+        sum.state = State::Open;
+    }
     for (place, mut run) in runs.into_iter().enumerate() {
         let name = rank(&run).map_or_else(|| format!("{RANK}- ({place})"), |rank| format!("{RANK}{rank}"));
         sum.coverage.add(&run.coverage);

@@ -8,6 +8,7 @@ use crate::{Part, Row};
 use gpumem_model::escape::escape;
 use gpumem_model::time::Times;
 use gpumem_model::units::plural;
+use std::cmp::Reverse;
 
 const NAMED: usize = 4;
 
@@ -18,8 +19,8 @@ pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
         At::Now => ("B", "A"),
     };
     let rows = &shown.statement.rows;
-    let at = |part: Part| rows.iter().position(|row| row.part == part);
-    let known = |index: &usize| rows.get(*index).is_some_and(|row| difference(&row.bytes).is_some());
+    let at = |part: Part| shown.statement.row(part);
+    let known = |index: &usize| difference(rows[*index].bytes).is_some();
     let used = at(Part::Used).filter(known);
     let Some(head) = used.or(at(Part::Tracked).filter(known)) else {
         return format!("{subject} cannot be compared with {object}: {}", unknown(pair));
@@ -30,12 +31,9 @@ pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
         0 => format!("{subject} equals {object} ({what})"),
         steps => {
             let than = if steps > 0 { "higher" } else { "lower" };
-            let base = rows.get(head).and_then(|row| row.bytes.first().copied().flatten());
-            let share = rows
-                .get(head)
-                .and_then(|row| difference(&row.bytes))
-                .zip(base)
-                .map_or(String::new(), |(bytes, base)| percent(bytes, base));
+            let bytes = rows[head].bytes;
+            let share = difference(bytes).zip(bytes[0]);
+            let share = share.map_or(String::new(), |(bytes, base)| percent(bytes, base));
             let amount = shown.unit.print(steps.saturating_abs());
             let than_a = if diff.at == At::Now { " than A" } else { "" };
             format!("{subject} is {amount} {} {than}{than_a} ({what}{share})", shown.unit.name)
@@ -47,20 +45,15 @@ pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
         Part::Predates | Part::Untrackable => used.is_some(),
         _ => false,
     };
-    let mut causes: Vec<(usize, i64)> = (0..rows.len())
-        .filter(|index| rows.get(*index).is_some_and(is_leaf))
-        .filter_map(|index| Some((index, shown.difference(index)?)))
-        .filter(|(_, steps)| *steps != 0)
-        .collect();
-    causes.sort_by_key(|(index, steps)| (std::cmp::Reverse(steps.unsigned_abs()), *index));
+    let leaves = (0..rows.len()).filter(|index| is_leaf(&rows[*index]));
+    let causes = leaves.filter_map(|index| Some((index, shown.difference(index)?)));
+    let mut causes: Vec<(usize, i64)> = causes.filter(|(_, steps)| *steps != 0).collect();
+    causes.sort_by_key(|(index, steps)| (Reverse(steps.unsigned_abs()), *index));
     let rest = if causes.len() > NAMED + 1 { causes.split_off(NAMED) } else { Vec::new() };
-    let mut parts: Vec<String> = causes
-        .iter()
-        .map(|(index, steps)| {
-            let name = rows.get(*index).map(|row| clean_name(&row.name)).unwrap_or_default();
-            format!("{name} {}", shown.unit.print_signed(*steps))
-        })
-        .collect();
+    let part = |(index, steps): &(usize, i64)| {
+        format!("{} {}", clean_name(&rows[*index].name), shown.unit.print_signed(*steps))
+    };
+    let mut parts: Vec<String> = causes.iter().map(part).collect();
     if !rest.is_empty() {
         let sum = rest.iter().map(|(_, steps)| steps).sum::<i64>();
         parts.push(format!("{} more {}", rest.len(), shown.unit.print_signed(sum)));
@@ -75,8 +68,7 @@ pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
 
 /// Returns a sentence if one side may have bytes by name that the other side has in its gap.
 pub(super) fn shift(shown: &Shown) -> Option<String> {
-    let rows = &shown.statement.rows;
-    let of = |part: Part| shown.difference(rows.iter().position(|row| row.part == part)?);
+    let of = |part: Part| shown.difference(shown.statement.row(part)?);
     let (tracked, gap) = (of(Part::Tracked)?, of(Part::Untrackable)?);
     let both = tracked.unsigned_abs().min(gap.unsigned_abs());
     // The two differences must be of similar size. A small one may be ordinary variation between two runs.
@@ -154,13 +146,8 @@ pub(super) fn paired(diff: &Diff<'_>, pair: &Pair) -> Option<String> {
 }
 
 pub(super) fn times(diff: &Diff<'_>, pair: &Pair) -> [String; 2] {
-    let time = |side: usize| match (diff.sides.get(side), pair.moments.get(side)) {
-        (Some(told), Some(moment)) if pair.devices.get(side).is_some_and(Option::is_some) => {
-            Times::of(told.run).time(moment.time_ns)
-        }
-        _ => String::new(),
-    };
-    [time(0), time(1)]
+    let time = |side: usize| Times::of(diff.sides[side].run).time(pair.moments[side].time_ns);
+    [0, 1].map(|side| pair.devices[side].map(|_| time(side)).unwrap_or_default())
 }
 
 /// Returns the doubts as lines; a doubt about both sides is one line.
@@ -187,11 +174,7 @@ fn percent(bytes: i64, base: i64) -> String {
     }
     let tenths =
         (i128::from(bytes) * 1000 + i128::from(bytes.signum()) * i128::from(base) / 2) / i128::from(base);
-    match tenths {
-        0 => String::new(),
-        tenths => {
-            let sign = if tenths < 0 { "-" } else { "+" };
-            format!(", {sign}{}.{} %", tenths.unsigned_abs() / 10, tenths.unsigned_abs() % 10)
-        }
-    }
+    let sign = if tenths < 0 { "-" } else { "+" };
+    let text = || format!(", {sign}{}.{} %", tenths.unsigned_abs() / 10, tenths.unsigned_abs() % 10);
+    if tenths == 0 { String::new() } else { text() }
 }

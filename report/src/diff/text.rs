@@ -2,10 +2,10 @@
 //! and the tags that differ most.
 
 use super::{Diff, Pair, Paired, SIDES, Table, difference, summary};
-use crate::labels::{device_name, label};
+use crate::labels::{device_name, label, source};
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table as Printed, shorten, width as width_of};
-use crate::{By, Part, Row, Statement};
+use crate::{By, Columns, Part, Row, Statement};
 use gpumem_model::escape::escape;
 use gpumem_model::run::Moment;
 use gpumem_model::units::{Unit, thousands};
@@ -32,7 +32,7 @@ pub(super) struct Shown {
     pub(super) statement: Statement,
     pub(super) unit: Unit,
     pub(super) only: Vec<Option<usize>>,
-    steps: Vec<[Option<i64>; 2]>,
+    steps: Vec<Columns>,
 }
 
 impl Shown {
@@ -44,60 +44,43 @@ impl Shown {
     }
 
     /// Makes a table. `head` has the steps of the first row if another table shows the same amounts.
-    fn from(
-        statement: Statement,
-        unit: Unit,
-        only: Vec<Option<usize>>,
-        head: Option<[Option<i64>; 2]>,
-    ) -> Self {
+    fn from(statement: Statement, unit: Unit, only: Vec<Option<usize>>, head: Option<Columns>) -> Self {
         let steps = steps(&statement, unit, head);
         Shown { statement, unit, only, steps }
     }
 
-    fn cell(&self, row: usize, column: usize) -> Option<i64> {
-        *self.steps.get(row)?.get(column)?
-    }
-
     /// Returns B - A in steps of the unit, as printed.
     pub(super) fn difference(&self, row: usize) -> Option<i64> {
-        Some(self.cell(row, 1)? - self.cell(row, 0)?)
+        difference(self.steps[row])
     }
 }
 
 /// Returns the amounts in steps of the unit. Column A and the differences are apportioned from the top, and B is their sum. So
 /// all three columns add up, and unchanged rows show a difference of 0.
-fn steps(statement: &Statement, unit: Unit, head: Option<[Option<i64>; 2]>) -> Vec<[Option<i64>; 2]> {
-    let bytes = |row: &Row| [0, 1].map(|column| row.bytes.get(column).copied().flatten());
-    let bytes: Vec<[Option<i64>; 2]> = statement.rows.iter().map(bytes).collect();
-    let mut steps: Vec<[Option<i64>; 2]> =
-        bytes.iter().map(|row| row.map(|bytes| bytes.map(|bytes| unit.round(bytes)))).collect();
+fn steps(statement: &Statement, unit: Unit, head: Option<Columns>) -> Vec<Columns> {
+    let rows = &statement.rows;
+    let round = |row: &Row| row.bytes.map(|bytes| bytes.map(|bytes| unit.round(bytes)));
+    let mut steps: Vec<Columns> = rows.iter().map(round).collect();
     if let (Some(first), Some(head)) = (steps.first_mut(), head) {
         *first = head;
     }
     for parent in 0..steps.len() {
-        let [total_a, total_b] = steps.get(parent).copied().unwrap_or_default();
-        let rows = statement.rows.iter().enumerate().filter(|(_, row)| row.parent == Some(parent));
-        let rows: Vec<usize> = rows.map(|(index, _)| index).collect();
-        let mut share = |total: Option<i64>, of: &dyn Fn([Option<i64>; 2]) -> Option<i64>, column: usize| {
-            let part = |index: &usize| Some((*index, of(*bytes.get(*index)?)?));
-            let parts: Vec<(usize, i64)> = rows.iter().filter_map(part).collect();
-            let amounts: Vec<i64> = parts.iter().map(|(_, bytes)| *bytes).collect();
-            for ((row, _), shown) in parts.iter().zip(spread(unit, total, &amounts)) {
-                if let Some([a, b]) = steps.get_mut(*row) {
-                    match column {
-                        0 => *a = Some(shown),
-                        1 => *b = Some(shown),
-                        _ => *b = a.map(|a| a + shown),
-                    }
+        let [total_a, total_b] = steps[parent];
+        let parts: Vec<usize> = (0..rows.len()).filter(|index| rows[*index].parent == Some(parent)).collect();
+        let shared = |total: Option<i64>, of: fn(Columns) -> Option<i64>| {
+            let known = parts.iter().filter_map(|index| Some((*index, of(rows[*index].bytes)?)));
+            let (known, amounts): (Vec<usize>, Vec<i64>) = known.unzip();
+            known.into_iter().zip(spread(unit, total, &amounts))
+        };
+        shared(total_a, |[a, _]| a).for_each(|(row, shown)| steps[row][0] = Some(shown));
+        let is_both = |index: &usize| rows[*index].bytes[0].is_some() == rows[*index].bytes[1].is_some();
+        match (total_a, total_b) {
+            (Some(a), Some(b)) if parts.iter().all(is_both) => {
+                for (row, shown) in shared(Some(b - a), difference) {
+                    steps[row][1] = steps[row][0].map(|a| a + shown);
                 }
             }
-        };
-        share(total_a, &|[a, _]| a, 0);
-        let is_both =
-            |index: &usize| bytes.get(*index).is_some_and(|row| row[0].is_some() == row[1].is_some());
-        match (total_a, total_b) {
-            (Some(a), Some(b)) if rows.iter().all(is_both) => share(Some(b - a), &|row| difference(&row), 2),
-            _ => share(total_b, &|[_, b]| b, 1),
+            _ => shared(total_b, |[_, b]| b).for_each(|(row, shown)| steps[row][1] = Some(shown)),
         }
     }
     steps
@@ -108,9 +91,8 @@ fn spread(unit: Unit, total: Option<i64>, parts: &[i64]) -> Vec<i64> {
     let Some(total) = total else { return Vec::new() };
     let mut steps = unit.apportion(total, parts);
     let left = total - steps.iter().sum::<i64>();
-    let largest = (0..parts.len()).max_by_key(|index| parts.get(*index).map(|bytes| bytes.unsigned_abs()));
-    if let Some(steps) = largest.and_then(|index| steps.get_mut(index)) {
-        *steps += left;
+    if let Some(largest) = (0..parts.len()).max_by_key(|index| parts[*index].unsigned_abs()) {
+        steps[largest] += left;
     }
     steps
 }
@@ -124,18 +106,16 @@ fn unit(statement: &Statement) -> Unit {
 /// Returns the statement with fewer categories, and `only` for its rows.
 fn folded(table: &Table, limit: usize, smallest: i64) -> (Statement, Vec<Option<usize>>) {
     let rows = &table.statement.rows;
-    let first = rows.iter().position(|row| row.part == Part::Category);
-    let Some(first) = first.filter(|_| limit < usize::MAX) else {
+    let Some(first) = table.statement.row(Part::Category).filter(|_| limit < usize::MAX) else {
         return (table.statement.clone(), table.only.clone());
     };
-    let count = rows.iter().filter(|row| row.part == Part::Category).count();
+    let count = table.statement.categories().count();
     let (before, rest) = rows.split_at(first);
     let (categories, after) = rest.split_at(count.min(rest.len()));
     // A row with a value on one side only counts as changed.
     let (same, differ): (Vec<&Row>, Vec<&Row>) =
-        categories.iter().partition(|row| difference(&row.bytes) == Some(0));
-    let is_large =
-        |row: &&&Row| difference(&row.bytes).is_none_or(|bytes| bytes.saturating_abs() >= smallest);
+        categories.iter().partition(|row| difference(row.bytes) == Some(0));
+    let is_large = |row: &&&Row| difference(row.bytes).is_none_or(|bytes| bytes.saturating_abs() >= smallest);
     let large = differ.iter().take_while(is_large).count();
     let named =
         if large.min(limit) < differ.len() { large.min(limit.saturating_sub(1)) } else { differ.len() };
@@ -165,11 +145,9 @@ fn folded(table: &Table, limit: usize, smallest: i64) -> (Statement, Vec<Option<
 /// Returns the sum of several rows as one row.
 fn sum(rows: &[&Row], what: &str) -> Option<Row> {
     let (first, rest) = rows.split_first()?;
-    let add = |bytes: Vec<Option<i64>>, row: &&Row| -> Vec<Option<i64>> {
-        let both = bytes.iter().zip(&row.bytes);
-        both.map(|(a, b)| Some((*a)?.saturating_add((*b)?))).collect()
-    };
-    let bytes = rest.iter().fold(first.bytes.clone(), add);
+    let add =
+        |bytes: Columns, row: &&Row| [0, 1].map(|side| Some(bytes[side]?.saturating_add(row.bytes[side]?)));
+    let bytes = rest.iter().fold(first.bytes, add);
     let name = format!("({} {what})", thousands(rows.len() as u64));
     Some(Row { name, bytes, ..(*first).clone() })
 }
@@ -183,10 +161,9 @@ pub fn text(diff: &Diff<'_>, layout: Layout) -> String {
     };
     let most_saved = ROWS.iter().map(|(most, least)| most - least).max().unwrap_or(0);
     let mut out = told(0);
-    for saved in 1..=most_saved {
-        if layout.all || layout.tags || out.len() <= MOST_LINES {
-            break;
-        }
+    let mut saved = 0;
+    while !layout.all && !layout.tags && out.len() > MOST_LINES && saved < most_saved {
+        saved += 1;
         out = told(saved);
     }
     out.join("\n") + "\n"
@@ -203,10 +180,7 @@ fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> 
             parts.push(format!("pid {}", run.process.pid));
         }
         parts.extend(run.caveats.iter().filter(|caveat| caveat.code == "job").map(|job| escape(&job.text)));
-        parts.push(match run.source.kind.as_str() {
-            _ if run.source.is_watched() => format!("on {}", run.source.origin),
-            kind => format!("from {kind} {}", run.source.origin),
-        });
+        parts.push(source(run));
         out.prose(&parts.join("  "));
     }
     let Some(whole) = diff.whole() else {
@@ -234,9 +208,7 @@ fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> 
     if layout.all && diff.pairs.len() > 1 {
         for pair in &diff.pairs {
             page.rows.push(None);
-            page.rows.extend(
-                summary::paired(diff, pair).map(|title| Some(Line { name: title, ..Line::default() })),
-            );
+            page.rows.extend(summary::paired(diff, pair).map(|title| head(&title, [""; 2], "")));
             table(diff, pair, &Shown::of(pair.table(by), usize::MAX), by, &mut page);
         }
     }
@@ -251,7 +223,7 @@ fn other(by: By) -> By {
 }
 
 fn has_names(table: &Table) -> bool {
-    table.statement.rows.iter().any(|row| row.part == Part::Category)
+    table.statement.row(Part::Category).is_some()
 }
 
 /// Adds a row for each pair of devices, and their sum.
@@ -271,28 +243,27 @@ fn devices(diff: &Diff<'_>, page: &mut Page) {
         part: Part::Category,
         name: name(pair),
         parent: Some(0),
-        bytes: pair.table(diff.by).bytes(part).to_vec(),
+        bytes: pair.table(diff.by).bytes(part),
     });
-    let total = diff.whole().map(|pair| pair.table(diff.by).bytes(part)).unwrap_or([None, None]);
+    let bytes = diff.whole().map_or([None, None], |pair| pair.table(diff.by).bytes(part));
     let what = if part == Part::Used { "used" } else { "tracked" };
     let is_job = diff.pairs.iter().any(|pair| pair.paired == Paired::Rank);
     let whose = if is_job { "ranks" } else { "devices" };
-    let head =
-        Row { part: Part::Used, name: format!("{what}, all {whose}"), parent: None, bytes: total.to_vec() };
-    let statement = Statement { rows: std::iter::once(head).chain(rows).collect() };
+    let sum = Row { part: Part::Used, name: format!("{what}, all {whose}"), parent: None, bytes };
+    let statement = Statement { rows: std::iter::once(sum).chain(rows).collect() };
     let only = vec![None; statement.rows.len()];
     let unit = unit(&statement);
     page.rows.push(None);
-    let cells = [SIDES[0].to_owned(), SIDES[1].to_owned(), "B - A".to_owned()];
-    page.rows.push(Some(Line { name: unit.name.to_owned(), cells, ..Line::default() }));
+    page.rows.push(head(unit.name, SIDES, "B - A"));
     page.take(&Shown::from(statement, unit, only, None), By::Structure, &[]);
 }
 
+fn head(name: &str, [a, b]: [&str; 2], differs: &str) -> Option<Line> {
+    let cells = [a.to_owned(), b.to_owned(), differs.to_owned()];
+    Some(Line { name: name.to_owned(), cells, ..Line::default() })
+}
+
 fn table(diff: &Diff<'_>, pair: &Pair, shown: &Shown, by: By, page: &mut Page) {
-    let head = |name: &str, [a, b]: [&str; 2], differs: &str| {
-        let cells = [a.to_owned(), b.to_owned(), differs.to_owned()];
-        Some(Line { name: name.to_owned(), cells, ..Line::default() })
-    };
     page.rows.push(head(shown.unit.name, SIDES, "B - A"));
     let [a, b] = summary::times(diff, pair);
     if !a.is_empty() || !b.is_empty() {
@@ -302,16 +273,11 @@ fn table(diff: &Diff<'_>, pair: &Pair, shown: &Shown, by: By, page: &mut Page) {
 }
 
 /// Returns the sum of direct and block bytes as the table prints it.
-fn apart(shown: &Shown) -> [Option<i64>; 2] {
-    let of = |part: Part, column: usize| {
-        let row = shown.statement.rows.iter().position(|row| row.part == part);
-        row.map(|row| shown.cell(row, column))
-    };
-    [0, 1].map(|column| {
-        let tracked = of(Part::Tracked, column)??;
-        let pools = [Part::PoolIdle, Part::Opaque].into_iter().filter_map(|part| of(part, column)?);
-        Some(tracked - pools.sum::<i64>())
-    })
+fn apart(shown: &Shown) -> Columns {
+    let of = |part: Part| shown.statement.row(part).map_or([None, None], |row| shown.steps[row]);
+    let [tracked, idle, opaque] = [Part::Tracked, Part::PoolIdle, Part::Opaque].map(of);
+    let without = |side: usize| Some(tracked[side]? - idle[side].unwrap_or(0) - opaque[side].unwrap_or(0));
+    [without(0), without(1)]
 }
 
 /// Adds direct and block bytes by another grouping, sorted by difference.
@@ -333,7 +299,7 @@ fn composition(pair: &Pair, above: &Shown, by: By, limit: usize, layout: Layout,
     let (statement, only) = folded(&Table { statement: Statement { rows }, only }, limit, unit.smallest());
     let mut shown = Shown::from(statement, unit, only, Some(apart(above)));
     // An empty row of others is left out.
-    let is_nothing = |row: &Row| row.part == Part::Others && row.bytes.iter().all(|bytes| *bytes == Some(0));
+    let is_nothing = |row: &Row| row.part == Part::Others && row.bytes == [Some(0); 2];
     if let Some(index) = shown.statement.rows.iter().position(is_nothing) {
         shown.statement.rows.remove(index);
         shown.steps.remove(index);
@@ -361,22 +327,12 @@ struct Page {
 
 impl Page {
     fn take(&mut self, shown: &Shown, by: By, moments: &[&Moment]) {
-        let is_carried = |row: &Row, column: usize| {
-            let is_tracked = matches!(
-                row.part,
-                Part::Tracked
-                    | Part::Predates
-                    | Part::Category
-                    | Part::Others
-                    | Part::PoolIdle
-                    | Part::Opaque
-            );
-            !is_tracked
-                && moments.get(column).is_some_and(|moment| moment.gap_distance_ns != 0 || moment.stale)
-        };
+        let is_old = |moment: &&Moment| moment.gap_distance_ns != 0 || moment.stale;
+        let is_carried =
+            |row: &Row, column: usize| row.part.rests_on_gap() && moments.get(column).is_some_and(is_old);
         let rows = &shown.statement.rows;
         for (index, row) in rows.iter().enumerate() {
-            let cell = |column: usize| match shown.cell(index, column) {
+            let cell = |column: usize| match shown.steps[index][column] {
                 None => "-".to_owned(),
                 Some(steps) if is_carried(row, column) => format!("~{}", shown.unit.print(steps)),
                 Some(steps) => shown.unit.print(steps),
@@ -385,14 +341,10 @@ impl Page {
                 shown.difference(index).map_or("-".to_owned(), |steps| shown.unit.print_signed(steps));
             let parent = |row: &Row| rows.get(row.parent?).filter(|parent| !std::ptr::eq(*parent, row));
             let depth = std::iter::successors(parent(row), |row| parent(row)).take(4).count();
-            let note = match (shown.only.get(index).copied().flatten(), row.part) {
-                (Some(0), _) => "in A, not in B",
-                (Some(_), _) => "in B, not in A",
-                (None, Part::Context) => "measured",
-                (None, Part::Modules) => "upper bound",
-                (None, Part::LocalMemory | Part::Heaps) => "model",
-                (None, Part::Unexplained) => "at least",
-                _ => "",
+            let note = match shown.only[index] {
+                Some(0) => "in A, not in B",
+                Some(_) => "in B, not in A",
+                None => row.part.reliability(),
             };
             let name =
                 if row.part == Part::Others { by.name_of_rest().to_owned() } else { clean_name(&row.name) };

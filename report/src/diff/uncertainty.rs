@@ -45,20 +45,14 @@ pub(super) fn of_devices(sides: &[Side<'_>; 2], devices: [Option<usize>; 2], at:
     let mut doubts = Vec::new();
     for ((side, name), device) in sides.iter().zip(SIDES).zip(devices) {
         if let Some(device) = device.and_then(|device| side.run.devices.get(device)) {
-            of_device(name, &side.run.coverage, device, at, &mut doubts);
+            of_device((name, side), device, at, &mut doubts);
         }
     }
     doubts
 }
 
-fn of_device(
-    side: &'static str,
-    coverage: &Coverage,
-    device: &Device,
-    at: At,
-    doubts: &mut Vec<Uncertainty>,
-) {
-    let moment = compared(device, at);
+fn of_device((side, of): (&'static str, &Side<'_>), device: &Device, at: At, doubts: &mut Vec<Uncertainty>) {
+    let (coverage, moment) = (&of.run.coverage, compared(device, at));
     let mut say = |code: &'static str, text: String| doubts.push(Uncertainty { side, code, text });
     if at == At::Peak && device.details.ooms.iter().any(|oom| oom.is_true() || oom.is_suspected()) {
         say("oom", "memory ran out: its peak is what it received, not what it requested".into());
@@ -74,10 +68,8 @@ fn of_device(
         say("uncovered", format!("only NVML's number is known for {}: its sums have no names", device.name));
     }
     if coverage.late {
-        say(
-            "late",
-            "its agent was loaded after the first allocations: older memory is in `predates the agent`, without names".into(),
-        );
+        let text = "its agent was loaded after the first allocations: older memory is in `predates the agent`, without names";
+        say("late", text.into());
     }
     if coverage.blind_doubt {
         say("blind", "the agent saw nothing for a time: sums and peak are not exact".into());
@@ -98,17 +90,14 @@ fn of_device(
     }
     match (&moment.used_absence, moment.used_bytes()) {
         (_, None) => {
-            let why = device
-                .last
-                .used_absence
-                .as_ref()
-                .map_or("NVML was not read".to_owned(), |why| format!("NVML says {why}"));
+            let why = device.last.used_absence.as_ref();
+            let why = why.map_or("NVML was not read".to_owned(), |why| format!("NVML says {why}"));
             say("no_sample", format!("used and Untrackable are unknown: {why}"));
         }
-        (Some(why), Some(_)) => say(
-            "old_sample",
-            format!("NVML's newest reading has no number ({why}): an older one is compared"),
-        ),
+        (Some(why), Some(_)) => {
+            let text = format!("NVML's newest reading has no number ({why}): an older one is compared");
+            say("old_sample", text);
+        }
         (None, Some(_)) if moment.gap_distance_ns != 0 => {
             say("carried", "Untrackable was measured at another time than the peak (~)".into());
         }

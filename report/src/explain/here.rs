@@ -1,9 +1,11 @@
 //! The numbers of a run that explain a word.
 
 use crate::labels::{device_name, label};
-use crate::{By, Part, Report, Statement, sum};
+use crate::{By, Columns, Part, Report, Statement, held, ooms};
 use gpumem_model::run::{Cell, Coverage, Device, Moment, Oom, Run, State};
 use gpumem_model::units::{Unit, plural, signed, thousands};
+
+const UNKNOWN: &str = "not known";
 
 /// A run with its device that has the most memory.
 pub(super) struct Here<'r> {
@@ -42,23 +44,17 @@ impl<'r> Here<'r> {
     }
 
     /// Formats the amounts of the last moment and the peak.
-    pub(super) fn two(&self, [last, peak]: [Option<i64>; 2]) -> Option<String> {
+    pub(super) fn two(&self, columns: Columns) -> Option<String> {
         let word = if self.run.state == State::Open { "now" } else { "last" };
-        match (last, peak) {
-            (None, None) => Some("not known".to_owned()),
-            (last, peak) => {
-                let amount =
-                    |bytes: Option<i64>| bytes.map_or("not known".to_owned(), |bytes| self.amount(bytes));
-                Some(format!("{} {word}, {} at peak", amount(last), amount(peak)))
-            }
-        }
+        let [last, peak] = columns.map(|bytes| bytes.map_or(UNKNOWN.to_owned(), |bytes| self.amount(bytes)));
+        let is_unknown = columns == [None, None];
+        Some(if is_unknown { UNKNOWN.to_owned() } else { format!("{last} {word}, {peak} at peak") })
     }
 
     /// Formats a row of the statement. A row that was left out because it is zero is `none`.
     pub(super) fn row(&self, part: Part) -> Option<String> {
-        let row = self.statement.rows.iter().find(|row| row.part == part);
-        match row.map(|row| row.bytes.as_slice()) {
-            Some(&[last, peak]) => self.two([last, peak]),
+        match self.statement.row(part) {
+            Some(row) => self.two(self.statement.rows[row].bytes),
             _ if self.coverage().covered => Some("none".to_owned()),
             _ => Some("unknown: the process has no agent".to_owned()),
         }
@@ -75,15 +71,8 @@ impl<'r> Here<'r> {
 
     /// Formats the sum of matching cells, at both moments.
     pub(super) fn cells(&self, fits: impl Fn(&Cell) -> bool) -> Option<String> {
-        let of_moment = |moment: &Moment| {
-            moment.tracked_bytes?;
-            let of = moment
-                .amounts
-                .iter()
-                .filter(|(cell, _)| self.run.cells.get(*cell as usize).is_some_and(&fits));
-            Some(sum(of.map(|(_, bytes)| *bytes)))
-        };
-        self.two([of_moment(&self.device.last), of_moment(&self.device.peak)])
+        let of = |moment: &Moment| moment.tracked_bytes.map(|_| held(self.run, &moment.amounts, &fits));
+        self.two([of(&self.device.last), of(&self.device.peak)])
     }
 
     /// Formats the sum of the cells with a role or phase.
@@ -104,7 +93,7 @@ impl<'r> Here<'r> {
 
     /// Formats bytes that may be unknown.
     pub(super) fn unsigned(&self, bytes: Option<u64>) -> Option<String> {
-        Some(bytes.map_or("not known".to_owned(), |bytes| self.amount(signed(bytes))))
+        Some(bytes.map_or(UNKNOWN.to_owned(), |bytes| self.amount(signed(bytes))))
     }
 
     /// Formats the state of a naming layer.
@@ -124,8 +113,7 @@ impl<'r> Here<'r> {
 
     /// Formats the number of matching OOMs.
     pub(super) fn ooms(&self, fits: impl Fn(&Oom) -> bool) -> Option<String> {
-        let all = self.run.devices.iter().flat_map(|device| &device.details.ooms);
-        let counts = all.filter(|oom| fits(oom)).map(|oom| oom.count.max(1));
+        let counts = ooms(self.run).filter(|(_, oom)| fits(oom)).map(|(_, oom)| oom.count.max(1));
         let count = counts.fold(0, u64::saturating_add);
         Some(if count == 0 { "none".to_owned() } else { format!("{} times", thousands(count)) })
     }
@@ -133,20 +121,19 @@ impl<'r> Here<'r> {
     /// Returns a matching category as (name, grouping, numbers), preferably of the report's grouping.
     pub(super) fn category(&self, fits: &dyn Fn(&str) -> bool) -> Option<(String, By, String)> {
         [self.report.by, By::Structure, By::Layer].into_iter().filter(|by| *by != By::Tag).find_map(|by| {
-            let of = [&self.device.last, &self.device.peak].map(|moment| self.report.composition(moment, by));
-            let name = of.iter().flat_map(|of| of.categories.keys()).find(|name| fits(name))?.clone();
-            let [last, peak] = of.map(|of| of.categories.get(&name).copied());
-            let is_tracked =
-                [&self.device.last, &self.device.peak].map(|moment| moment.tracked_bytes.is_some());
-            let known = |bytes: Option<i64>, is: bool| is.then(|| bytes.unwrap_or(0));
-            let numbers = self.two([known(last, is_tracked[0]), known(peak, is_tracked[1])])?;
-            Some((name, by, numbers))
+            let moments = [&self.device.last, &self.device.peak];
+            let of = moments.map(|moment| (moment, self.report.composition(moment, by)));
+            let name = of.iter().flat_map(|(_, of)| of.categories.keys()).find(|name| fits(name))?.clone();
+            let bytes = of.map(|(moment, of)| {
+                moment.tracked_bytes.map(|_| of.categories.get(&name).copied().unwrap_or(0))
+            });
+            Some((name, by, self.two(bytes)?))
         })
     }
 
-    pub(super) fn tag(&self, word: &str) -> Option<(String, String)> {
-        let is_there = self.run.cells.iter().any(|cell| cell.tag.as_deref() == Some(word));
-        let numbers = is_there.then(|| self.cells(|cell| cell.tag.as_deref() == Some(word))).flatten()?;
-        Some((word.to_owned(), numbers))
+    pub(super) fn tag(&self, word: &str) -> Option<String> {
+        let is_it = |cell: &Cell| cell.tag.as_deref() == Some(word);
+        let is_there = self.run.cells.iter().any(is_it);
+        self.cells(is_it).filter(|_| is_there)
     }
 }

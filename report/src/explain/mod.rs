@@ -13,6 +13,7 @@ use crate::rules::{Groupings, PRESETS};
 use gpumem_model::escape::escape;
 use here::Here;
 use serde::Deserialize;
+use std::collections::BTreeSet;
 use std::sync::LazyLock;
 use strsim::levenshtein;
 
@@ -44,12 +45,16 @@ struct Word {
     todo: String,
 }
 
-/// Returns all words with the title of their subject, in reading order.
-fn words() -> impl Iterator<Item = (&'static str, &'static Word)> {
+/// Returns the subjects in reading order.
+fn subjects() -> &'static [Subject] {
     // A test parses the file.
     static FILE: LazyLock<File> =
         LazyLock::new(|| toml::from_str(include_str!("words.toml")).unwrap_or_default());
-    FILE.subject.iter().flat_map(|subject| subject.word.iter().map(|word| (subject.title.as_str(), word)))
+    &FILE.subject
+}
+
+fn words() -> impl Iterator<Item = &'static Word> {
+    subjects().iter().flat_map(|subject| &subject.word)
 }
 
 /// Returns the normalized form of a word for look-ups, without suffixes for units and with single spaces as separators.
@@ -68,7 +73,7 @@ fn plain(whole: &str) -> String {
 
 fn find(word: &str) -> Option<&'static Word> {
     let word = plain(word);
-    words().map(|(_, entry)| entry).find(|entry| entry.names.iter().any(|name| plain(name) == word))
+    words().find(|entry| entry.names.iter().any(|name| plain(name) == word))
 }
 
 /// Returns whether a word has an explanation that needs no run.
@@ -98,7 +103,7 @@ pub fn explain(word: &str, report: Option<&Report<'_>>, width: Option<usize>) ->
         lines.by_ref().take(1).for_each(|line| out.prose(line));
         lines.for_each(|line| out.inset(line));
     } else {
-        let known = words().flat_map(|(_, entry)| entry.names.iter().cloned());
+        let known = words().flat_map(|entry| entry.names.iter().cloned());
         let known: Vec<String> = known.chain(categories(report)).collect();
         return Err(nearest(word, &known));
     }
@@ -111,17 +116,11 @@ pub fn list(width: Option<usize>) -> String {
     out.prose(
         "gpumemctl explain WORD [PID|RUN|FILE] says what a word of a report means, with the numbers of a run",
     );
-    let mut subjects: Vec<(&str, Vec<&str>)> = Vec::new();
-    for (subject, entry) in words() {
-        match subjects.last_mut().filter(|(last, _)| *last == subject) {
-            Some((_, names)) => names.extend(entry.names.first().map(String::as_str)),
-            None => subjects.push((subject, entry.names.first().map(String::as_str).into_iter().collect())),
-        }
-    }
-    for (subject, names) in subjects {
+    for subject in subjects() {
+        let names = subject.word.iter().filter_map(|entry| entry.names.first());
         out.line("");
-        out.line(subject);
-        out.inset(&names.join(", "));
+        out.line(&subject.title);
+        out.inset(&names.cloned().collect::<Vec<_>>().join(", "));
     }
     out.line("");
     out.prose("also every category of the presets and of your rules, every tag of the run, every key of the JSON forms");
@@ -130,30 +129,21 @@ pub fn list(width: Option<usize>) -> String {
 
 /// Returns the names of categories of the presets and of the run.
 fn categories(report: Option<&Report<'_>>) -> Vec<String> {
-    let of = |groupings: &Groupings| -> Vec<String> {
-        let rules = groupings.layer.rules.iter().chain(&groupings.structure.rules);
-        rules.map(|rule| rule.name.clone()).collect()
-    };
-    let presets = PRESETS.iter().flat_map(|(name, _)| of(Groupings::preset(Some(name))));
-    let own = report.map(|report| of(&report.groupings)).unwrap_or_default();
-    let mut all: Vec<String> = presets.chain(own).collect();
-    all.sort();
-    all.dedup();
-    all
+    let presets = PRESETS.iter().map(|(name, _)| Groupings::preset(Some(name)));
+    let rules = presets.chain(report.map(|report| &report.groupings)).flat_map(Groupings::rules);
+    let all: BTreeSet<&String> = rules.map(|rule| &rule.name).collect();
+    all.into_iter().cloned().collect()
 }
 
 /// Returns the presets that have a category of that name, each with the grouping.
 fn preset_category(word: &str) -> Option<Vec<String>> {
     let has = |rules: &Rules| rules.rules.iter().any(|rule| plain(&rule.name) == plain(word));
-    let mut found = Vec::new();
-    for (name, _) in PRESETS {
-        let groupings = Groupings::preset(Some(name));
-        for (what, rules) in [("layer", &groupings.layer), ("structure", &groupings.structure)] {
-            if has(rules) {
-                found.push(format!("{name} (by {what})"));
-            }
-        }
-    }
+    let groupings = PRESETS.iter().map(|(name, _)| (name, Groupings::preset(Some(name))));
+    let found = groupings.flat_map(|(name, groupings)| {
+        let rules = [("layer", &groupings.layer), ("structure", &groupings.structure)];
+        rules.map(|(what, rules)| has(rules).then(|| format!("{name} (by {what})")))
+    });
+    let found: Vec<String> = found.flatten().collect();
     (!found.is_empty()).then_some(found)
 }
 
@@ -171,8 +161,9 @@ fn category(word: &str, report: Option<&Report<'_>>, here: Option<&Here<'_>>) ->
             "A category: tracked bytes for which a rule of this name is the first to match. In the presets {}.",
             presets.join(", ")
         ),
-        (None, Some(report)) if is_ruled(report, &name) => {
-            format!("A category of the rules {}: bytes for which a rule of this name is the first to match.", escape(&report.groupings.name))
+        (None, Some(report)) if report.groupings.rules().any(|rule| rule.name == name) => {
+            let rules = escape(&report.groupings.name);
+            format!("A category of the rules {rules}: bytes for which a rule of this name is the first to match.")
         }
         _ => "A name without a rule: a common prefix of tags, or the library that allocated.".to_owned(),
     });
@@ -183,16 +174,11 @@ fn category(word: &str, report: Option<&Report<'_>>, here: Option<&Here<'_>>) ->
     Some(lines)
 }
 
-fn is_ruled(report: &Report<'_>, name: &str) -> bool {
-    let rules = report.groupings.layer.rules.iter().chain(&report.groupings.structure.rules);
-    rules.into_iter().any(|rule| rule.name == name)
-}
-
 fn tag(word: &str, here: Option<&Here<'_>>) -> Option<Vec<String>> {
     let here = here?;
-    let (name, numbers) = here.tag(word)?;
+    let numbers = here.tag(word)?;
     Some(vec![
-        escape(&name),
+        escape(word),
         "A tag: the path under which these bytes were allocated (scopes, ranges, modules), innermost last."
             .to_owned(),
         format!("here: {numbers}  ({})", here.whose()),

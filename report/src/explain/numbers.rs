@@ -119,11 +119,6 @@ fn ooms(here: &Here<'_>, which: &str) -> Option<String> {
 /// Returns the bytes of all kinds of memory outside the sum.
 fn beside(here: &Here<'_>) -> i64 {
     let beside = &here.device.beside;
-    crate::sum([
-        beside.managed_bytes,
-        beside.pinned_bytes,
-        beside.registered_bytes,
-        beside.imported_bytes,
-        beside.host_vmm_bytes,
-    ])
+    let host = [beside.managed_bytes, beside.pinned_bytes, beside.registered_bytes, beside.host_vmm_bytes];
+    crate::sum(host.into_iter().chain([beside.imported_bytes]))
 }

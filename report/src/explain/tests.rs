@@ -21,7 +21,7 @@ fn report(run: &Run) -> Report<'_> {
 fn no_word_means_two_things() {
     let mut seen: BTreeMap<String, &str> = BTreeMap::new();
     let mut twice = Vec::new();
-    for (_, entry) in words() {
+    for entry in words() {
         let first = entry.names[0].as_str();
         for name in &entry.names {
             if seen.insert(plain(name), first).is_some_and(|other| other != first) {
@@ -37,7 +37,7 @@ fn words_name_numbers_that_are_there() {
     let file: File = toml::from_str(include_str!("words.toml")).expect("the file of words");
     assert!(file.subject.iter().map(|subject| subject.word.len()).sum::<usize>() > 100);
     let mut used = Vec::new();
-    for (_, entry) in words().filter(|(_, entry)| !entry.here.is_empty()) {
+    for entry in words().filter(|entry| !entry.here.is_empty()) {
         let (name, argument) = entry.here.split_once(' ').unwrap_or((&entry.here, ""));
         used.push(name);
         let is_fine = match name {
@@ -61,7 +61,7 @@ fn words_name_numbers_that_are_there() {
 fn each_answer_is_two_to_six_lines() {
     let run = run();
     let report = report(&run);
-    for (_, entry) in words() {
+    for entry in words() {
         for (report, width) in [(Some(&report), None), (None, None), (Some(&report), Some(100))] {
             let text = explain(&entry.names[0], report, width).expect("known");
             let most = if width.is_some() { 9 } else { 4 };

@@ -8,7 +8,7 @@ use crate::category::OTHERS;
 use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge};
 use crate::judge::{Axis, units};
 use crate::rules::NO_TAG;
-use crate::{By, Report};
+use crate::{By, Report, sum, sum_of, sums};
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Class, Device, Oom};
@@ -171,11 +171,9 @@ impl<'r> Course<'r> {
             .into_iter()
             .collect();
         let groups = [whole, parts(&self.structures), parts(&self.tags)];
-        let sum = |group: &Vec<(i64, Judgement)>| {
-            group.iter().fold(0_i64, |sum, (bytes, _)| sum.saturating_add(*bytes))
-        };
-        let group = groups.iter().max_by_key(|group| sum(group))?;
-        let bytes = sum(group);
+        let added = |group: &Vec<(i64, Judgement)>| sum(group.iter().map(|(bytes, _)| *bytes));
+        let group = groups.iter().max_by_key(|group| added(group))?;
+        let bytes = added(group);
         let (_, judgement) = *group.iter().max_by_key(|(bytes, _)| *bytes)?;
         if (bytes as f64) < material {
             return None;
@@ -213,18 +211,14 @@ impl<'r> Course<'r> {
 /// Returns the names with the most of `bytes`. If many modules share the bytes, returns the path above these modules.
 fn largest(mut names: Vec<(String, i64)>, bytes: i64) -> Vec<(String, i64)> {
     let has = |share: f64, added: i64| added as f64 >= bytes as f64 * share;
-    let mut below: BTreeMap<String, i64> = BTreeMap::new();
-    for (name, added) in &names {
-        let ends = name.match_indices('/').map(|(at, _)| at);
-        for end in ends {
-            let sum = below.entry(name[..end].to_owned()).or_default();
-            *sum = sum.saturating_add(*added);
-        }
-    }
+    let paths = names
+        .iter()
+        .flat_map(|(name, added)| name.match_indices('/').map(|(end, _)| (name[..end].to_owned(), *added)));
+    let below = sums(paths);
     names.retain(|(_, added)| has(NAMED_SHARE, *added));
     names.sort_by_key(|(_, added)| std::cmp::Reverse(*added));
     names.truncate(NAMED);
-    let named = names.iter().fold(0_i64, |sum, (_, added)| sum.saturating_add(*added));
+    let named = sum_of(&names);
     if !has(COMMON_SHARE, named) {
         let common = below.into_iter().filter(|(_, added)| has(COMMON_SHARE, *added));
         names.splice(0..0, common.max_by_key(|(path, _)| path.len()));

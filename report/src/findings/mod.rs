@@ -16,7 +16,7 @@ pub mod text;
 
 pub(crate) use out_of_memory::{FRAGMENTED_SHARE, retained};
 
-use crate::Report;
+use crate::{Report, held, ooms};
 use gpumem_model::run::{Class, Device, Fate, Oom, State};
 use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
@@ -71,21 +71,18 @@ pub enum Severity {
 
 /// One conclusion, with the bytes that it explains.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[allow(missing_docs)]
 pub struct Finding {
-    /// The kind of the conclusion.
     pub kind: Kind,
-    /// Its effect on the program.
     pub severity: Severity,
     /// NVML index of the device; `None` if it is about the whole run.
     pub device: Option<u16>,
-    /// The explained bytes.
     pub bytes: i64,
     /// `bytes` as a share of the bytes that the process used at that time, 0 to 1; of the device's size for
     /// [`Kind::OtherProcesses`].
     pub share: f64,
     /// Confidence of the statistical test, 0 to 1; `None` if the finding follows from the figures without one.
     pub confidence: Option<f64>,
-    /// One sentence.
     pub what: String,
     /// Names with the most explained bytes, largest first.
     pub names: Vec<(String, i64)>,
@@ -137,8 +134,8 @@ pub enum Outcome {
 
 /// The conclusions about a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[allow(missing_docs)]
 pub struct Findings {
-    /// How it ended.
     pub outcome: Outcome,
     /// Most important first; empty if nothing is wrong.
     pub findings: Vec<Finding>,
@@ -153,9 +150,7 @@ fn decisive<'r>(report: &Report<'r>) -> Option<(&'r Device, &'r Oom, Outcome)> {
         _ if oom.is_true() => Some(Outcome::Survived),
         _ => None,
     };
-    let all = report.run.devices.iter();
-    let all = all.flat_map(|device| device.details.ooms.iter().map(move |oom| (device, oom)));
-    let ranked = all.filter_map(|(device, oom)| Some((device, oom, rank(oom)?)));
+    let ranked = ooms(report.run).filter_map(|(device, oom)| Some((device, oom, rank(oom)?)));
     ranked.min_by_key(|(_, oom, outcome)| (*outcome, Reverse(oom.time_ns)))
 }
 
@@ -191,10 +186,7 @@ impl Findings {
 
 fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let moment = &device.peak;
-    let idle = moment.amounts.iter().filter(|(cell, _)| {
-        report.run.cells.get(*cell as usize).is_some_and(|cell| cell.class == Class::PoolIdle)
-    });
-    let idle = idle.fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+    let idle = held(report.run, &moment.amounts, |cell| cell.class == Class::PoolIdle);
     let used = moment.used_bytes().or(moment.tracked_bytes)?.max(1);
     let share = idle as f64 / used as f64;
     let what = format!("{} MiB were cached by the allocator and not in use at the peak", mib(idle));

@@ -3,10 +3,10 @@
 use super::{Finding, Kind, Outcome, Severity, growth, mib};
 use crate::category::OTHERS;
 use crate::oom::holder_name;
-use crate::{By, Report};
+use crate::{By, Report, held, sum};
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
-use gpumem_model::run::{Device, Holder, Iteration, Moment, Oom, OomKind};
+use gpumem_model::run::{Cell, Device, Holder, Iteration, Moment, Oom, OomKind};
 use gpumem_model::units::signed;
 use gpumem_wire::Role;
 
@@ -61,10 +61,9 @@ impl<'r> Request<'r> {
         let holders = oom.device.as_ref().map(|device| device.holders.as_slice()).unwrap_or_default();
         let (own, others) = holders.split_first().unzip();
         let others = others.unwrap_or_default().iter().map(|holder| holder.used_bytes);
-        let others =
-            others.fold(oom.device.as_ref().map_or(0, |device| device.others.1), i64::saturating_add);
-        let parts = [oom.predates_bytes, oom.untrackable_bytes].into_iter().flatten();
-        let tracked = parts.fold(oom.tracked_bytes, i64::saturating_add);
+        let others = sum(others.chain(oom.device.as_ref().map(|device| device.others.1)));
+        let parts = [Some(oom.tracked_bytes), oom.predates_bytes, oom.untrackable_bytes];
+        let tracked = sum(parts.into_iter().flatten());
         let capacity = oom.device.as_ref().map(|device| {
             let reserved =
                 signed(device.system_bytes.unwrap_or(0)).saturating_add(device.unaccounted_bytes.max(0));
@@ -190,13 +189,8 @@ impl<'r> Request<'r> {
 
     /// Returns the finding that activations of many steps are held, because no backward pass frees them.
     fn no_backward(&self, report: &Report<'_>) -> Option<Finding> {
-        let is_activation = |cell: &u32| {
-            let cell = report.run.cells.get(*cell as usize);
-            cell.is_some_and(|cell| cell.role.as_deref() == Role::Activation.name())
-        };
-        let held = self.held()?;
-        let bytes = held.amounts.iter().filter(|(cell, _)| is_activation(cell));
-        let bytes = bytes.fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        let is_activation = |cell: &Cell| cell.role.as_deref() == Role::Activation.name();
+        let bytes = held(report.run, &self.held()?.amounts, is_activation);
         let rows = &self.device.details.iterations.rows;
         let of_a_step = rows.iter().map(|row: &Iteration| row.activations.peak_bytes).max()?;
         let is_much = of_a_step > 0 && bytes / STEPS_AT_ONCE >= of_a_step;

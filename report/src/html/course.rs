@@ -1,8 +1,8 @@
 //! Memory over time: points of the timeline by category, and the series of samples. Both are thinned to the page's limits.
 
-use super::data::{GROUPINGS, Limits, Ranks, Since};
-use crate::Report;
+use super::data::{Context, Since};
 use crate::encode::object;
+use crate::{By, held};
 use gpumem_model::cell::is_sum;
 use gpumem_model::run::{Class, Device};
 use gpumem_model::series::{Bucket, Extremes};
@@ -13,14 +13,8 @@ use std::collections::BTreeMap;
 
 /// Returns the course of a device. `named` has the raw names of the categories with a row, by grouping. At each point, the rows of
 /// a stack plus `idle` and `opaque` add up to `tracked`.
-pub(super) fn course(
-    report: &Report<'_>,
-    device: &Device,
-    ranks: &[Ranks; 3],
-    named: &[&[String]; 3],
-    limits: Limits,
-    since: Since,
-) -> impl Serialize + use<> {
+pub(super) fn course(of: Context<'_>, device: &Device, named: &[&[String]; 3]) -> impl Serialize + use<> {
+    let Context { report, ranks, limits, since, .. } = of;
     let timeline = &device.details.timeline;
     let points: Vec<&Point> = thinned(&timeline.points, limits.points);
     let class = |cell: u32| report.run.cells.get(cell as usize).map(|cell| cell.class);
@@ -28,13 +22,10 @@ pub(super) fn course(
         report.run.cells.get(cell as usize).is_some_and(|cell| cell.tag.as_deref().is_some_and(is_sum))
     };
     let of_class = |wanted: Class| {
-        let sum = |point: &&Point| {
-            let amounts = point.amounts.iter().filter(|(cell, _)| class(*cell) == Some(wanted));
-            amounts.fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes))
-        };
-        points.iter().map(sum).collect::<Vec<_>>()
+        let bytes = |point: &&Point| held(report.run, &point.amounts, |cell| cell.class == wanted);
+        points.iter().map(bytes).collect::<Vec<_>>()
     };
-    let stacks = GROUPINGS.map(|by| {
+    let stacks = By::ALL.map(|by| {
         let named = named[by as usize];
         let place: BTreeMap<&str, usize> =
             named.iter().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
@@ -96,10 +87,6 @@ fn bucket(buckets: &[Bucket], since: Since) -> BucketJson {
             .reduce(|sum, one| [sum[0].min(one[0]), sum[1].max(one[1]), one[2]])
     };
     let first = buckets.first().map_or(0, |bucket| since.t(bucket.time_ns));
-    (
-        first,
-        merged(|bucket| bucket.used),
-        merged(|bucket| bucket.tracked),
-        merged(|bucket| bucket.untrackable),
-    )
+    let untrackable = merged(|bucket| bucket.untrackable);
+    (first, merged(|bucket| bucket.used), merged(|bucket| bucket.tracked), untrackable)
 }

@@ -15,7 +15,7 @@ use crate::oom::{beside_holders, held, sentence, told};
 use crate::own::{by_total, figures, lengths, name_of, remarks, title_of};
 use crate::steps::{grouped, split_largest, what};
 use crate::text;
-use crate::{By, Part, Report, iterations, sum};
+use crate::{By, Part, Report, iterations, largest_first, sum};
 use gpumem_model::ending::Ending;
 use gpumem_model::escape::escape;
 use gpumem_model::program_data::{Counter, LOST, Range};
@@ -25,8 +25,6 @@ use gpumem_model::units::{Unit, plural};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Groupings of the page, in the order of `By`.
-pub(super) const GROUPINGS: [By; 3] = [By::Layer, By::Structure, By::Tag];
 /// Code of bytes that no rule matches.
 pub(super) const OTHERS: i32 = -1;
 /// Code of categories that are too small to be named.
@@ -91,8 +89,7 @@ impl Ranks {
                 }
             }
         }
-        let mut ranked: Vec<(String, i128)> = weights.into_iter().collect();
-        ranked.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        let mut ranked = largest_first(weights);
         ranked.truncate(MOST_NAMES);
         let names = ranked.iter().map(|(name, _)| clean_name(name)).collect();
         let ranked = ranked.into_iter().zip(0_i32..);
@@ -107,17 +104,19 @@ impl Ranks {
 
 /// Returns the data of a page with these reports.
 pub(super) fn page(title: &str, reports: &[Report<'_>], limits: Limits) -> impl Serialize {
-    let ranks = GROUPINGS.map(|by| Ranks::of(reports, by));
+    let ranks = By::ALL.map(|by| Ranks::of(reports, by));
     let largest = reports.iter().flat_map(|report| &report.run.devices).map(weight_of).max();
     let unit = Unit::for_largest(largest.unwrap_or(0));
     let mut room = limits.devices;
-    let processes: Vec<_> =
-        reports.iter().map(|report| process(report, &ranks, unit, limits, &mut room)).collect();
+    let processes = reports.iter().map(|report| {
+        process(Context { report, ranks: &ranks, unit, limits, since: Since::of(report) }, &mut room)
+    });
+    let processes: Vec<_> = processes.collect();
     let rules = |by: By| match by {
         By::Tag => String::new(),
         _ => reports.first().map(|report| escape(&report.groupings.name)).unwrap_or_default(),
     };
-    let groupings = GROUPINGS.into_iter().zip(ranks);
+    let groupings = By::ALL.into_iter().zip(ranks);
     object! {
         version: 1,
         program: env!("CARGO_PKG_VERSION"),
@@ -180,20 +179,24 @@ impl Since {
     }
 }
 
-fn process(
-    report: &Report<'_>,
-    ranks: &[Ranks; 3],
-    unit: Unit,
-    limits: Limits,
-    room: &mut usize,
-) -> impl Serialize + use<> {
+/// A process on a page, with the properties of the page.
+#[derive(Clone, Copy)]
+pub(super) struct Context<'p> {
+    pub report: &'p Report<'p>,
+    pub ranks: &'p [Ranks; 3],
+    pub unit: Unit,
+    pub limits: Limits,
+    pub since: Since,
+}
+
+fn process(of: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
+    let Context { report, limits, since, .. } = of;
     let run = report.run;
-    let since = Since::of(report);
     let words = text::words(report);
     let devices = run.devices.iter().zip(words.facts).map(|(device, facts)| {
         let has_room = *room > 0;
         *room = room.saturating_sub(1);
-        let detail = has_room.then(|| detail(report, device, ranks, unit, limits, since, facts));
+        let detail = has_room.then(|| detail(of, device, facts));
         object! {
             title: escape(&device_title(device)),
             name: escape(&device.name),
@@ -232,20 +235,13 @@ fn process(
     }
 }
 
-fn detail(
-    report: &Report<'_>,
-    device: &Device,
-    ranks: &[Ranks; 3],
-    unit: Unit,
-    limits: Limits,
-    since: Since,
-    facts: Vec<String>,
-) -> impl Serialize + use<> {
-    let statements = GROUPINGS.map(|by| rows(report, device, by, &ranks[by as usize], unit));
+fn detail(of: Context<'_>, device: &Device, facts: Vec<String>) -> impl Serialize + use<> {
+    let Context { report, limits, since, .. } = of;
+    let statements = By::ALL.map(|by| rows(of, device, by));
     let named = statements.each_ref().map(|(_, named)| named.as_slice());
-    let course = course(report, device, ranks, &named, limits, since);
-    let (tags, libraries, holdings) = holdings(report, device, ranks, limits.holdings);
-    let (steps, other_steps) = steps(device, unit, limits.steps, since);
+    let course = course(of, device, &named);
+    let (tags, libraries, holdings) = holdings(of, device);
+    let (steps, other_steps) = steps(of, device);
     let entries = told(report, device);
     let earlier_ooms = entries.len().saturating_sub(limits.ooms);
     let ooms = entries.into_iter().skip(earlier_ooms);
@@ -280,13 +276,8 @@ fn marks(report: &Report<'_>, since: Since) -> Vec<impl Serialize + use<>> {
 }
 
 /// Returns a statement's rows, and the raw names of the categories that have one.
-fn rows(
-    report: &Report<'_>,
-    device: &Device,
-    by: By,
-    ranks: &Ranks,
-    unit: Unit,
-) -> (Vec<impl Serialize + use<>>, Vec<String>) {
+fn rows(of: Context<'_>, device: &Device, by: By) -> (Vec<impl Serialize + use<>>, Vec<String>) {
+    let Context { report, ranks, unit, .. } = of;
     let statement = report.statement_by(by, device, ROWS, unit.smallest());
     let moments = [&device.last, &device.peak].map(|moment| report.composition(moment, by));
     let is_category = |name: &str| moments.iter().any(|moment| moment.categories.contains_key(name));
@@ -295,7 +286,7 @@ fn rows(
         let code = (row.part == Part::Category).then(|| match is_category(&row.name) {
             true => {
                 named.push(row.name.clone());
-                ranks.code(Some(&row.name))
+                ranks[by as usize].code(Some(&row.name))
             }
             false => SMALLER,
         });
@@ -307,7 +298,7 @@ fn rows(
             name: clean_name(&row.name),
             part: if is_smaller { "smaller" } else { row.part.key() },
             parent: row.parent,
-            bytes: row.bytes.clone(),
+            bytes: row.bytes,
             #[serde(flatten)]
             code: code.map(|code| object! { code }),
             #[serde(flatten)]
@@ -320,13 +311,9 @@ fn rows(
 }
 
 /// Returns the largest steps of the gap in the order of time, and the sum and number of the others.
-fn steps(
-    device: &Device,
-    unit: Unit,
-    limit: usize,
-    since: Since,
-) -> (Vec<impl Serialize + use<>>, (i64, usize)) {
-    let (steps, rest) = split_largest(grouped(&device.details.steps), limit);
+fn steps(of: Context<'_>, device: &Device) -> (Vec<impl Serialize + use<>>, (i64, usize)) {
+    let Context { unit, limits, since, .. } = of;
+    let (steps, rest) = split_largest(grouped(&device.details.steps), limits.steps);
     let told = steps.iter().map(|step| {
         object! {
             t: since.t(step.time_ns),

@@ -1,8 +1,8 @@
 //! The process's memory by name at the end and at the peak: rows for the page's groupings, icicle and lists.
 
-use super::data::{Ranks, SMALLER};
+use super::data::{Context, SMALLER};
 use crate::lines::clean_name;
-use crate::{By, Report, names};
+use crate::{By, names};
 use gpumem_model::run::{Class, Device};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -37,63 +37,49 @@ impl Strings {
 
 /// Returns tags, libraries and holdings, the largest first. Holdings beyond `limit` are merged by layer and structure. The sums
 /// of all holdings are those of the moments.
-pub(super) fn holdings(
-    report: &Report<'_>,
-    device: &Device,
-    ranks: &[Ranks; 3],
-    limit: usize,
-) -> (Vec<String>, Vec<String>, Vec<Holding>) {
-    let mut cells: BTreeMap<u32, [i64; 2]> = BTreeMap::new();
-    for (column, moment) in [&device.last, &device.peak].into_iter().enumerate() {
-        for (cell, bytes) in &moment.amounts {
-            if let Some(sum) = cells.entry(*cell).or_default().get_mut(column) {
-                *sum = sum.saturating_add(*bytes);
-            }
-        }
-    }
-    let mut cells: Vec<(u32, [i64; 2])> = cells.into_iter().collect();
-    let weight = |bytes: &[i64; 2]| bytes.iter().map(|bytes| bytes.saturating_abs()).max();
-    cells.sort_by(|a, b| weight(&b.1).cmp(&weight(&a.1)).then_with(|| a.0.cmp(&b.0)));
+pub(super) fn holdings(of: Context<'_>, device: &Device) -> (Vec<String>, Vec<String>, Vec<Holding>) {
+    let last = device.last.amounts.iter().map(|&(cell, bytes)| (cell, [bytes, 0]));
+    let peak = device.peak.amounts.iter().map(|&(cell, bytes)| (cell, [0, bytes]));
+    let cells = largest(last.chain(peak));
     let (mut tags, mut libraries) = (Strings::default(), Strings::default());
-    let mut rows: BTreeMap<Key, [i64; 2]> = BTreeMap::new();
-    for (number, (index, bytes)) in cells.iter().enumerate() {
-        let key = key(report, *index, ranks, number < limit, &mut tags, &mut libraries);
-        for (sum, bytes) in rows.entry(key).or_default().iter_mut().zip(bytes) {
-            *sum = sum.saturating_add(*bytes);
-        }
-    }
-    let mut rows: Vec<(Key, [i64; 2])> = rows.into_iter().collect();
-    rows.sort_by(|a, b| weight(&b.1).cmp(&weight(&a.1)).then_with(|| a.0.cmp(&b.0)));
+    let rows = largest(cells.into_iter().enumerate().map(|(number, (index, bytes))| {
+        (key(of, index, number < of.limits.holdings, &mut tags, &mut libraries), bytes)
+    }));
     let rows = rows.into_iter().map(|((tag, layer, structure, class, library), [last, peak])| {
         Holding(tag, layer, structure, class, library, last, peak)
     });
     (tags.all, libraries.all, rows.collect())
 }
 
-fn key(
-    report: &Report<'_>,
-    index: u32,
-    ranks: &[Ranks; 3],
-    is_named: bool,
-    tags: &mut Strings,
-    libraries: &mut Strings,
-) -> Key {
+/// Returns the sums by key, those with the largest amount in a column first.
+fn largest<K: Ord>(amounts: impl Iterator<Item = (K, [i64; 2])>) -> Vec<(K, [i64; 2])> {
+    let mut sums: BTreeMap<K, [i64; 2]> = BTreeMap::new();
+    for (key, bytes) in amounts {
+        let sum = sums.entry(key).or_default();
+        *sum = [0, 1].map(|column| sum[column].saturating_add(bytes[column]));
+    }
+    let mut sums: Vec<(K, [i64; 2])> = sums.into_iter().collect();
+    let weight = |[last, peak]: [i64; 2]| last.saturating_abs().max(peak.saturating_abs());
+    sums.sort_by(|a, b| weight(b.1).cmp(&weight(a.1)).then_with(|| a.0.cmp(&b.0)));
+    sums
+}
+
+fn key(of: Context<'_>, index: u32, is_named: bool, tags: &mut Strings, libraries: &mut Strings) -> Key {
+    let Context { report, ranks, .. } = of;
     let cell = report.run.cells.get(index as usize);
     let class = match cell.map(|cell| cell.class) {
         Some(Class::PoolIdle) => return (-1, -1, -1, 1, -1),
         Some(Class::Opaque) => return (-1, -1, -1, 2, -1),
         Some(Class::Direct | Class::Block) | None => 0,
     };
-    let code =
-        |by: By| ranks.get(by as usize).map_or(SMALLER, |ranks| ranks.code(report.category(index, by)));
+    let code = |by: By| ranks[by as usize].code(report.category(index, by));
     let tag = cell.and_then(|cell| cell.tag.as_deref());
     let library = cell.and_then(|cell| cell.library.as_deref()).filter(|_| tag.is_none());
-    let (tag, library) = match is_named {
-        true => (
-            tag.map_or(-1, |tag| tags.code(tag)),
-            library.map_or(-1, |path| libraries.code(names::library(path))),
-        ),
-        false => (SMALLER, -1),
+    let (tag, library) = if is_named {
+        let library = library.map_or(-1, |path| libraries.code(names::library(path)));
+        (tag.map_or(-1, |tag| tags.code(tag)), library)
+    } else {
+        (SMALLER, -1)
     };
     (tag, code(By::Layer), code(By::Structure), class, library)
 }

@@ -11,9 +11,7 @@ mod holdings;
 
 use super::{Report, group as table};
 use crate::encode::markup;
-use crate::plot::palette::{
-    Color, Pattern, RANKS, Theme, category, idle, opaque, others, predates, smaller, untrackable,
-};
+use crate::plot::palette::{self, Color, RANKS, Theme, category};
 use crate::text::{self, Layout};
 use base64::prelude::{BASE64_STANDARD, Engine};
 use data::Limits;
@@ -158,31 +156,32 @@ fn inert(json: &str) -> String {
     in_json(json, |character| matches!(character, '<' | '>' | '&'))
 }
 
-type Hatched = (&'static str, fn(Theme) -> Pattern);
-
 /// Returns the palette as CSS rules: variables for light and dark themes, and a class for each colour. Browsers without
 /// `light-dark` get the light theme.
 fn color_style() -> String {
     let mut names: Vec<(String, [Color; 2])> = Vec::new();
     let mut classes = String::new();
-    let both = |of: &dyn Fn(Theme) -> Color| [Theme::Light, Theme::Dark].map(of);
     let mut plain = |name: String, colors: [Color; 2]| {
         let _ = writeln!(classes, ".{name} {{ background: var(--{name}); color: var(--on-{name}); }}");
         names.push((format!("on-{name}"), colors.map(Color::text)));
         names.push((name, colors));
     };
     for rank in 0..RANKS {
-        plain(format!("c{rank}"), both(&|theme| category(rank, theme)));
+        plain(format!("c{rank}"), [Theme::Light, Theme::Dark].map(|theme| category(rank, theme)));
     }
-    plain("others".to_owned(), both(&|theme| others(theme).ground));
-    plain("smaller".to_owned(), both(&|theme| smaller(theme).ground));
-    let hatched: [Hatched; 4] =
-        [("idle", idle), ("opaque", opaque), ("predates", predates), ("untrackable", untrackable)];
-    for (name, of) in hatched {
-        names.push((name.to_owned(), both(&|theme| of(theme).ground)));
-        names.push((format!("{name}-ink"), both(&|theme| of(theme).ink.unwrap_or(of(theme).ground))));
+    plain("others".to_owned(), palette::OTHERS.ground);
+    plain("smaller".to_owned(), palette::SMALLER.ground);
+    let hatched = [
+        ("idle", palette::IDLE),
+        ("opaque", palette::OPAQUE),
+        ("predates", palette::PREDATES),
+        ("untrackable", palette::UNTRACKABLE),
+    ];
+    for (name, pattern) in hatched {
+        names.push((name.to_owned(), pattern.ground));
+        names.push((format!("{name}-ink"), pattern.ink.unwrap_or(pattern.ground)));
         // CSS angles are clockwise, and stripes are perpendicular to their gradient.
-        let (degrees, spacing) = (-of(Theme::Light).degrees, of(Theme::Light).spacing * 4.0 / 3.0);
+        let (degrees, spacing) = (-pattern.degrees, pattern.spacing * 4.0 / 3.0);
         let _ = writeln!(
             classes,
             ".{name} {{ background: repeating-linear-gradient({degrees}deg, var(--{name}-ink) 0 1px, var(--{name}) 1px \

@@ -6,7 +6,7 @@ use crate::lines::clean_name;
 use crate::rules::NO_TAG;
 use crate::table::{Table, shorten};
 use gpumem_model::escape::escape_key;
-use gpumem_model::parameters::Column;
+use gpumem_model::parameters::{Column, MAX_COLUMNS};
 use gpumem_model::run::{Device, Iteration, Iterations, Run};
 use gpumem_model::units::{Unit, thousands};
 use serde::Serialize;
@@ -27,23 +27,18 @@ pub(super) fn title(column: &Column) -> String {
     format!("{} {}", column.role, column.tag.as_deref().map_or_else(|| NO_TAG.to_owned(), escape_key))
 }
 
-/// Amounts by row and name; `None` where unknown.
-pub(super) struct Amounts;
-
-impl Amounts {
-    pub(super) fn of(device: &Device, rows: &[Iteration], names: &[Column]) -> Vec<Vec<Option<i64>>> {
-        let parameters = &device.details.parameters;
-        let places: BTreeMap<&Column, usize> =
-            parameters.columns.iter().enumerate().map(|(at, column)| (column, at)).collect();
-        let of_row = |held: Option<Vec<i64>>| {
-            // A name that only another device has counts as 0 here.
-            let amount = |name: &Column| {
-                held.as_ref().map(|held| places.get(name).and_then(|&at| held.get(at)).copied().unwrap_or(0))
-            };
-            names.iter().map(amount).collect()
+/// Returns amounts by row and name; `None` where unknown.
+pub(super) fn amounts(device: &Device, rows: &[Iteration], names: &[Column]) -> Vec<Vec<Option<i64>>> {
+    let parameters = &device.details.parameters;
+    let places: BTreeMap<&Column, usize> = parameters.columns.iter().zip(0..).collect();
+    let of_row = |held: Option<Vec<i64>>| {
+        // A name that only another device has counts as 0 here.
+        let amount = |name: &Column| {
+            held.as_ref().map(|held| places.get(name).and_then(|&at| held.get(at)).copied().unwrap_or(0))
         };
-        parameters.of_rows(rows).into_iter().map(of_row).collect()
-    }
+        names.iter().map(amount).collect()
+    };
+    parameters.of_rows(rows).into_iter().map(of_row).collect()
 }
 
 /// Returns a table of the last finished iteration, with a row for each name, the largest first.
@@ -57,8 +52,7 @@ pub(super) fn text(device: &Device, table: &Iterations) -> String {
     for (column, bytes) in parameters.columns.iter().zip(held) {
         both.entry(&column.tag).or_default()[usize::from(column.is_gradient())] += bytes;
     }
-    let mut rows: Vec<(&Option<String>, [i64; 2])> =
-        both.into_iter().filter(|(_, [weight, gradient])| *weight != 0 || *gradient != 0).collect();
+    let mut rows: Vec<_> = both.into_iter().filter(|(_, amounts)| *amounts != [0, 0]).collect();
     rows.sort_by_key(|(_, [weight, gradient])| std::cmp::Reverse(weight.saturating_add(*gradient)));
     let largest = rows.iter().flat_map(|(_, amounts)| amounts).copied().max().unwrap_or(0);
     let unit = Unit::for_largest(largest);
@@ -71,11 +65,7 @@ pub(super) fn text(device: &Device, table: &Iterations) -> String {
     let mut out = format!("\n{}; each parameter and its gradient in iteration {}\n", unit.name, number(row));
     out += &printed.text();
     if parameters.is_cut {
-        let _ = writeln!(
-            out,
-            "there are more than {} names",
-            thousands(gpumem_model::parameters::MAX_COLUMNS as u64)
-        );
+        let _ = writeln!(out, "there are more than {} names", thousands(MAX_COLUMNS as u64));
     }
     out
 }

@@ -2,7 +2,7 @@
 //!
 //! 1. **Warm-up** is dropped: the first tenth of the points, and at least two.
 //! 2. **Finished changes do not count.** The points are split in two where two lines fit them much better than one, and only
-//!    the later part is judged. So a ramp that has ended, or a single allocation, is no growth. The later part is split again
+//!    the later part is judged. So a ramp that has ended, or a single allocation, is not growth. The later part is split again
 //!    as long as that helps.
 //! 3. **Rate**: the median of the slopes between all pairs of points (Theil-Sen), which is robust against outliers. Its bounds at
 //!    95 % are Sen's, from the ranks of the slopes.

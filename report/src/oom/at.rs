@@ -1,14 +1,13 @@
 //! `gpumemctl oom --at TIME --gpu N`: processes of a device around a time. Shows which processes ended, ran out of memory or may
 //! have, and which grew.
 
-use super::{Entry, Form, entries, entry, one};
-use crate::Report;
+use super::{Entry, entries, entry, one};
 use crate::encode::object;
 use crate::labels::{device_title, exit, label};
 use crate::rules::Groupings;
+use crate::{Report, ooms};
 use gpumem_model::ending::Ending;
-use gpumem_model::escape::escape;
-use gpumem_model::run::{Device, Run, State};
+use gpumem_model::run::{Clock, Device, Run, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
 use gpumem_model::units::signed;
@@ -44,8 +43,7 @@ struct Found<'r> {
 impl Around {
     /// Returns whether the run's process ended or ran out of memory within the searched time.
     pub fn concerns(self, run: &Run) -> bool {
-        let ooms = run.devices.iter().flat_map(|device| &device.details.ooms);
-        let times = ooms.map(|oom| on_the_wall(run, oom.last_ns));
+        let times = ooms(run).map(|(_, oom)| on_the_wall(run, oom.last_ns));
         times.chain([ended(run)]).any(|time_ns| self.has(time_ns))
     }
 
@@ -56,10 +54,8 @@ impl Around {
 
 fn on_the_wall(run: &Run, time_ns: u64) -> Option<i64> {
     match run.clock {
-        gpumem_model::run::Clock::Monotonic { wall_offset_ns } => {
-            signed(time_ns).checked_add(wall_offset_ns?)
-        }
-        gpumem_model::run::Clock::Lines => None,
+        Clock::Monotonic { wall_offset_ns } => signed(time_ns).checked_add(wall_offset_ns?),
+        Clock::Lines => None,
     }
 }
 
@@ -100,24 +96,21 @@ pub fn text(
 ) -> String {
     let found = found(seen, is_it, around);
     let mut lines: Vec<String> = Vec::new();
-    let clock = gpumem_model::run::Clock::Monotonic { wall_offset_ns: Some(0) };
+    let clock = Clock::Monotonic { wall_offset_ns: Some(0) };
     let time = |ns: i64| clock.time(u64::try_from(ns).unwrap_or(0));
     let devices = || seen.iter().flat_map(|seen| &seen.run.devices).filter(|device| is_it(device));
     let title = devices().next().map_or("this GPU".to_owned(), device_title);
     let (from, to) = (around.at_ns.saturating_sub(around.for_ns), around.at_ns.saturating_add(around.for_ns));
     let (told, others): (Vec<&Found<'_>>, Vec<&Found<'_>>) =
         found.iter().partition(|found| !found.entries.is_empty());
-    lines.push(format!(
-        "{title}, {} to {}: {} then",
-        time(from),
-        time(to),
-        match found.len() {
-            0 if !hidden.is_empty() => "no process of yours ended or ran out of memory".to_owned(),
-            0 => "no process ended or ran out of memory".to_owned(),
-            1 => "1 process ended or ran out of memory".to_owned(),
-            many => format!("{many} processes ended or ran out of memory"),
-        }
-    ));
+    let count = match found.len() {
+        0 if !hidden.is_empty() => "no process of yours".to_owned(),
+        0 => "no process".to_owned(),
+        1 => "1 process".to_owned(),
+        many => format!("{many} processes"),
+    };
+    let (from, to) = (time(from), time(to));
+    lines.push(format!("{title}, {from} to {to}: {count} ended or ran out of memory then"));
     for found in &told {
         lines.push(String::new());
         let run = &found.seen.run;
@@ -126,10 +119,8 @@ pub fn text(
         lines.push(format!("{}  pid {}{user}{id}", label(run), run.process.pid));
         let mut report = Report::new(run, Groupings::of_run(run), None);
         report.id.clone_from(&found.seen.id);
-        let ending = Ending::of(run);
-        let job = Form::default().job;
         if let Some(entry) = found.entries.last() {
-            one(&report, *entry, ending.as_ref(), job, Times::of(run), &mut lines);
+            one(&report, *entry, Ending::of(run).as_ref(), &[], Times::of(run), &mut lines);
         }
         let more = found.entries.len().saturating_sub(1);
         if more > 0 {
@@ -142,17 +133,16 @@ pub fn text(
     }
     lines.extend(others.iter().map(|found| format!("  {} {}", time(found.time_ns), plain(found))));
     for (user, count) in hidden {
-        let belong = if *count == 1 {
-            "1 hidden process belongs"
-        } else {
-            &format!("{count} hidden processes belong")
+        let belong = match count {
+            1 => "1 hidden process belongs".to_owned(),
+            many => format!("{many} hidden processes belong"),
         };
         lines.push(format!("{belong} to {user}: ask as {user}, as root or as a member of the group gpumemd"));
     }
     if found.is_empty() {
         lines.push("search a longer time: --for 10m".to_owned());
     }
-    lines.iter().map(|line| escape(line).trim_end().to_owned() + "\n").collect()
+    super::printed(&lines).map(|line| line + "\n").collect()
 }
 
 /// Returns the line for a process that ended without a sign of an OOM.

@@ -131,9 +131,8 @@ pub(super) fn composition(report: &Report<'_>, oom: &Oom) -> Own {
     if parts.len() > NAMED {
         parts = folded_parts(parts, NAMED - 1, |number| format!("({number} smaller)"));
     }
-    parts.extend(
-        beside.into_iter().filter(|(_, bytes)| *bytes != 0).map(|(name, bytes)| (name.to_owned(), bytes)),
-    );
+    let beside = beside.into_iter().filter(|(_, bytes)| *bytes != 0);
+    parts.extend(beside.map(|(name, bytes)| (name.to_owned(), bytes)));
     let is_tracked_only = oom.untrackable_bytes.is_none() || oom.predates_bytes.is_none();
     Own { total: sum_of(&parts), parts, is_tracked_only }
 }

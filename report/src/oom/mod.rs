@@ -13,9 +13,11 @@ use super::Report;
 use super::names::library;
 use crate::encode::object;
 use crate::labels::{device_name, exit, whose};
+use crate::lines::span;
+use crate::ooms;
 use gpumem_model::ending::Ending;
 use gpumem_model::escape::escape;
-use gpumem_model::run::{Device, Fate, Oom, OomKind, Run};
+use gpumem_model::run::{Device, Fate, Oom, OomKind, Run, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, plural, signed, thousands};
 use holders::composition;
@@ -57,9 +59,8 @@ impl Entry<'_> {
 }
 
 fn entries<'r>(run: &'r Run) -> Vec<Entry<'r>> {
-    let all = run.devices.iter();
-    let all = all.flat_map(|device| device.details.ooms.iter().map(move |oom| (device, oom)));
-    let mut entries: Vec<Entry<'r>> = all.map(|(device, oom)| Entry { device, oom, number: 0 }).collect();
+    let mut entries: Vec<Entry<'r>> =
+        ooms(run).map(|(device, oom)| Entry { device, oom, number: 0 }).collect();
     entries.sort_by_key(|entry| entry.oom.time_ns);
     let mut numbers = [0, 0];
     for entry in &mut entries {
@@ -109,20 +110,23 @@ pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
     }
     lines.extend(caught_lines(&caught, times));
     if let Some(last) = pressure.last().map(|entry| entry.oom) {
-        let times_said = gpumem_model::oom::times(pressure.iter().map(|entry| entry.oom));
-        let unit = Unit::for_largest(signed(last.asked_bytes));
+        let often = plural(gpumem_model::oom::times(pressure.iter().map(|entry| entry.oom)), "time");
+        let asked = signed(last.asked_bytes);
         lines.push(format!(
-            "pressure: the driver refused {} and the process continued; last at {}, {} {} (--all)",
-            plural(times_said, "time"),
+            "pressure: the driver refused {often} and the process continued; last at {}, {} (--all)",
             times.time(last.last_ns),
-            unit.amount(signed(last.asked_bytes)),
-            unit.name
+            Unit::for_largest(asked).amount_with_name(asked)
         ));
     }
     if run.coverage.ooms_dropped > 0 {
         lines.push(format!("{} further OOMs are only counted", thousands(run.coverage.ooms_dropped)));
     }
-    lines.iter().map(|line| escape(line).trim_end().to_owned() + "\n").collect()
+    printed(&lines).map(|line| line + "\n").collect()
+}
+
+/// Returns lines without control characters and trailing blanks.
+fn printed(lines: &[String]) -> impl Iterator<Item = String> {
+    lines.iter().map(|line| escape(line).trim_end().to_owned())
 }
 
 /// Returns the entries of a device with their full text, in the order of time.
@@ -132,7 +136,7 @@ pub(super) fn told<'r>(report: &Report<'r>, device: &Device) -> Vec<(&'r Oom, Ve
     let lines = |entry: Entry<'r>| {
         let mut lines = Vec::new();
         one(report, entry, ending.as_ref(), &[], times, &mut lines);
-        (entry.oom, lines.iter().map(|line| escape(line).trim_end().to_owned()).collect())
+        (entry.oom, printed(&lines).collect())
     };
     of_device.map(lines).collect()
 }
@@ -147,7 +151,7 @@ fn nothing(run: &Run) -> &'static str {
     match (run.coverage.covered, run.state) {
         _ if run.hears_of_ooms() => "GPU memory has not run out",
         (true, _) => "the file does not report OOMs, so whether memory ran out is unknown",
-        (false, gpumem_model::run::State::Closed { .. }) => {
+        (false, State::Closed { .. }) => {
             "no agent reported whether memory ran out; its device was not nearly full when it ended, or it ended normally"
         }
         (false, _) => "it has no agent, which would report OOMs (start it with gpumemctl run -- COMMAND)",
@@ -164,37 +168,23 @@ fn caught_lines(caught: &[Entry<'_>], times: Times) -> Vec<String> {
     let count = |ooms: &[&Oom]| gpumem_model::oom::times(ooms.iter().copied());
     places.sort_by_key(|(_, ooms)| std::cmp::Reverse(count(ooms)));
     let more = places.split_off(places.len().min(PLACES));
-    let mut lines: Vec<String> = places
-        .iter()
-        .map(|(place, ooms)| {
-            let asked = || ooms.iter().map(|oom| signed(oom.asked_bytes));
-            let (least, most) = (asked().min().unwrap_or(0), asked().max().unwrap_or(0));
-            let unit = Unit::for_largest(most);
-            let asked = match (unit.amount(least), unit.amount(most)) {
-                (least, most) if least == most => most,
-                (least, most) => format!("{least} to {most}"),
-            };
-            let at = if place.is_empty() { String::new() } else { format!(" at {place}") };
-            let first = ooms.iter().map(|oom| oom.time_ns).min().unwrap_or(0);
-            let last = ooms.iter().map(|oom| oom.last_ns).max().unwrap_or(0);
-            let when = match (times.time(first), times.time(last)) {
-                (first, last) if first == last => last,
-                (first, last) => format!("{first} to {last}"),
-            };
-            let often = plural(count(ooms), "time");
-            format!(
-                "caught: it ran out {often} and continued, {when}{at}, asked {asked} {} (--all)",
-                unit.name
-            )
-        })
-        .collect();
+    let line = |(place, ooms): &(&str, Vec<&Oom>)| {
+        let asked = || ooms.iter().map(|oom| signed(oom.asked_bytes));
+        let (least, most) = (asked().min().unwrap_or(0), asked().max().unwrap_or(0));
+        let unit = Unit::for_largest(most);
+        let asked = span(unit.amount(least), unit.amount(most));
+        let at = if place.is_empty() { String::new() } else { format!(" at {place}") };
+        let first = ooms.iter().map(|oom| oom.time_ns).min().unwrap_or(0);
+        let last = ooms.iter().map(|oom| oom.last_ns).max().unwrap_or(0);
+        let when = span(times.time(first), times.time(last));
+        let often = plural(count(ooms), "time");
+        format!("caught: it ran out {often} and continued, {when}{at}, asked {asked} {} (--all)", unit.name)
+    };
+    let mut lines: Vec<String> = places.iter().map(line).collect();
     if !more.is_empty() {
         let often = more.iter().map(|(_, ooms)| count(ooms)).fold(0, u64::saturating_add);
-        lines.push(format!(
-            "caught: {} at {} (--all)",
-            plural(often, "time"),
-            plural(more.len() as u64, "other place")
-        ));
+        let (often, places) = (plural(often, "time"), plural(more.len() as u64, "other place"));
+        lines.push(format!("caught: {often} at {places} (--all)"));
     }
     lines
 }
@@ -212,22 +202,17 @@ fn one(
     let total = oom.device.as_ref().map_or(0, |device| signed(device.total_bytes));
     let held = own.as_ref().map_or(0, |own| own.total);
     let unit = Unit::for_largest(total.max(held).max(signed(oom.asked_bytes)));
-    let mut often = String::new();
-    if oom.count > 1 {
-        often = format!("  {} until {}", plural(oom.count, "time"), times.time(oom.last_ns));
-    }
-    lines.push(format!(
-        "{} #{number} {} {}{} {}{often}  ({})",
-        kind(oom).to_uppercase(),
-        times.time(oom.time_ns),
-        device_name(device),
-        match report.run.process.pid {
-            0 => String::new(),
-            pid => format!(" pid {pid}"),
-        },
-        fate(oom),
-        unit.name
-    ));
+    let often = match oom.count {
+        0 | 1 => String::new(),
+        count => format!("  {} until {}", plural(count, "time"), times.time(oom.last_ns)),
+    };
+    let pid = match report.run.process.pid {
+        0 => String::new(),
+        pid => format!(" pid {pid}"),
+    };
+    let (kind, time) = (kind(oom).to_uppercase(), times.time(oom.time_ns));
+    let (name, fate) = (device_name(device), fate(oom));
+    lines.push(format!("{kind} #{number} {time} {name}{pid} {fate}{often}  ({})", unit.name));
     lines.push(request(oom, unit));
     let place = place(oom);
     if !place.is_empty() {
@@ -241,8 +226,7 @@ fn one(
         None => "you      unknown: it had no agent (start it with gpumemctl run -- COMMAND)".to_owned(),
     });
     lines.extend(verdict::idle(oom, unit).map(|idle| format!("idle     {idle}")));
-    let job: Vec<&Run> = job.iter().collect();
-    lines.extend(ranks::ranks(report.run, &job, oom.last_ns, unit).map(|ranks| format!("ranks    {ranks}")));
+    lines.extend(ranks::ranks(report.run, job, oom.last_ns, unit).map(|ranks| format!("ranks    {ranks}")));
     lines.push(format!("verdict  {}", verdict::verdict(report, (device, oom), ending, unit)));
 }
 
@@ -285,8 +269,8 @@ fn request(oom: &Oom, unit: Unit) -> String {
         return words;
     }
     let need = oom.driver_asked_bytes.unwrap_or(oom.asked_bytes);
-    let segment =
-        if need == oom.asked_bytes { String::new() } else { format!(" (a segment of {})", amount(need)) };
+    let is_segment = need != oom.asked_bytes;
+    let segment = if is_segment { format!(" (a segment of {})", amount(need)) } else { String::new() };
     let refused = match oom.refusals {
         0 | 1 => String::new(),
         refusals => format!(", the driver refused {refusals} times"),
@@ -355,10 +339,7 @@ pub(crate) fn entry<'a>(report: &Report<'_>, device: &'a Device, oom: &'a Oom) -
 /// Returns all entries as one JSON document (docs/oom.md).
 pub fn json(report: &Report<'_>) -> String {
     let run = report.run;
-    let entries = run
-        .devices
-        .iter()
-        .flat_map(|device| device.details.ooms.iter().map(move |oom| entry(report, device, oom)));
+    let entries = ooms(run).map(|(device, oom)| entry(report, device, oom));
     gpumem_model::escape::json(&object! {
         schema: "gpumem.oom",
         version: 1,

@@ -1,6 +1,9 @@
 //! One line about the other ranks of the job when one ran out of memory.
 
 use crate::labels::rank as rank_of;
+use crate::lines::{listed, span};
+use crate::{ooms, sum};
+use gpumem_model::escape::escape;
 use gpumem_model::run::{OPEN_FATE_NS, Run, State};
 use gpumem_model::units::{Unit, signed};
 
@@ -20,12 +23,9 @@ struct Rank {
 }
 
 /// Returns the line about the job's other processes on this machine; `None` if there is none.
-pub(super) fn ranks(run: &Run, others: &[&Run], time_ns: u64, unit: Unit) -> Option<String> {
-    let mut ranks: Vec<Rank> = others
-        .iter()
-        .filter(|other| other.process != run.process && other.clock == run.clock)
-        .map(|other| rank(other, time_ns))
-        .collect();
+pub(super) fn ranks(run: &Run, others: &[Run], time_ns: u64, unit: Unit) -> Option<String> {
+    let others = others.iter().filter(|other| other.process != run.process && other.clock == run.clock);
+    let mut ranks: Vec<Rank> = others.map(|other| rank(other, time_ns)).collect();
     if ranks.is_empty() {
         return None;
     }
@@ -43,8 +43,8 @@ pub(super) fn ranks(run: &Run, others: &[&Run], time_ns: u64, unit: Unit) -> Opt
     if !out.is_empty() {
         words.push(format!("ran out too {}{}", names(&out), held(&out, unit)));
     }
-    let gone: Vec<&Rank> =
-        ranks.iter().filter(|rank| rank.ended.is_some_and(|ended| ended < 0) && !rank.ran_out).collect();
+    let is_gone = |rank: &&Rank| rank.ended.is_some_and(|ended| ended < 0) && !rank.ran_out;
+    let gone: Vec<&Rank> = ranks.iter().filter(is_gone).collect();
     if !gone.is_empty() {
         let first = gone.iter().filter_map(|rank| rank.ended).min().unwrap_or(0);
         words.push(format!("ended before {} (the first {} before)", names(&gone), seconds(-first)));
@@ -75,13 +75,12 @@ fn rank(run: &Run, time_ns: u64) -> Rank {
         }
         _ => None,
     };
-    let ooms = run.devices.iter().flat_map(|device| &device.details.ooms);
     Rank {
         name: run.process.claims.get("rank").cloned().unwrap_or_else(|| format!("pid {}", run.process.pid)),
         number: rank_of(run).unwrap_or(u64::MAX),
-        used: (!used.is_empty()).then(|| used.iter().fold(0, |sum, used| used.saturating_add(sum))),
+        used: (!used.is_empty()).then(|| sum(used)),
         ended,
-        ran_out: ooms.filter(|oom| oom.is_true()).any(|oom| near(oom.time_ns) || near(oom.last_ns)),
+        ran_out: ooms(run).any(|(_, oom)| oom.is_true() && (near(oom.time_ns) || near(oom.last_ns))),
     }
 }
 
@@ -96,29 +95,17 @@ fn names(ranks: &[&Rank]) -> String {
             _ => spans.push((rank.number, rank.number, &rank.name)),
         }
     }
-    let more = spans.len().saturating_sub(NAMED);
-    let mut words: Vec<String> = spans
-        .iter()
-        .take(NAMED)
-        .map(|(first, last, name)| {
-            let name = gpumem_model::escape::escape(name);
-            if first == last { name } else { format!("{name}-{last}") }
-        })
-        .collect();
-    if more > 0 {
-        words.push(format!("{more} more"));
-    }
-    words.join(", ")
+    let words = spans.iter().map(|(first, last, name)| {
+        let name = escape(name);
+        if first == last { name } else { format!("{name}-{last}") }
+    });
+    listed(words, NAMED)
 }
 
 /// Returns the range of used memory, such as ` (used 68,120 to 70,112)`.
 fn held(ranks: &[&Rank], unit: Unit) -> String {
     let used = || ranks.iter().filter_map(|rank| rank.used);
-    match (used().min(), used().max()) {
-        (Some(least), Some(most)) if unit.round(least) == unit.round(most) => {
-            format!(" (used {})", unit.amount(most))
-        }
-        (Some(least), Some(most)) => format!(" (used {} to {})", unit.amount(least), unit.amount(most)),
-        _ => String::new(),
-    }
+    let ends = used().min().zip(used().max());
+    let ends = ends.map(|(least, most)| span(unit.amount(least), unit.amount(most)));
+    ends.map(|used| format!(" (used {used})")).unwrap_or_default()
 }

@@ -1,8 +1,8 @@
 //! Why memory ran out and what would have helped, the most certain remedy first; or which other cause ended the process.
 
 use super::holders::{growth, name};
-use crate::Report;
 use crate::findings::{self, FRAGMENTED_SHARE};
+use crate::{Report, sum};
 use gpumem_model::ending::{Cause, Ending};
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Device, Holder, Oom, OomKind};
@@ -12,15 +12,13 @@ use gpumem_model::units::{Unit, plural, signed, thousands};
 /// blocks.
 pub(super) fn idle(oom: &Oom, unit: Unit) -> Option<String> {
     let (idle, largest) = oom.idle_bytes.zip(oom.largest_idle_bytes)?;
-    let asked = oom.asked_bytes;
-    let relation = if largest < asked { "<" } else { ">=" };
-    let pieces = oom.idle_pieces.map_or(String::new(), |pieces| format!(" in {}", plural(pieces, "piece")));
-    Some(format!(
-        "{}{pieces}, largest block {} {relation} {}",
-        unit.amount(signed(idle)),
-        unit.amount(signed(largest)),
-        unit.amount(signed(asked))
-    ))
+    let relation = if largest < oom.asked_bytes { "<" } else { ">=" };
+    let [idle, largest, asked] = [idle, largest, oom.asked_bytes].map(|bytes| unit.amount(signed(bytes)));
+    Some(format!("{idle}{}, largest block {largest} {relation} {asked}", pieces(oom)))
+}
+
+fn pieces(oom: &Oom) -> String {
+    oom.idle_pieces.map_or(String::new(), |pieces| format!(" in {}", plural(pieces, "piece")))
 }
 
 pub(super) fn verdict(
@@ -53,7 +51,7 @@ pub(super) fn verdict(
         words.push(format!("fits without {}'s growth ({left} free)", who(holder, own)));
     }
     if words.is_empty() {
-        // What a young program has set up is no growth.
+        // What a young program has set up is not growth.
         words.extend(findings::retained(report, device, oom).map(|retained| {
             let advice = retained.advice.map(|advice| format!(" ({advice})")).unwrap_or_default();
             format!("fits without what is kept: {}{advice}", retained.what)
@@ -61,14 +59,13 @@ pub(super) fn verdict(
     }
     words.extend(fragmented(report, oom, free, need, unit));
     let device = oom.device.as_ref();
-    let most_of_all = device
-        .map(|device| signed(device.total_bytes).saturating_sub(signed(device.system_bytes.unwrap_or(0))));
-    if most_of_all.is_some_and(|most| need > most) {
+    let system = device.and_then(|device| device.system_bytes).map_or(0, signed);
+    if device.is_some_and(|device| need > signed(device.total_bytes).saturating_sub(system)) {
         words.push("more than the whole device has".to_owned());
     }
     if words.is_empty() && free < need {
         let named = others.iter().map(|holder| holder.used_bytes);
-        let held = named.fold(device.map_or(0, |device| device.others.1), i64::saturating_add);
+        let held = sum(named.chain(device.map(|device| device.others.1)));
         let short = unit.print(unit.round(need) - unit.round(free));
         words.push(match device {
             Some(_) => format!("{short} short; others hold {}", unit.amount(held)),
@@ -101,13 +98,8 @@ fn fragmented(report: &Report<'_>, oom: &Oom, free: i64, need: i64, unit: Unit) 
         (true, false) => " (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)",
         (false, false) => "",
     };
-    let pieces = oom.idle_pieces.map_or(String::new(), |pieces| format!(" in {}", plural(pieces, "piece")));
-    Some(format!(
-        "fragmented: idle {}{pieces}, largest {} < {}{remedy}",
-        unit.amount(signed(idle)),
-        unit.amount(signed(largest)),
-        unit.amount(asked)
-    ))
+    let [idle, largest, asked] = [idle, largest, oom.asked_bytes].map(|bytes| unit.amount(signed(bytes)));
+    Some(format!("fragmented: idle {idle}{}, largest {largest} < {asked}{remedy}", pieces(oom)))
 }
 
 fn suspicion(oom: &Oom, ending: Option<&Ending>, unit: Unit) -> String {

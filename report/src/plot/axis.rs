@@ -70,10 +70,7 @@ impl Axis {
     }
 
     pub(super) fn grid(&self, plot: Rect, out: &mut Drawing) {
-        for (bytes, _) in self.steps() {
-            let y = self.y(plot, bytes);
-            out.line(vec![(plot.x, y), (plot.x + plot.width, y)], GRID, 0.6);
-        }
+        self.steps().into_iter().for_each(|(bytes, _)| self.line(plot, bytes, (GRID, 0.6), out));
     }
 
     /// Draws the numbers left of the plot, with their unit above.
@@ -88,8 +85,12 @@ impl Axis {
 
     /// Draws the line at zero; to be called after the shapes are drawn.
     pub(super) fn zero(&self, plot: Rect, out: &mut Drawing) {
-        let y = self.y(plot, 0.0);
-        out.line(vec![(plot.x, y), (plot.x + plot.width, y)], BLACK, 0.9);
+        self.line(plot, 0.0, (BLACK, 0.9), out);
+    }
+
+    fn line(&self, plot: Rect, bytes: f64, (color, width): (Color, f64), out: &mut Drawing) {
+        let y = self.y(plot, bytes);
+        out.line(vec![(plot.x, y), (plot.x + plot.width, y)], color, width);
     }
 
     /// Returns the distance of an amount from the left, on a horizontal scale of this width.
@@ -103,32 +104,20 @@ pub(super) fn amount(unit: Unit, steps: i64, bytes: i64) -> String {
     if steps == 0 && bytes > 0 { format!("<{}", unit.print(1)) } else { unit.print(steps) }
 }
 
-/// Formats percentages with one decimal digit that add up to 100 as printed; `None` if the total is not positive.
-pub(super) fn percents(total: i64, parts: &[i64]) -> Option<Vec<String>> {
+/// Formats percentages with one decimal digit that add up to 100 as printed; empty texts if the total is not positive.
+pub(super) fn percents(total: i64, parts: &[i64]) -> Vec<String> {
     if total <= 0 {
-        return None;
+        return vec![String::new(); parts.len()];
     }
-    // Largest remainder method, in thousandths of the total.
-    let scaled = parts.iter().map(|&bytes| i128::from(bytes) * 1000);
-    let mut steps: Vec<(i128, i128)> =
-        scaled.map(|bytes| (bytes.div_euclid(total.into()), bytes.rem_euclid(total.into()))).collect();
-    let sum: i128 = steps.iter().map(|(whole, _)| whole).sum();
-    let mut order: Vec<usize> = (0..steps.len()).collect();
-    order.sort_by_key(|&index| (std::cmp::Reverse(steps.get(index).map(|step| step.1)), index));
-    let missing = usize::try_from(1000 - sum).unwrap_or(0);
-    for index in order.into_iter().take(missing) {
-        if let Some(step) = steps.get_mut(index) {
-            step.0 += 1;
+    let steps = Unit::for_shares(total).apportion(1000, parts);
+    let print = |(steps, bytes): (i64, &i64)| match steps {
+        0 if *bytes > 0 => "<0.1 %".to_owned(),
+        steps => {
+            let sign = if steps < 0 { "-" } else { "" };
+            format!("{sign}{}.{} %", steps.abs() / 10, steps.abs() % 10)
         }
-    }
-    let print = |((steps, _), bytes): (&(i128, i128), &i64)| {
-        if *steps == 0 && *bytes > 0 {
-            return "<0.1 %".to_owned();
-        }
-        let sign = if *steps < 0 { "-" } else { "" };
-        format!("{sign}{}.{} %", steps.abs() / 10, steps.abs() % 10)
     };
-    Some(steps.iter().zip(parts).map(print).collect())
+    steps.into_iter().zip(parts).map(print).collect()
 }
 
 #[cfg(test)]
@@ -152,9 +141,9 @@ mod tests {
 
     #[test]
     fn percents_add_up_as_printed() {
-        assert_eq!(percents(3, &[1, 1, 1]).expect("some"), ["33.4 %", "33.3 %", "33.3 %"]);
-        assert_eq!(percents(100, &[130, -30]).expect("some"), ["130.0 %", "-30.0 %"]);
-        assert_eq!(percents(100_000, &[99_999, 1]).expect("some"), ["100.0 %", "<0.1 %"]);
-        assert_eq!(percents(0, &[0]), None);
+        assert_eq!(percents(3, &[1, 1, 1]), ["33.4 %", "33.3 %", "33.3 %"]);
+        assert_eq!(percents(100, &[130, -30]), ["130.0 %", "-30.0 %"]);
+        assert_eq!(percents(100_000, &[99_999, 1]), ["100.0 %", "<0.1 %"]);
+        assert_eq!(percents(0, &[0]), [""]);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::drawing::Fill;
 use super::palette::{self, RANKS, Theme};
-use crate::sum;
+use crate::{largest_first, sum};
 use gpumem_model::units::thousands;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -56,16 +56,15 @@ pub enum Kind {
 impl Kind {
     /// Returns how the part is drawn; `rank` is the rank of its category.
     pub(super) fn fill(self, rank: Option<usize>) -> Fill {
-        let theme = Theme::Light;
-        match (self, rank) {
-            (Kind::Category, Some(rank)) => Fill::Solid(palette::category(rank, theme)),
-            (Kind::Category, None) | (Kind::Smaller, _) => palette::smaller(theme).into(),
-            (Kind::Others, _) => palette::others(theme).into(),
-            (Kind::Idle, _) => palette::idle(theme).into(),
-            (Kind::Opaque, _) => palette::opaque(theme).into(),
-            (Kind::Predates, _) => palette::predates(theme).into(),
-            (Kind::Untrackable, _) => palette::untrackable(theme).into(),
-        }
+        Fill::from(match (self, rank) {
+            (Kind::Category, Some(rank)) => return Fill::Solid(palette::category(rank, Theme::Light)),
+            (Kind::Category, None) | (Kind::Smaller, _) => palette::SMALLER,
+            (Kind::Others, _) => palette::OTHERS,
+            (Kind::Idle, _) => palette::IDLE,
+            (Kind::Opaque, _) => palette::OPAQUE,
+            (Kind::Predates, _) => palette::PREDATES,
+            (Kind::Untrackable, _) => palette::UNTRACKABLE,
+        })
     }
 }
 
@@ -106,8 +105,7 @@ pub(super) fn most(bars: &[Bar], limit: usize) -> Vec<String> {
         let weight = all.entry(&part.name).or_default();
         *weight = (*weight).max(part.bytes.saturating_abs());
     }
-    let mut all: Vec<(&str, i64)> = all.into_iter().collect();
-    all.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(b.0)));
+    let all = largest_first(all);
     // The folded rest counts as one.
     let named = if all.len() > limit { limit.saturating_sub(1) } else { all.len() };
     all.into_iter().take(named).map(|(name, _)| name.to_owned()).collect()
@@ -173,8 +171,7 @@ pub(super) fn hide(bars: &[Bar], percent: f64) -> (Vec<Bar>, Vec<(String, i64)>)
         }
     }
     let hidden = all.into_iter().filter(|(_, (is_small, _))| *is_small);
-    let mut hidden: Vec<(String, i64)> = hidden.map(|(name, (_, bytes))| (name, bytes)).collect();
-    hidden.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    let hidden = largest_first(hidden.map(|(name, (_, bytes))| (name, bytes)));
     let names: BTreeSet<&str> = hidden.iter().map(|(name, _)| name.as_str()).collect();
     let bars = bars.iter().map(|bar| fold_into(bar, |name| !names.contains(name), "hidden")).collect();
     (bars, hidden)

@@ -6,6 +6,7 @@ use super::bar::{Bar, Segment, folded, rank, ranks};
 use super::drawing::{Anchor, Data, Drawing, Fill, Rect, Text};
 use super::helvetica::{WIDER, fitted, told_apart};
 use super::palette::BLACK;
+use crate::sum;
 use gpumem_model::units::{Unit, thousands};
 
 pub(super) const MARGIN: f64 = 16.0;
@@ -30,12 +31,8 @@ pub fn bars(bars: &[Bar]) -> Drawing {
     let ranks = ranks(bars);
     let bars: Vec<Bar> = bars.iter().zip(&ranks).map(|(bar, ranks)| folded(bar, ranks)).collect();
     let column = SIDE + BAR + SIDE + LIST;
-    let plot = Rect {
-        x: MARGIN + SCALE,
-        y: MARGIN + 40.0,
-        width: column * bars.len().max(1) as f64,
-        height: HEIGHT,
-    };
+    let width = column * bars.len().max(1) as f64;
+    let plot = Rect { x: MARGIN + SCALE, y: MARGIN + 40.0, width, height: HEIGHT };
     let titles: Vec<&str> = bars.iter().map(|bar| bar.title.as_str()).collect();
     let mut out =
         Drawing::new(titles.join(", "), plot.x + plot.width + MARGIN, plot.y + HEIGHT + 2.0 * MARGIN);
@@ -61,7 +58,7 @@ fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) 
     let shares = percents(bar.total_bytes, &amounts);
     let (mut top, mut bottom) = (0_i64, 0_i64);
     let mut is_left = false;
-    for (index, (part, fill)) in parts.iter().enumerate() {
+    for ((part, fill), label) in parts.iter().zip(&shares) {
         let edge = if part.bytes > 0 { &mut top } else { &mut bottom };
         let from = *edge;
         *edge = edge.saturating_add(part.bytes);
@@ -70,42 +67,37 @@ fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) 
         let data = Data { of: bar.title.clone(), name: part.name.clone(), bytes: part.bytes };
         out.rect(at, *fill, Some((BLACK, 0.5)), Some(data));
         let share = part.bytes as f64 / bar.total_bytes.max(1) as f64;
-        let Some(label) = shares.as_ref().and_then(|shares| shares.get(index)) else { continue };
         // A small bar next to a far larger one may have no room for the label.
-        if share.abs() < LABELLED || at.height < SMALL * 0.6 {
+        if label.is_empty() || share.abs() < LABELLED || at.height < SMALL * 0.6 {
             continue;
         }
         let y = at.y + at.height / 2.0 + SMALL * 0.36;
         let label = words(label, x + BAR / 2.0, y, SMALL);
         if share.abs() >= THIN && at.height > SMALL * 1.4 {
-            let color = match fill {
-                Fill::Solid(color) => color.text(),
-                _ => BLACK,
-            };
-            let label = Text { anchor: Anchor::Middle, color, ..label };
-            if let Fill::Hatched(pattern) = fill {
+            let mut label = Text { anchor: Anchor::Middle, ..label };
+            match fill {
+                Fill::Solid(color) => label.color = color.text(),
                 // Text on hatching is hard to read, so it gets a plain background.
-                let width = label.width() + 6.0;
-                let behind = Rect { x: label.x - width / 2.0, y: y - SMALL, width, height: SMALL * 1.35 };
-                out.rect(behind, Fill::Solid(pattern.ground), None, None);
+                fill => {
+                    let width = label.width() + 6.0;
+                    let behind = Rect { x: label.x - width / 2.0, y: y - SMALL, width, height: SMALL * 1.35 };
+                    out.rect(behind, fill.ground().map_or(Fill::None, Fill::Solid), None, None);
+                }
             }
             out.text(label);
-        } else if is_left {
-            out.text(Text { anchor: Anchor::End, x: x - 4.0, ..label });
-            is_left = false;
         } else {
-            out.text(Text { x: x + BAR + 4.0, ..label });
-            is_left = true;
+            let (anchor, x) = if is_left { (Anchor::End, x - 4.0) } else { (Anchor::Start, x + BAR + 4.0) };
+            out.text(Text { anchor, x, ..label });
+            is_left = !is_left;
         }
     }
     axis.zero(lined, out);
     let beside = Rect { x: x + BAR + SIDE, width: LIST, ..plot };
     list(bar, &parts, axis.unit, beside, out);
-    let room = plot.width - SIDE - 8.0;
-    let title = fitted(&bar.title, LARGE, true, room);
+    let title = fitted(&bar.title, LARGE, true, plot.width - SIDE - 8.0);
     out.text(Text { bold: true, ..words(&title, x, plot.y - 32.0, LARGE) });
     let total = format!("{} {}", axis.unit.amount(bar.total_bytes), axis.unit.name);
-    let total = match parts.iter().map(|(part, _)| part.bytes).fold(0, i64::saturating_add) {
+    let total = match sum(amounts.iter().copied()) {
         sum if sum == bar.total_bytes => format!("{total} ({} bytes)", thousands(bar.total_bytes)),
         // Parts of a bar should always add up. If they do not, the picture has a note.
         sum => format!("{total}; its parts are {} bytes off", thousands(sum.saturating_sub(bar.total_bytes))),
@@ -136,15 +128,12 @@ pub(super) fn list(bar: &Bar, parts: &[(&Segment, Fill)], unit: Unit, at: Rect, 
     let height = ROW * (parts.len() as f64 + 1.0);
     let mut y = at.y + ((at.height - height) / 2.0).max(0.0) + SMALL;
     let right = |text: &str, x: f64, y: f64| Text { anchor: Anchor::End, ..words(text, x, y, SMALL) };
-    for (index, (part, fill)) in parts.iter().enumerate().rev() {
+    for ((((part, fill), share), &steps), name) in parts.iter().zip(&shares).zip(&printed).zip(&names).rev() {
         let swatch = Rect { x: at.x, y: y - SMALL * 0.8, width: 11.0, height: 9.0 };
         out.rect(swatch, *fill, Some((BLACK, 0.5)), None);
-        let amount = printed.get(index).map(|&steps| amount(unit, steps, part.bytes)).unwrap_or_default();
-        let amount = right(&amount, amounts_at, y);
-        let name = names.get(index).map(String::as_str).unwrap_or_default();
         out.text(words(name, at.x + 16.0, y, SMALL));
-        out.text(amount);
-        if let Some(share) = shares.as_ref().and_then(|shares| shares.get(index)) {
+        out.text(right(&amount(unit, steps, part.bytes), amounts_at, y));
+        if !share.is_empty() {
             out.text(right(share, shares_at, y));
         }
         y += ROW;
@@ -153,7 +142,7 @@ pub(super) fn list(bar: &Bar, parts: &[(&Segment, Fill)], unit: Unit, at: Rect, 
     let sum = format!("total {}", unit.name);
     out.text(words(&sum, at.x + 16.0, y, SMALL));
     out.text(right(&unit.print(total), amounts_at, y));
-    if shares.is_some() {
+    if bar.total_bytes > 0 {
         out.text(right("100.0 %", shares_at, y));
     }
 }

@@ -6,12 +6,11 @@ use super::palette::{Color, Pattern};
 
 /// A finished picture.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
 pub struct Drawing {
     /// Description for screen readers, and the document's title.
     pub title: String,
-    /// Width in points.
     pub width: f64,
-    /// Height in points.
     pub height: f64,
     /// Items in the order in which they are painted.
     pub items: Vec<Item>,
@@ -19,29 +18,23 @@ pub struct Drawing {
 
 /// An item of a picture.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
 pub enum Item {
     /// A closed polygon.
     Shape {
-        /// Its corners.
         points: Vec<(f64, f64)>,
-        /// Its interior.
         fill: Fill,
         /// Colour and width of the outline.
         stroke: Option<(Color, f64)>,
-        /// The bytes that it represents.
         data: Option<Data>,
     },
     /// A line through points.
     Line {
         /// Points of the line, at least two.
         points: Vec<(f64, f64)>,
-        /// Colour of the line.
         color: Color,
-        /// Width in points.
         width: f64,
-        /// The line is dashed.
         dashed: bool,
-        /// The bytes that it represents.
         data: Option<Data>,
     },
     /// A single line of text.
@@ -50,6 +43,7 @@ pub enum Item {
 
 /// A text at a position.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
 pub struct Text {
     /// The text, without control characters.
     pub text: String,
@@ -61,22 +55,18 @@ pub struct Text {
     pub size: f64,
     /// The part of the text that is at `x`.
     pub anchor: Anchor,
-    /// Bold font.
     pub bold: bool,
     /// Rotation around its anchor, counterclockwise, in degrees.
     pub turned: f64,
-    /// Colour.
     pub color: Color,
 }
 
 /// The part of a text that is at its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub enum Anchor {
-    /// Its start.
     Start,
-    /// Its middle.
     Middle,
-    /// Its end.
     End,
 }
 
@@ -98,29 +88,45 @@ impl Text {
 
 /// Interior of a shape.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs)]
 pub enum Fill {
-    /// Transparent.
     None,
-    /// A solid colour.
     Solid(Color),
-    /// A background with lines.
     Hatched(Pattern),
 }
 
 impl From<Pattern> for Fill {
     fn from(pattern: Pattern) -> Fill {
-        if pattern.ink.is_some() { Fill::Hatched(pattern) } else { Fill::Solid(pattern.ground) }
+        if pattern.ink.is_some() { Fill::Hatched(pattern) } else { Fill::Solid(pattern.ground[0]) }
+    }
+}
+
+impl Fill {
+    /// Returns the colour of the interior; `None` if it is transparent.
+    pub(super) fn ground(&self) -> Option<Color> {
+        match self {
+            Fill::None => None,
+            Fill::Solid(color) => Some(*color),
+            Fill::Hatched(pattern) => Some(pattern.ground[0]),
+        }
+    }
+
+    /// Returns the colour and the lines of a pattern inside a polygon.
+    pub(super) fn hatch(&self, points: &[(f64, f64)]) -> Option<(Color, Vec<Stroke>)> {
+        match self {
+            Fill::Hatched(pattern) => Some((pattern.ink?[0], hatch(points, pattern))),
+            _ => None,
+        }
     }
 }
 
 /// The bytes that a shape represents, for programs that read the picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct Data {
     /// Name of the bar, panel or series.
     pub of: String,
-    /// Name of the part.
     pub name: String,
-    /// Its bytes.
     pub bytes: i64,
 }
 
@@ -164,14 +170,11 @@ impl Drawing {
 
 /// A rectangle, in points.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs)]
 pub struct Rect {
-    /// Left edge.
     pub x: f64,
-    /// Top edge.
     pub y: f64,
-    /// Width in points.
     pub width: f64,
-    /// Height in points.
     pub height: f64,
 }
 
@@ -179,7 +182,7 @@ pub(super) type Stroke = ((f64, f64), (f64, f64));
 
 /// Returns the lines of a pattern inside a polygon (even-odd rule). They lie on one grid for the whole picture, so lines of
 /// adjacent shapes meet, and formats need no clipping.
-pub(super) fn hatch(points: &[(f64, f64)], pattern: &Pattern) -> Vec<Stroke> {
+fn hatch(points: &[(f64, f64)], pattern: &Pattern) -> Vec<Stroke> {
     /// More lines than any picture needs: a full page at the closest spacing.
     const MAX_LINES: f64 = 4096.0;
     let angle = pattern.degrees.to_radians();
@@ -223,7 +226,7 @@ mod tests {
     fn a_hatch_stays_inside_and_fills() {
         let square = [(10.0, 10.0), (50.0, 10.0), (50.0, 30.0), (10.0, 30.0)];
         for degrees in [0.0, 45.0, -45.0, 90.0] {
-            let pattern = Pattern { ground: WHITE, ink: Some(BLACK), degrees, spacing: 4.0 };
+            let pattern = Pattern { ground: [WHITE; 2], ink: Some([BLACK; 2]), degrees, spacing: 4.0 };
             let strokes = hatch(&square, &pattern);
             assert!(strokes.len() >= 5, "{degrees}: {strokes:?}");
             for ((ax, ay), (bx, by)) in strokes {
@@ -233,7 +236,7 @@ mod tests {
             }
         }
         let endless = [(0.0, 0.0), (1e12, 0.0), (1e12, 1e12)];
-        let pattern = Pattern { ground: WHITE, ink: Some(BLACK), degrees: 45.0, spacing: 1.0 };
+        let pattern = Pattern { ground: [WHITE; 2], ink: Some([BLACK; 2]), degrees: 45.0, spacing: 1.0 };
         assert!(hatch(&endless, &pattern).is_empty(), "bounded");
         assert!(hatch(&[], &pattern).is_empty());
     }

@@ -50,17 +50,22 @@ pub struct Nothing(String);
 /// If the runs have nothing to show, or are too many.
 pub fn draw(reports: &[Report<'_>], picture: Picture, options: &Options) -> Result<Drawing, Nothing> {
     let Some(report) = reports.first() else { return Err(Nothing("no run to draw".into())) };
+    let nothing = || Nothing("the run had no memory on any GPU: there is nothing to draw".into());
     if reports.iter().all(|report| report.run.devices.is_empty()) {
-        return Err(Nothing("the run had no memory on any GPU: there is nothing to draw".into()));
+        return Err(nothing());
     }
     match picture {
         Picture::Compare => compare(reports, options),
-        _ if reports.len() > 1 => Err(Nothing(format!(
-            "{} are drawn side by side only: --plot compare",
-            plural(reports.len() as u64, "run")
-        ))),
-        Picture::Peak => Ok(peak(report, options)),
-        Picture::Categories => Ok(categories(report, options)),
+        _ if reports.len() > 1 => {
+            let runs = plural(reports.len() as u64, "run");
+            Err(Nothing(format!("{runs} are drawn side by side only: --plot compare")))
+        }
+        Picture::Peak => of_devices(report, options, |device, hidden| Some(peak(report, device, hidden)))
+            .ok_or_else(nothing),
+        Picture::Categories => {
+            of_devices(report, options, |device, hidden| Some(categories(report, device, hidden)))
+                .ok_or_else(nothing)
+        }
         Picture::Timeline => over_time(report, options),
     }
 }
@@ -94,71 +99,61 @@ fn titled(report: &Report<'_>, device: &Device, what: &str) -> String {
     if report.run.devices.len() > 1 { format!("GPU {}: {what}", device.ordinal) } else { what.to_owned() }
 }
 
-fn peak(report: &Report<'_>, options: &Options) -> Drawing {
+/// Draws a picture of each device, below each other on one page; `None` if no device has one.
+fn of_devices(
+    report: &Report<'_>,
+    options: &Options,
+    picture: impl Fn(&Device, &mut Hidden<'_>) -> Option<Drawing>,
+) -> Option<Drawing> {
+    let mut hidden = Hidden { options, names: Vec::new() };
+    let pictures = report.run.devices.iter().filter_map(|device| picture(device, &mut hidden));
+    let pictures: Vec<Drawing> = pictures.collect();
     let mut frame = frame(report, options);
-    let mut hidden = Hidden::default();
-    let pictures = report.run.devices.iter().map(|device| {
-        // A grouping without any names is not shown.
-        let has_names = |by: &By| !report.composition(&device.peak, *by).categories.is_empty();
-        let mut shown: Vec<By> = [By::Layer, By::Structure].into_iter().filter(has_names).collect();
-        if shown.is_empty() {
-            shown.push(By::Tag);
-        }
-        let all = shown.into_iter().map(|by| {
-            let what = if device.peak.tracked_bytes.is_some() { by_name(by) } else { "used" };
-            hidden.hide(bar(report, &device.peak, by, &titled(report, device, what)), options)
-        });
-        bars(&all.collect::<Vec<Bar>>())
-    });
-    let pictures = pictures.collect();
-    frame.notes.extend(hidden.note(options));
-    frame.around(pictures, 1)
+    frame.notes.extend(hidden.note());
+    (!pictures.is_empty()).then(|| frame.around(pictures, 1))
 }
 
-fn categories(report: &Report<'_>, options: &Options) -> Drawing {
-    let mut frame = frame(report, options);
-    let mut hidden = Hidden::default();
-    let pictures = report.run.devices.iter().map(|device| {
-        let what = titled(report, device, by_name(report.by));
-        let bar = hidden.hide(bar(report, &device.peak, report.by, &what), options);
-        let kept = bar::most(std::slice::from_ref(&bar), MOST_ROWS);
-        let bar = bar::folded(&bar, &kept);
-        let all = std::slice::from_ref(&bar);
-        let (low, high) = bar.parts_span();
-        let rows = Rows {
-            names: &rows_of(all),
-            ranks: &bar::largest(all),
-            axis: Axis::new(low, high),
-            width: 380.0,
-            longest: 240.0,
-        };
-        rows.panel(&bar)
+fn peak(report: &Report<'_>, device: &Device, hidden: &mut Hidden<'_>) -> Drawing {
+    // A grouping without any names is not shown.
+    let has_names = |by: &By| !report.composition(&device.peak, *by).categories.is_empty();
+    let mut shown: Vec<By> = [By::Layer, By::Structure].into_iter().filter(has_names).collect();
+    if shown.is_empty() {
+        shown.push(By::Tag);
+    }
+    let all = shown.into_iter().map(|by| {
+        let what = if device.peak.tracked_bytes.is_some() { by_name(by) } else { "used" };
+        hidden.hide(bar(report, &device.peak, by, &titled(report, device, what)))
     });
-    let pictures = pictures.collect();
-    frame.notes.extend(hidden.note(options));
-    frame.around(pictures, 1)
+    bars(&all.collect::<Vec<Bar>>())
+}
+
+fn categories(report: &Report<'_>, device: &Device, hidden: &mut Hidden<'_>) -> Drawing {
+    let what = titled(report, device, by_name(report.by));
+    let bar = hidden.hide(bar(report, &device.peak, report.by, &what));
+    let kept = bar::most(std::slice::from_ref(&bar), MOST_ROWS);
+    rows(&[bar::folded(&bar, &kept)], 380.0, 240.0).remove(0)
+}
+
+/// Draws a panel for each bar, on one scale with the same rows.
+fn rows(all: &[Bar], width: f64, longest: f64) -> Vec<Drawing> {
+    let low = all.iter().map(|bar| bar.parts_span().0).min().unwrap_or(0);
+    let high = all.iter().map(|bar| bar.parts_span().1).max().unwrap_or(0);
+    let (names, ranks, axis) = (&rows_of(all), &bar::largest(all), Axis::new(low, high));
+    let rows = Rows { names, ranks, axis, width, longest };
+    all.iter().map(|bar| rows.panel(bar)).collect()
 }
 
 fn over_time(report: &Report<'_>, options: &Options) -> Result<Drawing, Nothing> {
-    let mut frame = frame(report, options);
-    let mut hidden = Hidden::default();
-    let mut pictures = Vec::new();
     // All devices share one time axis.
     let spans = report.run.devices.iter().filter_map(timeline::span);
     let span = spans.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or_default();
-    for device in &report.run.devices {
-        let peak = bar(report, &device.peak, report.by, &titled(report, device, ""));
-        hidden.hide(peak, options);
+    let drawn = of_devices(report, options, |device, hidden| {
+        hidden.hide(bar(report, &device.peak, report.by, &titled(report, device, "")));
         let names: Vec<String> = hidden.names.iter().map(|(name, _)| name.clone()).collect();
-        pictures.extend(timeline::timeline(report, device, report.by, &names, span));
-    }
-    if pictures.is_empty() {
-        return Err(Nothing(
-            "no data over time: the run was made by an older version, or nothing was observed".into(),
-        ));
-    }
-    frame.notes.extend(hidden.note(options));
-    Ok(frame.around(pictures, 1))
+        timeline::timeline(report, device, report.by, &names, span)
+    });
+    let why = "no data over time: the run was made by an older version, or nothing was observed";
+    drawn.ok_or_else(|| Nothing(why.into()))
 }
 
 fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing> {
@@ -178,21 +173,15 @@ fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing
         Some(percent) => bar::hide(&all, percent),
         None => (all, Vec::new()),
     };
-    let hidden = Hidden { names };
+    let peaks = plural(all.len() as u64, "peak");
+    let what = format!("GPU memory at the peak of tracked, {}", by_name(by));
     let mut frame = Frame {
-        title: options
-            .title
-            .clone()
-            .unwrap_or_else(|| format!("{} side by side", plural(all.len() as u64, "peak"))),
-        lines: vec![format!(
-            "GPU memory at the peak of tracked, {}; one scale, one order, one set of colours",
-            by_name(by)
-        )],
-        notes: hidden.note(options).into_iter().collect(),
+        title: options.title.clone().unwrap_or_else(|| format!("{peaks} side by side")),
+        lines: vec![format!("{what}; one scale, one order, one set of colours")],
+        notes: Hidden { options, names }.note().into_iter().collect(),
     };
     // A note that holds for all runs is shown once.
-    let said: Vec<(String, Vec<String>)> =
-        reports.iter().map(|report| (called(report), notes(report))).collect();
+    let said: Vec<_> = reports.iter().map(|report| (called(report), notes(report))).collect();
     for (name, own) in &said {
         for note in own {
             let is_common = said.iter().all(|(_, other)| other.contains(note));
@@ -207,17 +196,8 @@ fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing
     }
     let ranks = bar::largest(&all);
     let all: Vec<Bar> = all.iter().map(|bar| bar::merged(bar::folded(bar, &ranks))).collect();
-    let low = all.iter().map(|bar| bar.parts_span().0).min().unwrap_or(0);
-    let high = all.iter().map(|bar| bar.parts_span().1).max().unwrap_or(0);
-    let rows = Rows {
-        names: &rows_of(&all),
-        ranks: &ranks,
-        axis: Axis::new(low, high),
-        width: 170.0,
-        longest: 130.0,
-    };
     let columns = (1..).find(|columns| columns * columns >= all.len()).unwrap_or(1);
-    Ok(frame.around(all.iter().map(|bar| rows.panel(bar)).collect(), columns))
+    Ok(frame.around(rows(&all, 170.0, 130.0), columns))
 }
 
 /// Returns the name of a run among others: by its file or id, because commands are often the same.
@@ -231,22 +211,22 @@ fn called(report: &Report<'_>) -> String {
 }
 
 /// Categories that are folded because they are small.
-#[derive(Default)]
-struct Hidden {
+struct Hidden<'o> {
+    options: &'o Options,
     names: Vec<(String, i64)>,
 }
 
-impl Hidden {
-    fn hide(&mut self, bar: Bar, options: &Options) -> Bar {
-        let Some(percent) = options.hide_below else { return bar };
+impl Hidden<'_> {
+    fn hide(&mut self, bar: Bar) -> Bar {
+        let Some(percent) = self.options.hide_below else { return bar };
         let (bars, names) = bar::hide(std::slice::from_ref(&bar), percent);
         self.names.extend(names);
         bars.into_iter().next().unwrap_or(bar)
     }
 
-    fn note(&self, options: &Options) -> Option<String> {
+    fn note(&self) -> Option<String> {
         const NAMED: usize = 20;
-        let percent = options.hide_below.filter(|_| !self.names.is_empty())?;
+        let percent = self.options.hide_below.filter(|_| !self.names.is_empty())?;
         let amount = |bytes: i64| Unit::for_largest(bytes).amount_with_name(bytes);
         let named = self.names.iter().map(|(name, bytes)| format!("{name} {}", amount(*bytes)));
         Some(format!("hidden (at most {percent} % of the total): {}", listed(named, NAMED)))

@@ -32,20 +32,10 @@ impl Color {
 
 /// Theme of the background.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub enum Theme {
-    /// White paper, or a light page.
     Light,
-    /// A dark page.
     Dark,
-}
-
-impl Theme {
-    fn pick<T>(self, light: T, dark: T) -> T {
-        match self {
-            Theme::Light => light,
-            Theme::Dark => dark,
-        }
-    }
 }
 
 /// Text colour on paper.
@@ -56,90 +46,64 @@ pub const WHITE: Color = Color(255, 255, 255);
 /// Categories with their own colour; smaller ones belong in one row `(N smaller)`.
 pub const RANKS: usize = 12;
 
-/// Colours on paper. Adjacent ones differ in lightness by at least half.
-const LIGHT: [Color; RANKS] = [
-    Color(0x00, 0x72, 0xb2), // blue
-    Color(0xf0, 0xb4, 0x40), // orange
-    Color(0x00, 0x7d, 0x5a), // green
-    Color(0xf0, 0xe4, 0x6a), // yellow
-    Color(0xb8, 0x4a, 0x00), // vermillion
-    Color(0x8c, 0xcf, 0xf2), // sky
-    Color(0x9a, 0x3f, 0x78), // purple
-    Color(0xa6, 0xd9, 0xb8), // mint
-    Color(0x3b, 0x3f, 0x8c), // indigo
-    Color(0xc0, 0x9c, 0x84), // tan
-    Color(0x6b, 0x54, 0x2a), // brown
-    Color(0x6a, 0x9a, 0xe8), // periwinkle
-];
-
-/// Colours on a dark page: the same hues, with dark ones lightened to contrast with the background.
-const DARK: [Color; RANKS] = [
-    Color(0x2f, 0x8f, 0xd0),
-    Color(0xf0, 0xb4, 0x40),
-    Color(0x0f, 0x9b, 0x73),
-    Color(0xf0, 0xe4, 0x6a),
-    Color(0xd8, 0x6a, 0x1e),
-    Color(0x8c, 0xcf, 0xf2),
-    Color(0xba, 0x5c, 0x97),
-    Color(0xa6, 0xd9, 0xb8),
-    Color(0x7a, 0x5c, 0xc8),
-    Color(0xd8, 0xb4, 0x8c),
-    Color(0x94, 0x78, 0x44),
-    Color(0xd2, 0xfa, 0xa2),
+/// Colours by theme. Adjacent ones differ in lightness by at least half. On a dark page, dark ones are lightened to contrast with
+/// the background.
+const CATEGORIES: [[Color; 2]; RANKS] = [
+    [Color(0x00, 0x72, 0xb2), Color(0x2f, 0x8f, 0xd0)], // blue
+    [Color(0xf0, 0xb4, 0x40), Color(0xf0, 0xb4, 0x40)], // orange
+    [Color(0x00, 0x7d, 0x5a), Color(0x0f, 0x9b, 0x73)], // green
+    [Color(0xf0, 0xe4, 0x6a), Color(0xf0, 0xe4, 0x6a)], // yellow
+    [Color(0xb8, 0x4a, 0x00), Color(0xd8, 0x6a, 0x1e)], // vermillion
+    [Color(0x8c, 0xcf, 0xf2), Color(0x8c, 0xcf, 0xf2)], // sky
+    [Color(0x9a, 0x3f, 0x78), Color(0xba, 0x5c, 0x97)], // purple
+    [Color(0xa6, 0xd9, 0xb8), Color(0xa6, 0xd9, 0xb8)], // mint
+    [Color(0x3b, 0x3f, 0x8c), Color(0x7a, 0x5c, 0xc8)], // indigo
+    [Color(0xc0, 0x9c, 0x84), Color(0xd8, 0xb4, 0x8c)], // tan
+    [Color(0x6b, 0x54, 0x2a), Color(0x94, 0x78, 0x44)], // brown
+    [Color(0x6a, 0x9a, 0xe8), Color(0xd2, 0xfa, 0xa2)], // periwinkle
 ];
 
 /// Returns the colour of a category by its rank, 0 for the largest. Ranks beyond [`RANKS`] repeat the colours.
 pub fn category(rank: usize, theme: Theme) -> Color {
-    theme.pick(LIGHT, DARK)[rank % RANKS]
+    CATEGORIES[rank % RANKS][theme as usize]
 }
 
-/// Appearance of a part without a category: a background and, if it has a pattern, the colour of its lines.
+/// Appearance of a part without a category.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pattern {
-    /// Background colour.
-    pub ground: Color,
-    /// Colour of the lines; `None` for a plain background.
-    pub ink: Option<Color>,
+    /// Background colour by theme.
+    pub ground: [Color; 2],
+    /// Colour of the lines by theme; `None` for a plain background.
+    pub ink: Option<[Color; 2]>,
     /// Direction of the lines, in degrees from the horizontal, counterclockwise.
     pub degrees: f64,
     /// Distance between lines, in points (96-dpi pixels times 0.75).
     pub spacing: f64,
 }
 
-/// Returns the pattern of bytes that no rule matches: white on paper, grey on a dark page.
-pub fn others(theme: Theme) -> Pattern {
-    let ground = theme.pick(WHITE, Color(0xb4, 0xb8, 0xbe));
-    Pattern { ground, ink: None, degrees: 0.0, spacing: 0.0 }
-}
-
-/// Returns the pattern of the sum of small categories: plain grey.
-pub fn smaller(theme: Theme) -> Pattern {
-    Pattern { ground: theme.pick(Color(0xd6, 0xd6, 0xd6), Color(0x7d, 0x82, 0x8a)), ..others(theme) }
-}
-
-/// Returns the pattern of idle pool memory: a light, falling hatch.
-pub fn idle(theme: Theme) -> Pattern {
-    let ground = theme.pick(Color(0xf4, 0xf4, 0xf4), Color(0x33, 0x37, 0x3d));
-    let ink = Some(theme.pick(Color(0xa8, 0xa8, 0xa8), Color(0x7d, 0x82, 0x8a)));
-    Pattern { ground, ink, degrees: -45.0, spacing: 6.0 }
-}
-
-/// Returns the pattern of pools that report no blocks: horizontal lines.
-pub fn opaque(theme: Theme) -> Pattern {
-    Pattern { degrees: 0.0, spacing: 4.0, ..idle(theme) }
-}
-
-/// Returns the pattern of memory older than the agent: vertical lines.
-pub fn predates(theme: Theme) -> Pattern {
-    Pattern { degrees: 90.0, spacing: 4.0, ..idle(theme) }
-}
-
-/// Returns the pattern of untrackable memory: a strong, rising hatch.
-pub fn untrackable(theme: Theme) -> Pattern {
-    let ground = theme.pick(WHITE, Color(0x1c, 0x1f, 0x24));
-    let ink = Some(theme.pick(Color(0x3c, 0x3c, 0x3c), Color(0xd0, 0xd4, 0xda)));
-    Pattern { ground, ink, degrees: 45.0, spacing: 4.0 }
-}
+/// Bytes that no rule matches: white on paper, grey on a dark page.
+pub const OTHERS: Pattern =
+    Pattern { ground: [WHITE, Color(0xb4, 0xb8, 0xbe)], ink: None, degrees: 0.0, spacing: 0.0 };
+/// The sum of small categories: plain grey.
+pub const SMALLER: Pattern = Pattern { ground: [Color(0xd6, 0xd6, 0xd6), Color(0x7d, 0x82, 0x8a)], ..OTHERS };
+/// Idle pool memory: a light, falling hatch.
+pub const IDLE: Pattern = Pattern {
+    ground: [Color(0xf4, 0xf4, 0xf4), Color(0x33, 0x37, 0x3d)],
+    ink: Some([Color(0xa8, 0xa8, 0xa8), Color(0x7d, 0x82, 0x8a)]),
+    degrees: -45.0,
+    spacing: 6.0,
+};
+/// Pools that report no blocks: horizontal lines.
+pub const OPAQUE: Pattern = Pattern { degrees: 0.0, spacing: 4.0, ..IDLE };
+/// Memory older than the agent: vertical lines.
+pub const PREDATES: Pattern = Pattern { degrees: 90.0, spacing: 4.0, ..IDLE };
+/// Untrackable memory: a strong, rising hatch.
+pub const UNTRACKABLE: Pattern = Pattern {
+    ground: [WHITE, Color(0x1c, 0x1f, 0x24)],
+    ink: Some([Color(0x3c, 0x3c, 0x3c), Color(0xd0, 0xd4, 0xda)]),
+    degrees: 45.0,
+    spacing: 4.0,
+};
 
 #[cfg(test)]
 mod tests {

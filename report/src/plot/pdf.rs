@@ -4,7 +4,7 @@
 //!
 //! The same picture gives the same bytes: the file contains no date.
 
-use super::drawing::{Drawing, Fill, Item, Text, hatch};
+use super::drawing::{Drawing, Item, Text};
 use super::helvetica::shown;
 use super::palette::Color;
 use super::svg::number;
@@ -44,10 +44,10 @@ impl Drawing {
         for place in places {
             let _ = writeln!(tail, "{place:010} 00000 n ");
         }
+        let info = objects.len();
         let _ = writeln!(
             tail,
-            "trailer\n<</Size {count}/Root 1 0 R/Info {} 0 R>>\nstartxref\n{table}\n%%EOF",
-            objects.len()
+            "trailer\n<</Size {count}/Root 1 0 R/Info {info} 0 R>>\nstartxref\n{table}\n%%EOF"
         );
         out.extend_from_slice(tail.as_bytes());
         out
@@ -71,18 +71,10 @@ impl Drawing {
             match item {
                 Item::Shape { points, fill, stroke, .. } => {
                     let outline = path(points);
-                    let ground = match fill {
-                        Fill::None => None,
-                        Fill::Solid(color) => Some(*color),
-                        Fill::Hatched(pattern) => Some(pattern.ground),
-                    };
-                    if let Some(ground) = ground {
+                    if let Some(ground) = fill.ground() {
                         let _ = writeln!(out, "{} rg {outline}h f*", color(ground));
                     }
-                    if let Fill::Hatched(pattern) = fill
-                        && let Some(ink) = pattern.ink
-                    {
-                        let lines = hatch(points, pattern);
+                    if let Some((ink, lines)) = fill.hatch(points) {
                         let lines: String = lines.iter().map(|(from, to)| path(&[*from, *to])).collect();
                         let _ = writeln!(out, "{} RG 0.7 w {lines}S", color(ink));
                     }
@@ -120,12 +112,8 @@ impl Drawing {
         let font = if text.bold { 'B' } else { 'R' };
         let (ink, size) = (color(text.color), number(text.size));
         let turn = [cos, sin, -sin, cos].map(|part| format!("{part:.4}")).join(" ");
-        let _ = writeln!(
-            out,
-            "BT {ink} rg /{font} {size} Tf {turn} {} {} Tm ({letters}) Tj ET",
-            number(x),
-            number(y)
-        );
+        let (x, y) = (number(x), number(y));
+        let _ = writeln!(out, "BT {ink} rg /{font} {size} Tf {turn} {x} {y} Tm ({letters}) Tj ET");
     }
 }
 

@@ -1,7 +1,7 @@
 //! A picture as pixels. There are few kinds of shapes, so two rules suffice: the share of a pixel that a polygon covers, and the
 //! distance of a pixel from a stroke. Letters are strokes too (strokes.rs), so no font is needed.
 
-use super::drawing::{Drawing, Fill, Item, hatch, inside};
+use super::drawing::{Drawing, Item, inside};
 use super::palette::{Color, WHITE};
 use super::strokes;
 use miniz_oxide::deflate::compress_to_vec_zlib;
@@ -18,10 +18,9 @@ const SAMPLES: u32 = 4;
 #[error(
     "a picture of {width} x {height} pixels is too large for PNG; show fewer panels, or take --svg or --pdf"
 )]
+#[allow(missing_docs)]
 pub struct TooLarge {
-    /// Width in pixels.
     pub width: usize,
-    /// Height in pixels.
     pub height: usize,
 }
 
@@ -54,15 +53,9 @@ impl Canvas {
     fn paint(&mut self, item: &Item) {
         match item {
             Item::Shape { points, fill, stroke, .. } => {
-                match fill {
-                    Fill::None => {}
-                    Fill::Solid(color) => self.fill(points, *color),
-                    Fill::Hatched(pattern) => {
-                        self.fill(points, pattern.ground);
-                        for (from, to) in hatch(points, pattern) {
-                            self.strokes(&[vec![from, to]], 0.7, pattern.ink.unwrap_or(pattern.ground));
-                        }
-                    }
+                fill.ground().iter().for_each(|color| self.fill(points, *color));
+                if let Some((ink, lines)) = fill.hatch(points) {
+                    lines.into_iter().for_each(|(from, to)| self.strokes(&[vec![from, to]], 0.7, ink));
                 }
                 if let (Some((color, width)), Some(&first)) = (stroke, points.first()) {
                     let closed: Vec<_> = points.iter().copied().chain([first]).collect();
@@ -91,7 +84,7 @@ impl Canvas {
 
     /// Paints the inside of a polygon (even-odd rule).
     fn fill(&mut self, points: &[(f64, f64)], color: Color) {
-        let points: Vec<(f64, f64)> = points.iter().map(|(x, y)| (x * SCALE, y * SCALE)).collect();
+        let points = scaled(points);
         let Some((rows, columns)) = self.covered(points.iter().copied(), 0.0) else { return };
         let mut cover = vec![0.0_f64; columns.len()];
         for row in rows {
@@ -119,10 +112,7 @@ impl Canvas {
     /// Paints lines with a round pen. A pixel gets the coverage of the nearest line, so crossing lines do not add up.
     fn strokes(&mut self, lines: &[Vec<(f64, f64)>], width: f64, color: Color) {
         let radius = width * SCALE / 2.0;
-        let lines = lines
-            .iter()
-            .map(|line| -> Vec<(f64, f64)> { line.iter().map(|(x, y)| (x * SCALE, y * SCALE)).collect() });
-        let lines: Vec<Vec<(f64, f64)>> = lines.collect();
+        let lines: Vec<Vec<(f64, f64)>> = lines.iter().map(|line| scaled(line)).collect();
         let all = lines.iter().flatten().copied();
         let Some((rows, columns)) = self.covered(all, radius + 1.0) else { return };
         let mut cover = vec![0.0_f64; rows.len() * columns.len()];
@@ -130,10 +120,8 @@ impl Canvas {
             let ends = line.iter().zip(line.iter().skip(1));
             let dot = line.first().filter(|_| line.len() == 1).map(|point| (point, point));
             for (from, to) in ends.chain(dot) {
-                let Some((own_rows, own_columns)) = self.covered([*from, *to].into_iter(), radius + 1.0)
-                else {
-                    continue;
-                };
+                let own = self.covered([*from, *to].into_iter(), radius + 1.0);
+                let Some((own_rows, own_columns)) = own else { continue };
                 for row in own_rows {
                     for column in own_columns.clone() {
                         let pixel = (column as f64 + 0.5, row as f64 + 0.5);
@@ -176,9 +164,9 @@ impl Canvas {
         let at = (row * self.width + column) * 3;
         let Some(pixel) = self.pixels.get_mut(at..at + 3) else { return };
         if share > 0.0 {
+            let share = share.min(1.0);
             for (part, ink) in pixel.iter_mut().zip([red, green, blue]) {
-                *part = (f64::from(*part) * (1.0 - share.min(1.0)) + f64::from(ink) * share.min(1.0)).round()
-                    as u8;
+                *part = (f64::from(*part) * (1.0 - share) + f64::from(ink) * share).round() as u8;
             }
         }
     }
@@ -209,6 +197,11 @@ impl Canvas {
         chunk(b"IEND", &[]);
         out
     }
+}
+
+/// Returns points in pixels.
+fn scaled(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    points.iter().map(|(x, y)| (x * SCALE, y * SCALE)).collect()
 }
 
 /// Returns the distance from a point to a line segment.
@@ -255,7 +248,7 @@ fn crc<'b>(bytes: impl Iterator<Item = &'b u8>) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::super::palette::BLACK;
-    use super::super::{Rect, Text};
+    use super::super::{Fill, Rect, Text};
     use super::*;
 
     fn pixel(png: &[u8], width: usize, x: usize, y: usize) -> [u8; 3] {

@@ -6,6 +6,7 @@ use super::bars::MARGIN;
 use super::drawing::{Anchor, Data, Drawing, Fill, Rect, Text};
 use super::helvetica::{WIDER, fitted, told_apart, width};
 use super::palette::{BLACK, WHITE};
+use gpumem_model::units::thousands;
 
 const ROW: f64 = 17.0;
 /// Width for an amount and its share.
@@ -33,32 +34,22 @@ impl Rows<'_> {
             width: self.width,
             height: ROW * self.names.len() as f64 + 4.0,
         };
-        let mut out = Drawing::new(
-            bar.title.clone(),
-            plot.x + plot.width + AMOUNT + MARGIN,
-            plot.y + plot.height + 34.0,
-        );
-        let room = plot.x + plot.width + AMOUNT - MARGIN;
-        let title = fitted(&bar.title, LARGE, true, room);
+        let (right, bottom) = (plot.x + plot.width, plot.y + plot.height);
+        let mut out = Drawing::new(bar.title.clone(), right + AMOUNT + MARGIN, bottom + 34.0);
+        let title = fitted(&bar.title, LARGE, true, right + AMOUNT - MARGIN);
         out.text(Text { bold: true, ..words(&title, MARGIN, MARGIN + LARGE, LARGE) });
-        let total = format!(
-            "total {} {} ({} bytes)",
-            unit.amount(bar.total_bytes),
-            unit.name,
-            gpumem_model::units::thousands(bar.total_bytes)
-        );
+        let total = unit.amount_with_name(bar.total_bytes);
+        let total = format!("total {total} ({} bytes)", thousands(bar.total_bytes));
         out.text(Text { color: GREY, ..words(&total, MARGIN, MARGIN + LARGE + 14.0, SMALL) });
         for (bytes, label) in self.axis.steps() {
             let x = plot.x + self.axis.along(plot.width, bytes);
-            let bottom = plot.y + plot.height;
             out.line(vec![(x, plot.y), (x, bottom)], GRID, 0.6);
             out.text(Text { anchor: Anchor::Middle, ..words(&label, x, bottom + 12.0, SMALL) });
         }
-        let x = plot.x + plot.width + 12.0;
-        out.text(Text { color: GREY, ..words(unit.name, x, plot.y + plot.height + 12.0, SMALL) });
+        out.text(Text { color: GREY, ..words(unit.name, right + 12.0, bottom + 12.0, SMALL) });
         self.fill(bar, plot, &mut out);
         let zero = plot.x + self.axis.along(plot.width, 0.0);
-        out.line(vec![(zero, plot.y), (zero, plot.y + plot.height)], BLACK, 0.9);
+        out.line(vec![(zero, plot.y), (zero, bottom)], BLACK, 0.9);
         out
     }
 
@@ -71,33 +62,27 @@ impl Rows<'_> {
         let shares = percents(bar.total_bytes, &known);
         let printed = self.axis.unit.apportion(self.axis.unit.round(bar.total_bytes), &known);
         let zero = plot.x + self.axis.along(plot.width, 0.0);
-        for (index, (row, bytes)) in self.names.iter().zip(&amounts).enumerate() {
+        let labels = names.iter().zip(&printed).zip(&shares);
+        for (index, ((row, bytes), ((name, &steps), share))) in
+            self.names.iter().zip(&amounts).zip(labels).enumerate()
+        {
             let top = plot.y + 2.0 + ROW * index as f64;
             let y = top + ROW * 0.68;
-            let name = names.get(index).map(String::as_str).unwrap_or_default();
             out.text(Text { anchor: Anchor::End, ..words(name, plot.x - 6.0, y, SMALL) });
             let Some(bytes) = bytes else {
                 out.text(Text { color: GREY, ..words("-", zero + 5.0, y, SMALL) });
                 continue;
             };
             let end = plot.x + self.axis.along(plot.width, *bytes as f64);
-            let at = Rect {
-                x: zero.min(end),
-                y: top + 2.5,
-                width: (end - zero).abs().max(0.3),
-                height: ROW - 5.0,
-            };
+            let width = (end - zero).abs().max(0.3);
+            let at = Rect { x: zero.min(end), y: top + 2.5, width, height: ROW - 5.0 };
             let data = Data { of: bar.title.clone(), name: row.name.clone(), bytes: *bytes };
             out.rect(at, row.kind.fill(rank(row, self.ranks)), Some((BLACK, 0.5)), Some(data));
-            let amount =
-                printed.get(index).map(|&steps| amount(self.axis.unit, steps, *bytes)).unwrap_or_default();
-            let share =
-                shares.as_ref().and_then(|shares| shares.get(index)).map(String::as_str).unwrap_or("");
-            let label = format!("{amount}  {share}");
+            let label = format!("{}  {share}", amount(self.axis.unit, steps, *bytes));
             let label = words(label.trim_end(), at.x + at.width + 5.0, y, SMALL);
             // A background hides the grid line behind the label.
-            let behind =
-                Rect { x: label.x - 2.0, y: y - SMALL, width: label.width() + 4.0, height: SMALL * 1.3 };
+            let width = label.width() + 4.0;
+            let behind = Rect { x: label.x - 2.0, y: y - SMALL, width, height: SMALL * 1.3 };
             out.rect(behind, Fill::Solid(WHITE), None, None);
             out.text(label);
         }
@@ -113,11 +98,8 @@ pub(super) fn rows_of(bars: &[Bar]) -> Vec<Segment> {
             None => rows.push(part.clone()),
         }
     }
-    rows.retain(|row| {
-        bars.iter().any(|bar| bar.segments.iter().any(|part| part.name == row.name && part.bytes != 0))
-    });
-    rows.sort_by(|a, b| {
-        a.kind.cmp(&b.kind).then_with(|| b.bytes.cmp(&a.bytes)).then_with(|| a.name.cmp(&b.name))
-    });
+    let parts = bars.iter().flat_map(|bar| &bar.segments).filter(|part| part.bytes != 0);
+    rows.retain(|row| parts.clone().any(|part| part.name == row.name));
+    rows.sort_by(|a, b| (a.kind, b.bytes, &a.name).cmp(&(b.kind, a.bytes, &b.name)));
     rows
 }

@@ -1,6 +1,7 @@
 //! A picture as SVG: one file without scripts, style sheets or external references.
 
-use super::drawing::{Anchor, Data, Drawing, Fill, Item, Text, hatch};
+use super::drawing::{Anchor, Data, Drawing, Item, Text};
+use super::palette::Color;
 use crate::encode::markup;
 use gpumem_model::escape::escape;
 use std::fmt::Write;
@@ -21,48 +22,31 @@ impl Drawing {
         for item in &self.items {
             match item {
                 Item::Shape { points, fill, stroke, data } => {
-                    let ground = match fill {
-                        Fill::None => "none".to_owned(),
-                        Fill::Solid(color) => color.hex(),
-                        Fill::Hatched(pattern) => pattern.ground.hex(),
-                    };
+                    let ground = fill.ground().map_or("none".to_owned(), Color::hex);
                     let _ = write!(out, "<path d=\"{}Z\" fill=\"{ground}\"", path(points));
                     let edge = stroke.map(|(color, width)| {
                         format!(" stroke=\"{}\" stroke-width=\"{}\"", color.hex(), number(width))
                     });
                     let edge = edge.unwrap_or_default();
-                    let lines = match fill {
-                        Fill::Hatched(pattern) => pattern.ink.map(|ink| (ink, hatch(points, pattern))),
-                        _ => None,
+                    let Some((ink, lines)) = fill.hatch(points) else {
+                        out.push_str(&edge);
+                        closed(&mut out, data.as_ref());
+                        continue;
                     };
-                    match lines {
-                        Some((ink, lines)) => {
-                            // The lines are painted over the background, the outline over the lines.
-                            closed(&mut out, data.as_ref());
-                            let lines =
-                                lines.iter().map(|(from, to)| path(&[*from, *to])).collect::<String>();
-                            let ink = ink.hex();
-                            let _ =
-                                writeln!(out, "<path d=\"{lines}\" stroke=\"{ink}\" stroke-width=\"0.7\"/>");
-                            if stroke.is_some() {
-                                let _ = writeln!(out, "<path d=\"{}Z\" fill=\"none\"{edge}/>", path(points));
-                            }
-                        }
-                        None => {
-                            out.push_str(&edge);
-                            closed(&mut out, data.as_ref());
-                        }
+                    // The lines are painted over the background, the outline over the lines.
+                    closed(&mut out, data.as_ref());
+                    let lines: String = lines.iter().map(|(from, to)| path(&[*from, *to])).collect();
+                    let ink = ink.hex();
+                    let _ = writeln!(out, "<path d=\"{lines}\" stroke=\"{ink}\" stroke-width=\"0.7\"/>");
+                    if stroke.is_some() {
+                        let _ = writeln!(out, "<path d=\"{}Z\" fill=\"none\"{edge}/>", path(points));
                     }
                 }
                 Item::Line { points, color, width, dashed, data } => {
-                    let (d, color, width) = (path(points), color.hex(), number(*width));
-                    let _ = write!(
-                        out,
-                        "<path d=\"{d}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"{width}\""
-                    );
-                    if *dashed {
-                        out.push_str(" stroke-dasharray=\"4 3\"");
-                    }
+                    let _ =
+                        write!(out, "<path d=\"{}\" fill=\"none\" stroke=\"{}\"", path(points), color.hex());
+                    let _ = write!(out, " stroke-width=\"{}\"", number(*width));
+                    out.push_str(if *dashed { " stroke-dasharray=\"4 3\"" } else { "" });
                     closed(&mut out, data.as_ref());
                 }
                 Item::Text(item) => text(&mut out, item),
@@ -90,14 +74,12 @@ fn closed(out: &mut String, data: Option<&Data>) {
 fn text(out: &mut String, item: &Text) {
     let Text { text, x, y, size, anchor, bold, turned, color } = item;
     let _ = write!(out, "<text x=\"{}\" y=\"{}\" font-size=\"{}\"", number(*x), number(*y), number(*size));
-    match anchor {
-        Anchor::Start => {}
-        Anchor::Middle => out.push_str(" text-anchor=\"middle\""),
-        Anchor::End => out.push_str(" text-anchor=\"end\""),
-    }
-    if *bold {
-        out.push_str(" font-weight=\"bold\"");
-    }
+    out.push_str(match anchor {
+        Anchor::Start => "",
+        Anchor::Middle => " text-anchor=\"middle\"",
+        Anchor::End => " text-anchor=\"end\"",
+    });
+    out.push_str(if *bold { " font-weight=\"bold\"" } else { "" });
     if *turned != 0.0 {
         let _ = write!(out, " transform=\"rotate({} {} {})\"", number(-turned), number(*x), number(*y));
     }

@@ -11,7 +11,7 @@ use crate::lines::clean_name;
 use crate::{By, Report, sum};
 use gpumem_model::cell::{self, SUM};
 use gpumem_model::run::{Clock, Device, Moment};
-use gpumem_model::units::{Unit, thousands};
+use gpumem_model::units::thousands;
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 300.0;
@@ -39,6 +39,20 @@ pub(super) fn span(device: &Device) -> Option<(u64, u64)> {
     Some((seen().min()?, seen().max()?.max(held)))
 }
 
+/// The picture of one device, and where times and amounts are in it.
+struct Chart<'c> {
+    report: &'c Report<'c>,
+    device: &'c Device,
+    axis: Axis,
+    plot: Rect,
+    /// First and last time of the plot.
+    first: u64,
+    last: u64,
+    /// Names with their own colours.
+    ranks: Vec<String>,
+    out: Drawing,
+}
+
 /// Draws one device; `None` if it has no data over time. `hidden` are categories that are folded.
 pub(super) fn timeline(
     report: &Report<'_>,
@@ -58,47 +72,39 @@ pub(super) fn timeline(
     if points.is_empty() && readings.is_empty() {
         return None;
     }
-
     let low = points.iter().map(|at| at.bar.span().0).min().unwrap_or(0);
     let stacked = points.iter().map(|at| at.bar.span().1).max().unwrap_or(0);
     let high = readings.iter().map(|reading| reading.2).max().unwrap_or(0).max(stacked);
     let axis = Axis::new(low, high);
     let plot = Rect { x: MARGIN + SCALE, y: MARGIN + 32.0, width: WIDTH, height: HEIGHT };
     let width = plot.x + WIDTH + 24.0 + LIST + MARGIN;
-    let mut out = Drawing::new(device_title(device), width, plot.y + HEIGHT + 3.0 * MARGIN);
-    let title = words(&device_title(device), plot.x, MARGIN + LARGE, LARGE);
-    out.text(Text { bold: true, ..title });
-    axis.grid(plot, &mut out);
-    axis.scale(plot, &mut out);
-    let x = |time_ns: u64| {
-        let share = time_ns.saturating_sub(first) as f64 / last.saturating_sub(first).max(1) as f64;
-        plot.x + WIDTH * share.min(1.0)
-    };
+    let title = device_title(device);
+    let out = Drawing::new(title.as_str(), width, plot.y + HEIGHT + 3.0 * MARGIN);
+    let mut chart = Chart { report, device, axis, plot, first, last, ranks, out };
+    chart.out.text(Text { bold: true, ..words(&title, plot.x, MARGIN + LARGE, LARGE) });
+    axis.grid(plot, &mut chart.out);
+    axis.scale(plot, &mut chart.out);
     let peak = points.iter().position(|at| at.time_ns == device.peak.time_ns).unwrap_or(0);
-    let place = Place { name: &device_title(device), axis: &axis, plot, x: &x, last };
-    areas(&points, &layers(&points, &ranks), &ranks, peak, &place, &mut out);
+    chart.areas(&points, peak);
     for piece in pieces(device, &readings) {
         let points: Vec<(f64, f64)> =
-            piece.iter().map(|(time, bytes)| (x(*time), axis.y(plot, *bytes as f64))).collect();
+            piece.iter().map(|(time, bytes)| (chart.x(*time), axis.y(plot, *bytes as f64))).collect();
         // The line is black with a white border, so that it is visible on any background.
-        for (color, width) in [(WHITE, 3.4), (BLACK, 1.5)] {
-            out.items.push(Item::Line { points: points.clone(), color, width, dashed: false, data: None });
-        }
+        chart.out.line(points.clone(), WHITE, 3.4);
+        chart.out.line(points, BLACK, 1.5);
     }
-    axis.zero(plot, &mut out);
-    times(report, (first, last), plot, &mut out);
-    draw_events(report, device, (first, last), plot, &x, &mut out);
+    axis.zero(plot, &mut chart.out);
+    chart.times();
+    chart.events();
     if let Some(at) = points.get(peak) {
-        let heading = format!("at the peak of tracked, {}", report.run.clock.time(at.time_ns));
-        let beside = Rect { x: plot.x + WIDTH + 24.0, width: LIST, ..plot };
-        key(at, &heading, &ranks, axis.unit, beside, &mut out);
+        chart.key(at);
     }
     if !readings.is_empty() {
         let (x, y) = (plot.x + WIDTH + 24.0, plot.y + ROW + SMALL);
-        out.line(vec![(x, y - 3.0), (x + 11.0, y - 3.0)], BLACK, 1.5);
-        out.text(words("used, as NVML read it", x + 16.0, y, SMALL));
+        chart.out.line(vec![(x, y - 3.0), (x + 11.0, y - 3.0)], BLACK, 1.5);
+        chart.out.text(words("used, as NVML read it", x + 16.0, y, SMALL));
     }
-    Some(out)
+    Some(chart.out)
 }
 
 /// Returns the timeline's points. Runs of older versions lack a point for the peak, so it is inserted.
@@ -151,65 +157,135 @@ fn untrackable_at(device: &Device, time_ns: u64) -> Option<i64> {
     known.map(|extremes| extremes.last)
 }
 
-/// Returns the layers in the order of stacking, from below.
-fn layers(points: &[At], ranks: &[String]) -> Vec<Segment> {
-    let mut layers = super::rows::rows_of(&points.iter().map(|at| at.bar.clone()).collect::<Vec<_>>());
-    layers.sort_by_key(|part| (part.kind, rank(part, ranks)));
-    layers
-}
+const ALARM: Color = Color(0xb8, 0x1f, 0x1f);
+const LONGEST: f64 = 90.0;
+const GAP: f64 = 4.0;
 
-/// Position of times and amounts in the plot.
-struct Place<'p> {
-    name: &'p str,
-    axis: &'p Axis,
-    plot: Rect,
-    x: &'p dyn Fn(u64) -> f64,
-    /// Time until which the last point is valid.
-    last: u64,
-}
-
-/// Draws an area for each layer, as steps: an amount is valid until the next point.
-fn areas(
-    points: &[At],
-    layers: &[Segment],
-    ranks: &[String],
-    peak: usize,
-    place: &Place<'_>,
-    out: &mut Drawing,
-) {
-    let Place { axis, plot, x, last, .. } = *place;
-    if points.is_empty() {
-        return;
+impl Chart<'_> {
+    fn x(&self, time_ns: u64) -> f64 {
+        let span = self.last.saturating_sub(self.first).max(1);
+        let share = time_ns.saturating_sub(self.first) as f64 / span as f64;
+        self.plot.x + WIDTH * share.min(1.0)
     }
-    // Corners of the stair through these amounts at the points.
-    let stair = |levels: &[i64]| -> Vec<(f64, f64)> {
-        let ends = points.iter().skip(1).map(|at| at.time_ns).chain([last]);
-        let spans = points.iter().map(|at| at.time_ns).zip(ends);
-        thinned(spans.zip(levels).flat_map(|((from, to), bytes)| {
-            let y = axis.y(plot, *bytes as f64);
-            [(x(from), y), (x(to), y)]
-        }))
-    };
-    let mut floor: Vec<i64> = vec![0; points.len()];
-    for layer in layers {
-        let of = |at: &At| -> i64 {
-            let own = at.bar.segments.iter();
-            sum(own.filter(|part| part.is_like(layer)).map(|part| part.bytes))
+
+    /// Draws an area for each layer, from below, as steps: an amount is valid until the next point.
+    fn areas(&mut self, points: &[At], peak: usize) {
+        if points.is_empty() {
+            return;
+        }
+        let mut layers = super::rows::rows_of(&points.iter().map(|at| at.bar.clone()).collect::<Vec<_>>());
+        layers.sort_by_key(|part| (part.kind, rank(part, &self.ranks)));
+        let ends = points.iter().skip(1).map(|at| at.time_ns).chain([self.last]);
+        let spans = points.iter().map(|at| self.x(at.time_ns)).zip(ends.map(|end| self.x(end)));
+        let spans: Vec<(f64, f64)> = spans.collect();
+        // Corners of the stair through these amounts at the points.
+        let (axis, plot) = (self.axis, self.plot);
+        let stair = |levels: &[i64]| -> Vec<(f64, f64)> {
+            thinned(spans.iter().zip(levels).flat_map(|((from, to), bytes)| {
+                let y = axis.y(plot, *bytes as f64);
+                [(*from, y), (*to, y)]
+            }))
         };
-        let amounts: Vec<i64> = points.iter().map(of).collect();
-        let top: Vec<i64> =
-            floor.iter().zip(&amounts).map(|(floor, bytes)| floor.saturating_add(*bytes)).collect();
-        let outline: Vec<(f64, f64)> =
-            stair(&top).into_iter().chain(stair(&floor).into_iter().rev()).collect();
-        let bytes = amounts.get(peak).copied().unwrap_or(0);
-        let data = Data { of: place.name.into(), name: layer.name.clone(), bytes };
-        let fill = layer.kind.fill(rank(layer, ranks));
-        // White areas need a visible outline.
-        let edge = if layer.kind == Kind::Others { (GREY, 0.4) } else { (WHITE, 0.25) };
-        out.items.push(Item::Shape { points: outline, fill, stroke: Some(edge), data: Some(data) });
-        floor = top;
+        let of = device_title(self.device);
+        let mut floor: Vec<i64> = vec![0; points.len()];
+        for layer in layers {
+            let amount = |at: &At| {
+                sum(at.bar.segments.iter().filter(|part| part.is_like(&layer)).map(|part| part.bytes))
+            };
+            let amounts: Vec<i64> = points.iter().map(amount).collect();
+            let top = floor.iter().zip(&amounts).map(|(floor, bytes)| floor.saturating_add(*bytes));
+            let top: Vec<i64> = top.collect();
+            let outline = stair(&top).into_iter().chain(stair(&floor).into_iter().rev()).collect();
+            let bytes = amounts.get(peak).copied().unwrap_or(0);
+            let fill = layer.kind.fill(rank(&layer, &self.ranks));
+            // White areas need a visible outline.
+            let edge = if layer.kind == Kind::Others { (GREY, 0.4) } else { (WHITE, 0.25) };
+            let data = Some(Data { of: of.clone(), name: layer.name, bytes });
+            self.out.items.push(Item::Shape { points: outline, fill, stroke: Some(edge), data });
+            floor = top;
+        }
+        self.out.line(stair(&floor), GREY, 0.5);
     }
-    out.line(stair(&floor), GREY, 0.5);
+
+    /// Draws the time axis with round steps below the plot.
+    fn times(&mut self) {
+        const STEPS: f64 = 8.0;
+        let (plot, first, clock) = (self.plot, self.first, self.report.run.clock);
+        let span = self.last.saturating_sub(first) as f64;
+        let (unit, name, rounds): (f64, &str, &[f64]) = match clock {
+            Clock::Lines => (1.0, "line of the log", &[1.0, 2.0, 5.0]),
+            Clock::Monotonic { .. } => match span / 1e9 {
+                seconds if seconds < 0.5 => (1e6, "ms", &[1.0, 2.0, 5.0]),
+                seconds if seconds < 180.0 => (1e9, "seconds", &[1.0, 2.0, 5.0]),
+                seconds if seconds < 10_800.0 => (60e9, "minutes", &[1.0, 2.0, 5.0]),
+                seconds if seconds < 259_200.0 => (3600e9, "hours", &[1.0, 2.0, 3.0, 4.0, 6.0]),
+                _ => (86_400e9, "days", &[1.0, 2.0, 5.0]),
+            },
+        };
+        let span = span / unit;
+        let power = 10_f64.powf((span / STEPS).log10().floor());
+        let powers = [power, power * 10.0];
+        let mut steps = powers.iter().flat_map(|power| rounds.iter().map(move |round| round * power));
+        let step = steps.find(|step| span / step <= STEPS).unwrap_or(span.max(1.0));
+        // Lines of a log have absolute numbers; times start at 0 with the run.
+        let origin = if clock == Clock::Lines { first as f64 } else { 0.0 };
+        let mut mark = (origin / step).ceil() * step;
+        let decimals = (-step.log10()).ceil().max(0.0) as usize;
+        let bottom = plot.y + plot.height;
+        while mark - origin <= span * 1.0001 {
+            let x = plot.x + plot.width * (mark - origin) / span.max(f64::MIN_POSITIVE);
+            self.out.line(vec![(x, bottom), (x, bottom + 4.0)], GREY, 0.8);
+            let label = if decimals == 0 { thousands(mark as i64) } else { format!("{mark:.decimals$}") };
+            self.out.text(Text { anchor: Anchor::Middle, ..words(&label, x, bottom + 14.0, SMALL) });
+            mark += step;
+        }
+        let since = match clock {
+            Clock::Lines => String::new(),
+            clock => format!(" since {}", clock.time(first)),
+        };
+        let middle = plot.x + plot.width / 2.0;
+        let name = words(&format!("{name}{since}"), middle, bottom + 28.0, SMALL);
+        self.out.text(Text { anchor: Anchor::Middle, color: GREY, ..name });
+    }
+
+    /// Draws the legend: the areas with their amounts at the peak.
+    fn key(&mut self, at: &At) {
+        let Rect { y, height, .. } = self.plot;
+        let x = self.plot.x + WIDTH + 24.0;
+        let heading = format!("at the peak of tracked, {}", self.report.run.clock.time(at.time_ns));
+        self.out.text(Text { color: GREY, ..words(&heading, x, y + SMALL, SMALL) });
+        let beside = Rect { x, y: y + ROW, width: LIST, height: height - ROW };
+        list(&at.bar, &stacked(&at.bar, &self.ranks), self.axis.unit, beside, &mut self.out);
+    }
+
+    /// Draws a line through the plot for each OOM record and mark, with its name above it if there is room.
+    fn events(&mut self) {
+        let plot = self.plot;
+        let is_seen = |time_ns: u64| (self.first..=self.last).contains(&time_ns);
+        let ooms = self.device.details.ooms.iter().filter(|oom| oom.is_true());
+        let ooms = ooms.map(|oom| (oom.time_ns, "OOM".to_owned(), true));
+        let marks = self.report.run.coverage.marks.iter().map(|mark| {
+            let name = clean_name(mark.name.as_deref().unwrap_or("(unnamed)"));
+            (mark.time_ns, fitted(&name, SMALL, false, LONGEST), false)
+        });
+        // OOMs come first, so that their names have priority over those of marks.
+        let events = ooms.chain(marks).filter(|(time_ns, ..)| is_seen(*time_ns));
+        let mut taken: Vec<(f64, f64)> = Vec::new();
+        for (time_ns, name, is_alarm) in events.collect::<Vec<_>>() {
+            let x = self.x(time_ns);
+            let (color, stroke) = if is_alarm { (ALARM, 1.2) } else { (GREY, 0.8) };
+            let points = vec![(x, plot.y), (x, plot.y + plot.height)];
+            self.out.items.push(Item::Line { points, color, width: stroke, dashed: true, data: None });
+            let half = width(&name, SMALL, is_alarm) / 2.0 + GAP;
+            let middle = x.clamp(plot.x + half, (plot.x + plot.width - half).max(plot.x + half));
+            let place = (middle - half, middle + half);
+            if taken.iter().all(|other| place.1 <= other.0 || place.0 >= other.1) {
+                taken.push(place);
+                let label = words(&name, middle, plot.y - 4.0, SMALL);
+                self.out.text(Text { anchor: Anchor::Middle, color, bold: is_alarm, ..label });
+            }
+        }
+    }
 }
 
 /// Drops points in the middle of a horizontal line.
@@ -255,102 +331,4 @@ fn pieces(device: &Device, readings: &[(u64, i64, i64, i64)]) -> Vec<Vec<(u64, i
         }
     }
     pieces
-}
-
-/// Draws the time axis with round steps below the plot.
-fn times(report: &Report<'_>, (first, last): (u64, u64), plot: Rect, out: &mut Drawing) {
-    const STEPS: f64 = 8.0;
-    let span = last.saturating_sub(first) as f64;
-    let (unit, name, rounds): (f64, &str, &[f64]) = match report.run.clock {
-        Clock::Lines => (1.0, "line of the log", &[1.0, 2.0, 5.0]),
-        Clock::Monotonic { .. } => match span / 1e9 {
-            seconds if seconds < 0.5 => (1e6, "ms", &[1.0, 2.0, 5.0]),
-            seconds if seconds < 180.0 => (1e9, "seconds", &[1.0, 2.0, 5.0]),
-            seconds if seconds < 10_800.0 => (60e9, "minutes", &[1.0, 2.0, 5.0]),
-            seconds if seconds < 259_200.0 => (3600e9, "hours", &[1.0, 2.0, 3.0, 4.0, 6.0]),
-            _ => (86_400e9, "days", &[1.0, 2.0, 5.0]),
-        },
-    };
-    let span = span / unit;
-    let power = 10_f64.powf((span / STEPS).log10().floor());
-    let powers = [power, power * 10.0];
-    let mut steps = powers.iter().flat_map(|power| rounds.iter().map(move |round| round * power));
-    let step = steps.find(|step| span / step <= STEPS).unwrap_or(span.max(1.0));
-    // Lines of a log have absolute numbers; times start at 0 with the run.
-    let origin = if report.run.clock == Clock::Lines { first as f64 } else { 0.0 };
-    let mut mark = (origin / step).ceil() * step;
-    let decimals = (-step.log10()).ceil().max(0.0) as usize;
-    let bottom = plot.y + plot.height;
-    while mark - origin <= span * 1.0001 {
-        let x = plot.x + plot.width * (mark - origin) / span.max(f64::MIN_POSITIVE);
-        out.line(vec![(x, bottom), (x, bottom + 4.0)], GREY, 0.8);
-        let label = if decimals == 0 { thousands(mark as i64) } else { format!("{mark:.decimals$}") };
-        out.text(Text { anchor: Anchor::Middle, ..words(&label, x, bottom + 14.0, SMALL) });
-        mark += step;
-    }
-    let since = match report.run.clock {
-        Clock::Lines => String::new(),
-        clock => format!(" since {}", clock.time(first)),
-    };
-    let middle = plot.x + plot.width / 2.0;
-    let name = words(&format!("{name}{since}"), middle, bottom + 28.0, SMALL);
-    out.text(Text { anchor: Anchor::Middle, color: GREY, ..name });
-}
-
-/// Draws the legend below a heading: the areas with their amounts at the peak.
-fn key(at: &At, heading: &str, ranks: &[String], unit: Unit, beside: Rect, out: &mut Drawing) {
-    let Rect { x, y, .. } = beside;
-    out.text(Text { color: GREY, ..words(heading, x, y + SMALL, SMALL) });
-    list(
-        &at.bar,
-        &stacked(&at.bar, ranks),
-        unit,
-        Rect { y: y + ROW, height: beside.height - ROW, ..beside },
-        out,
-    );
-}
-
-const ALARM: Color = Color(0xb8, 0x1f, 0x1f);
-const LONGEST: f64 = 90.0;
-const GAP: f64 = 4.0;
-
-struct Event {
-    x: f64,
-    name: String,
-    is_alarm: bool,
-}
-
-/// Draws a line through the plot for each OOM record and mark, with its name above it if there is room.
-fn draw_events(
-    report: &Report<'_>,
-    device: &Device,
-    (first, last): (u64, u64),
-    plot: Rect,
-    x: &dyn Fn(u64) -> f64,
-    out: &mut Drawing,
-) {
-    let is_seen = |time_ns: u64| (first..=last).contains(&time_ns);
-    let ooms = device.details.ooms.iter().filter(|oom| oom.is_true() && is_seen(oom.time_ns));
-    let ooms = ooms.map(|oom| Event { x: x(oom.time_ns), name: "OOM".into(), is_alarm: true });
-    let marks = report.run.coverage.marks.iter().filter(|mark| is_seen(mark.time_ns));
-    let marks = marks.map(|mark| {
-        let name = clean_name(mark.name.as_deref().unwrap_or("(unnamed)"));
-        Event { x: x(mark.time_ns), name: fitted(&name, SMALL, false, LONGEST), is_alarm: false }
-    });
-    let moments: Vec<Event> = ooms.chain(marks).collect();
-    // OOMs come first, so that their names have priority over those of marks.
-    let mut taken: Vec<(f64, f64)> = Vec::new();
-    for moment in &moments {
-        let (color, stroke) = if moment.is_alarm { (ALARM, 1.2) } else { (GREY, 0.8) };
-        let points = vec![(moment.x, plot.y), (moment.x, plot.y + plot.height)];
-        out.items.push(Item::Line { points, color, width: stroke, dashed: true, data: None });
-        let half = width(&moment.name, SMALL, moment.is_alarm) / 2.0 + GAP;
-        let middle = moment.x.clamp(plot.x + half, (plot.x + plot.width - half).max(plot.x + half));
-        let place = (middle - half, middle + half);
-        if taken.iter().all(|other| place.1 <= other.0 || place.0 >= other.1) {
-            taken.push(place);
-            let label = words(&moment.name, middle, plot.y - 4.0, SMALL);
-            out.text(Text { anchor: Anchor::Middle, color, bold: moment.is_alarm, ..label });
-        }
-    }
 }

@@ -5,13 +5,11 @@ use crate::labels::{free_name, rest_name};
 use crate::lines::{Lines, clean_name, listed};
 use crate::rules::NO_TAG;
 use crate::steps::largest;
-use crate::{By, Report, apportioned, growth, sum, sum_of};
+use crate::{By, Report, apportioned, growth, largest_first, sum, sum_of, sums};
 use gpumem_model::run::{Clock, Device};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, signed, thousands};
 use gpumem_model::window::WindowKind;
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
 
 /// Maximum number of names of a list.
 const NAMED: usize = 3;
@@ -82,19 +80,14 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
 
 /// Prints memory that has only the process's tag, the largest first.
 fn inherited(report: &Report<'_>, device: &Device, out: &mut Lines) {
-    let mut named: BTreeMap<&str, i64> = BTreeMap::new();
-    for (index, bytes) in &device.last.amounts {
-        let cell = report.run.cells.get(*index as usize).filter(|cell| cell.inherited);
-        if let Some(tag) = cell.and_then(|cell| cell.tag.as_deref()) {
-            let sum = named.entry(tag).or_default();
-            *sum = sum.saturating_add(*bytes);
-        }
-    }
-    let mut named: Vec<(&str, i64)> = named.into_iter().filter(|(_, bytes)| *bytes > 0).collect();
+    let named = device.last.amounts.iter().filter_map(|(index, bytes)| {
+        let cell = report.run.cells.get(*index as usize).filter(|cell| cell.inherited)?;
+        Some((cell.tag.as_deref()?, *bytes))
+    });
+    let named = largest_first(sums(named).into_iter().filter(|(_, bytes)| *bytes > 0));
     if named.is_empty() {
         return;
     }
-    named.sort_by_key(|&(tag, bytes)| (Reverse(bytes), tag));
     let unit = Unit::for_largest(sum(named.iter().map(|(_, bytes)| *bytes)));
     let told = named.iter().map(|(tag, bytes)| format!("{} {}", clean_name(tag), unit.amount(*bytes)));
     let told = listed(told, NAMED);

@@ -14,26 +14,13 @@ pub use crate::lines::wrapped;
 pub(super) use facts::device_parts;
 pub use gpumem_model::escape::escape;
 pub use table::PrintedRow;
-pub(super) use table::{Shown, is_carried, note};
+pub(super) use table::{Shown, heads, is_carried, note};
 
 use crate::Report;
 use crate::labels::device_title;
 use crate::lines::Lines;
-use gpumem_model::run::{Device, State};
+use gpumem_model::run::Device;
 use gpumem_model::time::Times;
-use gpumem_model::window::WindowKind;
-
-/// Returns the headings and the times of the two columns of amounts.
-pub(super) fn heads(report: &Report<'_>, device: &Device, times: Times) -> [[String; 2]; 2] {
-    let last = if report.run.state == State::Open { "now" } else { "last" };
-    let heads = match report.window.map(|window| window.part) {
-        None => [last, "at peak"],
-        Some(WindowKind::At) => [last, "then"],
-        Some(WindowKind::Since) => [last, "highest"],
-        Some(WindowKind::Between) => ["at the end", "highest"],
-    };
-    [heads.map(str::to_owned), [&device.last, &device.peak].map(|moment| times.time(moment.time_ns))]
-}
 
 /// Size and form of the text.
 #[derive(Debug, Clone, Copy)]

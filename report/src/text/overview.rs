@@ -3,11 +3,10 @@
 use crate::group::{self, Identity, Line};
 use crate::labels::device_title;
 use crate::lines::{Lines, clean_name, flags};
-use crate::{Report, apportioned, folded_parts, growth, ranked_parts, sum, sum_of};
+use crate::{Report, apportioned, folded_parts, growth, ranked_parts, sum, sum_of, sums};
 use gpumem_model::run::Device;
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
-use std::collections::BTreeMap;
 
 const NAMED: usize = 8;
 
@@ -51,21 +50,16 @@ fn note(device: &Device, times: Times) -> String {
 
 /// Prints the largest categories of all devices together.
 fn largest(report: &Report<'_>, lines: &[Line], out: &mut Lines) {
-    let mut sums: BTreeMap<String, i64> = BTreeMap::new();
-    for device in &report.run.devices {
+    let parts = report.run.devices.iter().flat_map(|device| {
         let composition = report.composition(&device.last, report.by);
         let more = [
             (report.by.name_of_rest(), composition.others),
             ("idle", composition.pool_idle),
             ("opaque pools", composition.opaque),
         ];
-        let named = composition.categories.iter().map(|(name, bytes)| (name.as_str(), *bytes));
-        for (name, bytes) in named.chain(more) {
-            let sum = sums.entry(name.to_owned()).or_default();
-            *sum = sum.saturating_add(bytes);
-        }
-    }
-    let mut sums = ranked_parts(sums);
+        composition.categories.into_iter().chain(more.map(|(name, bytes)| (name.to_owned(), bytes)))
+    });
+    let mut sums = ranked_parts(sums(parts));
     if sums.is_empty() {
         return;
     }

@@ -1,7 +1,7 @@
 //! Text above and below the tables: name and owner of the process, how complete the numbers are, and suggestions for next
 //! commands.
 
-use crate::labels::{device_title, exit, label};
+use crate::labels::{self, device_title, exit, label};
 use crate::lines::{Lines, in_brackets};
 use crate::{By, Report, findings, growth, own};
 use gpumem_model::escape::escape;
@@ -69,7 +69,11 @@ pub(super) fn navigation(report: &Report<'_>, is_verbose: bool, out: &mut Lines)
 /// Returns the sentence whether memory ran out; empty if that is unknown.
 fn ooms(report: &Report<'_>) -> String {
     let run = report.run;
-    let asked = report.command.replacen("gpumemctl report", "gpumemctl oom", 1);
+    let mut asked = report.command.replacen("gpumemctl report", "gpumemctl oom", 1);
+    // `oom` shows the whole run, and has no categories.
+    for flag in [" --since ", " --at ", " --between ", " --rules "] {
+        asked.truncate(asked.find(flag).unwrap_or(asked.len()));
+    }
     let all = run.devices.iter().flat_map(|device| &device.details.ooms);
     let (ooms, pressure): (Vec<&Oom>, Vec<&Oom>) = all.partition(|oom| oom.is_true());
     let count = |entries: &[&Oom]| gpumem_model::oom::times(entries.iter().copied());
@@ -177,11 +181,7 @@ fn provenance(run: &Run, times: Times) -> String {
             format!("continues after {} in the next part of the run", times.time(time_ns))
         }
     };
-    let origin = match run.source.kind.as_str() {
-        _ if run.source.is_watched() => format!("on {}", run.source.origin),
-        kind => format!("from {kind} {}", run.source.origin),
-    };
-    format!("{origin}; {state}")
+    format!("{}; {state}", labels::source(run))
 }
 
 /// Returns the total time for which the agent saw nothing, and the longest such interval.

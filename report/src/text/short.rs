@@ -2,11 +2,11 @@
 
 use super::prose;
 use super::table::{note, printed};
-use crate::findings::{self, Finding, Findings};
+use crate::findings::{self, Findings};
 use crate::labels::command_line;
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table, shorten};
-use crate::{By, Part, Report, Row};
+use crate::{Part, Report, Row};
 use gpumem_model::run::{Clock, Device, Moment, Run, State};
 use gpumem_model::time::{Times, duration};
 use gpumem_model::units::{Unit, plural, signed};
@@ -117,15 +117,14 @@ fn state(run: &Run, times: Times) -> String {
     }
 }
 
-/// A row of the table.
+/// A row of the table; its note says why an amount is what it is.
 struct Line {
-    part: Part,
-    name: String,
-    steps: Option<i64>,
+    cells: [String; 2],
     bytes: Option<i64>,
     note: String,
 }
 
+/// Adds the table of one moment: each part with its share, and the total.
 fn statement(
     report: &Report<'_>,
     device: &Device,
@@ -136,75 +135,70 @@ fn statement(
     let times = report.times();
     let total = moment.used_bytes().or(moment.tracked_bytes);
     let unit = Unit::for_largest(total.unwrap_or(0));
-    let smallest = unit.smallest().max(total.unwrap_or(0) / SMALLEST_PART);
-    let statement = report.statement_of(report.by, [moment, moment], most, smallest);
-    let steps = printed(&statement, unit);
-    let row = |(row, steps): (&Row, &Vec<Option<i64>>)| Line {
-        part: row.part,
-        name: shown_name(row),
-        steps: steps[0],
-        bytes: row.bytes[0],
-        note: note(row, device),
-    };
-    let rows: Vec<Line> = statement.rows.iter().zip(&steps).map(row).collect();
-    let is_cause = |part: Part| {
-        matches!(part, Part::Context | Part::Modules | Part::LocalMemory | Part::Heaps | Part::Unexplained)
-    };
-    let causes = rows.iter().filter(|row| is_cause(row.part));
-    let causes = causes.filter_map(|row| Some((row.name.as_str(), row.steps.filter(|steps| *steps != 0)?)));
-    let causes: Vec<String> = causes.map(|(name, steps)| format!("{name} {}", unit.print(steps))).collect();
-    let grown = Findings::of(report).findings;
-    let grown: Vec<&Finding> = grown.iter().filter(|found| found.kind == findings::Kind::Growth).collect();
-    let carried = if moment.gap_distance_ns != 0 || moment.stale { "~" } else { "" };
+    let lines = rows(report, device, moment, (unit, most));
+    let room = out.width.map_or(NAME, |width| width.saturating_sub(NUMBERS).clamp(10, NAME));
     let mut table = Table::of_numbers(1, 3);
     table.row([format!("{when}, {}", times.time(moment.time_ns)), unit.name.to_owned(), "%".to_owned()]);
-    let room = out.width.map_or(NAME, |width| width.saturating_sub(NUMBERS).clamp(10, NAME));
     let mut shares = Shares { total: total.unwrap_or(0), seen: 0, shown: 0 };
-    let mut whole = None;
-    let has_parts = rows
-        .iter()
-        .any(|row| matches!(row.part, Part::Category | Part::Others | Part::PoolIdle | Part::Opaque));
-    for row in &rows {
-        let amount = row.steps.map_or("-".to_owned(), |steps| unit.print(steps));
-        let note = match row.part {
-            Part::Used => {
-                whole = Some(("total = nvidia-smi", amount)).filter(|_| row.steps.is_some());
-                continue;
-            }
-            Part::Tracked if has_parts => {
-                whole = whole.or(Some(("total tracked", amount)));
-                continue;
-            }
-            part if is_cause(part) => continue,
-            Part::Untrackable if row.steps.is_some() => causes.join(", "),
-            Part::Untrackable => row.note.clone(),
-            _ if row.steps == Some(0) => continue,
-            _ if grown.iter().any(|found| found.structure.as_deref() == Some(&row.name)) => "<- grows".into(),
-            _ => String::new(),
-        };
-        let mark = if row.part == Part::Untrackable && row.steps.is_some() { carried } else { "" };
-        let end = report.by != By::Structure && row.part == Part::Category && row.name.contains('/');
-        let cells = [shorten(&row.name, room, end), format!("{mark}{amount}"), shares.next(row.bytes)];
-        table.row_with_note(cells, &note);
+    let last = lines.len() - 1;
+    for (number, Line { cells: [name, amount], bytes, .. }) in lines.iter().enumerate() {
+        let share = if number == last { String::new() } else { shares.next(*bytes) };
+        table.row([shorten(name, room, name.contains('/')), amount.clone(), share]);
     }
-    let (name, amount) = whole.unwrap_or(("total = nvidia-smi", "-".to_owned()));
-    table.row([name.to_owned(), format!("{carried}{amount}")]);
-    table.lines().iter().for_each(|line| out.line(line));
-    let highest = device.peak_used.map(|(used, time_ns)| (signed(used), time_ns));
-    if let Some((used, time_ns)) =
-        highest.filter(|(used, _)| total.is_some_and(|total| unit.round(*used) > unit.round(total)))
-        && report.window.is_none()
-    {
+    let notes = [""].into_iter().chain(lines.iter().map(|line| line.note.as_str()));
+    for (line, note) in table.lines().iter().zip(notes) {
+        out.with_note(line, note);
+    }
+    let Some((highest, time_ns)) = device.peak_used.filter(|_| report.window.is_none()) else { return };
+    let highest = signed(highest);
+    if total.is_some_and(|total| unit.round(highest) > unit.round(total)) {
         let at = times.time(time_ns);
-        out.prose(&format!("highest reading of NVML: {} at {at}", unit.amount_with_name(used)));
+        out.prose(&format!("highest reading of NVML: {} at {at}", unit.amount_with_name(highest)));
     }
 }
 
-fn shown_name(row: &Row) -> String {
-    match row.part {
+/// Returns at most about `most` rows of a moment, without those that print as 0, and last the total.
+fn rows(report: &Report<'_>, device: &Device, moment: &Moment, (unit, most): (Unit, usize)) -> Vec<Line> {
+    let total = moment.used_bytes().or(moment.tracked_bytes).unwrap_or(0);
+    let smallest = unit.smallest().max(total / SMALLEST_PART);
+    let statement = report.statement_of(report.by, [moment, moment], most, smallest);
+    let amounts: Vec<Option<i64>> = printed(&statement, unit).into_iter().map(|[amount, _]| amount).collect();
+    let name = |row: &Row| match row.part {
         Part::PoolIdle => "cached by the allocator".to_owned(),
         _ => clean_name(&row.name),
+    };
+    let text = |amount: Option<i64>| amount.map_or("-".to_owned(), |amount| unit.print(amount));
+    let near = if moment.gap_distance_ns != 0 || moment.stale { "~" } else { "" };
+    let findings = Findings::of(report).findings;
+    let grows = |row: &Row| findings.iter().any(|finding| finding.structure.as_deref() == Some(&row.name));
+    let mut lines: Vec<Line> = Vec::new();
+    let (mut whole, mut causes) = (None, Vec::new());
+    for (row, amount) in statement.rows.iter().zip(amounts) {
+        let (bytes, cells) = (row.bytes[0], [name(row), text(amount)]);
+        match row.part {
+            Part::Used => whole = amount.map(|_| ("total = nvidia-smi", format!("{near}{}", cells[1]))),
+            Part::Tracked if statement.has_parts(row) => {
+                whole = whole.or(Some(("total tracked", text(amount))));
+            }
+            Part::Untrackable if amount.is_some() => {
+                let cells = [cells[0].clone(), format!("{near}{}", cells[1])];
+                lines.push(Line { cells, bytes, note: String::new() });
+            }
+            Part::Untrackable => lines.push(Line { cells, bytes, note: note(row, device) }),
+            _ if amount == Some(0) => {}
+            part if part.rests_on_gap() => causes.push(cells.join(" ")),
+            _ => {
+                let note = if grows(row) { "<- grows" } else { "" };
+                lines.push(Line { cells, bytes, note: note.to_owned() });
+            }
+        }
     }
+    if let Some(untrackable) = lines.last_mut().filter(|_| !causes.is_empty()) {
+        untrackable.note = causes.join(", ");
+    }
+    let (name, amount) = whole.unwrap_or(("total = nvidia-smi", "-".to_owned()));
+    lines.push(Line { cells: [name.to_owned(), amount], bytes: None, note: String::new() });
+    lines
 }
 
 /// Shares of a total in tenths of a per cent, rounded so that they add up as printed.
@@ -232,9 +226,9 @@ fn device_line(report: &Report<'_>, device: &Device, moment: &Moment, out: &mut 
         return;
     }
     let times = report.times();
-    let is_same = moment.used_bytes() == device.last.used_bytes();
+    let is_same = moment.used_bytes() == device.last.used_bytes() || super::device_parts(device).is_none();
     let at = if is_same { String::new() } else { format!(" at {}", times.time(device.last.time_ns)) };
-    out.prose(&super::facts::device_line(device, times).replacen("device (", &format!("device{at} ("), 1));
+    out.prose(&(super::facts::device_line(device, times) + &at));
 }
 
 /// Returns whether the numbers are complete, else what is missing.

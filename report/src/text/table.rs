@@ -2,11 +2,12 @@
 //! wider than the terminal.
 
 use crate::lines::{Lines, clean_name};
-use crate::table::{Table, shorten, width};
-use crate::{By, Part, Report, Row, Statement};
-use gpumem_model::run::Device;
+use crate::table::{Table, shorten};
+use crate::{By, Columns, Part, Report, Row, Statement};
+use gpumem_model::run::{Device, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
+use gpumem_model::window::WindowKind;
 
 const GAP: &str = "  ";
 /// The most frequent note after the columns.
@@ -15,15 +16,24 @@ const NOTE: &str = "upper bound";
 /// truncated.
 const WORTH_A_LINE: usize = 13;
 
+/// Returns the headings and the times of the two columns of amounts.
+pub(crate) fn heads(report: &Report<'_>, device: &Device, times: Times) -> [[String; 2]; 2] {
+    let last = if report.run.state == State::Open { "now" } else { "last" };
+    let heads = match report.window.map(|window| window.part) {
+        None => [last, "at peak"],
+        Some(WindowKind::At) => [last, "then"],
+        Some(WindowKind::Since) => [last, "highest"],
+        Some(WindowKind::Between) => ["at the end", "highest"],
+    };
+    [heads.map(str::to_owned), [&device.last, &device.peak].map(|moment| times.time(moment.time_ns))]
+}
+
 /// Apportions each column from the top, so that it adds up as printed.
-pub(super) fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
-    let mut steps: Vec<Vec<Option<i64>>> = statement
-        .rows
-        .iter()
-        .map(|row| row.bytes.iter().map(|bytes| bytes.map(|bytes| unit.round(bytes))).collect())
-        .collect();
+pub(super) fn printed(statement: &Statement, unit: Unit) -> Vec<Columns> {
+    let round = |row: &Row| row.bytes.map(|bytes| bytes.map(|bytes| unit.round(bytes)));
+    let mut steps: Vec<Columns> = statement.rows.iter().map(round).collect();
     for parent in 0..steps.len() {
-        for (column, total) in steps[parent].clone().into_iter().enumerate() {
+        for (column, total) in steps[parent].into_iter().enumerate() {
             let Some(total) = total else { continue };
             let known = |row: &usize| statement.rows[*row].bytes[column].is_some();
             let inside = |row: &usize| statement.rows[*row].parent == Some(parent);
@@ -41,7 +51,7 @@ pub(super) fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>
 pub(crate) struct Shown {
     pub(crate) statement: Statement,
     pub(crate) unit: Unit,
-    pub(crate) steps: Vec<Vec<Option<i64>>>,
+    pub(crate) steps: Vec<Columns>,
 }
 
 impl Shown {
@@ -58,18 +68,15 @@ impl Shown {
 
 /// A printed row of a statement.
 #[derive(Debug, Clone)]
+#[allow(missing_docs)]
 pub struct PrintedRow {
-    /// Its kind.
     pub part: Part,
-    /// Nesting depth.
     pub depth: usize,
     /// Name, without control characters.
     pub name: String,
-    /// Amounts as printed.
     pub cells: [String; 2],
     /// Bytes at the last moment and at the peak; `None` where unknown.
-    pub bytes: [Option<i64>; 2],
-    /// Reliability of the amounts.
+    pub bytes: Columns,
     pub note: String,
 }
 
@@ -96,7 +103,7 @@ impl Shown {
             depth: depth(row),
             name: clean_name(&of.name),
             cells: [cell(row, 0), cell(row, 1)],
-            bytes: [0, 1].map(|column| of.bytes.get(column).copied().flatten()),
+            bytes: of.bytes,
             note: note(of, device),
         };
         statement.rows.iter().enumerate().map(row).collect()
@@ -104,7 +111,7 @@ impl Shown {
 }
 
 pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &Shown, out: &mut Lines) {
-    let heads = super::heads(report, device, times);
+    let heads = heads(report, device, times);
     let rows = shown.print(device);
     let mut numbers = Table::of_numbers(0, 2);
     heads.iter().chain(rows.iter().map(|row| &row.cells)).for_each(|cells| numbers.row(cells));
@@ -125,16 +132,8 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &
     let lines = table.lines();
     let (heads, lines) = lines.split_at(heads.len());
     heads.iter().for_each(|line| out.line(line));
-    for (line, PrintedRow { depth, note, .. }) in lines.iter().zip(&rows) {
-        let with_note = format!("{line}{GAP}{note}");
-        if out.width.is_none_or(|terminal| width(&with_note) <= terminal) {
-            out.line(&with_note);
-        } else {
-            out.line(line);
-            if !note.is_empty() {
-                out.line(&(" ".repeat(*depth) + GAP + note));
-            }
-        }
+    for (line, PrintedRow { note, .. }) in lines.iter().zip(&rows) {
+        out.with_note(line, note);
     }
 }
 
@@ -148,30 +147,16 @@ pub(crate) fn note(row: &Row, device: &Device) -> String {
             let than = if is_over { "was tracked" } else { "the parts above say" };
             format!("NVML charges less than {than}")
         }
-        Part::Unexplained => "at least".into(),
-        Part::Context => "measured".into(),
-        Part::Modules => "upper bound".into(),
-        Part::LocalMemory | Part::Heaps => "model".into(),
         Part::Untrackable if row.bytes.iter().all(Option::is_none) => match &device.last.used_absence {
             Some(absence) => format!("not known: NVML says {absence}"),
             None => "not known: NVML was not read".into(),
         },
-        _ => String::new(),
+        part => part.reliability().into(),
     }
 }
 
 /// Returns whether an amount uses a gap that was measured at another time.
 pub(crate) fn is_carried(device: &Device, row: &Row, column: usize) -> bool {
     let moment = [&device.last, &device.peak][column];
-    let rests_on_gap = matches!(
-        row.part,
-        Part::Used
-            | Part::Untrackable
-            | Part::Context
-            | Part::Modules
-            | Part::LocalMemory
-            | Part::Heaps
-            | Part::Unexplained
-    );
-    rests_on_gap && (moment.gap_distance_ns != 0 || moment.stale)
+    row.part.rests_on_gap() && (moment.gap_distance_ns != 0 || moment.stale)
 }

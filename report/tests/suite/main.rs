@@ -6,4 +6,5 @@ mod globs;
 mod growth;
 mod judge;
 mod pytorch;
+mod redacted;
 mod unsaid;

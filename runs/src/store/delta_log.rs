@@ -2,7 +2,7 @@
 //! for one changed number too; the log takes a few hundred bytes.
 //!
 //! ```text
-//! file    entries, each: length (u32), check (u64), run id, deflated body
+//! file    entries, each: length (u32), FNV-1a hash of the rest (u64), run id, deflated body
 //! body    written_ns, number of the entry, changed parts; varints, see `packed`
 //! part    name, device, seq (see `parts`), form, length, bytes
 //!   form  0: the whole part; an empty one is removed. 1: the difference from the previous entry that has the part (see `splice`)
@@ -18,6 +18,7 @@
 use super::packed::{put, take};
 use super::parts::{Key, Parts, hash};
 use super::splice;
+use crate::export::fnv1a;
 use miniz_oxide::deflate::compress_to_vec;
 use miniz_oxide::inflate::decompress_to_vec_with_limit;
 use std::collections::HashMap;
@@ -167,7 +168,7 @@ impl DeltaLog {
         text.append(&mut compress_to_vec(body, LEVEL));
         let mut entry = Vec::with_capacity(HEAD + text.len());
         entry.extend_from_slice(&(text.len() as u32).to_le_bytes());
-        entry.extend_from_slice(&check(&text).to_le_bytes());
+        entry.extend_from_slice(&fnv1a(&text).to_le_bytes());
         entry.extend_from_slice(&text);
         let result = self.file.write_all(&entry);
         match result {
@@ -224,7 +225,7 @@ fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = bytes.split_first_chunk::<4>()?;
     let (expected, rest) = rest.split_first_chunk::<8>()?;
     let (body, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-    (check(body) == u64::from_le_bytes(*expected)).then_some((body, rest))
+    (fnv1a(body) == u64::from_le_bytes(*expected)).then_some((body, rest))
 }
 
 impl Deltas {
@@ -275,10 +276,4 @@ impl RunDeltas {
         parts.retain(|_, bytes| !bytes.is_empty());
         parts
     }
-}
-
-/// Returns the FNV-1a hash, which is the same on every machine. It detects partly written entries.
-fn check(bytes: &[u8]) -> u64 {
-    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }

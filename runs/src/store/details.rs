@@ -20,8 +20,8 @@
 //!
 //! The rows of a list give its length; an empty list has no rows. Runs of schemas 2 and 3 have everything in `rest`.
 
-use super::columns::{damaged, execute, json};
 use super::packed;
+use super::tables::{damaged, execute, json};
 use gpumem_model::growth::Growth;
 use gpumem_model::program_data::{Counter, Range, Span};
 use gpumem_model::run::{Details, Iteration, Oom, Parameters, ProgramData, UntrackableChange};
@@ -36,18 +36,25 @@ const CHUNK: usize = 16;
 /// Number of single ranges in a row. Once the list is full, each new range shifts all others.
 const SPANS: usize = 256;
 
-const NAMES: [&str; 11] = [
-    "parameters",
+/// Names of parts and of rows of details; files contain the index. `columns` is a row only.
+pub(super) const NAMES: [&str; 17] = [
+    "run",
+    "cells",
+    "device",
+    "last",
+    "peak",
+    "series",
     "rest",
     "growth",
-    "columns",
     "timeline",
     "iterations",
+    "parameters",
     "steps",
     "ooms",
     "counters",
     "ranges",
     "spans",
+    "columns",
 ];
 
 /// Owner of the rows: a device or a run's program data.

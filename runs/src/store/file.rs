@@ -4,7 +4,7 @@ use super::delta_log::{self, Beat, DeltaLog, Deltas};
 use super::error::{Result, RunId, StoreError};
 use super::parts::{self, Figures};
 use super::writer::{self, Writer, set_writer, state_now};
-use super::{columns, open, rows};
+use super::{open, rows, tables};
 use gpumem_model::run::{Clock, Run, State};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use std::fs::File;
@@ -26,8 +26,8 @@ pub struct Store {
 
 /// An entry of the list of runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct RunSummary {
-    /// Id in this store.
     pub id: RunId,
     /// The writer's id of the run; the same when the writer stores it again.
     pub uid: String,
@@ -41,13 +41,10 @@ pub struct RunSummary {
     pub label: String,
     /// Pid in the daemon's namespace; 0 if unknown.
     pub pid: u32,
-    /// [`Source::kind`](gpumem_model::run::Source::kind).
     pub source_kind: String,
-    /// [`Source::origin`](gpumem_model::run::Source::origin).
     pub source_origin: String,
     /// State as [`Store::load`] returns it.
     pub state: State,
-    /// Meaning of the times.
     pub clock: Clock,
     /// Earliest time in the run's series; absent without a series.
     pub started_ns: Option<u64>,
@@ -74,27 +71,18 @@ impl Store {
     /// Opens a store for reading and writing. Creates a missing file (mode 0600, because it holds command lines) and a missing
     /// directory (mode 0700). Never changes a file that is not a store.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref().to_owned();
-        Ok(Store {
-            db: open::writable(&path)?,
-            path,
-            log: None,
-            is_limited: false,
-            most_log: delta_log::MOST_BYTES,
-        })
+        Ok(Store::of(path.as_ref(), open::writable(path.as_ref())?))
     }
 
     /// Opens a store for reading. Never creates a file. Works without write access to the directory. In that case, a store that
     /// was closed cleanly is read as of now: reopen it to see later changes.
     pub fn open_read_only(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref().to_owned();
-        Ok(Store {
-            db: open::read_only(&path)?,
-            path,
-            log: None,
-            is_limited: false,
-            most_log: delta_log::MOST_BYTES,
-        })
+        Ok(Store::of(path.as_ref(), open::read_only(path.as_ref())?))
+    }
+
+    fn of(path: &Path, db: Connection) -> Self {
+        let path = path.to_owned();
+        Store { db, path, log: None, is_limited: false, most_log: delta_log::MOST_BYTES }
     }
 
     /// Sets the size in bytes above which writes fail with [`StoreError::DiskFull`], until the store is reopened. A limit below
@@ -258,16 +246,11 @@ impl Store {
 
     /// Returns the newest `most` runs, newest first. Loading all runs of a large store would take too much memory.
     pub fn newest_runs(&self, most: usize) -> Result<Vec<RunSummary>> {
-        let sql = "SELECT id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events,
-                (SELECT max(tracked_bytes) FROM moment WHERE run = run.id AND kind = 'peak'),
-                clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,
-                writer_pid, writer_start, writer_boot, source_origin, part,
-                (SELECT id FROM run AS before WHERE before.life = run.life AND before.part = run.part - 1), written_ns
-            FROM run ORDER BY id DESC LIMIT ?";
+        let sql = format!("SELECT {SUMMARY} FROM run ORDER BY id DESC LIMIT ?");
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         let deltas = self.deltas(None)?;
         self.sql(|db| {
-            db.prepare_cached(sql)?.query_map([most], |row| Ok(summary(row, &deltas)?.0))?.collect()
+            db.prepare_cached(&sql)?.query_map([most], |row| Ok(summary(row, &deltas)?.0))?.collect()
         })
     }
 
@@ -292,10 +275,10 @@ impl Store {
             if let Some(id) = transaction.query_row(known, [&uid], |row| row.get(0)).optional()? {
                 return Ok((RunId(id), None));
             }
-            columns::execute(
+            tables::execute(
                 &transaction,
                 "INSERT INTO run (uid, stored_s, life, part) VALUES (?, ?, ?, ?)",
-                params![uid, columns::now_s(), life, part],
+                params![uid, tables::now_s(), life, part],
             )?;
             let id = transaction.last_insert_rowid();
             rows::write(&transaction, id, run)?;
@@ -423,7 +406,14 @@ fn uid_of(life: &str, part: u32) -> String {
     if part == 1 { life.to_owned() } else { format!("{life}/{part}") }
 }
 
-/// Reads a row of a list, with the changes from the delta log.
+/// Columns of a row of a list.
+pub(super) const SUMMARY: &str = "id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events,
+    (SELECT max(tracked_bytes) FROM moment WHERE run = run.id AND kind = 'peak'),
+    clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,
+    writer_pid, writer_start, writer_boot, source_origin, part,
+    (SELECT id FROM run AS before WHERE before.life = run.life AND before.part = run.part - 1), written_ns";
+
+/// Reads a row that begins with the columns of [`SUMMARY`], with the changes from the delta log.
 pub(super) fn summary(row: &Row<'_>, deltas: &Deltas) -> rusqlite::Result<(RunSummary, Figures)> {
     let (id, written_ns): (i64, i64) = (row.get(0)?, row.get(22)?);
     let of_run = deltas.runs.get(&id).filter(|of_run| of_run.written_ns == written_ns);
@@ -438,12 +428,12 @@ pub(super) fn summary(row: &Row<'_>, deltas: &Deltas) -> rusqlite::Result<(RunSu
         source_origin: row.get(19)?,
         part: row.get(20)?,
         continues: row.get::<_, Option<i64>>(21)?.map(RunId),
-        started_ns: columns::maybe_unsigned(row, 6)?,
-        last_ns: columns::maybe_unsigned(row, 7)?.max(figures.last_ns),
-        events: figures.events.map_or_else(|| columns::unsigned(row, 8), Ok)?,
+        started_ns: tables::maybe_unsigned(row, 6)?,
+        last_ns: tables::maybe_unsigned(row, 7)?.max(figures.last_ns),
+        events: figures.events.map_or_else(|| tables::unsigned(row, 8), Ok)?,
         peak_tracked_bytes: row.get::<_, Option<i64>>(9)?.max(figures.peak_tracked_bytes),
-        clock: columns::clock(row, 10)?,
-        state: state_now(columns::state(row, 12)?, writer::writer(row, 16)?.as_ref()),
+        clock: tables::clock(row, 10)?,
+        state: state_now(tables::state(row, 12)?, writer::writer(row, 16)?.as_ref()),
     };
     Ok((summary, figures))
 }

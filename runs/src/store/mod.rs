@@ -3,14 +3,13 @@
 //! ```text
 //! file                a store file: writes, loads and lists its runs
 //! schema              tables and versions, and how a store file is recognised
-//! rows, moments       Run <-> rows
+//! rows                Run <-> rows
 //! details, packed     device details and program data in rows, of which only changed ones are written
 //! delta_log           the file to which checkpoints of live runs append their changes
 //! parts, splice       a run as small parts, and differences between two versions of a part
 //! room                deletes old runs and returns free space to the file system
 //! select              runs that match a filter
-//! tables              the columns of each table and the fields that they hold
-//! columns             values that SQLite has no type for
+//! tables              the columns of each table and the fields that they hold; values that SQLite has no type for
 //! writer              the process that writes a run, and whether it is alive
 //! error               StoreError, and ids of runs
 //! ```
@@ -19,12 +18,10 @@
 //! moment the file holds the last acknowledged checkpoint or the one in progress. After a power failure the last few
 //! checkpoints may be missing (`synchronous=NORMAL`), but every run is consistent.
 
-mod columns;
 mod delta_log;
 mod details;
 mod error;
 mod file;
-mod moments;
 mod open;
 mod packed;
 mod parts;

@@ -13,9 +13,9 @@
 //!
 //! JSON of the model and packed lists only grow, so a later version reads the parts that an earlier one wrote.
 
-use super::columns::{damaged, json};
-use super::details::{self, Body, Rows, Stored};
+use super::details::{self, Body, NAMES, Rows, Stored};
 use super::packed;
+use super::tables::{damaged, json};
 use gpumem_model::growth::Growth;
 use gpumem_model::run::{Amounts, Device, Moment, ProgramData, Run};
 use gpumem_model::series::Series;
@@ -25,25 +25,6 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
 
-/// Names of parts; files contain the index.
-pub(super) const NAMES: [&str; 16] = [
-    "run",
-    "cells",
-    "device",
-    "last",
-    "peak",
-    "series",
-    "rest",
-    "growth",
-    "timeline",
-    "iterations",
-    "parameters",
-    "steps",
-    "ooms",
-    "counters",
-    "ranges",
-    "spans",
-];
 const CHUNK: usize = 64;
 const CELLS: u32 = 32;
 /// In place of a device: program data.

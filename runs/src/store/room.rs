@@ -1,11 +1,16 @@
 //! Makes space for new runs: finds deletable runs, deletes them, and returns free space to the file system. Each call does a
 //! bounded amount of work; the caller decides when and how often.
 
-use super::columns::{execute, maybe_unsigned, unsigned};
 use super::error::{Result, RunId, StoreError};
 use super::file::Store;
+use super::tables::{execute, maybe_unsigned, unsigned};
 use super::writer::{Writer, writer};
 use rusqlite::{OptionalExtension, Row};
+
+/// Columns for [`over`] and [`lives`].
+const SELECT: &str =
+    "SELECT id, written_s, writer_pid, writer_start, writer_boot, pid, start_ticks, life, rolled_ns, owner_uid, weight
+    FROM run";
 
 /// Size of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -65,11 +70,9 @@ impl Store {
     /// Returns the daemon's runs that may be deleted, oldest write first. Excludes imports, runs whose writer is alive, and runs
     /// of live processes.
     pub fn over(&self) -> Result<Vec<Over>> {
-        let sql =
-            "SELECT id, written_s, writer_pid, writer_start, writer_boot, pid, start_ticks, life, rolled_ns, owner_uid, weight
-            FROM run WHERE source_kind = 'daemon'";
+        let sql = format!("{SELECT} WHERE source_kind = 'daemon'");
         let mut over: Vec<Over> = self.sql(|db| {
-            let mut statement = db.prepare_cached(sql)?;
+            let mut statement = db.prepare_cached(&sql)?;
             let rows = statement.query_map([], |row| Ok((over(row)?, lives(row)?)))?;
             rows.filter_map(|row| row.map(|(over, lives)| (!lives).then_some(over)).transpose()).collect()
         })?;
@@ -79,13 +82,11 @@ impl Store {
 
     /// Deletes a run of [`Store::over`]. Returns false and deletes nothing if the run has changed or may no longer be deleted.
     pub fn delete(&mut self, over: Over) -> Result<bool> {
-        let sql =
-            "SELECT id, written_s, writer_pid, writer_start, writer_boot, pid, start_ticks, life, rolled_ns, owner_uid, weight
-            FROM run WHERE id = ?";
+        let sql = format!("{SELECT} WHERE id = ?");
         self.sql(|db| {
             let transaction =
                 rusqlite::Transaction::new_unchecked(db, rusqlite::TransactionBehavior::Immediate)?;
-            let found = transaction.query_row(sql, [over.id.0], |row| Ok((self::over(row)?, lives(row)?)));
+            let found = transaction.query_row(&sql, [over.id.0], |row| Ok((self::over(row)?, lives(row)?)));
             if !matches!(found.optional()?, Some((found, false)) if found == over) {
                 return Ok(false);
             }

@@ -1,13 +1,11 @@
 //! Run <-> rows. A write compares the run with the stored rows and writes only differences, so that a checkpoint of a nearly
 //! unchanged run dirties few pages. A run that is read back always equals the one written.
 
-use super::columns::{
-    bits, clock, damaged, execute, from_json, json, maybe_unsigned, now_s, state, unsigned,
-};
-use super::moments::{read_moment, write_buckets, write_moment};
+use super::tables::{bits, clock, damaged, execute, from_json, json, maybe_unsigned, now_s, state, unsigned};
 use super::writer::{Writer, writer};
 use super::{details, tables};
-use gpumem_model::run::{Cell, Clock, Device, Process, ProgramData, Run, Source, State};
+use gpumem_model::run::{Cell, Clock, Device, Moment, Process, ProgramData, Run, Source, State};
+use gpumem_model::series::Bucket;
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
 /// Writes everything except id, uid and writer of a run whose row exists; returns false if it does not exist.
@@ -148,5 +146,61 @@ fn write_cells(db: &Connection, id: i64, cells: &[Cell]) -> Result<()> {
         tables::write(&mut insert, &[&id, &(idx as i64)], cell)?;
     }
     execute(db, "DELETE FROM cell WHERE run = ? AND idx >= ?", params![id, cells.len() as i64])?;
+    Ok(())
+}
+
+fn write_moment(db: &Connection, id: i64, device: usize, kind: &str, moment: &Moment) -> Result<()> {
+    tables::write(&mut tables::upsert::<Moment>(db)?, &[&id, &(device as i64), &kind], moment)?;
+    write_amounts(db, id, device, kind, &moment.amounts)
+}
+
+fn write_amounts(db: &Connection, id: i64, device: usize, kind: &str, amounts: &[(u32, i64)]) -> Result<()> {
+    let stored = read_amounts(db, id, device, kind)?;
+    let sql = "DELETE FROM amount WHERE run = ? AND device = ? AND moment = ? AND cell = ?";
+    for (cell, _) in &stored {
+        if amounts.binary_search_by_key(cell, |&(cell, _)| cell).is_err() {
+            execute(db, sql, params![id, device as i64, kind, cell])?;
+        }
+    }
+    let mut write = db.prepare_cached(
+        "INSERT INTO amount (run, device, moment, cell, bytes) VALUES (?, ?, ?, ?, ?)
+        ON CONFLICT DO UPDATE SET bytes = excluded.bytes",
+    )?;
+    for amount @ (cell, bytes) in amounts {
+        if stored.binary_search(amount).is_err() {
+            write.execute(params![id, device as i64, kind, cell, bytes])?;
+        }
+    }
+    Ok(())
+}
+
+fn read_moment(db: &Connection, id: i64, device: usize, kind: &str) -> Result<Moment> {
+    let moment: Option<Moment> = tables::read_one(db, &[&id, &(device as i64), &kind])?;
+    let mut moment =
+        moment.ok_or_else(|| damaged(format!("run {id}: device {device} has no {kind} moment")))?;
+    moment.amounts = read_amounts(db, id, device, kind)?.into();
+    Ok(moment)
+}
+
+fn read_amounts(db: &Connection, id: i64, device: usize, kind: &str) -> Result<Vec<(u32, i64)>> {
+    let sql = "SELECT cell, bytes FROM amount WHERE run = ? AND device = ? AND moment = ?
+        ORDER BY run, device, moment, cell";
+    let amount = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    db.prepare_cached(sql)?.query_map(params![id, device as i64, kind], amount)?.collect()
+}
+
+/// Rewrites buckets from the first one that differs. That is the last stored one while a series grows, and the first after it was
+/// widened. Comparing costs a read, but is correct for any change.
+fn write_buckets(db: &Connection, id: i64, device: usize, buckets: &[Bucket]) -> Result<()> {
+    let stored = tables::read_list::<Bucket>(db, &[&id, &(device as i64)])?;
+    let same = stored.iter().zip(buckets).take_while(|(stored, bucket)| stored == bucket).count();
+    if same < stored.len() {
+        let sql = "DELETE FROM bucket WHERE run = ? AND device = ? AND seq >= ?";
+        execute(db, sql, params![id, device as i64, same as i64])?;
+    }
+    let mut insert = tables::insert::<Bucket>(db)?;
+    for (seq, bucket) in buckets.iter().enumerate().skip(same) {
+        tables::write(&mut insert, &[&id, &(device as i64), &(seq as i64)], bucket)?;
+    }
     Ok(())
 }

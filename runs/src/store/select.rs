@@ -1,12 +1,13 @@
 //! Selects runs by filters on the columns of the tables.
 
 use super::error::Result;
-use super::file::{RunSummary, Store, summary};
+use super::file::{RunSummary, SUMMARY, Store, summary};
 use gpumem_model::run::State;
 use rusqlite::types::ToSql;
 
 /// Conditions, order and limit of a selection. The default selects all runs, newest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct Filter {
     /// User name or uid.
     pub user: Option<String>,
@@ -24,42 +25,32 @@ pub struct Filter {
     pub oom: bool,
     /// Text in the command, the source's origin or the job's name: a substring, or with `*` and `?` a pattern for the whole.
     pub label: Option<String>,
-    /// Sort order.
     pub sort: Sort,
-    /// Maximum number of runs.
     pub limit: Option<usize>,
 }
 
 /// Sort key; largest or newest first, names in ascending order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub enum Sort {
-    /// Time of storing.
     #[default]
     Stored,
-    /// Start time.
     Started,
     /// Highest `tracked`; for a process without an agent, highest `used`.
     Peak,
-    /// Number of ordered records.
     Events,
-    /// The command.
     Label,
 }
 
 /// A selected run.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct Listed {
-    /// Summary as in the full list.
     pub run: RunSummary,
-    /// User name.
     pub user: Option<String>,
-    /// User id.
     pub uid: Option<u64>,
-    /// Job id.
     pub job: Option<String>,
-    /// Rank.
     pub rank: Option<String>,
-    /// Names of the run's devices.
     pub devices: Vec<String>,
     /// Highest `used` that was read on any of its devices.
     pub peak_used_bytes: Option<i64>,
@@ -158,10 +149,7 @@ impl Store {
             Sort::Label => "label, id DESC".to_owned(),
         };
         let sql = format!(
-            "SELECT id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events, {PEAK},
-                clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,
-                writer_pid, writer_start, writer_boot, source_origin, part,
-                (SELECT id FROM run AS before WHERE before.life = run.life AND before.part = run.part - 1), written_ns,
+            "SELECT {SUMMARY},
                 facts ->> '$.user', owner_uid, claims ->> '$.job', claims ->> '$.rank',
                 (SELECT json_group_array(name) FROM (SELECT name FROM device WHERE run = run.id ORDER BY idx)),
                 {PEAK_USED}, {OOMS}
@@ -177,12 +165,12 @@ impl Store {
                 Ok(Listed {
                     run,
                     user: row.get(23)?,
-                    uid: super::columns::maybe_unsigned(row, 24)?,
+                    uid: super::tables::maybe_unsigned(row, 24)?,
                     job: row.get(25)?,
                     rank: row.get(26)?,
-                    devices: super::columns::from_json(row, 27)?,
+                    devices: super::tables::from_json(row, 27)?,
                     peak_used_bytes: row.get::<_, Option<i64>>(28)?.max(figures.peak_used_bytes),
-                    ooms: super::columns::unsigned(row, 29)?,
+                    ooms: super::tables::unsigned(row, 29)?,
                 })
             })?;
             // The state depends on whether the writer is alive, which no column holds.

@@ -1,11 +1,15 @@
-//! Maps values to table rows: one list of columns for each table serves both writing and reading.
+//! Maps values to table rows: one list of columns for each table serves both writing and reading. Also converts values for which
+//! SQLite has no type: u64, JSON, enum names, and lists without gaps.
 
-use super::columns::{bits, damaged, dense, from_json, json, maybe_unsigned, unsigned};
 use gpumem_model::names::Named;
-use gpumem_model::run::{Beside, Cell, Class, Device, DeviceReading, Moment, UntrackableParts};
+use gpumem_model::run::{Beside, Cell, Class, Clock, Device, DeviceReading, Moment, State, UntrackableParts};
 use gpumem_model::series::{Bucket, Extremes};
-use rusqlite::types::{ToSql, ToSqlOutput, Value};
-use rusqlite::{CachedStatement, Connection, OptionalExtension, Result, Row, params_from_iter};
+use rusqlite::types::{ToSql, ToSqlOutput, Type, Value};
+use rusqlite::{
+    CachedStatement, Connection, Error, OptionalExtension, Params, Result, Row, params_from_iter,
+};
+use serde::{Serialize, de::DeserializeOwned};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A value in one or several adjacent columns.
 pub(super) trait Column: Sized {
@@ -162,72 +166,33 @@ fn owned<'a>(value: impl Into<Value>) -> ToSqlOutput<'a> {
     ToSqlOutput::Owned(value.into())
 }
 
-/// Implements [`Column`] for types that SQLite supports.
-macro_rules! native {
-    ($($type:ty),+) => { $( impl Column for $type {
+/// Implements [`Column`] for types in a single column: how a value is put, and how column `at` of a row is read.
+macro_rules! single {
+    ($($type:ty),+; |$value:ident| $put:expr; |$row:ident, $at:ident| $take:expr) => { $( impl Column for $type {
         fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-            out.push(self.to_sql()?);
+            let $value = self;
+            out.push($put);
             Ok(())
         }
 
-        fn take(row: &Row<'_>, at: usize) -> Result<Self> {
-            row.get(at)
+        fn take($row: &Row<'_>, $at: usize) -> Result<Self> {
+            $take
         }
     } )+ };
 }
-native!(bool, u16, u32, i64, String, Option<String>, Option<i64>);
-
-/// Implements [`Column`] for types stored as JSON.
-macro_rules! as_json {
-    ($($type:ty),+) => { $( impl Column for $type {
-        fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-            out.push(owned(json(self)?));
-            Ok(())
-        }
-
-        fn take(row: &Row<'_>, at: usize) -> Result<Self> {
-            from_json(row, at)
-        }
-    } )+ };
-}
-as_json!(Beside, Vec<(u32, Option<u64>)>, (u32, u64));
-
-/// Implements [`Column`] for types stored as JSON or NULL.
-macro_rules! maybe_json {
-    ($($type:ty),+) => { $( impl Column for Option<$type> {
-        fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-            out.push(owned(self.as_ref().map(json).transpose()?));
-            Ok(())
-        }
-
-        fn take(row: &Row<'_>, at: usize) -> Result<Self> {
-            row.get_ref(at)?.as_str_or_null()?.is_some().then(|| from_json(row, at)).transpose()
-        }
-    } )+ };
-}
-maybe_json!(DeviceReading, UntrackableParts);
-
-impl Column for u64 {
-    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-        out.push(owned(bits(*self)));
-        Ok(())
-    }
-
-    fn take(row: &Row<'_>, at: usize) -> Result<Self> {
-        unsigned(row, at)
-    }
-}
-
-impl Column for Option<u64> {
-    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-        out.push(owned(self.map(bits)));
-        Ok(())
-    }
-
-    fn take(row: &Row<'_>, at: usize) -> Result<Self> {
-        maybe_unsigned(row, at)
-    }
-}
+// Types that SQLite supports.
+single!(bool, u16, u32, i64, String, Option<String>, Option<i64>; |value| value.to_sql()?; |row, at| row.get(at));
+single!(u64; |value| owned(bits(*value)); |row, at| unsigned(row, at));
+single!(Option<u64>; |value| owned(value.map(bits)); |row, at| maybe_unsigned(row, at));
+// Types stored as JSON, or as JSON or NULL.
+single!(Beside, Vec<(u32, Option<u64>)>, (u32, u64); |value| owned(json(value)?); |row, at| from_json(row, at));
+single!(Option<DeviceReading>, Option<UntrackableParts>;
+    |value| owned(value.as_ref().map(json).transpose()?);
+    |row, at| row.get_ref(at)?.as_str_or_null()?.is_some().then(|| from_json(row, at)).transpose());
+single!(Class; |value| value.name_or_unknown().into(); |row, at| {
+    let name = row.get_ref(at)?.as_str()?;
+    Class::from_name(name).ok_or_else(|| damaged(format!("a class {name:?}")))
+});
 
 impl Column for Option<(u64, u64)> {
     fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
@@ -266,14 +231,72 @@ impl Column for Option<Extremes> {
     }
 }
 
-impl Column for Class {
-    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-        out.push(self.name_or_unknown().into());
-        Ok(())
-    }
+/// Runs a statement, prepared once for each connection; returns the number of changed rows.
+pub(super) fn execute(db: &Connection, sql: &str, params: impl Params) -> Result<usize> {
+    db.prepare_cached(sql)?.execute(params)
+}
 
-    fn take(row: &Row<'_>, at: usize) -> Result<Self> {
-        let name = row.get_ref(at)?.as_str()?;
-        Class::from_name(name).ok_or_else(|| damaged(format!("a class {name:?}")))
+/// Returns an error that [`StoreError`](super::StoreError) maps to damage.
+pub(super) fn damaged(what: String) -> Error {
+    Error::FromSqlConversionFailure(0, Type::Null, what.into())
+}
+
+/// Converts a u64 to SQLite's integer with the same 64 bits.
+pub(super) fn bits(value: u64) -> i64 {
+    value.cast_signed()
+}
+
+pub(super) fn unsigned(row: &Row<'_>, at: usize) -> Result<u64> {
+    Ok(row.get::<_, i64>(at)?.cast_unsigned())
+}
+
+pub(super) fn maybe_unsigned(row: &Row<'_>, at: usize) -> Result<Option<u64>> {
+    Ok(row.get::<_, Option<i64>>(at)?.map(i64::cast_unsigned))
+}
+
+pub(super) fn json(value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(|error| Error::ToSqlConversionFailure(error.into()))
+}
+
+pub(super) fn from_json<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> Result<T> {
+    let text = row.get_ref(at)?.as_str()?;
+    serde_json::from_str(text).map_err(|error| Error::FromSqlConversionFailure(at, Type::Text, error.into()))
+}
+
+/// Collects rows of (index, value), sorted by index, into a list; the indexes must be 0, 1, 2, ...
+pub(super) fn dense<T>(what: &str, rows: impl Iterator<Item = Result<(i64, T)>>) -> Result<Vec<T>> {
+    let checked = rows.zip(0..).map(|(row, expected)| match row? {
+        (idx, value) if idx == expected => Ok(value),
+        (idx, _) => Err(damaged(format!("{what} {idx} where {expected} belongs"))),
+    });
+    checked.collect()
+}
+
+/// Reads the clock from the columns clock, wall_offset_ns.
+pub(super) fn clock(row: &Row<'_>, at: usize) -> Result<Clock> {
+    match row.get_ref(at)?.as_str()? {
+        "monotonic" => Ok(Clock::Monotonic { wall_offset_ns: row.get(at + 1)? }),
+        "lines" => Ok(Clock::Lines),
+        other => Err(damaged(format!("a clock {other:?}"))),
+    }
+}
+
+/// Returns the time in seconds since 1970.
+pub(super) fn now_s() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().cast_signed())
+}
+
+/// Reads the state from the columns state, closed_ns, closed_status, rolled_ns.
+pub(super) fn state(row: &Row<'_>, at: usize) -> Result<State> {
+    if let Some(time_ns) = maybe_unsigned(row, at + 3)? {
+        return Ok(State::Rolled { time_ns });
+    }
+    match row.get_ref(at)?.as_str()? {
+        "open" => Ok(State::Open),
+        "closed" => {
+            Ok(State::Closed { time_ns: unsigned(row, at + 1)?, status: maybe_unsigned(row, at + 2)? })
+        }
+        "interrupted" => Ok(State::Interrupted),
+        other => Err(damaged(format!("a state {other:?}"))),
     }
 }

@@ -1,6 +1,6 @@
 //! The process that writes a run. A reader uses it to distinguish an open run from one whose writer died.
 
-use super::columns::{bits, unsigned};
+use super::tables::{bits, unsigned};
 use gpumem_model::run::State;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::io;

@@ -370,7 +370,7 @@ fn where_nothing_was_ever_tracked_the_peak_is_at_no_time_before_the_process() {
         if is_blocked {
             let state = AgentState::Blocked;
             said.agent(KEY, 40 * s, 0, Body::Agent { result: 39, state, detail: "nsys" });
-            // A pool that the program reports itself is no driver allocation: the agent has seen none.
+            // A pool that the program reports itself is not a driver allocation: the agent has seen none.
             said.agent(
                 KEY,
                 40 * s,

@@ -130,7 +130,7 @@ fn a_file_that_is_cut_anywhere_is_named_with_the_place() {
             other => panic!("{length} of {}: {other:?}", file.len()),
         }
     }
-    assert!(folder.read(&file[..file.len() - 1]).is_ok(), "a line end is no part of the run");
+    assert!(folder.read(&file[..file.len() - 1]).is_ok(), "a line end is not part of the run");
     let long = [file.as_slice(), b"more"].concat();
     assert!(matches!(folder.read(&long), Err(Error::Damaged { .. })));
 }

@@ -1,10 +1,12 @@
 //! The parts of a life together contain what the whole contains, and each part has its own peak.
 use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_model::fields::Field;
 use gpumem_model::run::{BlindWindow, Caveat, Cell, Class, Oom, Run, Source, State};
 use gpumem_model::window::join_parts;
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_wire::*;
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 
 const KEY: ProcessKey = ProcessKey { pid: 41, start_ticks: 1 };
 
@@ -29,6 +31,9 @@ impl Life {
         };
         life.say(Origin::Host, 0, device);
         life.say(Origin::Process(KEY), 0, device);
+        for (tag, path) in [(1, "one"), (2, "two"), (3, "three"), (4, "four")] {
+            life.say(Origin::Process(KEY), tag, Body::Tag { path });
+        }
         life
     }
 
@@ -158,16 +163,64 @@ fn window_over_several_parts_keeps_names_and_losses_of_each() {
     assert_eq!(codes, ["lost"], "no part before is left out");
 }
 
+impl Life {
+    fn fail(&mut self, bytes: u64, tag: u32) {
+        let (pool_used_bytes, pool_reserved_bytes) = (Reading::of(0), Reading::of(0));
+        let outcome = OomOutcome::Survived;
+        let body = Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result: 2 };
+        self.say(Origin::Process(KEY), tag, body);
+    }
+
+    fn lose(&mut self, count: u64) {
+        let first_seq = self.seq + 1;
+        self.seq += count;
+        self.say(Origin::Process(KEY), 0, Body::Lost { count, first_seq });
+    }
+}
+
+/// Returns the time of each OOM, with the memory held by name, in order of time.
+fn held_at_ooms(run: &Run) -> Vec<(u64, Vec<(String, i64)>)> {
+    let name = |cell: u32| run.cells[cell as usize].tag.clone().unwrap_or_default();
+    let ooms = run.devices.iter().flat_map(|device| &device.details.ooms);
+    ooms.map(|oom| {
+        let mut held: Vec<_> = oom.amounts.iter().map(|(cell, bytes)| (name(*cell), *bytes)).collect();
+        held.sort();
+        (oom.time_ns, held)
+    })
+    .collect()
+}
+
+/// Moves the cells of a run by some places, as a daemon that was started anew may number them.
+fn with_other_cells(mut run: Run, places: u32) -> Run {
+    let count = run.cells.len() as u32;
+    if count > 0 {
+        run.remap(&|cell| Some((cell + places) % count));
+        run.cells.rotate_right((places % count) as usize);
+    }
+    run
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
     #[test]
-    fn parts_are_the_whole(ops in prop::collection::vec((0..12_u64, 1..1000_u64, 1..5_u32), 1..120)) {
+    fn parts_are_the_whole(ops in prop::collection::vec((0..14_u64, 1..1000_u64, 1..5_u32), 1..120)) {
         let (mut whole, mut rolled) = (Life::new(), Life::new());
         let mut live = [0_u64; 10];
         // Expected peak of a part: the highest sum since it began, including the sum at its begin.
         let (mut peaks, mut most) = (Vec::new(), 0);
+        let (mut failed, mut lost) = (0, 0);
         for (slot, bytes, tag) in ops {
             match live.get_mut(slot as usize) {
+                None if slot == 10 => {
+                    whole.fail(bytes, tag);
+                    rolled.fail(bytes, tag);
+                    failed += 1;
+                }
+                None if slot == 11 => {
+                    whole.lose(bytes);
+                    rolled.lose(bytes);
+                    lost += bytes;
+                }
                 None => {
                     rolled.roll();
                     peaks.push(std::mem::replace(&mut most, live.iter().sum()));
@@ -208,6 +261,19 @@ proptest! {
         prop_assert_eq!(joined.coverage.events, whole.coverage.events);
         prop_assert_eq!(joined.coverage.allocated_bytes, whole.coverage.allocated_bytes);
         prop_assert_eq!(joined.coverage.partial_history, whole.coverage.partial_history);
+        prop_assert_eq!((joined.coverage.lost, whole.coverage.lost), (lost, lost));
+        prop_assert_eq!(joined.coverage.partial_history, lost > 0);
+        // One that was undecided when a part ended is in two parts, and in the whole once.
+        for run in [&joined, &whole] {
+            let ooms = run.devices.iter().flat_map(|device| &device.details.ooms);
+            let count: u64 = ooms.map(|oom| oom.count).sum();
+            prop_assert_eq!(count + run.coverage.ooms_dropped, failed);
+        }
+        // The names do not depend on the numbers that each part gives to its cells.
+        let expected: BTreeMap<_, _> = parts.iter().flat_map(held_at_ooms).collect();
+        let renumbered = parts.iter().cloned().enumerate().map(|(part, run)| with_other_cells(run, part as u32));
+        let joined = gpumem_model::window::join_parts(renumbered.collect()).expect("a run");
+        prop_assert_eq!(held_at_ooms(&joined), expected.into_iter().collect::<Vec<_>>());
         let last = parts.last().expect("a part");
         prop_assert_eq!(&last.cells, &whole.cells);
         if let (Some(last), Some(whole)) = (last.devices.first(), whole.devices.first()) {

@@ -92,7 +92,7 @@ static void bench_paired(void) {
     free(mean[1]);
 }
 
-/* ---- threads that go on until they are stopped ---- */
+/* ---- threads that run until they are stopped ---- */
 
 #define SLOTS 4096
 typedef struct {

@@ -49,7 +49,7 @@ def paired(without, with_it):
     both members of a pair cancels out.
     """
     if len(without) != len(with_it) or not without:
-        raise ValueError(f"{len(without)} and {len(with_it)} values are no pairs")
+        raise ValueError(f"{len(without)} and {len(with_it)} values are not pairs")
     differences = [b - a for a, b in zip(without, with_it)]
     base = median(without)
     low, high = interval(differences)

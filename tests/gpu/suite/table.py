@@ -7,7 +7,7 @@ import re
 import time
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-# Keys whose value is no number of bytes.
+# Keys whose value is not a number of bytes.
 PLAIN = ("processors", "threads", "cost.stack_percent", "cost.printf_percent", "cost.heap_percent")
 LINE = re.compile(r"^\s*([\w.]+)\s*=\s*(\d+)([KMG]?)\s*(?:#\s*(.*?))?\s*$")
 MIB = 1 << 20

@@ -148,7 +148,7 @@ pub fn finished(job: &mut Job) -> Vec<Value> {
 pub struct Held {
     /// Total tracked bytes.
     pub tracked: i64,
-    /// Driver allocations that are no pool segments.
+    /// Driver allocations that are not pool segments.
     pub direct: i64,
     /// Blocks of pools.
     pub blocks: i64,

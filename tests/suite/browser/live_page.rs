@@ -166,6 +166,39 @@ fn sorted(rows: Value) -> Value {
 }
 
 #[test]
+fn devices_that_nvml_does_not_have_are_one_line() {
+    let place = Place::new(&["devices=1"]);
+    // To this daemon, the second GPU of another machine is an invention of the program.
+    let other = Machine::new(&["devices=2"]);
+    let arguments = [HOLDS, &["--devices", "1"]].concat();
+    let mut job = Job::start(&mut other.trainer(&place.daemon.runtime, &arguments));
+    job.wait_for("holding");
+    let node = until(30, "the claim", || {
+        Some(place.json("/api/devices")).filter(|node| node["claims"]["processes"] == 1)
+    });
+    assert_eq!(
+        (node["claims"]["devices"].as_u64(), node["devices"].as_array().map(Vec::len)),
+        (Some(1), Some(1))
+    );
+    for (command, words) in [
+        (["ps"].as_slice(), "trainer (names a device that NVML does not have)"),
+        (&["top", "--once"], "1 process names a device that NVML does not have (gpumemctl ps lists them)"),
+    ] {
+        let output = place.daemon.ctl(&place.machine, command).output().expect("gpumemctl runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(text.matches(words).count(), 1, "{text}");
+    }
+    let Some(mut browser) = place.browser() else { return };
+    browser.visit(&place.url("/"));
+    let line = "document.querySelector('[data-key=claims]')?.textContent";
+    let text = "1 process names a device that NVML does not have; gpumemctl ps lists them.";
+    wait(&mut browser, "the line", &format!("{line} === '{text}'"));
+    assert_eq!(browser.eval("document.querySelectorAll('table.devices tbody tr').length"), json!(1));
+    job.enough();
+    wait(&mut browser, "no line after the program's end", &format!("{line} === undefined"));
+}
+
+#[test]
 fn page_equals_ps_and_updates() {
     let place = Place::new(TWO);
     let Some(mut browser) = place.browser() else { return };

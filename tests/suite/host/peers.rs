@@ -176,7 +176,7 @@ fn babbling(peer: &OwnedFd) {
     drain(peer);
 }
 
-/// Sends commands without end, each with descriptors, about existing and impossible files.
+/// Sends commands without limit, each with descriptors, about existing and impossible files.
 fn bossy(peer: &OwnedFd) {
     say(peer, &welcome(OURS));
     let file = std::fs::File::open("/dev/null").expect("opened");

@@ -1,9 +1,10 @@
 //! Clocks that are set, and clocks of other namespaces.
 
-use super::{Node, can, family};
+use super::{Node, QUICK, can, family};
 use gpumem_model::run::Run;
 use gpumem_runs::store::Store;
-use gpumem_tests::live::{Daemon, Job, until};
+use gpumem_tests::live::{Daemon, Job, Machine, until};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
@@ -21,18 +22,8 @@ fn told_s(run: &Run, time_ns: u64) -> i64 {
 
 #[test]
 fn wall_clock_jump_changes_no_duration_and_no_order() {
-    let folder = std::env::temp_dir().join(format!("gpumem-wall-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder");
-    let (library, ahead) = (folder.join("wall.so"), folder.join("ahead"));
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/suite/live_faults/wall.c");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-o"]).arg(&library).arg(source).arg("-ldl");
-    assert!(compiler.status().expect("a C compiler").success());
-    let by = [
-        "env".to_owned(),
-        format!("LD_PRELOAD={}", library.display()),
-        format!("GPUMEM_TEST_WALL={}", ahead.display()),
-    ];
+    let wall = WallClock::new("gpumem-wall");
+    let by = wall.by();
     let by: Vec<&str> = by.iter().map(String::as_str).collect();
     let mut node = Node::new(&["devices=1"], "", |machine, config| Daemon::start_by(machine, &by, config));
     let age = |node: &Node| {
@@ -42,7 +33,7 @@ fn wall_clock_jump_changes_no_duration_and_no_order() {
     };
     let mut jobs: Vec<(Job, i64)> = Vec::new();
     for seconds in [0, 3600, -7200] {
-        std::fs::write(&ahead, seconds.to_string()).expect("set");
+        wall.set(seconds);
         // It is polled once a second.
         std::thread::sleep(Duration::from_millis(1500));
         let job = node.holding("0");
@@ -70,7 +61,104 @@ fn wall_clock_jump_changes_no_duration_and_no_order() {
         // The run uses the wall clock of its end, because a machine may boot with a wrong clock and correct it later.
         assert!((reported + 7200 - wall_s()).abs() < 120, "{reported}");
     }
-    let _ = std::fs::remove_dir_all(&folder);
+}
+
+/// With the defaults for keeping runs, a clock that is a year ahead makes all of them too old.
+#[test]
+fn clock_that_is_a_year_ahead_deletes_no_run() {
+    const RUNS: usize = 144;
+    const DAY_S: i64 = 86_400;
+    let wall = WallClock::new("gpumem-year");
+    let machine = Machine::new(&["devices=1"]);
+    let path = machine.dir.join("runs.sqlite");
+    let mut daemon = Daemon::start(&machine, "before", QUICK);
+    let mut job = Job::start(&mut machine.trainer(&daemon.runtime, &["--steps", "2"]));
+    assert!(job.end().success());
+    daemon.wait_for_the_end_of(&machine, &[&job]);
+    daemon.stop();
+    let mut store = Store::open(&path).expect("a store");
+    let first = store.list().expect("runs")[0].id;
+    let run = store.load(first).expect("its run");
+    for number in 1..RUNS {
+        store.insert(&run, &format!("another boot:7:{number}")).expect("stored");
+    }
+    drop(store);
+    let count = || Store::open_read_only(&path).and_then(|store| store.list()).expect("runs").len();
+    assert_eq!(count(), RUNS);
+
+    wall.set(365 * DAY_S);
+    let by = wall.by();
+    let by: Vec<&str> = by.iter().map(String::as_str).collect();
+    let daemon = Daemon::start_by(&machine, &by, "[runs]\n");
+    let reason = |state: &str, words: &str| {
+        let doctor = daemon.asked("/v1/doctor")?;
+        let is_it = |of: &&serde_json::Value| {
+            let text = of["text"].as_str().unwrap_or_default();
+            of["id"] == "store.age"
+                && text.starts_with("no run is deleted for its age")
+                && text.contains(words)
+        };
+        let finding = doctor["findings"].as_array()?.iter().find(is_it)?.clone();
+        assert_eq!(finding["state"], state, "{finding}");
+        Some(())
+    };
+    let log = || std::fs::read_to_string(machine.dir.join("daemon.log")).expect("a log");
+    until(20, "doctor's reason", || reason("ok", "the daemon began less than runs.keep_steady_s ago"));
+    assert!(
+        log().contains("no run is deleted for its age") && log().contains("began less than"),
+        "{}",
+        log()
+    );
+    assert_eq!(count(), RUNS);
+
+    // The gap to the last write is longer than any that a believed clock has.
+    let config = machine.dir.join("daemon.toml");
+    let text = std::fs::read_to_string(&config).expect("a configuration");
+    std::fs::write(&config, text.replace("[runs]\n", "[runs]\nkeep_steady_s = 0.0\n")).expect("written");
+    daemon.job.signal("HUP");
+    until(20, "doctor's other reason", || reason("warn", "the clock went over 36"));
+    assert!(log().contains("days in which no run was written"), "{}", log());
+    let deleted = until(10, "the metrics", || daemon.asked("/v1/metrics")).to_string();
+    assert!(deleted.contains("gpumemd_store_deleted_total{reason=\\\"age\\\"} 0"), "{deleted}");
+    assert_eq!(count(), RUNS);
+}
+
+/// A library that shows a daemon a wall clock that is ahead.
+struct WallClock {
+    folder: PathBuf,
+}
+
+impl WallClock {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/suite/live_faults/wall.c");
+        let mut compiler = Command::new("cc");
+        compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-o"]).arg(folder.join("wall.so"));
+        assert!(compiler.arg(source).arg("-ldl").status().expect("a C compiler").success());
+        WallClock { folder }
+    }
+
+    /// Returns the command that starts a program with this clock.
+    fn by(&self) -> [String; 3] {
+        let (library, ahead) = (self.folder.join("wall.so"), self.folder.join("ahead"));
+        [
+            "env".to_owned(),
+            format!("LD_PRELOAD={}", library.display()),
+            format!("GPUMEM_TEST_WALL={}", ahead.display()),
+        ]
+    }
+
+    /// Sets by how many seconds it is ahead.
+    fn set(&self, seconds: i64) {
+        std::fs::write(self.folder.join("ahead"), seconds.to_string()).expect("set");
+    }
+}
+
+impl Drop for WallClock {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
 }
 
 /// Lane `privileged`.

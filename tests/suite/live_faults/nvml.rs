@@ -5,6 +5,7 @@ use gpumem_ledger::Origin;
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::Input;
 use gpumem_runs::recording;
+use gpumem_test_support::ProcessorWait;
 use gpumem_tests::live::prometheus::{free_address, get};
 use gpumem_tests::live::{Daemon, Job, Machine, replay, until};
 use gpumem_wire::{Body, DriverEventKind, Record};
@@ -111,6 +112,101 @@ fn failing_device_has_a_reason_and_the_other_continues() {
         node.machine.set(&[&format!("{key}=none")]);
         node.until_well();
     }
+}
+
+/// What a scrape says about a device, and when it was made: between these two times.
+struct Look {
+    began: Instant,
+    ended: Instant,
+    /// Age of each GPU's last reading.
+    ages: [Option<f64>; 2],
+    is_hung: bool,
+}
+
+/// The first hang: no agent is connected, so nothing but the views' own clock makes readings older.
+#[test]
+fn healthy_gpu_is_fresh_and_ages_are_true_while_another_hangs() {
+    let machine = Machine::new(&["devices=2"]);
+    let address = free_address();
+    let config = format!(
+        "[nvml]\nmemory_hz = 10\ncall_timeout_s = 5.0\nhang_retry_s = 1.0\n[metrics]\nlisten = \"{address}\"\n"
+    );
+    let _daemon = Daemon::start(&machine, "daemon", &config);
+    let look = || {
+        let began = Instant::now();
+        let text = get(address, "/metrics").expect("an exposition");
+        let age = |gpu| of_gpu(&text, "gpumem_device_sample_age_seconds", gpu).map(|(_, age)| age);
+        let is_hung = of_gpu(&text, "gpumem_device_unavailable", "0").is_some();
+        let hangs = text.lines().find_map(|line| line.strip_prefix("gpumemd_nvml_hangs_total "));
+        let hangs = hangs.and_then(|count| count.parse::<f64>().ok()).unwrap_or(0.0);
+        (Look { began, ended: Instant::now(), ages: ["0", "1"].map(age), is_hung }, hangs)
+    };
+    until(20, "both GPUs", || look().0.ages.iter().all(Option::is_some).then_some(()));
+    let waits = ProcessorWait::measure();
+    machine.set(&["gpu0.fault_open=hang", "gpu0.fault=hang"]);
+    let mut looks = Vec::new();
+    until(60, "the call to be given up", || {
+        let (look, hangs) = look();
+        looks.push(look);
+        (hangs >= 1.0).then_some(())
+    });
+    // A second and two periods; each step on the way to the next reading may wait for a processor.
+    let most = 1.0 + 2.0 / 10.0 + 8.0 * waits.longest().as_secs_f64();
+    let oldest = looks.iter().map(|look| look.ages[1].expect("the healthy GPU is always shown"));
+    let oldest = oldest.fold(0.0, f64::max);
+    println!("{} looks, the oldest reading of the healthy GPU {oldest:.3} s of {most:.3} s", looks.len());
+    assert!(oldest <= most, "{oldest} of {most} s");
+    // Without a new reading, a reading ages as fast as time passes.
+    let pairs = looks.windows(2).filter(|pair| pair[0].is_hung && pair[1].is_hung);
+    let grown = pairs.filter_map(|pair| {
+        let grown = pair[1].ages[0]? - pair[0].ages[0]?;
+        let least = pair[1].began.saturating_duration_since(pair[0].ended).as_secs_f64();
+        let most = pair[1].ended.duration_since(pair[0].began).as_secs_f64();
+        assert!((least - 0.001..=most + 0.001).contains(&grown), "{least} to {most} s: {grown}");
+        Some(grown)
+    });
+    let grown: Vec<f64> = grown.collect();
+    println!("the age of the other one grew {} times, by {:.3} s", grown.len(), grown.iter().sum::<f64>());
+    assert!(!grown.is_empty(), "its last reading was shown while it hung");
+}
+
+#[test]
+fn source_is_down_while_its_only_gpu_hangs() {
+    let machine = Machine::new(&["devices=1"]);
+    let address = free_address();
+    let config =
+        format!("[nvml]\ncall_timeout_s = 5.0\nhang_retry_s = 1.0\n[metrics]\nlisten = \"{address}\"\n");
+    let daemon = Daemon::start(&machine, "daemon", &config);
+    let source = |text: &str| {
+        let all = family(text, "gpumemd_source_up");
+        all.into_iter().find(|(labels, _)| labels.contains("nvml")).map(|(_, up)| up)
+    };
+    let is_read = |text: &str| of_gpu(text, "gpumem_device_sample_age_seconds", "0").is_some();
+    let scrape = || get(address, "/metrics").expect("an exposition");
+    until(20, "a source that is up", || {
+        Some(scrape()).filter(|text| source(text) == Some(1.0) && is_read(text))
+    });
+    machine.set(&["gpu0.fault=hang"]);
+    until(20, "a source that is down", || Some(scrape()).filter(|text| source(text) == Some(0.0)));
+    until(20, "doctor's reason", || {
+        let is_it = |of: &&[String; 3]| of[0] == "nvml" && of[1].contains("has not returned");
+        doctor(&daemon, &machine).iter().find(is_it).map(|_| ())
+    });
+    // It stays down when the call has been given up: still no GPU is read.
+    let hangs = |text: &str| {
+        let count = text.lines().find_map(|line| line.strip_prefix("gpumemd_nvml_hangs_total "));
+        count.and_then(|count| count.parse::<f64>().ok()).unwrap_or(0.0)
+    };
+    until(60, "two calls that were given up", || {
+        let text = scrape();
+        assert_eq!(source(&text), Some(0.0), "{text}");
+        assert!(!is_read(&text) || hangs(&text) == 0.0, "{text}");
+        (hangs(&text) >= 2.0).then_some(())
+    });
+    machine.set(&["gpu0.fault=none"]);
+    until(60, "a source that is up again", || {
+        Some(scrape()).filter(|text| source(text) == Some(1.0) && is_read(text))
+    });
 }
 
 #[test]

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// Silent connections of one user; with two users there are twice as many.
 pub const IDLE: usize = 3000;
-/// A liar's last claim about an address that belongs to the victim.
+/// A hostile peer's last claim about an address that belongs to the victim.
 pub const LIED: u64 = 7 << 20;
 
 fn alloc(address: u64, bytes: u64) -> Body<'static> {
@@ -34,7 +34,7 @@ fn device(low: u64) -> Vec<u8> {
         total_bytes,
         ordinal: 0,
         id: DeviceIdKind::Gpu,
-        name: "Fake GPU of a liar",
+        name: "Fake GPU of a hostile peer",
     };
     record(unordered(), body)
 }
@@ -153,7 +153,7 @@ fn names(socket: &Path, small: &Shared) -> Vec<Peer> {
         record(Stamp { module: n as u16, ..unordered() }, Body::Module { path: &large, base: 0, bytes: 1 })
     });
     flood(&peer, 30_000, |n| record(Stamp { tag: n as u32, ..ordered(n) }, alloc(n << 21, 64)));
-    // Devices without end.
+    // Devices without limit.
     let more: Vec<Peer> = (0..20).filter_map(|_| Peer::welcomed(socket, small)).collect();
     for (n, peer) in more.iter().enumerate() {
         flood(peer, 200, |at| {

@@ -1,4 +1,4 @@
-//! The honest programs, and measurements of the daemon.
+//! The well-behaved programs, and measurements of the daemon.
 
 use gpumem_tests::live::hostile::{NOBODY, play};
 use gpumem_tests::live::{Daemon, Job, Machine, Mixer, until};
@@ -27,7 +27,7 @@ const NEW: u64 = 32 * MIB;
 /// Delays that others observed under load.
 #[derive(Debug, Default, Clone)]
 pub struct Times {
-    /// From an allocation of the honest program to its being shown to root.
+    /// From an allocation of the well-behaved program to its being shown to root.
     pub shown: Vec<Duration>,
     /// From another user's request to its reply.
     pub answers: Vec<Duration>,
@@ -84,11 +84,11 @@ pub fn asks_now_and_then(control: &Path) -> ! {
     }
 }
 
-/// The honest programs and the daemon.
+/// The well-behaved programs and the daemon.
 pub struct Scene {
     pub machine: Machine,
     pub daemon: Daemon,
-    /// Root's honest program.
+    /// Root's well-behaved program.
     pub mixer: Mixer,
     /// Address of its first allocation.
     pub address: u64,
@@ -168,9 +168,9 @@ impl Scene {
         String::from_utf8_lossy(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    /// Asserts that the daemon's figures of the honest program equal the machine's, to the byte.
+    /// Asserts that the daemon's figures of the well-behaved program equal the machine's, to the byte.
     pub fn is_exact(&self, when: &str) {
-        self.shows(self.mixer.pid(), self.held, &format!("the honest program as it is {when}"));
+        self.shows(self.mixer.pid(), self.held, &format!("the well-behaved program as it is {when}"));
     }
 
     fn shows(&self, pid: u32, held: u64, what: &str) {
@@ -211,7 +211,7 @@ impl Scene {
         }
     }
 
-    /// Measures delays: this many allocations of the honest program, two new programs, and concurrent requests.
+    /// Measures delays: this many allocations of the well-behaved program, two new programs, and concurrent requests.
     pub fn measured(&mut self, count: u64) -> Times {
         let mut times = Times::default();
         let (began_at, before) = (Instant::now(), self.cpu());

@@ -1,34 +1,35 @@
 //! Thousands of programs: many that end at once, and many that live at once.
 //!
-//! `GPUMEM_SOAK_PROGRAMS` sets the number (10,000 is the supported number); few by default. The daemon's resources are
-//! printed.
+//! `GPUMEM_SOAK_PROGRAMS` sets the number (10,000 is the supported number); few by default. `GPUMEM_SOAK_RATE` sets how many start
+//! in a second, for machines that cannot run 200. The daemon's resources are printed.
 
 use gpumem_model::run::State;
-use gpumem_runs::store::Store;
+use gpumem_runs::store::{RunSummary, Store};
 use gpumem_tests::live::{Daemon, Machine, until};
-use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const CROWD: &str = env!("CARGO_BIN_EXE_crowd");
-/// Programs started in a second.
-const RATE: u32 = 200;
-
-fn programs(few: usize) -> usize {
-    std::env::var("GPUMEM_SOAK_PROGRAMS").ok().and_then(|text| text.parse().ok()).unwrap_or(few)
+fn number(variable: &str, default: usize) -> usize {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Counts processes with a complete run in the store: all, and ended ones. A process that NVML listed, and that ended
-/// before /proc was read, has a separate run without a start time and events.
+fn programs(few: usize) -> usize {
+    number("GPUMEM_SOAK_PROGRAMS", few)
+}
+
+/// Returns how many programs start in a second.
+fn rate() -> String {
+    number("GPUMEM_SOAK_RATE", 200).to_string()
+}
+
+/// Counts the runs in the store: all, and complete ones of ended processes.
 fn stored(machine: &Machine) -> (usize, usize) {
     let Ok(store) = Store::open_read_only(machine.dir.join("runs.sqlite")) else { return (0, 0) };
     let runs = store.list().unwrap_or_default();
-    let pids = |ended: bool| {
-        let of = runs.iter().filter(|run| run.events > 0 && (!ended || !matches!(run.state, State::Open)));
-        of.map(|run| run.pid).collect::<HashSet<_>>().len()
-    };
-    (pids(false), pids(true))
+    let is_complete = |run: &&RunSummary| run.events > 0 && !matches!(run.state, State::Open);
+    (runs.len(), runs.iter().filter(is_complete).count())
 }
 
 /// What the daemon has used: MiB of memory now and at most, seconds of processor time, descriptors.
@@ -69,7 +70,8 @@ fn start(count: usize, command: &mut Command) -> usize {
     succeeded.unwrap_or_else(|| panic!("{printed} of {count}"))
 }
 
-fn each_has_a_run(machine: &Machine, daemon: &Daemon, printed: usize) {
+/// Checks that each process has one run, and no other run exists. Ends the daemon.
+fn each_has_a_run(machine: &Machine, daemon: &mut Daemon, printed: usize) {
     let mut last = (0, 0);
     // Thousands take minutes on a slow machine; no progress for a minute means that some are missing.
     let mut moved = Instant::now();
@@ -83,6 +85,9 @@ fn each_has_a_run(machine: &Machine, daemon: &Daemon, printed: usize) {
     println!("{} of {printed} have a run, {} an ended one; {}", last.0, last.1, used(daemon));
     println!("{:#?}", losses(daemon));
     assert_eq!(last, (printed, printed));
+    // At its end the daemon also writes the runs of processes for whose agents it still waits.
+    daemon.stop();
+    assert_eq!(stored(machine), (printed, printed));
 }
 
 #[test]
@@ -91,12 +96,11 @@ fn every_short_program_whose_hello_was_sent_has_a_run() {
     let machine = Machine::new(&["devices=1"]);
     let mut daemon = Daemon::start(&machine, "daemon", "[nvml]\nlibrary = \"/nonexistent\"\n");
     let mut crowd = Command::new(CROWD);
-    crowd.args(["run", &count.to_string(), &RATE.to_string(), CROWD, "short"]);
+    crowd.args(["run", &count.to_string(), &rate(), CROWD, "short"]);
     crowd.arg(daemon.runtime.join("agent.sock"));
     let printed = start(count, &mut crowd);
     assert_eq!(printed, count, "all could connect: {:#?}", losses(&daemon));
-    each_has_a_run(&machine, &daemon, printed);
-    daemon.stop();
+    each_has_a_run(&machine, &mut daemon, printed);
 }
 
 #[test]
@@ -106,7 +110,7 @@ fn every_short_program_with_the_agent_has_a_run() {
     let mut daemon = Daemon::start(&machine, "daemon", "");
     let trainer = machine.trainer(&daemon.runtime, &[]);
     let mut crowd = Command::new(CROWD);
-    crowd.args(["run", &count.to_string(), &RATE.to_string()]).arg(trainer.get_program());
+    crowd.args(["run", &count.to_string(), &rate()]).arg(trainer.get_program());
     crowd.args(["--steps", "1", "--threads", "0", "--step-ms", "0"]);
     for (name, value) in trainer.get_envs() {
         match value {
@@ -115,8 +119,7 @@ fn every_short_program_with_the_agent_has_a_run() {
         };
     }
     let printed = start(count, &mut crowd);
-    each_has_a_run(&machine, &daemon, printed);
-    daemon.stop();
+    each_has_a_run(&machine, &mut daemon, printed);
 }
 
 #[test]
@@ -129,7 +132,7 @@ fn all_concurrent_programs_are_stored() {
     );
     let mut daemon = Daemon::start(&machine, "daemon", &config);
     let mut crowd = Command::new(CROWD);
-    crowd.args(["run", &count.to_string(), &RATE.to_string(), CROWD, "live"]);
+    crowd.args(["run", &count.to_string(), &rate(), CROWD, "live"]);
     crowd.arg(daemon.runtime.join("agent.sock")).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut crowd = crowd.spawn().expect("crowd runs");
     let mut lines =
@@ -144,6 +147,5 @@ fn all_concurrent_programs_are_stored() {
     drop(crowd.stdin.take()); // all end at once
     lines.for_each(|line| println!("{line}"));
     assert!(crowd.wait().expect("its end").success());
-    each_has_a_run(&machine, &daemon, count);
-    daemon.stop();
+    each_has_a_run(&machine, &mut daemon, count);
 }

@@ -1,7 +1,7 @@
 /* Calls cuInit in the place that the first argument names, and prints its result:
  *   main     on the first thread
  *   worker   on a thread that ends before the program does
- *   lives    on the first thread; the program goes on until its input ends
+ *   lives    on the first thread; the program runs until its input ends
  *   fork     in a child, then in the parent
  *   early    on the first thread, with the libcupti of $EARLY loaded before, as `import torch` does it */
 #include <dlfcn.h>

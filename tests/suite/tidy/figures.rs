@@ -22,19 +22,16 @@ const LIMITS: [Limits; 10] = [
     Limits { krate: "model", largest_cycle: 1, against_layers: 0, small_files: 0 },
     Limits { krate: "cupti-sys", largest_cycle: 1, against_layers: 0, small_files: 1 },
     Limits { krate: "agent-lib", largest_cycle: 5, against_layers: 0, small_files: 3 },
-    Limits { krate: "ledger", largest_cycle: 2, against_layers: 0, small_files: 1 },
+    Limits { krate: "ledger", largest_cycle: 2, against_layers: 0, small_files: 0 },
     Limits { krate: "runs", largest_cycle: 1, against_layers: 0, small_files: 0 },
-    Limits { krate: "report", largest_cycle: 4, against_layers: 0, small_files: 0 },
+    Limits { krate: "report", largest_cycle: 3, against_layers: 0, small_files: 0 },
     Limits { krate: "import", largest_cycle: 1, against_layers: 0, small_files: 0 },
     Limits { krate: "daemon", largest_cycle: 4, against_layers: 0, small_files: 4 },
     Limits { krate: "ctl", largest_cycle: 5, against_layers: 0, small_files: 1 },
 ];
 
 /// Functions above 100 lines that stay, with the reason. Each is a dispatch over the kinds of something.
-const LONG_FUNCTIONS: [(&str, &str, &str); 2] = [
-    ("agent-lib", "sources/cupti/decode.rs other", "one arm for each driver call that is no allocation"),
-    ("import", "torch_snapshot/pickle.rs step", "one arm for each opcode of pickle"),
-];
+const LONG_FUNCTIONS: [(&str, &str, &str); 0] = [];
 
 fn all() -> Vec<Figures> {
     product_crates().iter().map(|krate| Figures::of(krate)).collect()
@@ -110,7 +107,7 @@ fn the_agent_denies_panics() {
     assert!(text.contains(lints), "the agent is a guest and must not panic: {lints}");
     for (path, text) in super::sources("agent-lib") {
         let production = text.split("#[cfg(test)]").next().expect("a first part");
-        // base/fault_injection.rs panics on purpose, in builds that are no releases.
+        // base/fault_injection.rs panics on purpose, in builds that are not releases.
         for lint in ["clippy::unwrap_used", "clippy::expect_used"] {
             let is_allowed = production.contains(&format!("allow({lint}"));
             assert!(!is_allowed, "{} allows {lint}", path.display());

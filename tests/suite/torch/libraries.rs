@@ -1,14 +1,17 @@
 //! Models of third-party libraries (transformers, peft, timm, torchvision, diffusers): at five moments of every step the bytes of each role
 //! equal those of the program's objects, and parameters, gradients, optimizer state and buffers have the names of `named_modules()`.
+//! Averages of weights are copies, caches of generating models are caches, and requests that fail name their module and phase.
+//!
+//! Only with torch 2.15.0: transformers and diffusers of libraries.txt need torch 2.6, torchvision 2.14.
 use super::roles::differences;
 use gpumem_tests::live::attribution::{Attribution, Block, attribution};
 use gpumem_tests::live::torch::{self, Moment};
-use gpumem_tests::live::{Daemon, Job};
+use gpumem_tests::live::{Daemon, Job, replay};
 use gpumem_wire::Role;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Version of PyTorch that transformers and peft support.
+/// Version of PyTorch that all of these libraries support.
 const VERSION: &str = "2.15.0";
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 /// Required percentage of a step's bytes inside modules with the right module's name. The rest are gradients of views that a
@@ -65,8 +68,11 @@ fn wrong_names(moment: &Moment, printed: &Value, names: &Attribution) -> Vec<Str
     wrong
 }
 
-fn train(cases: &[&str]) {
-    let (Some(wheel), Some(libraries)) = (torch::wheel(VERSION), torch::libraries(VERSION)) else { return };
+/// Runs these cases, and returns the recorded names; `None` without the libraries. `kinds`: what they have more than 100 tensors of.
+fn train(cases: &[&str], kinds: &[&str]) -> Option<Attribution> {
+    let (Some(wheel), Some(libraries)) = (torch::wheel(VERSION), torch::libraries(VERSION)) else {
+        return None;
+    };
     let machine = torch::machine(&[]);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut command = wheel.covered(&machine, &daemon.runtime, "libraries.py", cases);
@@ -110,33 +116,95 @@ fn train(cases: &[&str]) {
         println!("{line}");
     }
     assert!(wrong.is_empty(), "{} differences", wrong.len());
-    assert!(OWNED.iter().all(|(what, _)| *what == "buffer" || counts[*what] > 100), "{counts:?}");
+    assert!(kinds.iter().all(|&what| counts[what] > 100), "{counts:?}");
+    Some(names)
 }
+
+const TRAINED: [&str; 3] = ["parameter", "gradient", "optimizer_state"];
 
 #[test]
 fn transformers_models_are_named_and_classified() {
-    train(&["gpt2", "gpt2_checkpointed", "llama", "t5", "accelerate_bf16"]);
+    train(&["gpt2", "gpt2_checkpointed", "llama", "t5", "accelerate_bf16"], &TRAINED);
 }
 
 /// Parameters of the base model have their current path, which includes its wrappers while they exist.
 #[test]
 fn peft_adapters_are_named_and_classified() {
-    train(&["gpt2_lora", "gpt2_adapters", "gpt2_lora_checkpointed"]);
+    train(&["gpt2_lora", "gpt2_adapters", "gpt2_lora_checkpointed"], &TRAINED);
 }
 
 #[test]
 fn timm_and_torchvision_models_are_named_and_classified() {
-    train(&[
-        "timm_resnet",
-        "timm_vit",
-        "timm_lamb",
-        "torchvision_resnet",
-        "torchvision_mobilenet",
-        "torchvision_swin",
-    ]);
+    train(
+        &[
+            "timm_resnet",
+            "timm_vit",
+            "timm_lamb",
+            "torchvision_resnet",
+            "torchvision_mobilenet",
+            "torchvision_swin",
+        ],
+        &TRAINED,
+    );
 }
 
 #[test]
 fn diffusers_models_are_named_and_classified() {
-    train(&["diffusers_unet", "diffusers_unet_checkpointed"]);
+    train(&["diffusers_unet", "diffusers_unet_checkpointed"], &TRAINED);
+}
+
+#[test]
+fn averages_are_copies_beside_the_trained_model() {
+    train(&["timm_ema", "diffusers_ema"], &TRAINED);
+}
+
+#[test]
+fn replicas_of_data_parallel_leave_the_model_its_names_and_roles() {
+    let names = train(&["data_parallel"], &["parameter", "optimizer_state"]);
+    let live = names.map(|names| names.live["data_parallel/3/forward"].clone());
+    let is_replica = |block: &Block| block.tag.starts_with("GPT2LMHeadModel replica/");
+    assert!(live.is_none_or(|live| live.values().any(is_replica)));
+}
+
+#[test]
+fn caches_of_generating_models_are_caches() {
+    train(&["generate"], &["parameter"]);
+}
+
+/// Beside a model that trains, tensors of no module have their source line. Failed requests have the phase, and the module in which
+/// the program's own traceback ends.
+#[test]
+fn failed_requests_and_plain_tensors_have_their_place() {
+    let (Some(wheel), Some(libraries)) = (torch::wheel(VERSION), torch::libraries(VERSION)) else { return };
+    let machine = torch::machine(&[]);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut command = wheel.covered(&machine, &daemon.runtime, "libraries.py", &["exhausted"]);
+    let mut job = Job::start(command.env("PYTHONPATH", libraries).env_remove("GPUMEM_SITES"));
+    let printed = torch::finished(&mut job);
+    daemon.wait_for_the_end_of(&machine, &[&job]);
+    daemon.stop();
+    let process = replay(&daemon.recording).process(job.pid()).clone();
+    let found: Vec<_> =
+        process.ooms.iter().map(|(_, oom)| (oom.phase.as_deref(), oom.tag.as_deref())).collect();
+    let expected: Vec<_> = printed
+        .iter()
+        .filter(|line| line["oom"].is_string())
+        .map(|line| (line["oom"].as_str(), line["module"].as_str()))
+        .collect();
+    assert_eq!(found, expected);
+    assert_eq!(expected.len(), 3);
+    let names = attribution(&daemon.recording, job.pid());
+    let live = &names.live["exhausted/plain"];
+    let plain = printed.iter().find_map(|line| line["lines"].as_array()).expect("lines");
+    let wrong: Vec<_> = plain
+        .iter()
+        .filter_map(|row| {
+            let address = row[0].as_str().expect("an address").trim_start_matches("0x");
+            let block = live.get(&u64::from_str_radix(address, 16).expect("an address"));
+            let is_right = block.is_some_and(|block| Some(block.tag.as_str()) == row[1].as_str());
+            (!is_right).then(|| format!("{row} is {block:?}"))
+        })
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(plain.len() > 50, "{plain:?}");
 }

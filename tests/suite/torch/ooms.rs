@@ -3,9 +3,12 @@
 use gpumem_ledger::{Class, OomKind};
 use gpumem_model::run::Named;
 use gpumem_tests::live::torch;
-use gpumem_tests::live::{Daemon, Job, replay};
+use gpumem_tests::live::{Daemon, Job, replay, until};
 use gpumem_wire::{Phase, Role};
+use serde_json::Value;
 
+/// Places where phases.py runs out of memory.
+const PLACES: usize = 17;
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
 #[test]
@@ -57,7 +60,8 @@ fn three_kinds_of_out_of_memory() {
     }
 }
 
-/// Each failed request has the phase of the thread that made it, and gradients that a pass has accumulated by then are gradients.
+/// Each failed request has the phase of the thread that made it, also in `gpumemctl oom --json`. Gradients that a pass has
+/// accumulated by then are gradients.
 #[test]
 fn failed_request_has_its_phase_and_gradients() {
     for version in &torch::versions() {
@@ -70,10 +74,16 @@ fn failed_request_has_its_phase_and_gradients() {
         let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "phases.py", &[]));
         let printed = torch::finished(&mut job);
         daemon.wait_for_the_end_of(&machine, &[&job]);
+        let pid = job.pid().to_string();
+        let listed = until(20, "the report has every failed request", || {
+            let output = daemon.ctl(&machine, &["oom", &pid, "--json"]).output().ok()?;
+            let report: Value = serde_json::from_slice(&output.stdout).ok()?;
+            report["ooms"].as_array().filter(|ooms| ooms.len() == PLACES).cloned()
+        });
         daemon.stop();
         let process = replay(&daemon.recording).process(job.pid()).clone();
         let checks: Vec<_> = printed.iter().filter(|line| line["check"].is_string()).collect();
-        assert_eq!(checks.len(), 15, "torch {version}");
+        assert_eq!(checks.len(), PLACES, "torch {version}");
         let mut wrong = Vec::new();
         for printed in checks {
             let asked = printed["asked"].as_u64();
@@ -89,9 +99,14 @@ fn failed_request_has_its_phase_and_gradients() {
             let cells = oom.amounts.iter().map(|(cell, bytes)| (&process.cells[*cell as usize], bytes));
             let blocks = cells.filter(|(cell, _)| cell.class == Class::Block && cell.role == Role::Gradient);
             let gradients = blocks.map(|(_, bytes)| bytes).sum::<i64>();
-            if oom.phase.as_deref() != phase.name() || Some(gradients) != printed["gradients"].as_i64() {
+            let of_command = listed.iter().find(|oom| oom["asked_bytes"].as_u64() == asked);
+            let of_command = of_command.map(|oom| oom["phase"].as_str());
+            if oom.phase.as_deref() != phase.name()
+                || of_command != Some(phase.name())
+                || Some(gradients) != printed["gradients"].as_i64()
+            {
                 wrong.push(format!(
-                    "{}: {:?}, {gradients} for {}",
+                    "{}: {:?}, by the command {of_command:?}, {gradients} for {}",
                     printed["check"], oom.phase, printed["gradients"]
                 ));
             }

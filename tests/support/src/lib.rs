@@ -5,6 +5,7 @@
 //! alone   a test that needs a separate process
 //! wait    waiting for a condition
 //! bar     time limit, checked on a quiet machine only
+//! waits   for how long this machine keeps a program waiting for a processor
 //! gpu     the simulated GPU machine, built
 //! copy    this test program where every user may execute it
 //! ```
@@ -15,8 +16,8 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long a test waits for a condition before it fails. Far longer than any condition takes, so that a busy machine fails no test.
@@ -93,6 +94,42 @@ pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
         }
         assert!(began.elapsed() < DEADLINE, "not within {} s: {what}", DEADLINE.as_secs());
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Measures for how long this machine keeps a program waiting for a processor, until it is dropped. A bound on the product's own
+/// clock holds on a busy machine if such a wait is added for each of its steps.
+#[derive(Debug)]
+pub struct ProcessorWait(Arc<AtomicU64>);
+
+impl ProcessorWait {
+    /// Starts measuring in a thread.
+    #[must_use]
+    pub fn measure() -> Self {
+        const SLEEP: Duration = Duration::from_millis(20);
+        const WORK: Duration = Duration::from_millis(2);
+        let longest_ns = Arc::new(AtomicU64::new(0));
+        let measured = Arc::downgrade(&longest_ns);
+        std::thread::spawn(move || {
+            while let Some(longest_ns) = measured.upgrade() {
+                let began = Instant::now();
+                std::thread::sleep(SLEEP);
+                let mut waited = began.elapsed().saturating_sub(SLEEP);
+                let (working, mut last) = (Instant::now(), Instant::now());
+                while working.elapsed() < WORK {
+                    waited = waited.max(last.elapsed());
+                    last = Instant::now();
+                }
+                longest_ns.fetch_max(waited.as_nanos() as u64, Ordering::Relaxed);
+            }
+        });
+        ProcessorWait(longest_ns)
+    }
+
+    /// Returns the longest wait so far.
+    #[must_use]
+    pub fn longest(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
     }
 }
 

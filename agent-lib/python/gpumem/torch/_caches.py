@@ -11,7 +11,7 @@ import weakref
 from types import CodeType
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from ._modules import classes, instances
+from ._objects import classes, instances
 
 #: Methods that allocate a cache's tensors. In training these tensors are kept for the backward pass.
 _UPDATES: Tuple[str, ...] = ("__init__", "lazy_initialization", "lazy_initialization_indexer", "update", "update_indexer", "update_conv_state", "update_recurrent_state")

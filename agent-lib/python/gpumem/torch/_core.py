@@ -10,9 +10,10 @@ import time
 from itertools import chain
 from typing import Any, Callable, List, Optional
 
-from . import _adopt, _codes, _frames
+from . import _adopt, _changes, _codes, _frames
 from ._agent import ACTIVE, DEGRADED, connect, exports, functions, text
-from ._modules import Modules, instances, next_record
+from ._modules import Modules, next_record
+from ._objects import instances
 from ._steps import Steps, hooks
 from ._sweep import Sweeper
 
@@ -179,6 +180,7 @@ def _register(torch: Any, core: Core) -> None:
             core.handles.append(register(hook))
         elif what not in core.missing:
             core.missing.append(what)
+    core.handles += _changes.announce(core.modules.expect_moves)
 
 
 def _say(core: Core) -> None:
@@ -190,7 +192,7 @@ def _say(core: Core) -> None:
 
 
 def start(address_of: Callable[[str], int]) -> int:
-    """Starts once. Returns ``DONE``, ``LATER`` if PyTorch is not ready yet, or ``FAILED``."""
+    """Starts once. Returns ``DONE`` or ``WHEN_QUIET``, ``LATER`` if PyTorch is not ready yet, or ``FAILED``."""
     global _core
     try:
         torch = sys.modules.get("torch")
@@ -215,7 +217,7 @@ def start(address_of: Callable[[str], int]) -> int:
             raise
         _core = begun
         _say(begun)
-        return _finish(torch, begun)
+        return _finish(torch, begun) or (DONE if _trains(begun) else WHEN_QUIET)
     except Exception as error:
         functions.roles(DEGRADED, text("%s: %s" % (type(error).__name__, error)))
         return FAILED

@@ -8,14 +8,13 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from . import _codes
 from ._agent import FORWARD, OPTIMIZER, functions, text
-from ._modules import Modules, classes, instances
+from ._changes import Allowance
+from ._modules import Modules
+from ._objects import classes, instances
 from ._sweep import Sweeper
 
 #: Steps after which an optimizer has created all of its state.
 _FIRST = 3
-#: Seconds of the process's lifetime for sweeps and searches that a new optimizer triggers before they are due. Limited,
-#: because a program may create an optimizer for each parameter or step.
-_AT_ONCE = 2.0
 
 
 def _never() -> bool:
@@ -41,8 +40,11 @@ class Steps:
         #: Set while a sweep runs, and in a forked child, where the agent is inactive.
         self.rests = False
         os.register_at_fork(after_in_child=self._rest)
-        #: Remaining part of _AT_ONCE.
-        self._left = _AT_ONCE
+        #: Whether something changed since the last sweep of gradients: gradients accumulated meanwhile may have the name of
+        #: a module that is not their parameter's.
+        self.owes_gradients = False
+        #: For sweeps and searches after changes.
+        self._allowance = Allowance()
         torch = sys.modules.get("torch")
         compiler = getattr(torch, "compiler", None)
         self.is_compiling = getattr(compiler, "is_compiling", None) or _never
@@ -73,9 +75,9 @@ class Steps:
         if self._has_unknown(optimizer):
             self._sweep([], False)
             # Modules that no hook has reported: unpickled or deep-copied ones.
-            if self._has_unknown(optimizer) and (self._left > 0 or self.modules.is_due()):
+            if self._has_unknown(optimizer) and (self.modules.is_due() or self._allowance.is_left()):
                 self.modules.search()
-                self._left -= self.modules.search_seconds
+                self._allowance.spend(self.modules.search_seconds)
 
     def _gone(self, key: int, reference: Any) -> None:
         """Removes an optimizer that has died, possibly during interpreter shutdown."""
@@ -93,12 +95,13 @@ class Steps:
         return any(id(param) not in self.sweeper.paths for param in params)
 
     def _sweep(self, optimizers: List[Any], gradients: bool) -> None:
-        """Sweeps if a sweep is due, or while the startup allowance lasts."""
+        """Sweeps if a sweep is due, or while the allowance lasts."""
         is_due = self.sweeper.is_due()
-        if is_due or self._left > 0:
+        if is_due or self._allowance.is_left():
             self.sweeper.sweep(optimizers, gradients)
+            self.owes_gradients = self.owes_gradients and not gradients
             if not is_due:
-                self._left -= self.sweeper.seconds
+                self._allowance.spend(self.sweeper.cpu_seconds)
 
     def look(self, optimizer: Any) -> None:
         """Handles the start of a step in which something may be new or a sweep is due."""
@@ -111,7 +114,8 @@ class Steps:
             has_changed = self._has_changed() or self.sweeper.changed()
             if self.every and functions.step_number() % self.every == 0:
                 self.sweeper.sweep(self.optimizers(), True)
-            elif has_changed or done < _FIRST or self.sweeper.is_due():
+            elif has_changed or self.owes_gradients or done < _FIRST or self.sweeper.is_due():
+                self.owes_gradients = True
                 self._sweep(self.optimizers(), True)
         finally:
             self.rests = False
@@ -137,6 +141,7 @@ class Steps:
             if count != self.hooked and self.modules.is_due():
                 self.search()
             if self._has_changed() or self.sweeper.changed():
+                self.owes_gradients = True
                 self._sweep(self.optimizers(), False)
         finally:
             self.rests = False
@@ -188,7 +193,7 @@ def hooks(steps: Steps) -> Tuple[Any, Any]:
             is_known = reference is not None and reference() is optimizer
             state = fields(optimizer, "__dict__").get("state")
             has_changed = sweeper.version != modules.version or (state is not None and states.get(key) != (id(state), len(state)))
-            if not is_known or has_changed or steps.every or done[key] < _FIRST or clock() >= min(sweeper.due, modules.due):
+            if not is_known or has_changed or steps.owes_gradients or steps.every or done[key] < _FIRST or clock() >= min(sweeper.due, modules.due):
                 steps.look(optimizer)
         except Exception:
             pass

@@ -115,9 +115,9 @@ class Sweeper:
         #: Time of the next sweep.
         self.due = 0.0
         self._ended = 0.0
-        #: Number of sweeps, and duration of the last one in seconds.
+        #: Number of sweeps; duration and CPU time of the last one in seconds.
         self.count = 0
-        self.seconds = 0.0
+        self.seconds = self.cpu_seconds = 0.0
         #: Result of the last sweep, and the number of sweeps in a row that found nothing new except gradients.
         self._last: Dict[int, Tuple[str, int]] = {}
         self._still = 0
@@ -155,7 +155,7 @@ class Sweeper:
 
     def sweep(self, optimizers: List[Any], gradients: bool) -> None:
         """Sends new names. Gradients are always sent, because a block at the same address may be a new one."""
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.thread_time()
         storages: Dict[int, Tuple[str, int]] = {}
         torch = sys.modules["torch"]
         # No mode of the program sees these queries.
@@ -193,7 +193,7 @@ class Sweeper:
             self.found[role] = self.found.get(role, 0) + 1
         self.count += 1
         now = time.perf_counter()
-        self.seconds = now - start
+        self.seconds, self.cpu_seconds = now - start, time.thread_time() - cpu_start
         self._ended = now
         self.due = now + self.seconds / (_SHARE_WHEN_STILL if self._still >= _STILL else _SHARE)
 

@@ -4,11 +4,11 @@
 //! in the file's symbols and sends it as a tag, if the allocation still exists and has none.
 
 use super::{modules, symbols};
-use crate::base::row::Key;
+use crate::base::row::{Key, RowCopy};
 use crate::driver::core::Core;
 use crate::record::high_water;
 use crate::threads::Thread;
-use gpumem_wire::{Body, MAX_TAG_BYTES, Phase, Role};
+use gpumem_wire::MAX_TAG_BYTES;
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -110,15 +110,10 @@ impl Sites {
 /// Names the allocation of record `seq`, if it still exists and is still unnamed.
 fn name_one(core: &Core, thread: &Thread, address: u64, seq: u64, tag: u32) {
     let key = Key::Allocation(address);
-    let is_nameless =
-        core.recorder.live.get(key).is_some_and(|row| row.seq() == seq && row.row[5] as u32 == 0);
-    if !is_nameless {
-        return;
-    }
-    let use_as = (Role::Unknown, Phase::Unknown);
+    let is_nameless = |row: &RowCopy| row.seq() == seq && row.row[5] as u32 == 0;
+    let Some(row) = core.recorder.live.get(key).filter(is_nameless) else { return };
     // The sender's own record must not wake the sender.
-    let body = Body::Retag { address, block_seq: seq, pool: 0, use_as };
-    thread.inside(|| core.say_retag(thread, key, body, tag));
+    thread.inside(|| core.say_retag(thread, key, row.retag(Default::default()), tag));
 }
 
 /// Returns `file/function` of a return address; `None` if the file has no symbol for it.

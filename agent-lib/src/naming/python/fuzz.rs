@@ -2,13 +2,13 @@
 //! and must read only whole words at checked pointers within its limits. GPUMEM_FUZZ sets the number of images of each kind
 //! (400 by default).
 
-use crate::base::row::FrameName;
+use crate::base::row::AllocationName;
 use crate::naming::python::codes::{Codes, What};
+use crate::naming::python::interpreter::{self, Said};
 use crate::naming::python::layout::{self, Layout, Place};
 use crate::naming::python::lines::Lines;
 use crate::naming::python::memory::{FAR, Memory, Pointer};
 use crate::naming::python::modules::{Modules, tests::names};
-use crate::naming::python::selftest::{self, Said};
 use crate::naming::python::text::{Out, Types};
 use crate::naming::python::walk::{Known, MOST, Reader};
 use gpumem_wire::{Phase, Role};
@@ -200,7 +200,7 @@ fn tables() -> Tables {
 }
 
 impl Tables {
-    fn find(&self, image: &Image, layout: &Layout) -> Option<FrameName> {
+    fn find(&self, image: &Image, layout: &Layout) -> Option<AllocationName> {
         let reader = &Reader { memory: image, layout, types: &TYPES };
         let known = Known { reader, codes: &self.codes, modules: &self.modules, names: &self.names };
         image.reads.set(0);
@@ -218,7 +218,7 @@ impl Tables {
         String::from_utf8_lossy(self.names.path(tag).unwrap_or_default()).into_owned()
     }
 
-    fn path(&self, found: Option<FrameName>) -> Option<(String, Phase)> {
+    fn path(&self, found: Option<AllocationName>) -> Option<(String, Phase)> {
         let found = found?;
         let path = self.names.path(found.tag).unwrap_or_default();
         Some((String::from_utf8_lossy(path).into_owned(), found.phase))
@@ -238,7 +238,7 @@ fn prove(image: &Image, layout: &Layout) -> Result<(), String> {
     let codes = [work, call, call, call, main, main, main, main];
     let firsts = [0, OBJECTS[0], OBJECTS[1], OBJECTS[2], 0, 0, 0, 0];
     let said = Said { codes: &codes, firsts: &firsts, lines: &[71; COUNT] };
-    selftest::check(&Reader { memory: image, layout, types: &TYPES }, STATE, said)
+    interpreter::check(&Reader { memory: image, layout, types: &TYPES }, STATE, said)
 }
 
 #[test]

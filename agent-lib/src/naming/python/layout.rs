@@ -11,7 +11,7 @@
 //!
 //! The offsets were measured with `offsetof` on x86-64. agent-lib/tests/suite/frames.rs verifies them on every interpreter that
 //! it finds: 3.9.18, 3.10.13, 3.11.7, 3.12.1, 3.13.0, 3.14.10 and 3.15.2 so far. Free-threaded builds are detected and not read
-//! (3.14.9). aarch64 has the same structs (LP64, no bit fields), untested. selftest.rs compares the frames with Python's own
+//! (3.14.9). aarch64 has the same structs (LP64, no bit fields), untested. interpreter.rs compares the frames with Python's own
 //! list before anything is read directly.
 
 use crate::naming::python::memory::{FAR, Memory, Pointer};
@@ -42,7 +42,6 @@ pub(crate) enum Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Layout {
-    /// CPython's version.
     pub version: Version,
     /// In a thread state: its frame, or a struct that leads to it.
     pub frame: u16,
@@ -68,7 +67,6 @@ pub(crate) struct Layout {
     pub code_first_line: u16,
     /// In a code object: its table of lines.
     pub code_lines: u16,
-    /// Format of the table of lines.
     pub lines: Lines,
     /// In an ASCII str: its characters.
     pub text: u16,
@@ -158,7 +156,7 @@ pub(crate) fn of(version: Version, memory: &impl Memory, runtime: Option<Pointer
             *known.ok_or_else(|| format!("CPython {major}.{minor} is not known"))?
         }
     };
-    if layout.sane() { Ok(layout) } else { Err("offsets that make no sense".to_owned()) }
+    if layout.sane() { Ok(layout) } else { Err("inconsistent offsets".to_owned()) }
 }
 
 /// Where the parts of the published table begin, in words.
@@ -181,7 +179,7 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
     let word =
         |index: u16| memory.word(runtime, index * 8).ok_or_else(|| "_PyRuntime cannot be read".to_owned());
     if word(0)?.to_ne_bytes() != *b"xdebugpy" {
-        return Err("_PyRuntime begins with something else than its offsets".to_owned());
+        return Err("_PyRuntime does not begin with its offsets".to_owned());
     }
     let said = word(1)?;
     if (said >> 24, said >> 16 & 0xff) != (version.0.into(), version.1.into()) {
@@ -199,7 +197,7 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
     let field = |part: u16, index: u16, bytes: u64| -> Result<u16, String> {
         let (size, offset) = (word(part)?, word(part + index)?);
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= size) && offset % bytes == 0;
-        u16::try_from(offset).ok().filter(|_| inside).ok_or_else(|| "offsets that make no sense".to_owned())
+        u16::try_from(offset).ok().filter(|_| inside).ok_or_else(|| "inconsistent offsets".to_owned())
     };
     // Checks that the offsets that are constants here are the published ones.
     let fixed = [
@@ -210,13 +208,13 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
     ];
     for (part, index, here) in fixed {
         if field(part, index, 8)? != here {
-            return Err("objects are not laid out as ever".to_owned());
+            return Err("the layout of objects differs from the known one".to_owned());
         }
     }
     // These lie behind the struct or in its last bytes, so `field` would refuse them.
     let text = u16::try_from(word(parts.text + 3)?).unwrap_or(u16::MAX);
     if field(parts.text, 1, 4)? != TEXT_STATE || word(parts.bytes + 2)? != u64::from(BYTES) {
-        return Err("str and bytes are not laid out as ever".to_owned());
+        return Err("the layout of str and bytes differs from the known one".to_owned());
     }
     let items = u16::try_from(word(parts.tuple + 1)?).unwrap_or(u16::MAX);
     Ok(Layout {

@@ -37,7 +37,6 @@ const PACKAGES: [&[u8]; 5] = [b"torch/", b"functorch/", b"torchgen/", b"triton/"
 /// Prefixes of the file names of generated code; such names are meaningless to users.
 const GENERATED: [&[u8]; 4] = [b"<frozen ", b"<gpumem", b"<eval_with_key>", b"<torch_package"];
 
-/// The cache of lines; see the module's docs.
 #[derive(Debug)]
 pub(crate) struct Lines {
     /// Made by `prepare`.

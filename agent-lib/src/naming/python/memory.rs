@@ -1,5 +1,6 @@
 //! Access to the interpreter's memory, only through plausible pointers. Tests use images of damaged memory (fuzz.rs).
 
+use crate::base::descriptor::{self, Owned};
 use std::ffi::c_void;
 
 /// Offsets from a pointer are smaller than this: see `Layout::sane`.
@@ -90,8 +91,8 @@ impl Memory for Plain {
 /// right. It uses a pipe, because process_vm_readv is forbidden in many containers.
 #[derive(Debug)]
 pub(crate) struct Careful {
-    from: i32,
-    to: i32,
+    from: Owned,
+    to: Owned,
 }
 
 impl Careful {
@@ -100,19 +101,8 @@ impl Careful {
         let mut ends = [0; 2];
         // SAFETY: `ends` has room for two descriptors.
         let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } == 0;
-        let [from, to] = if made { ends.map(crate::base::descriptor::up) } else { [-1; 2] };
-        let careful = Careful { from, to };
-        (from >= 0 && to >= 0).then_some(careful)
-    }
-}
-
-impl Drop for Careful {
-    fn drop(&mut self) {
-        // SAFETY: the descriptors belong to this value.
-        unsafe {
-            libc::close(self.from);
-            libc::close(self.to);
-        }
+        let [from, to] = if made { ends.map(|end| Owned(descriptor::up(end))) } else { return None };
+        (from.0 >= 0 && to.0 >= 0).then_some(Careful { from, to })
     }
 }
 
@@ -128,10 +118,10 @@ impl Memory for Careful {
         }
         let from = (at.0 + usize::from(offset)) as *const c_void;
         // SAFETY: the kernel reads, and returns EFAULT for unmapped memory. The empty pipe takes a page without blocking.
-        let put = unsafe { libc::write(self.to, from, out.len()) };
+        let put = unsafe { libc::write(self.to.0, from, out.len()) };
         let Ok(put) = usize::try_from(put) else { return false };
         // SAFETY: reads the bytes that are in the pipe, and never more than `out` has room for.
-        let got = unsafe { libc::read(self.from, out.as_mut_ptr().cast(), put) };
+        let got = unsafe { libc::read(self.from.0, out.as_mut_ptr().cast(), put) };
         usize::try_from(got) == Ok(out.len())
     }
 }

@@ -3,29 +3,27 @@
 //! Nothing is read before Python code (sources/python_host) has called [`prove`] with its own list of the thread's frames.
 
 mod codes;
-mod find;
 #[cfg(test)]
 mod fuzz;
+pub(crate) mod interpreter;
 mod layout;
 mod lines;
 pub(crate) mod memory;
 mod modules;
-pub(crate) mod selftest;
 pub(crate) mod text;
 mod walk;
 
 use crate::base::hot::HOT_WORDS;
-use crate::base::row::FrameName;
+use crate::base::row::AllocationName;
 use crate::driver::core::Core;
 use crate::record::status;
 use crate::threads::Thread;
 use codes::{Codes, What};
-pub(crate) use find::Interpreter;
 use gpumem_wire::{Layer, LayerState};
+use interpreter::{Interpreter, Said};
 use lines::Lines;
 use memory::{Careful, Plain};
 use modules::Modules;
-use selftest::Said;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 use walk::{Known, Reader};
 
@@ -43,36 +41,35 @@ pub(crate) static MODULES: Modules = Modules::new();
 /// Returns the name that the calling thread's Python frames give, if any has a meaning. The tag is 0 where only the phase is
 /// known.
 #[inline(always)]
-pub(crate) fn here(core: &Core, _: &Thread) -> Option<FrameName> {
-    let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
-    if interpreter.is_null() {
-        return None;
-    }
-    // SAFETY: leaked by `prove`.
-    look(core, unsafe { &*interpreter })
+pub(crate) fn here(core: &Core, _: &Thread) -> Option<AllocationName> {
+    look(core, armed()?)
+}
+
+/// Returns the interpreter that [`prove`] accepted.
+#[inline(always)]
+fn armed() -> Option<&'static Interpreter> {
+    // SAFETY: null, or leaked by `prove`.
+    unsafe { ARMED.load(Acquire).cast::<Interpreter>().as_ref() }
 }
 
 #[inline(never)]
-fn look(core: &Core, interpreter: &Interpreter) -> Option<FrameName> {
-    in_frames(interpreter, |reader, state| {
+fn look(core: &Core, interpreter: &Interpreter) -> Option<AllocationName> {
+    in_frames(Some(interpreter), |reader, state| {
         Known { reader, codes: &CODES, modules: &MODULES, names: &core.recorder.names }.find(state)
     })?
 }
 
 /// Runs `work` with the calling thread's state; `None` if it has none.
 #[inline(always)]
-fn in_frames<T>(interpreter: &Interpreter, work: impl FnOnce(&Reader<'_, Plain>, u64) -> T) -> Option<T> {
+fn in_frames<T>(
+    interpreter: Option<&Interpreter>,
+    work: impl FnOnce(&Reader<'_, Plain>, u64) -> T,
+) -> Option<T> {
+    let interpreter = interpreter?;
     let state = state(interpreter)?;
     // SAFETY: the layout was proved in this process; the state is the calling thread's own.
     let memory = unsafe { Plain::new() };
     Some(work(&Reader { memory: &memory, layout: &interpreter.layout, types: &interpreter.types }, state))
-}
-
-/// Like `in_frames`, with the interpreter that [`prove`] accepted; `None` without one.
-fn in_armed_frames<T>(work: impl FnOnce(&Reader<'_, Plain>, u64) -> T) -> Option<T> {
-    // SAFETY: null, or leaked by `prove`.
-    let interpreter = unsafe { ARMED.load(Acquire).cast::<Interpreter>().as_ref() }?;
-    in_frames(interpreter, work)
 }
 
 /// Returns the calling thread's Python state, if it has one. At its end the interpreter frees the states of threads that still
@@ -95,7 +92,7 @@ pub(crate) fn line(core: &Core, _: &Thread) -> u32 {
     if !core.settings.layers.sites {
         return 0;
     }
-    in_armed_frames(|reader, state| LINES.tag(&core.recorder.names, reader, state)).unwrap_or(0)
+    in_frames(armed(), |reader, state| LINES.tag(&core.recorder.names, reader, state)).unwrap_or(0)
 }
 
 /// Whether the calling thread's frames set gradients to zero, and whether one is a function with its own backward pass.
@@ -107,14 +104,14 @@ pub(crate) fn rare_frames(_: &Thread) -> (bool, bool) {
             (clears || what == What::ZeroGrad, custom || what == What::CustomFunction)
         })
     };
-    in_armed_frames(rare).unwrap_or_default()
+    in_frames(armed(), rare).unwrap_or_default()
 }
 
 /// Writes the calling thread's Python stack as `function (file:line)`, one frame on each line, the innermost first. Returns the
 /// bytes written; 0 without frames.
 pub(crate) fn stack_text(_: &Thread, out: &mut [u8]) -> usize {
     let mut out = text::Out::new(out);
-    in_armed_frames(|reader, state| reader.write_stack(state, &mut out));
+    in_frames(armed(), |reader, state| reader.write_stack(state, &mut out));
     out.used()
 }
 
@@ -148,10 +145,10 @@ pub(crate) fn started(core: &Core) {
     if status::layer(Layer::ModulePath).is_some() {
         return;
     }
-    let (state, reason) = match (core.settings.layers.frames, find::present()) {
+    let (state, reason) = match (core.settings.layers.frames, interpreter::present()) {
         (false, _) => (LayerState::Off, OFF),
         (true, false) => (LayerState::Absent, "no Python in this process"),
-        (true, true) => (LayerState::Absent, "Python has not said what to look for"),
+        (true, true) => (LayerState::Absent, "no Python code has registered its code objects yet"),
     };
     status::report_layer(Layer::ModulePath, state, reason);
 }
@@ -184,10 +181,10 @@ pub(crate) fn prove(core: &Core, said: Said<'_>) -> Result<(), String> {
 
 fn compare(said: Said<'_>) -> Result<&'static Interpreter, String> {
     let careful = Careful::new().ok_or_else(|| "no file descriptors for the test".to_owned())?;
-    let interpreter = find::interpreter(&careful)?;
+    let interpreter = interpreter::find(&careful)?;
     let state = state(&interpreter).ok_or_else(|| "no Python on this thread".to_owned())?;
     let reader = Reader { memory: &careful, layout: &interpreter.layout, types: &interpreter.types };
-    selftest::check(&reader, state, said)?;
+    interpreter::check(&reader, state, said)?;
     Ok(Box::leak(Box::new(interpreter))) // one for each interpreter, some hundred bytes
 }
 

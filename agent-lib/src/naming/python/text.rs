@@ -3,6 +3,7 @@
 use crate::naming::python::layout::{self, Layout, Lines, Place};
 use crate::naming::python::memory::{FAR, Memory, Pointer};
 use crate::naming::python::walk::Reader;
+use std::fmt::Write;
 
 /// Longest function name, in characters.
 pub(crate) const NAME: usize = 120;
@@ -56,17 +57,13 @@ impl<'a> Out<'a> {
 
     /// Appends a number without its sign; returns whether it fitted.
     pub(crate) fn number(&mut self, number: i32) -> bool {
-        let mut digits = [0; 10];
-        let (mut rest, mut at) = (number.unsigned_abs(), digits.len());
-        loop {
-            at -= 1;
-            digits[at] = b'0' + (rest % 10) as u8;
-            rest /= 10;
-            if rest == 0 {
-                break;
-            }
-        }
-        self.put(&digits[at..])
+        write!(self, "{}", number.unsigned_abs()).is_ok()
+    }
+}
+
+impl Write for Out<'_> {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        if self.put(text.as_bytes()) { Ok(()) } else { Err(std::fmt::Error) }
     }
 }
 

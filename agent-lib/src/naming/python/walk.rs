@@ -11,7 +11,7 @@
 //! - Sub-interpreters: each has its own thread state. Before 3.12, PyGILState knows only the first state that the thread had,
 //!   so the walk finds the frame that called the sub-interpreter.
 
-use crate::base::row::FrameName;
+use crate::base::row::AllocationName;
 use crate::naming::python::codes::{Codes, Meaning, Variable, What};
 use crate::naming::python::layout::{self, Layout};
 use crate::naming::python::memory::{Memory, Pointer};
@@ -103,7 +103,7 @@ pub(crate) struct Known<'a, M> {
 impl<M: Memory> Known<'_, M> {
     /// Returns the name that the frames of the thread with this state give.
     #[inline(always)]
-    pub(crate) fn find(&self, state: u64) -> Option<FrameName> {
+    pub(crate) fn find(&self, state: u64) -> Option<AllocationName> {
         for frame in self.reader.frames(state) {
             if let Some(meaning) = self.codes.get(self.reader.code(frame)?) {
                 if let Some(known) = self.meets(frame, meaning) {
@@ -117,7 +117,7 @@ impl<M: Memory> Known<'_, M> {
 
     /// Returns the result if this frame ends the walk, else `None`.
     #[inline(always)]
-    fn meets(&self, frame: Pointer, (what, variable): Meaning) -> Option<Option<FrameName>> {
+    fn meets(&self, frame: Pointer, (what, variable): Meaning) -> Option<Option<AllocationName>> {
         if what.is_of(SAY_NO_END) {
             return None;
         }
@@ -126,7 +126,7 @@ impl<M: Memory> Known<'_, M> {
         }
         let tag = if what.is_of(HAVE_A_MODULE) { self.module(frame, variable) } else { Some(0) };
         let tag = if what == What::Step { tag.unwrap_or(0) } else { tag? };
-        Some(Some(FrameName { tag, phase: what.phase(), role: Role::Unknown }))
+        Some(Some(AllocationName { tag, phase: what.phase(), ..AllocationName::default() }))
     }
 
     /// Continues from a frame that has a meaning but gives no module. There are three cases:
@@ -136,7 +136,7 @@ impl<M: Memory> Known<'_, M> {
     /// - A frame that gives only a role.
     #[cold]
     #[inline(never)]
-    fn beyond(&self, state: u64, from: Pointer, (what, variable): Meaning) -> Option<FrameName> {
+    fn beyond(&self, state: u64, from: Pointer, (what, variable): Meaning) -> Option<AllocationName> {
         let reader = self.reader;
         if what == What::Copying {
             self.modules.unknown.fetch_add(1, Relaxed);
@@ -153,7 +153,11 @@ impl<M: Memory> Known<'_, M> {
             if let Some(known) = self.meets(frame, (what, variable)) {
                 let said = known.unwrap_or_default();
                 let is_known = known.is_some() || phase.is_some() || role != Role::Unknown;
-                return is_known.then_some(FrameName { phase: phase.unwrap_or(said.phase), role, ..said });
+                return is_known.then_some(AllocationName {
+                    phase: phase.unwrap_or(said.phase),
+                    role,
+                    ..said
+                });
             }
             if what == What::Copying {
                 self.modules.unknown.fetch_add(1, Relaxed);
@@ -169,7 +173,8 @@ impl<M: Memory> Known<'_, M> {
         // No caller has a name, so the generated module's own name is used.
         let tag = generated.unwrap_or(0);
         let phase = phase.or(generated.map(|_| What::Module.phase())).unwrap_or_default();
-        (phase != Phase::Unknown || role != Role::Unknown).then_some(FrameName { tag, phase, role })
+        let name = AllocationName { tag, phase, role, ..AllocationName::default() };
+        (phase != Phase::Unknown || role != Role::Unknown).then_some(name)
     }
 
     /// Returns the tag of a generated module, if the frame belongs to one.

@@ -436,6 +436,14 @@ impl Live {
         Some(before)
     }
 
+    /// Marks a block that was freed while a stream may still use it.
+    pub(crate) fn set_pending(&self, key: Key) {
+        self.update(key, 5, |word, beside| {
+            beside.flags |= RowExtra::PENDING;
+            word
+        });
+    }
+
     /// Adds to the counts of the row of `key` and returns the row with the new counts. `None` if there is no such row.
     pub(crate) fn count(&self, key: Key, references: i32, mappings: i32) -> Option<RowCopy> {
         let (_, place) = self.find(key.hash())?;

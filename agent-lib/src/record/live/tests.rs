@@ -186,7 +186,7 @@ fn a_place_that_was_looked_for_may_be_gone() {
 }
 
 /// Eight words are compared at once, by halves. A word with only one equal half must not match, and neither must the eighth,
-/// which is no key.
+/// which is not a key.
 #[test]
 fn a_key_is_found_by_all_of_its_bits() {
     let chunk: Chunk = Chunk { keys: [const { AtomicU64::new(0) }; KEYS], passed: AtomicU64::new(0) };

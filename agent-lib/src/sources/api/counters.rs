@@ -14,13 +14,10 @@ const MOST: usize = 4096;
 pub(crate) struct Counter {
     /// Tag of its name.
     pub tag: u32,
-    /// Current value.
     pub value: i64,
     /// Times that it was set or changed since the reset.
     pub changes: u64,
-    /// Least value since the reset.
     pub least: i64,
-    /// Greatest value since the reset.
     pub greatest: i64,
     /// Sum of value × ns since the reset, up to `changed_ns`.
     area: i128,
@@ -65,10 +62,6 @@ impl Counter {
 }
 
 static COUNTERS: ForkMutex<Vec<Counter>> = ForkMutex::new(Vec::new);
-
-pub(crate) fn reset_after_fork() {
-    COUNTERS.reset_after_fork();
-}
 
 /// Returns all counters; with `reset`, their statistics restart.
 pub(crate) fn all(core: &Core, reset: bool) -> Vec<Counter> {

@@ -27,7 +27,6 @@ impl Core {
         pool
     }
 
-    /// Records the end of a pool and removes all its segments and blocks.
     pub(crate) fn pool_destroy(&self, thread: &Thread, pool: u64) {
         let at = RecordContext::on(self.pool_device(pool));
         self.recorder.record(thread, at, Body::PoolDestroy { pool }, |recorder, _| {
@@ -39,7 +38,6 @@ impl Core {
         });
     }
 
-    /// Records a range that the pool carves blocks from.
     pub(crate) fn segment_add(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
         let body = Body::SegmentAdd { address, bytes, pool };
         let (at, key) = (self.in_pool(thread, pool), Key::Segment(pool, address));
@@ -93,36 +91,25 @@ impl Core {
         }
         let at = RecordContext { context: stream, ..self.in_pool(thread, pool) };
         let body = Body::BlockAlloc { address, bytes, pool, use_as: (Role::Unknown, Phase::Unknown) };
-        self.recorder.record(thread, at, body, |recorder, row| {
-            recorder.live.insert(Key::Block(pool, address), row, RowExtra::default());
-        });
+        self.recorder.insert(thread, at, body, Key::Block(pool, address), RowExtra::default());
     }
 
-    /// Records the free of a block. `pending`: a stream may still use it.
     #[inline]
     pub(crate) fn block_free(&self, thread: &Thread, pool: u64, address: u64, pending: bool) {
         let state = if pending { FreeState::Pending } else { FreeState::Done };
+        let (at, key) = (RecordContext::NOWHERE, Key::Block(pool, address));
         let body = Body::BlockFree { address, pool, state };
-        self.recorder.record(thread, RecordContext::NOWHERE, body, |recorder, _| {
-            let key = Key::Block(pool, address);
-            if pending {
-                recorder.live.update(key, 5, |word, beside| {
-                    beside.flags |= RowExtra::PENDING;
-                    word
-                });
-            } else {
-                recorder.live.remove(key);
-            }
-        });
+        match pending {
+            true => self.recorder.record(thread, at, body, |recorder, _| recorder.live.set_pending(key)),
+            false => self.recorder.remove(thread, at, body, key),
+        };
     }
 
-    /// Records the pool's own figures of reserved and used bytes.
     pub(crate) fn pool_state(&self, thread: &Thread, pool: u64, reserved_bytes: u64, used_bytes: u64) {
         let at = RecordContext::on(self.pool_device(pool));
         self.recorder.note(thread, at, Body::PoolState { pool, reserved_bytes, used_bytes, took_us: 0 });
     }
 
-    /// Records the pool's own total of live block bytes, for comparison.
     pub(crate) fn pool_check(&self, thread: &Thread, pool: u64, total_bytes: u64) {
         let at = RecordContext::on(self.pool_device(pool));
         self.recorder.note(thread, at, Body::PoolCheck { pool, total_bytes });
@@ -132,17 +119,11 @@ impl Core {
     /// allocation. Blocks are tried first, because the first block of a segment has the address of the segment's allocation.
     pub(crate) fn retag(&self, thread: &Thread, pool: u64, address: u64, path: &[u8], use_as: (Role, Phase)) {
         let tag = if path.is_empty() { 0 } else { self.recorder.names.intern(0, path) };
-        let of_pool = |pool: u64| {
-            let key = Key::Block(pool, address);
-            self.recorder.live.get(key).map(|row| (pool, key, row.seq()))
-        };
-        let found = match pool {
-            0 => self.torch.pools().find_map(|pool| of_pool(pool.id)),
-            pool => of_pool(pool),
-        };
+        let has_block = |pool: &u64| self.recorder.live.get(Key::Block(*pool, address)).is_some();
+        let torch = || self.torch.pools().map(|pool| pool.id).find(has_block).unwrap_or(0);
+        let pool = if pool == 0 { torch() } else { pool };
         let key = if pool == 0 { Key::Allocation(address) } else { Key::Block(pool, address) };
-        let otherwise = || (pool, key, self.recorder.live.get(key).map_or(0, |row| row.seq()));
-        let (pool, key, block_seq) = found.unwrap_or_else(otherwise);
+        let block_seq = self.recorder.live.get(key).map_or(0, |row| row.seq());
         self.say_retag(thread, key, Body::Retag { address, block_seq, pool, use_as }, tag);
     }
 }

@@ -87,7 +87,6 @@ pub(crate) fn wait_for(number: u64) {
     NEXT.store(number, Release);
 }
 
-/// Whether a step concerns a recording.
 #[inline(always)]
 pub(crate) fn is_waited_for(number: u64) -> bool {
     number >= NEXT.load(Relaxed)
@@ -100,8 +99,8 @@ pub(crate) enum RecordingRequest {
     /// A step begins that a window waits for.
     Step(u64),
     Stop,
-    /// Apply a change of [`is_muted`].
-    Mute,
+    /// Apply a change of [`is_muted`], or mute or unmute for the daemon.
+    Mute(Option<bool>),
     /// Write the state to a file of this name; empty: to the current recording, or else to a file with the default name.
     Dump {
         path: String,
@@ -144,10 +143,6 @@ pub(crate) struct RequestSlot {
 static SLOT: ForkMutex<RequestSlot> = ForkMutex::new(RequestSlot::default);
 static DONE: Condvar = Condvar::new();
 
-pub(crate) fn reset_after_fork() {
-    SLOT.reset_after_fork();
-}
-
 pub(crate) fn slot() -> Option<MutexGuard<'static, RequestSlot>> {
     let _uncancelled = Uncancelled::now();
     let start = Instant::now();
@@ -161,7 +156,6 @@ pub(crate) fn slot() -> Option<MutexGuard<'static, RequestSlot>> {
     }
 }
 
-/// Whether events are withheld.
 pub(crate) fn is_muted() -> bool {
     MUTES.load(Acquire) > 0 || MEMORY_OFF.load(Acquire) > 0
 }
@@ -172,7 +166,6 @@ pub(crate) fn dump_file() -> String {
 
 /// Returns the sender's reply to a request, or ETIMEDOUT after `patience`. The sender must have been started.
 pub(crate) fn request_with_timeout(request: RecordingRequest, patience: Duration) -> RecordingReply {
-    let _uncancelled = Uncancelled::now();
     let late =
         || RecordingReply { errno: libc::ETIMEDOUT as u16, told: "the agent's thread is busy".to_owned() };
     let Some(mut slot) = slot() else { return late() };
@@ -236,6 +229,11 @@ pub(crate) fn permitted(core: &Core, name: &str) -> Result<(), RecordingReply> {
     Err(RecordingReply { errno: libc::EACCES as u16, told })
 }
 
+/// Creates a file that does not exist, for the user only.
+pub(crate) fn create_new(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
 /// Creates a file for a recording and returns it with its absolute path, or a reply with the errno.
 ///
 /// In the name, `%h` becomes the host, `%p` becomes `p` and the pid, and `%n` the first number that gives a new name. `%r`
@@ -260,7 +258,7 @@ pub(crate) fn create(core: &Core, name: &str) -> Result<(File, PathBuf), Recordi
                 .replace("%n", &number.to_string()),
         );
         let path = if text.contains('%') { path } else { pattern.clone() };
-        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+        match create_new(&path) {
             Ok(file) => return Ok((file, path)),
             Err(error) if is_numbered && error.kind() == std::io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(RecordingReply::failed(&path, &error)),

@@ -2,11 +2,11 @@
 
 use crate::driver::core::Core;
 use crate::record::recorder::{self, RecordContext};
+use crate::record::status::report_layer;
 use crate::threads::{DEPTH, OwnerData, Thread};
 use gpumem_wire::{Body, Edge, Layer, LayerState, Phase};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// The program has opened a scope other than by NVTX.
 static USED: AtomicBool = AtomicBool::new(false);
 
 /// Notes that a scope is opened other than by NVTX.
@@ -19,22 +19,13 @@ pub(crate) fn note() {
 
 pub(crate) static STEP: AtomicU64 = AtomicU64::new(0);
 
-/// The value of `USED` that the sender reported last: 1 false, 2 true; 0 before the first report.
-static SEEN: AtomicU8 = AtomicU8::new(0);
-
-/// Reports the layer's state if it has changed. The sender calls it each round: a short program may end before the next one.
+/// Reports the layer's state. The sender calls it each round: a short program may end before the next one.
 pub(crate) fn look() {
-    let used = USED.load(Relaxed);
-    let now = 1 + u8::from(used);
-    if SEEN.swap(now, Relaxed) == now {
-        return;
-    }
-    let state = if used { LayerState::Active } else { LayerState::Absent };
-    crate::record::status::report_layer(
-        Layer::Scopes,
-        state,
-        if used { "" } else { "the program has opened none" },
-    );
+    let (state, reason) = match USED.load(Relaxed) {
+        true => (LayerState::Active, ""),
+        false => (LayerState::Absent, "the program has opened no scope"),
+    };
+    report_layer(Layer::Scopes, state, reason);
 }
 
 /// Owner number of the C API.
@@ -117,7 +108,6 @@ impl Core {
         level
     }
 
-    /// Records the begin or the coming end of the scope `tag`.
     #[cold]
     #[inline(never)]
     fn edge(&self, thread: &Thread, tag: u32, edge: Edge) {
@@ -154,7 +144,6 @@ impl Core {
         Some(level)
     }
 
-    /// Sets the tag of threads without open scopes.
     pub(crate) fn set_process_tag(&self, path: &[u8]) {
         let tag = if path.is_empty() { 0 } else { self.recorder.names.intern(0, path) };
         self.process_tag.store(tag, Relaxed);

@@ -13,7 +13,7 @@
 //! ```
 
 use crate::base::own_thread;
-use crate::base::row::{RowCopy, RowExtra, device_of, kind, kind_of, memory_of, pool_owner};
+use crate::base::row::{RowCopy, device_of, kind, kind_of, memory_of, pool_owner};
 use crate::driver::core::Core;
 use crate::naming::python;
 use crate::record::high_water::{self, Family};
@@ -26,7 +26,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 const LIVE: i32 = 0;
 const STATUS: i32 = 1;
-/// The high-water mark of the open range.
 const HIGH: i32 = 2;
 
 /// Returns the JSON text of `what`; empty if that is unknown.
@@ -43,28 +42,19 @@ pub(crate) fn text(core: &Core, what: i32) -> String {
 /// Writes the name that an allocation of this thread would get now, then its Python stack. For diagnosis and tests.
 pub(crate) fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usize {
     let named = core.named(thread);
-    let phase = match named.phase {
-        Phase::Setup => "setup",
-        Phase::Forward => "forward",
-        Phase::Backward => "backward",
-        Phase::Optimizer => "optimizer",
-        Phase::Evaluation => "evaluation",
-        _ => "unknown",
-    };
     let mut text = python::text::Out::new(out);
-    for part in [core.recorder.names.path(named.tag).unwrap_or_default(), b" ", phase.as_bytes(), b"\n"] {
-        text.put(part);
-    }
+    text.put(core.recorder.names.path(named.tag).unwrap_or_default());
+    let tag_end = text.used();
+    let _ = writeln!(text, " {:?}", named.phase);
     let used = text.used();
+    out[tag_end..used].make_ascii_lowercase();
     used + python::stack_text(thread, &mut out[used..])
 }
 
-/// A value that can be written as JSON.
 pub(crate) trait Json {
     fn write(&self, out: &mut String);
 }
 
-/// JSON text.
 pub(crate) struct Raw(pub String);
 
 impl Json for Raw {
@@ -119,7 +109,6 @@ macro_rules! numbers {
 }
 numbers!(bool, u8, u32, u64, i64, usize, f64);
 
-/// Makes a JSON object.
 macro_rules! object {
     ($( $key:ident: $value:expr ),* $(,)?) => {
         $crate::sources::api::snapshot::joined('{', '}', [$( {
@@ -142,7 +131,7 @@ pub(crate) fn list(parts: impl IntoIterator<Item = Raw>) -> Raw {
 }
 
 /// Converts `OptimizerState` to `optimizer_state`.
-fn word(value: impl Debug) -> String {
+pub(crate) fn word(value: impl Debug) -> String {
     let mut out = String::new();
     for char in format!("{value:?}").chars() {
         if char.is_uppercase() && !out.is_empty() {
@@ -238,7 +227,6 @@ fn range(row: &RowCopy) -> (u64, u64) {
     (row.row[2], row.row[2].saturating_add(row.row[3]))
 }
 
-/// Sum and number of memory pieces.
 #[derive(Default, Clone, Copy)]
 struct Heap {
     bytes: u64,
@@ -252,14 +240,11 @@ impl Heap {
     }
 }
 
-type Name = (u32, u8, u8);
+/// Tag, role and phase.
+type Name = (u32, (Role, Phase));
 
 fn name_of(taken: &RowCopy) -> Name {
-    let row = &taken.row;
-    let own = if kind_of(row) == kind::BLOCK_ALLOC { (row[7] >> 56) as u8 } else { 0 };
-    let told = if taken.beside.flags & RowExtra::RETAGGED != 0 { taken.beside.use_as } else { 0 };
-    let (role, phase) = (told & 15, told >> 4);
-    (row[5] as u32, if role == 0 { own & 15 } else { role }, if phase == 0 { own >> 4 } else { phase })
+    (taken.row[5] as u32, taken.use_as())
 }
 
 #[derive(Default)]
@@ -407,7 +392,7 @@ impl Device {
             let bytes = block.row[3];
             let left = bytes - inner.overlap(block.row[2], bytes);
             all += bytes;
-            if block.beside.flags & RowExtra::PENDING != 0 {
+            if block.is_pending() {
                 pending += bytes;
             }
             if left > 0 {
@@ -434,8 +419,8 @@ impl Device {
 
     fn text(self, core: &Core, number: u8) -> Raw {
         let names = |names: BTreeMap<Name, Heap>, of: &'static str| {
-            names.into_iter().map(move |((tag, role, phase), heap)| {
-                let (role, phase) = (word(Role::from_code(role)), word(Phase::from_code(phase)));
+            names.into_iter().map(move |((tag, (role, phase)), heap)| {
+                let (role, phase) = (word(role), word(phase));
                 object! {
                     of: of, path: path(core, tag), role: role, phase: phase, bytes: heap.bytes, count: heap.count,
                 }

@@ -3,11 +3,12 @@
 
 use super::kinds::freed_by;
 use super::resource::resource;
-use super::table::{self, Meaning};
+use super::table::{self, Meaning, Request};
 use crate::base::fault_injection;
 use crate::driver::allocations::Allocation;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
+use crate::driver::pool_polling::EVERY_NS;
 use crate::driver::pools::graph_memory;
 use crate::record::recorder::{self, RecordContext};
 use crate::threads::{Call, Thread};
@@ -70,8 +71,23 @@ impl Here<'_> {
     /// `P` must be the layout of the call's parameters.
     #[inline(always)]
     pub(super) unsafe fn params<P: Copy>(&self) -> P {
+        // SAFETY: the caller guarantees the layout.
+        unsafe { self.param(0) }
+    }
+
+    /// Returns the parameter at an offset.
+    ///
+    /// # Safety
+    /// The call must have a parameter of this type there.
+    #[inline(always)]
+    pub(super) unsafe fn param<P: Copy>(&self, offset: u16) -> P {
         // SAFETY: the pointer is not null, and the caller guarantees the layout.
-        unsafe { self.data.params.cast::<P>().read_unaligned() }
+        unsafe { self.data.params.byte_add(offset.into()).cast::<P>().read_unaligned() }
+    }
+
+    /// Whether the call is cuDevicePrimaryCtxRetain, which creates a context at most the first time.
+    pub(super) fn retains(&self) -> bool {
+        self.id == cupti_sys::ids::cuDevicePrimaryCtxRetain
     }
 
     #[inline(always)]
@@ -99,33 +115,32 @@ impl Here<'_> {
     }
 
     #[inline(always)]
-    unsafe fn enter(&self, meaning: Meaning) {
+    unsafe fn enter(&self, meaning: &Meaning) {
         use Meaning::*;
         let now = self.core.recorder.clock.now();
         let mut call = Call::new(self.data.correlation_id, now);
         (call.id, call.params) = (self.id, self.data.params as usize);
         // SAFETY: this is the callback's own thread, and no other reference is in use.
-        unsafe { self.thread.forget_unheard() };
+        unsafe { self.thread.own() }.forget_unheard(self.thread);
         // SAFETY: each layout is that of the calls with this meaning.
         unsafe {
-            match meaning {
-                Free => self.free(&mut call, self.params::<params::Handle>().handle),
-                FreeV1 => self.free(&mut call, self.params::<params::Small>().value.into()),
-                FreeAsync => self.free(&mut call, self.params::<params::FreeAsync>().address),
-                GraphAddFree => self.free(&mut call, self.params::<params::GraphAddFree>().address),
-                GraphAddNode | GraphAddNodeV2 => {
-                    if let Some(address) = self.graph_node(meaning).and_then(freed_by) {
+            match *meaning {
+                Free(at) => self.free(&mut call, self.param(at)),
+                FreeV1 => self.free(&mut call, self.params::<u32>().into()),
+                FreeAsync => self.free(&mut call, self.params()),
+                GraphAddNode(at) => {
+                    if let Some(address) = self.graph_node(at).and_then(freed_by) {
                         self.free(&mut call, address);
                     }
                 }
                 IpcClose => {
-                    let address = self.params::<params::Handle>().handle;
+                    let address = self.params();
                     if address != 0 {
                         self.core.import_closing(self.thread, self.at(), &mut call, address);
                     }
                 }
                 MemRelease => {
-                    let handle = self.params::<params::Handle>().handle;
+                    let handle = self.params();
                     if !self.core.multicast.is_object(handle) {
                         self.core.release_entered(self.thread, self.at(), &mut call, handle);
                     }
@@ -137,13 +152,11 @@ impl Here<'_> {
                         self.core.unmap_entered(self.thread, at, &mut call, range.address, bytes);
                     }
                 }
-                PoolDestroy => self.core.pool_gone(self.thread, self.params::<params::Handle>().handle),
-                PrimaryReset => {
-                    self.core.driver_pools.forget_device(self.params::<params::Small>().value);
-                }
-                CtxCreate | CtxCreateV3 | CtxCreateV4 | PrimaryRetain => {
-                    let (_, ordinal) = self.new_context(meaning);
-                    if meaning != PrimaryRetain || self.core.devices.retain_creates(ordinal) {
+                PoolDestroy => self.core.pool_gone(self.thread, self.params()),
+                PrimaryReset => self.core.driver_pools.forget_device(self.params()),
+                Context(at) => {
+                    let ordinal = self.param(at);
+                    if !self.retains() || self.core.devices.retain_creates(ordinal) {
                         self.creating(&mut call, ordinal);
                     }
                 }
@@ -157,7 +170,7 @@ impl Here<'_> {
             }
         }
         // SAFETY: this is the callback's own thread, and no other reference is in use.
-        unsafe { self.thread.entered(call) };
+        unsafe { self.thread.own() }.entered(call);
     }
 
     /// Requests a sample before a context is created (0.1 s in the driver). It shows the bytes charged without the context.
@@ -177,10 +190,10 @@ impl Here<'_> {
     }
 
     #[inline(always)]
-    unsafe fn exit(&self, meaning: Meaning) {
+    unsafe fn exit(&self, meaning: &Meaning) {
         use Meaning::*;
         // SAFETY: as in `enter`.
-        let call = unsafe { self.thread.returned(self.data.correlation_id) };
+        let call = unsafe { self.thread.own() }.returned(self.data.correlation_id);
         let call = call.as_ref();
         let result = match self.data.return_value {
             place if place.is_null() => 0,
@@ -189,13 +202,15 @@ impl Here<'_> {
         };
         // SAFETY: each layout is that of the calls with this meaning; out-parameters are read only after success.
         unsafe {
-            match meaning {
-                Alloc => {
+            match *meaning {
+                // The usual call: code for this kind alone is shorter.
+                Alloc(Request::Bytes, MemoryKind::Device) => {
                     let p: params::Alloc = self.params();
-                    self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Device);
+                    let address = read(p.out, result, 0);
+                    self.booked(call, result, self.at(), address, p.bytes as u64, 0, MemoryKind::Device);
                 }
                 AllocAsync | AllocFromPool => self.alloc_async(meaning, call, result),
-                Free | FreeV1 | FreeAsync | GraphAddFree | IpcClose | MemRelease | MemUnmap => {
+                Free(_) | FreeV1 | FreeAsync | IpcClose | MemRelease | MemUnmap => {
                     self.freed(meaning, call, result);
                 }
                 _ => self.other(meaning, call, result),
@@ -208,20 +223,6 @@ impl Here<'_> {
                 self.thread.moving_since_ns.store(0, Release);
             }
         }
-    }
-
-    #[inline(always)]
-    unsafe fn alloc(
-        &self,
-        call: Option<&Call>,
-        result: u32,
-        out: params::Out,
-        bytes: u64,
-        memory: MemoryKind,
-    ) {
-        // SAFETY: `out` is the call's out-parameter.
-        let address = unsafe { read(out, result) };
-        self.booked(call, result, self.at(), address, bytes, 0, memory);
     }
 
     #[inline(always)]
@@ -246,16 +247,16 @@ impl Here<'_> {
         }
         self.core.allocated(self.thread, self.called(at), what);
         // SAFETY: as in `enter`.
-        if let Some(outer) = unsafe { self.thread.innermost() } {
+        if let Some(outer) = unsafe { self.thread.own() }.innermost() {
             outer.reported = address;
         }
     }
 
-    unsafe fn alloc_async(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
+    unsafe fn alloc_async(&self, meaning: &Meaning, call: Option<&Call>, result: u32) {
         let mut at = self.at();
         // SAFETY: layouts match the meaning; out-parameters are read only after success.
         let (out, bytes, pool) = unsafe {
-            match meaning {
+            match *meaning {
                 Meaning::AllocFromPool => {
                     let p: params::AllocFromPool = self.params();
                     (p.out, p.bytes as u64, p.pool)
@@ -268,7 +269,7 @@ impl Here<'_> {
         };
         if let Some(memory) = self.core.driver_pools.memory_elsewhere(pool) {
             // SAFETY: as above.
-            let address = unsafe { read(out, result) };
+            let address = unsafe { read(out, result, 0) };
             return self.booked(call, result, at, address, bytes, 0, memory);
         }
         // A pool can be used from a context of another device.
@@ -279,126 +280,51 @@ impl Here<'_> {
             self.core.graph_memory_used(self.thread, at.device);
         }
         // SAFETY: as above.
-        let address = unsafe { read(out, result) };
+        let address = unsafe { read(out, result, 0) };
         self.booked(call, result, at, address, bytes, pool, MemoryKind::StreamOrdered);
         if result == 0 && !at.flags.has(Flags::CAPTURED) {
             self.core.poll_pool_for(self.thread, pool, bytes);
         }
     }
 
-    fn freed(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
+    fn freed(&self, meaning: &Meaning, call: Option<&Call>, result: u32) {
         let Some(call) = call else { return };
         self.core.free_returned(self.thread, self.at(), call, result);
-        if meaning == Meaning::FreeAsync
+        if matches!(meaning, Meaning::FreeAsync)
             && let Some(taken) = call.taken
         {
-            self.core.poll_pool(self.thread, taken.row[4]);
+            self.core.poll_pool(self.thread, taken.row[4], EVERY_NS);
         }
     }
 
     #[inline(never)]
-    unsafe fn other(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
+    unsafe fn other(&self, meaning: &Meaning, call: Option<&Call>, result: u32) {
         use Meaning::*;
-        let (core, thread) = (self.core, self.thread);
         // SAFETY: layouts match the meaning; out-parameters are read only after success.
         unsafe {
-            match meaning {
-                AllocV1 => {
-                    let p: params::AllocV1 = self.params();
-                    let address = read_u32(p.out, result);
-                    self.booked(call, result, self.at(), address, p.bytes.into(), 0, MemoryKind::Device);
-                }
-                AllocPitch => {
-                    let p: params::AllocPitch = self.params();
-                    let pitch = if result == 0 && !p.pitch.is_null() { *p.pitch } else { p.width };
-                    let bytes = (pitch as u64).saturating_mul(p.height as u64);
-                    self.alloc(call, result, p.out, bytes, MemoryKind::Pitched);
-                }
-                AllocPitchV1 => {
-                    let p: params::AllocPitchV1 = self.params();
-                    let pitch = if result == 0 && !p.pitch.is_null() { *p.pitch } else { p.width };
-                    let bytes = u64::from(pitch) * u64::from(p.height);
-                    let address = read_u32(p.out, result);
-                    self.booked(call, result, self.at(), address, bytes, 0, MemoryKind::Pitched);
-                }
-                AllocManaged | HostAlloc => {
-                    let memory = if meaning == HostAlloc { MemoryKind::Pinned } else { MemoryKind::Managed };
-                    let p: params::AllocFlags = self.params();
-                    self.alloc(call, result, p.out, p.bytes as u64, memory);
-                }
-                AllocHostV1 => {
-                    let p: params::AllocHostV1 = self.params();
-                    self.alloc(call, result, p.out, p.bytes.into(), MemoryKind::Pinned);
-                }
-                AllocHost => {
-                    let p: params::Alloc = self.params();
-                    self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Pinned);
-                }
-                HostRegister => {
-                    let p: params::Register = self.params();
-                    let bytes = p.bytes as u64;
-                    self.booked(call, result, self.at(), p.address, bytes, 0, MemoryKind::Registered);
-                }
-                Array2d | Array3d | Array2dV1 | Array3dV1 | Mipmap => self.array(meaning, call, result),
+            match *meaning {
+                Alloc(request, memory) => self.alloc(request, memory, call, result),
                 GraphAddAlloc => {
                     let p: params::GraphAddAlloc = self.params();
                     self.graph_alloc(call, result, p.parameters);
                 }
-                GraphAddNode | GraphAddNodeV2 => match self.graph_node(meaning) {
+                GraphAddNode(at) => match self.graph_node(at) {
                     Some(node) if (*node).kind == GraphData::MEM_ALLOC => {
                         self.graph_alloc(call, result, &raw const (*node).alloc);
                     }
                     _ => self.freed(meaning, call, result),
                 },
-                _ if result != 0 => self.failed(meaning, result),
-                MemCreate | MemMap | MemRetain | MemImport | MemExport | MulticastCreate => {
-                    self.handle(meaning, call);
+                MemCreate => self.handle_created(call, result),
+                _ if result != 0 => {}
+                MemMap | MemRetain | MemImport | MemExport | MulticastCreate => self.handle(*meaning),
+                Import(_) | ExternalImport => self.import(*meaning),
+                PoolCreate | PoolTouched | DeviceSetPool | LocationSetPool | GraphMemoryTrim => {
+                    self.pool(*meaning);
                 }
-                IpcOpen | ExternalImport | ExternalBuffer | ExternalMipmap | PoolImportPointer => {
-                    self.import(meaning);
-                }
-                PoolCreate => {
-                    let p: params::PoolCreate = self.params();
-                    let Some(properties) = p.properties.as_ref() else { return };
-                    let pool = read(p.out, 0);
-                    match properties.location.ordinal() {
-                        _ if properties.kind == params::MANAGED => {
-                            core.driver_pools.set_memory_kind(pool, MemoryKind::Managed);
-                        }
-                        Some(ordinal) => {
-                            core.pool_seen(thread, pool, core.device(ordinal), PoolOwner::Driver);
-                        }
-                        None => core.driver_pools.set_memory_kind(pool, MemoryKind::Pinned),
-                    }
-                }
-                PoolImport => {} // counted in the exporting process
-                PoolTouched => core.poll_pool_now(thread, self.params::<params::PoolTrim>().pool),
-                DeviceSetPool => {
-                    let p: params::DeviceSetPool = self.params();
-                    core.driver_pools.set_current(p.device, p.pool);
-                }
-                LocationSetPool => {
-                    let p: params::LocationSetPool = self.params();
-                    let ordinal = p.location.as_ref().and_then(|location| location.ordinal());
-                    // cuMemAllocAsync does not use the pool for managed memory.
-                    if let Some(ordinal) = ordinal.filter(|_| p.kind == params::PINNED) {
-                        core.driver_pools.set_current(ordinal, p.pool);
-                    }
-                }
-                GraphMemoryTrim => {
-                    let device = core.device(self.params::<params::Small>().value);
-                    core.poll_pool_now(thread, graph_memory(device));
-                }
-                CtxCreate | CtxCreateV3 | CtxCreateV4 | PrimaryRetain => {
-                    let (out, ordinal) = self.new_context(meaning);
-                    self.context(call, out, ordinal);
-                    if meaning == PrimaryRetain {
-                        core.devices.set_primary(ordinal, read(out, 0) as usize);
-                    }
-                }
+                Context(at) => self.context(call, self.param(at)),
                 PrimaryReset => {
-                    let at = self.at_device(self.params::<params::Small>().value);
-                    core.context_ended(thread, at, DestroyScope::Device);
+                    let at = self.at_device(self.params());
+                    self.core.context_ended(self.thread, at, DestroyScope::Device);
                     crate::base::wake::wake();
                 }
                 SetLimit => {
@@ -409,45 +335,35 @@ impl Here<'_> {
                         2 => DriverEventKind::HeapLimit,
                         _ => return,
                     };
-                    core.gap_moved(thread, self.called(self.at()), event, 0, p.value as u64);
+                    self.core.gap_moved(self.thread, self.called(self.at()), event, 0, p.value as u64);
                 }
-                PeerAccess => self.event(self.at(), DriverEventKind::PeerAccess, 0),
                 GreenCreate => {
                     let p: params::GreenCreate = self.params();
-                    self.event(self.at_device(p.device), DriverEventKind::GreenContextCreated, 0);
+                    self.event(self.at_device(p.device), DriverEventKind::GreenContextCreated);
                 }
-                LibraryLoad => self.event(self.at(), DriverEventKind::LibraryLoaded, 0),
-                GraphInstantiate | GraphExecDestroy => {
+                Event(event) => self.event(self.at(), event),
+                GraphEvent(event) => {
                     let at = self.at();
-                    let event = match meaning {
-                        GraphInstantiate => DriverEventKind::GraphInstantiated,
-                        _ => DriverEventKind::GraphDestroyed,
-                    };
-                    self.event(at, event, 0);
-                    core.poll_pool(thread, graph_memory(at.device));
+                    self.event(at, event);
+                    self.core.poll_pool(self.thread, graph_memory(at.device), EVERY_NS);
                 }
-                GraphUpload => core.poll_pool(thread, graph_memory(self.at().device)),
+                GraphUpload => self.core.poll_pool(self.thread, graph_memory(self.at().device), EVERY_NS),
                 _ => {}
             }
         }
     }
 
-    fn event(&self, at: RecordContext, event: DriverEventKind, value: u64) {
+    fn event(&self, at: RecordContext, event: DriverEventKind) {
         if recorder::records(recorder::API) {
-            let body = Body::DriverEvent { bytes: 0, value, event };
+            let body = Body::DriverEvent { bytes: 0, value: 0, event };
             self.core.recorder.note(self.thread, self.called(at), body);
         }
     }
 }
 
-/// Reads an out-parameter; 0 if the call failed or had none.
+/// Reads an out-parameter; `otherwise` if the call failed or had none.
 #[inline(always)]
-pub(super) unsafe fn read(out: params::Out, result: u32) -> u64 {
+pub(super) unsafe fn read<T: Copy>(out: *const T, result: u32, otherwise: T) -> T {
     // SAFETY: the call's out-parameter, which a successful call has filled.
-    if result == 0 && !out.is_null() { unsafe { out.read_unaligned() } } else { 0 }
-}
-
-unsafe fn read_u32(out: *const u32, result: u32) -> u64 {
-    // SAFETY: as in `read`.
-    if result == 0 && !out.is_null() { unsafe { out.read_unaligned() }.into() } else { 0 }
+    if result == 0 && !out.is_null() { unsafe { out.read_unaligned() } } else { otherwise }
 }

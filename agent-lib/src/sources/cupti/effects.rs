@@ -48,7 +48,6 @@ impl Core {
         self.book_free_entered(thread, at, call, address);
     }
 
-    /// Handles the return of a free, unmap or release.
     #[inline(always)]
     pub(crate) fn free_returned(&self, thread: &Thread, at: RecordContext, call: &Call, result: u32) {
         let failed = self.book_free_returned(thread, at, call, result);
@@ -108,18 +107,11 @@ impl Core {
                 device
             }
             None => {
-                let mut ordinal = -1;
-                let get = self.devices.driver().and_then(|driver| driver.ctx_get_device);
-                // SAFETY: a function of the loaded driver, with room for its answer. The agent has no callback enabled for it.
-                let result = get.map(|get| unsafe { get(&mut ordinal) });
-                match (result, u32::try_from(ordinal)) {
-                    (Some(0), Ok(ordinal)) => {
-                        let device = self.device(ordinal);
-                        self.context_seen(thread, context, uid, device, None);
-                        device
-                    }
-                    _ => return NONE_DEVICE,
-                }
+                let current = self.devices.current().and_then(|ordinal| u32::try_from(ordinal).ok());
+                let Some(ordinal) = current else { return NONE_DEVICE };
+                let device = self.device(ordinal);
+                self.context_seen(thread, context, uid, device, None);
+                device
             }
         };
         thread.remember_context(context, device);

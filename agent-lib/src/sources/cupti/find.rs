@@ -84,7 +84,6 @@ fn loaded_objects() -> Vec<PathBuf> {
     found
 }
 
-/// Converts a path for dlopen.
 pub(crate) fn c_path(path: &Path) -> Option<CString> {
     CString::new(path.as_os_str().as_bytes()).ok()
 }

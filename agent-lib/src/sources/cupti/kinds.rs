@@ -1,50 +1,115 @@
 //! Decodes the less frequent calls for decode.rs: handles, imports, arrays, graphs, contexts.
 
 use super::decode::{Here, read};
-use super::table::Meaning;
+use super::table::{Meaning, Request};
 use crate::driver::allocations::Allocation;
-use crate::record::recorder::RecordContext;
+use crate::driver::pool_polling::AT_ONCE;
+use crate::driver::pools::graph_memory;
 use crate::threads::Call;
 use cupti_sys::GraphData;
 use cupti_sys::params::{self, Array2d, Array3d, Pixel, pixel};
-use gpumem_wire::{Flags, ImportSource, MemoryKind};
+use gpumem_wire::{Flags, ImportSource, MemoryKind, PoolOwner};
 
 impl Here<'_> {
-    /// Handles failed calls. Only a failed cuMemCreate counts as a failed allocation here.
-    pub(super) unsafe fn failed(&self, meaning: Meaning, result: u32) {
-        if meaning != Meaning::MemCreate {
-            return;
+    /// Handles an allocation of the less frequent kinds.
+    pub(super) unsafe fn alloc(
+        &self,
+        request: Request,
+        memory: MemoryKind,
+        call: Option<&Call>,
+        result: u32,
+    ) {
+        let mut at = self.at();
+        if memory == MemoryKind::Array {
+            at.flags = at.flags.with(Flags::ESTIMATED);
         }
-        // SAFETY: this is the layout of cuMemCreate, whose parameters are valid.
-        let (p, (at, memory)) = unsafe {
+        // SAFETY: the layout is that of the request.
+        let (address, bytes) = unsafe { self.requested(request, result) };
+        self.booked(call, result, at, address, bytes, 0, memory);
+    }
+
+    /// Returns the address and the size of an allocation.
+    unsafe fn requested(&self, request: Request, result: u32) -> (u64, u64) {
+        // SAFETY: layouts match the request; out-parameters are read only after success; descriptors are the caller's, or null.
+        unsafe {
+            match request {
+                Request::Bytes => {
+                    let p: params::Alloc = self.params();
+                    (read(p.out, result, 0), p.bytes as u64)
+                }
+                Request::BytesV1 => {
+                    let p: params::AllocV1 = self.params();
+                    (read(p.out, result, 0).into(), p.bytes.into())
+                }
+                Request::HostV1 => {
+                    let p: params::AllocHostV1 = self.params();
+                    (read(p.out, result, 0), p.bytes.into())
+                }
+                Request::Existing => {
+                    let p: params::Register = self.params();
+                    (p.address, p.bytes as u64)
+                }
+                Request::Pitch => {
+                    let p: params::AllocPitch = self.params();
+                    let pitch = read(p.pitch, result, p.width) as u64;
+                    (read(p.out, result, 0), pitch.saturating_mul(p.height as u64))
+                }
+                Request::PitchV1 => {
+                    let p: params::AllocPitchV1 = self.params();
+                    let pitch = read(p.pitch, result, p.width);
+                    (read(p.out, result, 0).into(), u64::from(pitch) * u64::from(p.height))
+                }
+                Request::Mipmap => {
+                    let p: params::MipmapCreate = self.params();
+                    let bytes = p.description.as_ref().map_or(0, |array| levels_bytes(array, p.levels));
+                    (read(p.out, result, 0), bytes)
+                }
+                Request::Array2d | Request::Array3d | Request::Array2dV1 | Request::Array3dV1 => {
+                    let p: params::ArrayCreate = self.params();
+                    let bytes = match request {
+                        _ if p.description.is_null() => 0,
+                        Request::Array2d => flat_bytes(&*p.description.cast()),
+                        Request::Array2dV1 => {
+                            flat_bytes(&(*p.description.cast::<params::Array2dV1>()).into())
+                        }
+                        Request::Array3dV1 => {
+                            levels_bytes(&(*p.description.cast::<params::Array3dV1>()).into(), 1)
+                        }
+                        _ => levels_bytes(&*p.description.cast(), 1),
+                    };
+                    (read(p.out, result, 0), bytes)
+                }
+            }
+        }
+    }
+
+    /// Handles cuMemCreate: its memory is on a device, or in the host.
+    pub(super) unsafe fn handle_created(&self, call: Option<&Call>, result: u32) {
+        // SAFETY: this is the call's layout; the properties are the caller's, or null.
+        let (p, properties) = unsafe {
             let p: params::MemCreate = self.params();
-            (p, self.place_of(&p))
+            (p, p.properties.as_ref())
         };
-        let what = Allocation { address: 0, bytes: p.bytes as u64, pool: 0, memory, entered_ns: None };
-        self.core.allocation_failed(self.thread, at, result, what);
-    }
-
-    /// Returns where a handle's memory is: on a device, or in the host.
-    unsafe fn place_of(&self, p: &params::MemCreate) -> (RecordContext, MemoryKind) {
-        // SAFETY: the caller's properties, or null.
-        let ordinal = unsafe { p.properties.as_ref() }.and_then(|properties| properties.location.ordinal());
-        match ordinal {
-            Some(ordinal) => (self.called(self.at_device(ordinal)), MemoryKind::Vmm),
-            None => (self.called(self.at()), MemoryKind::HostVmm),
+        let (at, memory) = match properties.and_then(|properties| properties.location.ordinal()) {
+            Some(ordinal) => (self.at_device(ordinal), MemoryKind::Vmm),
+            None => (self.at(), MemoryKind::HostVmm),
+        };
+        let (at, bytes) = (self.called(at), p.bytes as u64);
+        if result != 0 {
+            let what = Allocation { address: 0, bytes, pool: 0, memory, entered_ns: None };
+            return self.core.allocation_failed(self.thread, at, result, what);
         }
+        // SAFETY: the call succeeded.
+        let handle = unsafe { read(p.out, 0, 0) };
+        let entered_ns = call.map(|call| call.entered_ns);
+        self.core.handle_created(self.thread, at, handle, bytes, memory, entered_ns);
     }
 
-    pub(super) unsafe fn handle(&self, meaning: Meaning, call: Option<&Call>) {
+    pub(super) unsafe fn handle(&self, meaning: Meaning) {
         let (core, thread) = (self.core, self.thread);
         // SAFETY: layouts match the meaning; the call succeeded.
         unsafe {
             match meaning {
-                Meaning::MemCreate => {
-                    let p: params::MemCreate = self.params();
-                    let (at, memory) = self.place_of(&p);
-                    let entered_ns = call.map(|call| call.entered_ns);
-                    core.handle_created(thread, at, read(p.out, 0), p.bytes as u64, memory, entered_ns);
-                }
                 Meaning::MemMap => {
                     let p: params::MemMap = self.params();
                     if core.multicast.is_object(p.handle) {
@@ -55,11 +120,10 @@ impl Here<'_> {
                 }
                 Meaning::MemRetain => {
                     let p: params::MemRetain = self.params();
-                    core.handle_retained(thread, self.at(), read(p.out, 0), p.address);
+                    core.handle_retained(thread, self.at(), read(p.out, 0, 0), p.address);
                 }
                 Meaning::MemImport => {
-                    let p: params::MemImport = self.params();
-                    core.handle_imported(thread, self.called(self.at()), read(p.out, 0));
+                    core.handle_imported(thread, self.called(self.at()), read(self.params(), 0, 0));
                 }
                 Meaning::MemExport => {
                     let p: params::MemExport = self.params();
@@ -68,10 +132,44 @@ impl Here<'_> {
                         core.handle_exported(thread, at, p.handle, p.out.read_unaligned());
                     }
                 }
-                _ => {
-                    let p: params::MulticastCreate = self.params();
-                    core.multicast.remember(read(p.out, 0));
+                _ => core.multicast.remember(read(self.params(), 0, 0)),
+            }
+        }
+    }
+
+    pub(super) unsafe fn pool(&self, meaning: Meaning) {
+        let (core, thread) = (self.core, self.thread);
+        // SAFETY: layouts match the meaning; the call succeeded.
+        unsafe {
+            match meaning {
+                Meaning::PoolCreate => {
+                    let p: params::PoolCreate = self.params();
+                    let Some(properties) = p.properties.as_ref() else { return };
+                    let pool = read(p.out, 0, 0);
+                    match properties.location.ordinal() {
+                        _ if properties.kind == params::MANAGED => {
+                            core.driver_pools.set_memory_kind(pool, MemoryKind::Managed);
+                        }
+                        Some(ordinal) => {
+                            core.pool_seen(thread, pool, core.device(ordinal), PoolOwner::Driver);
+                        }
+                        None => core.driver_pools.set_memory_kind(pool, MemoryKind::Pinned),
+                    }
                 }
+                Meaning::PoolTouched => core.poll_pool(thread, self.params(), AT_ONCE),
+                Meaning::DeviceSetPool => {
+                    let p: params::DeviceSetPool = self.params();
+                    core.driver_pools.set_current(p.device, p.pool);
+                }
+                Meaning::LocationSetPool => {
+                    let p: params::LocationSetPool = self.params();
+                    let ordinal = p.location.as_ref().and_then(|location| location.ordinal());
+                    // cuMemAllocAsync does not use the pool for managed memory.
+                    if let Some(ordinal) = ordinal.filter(|_| p.kind == params::PINNED) {
+                        core.driver_pools.set_current(ordinal, p.pool);
+                    }
+                }
+                _ => core.poll_pool(thread, graph_memory(core.device(self.params())), AT_ONCE),
             }
         }
     }
@@ -87,72 +185,26 @@ impl Here<'_> {
 
     pub(super) unsafe fn import(&self, meaning: Meaning) {
         // SAFETY: layouts match the meaning; the call succeeded.
-        let (address, bytes, source) = unsafe {
-            match meaning {
-                Meaning::IpcOpen => {
-                    let address = read(self.params::<params::IpcOpen>().out, 0);
-                    (address, self.bytes_at(address), ImportSource::Ipc)
-                }
-                Meaning::ExternalImport => {
-                    let p: params::ImportExternal = self.params();
-                    let bytes = p.description.as_ref().map_or(0, |description| description.bytes);
-                    (read(p.out, 0), bytes, ImportSource::External)
-                }
-                // The memory was counted when it was imported.
-                Meaning::ExternalBuffer => {
-                    (read(self.params::<params::MappedBuffer>().out, 0), 0, ImportSource::External)
-                }
-                Meaning::ExternalMipmap => {
-                    (read(self.params::<params::MappedMipmap>().out, 0), 0, ImportSource::External)
-                }
-                _ => {
-                    let address = read(self.params::<params::PoolImportPointer>().out, 0);
-                    (address, self.bytes_at(address), ImportSource::PoolPointer)
-                }
-            }
+        let (address, description) = unsafe {
+            let p: params::ImportExternal = self.params();
+            (read(p.out, 0, 0), p.description)
+        };
+        let (bytes, source) = match meaning {
+            // The memory was counted when it was imported.
+            Meaning::Import(ImportSource::External) => (0, ImportSource::External),
+            Meaning::Import(source) => (self.bytes_at(address), source),
+            // SAFETY: the description is the caller's, or null.
+            _ => (unsafe { description.as_ref() }.map_or(0, |it| it.bytes), ImportSource::External),
         };
         if address != 0 {
             self.core.imported(self.thread, self.called(self.at()), address, bytes, source);
         }
     }
 
-    pub(super) unsafe fn array(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
-        // SAFETY: layouts match the meaning; descriptors are the caller's, or null.
-        let (out, bytes) = unsafe {
-            if meaning == Meaning::Mipmap {
-                let p: params::MipmapCreate = self.params();
-                (p.out, p.description.as_ref().map_or(0, |a| levels_bytes(a, p.levels)))
-            } else {
-                let p: params::ArrayCreate = self.params();
-                let bytes = match meaning {
-                    _ if p.description.is_null() => 0,
-                    Meaning::Array2d => flat_bytes(&*p.description.cast()),
-                    Meaning::Array2dV1 => flat_bytes(&(*p.description.cast::<params::Array2dV1>()).into()),
-                    Meaning::Array3dV1 => {
-                        levels_bytes(&(*p.description.cast::<params::Array3dV1>()).into(), 1)
-                    }
-                    _ => levels_bytes(&*p.description.cast(), 1),
-                };
-                (p.out, bytes)
-            }
-        };
-        let mut at = self.at();
-        at.flags = at.flags.with(Flags::ESTIMATED);
-        // SAFETY: `out` is the call's out-parameter.
-        let address = unsafe { read(out, result) };
-        self.booked(call, result, at, address, bytes, 0, MemoryKind::Array);
-    }
-
-    /// Returns the node that the call adds to a graph.
-    pub(super) unsafe fn graph_node(&self, meaning: Meaning) -> Option<*const params::GraphNode> {
-        // SAFETY: layouts match the meaning.
-        let node = unsafe {
-            match meaning {
-                Meaning::GraphAddNode => self.params::<params::GraphAddNode>().parameters,
-                Meaning::GraphAddNodeV2 => self.params::<params::GraphAddNodeV2>().parameters,
-                _ => std::ptr::null(),
-            }
-        };
+    /// Returns the node that the call adds to a graph, from the parameter at an offset.
+    pub(super) unsafe fn graph_node(&self, at: u16) -> Option<*const params::GraphNode> {
+        // SAFETY: the call has this parameter.
+        let node: *const params::GraphNode = unsafe { self.param(at) };
         (!node.is_null()).then_some(node)
     }
 
@@ -174,43 +226,22 @@ impl Here<'_> {
         self.booked(call, result, at, address, node.bytes as u64, pool, MemoryKind::StreamOrdered);
     }
 
-    /// Returns the out-parameter and the device's ordinal of a call that creates a context.
-    pub(super) unsafe fn new_context(&self, meaning: Meaning) -> (params::Out, u32) {
-        // SAFETY: layouts match the meaning.
-        unsafe {
-            match meaning {
-                Meaning::CtxCreate => {
-                    let p: params::CtxCreate = self.params();
-                    (p.out, p.device)
-                }
-                Meaning::CtxCreateV3 => {
-                    let p: params::CtxCreateV3 = self.params();
-                    (p.out, p.device)
-                }
-                Meaning::CtxCreateV4 => {
-                    let p: params::CtxCreateV4 = self.params();
-                    (p.out, p.device)
-                }
-                _ => {
-                    let p: params::PrimaryRetain = self.params();
-                    (p.out, p.device)
-                }
-            }
-        }
-    }
-
-    pub(super) unsafe fn context(&self, call: Option<&Call>, out: params::Out, ordinal: u32) {
-        // SAFETY: the call succeeded, so its out-parameter is filled.
-        let handle = unsafe { read(out, 0) } as usize;
+    /// Handles a successful call that created or retained a context on a device.
+    pub(super) unsafe fn context(&self, call: Option<&Call>, ordinal: u32) {
+        // SAFETY: the first parameter is the out-parameter, which the successful call has filled.
+        let handle = unsafe { read(self.params::<params::Out>(), 0, 0) } as usize;
         let uid =
             super::subscribe::context_id(handle).unwrap_or(match self.data.context as usize == handle {
                 true => self.data.context_uid,
                 false => 0,
             });
         // If the begin of a cuDevicePrimaryCtxRetain was not observed, the context may have existed already.
-        let created = call.map_or(self.id != cupti_sys::ids::cuDevicePrimaryCtxRetain, |call| call.creating);
+        let created = call.map_or(!self.retains(), |call| call.creating);
         let at = created.then(|| self.called(self.at_device(ordinal)));
         self.core.context_seen(self.thread, handle, uid, self.core.device(ordinal), at);
+        if self.retains() {
+            self.core.devices.set_primary(ordinal, handle);
+        }
     }
 }
 

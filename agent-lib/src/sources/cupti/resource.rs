@@ -13,7 +13,7 @@ use gpumem_wire::{DestroyScope, DriverEventKind, NONE_DEVICE};
 /// of the driver lie between the caller and the callback, and words above them may be left over from earlier calls.
 fn caller(core: &Core, thread: &Thread, data: &ResourceData) -> u16 {
     // SAFETY: this is the callback's own thread, and no other reference is in use.
-    let call = unsafe { thread.innermost() }.copied();
+    let call = unsafe { thread.own() }.innermost().copied();
     call.map_or(0, |call| core.caller(thread, call.id, call.params, (&raw const data) as usize))
 }
 
@@ -22,7 +22,7 @@ fn is_booked_by_call(thread: &Thread) -> bool {
     // SAFETY: this is the callback's own thread, and no other reference is in use.
     let own = unsafe { thread.own() };
     let open = own.calls.get(..own.open).unwrap_or_default();
-    open.iter().flatten().any(|call| call.creating || table::meaning(call.id) == Some(Meaning::GreenCreate))
+    open.iter().flatten().any(|call| call.creating || table::meaning(call.id) == Some(&Meaning::GreenCreate))
 }
 
 /// Records a context that no subscribed call creates: a program's own use of a private driver table.
@@ -77,7 +77,7 @@ pub(crate) unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &Reso
             let Some(node) = (unsafe { data.descriptor.cast::<GraphData>().as_ref() }) else { return };
             if matches!(node.node_type, GraphData::MEM_ALLOC | GraphData::MEM_FREE) {
                 // SAFETY: this is the callback's own thread, and no other reference is in use.
-                if let Some(call) = unsafe { thread.innermost() } {
+                if let Some(call) = unsafe { thread.own() }.innermost() {
                     call.captured = true;
                 }
             }

@@ -33,11 +33,6 @@ const VITAL: [u32; 2] = [ids::cuMemAlloc_v2, ids::cuMemFree_v2];
 /// The current subscription. CUPTI requires that only one thread at a time enables callbacks.
 static SUBSCRIPTION: ForkMutex<Place> = ForkMutex::new(Place::default);
 
-/// Clears the subscription in a forked child that starts its own agent: the child has none.
-pub(crate) fn reset_after_fork() {
-    SUBSCRIPTION.reset_after_fork();
-}
-
 /// A context existed before the agent, or calls were missed.
 static LATE: AtomicBool = AtomicBool::new(false);
 static DEAD: AtomicBool = AtomicBool::new(false);
@@ -65,14 +60,6 @@ struct Subscription {
 // SAFETY: an opaque pointer that CUPTI accepts from any thread.
 unsafe impl Send for Subscription {}
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// Subscribed: callbacks will arrive.
-    Subscribed,
-    /// Another client has the subscription, no library fits, or the program has paused it. Worth a retry.
-    Refused,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Held {
     Ours,
@@ -83,15 +70,16 @@ pub(crate) enum Held {
     Unwanted,
 }
 
-/// Tries every candidate, best first. Requires that libcuda is loaded and cuInit has been called.
-pub(crate) fn attach(core: &Core) -> Outcome {
-    let Ok(mut place) = SUBSCRIPTION.lock() else { return Outcome::Refused };
+/// Tries every candidate, best first. Requires that libcuda is loaded and cuInit has been called. Returns whether callbacks will
+/// arrive. A retry may succeed: another client has the subscription, no library fits, or the program has paused it.
+pub(crate) fn attach(core: &Core) -> bool {
+    let Ok(mut place) = SUBSCRIPTION.lock() else { return false };
     if paused() {
         report_status(AgentState::Paused, 0, PAUSED);
-        return Outcome::Refused;
+        return false;
     }
     if place.subscription.is_some() && !place.lost {
-        return Outcome::Subscribed;
+        return true;
     }
     let version = core.devices.driver().and_then(|driver| driver.version());
     let mut refusal = None;
@@ -111,12 +99,12 @@ pub(crate) fn attach(core: &Core) -> Outcome {
                 *place = Place { subscription, lost: false, number: place.number + 1 };
                 DEAD.store(false, Relaxed);
                 say_covered();
-                return Outcome::Subscribed;
+                return true;
             }
             Err((TAKEN, holder)) => {
                 let by = if holder.is_empty() { "another CUPTI client" } else { holder.as_str() };
                 report_status(AgentState::Blocked, TAKEN as u16, by);
-                return Outcome::Refused;
+                return false;
             }
             // The library stays loaded, as `Library` explains.
             Err((result, what)) => {
@@ -127,11 +115,10 @@ pub(crate) fn attach(core: &Core) -> Outcome {
             }
         }
     }
-    let nothing =
-        || (0, "no libcupti was found: install nvidia-cuda-cupti of the CUDA version in use".to_owned());
-    let (result, cause) = refusal.unwrap_or_else(nothing);
+    let nothing = "no libcupti was found: install nvidia-cuda-cupti of the CUDA version in use";
+    let (result, cause) = refusal.unwrap_or_else(|| (0, nothing.to_owned()));
     report_status(AgentState::Blocked, u16::try_from(result).unwrap_or(u16::MAX), &cause);
-    Outcome::Refused
+    false
 }
 
 /// Subscribes and enables the callbacks. An error is CUPTI's result, with the current holder where CUPTI names it.
@@ -363,7 +350,7 @@ pub(crate) enum Pulse {
 /// Makes the call and checks for its callback. Not in a callback or inside of the agent, where callbacks are ignored.
 pub(crate) fn check_pulse(core: &Core) -> Pulse {
     let before = PULSES.load(Relaxed);
-    if device_count_result(core) != Some(0) {
+    if core.devices.count().is_none_or(|(result, _)| result != 0) {
         return Pulse::Unknown; // not initialised yet, or not any more
     }
     if PULSES.load(Relaxed) == before { Pulse::Silent } else { Pulse::Heard }
@@ -371,15 +358,7 @@ pub(crate) fn check_pulse(core: &Core) -> Pulse {
 
 /// Whether the driver is not initialised: cuInit failed or has not finished. Makes the same call as [`check_pulse`].
 pub(crate) fn is_uninitialised(core: &Core) -> bool {
-    device_count_result(core) == Some(CUDA_ERROR_NOT_INITIALIZED)
-}
-
-/// Returns the result of the call; `None` without a driver that has it.
-fn device_count_result(core: &Core) -> Option<u32> {
-    let get = core.devices.driver()?.device_get_count?;
-    let mut count = 0;
-    // SAFETY: a function of the loaded driver, with room for its answer.
-    Some(unsafe { get(&mut count) })
+    core.devices.count().is_some_and(|(result, _)| result == CUDA_ERROR_NOT_INITIALIZED)
 }
 
 /// Whether the callback has arrived at least once. On a driver that never reports this call, its absence means nothing.

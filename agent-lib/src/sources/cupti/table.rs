@@ -5,34 +5,43 @@
 //! there. The table in ledger/src/lib.rs describes how each record is applied.
 
 use cupti_sys::ids::*;
+use cupti_sys::params;
+use gpumem_wire::DriverEventKind::{self, *};
+use gpumem_wire::ImportSource::{self, *};
+use gpumem_wire::MemoryKind::{self, *};
+use std::mem::offset_of;
 
-/// Meaning of a call. Its parameters have the layout that cupti-sys gives the call.
+/// Where the parameters have the size and the address of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)] // each is the call of its name
-pub enum Meaning {
-    // Allocations, recorded at EXIT.
-    Alloc,
-    AllocV1,
-    AllocPitch,
-    AllocPitchV1,
-    AllocManaged,
-    AllocHost,
-    AllocHostV1,
-    HostAlloc,
-    HostRegister,
+#[allow(missing_docs)] // the layouts of cupti_sys::params
+pub enum Request {
+    Bytes,
+    BytesV1,
+    HostV1,
+    /// Memory of the program, at an address that it passes.
+    Existing,
+    Pitch,
+    PitchV1,
     Array2d,
     Array3d,
     Array2dV1,
     Array3dV1,
     Mipmap,
+}
+use Request::*;
+
+/// Meaning of a call. Its parameters have the layout that cupti-sys gives the call; a number is the offset of a parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)] // the others are the calls of their names
+pub enum Meaning {
+    // Allocations, recorded at EXIT.
+    Alloc(Request, MemoryKind),
     AllocAsync,
     AllocFromPool,
     GraphAddAlloc,
-    GraphAddFree,
-    GraphAddNode,
-    GraphAddNodeV2,
+    GraphAddNode(u16),
     // Frees, begun at ENTER.
-    Free,
+    Free(u16),
     FreeV1,
     FreeAsync,
     // Handles and mappings.
@@ -44,15 +53,14 @@ pub enum Meaning {
     MemImport,
     MemExport,
     MulticastCreate,
-    // Memory of other processes or APIs.
-    IpcOpen,
-    IpcClose,
+    /// Memory of another process or API: the first parameter gets its address.
+    Import(ImportSource),
+    /// Memory of another API, with its size.
     ExternalImport,
-    ExternalBuffer,
-    ExternalMipmap,
-    PoolImportPointer,
+    IpcClose,
     // Pools.
     PoolCreate,
+    /// Its memory is counted in the exporting process.
     PoolImport,
     PoolDestroy,
     PoolTouched,
@@ -60,46 +68,42 @@ pub enum Meaning {
     LocationSetPool,
     GraphMemoryTrim,
     // Contexts, and calls that change memory outside of allocations.
-    CtxCreate,
-    CtxCreateV3,
-    CtxCreateV4,
-    PrimaryRetain,
+    /// A context is created or retained on the device at this offset.
+    Context(u16),
     PrimaryReset,
     SetLimit,
-    PeerAccess,
     GreenCreate,
-    LibraryLoad,
     /// A call that loads or unloads modules: modules reported during the call get its caller.
     ModuleCall,
-    GraphInstantiate,
+    Event(DriverEventKind),
+    GraphEvent(DriverEventKind),
     GraphUpload,
-    GraphExecDestroy,
 }
 use Meaning::*;
 
 /// Every subscribed call.
 pub const CALLS: &[(u32, Meaning)] = &[
-    (cuMemAlloc_v2, Alloc),
-    (cuMemAlloc, AllocV1),
-    (cuMemAllocPitch_v2, AllocPitch),
-    (cuMemAllocPitch, AllocPitchV1),
-    (cuMemAllocManaged, AllocManaged),
-    (cuMemFree_v2, Free),
+    (cuMemAlloc_v2, Alloc(Bytes, Device)),
+    (cuMemAlloc, Alloc(BytesV1, Device)),
+    (cuMemAllocPitch_v2, Alloc(Pitch, Pitched)),
+    (cuMemAllocPitch, Alloc(PitchV1, Pitched)),
+    (cuMemAllocManaged, Alloc(Bytes, Managed)),
+    (cuMemFree_v2, Free(0)),
     (cuMemFree, FreeV1),
-    (cuMemAllocHost_v2, AllocHost),
-    (cuMemAllocHost, AllocHostV1),
-    (cuMemHostAlloc, HostAlloc),
-    (cuMemFreeHost, Free),
-    (cuMemHostRegister, HostRegister),
-    (cuMemHostRegister_v2, HostRegister),
-    (cuMemHostUnregister, Free),
-    (cuArrayCreate_v2, Array2d),
-    (cuArray3DCreate_v2, Array3d),
-    (cuArrayCreate, Array2dV1),
-    (cuArray3DCreate, Array3dV1),
-    (cuArrayDestroy, Free),
-    (cuMipmappedArrayCreate, Mipmap),
-    (cuMipmappedArrayDestroy, Free),
+    (cuMemAllocHost_v2, Alloc(Bytes, Pinned)),
+    (cuMemAllocHost, Alloc(HostV1, Pinned)),
+    (cuMemHostAlloc, Alloc(Bytes, Pinned)),
+    (cuMemFreeHost, Free(0)),
+    (cuMemHostRegister, Alloc(Existing, Registered)),
+    (cuMemHostRegister_v2, Alloc(Existing, Registered)),
+    (cuMemHostUnregister, Free(0)),
+    (cuArrayCreate_v2, Alloc(Array2d, Array)),
+    (cuArray3DCreate_v2, Alloc(Array3d, Array)),
+    (cuArrayCreate, Alloc(Array2dV1, Array)),
+    (cuArray3DCreate, Alloc(Array3dV1, Array)),
+    (cuArrayDestroy, Free(0)),
+    (cuMipmappedArrayCreate, Alloc(Mipmap, Array)),
+    (cuMipmappedArrayDestroy, Free(0)),
     (cuMemAllocAsync, AllocAsync),
     (cuMemAllocAsync_ptsz, AllocAsync),
     (cuMemAllocFromPoolAsync, AllocFromPool),
@@ -111,7 +115,7 @@ pub const CALLS: &[(u32, Meaning)] = &[
     (cuMemPoolTrimTo, PoolTouched),
     (cuMemPoolSetAttribute, PoolTouched),
     (cuMemPoolImportFromShareableHandle, PoolImport),
-    (cuMemPoolImportPointer, PoolImportPointer),
+    (cuMemPoolImportPointer, Import(PoolPointer)),
     (cuDeviceSetMemPool, DeviceSetPool),
     (cuMemSetMemPool, LocationSetPool),
     (cuMemCreate, MemCreate),
@@ -122,39 +126,39 @@ pub const CALLS: &[(u32, Meaning)] = &[
     (cuMemImportFromShareableHandle, MemImport),
     (cuMemExportToShareableHandle, MemExport),
     (cuMulticastCreate, MulticastCreate),
-    (cuIpcOpenMemHandle, IpcOpen),
-    (cuIpcOpenMemHandle_v2, IpcOpen),
+    (cuIpcOpenMemHandle, Import(Ipc)),
+    (cuIpcOpenMemHandle_v2, Import(Ipc)),
     (cuIpcCloseMemHandle, IpcClose),
     (cuImportExternalMemory, ExternalImport),
-    (cuExternalMemoryGetMappedBuffer, ExternalBuffer),
-    (cuExternalMemoryGetMappedMipmappedArray, ExternalMipmap),
-    (cuDestroyExternalMemory, Free),
+    (cuExternalMemoryGetMappedBuffer, Import(External)),
+    (cuExternalMemoryGetMappedMipmappedArray, Import(External)),
+    (cuDestroyExternalMemory, Free(0)),
     (cuGraphAddMemAllocNode, GraphAddAlloc),
-    (cuGraphAddMemFreeNode, GraphAddFree),
-    (cuGraphAddNode, GraphAddNode),
-    (cuGraphAddNode_v2, GraphAddNodeV2),
-    (cuGraphAddNode_v3, GraphAddNodeV2),
-    (cuGraphInstantiate, GraphInstantiate),
-    (cuGraphInstantiate_v2, GraphInstantiate),
+    (cuGraphAddMemFreeNode, Free(offset_of!(params::GraphAddFree, address) as u16)),
+    (cuGraphAddNode, GraphAddNode(offset_of!(params::GraphAddNode, parameters) as u16)),
+    (cuGraphAddNode_v2, GraphAddNode(offset_of!(params::GraphAddNodeV2, parameters) as u16)),
+    (cuGraphAddNode_v3, GraphAddNode(offset_of!(params::GraphAddNodeV2, parameters) as u16)),
+    (cuGraphInstantiate, GraphEvent(GraphInstantiated)),
+    (cuGraphInstantiate_v2, GraphEvent(GraphInstantiated)),
     (cuGraphUpload, GraphUpload),
     (cuGraphUpload_ptsz, GraphUpload),
-    (cuGraphInstantiateWithFlags, GraphInstantiate),
-    (cuGraphInstantiateWithParams, GraphInstantiate),
-    (cuGraphInstantiateWithParams_ptsz, GraphInstantiate),
-    (cuGraphExecDestroy, GraphExecDestroy),
+    (cuGraphInstantiateWithFlags, GraphEvent(GraphInstantiated)),
+    (cuGraphInstantiateWithParams, GraphEvent(GraphInstantiated)),
+    (cuGraphInstantiateWithParams_ptsz, GraphEvent(GraphInstantiated)),
+    (cuGraphExecDestroy, GraphEvent(GraphDestroyed)),
     (cuDeviceGraphMemTrim, GraphMemoryTrim),
-    (cuCtxCreate, CtxCreate),
-    (cuCtxCreate_v2, CtxCreate),
-    (cuCtxCreate_v3, CtxCreateV3),
-    (cuCtxCreate_v4, CtxCreateV4),
-    (cuDevicePrimaryCtxRetain, PrimaryRetain),
+    (cuCtxCreate, Context(offset_of!(params::CtxCreate, device) as u16)),
+    (cuCtxCreate_v2, Context(offset_of!(params::CtxCreate, device) as u16)),
+    (cuCtxCreate_v3, Context(offset_of!(params::CtxCreateV3, device) as u16)),
+    (cuCtxCreate_v4, Context(offset_of!(params::CtxCreateV4, device) as u16)),
+    (cuDevicePrimaryCtxRetain, Context(offset_of!(params::PrimaryRetain, device) as u16)),
     (cuDevicePrimaryCtxReset, PrimaryReset),
     (cuDevicePrimaryCtxReset_v2, PrimaryReset),
     (cuCtxSetLimit, SetLimit),
-    (cuCtxEnablePeerAccess, PeerAccess),
+    (cuCtxEnablePeerAccess, Event(PeerAccess)),
     (cuGreenCtxCreate, GreenCreate),
-    (cuLibraryLoadData, LibraryLoad),
-    (cuLibraryLoadFromFile, LibraryLoad),
+    (cuLibraryLoadData, Event(LibraryLoaded)),
+    (cuLibraryLoadFromFile, Event(LibraryLoaded)),
     (cuLibraryUnload, ModuleCall),
     (cuModuleLoad, ModuleCall),
     (cuModuleLoadData, ModuleCall),
@@ -191,28 +195,16 @@ static MEANINGS: [Option<Meaning>; IDS] = {
 
 /// Returns the meaning of the call `id`; `None` if it is not subscribed.
 #[inline(always)]
-pub(crate) fn meaning(id: u32) -> Option<Meaning> {
-    MEANINGS.get(id as usize).copied().flatten()
+pub(crate) fn meaning(id: u32) -> Option<&'static Meaning> {
+    MEANINGS.get(id as usize)?.as_ref()
 }
 
 /// Whether the call may take device memory or make a pool release some. The watermark counts such calls as in flight.
 #[inline(always)]
-pub(crate) fn moves_memory(meaning: Meaning) -> bool {
-    matches!(
-        meaning,
-        Alloc
-            | AllocV1
-            | AllocPitch
-            | AllocPitchV1
-            | Array2d
-            | Array3d
-            | Array2dV1
-            | Array3dV1
-            | Mipmap
-            | AllocAsync
-            | AllocFromPool
-            | MemCreate
-            | PoolTouched
-            | GraphMemoryTrim
-    )
+pub(crate) fn moves_memory(meaning: &Meaning) -> bool {
+    match *meaning {
+        Alloc(_, memory) => matches!(memory, Device | Pitched | Array),
+        AllocAsync | AllocFromPool | MemCreate | PoolTouched | GraphMemoryTrim => true,
+        _ => false,
+    }
 }

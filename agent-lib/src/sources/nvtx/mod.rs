@@ -15,14 +15,12 @@ use cupti_sys::nvtx::{self, Callbacks, GetExportTable, Table, VersionInfo};
 use gpumem_wire::{Layer, LayerState};
 use std::ffi::c_int;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU32, Ordering::*};
 
 /// Libraries that requested and got functions.
 static SERVED: AtomicU32 = AtomicU32::new(0);
 /// Libraries that requested functions and had no slot for a known one.
 static STRANGE: AtomicU32 = AtomicU32::new(0);
-/// The layer's last reported state, as the word that `look` computes; 0 before the first report.
-static SAID: AtomicU64 = AtomicU64::new(0);
 
 /// Gives a library its functions; returns 0 if it should go without.
 pub(crate) fn initialize(core: &Core, get: GetExportTable) -> c_int {
@@ -71,23 +69,20 @@ unsafe fn fill(get: GetExportTable) -> usize {
     }
 }
 
-/// Reports the layer's state if it has changed. For the sender: it locks and allocates.
+/// Reports the layer's state. For the sender: it locks and allocates.
 pub(crate) fn look(core: &Core) {
     let (served, strange) = (SERVED.load(Acquire), STRANGE.load(Acquire));
-    let left_out = scopes::left_out();
-    let word = u64::from(served.min(1)) | u64::from(strange.min(1)) << 1 | u64::from(left_out > 0) << 2;
-    let word = word | u64::from(core.settings.layers.nvtx) << 3 | 1 << 4;
-    if SAID.swap(word, AcqRel) == word {
-        return;
-    }
     let (state, reason) = match (core.settings.layers.nvtx, served, strange) {
         (false, ..) => (LayerState::Off, "GPUMEM_NVTX=0".to_owned()),
         (_, 0, 0) => (LayerState::Absent, absence(core.settings.nvtx_injection.as_deref())),
-        (_, 0, _) => (LayerState::Failed, "an NVTX of a kind that is not known".to_owned()),
-        (_, _, 0) => (LayerState::Active, counted(core, left_out)),
+        (_, 0, _) => {
+            (LayerState::Failed, "the program's NVTX has a layout that this agent does not know".to_owned())
+        }
+        (_, _, 0) => (LayerState::Active, counted(core)),
         _ => (
             LayerState::Degraded,
-            "one of the program's libraries has an NVTX of a kind that is not known".to_owned(),
+            "the NVTX of one of the program's libraries has a layout that this agent does not know"
+                .to_owned(),
         ),
     };
     status::report_layer(Layer::Nvtx, state, &reason);
@@ -103,9 +98,9 @@ fn absence(injection: Option<&Path>) -> String {
     }
 }
 
-fn counted(core: &Core, left_out: u32) -> String {
+fn counted(core: &Core) -> String {
     let named = core.settings.nvtx_domains.join(", ");
     let named = if named.is_empty() { String::new() } else { format!(" and {named}") };
-    let left = if left_out > 0 { "; other domains are left out (GPUMEM_NVTX_DOMAINS)" } else { "" };
+    let left = if scopes::are_left_out() { "; other domains are left out (GPUMEM_NVTX_DOMAINS)" } else { "" };
     format!("ranges of the default domain{named}{left}")
 }

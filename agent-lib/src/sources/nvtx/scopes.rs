@@ -11,14 +11,15 @@
 use crate::base::row::mix;
 use crate::driver::core::Core;
 use crate::threads::OWNERS;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
 const LEFT_OUT: usize = 1;
 /// Hashes of the wanted domains' names; 0 while free. The first two places are never used.
 static WANTED: [AtomicU64; OWNERS] = [const { AtomicU64::new(0) }; OWNERS];
-static LEFT: AtomicU32 = AtomicU32::new(0);
+static LEFT: AtomicBool = AtomicBool::new(false);
 
-pub(crate) fn left_out() -> u32 {
+/// Whether the program has domains that do not count.
+pub(crate) fn are_left_out() -> bool {
     LEFT.load(Relaxed)
 }
 
@@ -48,7 +49,7 @@ pub(crate) fn create(core: &Core, name: &[u8]) -> usize {
             }
         }
     }
-    LEFT.fetch_add(1, Relaxed);
+    LEFT.store(true, Relaxed);
     LEFT_OUT
 }
 

@@ -128,23 +128,12 @@ fn without_numbers(name: &[u8], buffer: &mut [u8; MAX_TAG_BYTES]) -> usize {
     len
 }
 
-/// Converts a wide text to UTF-8; returns it with its length.
+/// Converts a wide text to UTF-8, as much as fits, with `?` for invalid characters. Returns it with its length.
 ///
 /// # Safety
 /// The text must end with 0.
 pub(crate) unsafe fn plain(text: *const u32) -> ([u8; MAX_TAG_BYTES], usize) {
-    let mut buffer = [0; MAX_TAG_BYTES];
-    // SAFETY: the caller guarantees the text.
-    let len = unsafe { narrowed(text, &mut buffer) };
-    (buffer, len)
-}
-
-/// Writes a wide text as UTF-8, as much as fits, with `?` for invalid characters. Returns the length.
-///
-/// # Safety
-/// The text must end with 0.
-unsafe fn narrowed(text: *const u32, buffer: &mut [u8; MAX_TAG_BYTES]) -> usize {
-    let mut len = 0;
+    let (mut buffer, mut len) = ([0; MAX_TAG_BYTES], 0);
     for at in 0..MAX_TAG_BYTES {
         // SAFETY: reads no further than the terminating 0.
         let code = unsafe { text.add(at).read_unaligned() };
@@ -156,7 +145,7 @@ unsafe fn narrowed(text: *const u32, buffer: &mut [u8; MAX_TAG_BYTES]) -> usize 
         character.encode_utf8(place);
         len += character.len_utf8();
     }
-    len
+    (buffer, len)
 }
 
 #[cfg(test)]
@@ -177,15 +166,14 @@ mod tests {
 
     #[test]
     fn wide_texts_are_cut_at_characters() {
-        let mut buffer = [0; MAX_TAG_BYTES];
         let wide: Vec<u32> =
             "a\u{e9}\u{1f600}".chars().map(u32::from).chain([0xd800, 0x11_0000, 0]).collect();
         // SAFETY: the text ends with 0.
-        let len = unsafe { narrowed(wide.as_ptr(), &mut buffer) };
+        let (buffer, len) = unsafe { plain(wide.as_ptr()) };
         assert_eq!(std::str::from_utf8(&buffer[..len]), Ok("a\u{e9}\u{1f600}??"));
         let long: Vec<u32> = std::iter::repeat_n(0x1f600, 100).chain([0]).collect();
         // SAFETY: as above.
-        let len = unsafe { narrowed(long.as_ptr(), &mut buffer) };
+        let (_, len) = unsafe { plain(long.as_ptr()) };
         assert_eq!(len, 252);
     }
 }

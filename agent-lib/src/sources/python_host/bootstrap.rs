@@ -7,8 +7,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_long, c_ulonglong, c_void};
 pub(crate) type Object = *mut c_void;
 
 /// Names and sources of the Python modules. A module imports only modules before it.
-const SOURCES: [(&CStr, &str); 11] = [
+const SOURCES: [(&CStr, &str); 13] = [
     (c"_agent", include_str!("../../../python/gpumem/torch/_agent.py")),
+    (c"_changes", include_str!("../../../python/gpumem/torch/_changes.py")),
+    (c"_objects", include_str!("../../../python/gpumem/torch/_objects.py")),
     (c"_places", include_str!("../../../python/gpumem/torch/_places.py")),
     (c"_modules", include_str!("../../../python/gpumem/torch/_modules.py")),
     (c"_caches", include_str!("../../../python/gpumem/torch/_caches.py")),
@@ -24,26 +26,27 @@ const LOADER: &str = include_str!("../../../python/gpumem/torch/_load.py");
 /// Py_file_input.
 const FILE: c_int = 257;
 
-/// Declares functions of the interpreter's C API: name and type. All exist in every version since 3.8.
+/// Declares functions of the interpreter's C API: name and type. All exist in every version since 3.8. On a thread that does not
+/// hold the interpreter's lock they may unwind.
 macro_rules! functions {
-    ($name:ident, $abi:tt; $( $field:ident = $symbol:literal : fn($($argument:ty),*) -> $result:ty ),* $(,)?) => {
+    ($( $field:ident = $symbol:literal : fn($($argument:ty),*) -> $result:ty ),* $(,)?) => {
         #[derive(Debug, Clone, Copy)]
-        pub(crate) struct $name {
-            $( pub $field: unsafe extern $abi fn($($argument),*) -> $result, )*
+        pub(crate) struct Functions {
+            $( pub $field: unsafe extern "C-unwind" fn($($argument),*) -> $result, )*
         }
 
-        impl $name {
+        impl Functions {
             pub(crate) fn find(symbol: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Self> {
                 // SAFETY: the functions of the C API have these types.
-                Some(unsafe { $name {
-                    $( $field: std::mem::transmute::<*mut c_void, unsafe extern $abi fn($($argument),*) -> $result>(symbol($symbol)?), )*
+                Some(unsafe { Functions {
+                    $( $field: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($argument),*) -> $result>(symbol($symbol)?), )*
                 } })
             }
         }
     };
 }
 
-functions! { Functions, "C";
+functions! {
     add_pending = c"Py_AddPendingCall": fn(extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int,
     is_initialized = c"Py_IsInitialized": fn() -> c_int,
     compile = c"Py_CompileString": fn(*const c_char, *const c_char, c_int) -> Object,
@@ -60,28 +63,13 @@ functions! { Functions, "C";
     is_raised = c"PyErr_Occurred": fn() -> Object,
     is_of = c"PyErr_ExceptionMatches": fn(Object) -> c_int,
     clear = c"PyErr_Clear": fn() -> (),
-}
-
-// For a thread that does not hold the interpreter's lock: these may unwind.
-functions! { Locked, "C-unwind";
     ensure = c"PyGILState_Ensure": fn() -> c_int,
     release = c"PyGILState_Release": fn(c_int) -> (),
-    get = c"PyDict_GetItemString": fn(Object, *const c_char) -> Object,
-    call = c"PyObject_CallObject": fn(Object, Object) -> Object,
-    as_long = c"PyLong_AsLong": fn(Object) -> c_long,
-    drop = c"Py_DecRef": fn(Object) -> (),
-    clear = c"PyErr_Clear": fn() -> (),
 }
 
 /// The namespace of the agent's Python code, after it was loaded.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Namespace(Object);
-
-impl Namespace {
-    pub(crate) fn object(self) -> Object {
-        self.0
-    }
-}
+pub(crate) struct Namespace(pub Object);
 
 /// Reason why Python code did not finish.
 #[derive(Debug, PartialEq, Eq)]
@@ -165,16 +153,11 @@ impl Api {
                 return Err(self.ended());
             }
             let code = (call.compile)(loader.as_ptr(), c"<gpumem>".as_ptr(), FILE);
-            if code.is_null() {
-                return Err(self.ended());
-            }
-            let done = (call.evaluate)(code, namespace, namespace);
+            let done = if code.is_null() { code } else { (call.evaluate)(code, namespace, namespace) };
             (call.drop)(code);
-            if done.is_null() {
-                return Err(self.ended());
-            }
             (call.drop)(done);
-            Ok(Namespace(namespace)) // for as long as the process lives
+            // The namespace stays for as long as the process lives.
+            if done.is_null() { Err(self.ended()) } else { Ok(Namespace(namespace)) }
         }
     }
 
@@ -187,15 +170,9 @@ impl Api {
         // SAFETY: the caller holds the interpreter's lock; the function belongs to the namespace.
         unsafe {
             let function = (call.get)(namespace.0, name.as_ptr());
-            let answer = if function.is_null() {
-                std::ptr::null_mut()
-            } else {
-                (call.call)(function, std::ptr::null_mut())
-            };
-            if answer.is_null() {
-                return Err(self.ended());
-            }
-            let number = (call.as_long)(answer);
+            let answer =
+                if function.is_null() { function } else { (call.call)(function, std::ptr::null_mut()) };
+            let number = if answer.is_null() { -1 } else { (call.as_long)(answer) };
             (call.drop)(answer);
             if number == -1 { Err(self.ended()) } else { Ok(number as i64) }
         }

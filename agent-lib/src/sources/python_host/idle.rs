@@ -6,10 +6,8 @@
 //! `std::thread`, its functions may be unwound (`C-unwind`), and nothing on its stack has a destructor.
 
 use crate::driver::core::Core;
-use crate::sources::python_host::bootstrap::{Locked, Namespace};
-use crate::sources::python_host::run::Api;
+use crate::sources::python_host::run;
 use std::ffi::c_void;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// Time without a record after which a program is idle.
@@ -22,13 +20,6 @@ static LOOKED: AtomicU64 = AtomicU64::new(u64::MAX);
 /// When the thread was last started.
 static TRIED_NS: AtomicU64 = AtomicU64::new(0);
 static RUNNING: AtomicBool = AtomicBool::new(false);
-/// Functions and namespace for the thread; set before it is started.
-static WORK: Mutex<Option<Work>> = Mutex::new(None);
-
-#[derive(Debug, Clone, Copy)]
-struct Work(Locked, Namespace);
-// SAFETY: addresses of functions, and a Python object that is used only with the interpreter's lock.
-unsafe impl Send for Work {}
 
 /// Resets the state in a child or at a new start: no thread is running.
 pub(crate) fn restart() {
@@ -48,15 +39,11 @@ pub(crate) fn is_quiet(now: u64) -> bool {
 }
 
 /// Starts the thread if the idle program has recorded something new. For the sender, while the main thread does not respond.
-pub(crate) fn look(core: &Core, now: u64, api: Api, namespace: Namespace) {
-    let head = core.recorder.ring.head();
-    let Some(locked) = api.locked.filter(|_| is_quiet(now) && head != LOOKED.load(Acquire)) else { return };
-    if RUNNING.load(Acquire) || now.saturating_sub(TRIED_NS.load(Relaxed)) < QUIET_NS {
+pub(crate) fn look(core: &Core, now: u64) {
+    let has_new = is_quiet(now) && core.recorder.ring.head() != LOOKED.load(Acquire);
+    if !has_new || RUNNING.load(Acquire) || now.saturating_sub(TRIED_NS.load(Relaxed)) < QUIET_NS {
         return;
     }
-    let Ok(mut work) = WORK.try_lock() else { return };
-    *work = Some(Work(locked, namespace));
-    drop(work);
     RUNNING.store(true, Release);
     TRIED_NS.store(now, Relaxed);
     SINCE_NS.store(now, Relaxed);
@@ -78,31 +65,25 @@ pub(crate) fn look(core: &Core, now: u64, api: Api, namespace: Namespace) {
 
 /// Body of the thread; see the module's docs. Nothing that may be unwound here has a destructor.
 extern "C-unwind" fn thread(_: *mut c_void) -> *mut c_void {
-    if let Some(Work(locked, namespace)) = work() {
+    if let Some((call, namespace)) = run::loaded() {
         // SAFETY: functions of the C API; the lock is held between the first and the last.
         unsafe {
-            let held = (locked.ensure)();
-            let function = (locked.get)(namespace.object(), c"idle".as_ptr());
-            let answer = match function.is_null() {
-                true => std::ptr::null_mut(),
-                false => (locked.call)(function, std::ptr::null_mut()),
-            };
+            let held = (call.ensure)();
+            let function = (call.get)(namespace.0, c"idle".as_ptr());
+            let answer =
+                if function.is_null() { function } else { (call.call)(function, std::ptr::null_mut()) };
             if answer.is_null() {
-                (locked.clear)();
+                (call.clear)();
             } else {
-                let is_complete = (locked.as_long)(answer) == 0;
-                (locked.drop)(answer);
+                let is_complete = (call.as_long)(answer) == 0;
+                (call.drop)(answer);
                 done(is_complete);
             }
-            (locked.release)(held);
+            (call.release)(held);
         }
     }
     RUNNING.store(false, Release);
     std::ptr::null_mut()
-}
-
-fn work() -> Option<Work> {
-    WORK.try_lock().ok().and_then(|work| *work)
 }
 
 /// Notes a complete run: only new records need another. Records that the run itself made do not count as new.

@@ -13,7 +13,7 @@
 use crate::driver::core::Core;
 use crate::naming::{autograd, callers, slot};
 use crate::record::{panic, status};
-use crate::sources::python_host::bootstrap::{Ended, Functions, Locked, Namespace};
+use crate::sources::python_host::bootstrap::{Ended, Functions, Namespace};
 use crate::sources::python_host::idle;
 use gpumem_wire::{Layer, LayerState};
 use std::ffi::{CStr, c_int, c_void};
@@ -46,7 +46,7 @@ struct Held(Api, Option<Namespace>);
 // SAFETY: addresses of functions, and a Python object that is used only with the interpreter's lock.
 unsafe impl Send for Held {}
 
-/// Delay before the next request after the result "later".
+/// Delay before the next request after the result "later", and before another thread runs what the main thread should run.
 const PATIENCE_NS: u64 = 50_000_000;
 /// Delay before the tick that continues unfinished work of an earlier tick.
 const AGAIN_NS: u64 = 200_000_000;
@@ -59,8 +59,6 @@ pub(crate) struct Api {
     /// Functions that exist in all versions.
     pub functions: Functions,
     is_finalizing: Option<unsafe extern "C" fn() -> c_int>,
-    /// Functions for a thread that does not hold the interpreter's lock.
-    pub locked: Option<Locked>,
 }
 
 impl Api {
@@ -70,7 +68,7 @@ impl Api {
         // SAFETY: both functions have this type.
         let is_finalizing = is_finalizing
             .map(|at| unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(at) });
-        Some(Api { functions, is_finalizing, locked: Locked::find(symbol) })
+        Some(Api { functions, is_finalizing })
     }
 
     fn runs(&self) -> bool {
@@ -167,35 +165,38 @@ pub(crate) fn look(core: &Core) {
         DONE if is_due && RECORDS.swap(core.recorder.ring.head(), Relaxed) != core.recorder.ring.head() => {
             ask(core, now)
         }
-        ASKED if BEGUN.load(Acquire) && waited > AGAIN_NS => look_when_idle(core, now),
+        // The main thread has a pending request but runs no statement.
+        ASKED if BEGUN.load(Acquire) && waited > PATIENCE_NS && loaded().is_some() => idle::look(core, now),
         ASKED if waited > SILENCE_NS && !BEGUN.load(Relaxed) => {
-            status::report_layer(Layer::Roles, LayerState::Degraded, "the main thread runs no Python");
+            status::report_layer(
+                Layer::Roles,
+                LayerState::Degraded,
+                "the main thread executes no Python statement",
+            );
         }
         _ => {}
     }
 }
 
-/// Tries the idle thread, because the main thread has a pending request but runs no statement.
-fn look_when_idle(core: &Core, now: u64) {
-    let held = NAMESPACE.try_lock().map_or(None, |held| *held);
-    if let Some(Held(api, Some(namespace))) = held.filter(|Held(api, _)| api.runs()) {
-        idle::look(core, now, api, namespace);
-    }
+fn held() -> Option<Held> {
+    NAMESPACE.try_lock().map_or(None, |held| *held)
+}
+
+/// Returns the interpreter's functions and the namespace, if the interpreter runs and the code was loaded.
+pub(crate) fn loaded() -> Option<(Functions, Namespace)> {
+    let Held(api, namespace) = held().filter(|Held(api, _)| api.runs())?;
+    Some((api.functions, namespace?))
 }
 
 fn ask(core: &Core, now: u64) {
     SINCE_NS.store(now, Relaxed);
     let Ok(mut held) = NAMESPACE.try_lock() else { return };
-    let api = match *held {
-        Some(Held(api, _)) => api,
-        None => {
-            let Some(api) = Api::find() else {
-                autograd::attach(core);
-                return status::report_layer(Layer::Roles, LayerState::Absent, "no Python in this process");
-            };
-            *held = Some(Held(api, None));
-            api
-        }
+    if held.is_none() {
+        *held = Api::find().map(|api| Held(api, None));
+    }
+    let Some(Held(api, _)) = *held else {
+        autograd::attach(core);
+        return status::report_layer(Layer::Roles, LayerState::Absent, "no Python in this process");
     };
     drop(held);
     if !api.runs() {
@@ -217,17 +218,13 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         let done = run_ours();
         TRAINS_NOTHING.store(matches!(done, Ok(3 | 4)), Relaxed);
         let (state, answer) = match done {
-            Ok(0) => (DONE, 0),
+            Ok(0 | 4) => (DONE, 0),
             Ok(1) => (LATER, 0),
             Ok(3) => (AGAIN, 0),
-            Ok(4) => (DONE, 0),
             Ok(_) => (FAILED, 0),
             Err(Ended::Failed) => {
-                status::report_layer(
-                    Layer::Roles,
-                    LayerState::Failed,
-                    "our code raised an error in the interpreter",
-                );
+                let why = "the agent's Python code raised an error";
+                status::report_layer(Layer::Roles, LayerState::Failed, why);
                 (FAILED, 0)
             }
             Err(Ended::Interrupted) => (LATER, -1),
@@ -245,7 +242,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
 
 fn run_ours() -> Result<i64, Ended> {
     // A signal handler may interrupt the agent's code, but this function is never called recursively.
-    let Some(Held(api, namespace)) = NAMESPACE.try_lock().map_or(None, |held| *held) else { return Ok(1) };
+    let Some(Held(api, namespace)) = held() else { return Ok(1) };
     if !api.runs() {
         return Ok(1);
     }

@@ -29,14 +29,14 @@
 //! while the capture lasts. No total is affected: PyTorch does not count a freed block, pending or not.
 
 use crate::base::fault_injection;
-use crate::base::row::{Key, RowExtra};
+use crate::base::row::Key;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::driver::torch_pools::{Device, TorchPool, Waiting};
 use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE};
 use crate::threads::Thread;
-use crate::threads::allocator_calls::Event;
+use crate::threads::per_feature::Event;
 use gpumem_wire::{Body, FreeState};
 use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
@@ -173,12 +173,9 @@ impl Core {
         place.address.store(address, Release);
         device.pending.fetch_add(1, Relaxed);
         let body = Body::BlockFree { address, pool, state: FreeState::Pending };
-        self.recorder.record(thread, RecordContext::NOWHERE, body, |recorder, _| {
-            recorder.live.update(Key::Block(pool, address), 5, |word, beside| {
-                beside.flags |= RowExtra::PENDING;
-                word
-            });
-        });
+        let key = Key::Block(pool, address);
+        self.recorder
+            .record(thread, RecordContext::NOWHERE, body, |recorder, _| recorder.live.set_pending(key));
         true
     }
 

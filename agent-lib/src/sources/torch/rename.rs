@@ -7,7 +7,6 @@ use crate::base::row::{key_of, kind, kind_of};
 use crate::driver::core::Core;
 use crate::naming::autograd;
 use crate::threads::Thread;
-use gpumem_wire::{Body, Phase, Role};
 use std::collections::HashMap;
 
 /// The new path, the first record number that it applies to, and the one after the last.
@@ -81,10 +80,7 @@ impl Core {
             }
             let (Some(key), new) = (key_of(&taken), renamed(tag, taken.seq())) else { continue };
             if new != 0 {
-                let pool = if kind_of(row) == kind::BLOCK_ALLOC { row[4] } else { 0 };
-                let use_as = (Role::Unknown, Phase::Unknown);
-                let body = Body::Retag { address: row[2], block_seq: row[0], pool, use_as };
-                self.say_retag(thread, key, body, new);
+                self.say_retag(thread, key, taken.retag(Default::default()), new);
             }
         }
         // Nodes have no record number. Most belong to the last pass, so the current number is used.

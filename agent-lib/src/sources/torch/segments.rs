@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering::*;
 
 /// Sizes of segments of the native allocator are multiples of this.
 const SEGMENT_UNIT: u64 = 2 << 20;
-/// A smaller allocation is no segment; the loaded files are not checked then.
+/// A smaller allocation is not a segment; the loaded files are not checked then.
 const SMALLEST: u64 = 1 << 20;
 
 /// Whether it is an allocation by PyTorch that its native caching allocator would not make.
@@ -158,9 +158,7 @@ impl Core {
                 let bytes = segment.row[3];
                 let at = RecordContext::on(device_of(&segment.row));
                 let body = Body::SegmentRemove { address: place, bytes, pool };
-                self.recorder.record(thread, at, body, |recorder, _| {
-                    recorder.live.remove(key);
-                });
+                self.recorder.remove(thread, at, body, key);
                 device.segments.fetch_sub(bytes, Relaxed);
                 call.segment_of = pool;
                 place += bytes.max(1);

@@ -185,13 +185,14 @@ pub(crate) fn pid(pid: u32, args: &Args) -> Result<Found> {
     let mut searched = Vec::new();
     match Daemon::find(args.source.socket.as_deref()) {
         Ok(daemon) => {
+            let sender = Sender { daemon: daemon.clone(), is_default: true };
             if let Some(own) = daemon.runs(RunSelector::Pid(pid))?.into_iter().next() {
-                return Ok(live(own, asked, &daemon, args));
+                return Ok(sent(own, asked, &sender, args));
             }
             let mut tree = daemon.runs(RunSelector::Tree(pid))?;
             if tree.len() == 1 {
                 // This is the case for `gpumemctl run` itself, or for a shell.
-                return Ok(live(tree.remove(0), asked, &daemon, args));
+                return Ok(sent(tree.remove(0), asked, &sender, args));
             }
             let (runs, ended) = living(tree);
             if !runs.is_empty() {
@@ -246,12 +247,13 @@ pub(crate) fn job(job: &str, args: &Args) -> Result<Found> {
     Ok(Found { what: What::Group(title, runs), command })
 }
 
-/// Returns the run of a live process, with its job.
-fn live(reply: RunReply, command: Vec<String>, daemon: &Daemon, args: &Args) -> Found {
+/// Returns a run that a daemon sent, with its job.
+fn sent(reply: RunReply, command: Vec<String>, sender: &Sender, args: &Args) -> Found {
     let job = reply.run.process.claims.get("job").cloned();
-    let siblings = job.as_deref().and_then(|job| daemon.runs(RunSelector::Job(job)).ok());
+    let siblings = job.as_deref().and_then(|job| sender.daemon.runs(RunSelector::Job(job)).ok());
     let others = siblings.map_or(0, |runs| runs.len().saturating_sub(1)) as u64;
-    let job = job.filter(|_| others > 0).map(|job| (job_words(&job, args).join(" "), others));
+    let words = |job: String| [job_words(&job, args), sender.words()].concat().join(" ");
+    let job = job.filter(|_| others > 0).map(|job| (words(job), others));
     let RunReply { run, id } = reply;
     let one = One { run, id, others: Vec::new(), job, file: None, window: None };
     Found { what: What::One(Box::new(one)), command }
@@ -289,9 +291,28 @@ const NEWEST: usize = 256;
 const COMPARED: usize = 16;
 
 enum Candidate {
-    Live(Box<RunReply>, Daemon),
+    /// A run that a daemon sent: of a live process, or an ended one if the caller cannot read the daemon's store.
+    Sent(Box<RunReply>, Sender),
     /// A stored run: the store's path, its id, the time of storing in s since 1970, and the run.
     Stored(PathBuf, RunId, i64, Box<Run>),
+}
+
+/// A daemon that answered.
+#[derive(Clone)]
+struct Sender {
+    daemon: Daemon,
+    /// It is the daemon that answers requests without `--socket`.
+    is_default: bool,
+}
+
+impl Sender {
+    /// Returns the option that selects the daemon, as words; empty if it is not needed.
+    fn words(&self) -> Vec<String> {
+        match self.is_default {
+            true => Vec::new(),
+            false => vec!["--socket".to_owned(), self.daemon.control.to_string_lossy().into_owned()],
+        }
+    }
 }
 
 /// Returns the caller's newest run; for `gpumemctl oom`, the newest in which memory ran out, if there is one. Prints on standard
@@ -318,12 +339,22 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
     let why = if args.with_oom { "your newest run that was out of memory" } else { "your newest run" };
     let (pid, others) = (run.process.pid, "gpumemctl runs and ps list others");
     match candidate {
-        Candidate::Live(reply, daemon) => {
-            eprintln!("{why}: pid {pid}{command}, which is live ({others})");
-            Ok(Some(live(*reply, [vec![pid.to_string()], args.source.words()].concat(), &daemon, args)))
+        Candidate::Sent(reply, Sender { daemon, is_default }) => {
+            let is = if reply.run.state == State::Open { "which is live" } else { "which has ended" };
+            let at = if is_default {
+                String::new()
+            } else {
+                format!(" in the daemon at {}", daemon.control.display())
+            };
+            eprintln!("{why}: pid {pid}{command}, {is}{at} ({others})");
+            let sender = Sender { daemon, is_default };
+            let words = [vec![pid.to_string()], args.source.words(), sender.words()].concat();
+            Ok(Some(sent(*reply, words, &sender, args)))
         }
         Candidate::Stored(path, id, _, run) => {
-            eprintln!("{why}: {id}, pid {pid}{command} ({others})");
+            let is_usual = args.source.store.readable().is_ok_and(|usual| usual == path);
+            let of = if is_usual { String::new() } else { format!(" of {}", path.display()) };
+            eprintln!("{why}: {id}{of}, pid {pid}{command} ({others})");
             Ok(Some(of_store(*run, id, args, &path)))
         }
     }
@@ -332,7 +363,7 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
 impl Candidate {
     fn run(&self) -> &Run {
         match self {
-            Candidate::Live(reply, _) => &reply.run,
+            Candidate::Sent(reply, _) => &reply.run,
             Candidate::Stored(.., run) => run,
         }
     }
@@ -347,7 +378,7 @@ impl Candidate {
             }
             _ => match self {
                 Candidate::Stored(_, _, stored_s, _) => i128::from(*stored_s) * 1_000_000_000,
-                Candidate::Live(..) => i128::MAX,
+                Candidate::Sent(..) => i128::MAX,
             },
         }
     }
@@ -365,21 +396,41 @@ fn last_oom_ns(run: &Run) -> Option<i128> {
 
 fn candidates(args: &Args) -> Result<Vec<Candidate>> {
     let user = u64::from(rustix::process::getuid().as_raw());
-    let mut found = Vec::new();
     let daemons = match Daemon::all(args.source.socket.as_deref()) {
         // A named daemon must answer.
         Err(unreachable) if args.source.socket.as_deref().is_some() => return Err(unreachable.into()),
         daemons => daemons.unwrap_or_default(),
     };
-    for daemon in daemons {
-        let live = daemon.runs(RunSelector::Live)?.into_iter();
-        let mine = live.filter(|reply| reply.run.process.uid.is_none_or(|uid| uid == user));
-        found.extend(mine.map(|reply| Candidate::Live(Box::new(reply), daemon.clone())));
+    let mut stores = args.source.store.all_readable()?;
+    let mut found = Vec::new();
+    for (number, daemon) in daemons.into_iter().enumerate() {
+        let mut runs = daemon.runs(RunSelector::Live)?;
+        if !args.source.store.is_named()
+            && let Some(path) = daemon.store().filter(|path| !stores.contains(path))
+        {
+            match Store::open_read_only(&path) {
+                Ok(_) => stores.push(path),
+                Err(_) => runs.extend(ended(&daemon)),
+            }
+        }
+        let sender = Sender { daemon, is_default: number == 0 };
+        let mine = runs.into_iter().filter(|reply| reply.run.process.uid.is_none_or(|uid| uid == user));
+        found.extend(mine.map(|reply| Candidate::Sent(Box::new(reply), sender.clone())));
     }
-    for path in args.source.store.all_readable()? {
+    for path in stores {
         found.extend(newest_of_store(&path, args.with_oom, user)?);
     }
     Ok(found)
+}
+
+/// Returns the ended runs that a daemon shows to the caller, of the last 30 days; empty if it does not answer.
+fn ended(daemon: &Daemon) -> Vec<RunReply> {
+    const AGE_NS: i64 = 30 * 24 * 3600 * 1_000_000_000;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let at_ns = i64::try_from(now.as_nanos()).unwrap_or(i64::MAX);
+    let mut runs = daemon.runs(RunSelector::Around(Around { at_ns, for_ns: AGE_NS })).unwrap_or_default();
+    runs.retain(|reply| reply.run.state != State::Open);
+    runs
 }
 
 fn newest_of_store(path: &Path, with_oom: bool, user: u64) -> Result<Vec<Candidate>> {

@@ -308,5 +308,5 @@ fn only(runs: &mut [Run], name: &str) -> Result<()> {
     if runs.iter().any(|run| !run.devices.is_empty()) {
         return Ok(());
     }
-    Err(no_device(name, "is no device with memory of the run", known.into_iter()))
+    Err(no_device(name, "is not a device with memory of the run", known.into_iter()))
 }

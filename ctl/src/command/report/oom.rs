@@ -1,7 +1,7 @@
 //! `gpumemctl oom [PID|RUN|FILE]`, and `gpumemctl oom --at TIME --gpu N`.
 
 use super::find::What;
-use super::{find, found, report};
+use super::{find, found, past, report};
 use crate::args::{Oom, Report as Args, names_device};
 use crate::client::{Daemon, RunReply, RunSelector};
 use crate::output::print;
@@ -26,7 +26,15 @@ pub(crate) fn oom(args: &Oom) -> Result<()> {
         Ok(if args.json { oom::json(&report) } else { oom::text(&report, Form { all, job }) })
     };
     print(&match found(&args)?.what {
-        What::One(one) => {
+        What::One(mut one) => {
+            // A run id selects one part of a process's life, a pid all parts.
+            let is_id = args.run.as_deref().is_some_and(|name| name.parse::<u32>().is_err());
+            if !is_id && one.file.is_none() {
+                past::whole(&mut one, &args)?;
+                if let Some(device) = &args.device {
+                    super::only(std::slice::from_mut(&mut one.run), device)?;
+                }
+            }
             let job = if args.json || !has_entries(&one.run) { Vec::new() } else { job_of(&one.run, &args) };
             formatted(&one.run, one.id.as_ref(), &job)?
         }

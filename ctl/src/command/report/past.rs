@@ -72,6 +72,12 @@ pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
     }
     one.run = past;
     one.window = Some(window);
+    // The id of a stored run selects one part, and the pid all of them.
+    if let (true, Some(word), Some(pid)) = (parts.len() > 1, command.first_mut(), &args.run)
+        && pid.parse::<u32>().is_ok()
+    {
+        word.clone_from(pid);
+    }
     let mut times = vec![from.to_string()];
     times.extend(to.filter(|_| part == WindowKind::Between).map(When::to_string));
     command.extend([flag.to_owned(), times.join(",")]);
@@ -79,7 +85,7 @@ pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
 }
 
 /// Joins all parts of the process's life to one run. Returns the parts' names and times; empty if there is only one.
-fn whole(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)>> {
+pub(super) fn whole(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)>> {
     let run = &one.run;
     let may_have = run.coverage.part.is_some() || matches!(run.state, State::Rolled { .. });
     if !may_have || run.source.kind != "daemon" || args.source.store.readable().is_err() {
@@ -87,19 +93,27 @@ fn whole(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)>> {
     }
     let Some(store) = super::find::open(&args.source.store)? else { return Ok(Vec::new()) };
     let is_of = |summary: &&RunSummary| summary.pid == run.process.pid && summary.source_kind == "daemon";
-    let mut summaries: Vec<RunSummary> =
-        store.list()?.iter().filter(is_of).take(MOST_PARTS).cloned().collect();
-    summaries.sort_by_key(|summary| summary.part);
+    let summaries: Vec<RunSummary> = store.list()?.iter().filter(is_of).take(MOST_PARTS).cloned().collect();
     let number = |run: &Run| run.coverage.part.map_or(1, |part| part.number);
+    // A clock does not identify a life: each daemon measures its distance to the wall clock anew.
+    let mut life = summaries
+        .iter()
+        .find(|summary| one.id == Some(summary.id.to_string()))
+        .map(life_of)
+        .map(str::to_owned);
     let mut parts: Vec<(String, Run)> = Vec::new();
-    for summary in summaries {
+    for summary in &summaries {
         let part = store.load(summary.id)?;
-        let is_same = part.process.start_ticks == run.process.start_ticks && part.clock == run.clock;
+        if part.process.start_ticks != run.process.start_ticks {
+            continue;
+        }
+        let of = life_of(summary);
         // The run at hand is newer than its stored copy.
-        if is_same && number(&part) != number(run) {
+        if life.get_or_insert_with(|| of.to_owned()) == of && number(&part) != number(run) {
             parts.push((summary.id.to_string(), part));
         }
     }
+    parts.sort_by_key(|(_, part)| number(part));
     let name = one.id.clone().unwrap_or_else(|| "the part that goes on".to_owned());
     let at = parts.partition_point(|(_, part)| number(part) < number(run));
     parts.insert(at, (name, run.clone()));
@@ -110,6 +124,12 @@ fn whole(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)>> {
         one.run = run;
     }
     Ok(spans)
+}
+
+/// Returns the uid of the first part of a life.
+fn life_of(summary: &RunSummary) -> &str {
+    let uid = summary.uid.as_str();
+    uid.strip_suffix(&format!("/{}", summary.part)).filter(|_| summary.part > 1).unwrap_or(uid)
 }
 
 /// Returns a note on the parts that the window covers.

@@ -7,9 +7,9 @@ use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
 use gpumem_model::units::{Unit, plural, signed};
 use gpumem_report::text::escape;
 
-/// Returns the number of rows for all devices and processes, with the two rows of headings.
+/// Returns the number of rows for all devices and processes, with the two rows of headings and that of claimed devices.
 pub(crate) fn height(ps: &Ps) -> usize {
-    ps.devices.len() + ps.processes.len() + 2
+    ps.devices.len() + ps.processes.len() + usize::from(!ps.claims.is_empty()) + 2
 }
 
 /// Columns that a narrow terminal omits, in this order.
@@ -49,19 +49,29 @@ pub(crate) fn draw(
     (mut row, end): (usize, usize),
     is_live: bool,
 ) -> usize {
+    let claims = ps::claims_line(&ps.claims);
+    let put_claims = |screen: &mut Screen, row: &mut usize| {
+        if let Some(text) = &claims {
+            screen.put(*row, 0, text, Style::of(YELLOW));
+            *row += 1;
+        }
+    };
     if ps.devices.is_empty() {
         screen.put(row, 0, ps::NO_DEVICE, Style::of(RED));
+        row += 1;
+        put_claims(screen, &mut row);
         return 0;
     }
     let unit = ps::unit(ps);
     let chosen = list.process(ps).filter(|_| is_live);
-    let room = end.saturating_sub(row);
+    let room = end.saturating_sub(row + usize::from(claims.is_some()));
     // The processes get half of the rows, at least, and their heading.
     let most = room.saturating_sub(2).saturating_sub(ps.processes.len().min(room / 2)).max(1);
     let shown = ps.devices.len().min(most);
     let at = chosen.map_or(0, |process| process.device);
     let first = at.saturating_sub(shown - 1).min(ps.devices.len() - shown);
     row = devices(screen, ps, (first, shown), chosen, unit, row);
+    put_claims(screen, &mut row);
     processes(screen, ps, list, unit, (row, end), is_live)
 }
 

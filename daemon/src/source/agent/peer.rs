@@ -6,7 +6,8 @@
 //! public in /proc.
 //!
 //! The kernel names the process by a pidfd (`SO_PEERPIDFD`, Linux 6.5). Older kernels name a pid, which may be another process's
-//! when the connection is accepted. There, the process must run as the user who connected. Start times have ticks of 10 ms, and a
+//! when the connection is accepted. There, a pidfd is opened directly after accept, the process must run as the user who
+//! connected, and it must not have begun after accept (a socket has no time of its own). Start times have ticks of 10 ms, and a
 //! pid can be reused within one tick, so the pidfd is held until the hello.
 //!
 //! A process may have ended, and been waited for, before its connection is accepted: very short programs, or any program while no
@@ -85,16 +86,30 @@ impl Caller {
     /// Returns the process that made this connection. Call it directly after accept.
     /// Errors: [`Unknown`]: for example [`Unknown::Gone`] if another process has its pid by now.
     pub(crate) fn of(stream: &UnixStream) -> Result<Self, Unknown> {
+        Caller::accepted(stream, now_ticks(), pidfd_of_peer)
+    }
+
+    /// See [`Caller::of`]. `accepted_ticks` is when the connection was accepted; `pidfd_of_peer` returns `ENOPROTOOPT` on kernels
+    /// that only name a pid.
+    fn accepted(
+        stream: &UnixStream,
+        accepted_ticks: u64,
+        pidfd_of_peer: impl FnOnce(&UnixStream) -> std::io::Result<OwnedFd>,
+    ) -> Result<Self, Unknown> {
         let (pid, uid) = credentials(stream)?;
         let ended = Ok(Caller { pid, uid, state: State::Ended });
+        let mut latest_start = u64::MAX;
         let pidfd = match pidfd_of_peer(stream) {
             Ok(pidfd) => Some(pidfd),
-            Err(error) if is(&error, Errno::NOPROTOOPT) => match pidfd_of_pid(pid) {
-                Ok(pidfd) => Some(pidfd),
-                Err(error) if is(&error, Errno::NOSYS) => None,
-                Err(error) if is_out_of_descriptors(&error) => return Err(Unknown::System(error)),
-                Err(_) => return ended,
-            },
+            Err(error) if is(&error, Errno::NOPROTOOPT) => {
+                latest_start = accepted_ticks;
+                match pidfd_of_pid(pid) {
+                    Ok(pidfd) => Some(pidfd),
+                    Err(error) if is(&error, Errno::NOSYS) => None,
+                    Err(error) if is_out_of_descriptors(&error) => return Err(Unknown::System(error)),
+                    Err(_) => return ended,
+                }
+            }
             Err(error) if is_out_of_descriptors(&error) => return Err(Unknown::System(error)),
             Err(_) => return ended,
         };
@@ -106,6 +121,8 @@ impl Caller {
         }
         match Caller::named(pid, uid, pidfd) {
             Err(Unknown::Gone(_)) => ended,
+            // Another process has its pid by now.
+            Ok(Caller { state: State::Found { start_ticks, .. }, .. }) if start_ticks > latest_start => ended,
             result => result,
         }
     }
@@ -195,14 +212,18 @@ impl Peer {
 /// has the pid now.
 fn ended_start(pid: u32, claimed_ticks: Option<u64>) -> Result<u64, Unknown> {
     let claimed = claimed_ticks.filter(|&ticks| ticks != 0).ok_or(Unknown::Gone(pid))?;
-    let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
-    let now_ticks = crate::clock::since_boot().as_nanos() as u64 / tick_ns;
     let latest = match start_ticks(pid) {
         Ok(found) => found.saturating_sub(1),
-        Err(Unknown::Gone(_)) => now_ticks,
+        Err(Unknown::Gone(_)) => now_ticks(),
         Err(error) => return Err(error),
     };
     if claimed <= latest { Ok(claimed) } else { Err(Unknown::StartTime { pid, found: latest, claimed }) }
+}
+
+/// Returns the time since boot in ticks, as start times in /proc.
+fn now_ticks() -> u64 {
+    let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
+    crate::clock::since_boot().as_nanos() as u64 / tick_ns
 }
 
 fn credentials(stream: &UnixStream) -> Result<(u32, u32), Unknown> {
@@ -298,6 +319,29 @@ mod tests {
         // As on a kernel without SO_PEERPIDFD: the pid is another user's by now.
         let other = Caller::named(pid, uid + 1, None);
         assert!(matches!(other, Err(Unknown::User { owner, .. }) if owner == uid), "{other:?}");
+    }
+
+    /// As on a kernel without `SO_PEERPIDFD`, where only a pid names the process that connected.
+    #[tokio::test]
+    async fn process_that_began_after_the_connection_did_not_make_it() {
+        let (_client, stream) = UnixStream::pair().expect("two sockets");
+        let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
+        let start = start_ticks(pid).expect("a start");
+        let caller = |accepted_ticks| {
+            Caller::accepted(&stream, accepted_ticks, |_| Err(Errno::NOPROTOOPT.into())).expect("a caller")
+        };
+        for accepted_ticks in [now_ticks(), start] {
+            let caller = caller(accepted_ticks);
+            assert!(matches!(&caller.state, State::Found { start_ticks, .. } if *start_ticks == start));
+            let peer = caller.peer(Some(start)).expect("this process");
+            assert!(!peer.had_ended && peer.key == ProcessKey { pid, start_ticks: start } && peer.uid == uid);
+        }
+        // Accepted before this process began: an earlier process with its pid connected, and has ended.
+        let (early, named) = (caller(start - 1), caller(start - 1).peer(Some(start)));
+        assert!(matches!(early.state, State::Ended), "{early:?}");
+        assert!(matches!(named, Err(Unknown::StartTime { claimed, .. }) if claimed == start), "{named:?}");
+        let peer = caller(start - 1).peer(Some(start - 1)).expect("the earlier process");
+        assert!(peer.had_ended && peer.key == ProcessKey { pid, start_ticks: start - 1 });
     }
 
     #[test]

@@ -206,7 +206,7 @@ mod tests {
     use crate::source::agent::memory::by_hand;
     use gpumem_wire::{MemoryKind, Record};
 
-    /// A header may have any content: a head near the maximum once made reading start again at 0, without end.
+    /// A header may have any content: a head near the maximum once made reading start again at 0, for ever.
     #[test]
     fn reading_ends_whatever_the_head_is_said_to_be() {
         for head in [0, 1, 1 << 40, u64::MAX - PIECE, u64::MAX - 1, u64::MAX] {

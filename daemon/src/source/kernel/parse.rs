@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(parse(line), Some(LogEvent::Constraint { pid: 978, group: Some("/slurm/job_5".into()) }));
         let all = "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,\
                    task_memcg=/a,task=x,pid=1,y,pid=77,uid=0";
-        assert_eq!(parse(all), Some(LogEvent::Constraint { pid: 77, group: None }), "a name is no pid");
+        assert_eq!(parse(all), Some(LogEvent::Constraint { pid: 77, group: None }), "a name is not a pid");
     }
 
     #[test]

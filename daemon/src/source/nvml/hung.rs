@@ -124,6 +124,17 @@ impl HungDevices {
             || self.pending.iter().any(|pending| pending.index == device.index)
     }
 
+    /// Returns whether no device is read, because a call for each of them has not returned.
+    pub(crate) fn has_all(&self, devices: &[DeviceStatus]) -> bool {
+        let is_hung = |device: &DeviceStatus| {
+            self.hung.iter().any(|hung| !hung.only_lists && hung.is(device))
+                || self.pending.iter().any(|pending| pending.index == device.index)
+        };
+        let mut there =
+            devices.iter().filter(|device| device.problem.as_deref() != Some(NOT_THERE)).peekable();
+        there.peek().is_some() && there.all(is_hung)
+    }
+
     /// Returns the GPU of the poller's current call, if known.
     pub(crate) fn target(doing: Call, translator: &Translator, status: &NvmlStatus) -> Option<Pending> {
         let (name, index) = match doing {

@@ -29,9 +29,10 @@ struct DeviceState {
     total_bytes: Option<u64>,
     memory_problem: Option<Code>,
     list_problem: Option<Code>,
-    /// Text of the first impossible value since the last good answer: of its memory, and of its lists.
+    /// Text of the first impossible value since the last good answer: of its memory, of its lists, and of its accounted peaks.
     memory_refused: Option<String>,
     list_refused: Option<String>,
+    peak_refused: Option<String>,
     /// Problem as last written; `Some(None)`: no problem; `None`: nothing written so far.
     written: Option<Option<String>>,
     lost_since_ns: Option<u64>,
@@ -339,7 +340,7 @@ impl Session {
         let (mut cost, failed) = self.read_lists(index, began, totals, out);
         let list_ns = u32::try_from(cost).unwrap_or(u32::MAX);
         let accounting_ns = now_ns();
-        self.write_rows(index, failed, out);
+        self.write_rows(index, failed, totals, out);
         if self.seen[index].is_accounting {
             cost += now_ns() - accounting_ns;
         }
@@ -435,7 +436,13 @@ impl Session {
         (cost, failed)
     }
 
-    fn write_rows(&mut self, index: usize, failed: Option<Code>, out: &mut FrameWriter) {
+    fn write_rows(
+        &mut self,
+        index: usize,
+        failed: Option<Code>,
+        totals: &mut NvmlCalls,
+        out: &mut FrameWriter,
+    ) {
         let now = now_ns();
         let stamp = |pid| Stamp { thread: pid, ..at(index, now) };
         let (start_ticks, doubt) = match self.gpus.pids() {
@@ -459,7 +466,7 @@ impl Session {
         }
         let Some(code) = failed else {
             if self.seen[index].is_accounting && doubt.is_none() {
-                self.write_accounted_peaks(index, out);
+                self.write_accounted_peaks(index, totals, out);
             }
             let pids = &mut self.seen[index].pids;
             pids.clear();
@@ -491,13 +498,17 @@ impl Session {
             }
             (Some(memory), _) => Some(format!("memory: {}", words(memory, &seen.memory_refused))),
             (None, Some(list)) => Some(format!("process list: {}", words(list, &seen.list_refused))),
-            (None, None) => None,
+            (None, None) => seen
+                .peak_refused
+                .as_ref()
+                .map(|_| format!("accounted peaks: {}", words(Code::IMPOSSIBLE, &seen.peak_refused))),
         };
         if seen.written.as_ref() == Some(&problem) {
             return;
         }
         let reason = problem.as_ref().map_or("nvml: fine".to_owned(), |problem| format!("nvml: {problem}"));
-        let code = seen.memory_problem.or(seen.list_problem).map_or(0, |code| code.0);
+        let peaks = seen.peak_refused.as_ref().map(|_| Code::IMPOSSIBLE);
+        let code = seen.memory_problem.or(seen.list_problem).or(peaks).map_or(0, |code| code.0);
         out.write(
             Stamp { context: code, ..at(index, now) },
             Body::Source { up: problem.is_none(), reason: &reason },

@@ -326,12 +326,13 @@ impl Watch {
         poller.unread.len() <= MOST_UNREAD
     }
 
-    /// Notes in the status whether the current poller is stalled.
+    /// Notes in the status whether no GPU is read, because the current poller is stalled or skips all of them.
     fn note_stall(&self, stalled: Duration, doing: Call) {
         let most = if doing == Call::Nothing { DOWN_IDLE } else { DOWN };
         let mut status = self.lock();
         let since = now_ns().saturating_sub(stalled.as_nanos() as u64);
-        status.stalled_since_ns = (stalled >= most).then(|| *status.stalled_since_ns.get_or_insert(since));
+        let is_none_read = stalled >= most || self.hung.has_all(&status.devices);
+        status.stalled_since_ns = is_none_read.then(|| *status.stalled_since_ns.get_or_insert(since));
     }
 
     /// Translates the poller's frames. Returns their length, or `None` if they are invalid.

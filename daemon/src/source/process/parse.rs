@@ -85,7 +85,7 @@ pub(crate) fn cgroup(text: &[u8]) -> Option<&[u8]> {
 }
 
 /// Joins NUL-separated arguments into one line and quotes arguments with spaces, as a shell would accept them. A title that a
-/// process has set itself (one argument that is no path) is not quoted.
+/// process has set itself (one argument that is not a path) is not quoted.
 pub(crate) fn command(text: &[u8]) -> Option<String> {
     let end = text.iter().rposition(|&byte| byte != 0)? + 1;
     let arguments: Vec<&[u8]> = text[..end].split(|&byte| byte == 0).collect();

@@ -46,7 +46,7 @@ pub(super) async fn mark(context: &ViewContext, viewer: Viewer, query: &str) -> 
 /// Returns why a viewer has no process with this pid.
 fn no_process(context: &ViewContext, viewer: Viewer, pid: u32) -> String {
     of_another(context, viewer, pid)
-        .unwrap_or_else(|| format!("pid {pid} is no process of yours that uses a GPU"))
+        .unwrap_or_else(|| format!("pid {pid} is not a process of yours that uses a GPU"))
 }
 
 /// Longest path of a file, in bytes.

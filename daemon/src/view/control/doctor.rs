@@ -81,7 +81,7 @@ fn of_nvml(health: &Health, started_ns: u64, now_ns: u64) -> Finding {
                 "a call has not returned for {} s: no GPU is read meanwhile",
                 now_ns.saturating_sub(since_ns) / 1_000_000_000
             );
-            let fix = "wait for nvml.call_timeout_s: then the process for NVML is replaced; check the kernel log for Xid messages";
+            let fix = "check the kernel log for Xid messages (dmesg | grep -e NVRM -e Xid); after nvml.call_timeout_s the process for NVML is replaced, and later the GPU is tried again";
             finding(Check::Nvml, State::Bad, "nvml", &text, Some(fix))
         }
         (true, None) => finding(Check::Nvml, State::Ok, "nvml", reason, None),

@@ -166,11 +166,19 @@ function deviceSection(of) {
         total === null ? null : foot(of.unified ? "= the host" : "= the device", round(total), total, null, "sum")))));
 }
 
+// Returns the line that counts the devices that only processes report.
+function claimsLine({ processes, devices }) {
+  if (processes === 0) return null;
+  const who = processes === 1 ? "1 process names" : `${thousands(processes)} processes name`;
+  const what = devices === 1 ? "a device" : `${thousands(devices)} devices`;
+  return h("p", { "data-key": "claims", class: "alert" }, `${who} ${what} that NVML does not have; `, h("code", {}, "gpumemctl ps"), " lists them.");
+}
+
 function drawNode() {
   if (node === null) return;
   const all = node.devices.map(deviceOf);
   const none = h("p", { "data-key": "none" }, "No device: ", h("bdi", {}, node.nvml.reason || "NVML has none"), ". ", h("code", {}, "gpumemctl doctor"), " says more.");
-  const fresh = h("div", { id: "panel" }, all.length ? [devicesTable(all), ...all.map(deviceSection)] : none);
+  const fresh = h("div", { id: "panel" }, all.length ? [devicesTable(all), claimsLine(node.claims), ...all.map(deviceSection)] : [none, claimsLine(node.claims)]);
   const active = document.activeElement;
   const where = window.scrollY;
   liken(panel, fresh);

@@ -41,6 +41,7 @@ pub(super) struct Node<'a> {
     shows: &'static str,
     nvml: Nvml<'a>,
     devices: Vec<DeviceJson>,
+    claims: Claims,
     #[serde(skip_serializing_if = "Option::is_none")]
     processes: Option<Vec<ProcessJson>>,
 }
@@ -64,6 +65,15 @@ struct DeviceJson {
     other_processes: Others,
     /// Why there is no fresh reading.
     why: Option<String>,
+}
+
+/// Devices that only processes report and NVML, which answers, does not have.
+#[derive(Default, Serialize)]
+struct Claims {
+    /// Number of processes that report such devices.
+    processes: usize,
+    /// Sum over these processes of the number of such devices.
+    devices: usize,
 }
 
 #[derive(Default, Serialize)]
@@ -158,6 +168,8 @@ pub(super) fn node<'a>(
         .zip(&rows.devices)
         .map(|(at, (row, device))| self::device(row, device, adds_up(&rows, at) == Some(true)))
         .collect();
+    let claims =
+        Claims { processes: rows.claims.len(), devices: rows.claims.iter().map(|claim| claim.devices).sum() };
     let mut processes = Vec::new();
     let mut told = vec![0; devices.len()];
     for (row, process, account) in &rows.processes {
@@ -190,6 +202,7 @@ pub(super) fn node<'a>(
             reason: health.nvml.problem().unwrap_or(health.nvml.reason()),
         },
         devices,
+        claims,
         processes: with_processes.then_some(processes),
     }
 }

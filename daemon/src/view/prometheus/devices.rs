@@ -36,7 +36,7 @@ families! {
     EVENTS: counter "gpumem_device_events_total" &["gpu", "uuid", "event"],
         "Health events reported by the driver since the daemon's start: DRAM retirement, poison, GPU unavailable, recovery action.";
     OOMS: counter "gpumem_device_ooms_total" &["gpu", "uuid", "kind"],
-        "Out-of-memory errors: of a framework after the driver had refused (device) or at its own limit (pool), or a process without an agent that ended while the device was nearly full (suspected). Kept after the process has ended.";
+        "Out-of-memory errors by kind. device: a framework failed after the driver had refused. pool: a framework failed at its own limit. suspected: a process without an agent ended while the device was nearly full. Kept after the process has ended.";
 }
 
 /// Maximum number of series of one device: one for each family, three kinds of OOM, six of events, and a seventeenth number for

@@ -200,7 +200,7 @@ impl Peer {
         let mut words = 0;
         wait_for("the connection to be closed", || {
             words += 1;
-            assert!(words < 10, "the daemon goes on talking");
+            assert!(words < 10, "the daemon continues to answer");
             self.receive().is_none().then_some(())
         });
     }

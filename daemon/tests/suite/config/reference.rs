@@ -21,7 +21,7 @@ gpumemd --check --config config/gpumemd.toml
 ```
 
 A changed file is read again at `SIGHUP` (`systemctl reload gpumemd`). What does not take effect then is said in the log, and
-goes on as it was until the daemon is restarted; the column `reload` says which is which.
+stays as it was until the daemon is restarted; the column `reload` says which is which.
 
 Amounts in keys that end in `_s` are seconds, `_hz` times a second, `_mib` MiB, `_days` days. In the column `takes`, bounds are inclusive.
 ";

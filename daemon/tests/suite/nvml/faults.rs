@@ -3,9 +3,13 @@
 use super::machine::{self, Holder, Machine};
 use super::watcher::Watcher;
 use super::{MIB, quick};
+use gpumem_test_support::ProcessorWait;
 use gpumem_wire::Absence;
 use gpumemd::config::NvmlSettings;
 use std::time::Duration;
+
+/// Steps from a call that hangs to the next reading of another GPU, each of which may wait for a processor.
+const WAITS: u32 = 8;
 
 /// NVML's codes with a part of the text that users must see.
 const CODES: [(u32, &str); 16] = [
@@ -216,6 +220,17 @@ async fn healthy_gpus_are_read_while_another_hangs() {
     let is_pending = |slot: usize| {
         nvml.status().devices[slot].problem.as_deref() == Some("a call has not returned so far")
     };
+    // By the poller's own time stamps, a reading of a healthy GPU is never older than a second and two periods.
+    let waits = ProcessorWait::measure();
+    let bound = Duration::from_secs(1) + 2 * Duration::from_secs(1) / quick().memory_hz;
+    let is_in_time = |watcher: &mut Watcher, slot: u8| {
+        let (gap, longest) = (watcher.seen.take_longest_gap(slot), waits.longest());
+        println!("GPU {slot}: longest gap {gap:?}, bound {bound:?}, a processor was waited for {longest:?}");
+        assert!(gap <= bound + WAITS * longest, "GPU {slot}: {gap:?}, waits of {longest:?}");
+    };
+    for slot in 0..3 {
+        let _ = watcher.seen.take_longest_gap(slot);
+    }
     machine.set("gpu1.fault_open=hang");
     machine.set("gpu1.fault=hang");
     watcher.until("the call is noticed", |_| is_pending(1)).await;
@@ -223,6 +238,8 @@ async fn healthy_gpus_are_read_while_another_hangs() {
     watcher.stays_fresh(2).await;
     assert!(is_pending(1), "all that within the first call's timeout");
     assert_eq!(nvml.status().counters.hangs, 0);
+    is_in_time(&mut watcher, 0);
+    is_in_time(&mut watcher, 2);
 
     // A second GPU hangs while the first one still does.
     machine.set("gpu2.fault_list=hang");
@@ -232,7 +249,10 @@ async fn healthy_gpus_are_read_while_another_hangs() {
     watcher.until("both are given up", |_| nvml.status().counters.hangs >= 2).await;
     watcher.stays_fresh(0).await;
     let memory = watcher.seen.memory_reads(2);
-    watcher.until("memory goes on where only lists hang", |seen| seen.memory_reads(2) > memory + 5).await;
+    watcher
+        .until("memory is still read where only lists hang", |seen| seen.memory_reads(2) > memory + 5)
+        .await;
+    is_in_time(&mut watcher, 0);
 
     machine.set("gpu1.fault_open=none");
     machine.set("fault=none");
@@ -241,6 +261,7 @@ async fn healthy_gpus_are_read_while_another_hangs() {
     for slot in 0..3 {
         watcher.stays_fresh(slot).await;
     }
+    is_in_time(&mut watcher, 0);
     machine::until("one poller is left", || async { machine.clients() == 1 }).await;
     assert!(watcher.seen.open.len() <= 1 && !watcher.seen.number_fell);
 }

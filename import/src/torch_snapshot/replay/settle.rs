@@ -75,11 +75,9 @@ impl Replay<'_> {
                     (reserved.saturating_add(segment.bytes), segment.allocated.and_then(sum))
                 });
             let Some(used_bytes) = allocated else { continue };
-            let pool = Self::pool(index);
-            let stamp = self.ordered(index);
-            self.tell(stamp, Body::PoolState { pool, reserved_bytes: reserved, used_bytes, took_us: 0 });
-            let stamp = self.ordered(index);
-            self.tell(stamp, Body::PoolCheck { pool, total_bytes: used_bytes });
+            let (pool, stamp) = (Self::pool(index), self.on(index));
+            self.emit(stamp, Body::PoolState { pool, reserved_bytes: reserved, used_bytes, took_us: 0 });
+            self.emit(stamp, Body::PoolCheck { pool, total_bytes: used_bytes });
         }
         let at = Stamp { time_ns: self.now_ns, ..Stamp::default() };
         self.say(Origin::Host, at, Body::Tick {});

@@ -107,7 +107,7 @@ def program_killed(t):
               {"runs": [{"pid": w.pid, "peak_tracked_bytes": known, "closed": True}]})
 
 
-@check("faults.oom", "a request that cannot be met is recorded with its size; the program goes on", "DESIGN 5, cupti.md 1.5",
+@check("faults.oom", "a request that cannot be met is recorded with its size; the program continues", "DESIGN 5, cupti.md 1.5",
        needs=DAEMON)
 def oom(t):
     w = Watched(t)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 
 const KNOWN: &str = include_str!("../../../../../config/gpumemd.toml");
-/// Labels of metrics whose values are no text from users or programs.
+/// Labels of metrics whose values are not text from users or programs.
 const LABELS: [&str; 16] = [
     "gpu", "uuid", "pid", "start", "part", "flag", "reason", "source", "version", "kind", "lane", "state",
     "xid", "cause", "result", "model",

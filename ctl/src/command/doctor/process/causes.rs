@@ -66,7 +66,7 @@ pub(super) fn variable(process: &ProcSnapshot, ancestors: &[ProcSnapshot]) -> (S
 /// Returns the problem and its remedy; `None` if there is none.
 pub(super) fn library(process: &ProcSnapshot, path: &str) -> Option<(String, String)> {
     if !path.starts_with('/') {
-        let text = format!("{path} is no absolute path: CUDA searches the loader's folders for it");
+        let text = format!("{path} is not an absolute path: CUDA searches the loader's folders for it");
         return Some((text, "give the whole path, as gpumemctl run does".to_owned()));
     }
     let file = process.within(path);
@@ -81,7 +81,7 @@ pub(super) fn library(process: &ProcSnapshot, path: &str) -> Option<(String, Str
             }
         }
         Err(error) if error.kind() == ErrorKind::InvalidData => {
-            return Some((format!("{path} is no library"), "install it again".to_owned()));
+            return Some((format!("{path} is not a library"), "install it again".to_owned()));
         }
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             let fix = format!("chmod a+rx {path} and the folders above it");
@@ -142,7 +142,7 @@ pub(super) fn socket(
         let Ok(file) = there.metadata() else { continue };
         if !file.file_type().is_socket() {
             let fix = "start it again with gpumemctl run, or correct GPUMEM_SOCKET".to_owned();
-            return Err((State::Bad, format!("{path} is no socket"), fix));
+            return Err((State::Bad, format!("{path} is not a socket"), fix));
         }
         let is_own = process.uid == Some(file.uid()) || process.uid == Some(0);
         let mode = file.permissions().mode() & 0o7777;

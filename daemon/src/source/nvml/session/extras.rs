@@ -7,6 +7,7 @@ use super::super::library::Facts;
 use super::super::protocol::FrameWriter;
 use super::{Next, Session, at};
 use crate::clock::now_ns;
+use crate::nvml_status::NvmlCalls;
 use crate::source::process;
 use gpumem_wire::{Body, Reading, Stamp};
 use std::collections::BTreeSet;
@@ -90,9 +91,14 @@ impl Session {
     }
 
     /// Writes the accounted peaks of the processes of this list and of the previous one. A living process's peak is written when
-    /// it has grown.
-    pub(super) fn write_accounted_peaks(&mut self, index: usize, out: &mut FrameWriter) {
-        let now = now_ns();
+    /// it has grown. Refuses peaks above the size of the device.
+    pub(super) fn write_accounted_peaks(
+        &mut self,
+        index: usize,
+        totals: &mut NvmlCalls,
+        out: &mut FrameWriter,
+    ) {
+        let (now, mut refused) = (now_ns(), None);
         let mut peaks = std::mem::take(&mut self.seen[index].peaks);
         let (rows, seen) = (&self.rows, &self.seen[index]);
         let is_listed = |pid: u32| rows.binary_search_by_key(&pid, |row| row.pid).is_ok();
@@ -102,7 +108,9 @@ impl Session {
             rows.iter().map(|row| (row.pid, true)).chain(gone.map(|pid| (pid, false))).collect();
         for (pid, lives) in all {
             let Ok(peak) = self.gpus.accounted_peak(index, pid) else { continue };
-            if seen.total_bytes.is_some_and(|total| peak > total) {
+            if let Some(total) = seen.total_bytes.filter(|total| peak > *total) {
+                totals.refused += 1;
+                refused.get_or_insert_with(|| format!("pid {pid}: {peak} of {total} bytes"));
                 continue;
             }
             let known = peaks.iter_mut().find(|(of, _)| *of == pid);
@@ -118,6 +126,9 @@ impl Session {
         }
         peaks.retain(|&(pid, _)| self.rows.binary_search_by_key(&pid, |row| row.pid).is_ok());
         self.seen[index].peaks = peaks;
+        // The text of the first one stays until all are possible again, so that the problem does not change with every reading.
+        let known = self.seen[index].peak_refused.take();
+        self.seen[index].peak_refused = refused.map(|refused| known.unwrap_or(refused));
     }
 
     /// Reads the limits of the groups of the last list at most every [`LIMITS_NS`], and writes them as a fact of the device if

@@ -436,3 +436,34 @@ fn values_above_the_size_of_the_device_are_refused_and_named() {
     run.gpus.answers.borrow_mut()[0].memory = memory;
     assert_eq!(run.reading(0).last().map(String::as_str), Some("source 0 true nvml: fine"));
 }
+
+#[test]
+fn accounted_peaks_above_the_size_of_the_device_are_refused_and_named() {
+    let gpus = FakeGpus::new(1);
+    *gpus.accounted.borrow_mut() = Some(vec![(10, 500), (11, 1001), (12, 7777)]);
+    let mut run = run(&gpus);
+    run.set(0, List::Compute, Ok(vec![charge(10, 400), charge(11, 70), charge(12, 5)]));
+    let peaks = |run: &mut Run| -> (Vec<(u32, u64)>, Vec<String>) {
+        run.session.schedule.listed(0, 1, 1, 0, true);
+        run.session.reading(0, &mut run.totals, &mut run.out).expect("written");
+        let frames = std::mem::take(&mut run.out.frames);
+        let peak = |record: Record<'_>| match record.body {
+            Body::AccountedPeak { peak_bytes, .. } => Some((record.stamp.thread, peak_bytes)),
+            _ => None,
+        };
+        let peaks =
+            records(&frames).filter_map(|record| peak(record.expect("a frame").expect("a record"))).collect();
+        let has_state = |line: &String| line.starts_with("source ");
+        (peaks, said(&frames).into_iter().filter(has_state).collect())
+    };
+    let named =
+        "source 0 false nvml: accounted peaks: impossible values were refused (pid 11: 1001 of 1000 bytes)";
+    assert_eq!(peaks(&mut run), (vec![(10, 500)], vec![named.to_owned()]));
+    assert_eq!(run.totals.refused, 2);
+    assert_eq!(peaks(&mut run), (Vec::new(), Vec::new()), "the problem has not changed");
+    assert_eq!(run.totals.refused, 4);
+
+    *gpus.accounted.borrow_mut() = Some(vec![(10, 500), (11, 1000), (12, 5)]);
+    let fine = "source 0 true nvml: fine".to_owned();
+    assert_eq!(peaks(&mut run), (vec![(11, 1000), (12, 5)], vec![fine]), "the size itself is possible");
+}

@@ -278,7 +278,10 @@ fn of_store(store: &run_writer::Status, findings: &mut Vec<Finding>) {
     let mut say = |check, state, text: String, fix: Option<&str>| {
         findings.push(finding(check, state, "store", text, fix));
     };
-    let waiting = format!("{} runs wait in memory ({} MiB)", store.waiting, store.waiting_bytes >> 20);
+    let mut waiting = format!("{} runs wait in memory ({} MiB)", store.waiting, store.waiting_bytes >> 20);
+    if store.queued > 0 {
+        waiting += &format!(", changes of {} more are not in it", store.queued);
+    }
     match &store.reason {
         _ if let Some(time) = store.stuck => {
             let text = format!("its disk has not answered for {} s; {waiting}", time.as_secs());
@@ -362,4 +365,36 @@ pub(super) fn facts(
     }
     facts.push(("clock", now_ns.to_string()));
     facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn runs_that_are_not_in_the_store_are_counted() {
+        let say = |store: run_writer::Status| {
+            let mut findings = Vec::new();
+            of_store(&store, &mut findings);
+            let first = findings.remove(0);
+            (first.state, first.text, first.fix.unwrap_or_default())
+        };
+        let oldest = Duration::from_secs(7_200);
+        let late =
+            run_writer::Status { waiting: 512, queued: 9_488, oldest, ..run_writer::Status::default() };
+        let (state, text, fix) = say(run_writer::Status { is_late: true, ..late.clone() });
+        assert_eq!(state, State::Warn);
+        assert_eq!(
+            text,
+            "changes of 10000 runs are not in it, the oldest for 7200 s: a killed daemon would lose them"
+        );
+        assert!(fix.contains("runs.checkpoint_every_s"), "{fix}");
+        let reason = Some("not a directory".to_owned());
+        let (state, text, _) = say(run_writer::Status { reason, ..late.clone() });
+        assert_eq!(state, State::Bad);
+        let waits = "512 runs wait in memory (0 MiB), changes of 9488 more are not in it";
+        assert_eq!(text, format!("not a directory; {waits}"));
+        assert_eq!(say(late).0, State::Ok, "they are written soon enough");
+    }
 }

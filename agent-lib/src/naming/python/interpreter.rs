@@ -1,8 +1,12 @@
 //! Finds the Python interpreter in this process by symbol name, because the agent does not link to Python.
+//!
+//! Proves, in each process, that the layout is right: compares the frames that the walk finds with Python's list for the same
+//! thread. Memory is read through the kernel, so a wrong layout causes an error and not a fault.
 
 use crate::naming::python::layout::{self, Layout, NO_GIL};
-use crate::naming::python::memory::{Careful, Pointer};
+use crate::naming::python::memory::{Careful, Memory, Pointer};
 use crate::naming::python::text::Types;
+use crate::naming::python::walk::Reader;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// The parts of the interpreter that the walk uses. Never freed.
@@ -29,7 +33,7 @@ pub(crate) fn present() -> bool {
 }
 
 /// Finds the interpreter. An error is the reason why its frames are not read.
-pub(crate) fn interpreter(careful: &Careful) -> Result<Interpreter, String> {
+pub(crate) fn find(careful: &Careful) -> Result<Interpreter, String> {
     let need = |name: &CStr| {
         let missing = || format!("no {} in this process", name.to_string_lossy());
         symbol(name).ok_or_else(missing)
@@ -58,4 +62,56 @@ pub(crate) fn interpreter(careful: &Careful) -> Result<Interpreter, String> {
     let (code, text) = (kind(c"PyCode_Type")?, kind(c"PyUnicode_Type")?);
     let types = Types { code, text, bytes: kind(c"PyBytes_Type")?, cell: kind(c"PyCell_Type")? };
     Ok(Interpreter { layout, state, running, types })
+}
+
+/// Maximum number of frames to compare.
+pub(crate) const MOST: usize = 64;
+/// Minimum number of frames: with fewer, the check does not show that the walk follows the chain of frames.
+const LEAST: usize = 4;
+
+/// The calling thread's frames according to Python, the innermost first.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Said<'a> {
+    pub codes: &'a [u64],
+    /// Their first local variables; 0 where they are not compared.
+    pub firsts: &'a [u64],
+    /// Their lines; 0 where they are not compared.
+    pub lines: &'a [i32],
+}
+
+/// Compares the frames with Python's list; returns the first difference.
+pub(crate) fn check<M: Memory>(reader: &Reader<'_, M>, state: u64, said: Said<'_>) -> Result<(), String> {
+    let count = said.codes.len();
+    let compared = said.firsts.iter().filter(|&&first| first != 0).count();
+    if count < LEAST || compared == 0 {
+        return Err(format!("only {count} frames to compare, {compared} with a variable"));
+    }
+    let mut frames = reader.frames(state).filter(|&frame| !reader.internal(frame));
+    for index in 0..count.min(MOST) {
+        let wrong = |what: &str| format!("frame {index} of {count}: {what}");
+        let frame = frames.next().ok_or_else(|| wrong("the chain of frames ends"))?;
+        let code = reader.code(frame);
+        if code != said.codes.get(index).copied() {
+            return Err(wrong("another code object"));
+        }
+        let first = said.firsts.get(index).copied().unwrap_or(0);
+        if first != 0 && reader.local(frame, 0) != Some(first) {
+            return Err(wrong("another first variable"));
+        }
+        let code = code.and_then(Pointer::new).ok_or_else(|| wrong("no code object"))?;
+        if reader.memory.word(code, layout::TYPE) != Some(reader.types.code) {
+            return Err(wrong("its code has a different type"));
+        }
+        let line = said.lines.get(index).copied().unwrap_or(0);
+        if line != 0 {
+            let found = reader.line_number(frame, code);
+            if found != Some(line) {
+                return Err(wrong(&format!("line {found:?}, not {line}")));
+            }
+        }
+    }
+    match frames.next() {
+        Some(_) if count < MOST => Err(format!("more frames than {count}")),
+        _ => Ok(()),
+    }
 }
