@@ -75,7 +75,7 @@ impl Lines {
         wrap(text, width).iter().for_each(|line| self.line(line));
     }
 
-    /// Adds a row of a table with its note, on a line of its own if the terminal is too narrow for both.
+    /// Adds a row of a table with its note, on a separate line if the terminal is too narrow for both.
     pub(crate) fn with_note(&mut self, line: &str, note: &str) {
         const GAP: &str = "  ";
         let both = format!("{line}{GAP}{note}");

@@ -18,11 +18,11 @@ const COMMAND: usize = 72;
 const NAME: usize = 56;
 /// Columns of a table beside names.
 const NUMBERS: usize = 24;
-/// A category below this part of the total has no row of its own.
+/// Categories smaller than the total divided by this are summed in one row.
 const SMALLEST_PART: i64 = 1_000;
 /// Lines after the notes.
 const LINES_AFTER_NOTES: usize = 2;
-/// Lines of a report beside the rows of its table.
+/// Number of lines that are not rows of the table.
 const OTHER_LINES: usize = 13;
 
 /// Returns the moment that the table shows, with its name: the one with the most used bytes.
@@ -117,7 +117,7 @@ fn state(run: &Run, times: Times) -> String {
     }
 }
 
-/// A row of the table; its note says why an amount is what it is.
+/// A row of the table, with the causes of its amount as a note.
 struct Line {
     cells: [String; 2],
     bytes: Option<i64>,
@@ -231,7 +231,7 @@ fn device_line(report: &Report<'_>, device: &Device, moment: &Moment, out: &mut 
     out.prose(&(super::facts::device_line(device, times) + &at));
 }
 
-/// Returns whether the numbers are complete, else what is missing.
+/// Returns `complete`, or the reasons why the numbers are not complete.
 fn data(report: &Report<'_>, times: Times) -> String {
     let run = report.run;
     let coverage = &run.coverage;
