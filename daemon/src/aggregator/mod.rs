@@ -412,7 +412,7 @@ impl Aggregator {
                 let record = &Record { body: of_start(record.body, key.start_ticks), ..*record };
                 let is_open = match record.body {
                     Body::ProcessSample { used_bytes, absence, .. } => {
-                        // A missing value is stored as an impossible byte count for its reason, so that a change of reason counts.
+                        // A missing value is stored as an impossible byte count for its reason, so a change of reason counts.
                         let absence = u64::MAX - u64::from(absence.to_code());
                         self.tracks.note_reading(key, 0, device, used_bytes.0.or(Some(absence)))
                     }

@@ -154,8 +154,8 @@ impl ProcessTable {
         self.unseen.iter_mut().filter(|((on, _), _)| *on == device).for_each(|(_, named)| *named = false);
     }
 
-    /// Returns the process that a reading made at `listed_ns` means. If /proc no longer had its start time, that is a process
-    /// with this pid that ended about then or later. Its start time came from its agent's hello.
+    /// Returns the process that a list made at `listed_ns` names as `key`. /proc may not have had its start time. Then it is a
+    /// process with this pid that had not ended long before; its agent's hello gave the start time.
     pub(crate) fn identified(&self, key: ProcessKey, listed_ns: u64) -> ProcessKey {
         if key.start_ticks != 0 {
             return key;
