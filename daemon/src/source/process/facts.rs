@@ -23,7 +23,7 @@ const COMMAND_BYTES: u64 = 4096;
 const ANCESTORS: usize = 64;
 /// Maximum number of bytes read from files other than the command line; these files are far smaller.
 const FILE_BYTES: u64 = 16 * 1024;
-/// Number of retries while the command line is empty (exec in progress), and the pause between them. An exec takes at most some ms.
+/// Number of retries while the command line is empty (exec in progress), and their interval. An exec takes at most some ms.
 const EXEC_TRIES: u32 = 5;
 const EXEC_PAUSE: Duration = Duration::from_millis(5);
 /// Time without an answer after which a thread that reads command lines counts as stuck and is abandoned.
