@@ -453,7 +453,7 @@ impl Aggregator {
         }
     }
 
-    /// Does the periodic work: anchors the clock, closes ended processes, writes and rolls runs, publishes.
+    /// Does the periodic work: records the wall time (anchor), closes ended processes, writes and rolls runs, publishes.
     pub fn tick(&mut self, now_ns: u64) {
         self.host(&Record { stamp: Stamp { time_ns: now_ns, ..Stamp::default() }, body: Body::Tick {} });
         if now_ns.saturating_sub(self.anchored_ns) >= ANCHOR_NS {

@@ -40,7 +40,7 @@ struct Track {
     is_new: bool,
     /// Whether its run is in the queue to be written.
     is_due: bool,
-    /// Only without a start time: when a list first named it although /proc did not have it (ns, CLOCK_MONOTONIC).
+    /// Only if the start time is unknown: when a process list first named the process (ns, CLOCK_MONOTONIC).
     missed_ns: Option<u64>,
     /// Whether a list made after `missed_ns` also names it, so it runs in a PID namespace that is not visible here. Otherwise it
     /// may have ended before /proc was read, and its agent's hello may follow. Several lists made before may wait to be read.

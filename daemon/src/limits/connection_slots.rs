@@ -47,7 +47,7 @@ pub(crate) struct ConnectionSlot<T = ()> {
     uid: u32,
     number: u64,
     evicted: Arc<Notify>,
-    /// Key time of this slot in `idle`; `None` while the connection is active.
+    /// Time in the key of this slot in `Taken::idle`; `None` while the connection is active.
     evictable_at: Mutex<Option<Instant>>,
     pub shared: Arc<T>,
 }

@@ -3,8 +3,7 @@
 //!
 //! nvml-wrapper asks for a list's size before reading the list, which doubles the time for which the driver is locked. It knows
 //! only one version of each call. It assumes records of 24 bytes in the newest lists, but drivers 535.43 to 535.86 write 32.
-//! Here a list
-//! is one call into a reused buffer with 32 bytes for each record, whatever the driver is expected to write.
+//! This file reads a list with one call into a reused buffer that has 32 bytes for each record, which fits all versions.
 //!
 //! ```text
 //! record   16 bytes  u32 pid, 4 unused, u64 bytes                                   v1

@@ -17,11 +17,11 @@ use tracing::warn;
 struct Readings {
     /// Number of the reading that has begun and has not ended; `None` if there is none.
     open: Option<u64>,
-    /// Processes reported so far in the open reading.
+    /// Processes reported so far in the reading that has begun.
     now: Vec<ProcessKey>,
     /// Processes in the last successful reading.
     last: Vec<ProcessKey>,
-    /// Pids reported so far in the open reading that are in the graphics list and in the MPS list.
+    /// Pids reported so far in the reading that has begun: those in the graphics list, and those in the MPS list.
     extras: [Vec<u32>; 2],
     /// When a poller last ended a reading (ns). The reading may have failed, but all its calls had returned.
     ended_ns: u64,
