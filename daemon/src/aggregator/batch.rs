@@ -29,7 +29,7 @@ impl Batch {
     }
 }
 
-/// Processor time after which a batch is split. Debug builds get more because they are several times slower.
+/// Processor time of the ledger after which a batch is split. Debug builds get more because they are several times slower.
 pub(super) const LONG: Duration = Duration::from_millis(if cfg!(debug_assertions) { 20 } else { 4 });
 /// Number of records applied between two checks of the time that a batch has taken.
 pub(super) const FRAMES: u64 = 4;

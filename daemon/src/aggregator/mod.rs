@@ -35,9 +35,9 @@ use writing::worth_keeping;
 const TICK: Duration = Duration::from_millis(75);
 /// Interval between ticks while no batches arrive, so that views still mark old data as `stale`.
 const QUIET_TICK: Duration = Duration::from_millis(250);
-/// Interval between snapshots while no view reads them.
+/// Interval between snapshots while no view reads them (ns).
 const IDLE_PUBLISH_NS: u64 = 1_000_000_000;
-/// Period after a read during which every tick publishes a snapshot.
+/// Period (ns) after a view's read in which each tick publishes a snapshot if the ledger has changed.
 const WATCHED_NS: u64 = 10_000_000_000;
 /// Interval for the first checkpoint of new processes. It is short so that the run of a young process survives a killed daemon.
 const FIRST_CHECKPOINT_NS: u64 = 500_000_000;
@@ -274,7 +274,7 @@ impl Aggregator {
                     } else {
                         self.finish(now_ns);
                     }
-                    // Emptying the inbox already lets other tasks run. Yielding as well would cost a system call.
+                    // If the inbox is empty, the next receive lets other tasks run. Yielding as well would cost a system call.
                     if taken == BATCHES {
                         tokio::task::yield_now().await;
                     }
@@ -339,7 +339,7 @@ impl Aggregator {
             self.stats.add(Count::SkippedOver, events);
             return;
         }
-        // The source has checked the framing; a truncated frame ends the batch.
+        // The source has checked the frames; drop the rest of the batch if one is truncated nevertheless.
         while let Ok(Some((slot, payload, after))) = frame::split_frame(rest) {
             if let Ok(record) = Record::decode(slot, payload) {
                 has_news |= !matches!(record.body, Body::Watermark { .. });
@@ -486,7 +486,7 @@ impl Aggregator {
         }
     }
 
-    /// Publishes the current state for views.
+    /// Publishes a snapshot of the ledger, which views read.
     pub fn publish(&mut self, now_ns: u64) {
         (self.published_ns, self.changed) = (now_ns, false);
         let snapshot = self.builder.ledger().snapshot();

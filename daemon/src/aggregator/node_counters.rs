@@ -27,7 +27,7 @@ struct Seen {
 }
 
 impl Totals {
-    /// Returns how many times memory ran out on a device.
+    /// Returns the number of out-of-memory events of this kind on a device.
     pub(crate) fn ooms(&self, device: DeviceName, kind: OomKind) -> u64 {
         self.ooms.get(&(device, kind)).copied().unwrap_or(0)
     }

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Maximum number of remembered closed processes. They are remembered so that a late sample does not start a new run.
 const REMEMBERED: usize = 16_384;
-/// Longest time after the end of a process at which a list may still name it, in ns: a list takes time, and its end is noticed
-/// later than it happens.
+/// Longest time (ns) after the end of a process at which a process list may still name it. Reading a list takes time, and the
+/// end of a process is noticed late.
 const LISTED_AFTER_END_NS: u64 = 1_000_000_000;
 
 /// Which changed runs are queued for writing.
@@ -38,7 +38,7 @@ struct Track {
     readings: Vec<((u8, u8), Option<u64>)>,
     /// Whether its run has never been written.
     is_new: bool,
-    /// Whether its run is in the queue to be written.
+    /// Whether its run is in the queue of runs to be written.
     is_due: bool,
     /// Only if the start time is unknown: when a process list first named the process (ns, CLOCK_MONOTONIC).
     missed_ns: Option<u64>,

@@ -77,7 +77,7 @@ struct Whole {
 impl Write for Whole {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if let Err(error) = self.file.write_all_at(bytes, self.bytes) {
-            // Remove the partial write; the next write starts at the same offset.
+            // Cut off what was written partially; the next write starts at the same offset.
             let _ = self.file.set_len(self.bytes);
             return Err(error);
         }

@@ -44,7 +44,7 @@ impl Roll {
         living: impl FnOnce() -> Vec<ProcessKey>,
     ) -> Vec<ProcessKey> {
         let Some((period, passed)) = self.period.zip(self.periods(wall_ns)) else { return Vec::new() };
-        // Setting the clock back does not cause another roll.
+        // Greater, not different: a clock that was set back must not cause another roll.
         if passed > self.passed {
             self.passed = passed;
             let up = since_boot();

@@ -141,7 +141,7 @@ impl Aggregator {
     }
 }
 
-/// Returns whether a run is stored. Processes that never used a device have none.
+/// Returns whether a run is to be stored. Runs of processes that never used a device are not.
 pub(super) fn worth_keeping(run: &Run) -> bool {
     !run.devices.is_empty()
 }

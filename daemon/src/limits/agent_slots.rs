@@ -20,7 +20,7 @@ pub struct AgentLimits {
     pub bytes_per_s: u64,
     /// Maximum size of an agent's shared memory, in bytes.
     pub shared_bytes: u64,
-    /// Maximum number of live rows that are read when the agent ends and records are missing.
+    /// Maximum number of live allocations read from an agent's memory when it ends and records are missing.
     pub rows: usize,
 }
 

@@ -40,7 +40,7 @@ struct User<T> {
     shared: Arc<T>,
 }
 
-/// One slot; given back when dropped.
+/// Slot of one connection; given back when dropped.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlot<T = ()> {
     slots: Arc<ConnectionSlots<T>>,

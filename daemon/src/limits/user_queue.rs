@@ -20,10 +20,10 @@ const LONG: Duration = Duration::from_millis(250);
 const PAUSE_FACTOR: u32 = 4;
 /// Multiple of a costly batch's processing time for which the batch keeps its slot.
 const COSTLY_PAUSE_FACTOR: u32 = 16;
-/// Minimum processing time of a costly batch that keeps its slot for longer.
+/// Minimum processing time at which a costly batch keeps its slot after it was applied.
 const COSTLY: Duration = Duration::from_millis(1);
 
-/// State shared by a user's connections.
+/// Inbox slots and pauses of one user, shared by the user's connections.
 #[derive(Debug)]
 pub(crate) struct UserQueue {
     slots: Arc<Semaphore>,
@@ -39,7 +39,7 @@ impl Default for UserQueue {
 impl UserQueue {
     /// Waits for a slot in the inbox. Slots are given in the order of the calls.
     pub(crate) async fn slot(&self) -> Option<QueueSlot> {
-        // The semaphore is never closed.
+        // Never fails, because the semaphore is never closed.
         let permit = Arc::clone(&self.slots).acquire_owned().await.ok()?;
         Some(QueueSlot { permit: Arc::new(permit), is_costly: false })
     }

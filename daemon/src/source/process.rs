@@ -39,7 +39,7 @@ use tokio::sync::{Notify, OnceCell};
 
 /// Maximum number of remembered ended processes, which readings begun before their end may still name.
 const ENDED_KEPT: usize = 1024;
-/// Interval for checking processes without a pidfd.
+/// Interval for checking whether processes without a pidfd have ended.
 const UNGUARDED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Error: the process could not be checked, because no file descriptor was free.
@@ -104,7 +104,7 @@ struct Entry {
     gpus: Vec<Gpu>,
 }
 
-/// A process that has ended.
+/// A process that has ended, as returned by [`Processes::gone`].
 #[derive(Debug)]
 pub struct Gone {
     /// The process.

@@ -46,7 +46,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Resumes a connection that an earlier daemon had accepted.
+/// Resumes a connection that an earlier daemon had accepted and the service manager has kept.
 pub(crate) async fn resume(agents: Arc<Agents>, kept: InheritedConnection, place: Standing) {
     let (name, pid) = (kept.name.clone(), kept.key.pid);
     match inherit(&agents, kept, place).await {

@@ -47,7 +47,7 @@ impl Memory {
         Ok(Memory { fd, header, file_bytes })
     }
 
-    /// Reads the header again. Fails if constant fields have changed.
+    /// Reads the header again, for its current values. Fails if constant fields have changed.
     pub(crate) fn header(&self) -> Result<Header, Refusal> {
         let now = read_header(&self.fd, self.file_bytes)?;
         let fixed = |header: &Header| (header.ring_slots, header.live_rows, header.name_bytes);

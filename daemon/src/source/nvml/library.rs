@@ -400,8 +400,8 @@ fn pids_of(driver: &str, is_host: bool) -> Pids {
 /// Number of bytes read from /proc/meminfo. It has about 1.5 KiB, and the two values are in the first lines.
 const MEMINFO_BYTES: usize = 4096;
 
-/// The host's memory, from /proc/meminfo. Used as device memory if a GPU has no own memory (unified memory: GB10, Jetson)
-/// and NVML answers that device memory is not supported. The file is kept open because it is read as often as device memory.
+/// Reads the host's memory from /proc/meminfo. It counts as device memory if a GPU has no memory of its own (unified memory:
+/// GB10, Jetson) and NVML does not support that call. The file is kept open because it is read as often as device memory.
 #[derive(Debug, Default)]
 struct HostMemory {
     file: Option<File>,

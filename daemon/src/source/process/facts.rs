@@ -42,7 +42,7 @@ pub struct Facts {
     pub uid: Option<u64>,
     /// Name of that user from /etc/passwd, or its number as text.
     pub user: Option<String>,
-    /// Path of the control group.
+    /// Path of the process's control group.
     pub cgroup: Option<String>,
     /// Container and job found in the paths of all its control groups.
     pub place: Place,
