@@ -50,7 +50,7 @@ struct LogWindow {
     by_uid: HashMap<u32, u32>,
 }
 
-/// Limits the log lines about each user's peers, so that a user with many short programs cannot push the lines about others out
+/// Limits the log lines about each user's peers. Otherwise a user with many short programs would push the lines about others out
 /// of the log.
 #[derive(Debug)]
 pub(crate) struct LogRateLimit(Mutex<LogWindow>);

@@ -2,14 +2,14 @@
 //! next daemon, so that no agent notices a restart:
 //!
 //! ```text
-//! agent-PID-START-NUMBER   name of all three: the process, its start in ticks, the inode of the third
+//! agent-PID-START-NUMBER   name of all three: pid, start time in ticks, inode of the hello's file
 //!   the connection         with all unread packets
 //!   the agent's memory     as it came with the hello
-//!   the hello              a sealed file of the daemon: one frame, as it was handed to the ledger
+//!   the hello              a sealed file made by the daemon, with the hello's frame as handed to the ledger
 //! ```
 //!
-//! Only this daemon can store descriptors (`NotifyAccess=main`). They are checked like a peer's data all the same: the kernel's
-//! credentials of the connection, the start time in /proc, the memory's seals.
+//! Only this daemon can store descriptors (`NotifyAccess=main`). They are checked like a peer's data nevertheless:
+//! credentials of the connection from the kernel, start time in /proc, seals of the memory.
 
 use super::memory;
 use super::packet::MAX_PACKET_BYTES;

@@ -2,12 +2,12 @@
 //!
 //! The identity is fixed when the connection is accepted: the process that called connect(2), its start time, its user. A hello
 //! can confirm it and cannot change it. Otherwise a user could take over another user's process: a process connects, hands its
-//! socket to another process and ends; the victim gets the same pid; the hello then names the victim's start time, which is
+//! socket to another process and ends. The victim gets the same pid. The hello then names the victim's start time, which is
 //! public in /proc.
 //!
 //! The kernel names the process by a pidfd (`SO_PEERPIDFD`, Linux 6.5). Older kernels name a pid, which may be another process's
-//! when the connection is accepted. There, a pidfd is opened directly after accept, the process must run as the user who
-//! connected, and it must not have begun after accept (a socket has no time of its own). Start times have ticks of 10 ms, and a
+//! when the connection is accepted. There, a pidfd is opened directly after accept. The process must run as the user who
+//! connected, and must not have begun after accept (a socket has no time of its own). Start times have ticks of 10 ms, and a
 //! pid can be reused within one tick, so the pidfd is held until the hello.
 //!
 //! A process may have ended, and been waited for, before its connection is accepted: very short programs, or any program while

@@ -2,7 +2,7 @@
 //!
 //! A memory call takes microseconds and locks one GPU. A process list takes milliseconds and locks the driver for all GPUs. So
 //! both have their own schedule ("lane"). **Memory** of all devices is read at a constant rate. **Lists** are read for one
-//! device at a time, when its list is due (after the interval, or earlier for a reason) and lock time is left.
+//! device at a time, when its list is due and lock time is left. It is due after the interval, or earlier for a reason.
 //!
 //! Lock time is a token bucket that fills at `list_budget` of wall time. A list may be read while the bucket is not empty. Its
 //! real cost is then taken from the bucket, which may become negative. Expensive lists therefore become rarer, and lists that
