@@ -1,9 +1,9 @@
 //! Batches that sources hand to the aggregator, and batches that are deferred because they take long.
 //!
-//! The ledger takes most records in less than a microsecond. A few make it search most of the data of their process, for example
-//! an allocation below which segments wait for memory. A process may send thousands of such records in one batch. A batch that
-//! takes long is split: its rest waits for a multiple of the time that it took, and later batches of the process queue behind it.
-//! Each waiting batch keeps its slot in the inbox, so its user cannot send more meanwhile.
+//! The ledger takes most records in less than a microsecond. A few make it search most of the data of their process, and a
+//! process may send thousands of these in one batch. A batch that takes long is split: the unprocessed rest waits for a multiple
+//! of the time used so far. Later batches of the process queue behind that rest. Each waiting batch keeps its slot in the inbox,
+//! so its user cannot send more meanwhile.
 
 use crate::limits::user_queue::QueueSlot;
 use gpumem_ledger::{Origin, ProcessKey};
@@ -11,35 +11,35 @@ use gpumem_wire::{Body, Record, Stamp, frame};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Frames of one origin, in order.
+/// Frames from one origin, in the order in which they were sent.
 #[derive(Debug, Clone)]
 pub struct Batch {
-    /// The host, or one process.
+    /// Sender of the frames: the daemon's own sources (host), or one process.
     pub origin: Origin,
-    /// Frames, see `gpumem_wire::frame`.
+    /// Concatenated frames in the format of `gpumem_wire::frame`.
     pub frames: Vec<u8>,
     /// The user's slot in the inbox, held until the ledger has taken the batch.
     pub slot: Option<QueueSlot>,
 }
 
 impl Batch {
-    /// Returns a batch of the host.
+    /// Returns a batch whose frames come from the daemon's own sources.
     pub(crate) fn of_host(frames: Vec<u8>) -> Self {
         Batch { origin: Origin::Host, frames, slot: None }
     }
 }
 
-/// Processor time after which a batch is split. Debug builds get more because they are several times slower.
+/// Processor time of the ledger after which a batch is split. Debug builds get more because they are several times slower.
 pub(super) const LONG: Duration = Duration::from_millis(if cfg!(debug_assertions) { 20 } else { 4 });
-/// Records between two checks of the time that a batch has taken.
+/// Number of records applied between two checks of the time that a batch has taken.
 pub(super) const FRAMES: u64 = 4;
-/// The rest of a batch waits for this multiple of the time that the batch took.
+/// When a batch is split, its rest waits for this multiple of the time used so far.
 const PAUSE_FACTOR: u64 = 16;
 
 #[derive(Debug, Default)]
 struct Waiting {
     batches: VecDeque<Batch>,
-    /// When the first batch is due, CLOCK_MONOTONIC.
+    /// Time at which the first of these batches is applied (ns, CLOCK_MONOTONIC).
     at_ns: u64,
 }
 
@@ -47,7 +47,7 @@ struct Waiting {
 pub(super) struct DeferredBatches(BTreeMap<ProcessKey, Waiting>);
 
 impl DeferredBatches {
-    /// Returns the batch, unless batches of its process are deferred: then it waits behind them.
+    /// Returns the batch to apply it now. If batches of its process are deferred, queues it behind them and returns `None`.
     pub(super) fn pass(&mut self, key: ProcessKey, batch: Batch) -> Option<Batch> {
         match self.0.get_mut(&key) {
             Some(waiting) => {
@@ -58,33 +58,33 @@ impl DeferredBatches {
         }
     }
 
-    /// Defers the rest of a batch that used `took` of processor time.
+    /// Defers the rest of a batch whose first part took `took` of processor time.
     pub(super) fn defer(&mut self, key: ProcessKey, batch: Batch, took: Duration, now_ns: u64) {
         let waiting = self.0.entry(key).or_default();
         waiting.batches.push_front(batch);
         waiting.at_ns = now_ns.saturating_add((took.as_nanos() as u64).saturating_mul(PAUSE_FACTOR));
     }
 
-    /// Returns when the next process is due, CLOCK_MONOTONIC; `None` if no batch is deferred.
+    /// Returns when the next deferred batch is applied (ns, CLOCK_MONOTONIC); `None` if no batch is deferred.
     pub(super) fn next_ns(&self) -> Option<u64> {
         self.0.values().map(|waiting| waiting.at_ns).min()
     }
 
-    /// Removes and returns the batches of a process that is due, in order.
+    /// Removes and returns the deferred batches of one process whose wait is over, in order.
     pub(super) fn take_due(&mut self, now_ns: u64) -> Option<VecDeque<Batch>> {
         let (&key, _) = self.0.iter().find(|(_, waiting)| waiting.at_ns <= now_ns)?;
         self.0.remove(&key).map(|waiting| waiting.batches)
     }
 }
 
-/// Returns the frame of one record.
+/// Encodes one record as a frame.
 pub(crate) fn frame_of(stamp: Stamp, body: Body<'_>) -> Vec<u8> {
     let mut frame = Vec::new();
     Record { stamp, body }.append_frame(&mut frame);
     frame
 }
 
-/// Returns whether frames begin with the connection of an agent.
+/// Returns whether the first frame reports that an agent has connected.
 pub(super) fn begins_agent(frames: &[u8]) -> bool {
     let Ok(Some((slot, payload, _))) = frame::split_frame(frames) else { return false };
     matches!(Record::decode(slot, payload), Ok(Record { body: Body::Source { up: true, .. }, .. }))

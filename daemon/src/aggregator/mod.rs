@@ -1,5 +1,5 @@
-//! Owner of the ledger. Batches arrive on one channel, are decoded, applied to the ledger and recorded. Views read one shared
-//! snapshot. The aggregator never blocks: the store and the recording have their own threads.
+//! The task that owns the ledger. Batches of records arrive on one channel and are decoded, applied to the ledger and recorded.
+//! Views read a shared snapshot. The aggregator never blocks: the store and the recording have their own threads.
 
 pub(crate) mod batch;
 mod node_counters;
@@ -35,36 +35,36 @@ use writing::worth_keeping;
 const TICK: Duration = Duration::from_millis(75);
 /// Interval between ticks while no batches arrive, so that views still mark old data as `stale`.
 const QUIET_TICK: Duration = Duration::from_millis(250);
-/// Interval between snapshots while no view reads them.
+/// Interval between snapshots while no view reads them (ns).
 const IDLE_PUBLISH_NS: u64 = 1_000_000_000;
-/// Period after a read during which every tick publishes a snapshot.
+/// Period (ns) after a view's read in which each tick publishes a snapshot if the ledger has changed.
 const WATCHED_NS: u64 = 10_000_000_000;
 /// Interval for the first checkpoint of new processes. It is short so that the run of a young process survives a killed daemon.
 const FIRST_CHECKPOINT_NS: u64 = 500_000_000;
-/// Checkpoints after which the run of a process without an agent is written again, if its memory has changed.
+/// Number of checkpoints after which the changed run of a process without an agent is written again.
 const UNCOVERED_ROUNDS: u64 = 3;
-/// Interval for comparing the wall clock. A new anchor is written when the clock was set by more than [`JUMP_NS`].
+/// Interval for comparing the wall clock. A new anchor (wall time) is recorded when the clock was set by more than [`JUMP_NS`].
 const ANCHOR_NS: u64 = 1_000_000_000;
 const JUMP_NS: i128 = 500_000_000;
-/// Batches taken before the task yields.
+/// Maximum number of batches applied before the task yields to other tasks.
 const BATCHES: usize = 32;
 /// Time limit for applying deferred batches at shutdown.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
 pub(crate) struct Published {
-    /// When it was published, CLOCK_MONOTONIC.
+    /// Time of publication (ns, CLOCK_MONOTONIC).
     pub at_ns: u64,
-    /// The same moment, from which [`Published::now_ns`] measures the time since.
+    /// The same time as an `Instant`, from which [`Published::now_ns`] measures the elapsed time.
     pub made: Instant,
     pub snapshot: Snapshot,
     pub totals: Totals,
-    /// Estimated bytes of the ledger's data about processes.
+    /// Estimated memory of the ledger's data about processes, in bytes.
     pub remembered_bytes: usize,
 }
 
 impl Published {
-    /// Returns the current CLOCK_MONOTONIC time. Ages are relative to it, so samples age even while nothing is published.
+    /// Returns the current CLOCK_MONOTONIC time (ns). Views compute ages from it, so samples age even between snapshots.
     pub(crate) fn now_ns(&self) -> u64 {
         self.at_ns.saturating_add(u64::try_from(self.made.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
@@ -79,28 +79,28 @@ pub struct SnapshotReader {
 }
 
 impl SnapshotReader {
-    /// Returns the latest published state: at most 1 s old, and about 0.1 s old for frequent readers.
+    /// Returns the latest published state. It is at most 1 s old, and about 0.1 s old while views read often.
     pub(crate) fn read(&self) -> Arc<Published> {
         self.read_ns.store(clock::now_ns(), Ordering::Relaxed);
         self.published.borrow().clone()
     }
 
-    /// Returns when a view last read, CLOCK_MONOTONIC.
+    /// Returns when a view last called [`SnapshotReader::read`] (ns, CLOCK_MONOTONIC).
     pub(crate) fn read_ns(&self) -> u64 {
         self.read_ns.load(Ordering::Relaxed)
     }
 
-    /// Returns when the aggregator last ticked, CLOCK_MONOTONIC. It ticks several times a second.
+    /// Returns when the aggregator last ticked (ns, CLOCK_MONOTONIC). It ticks several times a second.
     pub(crate) fn turned_ns(&self) -> u64 {
         self.turned_ns.load(Ordering::Relaxed)
     }
 }
 
-/// Requests of views to the aggregator.
+/// Requests that views send to the aggregator.
 pub enum Query {
-    /// Returns the current runs of processes that match the filter. The work is charged to the user who asks.
+    /// Returns the current runs of processes that match the filter. The processor time is charged to the requesting user.
     Runs(Box<dyn Fn(&ProcessView) -> bool + Send>, CpuCharge, oneshot::Sender<Vec<Run>>),
-    /// Adds a mark with this name to live processes that match the filter. Returns its time (CLOCK_MONOTONIC) and their pids.
+    /// Adds a mark (a named time) to live processes that match the filter. Returns its time (CLOCK_MONOTONIC) and their pids.
     Mark(String, Box<dyn Fn(&ProcessView) -> bool + Send>, oneshot::Sender<(u64, Vec<u32>)>),
 }
 
@@ -116,7 +116,7 @@ pub struct AggregatorSettings {
     pub checkpoint: Duration,
     /// Limits of the data that peers can cause the ledger to keep.
     pub limits: Limits,
-    /// A process that lives longer gets one run for each such period; `None`: one run for its whole life.
+    /// Length of a run's part: a process that lives longer gets one run for each period. `None`: one run for its whole life.
     pub roll: Option<Duration>,
 }
 
@@ -126,7 +126,7 @@ impl Default for AggregatorSettings {
     }
 }
 
-/// Owner of the ledger.
+/// The task's state, with the ledger in `builder`.
 pub struct Aggregator {
     builder: RunBuilder,
     tracks: ProcessTable,
@@ -141,30 +141,29 @@ pub struct Aggregator {
     changed: bool,
     wall_offset_ns: i128,
     anchored_ns: u64,
-    /// When changed runs were last made due, and when new runs were, CLOCK_MONOTONIC.
+    /// Times (ns, CLOCK_MONOTONIC) at which changed runs (first field) and new runs (second) were last queued for writing.
     checkpoint_ns: u64,
     first_ns: u64,
-    /// Number of the checkpoint. Runs without an agent take part in every [`UNCOVERED_ROUNDS`]th one.
+    /// Number of checkpoints so far. Runs without an agent are written at every [`UNCOVERED_ROUNDS`]th one.
     round: u64,
-    /// When all changed runs were last made due, and the time of the last heartbeat, CLOCK_MONOTONIC.
+    /// Times (ns, CLOCK_MONOTONIC) at which all changed runs were last queued, and at which the last heartbeat was sent.
     complete_ns: u64,
     beat_ns: u64,
     roll: Roll,
-    /// Processes whose part has ended and whose run waits for room in the store's queue.
+    /// Live processes whose period has ended and whose run waits for room in the store's queue.
     rolling: VecDeque<ProcessKey>,
     /// Ended processes whose runs wait for room in the store's queue.
     closing: VecDeque<ProcessKey>,
     deferred: DeferredBatches,
     boot_id: String,
     tally: NodeCounters,
-    /// Stored data of processes that this daemon sees for the first time.
+    /// Channel for what the store has about processes that this daemon sees for the first time.
     recalls: (UnboundedSender<Recalled>, UnboundedReceiver<Recalled>),
-    /// Records refused by the ledger's limits, as of the last snapshot.
+    /// Number of records that the ledger's limits had refused at the last snapshot.
     refused: RefusedRecords,
 }
 
 impl Aggregator {
-    /// Returns an aggregator with an empty ledger, and the handle with which views read it.
     pub fn new(stats: Arc<Stats>, keeper: RunWriter, pace: AggregatorSettings) -> (Self, SnapshotReader) {
         let now_ns = clock::now_ns();
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -221,11 +220,11 @@ impl Aggregator {
     /// Starts a recording, or ends the current one with `None`.
     pub(crate) fn record(&mut self, recorder: Option<Recorder>) {
         self.recorder = recorder;
-        // A recording must begin with an anchor that ties its times to the wall clock.
+        // Have the next tick write an anchor (wall time): a recording must begin with one.
         self.anchored_ns = 0;
     }
 
-    /// Applies new settings.
+    /// Applies new intervals and limits.
     pub fn set_pace(&mut self, pace: AggregatorSettings) {
         self.pace = pace;
         self.roll.set(pace.roll, self.wall_ns(clock::now_ns()));
@@ -275,14 +274,14 @@ impl Aggregator {
                     } else {
                         self.finish(now_ns);
                     }
-                    // Emptying the inbox already lets other tasks run. Yielding as well would cost a system call.
+                    // If the inbox is empty, the next receive lets other tasks run. Yielding as well would cost a system call.
                     if taken == BATCHES {
                         tokio::task::yield_now().await;
                     }
                 }
             }
         }
-        // Apply the batches that sources had handed over before shutdown.
+        // Apply the batches that sources had queued before shutdown.
         while let Ok(batch) = inbox.try_recv() {
             self.take(batch);
         }
@@ -302,7 +301,7 @@ impl Aggregator {
         }
     }
 
-    /// Applies the deferred batches of a process that is due. Returns whether there was one.
+    /// Applies the deferred batches of one process whose wait is over. Returns whether there were any.
     fn go_on(&mut self, now_ns: u64) -> bool {
         let batches = self.deferred.take_due(now_ns);
         let is_one = batches.is_some();
@@ -320,7 +319,7 @@ impl Aggregator {
             && self.tracks.is_unidentified(pid)
             && begins_agent(&batch.frames)
         {
-            // One list named the process after its end. Its run is that of its agent.
+            // A process list named this pid without its start time, which the agent has supplied.
             self.tally.update(&self.builder.ledger().snapshot());
             self.builder.forget(self.tracks.take_unidentified(pid));
         }
@@ -328,8 +327,8 @@ impl Aggregator {
             && !self.tracks.meet(key)
             && !(begins_agent(&batch.frames) && self.tracks.reopen(key))
         {
-            // The end of a connection does not matter for a process whose run is closed. Records with a sequence number are
-            // missing from the run, so they are counted.
+            // The run of this process is closed, so its records are dropped. Those with a sequence number are counted as
+            // missing. Others, such as the end of a connection, do not matter.
             let events = std::iter::from_fn(|| {
                 let (slot, payload, after) = frame::split_frame(rest).ok().flatten()?;
                 rest = after;
@@ -340,7 +339,7 @@ impl Aggregator {
             self.stats.add(Count::SkippedOver, events);
             return;
         }
-        // The source has checked the framing; a truncated frame ends the batch.
+        // The source has checked the frames; drop the rest of the batch if one is truncated nevertheless.
         while let Ok(Some((slot, payload, after))) = frame::split_frame(rest) {
             if let Ok(record) = Record::decode(slot, payload) {
                 has_news |= !matches!(record.body, Body::Watermark { .. });
@@ -348,7 +347,7 @@ impl Aggregator {
                 records += 1;
             }
             rest = after;
-            // Processor time decides: on a busy machine the elapsed time includes other work.
+            // Split by processor time, because on a busy machine the elapsed time includes other work.
             is_long = records % batch::FRAMES == 0 && began.elapsed() >= batch::LONG && took() >= batch::LONG;
             if is_long {
                 break;
@@ -380,7 +379,7 @@ impl Aggregator {
         self.stats.observe(Timing::Batch, began.elapsed());
     }
 
-    /// Passes to the ledger how far an earlier daemon had recorded a process that is new to this one.
+    /// Tells the ledger how many records of this process an earlier daemon had received and lost.
     fn hear_of_earlier(&mut self, recalled: &Recalled) {
         let Recalled { key, events, lost, program } = *recalled;
         if self.tracks.has(key) {
@@ -405,7 +404,7 @@ impl Aggregator {
                 let listed = ProcessKey { pid: record.stamp.thread, start_ticks };
                 let (device, time_ns) = (record.stamp.device, record.stamp.time_ns);
                 let key = match record.body {
-                    // The pid is one of another namespace.
+                    // Do not identify the process: the pid belongs to another PID namespace.
                     Body::ProcessSample { absence: Absence::WrongNamespace, .. } => listed,
                     Body::ProcessFacts { .. } => listed,
                     _ => self.tracks.identified(listed, time_ns),
@@ -413,7 +412,7 @@ impl Aggregator {
                 let record = &Record { body: of_start(record.body, key.start_ticks), ..*record };
                 let is_open = match record.body {
                     Body::ProcessSample { used_bytes, absence, .. } => {
-                        // No device has as many bytes as the number that stands for a reason of absence.
+                        // A missing value is stored as an impossible byte count for its reason, so a change of reason counts.
                         let absence = u64::MAX - u64::from(absence.to_code());
                         self.tracks.note_reading(key, 0, device, used_bytes.0.or(Some(absence)))
                     }
@@ -454,7 +453,7 @@ impl Aggregator {
         }
     }
 
-    /// Does the periodic work: anchors the clock, closes ended processes, writes and rolls runs, publishes.
+    /// Does the periodic work: records the wall time (anchor), closes ended processes, writes and rolls runs, publishes.
     pub fn tick(&mut self, now_ns: u64) {
         self.host(&Record { stamp: Stamp { time_ns: now_ns, ..Stamp::default() }, body: Body::Tick {} });
         if now_ns.saturating_sub(self.anchored_ns) >= ANCHOR_NS {
@@ -481,13 +480,13 @@ impl Aggregator {
         self.roll(now_ns);
         self.turned_ns.store(now_ns, Ordering::Relaxed);
         let watched = now_ns.saturating_sub(self.read_ns.load(Ordering::Relaxed)) < WATCHED_NS;
-        // Publish also without changes, because a snapshot marks data as `stale` by its age.
+        // Publish about every second even without changes, because a snapshot marks old data as `stale`.
         if self.changed && watched || now_ns.saturating_sub(self.published_ns) >= IDLE_PUBLISH_NS {
             self.publish(now_ns);
         }
     }
 
-    /// Publishes the current state for views.
+    /// Publishes a snapshot of the ledger, which views read.
     pub fn publish(&mut self, now_ns: u64) {
         (self.published_ns, self.changed) = (now_ns, false);
         let snapshot = self.builder.ledger().snapshot();
@@ -507,7 +506,7 @@ impl Aggregator {
         }));
     }
 
-    /// Applies a record of the daemon itself, and records it.
+    /// Applies a record that the daemon itself made, and writes it to the recording.
     fn host(&mut self, record: &Record<'_>) {
         self.builder.observe(Origin::Host, record);
         if let Some(recorder) = &self.recorder {
@@ -532,7 +531,7 @@ impl Aggregator {
 
     fn answer(&mut self, ask: Query) {
         match ask {
-            // The client has disconnected.
+            // The client has disconnected and needs no answer.
             Query::Runs(_, _, reply) if reply.is_closed() => {}
             Query::Runs(wanted, charge, reply) => {
                 let runs = charge.run(|| {
@@ -562,7 +561,7 @@ impl Aggregator {
     }
 }
 
-/// Returns a reading of a process with that start time.
+/// Returns the reading `body` with its start time replaced by `start_ticks`.
 fn of_start(body: Body<'_>, start_ticks: u64) -> Body<'_> {
     match body {
         Body::ProcessSample { used_bytes, absence, lists, .. } => {
@@ -576,7 +575,7 @@ fn of_start(body: Body<'_>, start_ticks: u64) -> Body<'_> {
     }
 }
 
-/// Waits until a moment (CLOCK_MONOTONIC); without one, for ever.
+/// Waits until this time (ns, CLOCK_MONOTONIC); never returns for `None`.
 async fn at(moment_ns: Option<u64>) {
     match moment_ns.map(|moment_ns| moment_ns.saturating_sub(clock::now_ns())) {
         Some(wait_ns) => tokio::time::sleep(Duration::from_nanos(wait_ns)).await,
@@ -584,13 +583,13 @@ async fn at(moment_ns: Option<u64>) {
     }
 }
 
-/// Commands of the app.
+/// Commands to the aggregator from the daemon's main task.
 #[derive(Debug)]
 pub enum Command {
-    /// Start this recording, or end the current one with `None`.
+    /// Starts this recording, or ends the current one with `None`.
     Record(Option<Recorder>),
-    /// Apply these settings.
+    /// Applies these settings.
     AggregatorSettings(AggregatorSettings),
-    /// Close all runs and end.
+    /// Closes all runs and ends the task.
     End,
 }

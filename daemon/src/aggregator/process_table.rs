@@ -1,84 +1,84 @@
-//! Processes that are not closed, the number of connected agents of each, and when a run can be closed.
+//! Table of processes whose runs are not closed. It counts the connected agents of each and decides when its run can be closed.
 //!
-//! The end of a process is seen at once through its pidfd, but the records of its agent may still be in the socket. The run is
-//! closed when the last agent's connection has been read to its end.
+//! The pidfd reports the end of a process at once, but records of its agent may still be unread in the socket. The run is closed
+//! when the connection of its last agent has been read to its end.
 
 use gpumem_ledger::ProcessKey;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Number of closed processes that are remembered, so that a late sample does not start a new run.
+/// Maximum number of remembered closed processes. They are remembered so that a late sample does not start a new run.
 const REMEMBERED: usize = 16_384;
-/// Longest time after the end of a process at which a list may still name it, in ns: a list takes time, and its end is noticed
-/// later than it happens.
+/// Longest time (ns) after the end of a process at which a process list may still name it. Reading a list takes time, and the
+/// end of a process is noticed late.
 const LISTED_AFTER_END_NS: u64 = 1_000_000_000;
 
-/// Runs to be queued.
+/// Which changed runs are queued for writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Due {
-    /// Those that were never written.
+    /// Runs that were never written.
     New,
-    /// Those, and those of processes with an agent.
+    /// Runs that were never written, and runs of processes with an agent.
     Covered,
-    /// All.
+    /// All changed runs.
     All,
 }
 
 #[derive(Debug, Default)]
 struct Track {
     agents: u32,
-    /// Whether an agent was ever connected.
+    /// Whether an agent of the process was ever connected.
     spoke: bool,
-    /// Whether the driver's accounting has reported it; it reports once more after the process's end.
+    /// Whether the driver's accounting has reported a peak of the process. A final one follows after its end.
     is_accounted: bool,
-    /// Time of its end (CLOCK_MONOTONIC) and exit status.
+    /// End of the process: its time (ns, CLOCK_MONOTONIC) and the exit status, if known.
     gone: Option<(u64, Option<u64>)>,
-    /// Whether something new was reported since its run was last written.
+    /// Whether the process has new data since its run was last written.
     changed: bool,
-    /// Latest value of each reading, by kind of record and device.
+    /// Latest value of each reading; the key is the kind of record and the device's slot.
     readings: Vec<((u8, u8), Option<u64>)>,
-    /// Whether its run was never written.
+    /// Whether its run has never been written.
     is_new: bool,
-    /// Whether its run is in the queue to be written.
+    /// Whether its run is in the queue of runs to be written.
     is_due: bool,
-    /// When it was first missing in /proc although a list named it (CLOCK_MONOTONIC), if it has no start time.
+    /// Only if the start time is unknown: when a process list first named the process (ns, CLOCK_MONOTONIC).
     missed_ns: Option<u64>,
-    /// Whether a list that was made after that has named it: it lives in a namespace that is not visible here. Otherwise it may
-    /// have ended before /proc was read, and the hello of its agent may follow. Several such lists may wait to be read.
+    /// Whether a list made after `missed_ns` also names it, so it runs in a PID namespace that is not visible here. Otherwise it
+    /// may have ended before /proc was read, and its agent's hello may follow. Several lists made before may wait to be read.
     is_listed_again: bool,
 }
 
 impl Track {
-    /// Returns whether a later hello may still identify the process.
+    /// Returns whether the hello of an agent may still supply the missing start time.
     fn may_be_identified(&self, key: &ProcessKey) -> bool {
         key.start_ticks == 0 && !self.is_listed_again
     }
 }
 
-/// All processes that are not closed.
+/// Processes whose runs are not closed, and recently closed ones.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessTable {
     tracks: BTreeMap<ProcessKey, Track>,
-    /// Those of `tracks` that have ended.
+    /// Processes in `tracks` that have ended.
     ending: BTreeSet<ProcessKey>,
-    /// Runs to be written, the longest waiting first, with the time since when they wait, CLOCK_MONOTONIC.
+    /// Queue of runs to be written, oldest first, each with the time since which it waits (ns, CLOCK_MONOTONIC).
     due: VecDeque<(ProcessKey, u64)>,
-    /// Closed processes, oldest first.
+    /// Recently closed processes, oldest first.
     over: VecDeque<ProcessKey>,
-    /// When each of `over` ended (CLOCK_MONOTONIC).
+    /// Time at which each process in `over` ended (ns, CLOCK_MONOTONIC).
     ended_ns: BTreeMap<ProcessKey, u64>,
-    /// Processes whose end was reported before anything else, with its time and status, oldest first. Their records may still be
-    /// on their way: an agent's hello, or a sample that listed them while they lived.
+    /// Processes whose end was reported before any other record, with its time and exit status, oldest first. Their other
+    /// records may still arrive: an agent's hello, or a sample that listed them while they ran.
     early: VecDeque<(ProcessKey, u64, Option<u64>)>,
-    /// Processes without a start time, by the device that lists them, and whether the list being read has named them. They ended
-    /// before /proc was read, or are in a namespace that is not visible here. No pidfd reports their end.
+    /// Processes without a start time, by device slot, and whether the list being read names them. They ended before /proc was
+    /// read, or are in a PID namespace that is not visible here. No pidfd reports their end.
     unseen: BTreeMap<(u8, ProcessKey), bool>,
-    /// Processes that are new since the last [`ProcessTable::take_newcomers`].
+    /// Processes added since the last [`ProcessTable::take_newcomers`].
     newcomers: Vec<ProcessKey>,
 }
 
 impl ProcessTable {
-    /// Notes that a reading of a process has arrived; `kind` distinguishes readings of one device. A run is written only when a
-    /// value differs from the one before. Returns false if the run is closed.
+    /// Stores the value of a process's reading and marks the run as changed if the value differs. `kind` distinguishes the
+    /// readings of one device. Returns false if the run is closed.
     pub(crate) fn note_reading(&mut self, key: ProcessKey, kind: u8, device: u8, value: Option<u64>) -> bool {
         let Some(track) = self.tracks.get_mut(&key) else { return self.register(key) };
         match track.readings.iter_mut().find(|(known, _)| *known == (kind, device)) {
@@ -91,7 +91,7 @@ impl ProcessTable {
         true
     }
 
-    /// Notes that something new about a process was reported. Returns false if its run is closed.
+    /// Marks the run of a process as changed. Returns false if its run is closed.
     pub(crate) fn register(&mut self, key: ProcessKey) -> bool {
         if let Some(track) = self.tracks.get_mut(&key) {
             track.changed = true;
@@ -119,20 +119,20 @@ impl ProcessTable {
     }
 
     /// Begins another run of a closed process, because its agent's hello was read late. The store joins that run with the first
-    /// one. Returns whether the process may have records now.
+    /// one. Returns whether records of the process are accepted now.
     pub(crate) fn reopen(&mut self, key: ProcessKey) -> bool {
         self.ended_ns.remove(&key);
         self.over.retain(|over| *over != key);
         self.register(key)
     }
 
-    /// Returns whether lists have named a process with this pid, and its start time could not be read because it had ended.
+    /// Returns whether a process list has named this pid and its start time could not be read.
     pub(crate) fn is_unidentified(&self, pid: u32) -> bool {
         let key = ProcessKey { pid, start_ticks: 0 };
         self.tracks.get(&key).is_some_and(|track| track.may_be_identified(&key))
     }
 
-    /// Removes the process without a start time, because its agent's hello contained the start time. Returns the old key.
+    /// Removes the entry of this pid without a start time, because its agent's hello has the start time. Returns the old key.
     pub(crate) fn take_unidentified(&mut self, pid: u32) -> ProcessKey {
         let key = ProcessKey { pid, start_ticks: 0 };
         self.tracks.remove(&key);
@@ -149,13 +149,13 @@ impl ProcessTable {
         self.tracks.contains_key(&key)
     }
 
-    /// Begins the process list of a device.
+    /// Begins reading the process list of a device: no process is named so far.
     pub(crate) fn list_begins(&mut self, device: u8) {
         self.unseen.iter_mut().filter(|((on, _), _)| *on == device).for_each(|(_, named)| *named = false);
     }
 
-    /// Returns the process that a reading of `listed_ns` names. If /proc no longer had its start time, but a process with that pid
-    /// ended at about that time or later, it is that process: its agent's hello has given the start time.
+    /// Returns the process that a list made at `listed_ns` names as `key`. /proc may not have had its start time. Then it is a
+    /// process with this pid that had not ended long before; its agent's hello gave the start time.
     pub(crate) fn identified(&self, key: ProcessKey, listed_ns: u64) -> ProcessKey {
         if key.start_ticks != 0 {
             return key;
@@ -170,7 +170,7 @@ impl ProcessTable {
             .unwrap_or(key)
     }
 
-    /// Notes that a device's list, made at `listed_ns` and received at `now_ns`, names a process.
+    /// Handles the entry `key` in a device's process list that was made at `listed_ns` and received at `now_ns`.
     pub(crate) fn list_names(&mut self, device: u8, key: ProcessKey, listed_ns: u64, now_ns: u64) {
         if key.start_ticks != 0 {
             return;
@@ -182,7 +182,7 @@ impl ProcessTable {
         }
     }
 
-    /// Ends the process list of a device. Processes without a start time that no list names any more have ended.
+    /// Ends the process list of a device. Processes without a start time that no list names any more count as ended.
     pub(crate) fn list_ends(&mut self, device: u8, time_ns: u64) {
         let left = self.unseen.iter().filter(|((on, _), named)| *on == device && !**named);
         let left: Vec<ProcessKey> = left.map(|(&(_, key), _)| key).collect();
@@ -194,7 +194,7 @@ impl ProcessTable {
         }
     }
 
-    /// Notes that an agent of the process connected (`up`) or disconnected.
+    /// Counts a connection of an agent of the process: a new one (`up`) or an ended one.
     pub(crate) fn agent(&mut self, key: ProcessKey, up: bool) {
         if let Some(track) = self.tracks.get_mut(&key) {
             track.spoke = true;
@@ -208,7 +208,7 @@ impl ProcessTable {
         }
     }
 
-    /// Notes the end of a process. Keeps the first reported time and the first available status.
+    /// Stores the end of a process. Keeps the first reported time and the first available exit status.
     pub(crate) fn gone(&mut self, key: ProcessKey, time_ns: u64, status: Option<u64>) {
         if let Some(track) = self.tracks.get_mut(&key) {
             let (time_ns, known) = *track.gone.get_or_insert((time_ns, status));
@@ -241,7 +241,7 @@ impl ProcessTable {
                 0 => last_word_ns / 10,
                 _ => last_word_ns * 10,
             };
-            // Its final peak comes with the next list of its devices.
+            // Wait for the final peak, which arrives with the next process list of its devices.
             let wait_ns = if track.is_accounted { wait_ns.max(last_word_ns / 2) } else { wait_ns };
             track.gone.filter(|(time_ns, _)| now_ns.saturating_sub(*time_ns) >= wait_ns)
         };
@@ -256,7 +256,7 @@ impl ProcessTable {
         for (key, time_ns, _) in &over {
             self.tracks.remove(key);
             self.ending.remove(key);
-            // Without a start time, a later process with the same pid would have the same key.
+            // Remember no process without a start time: a later process with the same pid would have the same key.
             if key.start_ticks != 0 {
                 self.over.push_back(*key);
                 self.ended_ns.insert(*key, *time_ns);
@@ -270,9 +270,9 @@ impl ProcessTable {
         over
     }
 
-    /// Queues the runs of all processes with news since they were last written. Runs that were never written go first, in the
-    /// order in which their processes began, because the store numbers them in that order. A new process for which
-    /// `has_run` is false stays new, and so does one that a hello may still identify.
+    /// Queues the runs of all processes with new data since they were last written. Runs that were never written go first,
+    /// ordered by start of their processes, because the store numbers them in that order. Processes without a run (`has_run` is
+    /// false) stay new, as do those that a hello may still identify.
     pub(crate) fn make_due(&mut self, which: Due, now_ns: u64, has_run: impl Fn(ProcessKey) -> bool) {
         let mut new = Vec::new();
         for (&key, track) in self.tracks.iter_mut().filter(|(_, track)| track.changed && !track.is_due) {
@@ -291,13 +291,13 @@ impl ProcessTable {
         new.into_iter().for_each(|key| self.due.push_front((key, now_ns)));
     }
 
-    /// Removes and returns at most `most` runs of the queue, and since when they wait (CLOCK_MONOTONIC).
+    /// Removes up to `most` runs from the queue. Returns each with the time since which it waits (ns, CLOCK_MONOTONIC).
     pub(crate) fn take_due(&mut self, most: usize) -> Vec<(ProcessKey, u64)> {
         let mut taken = Vec::new();
         while taken.len() < most
             && let Some((key, since_ns)) = self.due.pop_front()
         {
-            // Closed processes are skipped: their final run is written instead.
+            // Skip closed processes: their final run is written separately.
             if let Some(track) = self.tracks.get_mut(&key).filter(|track| track.is_due) {
                 (track.is_due, track.changed) = (false, false);
                 taken.push((key, since_ns));
@@ -306,12 +306,12 @@ impl ProcessTable {
         taken
     }
 
-    /// Returns the length of the queue and since when its oldest run waits.
+    /// Returns the queue's length and since when its oldest run waits (ns, CLOCK_MONOTONIC).
     pub(crate) fn due(&self) -> (usize, Option<u64>) {
         (self.due.len(), self.due.iter().map(|(_, since_ns)| *since_ns).min())
     }
 
-    /// Returns whether a process was never written.
+    /// Returns whether there is a process whose run was never written.
     pub(crate) fn has_new(&self) -> bool {
         self.tracks.values().any(|track| track.is_new)
     }

@@ -1,6 +1,6 @@
-//! Recording of all records that the daemon sees. It has its own thread, because a slow disk must not slow the ledger. Records
-//! that do not fit in the queue are dropped and counted; readers see the gaps in `seq`. A full or failing disk leaves only whole
-//! frames in the file. When the disk works again, the recording continues and agents are asked to resend their state.
+//! Writes all records that the daemon sees to a file, on its own thread, because a slow disk must not slow the ledger. Records
+//! that do not fit in the queue are dropped and counted; readers see the gaps in `seq`. A full or failing disk leaves only
+//! complete frames in the file. When the disk works again, the recording continues and agents are asked to resend their state.
 
 use crate::aggregator::batch::Batch;
 use crate::stats::{Count, Stats};
@@ -17,13 +17,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// Length of the queue in batches: 15 MiB at most, as each has up to 60 KiB.
+/// Maximum number of queued batches. Each has up to 60 KiB, so the queue takes at most 15 MiB.
 const WAITING: usize = 256;
-/// Interval for flushing to the kernel. A crash of the daemon loses at most this much.
+/// Interval for flushing to the kernel. A crash of the daemon loses at most the records of one interval.
 const FLUSH: Duration = Duration::from_millis(100);
 const RETRY: Duration = Duration::from_secs(1);
 
-/// An open recording; dropping it ends it.
+/// An open recording. Dropping it ends the recording.
 #[derive(Debug)]
 pub struct Recorder {
     batches: Option<SyncSender<Batch>>,
@@ -45,7 +45,7 @@ impl Recorder {
         Ok(Recorder { batches: Some(batches), thread: Some(thread), stats })
     }
 
-    /// Queues a batch. Never blocks; counts the records as lost if the queue is full.
+    /// Queues a batch for writing without blocking. If the queue is full, counts the records as lost.
     pub(crate) fn take(&self, batch: Batch) {
         if let Some(batches) = &self.batches
             && let Err(error) = batches.try_send(batch)
@@ -61,13 +61,13 @@ impl Drop for Recorder {
     fn drop(&mut self) {
         self.batches = None;
         if let Some(thread) = self.thread.take() {
-            // The thread has already counted its errors.
+            // Ignore the result: the thread has already counted its errors.
             let _ = thread.join();
         }
     }
 }
 
-/// A file that takes each write completely or not at all: a reader could not read past a partial frame.
+/// File that takes each write completely or not at all, because readers cannot read past a partial frame.
 #[derive(Debug)]
 struct Whole {
     file: File,
@@ -77,7 +77,7 @@ struct Whole {
 impl Write for Whole {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if let Err(error) = self.file.write_all_at(bytes, self.bytes) {
-            // Remove the partial write; the next write starts at the same offset.
+            // Cut off what was written partially; the next write starts at the same offset.
             let _ = self.file.set_len(self.bytes);
             return Err(error);
         }
@@ -102,7 +102,7 @@ fn record(mut writer: Writer<Whole>, inbox: &Receiver<Batch>, path: &Path, stats
         let mut result = Ok(());
         if let Some(batch) = batch {
             for record in frame::records(&batch.frames).filter_map(|record| record.ok()?.ok()) {
-                // The refused record stays in the writer's buffer. Later ones are dropped, so that the buffer does not grow.
+                // The record whose write failed stays in the writer's buffer. Later ones are dropped, to bound the buffer.
                 let is_lost = broken || result.is_err();
                 if !is_lost {
                     result = writer.write(batch.origin, &record);
@@ -139,8 +139,8 @@ fn expand(path: &Path) -> PathBuf {
     }
 }
 
-/// Removes `ProcessGone` records from a batch before it is recorded. The ledger gets its own such record when the run is closed,
-/// not when the end was seen. A recording must have it at the same position.
+/// Removes `ProcessGone` records from a batch before it is recorded. The ledger gets its own such record when it closes the run,
+/// which is later. The recording must have the record at that position.
 pub(super) fn without_ends(batch: Batch) -> Batch {
     const PROCESS_GONE: u8 = 101;
     let mut frames = Vec::new();

@@ -1,4 +1,4 @@
-//! When the run of a long-lived process is continued in a new part.
+//! Splits the run of a long-lived process into parts ("rolling").
 //!
 //! Parts end at multiples of the period since 1970. With a period of a day that is midnight UTC, the time zone of all reports. A
 //! process rolls only after it has lived for a whole period, so that midnight does not split a job of one hour.
@@ -7,22 +7,22 @@ use crate::clock::since_boot;
 use gpumem_ledger::ProcessKey;
 use std::time::Duration;
 
-/// Processes that roll in one tick. Building a run takes up to some milliseconds, during which the ledger waits.
+/// Maximum number of processes that roll in one tick. Building a run blocks the ledger for up to some milliseconds.
 const AT_ONCE: usize = 8;
-/// Units of `start_ticks` in a second, on every supported architecture.
+/// Ticks of `start_ticks` in a second, on every supported architecture.
 const USER_HZ: u64 = 100;
 
 #[derive(Debug, Default)]
 pub(super) struct Roll {
     period: Option<Duration>,
-    /// Complete periods since 1970.
+    /// Number of complete periods since 1970.
     passed: i128,
-    /// Processes that are still to roll for the last period.
+    /// Processes that still have to roll at the end of the last period.
     waiting: Vec<ProcessKey>,
 }
 
 impl Roll {
-    /// Sets the period; a changed one counts from now on.
+    /// Sets the period. A changed period takes effect at its next end.
     pub(crate) fn set(&mut self, period: Option<Duration>, wall_ns: i128) {
         if period == self.period {
             return;
@@ -37,14 +37,14 @@ impl Roll {
         Some(wall_ns.div_euclid(period_ns))
     }
 
-    /// Returns the processes that roll now: at most [`AT_ONCE`] from the result of `living`.
+    /// Returns up to [`AT_ONCE`] processes that roll now. `living` returns all live processes.
     pub(crate) fn take(
         &mut self,
         wall_ns: i128,
         living: impl FnOnce() -> Vec<ProcessKey>,
     ) -> Vec<ProcessKey> {
         let Some((period, passed)) = self.period.zip(self.periods(wall_ns)) else { return Vec::new() };
-        // Setting the clock back does not cause another roll.
+        // Greater, not different: a clock that was set back must not cause another roll.
         if passed > self.passed {
             self.passed = passed;
             let up = since_boot();
@@ -55,8 +55,8 @@ impl Roll {
     }
 }
 
-/// Returns the age of a process. A process with unknown start time counts as old as the machine: a needless split is better than
-/// a run that never ends.
+/// Returns the age of a process, where `up` is the time since boot. Without a start time it is `up`: an unneeded split is better
+/// than a run that never ends.
 fn age(key: ProcessKey, up: Duration) -> Duration {
     up.saturating_sub(Duration::from_millis(key.start_ticks.saturating_mul(1000 / USER_HZ)))
 }

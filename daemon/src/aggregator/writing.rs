@@ -1,5 +1,5 @@
-//! Hands runs to the store: while processes live, when they have ended, and at shutdown. Builds only as many runs as the store
-//! has room for.
+//! Hands runs to the store while processes live, after their end, and at shutdown. Builds only as many runs as the store has
+//! room for.
 
 use super::Aggregator;
 use super::process_table::Due;
@@ -13,17 +13,17 @@ use std::time::{Duration, Instant};
 
 /// Grace period for the final records of an ended process's agent.
 const LAST_WORD_NS: u64 = 2_000_000_000;
-/// Interval of the heartbeats with which the store notes that runs without news are still the same.
+/// Interval of heartbeats, with which the store records that unchanged runs are still current.
 const BEAT_NS: u64 = 60_000_000_000;
-/// Runs built in one go; the ledger takes no batches meanwhile.
+/// Maximum number of runs built at once; the ledger takes no batches meanwhile.
 const RUNS_AT_ONCE: usize = 512;
-/// Ended processes that may wait for room in the store's queue.
+/// Maximum number of ended processes that wait for room in the store's queue.
 const MOST_CLOSING: usize = 16_384;
 /// At shutdown, time limit for handing all runs to the store.
 const LAST_RUNS: Duration = Duration::from_secs(2);
 
 impl Aggregator {
-    /// Closes the runs of processes that have ended and whose agents have disconnected or used up their grace period.
+    /// Closes the runs of ended processes whose agents have disconnected or have used up their grace period.
     pub(super) fn finish(&mut self, now_ns: u64) {
         let over = self.tracks.take_over(now_ns, LAST_WORD_NS);
         for &(key, time_ns, status) in &over {
@@ -32,7 +32,7 @@ impl Aggregator {
             self.host(&Record { stamp, body: Body::ProcessGone { start_ticks: key.start_ticks, status } });
             self.closing.push_back(key);
         }
-        // Without a start time, the next process with that pid would be taken for this one, so close all at once.
+        // A later process with the same pid would be confused with one without a start time, so close all ended processes now.
         let most = if over.iter().any(|(key, ..)| key.start_ticks == 0) || self.closing.len() > MOST_CLOSING {
             usize::MAX
         } else {
@@ -41,7 +41,7 @@ impl Aggregator {
         self.close_ended(most);
     }
 
-    /// Hands the runs of at most `most` ended processes to the store, and removes these processes from the ledger.
+    /// Hands the runs of up to `most` ended processes to the store, and removes these processes from the ledger.
     pub(super) fn close_ended(&mut self, most: usize) {
         let keys: Vec<ProcessKey> = self.closing.drain(..most.min(self.closing.len())).collect();
         if keys.is_empty() {
@@ -77,13 +77,13 @@ impl Aggregator {
         }
     }
 
-    /// See [`ProcessTable::make_due`](super::process_table::ProcessTable::make_due).
+    /// Queues changed runs; see [`ProcessTable::make_due`](super::process_table::ProcessTable::make_due).
     pub(super) fn make_due(&mut self, which: Due, now_ns: u64) {
         let ledger = self.builder.ledger();
         self.tracks.make_due(which, now_ns, |key| ledger.is_on_a_device(key));
     }
 
-    /// Hands due runs to the store, as many as it has room for. The others are not built before there is room.
+    /// Hands queued runs to the store, as many as it has room for. The other runs are built later.
     pub(super) fn checkpoint(&mut self, now_ns: u64) {
         let due = self.tracks.take_due(self.keeper.room().living.min(RUNS_AT_ONCE));
         let checkpoint_ns = self.pace.checkpoint.as_nanos() as u64;
@@ -112,7 +112,7 @@ impl Aggregator {
         }
     }
 
-    /// Closes everything at shutdown. Runs of live processes are written in their current state, runs with changes first.
+    /// Closes all runs at shutdown. Live processes' runs are written in their current state, changed ones first.
     pub(super) async fn close(&mut self) {
         let began = Instant::now();
         self.finish(u64::MAX);
@@ -141,7 +141,7 @@ impl Aggregator {
     }
 }
 
-/// Returns whether a run is stored. Processes that never used a device have none.
+/// Returns whether a run is to be stored. Runs of processes that never used a device are not.
 pub(super) fn worth_keeping(run: &Run) -> bool {
     !run.devices.is_empty()
 }

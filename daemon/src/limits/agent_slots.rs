@@ -1,4 +1,4 @@
-//! Slots of agents' connections: limits in total, for each user, and for peers without a hello.
+//! Slots for connections of agents, limited in total, for each user, and for peers without a hello.
 
 use super::connection_slots::{ConnectionSlot, ConnectionSlots};
 use super::user_queue::UserQueue;
@@ -8,19 +8,19 @@ use std::time::Duration;
 /// Limits of peers on the agent socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AgentLimits {
-    /// Connections at one time.
+    /// Maximum number of connections at one time.
     pub connections: usize,
-    /// Connections of one user at one time.
+    /// Maximum number of connections of one user at one time.
     pub connections_per_uid: usize,
-    /// Connections without a hello.
+    /// Maximum number of connections that have not sent a hello.
     pub waiting: usize,
-    /// Timeout of the hello.
+    /// Time within which a peer must send its hello.
     pub hello: Duration,
-    /// Bytes that one connection may send in a second; its further packets wait. 0: no limit.
+    /// Maximum number of bytes read from one connection in a second; further packets wait. 0: no limit.
     pub bytes_per_s: u64,
-    /// Largest shared memory of an agent, in bytes.
+    /// Maximum size of an agent's shared memory, in bytes.
     pub shared_bytes: u64,
-    /// Maximum number of live rows that are read when the agent ends and records are missing.
+    /// Maximum number of live allocations read from an agent's memory when it ends and records are missing.
     pub rows: usize,
 }
 
@@ -28,11 +28,11 @@ pub struct AgentLimits {
 pub(crate) enum AgentSlotsFull {
     All,
     OfUid,
-    /// All slots for peers without a hello are taken.
+    /// All slots for peers that have not sent a hello are taken.
     Waiting,
 }
 
-/// Timeout for a peer's hello.
+/// How long a peer may take to send its hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Patience {
     /// The whole timeout, [`AgentLimits::hello`].
@@ -44,7 +44,7 @@ pub(crate) enum Patience {
 
 /// Timeout of the hello of a peer with [`Patience::Brief`].
 pub(crate) const BRIEF: Duration = Duration::from_millis(500);
-/// Limit of peers with [`Patience::Brief`], as a multiple of [`AgentLimits::waiting`].
+/// Maximum number of peers with [`Patience::Brief`], as a multiple of [`AgentLimits::waiting`].
 const BRIEF_SHARE: usize = 4;
 
 #[derive(Debug, Default)]
@@ -54,16 +54,16 @@ pub(crate) struct AgentSlots {
     brief: Arc<ConnectionSlots>,
 }
 
-/// Slot of an agent; given back when dropped.
+/// Slot for one agent's connection; given back when dropped.
 #[derive(Debug)]
 pub(crate) struct AgentSlot {
     connection: ConnectionSlot<UserQueue>,
-    /// Held until the hello.
+    /// Slot among peers without a hello; given back when the hello arrives.
     waits: Option<(Patience, ConnectionSlot)>,
 }
 
 impl AgentSlots {
-    /// Returns the number of connections, and the number without a hello. Both exclude peers with [`Patience::Brief`].
+    /// Returns the numbers of connections and of those without a hello. Both exclude peers with [`Patience::Brief`].
     pub(crate) fn count(&self) -> (usize, usize) {
         (self.connections.count() - self.brief.count(), self.waiting.count())
     }
@@ -72,7 +72,7 @@ impl AgentSlots {
         self.connections.count() - self.waiting.count() - self.brief.count()
     }
 
-    /// Waits until a connection slot is given back. For one caller at a time.
+    /// Waits until a connection slot is given back. Only one caller at a time may wait.
     pub(crate) async fn freed(&self) {
         self.connections.freed().await;
     }

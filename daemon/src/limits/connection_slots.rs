@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-/// Limits that are reached; at least one is.
+/// Which limits are reached; at least one is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotsFull {
     pub all: bool,
@@ -30,7 +30,7 @@ struct Taken<T> {
     count: usize,
     users: HashMap<u32, User<T>>,
     last_number: u64,
-    /// Idle connections by the time from which on they may be evicted.
+    /// Idle connections, keyed by the time from which they may be evicted and a number.
     idle: BTreeMap<(Instant, u64), Arc<Notify>>,
 }
 
@@ -40,14 +40,14 @@ struct User<T> {
     shared: Arc<T>,
 }
 
-/// One slot; given back when dropped.
+/// Slot of one connection; given back when dropped.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlot<T = ()> {
     slots: Arc<ConnectionSlots<T>>,
     uid: u32,
     number: u64,
     evicted: Arc<Notify>,
-    /// Time under which it is listed as idle.
+    /// Time in the key of this slot in `Taken::idle`; `None` while the connection is active.
     evictable_at: Mutex<Option<Instant>>,
     pub shared: Arc<T>,
 }
@@ -64,7 +64,7 @@ impl<T: Default> ConnectionSlots<T> {
         lock(&self.taken).count
     }
 
-    /// Waits until a slot is given back, or returns at once if one was since the last call. For one caller at a time.
+    /// Waits for the first slot given back since the last call. Only one caller at a time may wait.
     pub(crate) async fn freed(&self) {
         self.freed.notified().await;
     }
@@ -92,8 +92,8 @@ impl<T: Default> ConnectionSlots<T> {
         Ok(ConnectionSlot { slots: Arc::clone(self), uid, number, evicted, evictable_at, shared })
     }
 
-    /// Takes a slot of an unknown user, marked idle, and returns how many connections were evicted for it. Waits while all
-    /// slots are taken by connections that are active, or idle for less than their grace period.
+    /// Takes a slot before the user is known, marked idle. Returns it with the number of connections evicted for it. Waits while
+    /// all slots are active, or idle for less than their grace period.
     pub(crate) async fn take_or_evict(
         self: &Arc<Self>,
         most: &AtomicUsize,
@@ -131,7 +131,7 @@ impl<T: Default> ConnectionSlots<T> {
 }
 
 impl<T> ConnectionSlot<T> {
-    /// Marks the connection as idle: after `grace` it may be evicted.
+    /// Marks the connection as idle, so that it may be evicted after `grace`.
     pub(crate) fn mark_idle(&self, grace: Duration) {
         self.mark_active();
         let due = Instant::now() + grace;

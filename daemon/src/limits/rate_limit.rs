@@ -1,11 +1,11 @@
-//! Rate limits: bytes that a connection may send in a second, and log lines about the peers of one user.
+//! Rate limits: bytes per second that a connection may send, and log lines about the peers of one user.
 
 use crate::os::lock;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Limit of bytes in a second. A connection over its limit is not read: its socket fills, and the agent keeps further records in
+/// Limit of bytes per second. A connection over its limit is not read: its socket fills, and the agent keeps further records in
 /// its ring.
 #[derive(Debug)]
 pub(crate) struct RateLimit {
@@ -15,18 +15,18 @@ pub(crate) struct RateLimit {
 }
 
 impl RateLimit {
-    /// Returns a limit; `bytes_per_s` 0: none.
+    /// Returns a limit of `bytes_per_s`; 0 means no limit.
     pub(crate) fn new(bytes_per_s: u64) -> Self {
         RateLimit { bytes_per_s, since: Instant::now(), used: 0 }
     }
 
-    /// Counts bytes, and waits until they are within the limit. Returns whether it has waited.
+    /// Counts bytes and waits until the connection is within its limit. Returns whether it has waited.
     pub(crate) async fn acquire(&mut self, bytes: usize) -> bool {
         if self.bytes_per_s == 0 {
             return false;
         }
         self.used += bytes as u64;
-        // Checked each time a tenth of a second's bytes has arrived, so bursts of that size do not wait.
+        // Check the rate each time a tenth of a second's bytes has arrived, so that bursts of that size do not wait.
         if self.used < self.bytes_per_s / 10 {
             return false;
         }
@@ -50,7 +50,7 @@ struct LogWindow {
     by_uid: HashMap<u32, u32>,
 }
 
-/// Limits the log lines about each user's peers, so that a user with many short programs cannot push the lines about others out
+/// Limits the log lines about each user's peers. Otherwise a user with many short programs would push the lines about others out
 /// of the log.
 #[derive(Debug)]
 pub(crate) struct LogRateLimit(Mutex<LogWindow>);

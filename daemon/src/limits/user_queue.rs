@@ -11,19 +11,19 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
-/// Maximum number of batches of one user in the inbox. They keep the ledger busy; more would make other users wait longer.
+/// Maximum number of batches of one user in the inbox. Four keep the ledger busy; more would delay other users.
 const SLOTS: usize = 4;
-/// Duration from which a read is followed by a pause. Most take milliseconds; a full ring of a million records with as many rows
-/// takes a quarter of a second.
+/// Minimum duration of a memory read that is followed by a pause. Most reads take milliseconds; a full ring of a million records
+/// with as many rows takes a quarter of a second.
 const LONG: Duration = Duration::from_millis(250);
-/// Length of the pause as a multiple of the read's duration: it leaves four fifths of the time to other users.
+/// Length of the pause as a multiple of the read's duration. The pause leaves four fifths of the time to other users.
 const PAUSE_FACTOR: u32 = 4;
-/// A costly batch keeps its slot for this multiple of its processing time.
+/// Multiple of a costly batch's processing time for which the batch keeps its slot.
 const COSTLY_PAUSE_FACTOR: u32 = 16;
-/// Minimum processing time of a costly batch that keeps its slot for longer.
+/// Minimum processing time at which a costly batch keeps its slot after it was applied.
 const COSTLY: Duration = Duration::from_millis(1);
 
-/// State shared by a user's connections.
+/// Inbox slots and pauses of one user, shared by the user's connections.
 #[derive(Debug)]
 pub(crate) struct UserQueue {
     slots: Arc<Semaphore>,
@@ -37,14 +37,14 @@ impl Default for UserQueue {
 }
 
 impl UserQueue {
-    /// Waits for a slot in the inbox; slots are given in the order of the calls.
+    /// Waits for a slot in the inbox. Slots are given in the order of the calls.
     pub(crate) async fn slot(&self) -> Option<QueueSlot> {
-        // The semaphore is never closed.
+        // Never fails, because the semaphore is never closed.
         let permit = Arc::clone(&self.slots).acquire_owned().await.ok()?;
         Some(QueueSlot { permit: Arc::new(permit), is_costly: false })
     }
 
-    /// Does work for one connection; a user's other connections wait. If it takes long, the user is paused afterwards.
+    /// Runs `work` for one connection while the user's other connections wait. If it takes long, pauses the user afterwards.
     pub(crate) async fn alone<T>(&self, work: impl Future<Output = T>) -> T {
         let _turn = self.recovering.lock().await;
         let (mut work, mut took) = (pin!(work), Duration::ZERO);
@@ -75,12 +75,12 @@ impl QueueSlot {
         QueueSlot { is_costly: true, ..self }
     }
 
-    /// Returns whether [`QueueSlot::took`] is to be called.
+    /// Returns whether the caller must call [`QueueSlot::took`].
     pub(crate) fn is_costly(&self) -> bool {
         self.is_costly
     }
 
-    /// Notes that the ledger has taken the batch, in this processor time.
+    /// Frees the slot of an applied batch, after a pause if `time`, the processor time used, is long.
     pub(crate) fn took(self, time: Duration) {
         if time >= COSTLY {
             tokio::spawn(async move {

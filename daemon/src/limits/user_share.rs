@@ -15,9 +15,9 @@ use std::time::Duration;
 use tokio::sync::{Mutex as Line, OwnedMutexGuard, Semaphore};
 use tokio::time::Instant;
 
-/// Users who owe less are answered at once. Most answers cost milliseconds, a large report some tens.
+/// Debt below which a user is answered at once. Most answers cost milliseconds, a large report some tens of milliseconds.
 const AT_ONCE: Duration = Duration::from_millis(100);
-/// Minimum charge of a request: reading it and sending the answer.
+/// Minimum charge for a request; covers reading it and sending the answer.
 const LEAST: Duration = Duration::from_micros(50);
 /// Maximum number of large answers that are serialized at one time.
 const BESIDE: usize = 2;
@@ -32,7 +32,7 @@ struct User {
 #[derive(Debug)]
 struct Owed {
     time: Duration,
-    /// When `time` was last reduced.
+    /// Time at which `time` was last reduced.
     paid: Instant,
 }
 
@@ -41,7 +41,7 @@ impl User {
         User { line: Arc::default(), owed: Mutex::new(Owed { time: Duration::ZERO, paid: Instant::now() }) }
     }
 
-    /// Returns the CPU time owed now. Each second pays off `share` of a second.
+    /// Returns the CPU time owed now. Each second reduces it by `share` of a second.
     fn owes(&self, share: f64) -> Duration {
         let (mut owed, now) = (lock(&self.owed), Instant::now());
         let paid = now.saturating_duration_since(owed.paid).mul_f64(share);
@@ -55,7 +55,7 @@ impl User {
 pub struct CpuCharge(Arc<User>);
 
 impl Default for CpuCharge {
-    /// Charges no user.
+    /// Returns an account of its own, so that no user is charged.
     fn default() -> Self {
         CpuCharge(Arc::new(User::new()))
     }
@@ -67,7 +67,7 @@ impl CpuCharge {
         owed.time = owed.time.saturating_add(time);
     }
 
-    /// Does work on the event loop, for which all users wait. Charges the elapsed time, not the processor time.
+    /// Runs work on the event loop, which blocks all users. Charges the elapsed time, not the processor time.
     pub(crate) fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         let began = std::time::Instant::now();
         let done = work();
@@ -75,7 +75,7 @@ impl CpuCharge {
         done
     }
 
-    /// Does work on another thread. Charges the processor time, so that waiting for disks is free.
+    /// Runs work on another thread. Charges the processor time, so that waiting for disks is free.
     pub(crate) fn run_in_thread<T>(&self, work: impl FnOnce() -> T) -> T {
         let began = clock::cpu();
         let done = work();
@@ -83,14 +83,14 @@ impl CpuCharge {
         done
     }
 
-    /// Does asynchronous work on the event loop. Charges each poll.
+    /// Runs asynchronous work on the event loop. Charges the duration of each poll.
     pub(crate) async fn run_future<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         poll_fn(|context| self.run(|| work.as_mut().poll(context))).await
     }
 }
 
-/// Permission to make one answer for a user.
+/// Permission to make one answer for a user; the next answer waits until it is dropped.
 #[derive(Debug)]
 pub(crate) struct AnswerSlot {
     pub charge: CpuCharge,
@@ -99,13 +99,13 @@ pub(crate) struct AnswerSlot {
 }
 
 impl AnswerSlot {
-    /// Lets the user's next answer begin, because this one waits for something other than the daemon.
+    /// Lets the user's next answer begin, because this one now waits for something outside the daemon.
     pub(crate) fn release(&mut self) {
         self.line = None;
     }
 }
 
-/// Shares of all users.
+/// Debts of processor time of all users.
 #[derive(Debug)]
 pub struct UserShares {
     users: Mutex<BTreeMap<u32, Arc<User>>>,
@@ -119,7 +119,7 @@ impl Default for UserShares {
 }
 
 impl UserShares {
-    /// Waits until the user may have another answer made. `share`: part of one processor; `None`: no limit.
+    /// Waits until the user may get another answer. `share` is the part of one processor; `None` means no limit.
     pub(crate) async fn answer_slot(&self, uid: u32, share: Option<f64>) -> AnswerSlot {
         let Some(share) = share else {
             return AnswerSlot { charge: CpuCharge::default(), waited: false, line: None };
@@ -127,7 +127,7 @@ impl UserShares {
         let user = self.user(uid, share);
         let line = Arc::clone(&user.line).lock_owned().await;
         let mut waited = false;
-        // Answers that began earlier may be charged meanwhile.
+        // Check again after each wait, because answers that began earlier may be charged meanwhile.
         while let Some(beyond) = user.owes(share).checked_sub(AT_ONCE).filter(|beyond| !beyond.is_zero()) {
             waited = true;
             tokio::time::sleep(beyond.div_f64(share)).await;
@@ -137,7 +137,7 @@ impl UserShares {
         AnswerSlot { charge, waited, line: Some(line) }
     }
 
-    /// Does large work on another thread. Returns `None` if the daemon ends.
+    /// Runs large work on another thread. Returns `None` if the daemon ends.
     pub(crate) async fn beside<T: Send + 'static>(
         &self,
         charge: &CpuCharge,
@@ -148,7 +148,7 @@ impl UserShares {
         tokio::task::spawn_blocking(move || charge.run_in_thread(work)).await.ok()
     }
 
-    /// Returns the user, and removes other users without a debt.
+    /// Returns the user's account, and removes other users without a debt.
     fn user(&self, uid: u32, share: f64) -> Arc<User> {
         let mut users = lock(&self.users);
         users.retain(|of, user| *of == uid || Arc::strong_count(user) > 1 || !user.owes(share).is_zero());

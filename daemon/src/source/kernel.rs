@@ -1,8 +1,8 @@
-//! The kernel's reports on ends of processes: kills for lack of host memory, and faults of the GPU driver (Xid).
+//! Reads the kernel's reports about why processes ended: kills for lack of host memory, and faults of the GPU driver (Xid).
 //!
-//! There are two sources, and either may be missing. The kernel's log names pids. Control groups only count how many of their
-//! processes were killed, and are readable by every user. The results become facts of the ended process (`gpumem_model::ending`
-//! has the keys), so a recording has them too.
+//! There are two sources, and either may be missing. The kernel's log names pids. Control groups only count kills of their
+//! processes, but every user can read them. The results become facts of the ended process, so they are in a recording too.
+//! `gpumem_model::ending` has their keys.
 //!
 //! ```text
 //! log      reads a device, file or pipe line by line, without blocking
@@ -25,20 +25,20 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Maximum number of notes about processes that have not ended; the oldest are dropped.
+/// Maximum number of remembered reports about processes that have not ended yet; the oldest are dropped.
 const NOTES: usize = 256;
-/// Age at which a note no longer explains an end.
+/// Age (ns) above which a report no longer explains the end of a process.
 const LATELY_NS: u64 = 120_000_000_000;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Status {
-    /// Path of the log; `None` if disabled.
+    /// Path of the kernel's log; `None` if reading it is disabled.
     pub log: Option<PathBuf>,
-    /// Reason why it cannot be read.
+    /// Reason why the log cannot be read; `None` if it can.
     pub problem: Option<String>,
 }
 
-/// Handle; clones share the state. No call blocks.
+/// Handle of the reader. Clones share the state. No call blocks.
 #[derive(Debug, Clone)]
 pub(crate) struct Kernel(Arc<Mutex<State>>);
 
@@ -47,7 +47,7 @@ struct State {
     log: Option<Log>,
     groups: Groups,
     notes: VecDeque<Note>,
-    /// Group whose limit the preceding line named: older kernels do it without a pid.
+    /// Control group named by the preceding line of the log. Older kernels write that line without a pid.
     group: Option<String>,
     counted: BTreeMap<ProcessKey, Counted>,
 }
@@ -56,7 +56,7 @@ struct State {
 struct Note {
     pid: u32,
     heard_ns: u64,
-    /// `host` or `cgroup`; `None` before the kill itself is reported.
+    /// Cause of a kill: `host` or `cgroup`; `None` until the log reports the kill itself.
     killed: Option<&'static str>,
     group: Option<String>,
     limit_bytes: Option<u64>,
@@ -65,7 +65,7 @@ struct Note {
 }
 
 impl Kernel {
-    /// Starts reading the log, at its end.
+    /// Starts reading the kernel's log at its end.
     pub(crate) fn new(settings: &KernelSettings) -> Self {
         let desk = State {
             log: settings.log.as_deref().map(Log::open),
@@ -77,12 +77,12 @@ impl Kernel {
         Kernel(Arc::new(Mutex::new(desk)))
     }
 
-    /// Reads the new lines of the log.
+    /// Reads and parses the new lines of the kernel's log.
     pub(crate) fn look(&self, now_ns: u64) {
         self.lock().look(now_ns);
     }
 
-    /// Notes the kill counts of a new process's control groups.
+    /// Stores the kill counts of a new process's control groups, for comparison when it ends.
     pub(crate) fn note_start(&self, key: ProcessKey) {
         let mut desk = self.lock();
         if let Some(counted) = desk.groups.count(key.pid) {
@@ -90,7 +90,7 @@ impl Kernel {
         }
     }
 
-    /// Returns the reason for a process's end as `key=value` lines; empty if there is none.
+    /// Returns the reason for the end of a process as `key=value` lines; empty if unknown.
     pub(crate) fn end_facts(&self, key: ProcessKey, now_ns: u64) -> String {
         let mut desk = self.lock();
         desk.look(now_ns);
@@ -156,19 +156,19 @@ impl State {
             }
             LogEvent::Xid { pid: Some(pid), xid } => {
                 let mut note = self.take(pid, now_ns);
-                // Xid 43 and 45 are consequences of other faults.
+                // Replace only Xid 43 and 45, which are consequences of other faults.
                 if note.xid.is_none_or(|known| matches!(known, 43 | 45)) {
                     (note.xid, note.heard_ns) = (Some(xid), now_ns);
                     note.line = parse::harmless(line);
                 }
                 self.notes.push_back(note);
             }
-            // NVML reports it as well, with its device.
+            // Ignore an Xid without a pid; NVML reports it as well, with its device.
             LogEvent::Xid { pid: None, .. } => {}
         }
     }
 
-    /// Removes and returns the note of a pid, or a new one without a recent note. The caller puts it back.
+    /// Removes and returns the recent note of a pid, or returns a new one. The caller must put it back.
     fn take(&mut self, pid: u32, now_ns: u64) -> Note {
         let known = self.notes.iter().position(|note| note.pid == pid).and_then(|at| self.notes.remove(at));
         if self.notes.len() >= NOTES {

@@ -1,4 +1,4 @@
-//! Sources: they observe the system and hand frames of `wire` to the aggregator, in the format of a recording. A source depends
+//! Sources observe the system and hand records, encoded as frames like in a recording, to the aggregator. A source depends
 //! neither on the ledger nor on the views.
 
 pub(crate) mod agent;

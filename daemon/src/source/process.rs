@@ -1,16 +1,16 @@
-//! Table of processes: which process a pid means while it lives.
+//! Table of processes: finds the process to which a pid belongs, and reports when a process ends.
 //!
-//! Each process that a source names is identified once. A pidfd is opened, and `/proc/PID/stat` is read. Then the pidfd is
-//! checked for whether the process still lives, so that pid and start time belong together. Afterwards identifying the pid is a
-//! table access, until the pidfd reports the end of the process. Facts (user, command, cgroup) are read once and leave as
-//! `ProcessFacts` frames through [`Processes::take_facts`].
+//! Each process that a source names is identified once: a pidfd is opened, and `/proc/PID/stat` is read. If the pidfd shows that
+//! the process still lives after that, pid and start time belong together. From then on the pid is looked up in the table until
+//! the pidfd reports the end. Facts (user, command, cgroup) are read once and returned as `ProcessFacts` frames by
+//! [`Processes::take_facts`].
 //!
 //! ```text
 //! process.rs     the table, and the stream of ended processes
-//! facts.rs       facts of one process in /proc; the command line is read on its own thread
-//! parse.rs       text of /proc -> values
-//! cluster.rs     names of containers in Kubernetes, and jobs of GPUs
-//! late_facts.rs  retries these two until they appear
+//! facts.rs       reads facts of one process from /proc; its command line on a separate thread
+//! parse.rs       parses the text of files in /proc
+//! cluster.rs     finds names of containers in Kubernetes, and jobs of GPUs
+//! late_facts.rs  retries container names and jobs until they appear
 //! ```
 
 mod cluster;
@@ -37,16 +37,16 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, OnceCell};
 
-/// Ended processes that readings begun before their end may still name; the oldest are dropped.
+/// Maximum number of remembered ended processes, which readings begun before their end may still name.
 const ENDED_KEPT: usize = 1024;
-/// Interval for checking processes without a pidfd.
+/// Interval for checking whether processes without a pidfd have ended.
 const UNGUARDED_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The process could not be checked for lack of descriptors.
+/// Error: the process could not be checked, because no file descriptor was free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Blind;
 
-/// The daemon's process table. Clones share it.
+/// The daemon's process table. Clones share one table.
 #[derive(Debug, Clone)]
 pub struct Processes {
     inner: Arc<Inner>,
@@ -56,7 +56,7 @@ pub struct Processes {
 struct Inner {
     proc: PathBuf,
     settings: ProcessSettings,
-    /// Holds all pidfds; readable when one of the processes has ended. `None` if it cannot be created.
+    /// Watches all pidfds; readable when one of the processes has ended. `None` if it cannot be created.
     epoll: Option<OwnedFd>,
     ready: OnceCell<Option<AsyncFd<OwnedFd>>>,
     ended: Notify,
@@ -70,13 +70,13 @@ struct Table {
     untold: VecDeque<Gone>,
     /// Processes added since the last [`Processes::newcomers`].
     newcomers: Vec<ProcessKey>,
-    /// Recently ended processes with their users, oldest first: a reading may name them once more.
+    /// Recently ended processes with their uids, oldest first. A late reading may still name them.
     lately: VecDeque<(ProcessKey, Option<u64>)>,
-    /// Incremented with each entry. In an epoll event it distinguishes an entry from a later one with the same pid.
+    /// Number of the last added entry. Epoll events contain it, to distinguish an entry from a later one with the same pid.
     generation: u32,
-    /// Processes whose `ProcessFacts` have not been taken.
+    /// Processes whose `ProcessFacts` have not been returned by [`Processes::take_facts`].
     unannounced: Vec<ProcessKey>,
-    /// Processes of `unannounced` that have ended since, with their facts.
+    /// Processes of `unannounced` that have ended, with their facts.
     parted: Vec<(ProcessKey, Arc<Facts>)>,
     commands: Commands,
     users: facts::Users,
@@ -97,14 +97,14 @@ impl Table {
 struct Entry {
     key: ProcessKey,
     generation: u32,
-    /// `None` if the kernel has no pidfds (before 5.3) or descriptors ran out; then /proc is read each time.
+    /// `None` if the kernel has no pidfds (before 5.3) or descriptors ran out; then each identification reads /proc.
     pidfd: Option<OwnedFd>,
     facts: Arc<Facts>,
-    /// GPUs that the process used, if files may assign GPUs to jobs.
+    /// GPUs that the process has used; empty unless files that assign GPUs to jobs are configured.
     gpus: Vec<Gpu>,
 }
 
-/// A process that has ended.
+/// A process that has ended, as returned by [`Processes::gone`].
 #[derive(Debug)]
 pub struct Gone {
     /// The process.
@@ -116,13 +116,13 @@ pub struct Gone {
 }
 
 impl Gone {
-    /// Returns its exit status as waitpid encodes it, if the pidfd or /proc has it by now.
+    /// Returns the exit status as waitpid encodes it, if the pidfd or /proc already has it.
     pub(crate) fn status(&self) -> Option<u64> {
         let told = self.pidfd.as_ref().and_then(crate::descriptors::exit_status);
         told.or_else(|| {
             let stat = facts::read_stat(&self.proc, self.key.pid)?;
             let is_it = stat.start_ticks == self.key.start_ticks && stat.has_ended();
-            // A reader without permission gets zero; the same user has permission.
+            // /proc shows 0 to readers without permission. Readers with the same uid have permission, so their 0 is real.
             let may_look = self.facts.uid == Some(u64::from(rustix::process::geteuid().as_raw()));
             stat.status.filter(|status| is_it && (*status != 0 || may_look))
         })
@@ -136,12 +136,12 @@ impl Default for Processes {
 }
 
 impl Processes {
-    /// Returns an empty table over /proc.
+    /// Returns an empty table that reads /proc.
     pub fn new() -> Self {
         Processes::with(ProcessSettings::default())
     }
 
-    /// Returns an empty table that also reads the files named in `settings`.
+    /// Returns an empty table that reads /proc and the files named in `settings`.
     pub(crate) fn with(settings: ProcessSettings) -> Self {
         Processes::over(Path::new("/proc"), settings)
     }
@@ -158,13 +158,13 @@ impl Processes {
         Processes { inner: Arc::new(inner) }
     }
 
-    /// Returns the process that has `pid` now; `None` if there is none, or it is not visible from here. Costs a lookup for known
-    /// processes and a few reads for new ones.
+    /// Returns the process that has `pid` now; `None` if there is none, or it is not visible from here. Costs one lookup for a
+    /// known process and a few file reads for a new one.
     pub fn identify(&self, pid: u32) -> Option<ProcessKey> {
         self.try_identify(pid).ok().flatten()
     }
 
-    /// Like [`Processes::identify`], with a separate result for a lack of descriptors.
+    /// Like [`Processes::identify`], but fails if no descriptor was free.
     pub(crate) fn try_identify(&self, pid: u32) -> Result<Option<ProcessKey>, Blind> {
         let mut table = self.lock();
         if let Some(entry) = table.live.get(&pid) {
@@ -189,7 +189,7 @@ impl Processes {
         let key = ProcessKey { pid, start_ticks: stat.start_ticks };
         let has_ended = stat.has_ended() || pidfd.as_ref().is_some_and(is_readable);
         if has_ended {
-            // The values may belong to a later process with that pid, unless it is the one in `lately`.
+            // Another process may have taken the pid while /proc was read, so accept only the one in `lately`.
             return Ok(lately.filter(|&lately| lately == key));
         }
         self.add(&mut table, key, pidfd, &stat);
@@ -219,7 +219,7 @@ impl Processes {
         if table.unannounced.contains(&key) {
             table.parted.push((key, Arc::clone(&entry.facts)));
         }
-        // Otherwise epoll would report it repeatedly, because the pidfd stays open until the status is available.
+        // The pidfd stays open until the exit status is available, and epoll would report it repeatedly.
         if let (Some(epoll), Some(pidfd)) = (&self.inner.epoll, &entry.pidfd) {
             let _ = epoll::delete(epoll, pidfd);
         }
@@ -229,8 +229,8 @@ impl Processes {
         self.inner.ended.notify_one();
     }
 
-    /// Removes ended processes from the table; one system call if there are none. Sources call this before they identify the pids
-    /// of a reading.
+    /// Removes ended processes from the table. Costs one system call if none has ended. Sources call this before they identify
+    /// the pids in a reading.
     pub(crate) fn sweep(&self) {
         let mut table = self.lock();
         self.sweep_into(&mut table);
@@ -269,8 +269,8 @@ impl Processes {
         }
     }
 
-    /// Returns the next ended process, each once. Dropping the future loses nothing. The receiver decides when its `ProcessGone`
-    /// is due, because records of its agent may still be on their way.
+    /// Waits for the next ended process and returns it. Each is returned once; dropping the future loses none. The receiver
+    /// decides when to send its `ProcessGone`, because records of its agent may still arrive.
     pub async fn gone(&self) -> Gone {
         let make = async || {
             let epoll = self.inner.epoll.as_ref()?.try_clone().ok()?;
@@ -305,8 +305,8 @@ impl Processes {
         }
     }
 
-    /// Appends the `ProcessFacts` frames that are due: once for each process, and again with its command line when that has been
-    /// read, which may take long for a stuck process. Callers put these frames in front of a batch about the processes.
+    /// Appends the `ProcessFacts` frames of new processes, and again with the command line when that has been read, which may
+    /// take long. Callers put these frames in front of a batch about the processes.
     pub(crate) fn take_facts(&self, time_ns: u64, frames: &mut Vec<u8>) {
         let mut table = self.lock();
         let table = &mut *table;
@@ -327,7 +327,7 @@ impl Processes {
         }
     }
 
-    /// Appends the facts that /proc still has of a process that may have ended: name and user, until it is waited for.
+    /// Appends the facts that /proc still has of a process that may have ended: name and user, until its parent waits for it.
     pub(crate) fn last_facts(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
         let stat = facts::read_stat(&self.inner.proc, key.pid);
         let Some(stat) = stat.filter(|stat| stat.start_ticks == key.start_ticks) else { return };
@@ -335,7 +335,7 @@ impl Processes {
         facts.append_frame(key, time_ns, frames);
     }
 
-    /// Appends facts of a process that had ended before /proc was read: its user, and the program name that it claims.
+    /// Appends facts of a process that had ended before /proc was read: its user, and the program name in its hello.
     pub(crate) fn claimed_facts(
         &self,
         key: ProcessKey,
@@ -347,11 +347,11 @@ impl Processes {
         let mut table = self.lock();
         let facts = Facts::claimed(uid.into(), program, &mut table.users);
         facts.append_frame(key, time_ns, frames);
-        // Later readings may still name it, because they were taken while it lived.
+        // Remember the process, because readings taken while it ran may still name it.
         table.note_ended(key, Some(uid.into()));
     }
 
-    /// Returns the user of a process that lives or ended recently.
+    /// Returns the uid of a process that is running or ended recently.
     pub(crate) fn owner(&self, key: ProcessKey) -> Option<u64> {
         let table = self.lock();
         let living = table.live.get(&key.pid).filter(|entry| entry.key == key);

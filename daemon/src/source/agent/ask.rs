@@ -1,6 +1,6 @@
-//! Programs that request a report about themselves: connections whose first record is `Ask` instead of `Hello`. The daemon sends
-//! the report of the process that the kernel names, in pieces, and closes the connection. It counts as a connection without a
-//! hello, so one user's requests leave three quarters of the slots to others. Each user's requests are also rate-limited.
+//! Answers programs that request a report about themselves: their first record is `Ask` instead of `Hello`. The daemon sends the
+//! report of the process that the kernel names, in pieces, and closes the connection. It counts as a connection without a hello,
+//! so one user's requests leave three quarters of the slots to others. Each user's requests are also rate-limited.
 
 use super::{Agents, Refusal};
 use crate::clock;
@@ -12,22 +12,22 @@ use std::pin::Pin;
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// Bytes of an answer in one packet.
+/// Maximum number of bytes of an answer in one packet.
 const PIECE: usize = 48 << 10;
-/// Time limit for the ledger to catch up with the requesting process. Its records and its request arrive on two connections.
+/// Time limit for the ledger to process what the requesting program has sent before, on its other connection.
 const CATCH_UP: Duration = Duration::from_millis(500);
 /// Time limit for rendering the answer and for the client to read it.
 const LONGEST: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unanswered {
-    /// Errno, for example ENOENT or EINVAL.
+    /// Error number of Linux, for example ENOENT or EINVAL.
     pub errno: u16,
     pub text: String,
 }
 
 pub(crate) type Answer = Pin<Box<dyn Future<Output = Result<String, Unanswered>> + Send>>;
-/// Renders the report about a process for its user when the user's rate limit allows. The text has options as `key=value` lines.
+/// Renders the report about a process for the user with this uid, within the user's rate limit. The text has the options.
 pub(crate) type Answerer = Box<dyn Fn(ProcessKey, u32, AskKind, String) -> Answer + Send + Sync>;
 
 pub(crate) fn option<'a>(options: &'a str, key: &str) -> Option<&'a str> {
@@ -47,7 +47,7 @@ pub(super) struct Question {
 }
 
 impl Agents {
-    /// Sends the answer; the caller closes the connection.
+    /// Sends the answer to a request. The caller closes the connection.
     pub(super) async fn answer(&self, stream: &UnixStream, question: Question) -> Result<(), Refusal> {
         let answering = async {
             let seq = option(&question.options, "seq").and_then(|seq| seq.parse().ok());
@@ -70,10 +70,10 @@ impl Agents {
         }
     }
 
-    /// Resolves when the ledger has the process's records up to `seq`.
+    /// Waits until the ledger has the process's records up to `seq`.
     async fn heard_up_to(&self, key: ProcessKey, seq: u64) {
         let mut pause = Duration::from_millis(1);
-        // An agent that is not connected has no records to wait for.
+        // `heard` is `None` for an agent that is not connected; it has no records to wait for.
         while self.heard(key).is_some_and(|heard| heard < seq)
             || self.inbox.capacity() < self.inbox.max_capacity()
         {

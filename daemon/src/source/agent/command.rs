@@ -14,12 +14,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Command {
-    /// Write a recording to this file; if empty, the agent chooses the name.
+    /// Write a recording to this file. If the path is empty, the agent chooses it.
     Start(String),
     Stop,
     Pause,
     Resume,
-    /// Write its state to this file; if empty, the agent chooses the name.
+    /// Write the agent's state to this file. If the path is empty, the agent chooses it.
     Dump(String),
 }
 
@@ -45,33 +45,33 @@ pub(crate) enum CommandError {
     Failed(String),
 }
 
-/// The path of the file that was written, if any; or why the command failed.
+/// Path of the file that the agent wrote (empty if none), or why the command failed.
 pub(crate) type CommandResult = Result<String, CommandError>;
 
 pub(super) type PendingCommand = (Command, oneshot::Sender<CommandResult>);
 
-/// Daemon-side handle of a connected agent.
+/// Handle with which the daemon reaches the connection of an agent.
 #[derive(Debug)]
 pub(super) struct AgentHandle {
     errands: mpsc::Sender<PendingCommand>,
-    /// Newer connections of the process. Each waits until this one has ended or its socket is empty.
+    /// Channel for the process's newer connections. Each waits until this connection has ended or its socket is empty.
     successors: mpsc::Sender<oneshot::Sender<()>>,
-    /// Sequence number of the last record handed to the ledger.
+    /// Sequence number of the agent's last record that was handed to the ledger.
     heard: Arc<AtomicU64>,
 }
 
-/// The connection's end of a [`AgentHandle`].
+/// Receiving ends of an [`AgentHandle`], held by the connection.
 #[derive(Debug)]
 pub(super) struct CommandInbox {
     pub errands: mpsc::Receiver<PendingCommand>,
     pub successors: mpsc::Receiver<oneshot::Sender<()>>,
     pub heard: Arc<AtomicU64>,
-    /// Kind of the last command sent and the channel for its result, until the agent reports it.
+    /// The last command sent, if its result has not arrived: its kind, and the channel for the result.
     pub waiting: Option<(u8, oneshot::Sender<CommandResult>)>,
 }
 
 impl CommandInbox {
-    /// Searches the frames for the result of the pending command.
+    /// Searches the agent's frames for the result of the pending command.
     pub(crate) fn listen(&mut self, frames: &[u8]) {
         if self.waiting.is_none() {
             return;
@@ -89,7 +89,7 @@ impl CommandInbox {
             _ if told.is_empty() => Err(CommandError::Failed(format!("error {result}"))),
             _ => Err(CommandError::Failed(told.to_owned())),
         };
-        // The requester may have gone away.
+        // An error means that the requester has disconnected.
         let _ = tell.send(told);
     }
 }
@@ -107,7 +107,7 @@ impl Agents {
         }
     }
 
-    /// Returns the sequence number of the agent's last record that was handed to the ledger; `None` if it is not connected.
+    /// Returns the sequence number of the agent's last record handed to the ledger; `None` if the agent is not connected.
     pub(super) fn heard(&self, key: ProcessKey) -> Option<u64> {
         lock(&self.handles).get(&key).map(|speaker| speaker.heard.load(Ordering::Relaxed))
     }
@@ -121,20 +121,20 @@ impl Agents {
         CommandInbox { errands: inbox, successors: queue, heard, waiting: None }
     }
 
-    /// Waits until all packets of an earlier connection of the process have been handed over. A process that executed another
-    /// program (exec) has closed that connection; its records must not be counted for the new program.
+    /// Waits until all packets of the process's earlier connection have been handed over. A process that has replaced its
+    /// program (exec) has closed that connection. Its records must not be counted for the new program.
     pub(super) async fn wait_for_predecessor(&self, key: ProcessKey) {
         let earlier = lock(&self.handles).get(&key).map(|speaker| speaker.successors.clone());
         let (tell, told) = oneshot::channel();
         if let Some(earlier) = earlier
             && earlier.send(tell).await.is_ok()
         {
-            // An error means that the earlier connection has ended; a message, that it is open and empty.
+            // An error means that the earlier connection has ended; a message means that its socket is empty.
             let _ = told.await;
         }
     }
 
-    /// Removes the agent, unless a newer connection of its process has replaced it.
+    /// Removes the agent's handle, unless a newer connection of its process has replaced it.
     pub(super) fn forget(&self, key: ProcessKey, heard: &Arc<AtomicU64>) {
         let mut handles = lock(&self.handles);
         if handles.get(&key).is_some_and(|speaker| Arc::ptr_eq(&speaker.heard, heard)) {

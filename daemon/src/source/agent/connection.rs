@@ -26,10 +26,10 @@ use std::sync::atomic::Ordering;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
-/// Place among the connections of a process, until the connection is accepted.
+/// Position among the connections of a process, held until this connection is accepted.
 type Standing = connection_order::ConnectionPlace;
 
-/// Packets that are read from one connection before others are served.
+/// Maximum number of packets read from one connection before others are served.
 const PACKETS_PER_TURN: usize = 8;
 
 pub(crate) async fn serve(
@@ -46,7 +46,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Resumes a connection that an earlier daemon had accepted.
+/// Resumes a connection that an earlier daemon had accepted and the service manager has kept.
 pub(crate) async fn resume(agents: Arc<Agents>, kept: InheritedConnection, place: Standing) {
     let (name, pid) = (kept.name.clone(), kept.key.pid);
     match inherit(&agents, kept, place).await {
@@ -86,7 +86,7 @@ async fn inherit(
 
 enum Guest {
     Agent(Box<Connection>),
-    /// A program that requested a report about itself.
+    /// A program that requested a report about itself. The report was sent.
     Answered,
 }
 
@@ -97,10 +97,10 @@ struct Connection {
     stream: Stream,
     epoch: u64,
     rate_limit: RateLimit,
-    /// Whether the process table knows the process and will report its end.
+    /// Whether the process table has the process and will report its end.
     watched: bool,
     ear: CommandInbox,
-    /// Name under which the service manager keeps the connection.
+    /// Name under which the service manager keeps this connection for the next daemon.
     kept: Option<String>,
     slot: AgentSlot,
 }
@@ -144,7 +144,7 @@ async fn welcome(
         let peer = caller.peer(option(options, "start_ticks").map(|ticks| ticks.parse().unwrap_or(0)))?;
         let question = Question { key: peer.key, uid: peer.uid, what, options: options.to_owned() };
         drop(place); // later connections need not wait for the answer
-        // It keeps its slot of a connection without a hello.
+        // The connection keeps its slot among those without a hello.
         return agents.answer(stream, question).await.map(|()| Guest::Answered);
     }
     let Body::Hello { start_ticks, versions, capabilities, instance, claims } = hello.body else {
@@ -164,7 +164,7 @@ async fn welcome(
     if peer.had_ended {
         agents.check_ended(&peer)?;
     }
-    // The start time by the daemon's clock, for readers of the recording.
+    // For readers of the recording, replace the start time by the one in the daemon's time namespace.
     let start_ticks = peer.key.start_ticks;
     let hello =
         Record { body: Body::Hello { start_ticks, versions, capabilities, instance, claims }, ..hello };
@@ -193,7 +193,7 @@ enum Ready {
 }
 
 impl Connection {
-    /// Creates a connection from a hello, which was sent now or to an earlier daemon.
+    /// Creates a connection from a hello that was received now or by an earlier daemon.
     async fn begin(
         agents: &Arc<Agents>,
         peer: Peer,
@@ -225,15 +225,14 @@ impl Connection {
             }
             other => other,
         };
-        // Attribute the records to the process that the kernel names.
+        // Stamp the records with the pid that the kernel names.
         let stamp = Stamp { thread: connection.peer.key.pid, time_ns: clock::now_ns(), ..hello.stamp };
         let up = Body::Source { up: true, reason: "agent" };
         let frames = |body| frame_of(Stamp { seq: 0, ..stamp }, body);
-        // Goes before the facts: facts of a closed process are refused. A list may have named the process, and its hello is read
-        // late.
+        // Send this before the facts, because facts of a closed process are refused. A process list may have named the process,
+        // whose run was then closed before this hello was read.
         connection.hand(frames(up)).await.map_err(|()| Refusal::Over)?;
-        // From now on the process table reports the end of the process. If the process has ended already, this connection reports
-        // it.
+        // From now on the process table reports the end of the process. If it has ended already, this connection reports that.
         let key = connection.peer.key;
         let is_known = agents.processes.identify(key.pid) == Some(key);
         connection.watched = is_known && agents.processes.facts(key).is_some();
@@ -263,7 +262,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Hands over the names that the agent had sent to an earlier daemon, before the first record that uses them.
+    /// Hands over the names (of tags, for example) that the agent had sent to an earlier daemon, before records use them.
     async fn read_names(&mut self) -> Result<(), Refusal> {
         let Some(memory) = self.memory.take() else { return Ok(()) };
         let (header, mut read) = (memory.header()?, 0);
@@ -273,7 +272,7 @@ impl Connection {
             if frames.is_empty() {
                 break;
             }
-            // Invalid bytes end the names; the records themselves may still be valid.
+            // Stop reading names at invalid bytes; the records themselves may still be valid.
             let Ok(frames) = self.check(frames) else { break };
             self.hand(frames).await.map_err(|()| Refusal::Over)?;
         }
@@ -297,8 +296,8 @@ impl Connection {
         let versions = u64::from(MAJOR) << 16 | u64::from(MINOR);
         let bodies = [Body::Welcome { epoch, versions, capabilities: 0 }, Body::ResyncRequest { epoch }];
         let reply = bodies.map(|body| frame_of(stamp, body)).concat();
-        // The first bytes in an empty socket always fit; the next read notices a closed peer. Sends directly, because tokio does
-        // not know yet that an inherited connection is writable.
+        // The first bytes in an empty socket always fit. If the peer has closed, the next read reports it. Do not send through
+        // tokio, which does not know yet that an inherited connection is writable.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let _ = rustix::net::send(stream, &reply, flags);
     }
@@ -324,7 +323,7 @@ impl Connection {
                 Some(tell) = self.ear.successors.recv() => Ok(Ready::Successor(tell)),
             };
             match ready {
-                // Unread packets stay in the socket for the next daemon.
+                // Leave unread packets in the socket for the next daemon.
                 Ok(Ready::Over) => break End::Over,
                 Ok(Ready::Socket) => {
                     if let Err(end) = self.turn(stream, PACKETS_PER_TURN).await {
@@ -335,8 +334,8 @@ impl Connection {
                 Ok(Ready::Resync) => self.ask_again(stream),
                 Ok(Ready::PendingCommand(errand)) => self.command(stream, errand),
                 Ok(Ready::Successor(tell)) => successors.push(tell),
-                // Children may hold the socket open, so it may never report its end. All packets of the process are in it
-                // already.
+                // The process has ended, so all its packets are in the socket. Do not wait for the end of the connection:
+                // children may hold it open.
                 Ok(Ready::Gone) => {
                     break match self.turn(stream, usize::MAX).await {
                         Err(end) => end,
@@ -347,18 +346,18 @@ impl Connection {
             }
         };
         self.end(stream, end).await;
-        // Later connections stop waiting now, because `successors` are dropped.
+        // Returning drops `successors`, so later connections of the process stop waiting.
     }
 
     /// Asks the agent to resend its whole state.
     fn ask_again(&mut self, stream: &UnixStream) {
         self.epoch = self.agents.next_epoch();
         let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
-        // Does not wait for a peer that does not read its socket.
+        // Try only once: a peer that does not read its socket must not block the daemon.
         let _ = stream.try_write(&frame_of(stamp, Body::ResyncRequest { epoch: self.epoch }));
     }
 
-    /// Sends a command to the agent. The requester of an earlier command without a result gets none.
+    /// Sends a command to the agent. If an earlier command has no result yet, its requester gets an error.
     fn command(&mut self, stream: &UnixStream, (command, tell): PendingCommand) {
         let body = command.body();
         let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
@@ -374,8 +373,8 @@ impl Connection {
             let (packet, bytes) = match self.agents.receive(stream) {
                 Ok(received) => received,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
-                // The peer closed without reading all that was sent to it. The kernel reports that once, before the packets that
-                // are still in the queue; the end of the connection comes after them.
+                // The peer closed without reading all data sent to it. The kernel reports this once, before it returns the
+                // packets that are still queued. The end of the connection follows them.
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => continue,
                 Err(error) => return Err(End::System(error)),
             };
@@ -395,7 +394,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Checks a packet and hands its records over.
+    /// Checks a packet and hands its records to the aggregator.
     async fn take(&mut self, packet: Vec<u8>) -> Result<(), End> {
         let slot = self.slot.queue().slot().await;
         self.take_in(packet, slot).await
@@ -416,7 +415,7 @@ impl Connection {
         self.check_all(packet).map(|(frames, _)| frames)
     }
 
-    /// Returns the frames that the ledger may have, and the number of costly frames.
+    /// Checks a packet. Returns the frames that the ledger accepts, and the number of costly ones (see `frames::split`).
     fn check_all(&mut self, packet: Vec<u8>) -> Result<(Vec<u8>, u64), Fault> {
         let (frames, seen) = self.stream.check(packet, clock::now_ns())?;
         let Seen { unknown, forbidden, devices, costly, .. } = seen;
@@ -441,7 +440,7 @@ impl Connection {
         self.hand_in(frames, slot).await
     }
 
-    /// Hands over frames. Costly ones go in several batches, so that other processes are served between them.
+    /// Hands over frames. Costly frames are split into several batches, so that other processes are served in between.
     async fn hand_pieces(&self, frames: Vec<u8>, costly: u64, mut slot: Option<QueueSlot>) -> Result<(), ()> {
         if costly == 0 {
             return self.hand_in(frames, slot).await;
@@ -460,8 +459,8 @@ impl Connection {
         self.agents.hand(Batch { origin: Origin::Process(self.peer.key), frames, slot }).await
     }
 
-    /// Reads what the agent had recorded and not sent, and reports that the agent is gone; also the end of its process if that
-    /// has ended. A newer connection of the process waits until then.
+    /// Ends the connection: hands over records that the agent had not sent, and reports that the agent is gone. Also reports the
+    /// end of the process if nothing else will. A newer connection of the process waits until then.
     async fn end(self, stream: &UnixStream, end: End) {
         let (agents, key, heard) = (Arc::clone(&self.agents), self.peer.key, Arc::clone(&self.ear.heard));
         self.leave(stream, end).await;
@@ -469,7 +468,7 @@ impl Connection {
     }
 
     async fn leave(mut self, stream: &UnixStream, end: End) {
-        // Taken now, because the agent's memory holds the state up to here: a process that runs on may execute another program.
+        // Take the time first: the agent's memory holds the state up to now. The process may run on and execute another program.
         let (pid, uid, ended_ns) = (self.peer.key.pid, self.peer.uid, clock::now_ns());
         if matches!(end, End::Over) {
             return;
@@ -486,11 +485,11 @@ impl Connection {
             None => {}
         }
         if let Some(name) = self.kept.take() {
-            // The service manager holds the connection open until it has processed the removal.
+            // Shut down, because the service manager holds the connection open until it has processed the removal.
             let _ = shutdown(stream, Shutdown::Both);
             service::forget(&name).await;
         }
-        // Nothing else is read from a peer that sent invalid data.
+        // Do not read the memory of a peer that sent invalid data.
         if let Some(memory) = self.memory.take().filter(|_| end.count().is_none())
             && let Err(error) = Arc::clone(self.slot.queue()).alone(self.recover(memory, ended_ns)).await
             && speaks
@@ -509,7 +508,7 @@ impl Connection {
         }
     }
 
-    /// Hands over the records in the agent's memory that were not received.
+    /// Reads records from the agent's memory that were not received from the socket, and hands them over.
     async fn recover(&mut self, memory: Memory, ended_ns: u64) -> Result<(), memory::Refusal> {
         let heard = (self.stream.last_seq, self.stream.holes);
         let agents = Arc::clone(&self.agents);
@@ -523,7 +522,7 @@ impl Connection {
             tokio::task::yield_now().await;
             if rest.is_long() {
                 let thread = tokio::task::spawn_blocking(|| rest.put_in_order());
-                // The thread returns no result when the daemon ends.
+                // An error means that the daemon ends.
                 let Ok(ordered) = thread.await else { return Ok(()) };
                 rest = ordered;
             }

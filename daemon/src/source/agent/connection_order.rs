@@ -1,10 +1,10 @@
-//! Order of the connections of a process.
+//! Keeps the connections of each process in order.
 //!
-//! A process that executes another program (exec) leaves a connection behind and makes another one. It may do so again before the
-//! first connection was read to its end. Each connection is served by its own task, so each waits until the earlier ones are
-//! accepted. Otherwise an earlier program that is accepted late would be taken for the one that runs.
+//! A process that executes another program (exec) leaves a connection behind and makes a new one. It may do so again before the
+//! first connection was read to its end. Each connection is served by its own task, so each task waits until the earlier
+//! connections are accepted. Otherwise an earlier program that is accepted late would be taken for the current one.
 //!
-//! Connections with an empty socket delay no others: an earlier program's records were in its socket before the next program
+//! A connection with an empty socket delays no others: an earlier program's records were in its socket before the next program
 //! connected.
 
 use crate::os::lock;
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
-/// Connections by number: the socket of a connection that has sent nothing so far, or `None` for one whose data is being read.
+/// Connections of one process by number. The value is the socket if nothing was read from it, or `None` once data is being read.
 type Line = BTreeMap<u64, Option<Arc<UnixStream>>>;
 
 #[derive(Debug, Default)]
@@ -25,15 +25,15 @@ struct Standing {
     by_pid: HashMap<u32, Line>,
 }
 
-/// Connections that are not accepted yet, by process.
+/// Connections that are not accepted yet, grouped by pid.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionOrder {
     standing: Mutex<Standing>,
-    /// Notifies when a connection leaves or its data is read.
+    /// Notified when a connection leaves the order or its data is read.
     moved: watch::Sender<()>,
 }
 
-/// Place of a connection in the order of its process; given up when dropped.
+/// Position of a connection in the order of its process; removed when dropped.
 #[derive(Debug)]
 pub(crate) struct ConnectionPlace {
     lines: Arc<ConnectionOrder>,
@@ -46,7 +46,7 @@ impl ConnectionOrder {
         lock(&self.standing)
     }
 
-    /// Returns the last place in the order of `pid`. `silent` is the socket of a new connection, or `None` for one inherited from
+    /// Adds a connection as the last one of `pid`. `silent` is the socket of a new connection, or `None` for one inherited from
     /// an earlier daemon.
     pub(crate) fn join(self: &Arc<Self>, pid: u32, silent: Option<Arc<UnixStream>>) -> ConnectionPlace {
         let mut standing = self.standing();
@@ -69,18 +69,18 @@ impl ConnectionOrder {
 }
 
 impl ConnectionPlace {
-    /// Marks that data of the connection is about to be read; later connections wait from now on.
+    /// Marks that data of this connection is about to be read; later connections wait from now on.
     pub(crate) fn speaks(&self) {
         self.lines.change(self.pid, |line| drop(line.insert(self.number, None)));
     }
 
-    /// Marks that the socket turned out to be empty.
+    /// Marks that the socket turned out to be empty, so that later connections need not wait.
     pub(crate) fn mark_idle(&self, stream: &Arc<UnixStream>) {
         let silent = Some(Arc::clone(stream));
         self.lines.change(self.pid, |line| drop(line.insert(self.number, silent)));
     }
 
-    /// Waits until no earlier connection of the process has data.
+    /// Waits until no earlier connection of the process has unread or unaccepted data.
     pub(crate) async fn reached(&self) {
         let may_pass = |silent: &Option<Arc<UnixStream>>| silent.as_ref().is_some_and(is_empty);
         let is_reached = || {
@@ -90,7 +90,7 @@ impl ConnectionPlace {
                 .get(&self.pid)
                 .is_none_or(|line| line.range(..self.number).all(|(_, one)| may_pass(one)))
         };
-        // An error would mean that the order is gone, so no connection is in front of this one.
+        // An error would mean that the order no longer exists, so there is no earlier connection.
         let _ = self.lines.moved.subscribe().wait_for(|()| is_reached()).await;
     }
 }
@@ -101,7 +101,7 @@ impl Drop for ConnectionPlace {
     }
 }
 
-/// Returns whether the socket is open and completely read. Asks the kernel, because tokio's state may be older.
+/// Returns whether the socket is open and has no unread data. Asks the kernel, because tokio's state may be outdated.
 pub(crate) fn is_empty(socket: &impl AsFd) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     rustix::net::recv(socket, &mut [0; 1][..], flags).is_err_and(|error| error == Errno::WOULDBLOCK)

@@ -1,36 +1,36 @@
-//! Checks of an agent's frames. Each packet is checked here once, before anything else uses it: framing, kinds, text and times.
-//! All other rules belong to the ledger, which cannot fail.
+//! Checks the frames of an agent's packet once, before anything else uses them: framing, record kinds, text and times. All other
+//! rules belong to the ledger, which accepts any record that passes these checks.
 
 use gpumem_wire::{Body, CodecError, Flags, MAX_TAG_BYTES, NONE_DEVICE, Record, SLOT_BYTES, Slot, frame};
 
-/// Limit of a record's time, ahead of the arrival of its packet. A peer that stamps the far future would make all later records
-/// look old.
+/// How far a record's time may be ahead of the arrival of its packet, in ns. A peer that sends times in the far future would
+/// make all later records look old.
 const AHEAD_NS: u64 = 2_000_000_000;
 
-/// Allocated bytes on a device after which NVML should be queried again.
+/// Number of bytes allocated on a device after which NVML should be queried again.
 const GROWTH_BYTES: u64 = 64 << 20;
 
-/// Device slots that an agent may name: more than a machine has, and few enough to bound the memory.
+/// Maximum number of device slots that an agent may name: more than any machine has, but few enough to bound the memory.
 const MAX_DEVICES: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
     #[error("{0}")]
     Framing(frame::Error),
-    /// A text that is not valid, or a tag that is too long.
+    /// Record of this kind with invalid text or a tag that is too long.
     #[error("record kind {0} has an invalid payload")]
     Payload(u8),
-    /// A time in the future.
+    /// Record of this kind whose time is too far in the future.
     #[error("a record of kind {kind} is {ahead_ms} ms ahead of the clock")]
     Time {
         kind: u8,
-        /// How far it is ahead, in ms.
+        /// Excess over the accepted time, in ms.
         ahead_ms: u64,
     },
 }
 
-/// Splits the claims of a hello into those without the program's name, and that name. The name is used only if /proc does not
-/// have it.
+/// Splits the claims in a hello (data that the process claims about itself) into the program's name and the others. The name is
+/// used only if /proc does not have it.
 pub(crate) fn split_program(claims: &str) -> (String, Option<&str>) {
     let program = claims.lines().find_map(|line| line.strip_prefix("comm="));
     let others = claims.split_inclusive('\n').filter(|line| !line.starts_with("comm="));
@@ -42,9 +42,9 @@ pub(crate) struct Seen {
     pub records: u64,
     pub unknown: u64,
     pub forbidden: u64,
-    /// Records of devices beyond those that an agent may name.
+    /// Number of skipped records: definitions of devices beyond the limit, or with another UUID for a known slot.
     pub devices: u64,
-    /// Records for which the ledger walks all data of the process.
+    /// Number of costly records, for which the ledger walks most data of the process.
     pub costly: u64,
 }
 
@@ -55,8 +55,8 @@ enum May {
     Unknown,
 }
 
-/// Returns which kinds agents may send. Kinds of the host would let a peer report about others. `Hello` comes once and is checked
-/// elsewhere.
+/// Returns for each record kind whether agents may send it. Host kinds would let a peer report about others. `Hello` comes once
+/// and is checked elsewhere.
 const fn allowed() -> [May; 256] {
     let mut table = [May::Unknown; 256];
     let mut at = 0;
@@ -86,16 +86,16 @@ const RESYNC_END: u8 = 83;
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub last_seq: u64,
-    /// Whether a sequence number was skipped without a later complete resync, or a resync is under way. Then the live table has
-    /// more than the records.
+    /// Whether sequence numbers were skipped and no complete resync followed, or a resync is incomplete. Then the live table in
+    /// the agent's memory has data that the received records lack.
     pub holes: bool,
-    /// Added to every time in ns, because the peer may live in another time namespace.
+    /// Added to every time of the peer, in ns, because the peer may live in another time namespace.
     rebase_ns: i64,
-    /// UUIDs of the device slots that the agent named.
+    /// UUID of each device slot that the agent has defined.
     devices: [Option<[u8; 16]>; MAX_DEVICES],
-    /// Bytes allocated in each slot since the last hint for NVML.
+    /// Number of bytes allocated in each slot since NVML was last asked to query the device.
     grown: [u64; MAX_DEVICES],
-    /// Bit set of slots whose device NVML should query, since the last [`Stream::take_hints`].
+    /// Bit set of slots whose device NVML should query; emptied by [`Stream::take_hints`].
     hints: u64,
 }
 
@@ -111,12 +111,12 @@ impl Stream {
         Stream { rebase_ns, ..Stream::default() }
     }
 
-    /// Checks a packet. Returns the frames that the ledger may have.
-    /// Errors: [`Fault`]: nothing of the packet may be used.
+    /// Checks a packet. Returns the frames that agents may send, with times converted to the daemon's clock.
+    /// Errors: [`Fault`]: the packet is invalid as a whole.
     pub(crate) fn check(&mut self, packet: Vec<u8>, now_ns: u64) -> Result<(Vec<u8>, Seen), Fault> {
         let mut seen = Seen::default();
         let latest_ns = now_ns.saturating_add(AHEAD_NS);
-        // Almost every packet is passed on unchanged. It is copied only if something must be removed or changed.
+        // Copy the packet only if something must be removed or changed; almost every packet is passed on unchanged.
         let mut out: Option<Vec<u8>> = (self.rebase_ns != 0).then(|| Vec::with_capacity(packet.len()));
         let mut rest = packet.as_slice();
         while let Some((slot, payload, after)) = frame::split_frame(rest).map_err(Fault::Framing)? {
@@ -179,7 +179,7 @@ impl Stream {
         Ok(true)
     }
 
-    /// Returns whether the agent may give the slot this UUID; a slot keeps its first one.
+    /// Stores the UUID that the agent gives a slot. Returns false if the slot has another UUID or is too high.
     fn name_device(&mut self, slot: &Slot) -> bool {
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&word(slot, 16).to_be_bytes());
@@ -190,7 +190,7 @@ impl Stream {
         }
     }
 
-    /// Notes events that make NVML's last reading of a device outdated.
+    /// Handles records after which NVML's last reading of a device is outdated: requests a hint for the device.
     fn notice(&mut self, kind: u8, slot: &Slot) {
         let device = slot[61];
         if device == NONE_DEVICE || usize::from(device) >= MAX_DEVICES {
@@ -227,14 +227,14 @@ impl Stream {
 /// Maximum number of costly records in one batch.
 const COSTLY_PER_BATCH: u64 = 4;
 
-/// Returns whether a kind is costly for the ledger. Steps walk all cells. Ends of contexts, resyncs and ends of pools walk all
-/// rows. Refused allocations walk all memory of the process.
+/// Returns whether records of this kind make the ledger walk much data of the process. Steps walk all sums by tag and pool. Ends
+/// of contexts, resyncs and ends of pools walk all live allocations. Refused allocations walk all memory.
 fn is_costly(kind: u8) -> bool {
     const KINDS: [u8; 9] = [26, 41, 49, 53, 57, 58, 72, RESYNC_BEGIN, RESYNC_END];
     KINDS.contains(&kind) || kind == ALLOC_FAILED
 }
 
-/// Splits frames into pieces with few costly records each.
+/// Splits frames into pieces with at most [`COSTLY_PER_BATCH`] costly records each.
 pub(crate) fn split(frames: &[u8]) -> Vec<Vec<u8>> {
     let mut pieces = vec![Vec::new()];
     let (mut rest, mut costly) = (frames, 0);

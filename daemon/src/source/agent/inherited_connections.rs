@@ -2,14 +2,14 @@
 //! next daemon, so that no agent notices a restart:
 //!
 //! ```text
-//! agent-PID-START-NUMBER   name of all three: the process, its start in ticks, the inode of the third
+//! agent-PID-START-NUMBER   name of all three: pid, start time in ticks, inode of the hello's file
 //!   the connection         with all unread packets
 //!   the agent's memory     as it came with the hello
-//!   the hello              a sealed file of the daemon: one frame, as it was handed to the ledger
+//!   the hello              a sealed file made by the daemon, with the hello's frame as handed to the ledger
 //! ```
 //!
-//! Only this daemon can store descriptors (`NotifyAccess=main`). They are checked like a peer's data all the same: the kernel's
-//! credentials of the connection, the start time in /proc, the memory's seals.
+//! Only this daemon can store descriptors (`NotifyAccess=main`). They are checked like a peer's data nevertheless:
+//! credentials of the connection from the kernel, start time in /proc, seals of the memory.
 
 use super::memory;
 use super::packet::MAX_PACKET_BYTES;
@@ -28,14 +28,14 @@ const PREFIX: &str = "agent-";
 #[derive(Debug)]
 pub(crate) struct InheritedConnection {
     pub name: String,
-    /// The process that the kernel named when the connection was accepted.
+    /// Pid and start time of the process that the kernel named when the connection was accepted.
     pub key: ProcessKey,
     pub socket: OwnedFd,
     pub memory: OwnedFd,
     pub hello: Vec<u8>,
 }
 
-/// Has the service manager keep a connection. Returns its name, or `None` if the service manager was not reached.
+/// Asks the service manager to keep a connection. Returns the name for it, or `None` if the service manager was not reached.
 /// Errors: The file for the hello cannot be made.
 pub(crate) async fn keep(
     socket: impl AsFd,
@@ -53,9 +53,9 @@ pub(crate) async fn keep(
     Ok(service::keep(&name, &fds).await.then_some(name))
 }
 
-/// Groups the descriptors into connections, in the order of their hellos. Also returns the names of unusable descriptors. The
-/// order matters: the daemon may have ended between two programs of one process (exec), and records of the first must precede the
-/// second one's hello.
+/// Groups the descriptors into connections, sorted by the times of their hellos. Also returns the names of unusable descriptors.
+/// The order matters: the daemon may have ended between two programs of one process (exec). Then records of the first must
+/// precede the second one's hello.
 pub(crate) fn sorted(handed: Vec<(String, OwnedFd)>) -> (Vec<InheritedConnection>, Vec<String>) {
     let mut by_name = BTreeMap::<String, Vec<OwnedFd>>::new();
     for (name, fd) in handed {
@@ -72,7 +72,7 @@ pub(crate) fn sorted(handed: Vec<(String, OwnedFd)>) -> (Vec<InheritedConnection
     (kept, useless)
 }
 
-/// Returns the time of a hello; 0 if it is invalid, which sorts it first.
+/// Returns the time in a hello (ns). Returns 0 if the hello is invalid, which sorts it first.
 fn said_ns(hello: &[u8]) -> u64 {
     let parts = frame::split_frame(hello).ok().flatten();
     parts

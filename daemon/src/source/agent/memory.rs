@@ -1,4 +1,4 @@
-//! An agent's memfd. It is untrusted: its seals and size are checked, and it is read with pread in bounded pieces, never mapped.
+//! An agent's shared memory (memfd), which is untrusted. Its seals and size are checked. It is read with pread, never mapped.
 
 use super::frames::word;
 use gpumem_wire::layout::{self, Header};
@@ -11,14 +11,14 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
-    /// Not a memfd, or its size can still change.
+    /// The descriptor is not a memfd, or its size can still change.
     #[error("the memory is not sealed against resizing")]
     Seals,
     #[error("the memory has {0} bytes, more than the limit of {1} (agent.shared_mib)")]
     TooLarge(u64, u64),
     #[error("the memory's header: {0}")]
     Header(#[from] layout::Error),
-    /// The layout changed after it was first checked.
+    /// A constant field of the header has changed since the memory was accepted.
     #[error("the memory's header changed")]
     Changed,
     #[error("reading the memory: {0}")]
@@ -33,7 +33,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Checks a descriptor's seals, size and header. `max_bytes` bounds the cost of reading it when the agent ends.
+    /// Checks the memory's seals, size and header. `max_bytes` is its maximum size, which bounds the cost of reading it later.
     pub(crate) fn accept(fd: OwnedFd, max_bytes: u64) -> Result<Self, Refusal> {
         match fcntl_get_seals(&fd) {
             Ok(seals) if seals.contains(SEALS) => {}
@@ -47,7 +47,7 @@ impl Memory {
         Ok(Memory { fd, header, file_bytes })
     }
 
-    /// Reads the header again. Fails if constant fields have changed.
+    /// Reads the header again, for its current values. Fails if constant fields have changed.
     pub(crate) fn header(&self) -> Result<Header, Refusal> {
         let now = read_header(&self.fd, self.file_bytes)?;
         let fixed = |header: &Header| (header.ring_slots, header.live_rows, header.name_bytes);
@@ -59,12 +59,12 @@ impl Memory {
         read_exact(&self.fd, buffer, start + offset)
     }
 
-    /// Appends the ring's records `first..=last` to `slots`, in order. Overwritten records are left out.
+    /// Appends the ring's records with sequence numbers `first..=last` to `slots`, in order. Skips overwritten records.
     pub(crate) fn ring(&self, first: u64, last: u64, slots: &mut Vec<Slot>) -> Result<(), Refusal> {
         let mut bytes = Vec::new();
         let mut seq = first;
         while seq <= last {
-            // Reads one piece up to the end of the ring.
+            // Each iteration reads up to the end of the ring at most, where the sequence wraps.
             let to_end = self.header.ring_slots - ((seq - 1) & (self.header.ring_slots - 1));
             let count = (last - seq + 1).min(to_end);
             bytes.resize(count as usize * SLOT_BYTES, 0);
@@ -79,8 +79,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Appends the live rows among `first..first + count` to `rows`. Skips pages that were never written: most of the table of
-    /// most programs.
+    /// Appends the rows (live allocations) among `first..first + count` to `rows`. Skips pages that were never written, which
+    /// are most of the table in most programs.
     pub(crate) fn live(&self, first: u64, count: u64, rows: &mut Vec<Slot>) -> Result<(), Refusal> {
         let end = first.saturating_add(count).min(self.header.live_rows);
         let (mut at, mut bytes) = (first, Vec::new());
@@ -95,7 +95,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the first row from `first` on that may be live, or `None`.
+    /// Returns the number of the next row that may be live, starting at `first`; `None` if there is none.
     pub(crate) fn next_live(&self, first: u64) -> Result<Option<u64>, Refusal> {
         let start = self.row_offset(first)?;
         match seek(&self.fd, SeekFrom::Data(start)) {
@@ -126,7 +126,7 @@ fn read_header(fd: &OwnedFd, file_bytes: u64) -> Result<Header, Refusal> {
     Ok(Header::decode(&bytes, file_bytes)?)
 }
 
-/// Fills `buffer`. The size was checked and cannot shrink, so a short read is an error.
+/// Fills `buffer`. A short read is an error, because the size was checked and cannot shrink.
 fn read_exact(fd: &OwnedFd, mut buffer: &mut [u8], mut offset: u64) -> Result<(), Refusal> {
     while !buffer.is_empty() {
         match pread(fd, &mut *buffer, offset) {

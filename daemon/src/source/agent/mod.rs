@@ -1,5 +1,5 @@
-//! Processes that carry our library. They connect to a SOCK_SEQPACKET socket, hand over their shared memory with a hello, and
-//! send records of events.
+//! Serves processes that have loaded our library (agents). They connect to a SOCK_SEQPACKET socket, pass their shared memory
+//! with a first record (hello), and send records of events.
 //!
 //! ```text
 //! connection             one agent, from hello to end
@@ -15,8 +15,8 @@
 //! command                commands to agents
 //! ```
 //!
-//! Peers are untrusted. Nothing here trusts a length, a text, a time or an identity that a peer sends. A peer's packets delay
-//! others by at most its share of processing time.
+//! Peers are untrusted: lengths, texts, times and identities that a peer sends are checked. Processing a peer's packets delays
+//! others by at most the peer's share of time.
 
 mod ask;
 mod command;
@@ -59,14 +59,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 use waiting_peers::{ArrivedPeer, WaitingPeers};
 
-/// At shutdown, time limit for handing over packets that were already read.
+/// At shutdown, time limit for handing packets that were already read to the aggregator.
 const LAST_PACKETS: Duration = Duration::from_millis(300);
-/// Interval for checking whether peers that wait for a slot still run.
+/// Interval for checking whether peers that wait for a slot are still running.
 const CHECK_WAITING: Duration = Duration::from_millis(100);
-/// Effect of running out of descriptors, for the log.
+/// Consequence of running out of descriptors, for the log message.
 const CANNOT_CONNECT: &str = "agents cannot connect";
 
-/// Callback with the UUID of a device that NVML should query soon.
+/// Callback that receives the UUID of a device that NVML should query soon.
 pub(crate) type Hint = Box<dyn Fn([u8; 16]) + Send + Sync>;
 
 pub(crate) struct Agents {
@@ -78,22 +78,22 @@ pub(crate) struct Agents {
     slots: AgentSlots,
     lines: Arc<ConnectionOrder>,
     epochs: AtomicU64,
-    /// Number of resyncs requested of all agents; connections watch it.
+    /// Number of times that all agents were asked to resend their state. Connections watch it.
     resyncs: watch::Sender<u64>,
-    /// Set at shutdown: connections stop reading.
+    /// Set to true at shutdown, so that connections stop reading.
     over: watch::Sender<bool>,
-    /// Whether the service manager keeps connections while no daemon runs.
+    /// Whether the service manager keeps accepted connections while no daemon runs.
     are_kept: AtomicBool,
-    /// Connections to notify when their process ends.
+    /// Channels that notify connections when their process ends.
     ends: Mutex<HashMap<ProcessKey, Vec<oneshot::Sender<()>>>>,
-    /// Buffer into which packets are read before they are checked. One is enough for all, because no task awaits while it is
+    /// Buffer into which packets are read before they are checked. All connections share it, because no task awaits while it is
     /// locked.
     scratch: Mutex<Box<[u8]>>,
     handles: Mutex<HashMap<ProcessKey, AgentHandle>>,
     /// Renders the reports that programs request about themselves.
     answerer: OnceLock<Answerer>,
     log_rate_limit: LogRateLimit,
-    /// Held while a table of live rows is in memory, so that there is one at a time.
+    /// Held while the rows (live allocations) of an ended agent are in memory, so that only one agent's are.
     rows: tokio::sync::Mutex<()>,
     shortage: DescriptorShortage,
 }
@@ -129,7 +129,7 @@ impl Agents {
         })
     }
 
-    /// Resumes the connections that an earlier daemon left with the service manager, and has new connections kept as well.
+    /// Resumes connections that the service manager kept for this daemon. From now on new connections are kept as well.
     pub(crate) async fn inherit(self: &Arc<Self>, handed: Vec<(String, OwnedFd)>) {
         self.are_kept.store(true, Ordering::Relaxed);
         let (kept, useless) = inherited_connections::sorted(handed);
@@ -143,8 +143,8 @@ impl Agents {
         }
     }
 
-    /// Stops reading and waits, at most [`LAST_PACKETS`], until packets already read have been handed over. A packet read later
-    /// would be lost; an unread one remains for the next daemon.
+    /// Stops reading, and waits up to [`LAST_PACKETS`] until packets already read have been handed to the aggregator. A packet
+    /// read later would be lost; an unread one remains for the next daemon.
     pub(crate) async fn finish(&self) {
         self.over.send_replace(true);
         let patience = tokio::time::Instant::now() + LAST_PACKETS;
@@ -153,7 +153,7 @@ impl Agents {
         }
     }
 
-    /// Fails if a process that had ended before it connected claims the identity of a process known to belong to another user.
+    /// Fails if a process that ended before it was accepted claims to be a known process of another user.
     fn check_ended(&self, peer: &peer::Peer) -> Result<(), Refusal> {
         match self.processes.owner(peer.key) {
             Some(owner) if owner != u64::from(peer.uid) => {
@@ -168,14 +168,13 @@ impl Agents {
         self.are_kept.load(Ordering::Relaxed)
     }
 
-    /// Sets limits for future connections.
+    /// Sets the limits of connections accepted from now on.
     pub(crate) fn set_limits(&self, limits: AgentLimits) {
         *lock(&self.limits) = limits;
     }
 
-    /// Sets the renderer of reports that programs request about themselves. Only the first call counts.
+    /// Sets the renderer of reports that programs request about themselves. Only the first call has an effect.
     pub(crate) fn answer_with(&self, answerer: Answerer) {
-        // A second call would be an error of the app; the first renderer stays.
         let _ = self.answerer.set(answerer);
     }
 
@@ -193,12 +192,12 @@ impl Agents {
     pub(crate) fn ended(&self, key: ProcessKey) {
         let waiting = lock(&self.ends).remove(&key);
         for waiting in waiting.into_iter().flatten() {
-            // The connection may already be closed.
+            // An error means that the connection is already closed.
             let _ = waiting.send(());
         }
     }
 
-    /// Returns a receiver that resolves when the process has ended; at once if it is not watched, because it had ended before.
+    /// Returns a receiver that resolves when the process ends, or at once if `watched` is false (it had ended before).
     fn expect_end(&self, key: ProcessKey, watched: bool) -> oneshot::Receiver<()> {
         let (tell, told) = oneshot::channel();
         if watched {
@@ -228,7 +227,7 @@ impl Agents {
                     for uid in waiting.close_impatient() {
                         self.refuse_for_slots(uid, AgentSlotsFull::OfUid);
                     }
-                    // A reload may have raised the limits.
+                    // A configuration reload may have raised the limits.
                     self.serve_ready(&mut waiting);
                     continue;
                 }
@@ -238,7 +237,7 @@ impl Agents {
                 Err(error) => {
                     self.stats.add(Count::AcceptFailures, 1);
                     self.shortage.note(CANNOT_CONNECT, &error);
-                    // Out of descriptors: the connection stays in the kernel's queue, and retrying at once would spin.
+                    // Do not retry at once: without descriptors that would spin. The connection stays in the kernel's queue.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
@@ -257,9 +256,9 @@ impl Agents {
         }
     }
 
-    /// Serves a new connection, or queues it for a slot of its user.
+    /// Serves a new connection, or queues it if all slots of its user are taken.
     fn arrived(self: &Arc<Self>, stream: UnixStream, waiting: &mut WaitingPeers) {
-        // A peer without credentials counts for uid -1, which no user has.
+        // A peer without credentials gets uid -1, which no user has.
         let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
         let limits = self.limits();
         let slot = match waiting.has(uid) {
@@ -287,7 +286,7 @@ impl Agents {
         }
     }
 
-    /// Takes a slot for a peer. A peer whose hello is already in the socket does not count among those without a hello.
+    /// Takes a slot for a peer. If its hello is already in the socket, the peer does not count as one without a hello.
     fn slot(&self, uid: u32, stream: &UnixStream, limits: &AgentLimits) -> Result<AgentSlot, AgentSlotsFull> {
         match connection_order::is_empty(stream) {
             true => self.slots.take(uid, limits),
@@ -310,7 +309,7 @@ impl Agents {
         tracing::debug!(uid, ?full, "no slot for a peer on the agent socket");
     }
 
-    /// Counts and logs the refusal of a peer; its connection is closed when the stream is dropped.
+    /// Counts and logs the refusal of a peer. Its connection closes when the stream is dropped.
     fn refuse(&self, stream: &UnixStream, uid: u32, refusal: &Refusal) {
         if let Some(count) = refusal.count() {
             self.stats.add(count, 1);
@@ -323,7 +322,7 @@ impl Agents {
         }
     }
 
-    /// Returns the limits, with connections limited to those for which there are descriptors.
+    /// Returns the limits. The number of connections is reduced to what the available descriptors allow.
     fn limits(&self) -> AgentLimits {
         let limits = *lock(&self.limits);
         AgentLimits { connections: fit_connections(limits.connections), ..limits }
@@ -340,7 +339,7 @@ impl Agents {
         Ok((packet, bytes))
     }
 
-    /// Hands a batch to the aggregator. Fails when the daemon ends.
+    /// Hands a batch to the aggregator. Fails if the daemon is ending.
     async fn hand(&self, batch: Batch) -> Result<(), ()> {
         self.inbox.send(batch).await.map_err(|_| ())
     }

@@ -1,4 +1,4 @@
-//! Reads one packet with its descriptors from the socket.
+//! Reads one packet and the descriptors sent with it from the socket.
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use std::io::{self, IoSliceMut};
@@ -7,27 +7,27 @@ use std::os::fd::OwnedFd;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-/// Longest accepted packet; agents send less than 60 KiB.
+/// Maximum number of bytes of an accepted packet; agents send less than 60 KiB.
 pub(crate) const MAX_PACKET_BYTES: usize = 64 << 10;
 
-/// Room for descriptors; the kernel closes further ones.
+/// Maximum number of descriptors received with a packet; the kernel closes further ones.
 const MAX_FDS: usize = 2;
 
 #[derive(Debug, Default)]
 pub(crate) struct Packet {
-    /// Length of the data; 0: the peer has closed.
+    /// Length of the data in bytes; 0 means that the peer has closed the connection.
     pub len: usize,
-    /// Whether it was longer than the buffer.
+    /// Whether the packet was longer than the buffer and was truncated.
     pub cut: bool,
-    /// Descriptors, close-on-exec. Dropping them closes them.
+    /// Descriptors received with the packet (close-on-exec). Dropping them closes them.
     pub fds: Vec<OwnedFd>,
     pub more_fds: bool,
-    /// Whether this process had no free descriptors for them.
+    /// Whether this process had no free descriptor for a received one.
     pub no_fds: bool,
 }
 
 /// Reads one packet.
-/// Errors: `WouldBlock` without a packet, and other errors of recvmsg.
+/// Errors: `WouldBlock` if no packet has arrived, and other errors of recvmsg.
 pub(crate) fn receive(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<Packet> {
     stream.try_io(Interest::READABLE, || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];

@@ -2,17 +2,17 @@
 //!
 //! The identity is fixed when the connection is accepted: the process that called connect(2), its start time, its user. A hello
 //! can confirm it and cannot change it. Otherwise a user could take over another user's process: a process connects, hands its
-//! socket to another process and ends; the victim gets the same pid; the hello then names the victim's start time, which is
+//! socket to another process and ends. The victim gets the same pid. The hello then names the victim's start time, which is
 //! public in /proc.
 //!
 //! The kernel names the process by a pidfd (`SO_PEERPIDFD`, Linux 6.5). Older kernels name a pid, which may be another process's
-//! when the connection is accepted. There, a pidfd is opened directly after accept, the process must run as the user who
-//! connected, and it must not have begun after accept (a socket has no time of its own). Start times have ticks of 10 ms, and a
+//! when the connection is accepted. There, a pidfd is opened directly after accept. The process must run as the user who
+//! connected, and must not have begun after accept (a socket has no time of its own). Start times have ticks of 10 ms, and a
 //! pid can be reused within one tick, so the pidfd is held until the hello.
 //!
-//! A process may have ended, and been waited for, before its connection is accepted: very short programs, or any program while no
-//! daemon ran. Its socket and memory are read all the same. Its user comes from the kernel. Its start time comes from its hello,
-//! if that cannot mean another process: a running one, or one of another user.
+//! A process may have ended, and been waited for, before its connection is accepted: very short programs, or any program while
+//! no daemon ran. Its socket and memory are read nevertheless. The kernel supplies its user. Its hello supplies its start time,
+//! which must not be that of a running process or of another user's process.
 
 use crate::descriptors::{pidfd_of_peer, pidfd_of_pid};
 use crate::os::is_out_of_descriptors;
@@ -29,7 +29,7 @@ pub(crate) enum Unknown {
     NoPid,
     #[error("process {0} is gone")]
     Gone(u32),
-    /// The hello claims a start time other than that of the process that connected.
+    /// The start time in the hello differs from that of the process that connected.
     #[error("process {pid} started at {found} ticks, but its hello claims {claimed}")]
     StartTime {
         pid: u32,
@@ -43,7 +43,7 @@ pub(crate) enum Unknown {
     User {
         pid: u32,
         uid: u32,
-        /// Real user of the process with this pid.
+        /// Real uid of the process with this pid.
         owner: u32,
     },
     #[error("cannot identify the peer: {0}")]
@@ -54,20 +54,20 @@ pub(crate) enum Unknown {
 #[derive(Debug)]
 pub(crate) struct Caller {
     pid: u32,
-    /// Effective user when it connected.
+    /// Effective uid when the process connected.
     uid: u32,
     state: State,
 }
 
 #[derive(Debug)]
 enum State {
-    /// It ran, or had not been waited for.
+    /// The process ran, or its parent had not waited for it.
     Found {
         start_ticks: u64,
-        /// Absent where the kernel has no pidfds (before Linux 5.3).
+        /// `None` if the kernel has no pidfds (before Linux 5.3).
         pidfd: Option<OwnedFd>,
     },
-    /// It had ended and had been waited for.
+    /// The process had ended, and its parent had waited for it.
     Ended,
 }
 
@@ -76,14 +76,14 @@ enum State {
 pub(crate) struct Peer {
     pub key: ProcessKey,
     pub uid: u32,
-    /// Added to its times to convert them to the daemon's clock, in ns.
+    /// Added to the peer's times to convert them to the daemon's clock, in ns.
     pub rebase_ns: i64,
-    /// It had ended before it connected. /proc has no data about it, so its start time is its own claim.
+    /// Whether the process ended before it was accepted. /proc has no data about it, so its start time is its own claim.
     pub had_ended: bool,
 }
 
 impl Caller {
-    /// Returns the process that made this connection. Call it directly after accept.
+    /// Returns the process that made this connection. Must be called directly after accept.
     /// Errors: [`Unknown`]: for example [`Unknown::Gone`] if another process has its pid by now.
     pub(crate) fn of(stream: &UnixStream) -> Result<Self, Unknown> {
         Caller::accepted(stream, now_ticks(), pidfd_of_peer)
@@ -113,7 +113,7 @@ impl Caller {
             Err(error) if is_out_of_descriptors(&error) => return Err(Unknown::System(error)),
             Err(_) => return ended,
         };
-        // Newer kernels (Linux 6.16) also return a pidfd of a process that was waited for.
+        // Check the pid: newer kernels (Linux 6.16) also return a pidfd of a process that was waited for.
         if let Some(pidfd) = &pidfd
             && !has_pid(pidfd, pid)?
         {
@@ -121,7 +121,7 @@ impl Caller {
         }
         match Caller::named(pid, uid, pidfd) {
             Err(Unknown::Gone(_)) => ended,
-            // Another process has its pid by now.
+            // The process found began after the connection, so the one that connected has ended.
             Ok(Caller { state: State::Found { start_ticks, .. }, .. }) if start_ticks > latest_start => ended,
             result => result,
         }
@@ -131,7 +131,7 @@ impl Caller {
         self.pid
     }
 
-    /// Effective user of the process when it connected.
+    /// Returns the effective uid of the process when it connected.
     pub(crate) fn uid(&self) -> u32 {
         self.uid
     }
@@ -140,7 +140,7 @@ impl Caller {
     fn named(pid: u32, uid: u32, pidfd: Option<OwnedFd>) -> Result<Self, Unknown> {
         let start_ticks = start_ticks(pid)?;
         check_user(pid, uid)?;
-        // While the pidfd has this pid, no other process can have it: the values just read belong to the process that connected.
+        // While the pidfd has this pid, no other process can have it, so the start time is that of the connected process.
         let is_it = match &pidfd {
             Some(pidfd) => has_pid(pidfd, pid)?,
             None => self::start_ticks(pid)? == start_ticks,
@@ -149,14 +149,14 @@ impl Caller {
         if is_it { Ok(Caller { pid, uid, state }) } else { Err(Unknown::Gone(pid)) }
     }
 
-    /// Returns the peer. `claimed_ticks` is the start time in its hello, by its own clock, if there is one.
+    /// Returns the identity of the peer. `claimed_ticks` is the start time in its hello, by its own clock, if it has one.
     /// Errors: [`Unknown::StartTime`]; [`Unknown::User`]: it has executed a program as another user since it connected;
     /// [`Unknown::Gone`]: another process that began in the same tick has its pid.
     pub(crate) fn peer(self, claimed_ticks: Option<u64>) -> Result<Peer, Unknown> {
         self.checked_peer(claimed_ticks, check_user)
     }
 
-    /// See [`Caller::peer`]; `check_user` checks the user of a running process.
+    /// Implements [`Caller::peer`]; `check_user` checks the user of a running process.
     fn checked_peer(
         self,
         claimed_ticks: Option<u64>,
@@ -168,14 +168,14 @@ impl Caller {
             return Ok(Peer { key: ProcessKey { pid, start_ticks }, uid, rebase_ns: 0, had_ended: true });
         };
         let key = ProcessKey { pid, start_ticks: found };
-        // The records of a process that has ended meanwhile still count.
+        // A process that has ended meanwhile is accepted too, because its records still count.
         let is_alive = || match &pidfd {
             Some(pidfd) => has_pid(pidfd, pid),
             None => is_there(key),
         };
         let mut lives = is_alive()?;
         if lives && let Err(error) = check_user(pid, uid) {
-            // A short program may end between the two checks.
+            // Check again: a short program may have ended since the first check, which explains the failure.
             lives = is_alive()?;
             if lives {
                 return Err(error);
@@ -195,8 +195,8 @@ impl Caller {
 }
 
 impl Peer {
-    /// Returns the peer of a connection that an earlier daemon accepted as `key`. If it has ended since, its unread packets and
-    /// its memory still count.
+    /// Returns the peer of a connection that an earlier daemon accepted as `key`. A process that has ended since is accepted
+    /// too, because its unread packets and its memory still count.
     /// Errors: [`Unknown`]: the kernel names another process.
     pub(crate) fn kept(stream: &UnixStream, key: ProcessKey) -> Result<Self, Unknown> {
         let (pid, uid) = credentials(stream)?;
@@ -208,8 +208,8 @@ impl Peer {
     }
 }
 
-/// Returns the start time that the hello of an ended process claims. It must be in the past, and before that of a process that
-/// has the pid now.
+/// Returns the start time in the hello of an ended process. It must be in the past, and before the start of any process that has
+/// this pid now.
 fn ended_start(pid: u32, claimed_ticks: Option<u64>) -> Result<u64, Unknown> {
     let claimed = claimed_ticks.filter(|&ticks| ticks != 0).ok_or(Unknown::Gone(pid))?;
     let latest = match start_ticks(pid) {
@@ -220,7 +220,7 @@ fn ended_start(pid: u32, claimed_ticks: Option<u64>) -> Result<u64, Unknown> {
     if claimed <= latest { Ok(claimed) } else { Err(Unknown::StartTime { pid, found: latest, claimed }) }
 }
 
-/// Returns the time since boot in ticks, as start times in /proc.
+/// Returns the time since boot in ticks, the unit of start times in /proc.
 fn now_ticks() -> u64 {
     let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
     crate::clock::since_boot().as_nanos() as u64 / tick_ns
@@ -232,7 +232,7 @@ fn credentials(stream: &UnixStream) -> Result<(u32, u32), Unknown> {
     Ok((pid.ok_or(Unknown::NoPid)?, credentials.uid()))
 }
 
-/// Returns whether this process still has its pid.
+/// Returns whether the process still exists with this pid and start time.
 fn is_there(key: ProcessKey) -> Result<bool, Unknown> {
     match start_ticks(key.pid) {
         Ok(ticks) => Ok(ticks == key.start_ticks),
@@ -241,7 +241,7 @@ fn is_there(key: ProcessKey) -> Result<bool, Unknown> {
     }
 }
 
-/// Returns whether the pidfd's process has this pid and has not been waited for. Afterwards its pid is -1.
+/// Returns whether the pidfd's process has this pid. After it was waited for, the kernel reports pid -1.
 fn has_pid(pidfd: &OwnedFd, pid: u32) -> Result<bool, Unknown> {
     let path = format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd());
     let info = std::fs::read_to_string(path)?;
@@ -249,8 +249,8 @@ fn has_pid(pidfd: &OwnedFd, pid: u32) -> Result<bool, Unknown> {
     Ok(said.and_then(|said| said.trim().parse().ok()) == Some(pid))
 }
 
-/// Fails if neither the real nor the effective user of the process is `uid`. The real one owns the process, the effective one
-/// connects. The owner of /proc/PID does not count: that is root for processes that may not be dumped.
+/// Fails unless `uid` is the real or the effective user of the process. The real user owns the process; the effective one
+/// connects. The owner of /proc/PID is not checked: that is root for processes that may not be dumped.
 fn check_user(pid: u32, uid: u32) -> Result<(), Unknown> {
     let status = std::fs::read(format!("/proc/{pid}/status")).map_err(|error| unread(pid, error))?;
     let line = status.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"Uid:"));
@@ -261,19 +261,19 @@ fn check_user(pid: u32, uid: u32) -> Result<(), Unknown> {
     if owner == uid || effective == Some(uid) { Ok(()) } else { Err(Unknown::User { pid, uid, owner }) }
 }
 
-/// Returns whether two start times are the same. /proc shows them in the time namespace of the reader.
+/// Returns whether two start times are equal. /proc shows start times in the time namespace of the reader.
 fn is_same_start(found: u64, claimed: u64, ahead_ns: i64) -> bool {
     if ahead_ns == 0 {
         return found == claimed;
     }
     let tick_ns = 1_000_000_000 / i128::from(rustix::param::clock_ticks_per_second().max(1));
     let theirs_ns = i128::from(found) * tick_ns - i128::from(ahead_ns);
-    // Both were rounded to ticks.
+    // Both times were rounded to ticks, so allow a difference of one tick.
     (i128::from(claimed) * tick_ns - theirs_ns).abs() <= tick_ns
 }
 
-/// Returns how far the daemon's clock of that name is ahead of the process's, in ns. 0 in the same time namespace, and if
-/// unknown.
+/// Returns how far the daemon's clock with this name is ahead of the process's clock, in ns. Returns 0 in the same time
+/// namespace, and if unknown.
 fn time_offset_ns(pid: u32, clock: &str) -> i64 {
     let offset = |of: &str| {
         let text = std::fs::read_to_string(format!("/proc/{of}/timens_offsets")).ok()?;
@@ -288,7 +288,7 @@ fn time_offset_ns(pid: u32, clock: &str) -> i64 {
     }
 }
 
-/// Reads the start time in /proc/PID/stat, which a zombie still has.
+/// Reads the start time in /proc/PID/stat, which also exists for a zombie.
 fn start_ticks(pid: u32) -> Result<u64, Unknown> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).map_err(|error| unread(pid, error))?;
     process::stat(&text).map(|stat| stat.start_ticks).ok_or(Unknown::Gone(pid))
@@ -298,7 +298,7 @@ fn is(error: &std::io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
 }
 
-/// Returns the reason for a failed read. Running out of descriptors does not mean that the process is gone.
+/// Returns the error for a failed read. If descriptors have run out, the process may still exist.
 fn unread(pid: u32, error: std::io::Error) -> Unknown {
     if is_out_of_descriptors(&error) { Unknown::System(error) } else { Unknown::Gone(pid) }
 }

@@ -1,21 +1,21 @@
-//! Reads records that an agent had not sent when its connection ended: names, the ring after the last received record, and, if
-//! records between them are missing, the live table as a synthetic resync.
+//! Reads from an agent's memory what it had not sent when its connection ended: names, and the ring after the last received
+//! record. If records are missing, it also reads the live table (all live allocations) and reports it as a resync.
 //!
-//! Each step returns one piece of bounded size, so that a dead process with a million rows does not delay others.
+//! Each step returns one piece of bounded size, so that a dead process with a million allocations does not delay others.
 
 use super::frames::word;
 use super::memory::{Memory, Refusal};
 use gpumem_wire::layout::Header;
 use gpumem_wire::{Body, Flags, Record, Slot, Stamp, frame};
 
-/// Ring slots or live rows read at a time: 256 KiB.
+/// Maximum number of ring slots or live rows read at a time (256 KiB).
 const PIECE: u64 = 4096;
-/// Bytes of names read at a time: as much as a packet has.
+/// Maximum number of bytes of names read at a time, about one packet.
 const NAMES: usize = 60 << 10;
-/// Highest accepted head of a ring: adding a piece to it must not overflow.
+/// Highest accepted sequence number in a ring, so that adding a piece to it cannot overflow.
 const MAX_SEQ: u64 = u64::MAX - PIECE;
 
-/// Reads the remaining records, piece by piece.
+/// The unsent records of an agent, read piece by piece.
 #[derive(Debug)]
 pub(crate) struct Rest {
     memory: Memory,
@@ -26,7 +26,7 @@ pub(crate) struct Rest {
     holes: bool,
     epoch: u64,
     step: Step,
-    /// Maximum number of live rows held in memory, and the number of rows beyond it.
+    /// Maximum number of live rows held in memory, and the number of rows dropped above it.
     max_rows: usize,
     dropped: u64,
 }
@@ -35,19 +35,19 @@ pub(crate) struct Rest {
 enum Step {
     Names,
     Ring,
-    /// Reading the live table; the next row, and the rows so far.
+    /// Reads the live table: number of the next row to read, and the rows read so far.
     Rows(u64, Vec<Slot>),
-    /// All rows in the order of the table.
+    /// All live rows, in the order of the table.
     Unordered(Vec<Slot>),
     Ordered(Vec<Slot>),
-    /// Writing the resync; the next row, and all rows.
+    /// Writes the resync: index of the next row to write, and all rows.
     Restate(usize, Vec<Slot>),
     Done,
 }
 
 impl Rest {
-    /// Starts reading the memory of an agent. `last_seq` is its last received record; `holes`: earlier ones are missing. Of more
-    /// than `max_rows` live rows only the first are reported, and the number of the others.
+    /// Starts reading the memory of an agent. `last_seq` is its last received record; `holes` means that earlier ones are
+    /// missing. At most `max_rows` live rows are reported; the others are only counted.
     /// Errors: [`Refusal`]: the memory's header has changed.
     pub(crate) fn new(
         memory: Memory,
@@ -64,18 +64,17 @@ impl Rest {
         Ok(Rest { memory, header, next, names: 0, holes, epoch, step: Step::Names, max_rows, dropped: 0 })
     }
 
-    /// Returns whether the live rows are read next. They are all held in memory at once.
+    /// Returns whether the next step reads the live rows, which are all held in memory at once.
     pub(crate) fn is_at_rows(&self) -> bool {
         matches!(self.step, Step::Rows(0, _))
     }
 
-    /// Returns whether the next step sorts so many rows that it would block the caller. Then call [`Rest::put_in_order`] on
-    /// another thread.
+    /// Returns whether the next step sorts so many rows that it would block. Then call [`Rest::put_in_order`] on another thread.
     pub(crate) fn is_long(&self) -> bool {
         matches!(&self.step, Step::Unordered(rows) if rows.len() as u64 > PIECE)
     }
 
-    /// Sorts the rows if they are complete.
+    /// Sorts the rows if all have been read.
     pub(crate) fn put_in_order(mut self) -> Self {
         self.step = match self.step {
             Step::Unordered(rows) => Step::Ordered(ordered(rows)),
@@ -84,7 +83,7 @@ impl Rest {
         self
     }
 
-    /// Returns the next frames; `None` at the end. They are as untrusted as those of a packet.
+    /// Returns the next frames, which are untrusted like those of a packet; `None` at the end.
     pub(crate) fn next_piece(&mut self, now_ns: u64) -> Result<Option<Vec<u8>>, Refusal> {
         loop {
             match std::mem::replace(&mut self.step, Step::Done) {
@@ -147,7 +146,7 @@ impl Rest {
     }
 }
 
-/// Returns whole frames of names from an offset on; nothing at the end.
+/// Returns the complete frames of names from byte `from` on; none at the end.
 pub(crate) fn names(memory: &Memory, header: &Header, from: u64) -> Result<Vec<u8>, Refusal> {
     let left = header.names_end.saturating_sub(from);
     let mut bytes = vec![0; usize::try_from(left).unwrap_or(usize::MAX).min(NAMES)];
@@ -175,8 +174,8 @@ fn frames_of(slots: &[Slot]) -> Vec<u8> {
     frames
 }
 
-/// Sorts rows: outer pools before inner ones and before all else; each VMM handle directly before its mappings; the rest by
-/// sequence number. A mapping belongs to the newest handle with its number that is older than the mapping.
+/// Sorts rows: pools first, outer ones before inner ones; then the others by sequence number. Mappings directly follow their VMM
+/// handle. A mapping belongs to the newest handle with its number that is older than the mapping.
 fn ordered(mut rows: Vec<Slot>) -> Vec<Slot> {
     const POOL: u8 = 24;
     const CREATE: u8 = 32;

@@ -57,7 +57,7 @@ impl Refusal {
         })
     }
 
-    /// Returns whether the daemon lacked descriptors; then the peer is not at fault.
+    /// Returns whether the daemon had too few descriptors, so that the peer is not at fault.
     pub(super) fn is_lack(&self) -> bool {
         match self {
             Refusal::NoDescriptor => true,
@@ -88,7 +88,7 @@ pub(super) enum End {
 }
 
 impl End {
-    /// Returns the counter of an end that only a broken or hostile peer causes.
+    /// Returns the counter for this reason if only a broken or hostile peer causes it; otherwise `None`.
     pub(super) fn count(&self) -> Option<Count> {
         match self {
             End::Fault(Fault::Framing(_)) => Some(Count::DroppedFraming),

@@ -1,8 +1,8 @@
 //! Peers that wait for a connection slot of their user.
 //!
-//! Short programs may start faster than their records are read. Such a program has sent its records when it ends and does not
-//! connect again, so a refusal would lose its run. Its connection waits here until it is read, in order of arrival. A program
-//! that still runs is refused after [`PATIENCE`]: its agent retries, and doctor names the limit.
+//! Short programs may start faster than their records are read. Such a program sends its records, ends, and does not connect
+//! again, so a refusal would lose its run. Its connection waits here, in order of arrival, until it is read. A program that
+//! still runs is refused after [`PATIENCE`]: its agent retries, and `doctor` names the limit.
 
 use super::connection_order::ConnectionPlace;
 use super::peer::Caller;
@@ -14,20 +14,20 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::time::Instant;
 
-/// How long a running program waits for a slot.
+/// Time for which a running program may wait for a slot.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// A connection with the identity that its process had when it was accepted.
+/// A connection, with the identity of its process as found on accept.
 pub(super) struct ArrivedPeer {
     pub stream: Arc<UnixStream>,
     pub caller: Caller,
     pub place: ConnectionPlace,
 }
 
-/// A peer in the queue of its user.
+/// A peer that waits for a slot of its user.
 struct WaitingPeer {
     peer: ArrivedPeer,
-    /// When it is closed if its program still runs; `None` once the program has ended.
+    /// Time at which the connection is closed if its program still runs; `None` once the program has ended.
     until: Option<Instant>,
 }
 
@@ -48,12 +48,12 @@ impl WaitingPeers {
         self.count == 0
     }
 
-    /// Returns whether peers of this user wait: a later one must not overtake them.
+    /// Returns whether peers of this user wait. A later peer must not overtake them.
     pub(super) fn has(&self, uid: u32) -> bool {
         self.users.contains_key(&uid)
     }
 
-    /// Returns whether a peer of this user may wait. `most` is the limit of all users together; one user may have a quarter.
+    /// Returns whether a peer of this user may wait. `most` is the maximum for all users; one user may have a quarter of it.
     pub(super) fn has_room(&self, uid: u32, most: usize) -> bool {
         let of_user = self.users.get(&uid).map_or(0, VecDeque::len);
         self.count < most && of_user < most / 4
@@ -65,8 +65,8 @@ impl WaitingPeers {
         self.count += 1;
     }
 
-    /// Takes the peers for which `slot` finds a slot, in each user's order, and those that it refuses for other reasons than a
-    /// lack of slots.
+    /// Removes peers for which `slot` returns a slot, in each user's order. Also removes peers that it refuses for another
+    /// reason than a limit of connections.
     pub(super) fn take_ready(
         &mut self,
         slot: impl Fn(u32, &UnixStream) -> Result<AgentSlot, AgentSlotsFull>,
@@ -86,7 +86,7 @@ impl WaitingPeers {
         ready
     }
 
-    /// Closes the connections of programs that still run after [`PATIENCE`]. Returns the user of each.
+    /// Closes the connections of programs that still run after [`PATIENCE`]. Returns the uid of each.
     pub(super) fn close_impatient(&mut self) -> Vec<u32> {
         let mut closed = Vec::new();
         self.users.retain(|&uid, queue| {

@@ -1,12 +1,12 @@
-//! Memory control groups: how many of their processes were killed, and their limits.
+//! Memory control groups: number of killed processes, and memory limits.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Maximum number of groups read for a process: its own and those above.
+/// Maximum number of control groups read for a process: its own and the groups above it.
 const DEPTH: usize = 16;
-/// Limits from here on mean none: version 1 writes a huge number.
+/// A limit from this value on means no limit, for which version 1 writes a huge number.
 const UNLIMITED: u64 = 1 << 60;
 
 #[derive(Debug)]
@@ -15,22 +15,22 @@ pub(crate) struct Groups {
     proc: PathBuf,
 }
 
-/// A group and those above it, innermost first, with their counts of kills.
+/// A process's control group and the groups above it, innermost first, each with its number of kills.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Counted(Vec<Group>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Group {
-    /// Path as the kernel writes it.
+    /// Path of the group as the kernel writes it.
     path: String,
     directory: PathBuf,
     kills: u64,
 }
 
-/// A group in which a process was killed.
+/// Control group in which a process was killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KilledGroup {
-    /// The nearest group with a limit, or the group itself.
+    /// Path of the nearest group with a limit, or else of the group itself.
     pub group: String,
     pub limit_bytes: Option<u64>,
 }
@@ -54,8 +54,8 @@ impl Groups {
         (!groups.is_empty()).then_some(Counted(groups))
     }
 
-    /// Checks the innermost group that still exists. If its count has increased since `before`, returns the nearest group with a
-    /// limit.
+    /// Compares the kills of the innermost group that still exists with those in `before`. If they have increased, returns the
+    /// nearest group with a limit.
     pub(crate) fn killed_group(&self, before: &Counted) -> Option<KilledGroup> {
         let there = before.0.iter().enumerate().find_map(|(at, group)| Some((at, kills(&group.directory)?)));
         let (at, now) = there?;
@@ -71,7 +71,7 @@ impl Groups {
 
     pub(crate) fn limit(&self, path: &str) -> Option<u64> {
         let inner = path.trim_start_matches('/');
-        // A path from the log must not lead outside.
+        // A path from the log must not lead out of the directory of control groups.
         if inner.split('/').any(|part| part == "..") {
             return None;
         }
@@ -80,8 +80,8 @@ impl Groups {
             .find_map(|root| limit(&root.join(inner)))
     }
 
-    /// Returns hierarchy and path where the process's memory is counted: of version 1 if that has the controller, else of version
-    /// 2.
+    /// Returns the hierarchy's directory and the path of the group that counts the process's memory. That is in version 1 if it
+    /// has the memory controller, else in version 2.
     fn of_process(&self, text: &str) -> Option<(PathBuf, String)> {
         let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
         let old = lines().find(|(controllers, _)| controllers.split(',').any(|name| name == "memory"));
@@ -89,13 +89,13 @@ impl Groups {
             return Some((self.root.join("memory"), path.to_owned()));
         }
         let (_, path) = lines().find(|(controllers, _)| controllers.is_empty())?;
-        // In another namespace the kernel writes paths with `..`, which are meaningless here.
+        // For a process in another cgroup namespace the kernel writes paths with `..`, which have no meaning here.
         let is_inside = !path.split('/').any(|part| part == "..");
         is_inside.then(|| (self.root.clone(), path.to_owned()))
     }
 }
 
-/// Reads the count of kills, of either version.
+/// Reads the number of kills from a group's directory, for either cgroup version.
 fn kills(directory: &Path) -> Option<u64> {
     let text =
         read(&directory.join("memory.events")).or_else(|| read(&directory.join("memory.oom_control")))?;

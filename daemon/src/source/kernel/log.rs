@@ -1,4 +1,4 @@
-//! The kernel's log: /dev/kmsg, a growing file, or a pipe. Read without blocking, in bounded pieces.
+//! Reads the kernel's log, which is /dev/kmsg, a growing file or a pipe, without blocking and in bounded pieces.
 
 use super::parse;
 use rustix::fs::OFlags;
@@ -7,15 +7,15 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Bytes read at a time; more than the longest record of /dev/kmsg.
+/// Maximum number of bytes in one read; more than the longest record of /dev/kmsg.
 const PIECE: usize = 16 * 1024;
-/// Maximum number of pieces (of /dev/kmsg: records) in one pass; the rest is read in the next one.
+/// Maximum number of reads in one pass (each returns one record of /dev/kmsg). The next pass continues there.
 const PIECES: usize = 512;
-/// Lines longer than this are not the kernel's.
+/// Maximum length of a line; longer lines are not from the kernel.
 const LINE: usize = 8 * 1024;
 const RETRY_NS: u64 = 30_000_000_000;
 
-/// The log and the position up to which it was read.
+/// The log, and the position up to which it has been read.
 #[derive(Debug)]
 pub(crate) struct Log {
     path: PathBuf,
@@ -26,17 +26,17 @@ pub(crate) struct Log {
 #[derive(Debug)]
 struct Open {
     file: File,
-    /// Whether each read returns one record, as /dev/kmsg does.
+    /// Whether each read returns exactly one record, as for /dev/kmsg.
     has_records: bool,
     inode: u64,
     is_regular: bool,
     at: u64,
-    /// Start of an incomplete line.
+    /// Bytes of the last line, if it is incomplete.
     rest: Vec<u8>,
 }
 
 impl Log {
-    /// Opens the log at its end, because earlier lines are about processes that ended before.
+    /// Opens the log at its end, because earlier lines are about processes that have already ended.
     pub(crate) fn open(path: &Path) -> Self {
         Log { path: path.to_owned(), open: Open::at(path, true), next_try_ns: 0 }
     }
@@ -49,7 +49,7 @@ impl Log {
         self.open.as_ref().err().cloned()
     }
 
-    /// Returns the messages of the new lines.
+    /// Returns the messages in the lines that were added since the last call.
     pub(crate) fn read(&mut self, now_ns: u64) -> Vec<String> {
         if self.open.is_err() && now_ns >= self.next_try_ns {
             self.next_try_ns = now_ns.saturating_add(RETRY_NS);
@@ -58,7 +58,7 @@ impl Log {
         let mut lines = Vec::new();
         let Ok(open) = &mut self.open else { return lines };
         match open.read(&mut lines) {
-            // The file was rotated: start with the new one.
+            // The file was rotated, so read the new one from its beginning.
             Ok(()) if open.was_replaced(&self.path) => self.open = Open::at(&self.path, false),
             Ok(()) => {}
             Err(error) => self.open = Err(error.to_string()),
@@ -100,7 +100,7 @@ impl Open {
                 Ok(count) => piece.get(..count).unwrap_or_default(),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                // The kernel overwrote records before they were read; continue with the next ones.
+                // The kernel overwrote records before they were read, so continue with the next ones.
                 Err(error) if self.has_records && error.kind() == ErrorKind::BrokenPipe => continue,
                 Err(error) => return Err(error),
             };

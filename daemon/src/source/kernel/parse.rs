@@ -1,24 +1,24 @@
-//! Parser of the kernel's log lines. Program names in them may be any 15 bytes, so pids are read from positions that a name
-//! cannot reach.
+//! Parses lines of the kernel's log. Program names in them may be any 15 bytes, so pids are read at positions that a name cannot
+//! reach.
 
-/// Longest text kept of a line, in characters.
+/// Maximum number of characters kept of a line.
 const KEPT: usize = 300;
 
-/// Content of a line.
+/// Event that a line reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LogEvent {
-    /// A process was killed for lack of host memory. `in_group`: because of a control group's limit, if the line has it.
+    /// A process was killed for lack of host memory. `in_group`: whether due to a control group's limit, if the line has that.
     Killed { pid: u32, in_group: Option<bool> },
-    /// The control group because of whose limit a process is about to be killed; `None`: the machine's memory is full.
+    /// A process is about to be killed. `group`: the control group at its limit; `None`: the machine's memory is full.
     Constraint { pid: u32, group: Option<String> },
-    /// The group of a kill, in a separate line before it, from older kernels.
+    /// Control group of the kill in the next line; older kernels write it on a line of its own.
     Limit { group: String },
-    /// A fault of the GPU driver, with its process if the line names one.
+    /// A fault of the GPU driver, with the pid of the process if the line has one.
     Xid { pid: Option<u32>, xid: u64 },
 }
 
-/// Returns the message in a record of /dev/kmsg (`priority,number,time,flags;text`) or in a line of a file. `None` if it is not
-/// the kernel's own: privileged programs may write there too.
+/// Returns the message in a record of /dev/kmsg (`priority,number,time,flags;text`) or in a line of a file. Returns `None` if
+/// the kernel did not write it, because privileged programs may write there too.
 pub(crate) fn message(record: &str) -> Option<&str> {
     let line = record.lines().next().unwrap_or_default();
     let Some((head, text)) = line.split_once(';') else { return Some(line) };
@@ -32,17 +32,17 @@ pub(crate) fn message(record: &str) -> Option<&str> {
     (priority >> 3 == 0).then_some(text)
 }
 
-/// Beginnings of relevant lines, after the prefix of the log.
+/// Texts with which relevant lines begin, after the log's own prefix.
 const BEGIN: [&str; 4] = ["oom-kill:constraint=", "Task in ", "Killed process ", "NVRM: Xid ("];
 
-/// Parses a line. Names of programs and groups follow the beginning and may contain another beginning, so the first one counts.
+/// Parses a line. Names of programs and groups may contain another of these beginnings, so the first one counts.
 pub(crate) fn parse(line: &str) -> Option<LogEvent> {
     let found = BEGIN.into_iter().filter_map(|begin| Some((line.find(begin)?, begin)));
     let (at, begin) = found.min()?;
     let (before, rest) = (line.get(..at)?, line.get(at + begin.len()..)?);
     match begin {
         "oom-kill:constraint=" => {
-            // The name comes before it and may hold commas.
+            // Search from the end: the group's name comes before the pid and may contain commas.
             let pid = number(rest.get(rest.rfind(",pid=")? + ",pid=".len()..)?)?;
             let group = rest.strip_prefix("CONSTRAINT_MEMCG,").and_then(|rest| rest.split_once("oom_memcg="));
             let group =

@@ -1,9 +1,9 @@
-//! Answers of NVML: numbers, or an error code with its text and remedy.
+//! Results of NVML calls: numbers, or an error code with a text and a remedy for the user.
 
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
-/// An error code of NVML, never 0 (success).
+/// Error code of NVML; never 0, which means success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Code(pub u32);
 
@@ -24,27 +24,27 @@ impl Code {
     pub(crate) const ARGUMENT_VERSION_MISMATCH: Code = Code(25);
     pub(crate) const GPU_NOT_FOUND: Code = Code(28);
     pub(crate) const UNKNOWN: Code = Code(999);
-    /// Not a code of NVML: the call succeeded with an impossible value.
+    /// Code that NVML does not have, for calls that succeeded with an impossible value.
     pub(crate) const IMPOSSIBLE: Code = Code(1_000_000);
 }
 
 impl Code {
-    /// Returns whether no device can be read until the library is opened again.
+    /// Returns whether the error concerns the whole library: no device can be read until it is opened again.
     pub(crate) fn is_of_library(self) -> bool {
         matches!(self, Code::UNINITIALIZED | Code::DRIVER_NOT_LOADED | Code::LIB_RM_VERSION_MISMATCH)
     }
 
-    /// Returns whether the device of the call may be gone, while others may still exist.
+    /// Returns whether the error may mean that the called device is gone, while others may still exist.
     pub(crate) fn doubts_the_device(self) -> bool {
         matches!(self, Code::INVALID_ARGUMENT | Code::NOT_FOUND | Code::GPU_NOT_FOUND)
     }
 
-    /// Returns whether the GPU is unusable until it is reset.
+    /// Returns whether the error means that the GPU is unusable until it is reset.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Code::GPU_IS_LOST | Code::RESET_REQUIRED | Code::GPU_NOT_FOUND | Code::UNKNOWN)
     }
 
-    /// Returns what the user can do about it. All failed calls are retried automatically.
+    /// Returns how the user can remove the cause of the error. All failed calls are retried automatically.
     pub(crate) fn remedy(self) -> Option<&'static str> {
         Some(match self.0 {
             1 => "nothing: gpumemd opens the library again",
@@ -121,15 +121,15 @@ impl From<NvmlError> for Code {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Memory {
-    /// Size of the device's memory.
+    /// Size of the device's memory, in bytes.
     pub total_bytes: u64,
-    /// Neither used nor reserved.
+    /// Bytes that are neither used nor reserved.
     pub free_bytes: u64,
-    /// Used; without the driver's share if `reserved_bytes` has it.
+    /// Bytes in use. Includes the driver's own memory, unless `reserved_bytes` has that.
     pub used_bytes: u64,
-    /// The driver's share, if the driver reports it separately.
+    /// Bytes reserved by the driver for itself, if it reports them separately.
     pub reserved_bytes: Option<u64>,
-    /// The device has no own memory; the numbers are the host's.
+    /// Whether the device has no memory of its own; then the numbers are those of the host's memory.
     pub is_unified: bool,
 }
 
@@ -143,7 +143,7 @@ impl Memory {
         Memory { total_bytes, free_bytes, used_bytes, reserved_bytes, is_unified: false }
     }
 
-    /// Returns name and value of the first number that exceeds the size of the device.
+    /// Returns name and value of the first number that exceeds the size of the device's memory; `None` if all are possible.
     pub(crate) fn impossible(&self) -> Option<(&'static str, u64)> {
         let all = [
             ("used", Some(self.used_bytes)),
@@ -159,13 +159,13 @@ pub(crate) const PID_MOST: u32 = i32::MAX as u32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Charge {
-    /// Pid as NVML reports it.
+    /// Pid as reported by NVML.
     pub pid: u32,
-    /// Bytes in use; `None` if NVML answers "not available".
+    /// Bytes used by the process; `None` if NVML answers "not available".
     pub bytes: Option<u64>,
-    /// GPU instance and compute instance, on a partitioned GPU.
+    /// Numbers of the GPU instance and the compute instance, on a partitioned GPU.
     pub instance: Option<(u32, u32)>,
-    /// Part of `bytes` that confidential computing protects; `None` without it, and if NVML answers "not available".
+    /// Part of `bytes` that confidential computing protects; `None` without that feature, or if NVML answers "not available".
     pub protected_bytes: Option<u64>,
 }
 
@@ -179,31 +179,31 @@ pub(crate) struct Event {
 pub(crate) enum Happened {
     Xid(u64),
     Partitioned,
-    /// An event of the GPU's health: its index in [`HEALTH_EVENTS`].
+    /// A health event of the GPU; the number is its index in [`HEALTH_EVENTS`].
     Health(usize),
-    /// An event that was not requested.
+    /// An event of a type that was not requested.
     Other,
 }
 
-/// Memory limit of a control group on a GPU; drivers from R615 on have such limits.
+/// Memory limit of a control group on a GPU (drivers from R615 on).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryLimit {
     pub soft_bytes: u64,
-    /// Hard limit in bytes; `u64::MAX`: none.
+    /// Hard limit in bytes; `u64::MAX` means no limit.
     pub hard_bytes: u64,
     pub used_bytes: u64,
 }
 
-/// A kind of health event of a GPU; drivers from R580 on send them.
+/// A kind of health event of a GPU (drivers from R580 on).
 #[derive(Debug)]
 pub(crate) struct HealthEventKind {
-    /// Its bit in NVML's mask of event types.
+    /// Bit of this kind in NVML's mask of event types.
     pub bit: u64,
-    /// Name for labels of metrics.
+    /// Name of this kind in metric labels.
     pub name: &'static str,
-    /// Text for the user.
+    /// Text about this kind for the user.
     pub text: &'static str,
-    /// Whether the GPU or its memory is unreliable until it is reset.
+    /// Whether the GPU or its memory is unreliable after such an event until it is reset.
     pub is_grave: bool,
 }
 
@@ -231,7 +231,7 @@ pub(crate) enum List {
 
 impl List {
     pub(crate) const ALL: [List; 3] = [List::Compute, List::Graphics, List::Mps];
-    /// Bit in `ProcessSample.lists`.
+    /// Returns the bit of this list in `ProcessSample.lists`.
     pub(crate) const fn bit(self) -> u8 {
         1 << self as u8
     }

@@ -1,6 +1,6 @@
-//! The poller's current call, readable by its parent without the poller's help, because a poller stuck in the kernel cannot
-//! report anything. It is one word in an unnamed file that both have open. The child maps it, so that a call costs one store and
-//! no system call. A `pwrite` for each call was a tenth of a full sample's cost. The parent reads it periodically.
+//! Shares the poller's current NVML call with its parent, because a poller stuck in the kernel cannot report anything. The state
+//! is one 64-bit word in an unnamed file that both processes have open. The child maps the file, so that an update costs one
+//! store and no system call. (`pwrite` took a tenth of a sample's time.) The parent reads it regularly.
 
 use super::raw::SharedWord;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -10,15 +10,15 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
-    /// Waiting, or writing frames.
+    /// Not in a call: the poller waits, or writes frames.
     Nothing,
-    /// Opening or closing the library.
+    /// Opening or closing the NVML library.
     Library,
-    /// Opening the GPU with this NVML index.
+    /// Opening the GPU that has this NVML index.
     Index(u16),
-    /// Reading memory of the device in this slot.
+    /// Reading the memory of the device in this slot.
     Device(u8),
-    /// Reading process lists of the device in this slot.
+    /// Reading the process lists of the device in this slot.
     Lists(u8),
     Events,
 }
@@ -47,7 +47,7 @@ impl Call {
     }
 }
 
-/// Bits of the word for the activity; the higher bits are a counter.
+/// Number of bits of the word for the current call. The higher bits count the calls.
 const CODE_BITS: u32 = 19;
 
 #[derive(Debug)]
@@ -58,19 +58,19 @@ pub(crate) struct CallState {
 #[derive(Debug)]
 pub(crate) struct CallStateWriter {
     word: SharedWord,
-    /// Activities begun so far.
+    /// Number of calls begun so far.
     count: u64,
 }
 
 impl CallState {
-    /// Creates the file, with [`Call::Nothing`].
+    /// Creates the file, with the state [`Call::Nothing`].
     pub(crate) fn new() -> std::io::Result<CallState> {
         let file = memfd_create("gpumemd-beacon", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, size_of::<u64>() as u64)?;
         Ok(CallState { file })
     }
 
-    /// Returns a descriptor that a child inherits, and its number there. Drop it when the child has started.
+    /// Returns a descriptor for a child to inherit, and the descriptor's number. Drop it once the child has started.
     pub(crate) fn to_inherit(&self) -> std::io::Result<(OwnedFd, i32)> {
         let copy = self.file.try_clone()?;
         fcntl_setfd(&copy, FdFlags::empty())?;
@@ -78,7 +78,7 @@ impl CallState {
         Ok((copy, number))
     }
 
-    /// Returns the child's activity and its counter, which differs between two calls with the same activity.
+    /// Returns the child's current call, and a counter that distinguishes calls of the same kind.
     pub(crate) fn get(&self) -> (u64, Call) {
         let mut bytes = [0; 8];
         if !matches!(pread(&self.file, &mut bytes, 0), Ok(8)) {
@@ -90,9 +90,9 @@ impl CallState {
 }
 
 impl CallStateWriter {
-    /// Opens the child's side by the number of the inherited descriptor.
+    /// Opens the state in the child. `number` is that of the inherited descriptor.
     pub(crate) fn inherited(number: i32) -> std::io::Result<CallStateWriter> {
-        // Opens the file again instead of taking over the descriptor: nothing guarantees that this process owns the number.
+        // Open the file again instead of taking over the descriptor, which this process may not own.
         let file = File::options().read(true).write(true).open(format!("/proc/self/fd/{number}"))?;
         Ok(CallStateWriter { word: SharedWord::map(&file)?, count: 0 })
     }

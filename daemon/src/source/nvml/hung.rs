@@ -1,7 +1,7 @@
-//! Devices whose calls do not return, and the check whether they return again.
+//! Tracks devices whose calls hang (do not return), and checks whether they work again.
 //!
-//! A call that does not return blocks the poller and with it the readings of all devices. So pollers skip the device, or only its
-//! lists, until the calls return again. At times another process, the probe, tries the calls: losing it costs no readings.
+//! A hung call blocks the poller, and with it the readings of all devices. So pollers skip the device, or only its process
+//! lists, until its calls return again. At intervals another process (the probe) tries these calls. Losing it costs no readings.
 
 use super::DeviceName;
 use super::answer::Code;
@@ -15,24 +15,24 @@ use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::Child;
 
-/// Longest interval between probes of a hung device, in seconds.
+/// Maximum interval between probes of a hung device, in seconds.
 const HUNG_MOST: u64 = 3600;
-/// Seconds for which pollers skip a device that the parent will release again: ten years.
+/// Time for which a poller skips a device, in seconds: ten years, because the parent ends the skipping with a command.
 const UNTIL_TOLD: u64 = 10 * 365 * 86_400;
 
 /// A GPU whose calls did not return. Pollers must not even open it, because `nvmlDeviceGetHandleByIndex` may hang too.
 #[derive(Debug)]
 struct Hung {
-    /// The device whose call did not return; `None` if it hung before its name was known.
+    /// Device whose call hangs; `None` if the device's name was not known yet.
     name: Option<DeviceName>,
     /// NVML's index of the GPU.
     index: u16,
-    /// Memory can be read; only lists hang.
+    /// Whether only process lists hang, so that memory can be read.
     only_lists: bool,
-    /// Time of the next probe.
+    /// Time of the next probe (ns).
     until_ns: u64,
     wait_s: u64,
-    /// It answered a probe, but no complete reading has ended since.
+    /// Whether the device has answered a probe, while a complete reading has not followed yet.
     is_back: bool,
 }
 
@@ -60,7 +60,7 @@ impl Hung {
     }
 }
 
-/// A process that tries the calls of one device.
+/// Process that tries the calls of one hung device.
 #[derive(Debug)]
 struct Probe {
     child: Child,
@@ -71,17 +71,17 @@ struct Probe {
 }
 
 enum ProbeResult {
-    /// All calls returned.
+    /// All tried calls have returned.
     Answers,
-    /// The memory call returned, a list call did not.
+    /// The memory call has returned, but a list call has not.
     Memory,
-    /// A call did not return, or ended the probe.
+    /// A call has not returned, or the probe ended during it.
     Nothing,
-    /// The library could not be opened, which does not depend on the device.
+    /// The library could not be opened, so nothing is known about the device.
     NoLibrary,
 }
 
-/// A call that has not returned yet.
+/// A call that has not returned so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pending {
     pub doing: Call,
@@ -92,7 +92,7 @@ pub(crate) struct Pending {
 #[derive(Debug, Default)]
 pub(crate) struct Actions {
     pub lines: String,
-    /// Start another poller, because this one has not opened a GPU that may be read now.
+    /// Whether another poller must be started, because the current one has not opened a GPU that may be read again.
     pub needs_reopen: bool,
 }
 
@@ -103,11 +103,11 @@ pub(crate) struct HungDevices {
     probe: Option<Probe>,
 }
 
-/// Problem shown for a device while a call has not returned and its timeout has not expired.
+/// Problem shown for a device whose call has not returned so far and has not timed out.
 const PENDING: &str = "a call has not returned so far";
 
 impl HungDevices {
-    /// Adds the devices that a new poller must skip to its arguments.
+    /// Adds to the arguments of a new poller which devices it must skip.
     pub(crate) fn add_skips(&self, arguments: &mut Arguments) {
         for hung in self.hung.iter().filter(|hung| !hung.is_back) {
             match hung.name {
@@ -118,13 +118,13 @@ impl HungDevices {
         arguments.skip_index.extend(self.pending.iter().map(|pending| (pending.index, UNTIL_TOLD)));
     }
 
-    /// Returns whether pollers skip this device.
+    /// Returns whether pollers skip this device because its calls hang.
     pub(crate) fn has(&self, device: &DeviceStatus) -> bool {
         self.hung.iter().any(|hung| hung.is(device))
             || self.pending.iter().any(|pending| pending.index == device.index)
     }
 
-    /// Returns whether no device is read, because a call for each of them has not returned.
+    /// Returns whether no device is read, because all of them hang or have a pending call.
     pub(crate) fn has_all(&self, devices: &[DeviceStatus]) -> bool {
         let is_hung = |device: &DeviceStatus| {
             self.hung.iter().any(|hung| !hung.only_lists && hung.is(device))
@@ -135,7 +135,7 @@ impl HungDevices {
         there.peek().is_some() && there.all(is_hung)
     }
 
-    /// Returns the GPU of the poller's current call, if known.
+    /// Returns the poller's current call and its GPU; `None` if the GPU is not known.
     pub(crate) fn target(doing: Call, translator: &Translator, status: &NvmlStatus) -> Option<Pending> {
         let (name, index) = match doing {
             Call::Device(slot) | Call::Lists(slot) => {
@@ -148,13 +148,13 @@ impl HungDevices {
         Some(Pending { doing, name, index })
     }
 
-    /// Notes that a call for this GPU takes long: new pollers skip it until [`HungDevices::returned`] or [`HungDevices::avoid`].
+    /// Adds a GPU whose call takes long: new pollers skip it until [`HungDevices::returned`] or [`HungDevices::avoid`].
     pub(crate) fn suspect(&mut self, pending: Pending, translator: &mut Translator, status: &mut NvmlStatus) {
         self.pending.push(pending);
         self.report_pending(pending.index, Some(PENDING), translator, status);
     }
 
-    /// Notes that the call has returned.
+    /// Removes the entry of [`HungDevices::suspect`], because the call has returned.
     pub(crate) fn returned(
         &mut self,
         pending: Pending,
@@ -177,7 +177,7 @@ impl HungDevices {
         translator.report_problems(status, is_meant, problem, now_ns());
     }
 
-    /// Notes that a poller that should have opened these GPUs again got stuck: waits longer before the next probe.
+    /// Handles a poller that hung while opening GPUs that had answered a probe: waits longer before their next probe.
     pub(crate) fn relapse(&mut self) {
         let now = now_ns();
         for hung in self.hung.iter_mut().filter(|hung| hung.is_back || hung.only_lists) {
@@ -186,12 +186,12 @@ impl HungDevices {
         }
     }
 
-    /// Ends the probe, so that it does not keep NVML open.
+    /// Kills the probe, so that it does not keep NVML open.
     pub(crate) fn release(&mut self) {
         self.probe = None; // dropping kills it
     }
 
-    /// Notes that a call did not return, or ended the poller: skips the GPU for a while, longer each time, and sets its problem.
+    /// Adds a GPU whose call hung or crashed the poller. Skips it for a while, longer each time, and sets its problem.
     pub(crate) fn avoid(
         &mut self,
         pending: Pending,
@@ -223,7 +223,7 @@ impl HungDevices {
         self.hung.push(hung);
     }
 
-    /// Removes devices that answer again.
+    /// Removes devices that have been read completely since they hung.
     pub(crate) fn revive(&mut self, translator: &mut Translator, status: &mut NvmlStatus) {
         if self.hung.is_empty() {
             return;
@@ -231,7 +231,7 @@ impl HungDevices {
         let now = now_ns();
         self.hung.retain(|hung| {
             let since = hung.until_ns.saturating_sub(hung.wait_s * SECOND);
-            // Requires a complete reading, because memory may answer where lists do not.
+            // Require a complete reading: memory calls may return where list calls hang.
             let answers = |device: &&DeviceStatus| hung.is(device) && translator.read_ns(device.slot) > since;
             if !status.devices.iter().any(|device| answers(&device)) {
                 return true;
@@ -241,7 +241,7 @@ impl HungDevices {
         });
     }
 
-    /// Starts a probe that is due, or checks the running one; called every `tick`.
+    /// Starts a probe that is due, or checks the running probe. Must be called once in each `tick`.
     pub(crate) fn tick(
         &mut self,
         tick: Duration,
@@ -323,7 +323,7 @@ impl HungDevices {
 }
 
 impl Probe {
-    /// Returns the result if the probe has ended.
+    /// Returns the result of the probe, or `None` while it is running.
     fn poll(&mut self, tick: Duration, settings: &NvmlSettings) -> Option<ProbeResult> {
         match self.child.try_wait() {
             Ok(Some(exit)) if exit.success() => return Some(ProbeResult::Answers),

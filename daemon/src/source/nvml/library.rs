@@ -1,7 +1,7 @@
-//! Finds and opens the library, and lists its devices.
+//! Finds and opens the NVML library, and lists its devices.
 //!
-//! On a partitioned GPU the devices are its instances. The GPU itself is not a device then: its process lists and its memory
-//! include those of its instances, so everything would be counted twice.
+//! If a GPU is partitioned, its instances are the devices and the GPU itself is not. Its process lists and its memory include
+//! those of its instances, so memory would be counted twice.
 
 use super::answer::{Charge, Code, Event, List, Memory, MemoryLimit};
 use super::protocol::parse_uuid;
@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// Paths of the library, tried in this order: the loader's own search, WSL, NixOS, and the mounts of GKE and device plugins.
+/// Paths of the library in the order of attempts: the loader's search path, WSL, NixOS, mounts of GKE and device plugins.
 const PLACES: [&str; 6] = [
     "libnvidia-ml.so.1",
     "/usr/lib/wsl/lib/libnvidia-ml.so.1",
@@ -22,65 +22,65 @@ const PLACES: [&str; 6] = [
     "libnvidia-ml.so",
 ];
 
-/// Whether pids and bytes in process lists are valid in this PID namespace.
+/// Whether pids and bytes in NVML's process lists are valid in this PID namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pids {
-    /// Both are.
+    /// Pids and bytes are valid.
     Trusted,
-    /// Pids are of this namespace, but the bytes are those of the host process with the same number.
+    /// Pids are valid in this namespace, but the bytes are those of the host's process with the same number.
     ForeignBytes,
-    /// Pids are the host's and mean other processes here.
+    /// Pids are those of the host and mean other processes in this namespace.
     Foreign,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Device {
     pub name: DeviceName,
-    /// NVML's index; for an instance, that of its GPU.
+    /// NVML's index of the GPU, or of the GPU to which this instance belongs.
     pub index: u16,
     pub model: String,
-    /// GPU instance and compute instance, if it is an instance.
+    /// Numbers of the GPU instance and the compute instance; `None` for a whole GPU.
     pub instance: Option<(u32, u32)>,
-    /// The GPU is partitioned, and none of its instances is visible from here.
+    /// Whether the GPU is partitioned and none of its instances is visible from here.
     pub hides: bool,
 }
 
 pub(crate) trait Gpus {
-    /// Returns its devices in NVML's order. Constant; see [`Gpus::has_changed`].
+    /// Returns the devices in NVML's order. The list never changes; see [`Gpus::has_changed`].
     fn devices(&self) -> &[Device];
-    /// Returns memory of a device, or of the host if the device has no own memory.
+    /// Reads the memory of a device, or of the host if the device has no memory of its own.
     fn memory(&mut self, device: usize) -> Result<Memory, Code>;
-    /// Appends the processes of one list.
+    /// Appends the processes of one of the device's process lists to `charges`.
     fn list(&mut self, device: usize, list: List, charges: &mut Vec<Charge>) -> Result<(), Code>;
     fn pids(&self) -> Pids;
-    /// Returns the highest memory use of a process on a device, from the driver's accounting. The process may have ended.
+    /// Returns the peak memory use of a process on a device, from the driver's accounting. The process may have ended.
     fn accounted_peak(&mut self, device: usize, pid: u32) -> Result<u64, Code>;
-    /// Returns whether the driver keeps accounting data; other programs can switch it on and off.
+    /// Returns whether the driver's accounting is on. Other programs can switch it on and off.
     fn is_accounting(&mut self, device: usize) -> bool;
-    /// Appends the events since the last call, with NVML's index of their GPU.
+    /// Appends the events since the last call, each with the NVML index of its GPU.
     fn events(&mut self, found: &mut Vec<(u16, Event)>);
-    /// Returns the driver's number of a GPU from which the driver has begun to be unbound since the last call. Unbinding waits
-    /// until all processes have closed NVML.
+    /// Returns the driver's number of a GPU whose unbinding from the driver has begun since the last call. Unbinding waits until
+    /// all processes have closed NVML.
     fn unbinding(&mut self) -> Option<u32>;
-    /// Returns the memory limit of a control group, by its path.
+    /// Returns the memory limit of a control group on a device. `group` is the path of the control group.
     fn memory_limit(&mut self, device: usize, group: &str) -> Result<MemoryLimit, Code>;
     fn facts(&self, device: Option<usize>) -> Facts;
-    /// Returns whether the devices have changed, so that the library must be opened again. `enter` is called with the index
-    /// before each GPU.
+    /// Returns whether the devices have changed, so that the library must be opened again. Calls `enter` with a GPU's NVML index
+    /// before it opens that GPU.
     fn has_changed(&mut self, enter: &mut dyn FnMut(u16)) -> bool;
-    /// Returns GPUs that exist but cannot be identified, by NVML's index.
+    /// Returns GPUs that exist but cannot be identified, each with its NVML index and the error.
     fn unnamed(&self) -> &[(u16, Code)];
     fn description(&self) -> &str;
 }
 
-/// Facts of a device or a driver; lines of `name=value`.
+/// Properties of a device or the driver, as pairs of name and value.
 pub(crate) type Facts = Vec<(&'static str, String)>;
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Avoid {
-    /// NVML's indices to skip.
+    /// NVML indices of GPUs that must not be opened.
     pub indices: Vec<u16>,
-    /// Do not watch events, because such a call did not return.
+    /// Whether events must not be watched, because such a call did not return.
     pub events: bool,
 }
 
@@ -89,14 +89,14 @@ pub(crate) struct Library {
     devices: Vec<Device>,
     handles: Vec<Handle>,
     watches: Vec<Watch>,
-    /// Calls left until unbindings are requested again after an error.
+    /// Number of calls of [`Gpus::unbinding`] to skip after an error.
     unbinding_pause: u32,
     unnamed: Vec<(u16, Code)>,
     pids: Pids,
     facts: Facts,
     of_devices: Vec<Facts>,
     description: String,
-    /// For each device, whether its own memory was ever read.
+    /// For each device, whether its own memory has ever been read.
     has_memory: Vec<bool>,
     host_memory: HostMemory,
 }
@@ -105,18 +105,18 @@ struct Watch {
     gpu: u16,
     handle: Handle,
     set: Option<usize>,
-    /// Calls left until the next attempt.
+    /// Number of calls to skip before the next attempt to watch this GPU.
     pause: u32,
 }
 
-/// Polls until a GPU without events is tried again: some minutes.
+/// Number of polls after which a GPU without events is tried again (some minutes).
 const WATCH_PAUSE: u32 = 120;
-/// Maximum number of events read in one poll; further ones remain for the next poll.
+/// Maximum number of events read in one poll; the next poll reads further ones.
 const EVENTS_AT_ONCE: usize = 64;
 
 impl Library {
-    /// Opens `given`, or else the first library that works, and lists the devices.
-    /// Errors: Reason as a text for the user, with NVML's code or 0.
+    /// Opens the library at `given`, or else the first one that works, and lists the devices.
+    /// Errors: Reason as a text for the user, and NVML's code or 0.
     pub(crate) fn open(
         given: Option<&Path>,
         trust_pids: bool,
@@ -231,7 +231,7 @@ fn enumerate(
         let before = found.len();
         let hides = gpu.mig_mode().is_ok_and(|mode| mode.current != 0);
         if hides {
-            // Indices of instances have gaps.
+            // Skip unused indices: those of instances have gaps.
             for place in 0..gpu.mig_device_count().unwrap_or(0) {
                 let Ok(instance) = gpu.mig_device_by_index(place) else { continue };
                 let Some(name) = instance.uuid().ok().and_then(|uuid| parse_uuid(&uuid)) else { continue };
@@ -279,8 +279,8 @@ impl Gpus for Library {
         let memory = self.raw.memory(self.handle(device)?);
         match memory {
             Ok(_) => self.has_memory[device] = true,
-            // NVML documents this answer only for GPUs without their own memory. For a device whose memory was read before, it is
-            // an error.
+            // For a device whose own memory was read before, this code is an error. NVML documents it only for GPUs without
+            // memory of their own.
             Err(Code::NOT_SUPPORTED)
                 if self.devices[device].instance.is_none() && !self.has_memory[device] =>
             {
@@ -296,7 +296,7 @@ impl Gpus for Library {
         self.raw.list(self.handle(device)?, list, charges)?;
         let instance = self.devices[device].instance;
         if instance.is_some() {
-            // Several compute instances may share a GPU instance: keep only the processes of this one.
+            // Several compute instances may share a GPU instance, so keep only the processes of this compute instance.
             let mut place = 0;
             charges.retain(|charge| {
                 place += 1;
@@ -382,7 +382,7 @@ impl Gpus for Library {
     }
 }
 
-/// Returns how a driver of this version reports pids, according to the sources of its kernel modules.
+/// Returns how a driver of this version reports pids. The rules come from the sources of NVIDIA's kernel modules.
 fn pids_of(driver: &str, is_host: bool) -> Pids {
     if is_host {
         return Pids::Trusted;
@@ -397,19 +397,19 @@ fn pids_of(driver: &str, is_host: bool) -> Pids {
     }
 }
 
-/// Bytes read of /proc/meminfo. It has about 1.5 KiB; the two values are in the first lines.
+/// Number of bytes read from /proc/meminfo. It has about 1.5 KiB, and the two values are in the first lines.
 const MEMINFO_BYTES: usize = 4096;
 
-/// The host's memory, from /proc/meminfo. Used as device memory if a GPU has no own memory (unified memory: GB10, Jetson)
-/// and NVML answers that device memory is not supported. The file is kept open because it is read as often as device memory.
+/// Reads the host's memory from /proc/meminfo. It counts as device memory if a GPU has no memory of its own (unified memory:
+/// GB10, Jetson) and NVML does not support that call. The file is kept open because it is read as often as device memory.
 #[derive(Debug, Default)]
 struct HostMemory {
     file: Option<File>,
 }
 
 impl HostMemory {
-    /// Reads the host's memory: MemTotal is the size, MemAvailable is free, and the difference is used.
-    /// Errors: NOT_SUPPORTED, which is NVML's answer for the device, if /proc/meminfo cannot be read.
+    /// Reads the host's memory: size (MemTotal), free bytes (MemAvailable), and used bytes (the difference).
+    /// Errors: NOT_SUPPORTED, NVML's own answer for the device, if /proc/meminfo cannot be read.
     fn read(&mut self) -> Result<Memory, Code> {
         if self.file.is_none() {
             self.file = File::open("/proc/meminfo").ok();
@@ -421,7 +421,7 @@ impl HostMemory {
     }
 }
 
-/// Reads `MemTotal:   16384 kB` and `MemAvailable:` from the text of /proc/meminfo. `None` if one is missing.
+/// Reads `MemTotal:   16384 kB` and `MemAvailable:` from the text of /proc/meminfo. `None` if either is missing.
 fn parse_meminfo(text: &[u8]) -> Option<Memory> {
     let text = String::from_utf8_lossy(text);
     let amount = |name: &str| {

@@ -1,19 +1,19 @@
-//! Device memory and process lists, read by a child process that may be lost.
+//! Reads device memory and process lists from NVML in a child process (the poller).
 //!
-//! A call into a failing driver may never return, and an open NVML blocks GPU resets. So the daemon never opens NVML. The child
-//! `gpumemd nvml-poller` does; it can be killed, abandoned and replaced.
+//! A call into a failing driver may never return, and an open NVML blocks GPU resets. So the daemon never opens NVML; the child
+//! `gpumemd nvml-poller` does. The child can be killed, abandoned and replaced.
 //!
 //! ```text
 //! watch.rs       the parent: starts, reads, supervises and replaces the poller
-//! hung.rs        devices that did not answer, and the process that probes them
-//! translate.rs   the poller's frames -> the host's
+//! hung.rs        devices whose calls hang, and the process that probes them
+//! translate.rs   converts the poller's frames to frames for the ledger
 //! poller.rs      the child: commands in, frames out
-//! session.rs     one opened library, read turn by turn
-//! schedule.rs    which call is next; pure, takes the time as an argument
+//! session.rs     reads the devices of one opened library
+//! schedule.rs    decides which call is next; pure, takes the time as an argument
 //! library.rs     finds, opens and closes the library; lists devices
 //! answer.rs      NVML's answers: numbers, error codes and their texts
 //! raw.rs         calls that nvml-wrapper lacks or handles badly: unsafe code
-//! call_state.rs  the poller's current call, readable without its help
+//! call_state.rs  the poller's current call, readable while it hangs
 //! protocol.rs    arguments and messages between the poller and its parent
 //! ```
 
@@ -42,7 +42,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Handle of the source. Clones share it; the source ends when the last one is dropped.
+/// Handle of the NVML source. Clones share the source, which ends when the last one is dropped.
 #[derive(Debug, Clone)]
 pub struct Nvml {
     status: Arc<Mutex<NvmlStatus>>,
@@ -57,12 +57,13 @@ enum Command {
 }
 
 impl Nvml {
-    /// Starts the source as a task of this tokio runtime. Never fails: problems appear in [`NvmlStatus`] and as `Source` records
-    /// whose reason begins with `nvml: `. Such a record is about a device if its stamp names one.
+    /// Starts the source as a task of this tokio runtime. Never fails: problems appear in [`NvmlStatus`], and as `Source`
+    /// records whose reason begins with `nvml: `. Such a record is about a device if its stamp has a device.
     ///
-    /// Everything in `out` belongs to [`gpumem_ledger::Origin::Host`]. A reading's records are in order and not mixed with
-    /// another reading's. A long reading begins in an earlier batch than it ends, so that the ledger can mark its accounts in
-    /// time. Each reading that begins also ends, even if its poller is lost. `ProcessFacts` precede a process's first sample.
+    /// All frames sent to `out` belong to [`gpumem_ledger::Origin::Host`]. The records of one reading are in order and not mixed
+    /// with those of another reading. A long reading begins in an earlier batch than it ends, so that the ledger can mark its
+    /// accounts in time. Each reading that begins also ends, even if its poller is lost. `ProcessFacts` precede a process's
+    /// first sample.
     pub fn start(
         settings: NvmlSettings,
         processes: Processes,
@@ -80,22 +81,22 @@ impl Nvml {
         Nvml { status, commands }
     }
 
-    /// Requests a list of this device soon, within the budget, because of an agent's event.
+    /// Requests that this device's process lists are read soon, within the budget, because of an agent's event.
     pub fn hint(&self, device: DeviceName) {
         let _ = self.commands.send(Command::Hint(device));
     }
 
-    /// Closes NVML, so that a GPU can be reset or partitioned. It opens again after `time`.
+    /// Closes NVML, so that a GPU can be reset or partitioned. NVML is opened again after `time`.
     pub fn release(&self, time: Duration) {
         let _ = self.commands.send(Command::Release(time));
     }
 
-    /// Opens NVML again before the time of a release is over.
+    /// Opens NVML again before the time given to [`Nvml::release`] is over.
     pub fn resume(&self) {
         let _ = self.commands.send(Command::Resume);
     }
 
-    /// Returns the current status. Never waits for NVML.
+    /// Returns the current status without waiting for NVML.
     pub fn status(&self) -> NvmlStatus {
         lock(&self.status).clone()
     }

@@ -1,13 +1,13 @@
 //! The only process that opens NVML: `gpumemd nvml-poller`. It has one thread, reads commands from standard input, writes frames
 //! to standard output, and ends with its parent.
 //!
-//! A process that has loaded a driver's library never loads another one: some libraries cannot be unloaded, and the loader
-//! remembers missing files. To open the library again after a release, a lost driver or a changed partition, the poller executes
-//! itself again; to its parent it stays the same process.
+//! A process that has loaded a driver's library never loads another one, because some libraries cannot be unloaded and the
+//! loader remembers missing files. So the poller executes itself again (exec) to reopen the library after a release, a lost
+//! driver or a changed partition. Its pid stays the same.
 //!
 //! Frames are those of recordings, with four private uses. A `ProcessFacts` of thread 0 has facts of a device or of the driver.
-//! The `context` of a `Source` is NVML's code; its `tag` is the number of seconds for which NVML stays closed. The `context` of a
-//! `SampleEnd` is the time in list calls, in ns.
+//! The `context` of a `Source` is NVML's code; its `tag` is the number of seconds for which NVML stays closed. The `context` of
+//! a `SampleEnd` is the time spent in list calls (ns).
 //!
 //! ```text
 //! list UUID                 read the lists of this device soon
@@ -38,22 +38,22 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
-/// First retry interval of a library that cannot be opened; doubled each time.
+/// First interval before the library is opened again after a failure, and the maximum; doubled each time.
 const RETRY_NS: u64 = SECOND;
 const RETRY_MOST_NS: u64 = 30 * SECOND;
-/// Time after which an opened library counts as working.
+/// Time after which an opened library counts as working, so that the retry interval starts small again.
 const LIVED_NS: u64 = 10 * SECOND;
-/// Longest delay of memory samples before they are written.
+/// Maximum delay of memory samples before they are written, in ns.
 const FLUSH_NS: u64 = 50_000_000;
 /// Maximum number of actions before frames are written and commands are read.
 const ACTS_AT_ONCE: u32 = 64;
-/// How long NVML stays closed while the driver is being unbound from a GPU; the time that guides suggest for `gpumemctl nvml
-/// release`.
+/// Time for which NVML stays closed while a GPU is being unbound from the driver, in seconds. Guides suggest the same time for
+/// `gpumemctl nvml release`.
 const UNBIND_S: u64 = 60;
-/// Longest sleep. Totals are written at least this often, so that the parent sees a living poller.
+/// Maximum sleep in ns. The poller writes changed totals at least this often, so that the parent sees that it works.
 const PULSE_NS: u64 = SECOND;
 
-/// Prefix of the reason while NVML is closed for a time; the seconds follow.
+/// Prefix of the reason for a temporarily closed NVML; the number of seconds follows.
 const RELEASED: &str = "nvml: released for ";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,14 +84,14 @@ impl Command {
     }
 }
 
-/// Incomplete lines of standard input.
+/// Reads commands from standard input; keeps a line that has not arrived completely.
 #[derive(Debug, Default)]
 struct CommandReader {
     pending: Vec<u8>,
 }
 
 impl CommandReader {
-    /// Waits for commands until that time. `Err`: standard input is closed.
+    /// Waits for commands until `until_ns`. Fails if standard input is closed.
     fn wait(&mut self, until_ns: u64) -> io::Result<Vec<Command>> {
         let left = until_ns.saturating_sub(now_ns());
         let timeout = Timespec { tv_sec: (left / SECOND) as i64, tv_nsec: (left % SECOND) as i64 };
@@ -125,7 +125,7 @@ impl CommandReader {
     }
 }
 
-/// Standard output without the buffer of the standard library, which would cut frames at newlines.
+/// Standard output without the standard library's buffer, which would split frames at newlines.
 struct Stdout;
 
 impl Write for Stdout {
@@ -143,18 +143,18 @@ enum State {
     Open(Box<Session>),
 }
 
-/// Executes this program again; returns only if that failed.
+/// Executes this program again with other arguments. Returns only if that has failed.
 pub(crate) type Renew = dyn FnMut(&Arguments) -> io::Error;
-/// Opens a library. Takes the calls to avoid, and a callback for the index of each GPU before it is opened.
+/// Opens a library. Takes what must not be called, and a callback that gets each GPU's index before the GPU is opened.
 pub(crate) type Open = dyn FnMut(&Avoid, &mut dyn FnMut(u16)) -> Result<Box<dyn Gpus>, (String, u32)>;
 
 struct Poller {
     arguments: Arguments,
     open: Box<Open>,
-    /// `None` if a library may be opened twice.
+    /// `None` in tests, where a library may be opened twice.
     renew: Option<Box<Renew>>,
     has_opened: bool,
-    /// When the current library was opened, and the last retry interval.
+    /// Time at which the current library was opened, and the last retry interval.
     opened_ns: u64,
     wait_ns: u64,
     state: State,
@@ -167,13 +167,13 @@ struct Poller {
     avoid_index: Vec<(u16, u64)>,
     flushed_ns: u64,
     pulse_ns: u64,
-    /// Frames are pending that must not be delayed.
+    /// Whether pending frames must be written without delay.
     is_urgent: bool,
 }
 
-/// Runs the subcommand until its parent is gone or sends `quit`.
+/// Runs the subcommand until its parent has ended or sends `quit`.
 pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    // A killed parent cannot send `quit`. If it died before this line, standard input is closed.
+    // A killed parent cannot send `quit`, so end with it. If it is already dead, standard input is closed.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let _ = rustix::thread::set_name(c"gpumemd-nvml");
     let Some(arguments) = Arguments::parse(args) else {
@@ -191,7 +191,7 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let mut poller = Poller::new(arguments, Box::new(open), FrameWriter::new(Box::new(Stdout), call_state));
     poller.renew = Some(Box::new(|arguments| {
-        // The new program inherits the same descriptors.
+        // The new program inherits the descriptors of this one.
         let mut command = std::process::Command::new("/proc/self/exe");
         command.arg0("gpumemd").args(arguments.to_args()).exec()
     }));
@@ -210,8 +210,8 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Makes the calls that did not return for one device, and publishes which one is running. Succeeds if all calls return, with any
-/// result.
+/// Tries the calls of one hung device, and publishes which call is running. Succeeds if all calls return, whatever their
+/// results.
 fn probe(arguments: &Arguments, target: Target, mut lamp: Option<CallStateWriter>) -> ExitCode {
     let mut doing = |what| {
         if let Some(lamp) = &mut lamp {
@@ -282,10 +282,10 @@ impl Poller {
         }
     }
 
-    /// Does everything that is due and writes the frames. Returns the time of the next action.
+    /// Does all actions that are due and writes the frames. Returns the time of the next action.
     fn step(&mut self) -> io::Result<u64> {
         let mut wait = self.act()?;
-        // Write the results of actions that are due together in one go, but limited, because the parent may be waiting.
+        // Write the results of actions due together at once. Their number is limited, because the parent may be waiting.
         for _ in 0..ACTS_AT_ONCE {
             if wait > now_ns() {
                 break;
@@ -356,7 +356,7 @@ impl Poller {
         }
     }
 
-    /// Notes that the library is unusable now, and schedules a retry after a longer interval each time.
+    /// Reports that the library is unusable now, and schedules a retry, after a longer interval each time.
     fn refused(&mut self, now: u64, reason: String, code: u32) {
         self.tell(false, format!("nvml: {reason}"), code);
         self.wait_ns = self.wait_ns.saturating_mul(2).clamp(RETRY_NS, RETRY_MOST_NS);
@@ -384,7 +384,7 @@ impl Poller {
         if std::mem::replace(&mut self.has_opened, true) && self.renew.is_some() {
             self.write_totals(now);
             let arguments = self.arguments(now);
-            // Write now: the new program starts with an empty list of frames.
+            // Write the pending frames now, because the new program starts without them.
             if self.out.flush().is_ok()
                 && let Some(renew) = &mut self.renew
             {
@@ -431,7 +431,7 @@ impl Poller {
         self.out.doing(Call::Nothing);
     }
 
-    /// Makes devices available again whose time to be skipped is over; the library must be opened again for them.
+    /// Ends the skipping of devices whose time is over. Closes the library if a GPU among them must be opened first.
     fn take_back_avoided(&mut self, now: u64) {
         let count = self.avoid_index.len();
         self.avoid_index.retain(|&(_, until)| until > now);
@@ -461,7 +461,7 @@ impl Poller {
         self.write_source(false, format!("{RELEASED}{seconds} s: {why}"), (0, seconds));
     }
 
-    /// Writes changed totals as `Counter` records, whose tag is the place in [`NvmlCalls::fields_mut`] plus one.
+    /// Writes changed call totals as `Counter` records. The `tag` is the position in [`NvmlCalls::fields_mut`] plus one.
     fn write_totals(&mut self, now: u64) {
         let mut told = std::mem::replace(&mut self.written_totals, self.totals);
         for ((tag, value), told) in (1..).zip(self.totals.fields_mut()).zip(told.fields_mut()) {
@@ -472,14 +472,14 @@ impl Poller {
         }
     }
 
-    /// Executes a command. Returns whether to continue.
+    /// Executes a command of the parent. Returns whether to continue.
     fn execute(&mut self, order: Command) -> bool {
         let until = |seconds: u64| now_ns().saturating_add(seconds.saturating_mul(SECOND));
         match (order, &mut self.state) {
             (Command::Quit, _) => return false,
             (Command::List(name), State::Open(session)) => session.ask(name),
             (Command::SkipIndex(index, seconds), _) => {
-                // The next pulse after that time opens the library again.
+                // The first pulse after that time reopens the library with this GPU.
                 self.avoid_index
                     .iter_mut()
                     .filter(|(at, _)| *at == index)

@@ -1,4 +1,4 @@
-//! How the NVML child is started, and its messages: arguments, frames, totals of calls, UUIDs as text.
+//! Protocol between the daemon and its NVML child: arguments, frames, call totals, and UUIDs as text.
 
 use super::call_state::{Call, CallState, CallStateWriter};
 use crate::clock::now_ns;
@@ -15,29 +15,29 @@ use std::time::Duration;
 use tokio::process::Child;
 
 pub(super) const SECOND: u64 = 1_000_000_000;
-/// `start_ticks` of a process sample whose pid is of another PID namespace.
+/// Value of `start_ticks` in a process sample whose pid is of another PID namespace.
 pub(super) const NOT_OUR_PID: u64 = u64::MAX;
 
-/// Arguments of the child: one word, in JSON.
+/// Arguments of the child, passed as one JSON word.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 pub(crate) struct Arguments {
     pub settings: NvmlSettings,
-    /// Descriptor of the call state.
+    /// Number of the inherited descriptor of the call state.
     pub call_state: Option<i32>,
-    /// Devices to skip, and for how many seconds.
+    /// Devices to skip, each with the number of seconds.
     pub skip: Vec<(Uuid, u64)>,
-    /// Devices whose lists to skip, and for how many seconds.
+    /// Devices whose process lists are skipped, each with the number of seconds.
     pub skip_lists: Vec<(Uuid, u64)>,
-    /// NVML indices not to open, and for how many seconds.
+    /// NVML indices of GPUs that must not be opened, each with the number of seconds.
     pub skip_index: Vec<(u16, u64)>,
-    /// Seconds for which NVML stays closed at first.
+    /// Number of seconds for which NVML stays closed after the start.
     pub released_s: u64,
-    /// Do not read events, because such a call did not return.
+    /// Whether events must not be read, because such a call did not return.
     pub no_events: bool,
-    /// Totals and retry interval of the same process before it executed itself again.
+    /// Call totals and retry interval (ms) from before the process executed itself again.
     pub totals: NvmlCalls,
     pub wait_ms: u64,
-    /// Only try the calls of this device, then end.
+    /// If set, only try the calls of this device, then end.
     pub probe: Option<Target>,
 }
 
@@ -48,13 +48,13 @@ pub(crate) enum Target {
 }
 
 impl Arguments {
-    /// Returns the arguments of the child's command line, `nvml-poller` first.
+    /// Returns the child's command-line arguments, with `nvml-poller` first.
     pub(crate) fn to_args(&self) -> Vec<OsString> {
         // Fails only for a path that is not UTF-8; the configuration cannot contain one.
         vec!["nvml-poller".into(), serde_json::to_string(self).unwrap_or_default().into()]
     }
 
-    /// Parses the arguments of [`Arguments::to_args`] without the first one. `None`: invalid.
+    /// Parses the arguments that follow `nvml-poller`. Returns `None` if they are invalid.
     pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Option<Arguments> {
         let mut args = args.into_iter();
         let arguments = serde_json::from_str(args.next()?.to_str()?).ok()?;
@@ -62,7 +62,7 @@ impl Arguments {
     }
 }
 
-/// A device in JSON.
+/// UUID of a device, with its conversion to and from JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Uuid(pub DeviceName);
@@ -81,7 +81,7 @@ impl From<Uuid> for String {
     }
 }
 
-/// Parses `GPU-8-4-4-4-12` or `MIG-8-4-4-4-12` in hexadecimal. The older form for instances, `MIG-GPU-uuid/gi/ci`, becomes a UUID
+/// Parses `GPU-8-4-4-4-12` or `MIG-8-4-4-4-12` in hexadecimal. An instance in the older form, `MIG-GPU-uuid/gi/ci`, gets a UUID
 /// made from the GPU's UUID and the instance numbers.
 pub(crate) fn parse_uuid(text: &str) -> Option<DeviceName> {
     if let Some(rest) = text.strip_prefix("MIG-GPU-") {
@@ -122,10 +122,10 @@ fn hex(text: &str) -> Option<[u8; 16]> {
 
 /// Timeout for opening the library: the driver needs seconds to initialize each unused GPU.
 const LIBRARY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Timeout of an idle poller. It updates its call state every second; without that for this time it is stopped or lost.
+/// Timeout of an idle poller, which updates its call state every second. A poller without an update is stopped or lost.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Returns the time after which a call counts as hung.
+/// Returns how long this call may take before it counts as hung.
 pub(crate) fn limit(doing: Call, settings: &NvmlSettings) -> Duration {
     match doing {
         Call::Device(_) | Call::Lists(_) | Call::Events => settings.call_timeout,
@@ -135,30 +135,30 @@ pub(crate) fn limit(doing: Call, settings: &NvmlSettings) -> Duration {
     }
 }
 
-/// Starts a poller with these arguments. Returns it with its call state.
+/// Starts a poller with these arguments. Returns its process and its call state.
 pub(crate) fn launch(mut arguments: Arguments, stdio: fn() -> Stdio) -> std::io::Result<(Child, CallState)> {
     let call_state = CallState::new()?;
     let (inherited, number) = call_state.to_inherit()?;
     arguments.call_state = Some(number);
-    // This program, even if its file has been replaced by a newer one.
+    // Execute this program even if its file has been replaced by a newer one.
     let program = arguments.settings.program.as_deref().unwrap_or(Path::new("/proc/self/exe"));
     let mut command = tokio::process::Command::new(program);
     command.arg0("gpumemd").args(arguments.to_args());
-    // In another process group, because the daemon itself handles an interrupt typed at the terminal.
+    // Use another process group, so that an interrupt typed at the terminal reaches only the daemon, which handles it.
     command.stdin(stdio()).stdout(stdio()).kill_on_drop(true).process_group(0);
     let child = command.spawn()?;
     drop(inherited);
     Ok((child, call_state))
 }
 
-/// Minimum time between two updates with the same activity, in ns.
+/// Minimum time between two updates of the call state with the same call, in ns.
 const SAY_SAME_NS: u64 = 50_000_000;
 
 pub(crate) struct FrameWriter {
     pub frames: Vec<u8>,
     sink: Box<dyn Write>,
     call_state: Option<CallStateWriter>,
-    /// Last published activity, and when it was published.
+    /// Last published call, and the time of its publication (ns).
     said: (Call, u64),
 }
 
@@ -167,7 +167,7 @@ impl FrameWriter {
         FrameWriter { frames: Vec::with_capacity(16 * 1024), sink, call_state, said: (Call::Nothing, 0) }
     }
 
-    /// Publishes the next activity. Calls for one device in quick succession count as one.
+    /// Publishes the current call. Calls for one device in quick succession are published once.
     pub(crate) fn doing(&mut self, doing: Call) {
         let Some(call_state) = &mut self.call_state else { return };
         let now = now_ns();
@@ -182,7 +182,7 @@ impl FrameWriter {
     }
 
     /// Writes the pending frames.
-    /// Errors: The reader is gone.
+    /// Errors: The parent has closed the pipe.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.doing(Call::Nothing);
         if !self.frames.is_empty() {

@@ -1,9 +1,9 @@
-//! NVML calls that nvml-wrapper lacks or handles badly. Unsafe code, which the daemon otherwise has only for pidfds, passed
-//! sockets and malloc. Types and functions are those of nvml-wrapper-sys, generated from NVIDIA's header.
+//! NVML calls that nvml-wrapper lacks or handles badly. They need unsafe code, which the daemon otherwise has only for pidfds,
+//! passed sockets and malloc. Types and functions are those of nvml-wrapper-sys, generated from NVIDIA's header.
 //!
-//! nvml-wrapper requests a list's size before each list, which doubles the time for which the driver is locked. It knows only one
-//! version of each call. It assumes 24 bytes for records of the newest list, but drivers 535.43 to 535.86 write 32. Here a list
-//! is one call into a reused buffer with 32 bytes for each record, whatever the driver is expected to write.
+//! nvml-wrapper asks for a list's size before reading the list, which doubles the time for which the driver is locked. It knows
+//! only one version of each call. It assumes records of 24 bytes in the newest lists, but drivers 535.43 to 535.86 write 32.
+//! This file reads a list with one call into a reused buffer that has 32 bytes for each record, which fits all versions.
 //!
 //! ```text
 //! record   16 bytes  u32 pid, 4 unused, u64 bytes                                   v1
@@ -21,15 +21,15 @@ use std::fs::File;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// First word of a file, shared with the processes that have it open. Never unmapped; a process has one.
+/// The first 64-bit word of a file, shared with other processes that have the file open. Never unmapped; a process has one.
 #[derive(Debug)]
 pub(crate) struct SharedWord {
     word: &'static AtomicU64,
 }
 
 impl SharedWord {
-    /// Maps the first word.
-    /// Errors: The file has no complete word, or a system call fails.
+    /// Maps the first word of a file.
+    /// Errors: The file is shorter than a word, or a system call fails.
     pub(crate) fn map(file: &File) -> std::io::Result<SharedWord> {
         let bytes = size_of::<AtomicU64>();
         if file.metadata()?.len() < bytes as u64 {
@@ -54,16 +54,16 @@ const PARTITIONED: u64 = nvmlEventMigConfigChange as u64;
 const HMM: u32 = nvmlDeviceAddressingModeType_t_NVML_DEVICE_ADDRESSING_MODE_HMM;
 const ATS: u32 = nvmlDeviceAddressingModeType_t_NVML_DEVICE_ADDRESSING_MODE_ATS;
 const UNBIND: u64 = nvmlSystemEventTypeGpuDriverUnbind as u64;
-/// The driver's value for "none" and "not available".
+/// Value with which the driver represents "none" and "not available".
 const NONE: u32 = u32::MAX;
 
 const FIRST_RECORDS: usize = 64;
-/// The driver itself cuts a list at 950 processes.
+/// Maximum number of records in a list; the driver itself cuts a list at 950 processes.
 const MOST_RECORDS: usize = 64 * 1024;
-/// Maximum number of attempts at a list that grows between two calls.
+/// Maximum number of attempts to read a list that grows between two calls.
 const ATTEMPTS: usize = 5;
 
-/// A device of one opened library; invalid for later ones.
+/// A device of one opened library. Invalid after that library was closed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Handle {
     device: nvmlDevice_t,
@@ -73,21 +73,21 @@ pub(crate) struct Handle {
 type ListFn<T> = unsafe extern "C" fn(nvmlDevice_t, *mut u32, *mut T) -> nvmlReturn_t;
 type DetailFn = unsafe extern "C" fn(nvmlDevice_t, *mut nvmlProcessDetailList_t) -> nvmlReturn_t;
 
-/// A version of a list function.
+/// Versions of NVML's list functions.
 #[derive(Debug, Clone, Copy)]
 enum ListCall {
-    /// Records of 16 bytes.
+    /// Records have 16 bytes.
     V1(ListFn<nvmlProcessInfo_v1_t>),
-    /// Records of 24 bytes.
+    /// Records have 24 bytes.
     V2(ListFn<nvmlProcessInfo_v2_t>),
-    /// Records of 24 bytes, or 32 because of an error in early 535 drivers; detected from the written data.
+    /// Records have 24 bytes, or 32 due to an error in early 535 drivers; detected from the written data.
     V3(ListFn<nvmlProcessInfo_t>),
-    /// Records of 32 bytes, with protected bytes; and the mode that selects the list.
+    /// Records have 32 bytes, including protected bytes. The number is the mode that selects the list.
     Detail(DetailFn, u32),
 }
 
 impl ListCall {
-    /// Returns the versions that the driver has, newest first.
+    /// Returns the versions that this driver has, newest first.
     fn versions(
         v3: Option<&ListFn<nvmlProcessInfo_t>>,
         v2: Option<&ListFn<nvmlProcessInfo_v2_t>>,
@@ -98,9 +98,9 @@ impl ListCall {
         versions.into_iter().flatten().collect()
     }
 
-    /// Makes one call. `records` has room for `count` records of [`RECORD_BYTES`]; `count` becomes the number of records.
+    /// Makes one list call. `records` has room for `count` records of [`RECORD_BYTES`]; `count` becomes the number of records.
     fn call(self, device: nvmlDevice_t, count: &mut u32, records: *mut u64) -> Result<(), Code> {
-        // SAFETY: the buffer has `count` times the longest record of any version, aligned to 8.
+        // SAFETY: the buffer has room for `count` records of the longest version, aligned to 8 bytes.
         checked(unsafe {
             match self {
                 ListCall::V1(call) => call(device, count, records.cast()),
@@ -122,17 +122,17 @@ impl ListCall {
     }
 }
 
-/// An open NVML. Dropping it shuts the library down and unloads it.
+/// An open NVML library. Dropping it shuts NVML down and unloads the library.
 pub(crate) struct Raw {
     generation: u32,
     has_memory_v2: bool,
-    /// Versions of each list function, newest first. Versions that the driver refuses are removed.
+    /// Versions of each list function, newest first. A version that the driver refuses is removed.
     lists: [Vec<ListCall>; 3],
-    /// Open event sets, one for each GPU, so that an error of one does not affect the others.
+    /// Open event sets. Each GPU has its own, so that an error of one GPU does not affect the others.
     sets: Vec<nvmlEventSet_t>,
-    /// Open event set for GPUs from which the driver is being unbound.
+    /// Open event set that reports GPUs being unbound from the driver.
     unbind_set: Option<nvmlSystemEventSet_t>,
-    /// Whether this library has the symbols of early 535 drivers.
+    /// Whether the library has the symbols of early 535 drivers, which write longer records.
     looks_like_535: bool,
     buffer: Vec<u64>,
     nvml: Nvml,
@@ -141,7 +141,7 @@ pub(crate) struct Raw {
 impl Drop for Raw {
     fn drop(&mut self) {
         let lib = self.nvml.lib();
-        // SAFETY: the sets belong to this library, which is still open, and are not used afterwards.
+        // SAFETY: the event sets belong to this library, which is still open, and are not used afterwards.
         unsafe {
             if let (Ok(free), Some(set)) = (&lib.nvmlSystemEventSetFree, self.unbind_set.take()) {
                 free(&mut nvmlSystemEventSetFreeRequest_t {
@@ -158,12 +158,12 @@ impl Drop for Raw {
     }
 }
 
-/// Returns the `version` of an argument struct: its size, and the number of its version.
+/// Returns the `version` field of an argument struct: the struct's size combined with a version number.
 const fn version<T>(number: u32) -> u32 {
     size_of::<T>() as u32 | number << 24
 }
 
-/// Returns a function of the library, or the code for a missing one.
+/// Returns a function of the library, or FUNCTION_NOT_FOUND if the library lacks it.
 fn found<F: Copy, E>(symbol: &Result<F, E>) -> Result<F, Code> {
     symbol.as_ref().map(|function| *function).map_err(|_| Code::FUNCTION_NOT_FOUND)
 }
@@ -172,7 +172,7 @@ fn checked(answer: nvmlReturn_t) -> Result<(), Code> {
     if answer == 0 { Ok(()) } else { Err(Code(answer)) }
 }
 
-/// Argument of nvmlDeviceGetMemoryLimits_v1, which nvml-wrapper-sys lacks. It has no version.
+/// Argument of nvmlDeviceGetMemoryLimits_v1, which nvml-wrapper-sys lacks. It has no `version` field.
 #[repr(C)]
 struct MemoryLimits {
     group: *const c_char,
@@ -188,8 +188,8 @@ type LimitsFn = unsafe extern "C" fn(nvmlDevice_t, *mut MemoryLimits) -> nvmlRet
 static GENERATIONS: AtomicU32 = AtomicU32::new(1);
 
 impl Raw {
-    /// Opens the library and initialises it.
-    /// Errors: `Err(None)`: it cannot be loaded. `Err(Some(code))`: it cannot be initialised.
+    /// Opens and initializes the library.
+    /// Errors: `None`: it cannot be loaded. `Some(code)`: it cannot be initialized.
     pub(crate) fn open(library: &OsStr) -> Result<Raw, Option<Code>> {
         let nvml = Nvml::builder().lib_path(library).init().map_err(|error| match error {
             NvmlError::LibloadingError(_) => None,
@@ -247,18 +247,18 @@ impl Raw {
         Handle { device: unsafe { device.handle() }, generation: self.generation }
     }
 
-    /// Returns the pointer if it belongs to this opened library: NVML has crashed on others.
+    /// Returns the device's pointer if it belongs to this opened library. NVML has crashed on pointers of others.
     fn device(&self, handle: Handle) -> Result<nvmlDevice_t, Code> {
         if handle.generation == self.generation { Ok(handle.device) } else { Err(Code::UNINITIALIZED) }
     }
 
-    /// Returns the wrapper's device, for calls that the wrapper makes well.
+    /// Returns the device in the form of nvml-wrapper, for calls that the wrapper handles well.
     pub(crate) fn wrapped(&self, handle: Handle) -> Result<Device<'_>, Code> {
         // SAFETY: `device` has checked that the pointer is of this library.
         Ok(unsafe { Device::new(self.device(handle)?, &self.nvml) })
     }
 
-    /// Reads device memory, with the driver's share if the driver reports it.
+    /// Reads device memory, with the driver's own share if the driver reports that.
     pub(crate) fn memory(&mut self, handle: Handle) -> Result<Memory, Code> {
         let device = self.device(handle)?;
         let lib = self.nvml.lib();
@@ -271,7 +271,7 @@ impl Raw {
                 free: 0,
                 used: 0,
             };
-            // SAFETY: the struct is that of its version.
+            // SAFETY: the struct has the layout of the version in its `version` field.
             match checked(unsafe { call(device, &raw mut memory) }) {
                 Ok(()) => {
                     let nvmlMemory_v2_t { total, free, used, reserved, .. } = memory;
@@ -285,7 +285,7 @@ impl Raw {
         }
         let call = found(&lib.nvmlDeviceGetMemoryInfo).map_err(|code| newer.unwrap_or(code))?;
         let mut memory = nvmlMemory_t { total: 0, free: 0, used: 0 };
-        // SAFETY: the struct is that of this version.
+        // SAFETY: the struct has the layout of this version of the function.
         checked(unsafe { call(device, &raw mut memory) }).map_err(|code| newer.unwrap_or(code))?;
         self.has_memory_v2 = false; // only the older version works, so use it directly from now on
         Ok(Memory::new(memory.total, memory.free, memory.used, None))
@@ -303,7 +303,7 @@ impl Raw {
         (gpu != NONE && compute != NONE).then_some((gpu, compute))
     }
 
-    /// Returns whether Windows manages its memory (WDDM); then the memory of processes is unknown here.
+    /// Returns whether Windows manages the GPU's memory (WDDM); then the memory of processes is unknown here.
     pub(crate) fn is_windows(&self, handle: Handle) -> bool {
         // The wrapper has this call only on Windows.
         let (Ok(device), Ok(call)) = (self.device(handle), &self.nvml.lib().nvmlDeviceGetDriverModel) else {
@@ -315,13 +315,13 @@ impl Raw {
             && now == nvmlDriverModel_enum_NVML_DRIVER_WDDM
     }
 
-    /// Returns how the GPU accesses ordinary host memory (malloc): `hmm` or `ats`; `None`: not at all, or unknown.
+    /// Returns how the GPU accesses ordinary host memory (malloc): `hmm` or `ats`. `None`: not at all, or unknown.
     pub(crate) fn addressing(&self, handle: Handle) -> Option<&'static str> {
         let device = self.device(handle).ok()?;
         let call = found(&self.nvml.lib().nvmlDeviceGetAddressingMode).ok()?;
         let mut mode =
             nvmlDeviceAddressingMode_t { version: version::<nvmlDeviceAddressingMode_t>(1), value: 0 };
-        // SAFETY: the struct is that of its version.
+        // SAFETY: the struct has the layout of the version in its `version` field.
         checked(unsafe { call(device, &raw mut mode) }).ok()?;
         match mode.value {
             HMM => Some("hmm"),
@@ -330,17 +330,17 @@ impl Raw {
         }
     }
 
-    /// Reads the memory limit of a control group. FUNCTION_NOT_FOUND: the driver is older than R615.
+    /// Reads the memory limit of a control group. Fails with FUNCTION_NOT_FOUND if the driver is older than R615.
     pub(crate) fn memory_limit(&self, handle: Handle, group: &str) -> Result<MemoryLimit, Code> {
         let device = self.device(handle)?;
-        // SAFETY: the type is that of the header.
+        // SAFETY: the function type is that of NVIDIA's header.
         let call = found(
             &unsafe { self.nvml.lib().__library.get::<LimitsFn>(b"nvmlDeviceGetMemoryLimits_v1") }
                 .map(|symbol| *symbol),
         )?;
         let name = CString::new(group).map_err(|_| Code::INVALID_ARGUMENT)?;
         let mut limits = MemoryLimits { group: name.as_ptr(), soft: 0, hard: 0, used: 0 };
-        // SAFETY: the struct is the header's; the name ends with 0 and outlives the call.
+        // SAFETY: the struct has the layout of NVIDIA's header; the name ends with 0 and outlives the call.
         checked(unsafe { call(device, &raw mut limits) })?;
         Ok(MemoryLimit { soft_bytes: limits.soft, hard_bytes: limits.hard, used_bytes: limits.used })
     }
@@ -348,22 +348,22 @@ impl Raw {
     pub(crate) fn is_confidential(&self) -> bool {
         let Ok(call) = &self.nvml.lib().nvmlSystemGetConfComputeState else { return false };
         let mut state = nvmlConfComputeSystemState_t { environment: 0, ccFeature: 0, devToolsMode: 0 };
-        // SAFETY: the struct has no other version.
+        // SAFETY: only one version of the struct exists.
         checked(unsafe { call(&raw mut state) }).is_ok() && state.ccFeature != 0
     }
 
-    /// Returns whether lists have the part of a process's bytes that confidential computing protects.
+    /// Returns whether lists report the part of a process's memory that confidential computing protects.
     pub(crate) fn tells_protected_bytes(&self) -> bool {
         self.lists.iter().flatten().any(|call| matches!(call, ListCall::Detail(..)))
     }
 
-    /// Returns whether this driver writes 32 bytes in the version of lists with 24-byte records.
+    /// Returns whether this driver writes records of 32 bytes in the list version with records of 24 bytes.
     pub(crate) fn writes_long_records(&self) -> bool {
         self.looks_like_535
     }
 
-    /// Starts watching events of a GPU: faults, health, and changes of its partition. Returns the number for [`Raw::event`].
-    /// NOT_SUPPORTED: the GPU has no events.
+    /// Starts watching the events of a GPU: faults, health, and changes of its partition. Returns the number for [`Raw::event`].
+    /// Fails with NOT_SUPPORTED if the GPU has no events.
     pub(crate) fn watch(&mut self, handle: Handle) -> Result<usize, Code> {
         let (lib, device) = (self.nvml.lib(), self.device(handle)?);
         let (create, register) = (found(&lib.nvmlEventSetCreate)?, found(&lib.nvmlDeviceRegisterEvents)?);
@@ -387,7 +387,7 @@ impl Raw {
         Ok(self.sets.len() - 1)
     }
 
-    /// Returns the next event of a watched GPU, if there is one. Does not wait.
+    /// Returns the next event of a watched GPU without waiting; `None` if there is none.
     pub(crate) fn event(&self, number: usize) -> Result<Option<Event>, Code> {
         let wait = found(&self.nvml.lib().nvmlEventSetWait_v2)?;
         let &set = self.sets.get(number).ok_or(Code::NOT_FOUND)?;
@@ -398,7 +398,7 @@ impl Raw {
             gpuInstanceId: NONE,
             computeInstanceId: NONE,
         };
-        // SAFETY: the struct is that of this version.
+        // SAFETY: the struct has the layout of this version of the function.
         match checked(unsafe { wait(set, &raw mut data, 0) }) {
             Ok(()) => {}
             Err(Code::TIMEOUT) => return Ok(None),
@@ -416,8 +416,8 @@ impl Raw {
         Ok(Some(Event { kind, instance: Some(instance).filter(|of| of.0 != NONE && of.1 != NONE) }))
     }
 
-    /// Returns the driver's number of a GPU from which it is being unbound, if any. The first call only starts watching.
-    /// FUNCTION_NOT_FOUND: the driver is older than R575.
+    /// Returns the driver's number of a GPU that is being unbound from the driver; `None` if there is none. The first call only
+    /// starts watching. Fails with FUNCTION_NOT_FOUND if the driver is older than R575.
     pub(crate) fn unbinding(&mut self) -> Result<Option<u32>, Code> {
         let lib = self.nvml.lib();
         let (create, register) =
@@ -428,7 +428,7 @@ impl Raw {
                 version: version::<nvmlSystemEventSetCreateRequest_t>(1),
                 set: null_mut(),
             };
-            // SAFETY: the struct is that of its version; the function writes the pointer.
+            // SAFETY: the struct has the layout of its `version` field; the function writes the pointer.
             checked(unsafe { create(&raw mut created) })?;
             let set = created.set;
             let mut events = nvmlSystemRegisterEventRequest_t {
@@ -436,7 +436,7 @@ impl Raw {
                 eventTypes: UNBIND,
                 set,
             };
-            // SAFETY: the same; the set belongs to this library.
+            // SAFETY: the struct has the layout of its `version` field; the set belongs to this library.
             checked(unsafe { register(&raw mut events) }).inspect_err(|_| {
                 let version = version::<nvmlSystemEventSetFreeRequest_t>(1);
                 // SAFETY: the set was stored nowhere.
@@ -454,7 +454,7 @@ impl Raw {
             dataSize: 1,
             numEvent: 0,
         };
-        // SAFETY: the struct is that of its version, and has room for one event at `data`, which outlives the call.
+        // SAFETY: the struct has the layout of its `version` field. `data` has room for one event and outlives the call.
         match checked(unsafe { wait(&raw mut request) }) {
             Ok(()) => Ok((request.numEvent != 0 && data.eventType & UNBIND != 0).then_some(data.gpuId)),
             Err(Code::TIMEOUT) => Ok(None),
@@ -462,7 +462,7 @@ impl Raw {
         }
     }
 
-    /// Appends the processes of one list; nothing after an error. Makes one call, more only if the list grew.
+    /// Appends the processes of one list, or nothing after an error. Makes one call, or more if the list has grown.
     pub(crate) fn list(&mut self, handle: Handle, list: List, charges: &mut Vec<Charge>) -> Result<(), Code> {
         let device = self.device(handle)?;
         let mut newer = None;
@@ -470,7 +470,7 @@ impl Raw {
             let call = self.lists[list as usize][place];
             match self.list_by(device, call, charges) {
                 Ok(()) => {
-                    // The driver lacks the newer versions: do not try them again.
+                    // The driver lacks the newer versions, so do not try them again.
                     self.lists[list as usize].drain(..place);
                     return Ok(());
                 }
@@ -507,14 +507,14 @@ impl Raw {
                         ListCall::Detail(..) => RECORD_BYTES,
                     };
                     parse(&self.buffer, count, stride, matches!(call, ListCall::Detail(..)), charges);
-                    // Shrink a buffer that was needed for many processes: filling it costs more than a short list.
+                    // Shrink a buffer that many processes needed: filling it takes longer than reading a short list.
                     if count < records / 8 {
                         self.buffer.truncate(records / 4 * RECORD_BYTES / size_of::<u64>());
                     }
                     return Ok(());
                 }
                 Err(Code::INSUFFICIENT_SIZE) if records < MOST_RECORDS => {
-                    // Grow at least a little even if the driver reports too small a size.
+                    // Grow by at least a few records, even if the driver reports too small a size.
                     records = count.max(records + 1).saturating_add(8).next_power_of_two();
                 }
                 Err(code) => {
@@ -528,17 +528,17 @@ impl Raw {
     }
 }
 
-/// Longest record that any driver writes; the buffer has room for records of this size.
+/// Size of the longest record that any driver writes. The buffer has room for records of this size.
 const RECORD_BYTES: usize = 32;
-/// Byte with which the buffer is filled before a call, so that the end of the written data can be found.
+/// Byte with which the buffer is filled before a call, to find where the written data ends.
 const UNTOUCHED: u8 = 0xa5;
 
 fn word(buffer: &[u64], byte: usize) -> u64 {
     buffer.get(byte / 8).copied().unwrap_or(0)
 }
 
-/// Returns the distance of records in a list of the newest version: 24 bytes, or 32 if the driver has written exactly to the end
-/// of `count` records of 32. A driver that first clears the whole array leaves no trace; then its symbols decide.
+/// Returns the size of records in a list of the newest version: 24, or 32 if the data ends exactly after `count` records of 32
+/// bytes. If a driver has cleared the whole array first, the library's symbols decide.
 fn stride(buffer: &[u64], count: usize, looks_like_535: bool) -> usize {
     let untouched = u64::from_ne_bytes([UNTOUCHED; 8]);
     let records = buffer.len() * 8 / RECORD_BYTES;
@@ -551,7 +551,7 @@ fn stride(buffer: &[u64], count: usize, looks_like_535: bool) -> usize {
     if (wiped && looks_like_535) || (!wiped && wrote_last) { 32 } else { 24 }
 }
 
-/// Reads `count` records, or as many as are in the buffer.
+/// Parses `count` records, or as many as the buffer has.
 fn parse(buffer: &[u64], count: usize, stride: usize, has_protected: bool, charges: &mut Vec<Charge>) {
     for record in buffer.chunks_exact(stride / 8).take(count) {
         let instance = record.get(2).map_or((NONE, NONE), |&pair| halves(pair));
@@ -564,7 +564,7 @@ fn parse(buffer: &[u64], count: usize, stride: usize, has_protected: bool, charg
     }
 }
 
-/// Returns the two u32 in memory order.
+/// Returns the two u32 of the word in the order of their memory addresses.
 fn halves(word: u64) -> (u32, u32) {
     let bytes = word.to_ne_bytes();
     let [a, b, c, d, e, f, g, h] = bytes;

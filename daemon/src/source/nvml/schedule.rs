@@ -1,47 +1,47 @@
-//! Schedule of NVML calls. Pure: it takes the time as an argument, and other code makes the calls.
+//! Decides which NVML call is made when. Pure: it takes the time as an argument, and other code makes the calls.
 //!
-//! A device memory call takes microseconds and locks one GPU. A process list takes milliseconds and locks the driver for all
-//! GPUs. So there are two lanes. **Memory**: all devices, at a constant rate. **Lists**: one device at a time, when it is due
-//! (after the interval, or earlier for a reason) and lock time is left.
+//! A memory call takes microseconds and locks one GPU. A process list takes milliseconds and locks the driver for all GPUs. So
+//! both have their own schedule ("lane"). **Memory** of all devices is read at a constant rate. **Lists** are read for one
+//! device at a time, when its list is due and lock time is left. It is due after the interval, or earlier for a reason.
 //!
-//! Lock time is a bucket that fills with `list_budget` of wall time. A list may be read while the bucket is not empty. It takes
-//! its real cost from the bucket, which may go into debt. Expensive lists therefore become rarer, and lists that cost almost
-//! nothing can all be read together.
+//! Lock time is a token bucket that fills at `list_budget` of wall time. A list may be read while the bucket is not empty. Its
+//! real cost is then taken from the bucket, which may become negative. Expensive lists therefore become rarer, and lists that
+//! cost almost nothing can all be read together.
 //!
-//! A list after an agent's event is most useful at once, because it separates the changes around the event. So a requested device
+//! A list requested because of an agent's event is most useful at once, because it separates the changes around the event. So it
 //! may be read on credit, up to `BORROW_NS`. Then the bucket must fill again, and the device that has waited longest is next.
 //!
-//! Waking up costs more than a cheap list. So a list that will be due shortly after a memory tick is read with it.
+//! A wake-up costs more than a cheap list. So a list that is due shortly after a memory tick is read at the tick.
 
 use crate::config::NvmlSettings;
 
 const SECOND: u64 = 1_000_000_000;
-/// Maximum lock time that can be saved up, and so the cost of a burst of lists without its last one.
+/// Capacity of the bucket in ns of lock time. It limits the cost of a burst of lists, without the last list.
 const BURST_NS: i64 = 1_000_000;
-/// Minimum interval between lists of a device because its memory changed.
+/// Minimum interval between two lists of a device if its memory use has changed (ns).
 const MOVED_GAP_NS: u64 = 200_000_000;
-/// Minimum interval between lists of a device because they were requested. It is short, because the creation of a context
-/// requests two lists, before and after it.
+/// Minimum interval between two lists of a device if they are requested (ns). It is short, because the creation of a context
+/// requests one list before and one after it.
 const ASKED_GAP_NS: u64 = 10_000_000;
-/// Lock time that requested lists may borrow: a second's worth at 2 %.
+/// Maximum lock time that requested lists may borrow (ns): as much as 2 % gives in a second.
 const BORROW_NS: i64 = 20_000_000;
-/// A list may be read early with a memory tick, by at most its interval divided by this.
+/// A list may be read early at a memory tick, by up to its interval divided by this.
 const EARLY_SHARE: u64 = 8;
-/// The memory lane takes at most wall time divided by this.
+/// The memory lane takes at most this fraction of wall time: one divided by this number.
 const MEMORY_SHARE: u64 = 5;
-/// First retry interval of a failing call; doubled each time.
+/// First interval before a failed call is retried, and the maximum (ns); doubled each time.
 const RETRY_NS: u64 = SECOND;
 const RETRY_MOST_NS: u64 = 60 * SECOND;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NextRead {
-    /// Read the memory of each device that [`Schedule::wants_memory`].
+    /// Read the memory of each device for which [`Schedule::wants_memory`] is true.
     Memory,
     List(usize),
     Wait(u64),
 }
 
-/// Failures of one kind of call on one device, and when it is retried.
+/// Number of failures of one kind of call on one device, and the time of the next attempt.
 #[derive(Debug, Clone, Copy, Default)]
 struct Health {
     failures: u32,
@@ -70,17 +70,17 @@ struct Device {
     lists_suspended_until_ns: u64,
     memory: Health,
     list: Health,
-    /// When its last list began; 0: none so far.
+    /// Time at which the device's last list began (ns); 0 if none was read so far.
     listed_ns: u64,
-    /// `used` at that list, and now.
+    /// Used bytes at the time of that list, and the latest value.
     listed_used: Option<u64>,
     used: Option<u64>,
     used_ns: u64,
     asked_ns: Option<u64>,
     moved_ns: Option<u64>,
-    /// Whether it was due without lock time left; each wait counts once.
+    /// Whether a list is due but waits for lock time. Each wait is counted once.
     is_deferred: bool,
-    /// Recent cost of its lists, in ns of list calls.
+    /// Duration of the last list calls of the device, in ns.
     cost_ns: u64,
 }
 
@@ -89,15 +89,15 @@ pub(crate) struct Schedule {
     memory_period_ns: u64,
     list_interval_ns: u64,
     threshold_bytes: u64,
-    /// Share of wall time for lists, 0 to 1.
+    /// Share of wall time that lists may take, 0 to 1.
     budget: f64,
     bucket_ns: i64,
-    /// Whether the whole credit was used; it must be repaid before lists are read.
+    /// Whether the whole credit was used. Then no list is read on credit until the bucket is positive again.
     is_in_debt: bool,
     filled_ns: u64,
     next_memory_ns: u64,
     devices: Vec<Device>,
-    /// Number of lists that had to wait for lock time.
+    /// Number of lists that have had to wait for lock time.
     pub deferred: u64,
 }
 
@@ -106,7 +106,7 @@ fn ns(duration: std::time::Duration) -> u64 {
 }
 
 impl Schedule {
-    /// Returns a schedule without devices.
+    /// Returns a schedule that has no devices.
     pub(crate) fn new(settings: &NvmlSettings, now_ns: u64) -> Schedule {
         Schedule {
             memory_period_ns: SECOND / u64::from(settings.memory_hz.clamp(1, 100)),
@@ -122,7 +122,7 @@ impl Schedule {
         }
     }
 
-    /// Replaces the devices; all are due at once. The bucket is unchanged.
+    /// Replaces the devices; all are due at once. Does not change the bucket.
     pub(crate) fn set_devices(&mut self, count: usize, now_ns: u64) {
         self.devices = vec![Device::default(); count];
         self.next_memory_ns = now_ns;
@@ -131,7 +131,7 @@ impl Schedule {
     fn fill(&mut self, now_ns: u64) {
         let passed = now_ns.saturating_sub(self.filled_ns);
         let income = (passed as f64 * self.budget) as i64;
-        // Time that does not yet yield a whole nanosecond counts later.
+        // Time too short to add a whole nanosecond is counted in a later call.
         if income > 0 {
             self.bucket_ns = self.bucket_ns.saturating_add(income).min(BURST_NS);
             self.filled_ns = now_ns;
@@ -139,7 +139,7 @@ impl Schedule {
         self.is_in_debt = self.bucket_ns <= 0 && (self.is_in_debt || self.bucket_ns <= -BORROW_NS);
     }
 
-    /// Returns when the device's next list is due, if it may be read early by `early_ns`.
+    /// Returns when the device's next list is due. Its regular interval is shortened by `early_ns`.
     fn due_ns(&self, device: &Device, early_ns: u64) -> u64 {
         let not_before =
             device.list.retry_ns.max(device.suspended_until_ns).max(device.lists_suspended_until_ns);
@@ -157,8 +157,8 @@ impl Schedule {
         due.max(not_before)
     }
 
-    /// Returns the action at `now_ns`. A due list goes first, because its reading includes the device's memory. At most one list
-    /// exceeds the bucket.
+    /// Returns the next action. A due list goes first, because a reading with a list includes the device's memory. At most one
+    /// list exceeds the bucket.
     pub(crate) fn next(&mut self, now_ns: u64) -> NextRead {
         self.fill(now_ns);
         let is_tick = now_ns >= self.next_memory_ns;
@@ -182,7 +182,7 @@ impl Schedule {
         }
         if is_tick {
             let next = self.next_memory_ns + self.memory_period_ns;
-            // Missed ticks are not made up for.
+            // Skip missed ticks.
             self.next_memory_ns = if next > now_ns { next } else { now_ns + self.memory_period_ns };
             return NextRead::Memory;
         }
@@ -196,7 +196,7 @@ impl Schedule {
         })
     }
 
-    /// Notes the result of a memory call; `None`: it failed.
+    /// Stores the result of a memory call: the used bytes, or `None` if it failed.
     pub(crate) fn memory_read(&mut self, index: usize, now_ns: u64, used: Option<u64>) {
         let threshold = self.threshold_bytes;
         let Some(device) = self.devices.get_mut(index) else { return };
@@ -213,7 +213,7 @@ impl Schedule {
         self.next_memory_ns = self.next_memory_ns.max(earliest);
     }
 
-    /// Notes a reading with lists, which began at `began_ns` and spent `cost_ns` in list calls.
+    /// Stores the result of a reading with lists, which began at `began_ns` and took `cost_ns` in list calls.
     pub(crate) fn listed(&mut self, index: usize, began_ns: u64, ended_ns: u64, cost_ns: u64, ok: bool) {
         self.fill(ended_ns);
         self.bucket_ns = self.bucket_ns.saturating_sub(i64::try_from(cost_ns).unwrap_or(i64::MAX));
@@ -225,26 +225,26 @@ impl Schedule {
         device.cost_ns = cost_ns;
     }
 
-    /// Returns the cost of the device's last reading in list calls; `None` without one.
+    /// Returns the duration of list calls in the device's last reading (ns); `None` if there was none.
     pub(crate) fn last_cost_ns(&self, index: usize) -> Option<u64> {
         self.devices.get(index).filter(|device| device.listed_ns != 0).map(|device| device.cost_ns)
     }
 
-    /// Requests a list of the device.
+    /// Requests a list of the device soon.
     pub(crate) fn ask(&mut self, index: usize, now_ns: u64) {
         if let Some(device) = self.devices.get_mut(index) {
             device.asked_ns.get_or_insert(now_ns);
         }
     }
 
-    /// Skips the device until this time; a time in the past ends that.
+    /// Skips the device until `until_ns`. A time in the past ends the skipping.
     pub(crate) fn suspend(&mut self, index: usize, until_ns: u64) {
         if let Some(device) = self.devices.get_mut(index) {
             device.suspended_until_ns = until_ns;
         }
     }
 
-    /// Skips the device's lists until this time; memory is still read.
+    /// Skips the device's lists until `until_ns`, but still reads its memory.
     pub(crate) fn suspend_lists(&mut self, index: usize, until_ns: u64) {
         if let Some(device) = self.devices.get_mut(index) {
             device.lists_suspended_until_ns = until_ns;

@@ -1,4 +1,4 @@
-//! One opened library, read turn by turn. Its results leave as frames.
+//! Reads the devices of one opened NVML library, one action at a time, and writes the results as frames.
 
 use self::extras::Limits;
 use super::answer::{Charge, Code, Event, List, Memory, PID_MOST};
@@ -14,14 +14,14 @@ use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Stamp};
 use std::io;
 use std::time::Duration;
 
-/// Expected duration from which on the begin of a reading is written at once, because the ledger marks its accounts at that time.
+/// Expected duration (ns) from which on the begin of a reading is written at once, because the ledger marks its accounts then.
 const SAY_BEGIN_NS: u64 = 1_000_000;
-/// Time after which a lost GPU may have been reset: the library is opened again, each time after this interval.
+/// Interval (ns) for reopening the library while a GPU is lost, because the GPU may have been reset meanwhile.
 const REOPEN_NS: u64 = 300_000_000_000;
-/// Interval for checking whether the devices have changed, and the shorter one after a call indicated a change.
+/// Interval for checking whether the devices have changed, and a shorter one after a call has indicated a change (ns).
 const REDISCOVER_NS: u64 = 30_000_000_000;
 const DOUBT_NS: u64 = 2_000_000_000;
-/// Interval for reading events, which happens in wake-ups for other calls.
+/// Minimum interval for reading events (ns). Events are read in wake-ups for other calls.
 const EVENTS_NS: u64 = 500_000_000;
 
 #[derive(Debug, Default)]
@@ -29,21 +29,21 @@ struct DeviceState {
     total_bytes: Option<u64>,
     memory_problem: Option<Code>,
     list_problem: Option<Code>,
-    /// Text of the first impossible value since the last good answer: of its memory, of its lists, and of its accounted peaks.
+    /// Texts of the first impossible values since the last valid result: of memory, of process lists, and of accounted peaks.
     memory_refused: Option<String>,
     list_refused: Option<String>,
     peak_refused: Option<String>,
-    /// Problem as last written; `Some(None)`: no problem; `None`: nothing written so far.
+    /// Problem as last written. `Some(None)` means that "no problem" was written; `None`, that nothing was.
     written: Option<Option<String>>,
     lost_since_ns: Option<u64>,
-    /// Pids of the last successful list.
+    /// Pids in the last successfully read list.
     pids: Vec<u32>,
-    /// Whether accounting mode is on, and the peaks as last written.
+    /// Whether the driver's accounting is on, and the accounted peaks as last written.
     is_accounting: bool,
     peaks: Vec<(u32, u64)>,
-    /// Facts of the device as last written.
+    /// Properties of the device as last written.
     facts: Facts,
-    /// Graphics and MPS lists.
+    /// State of the device's graphics list and MPS list.
     extras: [Extra; 2],
     limits: Limits,
 }
@@ -55,25 +55,25 @@ struct Extra {
     looked_ns: Option<u64>,
 }
 
-/// One process of a reading.
+/// One process of a reading, merged from all process lists of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Row {
     pid: u32,
     bytes: Option<u64>,
     protected: Option<u64>,
     lists: u8,
-    /// The driver's bytes were impossible.
+    /// Whether the driver reported an impossible number of bytes, which was dropped.
     is_refused: bool,
 }
 
-/// Next action of the caller after a turn.
+/// What the caller must do after [`Session::turn`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     Again,
     Wait(u64),
-    /// Close the library and open it again: at once for `None`, else after a retry interval.
+    /// Close the library and open it again: at once if `None`, otherwise after a retry interval.
     Reopen(Option<Code>),
-    /// Close the library for a while, because the driver is being unbound from this GPU (the driver's number) and waits.
+    /// Close the library for some time, because unbinding this GPU (the driver's number) from the driver waits for that.
     Release(u32),
 }
 
@@ -85,19 +85,19 @@ pub(crate) struct Session {
     number: u64,
     opened_ns: u64,
     checked_ns: u64,
-    /// Whether a call indicated that the devices may have changed.
+    /// Whether a call has indicated that the devices may have changed.
     is_in_doubt: bool,
     stay_until_ns: u64,
     looked_ns: u64,
     charges: Vec<Charge>,
     rows: Vec<Row>,
     happened: Vec<(u16, Event)>,
-    /// Set if the first call of a device reported that the whole library is unusable.
+    /// Error code if the first call of some device showed that the whole library is unusable.
     broken: Option<Code>,
 }
 
 impl Session {
-    /// Writes records of all devices. Devices in `avoid` are not called for and are skipped until the given time.
+    /// Starts reading, and writes records of all devices. Makes no call for devices in `avoid` before the time given there.
     pub(crate) fn begin(
         gpus: Box<dyn Gpus>,
         settings: &NvmlSettings,
@@ -106,7 +106,7 @@ impl Session {
     ) -> Session {
         let now = now_ns();
         let mut schedule = Schedule::new(settings, now);
-        // A slot is a byte; 255 means none.
+        // A device's slot is one byte, and 255 means no device.
         let count = gpus.devices().len().min(usize::from(gpumem_wire::NONE_DEVICE));
         schedule.set_devices(count, now);
         let ns = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
@@ -194,7 +194,7 @@ impl Session {
         }
     }
 
-    /// Skips a device until this time; a time in the past ends that.
+    /// Skips a device until `until_ns`. A time in the past ends the skipping.
     pub(crate) fn skip(&mut self, name: DeviceName, until_ns: u64) {
         if let Some(index) = self.index(name) {
             self.schedule.suspend(index, until_ns);
@@ -207,12 +207,12 @@ impl Session {
         }
     }
 
-    /// Does not search for changed devices before this time, because some must not be called.
+    /// Does not check for changed devices before this time, because some devices must not be called.
     pub(crate) fn stay_until(&mut self, until_ns: u64) {
         self.stay_until_ns = until_ns;
     }
 
-    /// Finds a device by its UUID alone, because the requester may not know whether it is an instance.
+    /// Returns the index of the device with this UUID, whether that is a GPU or an instance: requesters may not know.
     fn index(&self, name: DeviceName) -> Option<usize> {
         let uuid = |name: DeviceName| match name {
             DeviceName::Gpu(uuid) | DeviceName::Mig(uuid) => Some(uuid),
@@ -224,7 +224,7 @@ impl Session {
     }
 
     /// Does the next action that is due.
-    /// Errors: The reader of the frames is gone.
+    /// Errors: The frames cannot be written, because the parent has closed the pipe.
     pub(crate) fn turn(&mut self, totals: &mut NvmlCalls, out: &mut FrameWriter) -> io::Result<Next> {
         let now = now_ns();
         let stay_until_ns = self.stay_until_ns.max(self.schedule.suspended_until_ns());
@@ -259,7 +259,7 @@ impl Session {
         Ok(Next::Again)
     }
 
-    /// Reads the memory of all devices. Returns a code if the whole library is unusable.
+    /// Reads the memory of all devices that are due. Returns the error code if the whole library is unusable.
     fn memory_turn(&mut self, totals: &mut NvmlCalls, out: &mut FrameWriter) -> Option<Code> {
         let began = now_ns();
         let mut broken = None;
@@ -269,7 +269,7 @@ impl Session {
                 let memory = self.read_memory(index, totals, out);
                 now = now_ns();
                 self.schedule.memory_read(index, now, memory.ok().map(|memory| memory.used_bytes));
-                // `fine` is first written after a complete reading, because lists may hang where memory answers.
+                // Write the first `fine` only after a complete reading, because lists may hang where memory calls return.
                 if self.seen[index].written.is_some() || memory.is_err() {
                     self.write_state(index, now, out);
                 }
@@ -322,7 +322,7 @@ impl Session {
         memory
     }
 
-    /// Makes one reading: memory, lists, memory.
+    /// Makes one reading of a device: its memory, its process lists, and its memory again.
     fn reading(
         &mut self,
         index: usize,
@@ -351,14 +351,14 @@ impl Session {
         if let Ok(memory) = last {
             self.schedule.memory_read(index, ended, Some(memory.used_bytes));
         }
-        // A list with impossible values still counts as read.
+        // A list with impossible values still counts as successful for the schedule.
         self.schedule.listed(index, began, ended, cost, failed.is_none_or(|code| code == Code::IMPOSSIBLE));
         self.write_state(index, ended, out);
         self.is_in_doubt |= failed.is_some_and(Code::doubts_the_device);
         Ok(failed.or(first.err()).filter(|code| code.is_of_library()))
     }
 
-    /// Fills `rows`. Returns the time in list calls, and the error if any.
+    /// Reads the process lists into `rows`. Returns the time spent in list calls, and the error if any.
     fn read_lists(
         &mut self,
         index: usize,
@@ -475,7 +475,7 @@ impl Session {
             return;
         };
         let pids = &self.seen[index].pids;
-        // Report processes whose memory is unknown now, with the reason.
+        // Report the processes whose memory is unknown now, with the reason for that.
         let absence = absence_of(code);
         for &pid in pids.iter().filter(|pid| self.rows.binary_search_by_key(pid, |row| &row.pid).is_err()) {
             let body = Body::ProcessSample { start_ticks, used_bytes: Reading::ABSENT, absence, lists: 0 };
@@ -483,7 +483,7 @@ impl Session {
         }
     }
 
-    /// Writes the state of a device if it has changed.
+    /// Writes the state of a device (its problem, or `fine`) if it has changed.
     fn write_state(&mut self, index: usize, now: u64, out: &mut FrameWriter) {
         let seen = &mut self.seen[index];
         let is_lost = [seen.memory_problem, seen.list_problem].into_iter().flatten().any(Code::is_loss);
@@ -521,7 +521,7 @@ fn at(index: usize, time_ns: u64) -> Stamp {
     Stamp { time_ns, device: index as u8, ..Stamp::default() }
 }
 
-/// Merges rows to one for each process. A process that computes and draws has the same bytes in both lists.
+/// Merges rows with the same pid. A process that computes and draws is in two lists, with the same bytes.
 fn merge(rows: &mut Vec<Row>) {
     rows.sort_unstable_by_key(|row| row.pid);
     rows.dedup_by(|later, kept| {

@@ -1,5 +1,5 @@
-//! Translates the poller's frames to the host's. Devices keep their slots and readings their order across all pollers, and pids
-//! get their start times. Keeps the state that is needed when a poller is lost during a reading.
+//! Converts the poller's frames to frames for the ledger ("the host's"). Devices keep their slots and readings their order
+//! across all pollers, and pids get their start times. Keeps the state that is needed when a poller is lost during a reading.
 
 use super::answer::{Code, HEALTH_EVENTS, HealthEventKind, List};
 use super::protocol::NOT_OUR_PID;
@@ -15,53 +15,53 @@ use tracing::warn;
 
 #[derive(Debug, Default)]
 struct Readings {
-    /// Number of the reading that has begun and not ended.
+    /// Number of the reading that has begun and has not ended; `None` if there is none.
     open: Option<u64>,
-    /// Processes of the open reading so far.
+    /// Processes reported so far in the reading that has begun.
     now: Vec<ProcessKey>,
-    /// Processes of the last successful reading.
+    /// Processes in the last successful reading.
     last: Vec<ProcessKey>,
-    /// Pids of the open reading in the graphics and MPS lists so far.
+    /// Pids reported so far in the reading that has begun: those in the graphics list, and those in the MPS list.
     extras: [Vec<u32>; 2],
-    /// When a poller last ended a reading, successful or not, so that all its calls had returned.
+    /// When a poller last ended a reading (ns). The reading may have failed, but all its calls had returned.
     ended_ns: u64,
     memory_ns: u64,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct PollerState {
-    /// The host's slot of each of the poller's slots.
+    /// The host's slot for each slot of the poller.
     slots: Vec<u8>,
     totals: NvmlCalls,
-    /// The records up to the next `SampleBegin` belong to an outdated reading.
+    /// Whether to drop records until the next `SampleBegin`, because they belong to an outdated reading.
     skips_reading: bool,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Translator {
-    /// Readings by the host's slot; never shrinks.
+    /// State of the readings, indexed by the host's slot. Never shrinks.
     readings: Vec<Readings>,
     poller: PollerState,
     number: u64,
-    /// Call totals of all other pollers.
+    /// Call totals of all pollers except the current one.
     before: NvmlCalls,
     out: Vec<u8>,
-    /// Durations of calls in ns that the owner has not taken yet.
+    /// Durations of calls (ns) that the owner has not taken so far.
     pub timings: Vec<(Timing, u32)>,
 }
 
-/// The poller wrote data that is not a frame.
+/// Error: the poller wrote data that is not a frame.
 #[derive(Debug)]
 pub(crate) struct Malformed;
 
 impl Translator {
-    /// Starts translating for a new poller; returns the state of the previous one, for [`Translator::resume_poller`].
+    /// Begins translating for a new poller. Returns the state of the previous one, for [`Translator::resume_poller`].
     pub(crate) fn begin_poller(&mut self) -> PollerState {
         self.before = self.all_totals();
         std::mem::take(&mut self.poller)
     }
 
-    /// Goes back to an earlier poller. Its buffered samples may be older than those of the poller in between; these are dropped.
+    /// Returns to an earlier poller. Drops its buffered samples that are older than those of the poller in between.
     pub(crate) fn resume_poller(&mut self, state: PollerState) {
         let mut before = self.all_totals();
         let mut of_state = state.totals;
@@ -88,13 +88,13 @@ impl Translator {
         status.devices.iter().find(|device| device.slot == slot).map(|device| device.name)
     }
 
-    /// Returns when a poller last ended a reading of this device; 0: never.
+    /// Returns when a poller last ended a reading of this device (ns); 0 if never.
     pub(crate) fn read_ns(&self, slot: u8) -> u64 {
         self.readings.get(usize::from(slot)).map_or(0, |readings| readings.ended_ns)
     }
 
-    /// Translates whole frames from the start of `bytes`, and returns their length in bytes.
-    /// Errors: The next bytes cannot be a frame.
+    /// Translates the complete frames at the start of `bytes`, and returns their length in bytes.
+    /// Errors: The data is not a frame.
     pub(crate) fn translate(
         &mut self,
         bytes: &[u8],
@@ -105,7 +105,7 @@ impl Translator {
         loop {
             match frame::split_frame(rest) {
                 Ok(Some((slot, payload, after))) => {
-                    // The poller is the same program, so it does not write unknown records; skipping one is harmless.
+                    // Skip unknown records. The poller is the same program, so it writes none.
                     if let Ok(record) = Record::decode(slot, payload) {
                         self.take(&record, processes, status);
                     }
@@ -117,7 +117,7 @@ impl Translator {
         }
     }
 
-    /// Returns the frames translated since the last call, after the facts of new processes.
+    /// Returns the frames translated since the last call. The facts of new processes come first.
     pub(crate) fn take_frames(&mut self, processes: &Processes) -> Vec<u8> {
         let mut frames = Vec::new();
         processes.take_facts(now_ns(), &mut frames);
@@ -174,7 +174,7 @@ impl Translator {
             Body::ProcessSample { .. } | Body::SampleEnd { .. } if self.poller.skips_reading => return,
             Body::ProcessSample { start_ticks, lists, .. } => {
                 let is_ours = *start_ticks != NOT_OUR_PID;
-                // The process could not be identified for lack of descriptors. Drop the sample rather than attribute it to
+                // No file descriptor was free to identify the process. Drop the sample, because it might be attributed to
                 // another process.
                 let Ok(key) = is_ours.then(|| processes.try_identify(stamp.thread)).transpose() else {
                     return;
@@ -219,10 +219,10 @@ impl Translator {
         self.write(stamp, body);
     }
 
-    /// Begins a reading and returns its number. `None`: it is older than a reading that another poller has taken meanwhile.
+    /// Begins a reading and returns its number; `None` if another poller has taken a newer reading meanwhile.
     fn begin_reading(&mut self, slot: u8, time_ns: u64) -> Option<u64> {
         let index = usize::from(slot);
-        // Buffered by a poller that has been stuck while another one took newer readings.
+        // The reading was buffered by a poller that was stuck while another one took newer readings.
         if self.readings.get(index).is_some_and(|readings| time_ns < readings.ended_ns) {
             self.poller.skips_reading = true;
             return None;
@@ -238,7 +238,7 @@ impl Translator {
         Some(self.number)
     }
 
-    /// Ends the open reading of a device as its poller did, and returns its number.
+    /// Ends the open reading of a device when its poller has ended it. Returns the number of the reading.
     fn close_reading(
         &mut self,
         index: usize,
@@ -261,7 +261,7 @@ impl Translator {
         Some(open)
     }
 
-    /// Counts an event that the poller saw on its slot; `tag` is the place in [`HEALTH_EVENTS`] plus one.
+    /// Counts a health event in the device's status. `tag` is the event's index in [`HEALTH_EVENTS`] plus one.
     fn count_health_event(&self, slot: u8, tag: u32, status: &mut NvmlStatus) {
         let Some(event) = (tag as usize).checked_sub(1).and_then(|place| HEALTH_EVENTS.get(place)) else {
             return;
@@ -278,7 +278,7 @@ impl Translator {
         }
     }
 
-    /// Stores the poller's facts of a device or of the driver in the status.
+    /// Stores the facts (properties) of a device or the driver in the status.
     fn take_facts(&self, device: u8, facts: &str, status: &mut NvmlStatus) {
         let facts = facts.lines().filter_map(|line| line.split_once('='));
         let facts: BTreeMap<String, String> =
@@ -334,7 +334,7 @@ impl Translator {
         }
     }
 
-    /// Marks devices that the poller did not report as missing, unless they are in `avoided`.
+    /// Marks devices that the poller did not report as missing, unless `avoided` returns true for them.
     pub(crate) fn mark_missing(&mut self, status: &mut NvmlStatus, avoided: impl Fn(&DeviceStatus) -> bool) {
         let now = now_ns();
         for index in 0..status.devices.len() {
@@ -346,7 +346,7 @@ impl Translator {
         }
     }
 
-    /// Sets the problem of a device independently of the poller.
+    /// Sets the problem of a device without a record of the poller.
     pub(crate) fn report_problem(
         &mut self,
         status: &mut NvmlStatus,
@@ -374,21 +374,21 @@ impl Translator {
         }
     }
 
-    /// Sets the state of the source independently of the poller.
+    /// Sets the state of the NVML source without a record of the poller.
     pub(crate) fn report_source(&mut self, status: &mut NvmlStatus, up: bool, reason: &str) {
         let now = now_ns();
         set_source(status, up, reason, now);
         self.write(Stamp { time_ns: now, ..Stamp::default() }, Body::Source { up, reason });
     }
 
-    /// Ends the readings that a lost poller had begun, except those of devices for which `keeps` is true.
+    /// Ends the readings that a lost poller had begun, except for device slots for which `keeps` returns true.
     pub(crate) fn end_readings(&mut self, keeps: impl Fn(u8) -> bool) {
         for slot in (0..self.readings.len()).map(|slot| slot as u8).filter(|slot| !keeps(*slot)) {
             self.end_reading(slot, Absence::Unknown, Code::UNKNOWN);
         }
     }
 
-    /// Writes a reading of this device without values, only with the reason.
+    /// Writes a reading of this device that has no values, only the reason for that.
     pub(crate) fn report_absent(&mut self, slot: u8, code: Code) {
         let Some(readings) = self.readings.get_mut(usize::from(slot)) else { return };
         if readings.open.is_none() {
@@ -424,17 +424,17 @@ impl Translator {
     }
 }
 
-/// Notes in the process table that a process uses a device. The device may identify the job.
+/// Tells the process table that a process uses a device, whose job may be that of the process.
 fn note_use(key: ProcessKey, device: Option<&DeviceStatus>, processes: &Processes) {
     let Some(device) = device else { return };
     let instance = device.facts.get("gpu_instance").and_then(|instance| instance.parse().ok());
     processes.uses(key, Gpu { index: device.index.into(), instance });
 }
 
-/// Problem of a known device that the poller no longer reports.
+/// Problem of a known device that the poller does not report any more.
 pub(crate) const NOT_THERE: &str = "no longer there";
 
-/// Takes a `Source` record of the poller, about NVML or a device. Returns whether it is handed over.
+/// Stores a `Source` record of the poller in the status. Returns whether the record must be passed on.
 fn take_source(stamp: &mut Stamp, up: bool, reason: &str, status: &mut NvmlStatus) -> bool {
     let code = Some(Code(std::mem::take(&mut stamp.context))).filter(|code| code.0 != 0);
     if stamp.device == NONE_DEVICE {
@@ -475,7 +475,7 @@ fn set_problem(status: &mut NvmlStatus, slot: u8, problem: Option<&str>, now: u6
     }
 }
 
-/// Counts an event of a device; the events stay in the order of [`HEALTH_EVENTS`].
+/// Counts an event of a device. Keeps the events in the order of [`HEALTH_EVENTS`].
 fn count_event(events: &mut Vec<HealthEvent>, kind: &HealthEventKind) {
     let &HealthEventKind { name, text, is_grave, .. } = kind;
     match events.iter_mut().find(|event| event.name == name) {

@@ -1,12 +1,12 @@
-//! The parent's side: starts the poller, reads its frames, notices when a call does not return, replaces the poller.
+//! Supervises the poller from the daemon: starts it, reads its frames, detects calls that hang, and replaces the poller.
 //!
-//! A poller that is stuck in the kernel may survive even SIGKILL. Then it is abandoned, and its successor skips the device of the
-//! stuck call until a probe finds that it answers (hung.rs).
+//! A poller that is stuck in the kernel may survive even SIGKILL. Then it is abandoned. The next poller skips the device of the
+//! stuck call until a probe finds that the device answers (hung.rs).
 //!
-//! The successor starts long before the call's timeout: after [`stall_of`], another poller reads the other GPUs while the stuck
-//! one is only watched. If the call returns in time, the first poller continues and its substitute ends. A GPU that answers again
-//! is opened by a new poller. That one replaces the current poller once it has opened everything, so that opening does not delay
-//! readings of the others.
+//! A substitute starts long before the call's timeout: after [`stall_of`], another poller reads the other GPUs while the stuck
+//! one is only watched. If the call returns in time, the first poller continues and the substitute ends. A GPU that answers
+//! again is opened by a new poller. It replaces the current poller once it has opened all GPUs, so that opening does not delay
+//! the readings of others.
 
 mod standby;
 
@@ -35,34 +35,34 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{debug, info, warn};
 
-/// Limit of incomplete bytes from the poller; a frame is shorter.
+/// Maximum number of unread bytes from the poller. A frame is shorter, so more bytes are invalid.
 const MOST_UNREAD: usize = 128 * 1024;
-/// First pause before a poller that has ended is replaced; doubled each time.
+/// First pause before a poller that has ended is replaced, and the maximum; doubled each time.
 const RESTART: Duration = Duration::from_secs(1);
 const RESTART_MOST: Duration = Duration::from_secs(30);
-/// Lifetime after which a poller's start counts as successful.
+/// Lifetime after which a poller counts as working, so that the next restart has the first pause.
 const LIVED: Duration = Duration::from_secs(60);
-/// Longest interval for reading the call state.
+/// Maximum interval for reading the call state.
 const TICK_MOST: Duration = Duration::from_millis(200);
-/// Time after which a call counts as stuck: the other GPUs get another poller. At most half of the call's timeout.
+/// Duration after which a call counts as stuck and the other GPUs get another poller; at most half of the call's timeout.
 const STALL: Duration = Duration::from_millis(400);
-/// Time after which the source counts as down while no poller reads the other GPUs, in a call or idle. An idle poller changes its
-/// call state every second.
+/// Time without readings after which the source counts as down: while the poller is in a call, and while it is idle. An idle
+/// poller changes its call state every second.
 const DOWN: Duration = Duration::from_secs(1);
 const DOWN_IDLE: Duration = Duration::from_millis(2500);
-/// Age of the poller's records that shows that this process was stopped, because records are normally written within 50 ms.
+/// Age of the poller's records that shows that the daemon was stopped (ns). Normally the records are written within 50 ms.
 const STOPPED_NS: u64 = SECOND * 3 / 10;
-/// How long agents are served before such old records are translated, and the least time between two such pauses.
+/// Pause for reading agents before such old records are translated, and minimum time between two pauses.
 const AGENTS_FIRST: Duration = Duration::from_millis(250);
 const AGENTS_AGAIN: Duration = Duration::from_secs(2);
-/// Maximum number of stuck pollers with a substitute at one time.
+/// Maximum number of stuck pollers that are watched at one time.
 const MOST_STUCK: usize = 4;
-/// Period over which the share of lock time is computed.
+/// Period over which the share of time in list calls is computed (ns).
 const SHARE_WINDOW_NS: u64 = 10 * SECOND;
 
 #[derive(Debug)]
 enum End {
-    /// All handles of the source were dropped.
+    /// All handles of the NVML source were dropped.
     Done,
     Died,
     Stuck(Call),
@@ -78,16 +78,16 @@ pub(crate) struct Watch {
     stats: Arc<Stats>,
     pub translator: Translator,
     hung: HungDevices,
-    /// Pollers in a call that has not returned and has not timed out.
+    /// Pollers whose current call is stuck but has not timed out.
     stuck: Vec<Stuck>,
-    /// A poller that opens a GPU again, to replace the current one.
+    /// Poller that opens all GPUs again, to replace the current poller.
     next: Option<Poller>,
     needs_reopen: bool,
-    /// When old records last waited for agents.
+    /// When translating old records was last delayed for agents.
     agents_first: Option<Instant>,
-    /// Whether a call for events did not return; it is not made again.
+    /// Whether reading events has hung; then pollers do not read events any more.
     no_events: bool,
-    /// (time, ns in list calls) of the last seconds.
+    /// Recent samples of the total time in list calls: (time, total), both in ns.
     share: VecDeque<(u64, u64)>,
 }
 
@@ -97,14 +97,14 @@ struct Poller {
     stdout: ChildStdout,
     call_state: CallState,
     unread: Vec<u8>,
-    /// Call state as last read, and for how many ticks it has not changed.
+    /// Call state as last read, and the number of ticks for which it has not changed.
     seen: (u64, Call),
     same: u32,
 }
 
 impl Poller {
-    /// Reads the call state. Returns for how long it has not changed. Counts ticks instead of time, because when this process was
-    /// stopped, the poller did not run either.
+    /// Reads the call state. Returns for how long it has not changed. Counts ticks instead of time: while the daemon was
+    /// stopped, the poller may have been stopped too.
     fn stalled_for(&mut self, tick: Duration) -> Duration {
         let now = self.call_state.get();
         self.same = if now == self.seen { self.same + 1 } else { 0 };
@@ -112,7 +112,7 @@ impl Poller {
         tick * self.same
     }
 
-    /// Sends command lines. A poller that does not read is noticed by its call state; a full pipe loses a hint.
+    /// Sends command lines; a full pipe loses them. A poller that reads nothing is detected by its call state.
     async fn write(&mut self, lines: &str) {
         if !lines.is_empty() {
             let _ = timeout(Duration::from_millis(100), self.stdin.write_all(lines.as_bytes())).await;
@@ -159,7 +159,7 @@ impl Watch {
                 Ok(poller) => self.listen(poller).await,
                 Err(error) => {
                     self.report_source(false, &format!("nvml: the poller cannot be started: {error}")).await;
-                    // A missing descriptor is not the driver's fault, and a retry is cheap.
+                    // Running out of descriptors is not the driver's fault, and a retry is cheap.
                     if is_out_of_descriptors(&error) {
                         wait = RESTART;
                     }
@@ -172,7 +172,7 @@ impl Watch {
             }
             let pause = match end {
                 End::Done => return,
-                // Restart at once: the other devices are waiting, and the hung one is skipped.
+                // Restart at once, because the other devices are waiting. The hung device is skipped.
                 End::Stuck(Call::Device(_) | Call::Lists(_) | Call::Index(_) | Call::Events) => {
                     Duration::ZERO
                 }
@@ -189,7 +189,7 @@ impl Watch {
         }
     }
 
-    /// Waits before the next start. Returns false if the source has ended.
+    /// Waits before the next start of a poller. Returns false if the source has ended.
     async fn pause(&mut self, pause: Duration) -> bool {
         let end = sleep(pause);
         tokio::pin!(end);
@@ -229,7 +229,7 @@ impl Watch {
         Ok(Poller { child, stdin, stdout, call_state, unread, seen: (0, Call::Nothing), same: 0 })
     }
 
-    /// Notes the effect of a command on future pollers, and returns the line for the current one.
+    /// Stores what a command means for future pollers. Returns the command line for the current poller.
     fn note(&mut self, command: &Command) -> String {
         if let Command::Release(_) = command {
             self.hung.release();
@@ -311,12 +311,12 @@ impl Watch {
         end
     }
 
-    /// Takes the complete frames that a poller has written. Returns false if it wrote other data.
+    /// Translates the complete frames that a poller has written. Returns false if it wrote invalid data.
     async fn take_unread(&mut self, poller: &mut Poller) -> bool {
         let first = records(&poller.unread).next().and_then(|record| record.ok()?.ok());
         let age_ns = first.map_or(0, |record| now_ns().saturating_sub(record.stamp.time_ns));
         if age_ns > STOPPED_NS && self.agents_first.is_none_or(|last| last.elapsed() > AGENTS_AGAIN) {
-            // Agents of processes that have ended meanwhile are read first, because they identify the processes of the waiting
+            // First read the agents of processes that have ended meanwhile, because they identify the processes in the waiting
             // readings.
             self.agents_first = Some(Instant::now());
             sleep(AGENTS_FIRST).await;
@@ -326,7 +326,7 @@ impl Watch {
         poller.unread.len() <= MOST_UNREAD
     }
 
-    /// Notes in the status whether no GPU is read, because the current poller is stalled or skips all of them.
+    /// Stores in the status whether no GPU is read, because the current poller is stalled or skips all GPUs.
     fn note_stall(&self, stalled: Duration, doing: Call) {
         let most = if doing == Call::Nothing { DOWN_IDLE } else { DOWN };
         let mut status = self.lock();
@@ -335,7 +335,7 @@ impl Watch {
         status.stalled_since_ns = is_none_read.then(|| *status.stalled_since_ns.get_or_insert(since));
     }
 
-    /// Translates the poller's frames. Returns their length, or `None` if they are invalid.
+    /// Translates the poller's frames. Returns their length in bytes, or `None` if they are invalid.
     async fn take(&mut self, bytes: &[u8]) -> Option<usize> {
         self.processes.sweep();
         let taken = {
@@ -397,7 +397,7 @@ impl Watch {
     async fn send(&mut self) {
         let frames = self.translator.take_frames(&self.processes);
         if !frames.is_empty() {
-            // Without a receiver the daemon is about to end.
+            // An error means that the daemon is about to end.
             let _ = self.out.send(Batch::of_host(frames)).await;
         }
     }
@@ -409,10 +409,10 @@ impl Watch {
         }
     }
 
-    /// Kills the poller, without waiting long for its end, and reports the readings that are unknown now.
+    /// Kills the poller without waiting long for its end. Ends its open readings, whose values are unknown now.
     async fn end_poller(&mut self, mut poller: Poller, end: &End, doing: Call) {
         if let End::Done = end {
-            // A poller that still reads commands shuts NVML down.
+            // A poller that still reads commands can shut NVML down properly.
             let _ = timeout(Duration::from_millis(100), poller.stdin.write_all(b"quit\n")).await;
             drop(poller.stdin);
             if timeout(Duration::from_millis(500), poller.child.wait()).await.is_ok() {
@@ -425,7 +425,7 @@ impl Watch {
         if let End::Done = end {
             return;
         }
-        // The call during which it ended.
+        // Find the call during which the poller ended.
         let doing = if let End::Died = end { poller.call_state.get().1 } else { doing };
         self.no_events |= matches!(end, End::Stuck(Call::Events));
         self.lock().no_events = self.no_events;
@@ -455,7 +455,7 @@ impl Watch {
     }
 }
 
-/// Time after which a poller in a call gets a substitute.
+/// Returns how long a call may take before its poller gets a substitute.
 fn stall_of(settings: &NvmlSettings) -> Duration {
     STALL.min(settings.call_timeout / 2)
 }

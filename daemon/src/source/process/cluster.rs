@@ -1,8 +1,8 @@
-//! Data that cluster software writes about processes: names of pods (Kubernetes), jobs of GPUs (batch systems).
+//! Data that cluster software writes about processes: names of pods (Kubernetes) and jobs of GPUs (batch systems).
 //!
-//! For every container, the kubelet makes a link `POD_NAMESPACE_CONTAINER-ID.log` in /var/log/containers. The id is the one in
-//! the path of the control group. So the names of a process are certain, also on GPUs that pods share, and need no request: the
-//! kubelet's pod-resources API knows devices and no processes. Only file names are read, no log.
+//! For every container, the kubelet makes a link `POD_NAMESPACE_CONTAINER-ID.log` in /var/log/containers. The same id is in the
+//! path of the process's control group. So the names are certain even on GPUs that pods share, and no request is needed. The
+//! kubelet's pod-resources API knows devices but no processes. Only file names are read, no logs.
 //!
 //! Jobs come from files that a batch system's prolog writes for dcgm-exporter: a folder with a file for each GPU, named by NVML's
 //! index (`3`) or by index and GPU instance (`3.7`), with a job id in each line.
@@ -17,7 +17,7 @@ use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// Limit of directory entries; a node has fewer containers.
+/// Maximum number of directory entries read; a node has fewer containers.
 const ENTRIES: usize = 16_384;
 
 /// Names of a pod's container in Kubernetes.
@@ -63,16 +63,16 @@ const BYTES: u64 = 64 << 10;
 /// Tolerance: start times have ticks of 10 ms, and a file's time is that of the kernel's last timer tick.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// A GPU or one of its instances, as in the file names.
+/// A GPU, or a GPU instance, as named by the files of a batch system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Gpu {
-    /// NVML's index.
+    /// NVML's index of the GPU.
     pub index: u32,
-    /// Number of the GPU instance.
+    /// Number of the GPU instance; `None` for a whole GPU.
     pub instance: Option<u32>,
 }
 
-/// Returns the job to which all the GPUs were assigned before the process began; `None` if there is none or more than one.
+/// Returns the job to which all `gpus` were assigned before the process began; `None` if there is no job or more than one.
 pub(crate) fn job_of_gpus(directory: &Path, gpus: &[Gpu], began: SystemTime) -> Option<String> {
     let mut jobs = gpus.iter().map(|gpu| job_of_gpu(directory, *gpu, began));
     let first = jobs.next()??;
@@ -84,7 +84,7 @@ fn job_of_gpu(directory: &Path, gpu: Gpu, began: SystemTime) -> Option<String> {
         Some(instance) => format!("{}.{instance}", gpu.index),
         None => gpu.index.to_string(),
     };
-    // Open must neither block on a pipe nor follow a link.
+    // Opening the file must neither block on a pipe nor follow a link.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = File::from(open(directory.join(name), flags, Mode::empty()).ok()?);
     let about = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
@@ -96,7 +96,7 @@ fn job_of_gpu(directory: &Path, gpu: Gpu, began: SystemTime) -> Option<String> {
     one_job(&text).map(str::to_owned)
 }
 
-/// Returns the job if all non-empty lines name the same.
+/// Returns the job if all non-empty lines name the same job.
 fn one_job(text: &str) -> Option<&str> {
     let mut jobs = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let job = jobs.next().filter(|job| is_job_id(job))?;

@@ -1,7 +1,7 @@
-//! Facts of one process in /proc, read once.
+//! Reads the facts of one process from /proc, once.
 //!
-//! A command line is read from the process's own memory, for which the kernel takes a lock. A process stuck in a driver may hold
-//! that lock for ever (`ps` hangs there). So it is read on a thread that may be abandoned. Nothing else here can block on the
+//! Reading a command line makes the kernel lock the process's memory. A process stuck in a driver may hold that lock for ever
+//! (`ps` hangs there). So a thread reads command lines, and is abandoned if it hangs. No other read here can block on the
 //! process.
 
 use super::cluster::PodNames;
@@ -19,42 +19,42 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime};
 
 const COMMAND_BYTES: u64 = 4096;
-/// Longest chain of parents that is read.
+/// Maximum number of ancestors (parent, its parent and so on) that are read.
 const ANCESTORS: usize = 64;
-/// Limit of bytes read from other files, which are far smaller.
+/// Maximum number of bytes read from files other than the command line; these files are far smaller.
 const FILE_BYTES: u64 = 16 * 1024;
-/// Retries of an empty command line, and the pause between them. An exec() takes microseconds, on a busy machine a few ms.
+/// Number of retries while the command line is empty (exec in progress), and their interval. An exec takes at most some ms.
 const EXEC_TRIES: u32 = 5;
 const EXEC_PAUSE: Duration = Duration::from_millis(5);
-/// Time without an answer after which a reader of command lines counts as stuck and is abandoned.
+/// Time without an answer after which a thread that reads command lines counts as stuck and is abandoned.
 const STUCK_AFTER: Duration = Duration::from_secs(2);
-/// Maximum number of abandoned readers; beyond, command lines stay unknown.
+/// Maximum number of abandoned threads. Above it, command lines stay unknown.
 const READERS: u32 = 8;
 
-/// Facts of a process. Strings are safe to print and contain no newline.
+/// Facts of a process. Strings are safe to print and have no newlines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Name of the program, at most 15 bytes.
     pub comm: String,
-    /// Arguments, the first 4 KiB; `None` until they have been read.
+    /// Arguments, up to 4 KiB; `None` until they have been read.
     pub command: Option<String>,
     /// Real user id.
     pub uid: Option<u64>,
-    /// Name of that user from /etc/passwd, or else the number.
+    /// Name of that user from /etc/passwd, or its number as text.
     pub user: Option<String>,
-    /// Path of the control group.
+    /// Path of the process's control group.
     pub cgroup: Option<String>,
-    /// Data in the paths of all its control groups.
+    /// Container and job found in the paths of all its control groups.
     pub place: Place,
-    /// Names of its container in Kubernetes; retried until they appear.
+    /// Names of its container in Kubernetes; retried until the kubelet has written them.
     pub names: Option<PodNames>,
-    /// Job to which its GPUs are assigned; empty if an earlier assignment turned out to be wrong.
+    /// Job that a batch system's files assign to its GPUs; empty if an earlier result turned out to be wrong.
     pub mapped_job: Option<String>,
-    /// Parent when the process was first seen.
+    /// Pid of the parent when the process was first seen.
     pub parent_pid: u32,
-    /// Parent, its parent and so on up to pid 1, when the process was first seen.
+    /// Pids of the parent, its parent and so on up to pid 1, when the process was first seen.
     pub ancestors: Vec<u32>,
-    /// Pid in the process's own namespace, if different.
+    /// Pid in the process's own PID namespace, if different.
     pub inner_pid: Option<u32>,
 }
 
@@ -65,7 +65,7 @@ pub(super) fn read_stat(proc: &Path, pid: u32) -> Option<parse::Stat> {
 pub(super) enum Look {
     Found(parse::Stat),
     Gone,
-    /// No descriptor was free; the process may be unchanged.
+    /// No file descriptor was free, so the process could not be checked.
     Blind,
 }
 
@@ -154,7 +154,7 @@ impl Facts {
         lines
     }
 
-    /// Returns facts of a process that had ended before /proc was read: its user, and the name that it claims.
+    /// Returns facts of a process that had ended before /proc was read: its user, and the program name in its hello.
     pub(super) fn claimed(uid: u64, program: &str, users: &mut Users) -> Facts {
         let comm: String = parse::line(program.as_bytes()).chars().take(15).collect();
         Facts { comm, uid: Some(uid), user: users.name(uid), ..Facts::default() }
@@ -172,7 +172,7 @@ impl Facts {
     }
 }
 
-/// Names of users from /etc/passwd, read again when it has changed. Users of other directories keep their number.
+/// Reads names of users from /etc/passwd, again when the file has changed. Users of other directories are shown by number.
 #[derive(Debug, Default)]
 pub(super) struct Users {
     text: String,
@@ -196,7 +196,7 @@ impl Users {
     }
 }
 
-/// Reads command lines on a thread.
+/// Reads command lines on a thread of its own.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
     reader: Option<Reader>,
@@ -207,9 +207,9 @@ pub(super) struct Commands {
 struct Reader {
     asked: mpsc::Sender<(PathBuf, ProcessKey)>,
     told: mpsc::Receiver<(ProcessKey, Option<String>)>,
-    /// Requests without an answer.
+    /// Number of requests that the thread has not answered.
     open: usize,
-    /// Time of the reader's last answer, or of the first request after it.
+    /// Time of the thread's last answer, or of the first request after it.
     moved: Instant,
 }
 
@@ -252,7 +252,7 @@ impl Reader {
         let read_all = move || {
             for (proc, key) in asks {
                 let mut text = read(&proc, key.pid, "cmdline", COMMAND_BYTES);
-                // During an exec() the new name is set before the command line.
+                // Retry an empty command line: during an exec the new program name is set before the command line.
                 for _ in 0..EXEC_TRIES {
                     if !text.as_ref().is_some_and(|text| text.is_empty()) {
                         break;
@@ -260,7 +260,7 @@ impl Reader {
                     std::thread::sleep(EXEC_PAUSE);
                     text = read(&proc, key.pid, "cmdline", COMMAND_BYTES);
                 }
-                // Another process may have got the pid meanwhile.
+                // Drop the result if another process has taken the pid meanwhile.
                 let is_same =
                     || read_stat(&proc, key.pid).is_some_and(|stat| stat.start_ticks == key.start_ticks);
                 let command = text.and_then(|text| parse::command(&text)).filter(|_| is_same());

@@ -1,4 +1,4 @@
-//! Facts that appear a little later than the process, because other programs write them after they have started it.
+//! Retries facts of a process that other programs write some time after starting it: container names and jobs.
 
 use super::cluster::{Gpu, PodNames, find_pods, job_of_gpus};
 use super::{Facts, Processes};
@@ -8,11 +8,11 @@ use gpumem_ledger::ProcessKey;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// How long the facts of a process are retried.
+/// Time for which the facts of a process are retried.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl LateFacts {
-    /// Returns the facts to retry for a new process, if any.
+    /// Returns what to retry for a new process; `None` if nothing needs a retry.
     pub(super) fn of(settings: &ProcessSettings, key: ProcessKey, facts: &Facts) -> Option<Self> {
         let container = facts.place.container.clone().filter(|_| settings.container_names.is_some());
         container.is_some().then(|| LateFacts {
@@ -24,19 +24,19 @@ impl LateFacts {
     }
 }
 
-/// A process of which further facts may appear.
+/// A process for which some facts are retried.
 #[derive(Debug, Clone)]
 pub(super) struct LateFacts {
     key: ProcessKey,
-    /// Id of its container, until the names are known.
+    /// Id of the process's container, until the container's names are known.
     container: Option<String>,
-    /// The GPUs that it used, if files may assign them to jobs.
+    /// GPUs that the process has used, if files may assign them to jobs.
     gpus: Vec<Gpu>,
     until: Instant,
 }
 
 impl Processes {
-    /// Notes that a process has memory on a GPU, maybe for the first time.
+    /// Stores that a process has memory on this GPU, whose files are then searched for its job.
     pub(crate) fn uses(&self, key: ProcessKey, gpu: Gpu) {
         if self.inner.settings.job_mapping.is_none() {
             return;
@@ -44,7 +44,7 @@ impl Processes {
         let mut table = self.lock();
         let table = &mut *table;
         let Some(entry) = table.live.get_mut(&key.pid).filter(|entry| entry.key == key) else { return };
-        // The job in its own control group is more precise.
+        // A job found in the process's own control group is more precise than one of its GPUs.
         if entry.facts.place.slurm_job.is_some() || entry.gpus.contains(&gpu) {
             return;
         }
@@ -56,7 +56,7 @@ impl Processes {
         }
     }
 
-    /// Retries missing facts. Reads files only, makes no requests.
+    /// Retries the missing facts. Reads files but makes no requests.
     pub(crate) fn read_late_facts(&self) {
         let sought: Vec<LateFacts> = self.lock().sought.clone();
         if sought.is_empty() {
@@ -88,7 +88,7 @@ impl Processes {
         };
         let facts = &entry.facts;
         let (has_names, has_job) = (names.is_some(), job.is_some());
-        // The job was assigned while the process was on one GPU, and does not fit its second one.
+        // The job was found while the process used one GPU, and does not match the second GPU.
         let is_wrong = facts.mapped_job.is_some() && !has_job && !sought.gpus.is_empty();
         let job = if is_wrong { Some(String::new()) } else { job };
         if (has_names && facts.names != names) || (job.is_some() && facts.mapped_job != job) {
@@ -103,7 +103,7 @@ impl Processes {
             if has_names {
                 open.container = None;
             }
-            // The process may use another GPU by now.
+            // Search no longer, unless the process uses another GPU by now.
             if has_job && open.gpus == sought.gpus {
                 open.gpus.clear();
             }
@@ -112,7 +112,7 @@ impl Processes {
     }
 }
 
-/// Returns when a process began, in the time of file timestamps.
+/// Returns the wall-clock time at which a process began, for comparison with file times.
 fn began(start_ticks: u64) -> Option<SystemTime> {
     let per_second = rustix::param::clock_ticks_per_second().max(1);
     let began = Duration::from_millis(start_ticks.checked_mul(1000)? / per_second);

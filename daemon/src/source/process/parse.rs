@@ -1,14 +1,14 @@
-//! Text of /proc -> values. Pure functions that must not be confused by the names that processes choose.
+//! Parses the text of files in /proc. Names that processes choose for themselves cannot confuse these functions.
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stat {
-    /// Name of the program as the kernel keeps it: at most 15 bytes, of any value.
+    /// Name of the program as the kernel keeps it: up to 15 bytes of any value.
     pub comm: Vec<u8>,
-    /// State of the first thread; `Z` when it has ended.
+    /// State of the first thread; `Z` if that thread has ended.
     pub state: u8,
     /// Field 4: pid of the parent.
     pub parent_pid: u32,
-    /// Field 20: number of threads, including a first one that has ended.
+    /// Field 20: number of threads, including a first thread that has ended.
     pub threads: u64,
     /// Field 22: start time in ticks since boot.
     pub start_ticks: u64,
@@ -16,7 +16,7 @@ pub(crate) struct Stat {
     pub status: Option<u64>,
 }
 
-/// Parses /proc/PID/stat. Field 3 is the first one behind the last `)`, because the name may contain anything, even `) Z 1`.
+/// Parses /proc/PID/stat. Field 3 follows the last `)`, because the name in parentheses may be anything, even `) Z 1`.
 pub(crate) fn stat(text: &[u8]) -> Option<Stat> {
     let open = text.iter().position(|&byte| byte == b'(')?;
     let close = text.iter().rposition(|&byte| byte == b')')?;
@@ -31,19 +31,19 @@ pub(crate) fn stat(text: &[u8]) -> Option<Stat> {
 }
 
 impl Stat {
-    /// Returns whether the process has ended and was not waited for. If `main` left with `pthread_exit`, the first thread has
-    /// ended but the process lives on in other threads.
+    /// Returns whether the process has ended and its parent has not waited for it. If `main` left with `pthread_exit`, the first
+    /// thread has ended but other threads keep the process alive.
     pub(crate) fn has_ended(&self) -> bool {
         self.state == b'Z' && self.threads <= 1
     }
 }
 
-/// Further fields, of /proc/PID/status.
+/// Fields of /proc/PID/status that are not in /proc/PID/stat.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Status {
     /// Real user id.
     pub uid: Option<u64>,
-    /// Pid in the innermost namespace, if different.
+    /// Pid in the process's innermost PID namespace, if different.
     pub inner_pid: Option<u32>,
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn status(text: &[u8]) -> Status {
     status
 }
 
-/// Returns the path in the unified hierarchy, or else the longest path of the others.
+/// Returns the control group's path in the unified hierarchy (version 2), or else the longest path in the other hierarchies.
 pub(crate) fn cgroup(text: &[u8]) -> Option<&[u8]> {
     let mut longest: Option<&[u8]> = None;
     for line in text.split(|&byte| byte == b'\n') {
@@ -84,8 +84,8 @@ pub(crate) fn cgroup(text: &[u8]) -> Option<&[u8]> {
     longest.filter(|path| !path.is_empty())
 }
 
-/// Joins NUL-separated arguments into one line and quotes arguments with spaces, as a shell would accept them. A title that a
-/// process has set itself (one argument that is not a path) is not quoted.
+/// Joins NUL-separated arguments into one line. Quotes arguments with spaces like a shell, except a title that the process has
+/// set itself (one argument that is not a path).
 pub(crate) fn command(text: &[u8]) -> Option<String> {
     let end = text.iter().rposition(|&byte| byte != 0)? + 1;
     let arguments: Vec<&[u8]> = text[..end].split(|&byte| byte == 0).collect();
@@ -97,15 +97,15 @@ pub(crate) fn command(text: &[u8]) -> Option<String> {
     Some(arguments.iter().map(quoted).collect::<Vec<_>>().join(" "))
 }
 
-/// Converts bytes to text for one `key=value` line. Replaces invalid UTF-8 and control characters: a newline would start another
-/// line, an escape would reach a terminal.
+/// Converts bytes to text for one `key=value` line. Replaces invalid UTF-8 and control characters: a newline would begin another
+/// line, and an escape sequence would reach a terminal.
 pub(crate) fn line(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     text.chars().map(|character| if is_harmless(character) { character } else { '\u{fffd}' }).collect()
 }
 
 fn is_harmless(character: char) -> bool {
-    // Line and paragraph separators and marks for the direction of text are not control characters, but also unsafe.
+    // Also replace line and paragraph separators and text direction marks: they are unsafe, but not control characters.
     !character.is_control() && !matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 

@@ -1,5 +1,4 @@
-//! Further data of a session: facts of the devices, accounting mode, events, memory limits of the control groups whose processes
-//! are on a device.
+//! Reads further data of a session: properties of devices, the driver's accounting, events, and memory limits of control groups.
 
 use super::super::answer::{Code, Happened, MemoryLimit};
 use super::super::call_state::Call;
@@ -13,27 +12,27 @@ use gpumem_wire::{Body, Reading, Stamp};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Interval for reading the memory limits of control groups.
+/// Interval for reading the memory limits of control groups (ns).
 const LIMITS_NS: u64 = 5_000_000_000;
-/// Maximum number of groups of one device whose limits are read.
+/// Maximum number of control groups whose limits are read for one device.
 const MOST_GROUPS: usize = 32;
-/// Fact with the memory limits that the driver keeps for control groups.
+/// Name of the fact that contains the driver's memory limits of control groups.
 const LIMITS_FACT: &str = "memory_limits";
 
 #[derive(Debug, Default)]
 pub(super) struct Limits {
     asked_ns: Option<u64>,
-    /// Whether the driver has no such limits.
+    /// Whether the driver has no memory limits for control groups.
     is_unknown: bool,
 }
 
-/// Returns the entry that the parent parses: used, soft and hard bytes, and the path of the group.
+/// Formats a limit for the parent, which parses it: used, soft and hard bytes, and the path of the control group.
 fn entry(limit: MemoryLimit, group: &str) -> String {
     format!("{} {} {} {group}", limit.used_bytes, limit.soft_bytes, limit.hard_bytes)
 }
 
 impl Session {
-    /// Writes facts of a device, or of the driver. The parent keeps them and does not hand them over to the ledger.
+    /// Writes facts (properties) of a device, or of the driver. The parent keeps them and does not pass them to the ledger.
     pub(super) fn write_facts(&self, index: Option<usize>, facts: &Facts, out: &mut FrameWriter) {
         let lines: String = facts.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
         let stamp =
@@ -56,8 +55,8 @@ impl Session {
         (seen.is_accounting, seen.facts) = (is_accounting, facts);
     }
 
-    /// Writes new events. Returns the action that they require: reopen because the partition changed, or release because the
-    /// driver is being unbound.
+    /// Writes new events. Returns the required action, if any: reopen because the partition changed, or release because a GPU is
+    /// being unbound from the driver.
     pub(super) fn events(&mut self, now: u64, out: &mut FrameWriter) -> Option<Next> {
         self.looked_ns = now;
         out.doing(Call::Events);
@@ -67,7 +66,7 @@ impl Session {
         for (gpu, event) in std::mem::take(&mut self.happened) {
             let (tag, body) = match event.kind {
                 Happened::Xid(xid) => (0, Body::DeviceFault { xid }),
-                // The parent counts health events in the device's status; they become no record.
+                // A health event: the parent counts it in the device's status and passes no record on.
                 Happened::Health(place) => (place as u32 + 1, Body::Counter { value: 1 }),
                 Happened::Partitioned => {
                     is_partitioned = true;
@@ -75,7 +74,7 @@ impl Session {
                 }
                 Happened::Other => continue,
             };
-            // An event without an instance may belong to any instance of the GPU.
+            // An event that names no instance may concern any instance of the GPU.
             for (index, device) in self.gpus.devices().iter().enumerate().take(self.seen.len()) {
                 let is_it = device.index == gpu
                     && (event.instance.is_none()
@@ -90,8 +89,8 @@ impl Session {
         unbinding.map(Next::Release).or_else(|| is_partitioned.then_some(Next::Reopen(None)))
     }
 
-    /// Writes the accounted peaks of the processes of this list and of the previous one. A living process's peak is written when
-    /// it has grown. Refuses peaks above the size of the device.
+    /// Writes the accounted peaks of the processes in this list and the previous one. The peak of a living process is written
+    /// when it has grown. Peaks above the size of the device are refused.
     pub(super) fn write_accounted_peaks(
         &mut self,
         index: usize,
@@ -126,13 +125,13 @@ impl Session {
         }
         peaks.retain(|&(pid, _)| self.rows.binary_search_by_key(&pid, |row| row.pid).is_ok());
         self.seen[index].peaks = peaks;
-        // The text of the first one stays until all are possible again, so that the problem does not change with every reading.
+        // Keep the first text until no peak is refused, so that the problem does not change with every reading.
         let known = self.seen[index].peak_refused.take();
         self.seen[index].peak_refused = refused.map(|refused| known.unwrap_or(refused));
     }
 
-    /// Reads the limits of the groups of the last list at most every [`LIMITS_NS`], and writes them as a fact of the device if
-    /// changed.
+    /// Reads the memory limits of the control groups whose processes are in the last list, at most every [`LIMITS_NS`]. Writes
+    /// changed limits as a fact of the device.
     pub(super) fn read_limits(&mut self, index: usize, out: &mut FrameWriter) {
         let now = now_ns();
         let limits = &mut self.seen[index].limits;

@@ -1,4 +1,4 @@
-//! Pollers besides the current one: stuck ones, and one that opens a GPU again.
+//! Handles pollers besides the current one: stuck ones, and one that opens GPUs again.
 
 use super::super::answer::Code;
 use super::super::call_state::Call;
@@ -14,16 +14,16 @@ use tokio::io::AsyncReadExt;
 use tokio::time::timeout;
 use tracing::warn;
 
-/// A poller in a call that has not returned, while its substitute reads the other GPUs.
+/// Poller whose current call has not returned, while another one (its substitute) reads the other GPUs.
 pub(super) struct Stuck {
     pub poller: Poller,
     pub state: PollerState,
-    /// GPU of the stuck call; `None`: a call for events.
+    /// The stuck call and its GPU; `None` for a call that reads events.
     pub pending: Option<Pending>,
 }
 
 impl Watch {
-    /// Handles a long call: another poller reads the other GPUs, and this one is only watched. Returns the poller to read from
+    /// Handles a long call: starts another poller for the other GPUs and only watches this one. Returns the poller to read from
     /// now on.
     pub(super) async fn substitute(&mut self, poller: Poller) -> Option<Poller> {
         let doing = poller.seen.1;
@@ -34,7 +34,7 @@ impl Watch {
                 |index: u16| status.devices.iter().any(|of| of.index != index && of.problem.is_none());
             let is_known = |index: u16| status.devices.iter().any(|of| of.index == index);
             match (doing, pending) {
-                // The first opening of a GPU by the driver takes seconds.
+                // Opening a GPU that is not known yet may take seconds, because the driver initializes it.
                 (Call::Index(index), _) => is_known(index) && is_fresh(index),
                 (_, Some(pending)) => is_fresh(pending.index),
                 (Call::Events, _) => true,
@@ -63,7 +63,7 @@ impl Watch {
         }
     }
 
-    /// Checks whether calls have returned or timed out. Returns the poller to read from now on.
+    /// Checks whether stuck calls have returned or timed out. Returns the poller to read from now on.
     pub(super) async fn check_stuck(&mut self, mut poller: Poller, tick: Duration) -> Poller {
         let mut place = 0;
         while let Some(stuck) = self.stuck.get_mut(place) {
@@ -72,7 +72,7 @@ impl Watch {
             let has_died = !matches!(stuck.poller.child.try_wait(), Ok(None));
             let has_returned = stuck.poller.seen != before;
             if !has_died && has_returned && self.stuck.len() == 1 {
-                // The call was only slow: continue with the first poller, which has opened all GPUs, unlike its substitute.
+                // The call was only slow: continue with the first poller, because only that has opened all GPUs.
                 if let Some(first) = self.return_to_stuck() {
                     drop(std::mem::replace(&mut poller, first)); // dropping kills the substitute
                     self.send().await;
@@ -85,7 +85,7 @@ impl Watch {
             }
             let Stuck { poller: stuck, pending, .. } = self.stuck.remove(place);
             if has_returned && !has_died {
-                // Other pollers are stuck, and the next call of this one may be on one of their GPUs.
+                // Do not return to this poller: others are stuck, and its next call may be for one of their GPUs.
                 if let Some(pending) = pending {
                     self.hung.returned(pending, &mut self.translator, &mut lock(&self.status));
                     self.needs_reopen = true;
@@ -99,7 +99,7 @@ impl Watch {
         poller
     }
 
-    /// Handles a stuck call that has timed out or has ended the poller.
+    /// Handles a stuck call that has timed out, or whose poller has died.
     pub(super) fn give_up(&mut self, pending: Option<Pending>, has_died: bool) {
         let mut status = lock(&self.status);
         status.counters.hangs += u64::from(!has_died);
@@ -110,11 +110,11 @@ impl Watch {
         };
         let code = if has_died { Code::UNKNOWN } else { Code::TIMEOUT };
         self.hung.avoid(pending, code, &self.settings, &mut self.translator, &mut status);
-        // Only lists hang: memory can be read by a poller that has opened the device.
+        // Start a new poller that has opened the device, because its memory can still be read; only its lists hang.
         self.needs_reopen |= matches!(pending.doing, Call::Lists(_));
     }
 
-    /// Returns to the newest stuck poller.
+    /// Returns to the poller that became stuck last, and removes it from the stuck ones.
     pub(super) fn return_to_stuck(&mut self) -> Option<Poller> {
         let Stuck { poller, state, pending } = self.stuck.pop()?;
         let mut status = lock(&self.status);
@@ -130,7 +130,7 @@ impl Watch {
         Some(poller)
     }
 
-    /// Kills the stuck pollers; the next poller opens their GPUs.
+    /// Kills the stuck pollers. The next poller opens their GPUs.
     pub(super) fn abandon_stuck(&mut self) {
         for stuck in self.stuck.drain(..) {
             if let Some(pending) = stuck.pending {
@@ -140,7 +140,7 @@ impl Watch {
         }
     }
 
-    /// Starts the poller that opens a GPU again, or drops it if it is stuck.
+    /// Starts the poller that opens GPUs again, if one is needed. Kills it if it is stuck.
     pub(super) fn check_next(&mut self, tick: Duration) {
         if let Some(next) = &mut self.next {
             if next.stalled_for(tick) >= limit(next.seen.1, &self.settings) {
@@ -156,22 +156,22 @@ impl Watch {
         }
     }
 
-    /// Replaces the previous poller by another one, which has opened all GPUs.
+    /// Replaces the previous poller by `poller`, which has opened all GPUs.
     pub(super) async fn replace(&mut self, mut previous: Poller, poller: &Poller) {
         self.translator.begin_poller();
         self.translator.end_readings(|_| false);
         self.lock().poller_pid = poller.child.id();
         self.send().await;
         previous.write("quit\n").await;
-        // It shuts NVML down, or is killed.
+        // The previous poller shuts NVML down, or is killed after this time.
         tokio::spawn(async move {
             let _ = timeout(Duration::from_millis(500), previous.child.wait()).await;
         });
     }
 }
 
-/// Reads from the poller that is to replace the current one. Returns when it has opened the library, with `true` if that
-/// succeeded and it may take over. Never returns without such a poller.
+/// Reads from the poller that is to replace the current one until it has opened the library. Returns whether that succeeded, so
+/// that it may take over. Waits for ever if there is no such poller.
 pub(super) async fn read_next(next: &mut Option<Poller>) -> bool {
     let Some(next) = next else { return std::future::pending().await };
     loop {
