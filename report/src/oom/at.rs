@@ -1,5 +1,5 @@
-//! `gpumemctl oom --at TIME --gpu N`: processes of a device around a time. Shows which processes ended, ran out of memory or may
-//! have, and which grew.
+//! `gpumemctl oom --at TIME --gpu N`: processes of a device around a time. Shows which processes ended, which ran out of memory
+//! or may have, and which grew.
 
 use super::{Entry, entries, entry, one};
 use crate::encode::object;
@@ -66,7 +66,7 @@ fn ended(run: &Run) -> Option<i64> {
     }
 }
 
-/// Returns matching processes in the order of time. `is_it` selects the device.
+/// Returns the processes found on the devices that `is_it` selects, in the order of time.
 fn found<'r>(seen: &'r [Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) -> Vec<Found<'r>> {
     let mut found = Vec::new();
     for seen in seen {
@@ -87,7 +87,7 @@ fn found<'r>(seen: &'r [Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) 
     found
 }
 
-/// Returns the text form. `hidden` counts the processes of other users whose runs the viewer may not see.
+/// Returns the text form. `hidden` counts the processes of other users whose runs the reader may not see.
 pub fn text(
     seen: &[Seen],
     is_it: &dyn Fn(&Device) -> bool,
@@ -145,7 +145,7 @@ pub fn text(
     super::printed(&lines).map(|line| line + "\n").collect()
 }
 
-/// Returns the line for a process that ended without a sign of an OOM.
+/// Returns the line for a process that ended without a sign of running out of GPU memory.
 fn plain(found: &Found<'_>) -> String {
     let (run, device) = (&found.seen.run, found.device);
     let total = device.total_bytes.map_or(0, signed);
@@ -198,7 +198,7 @@ pub fn json(
         at_ns: around.at_ns,
         for_ns: around.for_ns,
         processes: processes.collect::<Vec<_>>(),
-        // Number of processes whose runs the viewer may not see, by user.
+        // Number of processes whose runs the reader may not see, by user.
         hidden,
     })
 }
