@@ -144,8 +144,7 @@ impl<'s> Feed<'s> {
         self.sink.reject(1);
     }
 
-    /// Adds a caveat if lines or values were rejected. `what` names one item, `place` is the kind of number in
-    /// [`Rejects::places`].
+    /// Adds a caveat if input was rejected. `what` names one rejected item, `place` the unit of its place, such as `line`.
     pub fn tell_rejects(&mut self, what: &str, place: &str, example: &str) {
         if self.rejects.count > 0 {
             let (what, places) = (plural(self.rejects.count, what), self.rejects.places());

@@ -61,8 +61,7 @@ impl Total {
         Some(address)
     }
 
-    /// Frees `bytes`: repeatedly the largest allocation that fits, else the smallest one. Bytes freed in excess are allocated
-    /// again.
+    /// Frees `bytes`: repeatedly the largest allocation that fits, else the smallest. Bytes freed in excess are allocated again.
     fn fall(&mut self, speaker: &mut Speaker, feed: &mut Feed<'_>, slot: u8, bytes: u64) {
         let mut left = bytes;
         while left > 0 {

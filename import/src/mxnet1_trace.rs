@@ -6,8 +6,7 @@
 //! ```
 //!
 //! The trace has one counter value after each allocation and free on a device: the bytes that the program holds, without names.
-//! Values are not sorted by time. A file that is written while the program runs is not complete JSON. MXNet 0.12 wrote no such
-//! counters.
+//! Values are not sorted by time. A file that is written while the program runs has no end. MXNet 0.12 wrote no such counters.
 
 use super::feed::{Feed, MAX_BYTES, Piece, Rejects, Speaker};
 use super::level::Total;

@@ -1,5 +1,4 @@
-//! Limits a run to a time window. Reads the run's file again: first up to the window's begin, then up to its end. So all sums are
-//! exact.
+//! Limits a run to a time window. Reads its file again, up to the window's begin and then up to its end. So all sums are exact.
 
 use crate::{Format, observe_file};
 use gpumem_ledger::{Origin, ProcessKey, ProcessView};
@@ -126,8 +125,7 @@ pub fn reread(
         WindowKind::At => run.clone(),
         WindowKind::Since | WindowKind::Between => then.clone(),
     };
-    // The builder marks the run as a part of its process's life, because it began a part at the window's begin. The mark is
-    // removed.
+    // The builder marked the run as a part of a process's life, because of the window's begin. Removes this mark.
     told.caveats.retain(|caveat| caveat.code != "part");
     told.coverage.part = None;
     told.state = run.state;

@@ -135,8 +135,7 @@ pub(super) fn disagreement(device: &Device) -> Option<(u64, u64)> {
     pool.check.filter(|(own, ours)| own != ours)
 }
 
-/// Returns the (reserved, allocated) bytes that PyTorch last reported; `None` if a comparison found PyTorch's total equal to the
-/// agent's.
+/// Returns the (reserved, allocated) bytes that PyTorch last reported; `None` if a comparison found them equal to the agent's.
 pub(super) fn own_word(device: &Device) -> Option<(u64, u64)> {
     let pool = device.details.pools.iter().find(|pool| pool.name.as_deref() == Some(TORCH))?;
     pool.own.filter(|_| pool.check.is_none_or(|(own, ours)| own != ours))

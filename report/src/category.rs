@@ -193,8 +193,7 @@ impl Rules {
     }
 }
 
-/// Returns whether rules apply to cells of a class. Idle bytes and pools that report no blocks have no tag; they get their own
-/// rows.
+/// Returns whether rules apply to cells of a class. Idle bytes and pools that report no blocks have no tag, but their own rows.
 pub fn is_named_by_rules(class: Class) -> bool {
     matches!(class, Class::Direct | Class::Block)
 }

@@ -30,8 +30,7 @@ pub struct Identity {
     /// used - predates - tracked.
     #[serde(rename = "gap")]
     pub gap_bytes: Option<i64>,
-    /// Highest `used`, for tables that show it. The table shows no sum of it, because the peaks of the rows are at different
-    /// times.
+    /// Highest `used`, for tables that show it. It has no sum, because the rows have their peaks at different times.
     #[serde(skip)]
     pub peak_bytes: Option<i64>,
 }
@@ -114,8 +113,7 @@ pub fn tracked(lines: &[Line]) -> Option<(Unit, i64)> {
     Some((unit, sum(tracked?)))
 }
 
-/// Returns the amounts in multiples of the unit's last printed digit. The `used` column adds up to its sum, and each row's parts
-/// to its `used`.
+/// Returns the amounts in units of the last printed digit. Rounded `used` amounts add up to their sum, and parts to their `used`.
 fn steps(lines: &[Line], unit: Unit) -> Vec<[Option<i64>; 6]> {
     let known: Vec<i64> = lines.iter().filter_map(|line| line.amounts.used_bytes).collect();
     let total = unit.round(sum(known.iter().copied()));

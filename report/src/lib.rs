@@ -249,8 +249,7 @@ impl<'r> Report<'r> {
         Times::within(self.run, self.window.map(|window| [window.from_ns, window.to_ns]))
     }
 
-    /// Makes a report with these rules. Without `by`, groups by layer if any cell has a layer, else by structure if any cell has
-    /// one, else by tag.
+    /// Makes a report. Without `by`, groups by layer if any cell has a layer, else by structure if any cell has one, else by tag.
     pub fn new(run: &'r Run, groupings: Groupings, by: Option<By>) -> Self {
         let by_rules = |rules: &Rules| -> Vec<Option<String>> {
             run.cells.iter().map(|cell| rules.category(cell).map(str::to_owned)).collect()
@@ -260,8 +259,7 @@ impl<'r> Report<'r> {
             [by_rules(&groupings.layer), by_rules(&groupings.structure), by_tag];
         let names = |by: &By| categories[*by as usize].iter().any(Option::is_some);
         let by = by.or_else(|| By::ALL.into_iter().find(names));
-        // Cells that no rule names get a derived name if there is one. Derived names do not influence the choice of the grouping
-        // above.
+        // Cells that no rule names get a derived name if there is one. Derived names do not influence the grouping chosen above.
         if groupings.layer.rules.is_empty() {
             categories[By::Layer as usize] = names::rolled_up(run);
         }

@@ -1,5 +1,4 @@
-//! `gpumemctl report --counters`: counters and ranges that the program reported itself, with the number and duration of the
-//! ranges.
+//! `gpumemctl report --counters`: counters and ranges that the program reported itself, with the ranges' number and duration.
 
 use super::Report;
 use super::table::{Table, shorten};

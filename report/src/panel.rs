@@ -34,8 +34,7 @@ pub struct Table {
     pub facts: Vec<String>,
 }
 
-/// Returns the parts of a report. `categories` is the maximum number of rows for categories of each device; `usize::MAX` shows
-/// all.
+/// Returns the parts of a report. `categories` is the maximum number of categories of each device; `usize::MAX` shows all.
 pub fn panel(report: &Report<'_>, categories: usize) -> Panel {
     let times = report.times();
     let words = words(report);

@@ -257,8 +257,8 @@ impl Held {
             events.push(counters.event(moment.time_ns, &what, move || parts().collect()));
         }
         if self.moments.is_empty() {
-            // Runs of older versions have only buckets, and the time of a bucket's highest value is not exact. Uses the last
-            // values instead.
+            // Runs of older versions have only buckets. The time of a bucket's highest value is not exact, so its last value is
+            // used.
             let buckets = device.series.buckets.iter();
             let tracked = buckets.filter_map(|bucket| Some((bucket.time_ns, bucket.tracked?.last)));
             events.extend(tracked.map(|(time_ns, bytes)| counters.bytes(time_ns, "tracked", bytes)));

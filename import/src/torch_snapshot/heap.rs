@@ -45,8 +45,7 @@ impl Default for Heap {
 /// Sizes in bytes by which expandable segments grow, for small and for large blocks.
 const SMALL_PART: u64 = 2 << 20;
 const LARGE_PART: u64 = 20 << 20;
-/// Maximum number of pieces, in total, that splitting expandable segments may add: enough for sixteen times 320 GiB of large
-/// parts.
+/// Maximum number of pieces that all splits of expandable segments add: enough for sixteen times 320 GiB of large parts.
 const MOST_PARTS: u64 = 1 << 18;
 /// Maximum number of pieces that splitting one range may add.
 const MOST_PARTS_AT_ONCE: u64 = 1 << 14;
@@ -66,8 +65,7 @@ impl Heap {
         self.piece_at(address).is_none() && self.pieces.range(address..end).next().is_none()
     }
 
-    /// Returns the start addresses of the pieces that exactly fill a range. `None` if there is a hole, or if a piece crosses an
-    /// end.
+    /// Returns the start addresses of the pieces that exactly fill a range. `None` if there is a hole or a piece crosses an end.
     pub fn pieces_in(&mut self, address: u64, bytes: u64) -> Option<Vec<u64>> {
         let end = address.checked_add(bytes).filter(|_| bytes > 0)?;
         let (mut at, mut found) = (address, Vec::new());

@@ -11,9 +11,8 @@
 //!
 //! Older snapshots are a bare list of segments, have no `address` in blocks, and have `history` instead of `frames`.
 //!
-//! Through the pickle's memo (values that it refers to again), a small file can refer to the same million blocks a million times.
-//! Therefore reading a value costs one unit of a budget, which is a multiple of the file's number of items. When the budget is
-//! used up, the file is rejected.
+//! With the pickle's memo (values used again), a small file can contain the same million blocks a million times. So reading a
+//! value costs a unit of a budget proportional to the file's number of items. Without budget left, the file is rejected.
 
 use super::arena::{Arena, Kind, NONE, Ref};
 use super::rounding::Settings;
@@ -357,8 +356,7 @@ impl Snapshot {
         })
     }
 
-    /// Reads a block. `here` has the address of the block if the file states none. Returns its end, or `None` if it is
-    /// impossible.
+    /// Reads a block. `here` has its address, if the file states none. Returns the block's end, or `None` if it is impossible.
     fn block(&mut self, walk: &Walk<'_>, block: Ref, here: Block, limit: u64) -> Result<Option<u64>, Unfit> {
         let names = [b"address".as_slice(), b"size", b"requested_size", b"state", b"frames", b"history"];
         let Some([address, size, requested, state, frames, history]) = walk.fields(block, names)? else {

@@ -1,5 +1,4 @@
-//! Executes a pickle on a stack machine with marks (stack positions) and a memo (stored values). Opcodes that name or call code
-//! are rejected (opcode.rs).
+//! Executes a pickle on a stack machine. Opcodes that name or call code are rejected (opcode.rs).
 //!
 //! Nothing is recursive, so nesting needs no extra memory. Memory is at most some 24 bytes for each byte of the file, and never
 //! more than [`MAX_MEMORY_BYTES`]. If the file claims a length, memory is allocated only as the bytes are read.
@@ -66,7 +65,7 @@ struct Machine<R> {
     bytes: Bytes<R>,
     arena: Arena,
     stack: Vec<Ref>,
-    /// Heights that the stack had when marks were set.
+    /// Heights that the stack had when marks were set. A mark is where the items of a container begin.
     marks: Vec<u32>,
     memo: Vec<Ref>,
     /// Bytes of the string or number that is being read.

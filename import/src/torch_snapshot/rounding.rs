@@ -7,8 +7,7 @@ const BLOCK_BYTES: u64 = 512;
 const SMALL_BYTES: u64 = 1 << 20;
 /// Size of segments for small blocks, in bytes.
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// Requests below this use segments of [`LARGE_SEGMENT`] bytes; larger ones use segments whose size is a multiple of
-/// [`SMALL_SEGMENT`].
+/// Requests below this use segments of [`LARGE_SEGMENT`] bytes, larger ones use multiples of [`SMALL_SEGMENT`].
 const LARGE_FROM: u64 = 10 << 20;
 const LARGE_SEGMENT: u64 = 20 << 20;
 

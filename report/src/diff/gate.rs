@@ -176,8 +176,7 @@ impl Of {
     }
 }
 
-/// Returns the amounts of a row. If both are missing, the table omitted a row of zeros: returns 0 where the total that contains
-/// the row is known.
+/// Returns the amounts of a row. If the table omits the row because it is zero, returns 0 where the total is known.
 fn nothing_where_known(bytes: Columns, kind: Kind, table: &super::Table) -> Columns {
     if bytes != [None, None] {
         return bytes;

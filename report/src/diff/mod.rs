@@ -161,8 +161,7 @@ impl<'r> Diff<'r> {
         self.total.as_ref().or(self.pairs.first())
     }
 
-    /// Returns the device of a side that belongs to a pair. `None` for the sum of all pairs, and if the side has no device in the
-    /// pair.
+    /// Returns the device of a side that belongs to a pair; `None` for the sum of all pairs, and if the side has no such device.
     pub fn device(&self, pair: &Pair, side: usize) -> Option<&'r Device> {
         self.sides.get(side)?.run.devices.get((*pair.devices.get(side)?)?)
     }

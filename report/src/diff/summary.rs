@@ -71,8 +71,7 @@ pub(super) fn shift(shown: &Shown) -> Option<String> {
     let of = |part: Part| shown.difference(shown.statement.row(part)?);
     let (tracked, gap) = (of(Part::Tracked)?, of(Part::Untrackable)?);
     let both = tracked.unsigned_abs().min(gap.unsigned_abs());
-    // The differences of `tracked` and of the gap must be of similar size. A small one may be ordinary variation between two
-    // runs.
+    // The differences of `tracked` and of the gap must be of similar size. A small one may be ordinary variation between runs.
     if tracked.signum() * gap.signum() != -1
         || both.saturating_mul(2) < tracked.unsigned_abs().max(gap.unsigned_abs())
     {

@@ -105,8 +105,7 @@ fn of_device((side, of): (&'static str, &Side<'_>), device: &Device, at: At, dou
     }
 }
 
-/// Returns the bounds of an amount at a moment. Untrackable memory that was measured near the peak counts as measured at the
-/// peak.
+/// Returns the bounds of an amount at a moment. Untrackable memory measured near the peak counts as measured at the peak.
 pub(super) fn bounds(bytes: Option<i64>, kind: Kind, coverage: &Coverage, moment: &Moment, at: At) -> Bounds {
     let Some(bytes) = bytes else { return Bounds::UNKNOWN };
     let is_lower = at == At::Peak && (coverage.partial_history || coverage.partial_state);

@@ -37,8 +37,7 @@ struct Word {
     /// All spellings of the word; the first one is the title.
     names: Vec<String>,
     means: String,
-    /// Name of the number that the run shows for this word, see [`numbers::NUMBERS`]. An argument may follow after a space. Empty
-    /// if the word has no number.
+    /// Name of the number that a run shows for this word, see [`numbers::NUMBERS`], with an optional argument; empty for none.
     #[serde(default)]
     here: String,
     /// Advice for the reader; may be empty.
@@ -58,8 +57,7 @@ fn words() -> impl Iterator<Item = &'static Word> {
     subjects().iter().flat_map(|subject| &subject.word)
 }
 
-/// Returns the form of a word that is used for comparing words: lower case, without suffixes for units, parts separated by one
-/// space.
+/// Returns the form of a word for comparisons: lower case, without suffixes for units, parts separated by one space.
 fn plain(whole: &str) -> String {
     let mut word = whole.trim().trim_end_matches([':', '*']).trim_start_matches('~').to_lowercase();
     for suffix in ["_bytes", "_ns", "_s", "_ms"] {
@@ -193,8 +191,7 @@ const OFFERED: usize = 4;
 /// Maximum number of characters of a word that are compared; the rest is ignored.
 const LONGEST: usize = 64;
 
-/// Returns the words of `known` that are most similar to `word`, the best first. A word that contains the other counts as
-/// similar.
+/// Returns the words of `known` most similar to `word`, the best first. A word that contains the other counts as similar.
 fn nearest(word: &str, known: &[String]) -> Vec<String> {
     let compared = |word: &str| -> String { plain(word).chars().take(LONGEST).collect() };
     let word = compared(word);

@@ -1,5 +1,4 @@
-//! Memory over time for the page: points of the timeline by category, and the series of NVML readings. Both are thinned to the
-//! page's limits.
+//! Memory over time for the page: the timeline by category, and the series of NVML readings. Thins both to the page's limits.
 
 use super::data::{Context, Since};
 use crate::encode::object;

@@ -67,8 +67,7 @@ pub(super) fn holders(
 /// Returns the memory of a device that no named holder has: other processes, changes since the holders were read, memory of no
 /// process, the driver's share, and free memory.
 pub(crate) fn beside_holders(oom: &Oom, device: &OomDevice, others: (u32, i64)) -> [(String, i64); 5] {
-    // The driver's value for free memory is newer than the readings of the holders: other processes have allocated or freed
-    // since.
+    // The driver's value for free memory is newer than the holders' readings: other processes have allocated or freed since.
     let free = oom.device_free_bytes.map_or(device.free_bytes, signed);
     [
         (format!("{} other processes", thousands(others.0)), others.1),

@@ -1,5 +1,4 @@
-//! States why memory ran out and what would have helped, the most certain remedy first. Or states which other cause ended the
-//! process.
+//! States why memory ran out and what would have helped, the most certain remedy first, or which other cause ended the process.
 
 use super::holders::{growth, name};
 use crate::findings::{self, FRAGMENTED_SHARE};

@@ -104,8 +104,7 @@ pub(super) fn amount(unit: Unit, steps: i64, bytes: i64) -> String {
     if steps == 0 && bytes > 0 { format!("<{}", unit.print(1)) } else { unit.print(steps) }
 }
 
-/// Formats the percentages of parts with one decimal digit, so that they add up to 100 as printed. Empty texts if the total is
-/// not positive.
+/// Formats percentages with one decimal digit that add up to 100 as printed; empty texts if the total is not positive.
 pub(super) fn percents(total: i64, parts: &[i64]) -> Vec<String> {
     if total <= 0 {
         return vec![String::new(); parts.len()];

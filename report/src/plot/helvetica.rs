@@ -1,6 +1,5 @@
-//! Widths of Helvetica's characters (Adobe's metrics, in thousandths of the font size). SVG, PDF and PNG pictures use these
-//! widths for their layout. Every PDF reader has this font, and most machines have one with the same widths (Arial, Liberation
-//! Sans).
+//! Widths of Helvetica's characters (Adobe's metrics, in thousandths of the font size), for the layout in all formats. Every PDF
+//! reader has this font, and most machines have one with the same widths (Arial, Liberation Sans).
 
 /// Widths of U+0020 to U+007E in Helvetica.
 const ASCII: [u16; 95] = [

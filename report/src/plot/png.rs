@@ -1,6 +1,5 @@
-//! Draws a picture as pixels. Pictures contain only polygons, lines and letters, so two computations suffice: the fraction of a
-//! pixel that a polygon covers, and the distance of a pixel from a line. Letters are lines too (strokes.rs), so no font is
-//! needed.
+//! Draws a picture as pixels. Only polygons and lines occur, so two computations suffice: the fraction of a pixel that a polygon
+//! covers, and the distance of a pixel from a line. Letters are lines too (strokes.rs), so no font is needed.
 
 use super::drawing::{Drawing, Item, inside};
 use super::palette::{Color, WHITE};

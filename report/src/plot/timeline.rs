@@ -258,8 +258,7 @@ impl Chart<'_> {
         list(&at.bar, &stacked(&at.bar, &self.ranks), self.axis.unit, beside, &mut self.out);
     }
 
-    /// Draws a line through the plot for each out-of-memory record and each mark of the program. Its name is above it if there is
-    /// room.
+    /// Draws a line through the plot for each out-of-memory record and each mark, with its name above it if there is room.
     fn events(&mut self) {
         let plot = self.plot;
         let is_seen = |time_ns: u64| (self.first..=self.last).contains(&time_ns);
