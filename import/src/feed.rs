@@ -58,7 +58,7 @@ pub(super) struct Feed<'s> {
     pub rejects: Rejects,
     /// Slots (numbers of devices in records) for which a device record was emitted.
     devices: BTreeSet<u8>,
-    /// Number of the last NVML reading.
+    /// Number of NVML readings emitted so far.
     sample: u64,
 }
 
@@ -324,7 +324,7 @@ impl Speaker {
         self.emit(feed, on(slot), Body::FreeEnd { begin_seq, result: 0 });
     }
 
-    /// Sets the bytes that the device's pool reserves.
+    /// Sets the bytes that the process's pool on the device reserves from the driver.
     pub fn keep(&mut self, feed: &mut Feed<'_>, slot: u8, bytes: u64) {
         let pool = self.pool(feed, slot);
         let body = Body::PoolState { pool, reserved_bytes: bytes, used_bytes: bytes, took_us: 0 };

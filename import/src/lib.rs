@@ -28,7 +28,7 @@ use std::path::Path;
 pub struct Format {
     /// Name of the format on the command line.
     pub name: &'static str,
-    /// One-line description.
+    /// Description of the format in one line.
     pub about: &'static str,
     looks_like: fn(&[u8]) -> bool,
     read: fn(Input, &mut dyn Sink) -> Result<(), Error>,
@@ -122,7 +122,7 @@ pub const FORMATS: &[Format] = &[
     },
 ];
 
-/// Returns the format with a name.
+/// Returns the format with this name on the command line.
 pub fn format(name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.name == name)
 }

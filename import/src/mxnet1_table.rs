@@ -29,7 +29,7 @@ const FORMAT: &str = "mxnet1-table";
 const EXAMPLE: &str = "Memory: gpu/0   147   200.7040   25221.8926   12510.5938";
 /// Maximum size of the JSON form in bytes. It is read as a whole, because it is a single value.
 const MAX_JSON_BYTES: u64 = 8 << 20;
-/// Maximum number of tables, and of memory rows in each.
+/// Maximum number of tables that are read, and of memory rows in each table.
 const MAX_TABLES: usize = 256;
 const MAX_ROWS: usize = 128;
 /// Minimum values at or above this are close to MXNet's initial value: all readings were above 2 GiB.
@@ -46,7 +46,7 @@ fn is_json(head: &[u8]) -> bool {
     head.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{')
 }
 
-/// A memory row, in bytes.
+/// A row of the table about one kind of memory; amounts are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Row {
     place: String,

@@ -89,7 +89,7 @@ fn named(name: &str) -> &str {
 fn path(name: &str) -> String {
     let segments = name.split(':').map(named);
     let segments = segments.enumerate().map(|(index, segment)| match segment {
-        "updated" if index == 0 => "updater", // spelling in files of 2020
+        "updated" if index == 0 => "updater", // files of 2020 have this spelling
         segment => segment,
     });
     segments.collect::<Vec<_>>().join("/")

@@ -33,7 +33,7 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Columns {
-    /// Wall time, step, value.
+    /// TensorBoard's columns: wall time, step, value.
     Scalar,
     Processes {
         count: usize,
@@ -45,7 +45,7 @@ enum Columns {
         name: Option<usize>,
         used: usize,
     },
-    /// Rows of whole devices, without processes.
+    /// Columns for whole devices, without processes.
     Devices,
 }
 

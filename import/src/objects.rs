@@ -9,7 +9,7 @@ const MAX_BETWEEN_BYTES: u64 = 16 << 20;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// An object; its bytes are in [`Objects::bytes`].
+    /// A complete object; its bytes are in [`Objects::bytes`].
     Object,
     /// Bytes that begin like an object but are not one.
     Bad,

@@ -183,7 +183,7 @@ struct Profile {
     impossible: u64,
     /// The row with the highest claim among the impossible ones, and its line.
     worst: Option<(u64, Row)>,
-    /// Number of possible rows whose claims exceed the bytes cached at the end of the iteration.
+    /// Number of rows with possible claims that exceed the bytes cached at the end of the iteration.
     unfit: u64,
 }
 

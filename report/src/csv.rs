@@ -76,7 +76,7 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
 mod tests {
     use super::*;
 
-    /// Such a run may come from a daemon of another version, or from a source that is not a daemon.
+    /// A run that refers to a missing cell may come from a daemon of another version, or from a source that is not a daemon.
     #[test]
     fn an_amount_of_a_cell_that_is_not_there_stays_in_the_sum() {
         let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");

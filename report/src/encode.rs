@@ -1,4 +1,4 @@
-//! Encodings that several output forms share: JSON objects, fields of CSV, text in markup.
+//! Encodings that several output forms share: JSON objects, CSV fields, text in HTML and XML.
 
 use gpumem_model::escape::escape_key;
 

@@ -21,7 +21,7 @@ pub struct Identity {
     /// Bytes allocated before the agent was loaded.
     #[serde(rename = "predates")]
     pub predates_bytes: Option<i64>,
-    /// Bytes of live driver allocations.
+    /// Bytes of live allocations from the driver.
     #[serde(rename = "tracked")]
     pub tracked_bytes: Option<i64>,
     /// The part of `tracked` that pools keep but do not use.

@@ -38,7 +38,7 @@ pub(crate) static COLUMNS: [Column; 12] = [
 pub struct Choice {
     /// Shows only iterations whose number is a multiple of this.
     pub every: u64,
-    /// Also shows each parameter and each gradient.
+    /// Whether each parameter and each gradient is shown, too.
     pub columns: bool,
 }
 
@@ -61,7 +61,7 @@ impl Choice {
     }
 }
 
-/// Returns a table for each device.
+/// Returns a table of iterations for each device.
 pub fn text(report: &Report<'_>, choice: Choice) -> String {
     let run = report.run;
     let mut out = String::new();

@@ -47,11 +47,11 @@ use std::collections::BTreeMap;
 /// How the rows below `tracked` are grouped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
-    /// Categories of the layer rules.
+    /// By categories of the layer rules.
     Layer,
-    /// Categories of the structure rules.
+    /// By categories of the structure rules.
     Structure,
-    /// Tag paths.
+    /// By tag paths.
     Tag,
 }
 
@@ -59,7 +59,7 @@ impl By {
     /// All groupings, in the order of the enum.
     pub const ALL: [By; 3] = [By::Layer, By::Structure, By::Tag];
 
-    /// Returns the name as in `--by`.
+    /// Returns the grouping's name, as the option `--by` has it.
     pub fn name(self) -> &'static str {
         match self {
             By::Layer => "layer",
@@ -74,7 +74,7 @@ impl By {
     }
 }
 
-/// A run with the options of its report.
+/// A run with the options for its report. All forms of the report are made from this.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Report<'r> {
@@ -100,7 +100,7 @@ pub struct Report<'r> {
 /// Kind of a statement's row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Bytes that NVML charges to the process; the sum of `Predates`, `Tracked` and `Untrackable`.
+    /// Bytes that NVML charges to the process: the sum of `Predates`, `Tracked` and `Untrackable`.
     Used,
     /// Memory allocated before the agent was loaded.
     Predates,
@@ -114,7 +114,7 @@ pub enum Part {
     PoolIdle,
     /// Bytes of pools that report no blocks, so their use is unknown.
     Opaque,
-    /// used - predates - tracked.
+    /// The gap: used - predates - tracked.
     Untrackable,
     /// Cost of creating CUDA contexts.
     Context,
@@ -168,7 +168,7 @@ impl Part {
     }
 }
 
-/// Bytes in the two columns of a statement; `None` where unknown.
+/// Bytes in the two columns of a statement (last moment and peak, or A and B); `None` where unknown.
 pub type Columns = [Option<i64>; 2];
 
 /// A row of a statement.
@@ -185,7 +185,7 @@ pub struct Row {
 /// Memory of one device at two moments, as rows. The parts of each row add up to the row.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Statement {
-    /// Rows, parents before their parts.
+    /// Rows of the statement; each row precedes the rows of its parts.
     pub rows: Vec<Row>,
 }
 
@@ -221,7 +221,7 @@ impl Statement {
 /// Bytes of a moment, divided into categories.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Composition {
-    /// Categories, without `Others`.
+    /// Bytes by category, without `Others`.
     pub categories: BTreeMap<String, i64>,
     /// Bytes that no rule matches.
     pub others: i64,
@@ -360,7 +360,7 @@ impl<'r> Report<'r> {
         largest_first(sums(tags))
     }
 
-    /// Returns tags that several categories match, as (tag, winner, loser).
+    /// Returns tags that rules of several categories match, as (tag, category that wins, other category).
     pub fn conflicts(&self) -> Vec<(String, String, String)> {
         let cells = self.shown_cells();
         let conflicts = self.rules(self.by).map(|rules| rules.conflicts(cells)).unwrap_or_default();

@@ -36,7 +36,7 @@ pub(crate) fn listed(names: impl IntoIterator<Item = String>, limit: usize) -> S
     listed.join(", ")
 }
 
-/// Returns the words whose condition holds: `late, partial`.
+/// Returns the words whose condition is true, separated by commas: `late, partial`.
 pub(crate) fn flags<const N: usize>(words: [(bool, &str); N]) -> String {
     let words = words.into_iter().filter_map(|(is_true, word)| is_true.then_some(word));
     words.collect::<Vec<_>>().join(", ")
@@ -97,7 +97,7 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
             (columns, empty) = (INDENT.len(), true);
         }
         if empty && word.is_empty() {
-            continue; // drop a wide gap where the line was wrapped
+            continue; // omit the blanks between columns where the line was wrapped
         }
         if !empty {
             line.push(' ');

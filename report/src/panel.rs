@@ -29,7 +29,7 @@ pub struct Table {
     pub unit: &'static str,
     /// Headings and times of both columns.
     pub heads: [[String; 2]; 2],
-    /// Rows, parents before their parts; each column adds up as printed.
+    /// Rows of the statement; each row precedes the rows of its parts. Columns add up as printed.
     pub rows: Vec<Row>,
     pub facts: Vec<String>,
 }

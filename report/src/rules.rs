@@ -102,7 +102,7 @@ struct Entry {
 }
 
 impl Groupings {
-    /// Loads a preset, or a file if no preset has that name.
+    /// Loads the preset with this name, or a file if there is no such preset.
     ///
     /// # Errors
     /// See [`Error`].
@@ -123,7 +123,7 @@ impl Groupings {
         static PARSED: LazyLock<[Groupings; PRESETS.len()]> =
             LazyLock::new(|| PRESETS.map(|(name, text)| Groupings::parse(text, name).unwrap_or_default()));
         let find = |name: &str| PARSED.iter().find(|preset| preset.name == name);
-        name.and_then(find).unwrap_or(&PARSED[0]) // a test parses every preset
+        name.and_then(find).unwrap_or(&PARSED[0]) // `PARSED[0]` is `default`; a test parses every preset
     }
 
     /// Returns the rules that fit a run: its own preset, else `torch` if PyTorch's allocator was seen, else `default`.
@@ -154,7 +154,7 @@ impl Groupings {
     }
 }
 
-/// Reads a file up to [`MAX_FILE_BYTES`]. Rejects devices and pipes, because their size is unknown.
+/// Reads a file of at most [`MAX_FILE_BYTES`]. Rejects devices and pipes, because their size is unknown.
 fn read(path: &Path) -> std::io::Result<String> {
     let wrong = |text: &str| std::io::Error::new(std::io::ErrorKind::InvalidInput, text);
     let found = std::fs::metadata(path)?;

@@ -1,4 +1,4 @@
-//! The peak of each device as a tree, along tag paths, for flame graphs and treemaps:
+//! Converts the peak of each device to a tree along tag paths, for flame graphs and treemaps:
 //!
 //! ```text
 //! GPU 0 -> tracked -> model -> layers.17 -> mlp -> activation
@@ -26,7 +26,7 @@ const DEEPEST: usize = 40;
 /// A node of the tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Children by name.
+    /// Child nodes by name.
     pub children: BTreeMap<String, Node>,
     /// The node's own bytes, without its children.
     pub own_bytes: i64,

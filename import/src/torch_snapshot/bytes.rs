@@ -12,7 +12,7 @@ const BUFFER_BYTES: usize = if cfg!(fuzzing) { 64 } else { 1 << 18 };
 pub(super) enum Fault {
     /// The file is invalid: offset and reason.
     Bad { offset: u64, what: String },
-    /// The system returned an error.
+    /// Reading the file failed: offset and the system's error.
     Io { offset: u64, source: io::Error },
 }
 

@@ -53,7 +53,7 @@ const MOST_PARTS_AT_ONCE: u64 = 1 << 14;
 const MOST_STEPS: u64 = 1 << 28;
 
 impl Heap {
-    /// Returns the piece that contains an address, and its start.
+    /// Returns the piece that contains an address, after the address at which the piece starts.
     fn piece_at(&self, address: u64) -> Option<(u64, Piece)> {
         let (&start, &piece) = self.pieces.range(..=address).next_back()?;
         (address - start < piece.bytes).then_some((start, piece))

@@ -30,7 +30,7 @@ const MAX_BYTES: i64 = 1 << 48;
 /// Maximum number of fields that are read from the dict of one record.
 const MAX_FIELDS: usize = 256;
 
-/// A segment at the time of the snapshot.
+/// A segment (memory that the allocator got from the driver at once) at the time of the snapshot.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Segment {
     pub device: u8,
@@ -66,7 +66,7 @@ pub(super) enum Action {
     FreeCompleted,
     SegmentAlloc,
     SegmentFree,
-    /// Maps a part of an expandable segment.
+    /// The allocator mapped a part of an expandable segment.
     SegmentMap,
     SegmentUnmap,
     Oom,
@@ -84,7 +84,7 @@ pub(super) struct Event {
     pub time_us: u64,
     pub stream: u32,
     pub frames: Ref,
-    /// Metadata that the program set.
+    /// Metadata that the program set for its allocations.
     pub metadata: Ref,
 }
 
@@ -366,7 +366,7 @@ impl Snapshot {
         let (Some(address), Some(bytes)) = (address, walk.size(size)) else { return Ok(None) };
         let end = address.saturating_add(bytes);
         if end > limit || address < here.address || bytes == 0 {
-            return Ok(None); // blocks must lie in their segment, sorted by address
+            return Ok(None); // blocks must lie in their segment and be sorted by address
         }
         let is_pending = walk.is(state, "active_pending_free") || walk.is(state, "active_awaiting_free");
         if walk.is(state, "inactive") {

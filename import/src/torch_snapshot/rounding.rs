@@ -11,7 +11,7 @@ const SMALL_SEGMENT: u64 = 2 << 20;
 const LARGE_FROM: u64 = 10 << 20;
 const LARGE_SEGMENT: u64 = 20 << 20;
 
-/// Allocator settings that affect sizes.
+/// Settings of PyTorch's allocator that affect the sizes of blocks.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Settings {
     /// Number of block sizes between two powers of two, for each size of requests from 1 MiB on; 0 and 1 for none.

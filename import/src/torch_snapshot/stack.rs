@@ -34,9 +34,9 @@ enum Worth {
     Operator,
     Torch,
     Node,
-    /// Python code of the program or a library.
+    /// A function in Python code outside PyTorch and the standard library.
     Program,
-    /// Module-level code of the program or a library: used only if there is no function.
+    /// Module-level code outside these; used only if no such function is nearer to the allocation.
     Module,
 }
 
@@ -45,9 +45,9 @@ enum Worth {
 enum Hint {
     #[default]
     Nothing,
-    /// A module is called.
+    /// A module is called, so the forward phase runs.
     Forward,
-    /// The autograd engine runs.
+    /// The autograd engine runs, so the backward phase runs.
     Backward,
     /// Autograd stores a gradient.
     Gradient,

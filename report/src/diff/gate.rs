@@ -78,7 +78,7 @@ fn decimal(text: &str, one: i64) -> Option<i64> {
 pub enum Of {
     /// `used` if known for both sides, else `tracked`.
     Peak,
-    /// A row of the statement that is not a category.
+    /// A row of the statement that is not a category, and its name.
     Part(Part, &'static str),
     /// A category of a grouping, or a tag.
     Named(By, String),
@@ -109,7 +109,7 @@ pub enum Outcome {
     Within,
     /// B exceeds A by more than the limit.
     Above,
-    /// The known values do not suffice for a decision.
+    /// The outcome depends on values that are unknown.
     Unknown,
 }
 
@@ -185,7 +185,7 @@ fn nothing_where_known(bytes: Columns, kind: Kind, table: &super::Table) -> Colu
     table.bytes(sum).map(|sum| sum.map(|_| 0))
 }
 
-/// Judges each pair of devices, and returns the worst verdict.
+/// Compares B with A for each pair of devices, and returns the worst verdict.
 pub fn judge(diff: &Diff<'_>, of: &Of, limit: Limit) -> Verdict {
     let verdicts = diff.pairs.iter().map(|pair| one(diff, pair, of, limit));
     let rank = |verdict: &Verdict| match verdict.outcome {

@@ -35,7 +35,7 @@ pub enum At {
     Now,
 }
 
-/// A side of the comparison.
+/// One of the two compared runs.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct Side<'r> {
@@ -49,7 +49,7 @@ pub struct Side<'r> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Paired {
-    /// Both have the same UUID.
+    /// Both devices have the same UUID.
     Uuid,
     /// Both devices have the same number, and neither has a UUID (imported runs).
     Number,
@@ -57,7 +57,7 @@ pub enum Paired {
     Rank,
     /// Both devices are at the same position in their runs, because nothing else matched.
     Order,
-    /// The device exists on one side only.
+    /// The device exists in one run only.
     Alone,
 }
 

@@ -1,4 +1,4 @@
-//! Several runs combined into one.
+//! Combines several runs into one.
 //!
 //! For a comparison, B's cells are appended to A's, and each device has A's moment as its last and B's as its peak. So one report
 //! applies the same rules to both sides and shortens tag paths to the same depth. For a job, the runs of its ranks are summed.
@@ -184,7 +184,7 @@ pub fn sum_of_ranks(title: &str, mut runs: Vec<Run>) -> Run {
         for device in run.devices {
             let mut name = if several { format!("{name}, GPU {}", device.ordinal) } else { name.clone() };
             if sum.devices.iter().any(|known| known.name == name) {
-                name = format!("{name} ({place})"); // two processes claim one rank
+                name = format!("{name} ({place})"); // two processes claim the same rank
             }
             let ordinal = u16::try_from(sum.devices.len()).unwrap_or(u16::MAX);
             let details = Details { ooms: device.details.ooms, ..Details::default() };

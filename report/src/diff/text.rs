@@ -13,11 +13,11 @@ use gpumem_model::units::{Unit, thousands};
 /// Size of the text form.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Layout {
-    /// Columns of the terminal; `None` if the output is not a terminal.
+    /// Width of the terminal in columns; `None` if the output is not a terminal.
     pub width: Option<usize>,
-    /// Shows every category, tag and device.
+    /// Whether every category, tag and device is shown.
     pub all: bool,
-    /// Shows every tag instead of categories.
+    /// Whether every tag is shown, instead of categories.
     pub tags: bool,
 }
 

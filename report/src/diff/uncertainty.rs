@@ -8,7 +8,7 @@ use serde::Serialize;
 /// A reason why the numbers of one side are not exact.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Uncertainty {
-    /// `A` or `B`.
+    /// The side with the inexact numbers: `A` or `B`.
     pub side: &'static str,
     /// Stable identifier for programs: the name of a flag, or the kind of NVML sample.
     pub code: &'static str,

@@ -1,4 +1,4 @@
-//! Explains the words of a report, with the numbers of a run, and suggests what to do.
+//! Implements `gpumemctl explain`: explains the words of a report with the numbers of a run, and suggests what to do.
 //!
 //! A word is anything that a report prints: the name of a row, a column, a flag, a key of JSON. Categories and tags are explained
 //! from the rules and the run themselves.
@@ -110,7 +110,7 @@ pub fn explain(word: &str, report: Option<&Report<'_>>, width: Option<usize>) ->
     Ok(out.lines.join("\n") + "\n")
 }
 
-/// Returns all words by subject.
+/// Returns the list of all words that can be explained, by subject.
 pub fn list(width: Option<usize>) -> String {
     let mut out = Lines::new(width);
     out.prose(

@@ -67,7 +67,7 @@ impl Limits {
     }
 }
 
-/// Categories of a grouping on all devices, ranked by size.
+/// Categories of one grouping on all devices of the page, ranked by size.
 pub(super) struct Ranks {
     codes: BTreeMap<String, i32>,
     names: Vec<String>,
@@ -379,7 +379,7 @@ fn own(run: &Run, limits: Limits) -> Option<impl Serialize + use<>> {
     let points = (limits.points / 4).max(1);
     let counter = |counter: &Counter| {
         let course = counter.points.iter().step_by(counter.points.len().div_ceil(points).max(1));
-        // Values are limited to 2^52, because a script cannot represent larger integers exactly.
+        // Values are limited to 2^52, because JavaScript cannot represent integers above 2^53 exactly.
         let course: Vec<u64> = course.map(|&(_, value)| value.abs_diff(counter.min).min(1 << 52)).collect();
         object! {
             name: name_of(counter),

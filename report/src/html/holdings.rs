@@ -16,7 +16,7 @@ pub(super) struct Holding(i32, i32, i32, u8, i32, i64, i64);
 
 type Key = (i32, i32, i32, u8, i32);
 
-/// Interned strings: each is stored once.
+/// A list of strings without repetitions; a string's code is its index in the list.
 #[derive(Default)]
 struct Strings {
     codes: BTreeMap<String, i32>,

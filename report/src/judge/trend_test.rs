@@ -26,7 +26,7 @@ const LINE: f64 = 0.02;
 /// A rise of this many times the spread around the line is a trend, however correlated adjacent points are.
 const CLEAR: f64 = 6.0;
 const MOST_CONFIDENCE: f64 = 0.999;
-/// Half-width of 95 % bounds, in standard deviations.
+/// Distance of the 95 % bounds from the rate, in standard deviations.
 const BOUNDS: f64 = 1.96;
 
 /// Verdict on an amount over time.
@@ -41,7 +41,7 @@ pub enum Verdict {
     Shrinking,
     /// The amount changed once, and has been flat since.
     OneJump,
-    /// There are too few points.
+    /// There are too few points for a verdict.
     NotEnoughData,
 }
 
@@ -73,7 +73,7 @@ pub struct Judgement {
     pub points: usize,
     /// First and last step, period or minute of the judged points.
     pub span: Option<(f64, f64)>,
-    /// Size of the jump, for [`Verdict::OneJump`].
+    /// Change in bytes, for [`Verdict::OneJump`].
     pub jump_bytes: Option<i64>,
 }
 
@@ -187,7 +187,7 @@ fn cut(points: &[(f64, f64)]) -> Option<usize> {
     let spread = points.iter().map(|(_, y)| y.abs()).fold(0.0, f64::max);
     let rise = slope * (points[points.len() - 1].0 - points[0].0);
     if one <= (spread * 1e-9).max(rise.abs() * LINE).powi(2) * points.len() as f64 {
-        return None; // one line fits
+        return None; // one line fits the points, so there is no split
     }
     let left = |at: usize| line(&points[..at]).2 + line(&points[at..]).2;
     let places = LEAST_PART..=points.len() - LEAST_PART;
@@ -282,7 +282,7 @@ fn autocorrelation(points: &[(f64, f64)], rate: f64) -> f64 {
         return 0.0;
     }
     let like = left.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum::<f64>() / all;
-    // With few points the estimate is too small by about this amount (Kendall 1954).
+    // With few points this estimate is too small; the added term corrects the bias approximately (Kendall 1954).
     if like > 0.0 { like + (1.0 + 4.0 * like) / left.len() as f64 } else { like }
 }
 

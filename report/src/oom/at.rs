@@ -27,7 +27,7 @@ pub struct Around {
 pub struct Seen {
     /// Id in the store, such as `r7`.
     pub id: Option<String>,
-    /// The run.
+    /// The stored run.
     pub run: Run,
 }
 
@@ -164,7 +164,7 @@ fn plain(found: &Found<'_>) -> String {
     format!("{user} {} {}: {status}, {held}, {free} ({}){ending}", run.process.pid, label(run), unit.name)
 }
 
-/// Returns one JSON document (docs/oom.md).
+/// Returns the processes around a time as one JSON document (docs/oom.md).
 pub fn json(
     seen: &[Seen],
     is_it: &dyn Fn(&Device) -> bool,

@@ -17,7 +17,7 @@ use gpumem_model::units::{Unit, plural};
 /// Maximum number of categories that a picture names, so that it fits on a page.
 const MOST_ROWS: usize = 60;
 
-/// Contents of a picture.
+/// What a picture shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Picture {
     /// The peak of each device, by layer and by data structure, as two stacked bars.
@@ -39,7 +39,7 @@ pub struct Options {
     pub hide_below: Option<f64>,
 }
 
-/// Error: there is nothing to draw; the text gives the reason.
+/// Error: there is nothing to draw, for the reason that the text gives.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Nothing(String);

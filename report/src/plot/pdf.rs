@@ -53,7 +53,7 @@ impl Drawing {
         out
     }
 
-    /// Returns the page's operators, in ASCII; other characters are octal escapes.
+    /// Returns the PDF operators that draw the page, in ASCII; other characters are octal escapes.
     fn content(&self) -> String {
         // In PDF the y axis points upwards.
         let up = |y: f64| self.height - y;

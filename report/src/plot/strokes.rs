@@ -12,12 +12,12 @@ enum Mark {
 }
 use Mark::{Arc, Path};
 
-/// Returns the width of the pen, as a share of the font size.
+/// Returns the width of the pen, as a fraction of the font size.
 pub(super) fn pen(bold: bool) -> f64 {
     if bold { 0.122 } else { 0.08 }
 }
 
-/// Strokes of U+0020 to U+007E.
+/// Strokes of the characters U+0020 to U+007E.
 #[rustfmt::skip]
 const ASCII: [&[Mark]; 95] = [
     &[],
