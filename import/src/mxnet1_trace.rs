@@ -276,7 +276,7 @@ fn caveats(counters: &[(Place, Counter)], end: &Next, [offset, events, late]: [u
     ]);
 }
 
-/// Records the last amount of page-locked memory as host memory of the first GPU, which is not part of the GPU's sum.
+/// Records the last amount of page-locked memory as host memory of the first GPU. The GPU's sum does not include it.
 fn pinned(counters: &[(Place, Counter)], speaker: &mut Speaker, feed: &mut Feed<'_>) {
     let gpus = counters.iter().filter_map(|(place, _)| match place {
         Place::Gpu(slot) => Some(*slot),

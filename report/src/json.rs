@@ -107,7 +107,7 @@ fn moment_json(report: &Report<'_>, moment: &Moment) -> impl Serialize {
         // Direct and block bytes that have a tag; `nameable_bytes` is all direct and block bytes.
         named_bytes,
         nameable_bytes,
-        // From PyTorch's own numbers to `used`; null if PyTorch has no memory.
+        // How PyTorch's own numbers and other memory add up to `used`; null if PyTorch has no memory.
         bridge: Bridge::of(report.run, moment),
         cells: cells.collect::<Vec<_>>(),
     }

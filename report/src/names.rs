@@ -33,7 +33,7 @@ pub(super) fn by_library(cell: &Cell, has_torch: bool) -> Option<String> {
     Some(if has_torch { format!("{name} (outside torch)") } else { format!("{name} (no tag)") })
 }
 
-/// Returns whether a tag is the source line that allocated memory, such as `train.py:212 make_buffer`, or stands for further
+/// Returns whether a tag is the source line that allocated memory, such as `train.py:212 make_buffer`, or the tag for all further
 /// lines. The agent uses such tags for memory without another name.
 pub fn is_line(tag: &str) -> bool {
     let is_place = |(at, _): (usize, &str)| {

@@ -120,7 +120,7 @@ pub(super) fn split_largest(
     (steps, smaller)
 }
 
-/// Returns the text for a step that follows its time and bytes.
+/// Returns the text that follows a step's time and bytes.
 pub(super) fn what(step: &UntrackableChange, unit: Unit) -> String {
     let mut words = vec![step.cause.clone()];
     if step.cause == "smaller steps" {

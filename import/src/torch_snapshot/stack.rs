@@ -200,7 +200,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Returns a text as one path component: separators and control characters are replaced, because a terminal would execute these.
+/// Returns a text as one path component: separators and control characters (which a terminal would execute) are replaced.
 pub(super) fn part(text: &str) -> String {
     let clean = text.chars().map(|letter| if letter == '/' || letter.is_control() { '.' } else { letter });
     let mut part = String::new();

@@ -39,7 +39,7 @@ pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
             format!("{subject} is {amount} {} {than}{than_a} ({what}{share})", shown.unit.name)
         }
     };
-    // The rows whose differences add up to it; untrackable memory (the gap) counts as one row.
+    // The rows whose differences add up to the total difference; untrackable memory (the gap) counts as one row.
     let is_leaf = |row: &Row| match row.part {
         Part::Category | Part::Others | Part::PoolIdle | Part::Opaque => true,
         Part::Predates | Part::Untrackable => used.is_some(),

@@ -255,7 +255,7 @@ fn detail(of: Context<'_>, device: &Device, facts: Vec<String>) -> impl Serializ
         tags,
         libraries,
         holdings,
-        // From PyTorch's own numbers to `used`: at the end, and at the peak.
+        // How PyTorch's own numbers and other memory add up to `used`: at the end, and at the peak.
         bridges: [&device.last, &device.peak].map(|moment| Bridge::of(report.run, moment)),
         steps,
         // Sum in bytes and number of the gap's changes that are not in `steps`.

@@ -13,12 +13,12 @@ use gpumem_model::units::Unit;
 use gpumem_model::units::signed;
 use std::collections::BTreeMap;
 
-/// A wall-clock time, and the distance around it that is searched.
+/// A wall-clock time, and how far before and after it events are searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Around {
     /// Nanoseconds since 1970.
     pub at_ns: i64,
-    /// Distance before and after `at_ns`, in nanoseconds.
+    /// Searched time before and after `at_ns`, in nanoseconds.
     pub for_ns: i64,
 }
 
