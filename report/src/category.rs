@@ -1,6 +1,6 @@
-//! Categories: ordered rules that give names to cells. A cell is memory with equal properties, such as tag, role and pool. The
-//! first rule that matches wins, so every byte is counted once. Memory that no rule matches is `Others`. Rules apply only when a
-//! report is made, after memory is summed by cell: no total depends on them.
+//! Categories: ordered rules that give names to cells. A cell is memory with one tag, role, pool and so on. The first rule that
+//! matches wins, so every byte counts once. `Others` is memory that no rule matches. Rules apply only when a report is made,
+//! after memory is summed by cell: no total depends on them.
 //!
 //! Two **groupings** of the same bytes exist: by layer of the model, and by data structure. Each has its own [`Rules`].
 

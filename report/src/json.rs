@@ -136,8 +136,7 @@ fn causes(parts: UntrackableParts) -> Vec<impl Serialize> {
     shown.map(|(cause, kind, bytes)| object! { cause, kind, bytes }).collect()
 }
 
-/// Returns the categories, the largest first and `Others` last. With the idle and opaque bytes of the moment, they add up to
-/// `tracked`.
+/// Returns the categories, the largest first and `Others` last. With idle and opaque bytes, they add up to `tracked`.
 fn categories(composition: Composition) -> Vec<impl Serialize> {
     let mut list = largest_first(composition.categories);
     list.push((OTHERS.into(), composition.others));

@@ -257,8 +257,7 @@ impl Held {
             events.push(counters.event(moment.time_ns, &what, move || parts().collect()));
         }
         if self.moments.is_empty() {
-            // Runs of older versions have only buckets. The time of a bucket's highest value is not exact, so its last value is
-            // used.
+            // Runs of older versions have only buckets. Uses their last values, because the time of the highest is unknown.
             let buckets = device.series.buckets.iter();
             let tracked = buckets.filter_map(|bucket| Some((bucket.time_ns, bucket.tracked?.last)));
             events.extend(tracked.map(|(time_ns, bytes)| counters.bytes(time_ns, "tracked", bytes)));

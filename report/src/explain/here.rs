@@ -75,8 +75,7 @@ impl<'r> Here<'r> {
         self.two([of(&self.device.last), of(&self.device.peak)])
     }
 
-    /// Formats the sum of the cells with the role or phase `name`. `of` returns a cell's role or phase; `what` is the word for
-    /// both.
+    /// Formats the sum of the cells with the role or phase `name`. `of` returns a cell's role or phase; `what` names both.
     pub(super) fn named(&self, what: &str, of: fn(&Cell) -> Option<&str>, name: &str) -> Option<String> {
         if self.run.cells.iter().all(|cell| of(cell).is_none()) {
             return Some(format!("no program or framework reported {what} of blocks"));

@@ -38,8 +38,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Adds missing pieces (memory from the driver); removes surplus ones with their blocks. Pieces that are only split otherwise
-    /// stay.
+    /// Adds missing pieces (memory from the driver); removes surplus ones with their blocks. Pieces only split otherwise stay.
     fn correct_pieces(&mut self, index: usize, end: &mut Heap) {
         let Some(heap) = self.heap(index) else { return };
         let pieces: Vec<(u64, Piece)> = heap.pieces.iter().map(|(&start, &piece)| (start, piece)).collect();
