@@ -1,4 +1,4 @@
-//! Shared code of the importers: builds records, and limits what arbitrary files may cause.
+//! Shared code of the importers: builds records from file contents, and limits the memory that a file may take.
 //!
 //! ```text
 //! Feed      records of the host: devices, NVML readings; counts unreadable input
@@ -18,17 +18,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 pub(super) const MIB: u64 = 1 << 20;
 /// Maximum size of an allocation (256 TiB, more than any GPU has); larger values are invalid.
 pub(super) const MAX_BYTES: u64 = 1 << 48;
-/// First generated address. Files of other tools contain no usable addresses.
+/// First generated address. Files of other tools contain no usable addresses, so the importers generate them.
 const FIRST_ADDRESS: u64 = 1 << 40;
-/// Number of unreadable places that a message lists; all are counted.
+/// Maximum number of unreadable places that a message lists; further ones are only counted.
 const NAMED: usize = 5;
-/// Maximum number of names of a process. Further names share [`MORE_NAMES`], so memory is bounded and sums stay exact.
+/// Maximum number of names of a process. Further memory gets the name [`MORE_NAMES`], so memory is bounded and sums stay exact.
 const MAX_NAMES: usize = 1 << 16;
 const MORE_NAMES: &str = "(more names)";
-/// Maximum number of allocations of a process that get rows of their own; further ones are summed by name.
+/// Maximum number of allocations of a process with rows of their own; further allocations are summed by name.
 const MAX_ROWS: u64 = 1 << 18;
 
-/// Unreadable places of a file.
+/// Places in a file that cannot be read.
 #[derive(Debug, Default)]
 pub(super) struct Rejects {
     pub count: u64,
@@ -43,35 +43,35 @@ impl Rejects {
         }
     }
 
-    /// Returns the first places: `4, 7, 9, ...`.
+    /// Returns the first places as text: `4, 7, 9, ...`.
     pub fn places(&self) -> String {
         let more = if self.count > self.named.len() as u64 { ", ..." } else { "" };
         self.named.join(", ") + more
     }
 }
 
-/// Emits records of the host, and notes about the file.
+/// Emits records of the host (devices, NVML readings) and caveats about the file.
 pub(super) struct Feed<'s> {
     pub sink: &'s mut dyn Sink,
     /// Time of the next record; a line number if the file has no clock.
     pub time_ns: u64,
     pub rejects: Rejects,
-    /// Slots for which a device record was emitted.
+    /// Slots (numbers of devices in records) for which a device record was emitted.
     devices: BTreeSet<u8>,
-    /// Number of the last NVML reading.
+    /// Number of NVML readings emitted so far.
     sample: u64,
 }
 
 impl<'s> Feed<'s> {
-    /// Returns a feed whose times are positions in the file.
+    /// Returns a feed whose times are line numbers or other positions in the file.
     pub fn of_lines(sink: &'s mut dyn Sink) -> Self {
         let mut feed = Feed::silent(sink);
         feed.anchor(ClockKind::Ordinal, 0);
         feed
     }
 
-    /// Returns a feed whose clock is not defined yet. Without a later [`Feed::anchor`], times are nanoseconds since the first
-    /// one.
+    /// Returns a feed whose clock is not defined yet. Without a later call of [`Feed::anchor`], times are ns since the first
+    /// time.
     pub fn silent(sink: &'s mut dyn Sink) -> Self {
         Feed { sink, time_ns: 0, rejects: Rejects::default(), devices: BTreeSet::new(), sample: 0 }
     }
@@ -90,7 +90,7 @@ impl<'s> Feed<'s> {
         self.say(Origin::Host, stamp, body);
     }
 
-    /// Emits a device that the file identifies only by its number.
+    /// Emits a device that the file identifies only by its number, `slot`.
     pub fn device(&mut self, slot: u8, total_bytes: Option<u64>) {
         if self.devices.insert(slot) || total_bytes.is_some() {
             self.host(on(slot), by_number(slot, total_bytes));
@@ -104,7 +104,7 @@ impl<'s> Feed<'s> {
         self.devices.insert(slot);
     }
 
-    /// Emits one NVML reading: the bytes charged to processes on a device.
+    /// Emits one NVML reading: the bytes that NVML charged to processes on a device, or why they are absent.
     pub fn reading(&mut self, slot: u8, charged: &[(ProcessKey, Result<u64, Absence>)]) {
         self.sample += 1;
         let (stamp, number) = (on(slot), self.sample);
@@ -144,7 +144,7 @@ impl<'s> Feed<'s> {
         self.sink.reject(1);
     }
 
-    /// Adds a caveat if input was rejected. `what` names one item, `place` is the unit of the numbers.
+    /// Adds a caveat if input was rejected. `what` names one rejected item, `place` the unit of its place, such as `line`.
     pub fn tell_rejects(&mut self, what: &str, place: &str, example: &str) {
         if self.rejects.count > 0 {
             let (what, places) = (plural(self.rejects.count, what), self.rejects.places());
@@ -157,7 +157,7 @@ impl<'s> Feed<'s> {
         self.sink.caveat(code, text.into());
     }
 
-    /// Adds the caveats that apply: code, condition, text.
+    /// Adds the caveats whose condition is true. Each is (code, condition, text).
     pub fn caveats<const N: usize>(&mut self, caveats: [(&str, bool, String); N]) {
         for (code, _, text) in caveats.into_iter().filter(|(_, applies, _)| *applies) {
             self.caveat(code, text);
@@ -174,7 +174,7 @@ fn by_number(slot: u8, total_bytes: Option<u64>) -> Body<'static> {
     Body::Device { uuid_high: 0, uuid_low: 0, total_bytes, ordinal: u16::from(slot), id, name: "" }
 }
 
-/// One piece of memory from a file.
+/// A piece of memory that a file lists, such as one allocation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     pub slot: u8,
@@ -183,7 +183,7 @@ pub(super) struct Piece {
     pub tag: u32,
     pub memory: MemoryKind,
     pub role: Role,
-    /// The file states a rounded size.
+    /// Whether the file states only a rounded size.
     pub estimated: bool,
 }
 
@@ -193,27 +193,27 @@ impl Piece {
     }
 }
 
-/// Emits the records of one process of a file. The default is the only process of a file.
+/// Emits the records of one process in a file. The default value is for a file with only one process.
 #[derive(Debug, Default)]
 pub(super) struct Speaker {
     pub key: ProcessKey,
     seq: u64,
-    /// Bytes of generated addresses.
+    /// Bytes of the address range that is used so far, for the next generated address.
     used: u64,
     tags: HashMap<String, u32>,
     devices: BTreeSet<u8>,
     rows: u64,
-    /// Pieces that [`Speaker::settle`] emits together.
+    /// Allocations that [`Speaker::settle`] emits together.
     held: Vec<Piece>,
-    /// Pieces beyond [`MAX_ROWS`], summed by name: count and bytes.
+    /// Allocations beyond [`MAX_ROWS`], summed by (slot, tag, memory kind, role); the values are (number, bytes).
     summed: BTreeMap<(u8, u32, u8, u8), (u64, u64)>,
     cut_tags: u64,
-    /// Slots of the devices with a pool.
+    /// Slots of the devices on which the process has a pool.
     pools: BTreeSet<u8>,
 }
 
 impl Speaker {
-    /// Returns the `number`th process of the file; its pid is unknown.
+    /// Returns the process with this number in the file; its pid is unknown.
     pub fn new(number: u64) -> Self {
         Speaker { key: ProcessKey { pid: 0, start_ticks: number }, ..Speaker::default() }
     }
@@ -229,7 +229,7 @@ impl Speaker {
         self.seq
     }
 
-    /// Gives the process an account on a device, which may stay empty.
+    /// Adds a device to the process, even if it has no memory there.
     pub fn device(&mut self, feed: &mut Feed<'_>, slot: u8) {
         feed.device(slot, None);
         if self.devices.insert(slot) {
@@ -237,7 +237,7 @@ impl Speaker {
         }
     }
 
-    /// Returns the id of a tag path.
+    /// Returns the id of a tag path. Emits a record for a new path.
     pub fn tag(&mut self, feed: &mut Feed<'_>, path: &str) -> u32 {
         let mut end = path.len().min(MAX_TAG_BYTES);
         while !path.is_char_boundary(end) {
@@ -260,7 +260,7 @@ impl Speaker {
         id
     }
 
-    /// Emits an allocation that lives until the end.
+    /// Emits an allocation that is not freed before the end of the file.
     pub fn allocate(&mut self, feed: &mut Feed<'_>, piece: Piece) {
         self.device(feed, piece.slot);
         if self.is_room(piece) {
@@ -268,14 +268,14 @@ impl Speaker {
         }
     }
 
-    /// Adds an allocation for files that describe a state: all allocations are emitted together at the end of the file.
+    /// Adds an allocation of a file that describes a state. All of them are emitted together at the end of the file.
     pub fn hold(&mut self, piece: Piece) {
         if self.is_room(piece) {
             self.held.push(piece);
         }
     }
 
-    /// Returns whether the piece may have its own row; if not, adds it to the sums.
+    /// Returns whether an allocation may have its own row; if not, adds it to the sums in `summed`.
     fn is_room(&mut self, piece: Piece) -> bool {
         self.rows += 1;
         if self.rows > MAX_ROWS {
@@ -301,7 +301,7 @@ impl Speaker {
         address
     }
 
-    /// Returns the id of the driver pool on a device, creating it if needed; see level.rs.
+    /// Returns the id of the process's driver pool on a device; creates it if needed. See level.rs.
     pub fn pool(&mut self, feed: &mut Feed<'_>, slot: u8) -> u64 {
         self.device(feed, slot);
         let pool = 1 + u64::from(slot);
@@ -312,19 +312,19 @@ impl Speaker {
         pool
     }
 
-    /// Allocates a piece from the device's pool and returns its address.
+    /// Allocates memory from the device's pool and returns its address.
     pub fn take(&mut self, feed: &mut Feed<'_>, piece: Piece) -> u64 {
         let pool = self.pool(feed, piece.slot);
         self.row(feed, Piece { memory: MemoryKind::StreamOrdered, ..piece }, pool)
     }
 
-    /// Frees a piece to the device's pool.
+    /// Frees memory to the device's pool.
     pub fn give(&mut self, feed: &mut Feed<'_>, slot: u8, address: u64) {
         let begin_seq = self.emit(feed, on(slot), Body::FreeBegin { address });
         self.emit(feed, on(slot), Body::FreeEnd { begin_seq, result: 0 });
     }
 
-    /// Sets the bytes that the device's pool reserves.
+    /// Sets the bytes that the process's pool on the device reserves from the driver.
     pub fn keep(&mut self, feed: &mut Feed<'_>, slot: u8, bytes: u64) {
         let pool = self.pool(feed, slot);
         let body = Body::PoolState { pool, reserved_bytes: bytes, used_bytes: bytes, took_us: 0 };
@@ -335,7 +335,7 @@ impl Speaker {
         self.emit(feed, Stamp::default(), Body::Step { number });
     }
 
-    /// Emits the held pieces and the sums. Must precede a reading that covers the whole process.
+    /// Emits the allocations in `held` and the sums in `summed`. Must precede an NVML reading that covers the whole process.
     fn settle(&mut self, feed: &mut Feed<'_>) {
         for piece in std::mem::take(&mut self.held) {
             self.device(feed, piece.slot);
@@ -348,7 +348,7 @@ impl Speaker {
         let count: u64 = summed.values().map(|(count, _)| count).sum();
         for ((slot, tag, memory, role), (_, mut rest)) in summed {
             let memory = MemoryKind::from_code(memory);
-            // A sum may exceed the maximum of one allocation.
+            // A sum may exceed the maximum size of one allocation, so it is split.
             while rest > 0 {
                 let bytes = rest.min(MAX_BYTES);
                 self.row(feed, Piece { memory, ..Piece::new(slot, bytes, tag, Role::from_code(role)) }, 0);
@@ -361,14 +361,14 @@ impl Speaker {
         feed.caveat("summed_rows", text);
     }
 
-    /// Emits a watermark: all records up to now are complete, so a reading may be compared with them.
+    /// Emits a watermark: all records up to now are complete, so an NVML reading may be compared with them.
     pub fn watermark(&mut self, feed: &mut Feed<'_>) {
         self.settle(feed);
         let body = Body::Watermark { last_seq: self.seq, in_flight_since_ns: 0 };
         self.say(feed, Stamp::default(), body);
     }
 
-    /// Emits what remains at the end of the file.
+    /// Emits the remaining records, the caveats about names, and the end of the process.
     pub fn end(&mut self, feed: &mut Feed<'_>) {
         self.settle(feed);
         let (cut, most) = (plural(self.cut_tags, "name"), thousands(MAX_NAMES as u64));

@@ -1,6 +1,6 @@
-//! For files that report amounts instead of allocations: the bytes that a device holds, at many times.
+//! For files that list amounts instead of allocations: the bytes that a device holds at many times.
 //!
-//! Changes are booked in a driver pool, which keeps its reserved bytes until it is polled. Therefore `tracked` goes from one
+//! Changes are recorded in a driver pool, whose reserved bytes change only when it is polled. Therefore `tracked` goes from one
 //! amount directly to the next, without intermediate values.
 
 use super::feed::{Feed, Piece, Speaker};
@@ -9,17 +9,17 @@ use std::collections::BTreeMap;
 
 const MAX_ROWS: usize = 1 << 16;
 
-/// A total as a counter reports it. Each rise is booked as an allocation, each fall as a free.
+/// A total that a file lists over time. Each rise is recorded as an allocation, each fall as a free.
 #[derive(Debug, Default)]
 pub(super) struct Total {
     bytes: u64,
     live: usize,
-    /// Addresses of live rows, by their size.
+    /// Addresses of live allocations, by their size.
     rows: BTreeMap<u64, Vec<u64>>,
 }
 
 impl Total {
-    /// Sets the bytes that the device holds now.
+    /// Sets the total on a device to `bytes`.
     pub fn set(&mut self, speaker: &mut Speaker, feed: &mut Feed<'_>, slot: u8, bytes: u64) {
         if bytes < self.bytes {
             self.fall(speaker, feed, slot, self.bytes - bytes);
@@ -31,7 +31,7 @@ impl Total {
     }
 
     fn rise(&mut self, speaker: &mut Speaker, feed: &mut Feed<'_>, slot: u8, mut bytes: u64) {
-        // At the maximum number of rows, the smallest row is merged into the new one.
+        // At the maximum number of rows (live allocations), the smallest row is merged into the new one.
         if self.live == MAX_ROWS
             && let Some((size, address)) = self.smallest()
         {
@@ -50,7 +50,7 @@ impl Total {
         Some((size, self.take(size)?))
     }
 
-    /// Removes a row of this size and returns its address.
+    /// Removes an allocation of this size from the list and returns its address.
     fn take(&mut self, size: u64) -> Option<u64> {
         let rows = self.rows.get_mut(&size)?;
         let address = rows.pop()?;
@@ -61,7 +61,7 @@ impl Total {
         Some(address)
     }
 
-    /// Frees `bytes`: each time the largest row that fits, else the smallest. Any excess is allocated again.
+    /// Frees `bytes`: repeatedly the largest allocation that fits, else the smallest. Bytes freed in excess are allocated again.
     fn fall(&mut self, speaker: &mut Speaker, feed: &mut Feed<'_>, slot: u8, bytes: u64) {
         let mut left = bytes;
         while left > 0 {
@@ -77,15 +77,15 @@ impl Total {
     }
 }
 
-/// A composition: pieces with names.
+/// The memory of a device at one time, as allocations with names.
 #[derive(Debug, Default)]
 pub(super) struct Composition {
-    /// Pieces with their addresses; `None` for a position without bytes.
+    /// Allocations with their addresses; `None` for a position without bytes.
     held: Vec<Option<(Piece, u64)>>,
 }
 
 impl Composition {
-    /// Replaces the held pieces; each keeps its position from call to call.
+    /// Replaces the allocations by `pieces`. An allocation that is equal at the same position stays.
     pub fn set(&mut self, speaker: &mut Speaker, feed: &mut Feed<'_>, slot: u8, pieces: &[Piece]) {
         let name = |piece: &Piece| (piece.bytes, piece.tag, piece.role);
         self.held.resize(self.held.len().max(pieces.len()), None);

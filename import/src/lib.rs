@@ -1,4 +1,4 @@
-//! Imports files of other tools as observations. The formats are listed in one table; each has its own module.
+//! Imports files of other tools. Converts them to the records that an agent or daemon would emit. Each format has its own module.
 #![forbid(unsafe_code)]
 
 mod feed;
@@ -24,11 +24,11 @@ use gpumem_runs::input::{Error, Input};
 use gpumem_runs::{export, recording};
 use std::path::Path;
 
-/// A format that can be read.
+/// A file format that can be imported.
 pub struct Format {
-    /// Name on the command line.
+    /// Name of the format on the command line.
     pub name: &'static str,
-    /// One-line description.
+    /// Description of the format in one line.
     pub about: &'static str,
     looks_like: fn(&[u8]) -> bool,
     read: fn(Input, &mut dyn Sink) -> Result<(), Error>,
@@ -41,7 +41,7 @@ impl std::fmt::Debug for Format {
     }
 }
 
-/// All formats, the most reliably recognised first.
+/// All formats; those that are recognised most reliably come first.
 pub const FORMATS: &[Format] = &[
     Format {
         name: "recording",
@@ -122,15 +122,15 @@ pub const FORMATS: &[Format] = &[
     },
 ];
 
-/// Returns the format with a name.
+/// Returns the format with this name on the command line.
 pub fn format(name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.name == name)
 }
 
-/// Reads a file into runs, in the format `forced` or else in the format that it looks like.
+/// Reads a file into runs. Its format is `forced`, or else the format that it looks like.
 ///
 /// # Errors
-/// See [`Error`]: each names the problem, its place, and what would be valid.
+/// See [`Error`]: each states the problem, its place, and what would be valid.
 pub fn read_file(path: &Path, forced: Option<&'static Format>) -> Result<Vec<Run>, Error> {
     read(Input::open(path)?, forced)
 }
@@ -153,7 +153,7 @@ pub fn read(input: Input, forced: Option<&'static Format>) -> Result<Vec<Run>, E
     Ok(builder.runs(false))
 }
 
-/// Reads a file and passes its observations to `sink`.
+/// Reads a file and passes its records to `sink`.
 ///
 /// # Errors
 /// Same as [`read_file`].
@@ -162,7 +162,7 @@ pub fn observe_file(path: &Path, forced: Option<&'static Format>, sink: &mut dyn
     (format_of(&input, forced)?.read)(input, sink)
 }
 
-/// Rejects an exported run: it is already a run and contains no records.
+/// Rejects an exported run: it is a finished run, so it contains no records.
 fn no_records(input: Input, _: &mut dyn Sink) -> Result<(), Error> {
     let what = "is a run already, and has no records to play: report or import it".to_owned();
     Err(Error::Damaged { path: input.path, offset: 0, what })

@@ -5,7 +5,7 @@ use gpumem_model::units::plural;
 use gpumem_runs::input::{Error, Input, Line, Lines};
 use std::borrow::Cow;
 
-/// Calls `each` for the lines of a file with their numbers, from 1; returns the number of lines.
+/// Calls `each` with the number (from 1) and text of each line of a file; returns the number of lines.
 pub(super) fn lines(
     input: Input,
     feed: &mut Feed<'_>,
@@ -76,7 +76,7 @@ pub(super) fn fields(line: &str) -> Option<Vec<Cow<'_, str>>> {
     }
 }
 
-/// Splits at the closing quote; a doubled quote stands for a single one and does not close.
+/// Splits the text at its closing quote. A doubled quote stands for one quote character and does not close the text.
 fn unquote(text: &str) -> Option<(Cow<'_, str>, &str)> {
     let mut from = 0;
     loop {
@@ -92,12 +92,12 @@ fn unquote(text: &str) -> Option<(Cow<'_, str>, &str)> {
     }
 }
 
-/// Returns whether a file's beginning contains a text.
+/// Returns whether the beginning of a file contains `needle`.
 pub(super) fn contains(head: &[u8], needle: &[u8]) -> bool {
     head.windows(needle.len()).any(|window| window == needle)
 }
 
-/// Returns the first line of a file's beginning that is not blank; `None` if it is not text.
+/// Returns the first line that is not blank in the beginning of a file; `None` if it is not text.
 pub(super) fn first_line(head: &[u8]) -> Option<&str> {
     let start = head.iter().position(|byte| !byte.is_ascii_whitespace())?;
     let line = head.get(start..)?;

@@ -1,11 +1,11 @@
-//! CSV of the GPU memory profiler that was proposed for MXNet 1.x (`mxnet_gpu_memory_profiler.csv`).
+//! Reads CSV of the GPU memory profiler that was proposed for MXNet 1.x (`mxnet_gpu_memory_profiler.csv`).
 //!
 //! ```text
 //! TAG,MIB          one allocation; no header, no quotes, no time; a tag may have commas
 //! ```
 //!
-//! The tag's prefix gives the kind of data (`in_arg:`, `data_entry:`, `workspace:FILE+LINE:...`). Frees are not recorded. The
-//! accompanying log, with stacks of untagged allocations, is not read.
+//! The tag's prefix gives the kind of data (`in_arg:`, `data_entry:`, `workspace:FILE+LINE:...`). Frees are not recorded. A
+//! separate log with the stacks of untagged allocations is not read.
 
 use super::feed::{Feed, MAX_BYTES, MIB, Piece, Speaker};
 use super::lines::{first_line, lines};
@@ -15,7 +15,7 @@ use gpumem_wire::Role;
 
 const FORMAT: &str = "mxnet1-csv";
 const EXAMPLE: &str = "in_arg:fc_weight,3.814697";
-/// Number of lines that are checked.
+/// Number of lines that are checked to recognise the format.
 const LOOKED_AT: usize = 8;
 
 const PREFIXES: [(&str, Role); 9] = [
@@ -38,7 +38,7 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
     let is_whole = head.len() < gpumem_runs::input::HEAD_BYTES;
     let mut lines: Vec<&[u8]> = head.split(|&byte| byte == b'\n').take(LOOKED_AT + 1).collect();
     if lines.len() > LOOKED_AT || !is_whole {
-        lines.pop(); // the last line may be cut
+        lines.pop(); // the last line may be incomplete
     }
     let lines: Vec<&[u8]> = lines.into_iter().filter(|line| !line.trim_ascii().is_empty()).collect();
     let rows: Vec<_> = lines.iter().filter_map(|line| row(std::str::from_utf8(line).ok()?)).collect();
@@ -46,7 +46,7 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
     rows.iter().any(is_known) && rows.len() * 2 > lines.len()
 }
 
-/// Returns tag and bytes of a line.
+/// Returns the tag and the bytes of a line.
 fn row(line: &str) -> Option<(&str, u64)> {
     let (tag, mib) = line.trim().rsplit_once(',')?;
     let mib: f64 = mib.trim().parse().ok()?;

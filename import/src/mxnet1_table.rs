@@ -1,4 +1,4 @@
-//! Aggregate statistics of MXNet 1.x's profiler (`profiler.dumps()`): the memory rows.
+//! Reads the memory rows in the aggregate statistics of MXNet 1.x's profiler (`profiler.dumps()`).
 //!
 //! ```text
 //! Profile Statistics.                                     1.2 to 1.4: kB under headings of time; `Time` is the last value
@@ -12,8 +12,8 @@
 //! {"Time": {...}, "Memory": {"Device Storage": {"Memory: gpu/0": {"Count", "Min", "Max", "Avg"}}}, "Unit": {...}}
 //! ```
 //!
-//! A kB is 1000 bytes; values pass through a 32-bit float. The file has no times: the run holds each device's maximum. `Avg` is
-//! (max-min)/2, not a mean; `Min` starts at 2^31-1. A file may contain several tables, for example of several programs.
+//! A kB is 1000 bytes; values were converted to 32-bit floats. The file has no times, so the run holds each device's maximum.
+//! `Avg` is (max-min)/2, not a mean; `Min` starts at 2^31-1. A file may contain several tables, for example of several programs.
 
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
 use super::lines::{contains, lines};
@@ -27,12 +27,12 @@ use std::io::Read;
 
 const FORMAT: &str = "mxnet1-table";
 const EXAMPLE: &str = "Memory: gpu/0   147   200.7040   25221.8926   12510.5938";
-/// Maximum size of the JSON form, which is a single value.
+/// Maximum size of the JSON form in bytes. It is read as a whole, because it is a single value.
 const MAX_JSON_BYTES: u64 = 8 << 20;
-/// Maximum number of tables, and of memory rows in each.
+/// Maximum number of tables that are read, and of memory rows in each table.
 const MAX_TABLES: usize = 256;
 const MAX_ROWS: usize = 128;
-/// Initial value of a minimum: a minimum at or above it means that all readings were above 2 GiB.
+/// Minimum values at or above this are close to MXNet's initial value: all readings were above 2 GiB.
 const CAPPED_MIN: u64 = 2_147_483_000;
 
 /// Returns whether a file contains a table or its JSON form.
@@ -46,7 +46,7 @@ fn is_json(head: &[u8]) -> bool {
     head.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{')
 }
 
-/// A memory row, in bytes.
+/// A row of the table about one kind of memory; amounts are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Row {
     place: String,
@@ -57,7 +57,7 @@ struct Row {
 }
 
 impl Row {
-    /// Parses a text row. The name may contain blanks, so numbers are counted from the right; rows of 1.2 have five.
+    /// Parses a row of text. The name may contain blanks, so the numbers are taken from the right. Rows of version 1.2 have five.
     fn of(line: &str) -> Option<Row> {
         let mut words: Vec<&str> = line.split_ascii_whitespace().collect();
         let is_number = |word: &&&str| word.parse::<f64>().is_ok();
@@ -97,7 +97,7 @@ impl Row {
     }
 }
 
-/// Converts kB with decimals to bytes.
+/// Converts kB (with decimals) to bytes.
 fn of_kb(kb: f64) -> Option<u64> {
     let bytes = (kb * 1000.0).round();
     (0.0..1e18).contains(&bytes).then_some(bytes as u64)
@@ -107,7 +107,7 @@ fn of_kb(kb: f64) -> Option<u64> {
 struct Table {
     line: u64,
     rows: Vec<Row>,
-    /// Rows of pools, whose bytes are included in those of devices.
+    /// Rows of pools. Their bytes are included in the rows of devices.
     pools: Vec<Row>,
 }
 

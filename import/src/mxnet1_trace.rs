@@ -1,4 +1,4 @@
-//! Memory counters in the Chrome trace of MXNet 1.x's profiler.
+//! Reads memory counters in the Chrome trace of MXNet 1.x's profiler.
 //!
 //! ```text
 //! {"traceEvents": [ ..., {"name": "Memory: gpu/0", "cat": "Device Storage", "ph": "C", "ts": MICROSECONDS,
@@ -23,11 +23,11 @@ use std::collections::BTreeMap;
 
 const EXAMPLE: &str =
     r#"{"name": "Memory: gpu/0", "ph": "C", "ts": 1559670489349250, "args": {"Memory: gpu/0": 201320}}"#;
-/// Number of readings that are buffered and sorted before the earliest are emitted.
+/// Number of counter values that are buffered to sort them by time. When the buffer is full, the earliest values are emitted.
 const WINDOW: usize = 1 << 20;
 /// A time in 2001, in microseconds since 1970; smaller values are not wall-clock times.
 const FIRST_WALL_US: u64 = 1_000_000_000_000_000;
-/// Maximum number of pools that are counted separately.
+/// Maximum number of counters (kinds of memory) that are read.
 const MAX_POOLS: usize = 64;
 
 /// Returns whether a file begins like a trace with MXNet's memory counters.
@@ -37,7 +37,7 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
     is_trace && (has(b"\"Memory: gpu/") || has(b"\"Device Storage\"") || has(b"\"cpu pinned/\""))
 }
 
-/// Returns whether a file begins inside an array. A second dump to the same file begins with a comma.
+/// Returns whether a file begins inside a JSON array. A second dump to the same file begins with a comma.
 fn is_array(head: &[u8]) -> bool {
     matches!(head.iter().find(|byte| !byte.is_ascii_whitespace()), Some(b'[' | b','))
 }
@@ -51,7 +51,7 @@ struct Event<'a> {
     args: BTreeMap<String, Number>,
 }
 
-/// A count; MXNet may write it as a float.
+/// A whole number; MXNet may write it as a float.
 #[derive(Deserialize, Clone, Copy)]
 #[serde(untagged)]
 enum Number {
@@ -69,11 +69,11 @@ impl Number {
     }
 }
 
-/// Memory that a counter measures.
+/// The memory that a counter counts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     Gpu(u8),
-    /// `cpu/0`, `cpu pinned`, `cpu shared`.
+    /// Host memory: `cpu/0`, `cpu pinned`, `cpu shared`.
     Host(String),
 }
 
@@ -103,7 +103,7 @@ struct Counter {
     last: u64,
     first_us: u64,
     last_us: u64,
-    /// Integral of the value: bytes times microseconds.
+    /// Integral of the value over time: bytes times microseconds.
     integral: u128,
     total: Total,
 }
@@ -119,7 +119,7 @@ impl Counter {
         (self.last, self.last_us) = (bytes, time_us.max(self.last_us));
     }
 
-    /// Returns the mean value between the first and the last reading.
+    /// Returns the mean value between the first and the last counter value.
     fn mean(&self) -> u64 {
         let width = u128::from(self.last_us - self.first_us);
         self.integral.checked_div(width).map_or(self.last, |mean| u64::try_from(mean).unwrap_or(u64::MAX))
@@ -147,14 +147,14 @@ struct Reading {
 
 #[derive(Default)]
 struct Trace<'s> {
-    /// Becomes `feed` with the first reading that is emitted, because its clock begins there.
+    /// Output before the first value is emitted. It then becomes `feed`, because the clock begins at that value.
     sink: Option<&'s mut dyn Sink>,
     feed: Option<Feed<'s>>,
     speaker: Speaker,
     counters: Vec<(Place, Counter)>,
     window: Vec<Reading>,
     first_us: u64,
-    /// Time of the last emitted reading.
+    /// Time of the last emitted value.
     told_us: u64,
     late: u64,
 }
@@ -184,9 +184,9 @@ impl<'s> Trace<'s> {
         Some(())
     }
 
-    /// Emits the earliest `count` buffered readings.
+    /// Emits the earliest `count` buffered values.
     fn tell(&mut self, count: usize) {
-        self.window.sort_by_key(|reading| reading.time_us); // stable: readings of the same microsecond keep their order
+        self.window.sort_by_key(|reading| reading.time_us); // stable: values of the same microsecond keep their order
         let later = self.window.split_off(count.min(self.window.len()));
         let now = std::mem::replace(&mut self.window, later);
         if let (Some(sink), Some(first)) = (self.sink.take(), now.first()) {
@@ -250,7 +250,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     Ok(())
 }
 
-/// Adds the caveats of the run; `end` is how the trace ended, at byte `offset` after `events` events.
+/// Adds the caveats of the run. `end` is how the trace ended: at byte `offset`, after `events` events.
 fn caveats(counters: &[(Place, Counter)], end: &Next, [offset, events, late]: [u64; 3], feed: &mut Feed<'_>) {
     let sentences = |is_gpu: bool| {
         let mut all: Vec<_> =
@@ -276,7 +276,7 @@ fn caveats(counters: &[(Place, Counter)], end: &Next, [offset, events, late]: [u
     ]);
 }
 
-/// Books the last amount of page-locked memory as host memory of the first GPU, outside its sum.
+/// Records the last amount of page-locked memory as host memory of the first GPU. The GPU's sum does not include it.
 fn pinned(counters: &[(Place, Counter)], speaker: &mut Speaker, feed: &mut Feed<'_>) {
     let gpus = counters.iter().filter_map(|(place, _)| match place {
         Place::Gpu(slot) => Some(*slot),

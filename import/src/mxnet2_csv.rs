@@ -1,4 +1,4 @@
-//! GPU memory profile of MXNet 2.0 (`gpu_memory_profile-pid_PID.csv`): allocations that were live when it was written.
+//! Reads the GPU memory profile of MXNet 2.0 (`gpu_memory_profile-pid_PID.csv`): allocations that were live when MXNet wrote it.
 //!
 //! ```text
 //! "Attribute Name","Requested Size","Device","Actual Size","Reuse?"     quoted or not
@@ -6,10 +6,10 @@
 //! "nvml_amend","BYTES","DEVICE","BYTES","0"                             NVML's number minus all actual sizes
 //! ```
 //!
-//! `Actual Size` is the size that the pool allocated; the sum of all actual sizes and the amendment is what NVML charged. Rows of
-//! `image_io` are page-locked host memory that the writer counted as device memory. They are removed from the device's
-//! sum but stay in the NVML charge. The writer computes the amendment by unsigned subtraction, so it wraps if more was tracked
-//! than charged.
+//! `Actual Size` is the size that the pool allocated. The sum of all actual sizes and the amendment (`nvml_amend`) is what NVML
+//! charged. Rows of `image_io` are page-locked host memory that the writer counted as device memory. They are removed from the
+//! device's sum but stay in the NVML charge. The writer computes the amendment by unsigned subtraction, so it wraps if more was
+//! tracked than charged.
 
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
 use super::lines::{fields, first_line, lines};
@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, HashMap};
 
 pub(super) const PRESET: &str = "mxnet";
 const EXAMPLE: &str = "\"in_arg:fc_weight\",\"1000\",\"0\",\"4096\",\"0\"";
-/// Scopes whose memory is host memory.
+/// First components of names whose memory is host memory.
 const HOST_SCOPES: [&str; 1] = ["image_io"];
 
 pub(super) fn looks_like(head: &[u8]) -> bool {
@@ -38,13 +38,13 @@ fn is_header(fields: &[Cow<'_, str>]) -> bool {
     has("Attribute Name") && has("Requested Size") && has("Actual Size")
 }
 
-/// One row. Without quotes, its name may contain commas.
+/// One row. If it has no quotes, its name may contain commas.
 #[derive(Debug, PartialEq, Eq)]
 struct Row {
     name: String,
     requested: u64,
     device: u8,
-    /// May be negative for the amendment.
+    /// Actual size in bytes; may be negative for the amendment.
     actual: i64,
     reused: bool,
 }
@@ -71,7 +71,7 @@ impl Row {
     }
 }
 
-/// Removes a generated prefix of 8_4_4_4_12 hex digits from a name.
+/// Removes a generated prefix of hexadecimal digits (8, 4, 4, 4 and 12 digits) from a name.
 fn named(name: &str) -> &str {
     const GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
     let mut rest = name;
@@ -85,11 +85,11 @@ fn named(name: &str) -> &str {
     if rest.is_empty() { name } else { rest }
 }
 
-/// Returns the tag path of a name: its scopes in a uniform spelling.
+/// Returns the tag path for a name: its scopes, separated by slashes and with one spelling for all versions.
 fn path(name: &str) -> String {
     let segments = name.split(':').map(named);
     let segments = segments.enumerate().map(|(index, segment)| match segment {
-        "updated" if index == 0 => "updater", // spelling in files of 2020
+        "updated" if index == 0 => "updater", // files of 2020 have this spelling
         segment => segment,
     });
     segments.collect::<Vec<_>>().join("/")
@@ -114,7 +114,7 @@ fn role(path: &str) -> Role {
     ];
     match classes.iter().find(|(class, _)| has(class)) {
         Some((_, role)) => *role,
-        // The output of a block's node is named after the block, and so is its gradient.
+        // The output of a block's node, and its gradient, have names that begin with the block's name.
         None if last.starts_with(first) => Role::Activation,
         None if ["_fwd", "_backward", "_head_grad"].iter().any(|end| last.ends_with(end)) => Role::Activation,
         None => Role::Unknown,
@@ -123,7 +123,7 @@ fn role(path: &str) -> Role {
 
 #[derive(Debug, Default)]
 struct Device {
-    /// Sum of all rows, host memory included, as the writer computes it.
+    /// Sum of all rows, including host memory, as the writer computes it.
     actual: i64,
     host: i64,
     amendment: Option<i64>,
@@ -145,7 +145,7 @@ struct Profile {
     rounding: HashMap<String, Rounding>,
 }
 
-/// Maximum number of names whose rounding is kept separately.
+/// Maximum number of names whose requested and actual sizes are kept separately.
 const MAX_ROUNDED_NAMES: usize = 1 << 16;
 
 impl Profile {
@@ -177,7 +177,7 @@ impl Profile {
         rounding.actual = rounding.actual.saturating_add(bytes);
     }
 
-    /// Emits the bytes that NVML charged, from the writer's sum and its amendment.
+    /// Emits NVML readings: the writer's sum plus its amendment.
     fn readings(&self, speaker: &mut Speaker, feed: &mut Feed<'_>) {
         speaker.watermark(feed);
         for (&slot, device) in &self.devices {
@@ -218,7 +218,7 @@ impl Profile {
         feed.caveats([("reused", self.reused > 0, text)]);
     }
 
-    /// Reports by category how much more was allocated than requested.
+    /// Adds a caveat that states by category how much more was allocated than requested.
     fn rounding(&self, feed: &mut Feed<'_>) {
         let groupings = Groupings::preset(Some(PRESET));
         let mut by_category: BTreeMap<String, u64> = BTreeMap::new();
@@ -252,7 +252,7 @@ impl Profile {
     }
 }
 
-/// Returns the pid in the file name that MXNet uses.
+/// Returns the pid, if the file has the name that MXNet gives it.
 fn pid(input: &Input) -> Option<u32> {
     let name = input.path.file_name()?.to_string_lossy().into_owned();
     let (_, pid) = name.rsplit_once("-pid_")?;

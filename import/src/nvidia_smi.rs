@@ -1,4 +1,4 @@
-//! CSV output of nvidia-smi about processes: `used` bytes only.
+//! Reads CSV output of nvidia-smi about processes. It has only `used` bytes.
 //!
 //! ```text
 //! Wall time,Step,Value                             a scalar as TensorBoard exports it: seconds since 1970, MiB
@@ -8,7 +8,7 @@
 //! 2018/11/26 05:28:41.251, GPU-..., 12898, python3, 4031 MiB           with any of its columns, once or with -l
 //! ```
 //!
-//! Rows with the same time are one reading. Without times, a reading ends where a process appears again.
+//! Rows with the same time are one reading of all processes. Without times, a reading ends where a process appears again.
 
 use super::feed::{Feed, MAX_BYTES, MIB};
 use super::lines::{fields, first_line, lines};
@@ -24,7 +24,7 @@ const FORMAT: &str = "nvidia-smi-csv";
 const EXAMPLE: &str = "1543210121.25,50,4031.0 below \"Wall time,Step,Value\", or 12898, 4031 MiB below \"pid, used_gpu_memory [MiB]\"";
 const MAX_PROCESSES: usize = 1024;
 const MAX_GPUS: usize = 255;
-/// A process that is missing in this many consecutive readings has ended; its pid then belongs to another process.
+/// A process that is missing in this many consecutive readings has ended; the same pid later is a new process.
 const MOST_MISSED: u32 = 8;
 
 pub(super) fn looks_like(head: &[u8]) -> bool {
@@ -33,19 +33,19 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Columns {
-    /// Wall time, step, value.
+    /// TensorBoard's columns: wall time, step, value.
     Scalar,
     Processes {
         count: usize,
         time: Option<usize>,
-        /// Column that identifies the GPU best.
+        /// Column that identifies the GPU best: UUID, else another one.
         gpu: Option<usize>,
         model: Option<usize>,
         pid: usize,
         name: Option<usize>,
         used: usize,
     },
-    /// Rows of whole devices, without processes.
+    /// Columns for whole devices, without processes.
     Devices,
 }
 
@@ -54,7 +54,7 @@ impl Columns {
         if names == ["Wall time", "Step", "Value"] {
             return Some(Columns::Scalar);
         }
-        // Returns the column with the first of these names that exists.
+        // Returns the column of the first of the names `wanted` that exists.
         let find = |wanted: &[&str]| {
             let column =
                 |wanted: &&str| names.iter().position(|name| name.split(' ').next() == Some(*wanted));
@@ -75,7 +75,7 @@ impl Columns {
     }
 }
 
-/// Parses an amount in MiB, with or without its unit, or the reason why there is none.
+/// Parses an amount in MiB, with or without its unit, to bytes. Returns the reason if the text states that there is no amount.
 fn mib(text: &str) -> Option<Result<u64, Absence>> {
     let text = text.trim();
     match text {
@@ -88,7 +88,7 @@ fn mib(text: &str) -> Option<Result<u64, Absence>> {
     (0.0..=MAX_BYTES as f64).contains(&bytes).then_some(Ok(bytes as u64))
 }
 
-/// Parses `2018/11/26 05:28:41.251` as UTC, in nanoseconds since 1970. The file does not state a time zone.
+/// Parses a time such as `2018/11/26 05:28:41.251` as UTC, in ns since 1970. The file does not state a time zone.
 fn timestamp(text: &str) -> Option<u64> {
     let (date, time) = text.trim().split_once(' ')?;
     let mut date = date.split(['/', '-']).map(|part| part.parse::<u64>().ok());
@@ -101,39 +101,39 @@ fn timestamp(text: &str) -> Option<u64> {
         return None;
     }
     let nanos = fraction.parse::<u64>().ok()? * 10_u64.pow(9 - fraction.len() as u32);
-    // Years are counted from March, so that a leap day is the last day of its year.
+    // Counts years from March, so that a leap day is the last day of its year.
     let (year, month) = if month < 3 { (year - 1, month + 9) } else { (year, month - 3) };
     let days = (365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1)
         .checked_sub(719_468)?;
     Some((((days * 24 + hour) * 60 + minute) * 60 + second) * 1_000_000_000 + nanos)
 }
 
-/// Parses the 32 hexadecimal digits after `GPU-`.
+/// Parses the 32 hexadecimal digits of a UUID after `GPU-`.
 fn uuid(text: &str) -> Option<u128> {
     let digits: String = text.strip_prefix("GPU-")?.chars().filter(|&character| character != '-').collect();
     (digits.len() == 32).then(|| u128::from_str_radix(&digits, 16).ok()).flatten()
 }
 
-/// Processes of one reading, by GPU.
+/// Processes of one reading with their used bytes, by GPU.
 type Group = BTreeMap<u8, Vec<(ProcessKey, Result<u64, Absence>)>>;
 
 #[derive(Default)]
 struct Log {
     columns: Option<Columns>,
     gpus: Vec<String>,
-    /// Live processes by pid: key, and number of readings since the process was last listed.
+    /// Live processes by pid: key, and number of readings since the last one that contained the process.
     live: BTreeMap<u32, (ProcessKey, u32)>,
     processes: usize,
     group: Group,
     /// GPUs that had a process in the last reading.
     busy: BTreeSet<u8>,
-    /// Time of the current reading, in the file's time.
+    /// Time of the current reading, on the file's clock.
     group_time: Option<u64>,
     group_line: u64,
     first: Option<u64>,
     readings: u64,
     backwards: u64,
-    /// Some rows have no column that identifies the GPU.
+    /// Whether some rows have no column that identifies the GPU.
     nameless: bool,
 }
 
@@ -143,7 +143,7 @@ impl Log {
         if line.trim().is_empty() {
             return;
         }
-        // With -l, some versions repeat the header.
+        // With option -l, some versions of nvidia-smi repeat the header.
         if let Some(columns) = Columns::of(&fields) {
             self.columns.get_or_insert(columns);
             return;
@@ -232,7 +232,7 @@ impl Log {
         self.group.entry(slot).or_default().push(row);
     }
 
-    /// Emits the completed reading. A GPU without rows in it no longer has processes.
+    /// Emits the completed reading. A GPU that has no row in the reading no longer has processes.
     fn flush(&mut self, feed: &mut Feed<'_>) {
         let group = std::mem::take(&mut self.group);
         if group.is_empty() {

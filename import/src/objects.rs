@@ -1,21 +1,21 @@
 //! Iterates over the objects of a JSON array in a file that may not be valid JSON as a whole. A trace that is still being written
-//! has no end. One that was started twice has two beginnings, and a truncated one ends inside an object.
+//! has no end, and a truncated one ends inside an object. A trace that was started twice has two beginnings.
 
 use std::io::{self, BufRead};
 
 const MAX_OBJECT_BYTES: usize = 1 << 20;
-/// Maximum number of consecutive bytes outside objects. More is a hole, and reading on would take too long.
+/// Maximum number of consecutive bytes outside objects. If there are more, reading stops, because it would take too long.
 const MAX_BETWEEN_BYTES: u64 = 16 << 20;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// An object; its bytes are in [`Objects::bytes`].
+    /// A complete object; its bytes are in [`Objects::bytes`].
     Object,
-    /// Text that begins like an object but is not one.
+    /// Bytes that begin like an object but are not one.
     Bad,
     /// The file ends inside an object or before the end of the array.
     Cut,
-    /// More than [`MAX_BETWEEN_BYTES`] outside objects.
+    /// More than [`MAX_BETWEEN_BYTES`] consecutive bytes outside objects.
     Hole,
     /// The file ends after the array.
     End,
@@ -23,16 +23,16 @@ pub(super) enum Next {
 
 pub(super) struct Objects<R> {
     reader: R,
-    /// Name of the array; everything before it is skipped.
+    /// Name of the array; everything before this name is skipped.
     key: &'static [u8],
-    /// Number of bytes of `key` that the last bytes match; `None` inside the array.
+    /// While searching for the array: number of bytes of `key` that match so far. `None` inside the array.
     matched: Option<usize>,
     pub bytes: Vec<u8>,
-    /// Number of bytes consumed.
+    /// Number of bytes read so far.
     pub offset: u64,
 }
 
-/// Position within an object.
+/// State of the parser within an object.
 #[derive(Clone, Copy)]
 struct Inside {
     depth: u32,
@@ -41,7 +41,7 @@ struct Inside {
 }
 
 impl<R: BufRead> Objects<R> {
-    /// Reads the array `key` (with its quotes); the file itself if it is an array.
+    /// Reads the array that follows the name `key` (given with its quotes). If `is_array`, the file itself is the array.
     pub fn new(reader: R, key: &'static [u8], is_array: bool) -> Self {
         let matched = if is_array { None } else { Some(0) };
         Objects { reader, key, matched, bytes: Vec::new(), offset: 0 }
@@ -101,7 +101,7 @@ impl<R: BufRead> Objects<R> {
     }
 }
 
-/// Processes one byte of an object; returns a result when the object ends.
+/// Processes one byte of an object; returns a result at the end of the object.
 fn step(state: &mut Inside, byte: u8) -> Option<Next> {
     let is_control = byte < b' ' && (state.text || !matches!(byte, b'\t' | b'\n' | b'\r'));
     match byte {
@@ -122,7 +122,7 @@ fn step(state: &mut Inside, byte: u8) -> Option<Next> {
     None
 }
 
-/// Processes one byte while searching for the key, a colon and a bracket; returns true once all are found.
+/// Processes one byte while searching for the key, a colon and a bracket; returns true once all three are found.
 fn seek(key: &[u8], matched: &mut usize, byte: u8) -> bool {
     let blank = byte.is_ascii_whitespace();
     match (*matched).checked_sub(key.len()) {

@@ -1,4 +1,4 @@
-//! Cuts a run to a window by reading its file again, up to the window's begin and then up to its end. All sums are exact then.
+//! Limits a run to a time window. Reads its file again, up to the window's begin and then up to its end. So all sums are exact.
 
 use crate::{Format, observe_file};
 use gpumem_ledger::{Origin, ProcessKey, ProcessView};
@@ -10,13 +10,13 @@ use gpumem_runs::input::Error;
 use gpumem_wire::{Body, Record};
 use std::path::Path;
 
-/// Passes on the records up to the window's end; starts a new part at its begin.
+/// Passes the records up to the window's end to `builder`. At the window's begin, starts a new part of the run.
 struct Upto<'b> {
     builder: &'b mut RunBuilder,
     from_ns: Option<u64>,
     to_ns: u64,
-    /// Processes that already had a record after the window. Times of several threads are not exactly in record order. Skipping
-    /// single records in between would make them look lost, so all later records of the process are skipped.
+    /// Processes that already had a record after the window; all their later records are skipped. Records of several threads are
+    /// not exactly in the order of time. Skipping single records would make them look lost.
     over: Vec<Origin>,
 }
 
@@ -34,7 +34,7 @@ impl Upto<'_> {
 impl Sink for Upto<'_> {
     fn observe(&mut self, origin: Origin, record: &Record<'_>) {
         let time_ns = record.stamp.time_ns;
-        // Names apply regardless of the time of their record.
+        // Records of names apply to the window whatever their time.
         let is_name = matches!(
             record.body,
             Body::Tag { .. }
@@ -69,7 +69,7 @@ impl Sink for Upto<'_> {
     }
 }
 
-/// Returns the window of a run that was read from this file; `None` if the file no longer contains the process.
+/// Returns the window of a run that was read from the file `path`; `None` if the file no longer contains the process.
 ///
 /// # Errors
 /// Same as reading the file the first time.
@@ -125,14 +125,14 @@ pub fn reread(
         WindowKind::At => run.clone(),
         WindowKind::Since | WindowKind::Between => then.clone(),
     };
-    // The run is not a part of a life: only the window began there.
+    // The builder marked the run as a part of a process's life, because of the window's begin. Removes this mark.
     told.caveats.retain(|caveat| caveat.code != "part");
     told.coverage.part = None;
     told.state = run.state;
     for device in &mut told.devices {
         let Some(then) = then.devices.iter().find(|then| then.name == device.name) else { continue };
         match window.part {
-            // Cells are only appended, so the indices of the earlier moment are still valid.
+            // Cells are only appended, so the indices of the moment at the window's begin are still valid.
             WindowKind::At => device.peak = held(then),
             WindowKind::Between => device.last = held(then),
             WindowKind::Since => {}

@@ -1,11 +1,11 @@
-//! Output of the TBD suite's memory_analysis.py for a log (`..._ANALYSIS`): sums of categories.
+//! Reads the output of the TBD suite's memory_analysis.py for a log (`..._ANALYSIS`): sums of categories.
 //!
 //! ```text
 //! {"WORD": [BYTES, ["(TAG).\n", ...]], ...}        all tags that contain WORD, and the sum of their bytes
 //! ```
 //!
-//! Sizes of single allocations are lost. A category becomes one allocation with all bytes; its other tags become allocations of
-//! 0 bytes, so that the number of allocations is right. The file lacks tags that match no category word.
+//! The file lacks sizes of single allocations, and tags that match no category word. Each category becomes one allocation with
+//! all its bytes. Its other tags become allocations of 0 bytes, so that the number of allocations is right.
 
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
 use super::tbd_log;
@@ -22,7 +22,7 @@ use std::rc::Rc;
 const FORMAT: &str = "tbd-analysis";
 const EXAMPLE: &str = r#""in_arg": [1024.0, ["(in_arg:fc_weight).\n"]]"#;
 const MAX_TEXT_BYTES: usize = 1 << 20;
-/// Maximum number of categories; the suite has some fifty words.
+/// Maximum number of categories; the suite defines about fifty words.
 const MAX_CATEGORIES: u64 = 4096;
 
 /// Returns whether a file begins with an object that contains tags as the suite writes them.
@@ -31,7 +31,7 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
     is_object && head.windows(5).any(|window| window == b").\\n\"")
 }
 
-/// Limits the bytes read between two words, so that an endless text does not fill the memory.
+/// Limits the bytes that are read between two words, so that an endless text does not fill the memory.
 struct Meter<R> {
     inner: R,
     left: Rc<Cell<usize>>,
@@ -54,9 +54,9 @@ impl<R: BufRead> Read for Meter<R> {
 #[derive(Debug, Default)]
 struct Tags {
     count: u64,
-    /// Common prefix of all tags; `None` once two differ.
+    /// Common prefix of all tags so far; `None` once two differ.
     prefix: Option<String>,
-    /// Common role of all tags; unknown once two differ.
+    /// Common role of all tags so far; unknown once two differ.
     role: Role,
 }
 
@@ -79,7 +79,7 @@ impl Tags {
         }
     }
 
-    /// Returns the path under which the category's bytes are booked: the word, below the common prefix of its tags.
+    /// Returns the tag path for a category's bytes: the word, below the common prefix of its tags.
     fn path(&self, word: &str) -> String {
         let plain = word.strip_prefix('(').and_then(|word| word.strip_suffix(')')).unwrap_or(word);
         match &self.prefix {
@@ -120,7 +120,7 @@ impl Analysis<'_, '_> {
     }
 }
 
-/// Reads the top-level object.
+/// Reads the top-level object of the file.
 impl<'de> Visitor<'de> for &mut Analysis<'_, '_> {
     type Value = ();
 
@@ -143,7 +143,7 @@ impl<'de> Visitor<'de> for &mut Analysis<'_, '_> {
     }
 }
 
-/// Reads `[BYTES, [TAGS]]`.
+/// Reads the value of a category, `[BYTES, [TAGS]]`.
 struct Category<'a>(&'a Cell<usize>);
 
 impl<'de> DeserializeSeed<'de> for Category<'_> {
@@ -170,7 +170,7 @@ impl<'de> Visitor<'de> for Category<'_> {
     }
 }
 
-/// Reads `[TAGS]`.
+/// Reads the list of a category's tags, `[TAGS]`.
 struct List<'a>(&'a Cell<usize>);
 
 impl<'de> DeserializeSeed<'de> for List<'_> {

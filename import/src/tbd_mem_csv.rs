@@ -1,4 +1,4 @@
-//! CSV of the TBD suite's pytorch_mem_profiler: claimed memory use for each iteration.
+//! Reads CSV of the TBD suite's pytorch_mem_profiler: the memory use that it computed for each iteration.
 //!
 //! ```text
 //! epoch,iteration,peak_cached,current_cached,total_feature_map_usage,total_weight_usage,PARAMETER...,
@@ -7,8 +7,8 @@
 //!
 //! The cached bytes come from PyTorch's allocator and become `tracked`. All other columns are claims of the profiler. It adds up
 //! every pointer that it has not seen before, freed or not. Therefore feature maps may exceed the memory of the GPU many times.
-//! If a row's claims fit into its cached bytes, those bytes get the claimed names; otherwise they get none.
-//! Several processes may write to one file: a second row for the same iteration belongs to another process.
+//! If the claims of a row fit into its cached bytes, these bytes get the claimed names; otherwise they get no names. Several
+//! processes may write to one file: a second row for the same iteration belongs to another process.
 
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
 use super::level::Composition;
@@ -37,10 +37,10 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
 #[derive(Debug)]
 struct Columns {
     count: usize,
-    /// Epoch, iteration, peak_cached, current_cached.
+    /// Columns of epoch, iteration, peak_cached, current_cached.
     keys: [usize; 4],
     totals: [Option<usize>; 4],
-    /// Columns of single parameters and their gradients: column, index in `totals`, name.
+    /// Columns of single parameters and their gradients, as (column, index in `totals`, name).
     parts: Vec<(usize, usize, String)>,
 }
 
@@ -52,7 +52,7 @@ impl Columns {
         totals[0]?;
         let mut parts = Vec::new();
         for total in [1, 2] {
-            // These columns follow their total, up to the next total.
+            // The columns of parameters (or gradients) follow the column of their total, up to the next total.
             let Some(from) = totals[total] else { continue };
             let later = totals.iter().flatten().chain(&keys).filter(|&&at| at > from);
             let to = later.min().copied().unwrap_or(names.len());
@@ -66,7 +66,7 @@ impl Columns {
     }
 }
 
-/// One row, in bytes.
+/// One row, with amounts in bytes.
 struct Row {
     step: (u64, u64),
     peak: u64,
@@ -136,7 +136,7 @@ impl Rank {
         Rank { speaker: Speaker::new(number as u64), slot: number as u8, ..Rank::default() }
     }
 
-    /// Books the row's peak, and then its current bytes.
+    /// Records the row's peak, and then its current bytes.
     fn take(&mut self, feed: &mut Feed<'_>, columns: &Columns, row: &Row) {
         self.step = row.step;
         self.speaker.device(feed, self.slot);
@@ -152,7 +152,7 @@ impl Rank {
         }
     }
 
-    /// Returns the named pieces of a row; their sum is the row's claim.
+    /// Returns the row's memory as pieces with names; their sum is the sum that the row claims.
     fn named(&mut self, feed: &mut Feed<'_>, columns: &Columns, row: &Row) -> Vec<Piece> {
         let mut pieces = Vec::new();
         if row.is_impossible() {
@@ -161,7 +161,7 @@ impl Rank {
         for (index, ((_, name, role), claim)) in TOTALS.into_iter().zip(row.claims).enumerate() {
             let of_total = columns.parts.iter().zip(&row.parts).filter(|((_, total, _), _)| *total == index);
             let sum = of_total.clone().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
-            // Parts are rounded individually, so their sum may exceed the total.
+            // Parts are rounded individually, so their sum may exceed the claimed total.
             let parts_fit = sum <= claim;
             let rest = if parts_fit { claim - sum } else { claim };
             let tag = self.speaker.tag(feed, name);
@@ -181,9 +181,9 @@ struct Profile {
     ranks: Vec<Rank>,
     rows: u64,
     impossible: u64,
-    /// The row with the highest impossible claim, and its line.
+    /// The row with the highest claim among the impossible ones, and its line.
     worst: Option<(u64, Row)>,
-    /// Number of possible rows whose claims exceed the bytes cached at the end of the iteration.
+    /// Number of rows with possible claims that exceed the bytes cached at the end of the iteration.
     unfit: u64,
 }
 

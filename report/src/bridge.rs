@@ -1,4 +1,4 @@
-//! Reconciles a framework's own numbers with those of nvidia-smi, at one moment:
+//! Adds up PyTorch's own numbers and the memory outside PyTorch to the bytes that nvidia-smi shows, at one moment of a run:
 //!
 //! ```text
 //! memory_allocated + idle = memory_reserved
@@ -6,53 +6,53 @@
 //! ```
 //!
 //! `idle` includes blocks that wait for a stream: their owner has freed them, but they cannot be reused yet. All values are sums
-//! of the moment's amounts, so they always add up.
+//! of the same list of bytes at that moment, so they always add up.
 
 use super::names::{TORCH, library};
 use crate::{held, sum};
 use gpumem_model::run::{Cell, Class, Device, Moment, Run};
 use serde::Serialize;
 
-/// Source of the framework's memory.
+/// Where PyTorch's memory comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// PyTorch's own pool.
+    /// PyTorch's own caching allocator.
     Pool,
-    /// The driver, one allocation for each tensor: no pool of PyTorch was seen (`cudaMallocAsync`, or caching disabled).
+    /// The driver, which PyTorch asks for each tensor (`cudaMallocAsync`, or caching disabled): the run shows no pool of PyTorch.
     Driver,
 }
 
-/// The bytes of a moment, from the framework's numbers to the driver's.
+/// Memory of one process on one device at one moment, from PyTorch's numbers to the driver's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Bridge {
-    /// Source of the framework's memory.
+    /// Where PyTorch's memory comes from.
     pub source: Source,
-    /// Bytes that the framework calls allocated. For [`Source::Driver`], live allocations by its allocator's library.
+    /// Bytes in live tensors. For [`Source::Driver`]: bytes of live allocations that PyTorch's library requested.
     pub memory_allocated_bytes: i64,
-    /// Bytes that it holds in addition. For [`Source::Driver`], idle bytes of the driver's pools.
+    /// Bytes that PyTorch reserves but does not use. For [`Source::Driver`]: idle bytes of the driver's pools.
     pub idle_bytes: i64,
-    /// The part of `idle_bytes` in blocks that wait for a stream.
+    /// The part of `idle_bytes` in freed blocks that wait for a stream.
     pub pending_bytes: i64,
-    /// Sum of allocated and idle bytes.
+    /// Sum of `memory_allocated_bytes` and `idle_bytes`.
     pub memory_reserved_bytes: i64,
-    /// The rest of `tracked`.
+    /// Bytes that the agent tracks outside PyTorch.
     pub outside_bytes: i64,
-    /// Memory older than the agent.
+    /// Bytes allocated before the agent was loaded.
     pub predates_bytes: Option<i64>,
-    /// Untrackable memory, as in the report.
+    /// Untrackable bytes (used - predates - tracked), as in the report.
     pub untrackable_bytes: Option<i64>,
-    /// Sum of reserved, outside, predates and untrackable, if all are known.
+    /// Sum of `memory_reserved_bytes`, outside, predates and untrackable bytes; `None` if one is unknown.
     pub used_bytes: Option<i64>,
 }
 
-/// Returns whether it is the library of PyTorch's allocator, which calls the driver.
+/// Returns whether `path` is the library of PyTorch's allocator, which calls the driver.
 fn is_torch_library(path: &str) -> bool {
     matches!(library(path), "libc10_cuda" | "libc10_hip")
 }
 
 impl Bridge {
-    /// Returns the numbers of a moment; `None` for a process without memory of PyTorch.
+    /// Returns the bridge of a moment; `None` if PyTorch has no memory in the process.
     pub fn of(run: &Run, moment: &Moment) -> Option<Self> {
         moment.tracked_bytes?;
         let source = if super::names::has_torch(run) {
@@ -78,7 +78,7 @@ impl Bridge {
         })
     }
 
-    /// Returns the amounts of a moment that are not the framework's.
+    /// Returns a moment that contains only the bytes outside PyTorch.
     pub(super) fn outside(run: &Run, moment: &Moment, source: Source) -> Moment {
         let is_outside = |&&(index, _): &&(u32, i64)| {
             run.cells.get(index as usize).is_none_or(|cell| part(cell, source) == Part::Outside)
@@ -87,7 +87,7 @@ impl Bridge {
         Moment { amounts, ..Moment::default() }
     }
 
-    /// Returns the sum of two; a value that is unknown in either is unknown.
+    /// Returns the sum of two bridges. A value that is unknown in either is unknown in the sum.
     pub(super) fn plus(self, other: Bridge) -> Bridge {
         let both = |a: Option<i64>, b: Option<i64>| Some(a?.saturating_add(b?));
         Bridge {
@@ -115,7 +115,7 @@ fn part(cell: &Cell, source: Source) -> Part {
     let is_own = match source {
         Source::Pool => cell.pool.as_deref() == Some(TORCH),
         Source::Driver => match cell.class {
-            // The driver's pools: attributed to torch, because no other user has been found.
+            // Idle bytes of the driver's pools are attributed to PyTorch, because no other user of these pools has been found.
             Class::PoolIdle => cell.pool.is_none(),
             _ => cell.library.as_deref().is_some_and(is_torch_library),
         },
@@ -128,14 +128,14 @@ fn part(cell: &Cell, source: Source) -> Part {
     }
 }
 
-/// Returns the framework's total of live blocks and ours, if they differed at the last comparison. They also differ if the
-/// framework had blocks before the agent was loaded.
+/// Returns PyTorch's total of live blocks and the agent's total, if they differed at the last comparison. They also differ if
+/// PyTorch had blocks before the agent was loaded.
 pub(super) fn disagreement(device: &Device) -> Option<(u64, u64)> {
     let pool = device.details.pools.iter().find(|pool| pool.name.as_deref() == Some(TORCH))?;
     pool.check.filter(|(own, ours)| own != ours)
 }
 
-/// Returns the framework's last reported (reserved, allocated) bytes; `None` if a comparison found them equal to ours.
+/// Returns the (reserved, allocated) bytes that PyTorch last reported; `None` if a comparison found them equal to the agent's.
 pub(super) fn own_word(device: &Device) -> Option<(u64, u64)> {
     let pool = device.details.pools.iter().find(|pool| pool.name.as_deref() == Some(TORCH))?;
     pool.own.filter(|_| pool.check.is_none_or(|(own, ours)| own != ours))

@@ -10,7 +10,7 @@ use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, plural, signed, thousands};
 use std::cmp::Reverse;
 
-/// A run of the job.
+/// A run of the ended job.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub struct Ended<'r> {
@@ -18,13 +18,13 @@ pub struct Ended<'r> {
     pub run: &'r Run,
 }
 
-/// Number of categories shown: for a single device, and for each of several.
+/// Maximum number of categories shown for each device: if there is one device, and if there are several.
 const NAMED: (usize, usize) = (3, 2);
 /// Maximum number of devices shown.
 const DEVICES: usize = 3;
 
-/// Returns at most five lines; the last one suggests the next command. `job` is the argument that names the job to `gpumemctl
-/// report`.
+/// Returns at most five lines; the last one suggests the next command. `job` is the argument of `gpumemctl report` that selects
+/// the job.
 pub fn brief(ended: &[Ended<'_>], job: &str) -> Vec<String> {
     let reports = ended.iter().map(|ended| Report::new(ended.run, Groupings::of_run(ended.run), None));
     let reports: Vec<Report<'_>> = reports.collect();
@@ -90,7 +90,7 @@ fn alone(report: &Report<'_>, device: &Device) -> Vec<String> {
     vec![head, format!("peak of tracked {} at {at}: {parts}", unit.amount_with_name(tracked)), idle, gap]
 }
 
-/// Returns why nothing is tracked.
+/// Returns the reason why no memory of the process is tracked.
 fn unseen(run: &Run) -> &'static str {
     match run.coverage.blocked_by {
         Some(_) => "its agent could not attach to CUPTI",
@@ -131,8 +131,8 @@ fn several(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<String> 
     lines
 }
 
-/// Returns the largest categories, the sum of the rest, and idle memory, which add up to `tracked` as printed. Also returns the
-/// idle bytes.
+/// Returns the largest categories, the sum of the other categories, and idle memory. They add up to `tracked` as printed. Also
+/// returns the idle bytes.
 fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -> (String, i64) {
     let composition = report.composition(moment, report.by);
     let more = [(report.by.name_of_rest(), composition.others), ("opaque pools", composition.opaque)];
@@ -160,7 +160,7 @@ fn end(run: &Run) -> String {
     }
 }
 
-/// Returns flags for reasons why the numbers are too low.
+/// Returns the flags that explain why the numbers are too low.
 fn doubt(run: &Run) -> String {
     let coverage = &run.coverage;
     let flags = flags([
@@ -188,7 +188,7 @@ mod tests {
         brief(&ended, "--job j1")
     }
 
-    /// Checks that the parts in a line add up to the sum before them.
+    /// Checks that the amounts in a line add up to the total before the colon.
     fn adds_up(line: &str, total: &str) {
         let parts = line.split(": ").nth(1).expect("parts").split(';').next().expect("parts");
         let tenths = |word: &str| word.replace(['.', ','], "").parse::<i64>().ok();

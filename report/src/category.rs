@@ -1,7 +1,8 @@
-//! Categories: ordered rules that name cells. The first match wins, so every byte is counted once. Memory that no rule matches is
-//! `Others`. Rules are applied in views, after the sums: no total depends on them.
+//! Categories: ordered rules that give names to cells. A cell is memory with one tag, role, pool and so on. The first rule that
+//! matches wins, so every byte counts once. `Others` is memory that no rule matches. Rules apply only when a report is made,
+//! after memory is summed by cell: no total depends on them.
 //!
-//! Two **groupings** of the same bytes exist, by layer and by data structure. Each has its own [`Rules`].
+//! Two **groupings** of the same bytes exist: by layer of the model, and by data structure. Each has its own [`Rules`].
 
 use gpumem_model::cell::{CellTraits, is_sum, without_sum};
 use gpumem_model::run::{Cell, Class};
@@ -11,17 +12,17 @@ use regex_lite::Regex;
 /// Name of memory that no rule matches.
 pub const OTHERS: &str = "Others";
 
-/// Limit for the compiled size of an expression, because its cost on each tag grows with it. Far above what names need.
+/// Maximum compiled size of a regular expression in bytes, because its cost on each tag grows with it. Names need far less.
 const MAX_PATTERN_BYTES: usize = 1 << 15;
 
-/// A pattern that must match a whole text.
+/// A pattern that a whole text must match.
 #[derive(Debug, Clone)]
 pub struct Pattern(Matcher);
 
 #[derive(Debug, Clone)]
 enum Matcher {
-    /// Most patterns are globs and are tried on every tag, so they have their own fast implementation. Holds the pieces between
-    /// the stars.
+    /// A glob, as the pieces between its stars. Most patterns are globs and are tried on every tag, so globs have a fast
+    /// implementation.
     Glob(Box<[Box<str>]>),
     Expression(Regex),
 }
@@ -70,8 +71,8 @@ impl Pattern {
     }
 }
 
-/// Matches the pieces between stars one by one, each at its first occurrence. For globs the first occurrence is as good as any
-/// later one, so no backtracking is needed.
+/// Matches the pieces between stars one by one, each at its first occurrence. A later occurrence would leave less text for the
+/// other pieces, so no backtracking is needed.
 fn glob_matches(pieces: &[Box<str>], text: &str) -> bool {
     let (first, pieces) = pieces.split_first().map_or(("", pieces), |(first, pieces)| (&**first, pieces));
     let Some(mut rest) = piece_at_start(first, text) else { return false };
@@ -85,7 +86,7 @@ fn glob_matches(pieces: &[Box<str>], text: &str) -> bool {
         }
     }
     match last {
-        None => rest.is_empty(), // no star at all
+        None => rest.is_empty(), // the glob has no star
         Some("") => true,
         Some(last) => {
             let (length, available) = (last.chars().count(), rest.chars().count());
@@ -96,7 +97,7 @@ fn glob_matches(pieces: &[Box<str>], text: &str) -> bool {
     }
 }
 
-/// Returns the text after a piece at its start; `?` in the piece matches any character.
+/// Returns the text after `piece`, if it begins with `piece`; `?` in the piece matches any character.
 fn piece_at_start<'t>(piece: &str, text: &'t str) -> Option<&'t str> {
     if !piece.contains('?') {
         return text.strip_prefix(piece);
@@ -118,11 +119,11 @@ fn find_piece<'t>(piece: &str, text: &'t str) -> Option<&'t str> {
     text.char_indices().find_map(|(at, _)| piece_at_start(piece, &text[at..]))
 }
 
-/// A rule. A cell matches if every non-empty list has a matching element.
+/// A rule. A cell matches the rule if each list that is not empty has an element that matches.
 #[derive(Debug, Clone, Default)]
 #[allow(missing_docs)]
 pub struct Rule {
-    /// Name of the category; several rules may have the same.
+    /// Name of the category; several rules may have the same category.
     pub name: String,
     pub tags: Vec<Pattern>,
     pub roles: Vec<Role>,
@@ -147,25 +148,25 @@ impl Rule {
     }
 }
 
-/// One grouping.
+/// The rules of one grouping.
 #[derive(Debug, Clone, Default)]
 pub struct Rules {
     /// Rules in order of precedence.
     pub rules: Vec<Rule>,
 }
 
-/// A cell that rules of different categories match; the first one wins.
+/// A cell that rules of different categories match; the first of these rules wins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Conflict {
     pub cell: usize,
     pub winner: String,
-    /// Category of a later rule that matches too.
+    /// Category of a later rule that matches the cell too.
     pub loser: String,
 }
 
 impl Rules {
-    /// Returns the category of a direct or block cell; `None` for `Others` and for classes that rules do not name.
+    /// Returns the category of a cell with direct or block bytes; `None` for `Others` and for other classes of memory.
     pub fn category<'c>(&self, cell: impl Into<CellTraits<'c>>) -> Option<&str> {
         let cell = cell.into();
         if !is_named_by_rules(cell.class) {
@@ -175,7 +176,7 @@ impl Rules {
     }
 
     /// Returns cells that rules of several categories match by tag or library, so that the user can check the order of the rules.
-    /// A later rule on role or phase alone is meant for the remaining memory, and is not a conflict.
+    /// A later rule that has only roles or phases is meant for the remaining memory, so its match is not a conflict.
     pub fn conflicts(&self, cells: &[Cell]) -> Vec<Conflict> {
         let mut conflicts = Vec::new();
         let is_one = |cell: &CellTraits<'_>| is_named_by_rules(cell.class) && !cell.tag.is_some_and(is_sum);
@@ -192,7 +193,7 @@ impl Rules {
     }
 }
 
-/// Returns whether rules apply to cells of a class. Idle and opaque bytes have no tag and get their own rows.
+/// Returns whether rules apply to cells of a class. Idle bytes and pools that report no blocks have no tag, but their own rows.
 pub fn is_named_by_rules(class: Class) -> bool {
     matches!(class, Class::Direct | Class::Block)
 }

@@ -1,8 +1,8 @@
-//! The report as CSV, with one line for each cell and moment. The bytes of a device at a moment add up to what NVML charges, or
-//! to `tracked` without a sample.
+//! The report as CSV, with one line for each cell (memory with the same tag, role and so on) and moment. The bytes of a device at
+//! a moment add up to the bytes that NVML charges, or to `tracked` if NVML was not read.
 //!
-//! `part` is one of `direct`, `block`, `pool_idle`, `opaque`, `predates`, `uncovered`, or a part of untrackable memory: `context`,
-//! `modules`, `local_memory`, `heaps`, `rounding`, `unexplained`.
+//! Column `part` is `direct`, `block`, `pool_idle`, `opaque` (a pool that reports no blocks), `predates`, `uncovered` (a process
+//! without an agent), or a part of untrackable memory: `context`, `modules`, `local_memory`, `heaps`, `rounding`, `unexplained`.
 
 use super::{By, Report};
 use crate::category::OTHERS;
@@ -35,7 +35,7 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
         let _ = writeln!(out, ",{bytes}");
     };
     for &(index, bytes) in &moment.amounts {
-        // A run from another source may refer to a missing cell; its bytes stay in the sum.
+        // A run that no daemon wrote may refer to a cell that it does not contain; the cell's bytes stay in the sum.
         let Some(cell) = report.run.cells.get(index as usize) else {
             row("direct", [OTHERS, OTHERS, "", "", "", "", ""], bytes);
             continue;
@@ -76,7 +76,7 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
 mod tests {
     use super::*;
 
-    /// Such a run may come from a daemon of another version, or from a source that is not a daemon.
+    /// A run that refers to a missing cell may come from a daemon of another version, or from a source that is not a daemon.
     #[test]
     fn an_amount_of_a_cell_that_is_not_there_stays_in_the_sum() {
         let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");

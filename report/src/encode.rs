@@ -1,12 +1,12 @@
-//! Encodings that several output forms share: JSON objects, fields of CSV, text in markup.
+//! Encodings that several output forms share: JSON objects, CSV fields, text in HTML and XML.
 
 use gpumem_model::escape::escape_key;
 
-/// Makes a JSON object: names with their values, in this order. A name alone takes the variable of that name. With
-/// `#[serde(flatten)]` the object has the fields of the value instead; an optional field is a flattened `Option` of an object.
+/// Makes a JSON object from fields with values, in this order. A field without a value takes the variable of the same name. With
+/// `#[serde(flatten)]` the value's own fields become fields of the object. An optional field is a flattened `Option`.
 macro_rules! object {
     ($($(#[$attribute:meta])* $name:ident $(: $value:expr)?),* $(,)?) => {{
-        // Each value has its own type parameter, with the value's name.
+        // Each value has its own type parameter, which has the same name as the field.
         #[allow(non_camel_case_types)]
         let object = {
             #[derive(serde::Serialize)]
@@ -22,9 +22,9 @@ pub(crate) use object;
 
 /// Encodes a text as one CSV field. Different texts give different fields, and no spreadsheet evaluates one as a formula.
 ///
-/// An apostrophe is inserted before `=`, `+`, `-` or `@` where a cell may begin; blanks, quotes and further apostrophes may be
-/// between. To decode, remove the first such apostrophe. Some spreadsheets also treat semicolons and bars as separators, even
-/// inside quotes, so a cell may begin after each of these characters.
+/// An apostrophe is inserted before `=`, `+`, `-` or `@` where a spreadsheet cell may begin; blanks, quotes and further
+/// apostrophes may be between. To decode, remove the first such apostrophe. Some spreadsheets also treat semicolons and bars as
+/// separators, even inside quotes, so a cell may begin after each of these characters.
 pub(crate) fn csv_field(text: &str) -> String {
     const SEPARATORS: [char; 3] = [',', ';', '|'];
     let text = escape_key(text);
@@ -41,7 +41,7 @@ pub(crate) fn csv_field(text: &str) -> String {
     out
 }
 
-/// Returns whether a spreadsheet would evaluate the cell as a formula, if leading apostrophes, quotes and blanks are removed.
+/// Returns whether a spreadsheet would evaluate a cell as a formula after leading apostrophes, quotes and blanks are removed.
 fn is_formula(cell: &str) -> bool {
     let first = cell
         .trim_start_matches(|character: char| character.is_whitespace() || matches!(character, '\'' | '"'));

@@ -1,5 +1,5 @@
-//! A table of several processes, or of one process on several devices, with their sums. It adds up as printed in both directions:
-//! downwards, and across as used = predates + tracked + gap.
+//! A table of several processes, or of one process on several devices, with their sums. Its printed amounts add up in each
+//! column, and in each row as used = predates + tracked + gap.
 
 use super::table::Table;
 use crate::encode::{csv_field, csv_number};
@@ -12,7 +12,7 @@ use gpumem_model::units::Unit;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// Amounts of one row: a process on a device, or a sum of such rows. used = predates + tracked + gap.
+/// Amounts of one row: a process on a device, or a sum of such rows. In each row used = predates + tracked + gap.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Identity {
     /// Bytes that NVML charges.
@@ -21,16 +21,16 @@ pub struct Identity {
     /// Bytes allocated before the agent was loaded.
     #[serde(rename = "predates")]
     pub predates_bytes: Option<i64>,
-    /// Bytes of live driver allocations.
+    /// Bytes of live allocations from the driver.
     #[serde(rename = "tracked")]
     pub tracked_bytes: Option<i64>,
-    /// The part of `tracked` that is idle in pools.
+    /// The part of `tracked` that pools keep but do not use.
     #[serde(rename = "idle")]
     pub idle_bytes: Option<i64>,
     /// used - predates - tracked.
     #[serde(rename = "gap")]
     pub gap_bytes: Option<i64>,
-    /// Highest `used`, for tables that show it. It has no sum, because the peaks are of different times.
+    /// Highest `used`, for tables that show it. It has no sum, because the rows have their peaks at different times.
     #[serde(skip)]
     pub peak_bytes: Option<i64>,
 }
@@ -51,7 +51,7 @@ impl Identity {
     }
 }
 
-/// A row with its names, amounts and a note.
+/// A row of the table: its names, its amounts, and a note.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct Line {
@@ -60,7 +60,7 @@ pub struct Line {
     pub note: String,
 }
 
-/// Headings of the amount columns. `predates` is shown only if it is not zero in some row, `peak` only if it is set.
+/// Headings of the amount columns. `predates` is shown only if some row is not zero, `peak` only if some row has it.
 pub(crate) const COLUMNS: [&str; 6] = ["used", "predates", "tracked", "idle", "Untrackable", "peak"];
 const PREDATES: usize = 1;
 const PEAK: usize = 5;
@@ -105,15 +105,15 @@ fn unit(lines: &[Line]) -> Unit {
     Unit::for_largest(lines.iter().flat_map(amounts).map(i64::saturating_abs).max().unwrap_or(0))
 }
 
-/// Returns the sum of the `tracked` column as printed, in steps of its unit, so that a breakdown below it can add up to it.
-/// `None` if a row has no amount.
+/// Returns the sum of the `tracked` column as printed, and its unit, so that a breakdown below the table can add up to it. `None`
+/// if a row has no amount.
 pub fn tracked(lines: &[Line]) -> Option<(Unit, i64)> {
     let unit = unit(lines);
     let tracked: Option<Vec<i64>> = steps(lines, unit).iter().map(|row| row[TRACKED]).collect();
     Some((unit, sum(tracked?)))
 }
 
-/// Returns the amounts in steps of the unit. `used` is apportioned from its sum, each row's parts from its `used`.
+/// Returns the amounts in units of the last printed digit. Rounded `used` amounts add up to their sum, and parts to their `used`.
 fn steps(lines: &[Line], unit: Unit) -> Vec<[Option<i64>; 6]> {
     let known: Vec<i64> = lines.iter().filter_map(|line| line.amounts.used_bytes).collect();
     let total = unit.round(sum(known.iter().copied()));
@@ -134,7 +134,7 @@ fn steps(lines: &[Line], unit: Unit) -> Vec<[Option<i64>; 6]> {
     lines.iter().map(row).collect()
 }
 
-/// Returns a table of the processes of a launcher or job, sorted by rank, else by pid.
+/// Returns a table of the processes of a launcher or job, sorted by rank, or by pid for processes without a rank.
 pub fn text(title: &str, runs: &[&Run], command: &str) -> String {
     let mut runs = runs.to_vec();
     runs.sort_by_key(|run| (rank(run).is_none(), rank(run), run.process.pid, run.process.start_ticks));
@@ -162,7 +162,7 @@ pub fn text(title: &str, runs: &[&Run], command: &str) -> String {
     out.join("\n") + "\n"
 }
 
-/// Returns CSV with a line for each process and device, in bytes.
+/// Returns CSV in bytes, with one line for each process and device.
 pub fn csv(runs: &[&Run]) -> String {
     let mut out = String::from(
         "rank,pid,device,used_bytes,predates_bytes,tracked_bytes,idle_bytes,untrackable_bytes,peak_tracked_bytes\n",

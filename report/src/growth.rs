@@ -1,4 +1,4 @@
-//! Growth of a run, as a sentence, as a table, and as JSON.
+//! Formats the verdicts on the growth of a run's memory: as a sentence, as a table, and as JSON.
 
 use super::table::{Align, Table, shorten};
 use super::{By, Report};
@@ -14,12 +14,12 @@ use std::collections::BTreeMap;
 
 const NAMED: usize = 3;
 const ROWS: usize = 16;
-/// A `flat` verdict with lower confidence is shown with its bounds.
+/// A `flat` verdict with lower confidence than this is shown with the bounds of its rate.
 const SURE: f64 = 0.95;
-/// Name for the cells without their own points.
+/// Name for the sum of the cells whose amounts over time were not recorded individually.
 const REST: &str = "(all other names)";
 
-/// A category or a tag, with its verdict.
+/// A category or a tag, with the verdict on its growth.
 #[derive(Debug, Clone, Serialize)]
 #[allow(missing_docs)]
 pub struct Named {
@@ -28,37 +28,37 @@ pub struct Named {
     pub judgement: Judgement,
 }
 
-/// All verdicts of a device. `None` means that the amount is unknown.
+/// Verdicts on all amounts of a device. `None` means that the amount is unknown.
 #[derive(Debug, Clone, Serialize)]
 #[allow(missing_docs)]
 pub struct GrowthReport {
-    /// Unit of time of the rates.
+    /// Unit of time of the rates: step, period or minute.
     pub per: Axis,
     /// Length of a period in ns, if rates are per period.
     pub period_ns: Option<u64>,
-    /// Live allocations without the slack of pools.
+    /// Bytes of live allocations without the idle memory of pools.
     pub tracked: Option<Judgement>,
     /// Idle memory of pools.
     pub pool_slack: Option<Judgement>,
     pub gap: Option<Judgement>,
-    /// Used memory of a process without an agent.
+    /// Bytes that NVML charges, for a process without an agent.
     pub used: Option<Judgement>,
     pub layers: Vec<Named>,
     pub structures: Vec<Named>,
     pub tags: Vec<Named>,
 }
 
-/// Judges a device; `None` if there is nothing to judge.
+/// Returns the verdicts on a device's amounts; `None` if the device has no data to judge.
 pub fn growth_report(report: &Report<'_>, device: &Device) -> Option<GrowthReport> {
     growth_report_by(report, device, &By::ALL)
 }
 
-/// Judges a device, with names of the groupings `kinds` only.
+/// Returns the verdicts on a device's amounts, with names of the groupings `kinds` only.
 fn growth_report_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Option<GrowthReport> {
     let growth = &device.details.growth;
     let used = [&device.last, &device.peak].map(|moment| moment.used_bytes().or(moment.tracked_bytes));
     let used = used.into_iter().flatten().max().unwrap_or(0);
-    // Steps during which no allocation could be seen are not evidence.
+    // Points recorded while the agent could see no allocation are not evidence.
     let is_seen =
         device.peak.tracked_bytes.is_some_and(|bytes| bytes != 0) || report.run.coverage.blind_count == 0;
     let has_points = is_seen && !growth.points.is_empty();
@@ -80,7 +80,7 @@ fn growth_report_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Optio
     (told.tracked.is_some() || told.gap.is_some() || told.used.is_some()).then_some(told)
 }
 
-/// Returns the names with their verdicts, the fastest changes first.
+/// Returns the categories or tags of a grouping with their verdicts, the fastest changes first.
 fn names(report: &Report<'_>, growth: &Growth, by: By, used: i64) -> Vec<Named> {
     let mut sums: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
     let others = by.name_of_rest();
@@ -105,7 +105,7 @@ fn names(report: &Report<'_>, growth: &Growth, by: By, used: i64) -> Vec<Named> 
     names
 }
 
-/// Returns the unit of a rate as name and bytes.
+/// Returns the unit in which a rate is shown: its name and its size in bytes.
 fn unit(rate: f64) -> (&'static str, f64) {
     match rate.abs() {
         rate if rate >= 1_048_576.0 => ("MiB", 1_048_576.0),
@@ -129,13 +129,13 @@ fn percent(confidence: f64) -> String {
     if floor > 99.0 { format!("{floor:.1} %") } else { format!("{floor:.0} %") }
 }
 
-/// Formats bytes with their sign and unit: `+3.0 MiB`.
+/// Formats an amount with its sign and unit: `+3.0 MiB`.
 fn amount(bytes: f64) -> String {
     let unit = unit(bytes);
     format!("{} {}", signed(bytes, unit), unit.0)
 }
 
-/// Returns ` (within 3.0 MiB per step)` if noise could hide a relevant change, else nothing.
+/// Returns ` (within 3.0 MiB per step)` if noise could hide a relevant change, else an empty text.
 fn doubt(judgement: &Judgement, per: Axis) -> String {
     let unsure = judgement.low_high.filter(|_| judgement.confidence.is_some_and(|sure| sure < SURE));
     let within = unsure.map(|(low, high)| amount(low.abs().max(high.abs())));
@@ -153,7 +153,7 @@ fn moving(judgement: &Judgement, per: Axis) -> Option<String> {
     Some(format!("{} per {}", amount(rate), per.name()))
 }
 
-/// Returns the verdict on one amount as text. `over` is the text for its duration, or empty.
+/// Returns the verdict on one amount as text. `over` is text that states the judged duration; it may be empty.
 fn said(judgement: &Judgement, per: Axis, over: &str) -> String {
     let sure = judgement.confidence.map(percent).unwrap_or_default();
     match judgement.verdict {
@@ -168,9 +168,9 @@ fn said(judgement: &Judgement, per: Axis, over: &str) -> String {
     }
 }
 
-/// Returns a sentence such as `growth: tracked flat over 400 steps; gap flat`; `None` if there is no verdict yet.
+/// Returns a sentence such as `growth: tracked flat over 400 steps; gap flat`; `None` without data to judge.
 pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
-    // Without permission to see tags, categories are shown.
+    // A reader who may not see tags gets categories instead.
     let by = if report.veiled { By::Structure } else { By::Tag };
     let mut told = growth_report_by(report, device, &[by])?;
     told.tags.append(&mut told.structures);
@@ -196,7 +196,7 @@ pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
     Some(format!("growth: {}{}", parts.join("; "), period.unwrap_or_default()))
 }
 
-/// Returns the tags that change, in the unit of the total's rate if the total changes too.
+/// Returns a text about the tags that grow or shrink. `whole` is the rate of the total if it changes; its unit is then used.
 fn movers(told: &GrowthReport, whole: Option<f64>) -> String {
     let movers: Vec<&Named> = told.tags.iter().filter(|named| named.judgement.verdict.moves()).collect();
     if movers.is_empty() {
@@ -213,14 +213,14 @@ fn movers(told: &GrowthReport, whole: Option<f64>) -> String {
     before.to_owned() + &listed(named, NAMED)
 }
 
-/// Returns whether any amount of the device changes.
+/// Returns whether any judged amount of the device still grows or shrinks.
 pub fn moves(told: &GrowthReport) -> bool {
     let amounts = [&told.tracked, &told.pool_slack, &told.gap, &told.used];
     let all = amounts.into_iter().flatten().chain(told.tags.iter().map(|named| &named.judgement));
     all.into_iter().any(|judgement| judgement.verdict.moves())
 }
 
-/// Returns all verdicts of all devices as a table; `all` lists all names.
+/// Returns the verdicts on all devices as a table. With `all`, lists every category and tag.
 pub fn table(report: &Report<'_>, all: bool) -> String {
     let mut out = format!("{}\n", whose(report.run));
     for device in &report.run.devices {
@@ -247,7 +247,7 @@ fn of_device(report: &Report<'_>, told: &GrowthReport, growth: &Growth, all: boo
         By::Tag => &[("by tag", &told.tags)],
     };
     for (kind, names) in kinds {
-        // Names without enough data are left out.
+        // Without `all`, omits names whose points are too few for a verdict.
         let judged = names.iter().filter(|named| named.judgement.verdict != Verdict::NotEnoughData).count();
         let shown = if all { names.len() } else { judged.min(ROWS) };
         if !names.is_empty() {

@@ -1,5 +1,5 @@
-//! `gpumemctl report --iterations`: memory of each training step, in a row each. It has the columns of the tbd suite's
-//! pytorch_mem_profiler; the JSON has bytes instead of rounded megabytes.
+//! `gpumemctl report --iterations`: a table with the memory of each training step, one row for each step. It has the columns of
+//! the tbd suite's pytorch_mem_profiler; the JSON has bytes instead of rounded megabytes.
 
 mod columns;
 
@@ -17,7 +17,7 @@ const MOST_ROWS: usize = 40;
 
 pub(crate) type Column = (&'static str, fn(&Iteration) -> i64);
 
-/// Transient memory is shown by its peak, lasting memory by its last value.
+/// Columns for transient memory show its peak in the iteration; columns for lasting memory show its last value.
 pub(crate) static COLUMNS: [Column; 12] = [
     ("peak", |row| row.tracked.peak_bytes),
     ("cached", |row| row.pool_reserved.last_bytes),
@@ -33,17 +33,17 @@ pub(crate) static COLUMNS: [Column; 12] = [
     ("copies", |row| row.parameter_copies.last_bytes),
 ];
 
-/// Selection of iterations and columns.
+/// Which iterations and columns are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Choice {
-    /// Only iterations whose number is a multiple of this.
+    /// Shows only iterations whose number is a multiple of this.
     pub every: u64,
-    /// Also shows each parameter and each gradient.
+    /// Whether each parameter and each gradient is shown, too.
     pub columns: bool,
 }
 
 impl Default for Choice {
-    /// All iterations, without individual parameters.
+    /// Shows all iterations, without columns for individual parameters.
     fn default() -> Self {
         Choice { every: 1, columns: false }
     }
@@ -61,7 +61,7 @@ impl Choice {
     }
 }
 
-/// Returns a table for each device.
+/// Returns a table of iterations for each device.
 pub fn text(report: &Report<'_>, choice: Choice) -> String {
     let run = report.run;
     let mut out = String::new();
@@ -105,10 +105,10 @@ pub(super) fn number(row: &Iteration) -> String {
     }
 }
 
-/// Returns at most [`MOST_ROWS`] rows, and the columns that are not empty in every row.
+/// Returns the table as at most [`MOST_ROWS`] rows, and the columns that are not zero in every row.
 pub(super) fn folded(table: &Iterations) -> (Vec<Iteration>, Vec<&'static Column>) {
     let all: Vec<Iteration> = table.rows.iter().chain(&table.open).copied().collect();
-    // Of adjacent rows, the highest peaks and the last values.
+    // A merged row has the highest peaks and the last values of its rows.
     let merged = |rows: &[Iteration]| {
         let mut sum = rows[0];
         rows[1..].iter().for_each(|row| sum.join(*row));
@@ -119,8 +119,8 @@ pub(super) fn folded(table: &Iterations) -> (Vec<Iteration>, Vec<&'static Column
     (rows, columns)
 }
 
-/// First line of the CSV: the owner of the row, the columns of pytorch_mem_profiler that have an equivalent here, under its
-/// names, and then the exact bytes of each.
+/// First line of the CSV: process and device, then the columns that pytorch_mem_profiler has too, under its names, and then the
+/// exact bytes of each amount.
 pub const HEADER: &str = "pid,device,epoch,iteration,peak_cached,current_cached,total_feature_map_usage,\
 total_weight_usage,total_layer_weight_gradient_usage,intermediate_gradients,count,partial,peak_tracked_bytes,\
 peak_cached_bytes,current_cached_bytes,feature_map_bytes,weight_bytes,weight_gradient_bytes,\
@@ -128,8 +128,8 @@ intermediate_gradient_bytes,optimizer_state_bytes,temporary_bytes,input_bytes,wo
 kv_cache_bytes,parameter_copy_bytes";
 
 /// Returns CSV with one line for each device and finished iteration. `epoch` is empty if the program reports none. The columns
-/// with names of pytorch_mem_profiler are whole decimal megabytes, as there. Each parameter and gradient has exact bytes, or an
-/// empty field if unknown.
+/// with names of pytorch_mem_profiler are whole decimal megabytes, as in its files. Columns for parameters and gradients are
+/// exact bytes, or empty if unknown.
 pub fn csv(report: &Report<'_>, choice: Choice) -> String {
     let names = if choice.columns { columns::names(report.run) } else { Vec::new() };
     let heads: String = names.iter().map(|name| format!(",{}", csv_field(&columns::title(name)))).collect();
@@ -174,7 +174,7 @@ pub fn csv(report: &Report<'_>, choice: Choice) -> String {
     out
 }
 
-/// Returns the rows as JSON, in bytes.
+/// Returns the iterations of each device as JSON, in bytes.
 pub fn json(report: &Report<'_>, choice: Choice) -> String {
     let devices = report.run.devices.iter().map(|device| {
         let iterations = choice.of(&device.details.iterations);
@@ -182,7 +182,7 @@ pub fn json(report: &Report<'_>, choice: Choice) -> String {
         object! {
             name: &device.name,
             iterations,
-            // Present only on request.
+            // Present only if `choice` requests columns for parameters.
             #[serde(flatten)]
             parameters: parameters.map(|parameters| object! { parameters }),
         }
@@ -236,7 +236,7 @@ iteration   peak  cached  params  grads  activations
         assert!(text.lines().count() <= MOST_ROWS + 2, "{text}");
         assert!(text.contains("\n      0-5  705.0 "), "{text}");
         assert!(rows(&Iterations::default()).starts_with("no iteration was observed"));
-        // Numbers of epochs, and every n-th iteration.
+        // Numbers with epochs, and only every n-th iteration.
         table = Iterations { rows: (0..6).map(iteration).collect(), open: None };
         table.rows[4..]
             .iter_mut()

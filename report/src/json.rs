@@ -13,9 +13,9 @@ use gpumem_model::run::{Device, Moment, UntrackableChange, UntrackableParts};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// Value of `schema`.
+/// Value of the field `schema` in the JSON.
 pub const SCHEMA: &str = "gpumem.report";
-/// Value of `version`.
+/// Value of the field `version` in the JSON.
 pub const VERSION: u32 = 1;
 
 /// Returns the report as one JSON document.
@@ -29,18 +29,18 @@ pub fn json(report: &Report<'_>) -> String {
         source: &run.source,
         clock: &run.clock,
         process: &run.process,
-        // Owner of the process, from the facts and claims in `process`.
+        // Owner of the process, from the facts (read by the daemon) and claims (by the process itself) in `process`.
         who: Owner::of(&run.process.facts, &run.process.claims, run.process.uid),
         state: &run.state,
-        // Conclusions: `outcome` and `findings`.
+        // Conclusions from the numbers, in the fields `outcome` and `findings`.
         #[serde(flatten)]
         findings: Findings::of(report),
         coverage: &run.coverage,
-        // The reported part of the run's life; null for the whole life.
+        // The reported part of the run; null if the whole run is reported.
         window: report.window,
-        // How memory was named; null if the agent did not report it.
+        // The best way in which memory got its names; null if the agent did not report it.
         names: layers::level(&run.coverage.layers),
-        // The program's counters and ranges.
+        // Counters and ranges that the program reported itself.
         #[serde(flatten)]
         own: own::fields(&run.own),
         caveats: &run.caveats,
@@ -62,7 +62,7 @@ fn device_json(report: &Report<'_>, device: &Device) -> impl Serialize {
         other_tenants: object! { count, used_bytes },
         peak_used_bytes: device.peak_used.map(|(bytes, _)| bytes),
         peak_used_time_ns: device.peak_used.map(|(_, time_ns)| time_ns),
-        // Null if accounting mode is off.
+        // Null if the driver's accounting mode is off.
         driver_accounting: device.accounting(),
         beside: &device.beside,
         last: moment_json(report, &device.last),
@@ -107,7 +107,7 @@ fn moment_json(report: &Report<'_>, moment: &Moment) -> impl Serialize {
         // Direct and block bytes that have a tag; `nameable_bytes` is all direct and block bytes.
         named_bytes,
         nameable_bytes,
-        // From the framework's own numbers to `used`; null if PyTorch has no memory.
+        // How PyTorch's own numbers and other memory add up to `used`; null if PyTorch has no memory.
         bridge: Bridge::of(report.run, moment),
         cells: cells.collect::<Vec<_>>(),
     }
@@ -130,21 +130,21 @@ fn step_json(step: &UntrackableChange) -> impl Serialize {
     }
 }
 
-/// Returns the parts that are not zero, and always `unexplained`.
+/// Returns the parts of untrackable memory that are not zero, and always `unexplained`.
 fn causes(parts: UntrackableParts) -> Vec<impl Serialize> {
     let shown = parts.each().into_iter().filter(|(cause, _, bytes)| *bytes != 0 || *cause == "unexplained");
     shown.map(|(cause, kind, bytes)| object! { cause, kind, bytes }).collect()
 }
 
-/// Returns the categories, the largest first and `Others` last. With idle and opaque bytes they add up to `tracked`.
+/// Returns the categories, the largest first and `Others` last. With idle and opaque bytes, they add up to `tracked`.
 fn categories(composition: Composition) -> Vec<impl Serialize> {
     let mut list = largest_first(composition.categories);
     list.push((OTHERS.into(), composition.others));
     list.into_iter().map(|(name, bytes)| object! { name, bytes }).collect()
 }
 
-/// Returns the timeline of a device. `tracked_bytes` of a point is the sum of its `layers`, idle and opaque bytes, and also of its
-/// `structures`, idle and opaque bytes.
+/// Returns the timeline of a device. In each point, `layers` plus idle and opaque bytes add up to `tracked_bytes`, and so do
+/// `structures` plus idle and opaque bytes.
 fn timeline(report: &Report<'_>, device: &Device) -> impl Serialize {
     let timeline = &device.details.timeline;
     let by = |by: By| -> Vec<Composition> {
@@ -164,7 +164,7 @@ fn timeline(report: &Report<'_>, device: &Device) -> impl Serialize {
         }
     });
     let points: Vec<_> = points.collect();
-    // `layers` and `structures` are the names of the columns of the points, `Others` last.
+    // `layers` and `structures` name the columns of the points' amounts, with `Others` last.
     object! { width_ns: timeline.width_ns, layers, structures, points }
 }
 

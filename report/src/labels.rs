@@ -4,7 +4,7 @@ use crate::table::shorten_middle;
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Device, Run};
 
-/// Prefix of the names of devices in a sum of ranks; names from drivers and logs never have it.
+/// Prefix of the names of devices in a run that combines ranks; names from drivers and logs never have it.
 pub(crate) const RANK: &str = "rank ";
 
 /// Returns the command without the directories of its program and script, else the program's name, else the run's origin. For
@@ -34,7 +34,7 @@ pub(crate) fn source(run: &Run) -> String {
     }
 }
 
-/// Returns the rank of a run's process in its job, if it claims one.
+/// Returns the rank that a process reports for itself in its job; `None` if it reports none.
 pub(crate) fn rank(run: &Run) -> Option<u64> {
     run.process.claims.get("rank")?.parse().ok()
 }
@@ -93,7 +93,7 @@ fn titled(device: &Device, model: &str) -> String {
     if device.name.starts_with("unnamed-") {
         return format!("GPU {}", device.name);
     }
-    // The part of the UUID that nvidia-smi needs for identification.
+    // The beginning of the UUID, which nvidia-smi accepts as an identifier.
     let name = match device.name.get(..12) {
         Some(name) if !device.name.starts_with("ordinal-") => format!(" ({name})"),
         _ => String::new(),
@@ -101,7 +101,7 @@ fn titled(device: &Device, model: &str) -> String {
     format!("GPU {}{model}{name}", device.ordinal)
 }
 
-/// Returns the text for a status of waitpid.
+/// Returns the text for an exit status, in the encoding of waitpid.
 pub(crate) fn exit(status: u64) -> String {
     match status & 0x7f {
         0 => format!("exit {}", status >> 8 & 0xff),

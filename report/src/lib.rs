@@ -1,5 +1,5 @@
-//! A run and rules -> one statement -> text, JSON, CSV, HTML, pictures. Every form is made from the same [`Statement`], so they
-//! cannot disagree, and every total in it is the sum of its parts.
+//! Makes reports. A run and rules give one [`Statement`], from which all forms are made: text, JSON, CSV, HTML and pictures. So
+//! the forms cannot disagree, and every total in them is the sum of its parts.
 //!
 //! A report is made from a [`gpumem_model::run::Run`] alone. So a live process, a stored run, a recording and an import are
 //! reported in the same way. `diff` compares runs, `plot` draws, `judge` decides whether an amount grows, `rules` name
@@ -44,14 +44,14 @@ use gpumem_model::units::{Unit, thousands};
 use gpumem_model::window::Window;
 use std::collections::BTreeMap;
 
-/// Grouping of the rows under `tracked`.
+/// How the rows below `tracked` are grouped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
-    /// Categories of the layer rules.
+    /// By categories of the layer rules.
     Layer,
-    /// Categories of the structure rules.
+    /// By categories of the structure rules.
     Structure,
-    /// Tag paths.
+    /// By tag paths.
     Tag,
 }
 
@@ -59,7 +59,7 @@ impl By {
     /// All groupings, in the order of the enum.
     pub const ALL: [By; 3] = [By::Layer, By::Structure, By::Tag];
 
-    /// Returns the name as in `--by`.
+    /// Returns the grouping's name, as the option `--by` has it.
     pub fn name(self) -> &'static str {
         match self {
             By::Layer => "layer",
@@ -68,30 +68,30 @@ impl By {
         }
     }
 
-    /// Returns the name of the row for tracked bytes in no other row.
+    /// Returns the name of the row for tracked bytes that are in no other row.
     pub fn name_of_rest(self) -> &'static str {
         if self == By::Tag { NO_TAG } else { OTHERS }
     }
 }
 
-/// A run with the options of its report.
+/// A run with the options for its report. All forms of the report are made from this.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Report<'r> {
     pub run: &'r Run,
-    /// Its id in the run store, if it is stored.
+    /// Id of the run in the run store, if it is stored.
     pub id: Option<String>,
     pub groupings: Groupings,
     pub by: By,
-    /// Pids of other processes in the same file.
+    /// Pids of the other processes in the same file.
     pub others: Vec<u32>,
-    /// The command that shows its job's other processes (`--job ID`), and their number.
+    /// The command that shows the other processes of the job (`--job ID`), and their number.
     pub job: Option<(String, u64)>,
-    /// The part of the run's life that is reported; `None` for the whole.
+    /// The part of the run that is reported; `None` for the whole run.
     pub window: Option<Window>,
     /// The command that the user typed, without the options for rows and form. Suggested next commands begin with it.
     pub command: String,
-    /// Tags are hidden because the reader is not permitted to see them.
+    /// Whether tags are hidden because the reader is not permitted to see them.
     veiled: bool,
     /// Category of each cell by layer, by structure, and by tag.
     categories: [Vec<Option<String>>; 3],
@@ -100,36 +100,36 @@ pub struct Report<'r> {
 /// Kind of a statement's row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Bytes that NVML charges to the process; the sum of `Predates`, `Tracked` and `Untrackable`.
+    /// Bytes that NVML charges to the process: the sum of `Predates`, `Tracked` and `Untrackable`.
     Used,
     /// Memory allocated before the agent was loaded.
     Predates,
-    /// Memory that the agent tracks; the sum of all rows between this one and `Untrackable`.
+    /// Memory that the agent tracks; the sum of all rows between `Tracked` and `Untrackable`.
     Tracked,
     /// A category, or a tag.
     Category,
     /// Tracked bytes that no rule matches.
     Others,
-    /// Pool segments that no block covers.
+    /// Bytes of pool segments that are in no block, so they can be allocated again.
     PoolIdle,
-    /// Pools that report no blocks.
+    /// Bytes of pools that report no blocks, so their use is unknown.
     Opaque,
-    /// used - predates - tracked.
+    /// The gap: used - predates - tracked.
     Untrackable,
-    /// Cost of creating contexts.
+    /// Cost of creating CUDA contexts.
     Context,
-    /// Code and globals of modules.
+    /// Code and global variables of CUDA modules.
     Modules,
     /// Local memory of kernels (their stacks).
     LocalMemory,
-    /// Heaps on the device, and the driver's rounding of sizes.
+    /// Heaps on the device, and bytes that the driver adds to round up sizes.
     Heaps,
-    /// The part without a known cause.
+    /// Untrackable bytes without a known cause.
     Unexplained,
 }
 
 impl Part {
-    /// Returns the name in data formats.
+    /// Returns the name that JSON and CSV use.
     fn key(self) -> &'static str {
         match self {
             Part::Used => "used",
@@ -150,13 +150,13 @@ impl Part {
 }
 
 impl Part {
-    /// Returns whether an amount depends on untrackable memory, which may have been measured at another time.
+    /// Returns whether an amount is computed from untrackable memory, which may have been measured at another time.
     fn rests_on_gap(self) -> bool {
         use Part::{Context, Heaps, LocalMemory, Modules, Unexplained, Untrackable, Used};
         matches!(self, Used | Untrackable | Context | Modules | LocalMemory | Heaps | Unexplained)
     }
 
-    /// Returns the reliability of a part of untrackable memory.
+    /// Returns how reliable a part of untrackable memory is, for example `measured`.
     fn reliability(self) -> &'static str {
         match self {
             Part::Context => "measured",
@@ -168,7 +168,7 @@ impl Part {
     }
 }
 
-/// Bytes in the two columns of a statement; `None` where unknown.
+/// Bytes in the two columns of a statement (last moment and peak, or A and B); `None` where unknown.
 pub type Columns = [Option<i64>; 2];
 
 /// A row of a statement.
@@ -177,15 +177,15 @@ pub type Columns = [Option<i64>; 2];
 pub struct Row {
     pub part: Part,
     pub name: String,
-    /// Index of the row it is a part of.
+    /// Index of the row that contains this row as a part.
     pub parent: Option<usize>,
     pub bytes: Columns,
 }
 
-/// The memory of one device at two moments; the parts of each row add up to it.
+/// Memory of one device at two moments, as rows. The parts of each row add up to the row.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Statement {
-    /// Rows, parents before their parts.
+    /// Rows of the statement; each row precedes the rows of its parts.
     pub rows: Vec<Row>,
 }
 
@@ -195,7 +195,7 @@ impl Statement {
         self.rows.iter().any(|part| part.parent.is_some_and(|parent| std::ptr::eq(&self.rows[parent], row)))
     }
 
-    /// Returns whether each row with parts is exactly their sum, in every column that has a value.
+    /// Returns whether each row that has parts is exactly their sum, in every column that has a value.
     pub fn adds_up(&self) -> bool {
         self.rows.iter().enumerate().all(|(index, row)| {
             let parts: Vec<&Row> = self.rows.iter().filter(|part| part.parent == Some(index)).collect();
@@ -207,12 +207,12 @@ impl Statement {
         })
     }
 
-    /// Returns the index of a part's row.
+    /// Returns the index of the row for `part`.
     pub fn row(&self, part: Part) -> Option<usize> {
         self.rows.iter().position(|row| row.part == part)
     }
 
-    /// Returns the categories and tags.
+    /// Returns the rows for categories and tags.
     pub fn categories(&self) -> impl Iterator<Item = &Row> {
         self.rows.iter().filter(|row| row.part == Part::Category)
     }
@@ -223,16 +223,16 @@ impl Statement {
     }
 }
 
-/// Bytes of a moment by category.
+/// Bytes of a moment, divided into categories.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Composition {
-    /// Categories, without `Others`.
+    /// Bytes by category, without `Others`.
     pub categories: BTreeMap<String, i64>,
     /// Bytes that no rule matches.
     pub others: i64,
-    /// Pool segments that no block covers.
+    /// Bytes of pool segments that are in no block.
     pub pool_idle: i64,
-    /// Pools that report no blocks.
+    /// Bytes of pools that report no blocks.
     pub opaque: i64,
 }
 
@@ -242,19 +242,19 @@ impl Composition {
         self.categories.values().sum::<i64>() + self.others + self.pool_idle + self.opaque
     }
 
-    /// Returns the categories by amount, the largest first, without empty ones.
+    /// Returns the categories sorted by amount, the largest first, without empty ones.
     pub fn ranked(self) -> Vec<(String, i64)> {
         ranked_parts(self.categories)
     }
 }
 
 impl<'r> Report<'r> {
-    /// Returns the format of times: with the date if they span several days.
+    /// Returns the format of times, which has a date if the times span several days.
     pub(crate) fn times(&self) -> Times {
         Times::within(self.run, self.window.map(|window| [window.from_ns, window.to_ns]))
     }
 
-    /// Makes a report with these rules. Without `by`, rows are layers if any cell has one, else structures, else tags.
+    /// Makes a report. Without `by`, groups by layer if any cell has a layer, else by structure if any cell has one, else by tag.
     pub fn new(run: &'r Run, groupings: Groupings, by: Option<By>) -> Self {
         let by_rules = |rules: &Rules| -> Vec<Option<String>> {
             run.cells.iter().map(|cell| rules.category(cell).map(str::to_owned)).collect()
@@ -264,7 +264,7 @@ impl<'r> Report<'r> {
             [by_rules(&groupings.layer), by_rules(&groupings.structure), by_tag];
         let names = |by: &By| categories[*by as usize].iter().any(Option::is_some);
         let by = by.or_else(|| By::ALL.into_iter().find(names));
-        // Cells that no rule names get a derived name if there is one. Derived names do not influence the choice of rows above.
+        // Cells that no rule names get a derived name if there is one. Derived names do not influence the grouping chosen above.
         if groupings.layer.rules.is_empty() {
             categories[By::Layer as usize] = names::rolled_up(run);
         }
@@ -289,7 +289,7 @@ impl<'r> Report<'r> {
         Report::with(run, groupings, by.unwrap_or(By::Structure), categories)
     }
 
-    /// Makes rows from source lines of the program, in place of layers. Memory without a line is in `Others`.
+    /// Groups by source lines of the program instead of layers. Memory without a line is in `Others`.
     #[must_use]
     pub fn by_line(mut self) -> Self {
         let lines = self.shown_cells().iter().map(|cell| names::line_of(cell).map(str::to_owned));
@@ -298,7 +298,7 @@ impl<'r> Report<'r> {
         self
     }
 
-    /// Makes a report whose categories are known already.
+    /// Makes a report from categories that were computed before.
     fn with(run: &'r Run, groupings: Groupings, by: By, categories: [Vec<Option<String>>; 3]) -> Self {
         Report {
             run,
@@ -314,7 +314,7 @@ impl<'r> Report<'r> {
         }
     }
 
-    /// Returns the category of a cell; `None` for `Others`, and for idle and opaque bytes.
+    /// Returns the category of the cell with index `cell`; `None` for `Others`, and for idle and opaque bytes (see [`Part`]).
     pub fn category(&self, cell: u32, by: By) -> Option<&str> {
         self.categories[by as usize].get(cell as usize)?.as_deref()
     }
@@ -343,7 +343,7 @@ impl<'r> Report<'r> {
         composition
     }
 
-    /// Groups the bytes of a point of the timeline; bytes that the point does not name go to `Others`.
+    /// Divides the bytes of a timeline's point into categories. Bytes that the point records without a cell go to `Others`.
     fn composition_at(&self, point: &Point, by: By) -> Composition {
         let moment = Moment { amounts: point.amounts.clone(), ..Moment::default() };
         let composition = self.composition(&moment, by);
@@ -365,7 +365,7 @@ impl<'r> Report<'r> {
         largest_first(sums(tags))
     }
 
-    /// Returns tags that several categories match, as (tag, winner, loser).
+    /// Returns tags that rules of several categories match, as (tag, category that wins, other category).
     pub fn conflicts(&self) -> Vec<(String, String, String)> {
         let cells = self.shown_cells();
         let conflicts = self.rules(self.by).map(|rules| rules.conflicts(cells)).unwrap_or_default();
@@ -379,7 +379,7 @@ impl<'r> Report<'r> {
         self.statement_by(self.by, device, limit, smallest)
     }
 
-    /// Returns that statement with rows grouped by `by`.
+    /// Returns the statement described at [`Report::statement`], with rows grouped by `by`.
     pub fn statement_by(&self, by: By, device: &Device, limit: usize, smallest: i64) -> Statement {
         self.statement_of(by, [&device.last, &device.peak], limit, smallest)
     }
@@ -420,7 +420,7 @@ impl<'r> Report<'r> {
             let parts = moments.map(Moment::gap_parts);
             for (part, name, of) in GAP {
                 let bytes = parts.map(|parts| parts.map(|parts| of(&parts)));
-                // A row of zeros is left out, unless it would be the only row.
+                // Omits a row of zeros, unless it would be the only part of untrackable memory.
                 let is_bare = part == Part::Unexplained && statement.rows.len() == row + 1;
                 if is_bare || bytes.iter().flatten().any(|&bytes| bytes != 0) {
                     statement.push(part, name, Some(row), bytes);
@@ -431,8 +431,8 @@ impl<'r> Report<'r> {
     }
 }
 
-/// Returns the bytes of a moment that have a tag, and all bytes that could have one. Idle and opaque bytes cannot. Roles do not
-/// count as names, because they are derived for untagged bytes too.
+/// Returns the bytes of a moment that have a tag, and all bytes that could have one. Idle bytes and pools that report no blocks
+/// cannot. Roles do not count as names, because they are derived for untagged bytes too.
 pub fn named(run: &Run, moment: &Moment) -> (i64, i64) {
     let bytes = |fits: fn(&Cell) -> bool| {
         held(run, &moment.amounts, |cell| is_named_by_rules(cell.class) && fits(cell))
@@ -446,18 +446,18 @@ pub fn named_by_line(run: &Run, moment: &Moment) -> i64 {
     held(run, &moment.amounts, |cell| is_named_by_rules(cell.class) && is_line(cell))
 }
 
-/// Returns the OOM records of a run with their devices.
+/// Returns the out-of-memory records of a run, each with its device.
 pub(crate) fn ooms(run: &Run) -> impl Iterator<Item = (&Device, &Oom)> {
     run.devices.iter().flat_map(|device| device.details.ooms.iter().map(move |oom| (device, oom)))
 }
 
-/// Returns the bytes of matching cells.
+/// Returns the bytes of the cells that `fits` selects. `amounts` has (index of a cell, bytes).
 pub(crate) fn held(run: &Run, amounts: &[(u32, i64)], fits: impl Fn(&Cell) -> bool) -> i64 {
     let held = amounts.iter().filter(|(cell, _)| run.cells.get(*cell as usize).is_some_and(&fits));
     sum(held.map(|(_, bytes)| *bytes))
 }
 
-/// Returns the sums of amounts by name, which saturate.
+/// Adds up amounts by name. Sums that overflow become the largest number.
 pub(crate) fn sums<K: Ord>(amounts: impl IntoIterator<Item = (K, i64)>) -> BTreeMap<K, i64> {
     let mut sums = BTreeMap::new();
     for (name, bytes) in amounts {
@@ -467,7 +467,7 @@ pub(crate) fn sums<K: Ord>(amounts: impl IntoIterator<Item = (K, i64)>) -> BTree
     sums
 }
 
-/// Sorts by amount, the largest first, and then by name.
+/// Sorts by amount, the largest first; equal amounts by name.
 pub(crate) fn largest_first<K: Ord, B: Ord>(amounts: impl IntoIterator<Item = (K, B)>) -> Vec<(K, B)> {
     let mut amounts: Vec<(K, B)> = amounts.into_iter().collect();
     amounts.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
@@ -476,7 +476,7 @@ pub(crate) fn largest_first<K: Ord, B: Ord>(amounts: impl IntoIterator<Item = (K
 
 type GapRow = (Part, &'static str, fn(&UntrackableParts) -> i64);
 
-/// Rows under `Untrackable`.
+/// Rows for the parts of `Untrackable`.
 const GAP: [GapRow; 5] = [
     (Part::Context, "context", |parts| parts.context_bytes),
     (Part::Modules, "modules", |parts| parts.modules_bytes),
@@ -485,14 +485,14 @@ const GAP: [GapRow; 5] = [
     (Part::Unexplained, "unexplained", |parts| parts.unexplained_bytes),
 ];
 
-/// Sorts parts by absolute amount, the largest first, and drops empty ones.
+/// Sorts amounts by absolute value, the largest first, and drops zeros.
 pub(crate) fn ranked_parts(parts: impl IntoIterator<Item = (String, i64)>) -> Vec<(String, i64)> {
     let mut parts: Vec<(String, i64)> = parts.into_iter().filter(|(_, bytes)| *bytes != 0).collect();
     parts.sort_by(|a, b| b.1.saturating_abs().cmp(&a.1.saturating_abs()).then_with(|| a.0.cmp(&b.0)));
     parts
 }
 
-/// Returns the sum of amounts, which saturates.
+/// Returns the sum of amounts; a sum that overflows becomes the largest number.
 pub(crate) fn sum(amounts: impl IntoIterator<Item = i64>) -> i64 {
     amounts.into_iter().fold(0, i64::saturating_add)
 }
@@ -502,14 +502,14 @@ pub(crate) fn sum_of(parts: &[(String, i64)]) -> i64 {
     sum(parts.iter().map(|(_, bytes)| *bytes))
 }
 
-/// Returns named amounts as printed, which add up to `total` steps of the unit.
+/// Formats named amounts so that they add up as printed. `total` is their sum, in multiples of the unit's last printed digit.
 pub(crate) fn apportioned(unit: Unit, total: i64, parts: &[(String, i64)]) -> Vec<(&str, String)> {
     let bytes: Vec<i64> = parts.iter().map(|(_, bytes)| *bytes).collect();
     let steps = unit.apportion(total, &bytes);
     parts.iter().zip(steps).map(|((name, _), steps)| (name.as_str(), unit.print(steps))).collect()
 }
 
-/// Keeps the first `limit` parts and sums the others in one part. `name` makes its name from their number.
+/// Keeps the first `limit` amounts and adds up the others as one. `name` makes its name from the number of the others.
 pub(crate) fn folded_parts(
     mut parts: Vec<(String, i64)>,
     limit: usize,
@@ -522,7 +522,7 @@ pub(crate) fn folded_parts(
     parts
 }
 
-/// Ranks categories by their largest amount. Sums those beyond `limit` or below `smallest` in one row.
+/// Sorts categories by the larger of their two amounts. Adds up those beyond `limit` or below `smallest` in one row.
 fn ranked(compositions: &[Composition; 2], limit: usize, smallest: i64) -> Vec<(String, Columns)> {
     let mut all: BTreeMap<&str, [i64; 2]> = BTreeMap::new();
     for (column, composition) in compositions.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Lines for a terminal: without control characters, and wrapped at its width.
+//! Lines of text for a terminal: without control characters, and wrapped at the terminal's width.
 
 use crate::table::width as width_of;
 use gpumem_model::escape::escape;
@@ -6,7 +6,7 @@ use gpumem_model::units::thousands;
 
 const NARROWEST: usize = 20;
 
-/// Cleans and wraps a sentence.
+/// Removes control characters from a sentence and wraps it.
 pub fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
     let mut lines = Lines::new(width);
     lines.prose(text);
@@ -27,7 +27,7 @@ pub(crate) fn clean_name(name: &str) -> String {
     numbers(start) + &escape(trimmed) + &numbers(end)
 }
 
-/// Returns the first `limit` names and the number of the others: `a, b, 3 more`.
+/// Returns the first `limit` names and the number of further names: `a, b, 3 more`.
 pub(crate) fn listed(names: impl IntoIterator<Item = String>, limit: usize) -> String {
     let mut names = names.into_iter();
     let mut listed: Vec<String> = names.by_ref().take(limit).collect();
@@ -36,7 +36,7 @@ pub(crate) fn listed(names: impl IntoIterator<Item = String>, limit: usize) -> S
     listed.join(", ")
 }
 
-/// Returns the words whose condition holds: `late, partial`.
+/// Returns the words whose condition is true, separated by commas: `late, partial`.
 pub(crate) fn flags<const N: usize>(words: [(bool, &str); N]) -> String {
     let words = words.into_iter().filter_map(|(is_true, word)| is_true.then_some(word));
     words.collect::<Vec<_>>().join(", ")
@@ -52,10 +52,10 @@ pub(crate) fn span(first: String, last: String) -> String {
     if first == last { last } else { format!("{first} to {last}") }
 }
 
-/// Lines of a report; all text is cleaned.
+/// Lines of a report. Control characters are removed from all text.
 pub(crate) struct Lines {
     pub(crate) lines: Vec<String>,
-    /// Columns of the terminal; `None` without one.
+    /// Number of columns of the terminal; `None` if the output is not a terminal.
     pub(crate) width: Option<usize>,
 }
 
@@ -96,7 +96,7 @@ impl Lines {
     }
 }
 
-/// Wraps between words; a word longer than a line is not split.
+/// Wraps a text between words; a word longer than a line is not split.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     const INDENT: &str = "  ";
     let mut lines = Vec::new();
@@ -110,7 +110,7 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
             (columns, empty) = (INDENT.len(), true);
         }
         if empty && word.is_empty() {
-            continue; // drop a wide gap where the line was wrapped
+            continue; // omit the blanks between columns where the line was wrapped
         }
         if !empty {
             line.push(' ');

@@ -1,4 +1,4 @@
-//! Derived names for memory that no rule names: the library that allocated it, and tag paths rolled up.
+//! Derived names for memory that no rule names: the library that allocated it, or a shortened tag path.
 
 pub use gpumem_model::cell::TORCH;
 
@@ -8,11 +8,11 @@ use gpumem_model::cell::without_sum;
 use gpumem_model::run::{Cell, Class, Run};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The agent's tag for lines beyond those that it names individually.
+/// Tag that the agent uses for all source lines beyond those that it names individually.
 const OTHER_LINES: &str = "(other lines)";
-/// Maximum number of groups of paths in a table.
+/// Maximum number of groups of tag paths in a table.
 const MOST_GROUPS: usize = 16;
-/// Fewer groups than this are less informative than the types of modules.
+/// With fewer groups than this, deeper paths are used, with numbers replaced by `*`.
 const FEW_GROUPS: usize = 4;
 
 /// Returns whether PyTorch's allocator was seen in a run.
@@ -26,15 +26,15 @@ pub fn library(path: &str) -> &str {
     file.split_once(".so").map_or(file, |(name, _)| name)
 }
 
-/// Returns the name for direct bytes without another name: the library that allocated them.
+/// Returns the name for direct bytes (allocated from the driver) that have no other name: the library that allocated them.
 pub(super) fn by_library(cell: &Cell, has_torch: bool) -> Option<String> {
     let path = cell.library.as_deref().filter(|_| cell.class == Class::Direct)?;
     let name = library(path);
     Some(if has_torch { format!("{name} (outside torch)") } else { format!("{name} (no tag)") })
 }
 
-/// Returns whether a tag is the source line that allocated, such as `train.py:212 make_buffer`, or stands for further lines. The
-/// agent uses such tags for memory without another name.
+/// Returns whether a tag is the source line that allocated memory, such as `train.py:212 make_buffer`, or the tag for all further
+/// lines. The agent uses such tags for memory without another name.
 pub fn is_line(tag: &str) -> bool {
     let is_place = |(at, _): (usize, &str)| {
         let (file, rest) = (&tag[..at], &tag[at + 1..]);
@@ -47,8 +47,8 @@ pub fn is_line(tag: &str) -> bool {
     tag == OTHER_LINES || !tag.contains('/') && tag.match_indices(':').any(is_place)
 }
 
-/// Returns the line in a tag, alone or after a module's path (`GPUMEM_LINES=1`). If the tag replaced another, the line may come
-/// from that.
+/// Returns the source line in a tag, alone or after a module's path (`GPUMEM_LINES=1`). Also searches the tag that the cell's tag
+/// replaced (`origin`).
 pub(super) fn line_of(cell: &Cell) -> Option<&str> {
     [&cell.tag, &cell.origin].into_iter().find_map(|tag| {
         let last = tag.as_deref()?.rsplit('/').next()?;
@@ -56,11 +56,11 @@ pub(super) fn line_of(cell: &Cell) -> Option<&str> {
     })
 }
 
-/// Lines get a row if they hold at least 1 / 100 of tracked memory, now or at the peak.
+/// Divisor: a source line gets a row if it holds at least 1 / 100 of tracked memory.
 const LARGE_LINE: i64 = 100;
 const MOST_LINES: usize = 16;
 
-/// Returns the lines of all devices that get a row, because they are large now, at the peak, or at an OOM.
+/// Returns the source lines of all devices that get a row, because they are large now, at the peak, or at an out-of-memory event.
 pub(super) fn large_lines(run: &Run) -> BTreeSet<String> {
     let mut found: BTreeMap<&str, i64> = BTreeMap::new();
     let moments = run.devices.iter().flat_map(|device| [&device.last.amounts, &device.peak.amounts]);
@@ -77,12 +77,12 @@ pub(super) fn large_lines(run: &Run) -> BTreeSet<String> {
     largest_first(found).into_iter().take(MOST_LINES).map(|(line, _)| line.to_owned()).collect()
 }
 
-/// Returns whether the bytes are NCCL's own buffers.
+/// Returns whether the cell has buffers that NCCL allocated for itself.
 pub(super) fn is_apart(cell: &Cell) -> bool {
     cell.class == Class::Direct && cell.library.as_deref().is_some_and(|path| library(path) == "libnccl")
 }
 
-/// Returns the first components of a path. With `starred`, numbers are replaced by `*`, as in `GPT/h.*/attn`.
+/// Returns the first `depth` components of a path. With `starred`, numbers are replaced by `*`, as in `GPT/h.*/attn`.
 fn group(path: &str, depth: usize, starred: bool) -> String {
     let all_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let component = |component: &str| match component.rsplit_once('.') {
@@ -93,8 +93,8 @@ fn group(path: &str, depth: usize, starred: bool) -> String {
     path.split('/').take(depth).map(component).collect::<Vec<_>>().join("/")
 }
 
-/// Returns a group for each tag: the deepest paths that fit into a table. If those are too few, deeper ones with numbers
-/// replaced.
+/// Returns a group for each cell with a tag: the deepest paths whose number fits into a table. If these are too few, deeper paths
+/// with numbers replaced by `*`.
 pub(super) fn rolled_up(run: &Run) -> Vec<Option<String>> {
     let moments = run.devices.iter().flat_map(|device| [&device.last, &device.peak]);
     let held = moments.flat_map(|moment| moment.amounts.iter());
@@ -106,7 +106,7 @@ pub(super) fn rolled_up(run: &Run) -> Vec<Option<String>> {
     run.cells.iter().map(path).collect()
 }
 
-/// Returns the depth of paths for a table, and whether numbers are replaced by `*`.
+/// Returns the depth of the groups' paths, and whether numbers are replaced by `*`.
 fn level(paths: &BTreeSet<&str>) -> (usize, bool) {
     let deepest = paths.iter().map(|path| path.split('/').count()).max().unwrap_or(1);
     let groups = |depth: usize, starred: bool| {

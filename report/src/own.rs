@@ -1,4 +1,4 @@
-//! `gpumemctl report --counters`: the program's own counters and ranges, with the number and duration of the ranges.
+//! `gpumemctl report --counters`: counters and ranges that the program reported itself, with the ranges' number and duration.
 
 use super::Report;
 use super::table::{Table, shorten};
@@ -11,15 +11,15 @@ use gpumem_model::run::{Clock, Run};
 use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
 
-/// Maximum number of columns of a name in a table; longer paths keep their end.
+/// Maximum width of a name in a table, in columns of the terminal; longer paths keep their end.
 const WIDTH: usize = 60;
-/// Maximum number of columns of a name in the report's line; `NAMED` is the maximum number of names there.
+/// Maximum width of a name in the report's line; `NAMED` is the maximum number of names there.
 const SHORT: usize = 24;
 const NAMED: usize = 4;
 const NOTHING: &str = "the program reported no counter, step or range: call gpumem_counter_set or gpumem_step; \
                        gpumem_configure(\"ranges\", \"on\") records the times of scopes";
 
-/// Returns both as tables.
+/// Returns counters and ranges as two tables.
 pub fn text(report: &Report<'_>) -> String {
     let (run, own) = (report.run, &report.run.own);
     let mut out = format!("{}\n", escape(&whose(run)));
@@ -57,7 +57,7 @@ fn ranges(own: &ProgramData, clock: Clock) -> String {
     table.text()
 }
 
-/// Returns remarks about entries that were dropped or lost.
+/// Returns remarks about counters and ranges that were dropped or lost.
 pub(super) fn remarks(own: &ProgramData) -> Vec<String> {
     let of = |count: u64, what: &str, why: &str| (count > 0).then(|| plural(count, what) + why);
     let lines = [
@@ -83,7 +83,7 @@ pub(super) fn title_of(range: &Range) -> String {
     if range.is_step { range.title().to_owned() } else { clean_name(range.title()) }
 }
 
-/// Returns the mean with one decimal digit.
+/// Returns the mean value of a counter with one decimal digit.
 fn mean(counter: &Counter) -> String {
     let tenths = (counter.mean() * 10.0).round() as i64;
     let sign = if tenths < 0 { "-" } else { "" };
@@ -96,14 +96,14 @@ pub(super) fn figures(counter: &Counter) -> [String; 5] {
     [value, thousands(counter.changes), min, max, mean(counter)]
 }
 
-/// Returns total, shortest, longest and mean length as printed; `None` before the first range has ended.
+/// Returns total, shortest, longest and mean duration as printed; `None` before the first range has ended.
 pub(super) fn lengths(range: &Range, clock: Clock) -> [Option<String>; 4] {
     let lengths = [range.total_ns, range.min_ns, range.max_ns, range.mean_ns().unwrap_or(0)];
     lengths.map(|ns| (range.count > 0).then(|| clock.distance(ns)))
 }
 
-/// Returns a line for the report such as `counters: batch 32, scale 65,536, 3 more; ranges: 12 names`, or `None` if there are
-/// neither.
+/// Returns a line for the report such as `counters: batch 32, scale 65,536, 3 more; ranges: 12 names`. `None` if there are no
+/// counters and ranges.
 pub(super) fn line(run: &Run) -> Option<String> {
     let own = &run.own;
     let counters = own.counters.iter();
@@ -155,7 +155,7 @@ pub(super) fn fields(own: &ProgramData) -> impl Serialize {
     }
 }
 
-/// Returns counters and ranges as JSON, in the form that the report has.
+/// Returns counters and ranges as a JSON document, with the same fields as in the report.
 pub fn json(report: &Report<'_>) -> String {
     gpumem_model::escape::json(&object! {
         schema: "gpumem.counters",

@@ -1,4 +1,4 @@
-//! A report in parts, for a screen with its own layout. Texts and amounts are those of the text form.
+//! A report divided into its parts, for a screen with its own layout. Texts and amounts are those of the text form.
 
 use super::{By, Composition, Report};
 use crate::labels::device_title;
@@ -6,7 +6,7 @@ pub use crate::text::PrintedRow as Row;
 use crate::text::{Shown, heads, words};
 use gpumem_model::run::Device;
 
-/// A report in parts.
+/// The parts of a report.
 #[derive(Debug, Clone, Default)]
 #[allow(missing_docs)]
 pub struct Panel {
@@ -17,11 +17,11 @@ pub struct Panel {
     /// Source of the run, and how complete its numbers are.
     pub coverage: Vec<String>,
     pub devices: Vec<Table>,
-    /// Caveats, and suggestions for next commands.
+    /// Reasons for caution with the numbers, and suggestions for next commands.
     pub tail: Vec<String>,
 }
 
-/// The statement of a device, with facts about the device.
+/// The statement of a device (its memory as rows that add up), with facts about the device.
 #[derive(Debug, Clone, Default)]
 #[allow(missing_docs)]
 pub struct Table {
@@ -29,12 +29,12 @@ pub struct Table {
     pub unit: &'static str,
     /// Headings and times of both columns.
     pub heads: [[String; 2]; 2],
-    /// Rows, parents before their parts; each column adds up as printed.
+    /// Rows of the statement; each row precedes the rows of its parts. Columns add up as printed.
     pub rows: Vec<Row>,
     pub facts: Vec<String>,
 }
 
-/// Returns the panel of a report. `categories` limits the rows for categories of each device; `usize::MAX` shows all.
+/// Returns the parts of a report. `categories` is the maximum number of categories of each device; `usize::MAX` shows all.
 pub fn panel(report: &Report<'_>, categories: usize) -> Panel {
     let times = report.times();
     let words = words(report);
@@ -52,8 +52,8 @@ pub fn panel(report: &Report<'_>, categories: usize) -> Panel {
     }
 }
 
-/// Returns memory over time as exact points, with the latest moment at the end. Each point is valid until the next one, unless
-/// something happened between them.
+/// Returns memory over time as (time in ns, bytes by category), with the latest moment at the end. Each amount is valid until the
+/// next point, unless something happened between the two.
 pub fn course(report: &Report<'_>, device: &Device, by: By) -> Vec<(u64, Composition)> {
     let points = device.details.timeline.points.iter();
     let mut course: Vec<(u64, Composition)> =

@@ -7,7 +7,7 @@ use gpumem_model::fields::Field;
 use gpumem_model::run::{Cell, Run};
 use std::collections::{BTreeSet, HashMap};
 
-/// A redacted run with the categories that its cells had before.
+/// A redacted run, with the categories that its cells had before.
 #[derive(Debug)]
 pub struct RedactedRun {
     run: Run,
@@ -16,12 +16,12 @@ pub struct RedactedRun {
 }
 
 impl RedactedRun {
-    /// Redacts a run. Cells keep their category under these rules; cells that become equal without their names are merged.
+    /// Redacts a run. Cells keep their category under these rules. Cells that become equal without their names are merged.
     pub fn of(run: &Run, groupings: Groupings) -> Self {
         let report = Report::new(run, groupings, None);
         let of_rules = [&report.groupings.layer, &report.groupings.structure]
             .map(|rules| rules.rules.iter().map(|rule| rule.name.as_str()).collect::<BTreeSet<_>>());
-        // A library's name may be private to the user; NCCL's is the same on every machine.
+        // A library's name may be private to the user. NCCL's is shown because it is the same on every machine.
         let is_shown =
             |by: By, name: &str| name.starts_with("libnccl ") || of_rules[by as usize].contains(name);
         let category = |index: u32, by: By| {
@@ -42,7 +42,7 @@ impl RedactedRun {
                 next
             })
         });
-        // For each cell of the run, its index among the merged ones.
+        // For each cell of the run, the index of the merged cell that contains it.
         let merged: Vec<u32> = merged.collect();
         let mut redacted = run.clone();
         redacted.redact();
@@ -51,7 +51,7 @@ impl RedactedRun {
         RedactedRun { run: redacted, groupings: report.groupings, categories }
     }
 
-    /// Returns its report.
+    /// Returns a report of the redacted run.
     pub fn report(&self) -> Report<'_> {
         let names = |by: &By| self.categories[*by as usize].iter().any(Option::is_some);
         let by = [By::Layer, By::Structure].into_iter().find(names).unwrap_or(By::Structure);

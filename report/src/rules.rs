@@ -1,4 +1,4 @@
-//! Rules files: the categories that users define, and the presets of the program.
+//! Rules files: define the categories of memory. Users write them; the program contains some as presets.
 //!
 //! ```toml
 //! [[layer]]                      # one grouping; [[structure]] is the other, of the same bytes
@@ -9,7 +9,7 @@
 //! library = ["*libnccl*"]        # and any of these on the calling library
 //! ```
 //!
-//! Rules are tried in order, and the first that matches gets the bytes. Bytes that no rule matches are `Others`.
+//! Rules are tried in order. The first rule that matches memory determines its category. Memory that no rule matches is `Others`.
 
 use crate::category::{OTHERS, Pattern, Rule, Rules};
 use gpumem_model::names::{Named, phases_of_blocks};
@@ -20,17 +20,17 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::LazyLock;
 
-/// The two groupings.
+/// The rules of both groupings.
 #[derive(Debug, Clone, Default)]
 #[allow(missing_docs)]
 pub struct Groupings {
-    /// Name of the rules: a preset's name or a file's path.
+    /// Name of the rules: the name of a preset, or the path of a file.
     pub name: String,
     pub layer: Rules,
     pub structure: Rules,
 }
 
-/// Presets by name.
+/// Presets, as (name, text of the rules file).
 pub const PRESETS: [(&str, &str); 4] = [
     ("default", include_str!("../../config/rules/default.toml")),
     ("mxnet", include_str!("../../config/rules/mxnet.toml")),
@@ -39,9 +39,9 @@ pub const PRESETS: [(&str, &str); 4] = [
 ];
 
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// Name of tracked bytes without a tag.
+/// Name of the row for tracked bytes without a tag.
 pub const NO_TAG: &str = "(no tag)";
-/// Names of rows that reports create themselves.
+/// Names of rows that reports create themselves, which a category must not have.
 pub(crate) const RESERVED: [&str; 8] = [
     OTHERS,
     "tracked",
@@ -53,27 +53,27 @@ pub(crate) const RESERVED: [&str; 8] = [
     NO_TAG,
 ];
 
-/// Why a rules file cannot be used.
+/// Reason why a rules file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum Error {
     /// The name is neither a preset nor a readable file.
     #[error("rules \"{name}\": {source}; give a file, or one of the presets {presets}")]
     Open { name: String, source: std::io::Error, presets: String },
-    /// The text is not TOML, or has unknown keys. The message contains the line.
+    /// The file is not TOML, or has unknown keys. The message contains the line.
     #[error("{path}: {message}")]
     Toml {
         path: String,
         /// Error message with line and column.
         message: String,
     },
-    /// A rule is empty or wrong.
+    /// A rule has no conditions, or is wrong.
     #[error("{path}: [[{grouping}]] \"{rule}\": {message}")]
     Rule {
         path: String,
         grouping: &'static str,
         rule: String,
-        /// The error, and how to correct it.
+        /// What is wrong, and how to correct it.
         message: String,
     },
 }
@@ -102,7 +102,7 @@ struct Entry {
 }
 
 impl Groupings {
-    /// Loads a preset, or a file if no preset has that name.
+    /// Loads the preset with this name, or a file if there is no such preset.
     ///
     /// # Errors
     /// See [`Error`].
@@ -118,12 +118,12 @@ impl Groupings {
         Groupings::parse(&text, name)
     }
 
-    /// Returns the preset of a stored run; `default` if this program has none of that name.
+    /// Returns the preset with the name that a stored run has; `default` if this program has no preset of that name.
     pub fn preset(name: Option<&str>) -> &'static Self {
         static PARSED: LazyLock<[Groupings; PRESETS.len()]> =
             LazyLock::new(|| PRESETS.map(|(name, text)| Groupings::parse(text, name).unwrap_or_default()));
         let find = |name: &str| PARSED.iter().find(|preset| preset.name == name);
-        name.and_then(find).unwrap_or(&PARSED[0]) // a test parses every preset
+        name.and_then(find).unwrap_or(&PARSED[0]) // `PARSED[0]` is `default`; a test parses every preset
     }
 
     /// Returns the rules that fit a run: its own preset, else `torch` if PyTorch's allocator was seen, else `default`.
@@ -137,7 +137,7 @@ impl Groupings {
         self.layer.rules.iter().chain(&self.structure.rules)
     }
 
-    /// Parses rules; `path` is used in messages.
+    /// Parses the text of a rules file; `path` is used in messages.
     ///
     /// # Errors
     /// [`Error::Toml`] and [`Error::Rule`].
@@ -154,7 +154,7 @@ impl Groupings {
     }
 }
 
-/// Reads a file up to [`MAX_FILE_BYTES`]. Rejects devices and pipes, because their size is unknown.
+/// Reads a file of at most [`MAX_FILE_BYTES`]. Rejects devices and pipes, because their size is unknown.
 fn read(path: &Path) -> std::io::Result<String> {
     let wrong = |text: &str| std::io::Error::new(std::io::ErrorKind::InvalidInput, text);
     let found = std::fs::metadata(path)?;

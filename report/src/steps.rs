@@ -1,4 +1,4 @@
-//! The steps of the gap as text: when it changed, by how much, and why.
+//! The changes (steps) of untrackable memory, the gap, as text: when it changed, by how much, and why.
 
 use super::table::Table;
 use super::{Report, sum};
@@ -9,15 +9,15 @@ use gpumem_model::run::{Clock, Device, UntrackableChange};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, thousands};
 
-/// Marks below the lists: the newest ones.
+/// Maximum number of marks (times that the program named) below the lists: the newest ones.
 const MOST_MARKS: usize = 16;
-/// Maximum number of lines of a list, with its heading and its sum.
+/// Maximum number of lines of a list, including its heading and its sum.
 const MOST_LINES: usize = 30;
-/// Lines of a list that are not steps: two headings, the sum of smaller steps, and the total.
+/// Number of lines of a list that are not steps: two headings, the sum of smaller steps, and the total.
 const OTHER_LINES: usize = 4;
-/// A step is mentioned in the report of its run if it is at least this large, or ...
+/// A step is mentioned in the run's report if it is at least this large (bytes), or if it satisfies `NOTABLE_PART`.
 const NOTABLE_BYTES: i64 = 64 << 20;
-/// ... at least this fraction of used memory (1 / 20).
+/// A step is mentioned if it is at least 1 / 20 of used memory.
 const NOTABLE_PART: i64 = 20;
 
 /// Returns a list for each device: the largest steps in the order of time, and one line for the rest.
@@ -79,7 +79,7 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
     lines.extend(table.lines());
 }
 
-/// Merges consecutive steps with the same cause and place. The result has the time of the first, and their number in its cause.
+/// Merges consecutive steps with the same cause and place. The result has the first one's time, and their number in its cause.
 pub(super) fn grouped(steps: &[UntrackableChange]) -> Vec<UntrackableChange> {
     let grouped = |steps: &[UntrackableChange]| {
         let mut group = steps[0].clone();
@@ -103,11 +103,11 @@ fn is_like(a: &UntrackableChange, b: &UntrackableChange) -> bool {
         && (&a.cause, &a.kind, &a.tag, &a.library, &a.also, &a.note)
             == (&b.cause, &b.kind, &b.tag, &b.library, &b.also, &b.note)
         && a.expected_bytes.is_some() == b.expected_bytes.is_some()
-        // Growth and shrinkage are not merged.
+        // A growth is not merged with a shrinkage.
         && (a.bytes >= 0) == (b.bytes >= 0)
 }
 
-/// Splits the steps into the `limit` largest ones, in the order of time, and the others.
+/// Returns the `limit` largest steps, in the order of time, and the other steps.
 pub(super) fn split_largest(
     mut steps: Vec<UntrackableChange>,
     limit: usize,
@@ -120,7 +120,7 @@ pub(super) fn split_largest(
     (steps, smaller)
 }
 
-/// Returns the text of a step after its time and bytes.
+/// Returns the text that follows a step's time and bytes.
 pub(super) fn what(step: &UntrackableChange, unit: Unit) -> String {
     let mut words = vec![step.cause.clone()];
     if step.cause == "smaller steps" {
@@ -144,7 +144,7 @@ pub(super) fn what(step: &UntrackableChange, unit: Unit) -> String {
     words.join(", ")
 }
 
-/// Returns where it happened, as far as known.
+/// Returns where the step happened (tag and library), as far as known.
 fn place(step: &UntrackableChange) -> Vec<String> {
     let near = if step.cause.ends_with("between events") { "near tag" } else { "tag" };
     let tag = step.tag.as_ref().map(|tag| format!("{near} {tag}"));
@@ -152,7 +152,7 @@ fn place(step: &UntrackableChange) -> Vec<String> {
     tag.into_iter().chain(library).collect()
 }
 
-/// Returns a sentence on the largest unexplained growth, if it is large enough.
+/// Returns a sentence on the largest growth without a known cause, if it is large enough.
 pub(super) fn largest(device: &Device, times: Times) -> Option<String> {
     let steps = device.details.steps.iter().filter(|step| step.cause != "smaller steps");
     let step = steps.max_by_key(|step| step.parts.unexplained_bytes)?;

@@ -21,7 +21,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Makes an empty table with these columns, two blanks apart.
+    /// Makes an empty table with columns aligned like this, two blanks apart.
     pub fn new(aligns: impl Into<Vec<Align>>) -> Self {
         Table { aligns: aligns.into(), gap: 2, rows: Vec::new() }
     }
@@ -48,7 +48,7 @@ impl Table {
         self.rows.push((cells.into_iter().map(Into::into).collect(), note.to_owned()));
     }
 
-    /// Returns the width of the cells on a terminal, with the gap after the last one and without notes.
+    /// Returns the width of all columns on a terminal, including the gap after the last one, without notes.
     pub fn width(&self) -> usize {
         self.widths().iter().map(|width| width + self.gap).sum()
     }
@@ -68,7 +68,7 @@ impl Table {
         self.rows.iter().map(line).collect()
     }
 
-    /// Returns the rows as text, each with a line end.
+    /// Returns the rows as text, each ended by a newline.
     pub fn text(&self) -> String {
         self.lines().iter().map(|line| format!("{line}\n")).collect()
     }
@@ -82,7 +82,7 @@ impl Table {
     }
 }
 
-/// Returns the width of a text on a terminal.
+/// Returns the width of a text on a terminal, in columns.
 pub fn width(text: &str) -> usize {
     text.chars().map(width_of).sum()
 }
@@ -91,7 +91,7 @@ fn width_of(letter: char) -> usize {
     letter.width().unwrap_or(1)
 }
 
-/// Pads a text with blanks to `columns` of a terminal; a wider text is unchanged.
+/// Pads a text with blanks to the width `columns` on a terminal; a wider text is unchanged.
 pub fn pad(text: &str, columns: usize, align: Align) -> String {
     let blanks = " ".repeat(columns.saturating_sub(width(text)));
     match align {
@@ -100,7 +100,7 @@ pub fn pad(text: &str, columns: usize, align: Align) -> String {
     }
 }
 
-/// Returns the longest prefix of a text that fits into `columns` of a terminal, without trailing blanks.
+/// Returns the longest prefix of a text that fits into `columns` columns of a terminal, without trailing blanks.
 pub fn cut(text: &str, columns: usize) -> &str {
     let mut taken = 0;
     let beyond = text.char_indices().find(|(_, letter)| {
@@ -110,8 +110,8 @@ pub fn cut(text: &str, columns: usize) -> &str {
     text.get(..beyond.map_or(text.len(), |(at, _)| at)).unwrap_or(text).trim_end()
 }
 
-/// Shortens a name to `columns` of a terminal, with `~` for the omitted part. With `end`, the end is kept, which identifies a
-/// path; else the beginning.
+/// Shortens a name to `columns` columns of a terminal, with `~` for the omitted part. With `end`, the end of the name is kept,
+/// which identifies a path; else the beginning is kept.
 pub fn shorten(name: &str, columns: usize, end: bool) -> String {
     if width(name) <= columns {
         return name.to_owned();

@@ -1,4 +1,4 @@
-//! A run as a trace for Perfetto and chrome://tracing (Trace Event Format): one process, a thread per device.
+//! Writes a run as a trace for Perfetto and chrome://tracing (Trace Event Format): one process, with a thread for each device.
 //!
 //! ```text
 //! M  process_name, thread_name        the process; the meaning of a thread's rows
@@ -12,10 +12,10 @@
 //! i  OOM, gap +12.0 MiB: ...          an OOM; a change of the gap
 //! ```
 //!
-//! Times are microseconds since the first event of the trace; `otherData` gives that event's time on the run's own clock. Log
-//! lines have no time, so each line counts as a microsecond. Events are in the order of time.
+//! Times are microseconds since the first event of the trace; `otherData` gives that event's time on the run's own clock. Lines
+//! of imported logs have no time, so each line counts as a microsecond. Events are in the order of time.
 //!
-//! Events are written one by one: the arguments of an event exist only while it is written. The number of events of a run is
+//! Events are written one by one, and the arguments of an event exist only while it is written. The number of events of a run is
 //! bounded, regardless of the number of its records.
 
 use super::{By, Report, sum};
@@ -29,12 +29,12 @@ use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
 use std::io::{self, Write};
 
-/// Maximum number of categories of a counter: the largest ones. The others are summed in one.
+/// Maximum number of categories of a counter: the largest ones. The others are summed as one.
 const CATEGORIES: usize = 60;
 
 type Args = Map<String, Value>;
 
-/// An event with its absolute time; times become relative to the first event when it is written.
+/// An event with its absolute time, which is written as a time since the first event.
 struct Event<'r> {
     time_ns: u64,
     length_ns: Option<u64>,
@@ -44,7 +44,7 @@ struct Event<'r> {
     args: Box<dyn Fn() -> Args + 'r>,
 }
 
-/// Returns the document as a string.
+/// Returns the trace as a JSON string.
 pub fn json(report: &Report<'_>) -> String {
     let mut out = Vec::new();
     // Writes to memory cannot fail, and JSON is UTF-8.
@@ -52,7 +52,7 @@ pub fn json(report: &Report<'_>) -> String {
     String::from_utf8(out).unwrap_or_default()
 }
 
-/// Writes the document piece by piece.
+/// Writes the trace as JSON, event by event.
 ///
 /// # Errors
 /// Returns the writer's error.
@@ -83,7 +83,7 @@ pub fn write(report: &Report<'_>, out: &mut dyn Write) -> io::Result<()> {
     if run.devices.is_empty() {
         events.extend(run.coverage.marks.iter().map(|named| mark(named, 0)));
     }
-    // The sort is stable: events of the same time keep their order.
+    // The sort is stable: events with the same time keep their order.
     events.sort_by_key(|event| event.time_ns);
     let first_ns = events.first().map_or(0, |event| event.time_ns);
     let (clock, source, origin) = (run.clock, &run.source.kind, &run.source.origin);
@@ -108,7 +108,7 @@ impl<'r> Event<'r> {
         Event { time_ns, length_ns: None, phase, name: name.into(), thread, args: Box::new(args) }
     }
 
-    /// Makes the event an interval up to this time.
+    /// Makes the event an interval that ends at `end_ns`.
     fn until(self, end_ns: u64) -> Self {
         Event { length_ns: Some(end_ns.saturating_sub(self.time_ns)), ..self }
     }
@@ -163,8 +163,8 @@ fn of_device<'r>(
     let counters = Counters { name: format!("GPU {}", device.ordinal), thread };
     let is_point = |time_ns: u64| device.peak_used.is_some_and(|(_, peak_ns)| peak_ns == time_ns);
     for bucket in &device.series.buckets {
-        // Only the last reading of a bucket is drawn, because the times of the others are unknown. The peak has its own time and
-        // is added below.
+        // Only the last reading of a bucket becomes an event, because the times of its other readings are unknown. The peak has
+        // its own time and is added below.
         let value = |name: &str, last: i64| counters.bytes(bucket.time_ns, name, last);
         let used = bucket.used.filter(|_| !is_point(bucket.time_ns));
         events.extend(used.map(|used| value("used", used.last)));
@@ -176,7 +176,7 @@ fn of_device<'r>(
     events.extend(rows.map(|row| iteration(row, thread)));
     events.extend(device.details.ooms.iter().map(|entry| oom(entry, thread)));
     events.extend(device.details.steps.iter().filter(|step| step.time_ns != 0).map(|step| gap(step, thread)));
-    // Marks belong to the process: they are shown once, in the row of the first device.
+    // Marks (times that the program named) belong to the process: they are written once, in the thread of the first device.
     if report.run.devices.first().is_some_and(|first| std::ptr::eq(first, device)) {
         events.extend(report.run.coverage.marks.iter().map(|named| mark(named, thread)));
     }
@@ -186,7 +186,7 @@ fn of_device<'r>(
 fn counted<'r>(own: &'r ProgramData, events: &mut Vec<Event<'r>>) {
     for counter in &own.counters {
         let name = format!("counter {}", counter.name.as_deref().unwrap_or(LOST));
-        // The last value is repeated at the end of the counter's life, so that the line extends to there.
+        // The last value is repeated at the end of the counter's life, so that its line extends to there.
         let last = (counter.until_ns, counter.value);
         let is_new = counter.points.last().is_none_or(|(time_ns, _)| *time_ns < last.0);
         let points = counter.points.iter().copied().chain(is_new.then_some(last));
@@ -196,13 +196,13 @@ fn counted<'r>(own: &'r ProgramData, events: &mut Vec<Event<'r>>) {
     }
 }
 
-/// Adds the program's ranges. Returns the rows' ids, starting at `first`, with their names. A range that overlaps another of its
-/// thread without being nested, as NVTX permits, goes to an additional row.
+/// Adds the program's ranges. Returns the ids of the rows, starting at `first`, with their names. NVTX permits ranges of a thread
+/// that overlap without being nested; such a range goes to an additional row.
 fn ranges<'r>(own: &'r ProgramData, first: u32, events: &mut Vec<Event<'r>>) -> Vec<(u32, String)> {
     let mut spans: Vec<&Span> = own.spans.iter().collect();
     // Outer ranges come before those nested in them.
     spans.sort_by_key(|Span(_, thread, from_ns, to_ns)| (*thread, *from_ns, Reverse(*to_ns)));
-    // For each row its thread, and the ends of its open ranges.
+    // For each row, its thread and the ends of its ranges that are not finished.
     let mut rows: Vec<(u32, Vec<u64>)> = Vec::new();
     for &&Span(range, thread, from_ns, to_ns) in &spans {
         let fits = |(of, ends): &mut (u32, Vec<u64>)| {
@@ -228,11 +228,11 @@ fn mark(mark: &Mark, thread: u32) -> Event<'_> {
     Event::new("i", mark.time_ns, name, thread, || args([("by", mark.by.clone().into())]))
 }
 
-/// `tracked` in total and by category, at moments at which it is exact.
+/// `tracked` in total and by category, at moments when it is exact.
 struct Held {
     moments: Vec<Moment>,
     names: Vec<String>,
-    /// For each moment, bytes by name.
+    /// For each moment, the bytes for each of `names`.
     amounts: Vec<Vec<i64>>,
 }
 
@@ -252,12 +252,12 @@ impl Held {
         let what = format!("by {}", by.name());
         for (moment, amounts) in self.moments.iter().zip(&self.amounts) {
             events.push(counters.bytes(moment.time_ns, "tracked", moment.tracked_bytes.unwrap_or(0)));
-            // A counter keeps the last value of a series that is missing in an event, so each event has all names.
+            // A viewer keeps the last value of a name that an event lacks, so each event has all names.
             let parts = || self.names.iter().cloned().zip(amounts.iter().map(|bytes| (*bytes).into()));
             events.push(counters.event(moment.time_ns, &what, move || parts().collect()));
         }
         if self.moments.is_empty() {
-            // Runs of older versions have only buckets, where the time of the highest value is not exact.
+            // Runs of older versions have only buckets. Uses their last values, because the time of the highest is unknown.
             let buckets = device.series.buckets.iter();
             let tracked = buckets.filter_map(|bucket| Some((bucket.time_ns, bucket.tracked?.last)));
             events.extend(tracked.map(|(time_ns, bytes)| counters.bytes(time_ns, "tracked", bytes)));
@@ -265,12 +265,12 @@ impl Held {
     }
 }
 
-/// Returns the points of the timeline, the peak and the end, with `tracked` only.
+/// Returns the moments of the timeline, of the peak and of the end; only `tracked` and its amounts are set.
 fn moments(device: &Device) -> Vec<Moment> {
     let of = |time_ns: u64, amounts: &[(u32, i64)], rest: i64| Moment {
         time_ns,
         tracked_bytes: Some(sum(amounts.iter().map(|(_, bytes)| *bytes).chain([rest]))),
-        // Bytes of the point that no cell has go to `Others`: no cell has this index.
+        // Bytes of the point that belong to no cell get an index that no cell has, so they go to `Others`.
         amounts: amounts.iter().copied().chain((rest != 0).then_some((u32::MAX, rest))).collect(),
         ..Moment::default()
     };

@@ -1,4 +1,4 @@
-//! The peak of each device as a tree, along tag paths, for flame graphs and treemaps:
+//! Converts the peak of each device to a tree along tag paths, for flame graphs and treemaps:
 //!
 //! ```text
 //! GPU 0 -> tracked -> model -> layers.17 -> mlp -> activation
@@ -19,21 +19,21 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Maximum depth of a path; deeper components stay one name. Readers of nested JSON are limited to 128 levels, and a node uses
-/// two.
+/// Maximum depth of a path; deeper components become one name. Readers of nested JSON are limited to 128 levels, and a node of
+/// the tree uses two.
 const DEEPEST: usize = 40;
 
 /// A node of the tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Children by name.
+    /// Child nodes by name.
     pub children: BTreeMap<String, Node>,
     /// The node's own bytes, without its children.
     pub own_bytes: i64,
 }
 
 impl Node {
-    /// Returns a tree for each device with memory, by the device's name.
+    /// Returns the root of a tree. It has one child for each device with memory, named after the device.
     pub fn of(report: &Report<'_>) -> Node {
         let mut root = Node::default();
         for device in &report.run.devices {
@@ -61,7 +61,7 @@ impl Node {
     }
 }
 
-/// Returns the name of a path component; different names stay different.
+/// Returns a path component as it is printed; different components stay different.
 fn part(name: &str) -> String {
     match escape_key(name) {
         name if name.is_empty() => "(blank)".to_owned(),
@@ -86,7 +86,7 @@ fn fill(report: &Report<'_>, device: &Device, node: &mut Node) {
         node.add(["predates the agent"], predates);
     }
     let Some(parts) = moment.gap_parts() else { return };
-    // Negative parts cannot be drawn; their sum usually can.
+    // Flame graphs cannot show negative parts; the sum of the parts is usually not negative.
     if parts.each().iter().any(|(_, _, bytes)| *bytes < 0) {
         node.add(["Untrackable"], parts.sum());
         return;
@@ -96,7 +96,7 @@ fn fill(report: &Report<'_>, device: &Device, node: &mut Node) {
     }
 }
 
-/// Returns the path of a cell: along its tag, with its role at the end.
+/// Returns the path of a cell in the tree: the components of its tag, with its role at the end.
 fn path(cell: &Cell) -> Vec<&str> {
     let pool = cell.pool.as_deref();
     match cell.class {
@@ -109,7 +109,7 @@ fn path(cell: &Cell) -> Vec<&str> {
             let mut path: Vec<&str> = match (&cell.tag, &cell.library) {
                 (Some(tag), _) if is_line(tag) => vec![&**tag],
                 (Some(tag), _) => {
-                    // MXNet separates scopes with colons.
+                    // MXNet separates the scopes in its tags with colons.
                     let separator = if tag.contains('/') { '/' } else { ':' };
                     tag.splitn(DEEPEST, separator).collect()
                 }
@@ -122,11 +122,11 @@ fn path(cell: &Cell) -> Vec<&str> {
     }
 }
 
-/// Returns the tree as collapsed stacks for flame graph tools: a line for each path, `frame;frame;frame bytes`. Lines are sorted
-/// and paths are unique.
+/// Returns the tree as collapsed stacks for flame graph tools, one line for each path: `frame;frame;frame bytes`. Lines are
+/// sorted and paths are unique.
 ///
-/// Counts cannot be negative, so paths with negative bytes (in a report that contradicts itself) are left out here; `--treemap`
-/// and `--csv` contain them.
+/// Flame graphs have no negative counts, so paths with negative bytes (in a report that contradicts itself) are omitted here;
+/// `--treemap` and `--csv` contain them.
 pub fn collapsed(report: &Report<'_>) -> String {
     let mut out = String::new();
     lines(&Node::of(report), &mut String::new(), &mut out);
@@ -142,7 +142,7 @@ fn lines(node: &Node, path: &mut String, out: &mut String) {
         if !path.is_empty() {
             path.push(';');
         }
-        // The format has no escape for its separator.
+        // Stack lines have no escape for their separator, the semicolon.
         path.push_str(&name.replace(';', "\\u{3b}"));
         lines(child, path, out);
         path.truncate(length);
@@ -150,8 +150,8 @@ fn lines(node: &Node, path: &mut String, out: &mut String) {
 }
 
 /// Returns the tree as nested JSON for treemaps and sunbursts: `{name, children}` or `{name, value}`, in bytes, the largest
-/// first. The root is the run, with one tree below it for each device. A node with own bytes and children has its own bytes in
-/// a child `(itself)`.
+/// first. The root is the run, with one tree below it for each device. If a node with children also has own bytes, these are in a
+/// child `(itself)`.
 pub fn treemap(report: &Report<'_>) -> String {
     let root = value(&label(report.run), &Node::of(report));
     gpumem_model::escape::json(&root)
@@ -166,7 +166,7 @@ fn value(name: &str, node: &Node) -> Value {
     if node.own_bytes != 0 {
         children.push((node.own_bytes, json!({ "name": "(itself)", "value": node.own_bytes })));
     }
-    // The sort is stable: equal ones stay in the order of their names.
+    // The sort is stable: nodes of equal size stay in the order of their names.
     children.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
     let children: Vec<Value> = children.into_iter().map(|(_, child)| child).collect();
     json!({ "name": name, "children": children })

@@ -1,4 +1,4 @@
-//! Parses one line of a log, without interpreting it.
+//! Parses one line of a training log into annotations, without interpreting them.
 
 use crate::feed::{MAX_BYTES, MIB};
 
@@ -14,11 +14,11 @@ pub(super) enum Annotation<'a> {
         total_mib: u64,
     },
     Release,
-    /// Mentions an allocation but cannot be parsed.
+    /// Text that mentions an allocation but cannot be parsed.
     Unreadable,
 }
 
-/// Returns all annotations of a line; output of several threads may be joined in one line.
+/// Returns all annotations of a line. There may be several, because the output of several threads may be joined in one line.
 pub(super) fn annotations(line: &str) -> Vec<Annotation<'_>> {
     let mut found = Vec::new();
     let mut rest = line;
@@ -29,7 +29,7 @@ pub(super) fn annotations(line: &str) -> Vec<Annotation<'_>> {
         let (this, next) = after.split_at(end);
         match allocation(this) {
             Some(annotation) => found.push(annotation),
-            // The word alone is not an annotation, because logs contain it in other contexts.
+            // The word `Allocate` alone is not an annotation, because logs contain it in other contexts.
             None if before.ends_with("[mem] ") || this.contains("GPU memory (") => {
                 found.push(Annotation::Unreadable);
             }
@@ -55,7 +55,7 @@ fn allocation(text: &str) -> Option<Annotation<'_>> {
         "MB" => (number.checked_mul(MIB)?, true),
         _ => return None,
     };
-    // Searches for the end as it is written: tags may contain brackets, and text may follow.
+    // Searches for the end `).` as the profiler writes it, because tags may contain brackets and text may follow.
     let tag = &rest[..rest.find(").").or_else(|| rest.rfind(')'))?];
     (bytes <= MAX_BYTES).then_some(Annotation::Allocation { bytes, tag, estimated })
 }
@@ -67,8 +67,8 @@ fn device(line: &str) -> Option<Annotation<'_>> {
     (free_mib <= total_mib && total_mib < 1 << 40).then_some(Annotation::Device { free_mib, total_mib })
 }
 
-/// nvidia-smi's reading for one process. MiB are absent if they cannot be parsed, or if the process appears more than once: it
-/// uses several GPUs, and the line does not name them.
+/// nvidia-smi's reading for one process. The MiB are absent if they cannot be parsed, or if the process appears more than once.
+/// Then it uses several GPUs, and the line does not name them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ProcessReading<'a> {
     pub name: &'a str,
@@ -76,7 +76,7 @@ pub(super) struct ProcessReading<'a> {
     pub mib: Option<u64>,
 }
 
-/// Returns the `NAME-pid_PID=MIB` readings of a line, and the number of unreadable ones.
+/// Returns the `NAME-pid_PID=MIB` readings of a line, and the number of readings that cannot be parsed.
 pub(super) fn readings(line: &str) -> (Vec<ProcessReading<'_>>, u64) {
     let mut found: Vec<ProcessReading<'_>> = Vec::new();
     let mut unreadable = 0;

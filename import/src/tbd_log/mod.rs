@@ -1,4 +1,4 @@
-//! Training logs that contain annotations of the TBD suite's MXNet memory profiler among other output.
+//! Reads training logs that contain annotations of the TBD suite's MXNet memory profiler among other output.
 //!
 //! ```text
 //! [mem] Allocate N bytes GPU memory (TAG).            one device allocation; N in bytes
@@ -11,7 +11,7 @@
 //!
 //! The file has no clock: a time is a line number. Progress bars end lines with a carriage return, which counts as a line end. A
 //! tag `in_arg:encoder_weight` becomes the path `in_arg/encoder_weight`, and its prefix gives the role. The allocator that writes
-//! these lines keeps freed memory, so the allocations are the bytes that the process holds from the driver.
+//! these lines keeps freed memory. So the allocations are the bytes that the process holds from the driver.
 
 mod line;
 
@@ -25,7 +25,7 @@ use line::{Annotation, ProcessReading, annotations, batch, readings};
 use std::collections::BTreeSet;
 
 const FORMAT: &str = "tbd-log";
-/// Maximum number of processes in readings; each adds a cost to every reading.
+/// Maximum number of processes in NVML readings, because each process makes every reading slower.
 const MAX_PIDS: usize = 256;
 const EXAMPLE: &str = "[mem] Allocate 1024 bytes GPU memory (in_arg:fc_weight).";
 
@@ -57,16 +57,16 @@ pub(super) fn role(tag: &str) -> Role {
 
 #[derive(Default)]
 struct Reader {
-    /// The process that wrote the log. Its pid is unknown until the first reading.
+    /// The process that wrote the log. Its pid is unknown until the first nvidia-smi reading.
     own: Speaker,
     pid: Option<u32>,
     pids: BTreeSet<u32>,
     allocations: u64,
     readings: u64,
     estimated: u64,
-    /// Readings also name other processes.
+    /// Whether readings also name other processes.
     neighbours: bool,
-    /// Number of readings without a unique value for a process.
+    /// Number of processes in readings whose MiB are absent, see [`ProcessReading`].
     ambiguous: u64,
     releases: u64,
 }
@@ -83,7 +83,7 @@ impl Reader {
     fn reading(&mut self, feed: &mut Feed<'_>, number: u64, readings: &[ProcessReading<'_>]) {
         self.own.device(feed, 0);
         if self.pid.is_none() {
-            // The log does not name the process that wrote it. It is taken to be the one with the most memory.
+            // The log does not name the process that wrote it. The process with the most memory is assumed to be this process.
             let largest = readings.iter().max_by_key(|reading| reading.mib);
             if let Some(ProcessReading { name, pid, .. }) = largest {
                 self.pid = Some(*pid);

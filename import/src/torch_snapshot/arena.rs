@@ -1,25 +1,25 @@
-//! Values of a pickle in flat memory: a value is an index, and equal lists share their items.
+//! Stores the values of a pickle in flat memory. A value is an index, and equal lists share the memory of their items.
 //!
-//! A list of frames has some 60 references and usually equals another one. A list that is filled at once and equals an earlier
-//! one shares that list's items. Therefore a long history takes less memory than its file has bytes. In the worst case, a file
-//! takes about 24 bytes of memory for each of its bytes, see [`Arena::bytes`].
+//! A list of stack frames has some 60 references and usually equals another one. If a list that is filled at once equals an
+//! earlier one, it shares that list's items. Therefore a long history takes less memory than its file has bytes. In the worst
+//! case, a file takes about 24 bytes of memory for each of its bytes, see [`Arena::bytes`].
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 
-/// A value: index of its node.
+/// A value, as the index of its node in the arena.
 pub(super) type Ref = u32;
-/// `None` and the other values that every arena contains at the beginning.
+/// Index of `None`. The constants up to `SMALL_INTS` are values that every arena contains from the beginning.
 pub(super) const NONE: Ref = 0;
 const TRUE: Ref = 1;
 const FALSE: Ref = 2;
 const SMALL_INTS: Ref = 3;
-/// Stands for no extent.
+/// Index that stands for "no extent".
 const NIL: u32 = u32::MAX;
-/// Maximum length of a returned string; names in C++ have some hundreds of bytes.
+/// Maximum length in bytes of a string that [`Arena::text`] returns; names in C++ have some hundreds of bytes.
 const MAX_TEXT_BYTES: usize = 2048;
-/// Minimum length of lists that are shared.
+/// Minimum number of items of a list that may be shared.
 const SHARED_FROM: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,7 +27,7 @@ enum Node {
     None,
     Bool(bool),
     Int(i64),
-    /// An integer beyond 64 bits; a snapshot contains none that matter.
+    /// An integer beyond 64 bits. Its value is not kept, because a snapshot does not need it.
     Wide,
     Float(f64),
     Text {
@@ -35,14 +35,14 @@ enum Node {
         len: u32,
     },
     Bytes,
-    /// `last` is the last extent. Keys and values of a dict alternate.
+    /// `last` is the index of the container's last extent. Keys and values of a dict alternate.
     Container {
         kind: Kind,
         last: u32,
     },
 }
 
-/// A run of items. A container is a chain of extents, the last first. Shared extents never change.
+/// Consecutive items of a container. A container is a chain of extents, from the last to the first. Shared extents never change.
 #[derive(Debug, Clone, Copy)]
 struct Extent {
     start: u32,
@@ -58,26 +58,26 @@ pub(super) enum Kind {
     Set,
 }
 
-/// All values of one file.
+/// All values of one pickle file.
 #[derive(Debug)]
 pub(super) struct Arena {
     nodes: Vec<Node>,
     items: Vec<Ref>,
     extents: Vec<Extent>,
     text: Vec<u8>,
-    /// Hash of a list's items -> extent with these items.
+    /// Maps the hash of a list's items to an extent with these items.
     seen: HashMap<u64, u32>,
-    /// Extent that may still grow in place.
+    /// Index of the extent that may still grow in place.
     growing: u32,
-    /// Number of items put into containers; shared items count each time.
+    /// Number of items put into containers; shared items count once for each container.
     pub filled: u64,
 }
 
-/// There are more values than can be numbered, or memory is exhausted.
+/// Error: there are more values than indices, or memory is exhausted.
 #[derive(Debug)]
 pub(super) struct Full;
 
-/// Reserves memory. If there is none, the file is rejected and the program continues.
+/// Reserves memory for `more` items. Returns an error if there is no memory, so that only the file is rejected.
 #[inline]
 pub(super) fn reserve<T>(items: &mut Vec<T>, more: usize) -> Result<(), Full> {
     if items.capacity() - items.len() >= more {
@@ -101,7 +101,7 @@ impl Arena {
         }
     }
 
-    /// Returns the memory that the values occupy.
+    /// Returns the bytes of memory that all values occupy.
     pub fn bytes(&self) -> u64 {
         let lengths = [
             (self.nodes.len(), size_of::<Node>()),
@@ -124,7 +124,7 @@ impl Arena {
         if value { TRUE } else { FALSE }
     }
 
-    /// Creates an integer; `None` stands for one beyond 64 bits.
+    /// Creates an integer; `None` stands for an integer beyond 64 bits.
     pub fn new_int(&mut self, value: Option<i64>) -> Result<Ref, Full> {
         match value {
             Some(small @ 0..256) => Ok(SMALL_INTS + small as u32),
@@ -145,7 +145,7 @@ impl Arena {
         self.push(Node::Text { start, len })
     }
 
-    /// Creates a bytes value. Its content is not kept, because snapshots contain none.
+    /// Creates a value for a bytes object. Its content is not kept, because snapshots contain no bytes objects.
     pub fn new_bytes(&mut self) -> Result<Ref, Full> {
         self.push(Node::Bytes)
     }
@@ -162,8 +162,8 @@ impl Arena {
         }
     }
 
-    /// Returns the last extent of a container; equal for lists that share their items. `None` for an empty container or another
-    /// value.
+    /// Returns the index of a container's last extent, which is equal for lists that share their items. `None` for an empty
+    /// container and for other values.
     pub fn extent(&self, value: Ref) -> Option<u32> {
         match *self.nodes.get(value as usize)? {
             Node::Container { last, .. } if last != NIL => Some(last),
@@ -182,7 +182,7 @@ impl Arena {
         reserve(&mut self.items, items.len())?;
         reserve(&mut self.extents, 1)?;
         if before != NIL && before == self.growing {
-            // Items are appended one by one (protocols 0 and 1), and nothing was added in between.
+            // Items arrive one by one (protocols 0 and 1), and no other container got items in between.
             if let Some(extent) = self.extents.get_mut(before as usize)
                 && extent.start.checked_add(extent.len) == Some(start)
             {
@@ -222,7 +222,7 @@ impl Arena {
         range.and_then(|range| self.items.get(range)).unwrap_or_default()
     }
 
-    /// Returns the runs of items of a container in order; keys and values of a dict alternate.
+    /// Returns the container's items in order, as slices; keys and values of a dict alternate.
     pub fn runs(&self, container: Ref) -> impl Iterator<Item = &[Ref]> {
         let mut chain = Vec::new();
         let mut at = self.extent(container);
@@ -253,13 +253,13 @@ impl Arena {
         }
     }
 
-    /// Returns the beginning of a string. Limited, because a long one may be requested very often.
+    /// Returns the beginning of a string. Its length is limited, because a long string may be requested very often.
     pub fn text(&self, value: Ref) -> Option<Cow<'_, str>> {
         let bytes = self.bytes_of(value)?;
         Some(String::from_utf8_lossy(bytes.get(..MAX_TEXT_BYTES).unwrap_or(bytes)))
     }
 
-    /// Describes a value for people.
+    /// Names the type of a value, for error messages.
     pub fn describe(&self, value: Ref) -> &'static str {
         match self.nodes.get(value as usize) {
             None | Some(Node::None) => "None",

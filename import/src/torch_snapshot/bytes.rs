@@ -1,10 +1,10 @@
-//! Reads a file byte by byte for the pickle machine: knows the position, and does not rely on claimed lengths.
+//! Reads a file byte by byte for the pickle machine. Counts the position, and does not rely on lengths that the file claims.
 
 use std::io::{self, Read};
 
 /// Maximum length of a string, number or line; the longest names of a snapshot have some kilobytes.
 pub(super) const MAX_PIECE_BYTES: u64 = 1 << 20;
-/// Small for fuzzing, to test the ends of buffers with small files.
+/// Size of the buffer. It is small for fuzzing, so that small files test the ends of buffers.
 const BUFFER_BYTES: usize = if cfg!(fuzzing) { 64 } else { 1 << 18 };
 
 /// Why reading stopped.
@@ -12,7 +12,7 @@ const BUFFER_BYTES: usize = if cfg!(fuzzing) { 64 } else { 1 << 18 };
 pub(super) enum Fault {
     /// The file is invalid: offset and reason.
     Bad { offset: u64, what: String },
-    /// The system returned an error.
+    /// Reading the file failed: offset and the system's error.
     Io { offset: u64, source: io::Error },
 }
 
@@ -22,7 +22,7 @@ pub(super) struct Bytes<R> {
     reader: R,
     buffer: Vec<u8>,
     at: usize,
-    /// File offset of the buffer's beginning.
+    /// File offset of the first byte in the buffer.
     base: u64,
 }
 
@@ -31,17 +31,17 @@ impl<R: Read> Bytes<R> {
         Bytes { reader, buffer: Vec::new(), at: 0, base: 0 }
     }
 
-    /// Returns the number of bytes read.
+    /// Returns the number of bytes read, which is the current position.
     pub fn offset(&self) -> u64 {
         self.base + self.at as u64
     }
 
-    /// Returns a fault at the current position.
+    /// Returns an error at the current position.
     pub fn bad(&self, what: impl Into<String>) -> Fault {
         Fault::Bad { offset: self.offset(), what: what.into() }
     }
 
-    /// Returns whether there is more input. If so, the buffer then contains at least one byte.
+    /// Returns whether there is more input. If so, the buffer contains at least one byte after the call.
     pub fn has_more(&mut self) -> Result<bool, Fault> {
         if self.at < self.buffer.len() {
             return Ok(true);
@@ -96,7 +96,7 @@ impl<R: Read> Bytes<R> {
         Ok(array)
     }
 
-    /// Reads `len` bytes into `piece`. Allocates only as bytes arrive.
+    /// Reads `len` bytes into `piece`. Memory is allocated only as bytes arrive.
     pub fn piece(&mut self, len: u64, piece: &mut Vec<u8>) -> Result<(), Fault> {
         if len > MAX_PIECE_BYTES {
             let what = format!("a value of {len} bytes: at most {MAX_PIECE_BYTES} are read");
@@ -117,7 +117,7 @@ impl<R: Read> Bytes<R> {
         Ok(())
     }
 
-    /// Reads the rest of a line, without its end.
+    /// Reads the rest of a line into `piece`, without the line end.
     pub fn line(&mut self, piece: &mut Vec<u8>) -> Result<(), Fault> {
         piece.clear();
         loop {

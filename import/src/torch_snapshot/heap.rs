@@ -1,8 +1,8 @@
-//! State of a device's allocator: pieces of memory from the driver, and the blocks in them. Used both for undoing the history
-//! from the snapshot to its start and for replaying it.
+//! State of a device's allocator: memory that it got from the driver (pieces), and the blocks in it. Used for undoing the history
+//! from the snapshot to the history's start, and for replaying it.
 //!
-//! The history is a ring buffer that begins in the middle of the run. Its start state is computed by undoing every entry from the
-//! end, last first. Impossible entries are skipped and counted.
+//! The history is a ring buffer that begins in the middle of the run. Its start state is computed by undoing every entry, from
+//! the last to the first. Entries that contradict the state are skipped and counted.
 
 use super::arena::{NONE, Ref};
 use super::model::{Action, Event};
@@ -27,7 +27,7 @@ pub(super) struct Live {
     pub seq: u64,
 }
 
-/// Pieces and blocks by address. Pieces do not overlap, blocks do not overlap, and each block lies in pieces.
+/// Pieces and blocks by address. Pieces do not overlap, blocks do not overlap, and each block lies within pieces.
 #[derive(Debug, Clone)]
 pub(super) struct Heap {
     pub pieces: BTreeMap<u64, Piece>,
@@ -42,18 +42,18 @@ impl Default for Heap {
     }
 }
 
-/// Sizes by which expandable segments grow, for small and for large blocks.
+/// Sizes in bytes by which expandable segments grow, for small and for large blocks.
 const SMALL_PART: u64 = 2 << 20;
 const LARGE_PART: u64 = 20 << 20;
-/// Maximum number of additional pieces in total that ranges are split into: enough for 320 GiB of large parts, sixteen times.
+/// Maximum number of pieces that all splits of expandable segments add: enough for sixteen times 320 GiB of large parts.
 const MOST_PARTS: u64 = 1 << 18;
-/// Maximum number of additional pieces for one range.
+/// Maximum number of pieces that splitting one range may add.
 const MOST_PARTS_AT_ONCE: u64 = 1 << 14;
-/// Maximum number of pieces visited in total. A real history visits a few for each entry.
+/// Maximum number of pieces visited in total. A real history visits a few pieces for each entry.
 const MOST_STEPS: u64 = 1 << 28;
 
 impl Heap {
-    /// Returns the piece that contains an address, and its start.
+    /// Returns the piece that contains an address, after the address at which the piece starts.
     fn piece_at(&self, address: u64) -> Option<(u64, Piece)> {
         let (&start, &piece) = self.pieces.range(..=address).next_back()?;
         (address - start < piece.bytes).then_some((start, piece))
@@ -65,7 +65,7 @@ impl Heap {
         self.piece_at(address).is_none() && self.pieces.range(address..end).next().is_none()
     }
 
-    /// Returns the starts of the pieces that exactly fill a range; `None` if there is a hole or a piece crosses its ends.
+    /// Returns the start addresses of the pieces that exactly fill a range. `None` if there is a hole or a piece crosses an end.
     pub fn pieces_in(&mut self, address: u64, bytes: u64) -> Option<Vec<u64>> {
         let end = address.checked_add(bytes).filter(|_| bytes > 0)?;
         let (mut at, mut found) = (address, Vec::new());
@@ -78,7 +78,7 @@ impl Heap {
         (at == end).then_some(found)
     }
 
-    /// Returns whether pieces cover a range without a hole, however it is split.
+    /// Returns whether pieces cover a range without a hole, whatever their sizes.
     pub fn covers(&mut self, address: u64, bytes: u64) -> bool {
         let end = address.saturating_add(bytes);
         let Some((start, piece)) = self.piece_at(address) else { return false };
@@ -98,8 +98,8 @@ impl Heap {
         reaches || self.blocks.range(address..address.saturating_add(bytes)).next().is_some()
     }
 
-    /// Returns the free bytes in one segment from an address on, and whether the segment is expandable. For an expandable segment
-    /// the search stops soon after `wanted` bytes. `None` if the address is not free.
+    /// Returns the free bytes from an address to the next block or the segment's end, and whether the segment is expandable. In
+    /// an expandable segment the search stops soon after `wanted` bytes. `None` if the address is not free.
     pub fn room(&mut self, address: u64, wanted: u64) -> Option<(u64, bool)> {
         let (start, piece) = self.piece_at(address)?;
         if let Some((before, live)) = self.blocks.range(..=address).next_back()
@@ -109,7 +109,7 @@ impl Heap {
         }
         let next = self.blocks.range(address..).next().map_or(u64::MAX, |(&start, _)| start);
         let mut end = start + piece.bytes;
-        // Adjacent pieces of an expandable segment count as one.
+        // Adjacent pieces of an expandable segment count as one piece.
         while piece.is_expandable
             && end < next
             && end - address <= wanted.saturating_add(SMALL_PART)
@@ -121,7 +121,7 @@ impl Heap {
         Some((end.min(next) - address, piece.is_expandable))
     }
 
-    /// Splits the piece of an expandable segment that contains an address; returns both parts. `None` if nothing is to be split.
+    /// Splits the piece of an expandable segment at an address; returns both parts. `None` if there is nothing to split.
     pub fn cut_at(&self, address: u64) -> Option<[(u64, Piece); 2]> {
         let (start, piece) = self.piece_at(address)?;
         let left = address - start;
@@ -152,8 +152,8 @@ impl Heap {
         }
     }
 
-    /// Undoes the entries of a history, last first. Returns the block size for each entry, if the end state has it.
-    /// Impossible entries are skipped; the later replay counts them.
+    /// Undoes the entries of a history, from the last to the first. Returns for each entry the size of its block, or 0 if
+    /// unknown. Entries that contradict the state are skipped; the later replay counts them.
     pub fn rewind(&mut self, events: &[Event], settings: &Settings) -> Vec<u64> {
         let mut sizes = vec![0; events.len()];
         for (event, size) in events.iter().zip(&mut sizes).rev() {
@@ -163,7 +163,7 @@ impl Heap {
         sizes
     }
 
-    /// Undoes one entry; returns false if it is impossible.
+    /// Undoes one entry. Returns false if the entry contradicts the state.
     fn undo(&mut self, event: &Event, size: &mut u64) -> bool {
         let &Event { action, address, bytes, .. } = event;
         match action {
@@ -206,7 +206,7 @@ impl Heap {
         true
     }
 
-    /// Estimates the sizes of blocks that existed at the start but not at the end.
+    /// Estimates the sizes of blocks that existed at the history's start but not at its end.
     fn estimate(&mut self, settings: &Settings) {
         let unknown: Vec<u64> =
             self.blocks.iter().filter(|(_, live)| live.bytes == 0).map(|(&address, _)| address).collect();

@@ -1,15 +1,15 @@
-//! PyTorch memory snapshots: from `torch.cuda.memory._dump_snapshot()`, pickled `_snapshot()`, and files of its observers.
+//! Reads PyTorch memory snapshots: files of `torch.cuda.memory._dump_snapshot()` or of OOM observers, and pickled `_snapshot()`.
 //!
-//! The pickle is executed by a machine that cannot name or call code (opcode.rs, pickle.rs). Its values are converted to
-//! segments, blocks and history (model.rs). The history is undone back to its start and then replayed (heap.rs, replay.rs):
+//! A pickle is a program, which runs on a machine that cannot name or call code (opcode.rs, pickle.rs). Its values are converted
+//! to segments, blocks and history (model.rs). The history is undone back to its start, then replayed (heap.rs, replay.rs):
 //!
 //! ```text
 //! bytes -> opcode, pickle -> arena -> model -> heap (back), replay (forward) -> records
 //!                                     stack: frames -> tags      rounding: requested bytes -> bytes of a block
 //! ```
 //!
-//! Caveats name what the file does not contain: NVML's used bytes and thus the gap, and all memory outside PyTorch's
-//! allocator (CUDA contexts, NCCL, cuBLAS's own).
+//! Caveats state what the file does not contain: NVML's used bytes and thus the gap, and all memory outside PyTorch's allocator
+//! (CUDA contexts, NCCL, cuBLAS's own memory).
 
 mod arena;
 mod bytes;
@@ -30,7 +30,7 @@ use model::{Snapshot, Unfit, Unknown};
 use pickle::{MAX_MEMORY_BYTES, Unpickled, unpickle};
 use replay::Told;
 
-/// Returns whether a file begins with a pickle that contains a snapshot's names.
+/// Returns whether a file begins with a pickle that contains names of a snapshot's fields.
 pub fn looks_like(head: &[u8]) -> bool {
     // Protocols 2 to 5 have a header; 0 and 1 begin with an empty dict or list.
     let is_pickle = matches!(
@@ -43,9 +43,8 @@ pub fn looks_like(head: &[u8]) -> bool {
 
 /// Reads a snapshot.
 ///
-/// # Errors
-/// [`Error::Malformed`] with the place if the file is not a pickle of plain containers; [`Error::Unfit`] if it is a pickle of
-/// something else; [`Error::Read`] if reading fails.
+/// [`Error::Malformed`] with the place if the file is not a pickle of plain containers. [`Error::Unfit`] if it is a pickle but
+/// not a snapshot. [`Error::Read`] if reading fails.
 pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let unpickled = unpickle(input.into_reader(), MAX_MEMORY_BYTES).map_err(|fault| match fault {
@@ -80,7 +79,7 @@ impl Snapshot {
     }
 }
 
-/// Returns code, condition and text of each caveat.
+/// Returns the caveats of a snapshot, each as (code, condition, text).
 fn caveats(
     unpickled: &Unpickled,
     snapshot: &Snapshot,
@@ -165,7 +164,7 @@ fn figures(snapshot: &Snapshot, told: &Told) -> SnapshotFigures {
     }
 }
 
-/// Describes the totals for people, exact to the byte.
+/// Describes the totals of a snapshot in a sentence, exact to the byte.
 fn in_words(figures: &SnapshotFigures) -> String {
     let waiting = match figures.pending_blocks {
         0 => String::new(),

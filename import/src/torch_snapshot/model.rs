@@ -1,5 +1,5 @@
-//! Converts the values of the pickle to the state and history of the allocator. Unknown keys are ignored; impossible rows are
-//! counted and reported with their place.
+//! Converts the values of the pickle to the allocator's state and history. Unknown keys are ignored. Rows with impossible values
+//! are counted and reported with their place.
 //!
 //! ```text
 //! {segments: [{device, address, total_size, allocated_size, requested_size, stream, segment_type, segment_pool_id,
@@ -11,8 +11,8 @@
 //!
 //! Older snapshots are a bare list of segments, have no `address` in blocks, and have `history` instead of `frames`.
 //!
-//! Through the pickle's memo, a small file can refer to the same million blocks a million times. Therefore reading a value costs
-//! one unit of a budget that is a multiple of the file's number of items; when the budget is used up, the file is rejected.
+//! With the pickle's memo (values used again), a small file can contain the same million blocks a million times. So reading a
+//! value costs a unit of a budget proportional to the file's number of items. Without budget left, the file is rejected.
 
 use super::arena::{Arena, Kind, NONE, Ref};
 use super::rounding::Settings;
@@ -21,26 +21,26 @@ use crate::feed::Rejects;
 use std::cell::Cell;
 use std::ops::Range;
 
-/// Limit of device numbers (exclusive).
+/// Upper limit of device numbers (exclusive).
 const MAX_DEVICES: i64 = 64;
-/// Limit of addresses and their ends; no GPU has more bits.
+/// Upper limit of addresses and of the ends of ranges; no GPU uses more bits.
 const MAX_ADDRESS: i64 = 1 << 56;
-/// Maximum size of a segment or block (as in the ledger).
+/// Maximum size of a segment or block in bytes (as in the ledger).
 const MAX_BYTES: i64 = 1 << 48;
-/// Maximum number of fields that are read from a record's dict.
+/// Maximum number of fields that are read from the dict of one record.
 const MAX_FIELDS: usize = 256;
 
-/// A segment at the time of the snapshot.
+/// A segment (memory that the allocator got from the driver at once) at the time of the snapshot.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Segment {
     pub device: u8,
     pub address: u64,
     pub bytes: u64,
-    /// Allocated bytes according to the segment itself.
+    /// Bytes in live blocks of the segment, as the segment's own field states.
     pub allocated: Option<u64>,
     pub is_expandable: bool,
     pub is_small: bool,
-    /// The segment belongs to a private pool (of a CUDA graph or a `MemPool`).
+    /// Whether the segment belongs to a private pool (of a CUDA graph or a `MemPool`).
     pub is_private: bool,
     pub is_host: bool,
 }
@@ -52,13 +52,13 @@ pub(super) struct Block {
     pub bytes: u64,
     pub requested: u64,
     pub stream: u32,
-    /// Freed, but a stream may still use it.
+    /// Whether the block was freed, but a stream may still use it.
     pub is_pending: bool,
     pub frames: Ref,
     pub is_host: bool,
 }
 
-/// Action of an entry in the allocator's history.
+/// Kind of an entry in the allocator's history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     Alloc,
@@ -66,7 +66,7 @@ pub(super) enum Action {
     FreeCompleted,
     SegmentAlloc,
     SegmentFree,
-    /// Maps a part of an expandable segment.
+    /// The allocator mapped a part of an expandable segment.
     SegmentMap,
     SegmentUnmap,
     Oom,
@@ -77,18 +77,18 @@ pub(super) enum Action {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Event {
     pub action: Action,
-    /// Address; for `Oom`, the free bytes of the device if known.
+    /// Address; for `Oom`, the free bytes of the device. `u64::MAX` if these are unknown.
     pub address: u64,
-    /// Requested bytes, not rounded.
+    /// Requested bytes, before they are rounded to a block size.
     pub bytes: u64,
     pub time_us: u64,
     pub stream: u32,
     pub frames: Ref,
-    /// Metadata that the program set.
+    /// Metadata that the program set for its allocations.
     pub metadata: Ref,
 }
 
-/// Begin or end of a profiler range.
+/// Begin or end of a profiler range, which names the work in between.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Annotation {
     pub begins: bool,
@@ -97,7 +97,7 @@ pub(super) struct Annotation {
     pub time_us: u64,
 }
 
-/// Values that this version does not know: their number, and the first one.
+/// Values that this version of the importer does not know: their number, and the first one.
 #[derive(Debug, Default)]
 pub(super) struct Unknown {
     pub count: u64,
@@ -118,21 +118,21 @@ pub(super) struct Snapshot {
     pub segments: Vec<Segment>,
     pub blocks: Vec<Block>,
     pub idle_blocks: u64,
-    /// Traces by device, oldest entry first.
+    /// History of each device, the oldest entry first.
     pub traces: Vec<Vec<Event>>,
     pub annotations: Vec<Annotation>,
     pub settings: Settings,
     pub rejects: Rejects,
-    /// Actions of trace entries.
+    /// Unknown actions in entries of the history.
     pub unknown_actions: Unknown,
-    /// States of blocks, which count as in use.
+    /// Unknown states of blocks. These blocks count as in use.
     pub unknown_states: Unknown,
     /// Number of entries in the history of host memory, which is not replayed.
     pub host_entries: u64,
     pub streams: Streams,
 }
 
-/// Maps stream addresses to small numbers; 0 is the default stream.
+/// Maps addresses of streams to small numbers; 0 is the default stream.
 #[derive(Debug, Default)]
 pub(super) struct Streams(std::collections::HashMap<i64, u32>);
 
@@ -146,11 +146,11 @@ impl Streams {
     }
 }
 
-/// Why a pickle is not a snapshot.
+/// Reason why a pickle is not a snapshot.
 #[derive(Debug)]
 pub(super) struct Unfit(pub String);
 
-/// Access to the values with a limited number of steps.
+/// Reads values from the arena, at most a limited number.
 struct Walk<'a> {
     arena: &'a Arena,
     left: Cell<u64>,
@@ -165,7 +165,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Returns the values under these names, [`NONE`] for missing ones; `None` if the value is not a dict.
+    /// Returns the values of the keys `names`, [`NONE`] for missing keys; `None` if the value is not a dict.
     fn fields<const N: usize>(&self, dict: Ref, names: [&[u8]; N]) -> Result<Option<[Ref; N]>, Unfit> {
         if self.arena.kind(dict) != Some(Kind::Dict) {
             return Ok(None);
@@ -203,7 +203,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Returns a number in a range of numbers that are not negative.
+    /// Returns a number if it is in `range`, which contains no negative numbers.
     fn within(&self, value: Ref, range: Range<i64>) -> Option<u64> {
         self.arena.int(value).filter(|number| range.contains(number)).map(|number| number as u64)
     }
@@ -221,7 +221,7 @@ impl<'a> Walk<'a> {
     }
 
     fn time(&self, value: Ref) -> u64 {
-        // The time in nanoseconds must fit into 63 bits, too.
+        // The time is multiplied by 1000 to get ns, which must fit into 63 bits too.
         self.within(value, 0..i64::MAX / 2000).unwrap_or(0)
     }
 
@@ -230,7 +230,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Reads the snapshot whose top value is `root`.
+/// Reads the snapshot from its top value, `root`.
 pub(super) fn read(arena: &Arena, root: Ref) -> Result<Snapshot, Unfit> {
     let walk = Walk { arena, left: Cell::new(arena.filled.saturating_mul(8).saturating_add(10_000)) };
     let mut snapshot = Snapshot::default();
@@ -254,7 +254,7 @@ pub(super) fn read(arena: &Arena, root: Ref) -> Result<Snapshot, Unfit> {
             walk.each(host_segments, |index, segment| snapshot.segment(&walk, index, segment, true))?;
             walk.each(traces, |device, trace| snapshot.trace(&walk, device, trace))?;
             walk.each(host_traces, |_, entry| {
-                // An entry, or a list of entries.
+                // An element is an entry, or a list of entries.
                 let mut count = u64::from(arena.kind(entry) == Some(Kind::Dict));
                 walk.each(entry, |_, _| {
                     count += 1;
@@ -356,7 +356,7 @@ impl Snapshot {
         })
     }
 
-    /// Reads a block; `here` is its place if the block does not state one. Returns its end, or `None` for an impossible block.
+    /// Reads a block. `here` has its address, if the file states none. Returns the block's end, or `None` if it is impossible.
     fn block(&mut self, walk: &Walk<'_>, block: Ref, here: Block, limit: u64) -> Result<Option<u64>, Unfit> {
         let names = [b"address".as_slice(), b"size", b"requested_size", b"state", b"frames", b"history"];
         let Some([address, size, requested, state, frames, history]) = walk.fields(block, names)? else {
@@ -366,7 +366,7 @@ impl Snapshot {
         let (Some(address), Some(bytes)) = (address, walk.size(size)) else { return Ok(None) };
         let end = address.saturating_add(bytes);
         if end > limit || address < here.address || bytes == 0 {
-            return Ok(None); // blocks must lie in their segment, sorted by address
+            return Ok(None); // blocks must lie in their segment and be sorted by address
         }
         let is_pending = walk.is(state, "active_pending_free") || walk.is(state, "active_awaiting_free");
         if walk.is(state, "inactive") {

@@ -1,6 +1,6 @@
-//! Pickle opcodes of protocols 0 to 5: those of plain containers, and those that are rejected because they name or run code.
+//! Pickle opcodes of protocols 0 to 5: those for plain containers, and those that are rejected because they name or run code.
 //!
-//! A pickle is a program for a stack machine. It is dangerous because of a few opcodes that import names and call them. This
+//! A pickle is a program for a stack machine. It is dangerous because of a few opcodes that import names and call them. Our
 //! machine does not implement these opcodes: a file can only build lists, dicts, strings and numbers.
 
 pub(super) mod op {
@@ -60,7 +60,7 @@ pub(super) mod op {
     pub const BYTEARRAY8: u8 = 0x96;
 }
 
-/// Rejected opcodes: byte, name, and effect.
+/// Rejected opcodes, as (byte, name, effect).
 const REFUSED: [(u8, &str, &str); 15] = [
     (b'c', "GLOBAL", NAMES),
     (0x93, "STACK_GLOBAL", NAMES),
@@ -80,12 +80,12 @@ const REFUSED: [(u8, &str, &str); 15] = [
 ];
 const NAMES: &str = "names Python code";
 
-/// Returns whether this opcode (GLOBAL or INST) is followed by the name of an object, as two lines.
+/// Returns whether an opcode (GLOBAL or INST) is followed by the name of a Python object, as two lines.
 pub(super) fn has_name(opcode: u8) -> bool {
     matches!(opcode, b'c' | b'i')
 }
 
-/// Explains why an opcode is rejected; `name` is the object that it refers to, if the file names it.
+/// Explains why an opcode is rejected. `name` is the Python object that it refers to, if the file states it.
 pub(super) fn refusal(opcode: u8, name: &str) -> String {
     match REFUSED.iter().find(|(byte, ..)| *byte == opcode) {
         Some((_, title, what)) => {

@@ -1,7 +1,7 @@
-//! Executes a pickle on a stack machine with marks and a memo, without opcodes that name or call code (opcode.rs).
+//! Executes a pickle on a stack machine. Opcodes that name or call code are rejected (opcode.rs).
 //!
-//! Nothing is recursive, so nesting costs only its bytes. Memory is at most some 24 bytes for each byte of the file, and never
-//! more than [`MAX_MEMORY_BYTES`]. Memory for a claimed length is allocated only as its bytes are read.
+//! Nothing is recursive, so nesting needs no extra memory. Memory is at most some 24 bytes for each byte of the file, and never
+//! more than [`MAX_MEMORY_BYTES`]. If the file claims a length, memory is allocated only as the bytes are read.
 
 use super::arena::{Arena, Full, Kind, NONE, Ref, reserve};
 use super::bytes::{Bytes, Fault};
@@ -10,25 +10,25 @@ use gpumem_model::escape::escape;
 use std::io::Read;
 use std::str::FromStr;
 
-/// Maximum memory for values, stack and memo of one file together.
+/// Maximum memory in bytes for values, stack and memo of one file together.
 pub(super) const MAX_MEMORY_BYTES: u64 = 4 << 30;
 const MAX_PROTOCOL: u64 = 5;
 /// Number of opcodes between two checks of the memory limit. In between, memory grows at most by this number times the maximum
-/// length of a piece. Opcodes with text also check it themselves.
+/// length of a piece. Opcodes with text also check the limit themselves.
 const LOOK_EVERY: u32 = 1024;
 const UNUSED: Ref = Ref::MAX;
 
-/// Result of a pickle: its values, and the top of the stack at the end.
+/// Result of running a pickle: its values, and the value at the top of the stack at the end.
 #[derive(Debug)]
 pub(super) struct Unpickled {
     pub arena: Arena,
     pub root: Ref,
     pub bytes: u64,
-    /// The file continues after the pickle.
+    /// Whether the file continues after the pickle.
     pub has_more: bool,
 }
 
-/// Runs the pickle at the beginning of a file.
+/// Runs the pickle at the beginning of the file.
 pub(super) fn unpickle(reader: impl Read, max_memory_bytes: u64) -> Result<Unpickled, Fault> {
     let mut machine = Machine {
         bytes: Bytes::new(reader),
@@ -65,10 +65,10 @@ struct Machine<R> {
     bytes: Bytes<R>,
     arena: Arena,
     stack: Vec<Ref>,
-    /// Stack heights at the marks.
+    /// Heights that the stack had when marks were set. A mark is where the items of a container begin.
     marks: Vec<u32>,
     memo: Vec<Ref>,
-    /// The string or number being read.
+    /// Bytes of the string or number that is being read.
     piece: Vec<u8>,
     max_memory_bytes: u64,
 }
@@ -99,7 +99,7 @@ impl<R: Read> Machine<R> {
         Ok(())
     }
 
-    /// Returns the stack height at the last mark: items below it may not be taken.
+    /// Returns the height of the stack at the last mark. Items below it must not be taken.
     fn floor(&self) -> usize {
         self.marks.last().map_or(0, |&mark| mark as usize)
     }
@@ -114,13 +114,13 @@ impl<R: Read> Machine<R> {
         found.ok_or_else(|| self.bytes.bad("an opcode needs a value, and there is none"))
     }
 
-    /// Removes the last mark and returns where its items begin.
+    /// Removes the last mark and returns the stack position of the first item after it.
     fn unmark(&mut self) -> Result<usize, Fault> {
         let mark = self.marks.pop().map(|mark| mark as usize).filter(|&mark| mark <= self.stack.len());
         mark.ok_or_else(|| self.bytes.bad("an opcode needs a mark, and there is none"))
     }
 
-    /// Moves the items from `from` on into `container`.
+    /// Moves the stack's items from position `from` on into `container`.
     fn fill(&mut self, container: Ref, from: usize) -> Result<(), Fault> {
         let items = self.stack.get(from..).unwrap_or_default();
         if matches!(self.arena.kind(container), Some(Kind::Dict)) && items.len() % 2 != 0 {
@@ -131,7 +131,7 @@ impl<R: Read> Machine<R> {
         filled.map_err(|Full| self.full())
     }
 
-    /// Creates a container with the items from `from` on.
+    /// Creates a container of the stack's items from position `from` on.
     fn gather(&mut self, kind: Kind, from: usize) -> Result<(), Fault> {
         let container = self.arena.new_container(kind).map_err(|Full| self.full())?;
         self.fill(container, from)?;
@@ -145,7 +145,7 @@ impl<R: Read> Machine<R> {
         }
     }
 
-    /// Adds the items from `from` on to the container below them.
+    /// Adds the stack's items from position `from` on to the container below them.
     fn add(&mut self, from: usize, kind: Kind) -> Result<(), Fault> {
         let below = from.checked_sub(1).filter(|&below| below >= self.floor());
         let container = below.and_then(|below| self.stack.get(below)).copied();
@@ -171,7 +171,7 @@ impl<R: Read> Machine<R> {
 
     fn put(&mut self, place: u64) -> Result<(), Fault> {
         let value = self.top()?;
-        // Writers number memo entries consecutively, so a valid file has no entry number beyond its length.
+        // Writers number memo entries consecutively, so no entry has a number greater than the file's length.
         if place > self.bytes.offset() {
             return Err(self.bytes.bad(format!("memo place {place} is further than the file is long")));
         }
@@ -223,7 +223,7 @@ impl<R: Read> Machine<R> {
         self.made(value)
     }
 
-    /// Reads a two's complement number of `len` bytes.
+    /// Reads an integer of `len` bytes in two's complement.
     fn long(&mut self, len: u64) -> Result<(), Fault> {
         self.bytes.piece(len, &mut self.piece)?;
         let sign = if self.piece.last().is_some_and(|byte| byte & 0x80 != 0) { 0xff } else { 0 };
@@ -235,7 +235,7 @@ impl<R: Read> Machine<R> {
         self.made(value)
     }
 
-    /// Reads a decimal number (INT and LONG).
+    /// Reads a decimal integer (opcodes INT and LONG).
     fn decimal(&mut self) -> Result<(), Fault> {
         self.bytes.line(&mut self.piece)?;
         let text = String::from_utf8_lossy(&self.piece);
@@ -259,8 +259,8 @@ impl<R: Read> Machine<R> {
         self.made(value)
     }
 
-    /// Reads text of protocol 0: Python 2's quoted literal, whose escapes are kept (names have none), or Latin-1 with `\u`
-    /// escapes.
+    /// Reads a text of protocol 0. With `is_quoted` it is a quoted literal of Python 2, whose escapes are kept (names have none).
+    /// Otherwise it is Latin-1 with `\u` escapes.
     fn text_line(&mut self, is_quoted: bool) -> Result<(), Fault> {
         self.bytes.line(&mut self.piece)?;
         let text = if is_quoted {
@@ -275,7 +275,7 @@ impl<R: Read> Machine<R> {
         self.look()
     }
 
-    /// Reads the number after an opcode: a length, a memo place or a small integer. 0 if the opcode has none.
+    /// Reads the number that follows an opcode: a length, a memo place or a small integer. Returns 0 if the opcode has none.
     fn argument(&mut self, opcode: u8) -> Result<u64, Fault> {
         Ok(match opcode {
             op::BINGET | op::BINPUT | op::BININT1 | op::LONG1 | op::PROTO => self.bytes.byte()?.into(),
@@ -341,7 +341,7 @@ impl<R: Read> Machine<R> {
             op::STRING => self.text_line(true),
             op::UNICODE => self.text_line(false),
             op::SHORT_BINBYTES | op::BINBYTES | op::BINBYTES8 | op::BYTEARRAY8 => self.no_text(argument),
-            // Python's unpickler also removes a mark here.
+            // If there is a mark at the top, Python's unpickler removes the mark here, too.
             op::POP if self.marks.last().is_some_and(|&mark| mark as usize == self.stack.len()) => {
                 self.marks.pop();
                 Ok(())
@@ -378,7 +378,7 @@ impl<R: Read> Machine<R> {
     }
 }
 
-/// Decodes Latin-1 with `\uXXXX` and `\UXXXXXXXX` for other letters.
+/// Decodes Latin-1 with `\uXXXX` and `\UXXXXXXXX` for other characters.
 fn unescaped(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     let mut rest = bytes;

@@ -1,5 +1,5 @@
 //! Converts a snapshot and its history to the records that an agent would have sent: the state at the start of the history, then
-//! every entry. Where the history does not lead to the snapshot's state, corrections follow.
+//! every entry. If the history does not lead to the snapshot's state, corrections follow.
 
 mod settle;
 
@@ -16,29 +16,29 @@ use gpumem_wire::{
 };
 use std::collections::HashMap;
 
-/// Key of the process, which the file does not name.
+/// Key of the process. The file does not name the process.
 const SELF: ProcessKey = ProcessKey { pid: 0, start_ticks: 0 };
-/// Record time at which the history begins; the first entry's time is reported separately.
+/// Time of the records at the start of the history. The first entry's real time is reported separately.
 const START_NS: u64 = 1_000_000_000;
 const MAX_SCOPES: usize = 16;
-/// Prefix of the profiler's step ranges; the step's number follows.
+/// Prefix of the names of the profiler's ranges for steps; the number of the step follows.
 const STEP: &str = "ProfilerStep#";
 const OUT_OF_MEMORY: u16 = 2;
 
 #[derive(Debug, Default)]
 pub(super) struct Told {
     pub contradictions: u64,
-    /// Number of blocks and pieces that had to be added or removed at the end.
+    /// Number of blocks and pieces (of driver memory) that had to be added or removed at the end.
     pub corrected: u64,
-    /// Number of blocks whose actual size differs from the size computed by the rounding rule.
+    /// Number of blocks whose actual size differs from the size that the rounding rule gives.
     pub misjudged: u64,
-    /// Highest sums of requested bytes and of block bytes over all devices.
+    /// Maximum over time of the bytes of all devices: requested bytes, and bytes of blocks.
     pub peak_requested: u64,
     pub peak_allocated: u64,
-    /// Bytes at the start of the history, and its length.
+    /// Block bytes at the start of the history, and the duration of the history.
     pub start_bytes: u64,
     pub history_ns: u64,
-    /// Number and bytes of blocks without a stack among those live at the end.
+    /// Number and bytes of the blocks without a stack that are live at the end.
     pub unnamed: (u64, u64),
 }
 
@@ -48,7 +48,7 @@ struct Device {
     end: Heap,
     sizes: Vec<u64>,
     scopes: Vec<Ref>,
-    /// Sums of its blocks and of its pieces.
+    /// Bytes of the device's blocks, and of its memory from the driver (pieces).
     used_bytes: u64,
     reserved_bytes: u64,
     next_event: usize,
@@ -236,7 +236,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Returns tag path, phase and role of a block, from the program's metadata, profiler ranges and the stack.
+    /// Returns tag path, phase and role of a block, from the program's metadata, the profiler's ranges and the stack.
     fn path(&mut self, device: usize, frames: Ref, metadata: Ref, in_scopes: bool) -> (String, Phase, Role) {
         let arena = self.arena;
         let scopes = self.devices.get(device).filter(|_| in_scopes).map(|device| device.scopes.iter());
@@ -260,17 +260,17 @@ impl Replay<'_> {
         } else if let Some((at, _)) =
             said.path.match_indices('/').find(|(at, _)| said.path.len() - at <= room)
         {
-            // The innermost frames are the most informative.
+            // There is no room for the whole stack: keeps its innermost frames, which are the most informative.
             path.push_str(said.path.get(at..).unwrap_or_default());
         }
         (path, said.phase, said.role)
     }
 
-    /// Emits a new block. `is_new`: it was allocated in the history, as opposed to before.
+    /// Emits a new block. `is_new`: whether the history contains its allocation.
     fn add_block(&mut self, device: usize, address: u64, live: Live, metadata: Ref, is_new: bool) {
         let (path, phase, role) = self.path(device, live.frames, metadata, is_new);
         let tag = self.tag(&path);
-        // The order of earlier blocks is unknown, so their phases would wrongly begin and end others.
+        // The order of blocks from before the history is unknown, so their phases would wrongly begin and end phases.
         let phase = if is_new { phase } else { Phase::Unknown };
         let stamp = Stamp { tag, context: live.stream, ..self.on(device) };
         let pool = Self::pool(device);
@@ -304,7 +304,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Replays the entries of all devices in order of time; entries of one device keep their order.
+    /// Replays the entries of all devices in the order of time. Entries of one device keep their order.
     fn run(&mut self) {
         while let Some(index) = self.next_device() {
             let Some(device) = self.devices.get_mut(index) else { break };
@@ -324,14 +324,14 @@ impl Replay<'_> {
         self.told.history_ns = self.now_ns.saturating_sub(START_NS);
     }
 
-    /// Returns the device whose next entry is the oldest.
+    /// Returns the device whose next entry is the oldest; `None` at the end.
     fn next_device(&self) -> Option<usize> {
         let next = |index: usize| self.trace(index).get(self.devices.get(index)?.next_event);
         let times = (0..self.devices.len()).filter_map(|index| Some((next(index)?.time_us, index)));
         times.min().map(|(_, index)| index)
     }
 
-    /// Advances the time, never backwards.
+    /// Sets the time of records to an entry's time, but never to an earlier time than before.
     fn go_to(&mut self, time_us: u64) {
         let now_ns = match self.base_us {
             Some(base_us) => time_us.saturating_sub(base_us).saturating_mul(1000).saturating_add(START_NS),
@@ -340,7 +340,7 @@ impl Replay<'_> {
         self.now_ns = self.now_ns.max(now_ns);
     }
 
-    /// Applies profiler ranges that begin or end up to a time.
+    /// Applies the profiler's ranges that begin or end up to a time.
     fn scopes_until(&mut self, index: usize, time_us: u64) {
         let (arena, snapshot) = (self.arena, self.snapshot);
         let Some(device) = self.devices.get_mut(index) else { return };
@@ -368,7 +368,7 @@ impl Replay<'_> {
                 device.scopes.push(annotation.name);
             }
         }
-        // Every device's trace contains the same steps.
+        // Every device's history contains the same steps, so a step that was emitted is skipped.
         if let Some(number) = step.filter(|number| self.step.is_none_or(|last| *number > last)) {
             self.step = Some(number);
             self.emit(self.on(index), Body::Step { number });
@@ -379,7 +379,7 @@ impl Replay<'_> {
         self.devices.get_mut(device).map(|device| &mut device.heap)
     }
 
-    /// Splits a piece of an expandable segment so that one begins at `address`.
+    /// Splits a piece of an expandable segment so that one piece begins at `address`.
     fn cut(&mut self, device: usize, address: u64) {
         let Some([left, right]) = self.heap(device).and_then(|heap| heap.cut_at(address)) else { return };
         self.take_piece(device, left.0);
@@ -387,7 +387,7 @@ impl Replay<'_> {
         self.add_piece(device, right.0, right.1);
     }
 
-    /// Applies one entry. `known`: size of its block, if the snapshot has it. Returns false for an impossible entry.
+    /// Applies one entry. `known`: size of its block, 0 if unknown. Returns false if the entry contradicts the state.
     fn apply(&mut self, device: usize, event: &Event, known: u64) -> bool {
         let &Event { action, address, bytes, .. } = event;
         let Some(heap) = self.heap(device) else { return false };
@@ -409,7 +409,7 @@ impl Replay<'_> {
                     return false;
                 }
                 if self.is_completed_next(device, address) {
-                    return true; // nothing waits: the next entry frees the block at once
+                    return true; // no stream delays the free: the next entry completes it
                 }
                 self.free_block(device, address, FreeState::Pending);
                 if let Some(live) = self.heap(device).and_then(|heap| heap.blocks.get_mut(&address)) {
@@ -459,7 +459,7 @@ impl Replay<'_> {
         true
     }
 
-    /// Returns whether a device's next entry completes the free of this block.
+    /// Returns whether a device's next entry completes the free of the block at `address`.
     fn is_completed_next(&self, device: usize, address: u64) -> bool {
         let next = self.devices.get(device).and_then(|of| self.trace(device).get(of.next_event));
         next.is_some_and(|next| next.action == Action::FreeCompleted && next.address == address)
@@ -475,7 +475,7 @@ impl Replay<'_> {
         self.tell(Stamp { stack, ..Stamp::default() }, Body::Stack { format, frames: text.as_bytes() });
         let asked = self.snapshot.settings.segment(event.bytes);
         let free = (event.address != u64::MAX).then_some(event.address);
-        // If the device had enough free memory, the allocator's own limit was reached.
+        // If the device had enough free memory, the request exceeded a limit of the allocator itself.
         let result = if free.is_some_and(|free| free < asked) { OUT_OF_MEMORY } else { 0 };
         let stamp = Stamp { tag, stack, ..self.on(device) };
         if result != 0 {

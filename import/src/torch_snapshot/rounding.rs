@@ -1,27 +1,27 @@
-//! Computes the size of a block from the requested bytes. The history has only requested bytes. Blocks live at the end have both
-//! sizes; the replay checks this computation against them.
+//! Computes the size of a block from the requested bytes, because the history has only requested bytes. Blocks that are live at
+//! the end have both sizes; the replay compares them with this computation.
 
-/// Block sizes are multiples of this.
+/// Sizes of blocks are multiples of this, in bytes.
 const BLOCK_BYTES: u64 = 512;
-/// Maximum request that is served from segments of small blocks.
+/// Maximum request in bytes that is served from segments of small blocks.
 const SMALL_BYTES: u64 = 1 << 20;
-/// Size of segments for small blocks.
+/// Size of segments for small blocks, in bytes.
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// Smaller requests are served from segments of [`LARGE_SEGMENT`], others from segments of multiples of [`SMALL_SEGMENT`].
+/// Requests below this use segments of [`LARGE_SEGMENT`] bytes, larger ones use multiples of [`SMALL_SEGMENT`].
 const LARGE_FROM: u64 = 10 << 20;
 const LARGE_SEGMENT: u64 = 20 << 20;
 
-/// Allocator settings that affect sizes.
+/// Settings of PyTorch's allocator that affect the sizes of blocks.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Settings {
-    /// Number of divisions between powers of two, by request size from 1 MiB on; 0 and 1 for none.
+    /// Number of block sizes between two powers of two, for each size of requests from 1 MiB on; 0 and 1 for none.
     pub divisions: [u32; 16],
-    /// Maximum size of blocks that may be split.
+    /// Maximum size of blocks that may be split, in bytes.
     pub max_split_bytes: Option<u64>,
 }
 
 impl Settings {
-    /// Returns the minimum block size for a request.
+    /// Returns the minimum size of a block for a request.
     pub fn rounded(&self, requested: u64) -> u64 {
         if requested <= BLOCK_BYTES {
             return BLOCK_BYTES;
@@ -36,7 +36,7 @@ impl Settings {
         requested.next_multiple_of(BLOCK_BYTES)
     }
 
-    /// Returns the block size for a request in `room` free bytes. The remainder is split off if it is large enough.
+    /// Returns the size of the block for a request in `room` free bytes. The remainder is split off if it is large enough.
     pub fn block(&self, requested: u64, room: u64, is_expandable: bool) -> u64 {
         let rounded = self.rounded(requested);
         let Some(rest) = room.checked_sub(rounded) else { return rounded };
@@ -48,7 +48,7 @@ impl Settings {
         if is_split { rounded } else { room }
     }
 
-    /// Returns the size that is requested from the driver.
+    /// Returns the bytes that the allocator requests from the driver to serve a request.
     pub fn segment(&self, requested: u64) -> u64 {
         match self.rounded(requested) {
             small if small <= SMALL_BYTES => SMALL_SEGMENT,

@@ -1,8 +1,8 @@
-//! Converts the frames of a stack to a tag that users recognise, and to a phase and role.
+//! Converts the frames of a stack to a tag that users recognise, and to a phase and a role.
 //!
-//! A PyTorch stack has some 60 frames, innermost first, of C++ and Python. The tag is the path of its useful frames, outermost
-//! first: Python code outside PyTorch and the standard library, each as `file.py:line(function)`. If there are none, as in the
-//! threads of autograd, the tag is `backward/NODE`, else PyTorch's own innermost Python frame, else its operator.
+//! A PyTorch stack has some 60 frames of C++ and Python, innermost first. The tag is the path of its useful frames, outermost
+//! first: Python code outside PyTorch and the standard library, each as `file.py:line(function)`. Without such frames, as in
+//! autograd's threads, the tag is `backward/NODE`. Else it is PyTorch's own innermost Python frame, else its operator.
 
 use super::arena::{Arena, Kind, NONE, Ref};
 use gpumem_wire::{MAX_TAG_BYTES, Phase, Role};
@@ -10,17 +10,17 @@ use std::collections::HashMap;
 
 /// Maximum number of frames in a tag; the innermost ones are kept.
 const MAX_PARTS: usize = 12;
-/// Maximum length of one frame in a tag.
+/// Maximum length of one frame in a tag, in bytes.
 const MAX_PART_BYTES: usize = 80;
-/// Functions that allocate workspaces of cuBLAS.
+/// Functions that allocate workspaces (temporary buffers) for cuBLAS.
 const WORKSPACES: [&str; 3] =
     ["at::cuda::getNewWorkspace", "at::cuda::getCurrentCUDABlasHandle", "at::cuda::getCUDABlasLtWorkspace"];
-/// Maximum length of a whole stack as text (for OOM records).
+/// Maximum length in bytes of a whole stack as text (for out-of-memory records).
 const MAX_TEXT_BYTES: usize = 2048;
 
 #[derive(Debug, Clone, Default)]
 struct Frame {
-    /// Text for a tag; `worth` ranks it.
+    /// Text of the frame in a tag.
     part: String,
     worth: Worth,
     hint: Hint,
@@ -34,9 +34,9 @@ enum Worth {
     Operator,
     Torch,
     Node,
-    /// Python code of the program or a library.
+    /// A function in Python code outside PyTorch and the standard library.
     Program,
-    /// Module-level code of the program or a library: used only if there is no function.
+    /// Module-level code outside these; used only if no such function is nearer to the allocation.
     Module,
 }
 
@@ -45,9 +45,9 @@ enum Worth {
 enum Hint {
     #[default]
     Nothing,
-    /// A module is called.
+    /// A module is called, so the forward phase runs.
     Forward,
-    /// The autograd engine runs.
+    /// The autograd engine runs, so the backward phase runs.
     Backward,
     /// Autograd stores a gradient.
     Gradient,
@@ -62,13 +62,13 @@ enum Hint {
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Said {
-    /// Empty if no frame is useful.
+    /// Tag path; empty if no frame is useful.
     pub path: String,
     pub phase: Phase,
     pub role: Role,
 }
 
-/// Cache of frames and stacks, so that each is classified once.
+/// Cache of classified frames and stacks, so that each is classified only once.
 #[derive(Debug, Default)]
 pub(super) struct Stacks {
     frames: HashMap<Ref, Frame>,
@@ -76,7 +76,7 @@ pub(super) struct Stacks {
 }
 
 impl Stacks {
-    /// Returns path, phase and role for a list of frames; `None` if it has no frames.
+    /// Returns path, phase and role for a list of frames; `None` if the list is empty.
     pub fn said(&mut self, arena: &Arena, frames: Ref) -> Option<&Said> {
         if arena.kind(frames) != Some(Kind::List) {
             return None;
@@ -104,7 +104,7 @@ impl Stacks {
                     in_backward = true;
                     role = if role == Role::Unknown { Role::Gradient } else { role };
                 }
-                // The innermost frame determines the phase.
+                // The innermost frame with a phase determines the phase.
                 _ if phase != Phase::Unknown => {}
                 Hint::Forward => phase = Phase::Forward,
                 Hint::Optimizer => phase = Phase::Optimizer,
@@ -119,7 +119,7 @@ impl Stacks {
                 continue;
             }
             let adds = match (frame.worth, worth) {
-                // Only program frames form a path; of other kinds the innermost frame is enough.
+                // Only frames of the program form a path; of other kinds, one frame is enough.
                 (Worth::Program, Worth::Program) => parts.len() < MAX_PARTS,
                 (Worth::Module, Worth::Program) => false,
                 (new, old) => new != old,
@@ -132,7 +132,7 @@ impl Stacks {
                 parts.push(frame.part.clone());
             }
         }
-        // Recomputation during backward belongs to backward.
+        // Forward code that runs again during the backward pass belongs to the backward phase.
         if in_backward {
             phase = Phase::Backward;
         }
@@ -147,7 +147,7 @@ impl Stacks {
         Said { path, phase, role }
     }
 
-    /// Returns a stack's Python frames as text, innermost first: `function<TAB>file<TAB>line`.
+    /// Returns the Python frames of a stack as text, innermost first: `function<TAB>file<TAB>line`.
     pub fn text(arena: &Arena, frames: Ref) -> String {
         let mut text = String::new();
         if arena.kind(frames) != Some(Kind::List) {
@@ -181,7 +181,7 @@ impl<'a> Fields<'a> {
             return None;
         }
         let (mut name, mut file, mut line) = (NONE, NONE, NONE);
-        // Reads only this many fields: a frame has fewer.
+        // Limits the number of fields that are read; a valid frame has fewer.
         for pair in arena.runs(frame).flat_map(|run| run.chunks_exact(2)).take(32) {
             let &[key, value] = pair else { continue };
             match arena.bytes_of(key) {
@@ -200,7 +200,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Returns text as one path component: without separators and without characters that a terminal would execute.
+/// Returns a text as one path component: separators and control characters (which a terminal would execute) are replaced.
 pub(super) fn part(text: &str) -> String {
     let clean = text.chars().map(|letter| if letter == '/' || letter.is_control() { '.' } else { letter });
     let mut part = String::new();
@@ -251,17 +251,17 @@ fn python(fields: &Fields<'_>) -> Frame {
     let mut short = file.rsplit('/');
     let last = short.next().unwrap_or(file);
     let short = match (last, short.next()) {
-        // All packages have a file of this name, so the package is added.
+        // All packages have a file `__init__.py`, so the package is added.
         ("__init__.py", Some(package)) => format!("{package}.{last}"),
         _ => last.to_owned(),
     };
     Frame { part: told(&short), worth, hint: Hint::Nothing }
 }
 
-/// Returns a file's path within PyTorch's package.
+/// Returns the path of a file within PyTorch's package; `None` for other files.
 fn in_torch(file: &str) -> Option<&str> {
     let (_, inside) = file.rsplit_once("-packages/torch/").or_else(|| {
-        // A source checkout: many other directories are called `torch/`, so the next component must match too.
+        // A source checkout of PyTorch. Many other directories are called `torch/`, so the next component must match too.
         let (before, inside) = file.rsplit_once("/torch/")?;
         let parts = ["nn/", "optim/", "autograd/", "utils/", "_", "cuda/", "distributed/", "functional.py"];
         parts.iter().any(|part| inside.starts_with(part)).then_some((before, inside))
@@ -269,7 +269,7 @@ fn in_torch(file: &str) -> Option<&str> {
     Some(inside)
 }
 
-/// Classifies a demangled C++ function.
+/// Classifies a C++ function by its demangled name.
 fn native(name: &str) -> Frame {
     if name.contains("torch::autograd::AccumulateGrad::") {
         return Frame { part: "backward/AccumulateGrad".into(), worth: Worth::Node, hint: Hint::Gradient };

@@ -3,10 +3,10 @@
 //! The JSON is documented in docs/compare.md. All amounts are bytes as integers; an unknown amount is null, never 0. New fields
 //! may be added at any time; any other change increments `version`.
 //!
-//! The CSV has one line for each name, for each pair of devices and each grouping. The lines of a grouping add up to the bytes
-//! that NVML charges (or to `tracked` without a sample), in all three columns of bytes. `part` is `category`, `others`,
-//! `pool_idle`, `opaque`, `predates`, `uncovered`, or a part of untrackable memory as in the report's CSV. An unknown amount is
-//! empty.
+//! The CSV has one line for each row, for each pair of devices and each grouping. In each column of bytes, the lines of a
+//! grouping add up to the bytes that NVML charges. Without an NVML reading they add up to `tracked`. `part` is `category`,
+//! `others`, `pool_idle`, `opaque`, `predates`, `uncovered`, or a part of untrackable memory as in the report's CSV. An unknown
+//! amount is empty.
 
 use super::gate::Verdict;
 use super::text::Shown;
@@ -34,14 +34,14 @@ pub fn json(diff: &Diff<'_>, gate: Option<&Verdict>) -> String {
         version: VERSION,
         at: if diff.at == At::Peak { "peak" } else { "now" },
         rules: &diff.rules,
-        // The first sentence of the text form.
+        // The first sentence of the text form of the comparison.
         sentence: sentence.unwrap_or_default(),
         a: side_json(&diff.sides[0]),
         b: side_json(&diff.sides[1]),
         pairs: diff.pairs.iter().map(|pair| pair_json(diff, pair, Some(pair.paired))).collect::<Vec<_>>(),
         // The sum of all pairs; null if there is only one.
         total: diff.total.as_ref().map(|pair| pair_json(diff, pair, None)),
-        // Null without `--fail-above`.
+        // Result of the check; null without `--fail-above`.
         gate,
     })
 }
@@ -59,12 +59,12 @@ fn side_json(side: &Side<'_>) -> impl Serialize {
     }
 }
 
-/// `paired` is null for the sum of all pairs.
+/// Returns the JSON of a pair of devices. `paired` is how they were matched; `None` for the sum of all pairs.
 fn pair_json(diff: &Diff<'_>, pair: &Pair, paired: Option<Paired>) -> impl Serialize {
     let table = pair.table(By::Structure);
     let of = |part: Part| amounts(table.bytes(part));
     let tracked = table.bytes(Part::Tracked);
-    // Tables leave out rows that are zero on both sides.
+    // Tables omit rows that are zero on both sides, so a missing row is zero if `tracked` is known.
     let or_nothing = |part: Part| match table.statement.row(part) {
         Some(_) => amounts(table.bytes(part)),
         None => amounts(tracked.map(|sum| sum.map(|_| 0))),
@@ -96,7 +96,7 @@ fn pair_json(diff: &Diff<'_>, pair: &Pair, paired: Option<Paired>) -> impl Seria
         opaque: or_nothing(Part::Opaque),
         untrackable: of(Part::Untrackable),
         untrackable_parts: gap.collect::<Vec<_>>(),
-        // Layers plus idle and opaque bytes add up to `tracked`.
+        // The sum of layers, idle bytes and opaque bytes (pools that report no blocks) is `tracked`.
         layers: named(By::Layer),
         structures: named(By::Structure),
         tags: named(By::Tag),
@@ -108,13 +108,13 @@ fn amounts([a_bytes, b_bytes]: Columns) -> impl Serialize {
     object! { a_bytes, b_bytes, difference_bytes: difference([a_bytes, b_bytes]) }
 }
 
-/// A row without parts.
+/// A row that is not divided into other rows.
 #[derive(Default)]
 struct Leaf {
     part: &'static str,
     name: String,
     bytes: Columns,
-    /// `a` or `b` if the other side has no record of that name.
+    /// The side (`a` or `b`) that has memory of that name, if the other side never had any.
     only_in: Option<&'static str>,
     is_gap: bool,
 }
@@ -125,7 +125,7 @@ impl Leaf {
     }
 }
 
-/// Returns the rows of a grouping that `used` consists of: each byte is in exactly one.
+/// Returns the rows of a grouping that `used` consists of. Each byte is in exactly one row.
 fn leaves(pair: &Pair, by: By) -> Vec<Leaf> {
     let table = pair.table(by);
     let mut leaves = Vec::new();
@@ -181,8 +181,8 @@ fn csv_rows(diff: &Diff<'_>, pair: &Pair, by: By, out: &mut String) {
     }
 }
 
-/// Returns the bars of A and B on one scale, with the same colour for the same category. Each bar adds up to `used`, or to the
-/// known part of `used`. `None` if neither run has memory on a GPU.
+/// Returns a picture of A and B as two bars on one scale; the same category has the same colour in both. Each bar adds up to
+/// `used`, or to the known part of `used`. `None` if neither run has memory on a GPU.
 pub fn picture(diff: &Diff<'_>) -> Option<Drawing> {
     let pair = diff.whole()?;
     let shown = Shown::of(pair.table(diff.by), usize::MAX);

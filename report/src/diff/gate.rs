@@ -1,6 +1,6 @@
-//! Decides whether B exceeds A by more than a limit: a gate for memory tests.
+//! Decides whether an amount of B exceeds that of A by more than a limit: a gate for memory tests.
 //!
-//! Some numbers are only bounds. If the decision depends on an unknown value, the outcome is unknown.
+//! Some amounts are only bounds of the true value. If the decision depends on an unknown value, the outcome is unknown.
 
 use super::uncertainty::{Kind, bounds};
 use super::{Diff, Pair, SIDES, difference};
@@ -17,7 +17,7 @@ use std::str::FromStr;
 pub enum Limit {
     /// An absolute number of bytes.
     Bytes(i64),
-    /// A share of A's amount, in millionths.
+    /// A fraction of A's amount, in millionths.
     Millionths(i64),
 }
 
@@ -61,7 +61,7 @@ impl FromStr for Limit {
     }
 }
 
-/// Parses a decimal number, as a multiple of 1 / `one`.
+/// Parses a decimal number and returns it times `one`, for example `one` = 1,000,000 for millionths.
 fn decimal(text: &str, one: i64) -> Option<i64> {
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -73,18 +73,18 @@ fn decimal(text: &str, one: i64) -> Option<i64> {
     i64::try_from(number.checked_mul(i128::from(one))? / scale).ok()
 }
 
-/// The number that is judged.
+/// The amount that is compared with the limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Of {
     /// `used` if known for both sides, else `tracked`.
     Peak,
-    /// A row of the statement that is not a category.
+    /// A row of the statement that is not a category, and its name.
     Part(Part, &'static str),
     /// A category of a grouping, or a tag.
     Named(By, String),
 }
 
-/// Parts by the word that the user types.
+/// Rows of the statement, each with the name that the user types to select it.
 const PARTS: [(&str, Part); 13] = [
     ("used", Part::Used),
     ("tracked", Part::Tracked),
@@ -101,7 +101,7 @@ const PARTS: [(&str, Part); 13] = [
     ("unexplained", Part::Unexplained),
 ];
 
-/// Result of a judgement.
+/// Result of comparing B with the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
@@ -109,18 +109,18 @@ pub enum Outcome {
     Within,
     /// B exceeds A by more than the limit.
     Above,
-    /// The known values do not suffice for a decision.
+    /// The outcome depends on values that are unknown.
     Unknown,
 }
 
-/// A judgement with its numbers.
+/// An outcome with its numbers.
 #[derive(Debug, Clone, Serialize)]
 #[allow(missing_docs)]
 pub struct Verdict {
     pub outcome: Outcome,
-    /// Name of the judged number: `used`, `tracked`, a category.
+    /// Name of the compared amount: `used`, `tracked`, a category.
     pub of: String,
-    /// Bytes by which B may exceed A; `None` if the limit is a share of an unknown amount.
+    /// Bytes by which B may exceed A; `None` if the limit is a fraction of an unknown amount.
     pub limit_bytes: Option<i64>,
     pub a_bytes: Option<i64>,
     pub b_bytes: Option<i64>,
@@ -143,14 +143,14 @@ impl Of {
         exactly.or_else(|| groupings.iter().find_map(|by| named(*by, &is_word)))
     }
 
-    /// Returns the words that name something in a comparison.
+    /// Returns the words that select an amount in a comparison.
     pub fn words(diff: &Diff<'_>) -> Vec<String> {
         let tables = [By::Structure, By::Layer].into_iter().filter_map(|by| Some(diff.whole()?.table(by)));
         let categories = tables.flat_map(|table| table.statement.categories().map(|row| escape(&row.name)));
         PARTS.iter().map(|(name, _)| (*name).to_owned()).chain(categories).collect()
     }
 
-    /// Returns the name, the kind, and the numbers of A and B.
+    /// Returns the amount's name, its kind, and its values in A and B.
     fn of(&self, pair: &Pair) -> (String, Kind, Columns) {
         let table = pair.table(By::Structure);
         let used = table.bytes(Part::Used);
@@ -176,7 +176,7 @@ impl Of {
     }
 }
 
-/// Returns the amounts of a row. A row that is zero on both sides is left out; it gets 0 if its sum has a value.
+/// Returns the amounts of a row. If the table omits the row because it is zero, returns 0 where the total is known.
 fn nothing_where_known(bytes: Columns, kind: Kind, table: &super::Table) -> Columns {
     if bytes != [None, None] {
         return bytes;
@@ -185,7 +185,7 @@ fn nothing_where_known(bytes: Columns, kind: Kind, table: &super::Table) -> Colu
     table.bytes(sum).map(|sum| sum.map(|_| 0))
 }
 
-/// Judges each pair of devices, and returns the worst verdict.
+/// Compares B with A for each pair of devices, and returns the worst verdict.
 pub fn judge(diff: &Diff<'_>, of: &Of, limit: Limit) -> Verdict {
     let verdicts = diff.pairs.iter().map(|pair| one(diff, pair, of, limit));
     let rank = |verdict: &Verdict| match verdict.outcome {
@@ -193,7 +193,7 @@ pub fn judge(diff: &Diff<'_>, of: &Of, limit: Limit) -> Verdict {
         Outcome::Unknown => 1,
         Outcome::Within => 0,
     };
-    // The first of the worst verdicts: `max_by_key` returns the last one.
+    // `max_by_key` returns the last of equal elements, so the verdicts are reversed to get the first one.
     verdicts.rev().max_by_key(rank).unwrap_or_else(|| Verdict {
         outcome: Outcome::Unknown,
         of: "used".to_owned(),
@@ -216,7 +216,7 @@ fn one(diff: &Diff<'_>, pair: &Pair, of: &Of, limit: Limit) -> Verdict {
             i64::try_from(bytes).unwrap_or(i64::MAX)
         }
     };
-    // The range of B's upper limit, given the bounds of A.
+    // The highest and lowest possible limit for B, given the bounds of A.
     let most_allowed = a.high.map(|a| a.saturating_add(allowed(a)));
     let least_allowed = a.low.map(|a| a.saturating_add(allowed(a)));
     let is_above = b.low.zip(most_allowed).is_some_and(|(b, most)| b > most);

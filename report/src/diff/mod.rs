@@ -1,7 +1,7 @@
-//! Comparison of two runs: how their memory differs by category, by tag, in idle memory and in the gap.
+//! Comparison of two runs: how their memory differs by category, by tag, in idle memory and in the gap (untrackable memory).
 //!
-//! In every row A + difference = B. In every table the rows add up to its totals, in all three columns. A row is unknown if
-//! either side is unknown: unknown is never zero.
+//! In every row A + difference = B. In every table the rows add up to its totals, in all three columns. A difference is unknown,
+//! never zero, if the amount of either side is unknown.
 
 pub mod data;
 
@@ -26,22 +26,22 @@ use std::collections::BTreeSet;
 /// Names of the sides, in their order.
 pub const SIDES: [&str; 2] = ["A", "B"];
 
-/// The moments that are compared.
+/// Which moments of the two runs are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum At {
-    /// The peaks of `tracked`. For a process without an agent, the peak of the bytes that NVML charged.
+    /// The peaks of `tracked`. For a process without an agent: the peak of the bytes that NVML charged.
     Peak,
-    /// The last complete moments.
+    /// The last moments at which all amounts are complete.
     Now,
 }
 
-/// A side of the comparison.
+/// One of the two compared runs.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct Side<'r> {
     pub run: &'r Run,
     pub id: Option<String>,
-    /// The argument that the user typed for it.
+    /// The argument that the user typed to select the run.
     pub typed: String,
 }
 
@@ -49,24 +49,24 @@ pub struct Side<'r> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Paired {
-    /// Both have the same UUID.
+    /// Both devices have the same UUID.
     Uuid,
-    /// Both have the same number, and no UUIDs (imports).
+    /// Both devices have the same number, and neither has a UUID (imported runs).
     Number,
-    /// Both are the same rank of two jobs.
+    /// Both devices belong to the same rank of two jobs.
     Rank,
-    /// Matched by their order, because nothing else matched.
+    /// Both devices are at the same position in their runs, because nothing else matched.
     Order,
-    /// The device exists on one side only.
+    /// The device exists in one run only.
     Alone,
 }
 
-/// Rows of one grouping; columns are A and B.
+/// Rows of one grouping; the columns are A and B.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
     /// Rows as in a report, but with categories sorted by difference, the largest first.
     pub statement: Statement,
-    /// For each row, the only side that ever had memory of that name; `None` if both had.
+    /// For each row, the side (0 for A, 1 for B) that is the only one to have had memory of that name. `None` if both had.
     pub only: Vec<Option<usize>>,
 }
 
@@ -75,13 +75,13 @@ pub struct Table {
 pub struct Pair {
     /// Indices of the devices in the runs of A and B; both `None` for the sum.
     pub devices: [Option<usize>; 2],
-    /// How the two were matched.
+    /// How the two devices were matched.
     pub paired: Paired,
-    /// The compared moments; amounts are by cells of both runs.
+    /// The compared moments of A and B. Both refer to cells of one list, which contains the cells of both runs.
     pub moments: [Moment; 2],
     /// Tables by layer, by structure and by tag.
     pub tables: [Table; 3],
-    /// Reasons why the numbers are not exact.
+    /// Reasons why the amounts are not exact.
     pub doubts: Vec<Uncertainty>,
 }
 
@@ -94,7 +94,7 @@ pub struct Diff<'r> {
     pub rules: String,
     /// The grouping that was requested, or else the one that explains most of the difference.
     pub by: By,
-    /// Pairs of devices, in A's order first.
+    /// Pairs of devices: first in A's order, then the devices that only B has.
     pub pairs: Vec<Pair>,
     /// The sum of all pairs; `None` if there is only one.
     pub total: Option<Pair>,
@@ -107,7 +107,7 @@ pub fn difference([a, b]: Columns) -> Option<i64> {
 }
 
 impl Table {
-    /// Returns the amounts of a part as `[A, B]`; `None` where unknown.
+    /// Returns the bytes of A and B in the row of `part`; `None` where unknown.
     pub fn bytes(&self, part: Part) -> Columns {
         self.statement.row(part).map_or([None, None], |row| self.statement.rows[row].bytes)
     }
@@ -121,8 +121,8 @@ impl Pair {
 }
 
 impl<'r> Diff<'r> {
-    /// Compares B with A. Without `groupings`, the rules that fit A are used, or those of B if A only has the default. Without
-    /// `by`, the grouping is used whose largest categories explain most of the difference.
+    /// Compares B with A. Without `groupings`, the rules that fit A are used, or those of B if only the default rules fit A.
+    /// Without `by`, the grouping is used whose largest categories explain most of the difference.
     pub fn new(sides: [Side<'r>; 2], at: At, groupings: Option<Groupings>, by: Option<By>) -> Self {
         let groupings = groupings.unwrap_or_else(|| {
             let [a, b] = [&sides[0], &sides[1]].map(|side| Groupings::of_run(side.run));
@@ -161,13 +161,13 @@ impl<'r> Diff<'r> {
         self.total.as_ref().or(self.pairs.first())
     }
 
-    /// Returns the device of a side that belongs to a pair; `None` for the sum of all pairs, and if only the other side has one.
+    /// Returns the device of a side that belongs to a pair; `None` for the sum of all pairs, and if the side has no such device.
     pub fn device(&self, pair: &Pair, side: usize) -> Option<&'r Device> {
         self.sides.get(side)?.run.devices.get((*pair.devices.get(side)?)?)
     }
 
-    /// Keeps only one pair of devices, selected by A's device or else by B's. Returns false and keeps all if `is_meant` selects
-    /// none or several.
+    /// Keeps only the pair of devices for which `is_meant` selects A's device, or else B's. If `is_meant` selects no pair or
+    /// several, keeps all and returns false.
     pub fn only(&mut self, is_meant: impl Fn(&Device) -> bool) -> bool {
         let of_side = |side: usize| -> Vec<usize> {
             let meant = |pair: &Pair| self.device(pair, side).is_some_and(&is_meant);
@@ -201,14 +201,14 @@ impl<'r> Diff<'r> {
         let best = [By::Structure, By::Layer].into_iter().rev().max_by_key(|by| share(*by));
         match best {
             Some(by) if share(by) > 0 => by,
-            // No rule matches any memory that differs.
+            // No rule matches any memory that differs between A and B.
             _ if share(By::Tag) > 0 => By::Tag,
             _ => By::Structure,
         }
     }
 }
 
-/// Returns the names of categories for which each side has cells.
+/// Returns for each side the names of the categories in which it has cells.
 fn known_names(report: &Report<'_>, joint: &PairedRun, by: By) -> [BTreeSet<String>; 2] {
     let mut known = [BTreeSet::new(), BTreeSet::new()];
     for (index, cell) in joint.run.cells.iter().enumerate() {
@@ -218,19 +218,19 @@ fn known_names(report: &Report<'_>, joint: &PairedRun, by: By) -> [BTreeSet<Stri
     known
 }
 
-/// Returns the statement of a joint device, whose two moments are those of A and B.
+/// Returns the statement of a device of the combined run, whose two moments are those of A and B.
 fn table(report: &Report<'_>, device: &Device, by: By, known: &[BTreeSet<String>; 2]) -> Table {
     let mut statement = report.statement_by(by, device, usize::MAX, 0);
     let moments = [&device.last, &device.peak];
     for row in &mut statement.rows {
         for (bytes, moment) in row.bytes.iter_mut().zip(moments) {
-            // Untracked memory is in no category: such an amount is unknown, not zero.
+            // Without an agent nothing is divided into categories: such an amount is unknown, not zero.
             if moment.tracked_bytes.is_none() && row.part != Part::Used {
                 *bytes = None;
             }
         }
     }
-    // Removes the row of memory older than the agent if it is zero on each side that has an agent.
+    // Removes the row for memory older than the agent if it is zero on each side that has an agent.
     let is_nothing = |row: &Row| {
         let of_side = |side: usize| row.bytes[side] == Some(0) || moments[side].tracked_bytes.is_none();
         row.part == Part::Predates && of_side(0) && of_side(1)

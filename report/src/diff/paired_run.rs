@@ -1,7 +1,7 @@
-//! Several runs combined into one.
+//! Combines several runs into one.
 //!
 //! For a comparison, B's cells are appended to A's, and each device has A's moment as its last and B's as its peak. So one report
-//! names both sides by the same rules, with tag paths rolled up to the same depth. For a job, its ranks are summed.
+//! applies the same rules to both sides and shortens tag paths to the same depth. For a job, the runs of its ranks are summed.
 
 use super::{At, Paired};
 use crate::labels::{RANK, rank};
@@ -14,9 +14,9 @@ use gpumem_model::run::{
 
 pub(super) struct PairedRun {
     pub(super) run: Run,
-    /// Number of cells of A; those of B follow.
+    /// Number of cells of A; the cells of B follow them.
     pub(super) cells_of_a: usize,
-    /// For each device of the joint run, the devices of A and B, and how they were matched.
+    /// For each device of the combined run: the indices of the devices of A and B, and how they were matched.
     pub(super) paired: Vec<([Option<usize>; 2], Paired)>,
 }
 
@@ -61,7 +61,7 @@ impl PairedRun {
     }
 }
 
-/// Returns a run without a process, cells and devices.
+/// Returns a run that has no process, cells or devices.
 fn blank(source: Source, clock: Clock) -> Run {
     Run {
         source,
@@ -76,7 +76,7 @@ fn blank(source: Source, clock: Clock) -> Run {
     }
 }
 
-/// Returns the moment of a device that is compared.
+/// Returns the moment of a device that the comparison uses.
 pub(super) fn compared(device: &Device, at: At) -> &Moment {
     match at {
         At::Peak => &device.peak,
@@ -94,7 +94,7 @@ fn shifted(moment: &Moment, offset: u32) -> Moment {
     shifted
 }
 
-/// Returns the moment of a run for a device that it does not use: zero bytes.
+/// Returns the moment of a device that the run does not use: zero bytes.
 fn nothing(run: &Run) -> Moment {
     if !run.coverage.covered {
         return Moment { uncovered_used_bytes: Some(0), ..Moment::default() };
@@ -108,7 +108,7 @@ fn nothing(run: &Run) -> Moment {
     }
 }
 
-/// Returns the sum of two moments of one process. A value that either does not know is unknown.
+/// Returns the sum of two moments of one process. A value that is unknown in either moment is unknown in the sum.
 fn plus(a: Moment, b: Moment) -> Moment {
     let sum = |a: Option<i64>, b: Option<i64>| Some(a?.saturating_add(b?));
     let uncovered = a.uncovered_used_bytes.zip(b.uncovered_used_bytes);
@@ -128,7 +128,7 @@ fn plus(a: Moment, b: Moment) -> Moment {
     }
 }
 
-/// Pairs devices of A with those of B: by UUID, rank or number, and the remaining ones in their order.
+/// Pairs devices of A with those of B by UUID, rank or number. Pairs the remaining devices in their order.
 fn pairs(a: &[Device], b: &[Device]) -> Vec<([Option<usize>; 2], Paired)> {
     let mut left: Vec<usize> = (0..b.len()).collect();
     let mut same = |device: &Device| {
@@ -159,9 +159,9 @@ fn pairs(a: &[Device], b: &[Device]) -> Vec<([Option<usize>; 2], Paired)> {
     of_a.chain(left.map(|index| ([None, Some(index)], Paired::Alone))).collect()
 }
 
-/// Returns the sum of several processes as one run: the ranks of a job, or the processes of a launcher. Each device of a process
-/// becomes a device of the sum, named after its rank, so that ranks can be compared and add up. `title` describes them, such as
-/// `8 processes of job bert`. Each process counts at its own peak.
+/// Combines several processes into one run: the ranks of a job, or the processes of a launcher. Each device of a process becomes
+/// a device of the combined run, named after the process's rank, so that ranks can be compared and summed. `title` describes the
+/// processes, such as `8 processes of job bert`. Each process is counted at its own peak.
 pub fn sum_of_ranks(title: &str, mut runs: Vec<Run>) -> Run {
     runs.sort_by_key(|run| (rank(run).is_none(), rank(run), run.process.start_ticks, run.process.pid));
     let command = runs.iter().find_map(|run| run.process.facts.get("command").cloned());
@@ -184,7 +184,7 @@ pub fn sum_of_ranks(title: &str, mut runs: Vec<Run>) -> Run {
         for device in run.devices {
             let mut name = if several { format!("{name}, GPU {}", device.ordinal) } else { name.clone() };
             if sum.devices.iter().any(|known| known.name == name) {
-                name = format!("{name} ({place})"); // two processes claim one rank
+                name = format!("{name} ({place})"); // two processes claim the same rank
             }
             let ordinal = u16::try_from(sum.devices.len()).unwrap_or(u16::MAX);
             let details = Details { ooms: device.details.ooms, ..Details::default() };
@@ -211,7 +211,7 @@ mod tests {
         let z = || device("GPU-z", 0);
         let pair = |a, b| [Some(a), Some(b)];
         assert_eq!(pairs(&[x(), y()], &[y(), x()]), [(pair(0, 1), Paired::Uuid), (pair(1, 0), Paired::Uuid)]);
-        // On another machine the first device is compared with the first, by order.
+        // Devices of different machines are compared by order: the first with the first.
         assert_eq!(
             pairs(&[x(), y()], &[z()]),
             [([Some(0), None], Paired::Alone), (pair(1, 0), Paired::Order)]

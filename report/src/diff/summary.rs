@@ -39,7 +39,7 @@ pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
             format!("{subject} is {amount} {} {than}{than_a} ({what}{share})", shown.unit.name)
         }
     };
-    // The leaves that add up to it; the gap counts as one leaf.
+    // The rows whose differences add up to the total difference; untrackable memory (the gap) counts as one row.
     let is_leaf = |row: &Row| match row.part {
         Part::Category | Part::Others | Part::PoolIdle | Part::Opaque => true,
         Part::Predates | Part::Untrackable => used.is_some(),
@@ -66,12 +66,12 @@ pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
     }
 }
 
-/// Returns a sentence if one side may have bytes by name that the other side has in its gap.
+/// Returns a sentence if memory that one side tracks by name may be untracked (in the gap) on the other side.
 pub(super) fn shift(shown: &Shown) -> Option<String> {
     let of = |part: Part| shown.difference(shown.statement.row(part)?);
     let (tracked, gap) = (of(Part::Tracked)?, of(Part::Untrackable)?);
     let both = tracked.unsigned_abs().min(gap.unsigned_abs());
-    // The two differences must be of similar size. A small one may be ordinary variation between two runs.
+    // The differences of `tracked` and of the gap must be of similar size. A small one may be ordinary variation between runs.
     if tracked.signum() * gap.signum() != -1
         || both.saturating_mul(2) < tracked.unsigned_abs().max(gap.unsigned_abs())
     {
@@ -85,7 +85,7 @@ pub(super) fn shift(shown: &Shown) -> Option<String> {
     ))
 }
 
-/// Returns a sentence about whose memory has names.
+/// Returns a sentence that states for which sides the categories are known.
 fn known_of(pair: &Pair) -> String {
     match pair.moments.each_ref().map(|moment| moment.tracked_bytes.is_some()) {
         [true, false] => "the composition is known for A only".to_owned(),
@@ -100,7 +100,7 @@ fn unknown(pair: &Pair) -> String {
     if why.is_empty() { "neither used nor tracked is known for both".to_owned() } else { why.join("; ") }
 }
 
-/// Returns the compared amounts, moments and devices as a sentence.
+/// Returns a sentence that states which amounts, moments and devices are compared.
 pub(super) fn basis(diff: &Diff<'_>) -> String {
     let what = match (diff.at, diff.sides.iter().all(|side| side.run.coverage.covered)) {
         (At::Peak, true) => "each at its peak of tracked",
@@ -130,7 +130,7 @@ pub(super) fn basis(diff: &Diff<'_>) -> String {
     words.join("; ")
 }
 
-/// Returns the devices of a pair, and how they were matched.
+/// Returns a sentence that names the two devices of a pair and how they were matched.
 pub(super) fn paired(diff: &Diff<'_>, pair: &Pair) -> Option<String> {
     Some(match (diff.device(pair, 0), diff.device(pair, 1)) {
         (Some(a), Some(b)) => match pair.paired {
@@ -150,7 +150,7 @@ pub(super) fn times(diff: &Diff<'_>, pair: &Pair) -> [String; 2] {
     [0, 1].map(|side| pair.devices[side].map(|_| time(side)).unwrap_or_default())
 }
 
-/// Returns the doubts as lines; a doubt about both sides is one line.
+/// Returns the reasons for inexact amounts as lines; a reason that holds for both sides is one line.
 pub(super) fn doubts(pair: &Pair) -> Vec<String> {
     let mut said: Vec<(String, Vec<&str>)> = Vec::new();
     for doubt in &pair.doubts {
@@ -167,7 +167,7 @@ pub(super) fn doubts(pair: &Pair) -> Vec<String> {
     said.iter().map(|(text, sides)| format!("{}: {}", whose(sides), escape(text))).collect()
 }
 
-/// Returns the relative difference, such as `, +1.2 %`; empty if it rounds to 0 or has no positive base.
+/// Returns the difference as a percentage of `base`, such as `, +1.2 %`. Empty if it rounds to 0 or `base` is not positive.
 fn percent(bytes: i64, base: i64) -> String {
     if base <= 0 {
         return String::new();

@@ -1,5 +1,5 @@
-//! The comparison as text for a terminal: a sentence, a table that adds up in rows and columns as printed, the other grouping,
-//! and the tags that differ most.
+//! The comparison as text for a terminal: a sentence, a table, the same bytes by the other grouping, and the tags that differ
+//! most. The rows and columns of tables add up as printed.
 
 use super::{Diff, Pair, Paired, SIDES, Table, difference, summary};
 use crate::labels::{device_name, label, source};
@@ -10,24 +10,24 @@ use gpumem_model::escape::escape;
 use gpumem_model::run::Moment;
 use gpumem_model::units::{Unit, thousands};
 
-/// Size of the text.
+/// Size of the text form.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Layout {
-    /// Columns of the terminal; `None` if the output is not a terminal.
+    /// Width of the terminal in columns; `None` if the output is not a terminal.
     pub width: Option<usize>,
-    /// Shows every category, tag and device.
+    /// Whether every category, tag and device is shown.
     pub all: bool,
-    /// Shows every tag instead of categories.
+    /// Whether every tag is shown, instead of categories.
     pub tags: bool,
 }
 
-/// Target for the number of lines; rows are reduced down to their minimum to reach it.
+/// Target for the number of lines. Tables get fewer rows to reach it, but at least their minimum.
 const MOST_LINES: usize = 35;
-/// Maximum rows of categories in the first table, in the other grouping, and of tags; each with the minimum for shortening.
+/// (Maximum, minimum) number of rows: of categories in the first table, of the other grouping, and of tags.
 const ROWS: [(usize, usize); 3] = [(9, 4), (5, 3), (6, 3)];
 
-/// A table as printed: folded, in one unit, each column apportioned from the top. Differences are those of the printed numbers,
-/// so rows add up across as well.
+/// A table as printed: with few rows, in one unit, its amounts rounded so that each column adds up. The difference column is
+/// computed from the printed amounts, so each row adds up too.
 pub(super) struct Shown {
     pub(super) statement: Statement,
     pub(super) unit: Unit,
@@ -36,27 +36,27 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// Folds a table: at most `limit` categories, one row for the unchanged ones, and one for smaller differences.
+    /// Reduces a table to at most `limit` categories, one row for the unchanged ones, and one for smaller differences.
     pub(super) fn of(table: &Table, limit: usize) -> Self {
         let unit = unit(&table.statement);
         let (statement, only) = folded(table, limit, unit.smallest());
         Shown::from(statement, unit, only, None)
     }
 
-    /// Makes a table. `head` has the steps of the first row if another table shows the same amounts.
+    /// Makes a table. `head` has the rounded amounts of the first row if another table already shows this row.
     fn from(statement: Statement, unit: Unit, only: Vec<Option<usize>>, head: Option<Columns>) -> Self {
         let steps = steps(&statement, unit, head);
         Shown { statement, unit, only, steps }
     }
 
-    /// Returns B - A in steps of the unit, as printed.
+    /// Returns B - A of a row, in multiples of the unit's last printed digit.
     pub(super) fn difference(&self, row: usize) -> Option<i64> {
         difference(self.steps[row])
     }
 }
 
-/// Returns the amounts in steps of the unit. Column A and the differences are apportioned from the top, and B is their sum. So
-/// all three columns add up, and unchanged rows show a difference of 0.
+/// Returns the amounts in multiples of the unit's last printed digit. Rounds column A and the differences so that their rows add
+/// up; B is their sum. So all three columns add up, and unchanged rows show a difference of 0.
 fn steps(statement: &Statement, unit: Unit, head: Option<Columns>) -> Vec<Columns> {
     let rows = &statement.rows;
     let round = |row: &Row| row.bytes.map(|bytes| bytes.map(|bytes| unit.round(bytes)));
@@ -86,7 +86,7 @@ fn steps(statement: &Statement, unit: Unit, head: Option<Columns>) -> Vec<Column
     steps
 }
 
-/// Apportions a total to its parts as printed, so that they always add up to it.
+/// Rounds the parts of a total so that they add up to it as printed.
 fn spread(unit: Unit, total: Option<i64>, parts: &[i64]) -> Vec<i64> {
     let Some(total) = total else { return Vec::new() };
     let mut steps = unit.apportion(total, parts);
@@ -103,7 +103,7 @@ fn unit(statement: &Statement) -> Unit {
     Unit::for_largest(largest.unwrap_or(0))
 }
 
-/// Returns the statement with fewer categories, and `only` for its rows.
+/// Returns the statement with fewer categories, and the new rows' entries of `only` (the only side that has the name).
 fn folded(table: &Table, limit: usize, smallest: i64) -> (Statement, Vec<Option<usize>>) {
     let rows = &table.statement.rows;
     let Some(first) = table.statement.row(Part::Category).filter(|_| limit < usize::MAX) else {
@@ -112,7 +112,7 @@ fn folded(table: &Table, limit: usize, smallest: i64) -> (Statement, Vec<Option<
     let count = table.statement.categories().count();
     let (before, rest) = rows.split_at(first);
     let (categories, after) = rest.split_at(count.min(rest.len()));
-    // A row with a value on one side only counts as changed.
+    // A row whose amount is known on one side only counts as changed.
     let (same, differ): (Vec<&Row>, Vec<&Row>) =
         categories.iter().partition(|row| difference(row.bytes) == Some(0));
     let is_large = |row: &&&Row| difference(row.bytes).is_none_or(|bytes| bytes.saturating_abs() >= smallest);
@@ -129,7 +129,7 @@ fn folded(table: &Table, limit: usize, smallest: i64) -> (Statement, Vec<Option<
             statement.rows.push(row);
         }
     }
-    // Rows after the categories are parts of rows before them, or of each other.
+    // Rows after the categories are parts of rows before the categories, or of each other.
     let moved = (statement.rows.len() as isize) - (first + count) as isize;
     let parent = |parent: usize| if parent < first { parent } else { parent.saturating_add_signed(moved) };
     let after = after.iter().map(|row| Row { parent: row.parent.map(parent), ..row.clone() });
@@ -142,7 +142,7 @@ fn folded(table: &Table, limit: usize, smallest: i64) -> (Statement, Vec<Option<
     (statement, only)
 }
 
-/// Returns the sum of several rows as one row.
+/// Returns the sum of several rows as one row, whose name contains `what`.
 fn sum(rows: &[&Row], what: &str) -> Option<Row> {
     let (first, rest) = rows.split_first()?;
     let add =
@@ -226,7 +226,7 @@ fn has_names(table: &Table) -> bool {
     table.statement.row(Part::Category).is_some()
 }
 
-/// Adds a row for each pair of devices, and their sum.
+/// Adds a row for each pair of devices, and a row for their sum.
 fn devices(diff: &Diff<'_>, page: &mut Page) {
     let part = match diff.whole().map(|pair| pair.table(diff.by).bytes(Part::Used)) {
         Some([Some(_), Some(_)]) => Part::Used,
@@ -272,7 +272,7 @@ fn table(diff: &Diff<'_>, pair: &Pair, shown: &Shown, by: By, page: &mut Page) {
     page.take(shown, by, &pair.moments.each_ref());
 }
 
-/// Returns the sum of direct and block bytes as the table prints it.
+/// Returns the printed sum of direct and block bytes, that is `tracked` without idle bytes and pools that report no blocks.
 fn apart(shown: &Shown) -> Columns {
     let of = |part: Part| shown.statement.row(part).map_or([None, None], |row| shown.steps[row]);
     let [tracked, idle, opaque] = [Part::Tracked, Part::PoolIdle, Part::Opaque].map(of);
@@ -280,7 +280,7 @@ fn apart(shown: &Shown) -> Columns {
     [without(0), without(1)]
 }
 
-/// Adds direct and block bytes by another grouping, sorted by difference.
+/// Adds a table of direct and block bytes by another grouping, sorted by difference.
 fn composition(pair: &Pair, above: &Shown, by: By, limit: usize, layout: Layout, page: &mut Page) {
     let table = pair.table(by);
     let is_named = |row: &&Row| matches!(row.part, Part::Category | Part::Others);
@@ -298,7 +298,7 @@ fn composition(pair: &Pair, above: &Shown, by: By, limit: usize, layout: Layout,
     let unit = unit(&table.statement);
     let (statement, only) = folded(&Table { statement: Statement { rows }, only }, limit, unit.smallest());
     let mut shown = Shown::from(statement, unit, only, Some(apart(above)));
-    // An empty row of others is left out.
+    // Omits the row for bytes that no rule matches if it is zero on both sides.
     let is_nothing = |row: &Row| row.part == Part::Others && row.bytes == [Some(0); 2];
     if let Some(index) = shown.statement.rows.iter().position(is_nothing) {
         shown.statement.rows.remove(index);
@@ -308,18 +308,18 @@ fn composition(pair: &Pair, above: &Shown, by: By, limit: usize, layout: Layout,
     page.take(&shown, by, &[]);
 }
 
-/// A row before it is printed: name, A, B and the difference, and a note.
+/// A row before it is printed: name, a note, and in `cells` the texts for A, B and the difference.
 #[derive(Default)]
 struct Line {
     depth: usize,
     name: String,
-    /// The name is a path: it is shortened at its beginning, because its end is more specific.
+    /// Whether the name is a path. A path is shortened at its beginning, because its end is more specific.
     is_path: bool,
     cells: [String; 3],
     note: &'static str,
 }
 
-/// Rows of all tables, so that their columns are aligned; `None` is an empty line.
+/// Rows of all tables together, so that their columns are aligned; `None` is an empty line.
 #[derive(Default)]
 struct Page {
     rows: Vec<Option<Line>>,

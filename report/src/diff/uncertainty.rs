@@ -1,4 +1,4 @@
-//! Reasons why a number of a run is not exact, as sentences, and the bounds of its true value.
+//! Reasons why an amount of a run is not exact, as sentences, and the bounds of its true value.
 
 use super::paired_run::compared;
 use super::{At, SIDES, Side};
@@ -8,15 +8,15 @@ use serde::Serialize;
 /// A reason why the numbers of one side are not exact.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Uncertainty {
-    /// `A` or `B`.
+    /// The side with the inexact numbers: `A` or `B`.
     pub side: &'static str,
-    /// Stable identifier for programs: a flag, or the kind of sample.
+    /// Stable identifier for programs: the name of a flag, or the kind of NVML sample.
     pub code: &'static str,
     /// The reason as one sentence.
     pub text: String,
 }
 
-/// Bounds of a number; `None` where there is no such bound.
+/// Lower and upper bound of an amount; `None` where there is no such bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Bounds {
     pub(super) low: Option<i64>,
@@ -31,7 +31,7 @@ impl Bounds {
     }
 }
 
-/// Kind of a number, which determines the effect of flags on it.
+/// Kind of an amount, which determines how flags such as `late` affect its bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Used,
@@ -40,7 +40,7 @@ pub(super) enum Kind {
     Gap,
 }
 
-/// Returns the doubts about the compared moments of two devices.
+/// Returns the reasons why the compared moments of two devices are not exact.
 pub(super) fn of_devices(sides: &[Side<'_>; 2], devices: [Option<usize>; 2], at: At) -> Vec<Uncertainty> {
     let mut doubts = Vec::new();
     for ((side, name), device) in sides.iter().zip(SIDES).zip(devices) {
@@ -105,12 +105,12 @@ fn of_device((side, of): (&'static str, &Side<'_>), device: &Device, at: At, dou
     }
 }
 
-/// Returns the bounds of a number at a moment. A gap that was measured near the peak counts as measured at the peak.
+/// Returns the bounds of an amount at a moment. Untrackable memory measured near the peak counts as measured at the peak.
 pub(super) fn bounds(bytes: Option<i64>, kind: Kind, coverage: &Coverage, moment: &Moment, at: At) -> Bounds {
     let Some(bytes) = bytes else { return Bounds::UNKNOWN };
     let is_lower = at == At::Peak && (coverage.partial_history || coverage.partial_state);
     let is_vague = coverage.blind_doubt || moment.partial || (at == At::Now && coverage.partial_state);
-    // NVML's own value, at the moment of its reading.
+    // NVML read this value directly, so it is exact at the time of the reading.
     if kind == Kind::Used && (!coverage.covered || at == At::Now) {
         return Bounds::exact(bytes);
     }
@@ -127,7 +127,7 @@ pub(super) fn bounds(bytes: Option<i64>, kind: Kind, coverage: &Coverage, moment
     if let (Some((low, high)), Kind::Tracked | Kind::PartOfTracked | Kind::Gap) = (moment.torn, kind) {
         let width = high.saturating_sub(low);
         let (less, more) = match (kind, width) {
-            // The size of a call in progress was unknown.
+            // A call that allocates or frees was in progress, and its size was unknown.
             (Kind::Gap, 0) => return Bounds { low: None, high: Some(bytes) },
             (_, 0) => return Bounds { low: Some(bytes), high: None },
             (Kind::Tracked, _) => (bytes.saturating_sub(low), high.saturating_sub(bytes)),
@@ -139,7 +139,7 @@ pub(super) fn bounds(bytes: Option<i64>, kind: Kind, coverage: &Coverage, moment
         };
     }
     if coverage.late && matches!(kind, Kind::Tracked | Kind::PartOfTracked) {
-        // Memory older than the agent may belong to any name.
+        // Memory older than the agent may belong to any category or tag.
         bounds.high =
             bounds.high.zip(moment.predates_bytes).map(|(high, older)| high.saturating_add(older.max(0)));
     }

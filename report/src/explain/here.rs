@@ -1,4 +1,4 @@
-//! The numbers of a run that explain a word.
+//! Formats the numbers of a run that `gpumemctl explain WORD` shows with the explanation of a word.
 
 use crate::labels::{device_name, label};
 use crate::{By, Columns, Part, Report, Statement, held, ooms};
@@ -7,7 +7,7 @@ use gpumem_model::units::{Unit, plural, signed, thousands};
 
 const UNKNOWN: &str = "not known";
 
-/// A run with its device that has the most memory.
+/// A run, and its device that has the most memory.
 pub(super) struct Here<'r> {
     pub(super) report: &'r Report<'r>,
     pub(super) run: &'r Run,
@@ -43,7 +43,7 @@ impl<'r> Here<'r> {
         self.unit.amount_with_name(bytes)
     }
 
-    /// Formats the amounts of the last moment and the peak.
+    /// Formats the amounts at the last moment and at the peak.
     pub(super) fn two(&self, columns: Columns) -> Option<String> {
         let word = if self.run.state == State::Open { "now" } else { "last" };
         let [last, peak] = columns.map(|bytes| bytes.map_or(UNKNOWN.to_owned(), |bytes| self.amount(bytes)));
@@ -51,7 +51,7 @@ impl<'r> Here<'r> {
         Some(if is_unknown { UNKNOWN.to_owned() } else { format!("{last} {word}, {peak} at peak") })
     }
 
-    /// Formats a row of the statement. A row that was left out because it is zero is `none`.
+    /// Formats the amounts of a statement's row. The statement omits a row that is zero; it is `none`.
     pub(super) fn row(&self, part: Part) -> Option<String> {
         match self.statement.row(part) {
             Some(row) => self.two(self.statement.rows[row].bytes),
@@ -60,7 +60,7 @@ impl<'r> Here<'r> {
         }
     }
 
-    /// Formats a part of the gap.
+    /// Formats the amounts of a part of untrackable memory (the gap), by the part's name.
     pub(super) fn part(&self, name: &str) -> Option<String> {
         let of = |moment: &Moment| {
             let parts = moment.gap_parts()?.each();
@@ -69,13 +69,13 @@ impl<'r> Here<'r> {
         self.two([of(&self.device.last), of(&self.device.peak)])
     }
 
-    /// Formats the sum of matching cells, at both moments.
+    /// Formats the sum of the cells that `fits` selects, at the last moment and at the peak.
     pub(super) fn cells(&self, fits: impl Fn(&Cell) -> bool) -> Option<String> {
         let of = |moment: &Moment| moment.tracked_bytes.map(|_| held(self.run, &moment.amounts, &fits));
         self.two([of(&self.device.last), of(&self.device.peak)])
     }
 
-    /// Formats the sum of the cells with a role or phase.
+    /// Formats the sum of the cells with the role or phase `name`. `of` returns a cell's role or phase; `what` names both.
     pub(super) fn named(&self, what: &str, of: fn(&Cell) -> Option<&str>, name: &str) -> Option<String> {
         if self.run.cells.iter().all(|cell| of(cell).is_none()) {
             return Some(format!("no program or framework reported {what} of blocks"));
@@ -91,19 +91,19 @@ impl<'r> Here<'r> {
         Some(if is { "yes" } else { "no" }.to_owned())
     }
 
-    /// Formats bytes that may be unknown.
+    /// Formats an amount that may be unknown.
     pub(super) fn unsigned(&self, bytes: Option<u64>) -> Option<String> {
         Some(bytes.map_or(UNKNOWN.to_owned(), |bytes| self.amount(signed(bytes))))
     }
 
-    /// Formats the state of a naming layer.
+    /// Formats the state of a source of names (such as a framework's hooks), and the reason for that state.
     pub(super) fn layer(&self, name: &str) -> Option<String> {
         let said = self.coverage().layers.iter().find(|said| said.layer == name)?;
         let why = if said.reason.is_empty() { String::new() } else { format!(": {}", said.reason) };
         Some(format!("{}{why}", said.state))
     }
 
-    /// Formats the steps of the gap with that cause; `None` if there are none.
+    /// Formats the number and sum of the changes of untrackable memory that have this cause; `None` if there are none.
     pub(super) fn steps(&self, cause: &str) -> Option<String> {
         let steps = self.device.details.steps.iter().filter(|step| step.cause == cause);
         let (count, bytes) =
@@ -111,14 +111,14 @@ impl<'r> Here<'r> {
         (count > 0).then(|| format!("{} of {}", plural(count, "step"), self.amount(bytes)))
     }
 
-    /// Formats the number of matching OOMs.
+    /// Formats the number of out-of-memory events that `fits` selects.
     pub(super) fn ooms(&self, fits: impl Fn(&Oom) -> bool) -> Option<String> {
         let counts = ooms(self.run).filter(|(_, oom)| fits(oom)).map(|(_, oom)| oom.count.max(1));
         let count = counts.fold(0, u64::saturating_add);
         Some(if count == 0 { "none".to_owned() } else { format!("{} times", thousands(count)) })
     }
 
-    /// Returns a matching category as (name, grouping, numbers), preferably of the report's grouping.
+    /// Finds a category by name, preferably in the report's grouping. Returns its name, its grouping and its amounts as text.
     pub(super) fn category(&self, fits: &dyn Fn(&str) -> bool) -> Option<(String, By, String)> {
         [self.report.by, By::Structure, By::Layer].into_iter().filter(|by| *by != By::Tag).find_map(|by| {
             let moments = [&self.device.last, &self.device.peak];

@@ -1,7 +1,7 @@
-//! Explains the words of a report, with the numbers of a run, and suggests what to do.
+//! Implements `gpumemctl explain`: explains the words of a report with the numbers of a run, and suggests what to do.
 //!
-//! A word is anything that a form prints: a row, a column, a flag, a key of JSON. Categories and tags are explained from the
-//! rules and the run themselves.
+//! A word is anything that a report prints: the name of a row, a column, a flag, a key of JSON. Categories and tags are explained
+//! from the rules and the run themselves.
 
 mod here;
 mod numbers;
@@ -23,7 +23,7 @@ struct File {
     subject: Vec<Subject>,
 }
 
-/// Words of one subject, in reading order.
+/// Words about one subject, in the order in which they are listed.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Subject {
@@ -34,10 +34,10 @@ struct Subject {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Word {
-    /// All spellings; the first one is the title.
+    /// All spellings of the word; the first one is the title.
     names: Vec<String>,
     means: String,
-    /// Name of its number in [`numbers::NUMBERS`], optionally with an argument after a space; empty if it has none.
+    /// Name of the number that a run shows for this word, see [`numbers::NUMBERS`], with an optional argument; empty for none.
     #[serde(default)]
     here: String,
     /// Advice for the reader; may be empty.
@@ -45,9 +45,9 @@ struct Word {
     todo: String,
 }
 
-/// Returns the subjects in reading order.
+/// Returns the subjects in the order in which they are listed.
 fn subjects() -> &'static [Subject] {
-    // A test parses the file.
+    // A test checks that the file can be parsed.
     static FILE: LazyLock<File> =
         LazyLock::new(|| toml::from_str(include_str!("words.toml")).unwrap_or_default());
     &FILE.subject
@@ -57,7 +57,7 @@ fn words() -> impl Iterator<Item = &'static Word> {
     subjects().iter().flat_map(|subject| &subject.word)
 }
 
-/// Returns the normalized form of a word for look-ups, without suffixes for units and with single spaces as separators.
+/// Returns the form of a word for comparisons: lower case, without suffixes for units, parts separated by one space.
 fn plain(whole: &str) -> String {
     let mut word = whole.trim().trim_end_matches([':', '*']).trim_start_matches('~').to_lowercase();
     for suffix in ["_bytes", "_ns", "_s", "_ms"] {
@@ -67,7 +67,7 @@ fn plain(whole: &str) -> String {
         }
     }
     let joined = word.split(['_', '-', ' ']).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ");
-    // Signs such as `~` and `-` are words too.
+    // Signs such as `~` and `-` are words that can be explained too.
     if joined.is_empty() { whole.trim().to_owned() } else { joined }
 }
 
@@ -76,13 +76,13 @@ fn find(word: &str) -> Option<&'static Word> {
     words().find(|entry| entry.names.iter().any(|name| plain(name) == word))
 }
 
-/// Returns whether a word has an explanation that needs no run.
+/// Returns whether a word can be explained without a run.
 pub fn is_known(word: &str) -> bool {
     find(word).is_some() || preset_category(word).is_some()
 }
 
-/// Explains a word. `report` is the run whose numbers are shown, if any. An unknown word returns `Err` with the nearest known
-/// ones.
+/// Explains a word. `report` is the run whose numbers are shown, if any. For an unknown word, returns `Err` with the most similar
+/// known words.
 pub fn explain(word: &str, report: Option<&Report<'_>>, width: Option<usize>) -> Result<String, Vec<String>> {
     let here = report.and_then(Here::of);
     let mut out = Lines::new(width);
@@ -110,7 +110,7 @@ pub fn explain(word: &str, report: Option<&Report<'_>>, width: Option<usize>) ->
     Ok(out.lines.join("\n") + "\n")
 }
 
-/// Returns all words by subject.
+/// Returns the list of all words that can be explained, by subject.
 pub fn list(width: Option<usize>) -> String {
     let mut out = Lines::new(width);
     out.prose(
@@ -127,7 +127,7 @@ pub fn list(width: Option<usize>) -> String {
     out.lines.join("\n") + "\n"
 }
 
-/// Returns the names of categories of the presets and of the run.
+/// Returns the names of all categories in the preset rules and in the rules of the run.
 fn categories(report: Option<&Report<'_>>) -> Vec<String> {
     let presets = PRESETS.iter().map(|(name, _)| Groupings::preset(Some(name)));
     let rules = presets.chain(report.map(|report| &report.groupings)).flat_map(Groupings::rules);
@@ -135,7 +135,7 @@ fn categories(report: Option<&Report<'_>>) -> Vec<String> {
     all.into_iter().cloned().collect()
 }
 
-/// Returns the presets that have a category of that name, each with the grouping.
+/// Returns the preset rules that have a category of that name, each with its grouping; `None` if there are none.
 fn preset_category(word: &str) -> Option<Vec<String>> {
     let has = |rules: &Rules| rules.rules.iter().any(|rule| plain(&rule.name) == plain(word));
     let groupings = PRESETS.iter().map(|(name, _)| (name, Groupings::preset(Some(name))));
@@ -147,7 +147,7 @@ fn preset_category(word: &str) -> Option<Vec<String>> {
     (!found.is_empty()).then_some(found)
 }
 
-/// Explains a category of the presets or the run's rules, or one that the report derived from a path or library.
+/// Explains a category that preset rules or the run's rules define, or that the report derived from a path or library.
 fn category(word: &str, report: Option<&Report<'_>>, here: Option<&Here<'_>>) -> Option<Vec<String>> {
     let presets = preset_category(word);
     let of_run = here.and_then(|here| here.category(&|name: &str| plain(name) == plain(word)));
@@ -188,10 +188,10 @@ fn tag(word: &str, here: Option<&Here<'_>>) -> Option<Vec<String>> {
 
 /// Maximum number of suggestions for an unknown word.
 const OFFERED: usize = 4;
-/// Longest word that is compared, in characters.
+/// Maximum number of characters of a word that are compared; the rest is ignored.
 const LONGEST: usize = 64;
 
-/// Returns the nearest of `known`, the best first. A word that contains the other counts as near.
+/// Returns the words of `known` most similar to `word`, the best first. A word that contains the other counts as similar.
 fn nearest(word: &str, known: &[String]) -> Vec<String> {
     let compared = |word: &str| -> String { plain(word).chars().take(LONGEST).collect() };
     let word = compared(word);
@@ -209,7 +209,7 @@ fn nearest(word: &str, known: &[String]) -> Vec<String> {
         known.iter().filter_map(|name| Some((distance(&name)?, name))).collect();
     near.sort();
     near.dedup_by(|a, b| a.1 == b.1);
-    // "untrackabel" means Untrackable, not its abbreviation UNTRACK.
+    // For "untrackabel", suggests Untrackable and not its abbreviation UNTRACK.
     let is_whole = |name: &str, part: &str| {
         name.len() > part.len() && name.starts_with(part) && levenshtein(&word, name) <= most
     };

@@ -1,11 +1,11 @@
-//! The numbers of a run that words.toml refers to: `here = "NAME ARGUMENT"`.
+//! Table of the numbers of a run that entries of words.toml refer to, as `here = "NAME ARGUMENT"`.
 
 use super::here::Here;
 use crate::Part;
 use gpumem_model::layers;
 use gpumem_model::run::{Class, OomKind};
 
-/// Returns a number as text; `None` if the run has none. The second parameter is the argument in words.toml.
+/// Returns a number of a run as text; `None` if the run does not have it. The second parameter is ARGUMENT of words.toml.
 type Number = fn(&Here<'_>, &str) -> Option<String>;
 
 pub(super) const NUMBERS: &[(&str, Number)] = &[
@@ -75,14 +75,14 @@ pub(super) const NUMBERS: &[(&str, Number)] = &[
     ("uncovered", |here, _| here.flag(!here.coverage().covered)),
 ];
 
-/// Returns the number that a `here` of words.toml names.
+/// Returns the number for `named`, the value of `here` in words.toml.
 pub(super) fn number(here: &Here<'_>, named: &str) -> Option<String> {
     let (name, argument) = named.split_once(' ').unwrap_or((named, ""));
     let (_, number) = NUMBERS.iter().find(|(other, _)| *other == name)?;
     number(here, argument)
 }
 
-/// Returns the row of a statement that an argument names.
+/// Returns the row of a statement for ARGUMENT of words.toml.
 pub(super) fn row(name: &str) -> Option<Part> {
     Some(match name {
         "opaque" => Part::Opaque,
@@ -116,7 +116,7 @@ fn ooms(here: &Here<'_>, which: &str) -> Option<String> {
     })
 }
 
-/// Returns the bytes of all kinds of memory outside the sum.
+/// Returns the sum of all memory that is reported beside `tracked`: managed, page-locked and imported memory.
 fn beside(here: &Here<'_>) -> i64 {
     let beside = &here.device.beside;
     let host = [beside.managed_bytes, beside.pinned_bytes, beside.registered_bytes, beside.host_vmm_bytes];

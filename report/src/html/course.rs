@@ -1,4 +1,4 @@
-//! Memory over time: points of the timeline by category, and the series of samples. Both are thinned to the page's limits.
+//! Memory over time for the page: the timeline by category, and the series of NVML readings. Thins both to the page's limits.
 
 use super::data::{Context, Since};
 use crate::encode::object;
@@ -11,8 +11,8 @@ use gpumem_model::units::signed;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Returns the course of a device. `named` has the raw names of the categories with a row, by grouping. At each point, the rows of
-/// a stack plus `idle` and `opaque` add up to `tracked`.
+/// Returns the memory of a device over time. `named` has, for each grouping, the unescaped names of the categories that have a
+/// row. At each point, the rows of a grouping plus `idle` and `opaque` add up to `tracked`.
 pub(super) fn course(of: Context<'_>, device: &Device, named: &[&[String]; 3]) -> impl Serialize + use<> {
     let Context { report, ranks, limits, since, .. } = of;
     let timeline = &device.details.timeline;
@@ -49,8 +49,8 @@ pub(super) fn course(of: Context<'_>, device: &Device, named: &[&[String]; 3]) -
             }
         }
         let codes = named.iter().map(|name| ranks[by as usize].code(Some(name)));
-        // Codes of the categories, and their bytes at each point. `smaller`: categories without a row, and bytes that the timeline
-        // does not name.
+        // `rows`: codes of the categories, and their bytes at each point. `smaller`: bytes of categories without a row, and bytes
+        // that the timeline does not divide into categories.
         object! { rows: codes.zip(rows).collect::<Vec<_>>(), others, smaller }
     });
     let merge = device.series.buckets.len().div_ceil(limits.buckets.max(1)).max(1);
@@ -60,15 +60,15 @@ pub(super) fn course(of: Context<'_>, device: &Device, named: &[&[String]; 3]) -
         tracked: points.iter().map(|point| point.tracked_bytes()).collect::<Vec<_>>(),
         idle: of_class(Class::PoolIdle),
         opaque: of_class(Class::Opaque),
-        // One for each grouping.
+        // Rows of categories, for each grouping.
         stacks,
-        // Width of the buckets, in ns.
+        // Width of one bucket of the series, in ns.
         width: signed(device.series.width_ns).saturating_mul(merge as i64),
         buckets: buckets.map(|buckets| bucket(buckets, since)).collect::<Vec<_>>(),
     }
 }
 
-/// Keeps every n-th point, and always the highest and the last.
+/// Keeps every n-th point, and always the highest and the last point.
 fn thinned(points: &[Point], limit: usize) -> Vec<&Point> {
     let every = points.len().div_ceil(limit.max(1)).max(1);
     let highest = (0..points.len()).max_by_key(|&at| points[at].tracked_bytes());
@@ -76,10 +76,10 @@ fn thinned(points: &[Point], limit: usize) -> Vec<&Point> {
     points.iter().enumerate().filter(|(at, _)| is_kept(*at)).map(|(_, point)| point).collect()
 }
 
-/// Time, then used, tracked and untrackable, each as lowest, highest and last value in the bucket.
+/// Time of a bucket, then its used, tracked and untrackable bytes, each as (lowest, highest, last) value.
 type BucketJson = (i64, Option<[i64; 3]>, Option<[i64; 3]>, Option<[i64; 3]>);
 
-/// Merges adjacent buckets.
+/// Merges adjacent buckets of the series into one.
 fn bucket(buckets: &[Bucket], since: Since) -> BucketJson {
     let merged = |of: fn(&Bucket) -> Option<Extremes>| {
         let all = buckets.iter().filter_map(of);

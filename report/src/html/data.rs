@@ -1,8 +1,8 @@
 //! The report as data for the page's script. Amounts are bytes as integers. Times are ns since the process's `base_ns`. Unknown
-//! values are null. Strings from processes are cleaned of control characters.
+//! values are null. Strings from processes have no control characters.
 //!
-//! A category is a number: its rank among all categories of its grouping on the page, the largest first. The rank also selects
-//! the colour. `-1` is `Others`, `-2` means too small to be named.
+//! Each category has a number as its code: its rank among all categories of its grouping on the page, 0 for the largest. The rank
+//! also selects the colour. Code `-1` is `Others`, `-2` stands for categories too small to be named.
 
 use super::course::course;
 use super::holdings::holdings;
@@ -29,9 +29,9 @@ use std::collections::BTreeMap;
 pub(super) const OTHERS: i32 = -1;
 /// Code of categories that are too small to be named.
 pub(super) const SMALLER: i32 = -2;
-/// Maximum number of categories of a grouping with a name.
+/// Maximum number of categories that a grouping names.
 const MOST_NAMES: usize = 64;
-/// Maximum number of categories with a row in a statement and its stack: one for each colour.
+/// Maximum number of categories with a row in a statement and an area in the chart: one for each colour.
 const ROWS: usize = 13;
 
 #[derive(Debug, Clone, Copy)]
@@ -41,7 +41,7 @@ pub(super) struct Limits {
     pub buckets: usize,
     pub steps: usize,
     pub ooms: usize,
-    /// Devices with details; others have only a row.
+    /// Maximum number of devices with details; further devices have only a row.
     pub devices: usize,
     pub tags: bool,
 }
@@ -67,7 +67,7 @@ impl Limits {
     }
 }
 
-/// Categories of a grouping on all devices, ranked by size.
+/// Categories of one grouping on all devices of the page, ranked by size.
 pub(super) struct Ranks {
     codes: BTreeMap<String, i32>,
     names: Vec<String>,
@@ -96,13 +96,13 @@ impl Ranks {
         Ranks { codes: ranked.map(|((name, _), rank)| (name, rank)).collect(), names }
     }
 
-    /// Returns the code of a category by its raw name.
+    /// Returns the code of a category for its unescaped name.
     pub fn code(&self, name: Option<&str>) -> i32 {
         name.map_or(OTHERS, |name| self.codes.get(name).copied().unwrap_or(SMALLER))
     }
 }
 
-/// Returns the data of a page with these reports.
+/// Returns the data of a page that shows these reports.
 pub(super) fn page(title: &str, reports: &[Report<'_>], limits: Limits) -> impl Serialize {
     let ranks = By::ALL.map(|by| Ranks::of(reports, by));
     let largest = reports.iter().flat_map(|report| &report.run.devices).map(weight_of).max();
@@ -121,17 +121,17 @@ pub(super) fn page(title: &str, reports: &[Report<'_>], limits: Limits) -> impl 
         version: 1,
         program: env!("CARGO_PKG_VERSION"),
         title,
-        // Bytes of one step of the last printed digit, as numerator and denominator.
+        // Size in bytes of one unit of the last printed digit, as numerator and denominator.
         unit: object! { name: unit.name, step: unit.step() },
-        // Names of the categories by rank.
+        // Names of the categories, ordered by rank.
         groupings: groupings
             .map(|(by, ranks)| object! { name: by.name(), rules: rules(by), names: ranks.names })
             .collect::<Vec<_>>(),
-        // Index of the initially selected grouping.
+        // Index of the grouping that the page shows first.
         by: reports.first().map_or(0, |report| report.by as usize),
-        // Something was left out or thinned, because of the size limit.
+        // Whether something was left out or thinned because of the size limit.
         thinned: limits.points < Limits::default().points || room == 0,
-        // Tags are shown; otherwise nothing derived from them is in the page.
+        // Whether tags are shown; otherwise nothing derived from tags is in the page.
         tags: limits.tags,
         processes,
     }
@@ -143,7 +143,7 @@ fn weight_of(device: &Device) -> i64 {
     amounts.flatten().map(i64::saturating_abs).max().unwrap_or(0)
 }
 
-/// Start of a process's times, and how they are shown.
+/// The time from which the page counts a process's times, in ns of the run's clock.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Since(u64);
 
@@ -159,14 +159,14 @@ impl Since {
         Since(report.run.devices.iter().filter_map(first).min().unwrap_or(0))
     }
 
-    /// Returns ns since the start, negative for earlier times.
+    /// Returns a time as ns since the start; negative for earlier times.
     pub fn t(self, time_ns: u64) -> i64 {
         let distance = i128::from(time_ns) - i128::from(self.0);
         distance.clamp(i64::MIN.into(), i64::MAX.into()) as i64
     }
 
-    /// Returns the kind of clock, the page's time zero (seconds since 1970 or since the clock's zero, or a line number), and the
-    /// nanoseconds to add to it.
+    /// Returns the kind of clock, and the start as two numbers. These are seconds (since 1970 or since the clock's zero) and the
+    /// remaining ns, or a line number and 0.
     fn clock(self, clock: Clock) -> (&'static str, i64, i64) {
         const S: i128 = 1_000_000_000;
         let (kind, base) = match clock {
@@ -179,7 +179,7 @@ impl Since {
     }
 }
 
-/// A process on a page, with the properties of the page.
+/// A report and the properties of the page that shows it.
 #[derive(Clone, Copy)]
 pub(super) struct Context<'p> {
     pub report: &'p Report<'p>,
@@ -205,7 +205,7 @@ fn process(of: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
             last_t: since.t(device.last.time_ns),
             peak_t: since.t(device.peak.time_ns),
             peak_tracked: device.peak.tracked_bytes,
-            // Highest used value that was read, and its time.
+            // Highest NVML reading of the used bytes, and its time.
             peak_used: device.peak_used.map(|(bytes, time_ns)| (bytes, since.t(time_ns))),
             #[serde(flatten)]
             detail: detail.map(|detail| object! { detail }),
@@ -224,12 +224,12 @@ fn process(of: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
         covered: run.coverage.covered,
         open: run.state == State::Open,
         tail: words.tail,
-        // `dated`: times span several days.
+        // `dated`: whether times span several days.
         clock: object! { kind, base, base_ns, dated: Times::of(run).is_dated() },
         ooms_dropped: run.coverage.ooms_dropped,
-        // The program's counters and ranges; null if there are none.
+        // Counters and ranges that the program reported itself; null if there are none.
         own: own(run, limits),
-        // External cause of the process's end, if known.
+        // Cause of the process's end other than GPU memory, if known.
         ending: Ending::of(run).map(|ending| escape(&sentence(&ending))),
         devices,
     }
@@ -247,7 +247,7 @@ fn detail(of: Context<'_>, device: &Device, facts: Vec<String>) -> impl Serializ
     let ooms = entries.into_iter().skip(earlier_ooms);
     object! {
         facts,
-        // Device memory by holder.
+        // Device memory divided by its holders.
         device: text::device_parts(device),
         // For each grouping, rows with the amounts at the end and at the peak.
         statements: statements.map(|(rows, _)| rows),
@@ -255,10 +255,10 @@ fn detail(of: Context<'_>, device: &Device, facts: Vec<String>) -> impl Serializ
         tags,
         libraries,
         holdings,
-        // At the end, and at the peak.
+        // How PyTorch's own numbers and other memory add up to `used`: at the end, and at the peak.
         bridges: [&device.last, &device.peak].map(|moment| Bridge::of(report.run, moment)),
         steps,
-        // Bytes and number of the steps that are not in the list.
+        // Sum in bytes and number of the gap's changes that are not in `steps`.
         other_steps,
         iterations: iterations_of(device),
         ooms: ooms.map(|(entry, lines)| oom(report, entry, lines, since)).collect::<Vec<_>>(),
@@ -268,14 +268,14 @@ fn detail(of: Context<'_>, device: &Device, facts: Vec<String>) -> impl Serializ
     }
 }
 
-/// Returns the moments that the user or the program named.
+/// Returns the times that the user or the program marked with a name.
 fn marks(report: &Report<'_>, since: Since) -> Vec<impl Serialize + use<>> {
     let name = |name: Option<&str>| name.map_or_else(|| LOST.to_owned(), clean_name);
     let marks = report.run.coverage.marks.iter();
     marks.map(|mark| object! { t: since.t(mark.time_ns), name: name(mark.name.as_deref()) }).collect()
 }
 
-/// Returns a statement's rows, and the raw names of the categories that have one.
+/// Returns a statement's rows, and the unescaped names of the categories that have a row.
 fn rows(of: Context<'_>, device: &Device, by: By) -> (Vec<impl Serialize + use<>>, Vec<String>) {
     let Context { report, ranks, unit, .. } = of;
     let statement = report.statement_by(by, device, ROWS, unit.smallest());
@@ -290,7 +290,7 @@ fn rows(of: Context<'_>, device: &Device, by: By) -> (Vec<impl Serialize + use<>
             }
             false => SMALLER,
         });
-        // Its category's code, for rows of categories.
+        // Code of the category, for rows of categories.
         let code = if row.part == Part::Others { Some(OTHERS) } else { code };
         let note = Some(text::note(row, device)).filter(|note| !note.is_empty());
         let is_smaller = code == Some(SMALLER) && !is_category(&row.name);
@@ -303,14 +303,14 @@ fn rows(of: Context<'_>, device: &Device, by: By) -> (Vec<impl Serialize + use<>
             code: code.map(|code| object! { code }),
             #[serde(flatten)]
             note: note.map(|note| object! { note }),
-            // By column: whether the amount uses a value of untrackable memory of another time.
+            // For each column: whether the amount was computed from untrackable memory that was measured at another time.
             carried: [0, 1].map(|column| text::is_carried(device, row, column)),
         }
     });
     (rows.collect(), named)
 }
 
-/// Returns the largest steps of the gap in the order of time, and the sum and number of the others.
+/// Returns the largest changes of untrackable memory (the gap) in the order of time, and the sum and number of the other changes.
 fn steps(of: Context<'_>, device: &Device) -> (Vec<impl Serialize + use<>>, (i64, usize)) {
     let Context { unit, limits, since, .. } = of;
     let (steps, rest) = split_largest(grouped(&device.details.steps), limits.steps);
@@ -329,7 +329,7 @@ fn steps(of: Context<'_>, device: &Device) -> (Vec<impl Serialize + use<>>, (i64
 fn iterations_of(device: &Device) -> Option<impl Serialize + use<>> {
     let table = &device.details.iterations;
     let (shown, columns) = iterations::folded(table);
-    // Number, amounts, and whether records were lost during the iteration.
+    // The iteration's number, its amounts, and whether records were lost during it.
     let row = |row: &Iteration| {
         let amounts: Vec<i64> = columns.iter().map(|(_, of)| of(row)).collect();
         (iterations::number(row), amounts, row.partial)
@@ -338,7 +338,7 @@ fn iterations_of(device: &Device) -> Option<impl Serialize + use<>> {
         object! {
             columns: columns.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
             rows: shown.iter().map(row).collect::<Vec<_>>(),
-            // The last row is still running.
+            // Whether the last row is an iteration that is still running.
             open: table.open.is_some(),
         }
     })
@@ -351,17 +351,17 @@ fn oom(report: &Report<'_>, oom: &Oom, lines: Vec<String>, since: Since) -> impl
         kind: match (oom.is_true(), oom.is_suspected()) {
             (true, _) => "oom",
             (_, true) => "suspected",
-            _ => "refused", // mere memory pressure
+            _ => "refused", // memory pressure: no allocation failed
         },
         lines,
-        // Bytes of the process, by name.
+        // Memory of the process, as (name, bytes).
         held: held.map(|(name, bytes)| (clean_name(&name), bytes)).collect::<Vec<_>>(),
-        // Holder, bytes, and recent growth; together they are the device's memory.
+        // Memory of the device, as (holder, bytes, recent growth); the bytes add up to the device's size.
         holders: oom.device.as_ref().map(|device| holders(oom, device)).unwrap_or_default(),
     }
 }
 
-/// Returns the holders of the device: processes, unowned memory, the driver's share, and free memory.
+/// Returns the holders of the device's memory: processes, memory of no process, the driver's share, and free memory.
 fn holders(oom: &Oom, device: &OomDevice) -> Vec<(String, i64, Option<i64>)> {
     let holders = device.holders.iter().map(|holder| {
         let user = holder.user.as_deref().map_or("another process".to_owned(), clean_name);
@@ -373,23 +373,23 @@ fn holders(oom: &Oom, device: &OomDevice) -> Vec<(String, i64, Option<i64>)> {
     holders.chain(others.map(|(name, bytes)| (name, bytes, None))).collect()
 }
 
-/// Returns the program's counters and ranges; `None` if it reported none.
+/// Returns the counters and ranges that the program reported; `None` if it reported none.
 fn own(run: &Run, limits: Limits) -> Option<impl Serialize + use<>> {
     let own = &run.own;
     let points = (limits.points / 4).max(1);
     let counter = |counter: &Counter| {
         let course = counter.points.iter().step_by(counter.points.len().div_ceil(points).max(1));
-        // Values are limited to 2^52, because a script cannot represent larger integers exactly.
+        // Values are limited to 2^52, because JavaScript cannot represent integers above 2^53 exactly.
         let course: Vec<u64> = course.map(|&(_, value)| value.abs_diff(counter.min).min(1 << 52)).collect();
         object! {
             name: name_of(counter),
-            // Printed values: current, number of changes, least, greatest, mean.
+            // Texts: current value, number of changes, lowest, highest and mean value.
             told: figures(counter),
-            // Values over time above the least one, for a sparkline.
+            // Values over time minus the lowest value, for a sparkline.
             course,
         }
     };
-    // Name, count, printed lengths (total, least, greatest, mean), and the number of open ranges.
+    // Name, count, printed lengths (total, shortest, longest, mean), and the number of ranges that have not ended.
     let range = |range: &Range| (title_of(range), range.count, lengths(range, run.clock), range.open);
     let ranges = by_total(own);
     let (most_counters, most_ranges) = (2 * limits.ooms, limits.steps + 1);

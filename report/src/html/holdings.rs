@@ -1,4 +1,4 @@
-//! The process's memory by name at the end and at the peak: rows for the page's groupings, icicle and lists.
+//! Memory of the process by name at the end and at the peak: the data for the page's groupings, icicle chart and lists.
 
 use super::data::{Context, SMALLER};
 use crate::lines::clean_name;
@@ -7,16 +7,16 @@ use gpumem_model::run::{Class, Device};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Bytes with one name: tag, layer, structure, class, library, bytes at the end, bytes at the peak.
+/// Bytes with one name, as (tag, layer, structure, class, library, bytes at the end, bytes at the peak).
 ///
-/// Tag and library are indices into the device's lists, or -1 for none. Tag -2 stands for many small ones. Class is 0 for bytes
-/// that can have a name, 1 for idle pool bytes, 2 for opaque pools.
+/// Tag and library are indices into the device's lists, or -1 for none. Tag -2 stands for many small tags. Class is 0 for bytes
+/// that can have a name, 1 for idle pool bytes, 2 for pools that report no blocks.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Holding(i32, i32, i32, u8, i32, i64, i64);
 
 type Key = (i32, i32, i32, u8, i32);
 
-/// Interned strings: each is stored once.
+/// A list of strings without repetitions; a string's code is its index in the list.
 #[derive(Default)]
 struct Strings {
     codes: BTreeMap<String, i32>,
@@ -35,8 +35,8 @@ impl Strings {
     }
 }
 
-/// Returns tags, libraries and holdings, the largest first. Holdings beyond `limit` are merged by layer and structure. The sums
-/// of all holdings are those of the moments.
+/// Returns tags, libraries and holdings, the largest first. Holdings beyond `limit` are merged by layer and structure. The bytes
+/// of all holdings add up to the tracked bytes at the end and at the peak.
 pub(super) fn holdings(of: Context<'_>, device: &Device) -> (Vec<String>, Vec<String>, Vec<Holding>) {
     let last = device.last.amounts.iter().map(|&(cell, bytes)| (cell, [bytes, 0]));
     let peak = device.peak.amounts.iter().map(|&(cell, bytes)| (cell, [0, bytes]));
@@ -51,7 +51,7 @@ pub(super) fn holdings(of: Context<'_>, device: &Device) -> (Vec<String>, Vec<St
     (tags.all, libraries.all, rows.collect())
 }
 
-/// Returns the sums by key, those with the largest amount in a column first.
+/// Returns the sums by key, sorted by the larger of their two amounts, the largest first.
 fn largest<K: Ord>(amounts: impl Iterator<Item = (K, [i64; 2])>) -> Vec<(K, [i64; 2])> {
     let mut sums: BTreeMap<K, [i64; 2]> = BTreeMap::new();
     for (key, bytes) in amounts {

@@ -1,9 +1,8 @@
 //! The report as one self-contained HTML page that makes no network requests.
 //!
 //! The page also contains the report as text, for browsers that run no scripts. The script draws everything else from one JSON
-//! document in the page. Strings from processes are harmless for two reasons: no string can end the JSON document (see
-//! [`inert`]), and the script sets text, never markup. In addition, the content security policy forbids all requests and all
-//! other scripts.
+//! document in the page. Strings from processes cannot act as code: no string can end the JSON document (see [`inert`]), and the
+//! script sets text, never markup. In addition, the content security policy forbids all requests and all other scripts.
 
 mod course;
 mod data;
@@ -33,9 +32,9 @@ const SCRIPT: &str = concat!(
 );
 const FILE: &str = include_str!("file.js");
 
-/// Maximum size of a page in bytes. Exceeded only if the processes do not fit even with the smallest limits.
+/// Maximum size of a page in bytes. Larger only if the processes do not fit even with the smallest limits.
 pub const MAX_BYTES: usize = 5_000_000;
-/// Processes of a group whose text form is in the page.
+/// Maximum number of processes of a group whose text form is in the page.
 const MOST_TEXTS: usize = 16;
 
 /// Returns the page of one process.
@@ -86,11 +85,11 @@ fn within(limits: Limits, most_bytes: usize, made: impl Fn(Limits) -> String) ->
     }
 }
 
-/// Returns a report as data for the script of a page that polls it. Halves the limits until it has at most `most_bytes`, if
-/// possible. `tags`: whether it contains tags.
+/// Returns a report as data for the script of a page that requests it repeatedly. Halves the limits until the data has at most
+/// `most_bytes`, if possible. `tags`: whether the data contains tags.
 pub fn data(report: &Report<'_>, tags: bool, most_bytes: usize) -> String {
     let title = text::heading(report);
-    // The page redraws it every 2 seconds, so it has fewer points than a saved report.
+    // The page requests and draws it every 2 seconds, so it has fewer points than a saved report.
     let limits = Limits { points: 128, buckets: 256, steps: 64, ooms: 16, devices: 16, holdings: 2048, tags };
     within(limits, most_bytes, |limits| {
         let data = data::page(&title, std::slice::from_ref(report), limits);
@@ -103,7 +102,7 @@ pub fn data(report: &Report<'_>, tags: bool, most_bytes: usize) -> String {
 pub struct Shell {
     /// The HTML text.
     pub page: String,
-    /// The content security policy, which is also in the page.
+    /// The content security policy. The page contains it too.
     pub policy: String,
 }
 

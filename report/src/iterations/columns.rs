@@ -1,4 +1,4 @@
-//! Columns of iterations for individual parameters and gradients.
+//! Columns of the iteration tables for individual parameters and gradients.
 
 use super::number;
 use crate::encode::object;
@@ -15,24 +15,24 @@ use std::fmt::Write;
 
 const WIDTH: usize = 60;
 
-/// Returns the names of all devices: parameters first, then gradients, each by name.
+/// Returns the columns of all devices: parameters first, then gradients, each sorted by name.
 pub(super) fn names(run: &Run) -> Vec<Column> {
     let all = run.devices.iter().flat_map(|device| &device.details.parameters.columns);
     let all: BTreeSet<(bool, &Column)> = all.map(|column| (column.is_gradient(), column)).collect();
     all.into_iter().map(|(_, column)| column.clone()).collect()
 }
 
-/// Returns a title such as `parameter model/fc/weight`; different names stay different.
+/// Returns a column's title such as `parameter model/fc/weight`; different columns have different titles.
 pub(super) fn title(column: &Column) -> String {
     format!("{} {}", column.role, column.tag.as_deref().map_or_else(|| NO_TAG.to_owned(), escape_key))
 }
 
-/// Returns amounts by row and name; `None` where unknown.
+/// Returns, for each row, the amounts of the columns `names`; `None` where unknown.
 pub(super) fn amounts(device: &Device, rows: &[Iteration], names: &[Column]) -> Vec<Vec<Option<i64>>> {
     let parameters = &device.details.parameters;
     let places: BTreeMap<&Column, usize> = parameters.columns.iter().zip(0..).collect();
     let of_row = |held: Option<Vec<i64>>| {
-        // A name that only another device has counts as 0 here.
+        // A column that only another device has is 0 for this device.
         let amount = |name: &Column| {
             held.as_ref().map(|held| places.get(name).and_then(|&at| held.get(at)).copied().unwrap_or(0))
         };
@@ -41,7 +41,7 @@ pub(super) fn amounts(device: &Device, rows: &[Iteration], names: &[Column]) -> 
     parameters.of_rows(rows).into_iter().map(of_row).collect()
 }
 
-/// Returns a table of the last finished iteration, with a row for each name, the largest first.
+/// Returns a table of the last finished iteration, with a row for each parameter and gradient, the largest first.
 pub(super) fn text(device: &Device, table: &Iterations) -> String {
     let parameters = &device.details.parameters;
     let last = parameters.of_rows(&table.rows).pop().flatten();
@@ -70,7 +70,7 @@ pub(super) fn text(device: &Device, table: &Iterations) -> String {
     out
 }
 
-/// Returns the amounts as JSON, in the order of the rows, which are finished iterations; null where unknown.
+/// Returns the columns and, for each of `rows` (finished iterations), their amounts as JSON; null where unknown.
 pub(super) fn parameters<'a>(device: &'a Device, rows: &[Iteration]) -> impl Serialize + use<'a> {
     let parameters = &device.details.parameters;
     let amounts = parameters.of_rows(rows);

@@ -1,6 +1,6 @@
-//! Verdicts on the growth of a run: the points that the ledger recorded are judged when a report is made.
+//! Verdicts on the growth of a run's memory, computed for a report from the points that the ledger recorded.
 //!
-//! `tracked` is judged without the slack of pools, because idle memory in pools comes and goes with fragmentation; it is judged
+//! Idle memory in pools comes and goes with fragmentation, so `tracked` is judged without it, and idle memory is judged
 //! separately. Rates are per step if the program reported steps, per period if it has a stable period, and else per minute.
 
 pub mod trend_test;
@@ -8,16 +8,16 @@ pub mod trend_test;
 pub use gpumem_model::growth::{Axis, Growth};
 use trend_test::{ALPHA, Judgement, Verdict, judge};
 
-/// Minutes that must be observed before a verdict by time, because a shorter run is still starting.
+/// Minutes of data that a verdict per minute requires, because a shorter run is still starting.
 const LEAST_MINUTES: f64 = 10.0;
 const MINUTE_NS: f64 = 60e9;
 /// Smallest change in bytes that counts as growth.
 const LEAST_CHANGE: f64 = 1_048_576.0;
-/// Smallest change that counts, as a share of the process's used memory. The larger of both applies.
+/// Smallest change that counts as growth, as a fraction of the process's used memory. The larger of both limits applies.
 const LEAST_SHARE: f64 = 0.001;
 
-/// Judges the amounts at the points; they are one of `among` series judged together. `used` is the process's used memory in
-/// bytes.
+/// Judges one amount, given by its value at each point of `growth`. `among` is the number of amounts that are judged together.
+/// `used` is the process's used memory in bytes.
 pub fn judge_amounts(growth: &Growth, amounts: &[i64], used: i64, among: usize) -> Judgement {
     let place = |&(index, time_ns): &(u64, u64)| match growth.axis {
         Axis::Step | Axis::Period => index as f64,
@@ -27,7 +27,7 @@ pub fn judge_amounts(growth: &Growth, amounts: &[i64], used: i64, among: usize) 
     verdict(growth, &points.collect::<Vec<_>>(), used, among)
 }
 
-/// Judges the amounts of samples, given as (time in ns, bytes).
+/// Judges an amount that was read by sampling, given as (time in ns, bytes).
 pub fn judge_samples(growth: &Growth, samples: &[(u64, i64)], used: i64) -> Judgement {
     let place = |time_ns: u64| match growth.axis {
         Axis::Step | Axis::Period => step_at(growth, time_ns),
@@ -46,7 +46,7 @@ fn verdict(growth: &Growth, points: &[(f64, f64)], used: i64, among: usize) -> J
     judge(points, material, ALPHA / among.max(1) as f64)
 }
 
-/// Returns the step at a time, with its elapsed share as fraction; `None` before the first step and after the last.
+/// Returns the step's number at a time, plus the elapsed part as fraction. `None` before the first step and after the last.
 fn step_at(growth: &Growth, time_ns: u64) -> Option<f64> {
     let at = growth.points.partition_point(|(_, begin)| *begin <= time_ns);
     let before = growth.points.get(at.checked_sub(1)?)?;
@@ -68,7 +68,7 @@ pub fn units(growth: &Growth, judgement: &Judgement) -> u64 {
 }
 
 impl Verdict {
-    /// Returns whether the amount still changes.
+    /// Returns whether the amount still grows or shrinks.
     pub fn moves(self) -> bool {
         matches!(self, Verdict::Growing | Verdict::Shrinking)
     }

@@ -1,47 +1,47 @@
-//! Decides whether an amount grows: a verdict on a few dozen points, with its rate and confidence.
+//! Decides whether an amount grows: computes a verdict from a few dozen points, with a rate and a confidence.
 //!
-//! 1. **Warm-up** is dropped: the first tenth of the points, and at least two.
-//! 2. **Finished changes do not count.** The points are split in two where two lines fit them much better than one, and only
-//!    the later part is judged. So a ramp that has ended, or a single allocation, is not growth. The later part is split again
-//!    as long as that helps.
-//! 3. **Rate**: the median of the slopes between all pairs of points (Theil-Sen), which is robust against outliers. Its bounds at
-//!    95 % are Sen's, from the ranks of the slopes.
+//! 1. **Warm-up** is dropped: the first tenth of the points, and at least two points.
+//! 2. **Finished changes do not count.** The points are split in two where two lines fit them much better than one, and only the
+//! later part is judged. So a ramp that has ended, or a single allocation, is not growth. The later part is split again as long
+//! as that improves the fit.
+//! 3. **Rate**: the median of the slopes between all pairs of points (Theil-Sen), which is robust against outliers. Its 95 %
+//! bounds are computed from the ranks of the slopes (Sen).
 //! 4. **Trend**: the Mann-Kendall test counts how many more pairs rise than fall. Correlated points are weaker evidence, so the
-//!    variance grows with the autocorrelation of the residuals.
-//! 5. **Material**: the total change over the part must reach a minimum.
+//! variance of this count grows with the autocorrelation of the residuals.
+//! 5. **Minimum change**: a total change over the judged part that is below a minimum does not count.
 //!
 //! Points need not be normally distributed. The test has no random element: the same points give the same verdict.
 
 use serde::{Deserialize, Serialize};
 
-/// Fewer points after warm-up give no verdict.
+/// Minimum number of points after warm-up; fewer points give no verdict.
 pub use gpumem_model::growth::LEAST_POINTS;
-/// Probability of a false verdict on pure noise, for one amount.
+/// Accepted probability of a false verdict on pure noise, for one amount.
 pub const ALPHA: f64 = 0.001;
-/// A split is made if two lines leave at most this share of the squared residuals of one line.
+/// The points are split if two lines leave at most this fraction of the squared residuals of one line.
 const CUT: f64 = 0.35;
 const LEAST_PART: usize = 4;
-/// Points whose residuals are below this share of their rise count as a line, whatever pattern the residuals have.
+/// Points whose residuals are below this fraction of their rise count as a line, even if the residuals are correlated.
 const LINE: f64 = 0.02;
-/// A rise of this many times the spread around the line is a trend, however correlated neighbours are.
+/// A rise of this many times the spread around the line is a trend, however correlated adjacent points are.
 const CLEAR: f64 = 6.0;
 const MOST_CONFIDENCE: f64 = 0.999;
-/// Half-width of 95 % bounds, in standard deviations.
+/// Distance of the 95 % bounds from the rate, in standard deviations.
 const BOUNDS: f64 = 1.96;
 
 /// Verdict on an amount over time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It changes by less than the minimum.
+    /// The amount changes by less than the minimum.
     Flat,
-    /// It grows, and has not stopped.
+    /// The amount grows, and has not stopped growing.
     Growing,
-    /// It shrinks, and has not stopped.
+    /// The amount shrinks, and has not stopped shrinking.
     Shrinking,
-    /// It changed once, and has been flat since.
+    /// The amount changed once, and has been flat since.
     OneJump,
-    /// There are too few points.
+    /// There are too few points for a verdict.
     NotEnoughData,
 }
 
@@ -58,14 +58,14 @@ impl Verdict {
     }
 }
 
-/// A verdict with its numbers. Rates are bytes per step, period or minute, depending on the axis of the points.
+/// A verdict with its numbers. Rates are bytes per step, period or minute, depending on the unit of the points.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Judgement {
     /// The verdict.
     pub verdict: Verdict,
-    /// Rate; `None` without enough data.
+    /// Rate of change; `None` without enough data.
     pub bytes_per_unit: Option<f64>,
-    /// Bounds of the rate at 95 %.
+    /// Lower and upper 95 % bound of the rate.
     pub low_high: Option<(f64, f64)>,
     /// Confidence in the verdict, 0 to 1. For `Flat`: confidence that the change is below the minimum.
     pub confidence: Option<f64>,
@@ -73,7 +73,7 @@ pub struct Judgement {
     pub points: usize,
     /// First and last step, period or minute of the judged points.
     pub span: Option<(f64, f64)>,
-    /// Size of the jump, for [`Verdict::OneJump`].
+    /// Change in bytes, for [`Verdict::OneJump`].
     pub jump_bytes: Option<i64>,
 }
 
@@ -91,14 +91,14 @@ impl Judgement {
         }
     }
 
-    /// Returns the distance from the first to the last judged point.
+    /// Returns the number of steps, periods or minutes from the first to the last judged point.
     pub fn units(&self) -> f64 {
         self.span.map_or(0.0, |(first, last)| last - first)
     }
 }
 
-/// Judges points (step or minute, bytes), which are sorted. A total change below `material` bytes does not count. `alpha` is the
-/// accepted probability of a false verdict on noise.
+/// Judges points (step or minute, bytes), sorted by step or minute. A total change below `material` bytes does not count. `alpha`
+/// is the accepted probability of a false verdict on noise.
 pub fn judge(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
     let warm_up = points.len().div_ceil(10).max(2).min(points.len());
     let points = &points[warm_up..];
@@ -112,7 +112,7 @@ pub fn judge(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
         let (before, after) = part.split_at(at);
         let step = level(after) - level(before);
         if after.len() < LEAST_POINTS {
-            // Too few points since the step for a verdict on them; the part before it can be judged.
+            // There are too few points since the step for a verdict on them, but the part before it can be judged.
             if step.abs() >= material && is_step(before, after) && before.len() >= LEAST_POINTS {
                 let until = judge_part(before, material, alpha);
                 let verdict = if until.verdict == Verdict::Flat { Verdict::OneJump } else { until.verdict };
@@ -125,7 +125,7 @@ pub fn judge(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
             jump = Some(step as i64);
         }
         part = after;
-        alpha /= 4.0; // the part was selected, so it needs stronger evidence
+        alpha /= 4.0; // this part was selected from the points, so it needs stronger evidence
     }
     let found = judge_part(part, material, alpha);
     match (found.verdict, jump) {
@@ -145,7 +145,7 @@ fn judge_part(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
     let rate = median(&slopes);
     let (score, deviation) = mann_kendall(points, rate);
     let z = if deviation > 0.0 { (score.abs() - 1.0).max(0.0) / deviation } else { 0.0 };
-    // Two-sided probability.
+    // Two-sided probability that noise gives such a score.
     let chance = 2.0 * (1.0 - normal(z));
     let reach = BOUNDS * deviation;
     let middle = slopes.len() as f64 / 2.0;
@@ -178,7 +178,7 @@ fn judge_part(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
     }
 }
 
-/// Returns the index at which two lines fit much better than one.
+/// Returns the index at which to split the points because two lines fit much better than one; `None` if one line fits.
 fn cut(points: &[(f64, f64)]) -> Option<usize> {
     if points.len() < LEAST_POINTS + LEAST_PART {
         return None;
@@ -187,7 +187,7 @@ fn cut(points: &[(f64, f64)]) -> Option<usize> {
     let spread = points.iter().map(|(_, y)| y.abs()).fold(0.0, f64::max);
     let rise = slope * (points[points.len() - 1].0 - points[0].0);
     if one <= (spread * 1e-9).max(rise.abs() * LINE).powi(2) * points.len() as f64 {
-        return None; // one line fits
+        return None; // one line fits the points, so there is no split
     }
     let left = |at: usize| line(&points[..at]).2 + line(&points[at..]).2;
     let places = LEAST_PART..=points.len() - LEAST_PART;
@@ -195,7 +195,7 @@ fn cut(points: &[(f64, f64)]) -> Option<usize> {
     (best.0 <= CUT * one).then_some(best.1)
 }
 
-/// Returns whether the change between two parts is a step, not the end of a ramp: most of the change lies between them.
+/// Returns whether the change between two parts is a step, not the end of a ramp: most of it happens between the two parts.
 fn is_step(before: &[(f64, f64)], after: &[(f64, f64)]) -> bool {
     let (Some(&(x, _)), Some(&(y, _))) = (before.last(), after.first()) else { return false };
     let at = |part: &[(f64, f64)], x: f64| {
@@ -209,14 +209,14 @@ fn is_step(before: &[(f64, f64)], after: &[(f64, f64)]) -> bool {
     step.abs() > ramp.abs() && step.abs() > 0.0
 }
 
-/// Returns the median amount of a part.
+/// Returns the median of the bytes of a part.
 fn level(part: &[(f64, f64)]) -> f64 {
     let mut bytes: Vec<f64> = part.iter().map(|(_, y)| *y).collect();
     bytes.sort_by(f64::total_cmp);
     median(&bytes)
 }
 
-/// Returns slope, intercept and sum of squared residuals of the least-squares line.
+/// Returns slope, intercept and sum of squared residuals of the least-squares line through the points.
 fn line(points: &[(f64, f64)]) -> (f64, f64, f64) {
     let count = points.len().max(1) as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
@@ -228,7 +228,7 @@ fn line(points: &[(f64, f64)]) -> (f64, f64, f64) {
     (slope, y0 - slope * x0, left)
 }
 
-/// Returns the slopes between all pairs, sorted.
+/// Returns the slopes between all pairs of points, sorted.
 fn slopes(points: &[(f64, f64)]) -> Vec<f64> {
     let mut slopes = Vec::with_capacity(points.len() * points.len() / 2);
     for (at, (x, y)) in points.iter().enumerate() {
@@ -247,7 +247,7 @@ fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// Returns the number of rising minus falling pairs, and its standard deviation without a trend.
+/// Returns the number of rising minus falling pairs, and the standard deviation that this number has without a trend.
 fn mann_kendall(points: &[(f64, f64)], rate: f64) -> (f64, f64) {
     let mut score = 0_i64;
     for (at, (_, y)) in points.iter().enumerate() {
@@ -264,8 +264,8 @@ fn mann_kendall(points: &[(f64, f64)], rate: f64) -> (f64, f64) {
     (score as f64, (variance * (1.0 + like) / (1.0 - like)).sqrt())
 }
 
-/// Returns the autocorrelation of the residuals with those of the preceding point. Returns 0 for a clear line, because steps
-/// leave a pattern too.
+/// Returns the correlation of the residuals with those of the preceding point. Returns 0 if the points are clearly on a line,
+/// because an amount that changes in steps leaves correlated residuals too.
 fn autocorrelation(points: &[(f64, f64)], rate: f64) -> f64 {
     let left: Vec<f64> = points.iter().map(|(x, y)| y - rate * x).collect();
     let mut sorted = left.clone();
@@ -282,7 +282,7 @@ fn autocorrelation(points: &[(f64, f64)], rate: f64) -> f64 {
         return 0.0;
     }
     let like = left.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum::<f64>() / all;
-    // With few points the estimate is too small by about this amount (Kendall 1954).
+    // With few points this estimate is too small; the added term corrects the bias approximately (Kendall 1954).
     if like > 0.0 { like + (1.0 + 4.0 * like) / left.len() as f64 } else { like }
 }
 

@@ -1,5 +1,5 @@
-//! `gpumemctl oom --at TIME --gpu N`: processes of a device around a time. Shows which processes ended, ran out of memory or may
-//! have, and which grew.
+//! `gpumemctl oom --at TIME --gpu N`: processes of a device around a time. Shows which processes ended, which ran out of memory
+//! or may have, and which grew.
 
 use super::{Entry, entries, entry, one};
 use crate::encode::object;
@@ -13,12 +13,12 @@ use gpumem_model::units::Unit;
 use gpumem_model::units::signed;
 use std::collections::BTreeMap;
 
-/// A wall-clock time, and the distance around it that is searched.
+/// A wall-clock time, and how far before and after it events are searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Around {
     /// Nanoseconds since 1970.
     pub at_ns: i64,
-    /// Distance before and after `at_ns`, in nanoseconds.
+    /// Searched time before and after `at_ns`, in nanoseconds.
     pub for_ns: i64,
 }
 
@@ -27,7 +27,7 @@ pub struct Around {
 pub struct Seen {
     /// Id in the store, such as `r7`.
     pub id: Option<String>,
-    /// The run.
+    /// The stored run.
     pub run: Run,
 }
 
@@ -66,7 +66,7 @@ fn ended(run: &Run) -> Option<i64> {
     }
 }
 
-/// Returns matching processes in the order of time. `is_it` selects the device.
+/// Returns the processes found on the devices that `is_it` selects, in the order of time.
 fn found<'r>(seen: &'r [Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) -> Vec<Found<'r>> {
     let mut found = Vec::new();
     for seen in seen {
@@ -87,7 +87,7 @@ fn found<'r>(seen: &'r [Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) 
     found
 }
 
-/// Returns the text form. `hidden` counts the processes of other users whose runs the viewer may not see.
+/// Returns the text form. `hidden` counts the processes of other users whose runs the reader may not see.
 pub fn text(
     seen: &[Seen],
     is_it: &dyn Fn(&Device) -> bool,
@@ -145,7 +145,7 @@ pub fn text(
     super::printed(&lines).map(|line| line + "\n").collect()
 }
 
-/// Returns the line for a process that ended without a sign of an OOM.
+/// Returns the line for a process that ended without a sign of running out of GPU memory.
 fn plain(found: &Found<'_>) -> String {
     let (run, device) = (&found.seen.run, found.device);
     let total = device.total_bytes.map_or(0, signed);
@@ -164,7 +164,7 @@ fn plain(found: &Found<'_>) -> String {
     format!("{user} {} {}: {status}, {held}, {free} ({}){ending}", run.process.pid, label(run), unit.name)
 }
 
-/// Returns one JSON document (docs/oom.md).
+/// Returns the processes around a time as one JSON document (docs/oom.md).
 pub fn json(
     seen: &[Seen],
     is_it: &dyn Fn(&Device) -> bool,
@@ -198,7 +198,7 @@ pub fn json(
         at_ns: around.at_ns,
         for_ns: around.for_ns,
         processes: processes.collect::<Vec<_>>(),
-        // Number of processes whose runs the viewer may not see, by user.
+        // Number of processes whose runs the reader may not see, by user.
         hidden,
     })
 }

@@ -1,5 +1,5 @@
-//! Holders of the device's memory when memory ran out. Holders, unowned memory, the driver's share and free memory add up to the
-//! device's size as printed. Also the composition of the process's own memory.
+//! Holders of the device's memory when memory ran out. Holders, memory of no process, the driver's share and free memory add up
+//! to the device's size as printed. Also divides the process's own memory by name.
 
 use crate::labels::{free_name, rest_name};
 use crate::table::{Align, Table, pad, width};
@@ -9,9 +9,9 @@ use gpumem_model::run::{Holder, Moment, Oom, OomDevice};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, signed, thousands};
 
-/// Holders with a row of their own.
+/// Maximum number of holders with their own row.
 const MOST_HOLDERS: usize = 6;
-/// Names listed in the process's own memory.
+/// Maximum number of names listed for the process's own memory.
 const NAMED: usize = 8;
 
 pub(super) fn holders(
@@ -31,7 +31,7 @@ pub(super) fn holders(
     let held = named.iter().map(|holder| holder.used_bytes);
     let parts: Vec<i64> = held.chain(beside.iter().map(|(_, bytes)| *bytes)).collect();
     let mut steps = unit.apportion(total, &parts);
-    // The process itself shows the same rounded total as its own line below.
+    // The first holder is the process itself: its row shows the same rounded total as the line on its own memory below.
     if let (Some(own), [first, .., last]) = (own.filter(|own| !own.is_tracked_only), steps.as_mut_slice()) {
         let told = unit.round(own.total);
         if parts.first() == Some(&own.total) {
@@ -39,7 +39,7 @@ pub(super) fn holders(
             *first = told;
         }
     }
-    // Amounts in the line below count for the width of the column too.
+    // Amounts in the line below the table count for the width of the amount column too.
     let column = steps.iter().map(|steps| width(&unit.print(*steps))).max().unwrap_or(0);
     let mut table = Table::of_numbers(1, 2);
     for (holder, steps) in named.iter().zip(&steps) {
@@ -50,7 +50,7 @@ pub(super) fn holders(
         let head = if index == 0 { "holders" } else { "" };
         lines.push(format!("{head:<8} {line}"));
     }
-    // Free memory, the last one, is always shown.
+    // Free memory, the last amount, is always shown; the others only if they are not zero.
     let is_shown = |at: usize, bytes: i64, steps: i64| at == 4 || bytes != 0 || steps != 0;
     let beside = beside.iter().zip(steps.into_iter().skip(named.len())).enumerate();
     let beside = beside.filter(|(at, ((_, bytes), steps))| is_shown(*at, *bytes, *steps));
@@ -64,10 +64,10 @@ pub(super) fn holders(
     lines.push(format!("         {} = {} with above{read}", beside.join(" + "), unit.print(total)));
 }
 
-/// Returns the memory of a device that no named holder has: other processes, changes since the reading, memory of no process, the
-/// driver's share, and free memory.
+/// Returns the memory of a device that no named holder has: other processes, changes since the holders were read, memory of no
+/// process, the driver's share, and free memory.
 pub(crate) fn beside_holders(oom: &Oom, device: &OomDevice, others: (u32, i64)) -> [(String, i64); 5] {
-    // The driver's value for free memory is newer than the reading: other processes have allocated or freed since.
+    // The driver's value for free memory is newer than the holders' readings: other processes have allocated or freed since.
     let free = oom.device_free_bytes.map_or(device.free_bytes, signed);
     [
         (format!("{} other processes", thousands(others.0)), others.1),
@@ -84,7 +84,7 @@ pub(super) fn growth(holder: &Holder, unit: Unit) -> Option<String> {
     Some(format!("{plus}{} in {} s", unit.amount(bytes), in_ns.div_ceil(1_000_000_000)))
 }
 
-/// Returns `alice 41873`, or `another process` if others are hidden.
+/// Returns the holder's user and pid, `alice 41873`, or `another process` if the reader may not see other users' processes.
 pub(crate) fn name(holder: &Holder) -> String {
     let user = holder.user.as_deref().map(escape);
     match (user, holder.pid) {
@@ -98,14 +98,14 @@ pub(crate) fn name(holder: &Holder) -> String {
 pub(super) struct Own {
     pub parts: Vec<(String, i64)>,
     pub total: i64,
-    /// `total` covers only tracked memory, because another part of `used` is unknown.
+    /// Whether `total` covers only tracked memory, because another part of `used` is unknown.
     pub is_tracked_only: bool,
 }
 
 impl Own {
     pub fn sum(&self, unit: Unit) -> String {
         let total = unit.round(self.total);
-        // Parts that round to zero are left out.
+        // Omits parts that round to zero.
         let shown =
             apportioned(unit, total, &self.parts).into_iter().filter(|(_, amount)| *amount != unit.print(0));
         let mut shown: Vec<String> = shown.map(|(name, amount)| format!("{name} {amount}")).collect();

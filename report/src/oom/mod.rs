@@ -1,5 +1,5 @@
-//! `gpumemctl oom`: the failed request, the holders of the device's memory, the process's own memory, and the main cause.
-//! Every sum adds up as printed.
+//! `gpumemctl oom`: out-of-memory events (OOMs) of a run. Shows the failed request, the holders of the device's memory, the
+//! process's own memory, and the main cause. Every sum adds up as printed.
 
 pub mod at;
 mod holders;
@@ -25,21 +25,21 @@ pub(super) use holders::name as holder_name;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// OOMs that are shown in full; older ones are only counted.
+/// Maximum number of OOMs that are shown in full; older ones are only counted.
 const MOST: usize = 5;
-/// Code places that are named for survived OOMs.
+/// Maximum number of places in the code that are listed for survived OOMs.
 const PLACES: usize = 4;
 
 /// Options of the text form.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Form<'a> {
-    /// Shows every entry in full.
+    /// Whether every entry is shown in full.
     pub all: bool,
-    /// Runs of the same job.
+    /// Runs of the other processes of the job.
     pub job: &'a [Run],
 }
 
-/// An OOM with its device, and its number among entries of its kind.
+/// An out-of-memory record with its device, and its number among the records of its kind.
 #[derive(Debug, Clone, Copy)]
 struct Entry<'r> {
     device: &'r Device,
@@ -48,7 +48,7 @@ struct Entry<'r> {
 }
 
 impl Entry<'_> {
-    /// Returns whether it was a real OOM that the process survived.
+    /// Returns whether memory really ran out and the process survived.
     fn is_caught(&self) -> bool {
         self.oom.is_true() && self.oom.fate == Fate::Survived
     }
@@ -71,8 +71,8 @@ fn entries<'r>(run: &'r Run) -> Vec<Entry<'r>> {
     entries
 }
 
-/// Returns the text form. Fatal and possibly fatal OOMs are shown in full; survived ones are counted, and the latest is shown if
-/// there is no other.
+/// Returns the text form. OOMs that ended the process, or may have, are shown in full. Survived ones are counted, and the latest
+/// is shown if there is no other.
 pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
     let run = report.run;
     let times = Times::of(run);
@@ -81,8 +81,8 @@ pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
     let mut pressure: Vec<Entry<'_>> = Vec::new();
     if !form.all {
         pressure = told.extract_if(.., |entry| entry.is_pressure()).collect();
-        // A few survived OOMs are shown like the others. If there are many (programs that search for their batch size), they are
-        // only counted.
+        // A few survived OOMs are shown like the others. If there are many (in programs that search for their batch size), they
+        // are only counted.
         if told.len() > MOST {
             caught = told.extract_if(.., |entry| entry.is_caught()).collect();
             told.extend(caught.last().filter(|_| told.is_empty()).copied());
@@ -124,12 +124,12 @@ pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
     printed(&lines).map(|line| line + "\n").collect()
 }
 
-/// Returns lines without control characters and trailing blanks.
+/// Returns the lines without control characters and trailing blanks.
 fn printed(lines: &[String]) -> impl Iterator<Item = String> {
     lines.iter().map(|line| escape(line).trim_end().to_owned())
 }
 
-/// Returns the entries of a device with their full text, in the order of time.
+/// Returns the out-of-memory records of a device, each with its full text, in the order of time.
 pub(super) fn told<'r>(report: &Report<'r>, device: &Device) -> Vec<(&'r Oom, Vec<String>)> {
     let (times, ending) = (Times::of(report.run), Ending::of(report.run));
     let of_device = entries(report.run).into_iter().filter(|entry| std::ptr::eq(entry.device, device));
@@ -141,12 +141,12 @@ pub(super) fn told<'r>(report: &Report<'r>, device: &Device) -> Vec<(&'r Oom, Ve
     of_device.map(lines).collect()
 }
 
-/// Returns the process's memory by name at the OOM, largest first; empty for a suspected OOM.
+/// Returns the process's memory by name at the OOM, the largest first; empty for a suspected OOM.
 pub(super) fn held(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64)> {
     if oom.is_suspected() { Vec::new() } else { composition(report, oom).parts }
 }
 
-/// Returns the meaning of a run without OOM entries.
+/// Returns the text that explains why a run has no out-of-memory record.
 fn nothing(run: &Run) -> &'static str {
     match (run.coverage.covered, run.state) {
         _ if run.hears_of_ooms() => "GPU memory has not run out",
@@ -158,7 +158,7 @@ fn nothing(run: &Run) -> &'static str {
     }
 }
 
-/// Returns lines about survived OOMs, by the place where they happened.
+/// Returns lines that count the survived OOMs by the place in the code where they happened.
 fn caught_lines(caught: &[Entry<'_>], times: Times) -> Vec<String> {
     let mut places: BTreeMap<&str, Vec<&Oom>> = BTreeMap::new();
     for entry in caught {
@@ -250,7 +250,7 @@ fn fate(oom: &Oom) -> String {
     }
 }
 
-/// Returns the line about the request: its size, the allocator, and the free memory.
+/// Returns the line about the failed request: its size, the allocator, and the free memory.
 fn request(oom: &Oom, unit: Unit) -> String {
     let amount = |bytes: u64| unit.amount(signed(bytes));
     if oom.is_suspected() {
@@ -276,7 +276,7 @@ fn request(oom: &Oom, unit: Unit) -> String {
         refusals => format!(", the driver refused {refusals} times"),
     };
     let free = match oom.free_bytes() {
-        // The difference is computed from the rounded values, so that it matches the two printed numbers.
+        // The missing amount is computed from the rounded values, so that it matches the two printed numbers.
         Some(free) if free < signed(need) => {
             let (needed, free) = (unit.round(signed(need)), unit.round(free));
             format!(", free {}: {} short", unit.print(free), unit.print(needed - free))
@@ -314,7 +314,7 @@ pub(super) fn frame(stack: &str) -> Option<String> {
     }
 }
 
-/// Returns an entry of the JSON document: the stored OOM record, with the process's memory by name.
+/// Returns an out-of-memory record for the JSON document: the stored record, with the process's memory by name.
 pub(crate) fn entry<'a>(report: &Report<'_>, device: &'a Device, oom: &'a Oom) -> impl Serialize + use<'a> {
     let bytes = Unit::for_largest(0);
     let own = (!oom.is_suspected()).then(|| composition(report, oom));
@@ -326,17 +326,17 @@ pub(crate) fn entry<'a>(report: &Report<'_>, device: &'a Device, oom: &'a Oom) -
         // `oom`, `suspected` or `pressure`.
         what: kind(oom),
         verdict: verdict::verdict(report, (device, oom), Ending::of(report.run).as_ref(), bytes) + " (bytes)",
-        // Without amounts; `held` has them by name.
+        // The record without its amounts by cell; `held` has the amounts by name.
         #[serde(flatten)]
         oom: Oom { amounts: Default::default(), ..oom.clone() },
-        // Bytes that the process held, by name; empty without an agent.
+        // Bytes of the process at the OOM, by name; empty without an agent.
         held: held.into_iter().map(|(name, bytes)| object! { name, bytes }).collect::<Vec<_>>(),
         // Sum of `held`.
         held_bytes,
     }
 }
 
-/// Returns all entries as one JSON document (docs/oom.md).
+/// Returns all out-of-memory records as one JSON document (docs/oom.md).
 pub fn json(report: &Report<'_>) -> String {
     let run = report.run;
     let entries = ooms(run).map(|(device, oom)| entry(report, device, oom));
@@ -348,7 +348,7 @@ pub fn json(report: &Report<'_>) -> String {
         clock: &run.clock,
         // Whether the process had an agent. Without one no OOM is reported, so an empty list means nothing.
         covered: run.coverage.covered,
-        // Other cause of the process's end; null if unknown, or if it has not ended.
+        // Cause of the process's end other than GPU memory; null if unknown, or if the process has not ended.
         ending: Ending::of(run),
         dropped: run.coverage.ooms_dropped,
         ooms: entries.collect::<Vec<_>>(),

@@ -1,4 +1,4 @@
-//! One line about the other ranks of the job when one ran out of memory.
+//! One line about the other ranks (processes) of the job at the time when one rank ran out of memory.
 
 use crate::labels::rank as rank_of;
 use crate::lines::{listed, span};
@@ -7,16 +7,16 @@ use gpumem_model::escape::escape;
 use gpumem_model::run::{OPEN_FATE_NS, Run, State};
 use gpumem_model::units::{Unit, signed};
 
-/// Ranks that are named individually.
+/// Maximum number of ranks that are named individually.
 const NAMED: usize = 6;
 
-/// State of another process of the job at that time.
+/// State of another process of the job at the time of the out-of-memory event.
 struct Rank {
     name: String,
-    /// The rank as a number, for sorting; `u64::MAX` if it is none.
+    /// The rank as a number, for sorting; `u64::MAX` if the rank is not a number.
     number: u64,
     used: Option<i64>,
-    /// Nanoseconds from the OOM to the end of this process: negative if it ended before. `None` if it ended much later or not at
+    /// Time from the OOM to the end of this process in ns; negative if it ended before. `None` if it ended much later or not at
     /// all.
     ended: Option<i64>,
     ran_out: bool,
@@ -84,7 +84,7 @@ fn rank(run: &Run, time_ns: u64) -> Rank {
     }
 }
 
-/// Returns ranges such as `0-2, 4, 6-7`.
+/// Returns the ranks as text, with ranges such as `0-2, 4, 6-7`.
 fn names(ranks: &[&Rank]) -> String {
     let mut spans: Vec<(u64, u64, &str)> = Vec::new();
     for rank in ranks {
@@ -102,7 +102,7 @@ fn names(ranks: &[&Rank]) -> String {
     listed(words, NAMED)
 }
 
-/// Returns the range of used memory, such as ` (used 68,120 to 70,112)`.
+/// Returns the range of the ranks' used memory, such as ` (used 68,120 to 70,112)`.
 fn held(ranks: &[&Rank], unit: Unit) -> String {
     let used = || ranks.iter().filter_map(|rank| rank.used);
     let ends = used().min().zip(used().max());

@@ -1,4 +1,4 @@
-//! Why memory ran out and what would have helped, the most certain remedy first; or which other cause ended the process.
+//! States why memory ran out and what would have helped, the most certain remedy first, or which other cause ended the process.
 
 use super::holders::{growth, name};
 use crate::findings::{self, FRAGMENTED_SHARE};
@@ -8,8 +8,8 @@ use gpumem_model::escape::escape;
 use gpumem_model::run::{Device, Holder, Oom, OomKind};
 use gpumem_model::units::{Unit, plural, signed, thousands};
 
-/// Returns idle memory, its fragmentation, and how its largest block compares with the request. `None` if no pool reports its
-/// blocks.
+/// Returns a text on idle memory, its fragmentation, and how its largest block compares with the request. `None` if no pool
+/// reports its blocks.
 pub(super) fn idle(oom: &Oom, unit: Unit) -> Option<String> {
     let (idle, largest) = oom.idle_bytes.zip(oom.largest_idle_bytes)?;
     let relation = if largest < oom.asked_bytes { "<" } else { ">=" };
@@ -51,7 +51,7 @@ pub(super) fn verdict(
         words.push(format!("fits without {}'s growth ({left} free)", who(holder, own)));
     }
     if words.is_empty() {
-        // What a young program has set up is not growth.
+        // In a process that started recently, memory that it has set up is not growth.
         words.extend(findings::retained(report, device, oom).map(|retained| {
             let advice = retained.advice.map(|advice| format!(" ({advice})")).unwrap_or_default();
             format!("fits without what is kept: {}{advice}", retained.what)
@@ -78,7 +78,7 @@ pub(super) fn verdict(
     words.join("; ")
 }
 
-/// Returns the sentence for fragmentation: the idle memory would suffice if it were contiguous or returned to the driver.
+/// Returns the sentence on fragmentation. The idle memory would suffice if it were contiguous or returned to the driver.
 fn fragmented(report: &Report<'_>, oom: &Oom, free: i64, need: i64, unit: Unit) -> Option<String> {
     let (idle, largest) = oom.idle_bytes.zip(oom.largest_idle_bytes)?;
     let asked = signed(oom.asked_bytes);
@@ -123,7 +123,7 @@ fn most_grown(holders: &[Holder]) -> Option<(&Holder, i64)> {
     grown.max_by_key(|(_, bytes)| *bytes)
 }
 
-/// Returns the user's name if it differs from the process's own user, else user and pid.
+/// Returns the holder's user if it differs from the process's own user, else user and pid.
 fn who(holder: &Holder, own: Option<&Holder>) -> String {
     match &holder.user {
         Some(user) if own.is_none_or(|own| own.user.as_ref() != Some(user)) => escape(user),
@@ -131,7 +131,7 @@ fn who(holder: &Holder, own: Option<&Holder>) -> String {
     }
 }
 
-/// Returns a sentence about what ended a process, if that was not GPU memory.
+/// Returns a sentence on what ended a process, if that was not GPU memory.
 pub fn sentence(ending: &Ending) -> String {
     let host = "killed by the kernel for HOST memory, not GPU memory";
     match (&ending.cause, ending.is_named) {
@@ -158,7 +158,7 @@ pub fn sentence(ending: &Ending) -> String {
     }
 }
 
-/// Returns a limit in the unit in which people set limits.
+/// Formats a memory limit in GiB or MiB, the units in which people set limits.
 fn limit(bytes: u64) -> String {
     match bytes {
         0x4000_0000.. => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),

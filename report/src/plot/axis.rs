@@ -1,36 +1,36 @@
-//! A scale of bytes next to a picture, with round steps and its unit.
+//! The scale of bytes of a picture, with round steps and its unit.
 
 use super::drawing::{Anchor, Drawing, Rect, Text};
 use super::palette::{BLACK, Color};
 use gpumem_model::escape::escape;
 use gpumem_model::units::{Unit, thousands};
 
-/// Font size of scales and lists, in points.
+/// Font size of scales and lists, in points (1/72 inch).
 pub(super) const SMALL: f64 = 9.0;
 pub(super) const LARGE: f64 = 12.0;
 pub(super) const GRID: Color = Color(0xd9, 0xd9, 0xd9);
 /// Colour of outlines and secondary text.
 pub(super) const GREY: Color = Color(0x55, 0x55, 0x55);
 
-/// Returns a text item with cleaned characters.
+/// Returns a text item without control characters.
 pub(super) fn words(text: &str, x: f64, y: f64, size: f64) -> Text {
     let text = escape(text);
     Text { text, x, y, size, anchor: Anchor::Start, bold: false, turned: 0.0, color: BLACK }
 }
 
-/// A scale from the lowest to the highest amount; both are multiples of the step.
+/// A scale of amounts from `low` to `high`; both are multiples of `step`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Axis {
     pub(super) unit: Unit,
     low: f64,
     high: f64,
     step: f64,
-    /// Digits after the decimal point that a step needs.
+    /// Number of digits after the decimal point that the labels need.
     decimals: usize,
 }
 
 impl Axis {
-    /// Makes a scale that contains 0 and all amounts between these.
+    /// Makes a scale that contains 0 and all amounts from `low` to `high`.
     pub(super) fn new(low: i64, high: i64) -> Self {
         const STEPS: f64 = 6.0;
         let unit = Unit::for_axis(low.saturating_abs().max(high));
@@ -40,7 +40,7 @@ impl Axis {
         let power = 10_f64.powf((span / STEPS).log10().floor());
         let round = [1.0, 2.0, 5.0, 10.0].into_iter().map(|times| times * power);
         let step = round.clone().find(|step| span / step <= STEPS).unwrap_or(10.0 * power);
-        // Steps are at least one byte.
+        // Labels would repeat if steps were less than one byte.
         let step = if unit.bytes() == 1 { step.max(1.0) } else { step };
         let decimals = (-step.log10()).ceil().max(0.0) as usize;
         let low = (low / step).floor() * step;
@@ -48,12 +48,12 @@ impl Axis {
         Axis { unit, low: low * one, high: high * one, step: step * one, decimals }
     }
 
-    /// Returns the y coordinate of an amount in a plot at this place.
+    /// Returns the y coordinate of an amount, if the scale has the height of `plot`.
     pub(super) fn y(&self, plot: Rect, bytes: f64) -> f64 {
         plot.y + plot.height * (self.high - bytes) / (self.high - self.low)
     }
 
-    /// Returns the amounts at the steps, with their labels.
+    /// Returns the amounts at the steps of the scale, with their labels.
     pub(super) fn steps(&self) -> Vec<(f64, String)> {
         let one = self.unit.bytes() as f64;
         let steps = ((self.high - self.low) / self.step).round() as i64;
@@ -73,7 +73,7 @@ impl Axis {
         self.steps().into_iter().for_each(|(bytes, _)| self.line(plot, bytes, (GRID, 0.6), out));
     }
 
-    /// Draws the numbers left of the plot, with their unit above.
+    /// Draws the labels left of the plot, with their unit above.
     pub(super) fn scale(&self, plot: Rect, out: &mut Drawing) {
         for (bytes, label) in self.steps() {
             let y = self.y(plot, bytes) + SMALL * 0.36;
@@ -93,13 +93,13 @@ impl Axis {
         out.line(vec![(plot.x, y), (plot.x + plot.width, y)], color, width);
     }
 
-    /// Returns the distance of an amount from the left, on a horizontal scale of this width.
+    /// Returns the distance of an amount from the left end, if the scale is horizontal and `width` points wide.
     pub(super) fn along(&self, width: f64, bytes: f64) -> f64 {
         width * (bytes - self.low) / (self.high - self.low)
     }
 }
 
-/// Formats an amount of a list. An amount that is above zero but rounds to it is printed as less than one step.
+/// Formats an amount of a list. An amount above zero that rounds to zero is printed as less than one unit of the last digit.
 pub(super) fn amount(unit: Unit, steps: i64, bytes: i64) -> String {
     if steps == 0 && bytes > 0 { format!("<{}", unit.print(1)) } else { unit.print(steps) }
 }

@@ -1,4 +1,4 @@
-//! The contents of pictures of sums: bars with parts, the colours of categories, and the folding of small parts.
+//! Bars as data: the parts of a bar, which colour each category gets, and how small parts are summed.
 
 use super::drawing::Fill;
 use super::palette::{self, RANKS, Theme};
@@ -6,14 +6,14 @@ use crate::{largest_first, sum};
 use gpumem_model::units::thousands;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A bar, whose parts add up to its total.
+/// A bar with parts that add up to its total.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bar {
     /// Heading above the bar.
     pub title: String,
-    /// Sum of its parts.
+    /// Sum of the bytes of `segments`.
     pub total_bytes: i64,
-    /// Its parts, in any order.
+    /// Parts of the bar, in any order.
     pub segments: Vec<Segment>,
 }
 
@@ -34,18 +34,18 @@ impl Segment {
     }
 }
 
-/// Kind of a part, in the order of stacking from below.
+/// Kind of a part. Parts are stacked from below in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// A category with its own colour; the largest is lowest.
+    /// A category with its own colour; the largest category is lowest.
     Category,
-    /// Several small categories; plain grey.
+    /// Sum of several small categories; plain grey.
     Smaller,
     /// Bytes that no rule matches; white.
     Others,
     /// Idle memory of pools; light hatch.
     Idle,
-    /// Pools that report no blocks; horizontal lines.
+    /// Bytes of pools that report no blocks; horizontal lines.
     Opaque,
     /// Memory older than the agent; vertical lines.
     Predates,
@@ -54,7 +54,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Returns how the part is drawn; `rank` is the rank of its category.
+    /// Returns how the part is drawn; `rank` is the place of its category by size, 0 for the largest.
     pub(super) fn fill(self, rank: Option<usize>) -> Fill {
         Fill::from(match (self, rank) {
             (Kind::Category, Some(rank)) => return Fill::Solid(palette::category(rank, Theme::Light)),
@@ -68,13 +68,13 @@ impl Kind {
     }
 }
 
-/// Returns the part's rank, if it has its own colour.
+/// Returns the rank of the part's category, if it has its own colour.
 pub(super) fn rank(part: &Segment, ranks: &[String]) -> Option<usize> {
     (part.kind == Kind::Category).then(|| ranks.iter().position(|name| *name == part.name)).flatten()
 }
 
-/// Returns for each bar the categories with their own colours, the largest first. If bars share names, all bars get the same
-/// list, so that a name has the same colour and place in all bars.
+/// Returns for each bar the categories with their own colours, the largest first. If bars have names in common, all bars get the
+/// same list, so that a name has the same colour and place in all bars.
 pub(super) fn ranks(bars: &[Bar]) -> Vec<Vec<String>> {
     let mut seen = BTreeSet::new();
     let is_shared = bars.iter().any(|bar| {
@@ -93,12 +93,12 @@ pub(super) fn categories(bar: &Bar) -> impl Iterator<Item = &Segment> {
     bar.segments.iter().filter(|part| part.kind == Kind::Category)
 }
 
-/// Returns the categories of all these bars that get their own colours, the largest first.
+/// Returns the categories in all of `bars` that get their own colours, the largest first.
 pub(super) fn largest(bars: &[Bar]) -> Vec<String> {
     most(bars, RANKS)
 }
 
-/// Returns the largest categories of all these bars: at most `limit`, including one for the rest.
+/// Returns the largest categories in all of `bars`. There are at most `limit`, and one less if a part for the rest is needed.
 pub(super) fn most(bars: &[Bar], limit: usize) -> Vec<String> {
     let mut all: BTreeMap<&str, i64> = BTreeMap::new();
     for part in bars.iter().flat_map(categories) {
@@ -106,17 +106,17 @@ pub(super) fn most(bars: &[Bar], limit: usize) -> Vec<String> {
         *weight = (*weight).max(part.bytes.saturating_abs());
     }
     let all = largest_first(all);
-    // The folded rest counts as one.
+    // The part for the rest counts as one.
     let named = if all.len() > limit { limit.saturating_sub(1) } else { all.len() };
     all.into_iter().take(named).map(|(name, _)| name.to_owned()).collect()
 }
 
-/// Returns the bar with all categories without a rank folded into one part.
+/// Returns the bar with all categories that are not in `ranks` summed into one part.
 pub(super) fn folded(bar: &Bar, ranks: &[String]) -> Bar {
     fold_into(bar, |name| ranks.iter().any(|rank| rank == name), SMALLER)
 }
 
-/// Name of a part that is a sum of categories.
+/// Name of a part that is a sum of small categories.
 const SMALLER: &str = "smaller";
 
 fn fold_into(bar: &Bar, is_kept: impl Fn(&str) -> bool, what: &str) -> Bar {
@@ -142,20 +142,20 @@ impl Bar {
         Bar { title: title.into(), total_bytes, segments }
     }
 
-    /// Returns the lower and upper end of the stack: negative parts are below zero.
+    /// Returns the lower and the upper end of the stacked parts; negative parts are below zero.
     pub(super) fn span(&self) -> (i64, i64) {
         let bytes = || self.segments.iter().map(|part| part.bytes);
         (sum(bytes().filter(|bytes| *bytes < 0)), sum(bytes().filter(|bytes| *bytes > 0)))
     }
 
-    /// Returns the lowest and the highest part, at most and at least 0.
+    /// Returns the smallest part or 0, and the largest part or 0, for bars that are not stacked.
     pub(super) fn parts_span(&self) -> (i64, i64) {
         let bytes = || self.segments.iter().map(|part| part.bytes);
         (bytes().min().unwrap_or(0).min(0), bytes().max().unwrap_or(0).max(0))
     }
 }
 
-/// Folds the categories that are at most this percentage of every bar into one part. Returns the bars and the folded categories
+/// Sums the categories that are at most this percentage of every bar into one part. Returns the bars, and the summed categories
 /// with their largest amounts, the largest first.
 pub(super) fn hide(bars: &[Bar], percent: f64) -> (Vec<Bar>, Vec<(String, i64)>) {
     let is_small = |bar: &Bar, part: &Segment| {
@@ -177,7 +177,7 @@ pub(super) fn hide(bars: &[Bar], percent: f64) -> (Vec<Bar>, Vec<(String, i64)>)
     (bars, hidden)
 }
 
-/// Merges all small parts of a bar into one.
+/// Sums all parts of kind `Smaller` into one.
 pub(super) fn merged(bar: Bar) -> Bar {
     let (small, mut segments): (Vec<Segment>, Vec<Segment>) =
         bar.segments.into_iter().partition(|part| part.kind == Kind::Smaller);
@@ -188,7 +188,7 @@ pub(super) fn merged(bar: Bar) -> Bar {
     Bar { segments, ..bar }
 }
 
-/// Folds the bars to at most `limit` names. Returns these names, the largest first, and the bars.
+/// Sums small categories so that the bars have at most `limit` names. Returns these names, the largest first, and the bars.
 pub fn folded_to(bars: &[Bar], limit: usize) -> (Vec<String>, Vec<Bar>) {
     let kept = most(bars, limit);
     let bars: Vec<Bar> = bars.iter().map(|bar| merged(folded(bar, &kept))).collect();

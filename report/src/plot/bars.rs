@@ -1,4 +1,4 @@
-//! Stacked bars side by side on one scale, each with a list of its parts. Used for layers next to data structures, and for two
+//! Stacked bars side by side on one scale, each with a list of its parts. Used to show layers next to data structures, and two
 //! runs.
 
 use super::axis::{Axis, GREY, LARGE, SMALL, amount, percents, words};
@@ -10,20 +10,20 @@ use crate::sum;
 use gpumem_model::units::{Unit, thousands};
 
 pub(super) const MARGIN: f64 = 16.0;
-/// Width of the scale's numbers.
+/// Width of the scale's labels, in points.
 const SCALE: f64 = 44.0;
 const BAR: f64 = 84.0;
-/// Width next to a bar for the shares of thin parts.
+/// Width on each side of a bar for the percentages of thin parts, in points.
 const SIDE: f64 = 44.0;
 pub(super) const LIST: f64 = 236.0;
 const HEIGHT: f64 = 330.0;
-/// Height of a line in a list.
+/// Height of a line in a list, in points.
 pub(super) const ROW: f64 = 15.0;
-/// Width of an amount in a list.
+/// Width of an amount in a list, in points.
 const AMOUNT: f64 = 44.0;
-/// Parts below this share have no label.
+/// Parts below this fraction of the bar have no label.
 const LABELLED: f64 = 0.05;
-/// Labels of parts below this share are next to the bar, alternately right and left.
+/// Labels of parts below this fraction of the bar are next to the bar, alternately right and left.
 const THIN: f64 = 0.10;
 
 /// Returns a picture of bars on one scale.
@@ -51,7 +51,7 @@ pub fn bars(bars: &[Bar]) -> Drawing {
 fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) {
     let parts = stacked(bar, ranks);
     let x = plot.x + SIDE;
-    // Grid lines end before the list.
+    // Grid lines end before the list of parts.
     let lined = Rect { width: SIDE + BAR + SIDE - 8.0, ..plot };
     axis.grid(lined, out);
     let amounts: Vec<i64> = parts.iter().map(|(part, _)| part.bytes).collect();
@@ -99,13 +99,13 @@ fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) 
     let total = format!("{} {}", axis.unit.amount(bar.total_bytes), axis.unit.name);
     let total = match sum(amounts.iter().copied()) {
         sum if sum == bar.total_bytes => format!("{total} ({} bytes)", thousands(bar.total_bytes)),
-        // Parts of a bar should always add up. If they do not, the picture has a note.
+        // The parts of a bar should always add up to its total. If they do not, the picture states the difference.
         sum => format!("{total}; its parts are {} bytes off", thousands(sum.saturating_sub(bar.total_bytes))),
     };
     out.text(Text { color: GREY, ..words(&total, x, plot.y - 17.0, SMALL) });
 }
 
-/// Returns the parts of a bar in the order of stacking from below, with their fills.
+/// Returns the parts of a bar in the order of stacking from below, each with its fill.
 pub(super) fn stacked<'b>(bar: &'b Bar, ranks: &[String]) -> Vec<(&'b Segment, Fill)> {
     let parts = bar.segments.iter().filter(|part| part.bytes != 0);
     let mut parts: Vec<(&Segment, Fill)> =

@@ -1,5 +1,5 @@
-//! A picture before it is written in a format: shapes and texts at their positions, in points, with y downwards. Writers of
-//! formats make no layout decisions, so all three formats show the same.
+//! A picture before it is written as SVG, PDF or PNG: shapes and texts at their positions, in points, with y downwards. The
+//! writers make no layout decisions, so all three formats show the same.
 
 use super::helvetica;
 use super::palette::{Color, Pattern};
@@ -53,15 +53,15 @@ pub struct Text {
     pub y: f64,
     /// Font size, in points.
     pub size: f64,
-    /// The part of the text that is at `x`.
+    /// Which part of the text is at `x`.
     pub anchor: Anchor,
     pub bold: bool,
-    /// Rotation around its anchor, counterclockwise, in degrees.
+    /// Rotation around the anchor, counterclockwise, in degrees.
     pub turned: f64,
     pub color: Color,
 }
 
-/// The part of a text that is at its position.
+/// Which part of a text is at its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Anchor {
@@ -71,12 +71,12 @@ pub enum Anchor {
 }
 
 impl Text {
-    /// Returns its width in points.
+    /// Returns the text's width in points.
     pub fn width(&self) -> f64 {
         helvetica::width(&self.text, self.size, self.bold)
     }
 
-    /// Returns the distance from its start to `x`.
+    /// Returns the distance from the text's start to `x`, in points.
     pub(super) fn before(&self) -> f64 {
         match self.anchor {
             Anchor::Start => 0.0,
@@ -111,7 +111,7 @@ impl Fill {
         }
     }
 
-    /// Returns the colour and the lines of a pattern inside a polygon.
+    /// Returns the colour and the lines of a hatched fill inside a polygon; `None` for other fills.
     pub(super) fn hatch(&self, points: &[(f64, f64)]) -> Option<(Color, Vec<Stroke>)> {
         match self {
             Fill::Hatched(pattern) => Some((pattern.ink?[0], hatch(points, pattern))),
@@ -120,11 +120,11 @@ impl Fill {
     }
 }
 
-/// The bytes that a shape represents, for programs that read the picture.
+/// The bytes that a shape represents. SVG files contain them for programs that read the picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Data {
-    /// Name of the bar, panel or series.
+    /// Name of the bar, panel or series that contains the shape.
     pub of: String,
     pub name: String,
     pub bytes: i64,
@@ -153,7 +153,7 @@ impl Drawing {
         self.items.push(Item::Text(text));
     }
 
-    /// Adds all items of another picture, moved by `x`, `y`.
+    /// Adds all items of another picture, moved right by `x` and down by `y`.
     pub fn place(&mut self, other: Drawing, x: f64, y: f64) {
         let moved = |points: Vec<(f64, f64)>| points.into_iter().map(|(px, py)| (px + x, py + y)).collect();
         self.items.extend(other.items.into_iter().map(|item| match item {
@@ -180,14 +180,14 @@ pub struct Rect {
 
 pub(super) type Stroke = ((f64, f64), (f64, f64));
 
-/// Returns the lines of a pattern inside a polygon (even-odd rule). They lie on one grid for the whole picture, so lines of
-/// adjacent shapes meet, and formats need no clipping.
+/// Returns the hatch lines inside a polygon (even-odd rule). All polygons of a picture use one grid of lines. So lines of
+/// adjacent shapes meet, and the output formats need no clipping.
 fn hatch(points: &[(f64, f64)], pattern: &Pattern) -> Vec<Stroke> {
-    /// More lines than any picture needs: a full page at the closest spacing.
+    /// Maximum number of hatch lines, more than any picture needs: a full page with the smallest spacing.
     const MAX_LINES: f64 = 4096.0;
     let angle = pattern.degrees.to_radians();
     let (sin, cos) = angle.sin_cos();
-    // Rotation that makes the pattern's lines horizontal.
+    // Rotates the polygon so that the hatch lines are horizontal.
     let level = |(x, y): (f64, f64)| (x * cos - y * sin, x * sin + y * cos);
     let back = |(x, y): (f64, f64)| (x * cos + y * sin, y * cos - x * sin);
     let turned: Vec<(f64, f64)> = points.iter().map(|&point| level(point)).collect();

@@ -1,4 +1,4 @@
-//! A page with pictures, a title and lines above them, and notes below.
+//! A page with several pictures. A title and lines of text are above the pictures, notes below them.
 
 use super::axis::{GREY, SMALL, words};
 use super::bars::MARGIN;
@@ -16,7 +16,7 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// Arranges pictures in a grid with this number of columns, and adds the text.
+    /// Arranges pictures in a grid with `columns` columns, and adds the texts.
     pub(crate) fn around(self, pictures: Vec<Drawing>, columns: usize) -> Drawing {
         /// Minimum width of a page, so that the text has room.
         const NARROWEST: f64 = 420.0;

@@ -1,7 +1,7 @@
-//! Widths of Helvetica's characters (Adobe's metrics, in thousandths of the font size). All formats use it for layout: every PDF
+//! Widths of Helvetica's characters (Adobe's metrics, in thousandths of the font size), for the layout in all formats. Every PDF
 //! reader has this font, and most machines have one with the same widths (Arial, Liberation Sans).
 
-/// Widths of U+0020 to U+007E.
+/// Widths of U+0020 to U+007E in Helvetica.
 const ASCII: [u16; 95] = [
     278, 278, 355, 556, 556, 889, 667, 191, 333, 333, 389, 584, 278, 333, 278, 278, 556, 556, 556, 556, 556,
     556, 556, 556, 556, 556, 278, 278, 584, 584, 584, 556, 1015, 667, 667, 722, 722, 667, 611, 778, 722, 278,
@@ -19,7 +19,7 @@ const ASCII_BOLD: [u16; 95] = [
     333, 611, 556, 778, 556, 556, 500, 389, 280, 389, 584,
 ];
 
-/// Widths of U+00A0 to U+00FF. Letters with accents are as wide as those without.
+/// Widths of U+00A0 to U+00FF. Letters with accents have the same width as the letters without.
 const LATIN_1: [u16; 96] = [
     278, 333, 556, 556, 556, 556, 260, 556, 333, 737, 370, 556, 584, 333, 737, 333, 400, 584, 333, 333, 333,
     556, 537, 278, 333, 333, 365, 556, 834, 834, 834, 611, 667, 667, 667, 667, 667, 667, 1000, 722, 667, 667,
@@ -28,10 +28,10 @@ const LATIN_1: [u16; 96] = [
     556, 556, 556, 584, 611, 556, 556, 556, 556, 500, 556, 500,
 ];
 
-/// Character shown in place of one that the font lacks: visible, and not mistaken for the original.
+/// Character shown in place of one that the font lacks: it is visible, and not mistaken for the original.
 pub const REPLACEMENT: char = '\u{bf}';
 
-/// Returns the character as the base fonts show it, or [`REPLACEMENT`].
+/// Returns the character that Helvetica shows for `character`, or [`REPLACEMENT`] if the font lacks it.
 pub fn shown(character: char) -> char {
     match character {
         ' '..='~' | '\u{a0}'..='\u{ff}' => character,
@@ -42,7 +42,7 @@ pub fn shown(character: char) -> char {
     }
 }
 
-/// Returns the width of a character in thousandths of the font size. Characters of other scripts count as the widest possible.
+/// Returns the width of a character in thousandths of the font size. Characters that the font lacks count as the widest possible.
 pub fn advance(character: char, bold: bool) -> u16 {
     let code = u32::from(character) as usize;
     let of = |table: &[u16], first: usize| table.get(code.wrapping_sub(first)).copied();
@@ -56,7 +56,7 @@ pub fn width(text: &str, size: f64, bold: bool) -> f64 {
     thousandths * size / 1000.0
 }
 
-/// Shortens a text to a width, with two dots in place of its middle. Paths differ at their end and other names at their
+/// Shortens a text to the width `room`, with two dots in place of its middle. Paths differ at their end and other names at their
 /// beginning, so both ends are kept.
 pub fn fitted(text: &str, size: f64, bold: bool, room: f64) -> String {
     if width(text, size, bold) <= room {
@@ -70,7 +70,7 @@ pub fn fitted(text: &str, size: f64, bold: bool, room: f64) -> String {
     head.chain(['.', '.']).chain(tail.collect::<Vec<_>>().into_iter().rev()).collect()
 }
 
-/// Returns the first characters that fit into a width.
+/// Returns the first characters that fit into the width `room`.
 fn fitting(
     letters: impl Iterator<Item = char>,
     size: f64,
@@ -83,10 +83,10 @@ fn fitting(
     })
 }
 
-/// Factor for substitute fonts that are wider than Helvetica, in readers that do not compress text.
+/// Factor by which substitute fonts may be wider than Helvetica, in PDF and SVG readers that do not compress text.
 pub const WIDER: f64 = 1.14;
 
-/// Shortens the names of a list like [`fitted`]. Names that would look the same show the part in which they differ.
+/// Shortens the names of a list like [`fitted`]. Names that would become equal show the part in which they differ.
 pub fn told_apart(names: &[&str], size: f64, room: f64) -> Vec<String> {
     let short: Vec<String> = names.iter().map(|name| fitted(name, size, false, room)).collect();
     let alike = |index: usize| -> Vec<&str> {
@@ -101,7 +101,7 @@ pub fn told_apart(names: &[&str], size: f64, room: f64) -> Vec<String> {
         });
         let is_told = alike.iter().all(|other| other == name);
         match name.get(..same).filter(|_| !is_told) {
-            // Starts at the path component in which they differ.
+            // Starts at the path component in which the names differ.
             Some(common) => {
                 let from =
                     common.rfind('/').map_or(same.saturating_sub(common.len().min(8)), |slash| slash + 1);
@@ -113,7 +113,7 @@ pub fn told_apart(names: &[&str], size: f64, room: f64) -> Vec<String> {
     names.iter().enumerate().map(tell).collect()
 }
 
-/// Shortens a text to a width, with two dots in place of its end.
+/// Shortens a text to the width `room`, with two dots in place of its end.
 fn beginning(text: &str, size: f64, room: f64) -> String {
     if width(text, size, false) <= room {
         return text.to_owned();
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn widths_are_those_of_the_font() {
-        // "Hello" is 722 + 556 + 222 + 222 + 556.
+        // "Hello" is 722 + 556 + 222 + 222 + 556 thousandths wide.
         assert!((width("Hello", 10.0, false) - 22.78).abs() < 1e-9);
         assert!((width("Hello", 10.0, true) - 24.45).abs() < 1e-9);
         assert_eq!(advance('~', false), 584);

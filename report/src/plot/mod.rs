@@ -1,6 +1,6 @@
-//! Pictures. Report -> a [`Drawing`]: shapes and texts at their positions -> SVG, PDF, PNG.
+//! Pictures. A report becomes a [`Drawing`] (shapes and texts at their positions), which is written as SVG, PDF or PNG.
 //!
-//! Every shape that represents bytes carries their number, and those of a bar or panel add up to its total.
+//! Every shape that represents bytes contains their number. The numbers of a bar or panel add up to its total.
 
 mod axis;
 mod bar;

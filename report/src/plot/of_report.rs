@@ -1,4 +1,4 @@
-//! Selects and draws the picture for given runs.
+//! Makes the requested picture of given runs.
 
 use super::axis::Axis;
 use super::bar::{self, Bar, Kind, Segment};
@@ -17,7 +17,7 @@ use gpumem_model::units::{Unit, plural};
 /// Maximum number of categories that a picture names, so that it fits on a page.
 const MOST_ROWS: usize = 60;
 
-/// Contents of a picture.
+/// What a picture shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Picture {
     /// The peak of each device, by layer and by data structure, as two stacked bars.
@@ -33,13 +33,13 @@ pub enum Picture {
 /// Options of a picture.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Title in place of the command.
+    /// Title of the picture; `None` for the run's command.
     pub title: Option<String>,
-    /// Categories up to this percentage of the total are folded into one part.
+    /// Categories of at most this percentage of the total are summed into one part.
     pub hide_below: Option<f64>,
 }
 
-/// Error: there is nothing to draw; the text gives the reason.
+/// Error: there is nothing to draw, for the reason that the text gives.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Nothing(String);
@@ -94,12 +94,12 @@ pub fn bar(report: &Report<'_>, moment: &Moment, by: By, title: &str) -> Bar {
     Bar::of(title, segments)
 }
 
-/// Returns the title of a device's bar, with the device's number if there are several.
+/// Returns the title of a device's bar: `what`, with the device's number if there are several devices.
 fn titled(report: &Report<'_>, device: &Device, what: &str) -> String {
     if report.run.devices.len() > 1 { format!("GPU {}: {what}", device.ordinal) } else { what.to_owned() }
 }
 
-/// Draws a picture of each device, below each other on one page; `None` if no device has one.
+/// Draws a picture for each device, one below the other on one page; `None` if no device has a picture.
 fn of_devices(
     report: &Report<'_>,
     options: &Options,
@@ -114,7 +114,7 @@ fn of_devices(
 }
 
 fn peak(report: &Report<'_>, device: &Device, hidden: &mut Hidden<'_>) -> Drawing {
-    // A grouping without any names is not shown.
+    // A grouping in which no memory has a category is not shown.
     let has_names = |by: &By| !report.composition(&device.peak, *by).categories.is_empty();
     let mut shown: Vec<By> = [By::Layer, By::Structure].into_iter().filter(has_names).collect();
     if shown.is_empty() {
@@ -134,7 +134,7 @@ fn categories(report: &Report<'_>, device: &Device, hidden: &mut Hidden<'_>) -> 
     rows(&[bar::folded(&bar, &kept)], 380.0, 240.0).remove(0)
 }
 
-/// Draws a panel for each bar, on one scale with the same rows.
+/// Draws a panel of horizontal bars for each of `all`. All panels have one scale and the same rows.
 fn rows(all: &[Bar], width: f64, longest: f64) -> Vec<Drawing> {
     let low = all.iter().map(|bar| bar.parts_span().0).min().unwrap_or(0);
     let high = all.iter().map(|bar| bar.parts_span().1).max().unwrap_or(0);
@@ -200,7 +200,7 @@ fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing
     Ok(frame.around(rows(&all, 170.0, 130.0), columns))
 }
 
-/// Returns the name of a run among others: by its file or id, because commands are often the same.
+/// Returns the name of a run among other runs: its id or file, because commands are often the same.
 fn called(report: &Report<'_>) -> String {
     let run = report.run;
     match &report.id {
@@ -210,7 +210,7 @@ fn called(report: &Report<'_>) -> String {
     }
 }
 
-/// Categories that are folded because they are small.
+/// Categories that were summed into one part because they are small.
 struct Hidden<'o> {
     options: &'o Options,
     names: Vec<(String, i64)>,
@@ -267,9 +267,9 @@ fn frame(report: &Report<'_>, options: &Options) -> Frame {
     Frame { title: options.title.clone().unwrap_or(label), lines, notes: notes(report) }
 }
 
-/// Returns what a reader must know about the picture's numbers.
+/// Returns notes on the picture's numbers, such as reasons why they are not exact.
 fn notes(report: &Report<'_>) -> Vec<String> {
-    /// Maximum number of caveats of the run.
+    /// Maximum number of the run's caveats that become notes.
     const CAVEATS: usize = 3;
     let run = report.run;
     let mut notes = Vec::new();

@@ -1,9 +1,9 @@
-//! Colours of categories by rank: the largest category has the first. The colours are distinguishable for colour-blind readers.
-//! They are the hues of Okabe and Ito, and adjacent ones also differ in lightness, so that they differ on a grey printer.
-//! Pictures and pages share them.
+//! Colours of categories: the largest category has the first colour. The colours are distinguishable for colour-blind readers.
+//! They are the hues of Okabe and Ito. Adjacent colours also differ in lightness, so that they differ on a grey printer. Pictures
+//! and pages use the same colours.
 //!
-//! Colour is never the only carrier of meaning: every form names its parts in the order in which they are stacked, and parts
-//! without a category have a pattern or no colour.
+//! No form relies on colour alone: every form names its parts in the order in which they are stacked. Parts without a category
+//! have a pattern or no colour.
 
 /// A colour as red, green and blue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,14 +40,14 @@ pub enum Theme {
 
 /// Text colour on paper.
 pub const BLACK: Color = Color(0, 0, 0);
-/// Colour of paper, and of `Others` on it.
+/// Colour of paper, and of the part `Others` on paper.
 pub const WHITE: Color = Color(255, 255, 255);
 
-/// Categories with their own colour; smaller ones belong in one row `(N smaller)`.
+/// Number of categories with their own colour; smaller ones belong in one row `(N smaller)`.
 pub const RANKS: usize = 12;
 
-/// Colours by theme. Adjacent ones differ in lightness by at least half. On a dark page, dark ones are lightened to contrast with
-/// the background.
+/// Colours for [light, dark] theme. The lightness of adjacent colours differs by at least half. For the dark theme, dark colours
+/// are lightened to contrast with the background.
 const CATEGORIES: [[Color; 2]; RANKS] = [
     [Color(0x00, 0x72, 0xb2), Color(0x2f, 0x8f, 0xd0)], // blue
     [Color(0xf0, 0xb4, 0x40), Color(0xf0, 0xb4, 0x40)], // orange
@@ -63,17 +63,17 @@ const CATEGORIES: [[Color; 2]; RANKS] = [
     [Color(0x6a, 0x9a, 0xe8), Color(0xd2, 0xfa, 0xa2)], // periwinkle
 ];
 
-/// Returns the colour of a category by its rank, 0 for the largest. Ranks beyond [`RANKS`] repeat the colours.
+/// Returns the colour of a category. `rank` is its place by size, 0 for the largest; ranks beyond [`RANKS`] repeat the colours.
 pub fn category(rank: usize, theme: Theme) -> Color {
     CATEGORIES[rank % RANKS][theme as usize]
 }
 
-/// Appearance of a part without a category.
+/// Appearance of a part that has no category.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pattern {
-    /// Background colour by theme.
+    /// Background colour for [light, dark] theme.
     pub ground: [Color; 2],
-    /// Colour of the lines by theme; `None` for a plain background.
+    /// Colour of the lines for [light, dark] theme; `None` for a plain background.
     pub ink: Option<[Color; 2]>,
     /// Direction of the lines, in degrees from the horizontal, counterclockwise.
     pub degrees: f64,
@@ -109,7 +109,7 @@ pub const UNTRACKABLE: Pattern = Pattern {
 mod tests {
     use super::*;
 
-    /// Returns a colour as seen without one kind of cone (Viénot, Brettel and Mollon 1999, in linear light).
+    /// Returns a colour as seen by a person who lacks one kind of cone (Viénot, Brettel and Mollon 1999, in linear light).
     fn seen_by(kind: &str, color: Color) -> [f64; 3] {
         let linear = |part: u8| (f64::from(part) / 255.0).powf(2.2);
         let (r, g, b) = (linear(color.0), linear(color.1), linear(color.2));

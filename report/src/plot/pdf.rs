@@ -1,8 +1,8 @@
-//! A picture as PDF 1.4: one page of the picture's size, with vectors and text that can be searched and copied. It uses two of
-//! the fourteen fonts that every reader has, so none is embedded. They have the characters of Latin-1; others are shown as
-//! [`REPLACEMENT`](super::helvetica::REPLACEMENT).
+//! Writes a picture as PDF 1.4: one page of the picture's size, with vectors and text that can be searched and copied. It uses
+//! two of the fourteen fonts that every reader has, so no font is embedded. These fonts have the characters of Latin-1; others
+//! are shown as [`REPLACEMENT`](super::helvetica::REPLACEMENT).
 //!
-//! The same picture gives the same bytes: the file contains no date.
+//! The same picture always gives the same bytes: the file contains no date.
 
 use super::drawing::{Drawing, Item, Text};
 use super::helvetica::shown;
@@ -53,9 +53,9 @@ impl Drawing {
         out
     }
 
-    /// Returns the page's operators, in ASCII; other characters are octal escapes.
+    /// Returns the PDF operators that draw the page, in ASCII; other characters are octal escapes.
     fn content(&self) -> String {
-        // PDF pages have y upwards.
+        // In PDF the y axis points upwards.
         let up = |y: f64| self.height - y;
         let point = |&(x, y): &(f64, f64)| format!("{} {}", number(x), number(up(y)));
         let path = |points: &[(f64, f64)]| {
@@ -95,7 +95,7 @@ impl Drawing {
 
     fn words(&self, text: &Text, out: &mut String) {
         let (sin, cos) = text.turned.to_radians().sin_cos();
-        // The text starts before its anchor, along its own direction.
+        // Moves from the anchor to the text's start, along the direction of the text.
         let shown: Text = Text { text: text.text.chars().map(shown).collect(), ..text.clone() };
         let before = shown.before();
         let (x, y) = (text.x - before * cos, self.height - text.y - before * sin);
@@ -121,7 +121,7 @@ fn color(Color(red, green, blue): Color) -> String {
     [red, green, blue].map(|part| format!("{:.3}", f64::from(part) / 255.0)).join(" ")
 }
 
-/// Returns a PDF string of arbitrary characters, as UTF-16 in hexadecimal.
+/// Returns a PDF string for any characters, as UTF-16 in hexadecimal.
 fn utf16(text: &str) -> String {
     let mut out = String::from("<FEFF");
     for unit in text.encode_utf16() {

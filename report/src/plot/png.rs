@@ -1,16 +1,16 @@
-//! A picture as pixels. There are few kinds of shapes, so two rules suffice: the share of a pixel that a polygon covers, and the
-//! distance of a pixel from a stroke. Letters are strokes too (strokes.rs), so no font is needed.
+//! Draws a picture as pixels. Only polygons and lines occur, so two computations suffice: the fraction of a pixel that a polygon
+//! covers, and the distance of a pixel from a line. Letters are lines too (strokes.rs), so no font is needed.
 
 use super::drawing::{Drawing, Item, inside};
 use super::palette::{Color, WHITE};
 use super::strokes;
 use miniz_oxide::deflate::compress_to_vec_zlib;
 
-/// Pixels per point: 144 dpi, sharp on current screens.
+/// Pixels per point: 144 dpi, which is sharp on current screens.
 const SCALE: f64 = 2.0;
-/// Maximum number of pixels of a picture, more than any of our pictures has. Each takes three bytes of memory.
+/// Maximum number of pixels of a picture, more than any of our pictures has. Each pixel takes three bytes of memory.
 const MAX_PIXELS: usize = 32 << 20;
-/// Scan lines sampled in a pixel.
+/// Number of scan lines that are sampled in a row of pixels.
 const SAMPLES: u32 = 4;
 
 /// Error: the picture has too many pixels for PNG.
@@ -109,7 +109,7 @@ impl Canvas {
         }
     }
 
-    /// Paints lines with a round pen. A pixel gets the coverage of the nearest line, so crossing lines do not add up.
+    /// Paints lines with a round pen. Each pixel is painted by the nearest line only, so crossing lines do not add up.
     fn strokes(&mut self, lines: &[Vec<(f64, f64)>], width: f64, color: Color) {
         let radius = width * SCALE / 2.0;
         let lines: Vec<Vec<(f64, f64)>> = lines.iter().map(|line| scaled(line)).collect();
@@ -142,7 +142,7 @@ impl Canvas {
         }
     }
 
-    /// Returns the rows and columns of pixels around points.
+    /// Returns the rows and columns of pixels that contain `points`, plus a margin of `beyond`.
     fn covered(
         &self,
         points: impl Iterator<Item = (f64, f64)>,
@@ -181,11 +181,11 @@ impl Canvas {
             out.extend_from_slice(&sum.to_be_bytes());
         };
         let [width, height] = [self.width, self.height].map(|size| (size as u32).to_be_bytes());
-        // 8 bits, RGB, deflate, filter per line, not interlaced.
+        // 8 bits, RGB, deflate, a filter for each line, not interlaced.
         chunk(b"IHDR", &[width.as_slice(), &height, &[8, 2, 0, 0, 0]].concat());
         let per_metre = ((SCALE * 72.0 / 0.0254).round() as u32).to_be_bytes();
         chunk(b"pHYs", &[per_metre.as_slice(), &per_metre, &[1]].concat());
-        // Each line is stored as its difference from the one above, because most lines are equal.
+        // Each line is stored as its difference from the line above, because most lines are equal.
         let mut lines = Vec::with_capacity(self.pixels.len() + self.height);
         let mut above = vec![0_u8; self.width * 3];
         for line in self.pixels.chunks_exact(self.width * 3) {
@@ -199,7 +199,7 @@ impl Canvas {
     }
 }
 
-/// Returns points in pixels.
+/// Converts points of the picture (1/72 inch) to pixels.
 fn scaled(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     points.iter().map(|(x, y)| (x * SCALE, y * SCALE)).collect()
 }
@@ -215,7 +215,7 @@ fn distance(point: (f64, f64), from: (f64, f64), to: (f64, f64)) -> f64 {
 
 fn dashes(points: &[(f64, f64)], on: f64, off: f64) -> Vec<Vec<(f64, f64)>> {
     let mut pieces = Vec::new();
-    // Position within the dash pattern.
+    // Position within the pattern of dashes.
     let mut phase = 0.0_f64;
     for (from, to) in points.iter().zip(points.iter().skip(1)) {
         let length = (to.0 - from.0).hypot(to.1 - from.1);
@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     fn pixel(png: &[u8], width: usize, x: usize, y: usize) -> [u8; 3] {
-        // The data between the name of IDAT and its checksum.
+        // The compressed data: after the chunk name IDAT, before its checksum.
         let at = png.windows(4).position(|name| name == b"IDAT").expect("pixels") + 4;
         let lines = miniz_oxide::inflate::decompress_to_vec_zlib(&png[at..png.len() - 16]).expect("deflate");
         let stride = width * 3 + 1;
@@ -292,7 +292,7 @@ mod tests {
         };
         drawing.text(text);
         let png = drawing.png().expect("small");
-        // The stem is at 139 thousandths: 11.67 points, pixel 23.
+        // The vertical stroke is at 139 thousandths of the font size: 11.67 points, pixel 23.
         assert!(pixel(&png, 80, 23, 22)[0] < 60, "{:?}", pixel(&png, 80, 23, 22));
         assert_eq!(pixel(&png, 80, 30, 22), [255; 3]);
         let large = Drawing::new("", 1e9, 10.0).png();

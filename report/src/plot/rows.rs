@@ -1,4 +1,4 @@
-//! Categories as horizontal bars, one in a row with its name: for any number and length of names.
+//! Draws categories as horizontal bars, one in each row with its name. Suits any number and length of names.
 
 use super::axis::{Axis, GREY, GRID, LARGE, SMALL, amount, percents, words};
 use super::bar::{Bar, Segment, rank};
@@ -9,14 +9,14 @@ use super::palette::{BLACK, WHITE};
 use gpumem_model::units::thousands;
 
 const ROW: f64 = 17.0;
-/// Width for an amount and its share.
+/// Width for an amount and its percentage, in points.
 const AMOUNT: f64 = 104.0;
 
 /// Properties that all panels of a picture share.
 pub(super) struct Rows<'p> {
-    /// Rows from the top, by name; a panel shows a dash for a row that it lacks.
+    /// Rows from the top; a panel shows a dash for a row that it lacks.
     pub(super) names: &'p [Segment],
-    /// Names with their own colours.
+    /// Names of the categories with their own colours, the largest first.
     pub(super) ranks: &'p [String],
     pub(super) axis: Axis,
     pub(super) width: f64,
@@ -89,7 +89,7 @@ impl Rows<'_> {
     }
 }
 
-/// Returns the rows for these bars: categories by their largest amount, then other parts.
+/// Returns the rows for `bars`: categories by their largest amount, then other parts.
 pub(super) fn rows_of(bars: &[Bar]) -> Vec<Segment> {
     let mut rows: Vec<Segment> = Vec::new();
     for part in bars.iter().flat_map(|bar| &bar.segments) {

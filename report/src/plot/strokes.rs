@@ -1,5 +1,5 @@
-//! Letters as strokes of a round pen, made for Helvetica's widths. So PNG pictures have the same layout as the others, and no
-//! machine needs a font. Coordinates are in thousandths of the font size, with y upwards from the baseline.
+//! Letters as strokes of a round pen, with Helvetica's widths. So PNG pictures have the same layout as SVG and PDF pictures, and
+//! no machine needs a font. Coordinates are in thousandths of the font size, with y upwards from the baseline.
 
 use super::helvetica::{REPLACEMENT, advance};
 
@@ -7,17 +7,17 @@ use super::helvetica::{REPLACEMENT, advance};
 enum Mark {
     /// A line through points; a single point is a dot.
     Path(&'static [(i16, i16)]),
-    /// An arc of an ellipse: centre, half axes, and the angles from and to, in degrees counterclockwise.
+    /// An arc of an ellipse: (centre, half axes, (first, last) angle). Angles are in degrees counterclockwise.
     Arc((i16, i16), (i16, i16), (i16, i16)),
 }
 use Mark::{Arc, Path};
 
-/// Returns the width of the pen, as a share of the font size.
+/// Returns the width of the pen, as a fraction of the font size.
 pub(super) fn pen(bold: bool) -> f64 {
     if bold { 0.122 } else { 0.08 }
 }
 
-/// Strokes of U+0020 to U+007E.
+/// Strokes of the characters U+0020 to U+007E.
 #[rustfmt::skip]
 const ASCII: [&[Mark]; 95] = [
     &[],
@@ -131,7 +131,7 @@ const DOTS: [Mark; 2] = [Path(&[(-95, 60)]), Path(&[(95, 60)])];
 const RING: Mark = Arc((0, 75), (65, 65), (0, 360));
 const CEDILLA: Mark = Path(&[(0, -30), (40, -110), (-40, -160)]);
 
-/// Returns the base letter and the accent's strokes, relative to their place. `None` for characters without an accent.
+/// Returns the base letter, and the accent's strokes relative to their place. `None` for characters without an accent.
 fn accented(letter: char) -> Option<(char, &'static [Mark])> {
     const TABLE: [(&str, &str, &[Mark]); 7] = [
         ("ÀÈÌÒÙàèìòù", "AEIOUaeıou", &[GRAVE]),
@@ -148,8 +148,8 @@ fn accented(letter: char) -> Option<(char, &'static [Mark])> {
     })
 }
 
-/// Returns a text's strokes, each a line through points. Coordinates are in font sizes from the start of the text, with y
-/// upwards.
+/// Returns a text's strokes, each a line through points. Coordinates are in multiples of the font size from the start of the
+/// text, with y upwards.
 pub(super) fn strokes(text: &str, bold: bool) -> Vec<Vec<(f64, f64)>> {
     let mut out = Vec::new();
     let mut x = 0.0;
@@ -161,7 +161,7 @@ pub(super) fn strokes(text: &str, bold: bool) -> Vec<Vec<(f64, f64)>> {
     out
 }
 
-/// Returns the text as these strokes show it.
+/// Returns the text in which characters without strokes are replaced by [`REPLACEMENT`].
 pub(super) fn shown(text: &str) -> String {
     let shown = |letter: char| {
         let letter = super::helvetica::shown(letter);
@@ -178,7 +178,7 @@ fn letter_strokes(letter: char, x: f64, bold: bool, out: &mut Vec<Vec<(f64, f64)
     let marks_of = |letter: char| -> &'static [Mark] {
         ASCII.get((u32::from(letter) as usize).wrapping_sub(0x20)).copied().unwrap_or_default()
     };
-    // Bold letters are wider, so their strokes are centred in the width.
+    // Bold letters are wider but have the same strokes, so the strokes are centred in the width.
     let slack =
         |letter: char| (f64::from(advance(letter, bold)) - f64::from(advance(letter, false))) / 2000.0;
     let mut draw = |marks: &[Mark], dx: f64, dy: f64, flip: f64| {
@@ -206,7 +206,7 @@ fn letter_strokes(letter: char, x: f64, bold: bool, out: &mut Vec<Vec<(f64, f64)
     }
     let x = x + slack(letter);
     match letter {
-        // An inverted question mark.
+        // Draws an inverted question mark.
         REPLACEMENT => draw(marks_of('?'), x + 0.58, 0.52, -1.0),
         '·' => draw(&[Path(&[(139, 270)])], x, 0.0, 1.0),
         '°' => draw(&[Arc((200, 570), (105, 105), (0, 360))], x, 0.0, 1.0),
@@ -220,7 +220,7 @@ fn points(mark: Mark) -> Vec<(f64, f64)> {
     match mark {
         Path(points) => points.iter().map(|&(x, y)| (f64::from(x), f64::from(y))).collect(),
         Arc((x, y), (rx, ry), (from, to)) => {
-            /// Degrees between points.
+            /// Angle between two points of an arc, in degrees.
             const STEP: f64 = 10.0;
             let (from, to) = (f64::from(from), f64::from(to));
             let steps = ((to - from).abs() / STEP).ceil().max(1.0);

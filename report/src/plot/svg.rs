@@ -1,4 +1,4 @@
-//! A picture as SVG: one file without scripts, style sheets or external references.
+//! Writes a picture as SVG: one file without scripts, style sheets or external references.
 
 use super::drawing::{Anchor, Data, Drawing, Item, Text};
 use super::palette::Color;
@@ -6,7 +6,7 @@ use crate::encode::markup;
 use gpumem_model::escape::escape;
 use std::fmt::Write;
 
-/// Fonts with the widths that the layout uses; the text of substitute fonts is compressed to that width.
+/// Fonts with the widths that the layout uses. Text in a substitute font is compressed to that width.
 const FONTS: &str = "Helvetica, Arial, 'Liberation Sans', Arimo, sans-serif";
 
 impl Drawing {
@@ -33,7 +33,7 @@ impl Drawing {
                         closed(&mut out, data.as_ref());
                         continue;
                     };
-                    // The lines are painted over the background, the outline over the lines.
+                    // The hatch lines are painted over the background, the outline over the lines.
                     closed(&mut out, data.as_ref());
                     let lines: String = lines.iter().map(|(from, to)| path(&[*from, *to])).collect();
                     let ink = ink.hex();
@@ -57,7 +57,7 @@ impl Drawing {
     }
 }
 
-/// Ends an element, with the bytes that it represents as attributes and tooltip.
+/// Ends an element. Adds the bytes that it represents as attributes and tooltip.
 fn closed(out: &mut String, data: Option<&Data>) {
     let Some(Data { of, name, bytes }) = data else {
         out.push_str("/>\n");

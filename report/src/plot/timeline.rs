@@ -1,4 +1,4 @@
-//! Memory over time: areas stacked by category, untrackable memory on top, and NVML's values as a line.
+//! Draws memory over time: areas stacked by category, untrackable memory on top, and the bytes that NVML charged as a line.
 
 use super::axis::{Axis, GREY, LARGE, SMALL, words};
 use super::bar::{Bar, Kind, Segment, folded, largest, merged, rank};
@@ -15,10 +15,10 @@ use gpumem_model::units::thousands;
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 300.0;
-/// Width of the scale's numbers.
+/// Width of the scale's labels, in points.
 const SCALE: f64 = 44.0;
 
-/// The stack at a time.
+/// Memory at a time, as a stacked bar.
 struct At {
     time_ns: u64,
     bar: Bar,
@@ -33,27 +33,27 @@ pub(super) fn span(device: &Device) -> Option<(u64, u64)> {
         let points = points.iter().map(|point| point.time_ns).chain(peak);
         points.chain(readings.iter().map(|reading| reading.0))
     };
-    // A point covers its slot of the timeline.
+    // The amounts of the last point are valid for the width of one slot of the timeline.
     let width_ns = device.details.timeline.width_ns.max(1);
     let held = points.last().map_or(0, |point| point.time_ns.saturating_add(width_ns));
     Some((seen().min()?, seen().max()?.max(held)))
 }
 
-/// The picture of one device, and where times and amounts are in it.
+/// The picture of one device, with the position of its plot and its scales.
 struct Chart<'c> {
     report: &'c Report<'c>,
     device: &'c Device,
     axis: Axis,
     plot: Rect,
-    /// First and last time of the plot.
+    /// First and last time of the plot, in ns of the run's clock.
     first: u64,
     last: u64,
-    /// Names with their own colours.
+    /// Names of the categories with their own colours.
     ranks: Vec<String>,
     out: Drawing,
 }
 
-/// Draws one device; `None` if it has no data over time. `hidden` are categories that are folded.
+/// Draws one device; `None` if it has no data over time. `hidden` are categories that are summed because they are small.
 pub(super) fn timeline(
     report: &Report<'_>,
     device: &Device,
@@ -107,7 +107,7 @@ pub(super) fn timeline(
     Some(chart.out)
 }
 
-/// Returns the timeline's points. Runs of older versions lack a point for the peak, so it is inserted.
+/// Returns the points of the timeline. Runs of older versions lack a point for the peak, so it is inserted.
 fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
     let kept = &device.details.timeline.points;
     let peak = &device.peak;
@@ -143,13 +143,13 @@ fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
     points
 }
 
-/// Returns whether a cell is a sum of cells that the point does not name, without its own category.
+/// Returns whether a cell is a sum of small cells, which the point does not record individually, and has no category of its own.
 fn is_sum(report: &Report<'_>, index: u32, by: By) -> bool {
     let tag = report.run.cells.get(index as usize).and_then(|cell| cell.tag.as_deref());
     tag.is_some_and(cell::is_sum) && report.category(index, by).is_none_or(|name| name == SUM)
 }
 
-/// Returns the untrackable bytes of the last sample at or before a time.
+/// Returns the untrackable bytes in the last NVML reading at or before a time.
 fn untrackable_at(device: &Device, time_ns: u64) -> Option<i64> {
     let buckets = &device.series.buckets;
     let until = buckets.partition_point(|bucket| bucket.time_ns <= time_ns);
@@ -168,7 +168,7 @@ impl Chart<'_> {
         self.plot.x + WIDTH * share.min(1.0)
     }
 
-    /// Draws an area for each layer, from below, as steps: an amount is valid until the next point.
+    /// Draws a stacked area for each part, from below. Its edges are steps, because an amount is valid until the next point.
     fn areas(&mut self, points: &[At], peak: usize) {
         if points.is_empty() {
             return;
@@ -178,7 +178,7 @@ impl Chart<'_> {
         let ends = points.iter().skip(1).map(|at| at.time_ns).chain([self.last]);
         let spans = points.iter().map(|at| self.x(at.time_ns)).zip(ends.map(|end| self.x(end)));
         let spans: Vec<(f64, f64)> = spans.collect();
-        // Corners of the stair through these amounts at the points.
+        // Returns the corners of a stepped line. `levels` has the amount at each point.
         let (axis, plot) = (self.axis, self.plot);
         let stair = |levels: &[i64]| -> Vec<(f64, f64)> {
             thinned(spans.iter().zip(levels).flat_map(|((from, to), bytes)| {
@@ -198,7 +198,7 @@ impl Chart<'_> {
             let outline = stair(&top).into_iter().chain(stair(&floor).into_iter().rev()).collect();
             let bytes = amounts.get(peak).copied().unwrap_or(0);
             let fill = layer.kind.fill(rank(&layer, &self.ranks));
-            // White areas need a visible outline.
+            // White areas need an outline to be visible.
             let edge = if layer.kind == Kind::Others { (GREY, 0.4) } else { (WHITE, 0.25) };
             let data = Some(Data { of: of.clone(), name: layer.name, bytes });
             self.out.items.push(Item::Shape { points: outline, fill, stroke: Some(edge), data });
@@ -227,7 +227,7 @@ impl Chart<'_> {
         let powers = [power, power * 10.0];
         let mut steps = powers.iter().flat_map(|power| rounds.iter().map(move |round| round * power));
         let step = steps.find(|step| span / step <= STEPS).unwrap_or(span.max(1.0));
-        // Lines of a log have absolute numbers; times start at 0 with the run.
+        // The clock of an imported log counts lines, which keep their numbers; times start at 0 with the run.
         let origin = if clock == Clock::Lines { first as f64 } else { 0.0 };
         let mut mark = (origin / step).ceil() * step;
         let decimals = (-step.log10()).ceil().max(0.0) as usize;
@@ -248,7 +248,7 @@ impl Chart<'_> {
         self.out.text(Text { anchor: Anchor::Middle, color: GREY, ..name });
     }
 
-    /// Draws the legend: the areas with their amounts at the peak.
+    /// Draws the legend: the parts with their colours and their amounts at the peak.
     fn key(&mut self, at: &At) {
         let Rect { y, height, .. } = self.plot;
         let x = self.plot.x + WIDTH + 24.0;
@@ -258,7 +258,7 @@ impl Chart<'_> {
         list(&at.bar, &stacked(&at.bar, &self.ranks), self.axis.unit, beside, &mut self.out);
     }
 
-    /// Draws a line through the plot for each OOM record and mark, with its name above it if there is room.
+    /// Draws a line through the plot for each out-of-memory record and each mark, with its name above it if there is room.
     fn events(&mut self) {
         let plot = self.plot;
         let is_seen = |time_ns: u64| (self.first..=self.last).contains(&time_ns);
@@ -288,7 +288,7 @@ impl Chart<'_> {
     }
 }
 
-/// Drops points in the middle of a horizontal line.
+/// Drops points in the middle of a horizontal line, which do not change its shape.
 fn thinned(points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
     let mut out: Vec<(f64, f64)> = Vec::new();
     for point in points {
@@ -304,13 +304,13 @@ fn thinned(points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
     out
 }
 
-/// Returns time, lowest, highest and last `used` value of each bucket with readings.
+/// Returns (time, lowest, highest, last `used` value) of each bucket with NVML readings.
 fn readings(device: &Device) -> Vec<(u64, i64, i64, i64)> {
     let read = device.series.buckets.iter().filter_map(|bucket| Some((bucket.time_ns, bucket.used?)));
     read.map(|(time_ns, used)| (time_ns, used.min, used.max, used.last)).collect()
 }
 
-/// Returns the line of NVML's values in pieces, with gaps where it was not read for long.
+/// Returns the line of NVML's values in pieces, with gaps where NVML was not read for a long time.
 fn pieces(device: &Device, readings: &[(u64, i64, i64, i64)]) -> Vec<Vec<(u64, i64)>> {
     let mut distances: Vec<u64> =
         readings.iter().zip(readings.iter().skip(1)).map(|(a, b)| b.0.saturating_sub(a.0)).collect();
@@ -324,7 +324,7 @@ fn pieces(device: &Device, readings: &[(u64, i64, i64, i64)]) -> Vec<Vec<(u64, i
         }
         before = Some(time);
         if let Some(piece) = pieces.last_mut() {
-            // A change within a bucket is a vertical stroke.
+            // A change within a bucket is drawn as a vertical line.
             let moved = [(time, max), (time, min)];
             piece.extend(moved.into_iter().filter(|_| min != max));
             piece.push((time, last));

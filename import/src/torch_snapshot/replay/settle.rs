@@ -1,4 +1,4 @@
-//! The end of a replay: corrects the state to that of the snapshot, whatever the history contains.
+//! The end of a replay: changes the state to that of the snapshot, whatever the history contains.
 
 use super::super::arena::NONE;
 use super::super::heap::{Heap, Live, Piece};
@@ -8,7 +8,7 @@ use gpumem_ledger::Origin;
 use gpumem_wire::{Body, Stamp};
 
 impl Replay<'_> {
-    /// Corrects the state of all devices to that of the snapshot.
+    /// Changes the state of all devices to that of the snapshot.
     pub(super) fn correct(&mut self) {
         for index in 0..self.devices.len() {
             let Some(device) = self.devices.get_mut(index) else { continue };
@@ -38,7 +38,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Adds missing pieces and removes surplus ones with their blocks. Pieces that are merely split differently stay.
+    /// Adds missing pieces (memory from the driver); removes surplus ones with their blocks. Pieces only split otherwise stay.
     fn correct_pieces(&mut self, index: usize, end: &mut Heap) {
         let Some(heap) = self.heap(index) else { return };
         let pieces: Vec<(u64, Piece)> = heap.pieces.iter().map(|(&start, &piece)| (start, piece)).collect();
@@ -64,7 +64,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Emits the allocator's own totals beside ours.
+    /// Emits the allocator's own totals, so that they are compared with the sums of blocks.
     pub(super) fn end(&mut self) {
         for index in 0..self.devices.len() {
             let of = |segment: &&Segment| !segment.is_host && usize::from(segment.device) == index;
