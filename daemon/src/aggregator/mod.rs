@@ -164,6 +164,7 @@ pub struct Aggregator {
 }
 
 impl Aggregator {
+    /// Makes an aggregator with an empty ledger, and the reader of its snapshots.
     pub fn new(stats: Arc<Stats>, keeper: RunWriter, pace: AggregatorSettings) -> (Self, SnapshotReader) {
         let now_ns = clock::now_ns();
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
