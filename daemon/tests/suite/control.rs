@@ -182,7 +182,7 @@ mod privileged {
             let refusal = as_nobody(&daemon, &format!("POST /v1/{request}{pid}"));
             assert!(refusal.contains(&belongs), "{request}: {refusal}");
         }
-        assert!(as_nobody(&daemon, "POST /v1/mark?name=x&pid=1").contains("no process of yours"));
+        assert!(as_nobody(&daemon, "POST /v1/mark?name=x&pid=1").contains("not a process of yours"));
 
         // Jobs and OOMs of other users: their owner, and nothing else.
         let hidden = |query: &str| {
@@ -213,7 +213,7 @@ mod privileged {
         let row = &ps.processes[0];
         assert_eq!((row.pid, row.uid, row.user.as_deref()), (0, None, None));
         let refusal = as_nobody(&hidden, &format!("POST /v1/mark?name=x&pid={}", std::process::id()));
-        assert!(refusal.contains("no process of yours"), "nobody may know whose it is: {refusal}");
+        assert!(refusal.contains("not a process of yours"), "nobody may know whose it is: {refusal}");
         for query in ["around=0&within=9000000000000000000", "job=test-job"] {
             assert_eq!(as_nobody(&hidden, &format!("GET /v1/hidden?{query}")), "[]");
         }

@@ -133,7 +133,7 @@ fn allocations_of_modules_have_lines_on_demand() {
                 && frames.iter().any(|frame| frame.starts_with("models.py:") && is_line(frame))
         };
         assert!(frames.lines().any(is_in_module), "torch {version}: {frames}");
-        let text = tell(&["--by", "line"]);
+        let text = tell(&["--by", "line", "--verbose"]);
         let names: Vec<String> = rows(&text).into_iter().map(|(name, _)| name).collect();
         let is_row = |name: &String| is_line(name) || name.starts_with('(') || name == "pool idle";
         assert!(names.len() > 4 && names.iter().all(is_row), "torch {version}: {text}");
