@@ -251,6 +251,9 @@ fn data(report: &Report<'_>, times: Times) -> String {
     if coverage.late {
         words.push("the agent was loaded late".to_owned());
     }
+    if words.is_empty() {
+        words.push("complete".to_owned());
+    }
     for device in &run.devices {
         let moment = moment(report, device).0;
         if moment.gap_distance_ns != 0 && run.devices.len() == 1 {
@@ -258,9 +261,6 @@ fn data(report: &Report<'_>, times: Times) -> String {
             let distance = times.clock().distance(moment.gap_distance_ns.unsigned_abs());
             words.push(format!("~ NVML was read {distance} {side} the moment of the table"));
         }
-    }
-    if words.is_empty() {
-        words.push("complete".to_owned());
     }
     words.join("; ")
 }

@@ -30,7 +30,7 @@ fn containers_report_with_one_directory_of_the_hosts() {
         // The program is root and pid 1 of its namespace; it sees the agents' socket, and cannot write next to it.
         assert!(inside.starts_with("pid 1: agent.sock\n") && !inside.contains("written"), "{inside}");
         let report = part(&format!("report {way}"));
-        assert!(report.contains("\ndata: complete\n"), "{report}");
+        assert!(report.contains("\ndata: complete"), "{report}");
     }
     assert!(part("off").contains("steps=30"), "{}", part("off"));
     assert!(part("report off").contains("no job off"), "switched off: {}", part("report off"));
