@@ -2,12 +2,12 @@
 //!
 //! 1. **Warm-up** is dropped: the first tenth of the points, and at least two points.
 //! 2. **Finished changes do not count.** The points are split in two where two lines fit them much better than one, and only the
-//! later part is judged. So a ramp that has ended, or a single allocation, is not growth. The later part is split again as long
-//! as that improves the fit.
+//!    later part is judged. So a ramp that has ended, or a single allocation, is not growth. The later part is split again as long
+//!    as that improves the fit.
 //! 3. **Rate**: the median of the slopes between all pairs of points (Theil-Sen), which is robust against outliers. Its 95 %
-//! bounds are computed from the ranks of the slopes (Sen).
+//!    bounds are computed from the ranks of the slopes (Sen).
 //! 4. **Trend**: the Mann-Kendall test counts how many more pairs rise than fall. Correlated points are weaker evidence, so the
-//! variance of this count grows with the autocorrelation of the residuals.
+//!    variance of this count grows with the autocorrelation of the residuals.
 //! 5. **Minimum change**: a total change over the judged part that is below a minimum does not count.
 //!
 //! Points need not be normally distributed. The test has no random element: the same points give the same verdict.
