@@ -28,7 +28,7 @@ pub fn escape(text: &str) -> String {
     shown(text, |_| false)
 }
 
-/// Like [`clean`], for names used as keys (labels, lines that programs read). Different texts stay different, because an existing
+/// Like [`escape`], for names used as keys (labels, lines that programs read). Different texts stay different, because an existing
 /// `\u{` is escaped too. Must be applied exactly once.
 pub fn escape_key(text: &str) -> String {
     shown(text, |rest| rest.starts_with("\\u{"))

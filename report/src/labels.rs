@@ -49,30 +49,28 @@ fn first_word(line: &str) -> Option<(&str, &str)> {
 
 /// Returns the short form of a command: program and script, without directories and arguments.
 pub fn short_command(command: &str) -> String {
-    let mut rest = command;
-    let mut words = std::iter::from_fn(|| {
-        let (word, after) = first_word(rest)?;
-        rest = after;
-        Some(word)
-    });
+    program_and_arguments(command).0
+}
+
+/// Splits a command into its short form and its arguments.
+fn program_and_arguments(command: &str) -> (String, &str) {
     let base = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
-    let first = words.next().map(base).unwrap_or_default();
-    let interpreter = first.starts_with("python") || first == "bash" || first == "sh";
-    let script = if interpreter { words.next().map(base).map(|word| format!(" {word}")) } else { None };
-    escape(&(first + &script.unwrap_or_default()))
+    let Some((program, mut arguments)) = first_word(command) else { return Default::default() };
+    let mut name = base(program);
+    let is_interpreter = name.starts_with("python") || name == "bash" || name == "sh";
+    if let Some((script, rest)) = first_word(arguments).filter(|_| is_interpreter) {
+        name = format!("{name} {}", base(script));
+        arguments = rest;
+    }
+    (escape(&name), arguments.trim_start_matches(' '))
 }
 
 /// Returns the command with its arguments, without the directories of its program and script. A long one is shortened in the
 /// middle to `columns`.
-pub fn command_line(run: &Run, columns: usize) -> String {
-    let name = label(run);
-    let Some(command) = run.process.facts.get("command") else { return name };
-    let mut rest = command.as_str();
-    for _ in 0..name.split(' ').count() {
-        rest = first_word(rest).map_or("", |(_, after)| after);
-    }
-    let whole = format!("{name} {}", escape(rest.trim_start()));
-    shorten_middle(whole.trim_end(), columns)
+pub(crate) fn command_line(run: &Run, columns: usize) -> String {
+    let Some(command) = run.process.facts.get("command") else { return label(run) };
+    let (name, arguments) = program_and_arguments(command);
+    shorten_middle(format!("{name} {}", escape(arguments)).trim_end(), columns)
 }
 
 /// Returns the name of a device with its product name.
@@ -121,7 +119,7 @@ pub(crate) fn free_name(is_unified: bool) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::short_command;
+    use super::{program_and_arguments, short_command};
 
     #[test]
     fn command_is_shortened_to_program_and_script() {
@@ -135,5 +133,14 @@ mod tests {
         ] {
             assert_eq!(short_command(command), short, "{command}");
         }
+    }
+
+    #[test]
+    fn command_line_keeps_all_arguments_of_a_script_whose_name_has_a_blank() {
+        let command = "/usr/bin/python3 '/home/ana/my train.py' --steps 3 --lr 0.1";
+        let (name, arguments) = program_and_arguments(command);
+        assert_eq!((name.as_str(), arguments), ("python3 my train.py", "--steps 3 --lr 0.1"));
+        assert_eq!(program_and_arguments("mixer  --big"), ("mixer".to_owned(), "--big"));
+        assert_eq!(program_and_arguments("python"), ("python".to_owned(), ""));
     }
 }

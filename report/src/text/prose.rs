@@ -184,15 +184,20 @@ fn provenance(run: &Run, times: Times) -> String {
     format!("{}; {state}", labels::source(run))
 }
 
-/// Returns the total time for which the agent saw nothing, and the longest such interval.
-fn blind(run: &Run, times: Times) -> Option<String> {
-    let coverage = &run.coverage;
-    let end_ns = match run.state {
+/// Returns the time at which the run ended, or else of its last moment; 0 without any.
+pub(super) fn end_ns(run: &Run) -> u64 {
+    match run.state {
         State::Closed { time_ns, .. } | State::Rolled { time_ns } => time_ns,
         State::Open | State::Interrupted => {
             run.devices.iter().map(|device| device.last.time_ns).max().unwrap_or(0)
         }
-    };
+    }
+}
+
+/// Returns the total time for which the agent saw nothing, and the longest such interval.
+fn blind(run: &Run, times: Times) -> Option<String> {
+    let coverage = &run.coverage;
+    let end_ns = end_ns(run);
     let length = |window: &BlindWindow| window.to_ns.unwrap_or(end_ns).saturating_sub(window.from_ns);
     let longest = coverage.blind.iter().max_by_key(|window| (window.to_ns.is_none(), length(window)))?;
     let lasting = coverage.blind.iter().filter(|window| window.to_ns.is_none()).map(length);

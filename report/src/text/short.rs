@@ -2,7 +2,7 @@
 
 use super::prose;
 use super::table::{note, printed};
-use crate::findings::{self, Findings};
+use crate::findings::{self, Finding, Findings};
 use crate::labels::command_line;
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table, shorten};
@@ -49,18 +49,21 @@ pub(super) fn lines(
     let times = report.times();
     let mut out = Lines::new(width);
     out.prose(&title(report));
-    if let Some(window) = report.window {
-        out.prose(&prose::window_line(window, times));
-    } else {
-        conclusions(report, times, &mut out);
-    }
+    // Conclusions are about the whole run.
+    let findings = match report.window {
+        None => conclusions(report, times, &mut out),
+        Some(window) => {
+            out.prose(&prose::window_line(window, times));
+            Vec::new()
+        }
+    };
     match run.devices.as_slice() {
         [] => out.prose("no GPU memory was observed"),
         [device] => {
             let rows = categories.min(most.saturating_sub(OTHER_LINES));
             out.line("");
             let shown = moment(report, device);
-            statement(report, device, shown, rows, &mut out);
+            statement(report, device, shown, (rows, &findings), &mut out);
             device_line(report, device, shown.0, &mut out);
         }
         _ => super::overview::overview(report, times, &mut out),
@@ -76,25 +79,22 @@ fn title(report: &Report<'_>) -> String {
     prose::heading_of(report, &command_line(report.run, COMMAND))
 }
 
-/// Adds the outcome and the findings; without findings, that nothing is wrong, if the data can show it.
-fn conclusions(report: &Report<'_>, times: Times, out: &mut Lines) {
+/// Adds the outcome and the findings; without findings, that nothing is wrong, if the data can show it. Returns the findings.
+fn conclusions(report: &Report<'_>, times: Times, out: &mut Lines) -> Vec<Finding> {
     let found = Findings::of(report);
     match findings::text::outcome(report, &found) {
         Some(outcome) => out.prose(&outcome),
         None => out.prose(&state(report.run, times)),
     }
     findings::text::list(report, &found).iter().for_each(|line| out.prose(line));
+    found.findings
 }
 
 /// Returns the time from the first to the last moment of the run in nanoseconds.
 fn length(run: &Run) -> Option<u64> {
     let from = run.devices.iter().filter_map(|device| device.series.buckets.first());
     let from = from.map(|bucket| bucket.time_ns).min()?;
-    let to = match run.state {
-        State::Closed { time_ns, .. } | State::Rolled { time_ns } => time_ns,
-        State::Open | State::Interrupted => run.devices.iter().map(|device| device.last.time_ns).max()?,
-    };
-    (run.clock != Clock::Lines).then(|| to.saturating_sub(from))
+    (run.clock != Clock::Lines).then(|| prose::end_ns(run).saturating_sub(from))
 }
 
 fn state(run: &Run, times: Times) -> String {
@@ -129,13 +129,13 @@ fn statement(
     report: &Report<'_>,
     device: &Device,
     (moment, when): (&Moment, &str),
-    most: usize,
+    (most, findings): (usize, &[Finding]),
     out: &mut Lines,
 ) {
     let times = report.times();
     let total = moment.used_bytes().or(moment.tracked_bytes);
     let unit = Unit::for_largest(total.unwrap_or(0));
-    let lines = rows(report, device, moment, (unit, most));
+    let lines = rows(report, device, moment, (unit, most), findings);
     let room = out.width.map_or(NAME, |width| width.saturating_sub(NUMBERS).clamp(10, NAME));
     let mut table = Table::of_numbers(1, 3);
     table.row([format!("{when}, {}", times.time(moment.time_ns)), unit.name.to_owned(), "%".to_owned()]);
@@ -158,7 +158,13 @@ fn statement(
 }
 
 /// Returns at most about `most` rows of a moment, without those that print as 0, and last the total.
-fn rows(report: &Report<'_>, device: &Device, moment: &Moment, (unit, most): (Unit, usize)) -> Vec<Line> {
+fn rows(
+    report: &Report<'_>,
+    device: &Device,
+    moment: &Moment,
+    (unit, most): (Unit, usize),
+    findings: &[Finding],
+) -> Vec<Line> {
     let total = moment.used_bytes().or(moment.tracked_bytes).unwrap_or(0);
     let smallest = unit.smallest().max(total / SMALLEST_PART);
     let statement = report.statement_of(report.by, [moment, moment], most, smallest);
@@ -169,7 +175,6 @@ fn rows(report: &Report<'_>, device: &Device, moment: &Moment, (unit, most): (Un
     };
     let text = |amount: Option<i64>| amount.map_or("-".to_owned(), |amount| unit.print(amount));
     let near = if moment.gap_distance_ns != 0 || moment.stale { "~" } else { "" };
-    let findings = Findings::of(report).findings;
     let grows = |row: &Row| findings.iter().any(|finding| finding.structure.as_deref() == Some(&row.name));
     let mut lines: Vec<Line> = Vec::new();
     let (mut whole, mut causes) = (None, Vec::new());

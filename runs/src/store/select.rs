@@ -98,7 +98,7 @@ impl Store {
             ask(condition, Box::new(user.clone()));
         }
         if let Some(job) = &filter.job {
-            // Same as `who::is_of_job`: the filter matches a whole id NAME.ID, or NAME, which ends at the last full stop.
+            // Same as `owner::is_of_job`: the filter matches a whole id NAME.ID, or NAME, which ends at the last full stop.
             let condition =
                 "(claims ->> '$.job' = ? OR (substr(claims ->> '$.job', 1, length(?) + 1) = ? || '.'
                 AND instr(substr(claims ->> '$.job', length(?) + 2), '.') = 0)
