@@ -88,6 +88,9 @@ pub(crate) struct Link {
     instance: u16,
     /// The connection is to the socket of the system's daemon.
     is_system: bool,
+    /// A packet found no room before the program ended. The daemon then reads all unsent records from the shared memory, so
+    /// sending them on another connection would book them twice.
+    has_given_up: bool,
 }
 
 impl Link {
@@ -104,6 +107,7 @@ impl Link {
             is_welcomed: false,
             instance: mix(kernel_ns(), here) as u16,
             is_system: false,
+            has_given_up: false,
         }
     }
 
@@ -220,7 +224,7 @@ impl Link {
     /// Tries to connect if an attempt is due; returns whether there is a link now.
     pub(crate) fn connect(&mut self, core: &Core) -> bool {
         let now = core.recorder.clock.now();
-        if now < self.next_try_ns && !finishing() {
+        if self.has_given_up || now < self.next_try_ns && !finishing() {
             return false;
         }
         self.packet.clear();
@@ -343,7 +347,11 @@ impl Link {
         let sent = match &mut self.to {
             To::Nobody => self.beside.is_some(),
             To::File(file) => file.write_all(&self.packet).is_ok(),
-            To::Daemon(socket) => send(*socket, &self.packet),
+            To::Daemon(socket) => {
+                let sent = send(*socket, &self.packet);
+                self.has_given_up = sent == Sent::TimedOut;
+                sent == Sent::Whole
+            }
         };
         self.packet.clear();
         if !sent {
@@ -432,17 +440,30 @@ fn farewell_time() -> Duration {
     Duration::from_millis(Core::get().map_or(0, |core| core.settings.exit_wait_ms) * 4 / 5)
 }
 
-fn send(socket: Identity, packet: &[u8]) -> bool {
-    let farewell = std::time::Instant::now();
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent {
+    Whole,
+    /// The connection has ended.
+    Closed,
+    /// The program ends, and the daemon made no room in time.
+    TimedOut,
+}
+
+fn send(socket: Identity, packet: &[u8]) -> Sent {
+    let start = std::time::Instant::now();
     loop {
         if !socket.holds() {
-            return false;
+            return Sent::Closed;
         }
         if send_now(socket.fd, packet) {
-            return true;
+            return Sent::Whole;
         }
-        if !try_again() || finishing() && farewell.elapsed() > farewell_time() {
-            return false;
+        if !try_again() {
+            return Sent::Closed;
+        }
+        if finishing() && start.elapsed() > farewell_time() {
+            return Sent::TimedOut;
         }
         // The daemon may also have closed its end: POLLHUP then ends the wait, and send() returns EPIPE.
         let patience = if finishing() { 5 } else { 100 };
