@@ -62,6 +62,7 @@ fn dependencies_flow_one_way() {
         "gpumem-runs",
         "gpumem-report",
         "gpumem-import",
+        "gpumem-replay",
         "gpumemd",
         "gpumemctl",
     ];
@@ -75,6 +76,7 @@ fn dependencies_flow_one_way() {
         ("ledger", vec!["gpumem-wire", "gpumem-model"]),
         ("runs", with_low(&[])),
         ("report", vec!["gpumem-wire", "gpumem-model"]),
+        ("replay", vec![]),
         ("import", with_low(&["gpumem-runs", "gpumem-report"])),
         ("daemon", with_low(&["gpumem-runs", "gpumem-report"])),
         ("ctl", with_low(&["gpumem-runs", "gpumem-report", "gpumem-import"])),
@@ -109,7 +111,7 @@ fn sources_do_not_name_the_ledger_or_views() {
 
 #[test]
 fn unsafe_code_is_where_it_must_be() {
-    for krate in ["wire", "model", "ledger", "runs", "report", "import"] {
+    for krate in ["wire", "model", "ledger", "runs", "report", "import", "replay"] {
         let text = fs::read_to_string(root().join(krate).join("src/lib.rs")).expect("lib.rs");
         assert!(text.contains("#![forbid(unsafe_code)]"), "{krate}");
     }
@@ -128,9 +130,19 @@ fn unsafe_code_is_where_it_must_be() {
 
 #[test]
 fn library_code_denies_panics() {
-    for krate in
-        ["wire", "cupti-sys", "agent-lib", "model", "ledger", "runs", "report", "import", "daemon", "ctl"]
-    {
+    for krate in [
+        "wire",
+        "cupti-sys",
+        "agent-lib",
+        "model",
+        "ledger",
+        "runs",
+        "report",
+        "import",
+        "replay",
+        "daemon",
+        "ctl",
+    ] {
         for (path, text) in sources(krate) {
             let code = text.split("#[cfg(test)]").next().expect("a first part");
             for word in [".unwrap()", "panic!(", "unreachable!(", "todo!("] {
@@ -151,6 +163,7 @@ fn files_are_short() {
         "runs",
         "report",
         "import",
+        "replay",
         "daemon",
         "ctl",
         "tests",

@@ -19,6 +19,7 @@ pub mod peer;
 pub mod player;
 mod programs;
 mod python;
+mod replay;
 mod report;
 mod rounds;
 mod scrape;
@@ -91,6 +92,11 @@ pub const ALL: &[Bench] = &[
         name: "report",
         about: "the report of a run with 10 million events, from its recording and from the store",
         run: report::run,
+    },
+    Bench {
+        name: "replay",
+        about: "events/s of the model of PyTorch's allocator, 10 million under eight settings",
+        run: replay::run,
     },
     Bench {
         name: "store",

@@ -1,0 +1,80 @@
+//! Where the driver puts segments: an assumption, which matters only for releases that order equal blocks by address.
+
+use std::collections::BTreeMap;
+
+/// How the driver chooses the address of a segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SegmentAddresses {
+    /// Always above all earlier ones.
+    #[default]
+    Rising,
+    /// Always below all earlier ones.
+    Falling,
+    /// The lowest free range that is large enough.
+    LowestFree,
+}
+
+/// Alignment of segments.
+const ALIGN: u64 = 2 << 20;
+/// Begin of the segments; ranges of expandable segments begin above.
+const BASE: u64 = 1 << 40;
+const RANGES: u64 = 1 << 50;
+
+#[derive(Clone, Debug)]
+pub(crate) struct AddressSpace {
+    choice: SegmentAddresses,
+    next: u64,
+    next_range: u64,
+    /// Free ranges below `next`: their begin and length.
+    free: BTreeMap<u64, u64>,
+}
+
+impl AddressSpace {
+    pub(crate) fn new(choice: SegmentAddresses) -> Self {
+        AddressSpace { choice, next: BASE, next_range: RANGES, free: BTreeMap::new() }
+    }
+
+    pub(crate) fn segment(&mut self, bytes: u64) -> u64 {
+        let bytes = bytes.next_multiple_of(ALIGN);
+        match self.choice {
+            SegmentAddresses::Falling => {
+                self.next -= bytes;
+                return self.next;
+            }
+            SegmentAddresses::Rising => {}
+            SegmentAddresses::LowestFree => {
+                if let Some((&address, &length)) = self.free.iter().find(|(_, length)| **length >= bytes) {
+                    self.free.remove(&address);
+                    if length > bytes {
+                        self.free.insert(address + bytes, length - bytes);
+                    }
+                    return address;
+                }
+            }
+        }
+        self.next += bytes;
+        self.next - bytes
+    }
+
+    pub(crate) fn give_back(&mut self, mut address: u64, bytes: u64) {
+        if self.choice != SegmentAddresses::LowestFree {
+            return;
+        }
+        let mut bytes = bytes.next_multiple_of(ALIGN);
+        if let Some((&left, &length)) = self.free.range(..address).next_back()
+            && left + length == address
+        {
+            (address, bytes) = (left, bytes + length);
+        }
+        if let Some(length) = self.free.remove(&(address + bytes)) {
+            bytes += length;
+        }
+        self.free.insert(address, bytes);
+    }
+
+    /// Returns the begin of an address range for an expandable segment.
+    pub(crate) fn range(&mut self, bytes: u64) -> u64 {
+        self.next_range += bytes;
+        self.next_range - bytes
+    }
+}

@@ -1,0 +1,465 @@
+//! The caching allocator of one device: free blocks are found by best fit, split, and merged again when they are freed.
+
+mod addresses;
+mod blocks;
+mod expand;
+mod pools;
+mod release;
+
+pub use addresses::SegmentAddresses;
+
+use crate::event::{Device, PoolId, PoolKind, RequestId, StreamId};
+use crate::figures::{Failure, Figures};
+use crate::release::{Fraction, Rules};
+use crate::settings::{MIB, Settings};
+use addresses::AddressSpace;
+pub(crate) use blocks::Number;
+use blocks::{Block, NONE, Segment, Slab, State};
+use foldhash::HashMap;
+use pools::{Key, Pair, Pool, PoolRef};
+
+/// Largest rounded size that the small pool serves.
+const SMALL: u64 = MIB;
+/// Bytes of a segment, or page, of the small pool.
+const SMALL_SEGMENT: u64 = 2 * MIB;
+/// Rounded size from which on a segment is made for one request.
+const OWN_SEGMENT: u64 = 10 * MIB;
+/// Such a segment is a multiple of this.
+const OWN_SEGMENT_STEP: u64 = 2 * MIB;
+/// Smallest rest that is split off in the small pool and with expandable segments.
+const LEAST_REST: u64 = 512;
+/// Smallest rest that is not split off in the large pool is larger than this.
+const KEPT_REST: u64 = MIB;
+
+/// A request, after rounding.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    bytes: u64,
+    stream: StreamId,
+    /// Pool that serves it.
+    pool: PoolRef,
+    /// Bytes that the driver would be asked for.
+    segment_bytes: u64,
+}
+
+/// Result of asking the driver for memory.
+enum Grown {
+    Block(Number),
+    Failed,
+    /// Not asked, and nothing is to be released first (`throw_on_cudamalloc_oom`).
+    Rejected,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Allocator {
+    rules: Rules,
+    settings: Settings,
+    device: Device,
+    /// Bytes that the process may reserve.
+    allowed: Option<u64>,
+    /// Reserved bytes above which free segments are given back.
+    collection_limit: Option<u64>,
+    blocks: Slab<Block>,
+    segments: Slab<Segment>,
+    pairs: Vec<Pair>,
+    /// Indices in `pairs`.
+    pair_of: HashMap<PoolId, usize>,
+    /// Pools of the open scopes.
+    scopes: Vec<PoolId>,
+    /// Blocks that wait for other streams, in the order of their frees.
+    pending: Vec<(RequestId, Number)>,
+    addresses: AddressSpace,
+    /// Number of blocks and segments that were made.
+    made: u64,
+    pub(crate) figures: Figures,
+}
+
+impl Allocator {
+    pub(crate) fn new(rules: Rules, settings: Settings, device: Device, addresses: SegmentAddresses) -> Self {
+        let fraction = settings.fraction;
+        let mut allocator = Allocator {
+            rules,
+            settings,
+            device,
+            allowed: None,
+            collection_limit: None,
+            blocks: Slab::default(),
+            segments: Slab::default(),
+            pairs: vec![Pair::default()],
+            pair_of: [(0, 0)].into_iter().collect(),
+            scopes: Vec::new(),
+            pending: Vec::new(),
+            addresses: AddressSpace::new(addresses),
+            made: 0,
+            figures: Figures::default(),
+        };
+        if let Some(fraction) = fraction {
+            allocator.set_fraction(fraction);
+        }
+        allocator
+    }
+
+    pub(crate) fn set_fraction(&mut self, fraction: f64) {
+        let share = fraction * self.device.total_bytes as f64;
+        let share = match self.rules.fraction {
+            Fraction::Down => share as u64,
+            Fraction::Nearest => share.round() as u64,
+        };
+        let is_full = fraction >= 1.0;
+        self.allowed = (!is_full).then_some(share);
+        let threshold = self.settings.collection_threshold;
+        let collects = threshold > 0.0 && (!is_full || self.rules.full_fraction_collects);
+        self.collection_limit = collects.then_some((threshold * share as f64) as u64);
+    }
+
+    pub(crate) fn set_other_bytes(&mut self, bytes: u64) {
+        self.device.other_bytes = bytes;
+    }
+
+    pub(crate) fn begin_pool(&mut self, id: PoolId, kind: PoolKind) {
+        let pair = Pair { kind: Some(kind), ..Pair::default() };
+        let index = self.pairs.len();
+        self.pairs.push(pair);
+        self.pair_of.insert(id, index);
+    }
+
+    pub(crate) fn end_pool(&mut self, id: PoolId) {
+        let Some(&index) = self.pair_of.get(&id).filter(|index| **index > 0) else { return };
+        self.pairs[index].has_ended = true;
+        if matches!(self.pairs[index].kind, Some(PoolKind::User { .. })) {
+            self.release_pair(index);
+        }
+    }
+
+    pub(crate) fn begin_scope(&mut self, id: PoolId) {
+        self.scopes.push(id);
+    }
+
+    pub(crate) fn end_scope(&mut self, id: PoolId) {
+        if let Some(place) = self.scopes.iter().rposition(|scope| *scope == id) {
+            self.scopes.remove(place);
+        }
+    }
+
+    /// Whether everything free may not be released for a request of this pool.
+    fn is_captured(&self, pool: PoolId) -> bool {
+        if !self.rules.user_pools_release {
+            return !self.scopes.is_empty();
+        }
+        self.scopes.contains(&pool) && self.pairs[self.pair_of[&pool]].kind == Some(PoolKind::Graph)
+    }
+
+    /// Serves a request. `event` is its number, for the report of a failure.
+    pub(crate) fn request(
+        &mut self,
+        bytes: u64,
+        stream: StreamId,
+        pool: PoolId,
+        event: u64,
+    ) -> Result<Number, Failure> {
+        if !self.pair_of.contains_key(&pool) {
+            self.begin_pool(pool, PoolKind::Graph);
+        }
+        let rounded = self.settings.round(bytes, self.rules);
+        let is_large = rounded > SMALL;
+        let segment_bytes = if !is_large {
+            SMALL_SEGMENT
+        } else if rounded < OWN_SEGMENT {
+            self.settings.large_segment_bytes
+        } else {
+            rounded.next_multiple_of(OWN_SEGMENT_STEP)
+        };
+        let pool_ref = PoolRef { pair: self.pair_of[&pool], is_large };
+        let wanted = Wanted { bytes: rounded, stream, pool: pool_ref, segment_bytes };
+        let Some(block) = self.find(&wanted).or_else(|| self.obtain(&wanted, pool)) else {
+            let failure = Failure {
+                event,
+                rounded_bytes: rounded,
+                segment_bytes,
+                reserved_bytes: self.figures.reserved.now,
+                allocated_bytes: self.figures.allocated.now,
+            };
+            self.figures.ooms += 1;
+            self.figures.failure.get_or_insert(failure);
+            return Err(failure);
+        };
+        let block = self.hand_out(block, &wanted, bytes);
+        let reserved = self.figures.reserved;
+        if reserved.now == reserved.peak && reserved.peak > self.figures.noted_peak {
+            self.figures.noted_peak = reserved.peak;
+            self.figures.allocated_at_peak = self.figures.allocated.now;
+        }
+        Ok(block)
+    }
+
+    /// Takes the best free block for a request out of its pool.
+    fn find(&mut self, wanted: &Wanted) -> Option<Number> {
+        if self.collection_limit.is_some() {
+            self.pool_mut(wanted.pool).searches += 1;
+        }
+        let pool = self.pool(wanted.pool);
+        let mut key = pool.best(wanted.stream, wanted.bytes)?;
+        let is_expandable = |key: &Key| self.segments[self.blocks[key.block].segment].is_expandable;
+        if is_expandable(&key) && self.settings.expandable_segments {
+            // A block at the end of the mapped memory counts as large as it can become.
+            let reach = |key: &Key| {
+                let right = self.blocks[key.block].right;
+                let more = right != NONE && self.blocks[right].state == State::Unmapped;
+                key.bytes + if more { self.blocks[right].bytes } else { 0 }
+            };
+            while is_expandable(&key)
+                && let Some(next) = pool.after(&key)
+                && reach(&next) < reach(&key)
+            {
+                key = next;
+            }
+        } else {
+            while is_expandable(&key) {
+                key = pool.after(&key)?;
+            }
+        }
+        let largest = match self.settings.max_split_bytes {
+            None => u64::MAX,
+            Some(max_split) if wanted.bytes < max_split => max_split,
+            Some(_) => wanted.bytes + self.settings.non_split_rounding_bytes,
+        };
+        if key.bytes >= largest {
+            return None;
+        }
+        self.pool_mut(wanted.pool).free.remove(&key);
+        Some(key.block)
+    }
+
+    /// Gets memory for a request that no free block can serve: from the driver, if need be after others were given back.
+    fn obtain(&mut self, wanted: &Wanted, pool: PoolId) -> Option<Number> {
+        self.collect();
+        match self.grow(wanted) {
+            Grown::Block(block) => return Some(block),
+            Grown::Rejected => return None,
+            Grown::Failed => {}
+        }
+        if self.rules.has_pools_for_shortage {
+            for pair in 1..self.pairs.len() {
+                let pool = PoolRef { pair, ..wanted.pool };
+                if self.pairs[pair].serves_shortage()
+                    && let Some(block) = self.find(&Wanted { pool, ..*wanted })
+                {
+                    return Some(block);
+                }
+            }
+        }
+        if self.release_oversize(wanted)
+            && let Grown::Block(block) = self.grow(wanted)
+        {
+            return Some(block);
+        }
+        if self.is_captured(pool) {
+            return None;
+        }
+        self.empty_cache(None);
+        self.figures.retries += 1;
+        match self.grow(wanted) {
+            Grown::Block(block) => Some(block),
+            Grown::Failed | Grown::Rejected => None,
+        }
+    }
+
+    /// Asks the driver for a segment, or maps more of an expandable one.
+    fn grow(&mut self, wanted: &Wanted) -> Grown {
+        let needed = self.figures.reserved.now + wanted.segment_bytes;
+        if self.allowed.is_some_and(|allowed| needed > allowed) {
+            return Grown::Failed;
+        }
+        if self.settings.throw_on_oom {
+            let share = self.settings.fraction.unwrap_or(1.0) * self.device.total_bytes as f64;
+            if needed > share as u64 {
+                return Grown::Rejected;
+            }
+        }
+        let pair = &self.pairs[wanted.pool.pair];
+        let expands = self.settings.expandable_segments
+            && (wanted.pool.pair == 0 || self.rules.private_pools_expand && !pair.has_own_allocator());
+        let block = if expands { self.expand(wanted) } else { self.new_segment(wanted) };
+        block.map_or(Grown::Failed, Grown::Block)
+    }
+
+    /// Whether the device has so many bytes more.
+    fn has_room(&self, bytes: u64) -> bool {
+        self.figures.reserved.now + self.device.other_bytes + bytes <= self.device.total_bytes
+    }
+
+    fn new_segment(&mut self, wanted: &Wanted) -> Option<Number> {
+        let bytes = wanted.segment_bytes;
+        if !self.has_room(bytes) {
+            return None;
+        }
+        self.figures.reserved.add(bytes);
+        self.figures.segments.add(1);
+        self.figures.device_allocs += 1;
+        let address = self.addresses.segment(bytes);
+        Some(self.begin_segment(wanted, address, bytes, State::Free))
+    }
+
+    /// Makes a segment with one block, which is in no pool's set yet.
+    fn begin_segment(&mut self, wanted: &Wanted, address: u64, bytes: u64, state: State) -> Number {
+        self.made += 1;
+        let is_expandable = state == State::Unmapped;
+        let segment = self.segments.insert(Segment { address, bytes, order: self.made, is_expandable });
+        self.pairs[wanted.pool.pair].segments += 1;
+        self.new_block(Block {
+            segment,
+            address,
+            bytes,
+            requested: 0,
+            left: NONE,
+            right: NONE,
+            order: 0,
+            searches: 0,
+            pool: wanted.pool,
+            stream: wanted.stream,
+            state,
+        })
+    }
+
+    fn new_block(&mut self, mut block: Block) -> Number {
+        self.made += 1;
+        block.order = self.made;
+        let (left, right) = (block.left, block.right);
+        let number = self.blocks.insert(block);
+        if left != NONE {
+            self.blocks[left].right = number;
+        }
+        if right != NONE {
+            self.blocks[right].left = number;
+        }
+        number
+    }
+
+    /// Gives the program a block that is in no pool's set, and splits the rest off if the rules say so.
+    fn hand_out(&mut self, found: Number, wanted: &Wanted, requested: u64) -> Number {
+        let block = &self.blocks[found];
+        let rest = block.bytes - wanted.bytes;
+        let pair = &self.pairs[block.pool.pair];
+        let splits = if pair.no_split() {
+            false
+        } else if !block.pool.is_large || self.settings.expandable_segments && !pair.has_own_allocator() {
+            rest >= LEAST_REST
+        } else {
+            rest > KEPT_REST && self.settings.max_split_bytes.is_none_or(|max| wanted.bytes < max)
+        };
+        let number = if splits {
+            let left = Block { bytes: wanted.bytes, right: found, ..*block };
+            let rest = &mut self.blocks[found];
+            rest.address += wanted.bytes;
+            rest.bytes -= wanted.bytes;
+            let number = self.new_block(left);
+            self.insert_free(found);
+            number
+        } else {
+            found
+        };
+        let block = &mut self.blocks[number];
+        (block.state, block.requested) = (State::Allocated, requested);
+        let bytes = block.bytes;
+        self.figures.allocated.add(bytes);
+        self.figures.active.add(bytes);
+        self.figures.requested.add(requested);
+        number
+    }
+
+    /// Frees a request's block. `pending`: its name, if other streams may still use the memory.
+    pub(crate) fn free(&mut self, number: Number, pending: Option<RequestId>) {
+        self.figures.allocated.remove(self.blocks[number].bytes);
+        match pending {
+            Some(id) => {
+                self.blocks[number].state = State::Pending;
+                self.pending.push((id, number));
+            }
+            None => self.give_back(number),
+        }
+    }
+
+    /// Makes the memory of a pending free available, unless a release has done so already.
+    pub(crate) fn return_pending(&mut self, id: RequestId) {
+        if let Some(place) = self.pending.iter().position(|(pending, _)| *pending == id) {
+            let (_, number) = self.pending.remove(place);
+            self.give_back(number);
+        }
+    }
+
+    fn give_back(&mut self, number: Number) {
+        let block = &mut self.blocks[number];
+        block.state = State::Free;
+        let (bytes, requested) = (block.bytes, std::mem::take(&mut block.requested));
+        self.figures.active.remove(bytes);
+        self.figures.requested.remove(requested);
+        self.merge(number);
+        self.insert_free(number);
+    }
+
+    /// Merges a block that is in no set with its neighbours of the same state. It keeps its number.
+    fn merge(&mut self, number: Number) {
+        let state = self.blocks[number].state;
+        for is_left in [true, false] {
+            let block = &self.blocks[number];
+            let other = if is_left { block.left } else { block.right };
+            if other == NONE || self.blocks[other].state != state {
+                continue;
+            }
+            match state {
+                State::Unmapped => self.remove_unmapped(other),
+                _ => self.remove_free(other),
+            }
+            let merged = self.blocks[other];
+            let beyond = if is_left { merged.left } else { merged.right };
+            let block = &mut self.blocks[number];
+            block.bytes += merged.bytes;
+            if is_left {
+                (block.address, block.left) = (merged.address, beyond);
+            } else {
+                block.right = beyond;
+            }
+            if beyond != NONE {
+                let neighbour = &mut self.blocks[beyond];
+                *(if is_left { &mut neighbour.right } else { &mut neighbour.left }) = number;
+            }
+            self.blocks.remove(other);
+        }
+    }
+
+    fn pool(&self, PoolRef { pair, is_large }: PoolRef) -> &Pool {
+        &self.pairs[pair].pools[usize::from(is_large)]
+    }
+
+    fn pool_mut(&mut self, PoolRef { pair, is_large }: PoolRef) -> &mut Pool {
+        &mut self.pairs[pair].pools[usize::from(is_large)]
+    }
+
+    fn key(&self, number: Number) -> Key {
+        Key::new(number, &self.blocks[number], &self.segments, self.rules.tie_break)
+    }
+
+    fn insert_free(&mut self, number: Number) {
+        let key = self.key(number);
+        let index = self.blocks[number].pool;
+        self.blocks[number].searches = self.pool(index).searches;
+        self.pool_mut(index).free.insert(key);
+    }
+
+    fn remove_free(&mut self, number: Number) {
+        let key = self.key(number);
+        self.pool_mut(self.blocks[number].pool).free.remove(&key);
+    }
+
+    fn insert_unmapped(&mut self, number: Number) {
+        let block = &self.blocks[number];
+        let (index, entry) = (block.pool, (block.stream, block.address, number));
+        self.pool_mut(index).unmapped.insert(entry);
+    }
+
+    fn remove_unmapped(&mut self, number: Number) {
+        let block = &self.blocks[number];
+        let (index, entry) = (block.pool, (block.stream, block.address, number));
+        self.pool_mut(index).unmapped.remove(&entry);
+    }
+}

@@ -1,0 +1,132 @@
+//! Giving memory back to the driver: everything free, the largest blocks, or those that were not used for long.
+
+use super::blocks::{NONE, Number};
+use super::pools::PoolRef;
+use super::{Allocator, Wanted};
+use crate::event::PoolId;
+
+impl Allocator {
+    /// Gives back everything free, after all streams have ended their work. With `pool`, only of that private pool, and only if
+    /// it has ended.
+    pub(crate) fn empty_cache(&mut self, pool: Option<PoolId>) {
+        if let Some(pool) = pool {
+            match self.pair_of.get(&pool) {
+                Some(&index) if index > 0 && !self.pairs[index].has_ended => {}
+                Some(&index) => self.release_pair(index),
+                None => {}
+            }
+            return;
+        }
+        for (_, number) in std::mem::take(&mut self.pending) {
+            self.give_back(number);
+        }
+        for index in 0..self.pairs.len() {
+            if index == 0 || self.pairs[index].has_ended {
+                self.release_pair(index);
+            }
+        }
+    }
+
+    /// Gives back what is free in the pools of one pair.
+    pub(super) fn release_pair(&mut self, pair: usize) {
+        for is_large in [true, false] {
+            let free: Vec<Number> =
+                self.pool(PoolRef { pair, is_large }).free.iter().map(|key| key.block).collect();
+            for block in free {
+                if self.segments[self.blocks[block].segment].is_expandable {
+                    self.unmap(block);
+                } else {
+                    self.release_segment(block);
+                }
+            }
+        }
+    }
+
+    /// Gives a segment back if a free block is all of it; returns the bytes.
+    fn release_segment(&mut self, number: Number) -> u64 {
+        let block = &self.blocks[number];
+        if block.left != NONE || block.right != NONE {
+            return 0;
+        }
+        let bytes = block.bytes;
+        self.remove_free(number);
+        self.figures.reserved.remove(bytes);
+        self.figures.segments.remove(1);
+        self.figures.device_frees += 1;
+        self.end_segment(number);
+        bytes
+    }
+
+    /// Forgets a segment with its only block, which is in no set.
+    pub(super) fn end_segment(&mut self, number: Number) {
+        let (segment, pair) = (self.blocks[number].segment, self.blocks[number].pool.pair);
+        let range = &self.segments[segment];
+        if !range.is_expandable {
+            self.addresses.give_back(range.address, range.bytes);
+        }
+        self.segments.remove(segment);
+        self.blocks.remove(number);
+        self.pairs[pair].segments -= 1;
+    }
+
+    /// Gives back blocks of at least `max_split_bytes` until a request fits; returns whether it may.
+    pub(super) fn release_oversize(&mut self, wanted: &Wanted) -> bool {
+        let Some(max_split) = self.settings.max_split_bytes else { return false };
+        let needed = wanted.bytes.max(max_split);
+        let is_plain = |allocator: &Self, block: Number| {
+            !(allocator.rules.spares_expandable_segments
+                && allocator.segments[allocator.blocks[block].segment].is_expandable)
+        };
+        let mut larger = self.pool(wanted.pool).best(wanted.stream, needed);
+        while let Some(key) = larger {
+            if is_plain(self, key.block) {
+                return self.release_segment(key.block) > 0;
+            }
+            larger = self.pool(wanted.pool).after(&key);
+        }
+        let smaller: Vec<_> = self
+            .pool(wanted.pool)
+            .down_from(wanted.stream, needed)
+            .take_while(|key| key.bytes >= max_split)
+            .filter(|key| is_plain(self, key.block))
+            .collect();
+        let mut released = 0;
+        for key in smaller {
+            if released >= needed {
+                break;
+            }
+            released += self.release_segment(key.block);
+        }
+        released >= needed
+    }
+
+    /// Gives back whole segments of the default large pool that were not used for long, if too much is reserved.
+    pub(super) fn collect(&mut self) {
+        let Some(limit) = self.collection_limit else { return };
+        let Some(excess) = self.figures.reserved.now.checked_sub(limit).filter(|excess| *excess > 0) else {
+            return;
+        };
+        let pool = self.pool(PoolRef { pair: 0, is_large: true });
+        let mut whole: Vec<(Number, u64)> = Vec::new();
+        for key in &pool.free {
+            let block = &self.blocks[key.block];
+            if block.left == NONE && block.right == NONE {
+                whole.push((key.block, pool.searches - block.searches));
+            }
+        }
+        let (mut freed, mut is_going_on) = (0, true);
+        while freed < excess && is_going_on && !whole.is_empty() {
+            let ages: u64 = whole.iter().map(|(_, age)| age).sum();
+            let mean = ages as f64 / whole.len() as f64;
+            is_going_on = false;
+            whole.retain(|&(block, age)| {
+                let is_old = age as f64 >= mean && !self.segments[self.blocks[block].segment].is_expandable;
+                if is_old {
+                    freed += self.release_segment(block);
+                    is_going_on = true;
+                }
+                !is_old
+            });
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! The model of PyTorch's caching allocator against unmodified PyTorch: one recording of a program under default settings,
+//! replayed under other settings, has the same figures as a real run of the program under these settings.
+use gpumem_replay::{Device, Event, EventReturn, Options, Release, Replay, SegmentAddresses, Settings};
+use gpumem_tests::live::{Job, torch};
+use serde_json::Value;
+
+/// A setting: its name, the process's share of the device, bytes that something else takes, the text.
+struct Setting {
+    name: &'static str,
+    fraction: Option<f64>,
+    taken_bytes: u64,
+    text: &'static str,
+    /// First release line that has it.
+    since: u16,
+}
+
+const fn plain(name: &'static str, text: &'static str) -> Setting {
+    Setting { name, fraction: None, taken_bytes: 0, text, since: 1 }
+}
+
+const fn share(name: &'static str, fraction: f64, text: &'static str) -> Setting {
+    Setting { fraction: Some(fraction), ..plain(name, text) }
+}
+
+const SETTINGS: [Setting; 14] = [
+    plain("default", ""),
+    plain("expandable", "expandable_segments:True"),
+    plain("split32", "max_split_size_mb:32"),
+    plain("round4", "roundup_power2_divisions:4"),
+    plain("roundlist", "roundup_power2_divisions:[1:2,4:8,16:4,>:2]"),
+    share("collection", 0.04, "garbage_collection_threshold:0.6"),
+    share("fraction", 0.05, ""),
+    share("expandablefraction", 0.035, "expandable_segments:True"),
+    share("splitfraction", 0.045, "max_split_size_mb:24"),
+    share("collectionsplit", 0.045, "garbage_collection_threshold:0.5,max_split_size_mb:32"),
+    Setting { taken_bytes: 15_300_000_000, ..plain("small", "") },
+    Setting { taken_bytes: 15_500_000_000, ..plain("smallexpandable", "expandable_segments:True") },
+    Setting { since: 11, ..plain("segment64", "large_segment_size_mb:64") },
+    Setting { since: 6, ..plain("rounding64", "max_split_size_mb:24,max_non_split_rounding_mb:64") },
+];
+
+impl Setting {
+    /// Returns the argument of tests/torch/replay.py.
+    fn argument(&self) -> String {
+        let fraction = self.fraction.map(|fraction| format!("@{fraction}")).unwrap_or_default();
+        let taken = if self.taken_bytes > 0 { format!("-{}", self.taken_bytes) } else { String::new() };
+        format!("{}{fraction}{taken}={}", self.name, self.text)
+    }
+
+    /// Replays the recording of a program's default run. Returns the figures by torch's names for them.
+    fn replay(&self, release: Release, recorded: &Value) -> Vec<(&'static str, u64)> {
+        let mut settings = Settings::parse(self.text, release).expect("a valid text");
+        settings.fraction = self.fraction;
+        let other_bytes = recorded["other"].as_u64().expect("bytes");
+        let device = Device { total_bytes: recorded["total"].as_u64().expect("bytes"), other_bytes };
+        // The simulated driver uses the lowest free addresses.
+        let addresses = SegmentAddresses::LowestFree;
+        let options = Options { release, settings, device, addresses, returns: EventReturn::AsRecorded };
+        let mut replay = Replay::new(options).expect("the native backend");
+        let (mut requests, mut before_failure) = (0, 0);
+        for event in recorded["events"].as_array().expect("events") {
+            let event = self.event(event, other_bytes);
+            replay.apply(&event).expect("a valid event");
+            if matches!(event, Event::Request { .. }) {
+                before_failure += u64::from(replay.figures().failure.is_none());
+                requests += 1;
+            }
+        }
+        let figures = replay.figures();
+        assert_eq!(replay.unknown_frees(), 0);
+        vec![
+            ("reserved_bytes", figures.reserved.peak),
+            ("allocated_bytes", figures.allocated.peak),
+            ("active_bytes", figures.active.peak),
+            ("requested_bytes", figures.requested.peak),
+            ("segment", figures.segments.peak),
+            ("num_device_alloc", figures.device_allocs),
+            ("num_device_free", figures.device_frees),
+            ("num_alloc_retries", figures.retries),
+            ("num_ooms", figures.ooms),
+            ("bytes of the failing request", figures.failure.map_or(0, |failure| failure.rounded_bytes)),
+            ("requests before it", if before_failure < requests { before_failure } else { 0 }),
+        ]
+    }
+
+    /// Reads an event as tests/torch/replay.py prints it.
+    fn event(&self, event: &Value, other_bytes: u64) -> Event {
+        let number = |place: usize| event[place].as_i64().expect("a number") as u64;
+        let small = |place: usize| u32::try_from(number(place)).expect("a small number");
+        let flag = |place: usize| event[place].as_bool().expect("a flag");
+        match event[0].as_str().expect("a kind") {
+            "request" => Event::Request {
+                id: number(1),
+                bytes: number(2),
+                stream: small(3),
+                pool: small(4),
+                has_failed: flag(5),
+            },
+            "free" => Event::Free { id: number(1), is_pending: flag(2) },
+            "return" => Event::Return { id: number(1) },
+            "empty" => Event::EmptyCache { pool: None },
+            "others" => Event::OtherMemory { bytes: other_bytes + self.taken_bytes },
+            "scope" => Event::ScopeBegins { pool: small(1) },
+            "leave" => Event::ScopeEnds { pool: small(1) },
+            "gone" => Event::PoolEnds { pool: small(1) },
+            kind => panic!("{kind}"),
+        }
+    }
+}
+
+/// Returns the same figures of a real run.
+fn real(run: &Value) -> Vec<(&'static str, u64)> {
+    let names = [
+        "reserved_bytes",
+        "allocated_bytes",
+        "active_bytes",
+        "requested_bytes",
+        "segment",
+        "num_device_alloc",
+        "num_device_free",
+        "num_alloc_retries",
+        "num_ooms",
+    ];
+    let figure = |name: &&'static str| (*name, run["stats"][name].as_u64().expect("a figure"));
+    let mut figures: Vec<_> = names.iter().map(figure).collect();
+    let failed = |name: &str| run["failed"][name].as_u64().unwrap_or(0);
+    figures.push(("bytes of the failing request", failed("bytes")));
+    figures.push(("requests before it", failed("after")));
+    figures
+}
+
+#[test]
+fn replay_of_one_recording_has_the_figures_of_real_runs_under_other_settings() {
+    for version in &torch::versions() {
+        let Some(wheel) = torch::wheel(version) else { return };
+        let release: Release =
+            wheel.version.split('@').next().expect("a version").parse().expect("a release");
+        let settings: Vec<_> =
+            SETTINGS.iter().filter(|setting| Release::new(setting.since) <= release).collect();
+        // On a busy machine, memory that another stream may use returns only when the program waits for the device.
+        for keys in [&[][..], &["cuda.busy=1"]] {
+            let machine = torch::machine(keys);
+            let programs: &[&str] = if keys.is_empty() { &[] } else { &["streams", "loader", "hostile"] };
+            let arguments: Vec<_> = settings.iter().map(|setting| setting.argument()).collect();
+            let arguments: Vec<&str> =
+                programs.iter().copied().chain(arguments.iter().map(String::as_str)).collect();
+            let mut job = Job::start(&mut wheel.bare(&machine, "replay.py", &arguments));
+            let lines = torch::finished(&mut job);
+            let runs: Vec<_> = lines.iter().filter(|line| line["program"].is_string()).collect();
+            let mut failures = 0;
+            for run in &runs {
+                let is_default =
+                    |other: &&&Value| other["program"] == run["program"] && other["setting"] == "default";
+                let recorded = runs.iter().find(is_default).expect("a default run");
+                let setting =
+                    settings.iter().find(|setting| run["setting"] == setting.name).expect("a setting");
+                let what = format!("torch {version}, {} under {}", run["program"], setting.name);
+                assert_eq!(setting.replay(release, recorded), real(run), "{what}");
+                failures += usize::from(run["failed"].is_object());
+            }
+            println!(
+                "torch {version} {keys:?}: {} runs, {failures} of them without memory at the end",
+                runs.len()
+            );
+            let expected = settings.len() * if programs.is_empty() { 13 } else { programs.len() };
+            assert_eq!(runs.len(), expected);
+            assert!(failures > 0 || !programs.is_empty(), "the settings include too little memory");
+        }
+    }
+}
