@@ -49,6 +49,9 @@ pub(crate) enum Command {
     Explain(Explain),
     /// Compare two runs; usable as a CI gate
     Diff(Diff),
+    /// Replay a PyTorch memory snapshot under other allocator settings
+    #[command(name = "whatif")]
+    WhatIf(WhatIf),
     /// Check the installation and a process, and suggest fixes
     Doctor(Doctor),
     /// List the stored runs
@@ -297,6 +300,30 @@ pub(crate) struct Import {
     pub format: Option<&'static Format>,
     #[command(flatten)]
     pub store: StorePath,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WhatIf {
+    /// Snapshot of torch.cuda.memory._dump_snapshot() with history
+    pub file: PathBuf,
+    /// Setting to try, as in PYTORCH_ALLOC_CONF; may be repeated [default: try several]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = typed::setting)]
+    pub set: Vec<String>,
+    /// Try several settings, also with --set
+    #[arg(long)]
+    pub sweep: bool,
+    /// Memory that PyTorch can have [default: as in the recording, if a request failed there]
+    #[arg(long, value_name = "SIZE", value_parser = typed::size)]
+    pub device_memory: Option<u64>,
+    /// GPU of the snapshot, by its number there [default: the first with history]
+    #[arg(long, value_name = "N")]
+    pub gpu: Option<u8>,
+    /// PyTorch release of the program, such as 2.15
+    #[arg(long, value_name = "RELEASE")]
+    pub torch: Option<gpumem_replay::Release>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Clone, Default, Args)]

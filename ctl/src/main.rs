@@ -51,6 +51,7 @@ fn run(command: args::Command) -> u8 {
         },
         args::Command::Mark(mark) => command::requests::mark(&mark),
         args::Command::Nvml(nvml) => command::requests::nvml(&nvml),
+        args::Command::WhatIf(whatif) => command::whatif::run(&whatif),
         args::Command::Import(import) => command::import::run(&import),
         args::Command::Record(record) => command::requests::record(&record),
         args::Command::Report(report) => command::report::run(&report),

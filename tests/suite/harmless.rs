@@ -137,6 +137,11 @@ const STORED: &[Views] = &[
         ],
         others: &["store", "oom", "limit"],
     },
+    Views {
+        command: "whatif",
+        forms: &["FILE", "FILE --json", "FILE --set TAG", "FILE --torch TAG"],
+        others: &["sweep", "device-memory", "gpu"],
+    },
     Views { command: "import", forms: &["FILE", "TAG", "--format TAG FILE"], others: &["store"] },
     Views {
         command: "export",

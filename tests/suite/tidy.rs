@@ -77,9 +77,9 @@ fn dependencies_flow_one_way() {
         ("runs", with_low(&[])),
         ("report", vec!["gpumem-wire", "gpumem-model"]),
         ("replay", vec![]),
-        ("import", with_low(&["gpumem-runs", "gpumem-report"])),
+        ("import", with_low(&["gpumem-runs", "gpumem-report", "gpumem-replay"])),
         ("daemon", with_low(&["gpumem-runs", "gpumem-report"])),
-        ("ctl", with_low(&["gpumem-runs", "gpumem-report", "gpumem-import"])),
+        ("ctl", with_low(&["gpumem-runs", "gpumem-report", "gpumem-import", "gpumem-replay"])),
     ];
     for (krate, allowed) in allowed {
         for dependency in dependencies(krate).iter().filter(|name| ours.contains(&name.as_str())) {

@@ -4,7 +4,8 @@
 
 A setting is `LABEL=TEXT`, the text of PYTORCH_CUDA_ALLOC_CONF; `LABEL@FRACTION=TEXT` also sets the process's share of the device,
 and `LABEL-BYTES=TEXT` takes so many bytes of the device from outside the allocator, before the program runs a second time. The first setting is `default=`: its run also
-prints everything that the program asked of the allocator, from the memory history."""
+prints everything that the program asked of the allocator, from the memory history. With SNAPSHOTS=FOLDER, each run leaves
+FOLDER/NAME-LABEL.pickle."""
 
 import ctypes
 import gc
@@ -361,6 +362,8 @@ def child(program, label, text, fraction, taken, device):
         line["failed"] = {"bytes": history[oom]["size"], "after": sum(entry["action"] == "alloc" for entry in history[:oom])}
     if label == "default":
         line["events"] = list(asked(history))
+    if folder := os.environ.get("SNAPSHOTS"):
+        torch.cuda.memory._dump_snapshot(f"{folder}/{program.__name__}-{label}.pickle")
     print(json.dumps(line), flush=True)
 
 

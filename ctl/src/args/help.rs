@@ -30,6 +30,8 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("gpumemctl explain \"pool idle\" r7", "with the numbers of run r7"),
     ("gpumemctl diff r7 r9", "what r9 uses more than r7"),
     ("gpumemctl diff main.gpumem pr.gpumem --fail-above 2%", "a gate for CI"),
+    ("gpumemctl whatif ./snapshot.pickle", "which allocator settings would have reserved less"),
+    ("gpumemctl whatif ./snapshot.pickle --set expandable_segments:True", "one setting"),
     ("gpumemctl doctor", "check the installation"),
     ("gpumemctl doctor 4711", "why is a process not covered?"),
     ("gpumemctl doctor --bundle", "an archive for a support request"),

@@ -1,5 +1,12 @@
 //! Parsers for sizes, times, steps, shares and names. Each error has an example of a valid value.
 
+/// Parses a setting such as `max_split_size_mb=128`; returns it as PYTORCH_ALLOC_CONF has it, with a colon.
+pub(crate) fn setting(text: &str) -> Result<String, String> {
+    let end = text.find(['=', ':']).filter(|end| *end > 0);
+    let end = end.ok_or_else(|| "a setting is KEY=VALUE, as expandable_segments=True".to_owned())?;
+    Ok(format!("{}:{}", &text[..end], &text[end + 1..]))
+}
+
 /// Parses a range such as `100:110`.
 pub(crate) fn steps(text: &str) -> Result<(u64, u64), String> {
     let steps = text.split_once(':').and_then(|(first, last)| Some((number(first)?, number(last)?)));

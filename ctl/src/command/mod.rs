@@ -12,3 +12,4 @@ pub(crate) mod requests;
 pub(crate) mod run;
 pub(crate) mod runs;
 pub(crate) mod top;
+pub(crate) mod whatif;

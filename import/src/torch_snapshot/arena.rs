@@ -59,7 +59,7 @@ pub(super) enum Kind {
 }
 
 /// All values of one pickle file.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Arena {
     nodes: Vec<Node>,
     items: Vec<Ref>,

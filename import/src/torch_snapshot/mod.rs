@@ -18,6 +18,7 @@ mod model;
 mod opcode;
 mod pickle;
 mod replay;
+mod requests;
 mod rounding;
 mod stack;
 
@@ -29,6 +30,7 @@ use gpumem_runs::input::{Error, Input};
 use model::{Snapshot, Unfit, Unknown};
 use pickle::{MAX_MEMORY_BYTES, Unpickled, unpickle};
 use replay::Told;
+pub use requests::Requests;
 
 /// Returns whether a file begins with a pickle that contains names of a snapshot's fields.
 pub fn looks_like(head: &[u8]) -> bool {
@@ -46,6 +48,39 @@ pub fn looks_like(head: &[u8]) -> bool {
 /// [`Error::Malformed`] with the place if the file is not a pickle of plain containers. [`Error::Unfit`] if it is a pickle but
 /// not a snapshot. [`Error::Read`] if reading fails.
 pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
+    let (unpickled, snapshot) = open(input)?;
+    let told = replay::replay(sink, &unpickled.arena, &snapshot);
+    sink.reject(snapshot.rejects.count);
+    let figures = figures(&snapshot, &told);
+    sink.figures(figures);
+    let caveats = caveats(&unpickled, &snapshot, &told, &figures);
+    caveats
+        .into_iter()
+        .filter(|(_, applies, _)| *applies)
+        .for_each(|(code, _, text)| sink.caveat(code, text));
+    Ok(())
+}
+
+/// Reads what the program asked of PyTorch's allocator on a device; without `device`, on the first one with history.
+///
+/// Errors are those of [`read`], and [`Error::Unfit`] if the snapshot has no history of the device.
+pub fn requests(input: Input, device: Option<u8>) -> Result<Requests, Error> {
+    let path = input.path.clone();
+    let (unpickled, snapshot) = open(input)?;
+    let traced = |device: usize| snapshot.traces.get(device).is_some_and(|trace| !trace.is_empty());
+    let first = (0..snapshot.traces.len()).find(|device| traced(*device));
+    let device = device.map(usize::from).or(first).filter(|device| traced(*device));
+    match device.and_then(|device| u8::try_from(device).ok()) {
+        Some(device) => Ok(requests::of(unpickled.arena, &snapshot, device)),
+        None => {
+            let what = "has no history of this GPU's allocations: call torch.cuda.memory._record_memory_history() before the \
+                        program allocates, and then torch.cuda.memory._dump_snapshot()";
+            Err(Error::Unfit { path, what: what.into() })
+        }
+    }
+}
+
+fn open(input: Input) -> Result<(Unpickled, Snapshot), Error> {
     let path = input.path.clone();
     let unpickled = unpickle(input.into_reader(), MAX_MEMORY_BYTES).map_err(|fault| match fault {
         Fault::Bad { offset, what } => Error::Malformed { path: path.clone(), offset, what },
@@ -57,16 +92,7 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         let what = "is a snapshot without a segment and without history: nothing was allocated";
         return Err(unfit(Unfit(what.into())));
     }
-    let told = replay::replay(sink, &unpickled.arena, &snapshot);
-    sink.reject(snapshot.rejects.count);
-    let figures = figures(&snapshot, &told);
-    sink.figures(figures);
-    let caveats = caveats(&unpickled, &snapshot, &told, &figures);
-    caveats
-        .into_iter()
-        .filter(|(_, applies, _)| *applies)
-        .for_each(|(code, _, text)| sink.caveat(code, text));
-    Ok(())
+    Ok((unpickled, snapshot))
 }
 
 impl Snapshot {

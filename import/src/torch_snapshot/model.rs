@@ -19,6 +19,7 @@ use super::rounding::Settings;
 use super::stack::part;
 use crate::feed::Rejects;
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// Upper limit of device numbers (exclusive).
@@ -59,8 +60,9 @@ pub(super) struct Block {
 }
 
 /// Kind of an entry in the allocator's history.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Action {
+    #[default]
     Alloc,
     FreeRequested,
     FreeCompleted,
@@ -74,7 +76,7 @@ pub(super) enum Action {
     Snapshot,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Event {
     pub action: Action,
     /// Address; for `Oom`, the free bytes of the device. `u64::MAX` if these are unknown.
@@ -83,6 +85,8 @@ pub(super) struct Event {
     pub bytes: u64,
     pub time_us: u64,
     pub stream: u32,
+    /// Number of the pool that serves the request; 0 for the default pool, and where the history does not tell.
+    pub pool: u32,
     pub frames: Ref,
     /// Metadata that the program set for its allocations.
     pub metadata: Ref,
@@ -130,11 +134,16 @@ pub(super) struct Snapshot {
     /// Number of entries in the history of host memory, which is not replayed.
     pub host_entries: u64,
     pub streams: Streams,
+    /// Text of the allocator's settings.
+    pub settings_text: String,
+    /// Entries of the history name their pool.
+    pub has_pools: bool,
+    pools: HashMap<(i64, i64), u32>,
 }
 
 /// Maps addresses of streams to small numbers; 0 is the default stream.
 #[derive(Debug, Default)]
-pub(super) struct Streams(std::collections::HashMap<i64, u32>);
+pub(super) struct Streams(HashMap<i64, u32>);
 
 impl Streams {
     fn number(&mut self, stream: i64) -> u32 {
@@ -250,6 +259,9 @@ pub(super) fn read(arena: &Arena, root: Ref) -> Result<Snapshot, Unfit> {
             if is_snapshot(segments, traces) =>
         {
             snapshot.settings = read_settings(&walk, settings)?;
+            if let Some([text]) = walk.fields(settings, [b"PYTORCH_CUDA_ALLOC_CONF".as_slice()])? {
+                snapshot.settings_text = arena.text(text).unwrap_or_default().into();
+            }
             walk.each(segments, |index, segment| snapshot.segment(&walk, index, segment, false))?;
             walk.each(host_segments, |index, segment| snapshot.segment(&walk, index, segment, true))?;
             walk.each(traces, |device, trace| snapshot.trace(&walk, device, trace))?;
@@ -403,9 +415,10 @@ impl Snapshot {
                 b"frames",
                 b"user_metadata",
                 b"device_free",
+                b"pool_id",
             ];
             let place = || format!("device {device}, trace entry {index} (action, addr or size)");
-            let Some([action, addr, size, stream, time, frames, metadata, free]) =
+            let Some([action, addr, size, stream, time, frames, metadata, free, pool]) =
                 walk.fields(entry, names)?
             else {
                 self.rejects.add(place);
@@ -430,12 +443,14 @@ impl Snapshot {
                 self.rejects.add(place);
                 return Ok(());
             };
+            let pool = self.pool(walk, pool)?;
             events.push(Event {
                 action,
                 address,
                 bytes,
                 time_us: walk.time(time),
                 stream: self.streams.number(walk.arena.int(stream).unwrap_or(0)),
+                pool,
                 frames,
                 metadata,
             });
@@ -445,6 +460,23 @@ impl Snapshot {
             self.traces.push(events);
         }
         Ok(())
+    }
+
+    /// Returns the number of a pool, which the history names by two numbers.
+    fn pool(&mut self, walk: &Walk<'_>, pool: Ref) -> Result<u32, Unfit> {
+        let mut name = [0; 2];
+        walk.each(pool, |index, part| {
+            self.has_pools = true;
+            if let Some(place) = name.get_mut(index) {
+                *place = walk.arena.int(part).unwrap_or(0);
+            }
+            Ok(())
+        })?;
+        if name == [0, 0] {
+            return Ok(0);
+        }
+        let next = self.pools.len() as u32 + 1;
+        Ok(*self.pools.entry((name[0], name[1])).or_insert(next))
     }
 
     fn annotation(&mut self, walk: &Walk<'_>, index: usize, annotation: Ref) -> Result<(), Unfit> {

@@ -1,0 +1,98 @@
+//! `gpumemctl whatif FILE`: what PyTorch's allocator would have reserved under other settings.
+
+mod show;
+mod trials;
+
+use crate::args::WhatIf;
+use crate::exit::Kind;
+use crate::output::print;
+use anyhow::Result;
+use gpumem_import::torch_snapshot;
+use gpumem_replay::{Release, Settings};
+use gpumem_runs::input::Input;
+use trials::{Recorded, Trial};
+
+/// Settings that are tried if none are named: for fragmentation, for sizes that change from step to step, and both.
+const SWEEP: [&str; 7] = [
+    "expandable_segments:True",
+    "max_split_size_mb:128",
+    "max_split_size_mb:512",
+    "roundup_power2_divisions:4",
+    "roundup_power2_divisions:8",
+    "roundup_power2_divisions:4,expandable_segments:True",
+    "large_segment_size_mb:64",
+];
+
+pub(crate) fn run(args: &WhatIf) -> Result<()> {
+    let requests = torch_snapshot::requests(Input::open(&args.file)?, args.gpu)?;
+    // The history names pools from 2.12 on.
+    let newest = if requests.names_pools { Release::LAST } else { Release::new(11) };
+    let release = args.torch.unwrap_or(newest);
+    let recorded = Recorded::new(requests, release)?;
+    let set = args.set.join(",");
+    let base = merged(&recorded.own.text, &set);
+    let settings =
+        Settings::parse(&base, release).map_err(|error| Kind::Usage.error(format!("--set: {error}")))?;
+    let mut trials = Vec::new();
+    if !set.is_empty() || args.device_memory.is_some() {
+        let name = if set.is_empty() { "recorded settings" } else { &set };
+        trials.push(Trial::new(name.to_owned(), base.clone(), settings));
+    }
+    if set.is_empty() || args.sweep {
+        for text in SWEEP {
+            let merged = merged(&base, text);
+            // This release may not have the setting.
+            if let Ok(settings) = Settings::parse(&merged, release) {
+                trials.push(Trial::new(join(&set, text), merged, settings));
+            }
+        }
+    }
+    recorded.replay(&mut trials, release, args.device_memory)?;
+    trials.sort_by_key(Trial::rank);
+    let shown = show::Shown {
+        recorded: &recorded,
+        trials: &trials,
+        file: &args.file,
+        release,
+        gpu: args.gpu,
+        memory: args.device_memory,
+    };
+    print(&if args.json { shown.json() } else { shown.text() })
+}
+
+fn join(first: &str, second: &str) -> String {
+    if first.is_empty() { second.to_owned() } else { format!("{first},{second}") }
+}
+
+/// Returns the recorded settings text with the keys of another one in place of its own.
+fn merged(recorded: &str, changes: &str) -> String {
+    let key = |part: &str| part.split(':').next().unwrap_or("").trim().to_owned();
+    let changed: Vec<String> = parts(changes).into_iter().map(key).collect();
+    let kept = parts(recorded).into_iter().filter(|part| !changed.contains(&key(part)));
+    kept.chain(parts(changes)).collect::<Vec<_>>().join(",")
+}
+
+/// Splits a settings text at commas outside brackets.
+fn parts(text: &str) -> Vec<&str> {
+    let mut depth = 0;
+    let ends = |letter: char| {
+        depth += i32::from(letter == '[') - i32::from(letter == ']');
+        letter == ',' && depth == 0
+    };
+    text.split(ends).map(str::trim).filter(|part| !part.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::merged;
+
+    #[test]
+    fn changes_replace_the_recorded_keys() {
+        let recorded = "max_split_size_mb:32, roundup_power2_divisions:[1:2,4:8,>:2]";
+        assert_eq!(
+            merged(recorded, "max_split_size_mb:64,expandable_segments:True"),
+            "roundup_power2_divisions:[1:2,4:8,>:2],max_split_size_mb:64,expandable_segments:True"
+        );
+        assert_eq!(merged("", "a:1"), "a:1");
+    }
+}

@@ -1,0 +1,218 @@
+//! The result as text and as JSON.
+
+use super::trials::{Recorded, Trial};
+use gpumem_model::escape::{self, escape};
+use gpumem_model::units::{Unit, plural, signed, thousands};
+use gpumem_replay::{Event, Figures, Release};
+use gpumem_report::table::Table;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Version of the JSON form.
+const SCHEMA: u32 = 1;
+
+pub(super) struct Shown<'a> {
+    pub(super) recorded: &'a Recorded,
+    /// Best first.
+    pub(super) trials: &'a [Trial],
+    pub(super) file: &'a Path,
+    pub(super) release: Release,
+    pub(super) gpu: Option<u8>,
+    /// Memory that was given on the command line.
+    pub(super) memory: Option<u64>,
+}
+
+fn amount(bytes: u64) -> String {
+    Unit::for_largest(signed(bytes)).amount_with_name(signed(bytes))
+}
+
+impl Shown<'_> {
+    fn requests(&self) -> u64 {
+        let is_request = |event: &&Event| matches!(event, Event::Request { .. });
+        self.recorded.requests.events.iter().filter(is_request).count() as u64
+    }
+
+    pub(super) fn text(&self) -> String {
+        let own = &self.recorded.own;
+        let is_same = |trial: &&Trial| trial.figures == own.figures;
+        let different = self.trials.iter().filter(|trial| !is_same(trial));
+        let rows: Vec<&Trial> = std::iter::once(own).chain(different).collect();
+        let largest = rows.iter().map(|trial| signed(trial.figures.reserved.peak)).max();
+        let unit = Unit::for_largest(largest.unwrap_or(0));
+        let in_unit = |bytes: u64| unit.amount_with_name(signed(bytes));
+        let mut table = Table::of_numbers(0, 5);
+        table.row_with_note(["RESERVED", "ALLOCATED", "CACHED", "DRIVER CALLS", "RETRIES"], "SETTINGS");
+        for trial in rows {
+            let figures = &trial.figures;
+            let cells = [
+                in_unit(figures.reserved.peak),
+                in_unit(figures.allocated_at_peak),
+                in_unit(figures.reserved.peak - figures.allocated_at_peak),
+                thousands(figures.device_allocs + figures.device_frees),
+                thousands(figures.retries),
+            ];
+            table.row_with_note(cells, &self.name(trial));
+        }
+        let same: Vec<_> = self.trials.iter().filter(is_same).map(|trial| escape(&trial.changes)).collect();
+        let same =
+            if same.is_empty() { String::new() } else { format!("No difference: {}\n", same.join("; ")) };
+        format!(
+            "What PyTorch {}'s allocator would have reserved: {}, {}{}\n\n{}{same}\n\
+             Bytes are those at the moment of the highest reserved amount. Cached bytes are free blocks that the allocator kept.\n\n\
+             {}\n{}\n",
+            self.release,
+            escape(&self.file.display().to_string()),
+            plural(self.requests(), "request"),
+            self.memory(),
+            table.text(),
+            self.conclusion(),
+            self.accuracy(),
+        )
+    }
+
+    fn memory(&self) -> String {
+        match (self.memory, self.recorded.requests.capacity) {
+            (Some(bytes), _) => format!(", with {} of memory", amount(bytes)),
+            (None, Some(bytes)) => format!(", with {} of memory as recorded", amount(bytes)),
+            (None, None) => String::new(),
+        }
+    }
+
+    /// Returns the settings of a row, and how its replay ended.
+    fn name(&self, trial: &Trial) -> String {
+        let name = match (std::ptr::eq(trial, &self.recorded.own), trial.text.is_empty()) {
+            (true, true) => "as recorded (default settings)".to_owned(),
+            (true, false) => format!("as recorded: {}", escape(&trial.text)),
+            (false, _) => escape(&trial.changes),
+        };
+        match (&trial.figures.failure, trial.ended_at) {
+            (Some(failure), _) => {
+                let (after, place) = self.end(trial);
+                format!("{name}: out of memory{after}, request of {}{place}", amount(failure.segment_bytes))
+            }
+            (None, Some(_)) => format!("{name}: the request that failed gets memory"),
+            (None, None) => name,
+        }
+    }
+
+    /// Returns the time of a replay's end after the recording's begin, and the line of the program.
+    fn end(&self, trial: &Trial) -> (String, String) {
+        let requests = &self.recorded.requests;
+        let event = trial.ended_at.or(trial.figures.failure.map(|failure| failure.event as usize));
+        let begin = requests.times_us.iter().find(|time| **time > 0);
+        let end = event.and_then(|event| requests.times_us.get(event));
+        let after = match (begin, end) {
+            (Some(begin), Some(end)) if end >= begin => format!(" after {:.1} s", (end - begin) as f64 / 1e6),
+            _ => String::new(),
+        };
+        let place = event.and_then(|event| requests.place(event));
+        (after, place.map(|place| format!(" at {}", escape(&place))).unwrap_or_default())
+    }
+
+    fn conclusion(&self) -> String {
+        let own = &self.recorded.own;
+        let Some(best) = self.trials.first() else {
+            return "This release has none of the settings that are tried.".into();
+        };
+        // Releases from 2.10 on prefer the new name, and read both.
+        let variable =
+            if self.release >= Release::new(10) { "PYTORCH_ALLOC_CONF" } else { "PYTORCH_CUDA_ALLOC_CONF" };
+        let line = format!("{variable}={}", escape(&best.text));
+        if best.fails() {
+            return "Memory runs out under all of these settings.".into();
+        }
+        if own.fails() {
+            return format!("The request that failed fits with:  {line}");
+        }
+        let (before, after) = (own.figures.reserved.peak, best.figures.reserved.peak);
+        if after >= before {
+            return "None of these settings reserves less.".into();
+        }
+        let percent = (before - after) as f64 * 100.0 / before as f64;
+        format!("Least: {} instead of {} ({percent:.1} % less) with:  {line}", amount(after), amount(before))
+    }
+
+    fn accuracy(&self) -> String {
+        let Recorded { requests, own, is_exact } = self.recorded;
+        let calls = requests.driver_calls.0 + requests.driver_calls.1;
+        let (replayed, recorded) = (own.figures.reserved.peak, requests.reserved.0);
+        let mut text = match (is_exact, replayed == recorded) {
+            (true, _) => format!(
+                "Exact: under the recorded settings, the replay has the recorded peak and all {}.",
+                plural(calls, "driver call")
+            ),
+            (false, true) => {
+                "Estimate: under the recorded settings, the replay has the recorded peak.".to_owned()
+            }
+            (false, false) => format!(
+                "Estimate: under the recorded settings, the replay reserves {} bytes at most, and the program had {}.",
+                thousands(replayed),
+                thousands(recorded)
+            ),
+        };
+        if requests.older.0 > 0 {
+            let (bytes, blocks) = (amount(requests.older.1), plural(requests.older.0, "block"));
+            text += &format!(
+                " The history began late: {bytes} in {blocks} are older, and their places are assumed."
+            );
+        }
+        if !requests.names_pools && requests.has_private_pools {
+            text += " The history does not tell which requests belong to CUDA graphs or MemPools.";
+        }
+        if self.release < Release::new(12) {
+            text += " Before 2.12, PyTorch chooses among equal blocks by address, so other settings may be off by a few percent.";
+        }
+        if !self.release.is_known() {
+            let known = Release::LAST;
+            text +=
+                &format!(" The rules of PyTorch {} are not known; those of {known} were used.", self.release);
+        }
+        text
+    }
+
+    pub(super) fn json(&self) -> String {
+        let requests = &self.recorded.requests;
+        let trial = |trial: &Trial| {
+            let Figures {
+                reserved, allocated, allocated_at_peak, device_allocs, device_frees, retries, ..
+            } = &trial.figures;
+            let failure = trial.figures.failure.map(|failure| {
+                json!({
+                    "event": failure.event,
+                    "place": requests.place(failure.event as usize),
+                    "rounded_bytes": failure.rounded_bytes,
+                    "segment_bytes": failure.segment_bytes,
+                    "reserved_bytes": failure.reserved_bytes,
+                    "allocated_bytes": failure.allocated_bytes,
+                })
+            });
+            json!({
+                "settings": trial.text,
+                "peak_reserved_bytes": reserved.peak,
+                "peak_allocated_bytes": allocated.peak,
+                "allocated_at_peak_bytes": allocated_at_peak,
+                "driver_allocations": device_allocs,
+                "driver_frees": device_frees,
+                "retries": retries,
+                "failure": failure,
+            })
+        };
+        let trials: Vec<Value> = self.trials.iter().map(trial).collect();
+        escape::json(&json!({
+            "schema": SCHEMA,
+            "release": self.release.to_string(),
+            "gpu": self.gpu,
+            "requests": self.requests(),
+            "is_exact": self.recorded.is_exact,
+            "older_blocks": requests.older.0,
+            "older_bytes": requests.older.1,
+            "recorded": {
+                "peak_reserved_bytes": requests.reserved.0,
+                "driver_allocations": requests.driver_calls.0,
+                "driver_frees": requests.driver_calls.1,
+            },
+            "own": trial(&self.recorded.own),
+            "trials": trials,
+        }))
+    }
+}

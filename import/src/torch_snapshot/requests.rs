@@ -1,0 +1,216 @@
+//! What a program asked of PyTorch's allocator on one device, as the history of a snapshot has it: input of a replay.
+//!
+//! The history has no calls of `empty_cache` and no private pool's end. Both show where segments were given back: for a request
+//! that had no memory, a segment or an out-of-memory entry follows; after `empty_cache` something else does.
+
+use super::arena::{Arena, Ref};
+use super::model::{Action, Event as Entry, Snapshot};
+use super::stack::Stacks;
+use gpumem_replay::{Event, PoolId, RequestId};
+use std::collections::{BTreeSet, HashMap};
+
+/// Requests of a program on one device, with what its allocator did.
+#[derive(Debug, Default)]
+pub struct Requests {
+    /// The events, in order.
+    pub events: Vec<Event>,
+    /// Time of each event in microseconds since 1970; 0 if unknown.
+    pub times_us: Vec<u64>,
+    /// Python frames of each event.
+    frames: Vec<Ref>,
+    arena: Arena,
+    /// Number and bytes of requests that are older than the history. They stand at the begin of the events.
+    pub older: (u64, u64),
+    /// Text of PYTORCH_CUDA_ALLOC_CONF, if the snapshot has it.
+    pub settings: String,
+    /// The history names the pool of each request (PyTorch 2.12 and later).
+    pub names_pools: bool,
+    /// There are segments of private pools: of CUDA graphs, or of `MemPool`.
+    pub has_private_pools: bool,
+    /// Numbers of the events before which memory was given back, perhaps for the request that follows.
+    pub uncertain_releases: Vec<usize>,
+    /// Number of frees without a request.
+    pub odd: u64,
+    /// Bytes of segments, at most and at the begin.
+    pub reserved: (u64, u64),
+    /// Number of driver calls that brought memory, and that gave it back.
+    pub driver_calls: (u64, u64),
+    /// Bytes that PyTorch could have had when a request failed for the first time: its own and the device's free bytes.
+    pub capacity: Option<u64>,
+}
+
+impl Requests {
+    /// Adds a call of `empty_cache` wherever memory may have been given back by one.
+    pub fn with_uncertain_releases(mut self) -> Self {
+        let mut releases = std::mem::take(&mut self.uncertain_releases).into_iter().peekable();
+        let (times_us, frames) = (std::mem::take(&mut self.times_us), std::mem::take(&mut self.frames));
+        for (number, event) in std::mem::take(&mut self.events).into_iter().enumerate() {
+            let released = releases.next_if_eq(&number).map(|_| Event::EmptyCache { pool: None });
+            for event in released.into_iter().chain([event]) {
+                self.events.push(event);
+                self.times_us.push(times_us[number]);
+                self.frames.push(frames[number]);
+            }
+        }
+        self
+    }
+
+    /// Returns the innermost Python line outside PyTorch that made a request, as `file.py:line(function)`; `None` without stacks.
+    pub fn place(&self, event: usize) -> Option<String> {
+        let mut stacks = Stacks::default();
+        let path = &stacks.said(&self.arena, *self.frames.get(event)?)?.path;
+        path.rsplit('/').next().filter(|part| !part.is_empty()).map(str::to_owned)
+    }
+}
+
+/// Collects the events.
+#[derive(Default)]
+struct Collector {
+    requests: Requests,
+    live: HashMap<u64, RequestId>,
+    next: RequestId,
+    /// Private pool of the last request.
+    scope: PoolId,
+    time_us: u64,
+    frames: Ref,
+}
+
+impl Collector {
+    fn push(&mut self, event: Event) {
+        self.requests.frames.push(self.frames);
+        self.requests.events.push(event);
+        self.requests.times_us.push(self.time_us);
+    }
+
+    fn request(&mut self, entry: &Entry, has_failed: bool) {
+        // A private pool serves a capture as a rule: its requests are taken as part of one.
+        if entry.pool != self.scope {
+            if self.scope != 0 {
+                self.push(Event::ScopeEnds { pool: self.scope });
+            }
+            if entry.pool != 0 {
+                self.push(Event::ScopeBegins { pool: entry.pool });
+            }
+            self.scope = entry.pool;
+        }
+        self.next += 1;
+        let &Entry { bytes, stream, pool, address, .. } = entry;
+        self.push(Event::Request { id: self.next, bytes, stream, pool, has_failed });
+        if !has_failed {
+            self.live.insert(address, self.next);
+        }
+    }
+
+    /// Adds the end of a run of entries by which memory was given back. `next`: the entry after them.
+    fn given_back(&mut self, run: &[Entry], next: Option<&Entry>) {
+        let needs_memory =
+            |entry: &Entry| matches!(entry.action, Action::SegmentAlloc | Action::SegmentMap | Action::Oom);
+        let pools: BTreeSet<PoolId> = run.iter().map(|entry| entry.pool).filter(|pool| *pool != 0).collect();
+        for pool in pools {
+            self.push(Event::PoolEnds { pool });
+        }
+        if next.is_some_and(needs_memory) {
+            self.requests.uncertain_releases.push(self.requests.events.len());
+        } else {
+            self.push(Event::EmptyCache { pool: None });
+        }
+    }
+}
+
+/// Returns the requests on a device, oldest first.
+pub(super) fn of(arena: Arena, snapshot: &Snapshot, device: u8) -> Requests {
+    let none = Vec::new();
+    let trace = snapshot.traces.get(usize::from(device)).unwrap_or(&none);
+    let mut collector = Collector::default();
+    collector.requests.settings = snapshot.settings_text.clone();
+    let own = || snapshot.segments.iter().filter(|segment| !segment.is_host && segment.device == device);
+    collector.requests.names_pools = snapshot.has_pools;
+    collector.requests.has_private_pools = own().any(|segment| segment.is_private);
+    older(&mut collector, snapshot, device, trace);
+    reserved(&mut collector.requests, own().map(|segment| segment.bytes).sum(), trace);
+    let mut place = 0;
+    while let Some(entry) = trace.get(place) {
+        (collector.time_us, collector.frames) = (entry.time_us, entry.frames);
+        place += 1;
+        match entry.action {
+            Action::Alloc | Action::Oom => collector.request(entry, entry.action == Action::Oom),
+            Action::FreeRequested => {
+                let Some(&id) = collector.live.get(&entry.address) else {
+                    collector.requests.odd += 1;
+                    continue;
+                };
+                let is_final = trace.get(place).is_some_and(|next| {
+                    next.action == Action::FreeCompleted && next.address == entry.address
+                });
+                place += usize::from(is_final);
+                if is_final {
+                    collector.live.remove(&entry.address);
+                }
+                collector.push(Event::Free { id, is_pending: !is_final });
+            }
+            Action::FreeCompleted => {
+                if let Some(id) = collector.live.remove(&entry.address) {
+                    collector.push(Event::Return { id });
+                }
+            }
+            Action::SegmentFree | Action::SegmentUnmap => {
+                let is_part =
+                    |entry: &&Entry| matches!(entry.action, Action::SegmentFree | Action::SegmentUnmap);
+                let length = trace[place..].iter().take_while(is_part).count();
+                let run = &trace[place - 1..place + length];
+                place += length;
+                collector.given_back(run, trace.get(place));
+            }
+            Action::SegmentAlloc | Action::SegmentMap | Action::Annotate | Action::Snapshot => {}
+        }
+    }
+    Requests { arena, ..collector.requests }
+}
+
+/// Adds the requests that are older than the history: blocks that it frees, and blocks of the snapshot that it does not allocate.
+fn older(collector: &mut Collector, snapshot: &Snapshot, device: u8, trace: &[Entry]) {
+    let mut known = BTreeSet::new();
+    let mut found = Vec::new();
+    for entry in trace {
+        match entry.action {
+            Action::Alloc => {
+                known.insert(entry.address);
+            }
+            Action::FreeRequested if known.insert(entry.address) => found.push(*entry),
+            _ => {}
+        }
+    }
+    for block in snapshot.blocks.iter().filter(|block| !block.is_host && block.device == device) {
+        if known.insert(block.address) {
+            let &super::model::Block { address, requested, stream, .. } = block;
+            found.push(Entry { address, bytes: requested, stream, ..Entry::default() });
+        }
+    }
+    found.sort_unstable_by_key(|entry| entry.address);
+    collector.requests.older = super::sums(found.iter().map(|entry| entry.bytes));
+    for entry in found {
+        collector.request(&entry, false);
+    }
+}
+
+/// Computes what the allocator had from the driver. `end`: its bytes at the end of the history.
+fn reserved(requests: &mut Requests, end: u64, trace: &[Entry]) {
+    let change = |entry: &Entry| match entry.action {
+        Action::SegmentAlloc | Action::SegmentMap => entry.bytes as i64,
+        Action::SegmentFree | Action::SegmentUnmap => -(entry.bytes as i64),
+        _ => 0,
+    };
+    let whole: i64 = trace.iter().map(change).sum();
+    let mut now = (end as i64).saturating_sub(whole);
+    requests.reserved = (now.max(0) as u64, now.max(0) as u64);
+    for entry in trace {
+        let change = change(entry);
+        now = now.saturating_add(change);
+        requests.reserved.0 = requests.reserved.0.max(now.max(0) as u64);
+        requests.driver_calls.0 += u64::from(change > 0);
+        requests.driver_calls.1 += u64::from(change < 0);
+        if entry.action == Action::Oom && entry.address != u64::MAX {
+            requests.capacity.get_or_insert((now.max(0) as u64).saturating_add(entry.address));
+        }
+    }
+}
