@@ -1,13 +1,14 @@
-//! Names for the nodes of the backward pass.
+//! Names the nodes of PyTorch's backward pass, so that their allocations have the names of the forward pass.
 //!
-//! PyTorch's engine calls `Engine::evaluate_function` for each node, through a slot (GOT entry) of the library. The agent's
-//! function in it notes which node runs on the thread and calls the original; exceptions of nodes pass through it.
+//! PyTorch's engine calls `Engine::evaluate_function` for each node, through a slot (GOT entry) of the library. The agent puts
+//! its own function into the slot. It notes which node runs on the thread and calls the original, whose exceptions pass through.
 //!
-//! A node carries the thread that made it and its sequence number there (sequence.rs), at offsets that differ between releases
-//! and are found with a few nodes of known numbers. No graph is run: such a process cannot fork children that run one.
+//! A node carries the id of the thread that made it and its sequence number on that thread (sequence.rs). Their offsets differ
+//! between releases, so they are found with a few nodes of known numbers. The agent runs no graph for that: a process that has
+//! run one cannot fork children that run another.
 //!
 //! An in-place operation may allocate nothing, so no allocation names its node. PyTorch calls `rebase_history` with the node of
-//! each. The agent replaces that slot, too, and names the node after the thread's current names.
+//! each in-place operation. The agent replaces that slot, too, and gives the node the thread's current name.
 //!
 //! Nodes that accumulate gradients have no number. They run as soon as they are ready and get the name of the node before them.
 
@@ -19,8 +20,8 @@ use crate::driver::core::Core;
 use crate::driver::guard;
 use crate::naming::gradient;
 use crate::naming::python::memory::{Careful, Memory, Pointer};
-use crate::naming::sequence::{self, Node, Table};
-use crate::naming::slot::{self, Taken};
+use crate::naming::sequence::{self, Node, Table, call_at};
+use crate::naming::slot::{self, SlotResult};
 use crate::record::status;
 use crate::threads::Thread;
 use gpumem_wire::{Layer, LayerState, Phase};
@@ -29,7 +30,8 @@ use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
 
 const EVALUATE: &CStr = c"_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE";
-/// `rebase_history(const Variable&, Edge)`. The edge, passed by reference, begins with a node's address. Return types differ.
+/// `rebase_history(const Variable&, Edge)`. The edge is passed by reference and begins with a node's address. What the function
+/// returns differs between releases.
 const REBASE: &CStr = c"_ZN5torch8autograd4impl14rebase_historyERKN2at6TensorENS0_4EdgeE";
 const PEEK: &CStr = c"_ZN2at15sequence_number4peekEv";
 const GRAD_MODE: &CStr = c"_ZN3c108GradMode10is_enabledEv";
@@ -37,45 +39,41 @@ const THREAD: &CStr = c"_ZN2at14RecordFunction15currentThreadIdEv";
 
 /// Sequence numbers are below this; nodes that accumulate gradients have the largest possible number.
 const NO_NUMBER: u64 = 1 << 62;
-/// Words of a node that are searched for its number.
+/// Number of a node's words that are searched for its number.
 const WORDS: usize = 12;
-/// Words from a node's number to its thread, in the releases known so far.
+/// Distance from a node's number to its thread id, in words, in the releases known so far.
 const THREAD_BEHIND: usize = 3;
 
 /// `Engine::evaluate_function`: takes five words.
 type Evaluate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void, *mut c_void, *mut c_void);
-type Count = unsafe extern "C" fn() -> u64;
 
-/// The search for the engine has finished, with or without success.
-static LOOKED: AtomicBool = AtomicBool::new(false);
+/// Whether the search for the engine has finished, with or without success.
+static SEARCHED: AtomicBool = AtomicBool::new(false);
+/// Original values of the two replaced slots.
 const NEXT: &AtomicUsize = &HOT_WORDS.next_evaluate;
 static NEXT_REBASE: AtomicUsize = AtomicUsize::new(0);
-/// Which register argument of `rebase_history` points to the edge. While unknown, `LAST_EDGE` keeps the last call's candidate.
+/// Which register argument of `rebase_history` points to the edge: `UNKNOWN`, `SECOND` or `THIRD`.
 static EDGE: AtomicU8 = AtomicU8::new(UNKNOWN);
+/// The first word that the second argument pointed to in the last call: the node's address, if that argument is the edge.
 static LAST_EDGE: AtomicU64 = AtomicU64::new(0);
 const UNKNOWN: u8 = 0;
 /// The function returns nothing, or not through memory, so the edge is the second argument.
 const SECOND: u8 = 1;
 /// The first argument is the address for the result, so the edge is the third.
 const THIRD: u8 = 2;
-/// Bytes of stack above a call in which its caller keeps an edge.
+/// Bytes of stack above a call of `rebase_history` in which its caller keeps the edge.
 const FRAME: usize = 64 << 10;
+/// Addresses of PyTorch's functions that return the thread's next node number, and the thread's id.
 const PEEK_AT: &AtomicUsize = &HOT_WORDS.next_number;
 static THREAD_AT: AtomicUsize = AtomicUsize::new(0);
 const TABLE: &AtomicPtr<()> = &HOT_WORDS.nodes;
-/// Byte offsets of the number and the thread within a node: number << 8 | thread. 0 while they are unknown.
+/// Byte offsets of the number and of the thread id within a node: number << 8 | thread. 0 while they are unknown.
 const OFFSETS: &AtomicU64 = &HOT_WORDS.offsets;
 /// The first word (vtable pointer) of nodes of additions; 0 while it is unknown.
 const ADDITION: &AtomicU64 = &HOT_WORDS.addition;
 
-/// A node runs whose name is unknown. No real node has this value.
+/// Value of `AutogradThread::running` for a node whose name is unknown. No real node has this value.
 const UNNAMED: u64 = u64::MAX;
-
-fn function(at: &AtomicUsize) -> Option<Count> {
-    let address = at.load(Acquire);
-    // SAFETY: the address is 0 or that of a function without arguments that returns a count (`take_slot`).
-    (address != 0).then(|| unsafe { std::mem::transmute::<usize, Count>(address) })
-}
 
 fn table() -> Option<&'static Table> {
     // SAFETY: the pointer is null or was leaked by `attach`.
@@ -83,7 +81,7 @@ fn table() -> Option<&'static Table> {
 }
 
 /// Guard for a running node. When the node ends, normally or by an exception, it restores the enclosing node of the thread.
-struct Running {
+struct RunningNode {
     thread: &'static Thread,
     node: u64,
     outer: u64,
@@ -91,7 +89,7 @@ struct Running {
     outer_accumulating: u64,
 }
 
-impl Drop for Running {
+impl Drop for RunningNode {
     fn drop(&mut self) {
         let mine = &self.thread.autograd;
         mine.running.store(self.outer, Relaxed);
@@ -100,14 +98,14 @@ impl Drop for Running {
         let accumulated = mine.accumulating.load(Relaxed);
         mine.accumulating.store(self.outer_accumulating, Relaxed);
         if accumulated != 0 {
-            // The engine holds the node until its call has returned or was left by an exception.
-            guard::guard((), |core, thread| core.tell_gradient(thread, accumulated));
+            // The engine keeps the node alive until its call has returned or was left by an exception.
+            guard::guard((), |core, thread| core.record_gradient(thread, accumulated));
         }
     }
 }
 
 #[inline(always)]
-fn enter(thread: &'static Thread, node: *const c_void) -> Running {
+fn enter(thread: &'static Thread, node: *const c_void) -> RunningNode {
     let mine = &thread.autograd;
     let offsets = OFFSETS.load(Relaxed);
     let mut accumulating = 0;
@@ -125,7 +123,7 @@ fn enter(thread: &'static Thread, node: *const c_void) -> Running {
             mine.last.load(Relaxed).max(1)
         }
     };
-    let running = Running {
+    let running = RunningNode {
         thread,
         node: name,
         outer: mine.running.load(Relaxed),
@@ -184,7 +182,8 @@ unsafe extern "C-unwind" fn rebase() {
     );
 }
 
-/// Names the node of an in-place operation. Gets two of the call's arguments and the stack; returns the original function.
+/// Names the node of an in-place operation. Gets two of the call's arguments and the stack pointer; returns the address of the
+/// original function.
 unsafe extern "C" fn rebased(second: usize, third: usize, stack: usize) -> usize {
     guard::guard((), |core, thread| {
         fault_injection::at("torch.rebase");
@@ -198,12 +197,11 @@ unsafe extern "C" fn rebased(second: usize, third: usize, stack: usize) -> usize
     next(&NEXT_REBASE)
 }
 
-/// Returns the node of the edge, the second or third argument. `None` while it is unknown which, or for a node without number.
+/// Returns the node of the edge, which is the second or the third argument. Returns `None` while it is unknown which of them,
+/// or for a node without a number.
 unsafe fn node_of(second: usize, third: usize, stack: usize) -> Option<Node> {
-    let edge = match EDGE.load(Relaxed) {
-        THIRD => third,
-        _ => second, // or a tensor
-    };
+    // While unknown, the second argument is an edge or a tensor.
+    let edge = if EDGE.load(Relaxed) == THIRD { third } else { second };
     if !edge.is_multiple_of(8) || (EDGE.load(Relaxed) != UNKNOWN && !(stack..stack + FRAME).contains(&edge)) {
         return None;
     }
@@ -232,8 +230,9 @@ fn next(held: &AtomicUsize) -> usize {
     }
 }
 
+/// Returns the name of the node that the thread runs, if it runs one; its tag is 0 if the node has no name.
 #[inline(always)]
-pub(crate) fn here(thread: &Thread) -> Option<AllocationName> {
+pub(crate) fn name_of_running(thread: &Thread) -> Option<AllocationName> {
     let node = thread.autograd.running.load(Relaxed);
     if node == 0 {
         return None;
@@ -242,22 +241,20 @@ pub(crate) fn here(thread: &Thread) -> Option<AllocationName> {
     Some(AllocationName { tag, phase: Phase::Backward, ..AllocationName::default() })
 }
 
-/// Names the node that the thread made last with the tag of an allocation, unless it has a name. 0 marks it as nameless.
+/// Gives the tag of an allocation to the node that the thread made last, unless that node has a name. Tag 0 marks the node as
+/// one without a name.
 #[inline(always)]
-pub(crate) fn note_forward(thread: &Thread, tag: u32) {
+pub(crate) fn name_last_node(thread: &Thread, tag: u32) {
     let mut id = thread.autograd.id.load(Relaxed);
     if id == 0 && tag == 0 {
         return; // possibly not a thread of PyTorch
     }
-    let (Some(peek), Some(table)) = (function(PEEK_AT), table()) else { return };
-    // SAFETY: the function reads a thread-local word.
-    let next = unsafe { peek() };
-    if next == 0 {
-        return;
-    }
+    let Some(table) = table() else { return };
+    // SAFETY: both are addresses of functions that return an integer (`take_slot`).
+    let Some(next @ 1..) = (unsafe { call_at::<u64>(PEEK_AT) }) else { return };
     if id == 0 {
-        // SAFETY: the function reads or increments a word.
-        id = function(&THREAD_AT).map_or(0, |ask| unsafe { ask() });
+        // SAFETY: as above.
+        id = unsafe { call_at(&THREAD_AT) }.unwrap_or(0);
         thread.autograd.id.store(id, Relaxed);
     }
     table.note(Node::new(id, next - 1), tag);
@@ -279,10 +276,10 @@ pub fn is_seen() -> bool {
     NEXT.load(Acquire) != 0 || slot::with(is_library, |_| ()).is_some()
 }
 
-/// Finds the engine and replaces its slot, once. Must not be called in a hook: it allocates.
+/// Finds the engine and replaces its slot, once. Not for callbacks: it allocates.
 pub(crate) fn attach(core: &Core) {
-    let may = core.settings.layers;
-    if LOOKED.load(Acquire) || !may.torch || !may.autograd {
+    let enabled = core.settings.layers;
+    if SEARCHED.load(Acquire) || !enabled.torch || !enabled.autograd {
         return;
     }
     if TABLE.load(Acquire).is_null() {
@@ -296,32 +293,33 @@ pub(crate) fn attach(core: &Core) {
         TABLE.store(Box::into_raw(Box::new(table)).cast(), Release);
     }
     let (state, reason) = match slot::with(is_library, take_slot) {
-        None | Some(Ok(Taken::NotYet)) => return,
-        Some(Ok(Taken::Ours)) => (LayerState::Degraded, "the offset of node numbers is not known yet"),
-        Some(Ok(Taken::NoSlot)) => {
+        None | Some(Ok(SlotResult::NotYet)) => return,
+        Some(Ok(SlotResult::Replaced)) => {
+            (LayerState::Degraded, "the offset of node numbers is not known yet")
+        }
+        Some(Ok(SlotResult::NoSlot)) => {
             (LayerState::Failed, "this PyTorch calls Engine::evaluate_function directly")
         }
         Some(Err(reason)) => (LayerState::Failed, reason),
     };
     let grad_mode = slot::with(|file| file == b"libc10.so", |image| image.defines(GRAD_MODE));
     sequence::GRAD_MODE_AT.store(grad_mode.flatten().unwrap_or(0), Release);
-    if !LOOKED.swap(true, AcqRel) {
+    if !SEARCHED.swap(true, AcqRel) {
         status::report_layer(Layer::Autograd, state, reason);
     }
 }
 
-fn take_slot(image: &Image<'_>) -> Result<Taken, &'static str> {
+fn take_slot(image: &Image<'_>) -> Result<SlotResult, &'static str> {
     let evaluates = image.defines(EVALUATE).ok_or("this PyTorch has no known Engine::evaluate_function")?;
     let peek = image.defines(PEEK).ok_or("this PyTorch does not count its nodes")?;
     let thread = image.defines(THREAD).ok_or("this PyTorch does not count its threads")?;
-    let ours = evaluate as *const () as usize;
-    let taken = slot::take(image, EVALUATE, evaluates, ours, NEXT);
-    if taken == Taken::Ours {
+    let taken = slot::replace_own(image, EVALUATE, evaluates, evaluate as *const () as usize, NEXT);
+    if taken == SlotResult::Replaced {
         THREAD_AT.store(thread, Release);
         PEEK_AT.store(peek, Release);
-        // Without this function, nodes of in-place operations have the name of their neighbour.
+        // Without `rebase_history`, nodes of in-place operations have the name of their neighbour.
         if let Some(rebases) = image.defines(REBASE) {
-            slot::take(image, REBASE, rebases, rebase as *const () as usize, &NEXT_REBASE);
+            slot::replace_own(image, REBASE, rebases, rebase as *const () as usize, &NEXT_REBASE);
         }
     }
     Ok(taken)
@@ -329,39 +327,36 @@ fn take_slot(image: &Image<'_>) -> Result<Taken, &'static str> {
 
 /// Returns the number that the calling thread's next node will have; `None` without an engine.
 pub(crate) fn next_number() -> Option<u64> {
-    // SAFETY: the function reads a thread-local word.
-    function(PEEK_AT).map(|peek| unsafe { peek() })
+    // SAFETY: as in `name_last_node`.
+    unsafe { call_at(PEEK_AT) }
 }
 
-/// Finds the offsets of a node's number and thread. Returns whether they are known now.
+/// Finds the offsets of a node's number and thread id. Returns whether they are known now.
 ///
 /// `objects` are Python objects of nodes that the calling thread has made, numbered from `first`. The last numbered one is an
-/// addition, the others are not. Behind them stands a node that accumulates gradients.
+/// addition, the others are not. The last object is a node that accumulates gradients and has no number.
 ///
 /// # Safety
 /// The objects must exist.
 pub(crate) unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
-    let Some(thread) = function(&THREAD_AT) else { return false };
-    // SAFETY: the function reads or increments a word.
-    let thread = unsafe { thread() };
+    // SAFETY: as in `name_last_node`.
+    let Some(thread) = (unsafe { call_at(&THREAD_AT) }) else { return false };
     let found = find_offsets(objects, first, thread);
-    match found {
+    let (state, reason) = match found {
         Some((number, thread, addition)) => {
             ADDITION.store(addition, Release);
-            EDGE.store(which_edge(objects), Release);
+            EDGE.store(find_edge(objects), Release);
             OFFSETS.store((number * 8 * 256 + thread * 8) as u64, Release);
-            status::report_layer(Layer::Autograd, LayerState::Active, "");
+            (LayerState::Active, "")
         }
-        None => {
-            let why = "the offset of node numbers was not found in this PyTorch";
-            status::report_layer(Layer::Autograd, LayerState::Degraded, why);
-        }
-    }
+        None => (LayerState::Degraded, "the offset of node numbers was not found in this PyTorch"),
+    };
+    status::report_layer(Layer::Autograd, state, reason);
     found.is_some()
 }
 
-/// Finds which argument of `rebase_history` is the edge. The thread called it last for the last numbered node.
-fn which_edge(objects: &[u64]) -> u8 {
+/// Finds which argument of `rebase_history` is the edge. PyTorch's last call was for the last numbered node of `objects`.
+fn find_edge(objects: &[u64]) -> u8 {
     let last = LAST_EDGE.load(Relaxed);
     let is_node = |header: &u16| {
         let object = Pointer::new(*objects.iter().nth_back(1)?)?;
@@ -375,14 +370,16 @@ fn which_edge(objects: &[u64]) -> u8 {
     }
 }
 
-/// Returns the word indexes of number and thread, and the first word of additions: 0 if that does not identify them.
+/// Returns the indexes of two words of a node, the number and the thread id. Also returns the first word of additions, which is
+/// 0 if other nodes have the same one.
 fn find_offsets(objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
-    gradient::HEADERS.into_iter().find_map(|header| find_behind(header, objects, first, thread))
+    gradient::HEADERS.into_iter().find_map(|header| find_offsets_after(header, objects, first, thread))
 }
 
-fn find_behind(header: u16, objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
+/// Like `find_offsets`, if Python objects have a header of `header` bytes.
+fn find_offsets_after(header: u16, objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
     let (accumulates, numbered) = objects.split_last()?;
-    // Fewer nodes could match by chance. A failed read ends the search.
+    // With fewer nodes, other words could match by chance. A failed read ends the search.
     if numbered.len() < 3 || thread == 0 {
         return None;
     }
@@ -398,8 +395,7 @@ fn find_behind(header: u16, objects: &[u64], first: u64, thread: u64) -> Option<
     let nodes: Vec<[u64; WORDS]> = numbered.iter().map(node).collect::<Option<_>>()?;
     let last = node(accumulates)?;
     let is_number = |&word: &usize| {
-        let right = |(node, at): (&[u64; WORDS], u64)| node[word] == first + at;
-        nodes.iter().zip(0..).all(right) && last[word] >= NO_NUMBER
+        nodes.iter().zip(first..).all(|(node, number)| node[word] == number) && last[word] >= NO_NUMBER
     };
     let number = (0..WORDS).find(is_number)?;
     let is_thread = |&word: &usize| nodes.iter().chain([&last]).all(|node| node[word] == thread);
@@ -410,9 +406,9 @@ fn find_behind(header: u16, objects: &[u64], first: u64, thread: u64) -> Option<
         let mut words = (0..WORDS).filter(is_thread);
         words.next().filter(|_| words.next().is_none())?
     };
-    let (adds, others) = nodes.split_last()?;
-    let is_told = others.iter().all(|node| node[0] == others[0][0] && node[0] != adds[0]);
-    Some((number, thread, if is_told { adds[0] } else { 0 }))
+    let (addition, others) = nodes.split_last()?;
+    let is_distinct = others.iter().all(|node| node[0] == others[0][0] && node[0] != addition[0]);
+    Some((number, thread, if is_distinct { addition[0] } else { 0 }))
 }
 
 #[cfg(test)]

@@ -1,49 +1,51 @@
-//! Identifies gradients as soon as autograd has accumulated them.
+//! Identifies the memory of a gradient as soon as autograd has accumulated it.
 //!
-//! A node that accumulates the gradient of a leaf holds the leaf, which leads to its gradient and the block it lies in:
+//! A leaf is a tensor that no operation has computed, e.g. a parameter. The node that accumulates its gradient holds the leaf,
+//! which leads to the gradient and to the block of memory that the gradient lies in:
 //!
 //! ```text
 //! AccumulateGrad -> TensorImpl of the leaf -> AutogradMeta -> TensorImpl of the gradient -> StorageImpl -> address
 //! ```
 //!
-//! The offsets differ between releases. They are found with a few leaves on the CPU that the bootstrap makes, by reading
-//! through a pipe. If the layout is not found, this stays switched off, and gradients are identified at the next phase
-//! (ledger/src/rules/derive.rs). At run time the words are read on the thread that runs the node, which holds the leaf. PyTorch
-//! itself does not allow another thread to change the leaf's gradient meanwhile.
+//! The offsets differ between releases. The agent's Python code makes a few leaves on the CPU, and the offsets are found by
+//! reading them through a pipe. If the layout is not found, this feature stays off, and gradients are identified at the next
+//! phase (ledger/src/rules/derive.rs). At run time, the words are read on the thread that runs the node, which holds the leaf.
+//! PyTorch does not allow another thread to change the leaf's gradient meanwhile.
 //!
-//! In a backward pass inside of a node, as a reentrant checkpoint runs it, the segment's input is a leaf as well. Its gradient
-//! is passed on and not kept. So a leaf made in a forward or backward pass has no gradient there.
+//! A reentrant checkpoint runs a backward pass inside of a node. The input of the checkpointed part is a leaf there, too, but
+//! its gradient is passed on and not kept. So in such a pass, a leaf made in a forward or backward pass is ignored.
 //!
-//! A gradient gets the name of its parameter, once a sweep has named that one. The current module is not reliable: a call may
-//! use another module's parameter (`F.linear(x, self.proj.weight)`), and several modules may share tied parameters.
+//! A gradient gets the name of its parameter, once the agent's Python code has named the parameter. The name of the running
+//! module is not reliable: a call may use another module's parameter (`F.linear(x, self.proj.weight)`), and several modules may
+//! share tied parameters.
 //!
-//! The agent finds the gradient when the node ends, allocates or runs out of memory: hooks of the leaf run inside of the node.
+//! The agent looks for the gradient when the node ends, allocates or runs out of memory: hooks of the leaf run inside of the
+//! node.
 
 use crate::base::row::{Key, RowCopy};
 use crate::driver::core::Core;
 use crate::naming::python;
 use crate::naming::python::memory::{Careful, Memory, Plain, Pointer};
 use crate::threads::Thread;
-use crate::threads::per_feature::AutogradThread;
 use gpumem_wire::{Phase, Role};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// The five offsets in words of 8 bytes, `BITS` each; 0 while they are unknown.
+/// The five offsets of the diagram above, in words of 8 bytes, `BITS` bits each; 0 while they are unknown.
 static PATH: AtomicU64 = AtomicU64::new(0);
-/// The first word (vtable pointer) of nodes that accumulate gradients.
+/// The first word (vtable pointer) of nodes that accumulate gradients; 0 while it is unknown.
 static CLASS: AtomicU64 = AtomicU64::new(0);
 
 const BITS: u32 = 12;
-/// Words of a node that are searched for the leaf, which lies behind the shapes of its inputs.
+/// Number of a node's words that are searched for the leaf, which lies behind the shapes of its inputs.
 const NODE: u16 = 192;
-/// Words of other objects to search.
+/// Number of words of another object to search.
 const OBJECT: u16 = 20;
 /// Bytes of a Python object's header: reference count and type in builds with a GIL, more in free-threaded builds.
 pub(super) const HEADERS: [u16; 2] = [16, 32];
-/// Words of a tensor's Python object, after the header, that are searched for its TensorImpl.
+/// Number of words after the header of a tensor's Python object that are searched for the address of its TensorImpl.
 const TENSOR: u16 = 4;
 
-/// PyTorch's allocator splits off the rest of a large block if it is larger than this, in bytes.
+/// PyTorch's allocator splits a large block if more than this number of bytes stays unused.
 const SPLIT_ABOVE: u64 = 1 << 20;
 
 /// Offsets in words, in the order of the diagram in the module's docs.
@@ -65,16 +67,17 @@ pub(crate) fn calibrate(examples: &[Example]) -> bool {
 /// Flag in a node's address: the node runs inside of another node.
 const NESTED: u64 = 1;
 
-/// Returns `node`, with a flag if it `is_nested`, if it accumulates gradients and the offsets were found; else 0.
+/// Returns `node`, with the flag `NESTED` if it `is_nested`. Returns 0 if the node does not accumulate a gradient, or while the
+/// offsets are unknown.
 ///
 /// # Safety
 /// `node` must be a node that the calling thread runs.
 #[inline(always)]
 pub(crate) unsafe fn accumulating(node: *const u64, is_nested: bool) -> u64 {
     // SAFETY: the caller guarantees a running node.
-    let is_one = unsafe { *node } == CLASS.load(Relaxed);
-    let mark = if is_nested { NESTED } else { 0 };
-    if is_one { node as u64 | mark } else { 0 }
+    let accumulates = unsafe { *node } == CLASS.load(Relaxed);
+    let flag = if is_nested { NESTED } else { 0 };
+    if accumulates { node as u64 | flag } else { 0 }
 }
 
 fn word(memory: &impl Memory, at: u64, index: u16) -> Option<u64> {
@@ -86,38 +89,41 @@ fn holds(memory: &impl Memory, object: u64, header: u16, tensor: u64) -> bool {
     (header / 8..header / 8 + TENSOR).any(|index| word(memory, object, index) == Some(tensor))
 }
 
-/// Finds the first word of nodes that accumulate, and the first offsets that fit all examples.
+/// Finds the first word of nodes that accumulate gradients, and the first offsets that fit all examples.
 fn find(memory: &impl Memory, examples: &[Example]) -> Option<(u64, Offsets)> {
-    HEADERS.into_iter().find_map(|header| find_behind(memory, header, examples))
+    HEADERS.into_iter().find_map(|header| find_after(memory, header, examples))
 }
 
-fn find_behind(memory: &impl Memory, header: u16, examples: &[Example]) -> Option<(u64, Offsets)> {
+/// Like `find`, if Python objects have a header of `header` bytes.
+fn find_after(memory: &impl Memory, header: u16, examples: &[Example]) -> Option<(u64, Offsets)> {
     // A single example could match by chance.
     if examples.len() < 2 {
         return None;
     }
-    let all =
-        |of: &dyn Fn(usize) -> Option<u64>| -> Option<Vec<u64>> { (0..examples.len()).map(of).collect() };
-    let follow = |from: &[u64], offset: u16| all(&|at| word(memory, from[at], offset));
-    let nodes = all(&|at| word(memory, examples[at][0], header / 8))?;
+    // Each of these lists has one word for each example.
+    let follow = |objects: &[u64], offset: u16| -> Option<Vec<u64>> {
+        objects.iter().map(|&object| word(memory, object, offset)).collect()
+    };
+    let follow_two = |objects: &[u64], (first, second)| follow(&follow(objects, first)?, second);
+    let column = |index: usize| examples.iter().map(move |example| example[index]);
+    let are_tensors = |tensors: &[u64], index: usize| {
+        column(index).zip(tensors).all(|(object, &tensor)| holds(memory, object, header, tensor))
+    };
+    let nodes = follow(&column(0).collect::<Vec<_>>(), header / 8)?;
     let classes = follow(&nodes, 0)?;
-    let class = classes[0];
-    if classes.iter().any(|other| *other != class) {
+    if classes.iter().any(|class| *class != classes[0]) {
         return None;
     }
-    let is_leaf =
-        |leaves: &[u64]| (0..leaves.len()).all(|at| holds(memory, examples[at][1], header, leaves[at]));
-    let leaf = (1..NODE).find(|&offset| follow(&nodes, offset).is_some_and(|leaves| is_leaf(&leaves)))?;
+    let is_leaf = |leaves: Vec<u64>| are_tensors(&leaves, 1);
+    let leaf = (1..NODE).find(|&offset| follow(&nodes, offset).is_some_and(is_leaf))?;
     let leaves = follow(&nodes, leaf)?;
     let pairs = || (0..OBJECT).flat_map(|first| (0..OBJECT).map(move |second| (first, second)));
-    let two = |from: &[u64], (first, second): (u16, u16)| follow(&follow(from, first)?, second);
-    let is_gradient =
-        |tensors: Vec<u64>| (0..tensors.len()).all(|at| holds(memory, examples[at][2], header, tensors[at]));
-    let (meta, gradient) = pairs().find(|&pair| two(&leaves, pair).is_some_and(is_gradient))?;
-    let gradients = two(&leaves, (meta, gradient))?;
-    let is_data = |found: Vec<u64>| (0..found.len()).all(|at| found[at] == examples[at][3]);
-    let (storage, data) = pairs().find(|&pair| two(&gradients, pair).is_some_and(is_data))?;
-    Some((class, [leaf, meta, gradient, storage, data]))
+    let is_gradient = |gradients: Vec<u64>| are_tensors(&gradients, 2);
+    let (meta, gradient) = pairs().find(|&pair| follow_two(&leaves, pair).is_some_and(is_gradient))?;
+    let gradients = follow_two(&leaves, (meta, gradient))?;
+    let is_data = |addresses: Vec<u64>| column(3).eq(addresses);
+    let (storage, data) = pairs().find(|&pair| follow_two(&gradients, pair).is_some_and(is_data))?;
+    Some((classes[0], [leaf, meta, gradient, storage, data]))
 }
 
 /// Follows the given steps of the diagram in the module's docs.
@@ -127,37 +133,30 @@ fn follow<const COUNT: usize>(memory: &impl Memory, node: u64, steps: [u32; COUN
     steps.into_iter().try_fold(node, |at, step| word(memory, at, offset(step)))
 }
 
-/// Returns the start of the memory of the gradient that a node has accumulated; `None` while there is none.
+/// Returns the address of the gradient that a node has accumulated; `None` while there is no gradient.
 fn address(memory: &impl Memory, node: u64) -> Option<u64> {
     follow(memory, node, [0, 1, 2, 3, 4])
 }
 
-/// Returns the start of the leaf's own memory.
+/// Returns the address of the memory of a node's leaf.
 fn address_of_leaf(memory: &impl Memory, node: u64) -> Option<u64> {
     follow(memory, node, [0, 3, 4])
 }
 
-/// Returns the tag of a parameter that a sweep has named, for its gradient's row; 0 if it has none. Also returns 0 if the
-/// gradient's memory is larger than the parameter's, because it may hold gradients of other parameters.
+/// Returns the tag of a parameter, for its gradient; 0 if the agent's Python code has not named the parameter. Also returns 0
+/// if the gradient's memory is larger than the parameter's: it may hold gradients of other parameters, too.
 fn name_of_gradient(parameter: &RowCopy, gradient: &RowCopy) -> u32 {
     let is_named = parameter.later_use().0 == Role::Parameter;
     let (bytes, own) = (gradient.row[3], parameter.row[3]);
-    // PyTorch leaves up to 1 MiB at the end of a large block.
-    let slack = if own < SPLIT_ABOVE { 0 } else { SPLIT_ABOVE };
-    if is_named && bytes <= own + slack { parameter.row[5] as u32 } else { 0 }
-}
-
-impl AutogradThread {
-    #[inline(always)]
-    pub(crate) fn accumulates(&self) -> bool {
-        self.accumulating.load(Relaxed) != 0
-    }
+    let unused = if own < SPLIT_ABOVE { 0 } else { SPLIT_ABOVE };
+    if is_named && bytes <= own + unused { parameter.row[5] as u32 } else { 0 }
 }
 
 impl Core {
-    /// Reports that a block is a gradient, once the node that the thread runs has accumulated it.
+    /// Records that a block is a gradient, if the node that the thread runs has accumulated one. `accumulating` is the result
+    /// of the function of that name.
     #[inline(never)]
-    pub(crate) fn tell_gradient(&self, thread: &Thread, accumulating: u64) {
+    pub(crate) fn record_gradient(&self, thread: &Thread, accumulating: u64) {
         // SAFETY: calibration proved the layout, and the node holds the objects that are read (see the module's docs).
         let memory = unsafe { Plain::new() };
         let node = accumulating & !NESTED;
@@ -177,20 +176,22 @@ impl Core {
         self.say_retag(thread, key, row.retag((Role::Gradient, Phase::Unknown)), tag);
     }
 
-    /// Returns key and row of the block or allocation that begins at an address.
+    /// Returns the key and the row of the block or allocation that begins at an address.
     fn row_of_tensor(&self, address: u64) -> Option<(Key, RowCopy)> {
-        // Where each tensor is a separate allocation.
-        let is_alone = self.torch.single_tensors.load(Relaxed) != 0;
-        let alone = is_alone.then_some(Key::Allocation(address));
+        // Without a caching allocator, each tensor is a separate allocation.
+        let is_separate = self.torch.single_tensors.load(Relaxed) != 0;
+        let separate = is_separate.then_some(Key::Allocation(address));
         let blocks = self.torch.pools().map(|pool| Key::Block(pool.id, address));
-        blocks.chain(alone).find_map(|key| Some((key, self.recorder.live.get(key)?)))
+        blocks.chain(separate).find_map(|key| Some((key, self.recorder.live.get(key)?)))
     }
 
-    /// Like `tell_gradient`, for the node that the thread still runs, if that node accumulates a gradient.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn tell_gradient_of_running(&self, thread: &Thread) {
-        self.tell_gradient(thread, thread.autograd.accumulating.load(Relaxed));
+    /// Calls `record_gradient` for the node that the thread still runs, if that node accumulates a gradient.
+    #[inline(always)]
+    pub(crate) fn record_gradient_of_running_node(&self, thread: &Thread) {
+        let accumulating = thread.autograd.accumulating.load(Relaxed);
+        if accumulating != 0 {
+            self.record_gradient(thread, accumulating);
+        }
     }
 }
 

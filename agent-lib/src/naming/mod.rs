@@ -9,9 +9,9 @@
 //!
 //! With `GPUMEM_LINES=1` the program's line follows a module's path. A scope and a module together give `scope/module`.
 //!
-//! A node's name contains the scope of the forward pass. Only scopes that a hook opened inside of the node are added.
+//! The name of a node contains the scope of the forward pass, so only scopes opened inside of the node are added.
 //!
-//! A node may run a module's frame: a checkpoint computes its forward pass again. Then the module names the backward pass.
+//! A node may run a module's frame, as a checkpoint computes its forward pass again. Then the name is the module's.
 
 pub mod autograd;
 pub mod callers;
@@ -31,11 +31,11 @@ impl Core {
     /// Returns the names in force on the calling thread. Also gives them to the autograd node that the thread made last.
     #[inline(always)]
     pub fn named(&self, thread: &Thread) -> AllocationName {
-        let mut frames = python::here(self, thread).unwrap_or_default();
+        let mut frames = python::name(self).unwrap_or_default();
         if self.settings.layers.lines && frames.tag != 0 {
-            frames.tag = self.with_line(thread, frames.tag);
+            frames.tag = self.with_line(frames.tag);
         }
-        let node = autograd::here(thread);
+        let node = autograd::name_of_running(thread);
         // Nearly always one of the first two cases applies; `named_by_all` handles the rest.
         let (tag, phase) = match node {
             None => (frames.tag, frames.phase),
@@ -45,7 +45,7 @@ impl Core {
         if tag == 0 || thread.scope.load(Relaxed) != 0 {
             return self.named_by_all(thread, frames, node);
         }
-        autograd::note_forward(thread, tag);
+        autograd::name_last_node(thread, tag);
         AllocationName { tag, flags: Flags(0), phase, role: frames.role }
     }
 
@@ -59,13 +59,14 @@ impl Core {
     /// Appends the program's line that allocates in a module to the module's tag.
     #[cold]
     #[inline(never)]
-    fn with_line(&self, thread: &Thread, tag: u32) -> u32 {
-        match python::line(self, thread) {
+    fn with_line(&self, tag: u32) -> u32 {
+        match python::line(self) {
             0 => tag,
             line => self.recorder.names.join(tag, line),
         }
     }
 
+    /// Like `named`, for any combination of sources.
     #[inline(never)]
     fn named_by_all(
         &self,
@@ -80,19 +81,15 @@ impl Core {
             (scope, 0, tag) | (scope, tag, _) => self.recorder.names.join(scope, tag),
         };
         if own != 0 || node.is_none() {
-            autograd::note_forward(thread, own);
+            autograd::name_last_node(thread, own);
         }
         let inherited = if own == 0 { self.process_tag.load(Relaxed) } else { 0 };
         let flags = if inherited == 0 { Flags(0) } else { Flags::INHERITED };
-        AllocationName { tag: own | inherited, flags, phase: phase_of(frames.phase, node), role: frames.role }
-    }
-}
-
-/// Returns the phase. A hook of a gradient may run an optimizer's step or move a module inside of a node; that phase wins.
-#[inline(always)]
-fn phase_of(frames: Phase, node: Option<AllocationName>) -> Phase {
-    match (frames, node) {
-        (Phase::Optimizer | Phase::Setup, _) | (_, None) => frames,
-        (_, Some(node)) => node.phase,
+        // A hook of a gradient may run an optimizer's step or move a module inside of a node; the phase is that of the hook then.
+        let phase = match (frames.phase, node) {
+            (Phase::Optimizer | Phase::Setup, _) | (_, None) => frames.phase,
+            (_, Some(node)) => node.phase,
+        };
+        AllocationName { tag: own | inherited, flags, phase, role: frames.role }
     }
 }

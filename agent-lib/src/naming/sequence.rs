@@ -1,11 +1,11 @@
-//! Names of autograd's nodes: a table from a node's number to the tag of the forward pass that made it.
+//! Table of the names of autograd's nodes: maps a node's number to the tag of the forward pass that made it.
 //!
-//! Each thread numbers its nodes from 0. So PyTorch's thread id and the number identify a node. PyTorch makes an operation's
-//! node before it runs the operation, so an allocation in the forward pass belongs to the node made last. The first allocation
-//! decides. Later ones, up to the next node, may belong to another module that makes no node.
+//! Each thread numbers its nodes from 0, so PyTorch's thread id and the number identify a node. PyTorch makes an operation's
+//! node before it runs the operation, so an allocation in the forward pass belongs to the node made last. The node gets the tag
+//! of the first such allocation. Later allocations, up to the next node, may belong to another module that makes no node.
 //!
-//! Each number has one word and there is no lock: a forward pass writes, threads of the backward pass read. Numbers that are
-//! `ENTRIES` apart share a word, and the later one replaces the earlier.
+//! Each number has one word, and there is no lock: a forward pass writes, threads of the backward pass read. Two numbers that
+//! are `ENTRIES` apart share a word, and the later node replaces the earlier one.
 
 use crate::base::memfd::anonymous;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
@@ -13,17 +13,18 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 /// Maximum number of nodes between a node's forward and its backward pass; with more, early nodes lose their names. The table
 /// takes 1 MiB.
 const ENTRIES: usize = 1 << 17;
-/// Largest distance, in numbers, of a neighbour whose name is used: nodes that allocate nothing (views) have none.
+/// Maximum distance, in numbers, of a neighbour whose name an unnamed node gets. A node that allocates nothing (a view) has no
+/// name of its own.
 const NEAR: u64 = 16;
-/// An operation may end with a view behind the node that allocates. (In-place operations: autograd.rs names their nodes.)
+/// An operation may end with a view, whose number follows that of the node that allocates.
 const VIEW_BEHIND: u64 = 1;
-/// After that view a bias may be added in place.
+/// After that view, a bias may be added in place.
 const ADDITION_BEHIND: u64 = 2;
 const THREAD_SHIFT: u32 = 48;
-/// Flag: the operation is an addition. The number is below this bit.
+/// Flag in a `Node`: the operation is an addition. The number has the bits below.
 const ADDS: u64 = 1 << 47;
 const TAG_BITS: u32 = 20;
-/// Bits of the hash of thread and number that identify an entry.
+/// Bits of an entry for the hash of thread and number; the bits below are the tag.
 const CHECK: u64 = !0 << TAG_BITS;
 
 /// Identity of a node: thread << 48 | whether it adds << 47 | number. 0 is not a node: threads count from 1.
@@ -41,21 +42,16 @@ impl Node {
         Node(self.0 | if adds { ADDS } else { 0 })
     }
 
-    fn number(self) -> u64 {
-        self.0 & (ADDS - 1)
-    }
-
     /// Returns the index of the node's entry, and the entry without its tag.
     #[inline(always)]
     fn place(self) -> (usize, u64) {
-        // Neighbours have adjacent entries: only the thread id is hashed, not the number.
+        // Only the thread id is hashed, not the number, so that neighbours have adjacent entries.
         let thread = (self.0 >> THREAD_SHIFT).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let place = (self.0 as usize).wrapping_add((thread >> 40) as usize) & (ENTRIES - 1);
         (place, self.0.wrapping_mul(0xd6e8_feb8_6659_fd93) & CHECK)
     }
 }
 
-#[derive(Debug)]
 pub(crate) struct Table {
     entries: &'static [AtomicU64],
 }
@@ -65,7 +61,7 @@ impl Table {
         Some(Table { entries: anonymous(ENTRIES)? })
     }
 
-    /// Names `node` with `tag`, unless it has an entry. 0 records that it has no name.
+    /// Names `node` with `tag`, unless it has an entry. Tag 0 means that it has no name.
     #[inline(always)]
     pub(crate) fn note(&self, node: Node, tag: u32) {
         let (place, check) = node.place();
@@ -75,7 +71,7 @@ impl Table {
         }
     }
 
-    /// Replaces the tags of nodes by those that `new_tag` returns; 0 keeps a tag. A node named concurrently keeps its name.
+    /// Replaces each tag by the one that `new_tag` returns for it; 0 keeps it. A node that is named concurrently keeps its name.
     pub(crate) fn rename(&self, mut new_tag: impl FnMut(u32) -> u32) {
         for entry in self.entries {
             let word = entry.load(Relaxed);
@@ -87,22 +83,20 @@ impl Table {
         }
     }
 
-    /// Returns the tag of `node`; 0 for none.
+    /// Returns the tag of `node`; 0 if it has no name.
     ///
-    /// A node without an entry is a view. Directly after a named node it ends that node's operation; so does an addition after
-    /// such a view (of a bias to a product). Nodes further away begin the next operation, unless that operation is in no module.
+    /// A node without an entry is a view. Directly after a named node it ends that node's operation and has its name. So does an
+    /// addition after such a view (of a bias to a product). A node further away begins the next operation and has that one's
+    /// name, unless the next operation has none.
     #[inline]
     pub(crate) fn look_up(&self, node: Node) -> u32 {
         let ends = if node.0 & ADDS == 0 { VIEW_BEHIND } else { ADDITION_BEHIND };
         let node = Node(node.0 & !ADDS);
-        let back = |from, to| (from..=to).find_map(|back| self.before(node, back));
+        let number = node.0 & (ADDS - 1);
+        let earlier = |from, to: u64| (from..=to.min(number)).find_map(|back| self.name(Node(node.0 - back)));
         let following = || (1..=NEAR).find_map(|ahead| self.name(Node(node.0 + ahead)));
-        let own = self.name(node).or_else(|| back(1, ends));
-        own.or_else(|| following().filter(|&tag| tag != 0)).or_else(|| back(ends + 1, NEAR)).unwrap_or(0)
-    }
-
-    fn before(&self, node: Node, back: u64) -> Option<u32> {
-        if node.number() < back { None } else { self.name(Node(node.0 - back)) }
+        let own = self.name(node).or_else(|| earlier(1, ends));
+        own.or_else(|| following().filter(|&tag| tag != 0)).or_else(|| earlier(ends + 1, NEAR)).unwrap_or(0)
     }
 
     #[inline(always)]
@@ -118,9 +112,19 @@ pub(crate) static GRAD_MODE_AT: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether results computed on the calling thread can have gradients; `None` without PyTorch's engine.
 pub(crate) fn has_gradients() -> Option<bool> {
-    let at = GRAD_MODE_AT.load(Acquire);
-    // SAFETY: a function without arguments that reads a thread-local variable.
-    (at != 0).then(|| unsafe { std::mem::transmute::<usize, unsafe extern "C" fn() -> bool>(at)() })
+    // SAFETY: a function of this type, which reads a thread-local variable.
+    unsafe { call_at(&GRAD_MODE_AT) }
+}
+
+/// Calls the function at an address and returns its result; `None` if the address is 0.
+///
+/// # Safety
+/// A function at the address must take no arguments and return a `T`.
+#[inline(always)]
+pub(crate) unsafe fn call_at<T>(address: &AtomicUsize) -> Option<T> {
+    let address = address.load(Acquire);
+    // SAFETY: the caller guarantees the type.
+    (address != 0).then(|| unsafe { std::mem::transmute::<usize, unsafe extern "C" fn() -> T>(address)() })
 }
 
 #[cfg(test)]

@@ -1,42 +1,40 @@
-//! The files that the dynamic loader has mapped, read while it holds its lock. Nothing is allocated under that lock.
+//! Lists the files that the dynamic loader has mapped. The loader holds its lock meanwhile, so nothing is allocated then.
 
 use crate::base::elf;
 use crate::base::loaded_file::{MappedFile, find_mapped};
 
-/// Longest path in bytes; a longer one is reduced to its end.
+/// Maximum length of a path in bytes; only the end of a longer path is kept.
 pub(crate) const PATH_BYTES: usize = 1024;
 
-#[derive(Debug, Clone, Copy)]
+/// A mapped file: its address range, and the range of its path in `Collection::names`.
 pub(crate) struct Object {
-    /// Range of `Collection::names`.
     name: (usize, usize),
     pub start: usize,
     pub end: usize,
-    pub functions: Option<(usize, usize)>,
-    /// Range of `Collection::segments`.
-    pub segments: (usize, usize),
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct MappedSegment {
+/// A mapped segment of a file.
+pub(crate) struct Segment {
     pub start: usize,
     pub end: usize,
-    pub runs: bool,
+    /// Address range of the functions in it; empty for a segment of data.
+    pub code: (usize, usize),
+    /// Index of its file in `Collection::objects`.
+    pub object: usize,
 }
 
-/// All mapped files, filled up to the capacity of its vectors.
-#[derive(Debug)]
+/// List of all mapped files. Its vectors never grow beyond the capacity that they were made with.
 pub(crate) struct Collection {
     pub objects: Vec<Object>,
-    pub segments: Vec<MappedSegment>,
+    pub segments: Vec<Segment>,
     names: Vec<u8>,
     full: bool,
-    /// Files mapped and unmapped so far, see `changes_now`.
+    /// Number of files mapped, and of files unmapped, since the process started.
     pub changes: (u64, u64),
 }
 
 impl Collection {
-    /// Collects all mapped files; starts again with more room if there was too little.
+    /// Lists all mapped files; starts again with larger vectors if they were too small.
     pub(crate) fn take() -> Self {
         let mut collection = Collection::new(256);
         for _ in 0..8 {
@@ -59,11 +57,10 @@ impl Collection {
         }
     }
 
-    /// Adds a file; returns false if there is no room for it.
+    /// Adds a file; returns false if the vectors have no room for it.
     fn add(&mut self, file: &MappedFile<'_>) -> bool {
         self.changes = file.changes;
         let (headers, base) = (file.image.headers, file.image.base);
-        let from = (self.segments.len(), self.names.len());
         let loads = headers.iter().filter(|header| header.p_type == libc::PT_LOAD && header.p_memsz > 0);
         let room = self.segments.len() + loads.clone().count() <= self.segments.capacity()
             && self.names.len() + file.path.len() <= self.names.capacity()
@@ -72,13 +69,12 @@ impl Collection {
             self.full = true;
             return false;
         }
-        let (mut start, mut end) = (usize::MAX, 0);
-        for header in loads {
+        let range = |header: &libc::Elf64_Phdr| {
             let at = base.wrapping_add(header.p_vaddr as usize);
-            let (at, to) = (at & !4095, at.wrapping_add(header.p_memsz as usize));
-            self.segments.push(MappedSegment { start: at, end: to, runs: header.p_flags & libc::PF_X != 0 });
-            (start, end) = (start.min(at), end.max(to));
-        }
+            (at & !4095, at.wrapping_add(header.p_memsz as usize))
+        };
+        let start = loads.clone().map(|header| range(header).0).min().unwrap_or(0);
+        let end = loads.clone().map(|header| range(header).1).max().unwrap_or(0);
         if start >= end {
             return true;
         }
@@ -89,34 +85,34 @@ impl Collection {
             // SAFETY: the table stays mapped while the loader's lock is held; the unwinder reads it in the same way.
             inside.then(|| unsafe { elf::functions(at, header.p_memsz as usize, start, end) }).flatten()
         });
+        let (first, last) = functions.unwrap_or((start, end));
+        for header in loads {
+            let (start, end) = range(header);
+            let runs = header.p_flags & libc::PF_X != 0;
+            let code = if runs { (first.max(start), last.min(end)) } else { (0, 0) };
+            self.segments.push(Segment { start, end, code, object: self.objects.len() });
+        }
+        let from = self.names.len();
         self.names.extend_from_slice(file.path);
-        let (segments, name) = ((from.0, self.segments.len()), (from.1, self.names.len()));
-        self.objects.push(Object { name, start, end, functions, segments });
+        self.objects.push(Object { name: (from, self.names.len()), start, end });
         true
     }
 
-    /// Returns the path of the object at `index`; the first object is the program.
+    /// Returns the path of the file at `index` of `objects`. The file at 0 is the program.
     pub(crate) fn path(&self, index: usize) -> String {
-        let name = self
-            .objects
-            .get(index)
-            .map_or(&[][..], |object| self.names.get(object.name.0..object.name.1).unwrap_or_default());
-        match (name.is_empty(), index) {
-            (true, 0) => program(),
-            (true, _) => "linux-vdso".to_owned(),
-            _ => shown(name),
+        use std::os::unix::ffi::OsStrExt;
+        let (from, to) = self.objects[index].name;
+        match (self.names.get(from..to).unwrap_or_default(), index) {
+            ([], 0) => std::fs::read_link("/proc/self/exe")
+                .map_or_else(|_| "(program)".to_owned(), |path| path_text(path.as_os_str().as_bytes())),
+            ([], _) => "linux-vdso".to_owned(),
+            (name, _) => path_text(name),
         }
     }
 }
 
-fn program() -> String {
-    use std::os::unix::ffi::OsStrExt;
-    let path = std::fs::read_link("/proc/self/exe");
-    path.map_or_else(|_| "(program)".to_owned(), |path| shown(path.as_os_str().as_bytes()))
-}
-
-/// Converts a path to text, keeping the end of a long one.
-fn shown(path: &[u8]) -> String {
+/// Converts a path to text; keeps only the end of a long one.
+fn path_text(path: &[u8]) -> String {
     let text = String::from_utf8_lossy(path);
     let mut from = text.len().saturating_sub(PATH_BYTES);
     while !text.is_char_boundary(from) {
@@ -125,7 +121,7 @@ fn shown(path: &[u8]) -> String {
     text.get(from..).unwrap_or_default().to_owned()
 }
 
-/// Returns how many files were mapped and unmapped so far.
+/// Returns the number of files mapped, and of files unmapped, since the process started.
 pub(crate) fn changes_now() -> (u64, u64) {
     let mut now = (0, 0);
     find_mapped(|file| {
@@ -142,8 +138,8 @@ mod tests {
     #[test]
     fn long_paths_keep_their_end() {
         let path = format!("/{}/libx.so", "é".repeat(PATH_BYTES));
-        let shown = shown(path.as_bytes());
-        assert!(shown.ends_with("/libx.so") && shown.len() <= PATH_BYTES && shown.len() > PATH_BYTES - 2);
-        assert_eq!(super::shown(b"/a/\xff.so"), "/a/\u{fffd}.so");
+        let text = path_text(path.as_bytes());
+        assert!(text.ends_with("/libx.so") && text.len() <= PATH_BYTES && text.len() > PATH_BYTES - 2);
+        assert_eq!(path_text(b"/a/\xff.so"), "/a/\u{fffd}.so");
     }
 }

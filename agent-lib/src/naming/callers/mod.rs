@@ -1,17 +1,17 @@
 //! Finds the library that made a driver call from return addresses on the stack, in the callback and without a lock.
 //!
-//! CUPTI passes the address of the call's parameters, in the frame of the driver's entry function. The stack above them belongs
-//! to that function and its callers. The entry function's return address is where the call came from. If it lies in the CUDA
-//! runtime or the C library, the search continues with that library's caller.
+//! CUPTI passes the address of the call's parameters. They lie in the stack frame of the driver's entry function, and the stack
+//! above belongs to that function and its callers. Its return address shows where the call came from. If the address lies in
+//! the CUDA runtime or the C library, the search continues with that library's caller.
 //!
 //! A frame also holds pointers to functions and leftovers of earlier calls. Two properties distinguish the return address:
 //!
-//! - Its position is the same whenever the same function calls in the same way. So only those positions remain candidates that
-//!   held such a word in every call so far (`ReturnSlot`).
-//! - Functions begin at multiples of 16, and a return address seldom does.
+//! - Its position is the same whenever the same function calls in the same way. So a position remains a candidate only if it
+//!   held a pointer into a function in every call so far (`ReturnSlot`).
+//! - Functions begin at multiples of 16, and a return address seldom is one.
 //!
-//! It is unverified on hardware that the parameters lie there. If they do not, the search begins at the agent's own frame.
-//! It then meets frames of the driver and of CUPTI first, which are skipped.
+//! It is unverified on hardware that the parameters lie there. If they do not, the search begins at the agent's own frame, and
+//! skips the frames of CUPTI and the driver.
 
 mod loader;
 pub(crate) mod modules;
@@ -27,31 +27,30 @@ use crate::driver::core::Core;
 use crate::threads::Thread;
 use crate::threads::per_feature::{CachedCaller, Callers, REMEMBERED};
 use crate::threads::stack::Stack;
-use modules::{Library, Part, Place, Table};
+use modules::{Library, Part, Table, Target};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 const WORD: usize = size_of::<usize>();
-/// Words of the stack to search.
-const MOST: usize = 512;
-/// Words to search for the next return address.
-const NEAR: usize = 64;
-/// Maximum number of intermediate functions between the driver and the caller.
-const HOPS: usize = 24;
+/// Maximum number of stack words to search for a caller.
+const SEARCH_WORDS: usize = 512;
+/// Number of stack words to search for one return address: the bits of a `CandidateWords`.
+const WINDOW: usize = 64;
+/// Maximum number of functions between the driver's entry function and the caller.
+const MAX_HOPS: usize = 24;
 /// Compilers for aarch64 put the return address below the function's own variables, so the search begins this many words lower.
-const BELOW: usize = if cfg!(target_arch = "aarch64") { 32 } else { 0 };
-/// Parameters further than this from the agent's own frame, in bytes, are not on its stack.
-const FAR: usize = 1 << 20;
+const WORDS_BELOW: usize = if cfg!(target_arch = "aarch64") { 32 } else { 0 };
+/// Parameters further than this from the agent's own frame, in bytes, are not on the same stack.
+const STACK_RANGE: usize = 1 << 20;
 /// Upper bound of the ids of calls, as in sources/cupti/table.rs.
 const IDS: usize = 1024;
 
 /// Candidate positions of a return address: one bit for each of the 64 words from the start of the search.
-#[derive(Debug)]
 struct ReturnSlot {
     /// The return address above which the search starts; 0 while the entry is unused.
     from: AtomicUsize,
     /// Positions that held a pointer into a function in every call.
     always: AtomicU64,
-    /// Candidates that at least once held an address other than the beginning of a function.
+    /// Candidate positions that at least once held an address other than the beginning of a function.
     within: AtomicU64,
 }
 
@@ -60,52 +59,55 @@ impl ReturnSlot {
         ReturnSlot { from: AtomicUsize::new(0), always: AtomicU64::new(0), within: AtomicU64::new(0) }
     }
 
-    /// Returns the most likely position, given the candidates of this call. `None` if there are none.
-    fn place(&self, now: CandidateWords) -> Option<usize> {
+    /// Returns the most likely position of the return address, given the candidates of this call; `None` without candidates.
+    fn position(&self, now: CandidateWords) -> Option<usize> {
+        if now.any == 0 {
+            return None;
+        }
         let before = CandidateWords { any: self.always.load(Relaxed), within: self.within.load(Relaxed) };
         let both = match before.any & now.any {
-            0 => now, // the first time, or another function was loaded there
+            0 => now, // the first call, or another function was loaded at this address
             any => CandidateWords { any, within: (before.within | now.within) & any },
         };
-        if both != before && now.any != 0 {
+        if both != before {
             // If two threads store concurrently, one result is lost; the next call corrects this.
             self.always.store(both.any, Relaxed);
             self.within.store(both.within, Relaxed);
             if before.any != 0 && before.best() != both.best() {
-                modules::look_again(); // cached results may have been wrong
+                modules::invalidate();
             }
         }
-        if now.any == 0 { None } else { both.best() }
+        both.best()
     }
 }
 
-/// Which of 64 words point into functions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The words, of 64, that point into functions: one bit for each word.
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct CandidateWords {
     any: u64,
-    /// Words that do not point to the beginning of a function.
+    /// Words of `any` that do not point to the beginning of a function.
     within: u64,
 }
 
 impl CandidateWords {
-    /// Returns the most likely return address: the first one.
+    /// Returns the index of the most likely return address: the first candidate.
     fn best(self) -> Option<usize> {
         let likely = if self.within != 0 { self.within } else { self.any };
         (likely != 0).then_some(likely.trailing_zeros() as usize)
     }
 }
 
-/// Indexed by the driver call's id.
+/// Return addresses of the driver's entry functions, by the call's id.
 static ENTRIES: [ReturnSlot; IDS] = [const { ReturnSlot::new() }; IDS];
-/// Hashed by return address in a library that passes calls on.
+/// Return addresses of functions that pass calls on, by the hash of the address at which they were called.
 static BETWEEN: [ReturnSlot; 256] = [const { ReturnSlot::new() }; 256];
 
-fn hop_from(address: usize) -> Option<&'static ReturnSlot> {
-    let hop = BETWEEN.get(crate::base::row::mix(address as u64, 0) as usize % BETWEEN.len())?;
-    let known = hop.from.load(Relaxed);
-    let ours =
-        known == address || known == 0 && hop.from.compare_exchange(0, address, Relaxed, Relaxed).is_ok();
-    ours.then_some(hop)
+/// Returns the entry of `BETWEEN` for a return address in a library that passes calls on; `None` if another address uses it.
+fn slot_after(address: usize) -> Option<&'static ReturnSlot> {
+    let slot = BETWEEN.get(crate::base::row::mix(address as u64, 0) as usize % BETWEEN.len())?;
+    let known = slot.from.load(Relaxed);
+    let is_free = || known == 0 && slot.from.compare_exchange(0, address, Relaxed, Relaxed).is_ok();
+    (known == address || is_free()).then_some(slot)
 }
 
 /// Returns the word at an address of the calling thread's stack; on aarch64 without the bits that sign return addresses.
@@ -114,30 +116,31 @@ fn hop_from(address: usize) -> Option<&'static ReturnSlot> {
 /// The address must be mapped.
 #[inline(always)]
 unsafe fn word(at: usize) -> usize {
-    // SAFETY: the caller guarantees that it is mapped. The read is volatile because the owner of the word may write it later.
+    // SAFETY: the caller guarantees mapped memory. The read is volatile because the function that owns the word may write it.
     let word = unsafe { (at as *const usize).read_volatile() };
     if cfg!(target_arch = "aarch64") { word & 0xffff_ffff_ffff } else { word }
 }
 
 impl Core {
-    /// Returns the number of the library that called `call` with its parameters at `params`; 0 if unknown.
+    /// Returns the number of the library that made the driver call `call`, with the parameters at `params`; 0 if unknown.
+    /// `frame` is an address in the agent's own frame.
     #[inline(always)]
     pub fn caller(&self, thread: &Thread, call: u32, params: usize, frame: usize) -> u16 {
-        let on_stack = params > frame && params - frame < FAR;
+        let on_stack = params > frame && params - frame < STACK_RANGE;
         let start = match on_stack {
-            true => (params & !(WORD - 1)).saturating_sub(BELOW * WORD).max(frame & !(WORD - 1)),
+            true => (params & !(WORD - 1)).saturating_sub(WORDS_BELOW * WORD).max(frame & !(WORD - 1)),
             false => frame & !(WORD - 1),
         };
         // SAFETY: only the calling thread uses its own data; the reference ends with this function.
         let callers = unsafe { &mut thread.own().callers };
-        let known = &callers.known[place_of(start, call)];
+        let known = &callers.known[cache_index(start, call)];
         if known.start == start && known.generation == modules::generation() && u32::from(known.call) == call
         {
             let end = callers.stack.known_end(start);
             // SAFETY: `start` is in use, so the stack from there to `end` is mapped.
-            let same = known.far.0 + WORD <= end
+            let is_same = known.far.0 + WORD <= end
                 && unsafe { word(known.near.0) == known.near.1 && word(known.far.0) == known.far.1 };
-            if same {
+            if is_same {
                 callers.site = known.far.1;
                 return known.module;
             }
@@ -154,22 +157,17 @@ impl Core {
         let end = callers.stack.find_end(start);
         let search = Search { core: self, table, stack: &callers.stack, start, words: (end - start) / WORD };
         let entry = ENTRIES.get(call as usize).filter(|_| on_stack);
-        let Some((near, far, module)) = search.run(entry) else { return 0 };
-        let at = |index: usize| {
-            let at = start + index * WORD;
-            // SAFETY: the address is below `end`.
-            (at, unsafe { word(at) })
-        };
-        let (near, far) = (at(near), at(far));
+        let Some((near, far, module)) = search.find(entry) else { return 0 };
+        let (near, far) = ((start + near * WORD, search.word(near)), (start + far * WORD, search.word(far)));
         callers.site = far.1;
-        callers.known[place_of(start, call)] =
+        callers.known[cache_index(start, call)] =
             CachedCaller { start, near, far, generation, call: call as u16, module };
         module
     }
 }
 
 #[inline(always)]
-fn place_of(start: usize, call: u32) -> usize {
+fn cache_index(start: usize, call: u32) -> usize {
     (start >> 4 ^ start >> 9 ^ call as usize) & (REMEMBERED - 1)
 }
 
@@ -178,85 +176,81 @@ struct Search<'a> {
     table: &'a Table,
     stack: &'a Stack,
     start: usize,
-    /// Words that can be read.
+    /// Number of words from `start` on that can be read.
     words: usize,
 }
 
 /// Meaning of a word on the stack.
-#[derive(Clone, Copy)]
 enum SearchStep {
     /// Not a return address of interest: a number, a pointer to data, an address in the driver.
     Nothing,
-    /// A function of the CUDA runtime or the C library; the search continues with its caller.
+    /// An address in a library that passes calls on, as the CUDA runtime does.
     Between,
-    /// A function of this library.
+    /// An address in this library, which made the call.
     Caller(&'static Library),
     /// An address in a file that begins here and is not in the table yet.
     New(usize),
 }
 
 impl Search<'_> {
-    fn says(&self, index: usize) -> SearchStep {
-        // SAFETY: callers pass an index below `words`.
-        let address = unsafe { word(self.start + index * WORD) };
+    /// Returns the word at an index below `words`.
+    fn word(&self, index: usize) -> usize {
+        // SAFETY: the first `words` words from `start` on are mapped.
+        unsafe { word(self.start + index * WORD) }
+    }
+
+    fn meaning(&self, index: usize) -> SearchStep {
+        let address = self.word(index);
         // A call may be the last instruction of a function, so the search uses the byte before the return address.
         match self.table.find(address.wrapping_sub(1)) {
-            Place::Code(library) => match library.part {
+            Target::Code(library) => match library.part {
                 Part::Driver => SearchStep::Nothing,
                 Part::Between => SearchStep::Between,
                 Part::Caller => SearchStep::Caller(library),
             },
-            Place::Data => SearchStep::Nothing,
-            Place::Elsewhere if address < 1 << 16 || address >> 47 != 0 || self.stack.holds(address) => {
-                SearchStep::Nothing
+            Target::Elsewhere if address >= 1 << 16 && address >> 47 == 0 && !self.stack.holds(address) => {
+                modules::mapped_at(address).map_or(SearchStep::Nothing, SearchStep::New)
             }
-            Place::Elsewhere => match modules::mapped_at(address) {
-                Some(start) => SearchStep::New(start),
-                None => SearchStep::Nothing,
-            },
+            _ => SearchStep::Nothing,
         }
     }
 
-    fn words(&self, from: usize) -> CandidateWords {
+    /// Returns the candidates among the `WINDOW` words from index `from` on.
+    fn candidates(&self, from: usize) -> CandidateWords {
         let mut words = CandidateWords { any: 0, within: 0 };
-        for index in from..self.words.min(from + NEAR) {
-            if !matches!(self.says(index), SearchStep::Nothing) {
+        for index in from..self.words.min(from + WINDOW) {
+            if !matches!(self.meaning(index), SearchStep::Nothing) {
                 words.any |= 1 << (index - from);
-                // SAFETY: the index is below `words`.
-                let address = unsafe { word(self.start + index * WORD) };
-                words.within |= u64::from(address & 15 != 0) << (index - from);
+                words.within |= u64::from(self.word(index) & 15 != 0) << (index - from);
             }
         }
         words
     }
 
-    /// Returns the word indexes of the entry function's return address and of that which identifies the caller; its number.
-    fn run(&self, entry: Option<&ReturnSlot>) -> Option<(usize, usize, u16)> {
-        let (mut hop, mut from, mut near) = (entry, 0, None);
-        for _ in 0..HOPS {
-            // Without an entry, the driver's frames come first.
-            let window = self.words(from);
-            let place = match hop {
-                Some(hop) => hop.place(window),
-                None => window.best(),
-            };
-            let Some(index) = place.map(|place| from + place).filter(|&index| index < self.words) else {
-                from += NEAR;
-                hop = None;
-                if from >= self.words.min(MOST) {
+    /// Finds the caller. Returns the indexes of two words, the entry function's return address and the one that lies in the
+    /// caller, and the number of the caller's library.
+    fn find(&self, entry: Option<&ReturnSlot>) -> Option<(usize, usize, u16)> {
+        let (mut slot, mut from, mut near) = (entry, 0, None);
+        for _ in 0..MAX_HOPS {
+            let candidates = self.candidates(from);
+            let position = slot.map_or_else(|| candidates.best(), |slot| slot.position(candidates));
+            let index = position.map(|position| from + position).filter(|&index| index < self.words);
+            let Some(index) = index else {
+                from += WINDOW;
+                slot = None;
+                if from >= self.words.min(SEARCH_WORDS) {
                     return None;
                 }
                 continue;
             };
             let near = *near.get_or_insert(index);
-            match self.says(index) {
+            match self.meaning(index) {
                 SearchStep::Caller(library) => {
                     return Some((near, index, modules::number(self.core, library)));
                 }
                 SearchStep::New(start) => return Some((near, index, modules::number_of_new(start))),
-                SearchStep::Nothing => {} // not in this call, though in each one before
-                // SAFETY: the index is below `words`.
-                SearchStep::Between => hop = hop_from(unsafe { word(self.start + index * WORD) }),
+                SearchStep::Nothing => {} // the slot's usual position, which holds another word in this call
+                SearchStep::Between => slot = slot_after(self.word(index)),
             }
             from = index + 1;
         }
@@ -271,8 +265,8 @@ mod tests {
     /// Positions that a slot returns, call by call. Each call has the words that point into functions, and those that are not
     /// beginnings.
     fn places(calls: &[(u64, u64)]) -> Vec<Option<usize>> {
-        let hop = ReturnSlot::new();
-        calls.iter().map(|&(any, within)| hop.place(CandidateWords { any, within })).collect()
+        let slot = ReturnSlot::new();
+        calls.iter().map(|&(any, within)| slot.position(CandidateWords { any, within })).collect()
     }
 
     #[test]

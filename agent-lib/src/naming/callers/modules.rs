@@ -1,15 +1,15 @@
-//! The table of mapped files: segments sorted by address for callbacks, and detection of files that are mapped or unmapped.
+//! Table of the mapped files, in which callbacks look up the library of an address. Also detects mapped and unmapped files.
 //!
 //! The sender builds the table from dl_iterate_phdr and publishes it through a pointer; the first one is built while the agent
-//! starts. An old table is freed when a second has passed and every thread was seen outside of the library since. Libraries are
-//! never freed, one for each path, so a library keeps its number when it is mapped again.
+//! starts. A replaced table is freed after a second, once every thread was seen outside of the agent. A `Library` is never
+//! freed, and there is one for each path, so a library keeps its number when it is mapped again.
 //!
-//! Changes are found with the sender's next check: every 5 ms while there is something to send, else every 100 ms. Until then a
-//! library at the address of an earlier one is mistaken for it. At a new address it gets a number at once, its path later.
+//! The sender checks for changes every 5 ms while there are records to send, else every 100 ms. Until the next check, a library
+//! at the address of an earlier one is mistaken for that one. A library at a new address gets a number at once, its path later.
 //!
 //! Before glibc 2.31, a forked child would find dl_iterate_phdr's lock taken. So fork() waits for the agent (`before_fork`).
 
-use super::loader::{self, Collection, Object};
+use super::loader::{self, Collection, Segment};
 use crate::driver::core::Core;
 use crate::threads;
 use gpumem_wire::{Body, Record, Stamp};
@@ -18,24 +18,25 @@ use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Numbers of libraries in a process: the ledger keeps twelve bits for them.
+/// Number of libraries in a process that can be numbered: the ledger keeps twelve bits for the number.
 const NUMBERS: u32 = 1 << 12;
-/// Libraries at a time that callbacks met before the table had them.
+/// Maximum number of libraries at a time that callbacks met before the table had them.
 const NEW: usize = 32;
-/// Minimum age at which an old table may be freed.
+/// Time after which a replaced table may be freed.
 const GRACE_NS: u64 = 1_000_000_000;
 
+/// Part of a library in a driver call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// The driver, CUPTI, or this library: where a call arrives.
+    /// The driver, CUPTI or the agent itself: code below the entry function of the driver call.
     Driver,
     /// The CUDA runtime, the C library and similar ones: the search continues with their caller.
     Between,
-    /// Any other library: the caller.
+    /// Any other library: it made the call.
     Caller,
 }
 
-/// File name prefixes: the driver's libraries, and (`BETWEEN`) libraries that pass calls on.
+/// Prefixes of the file names of the driver's libraries, and of libraries that pass calls on.
 const DRIVER: &[&str] =
     &["libgpumem", "libcuda.so", "libcupti", "libnvidia-", "libnvperf", "linux-vdso", "linux-gate"];
 const BETWEEN: &[&str] = &[
@@ -63,132 +64,111 @@ const BETWEEN: &[&str] = &[
 impl Part {
     pub(crate) fn of(path: &str) -> Part {
         let name = path.rsplit('/').next().unwrap_or(path);
-        let is = |beginnings: &[&str]| beginnings.iter().any(|beginning| name.starts_with(beginning));
-        if is(DRIVER) {
-            Part::Driver
-        } else if is(BETWEEN) {
-            Part::Between
-        } else {
-            Part::Caller
+        let has_prefix = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
+        match (has_prefix(DRIVER), has_prefix(BETWEEN)) {
+            (true, _) => Part::Driver,
+            (_, true) => Part::Between,
+            _ => Part::Caller,
         }
     }
 }
 
 /// A file that was mapped at some time; never freed.
-#[derive(Debug)]
 pub(crate) struct Library {
     path: Box<str>,
     pub part: Part,
     base: u64,
     bytes: u64,
-    /// 0 until a callback needs a number.
+    /// Number of the library; 0 until a callback needs it.
     id: AtomicU16,
 }
 
-/// A mapped segment and its range of functions.
-#[derive(Debug, Clone, Copy)]
-struct Segment {
-    start: usize,
-    end: usize,
-    code: (usize, usize),
-    library: &'static Library,
-}
-
-/// Mapped segments, sorted by address.
-#[derive(Debug)]
 pub(crate) struct Table {
+    /// Mapped segments, sorted by address.
     segments: Box<[Segment]>,
+    /// Libraries by `Segment::object`.
+    libraries: Vec<&'static Library>,
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Place {
+/// What an address points to.
+pub(crate) enum Target {
     /// A function of this library.
     Code(&'static Library),
-    /// Other contents of a library.
+    /// Data of a library.
     Data,
-    /// In no library of the table.
+    /// Memory of no library in the table.
     Elsewhere,
 }
 
 impl Table {
     #[inline]
-    pub(crate) fn find(&self, address: usize) -> Place {
+    pub(crate) fn find(&self, address: usize) -> Target {
         let after = self.segments.partition_point(|segment| segment.start <= address);
-        let Some(segment) = after.checked_sub(1).and_then(|index| self.segments.get(index)) else {
-            return Place::Elsewhere;
-        };
-        if address >= segment.end {
-            Place::Elsewhere
-        } else if segment.code.0 <= address && address < segment.code.1 {
-            Place::Code(segment.library)
-        } else {
-            Place::Data
+        match after.checked_sub(1).and_then(|index| self.segments.get(index)) {
+            Some(segment) if segment.code.0 <= address && address < segment.code.1 => {
+                Target::Code(self.libraries[segment.object])
+            }
+            Some(segment) if address < segment.end => Target::Data,
+            _ => Target::Elsewhere,
         }
     }
 }
 
-/// Returns the path of the file in which a function lies, and its start address in memory. For the sender.
+/// Returns the path of the file in which a function lies, and the file's start address in memory. For the sender.
 pub(crate) fn file_at(address: usize) -> Option<(&'static str, u64)> {
     match table()?.find(address) {
-        Place::Code(library) if library.part == Part::Caller => Some((&library.path, library.base)),
+        Target::Code(library) if library.part == Part::Caller => Some((&library.path, library.base)),
         _ => None,
     }
 }
 
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
-/// Increases with each table and with `look_again`; results found with an older value are not reused.
+/// Increases with each table and with `invalidate`; results found with an older value are not reused.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
-static NUMBERED: AtomicU32 = AtomicU32::new(1);
+/// The next number of a library.
+static NEXT_NUMBER: AtomicU32 = AtomicU32::new(1);
 
 #[inline(always)]
 pub(crate) fn generation() -> u32 {
     GENERATION.load(Acquire)
 }
 
-/// Invalidates results found so far: they may be wrong.
-pub(crate) fn look_again() {
+/// Invalidates the cached callers: they may be wrong.
+pub(crate) fn invalidate() {
     GENERATION.fetch_add(1, AcqRel);
 }
 
-/// Returns the newest table. It is valid while the calling thread is marked as inside of the library.
+/// Returns the newest table. It is valid while the calling thread is marked as inside of the agent.
 #[inline(always)]
 pub(crate) fn table() -> Option<&'static Table> {
-    // SAFETY: null, or a table that is freed only after this thread was seen outside.
+    // SAFETY: null, or a table that is freed only after this thread was seen outside of the agent.
     unsafe { TABLE.load(Acquire).as_ref() }
 }
 
-fn next_number() -> u16 {
-    let taken = NUMBERED.fetch_update(Relaxed, Relaxed, |next| (next < NUMBERS).then_some(next + 1));
-    taken.map_or(0, |number| number as u16)
-}
-
-/// Returns the number of a library, and reports its path the first time; 0 when there are too many. Does not allocate.
+/// Returns the number of a library, and reports its path the first time; 0 if there are too many. Does not allocate.
 pub(crate) fn number(core: &Core, library: &Library) -> u16 {
-    match library.id.load(Relaxed) {
-        0 => introduce(core, library),
-        id => id,
+    let known = library.id.load(Relaxed);
+    if known != 0 {
+        return known;
     }
-}
-
-#[cold]
-fn introduce(core: &Core, library: &Library) -> u16 {
-    let (id, is_new) = give_number(&library.id);
+    let (id, is_new) = assign_number(&library.id);
     if is_new {
-        say(core, id, library);
+        report_library(core, id, library.base, library.bytes, &library.path);
     }
     id
 }
 
-/// Returns the number in `id`, and whether this call gave it; 0 when there are too many.
-fn give_number(id: &AtomicU16) -> (u16, bool) {
-    let next = next_number();
+/// Returns the number in `id`, and whether this call assigned it; 0 if there are too many libraries.
+fn assign_number(id: &AtomicU16) -> (u16, bool) {
+    let next = NEXT_NUMBER.fetch_update(Relaxed, Relaxed, |next| (next < NUMBERS).then_some(next + 1));
+    let next = next.map_or(0, |number| number as u16);
     match id.compare_exchange(0, next, AcqRel, Acquire) {
         Ok(_) => (next, next != 0),
-        Err(first) => (first, false), // another thread was first; this number stays unused
+        Err(first) => (first, false), // another thread was first; the number `next` stays unused
     }
 }
 
-/// Numbers of the library of PyTorch's allocator; 0 where there is none.
+/// Numbers of the libraries of PyTorch's allocator, for CUDA and for HIP; 0 for one that is not loaded.
 static TORCH: [AtomicU16; 2] = [const { AtomicU16::new(0) }; 2];
 
 /// Whether the library with this number contains PyTorch's allocator.
@@ -197,25 +177,26 @@ pub(crate) fn is_torch(number: u16) -> bool {
     number != 0 && TORCH.iter().any(|torch| torch.load(Relaxed) == number)
 }
 
-fn say(core: &Core, id: u16, library: &Library) {
-    let file = library.path.rsplit('/').next().unwrap_or_default();
+fn report_library(core: &Core, id: u16, base: u64, bytes: u64, path: &str) {
+    let file = path.rsplit('/').next().unwrap_or_default();
     for (torch, name) in TORCH.iter().zip(["libc10_cuda", "libc10_hip"]) {
         if file.starts_with(name) {
             torch.store(id, Relaxed);
         }
     }
     let stamp = Stamp { module: id, ..Stamp::default() };
-    let body = Body::Module { base: library.base, bytes: library.bytes, path: &library.path };
-    core.recorder.names.add(&Record { stamp, body });
+    core.recorder.names.add(&Record { stamp, body: Body::Module { base, bytes, path } });
 }
 
-/// A library that a callback met before the table had it. Its number is in use; its path is reported later.
-struct Fresh {
+/// A library that a callback met before the table had it. Its number is in use already; the sender reports its path later.
+struct NewLibrary {
+    /// Start address of the file; 0 for an unused entry.
     start: AtomicUsize,
     id: AtomicU16,
 }
 
-static FRESH: [Fresh; NEW] = [const { Fresh { start: AtomicUsize::new(0), id: AtomicU16::new(0) } }; NEW];
+static NEW_LIBRARIES: [NewLibrary; NEW] =
+    [const { NewLibrary { start: AtomicUsize::new(0), id: AtomicU16::new(0) } }; NEW];
 
 /// `_dl_find_object`, in glibc 2.35 and later: finds a mapped file without a lock.
 type FindObject = unsafe extern "C" fn(*const c_void, *mut Found) -> c_int;
@@ -223,7 +204,6 @@ static FIND_OBJECT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// `struct dl_find_object`, with room for fields of later versions.
 #[repr(C)]
-#[derive(Debug, Clone, Copy)]
 struct Found {
     flags: u64,
     start: usize,
@@ -231,7 +211,7 @@ struct Found {
     rest: [u64; 29],
 }
 
-/// Returns the start of the mapped file at `address`; `None` without one or without `_dl_find_object`.
+/// Returns the start of the mapped file that contains `address`; `None` if no file does, or without `_dl_find_object`.
 pub(crate) fn mapped_at(address: usize) -> Option<usize> {
     let find = FIND_OBJECT.load(Relaxed);
     if find.is_null() {
@@ -241,35 +221,35 @@ pub(crate) fn mapped_at(address: usize) -> Option<usize> {
     let find: FindObject = unsafe { std::mem::transmute(find) };
     let mut found = Found { flags: 0, start: 0, end: 0, rest: [0; 29] };
     // SAFETY: any address may be looked up, and `found` has room for the answer.
-    let is = unsafe { find(address as *const c_void, &mut found) } == 0;
-    (is && found.start <= address && address < found.end).then_some(found.start)
+    let is_found = unsafe { find(address as *const c_void, &mut found) } == 0;
+    (is_found && found.start <= address && address < found.end).then_some(found.start)
 }
 
 /// Returns a number for the file that begins at `start` and is not in the table yet; 0 if there are too many.
 pub(crate) fn number_of_new(start: usize) -> u16 {
-    let has = |fresh: &&Fresh| {
-        let known = fresh.start.load(Acquire);
-        known == start || known == 0 && fresh.start.compare_exchange(0, start, AcqRel, Acquire).is_ok()
+    let has_start = |new: &&NewLibrary| {
+        let known = new.start.load(Acquire);
+        known == start || known == 0 && new.start.compare_exchange(0, start, AcqRel, Acquire).is_ok()
     };
-    let Some(fresh) = FRESH.iter().find(has) else { return 0 };
-    match fresh.id.load(Acquire) {
-        0 => give_number(&fresh.id).0,
+    let Some(new) = NEW_LIBRARIES.iter().find(has_start) else { return 0 };
+    match new.id.load(Acquire) {
+        0 => assign_number(&new.id).0,
         id => id,
     }
 }
 
-// From here on: used by the sender.
+// The functions below are not for callbacks.
 
-/// Lock: a thread is inside of dl_iterate_phdr, or forks.
+/// Lock: set while a thread is inside of dl_iterate_phdr or forks.
 static GATE: AtomicBool = AtomicBool::new(false);
 /// Retries of fork() before it continues without the lock: a signal handler may fork on the thread that holds the lock.
-const TURNS: u32 = 1 << 14;
-/// The forking thread holds the lock.
+const FORK_RETRIES: u32 = 1 << 14;
+/// Whether the forking thread holds the lock.
 static HELD: AtomicBool = AtomicBool::new(false);
 
 /// Waits until no thread is inside of dl_iterate_phdr, and keeps others out.
 pub(crate) fn before_fork() {
-    for _ in 0..TURNS {
+    for _ in 0..FORK_RETRIES {
         if !GATE.swap(true, Acquire) {
             HELD.store(true, Relaxed);
             return;
@@ -292,35 +272,39 @@ pub(crate) fn in_child() {
     GATE.store(false, Release);
 }
 
-static REGISTRY: Mutex<Registry> = Mutex::new(Registry::NEW);
-/// For tests: number of tables built.
+static REGISTRY: Mutex<Registry> =
+    Mutex::new(Registry { libraries: BTreeMap::new(), seen: None, retired: Vec::new() });
+/// Number of tables built so far, for tests.
 pub static TABLES: AtomicU64 = AtomicU64::new(0);
 
 struct Registry {
+    /// Libraries by path.
     libraries: BTreeMap<Box<str>, &'static Library>,
+    /// `Collection::changes` when the newest table was built.
     seen: Option<(u64, u64)>,
+    /// Replaced tables, each with the time of its replacement in ns.
     retired: Vec<(u64, *mut Table)>,
 }
 
 // SAFETY: only the registry frees the tables.
 unsafe impl Send for Registry {}
 
-/// Builds a new table if files were mapped or unmapped. For the sender and the start. Returns false while a thread forks.
+/// Builds a new table if files were mapped or unmapped. For the sender and the start. Returns false if the lock is taken.
 pub fn look(core: &Core) -> bool {
     if GATE.swap(true, Acquire) {
         return false;
     }
-    let looked = REGISTRY.try_lock().map(|mut registry| registry.look(core)).is_ok();
+    let is_updated = REGISTRY.try_lock().map(|mut registry| registry.update(core)).is_ok();
     GATE.store(false, Release);
-    looked
+    is_updated
 }
 
-/// Retries of a thread of the host in `in_loader`.
-const PATIENCE: u32 = 320;
+/// Retries of a thread of the program in `in_loader`.
+const LOADER_RETRIES: u32 = 320;
 
-/// Runs `work`, which uses dl_iterate_phdr, while no thread forks; `None` if it could not get the lock in time.
+/// Runs `work`, which uses dl_iterate_phdr, while no thread forks. Returns `None` if the lock was not free in time.
 pub(crate) fn in_loader<T>(work: impl FnOnce() -> T) -> Option<T> {
-    for turn in 0..PATIENCE {
+    for turn in 0..LOADER_RETRIES {
         if !GATE.swap(true, Acquire) {
             let result = work();
             GATE.store(false, Release);
@@ -331,30 +315,25 @@ pub(crate) fn in_loader<T>(work: impl FnOnce() -> T) -> Option<T> {
     None
 }
 
-/// Frees tables that no thread reads any more. The sender calls it regularly.
+/// Frees replaced tables that no thread reads any more. The sender calls it regularly.
 pub(crate) fn reclaim(now_ns: u64) {
     let Ok(mut registry) = REGISTRY.try_lock() else { return };
     let due = |retired: &(u64, *mut Table)| now_ns.saturating_sub(retired.0) >= GRACE_NS;
-    // Each thread sees the newer table by now, unless it has been inside of the agent since before the change.
+    // By now each thread reads the newer table, unless it has been inside of the agent since before the change.
     if registry.retired.iter().any(due) && threads::all().iter().all(|thread| thread.busy.load(Acquire) == 0)
     {
-        registry.retired.retain(|retired| {
-            if due(retired) {
-                // SAFETY: `publish` made it, and no thread uses it any more.
-                drop(unsafe { Box::from_raw(retired.1) });
-            }
-            !due(retired)
-        });
+        for (_, table) in registry.retired.extract_if(.., |retired| due(retired)) {
+            // SAFETY: `publish` made it, and no thread uses it any more.
+            drop(unsafe { Box::from_raw(table) });
+        }
     }
 }
 
 impl Registry {
-    const NEW: Registry = Registry { libraries: BTreeMap::new(), seen: None, retired: Vec::new() };
-
-    fn look(&mut self, core: &Core) {
+    fn update(&mut self, core: &Core) {
         let now = loader::changes_now();
-        let is_met = |fresh: &Fresh| fresh.id.load(Relaxed) != 0;
-        if self.seen == Some(now) && !FRESH.iter().any(is_met) {
+        let is_new = |new: &NewLibrary| new.id.load(Relaxed) != 0;
+        if self.seen == Some(now) && !NEW_LIBRARIES.iter().any(is_new) {
             return;
         }
         if self.seen.is_none() {
@@ -364,74 +343,60 @@ impl Registry {
         }
         let collection = Collection::take();
         self.seen = Some(collection.changes);
-        self.publish(core, &collection);
+        self.publish(core, collection);
     }
 
-    fn publish(&mut self, core: &Core, collection: &Collection) {
-        let mut segments = Vec::with_capacity(collection.segments.len());
-        let mut starts = Vec::with_capacity(collection.objects.len());
-        for (index, object) in collection.objects.iter().enumerate() {
-            let library = self.library(index, &collection.path(index), object);
-            starts.push((object.start, library));
-            for segment in collection.segments.get(object.segments.0..object.segments.1).unwrap_or_default() {
-                let code = match (segment.runs, object.functions) {
-                    (false, _) => (0, 0),
-                    (true, None) => (segment.start, segment.end),
-                    (true, Some((from, to))) => (from.max(segment.start), to.min(segment.end)),
-                };
-                segments.push(Segment { start: segment.start, end: segment.end, code, library });
-            }
-        }
+    fn publish(&mut self, core: &Core, collection: Collection) {
+        let indexes = 0..collection.objects.len();
+        let libraries: Vec<_> = indexes.map(|index| self.library(index, &collection)).collect();
+        let starts = collection.objects.iter().map(|object| object.start);
+        let starts: Vec<_> = starts.zip(libraries.iter().copied()).collect();
+        let mut segments = collection.segments;
         segments.sort_unstable_by_key(|segment| segment.start);
-        let table = Box::into_raw(Box::new(Table { segments: segments.into() }));
+        let table = Box::into_raw(Box::new(Table { segments: segments.into(), libraries }));
         let old = TABLE.swap(table, AcqRel);
         GENERATION.fetch_add(1, AcqRel);
         TABLES.fetch_add(1, Relaxed);
         if !old.is_null() {
             self.retired.push((core.recorder.clock.now(), old));
         }
-        name_new(core, &starts);
+        report_new_libraries(core, &starts);
     }
 
-    fn library(&mut self, index: usize, path: &str, object: &Object) -> &'static Library {
-        if let Some(library) = self.libraries.get(path) {
-            return library;
-        }
-        // The agent's library is never the caller, regardless of its file name. If the agent is linked into the program
-        // (index 0), the program still counts as a caller.
-        let here = look as *const () as usize;
-        let is_ours = index != 0 && object.start <= here && here < object.end;
-        let library: &'static Library = Box::leak(Box::new(Library {
-            path: path.into(),
-            part: if is_ours { Part::Driver } else { Part::of(path) },
-            base: object.start as u64,
-            bytes: (object.end - object.start) as u64,
-            id: AtomicU16::new(0),
-        }));
-        self.libraries.insert(path.into(), library);
-        library
+    fn library(&mut self, index: usize, collection: &Collection) -> &'static Library {
+        let (path, object) = (collection.path(index), &collection.objects[index]);
+        self.libraries.entry(path.as_str().into()).or_insert_with(|| {
+            // The agent's library is never the caller, regardless of its file name. If the agent is linked into the program
+            // (index 0), the program still counts as a caller.
+            let here = look as *const () as usize;
+            let is_agent = index != 0 && object.start <= here && here < object.end;
+            Box::leak(Box::new(Library {
+                part: if is_agent { Part::Driver } else { Part::of(&path) },
+                path: path.into(),
+                base: object.start as u64,
+                bytes: (object.end - object.start) as u64,
+                id: AtomicU16::new(0),
+            }))
+        })
     }
 }
 
-/// Reports the paths of libraries that callbacks met before the table had them.
-fn name_new(core: &Core, starts: &[(usize, &'static Library)]) {
-    for fresh in &FRESH {
-        let (start, id) = (fresh.start.load(Acquire), fresh.id.load(Acquire));
+/// Reports the paths of libraries that callbacks met before the table had them. `starts`: mapped files by start address.
+fn report_new_libraries(core: &Core, starts: &[(usize, &'static Library)]) {
+    for new in &NEW_LIBRARIES {
+        let (start, id) = (new.start.load(Acquire), new.id.load(Acquire));
         if start == 0 || id == 0 {
             continue;
         }
         match starts.iter().find(|(known, _)| *known == start) {
             Some((_, library)) => {
                 let _ = library.id.compare_exchange(0, id, Relaxed, Relaxed);
-                say(core, id, library);
+                report_library(core, id, library.base, library.bytes, &library.path);
             }
-            None => {
-                let body = Body::Module { base: start as u64, bytes: 0, path: "(a library that is gone)" };
-                core.recorder.names.add(&Record { stamp: Stamp { module: id, ..Stamp::default() }, body });
-            }
+            None => report_library(core, id, start as u64, 0, "(a library that is gone)"),
         }
-        fresh.id.store(0, Release);
-        fresh.start.store(0, Release);
+        new.id.store(0, Release);
+        new.start.store(0, Release);
     }
 }
 

@@ -1,7 +1,7 @@
-//! Names for untagged allocations: the file and the function that requested them, e.g. `train/load_weights`.
+//! Names untagged allocations after the file and the function that requested them, e.g. `train/load_weights`.
 //!
-//! A callback has only a return address and must not search further. It stores the address here. The sender finds the function
-//! in the file's symbols and sends it as a tag, if the allocation still exists and has none.
+//! A callback knows only a return address, and reading symbols takes too long there. So it stores the address here. The sender
+//! finds the function in the file's symbols and sends it as a tag, if the allocation still exists and has no tag.
 
 use super::{modules, symbols};
 use crate::base::row::{Key, RowCopy};
@@ -13,56 +13,59 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Allocations that can wait between two rounds of the sender; further ones stay unnamed.
+/// Maximum number of allocations that wait for the sender's next round; further ones stay unnamed.
 const PLACES: usize = 128;
 /// Maximum number of functions to cache; a program requests memory in few places.
-const KNOWN: usize = 4096;
+const CACHED: usize = 4096;
 
 const FREE: u32 = 0;
+/// State of an entry that a callback is writing.
 const TAKEN: u32 = 1;
 const FULL: u32 = 2;
 
-struct Waiting {
+/// An allocation that waits for its name.
+struct UnnamedAllocation {
     state: AtomicU32,
     address: AtomicU64,
+    /// Number of the allocation's record.
     seq: AtomicU64,
+    /// Return address in the function that requested it.
     site: AtomicUsize,
 }
 
-static WAITING: [Waiting; PLACES] = [const {
-    Waiting {
+static UNNAMED: [UnnamedAllocation; PLACES] = [const {
+    UnnamedAllocation {
         state: AtomicU32::new(FREE),
         address: AtomicU64::new(0),
         seq: AtomicU64::new(0),
         site: AtomicUsize::new(0),
     }
 }; PLACES];
-/// Approximate number of waiting allocations; lets the sender return early when there are none.
+/// Approximate number of full entries; lets the sender return early when there are none.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Notes that the allocation of record `seq` has no name. Skips segments of PyTorch: the blocks in them have names.
+/// Stores the unnamed allocation of record `seq` for the sender. Skips segments of PyTorch: the blocks in them have names.
 #[cold]
 #[inline(never)]
-pub(crate) fn note(core: &Core, thread: &Thread, module: u16, address: u64, seq: u64) {
+pub(crate) fn note_unnamed(core: &Core, thread: &Thread, module: u16, address: u64, seq: u64) {
     // SAFETY: only the calling thread uses its own data.
     let site = unsafe { thread.own().callers.site };
     if site == 0 || !core.settings.layers.sites || modules::is_torch(module) {
         return;
     }
-    let free = |place: &&Waiting| place.state.compare_exchange(FREE, TAKEN, Acquire, Relaxed).is_ok();
-    let Some(place) = WAITING.iter().cycle().skip(seq as usize % PLACES).take(8).find(free) else { return };
-    place.address.store(address, Relaxed);
-    place.seq.store(seq, Relaxed);
-    place.site.store(site, Relaxed);
-    place.state.store(FULL, Release);
+    let claim =
+        |entry: &&UnnamedAllocation| entry.state.compare_exchange(FREE, TAKEN, Acquire, Relaxed).is_ok();
+    let Some(entry) = UNNAMED.iter().cycle().skip(seq as usize % PLACES).take(8).find(claim) else { return };
+    entry.address.store(address, Relaxed);
+    entry.seq.store(seq, Relaxed);
+    entry.site.store(site, Relaxed);
+    entry.state.store(FULL, Release);
     COUNT.fetch_add(1, Release);
 }
 
-/// Clears the table in a forked child, whose memory is separate.
+/// Clears the table in a forked child: its allocations belong to the parent.
 pub(crate) fn in_child() {
-    for place in &WAITING {
-        place.state.store(FREE, Relaxed);
-    }
+    UNNAMED.iter().for_each(|entry| entry.state.store(FREE, Relaxed));
     COUNT.store(0, Relaxed);
 }
 
@@ -70,50 +73,45 @@ pub(crate) fn in_child() {
 #[derive(Debug, Default)]
 pub(crate) struct Sites {
     /// Tags by return address; 0 for an unknown function. Cleared with each new table of libraries.
-    known: HashMap<usize, u32>,
+    tags: HashMap<usize, u32>,
     generation: u32,
 }
 
 impl Sites {
+    /// Names the allocations that callbacks have stored.
     pub(crate) fn name(&mut self, core: &Core, thread: &Thread) {
         // Not while a peak is measured (record/high_water.rs): a name that changes as its row is removed would count twice.
         if COUNT.load(Acquire) == 0 || high_water::open() {
             return;
         }
-        for place in WAITING.iter().filter(|place| place.state.load(Acquire) == FULL) {
-            let (address, seq) = (place.address.load(Relaxed), place.seq.load(Relaxed));
-            let site = place.site.load(Relaxed);
-            place.state.store(FREE, Release);
+        for entry in UNNAMED.iter().filter(|entry| entry.state.load(Acquire) == FULL) {
+            let (address, seq) = (entry.address.load(Relaxed), entry.seq.load(Relaxed));
+            let site = entry.site.load(Relaxed);
+            entry.state.store(FREE, Release);
             COUNT.fetch_sub(1, Relaxed);
             let tag = self.tag(core, site);
-            if tag != 0 {
-                name_one(core, thread, address, seq, tag);
+            let key = Key::Allocation(address);
+            let is_unnamed = |row: &RowCopy| row.seq() == seq && row.row[5] as u32 == 0;
+            if tag != 0
+                && let Some(row) = core.recorder.live.get(key).filter(is_unnamed)
+            {
+                // The sender's own record must not wake the sender.
+                thread.inside(|| core.say_retag(thread, key, row.retag(Default::default()), tag));
             }
         }
     }
 
     fn tag(&mut self, core: &Core, site: usize) -> u32 {
         let generation = modules::generation();
-        if self.generation != generation || self.known.len() >= KNOWN {
-            self.known.clear();
+        if self.generation != generation || self.tags.len() >= CACHED {
+            self.tags.clear();
             self.generation = generation;
         }
-        if let Some(&tag) = self.known.get(&site) {
-            return tag;
-        }
-        let tag = path_of(site).map_or(0, |path| core.recorder.names.intern(0, path.as_bytes()));
-        self.known.insert(site, tag);
-        tag
+        *self
+            .tags
+            .entry(site)
+            .or_insert_with(|| path_of(site).map_or(0, |path| core.recorder.names.intern(0, path.as_bytes())))
     }
-}
-
-/// Names the allocation of record `seq`, if it still exists and is still unnamed.
-fn name_one(core: &Core, thread: &Thread, address: u64, seq: u64, tag: u32) {
-    let key = Key::Allocation(address);
-    let is_nameless = |row: &RowCopy| row.seq() == seq && row.row[5] as u32 == 0;
-    let Some(row) = core.recorder.live.get(key).filter(is_nameless) else { return };
-    // The sender's own record must not wake the sender.
-    thread.inside(|| core.say_retag(thread, key, row.retag(Default::default()), tag));
 }
 
 /// Returns `file/function` of a return address; `None` if the file has no symbol for it.
@@ -126,12 +124,12 @@ fn path_of(site: usize) -> Option<String> {
     let file = path.rsplit('/').next().unwrap_or(path);
     let file = file.split_once(".so").map_or(file, |(name, _)| name);
     let path = format!("{file}/{function}");
-    let is_one =
+    let is_valid =
         !file.is_empty() && !function.is_empty() && !function.contains('/') && path.len() <= MAX_TAG_BYTES;
-    is_one.then_some(path)
+    is_valid.then_some(path)
 }
 
-/// Demangles a symbol to namespaces, classes and function. The C++ library's demangler would need that library to be loaded.
+/// Demangles a symbol to namespaces, classes and function. The C++ library's demangler is not used: it may not be loaded.
 fn readable(symbol: &CStr) -> Option<String> {
     let symbol = symbol.to_str().ok()?;
     let symbol = symbol.split_once('.').map_or(symbol, |(name, _)| name); // f.cold, f.isra.0: parts and copies of f

@@ -1,5 +1,6 @@
-//! Finds the function at an address in the file on disk: from its symbol table or, in stripped files, from its exported
-//! symbols. For the sender. Files may be damaged or replaced; inconsistent data is treated as absent.
+//! Finds the function at an address in the file on disk: in its symbol table or, in stripped files, in its exported symbols.
+//!
+//! For the sender. A file may be damaged or replaced; inconsistent data is treated as absent.
 
 use crate::base::descriptor;
 use crate::base::elf::{ElfFile, from_bytes};
@@ -9,21 +10,21 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Largest symbol table that is read, in bytes: 700,000 symbols.
-const MOST: u64 = 16 << 20;
-/// Longest name, in bytes.
-const NAME: usize = 1024;
+/// Maximum size of a symbol table to read, in bytes: 700,000 symbols.
+const TABLE_BYTES: u64 = 16 << 20;
+/// Maximum length of a name in bytes.
+const NAME_BYTES: usize = 1024;
+/// Maximum number of sections to read.
 const SECTIONS: u16 = 8192;
 /// Maximum number of segments to read; programs and libraries have a dozen.
 const SEGMENTS: u16 = 256;
+const SHT_SYMTAB: u32 = 2;
+const SHT_DYNSYM: u32 = 11;
+const STT_FUNC: u8 = 2;
+/// Type of a symbol whose function is chosen when the file is loaded.
+const STT_GNU_IFUNC: u8 = 10;
 
-/// Types of sections: the symbol table, and the exported symbols.
-const SYMBOLS: u32 = 2;
-const EXPORTED: u32 = 11;
-/// Symbol types: function, and function chosen when it is loaded (IFUNC).
-const FUNCTIONS: [u8; 2] = [2, 10];
-
-/// Returns the name of the function at `address`, in the file that is mapped from `start` on.
+/// Returns the name of the function at `address` in the file that is mapped from `start` on.
 pub(crate) fn at(path: &Path, start: u64, address: u64) -> Option<CString> {
     name(&descriptor::file_up(File::open(path).ok()?).ok()?, start, address)
 }
@@ -32,30 +33,31 @@ pub(crate) fn at(path: &Path, start: u64, address: u64) -> Option<CString> {
 pub(crate) fn name(file: &impl FileExt, start: u64, address: u64) -> Option<CString> {
     let fill = |offset: u64, out: &mut [u8]| file.read_exact_at(out, offset).ok();
     let elf = ElfFile::new(&fill).filter(|elf| elf.head.e_ident[5] == 1)?; // little-endian
-    // The first segment's preferred address, rounded down to a page: all addresses are at this distance from the actual ones.
+    // The address in the file that the first segment is linked for. It is mapped at `start`.
     let first = elf.segments(SEGMENTS).find(|segment| segment.p_type == PT_LOAD)?.p_vaddr & !0xfff;
     let wanted = address.checked_sub(start)?.checked_add(first)?;
-    let of_kind = |kind: u32| elf.sections(SECTIONS).find(|section| section.sh_type == kind);
-    let table = of_kind(SYMBOLS).or_else(|| of_kind(EXPORTED))?;
+    let of_type = |kind: u32| elf.sections(SECTIONS).find(|section| section.sh_type == kind);
+    let table = of_type(SHT_SYMTAB).or_else(|| of_type(SHT_DYNSYM))?;
     let strings = elf.section(table.sh_link.into())?;
     let name = function(file, &table, wanted)?;
-    let mut text = vec![0; NAME];
+    let mut text = vec![0; NAME_BYTES];
     let read = file.read_at(&mut text, strings.sh_offset.checked_add(name.into())?).ok()?;
     let end = text.get(..read)?.iter().position(|&byte| byte == 0)?;
     text.truncate(end);
     CString::new(text).ok().filter(|name| !name.is_empty())
 }
 
-/// Returns the offset of the name of the function that contains `address`.
+/// Finds the function that contains `address`. Returns where its name begins in the section of names.
 fn function(file: &impl FileExt, table: &Elf64_Shdr, address: u64) -> Option<u32> {
-    if table.sh_size > MOST {
+    if table.sh_size > TABLE_BYTES {
         return None;
     }
     let mut symbols = vec![0; usize::try_from(table.sh_size).ok()?];
     file.read_exact_at(&mut symbols, table.sh_offset).ok()?;
     let holds = |symbol: &Elf64_Sym| {
         let is_in = symbol.st_value <= address && address - symbol.st_value < symbol.st_size;
-        FUNCTIONS.contains(&(symbol.st_info & 15)) && symbol.st_shndx != 0 && is_in
+        let is_function = matches!(symbol.st_info & 15, STT_FUNC | STT_GNU_IFUNC);
+        is_function && symbol.st_shndx != 0 && is_in
     };
     let symbols = symbols.chunks_exact(size_of::<Elf64_Sym>()).filter_map(from_bytes::<Elf64_Sym>);
     symbols.filter(holds).max_by_key(|symbol| symbol.st_value).map(|symbol| symbol.st_name)

@@ -3,14 +3,14 @@
 //! (400 by default).
 
 use crate::base::row::AllocationName;
-use crate::naming::python::codes::{Codes, What};
+use crate::naming::python::codes::{CodeKind, Codes};
 use crate::naming::python::interpreter::{self, Said};
-use crate::naming::python::layout::{self, Layout, Place};
+use crate::naming::python::layout::{self, CurrentInstruction, Layout};
 use crate::naming::python::lines::Lines;
 use crate::naming::python::memory::{FAR, Memory, Pointer};
 use crate::naming::python::modules::{Modules, tests::names};
-use crate::naming::python::text::{Out, Types};
-use crate::naming::python::walk::{Known, MOST, Reader};
+use crate::naming::python::text::{TextBuffer, Types};
+use crate::naming::python::walk::{MOST, NameSearch, Reader};
 use gpumem_wire::{Phase, Role};
 use std::cell::Cell;
 
@@ -154,9 +154,11 @@ fn image(layout: &Layout) -> Image {
         if index + 1 < COUNT {
             image.put(at + u64::from(layout.previous), frame(index + 1));
         }
-        match layout.place {
-            Place::Index(place, unit) => image.put_int(at + u64::from(place), 4 / unit),
-            Place::Instruction(place, first) => image.put(at + u64::from(place), code + u64::from(first) + 4),
+        match layout.instruction {
+            CurrentInstruction::Index(place, unit) => image.put_int(at + u64::from(place), 4 / unit),
+            CurrentInstruction::Pointer(place, first) => {
+                image.put(at + u64::from(place), code + u64::from(first) + 4)
+            }
         }
     }
     let first = match layout.through {
@@ -189,12 +191,12 @@ fn tables() -> Tables {
     let tables = Tables { codes: Codes::new(), modules: Modules::new(), names: names(), lines: Lines::new() };
     tables.lines.prepare();
     assert!(
-        tables.codes.say(CODES[1], What::Module, 0, true)
-            && tables.codes.say(CODES[3], What::Optimizer, 0, false)
+        tables.codes.register(CODES[1], CodeKind::Module, 0, true)
+            && tables.codes.register(CODES[3], CodeKind::Optimizer, 0, false)
     );
     for (index, name) in ["inner", "3", "Root"].into_iter().enumerate() {
         let parent = OBJECTS.get(index + 1).copied().unwrap_or(0);
-        assert!(tables.modules.say(OBJECTS[index], MODULE, parent, name.as_bytes()));
+        assert!(tables.modules.register(OBJECTS[index], MODULE, parent, name.as_bytes()));
     }
     tables
 }
@@ -202,7 +204,7 @@ fn tables() -> Tables {
 impl Tables {
     fn find(&self, image: &Image, layout: &Layout) -> Option<AllocationName> {
         let reader = &Reader { memory: image, layout, types: &TYPES };
-        let known = Known { reader, codes: &self.codes, modules: &self.modules, names: &self.names };
+        let known = NameSearch { reader, codes: &self.codes, modules: &self.modules, names: &self.names };
         image.reads.set(0);
         let found = known.find(STATE);
         // Two words for each frame. For one with a meaning also the variable, its type, a cell, and the bases of its type.
@@ -227,7 +229,7 @@ impl Tables {
 
 fn text(image: &Image, layout: &Layout, room: &mut [u8]) -> usize {
     image.reads.set(0);
-    let mut out = Out::new(room);
+    let mut out = TextBuffer::new(room);
     Reader { memory: image, layout, types: &TYPES }.write_stack(STATE, &mut out);
     assert!(image.reads.get() <= MOST * (600 + (1 << 16)), "{} reads", image.reads.get());
     out.used()
@@ -283,9 +285,9 @@ fn a_thread_is_read_as_it_is_in_every_layout() {
 #[test]
 fn a_frame_says_what_memory_is_for_and_its_callers_whose_it_is() {
     let [work, call, main, _] = CODES;
-    let says = |said: &[(u64, What)]| {
+    let says = |said: &[(u64, CodeKind)]| {
         let tables = tables();
-        assert!(said.iter().all(|&(code, what)| tables.codes.say(code, what, 0, false)));
+        assert!(said.iter().all(|&(code, what)| tables.codes.register(code, what, 0, false)));
         let mut found = Layout::all().into_iter().map(|layout| tables.find(&image(&layout), &layout));
         let first = found.next().expect("a layout");
         assert!(found.all(|found| found == first), "{said:?}");
@@ -294,28 +296,28 @@ fn a_frame_says_what_memory_is_for_and_its_callers_whose_it_is() {
     let inner = "Root.3/inner".to_owned();
     assert_eq!(says(&[]), Some((inner.clone(), Phase::Forward, Role::Unknown)));
     let pairs = [
-        (What::Parameter, Role::Parameter),
-        (What::Gradient, Role::Gradient),
-        (What::OptimizerState, Role::OptimizerState),
+        (CodeKind::Parameter, Role::Parameter),
+        (CodeKind::Gradient, Role::Gradient),
+        (CodeKind::OptimizerState, Role::OptimizerState),
     ];
     for (what, role) in pairs {
         assert_eq!(says(&[(work, what)]), Some((inner.clone(), Phase::Forward, role)));
         // A frame outside of the module's call gives no role.
         assert_eq!(says(&[(main, what)]), Some((inner.clone(), Phase::Forward, Role::Unknown)));
-        let backward = [(work, what), (call, What::Nothing), (main, What::Backward)];
+        let backward = [(work, what), (call, CodeKind::Nothing), (main, CodeKind::Backward)];
         assert_eq!(says(&backward), Some((String::new(), Phase::Backward, role)));
-        let alone = [(work, what), (call, What::Nothing)];
+        let alone = [(work, what), (call, CodeKind::Nothing)];
         assert_eq!(says(&alone), Some((String::new(), Phase::Unknown, role)));
         assert_eq!(
-            says(&[(work, what), (call, What::Boundary)]),
+            says(&[(work, what), (call, CodeKind::Boundary)]),
             Some((String::new(), Phase::Unknown, role))
         );
     }
     // Through a function without a meaning.
-    let called = |what| says(&[(call, What::Nothing), (main, what)]);
-    assert_eq!(called(What::Parameter), Some((String::new(), Phase::Unknown, Role::Parameter)));
-    assert_eq!(called(What::Gradient), None);
-    assert_eq!(called(What::OptimizerState), Some((String::new(), Phase::Unknown, Role::OptimizerState)));
+    let called = |what| says(&[(call, CodeKind::Nothing), (main, what)]);
+    assert_eq!(called(CodeKind::Parameter), Some((String::new(), Phase::Unknown, Role::Parameter)));
+    assert_eq!(called(CodeKind::Gradient), None);
+    assert_eq!(called(CodeKind::OptimizerState), Some((String::new(), Phase::Unknown, Role::OptimizerState)));
 }
 
 #[test]

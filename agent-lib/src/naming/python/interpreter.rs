@@ -1,7 +1,7 @@
 //! Finds the Python interpreter in this process by symbol name, because the agent does not link to Python.
 //!
-//! Proves, in each process, that the layout is right: compares the frames that the walk finds with Python's list for the same
-//! thread. Memory is read through the kernel, so a wrong layout causes an error and not a fault.
+//! In each process it checks that the layout is right: it compares the frames that the walk finds with Python's list for the
+//! same thread. Memory is read through the kernel, so a wrong layout causes an error and not a fault.
 
 use crate::naming::python::layout::{self, Layout, NO_GIL};
 use crate::naming::python::memory::{Careful, Memory, Pointer};
@@ -10,7 +10,6 @@ use crate::naming::python::walk::Reader;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// The parts of the interpreter that the walk uses. Never freed.
-#[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Interpreter {
     /// PyGILState_GetThisThreadState: returns the calling thread's state, also without the GIL.
@@ -34,10 +33,8 @@ pub(crate) fn present() -> bool {
 
 /// Finds the interpreter. An error is the reason why its frames are not read.
 pub(crate) fn find(careful: &Careful) -> Result<Interpreter, String> {
-    let need = |name: &CStr| {
-        let missing = || format!("no {} in this process", name.to_string_lossy());
-        symbol(name).ok_or_else(missing)
-    };
+    let need =
+        |name: &CStr| symbol(name).ok_or_else(|| format!("no {} in this process", name.to_string_lossy()));
     let kind = |name: &CStr| need(name).map(|found| found as u64);
     let version: *mut c_void = need(c"Py_GetVersion")?;
     // SAFETY: this function of the C API has this type and needs no GIL.
@@ -50,68 +47,65 @@ pub(crate) fn find(careful: &Careful) -> Result<Interpreter, String> {
     }
     let runtime = symbol(c"_PyRuntime").and_then(|found| Pointer::new(found as u64));
     let layout = layout::of(version, careful, runtime)?;
+    let (state, running) = (need(c"PyGILState_GetThisThreadState")?, need(c"Py_IsInitialized")?);
+    let (code, text) = (kind(c"PyCode_Type")?, kind(c"PyUnicode_Type")?);
+    let types = Types { code, text, bytes: kind(c"PyBytes_Type")?, cell: kind(c"PyCell_Type")? };
     // SAFETY: functions of the C API with these types.
     let (state, running) = unsafe {
         (
-            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_void>(need(
-                c"PyGILState_GetThisThreadState",
-            )?),
-            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(need(c"Py_IsInitialized")?),
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_void>(state),
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(running),
         )
     };
-    let (code, text) = (kind(c"PyCode_Type")?, kind(c"PyUnicode_Type")?);
-    let types = Types { code, text, bytes: kind(c"PyBytes_Type")?, cell: kind(c"PyCell_Type")? };
     Ok(Interpreter { layout, state, running, types })
 }
 
 /// Maximum number of frames to compare.
-pub(crate) const MOST: usize = 64;
+pub(crate) const MAX_FRAMES: usize = 64;
 /// Minimum number of frames: with fewer, the check does not show that the walk follows the chain of frames.
-const LEAST: usize = 4;
+const MIN_FRAMES: usize = 4;
 
 /// The calling thread's frames according to Python, the innermost first.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Said<'a> {
+    /// Address of each frame's code object.
     pub codes: &'a [u64],
-    /// Their first local variables; 0 where they are not compared.
+    /// Address of each frame's first local variable; 0 if it is not compared.
     pub firsts: &'a [u64],
-    /// Their lines; 0 where they are not compared.
+    /// Line number of each frame; 0 if it is not compared.
     pub lines: &'a [i32],
 }
 
-/// Compares the frames with Python's list; returns the first difference.
-pub(crate) fn check<M: Memory>(reader: &Reader<'_, M>, state: u64, said: Said<'_>) -> Result<(), String> {
-    let count = said.codes.len();
-    let compared = said.firsts.iter().filter(|&&first| first != 0).count();
-    if count < LEAST || compared == 0 {
+/// Compares the frames that the walk finds with Python's list; an error is the first difference.
+pub(crate) fn check<M: Memory>(reader: &Reader<'_, M>, state: u64, python: Said<'_>) -> Result<(), String> {
+    let count = python.codes.len();
+    let compared = python.firsts.iter().filter(|&&first| first != 0).count();
+    if count < MIN_FRAMES || compared == 0 {
         return Err(format!("only {count} frames to compare, {compared} with a variable"));
     }
     let mut frames = reader.frames(state).filter(|&frame| !reader.internal(frame));
-    for index in 0..count.min(MOST) {
+    for (index, &expected) in python.codes.iter().enumerate().take(MAX_FRAMES) {
         let wrong = |what: &str| format!("frame {index} of {count}: {what}");
         let frame = frames.next().ok_or_else(|| wrong("the chain of frames ends"))?;
-        let code = reader.code(frame);
-        if code != said.codes.get(index).copied() {
+        if reader.code(frame) != Some(expected) {
             return Err(wrong("another code object"));
         }
-        let first = said.firsts.get(index).copied().unwrap_or(0);
+        let first = python.firsts.get(index).copied().unwrap_or(0);
         if first != 0 && reader.local(frame, 0) != Some(first) {
             return Err(wrong("another first variable"));
         }
-        let code = code.and_then(Pointer::new).ok_or_else(|| wrong("no code object"))?;
+        let code = Pointer::new(expected).ok_or_else(|| wrong("no code object"))?;
         if reader.memory.word(code, layout::TYPE) != Some(reader.types.code) {
             return Err(wrong("its code has a different type"));
         }
-        let line = said.lines.get(index).copied().unwrap_or(0);
-        if line != 0 {
-            let found = reader.line_number(frame, code);
-            if found != Some(line) {
-                return Err(wrong(&format!("line {found:?}, not {line}")));
-            }
+        let line = python.lines.get(index).copied().unwrap_or(0);
+        let found = if line == 0 { None } else { reader.line_number(frame, code) };
+        if line != 0 && found != Some(line) {
+            return Err(wrong(&format!("line {found:?}, not {line}")));
         }
     }
     match frames.next() {
-        Some(_) if count < MOST => Err(format!("more frames than {count}")),
+        Some(_) if count < MAX_FRAMES => Err(format!("more frames than {count}")),
         _ => Ok(()),
     }
 }

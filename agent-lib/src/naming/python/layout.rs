@@ -1,4 +1,4 @@
-//! Offsets of CPython's structures that the walk reads, in bytes, for each version.
+//! Offsets in CPython's structures, in bytes, for each version of CPython.
 //!
 //! ```text
 //!          thread state -> frame     previous  code  first local
@@ -19,6 +19,7 @@ use crate::naming::python::memory::{FAR, Memory, Pointer};
 /// CPython's version: major and minor, e.g. (3, 11).
 pub(crate) type Version = (u8, u8);
 
+/// Format of a code object's table of lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lines {
     /// 3.9: pairs of bytes: instruction step and line step.
@@ -31,60 +32,59 @@ pub(crate) enum Lines {
 
 /// How a frame stores its current instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum CurrentInstruction {
     /// Offset of a C int, and its unit in bytes.
     Index(u16, i32),
     /// Offset of a pointer into the code object, and the offset of the code object's first instruction.
-    Instruction(u16, u16),
+    Pointer(u16, u16),
 }
 
-/// Offsets in bytes; see the module's docs.
+/// Offsets of fields of CPython's structures, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Layout {
     pub version: Version,
-    /// In a thread state: its frame, or a struct that leads to it.
+    /// Offset in a thread state of the pointer to its frame, or to a struct with that pointer (`through`).
     pub frame: u16,
-    /// In the struct that the thread state points to: its frame. `None` if the thread state points to the frame.
+    /// Offset of the pointer to the frame in that struct; `None` if the thread state itself has the pointer.
     pub through: Option<u16>,
-    /// Address bits of a reference: 3.14 and later keep flags in the lowest two bits.
+    /// Bits of a reference that are the address: 3.14 and later keep flags in the lowest two bits.
     pub mask: u64,
-    /// In a frame: the calling frame.
+    /// Offset in a frame of the pointer to the calling frame.
     pub previous: u16,
-    /// In a frame: its code object.
+    /// Offset in a frame of its code object.
     pub code: u16,
-    /// In a frame: its first local variable. The others follow.
+    /// Offset in a frame of its first local variable. The other variables follow.
     pub locals: u16,
-    /// In a frame: the current instruction.
-    pub place: Place,
-    /// In a frame: its owner, and the first value that means an internal frame of the interpreter, without Python code.
+    pub instruction: CurrentInstruction,
+    /// Offset in a frame of its owner, a byte, and the first value that means an internal frame, without Python code.
     pub owner: Option<(u16, u8)>,
-    /// In a code object: its name.
+    /// Offset in a code object of its name.
     pub code_name: u16,
-    /// In a code object: its file.
+    /// Offset in a code object of its file's name.
     pub code_file: u16,
-    /// In a code object: its first line, a C int.
+    /// Offset in a code object of its first line, a C int.
     pub code_first_line: u16,
-    /// In a code object: its table of lines.
+    /// Offset in a code object of its table of lines.
     pub code_lines: u16,
     pub lines: Lines,
-    /// In an ASCII str: its characters.
+    /// Offset in an ASCII str of its characters.
     pub text: u16,
-    /// In a tuple: its items.
+    /// Offset in a tuple of its items.
     pub items: u16,
 }
 
-/// In any object: its type.
+/// Offset in any object of its type.
 pub(crate) const TYPE: u16 = 8;
-/// In a tuple, bytes or str: its length.
+/// Offset in a tuple, bytes or str of its length.
 pub(crate) const LENGTH: u16 = 16;
-/// In a str: how its characters are stored.
+/// Offset in a str of the bits that state how its characters are stored.
 pub(crate) const TEXT_STATE: u16 = 32;
-/// In bytes: the data.
+/// Offset in bytes of the data.
 pub(crate) const BYTES: u16 = 32;
-/// In a cell: its object.
+/// Offset in a cell object of the object that it holds.
 pub(crate) const CELL: u16 = 16;
-/// In a type: the tuple of its bases in method resolution order (`tp_mro`).
+/// Offset in a type of the tuple of its bases in method resolution order (`tp_mro`).
 pub(crate) const BASES: u16 = 344;
 
 /// Layouts of versions that publish no offsets.
@@ -97,7 +97,7 @@ const IN_3_9: Layout = Layout {
     previous: 24,
     code: 32,
     locals: 360,
-    place: Place::Index(104, 1),
+    instruction: CurrentInstruction::Index(104, 1),
     owner: None,
     code_name: 112,
     code_file: 104,
@@ -107,15 +107,20 @@ const IN_3_9: Layout = Layout {
     text: 48,
     items: 24,
 };
-const IN_3_10: Layout =
-    Layout { version: (3, 10), locals: 352, place: Place::Index(96, 2), lines: Lines::Ranges, ..IN_3_9 };
+const IN_3_10: Layout = Layout {
+    version: (3, 10),
+    locals: 352,
+    instruction: CurrentInstruction::Index(96, 2),
+    lines: Lines::Ranges,
+    ..IN_3_9
+};
 const IN_3_11: Layout = Layout {
     version: (3, 11),
     frame: 56,
     through: Some(8),
     previous: 48,
     locals: 72,
-    place: Place::Instruction(56, 184),
+    instruction: CurrentInstruction::Pointer(56, 184),
     code_name: 128,
     code_file: 112,
     code_first_line: 72,
@@ -128,7 +133,7 @@ const IN_3_12: Layout = Layout {
     through: Some(0),
     previous: 8,
     code: 0,
-    place: Place::Instruction(56, 192),
+    instruction: CurrentInstruction::Pointer(56, 192),
     owner: Some((70, 3)),
     code_first_line: 68,
     text: 40,
@@ -156,10 +161,10 @@ pub(crate) fn of(version: Version, memory: &impl Memory, runtime: Option<Pointer
             *known.ok_or_else(|| format!("CPython {major}.{minor} is not known"))?
         }
     };
-    if layout.sane() { Ok(layout) } else { Err("inconsistent offsets".to_owned()) }
+    if layout.is_sane() { Ok(layout) } else { Err("inconsistent offsets".to_owned()) }
 }
 
-/// Where the parts of the published table begin, in words.
+/// Positions in the published table, in words, at which the parts about each structure begin.
 struct Parts {
     state: u16,
     frame: u16,
@@ -174,16 +179,16 @@ const IN_3_13: Parts = Parts { state: 19, frame: 28, code: 34, object: 44, tuple
 const IN_3_14: Parts = Parts { state: 22, frame: 31, code: 39, object: 50, tuple: 56, bytes: 74, text: 77 };
 const IN_3_15: Parts = Parts { state: 22, frame: 39, code: 47, object: 58, tuple: 68, bytes: 86, text: 89 };
 
-/// Reads the published offsets: words with a cookie, the version, whether there is no GIL, and parts that begin with a size.
+/// Reads the published table: a cookie, the version, whether there is no GIL, and a part for each structure. A part is the
+/// structure's size and offsets in it. Each of these takes a word.
 fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result<Layout, String> {
-    let word =
-        |index: u16| memory.word(runtime, index * 8).ok_or_else(|| "_PyRuntime cannot be read".to_owned());
+    let word = |index: u16| memory.word(runtime, index * 8).ok_or("_PyRuntime cannot be read");
     if word(0)?.to_ne_bytes() != *b"xdebugpy" {
         return Err("_PyRuntime does not begin with its offsets".to_owned());
     }
-    let said = word(1)?;
-    if (said >> 24, said >> 16 & 0xff) != (version.0.into(), version.1.into()) {
-        return Err(format!("_PyRuntime is of {}.{}", said >> 24, said >> 16 & 0xff));
+    let (major, minor) = (word(1)? >> 24, word(1)? >> 16 & 0xff);
+    if (major, minor) != (version.0.into(), version.1.into()) {
+        return Err(format!("_PyRuntime is of {major}.{minor}"));
     }
     if word(2)? != 0 {
         return Err(NO_GIL.to_owned());
@@ -194,24 +199,19 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
         _ => (IN_3_15, !3),
     };
     // Returns the offset at `index` of a part, if a field of `bytes` bytes there is aligned and lies inside of the struct.
-    let field = |part: u16, index: u16, bytes: u64| -> Result<u16, String> {
+    let field = |part: u16, index: u16, bytes: u64| -> Result<u16, &'static str> {
         let (size, offset) = (word(part)?, word(part + index)?);
-        let inside = offset.checked_add(bytes).is_some_and(|end| end <= size) && offset % bytes == 0;
-        u16::try_from(offset).ok().filter(|_| inside).ok_or_else(|| "inconsistent offsets".to_owned())
+        let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= size) && offset % bytes == 0;
+        u16::try_from(offset).ok().filter(|_| is_inside).ok_or("inconsistent offsets")
     };
-    // Checks that the offsets that are constants here are the published ones.
-    let fixed = [
-        (parts.object, 1, TYPE),
-        (parts.tuple, 2, LENGTH),
-        (parts.bytes, 1, LENGTH),
-        (parts.text, 2, LENGTH),
-    ];
-    for (part, index, here) in fixed {
-        if field(part, index, 8)? != here {
+    // The published offsets must equal the constants above.
+    let objects = [(parts.object, 1, TYPE), (parts.tuple, 2, LENGTH), (parts.bytes, 1, LENGTH)];
+    for (part, index, offset) in objects.into_iter().chain([(parts.text, 2, LENGTH)]) {
+        if field(part, index, 8)? != offset {
             return Err("the layout of objects differs from the known one".to_owned());
         }
     }
-    // These lie behind the struct or in its last bytes, so `field` would refuse them.
+    // The offsets of characters, bytes and items lie behind the struct or in its last bytes, so `field` would refuse them.
     let text = u16::try_from(word(parts.text + 3)?).unwrap_or(u16::MAX);
     if field(parts.text, 1, 4)? != TEXT_STATE || word(parts.bytes + 2)? != u64::from(BYTES) {
         return Err("the layout of str and bytes differs from the known one".to_owned());
@@ -225,7 +225,7 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
         previous: field(parts.frame, 1, 8)?,
         code: field(parts.frame, 2, 8)?,
         locals: field(parts.frame, 4, 8)?,
-        place: Place::Instruction(field(parts.frame, 3, 8)?, field(parts.code, 9, 8)?),
+        instruction: CurrentInstruction::Pointer(field(parts.frame, 3, 8)?, field(parts.code, 9, 8)?),
         owner: Some((field(parts.frame, 5, 1)?, 3)),
         code_name: field(parts.code, 3, 8)?,
         code_file: field(parts.code, 1, 8)?,
@@ -237,15 +237,15 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
     })
 }
 
-/// Why free-threaded builds are not read: other threads may change objects at any time, and reading frames is untested.
+/// Error for free-threaded builds, whose other threads may change objects at any time; reading their frames is untested.
 pub(crate) const NO_GIL: &str = "CPython without a GIL (free-threaded) is not read";
 
 impl Layout {
     /// Whether all offsets of words are multiples of 8 and within range.
-    fn sane(&self) -> bool {
-        let place = match self.place {
-            Place::Index(at, _) => [at & !7, 0],
-            Place::Instruction(at, first) => [at, first & !7],
+    fn is_sane(&self) -> bool {
+        let instruction = match self.instruction {
+            CurrentInstruction::Index(at, _) => [at & !7, 0],
+            CurrentInstruction::Pointer(at, first) => [at, first & !7],
         };
         let words = [
             self.frame,
@@ -258,11 +258,11 @@ impl Layout {
             self.code_lines,
             self.text,
             self.items,
-            place[0],
-            place[1],
+            instruction[0],
+            instruction[1],
         ];
-        let near = usize::from(self.code_first_line) < FAR / 2;
-        near && words.iter().all(|&word| word % 8 == 0 && usize::from(word) < FAR / 2)
+        let is_near = |offset: u16| usize::from(offset) < FAR / 2;
+        is_near(self.code_first_line) && words.iter().all(|&word| word % 8 == 0 && is_near(word))
     }
 
     /// Returns the layouts of all versions, for tests: the published ones as x86-64 publishes them.
@@ -344,11 +344,11 @@ pub(crate) mod tests {
         let layout = read((3, 13), &image((3, 13), false)).expect("a layout");
         let few = (layout.frame, layout.previous, layout.code, layout.locals, layout.mask, layout.items);
         assert_eq!(few, (72, 8, 0, 72, u64::MAX, 24));
-        assert_eq!((layout.place, layout.owner), (Place::Instruction(56, 200), Some((70, 3))));
+        assert_eq!((layout.instruction, layout.owner), (CurrentInstruction::Pointer(56, 200), Some((70, 3))));
         let layout = read((3, 14), &image((3, 14), false)).expect("a layout");
         let few = (layout.frame, layout.previous, layout.code, layout.locals, layout.mask, layout.items);
         assert_eq!(few, (72, 8, 0, 80, !3, 32));
-        assert_eq!((layout.place, layout.owner), (Place::Instruction(56, 208), Some((74, 3))));
+        assert_eq!((layout.instruction, layout.owner), (CurrentInstruction::Pointer(56, 208), Some((74, 3))));
     }
 
     #[test]
@@ -375,7 +375,7 @@ pub(crate) mod tests {
                     let mut image = image.clone();
                     image[index] = value;
                     if let Ok(layout) = read(version, &image) {
-                        assert!(layout.sane());
+                        assert!(layout.is_sane());
                     }
                 }
             }

@@ -1,7 +1,7 @@
-//! Names for untagged blocks: the program's line that allocates them, e.g. `train.py:212 make_buffer`.
+//! Names untagged blocks after the program's line that allocates them, e.g. `train.py:212 make_buffer`.
 //!
 //! It is the line of the innermost frame whose file belongs neither to PyTorch nor to the standard library. So a copy that
-//! PyTorch or `copy.deepcopy` makes belongs to its caller. If all frames are in libraries, the innermost one counts.
+//! PyTorch or `copy.deepcopy` makes gets its caller's line. If all frames are in such libraries, the innermost one counts.
 //!
 //! Lines are cached, as formatting one takes some microseconds. The lock-free cache maps a hash of the code object and the
 //! instruction to the line's tag. A code object may be freed and its address reused, so its file and first line are part of the
@@ -9,43 +9,45 @@
 
 use crate::base::memfd::LazyTable;
 use crate::base::row::mix;
-use crate::naming::python::layout::{self, Place};
+use crate::naming::python::layout::{self, CurrentInstruction};
 use crate::naming::python::memory::{Memory, Pointer};
-use crate::naming::python::text::{FILE, NAME, Out};
+use crate::naming::python::text::{FILE, NAME, TextBuffer};
 use crate::naming::python::walk::Reader;
 use crate::record::names::Names;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
-/// Entries of the table: a power of two.
+/// Number of entries of the cache: a power of two.
 const ENTRIES: usize = 1 << 15;
 const MOST_ENTRIES: usize = ENTRIES / 2;
 /// Maximum number of lines with a separate tag.
 const MOST_LINES: usize = 4096;
-/// Entries that a lookup tries.
+/// Number of entries, from the hashed position on, that a lookup tries.
 const REACH: usize = 16;
 const TAG_BITS: u32 = 20;
-/// Bits of the hash that identify an entry.
+/// Bits of an entry for the hash; the bits below are the tag.
 const CHECK: u64 = !0 << TAG_BITS;
-/// Cached instead of a tag, under a code object's hash: its file belongs to the program, or to a library.
+/// Values that the cache holds for a code object's hash, in place of a tag: the code is the program's own, or a library's.
 const OWN: u32 = 1;
 const LIBRARY: u32 = 2;
 /// The name that further lines share.
 const REST: &[u8] = b"(other lines)";
 
-/// Packages that allocate for their callers, by install directory.
+/// Directories of packages that allocate for their callers.
 const PACKAGES: [&[u8]; 5] = [b"torch/", b"functorch/", b"torchgen/", b"triton/", b"gpumem/"];
 /// Prefixes of the file names of generated code; such names are meaningless to users.
 const GENERATED: [&[u8]; 4] = [b"<frozen ", b"<gpumem", b"<eval_with_key>", b"<torch_package"];
 
-#[derive(Debug)]
+/// The cache.
 pub(crate) struct Lines {
-    /// Made by `prepare`.
     entries: LazyTable<AtomicU64, ENTRIES>,
+    /// Number of entries in use.
     used: AtomicUsize,
+    /// Number of lines with a separate tag.
     lines: AtomicUsize,
 }
 
-#[derive(Debug, Clone, Copy)]
+/// A code object.
+#[derive(Clone, Copy)]
 struct Code {
     at: Pointer,
     hash: u64,
@@ -56,7 +58,7 @@ impl Lines {
         Lines { entries: LazyTable::new(), used: AtomicUsize::new(0), lines: AtomicUsize::new(0) }
     }
 
-    /// Returns the tag of the current line of the thread with this state; 0 without a frame or without room for names.
+    /// Returns the tag of the line that a thread with this Python state is at; 0 without a frame or without room for names.
     pub(crate) fn tag<M: Memory>(&self, names: &Names, reader: &Reader<'_, M>, state: u64) -> u32 {
         let mut innermost = None;
         for frame in reader.frames(state) {
@@ -69,25 +71,25 @@ impl Lines {
         innermost.map_or(0, |(frame, code)| self.line(names, reader, frame, code))
     }
 
+    /// Whether a code object is the program's own.
     fn is_own<M: Memory>(&self, reader: &Reader<'_, M>, code: Code) -> bool {
         if let Some(kind) = self.find(code.hash) {
             return kind == OWN;
         }
         let mut room = [0; FILE + 3];
-        let mut out = Out::new(&mut room);
-        if reader.memory.pointer(code.at, reader.layout.code_file).is_some() {
-            reader.write_text(code.at, reader.layout.code_file, FILE, true, &mut out);
-        }
+        let mut out = TextBuffer::new(&mut room);
+        reader.write_text(code.at, reader.layout.code_file, FILE, true, &mut out);
         let used = out.used();
         let kind = if is_library(&room[..used]) { LIBRARY } else { OWN };
-        self.keep(code.hash, kind);
+        self.cache(code.hash, kind);
         kind == OWN
     }
 
+    /// Returns the tag of the line that a frame is at.
     fn line<M: Memory>(&self, names: &Names, reader: &Reader<'_, M>, frame: Pointer, code: Code) -> u32 {
-        let at = match reader.layout.place {
-            Place::Index(at, _) => reader.memory.int(frame, at).map(|at| at as u64),
-            Place::Instruction(at, _) => reader.memory.word(frame, at),
+        let at = match reader.layout.instruction {
+            CurrentInstruction::Index(at, _) => reader.memory.int(frame, at).map(|at| at as u64),
+            CurrentInstruction::Pointer(at, _) => reader.memory.word(frame, at),
         };
         let hash = mix(code.hash, at.unwrap_or(0));
         if let Some(tag) = self.find(hash) {
@@ -97,7 +99,7 @@ impl Lines {
         let used = write(reader, frame, code.at, &mut room);
         let tag = self.tag_of(names, &room[..used]);
         if tag != 0 && tag >> TAG_BITS == 0 {
-            self.keep(hash, tag);
+            self.cache(hash, tag);
         }
         tag
     }
@@ -115,39 +117,37 @@ impl Lines {
         names.intern(0, text)
     }
 
-    fn find(&self, hash: u64) -> Option<u32> {
+    /// Returns the words that may have the entry of a hash; none before `prepare`.
+    fn probes(&self, hash: u64) -> impl Iterator<Item = &'static AtomicU64> {
         let entries = self.entries.get();
-        for probe in 0..if entries.is_empty() { 0 } else { REACH } {
-            match entries[(hash as usize).wrapping_add(probe) % ENTRIES].load(Relaxed) {
-                0 => return None,
-                found if found & CHECK == hash & CHECK => return Some((found & !CHECK) as u32),
-                _ => {}
-            }
-        }
-        None
+        let reach = if entries.is_empty() { 0 } else { REACH };
+        (0..reach).map(move |probe| &entries[(hash as usize).wrapping_add(probe) % ENTRIES])
     }
 
-    /// Makes the table. Must not be called in a hook. Without it, each lookup formats its line again.
+    fn find(&self, hash: u64) -> Option<u32> {
+        let entries = self.probes(hash).map(|entry| entry.load(Relaxed)).take_while(|&entry| entry != 0);
+        let found = entries.into_iter().find(|entry| entry & CHECK == hash & CHECK)?;
+        Some((found & !CHECK) as u32)
+    }
+
+    /// Allocates the cache. Not for callbacks. Without it, each lookup formats its line again.
     pub(crate) fn prepare(&self) {
         self.entries.make();
     }
 
     #[cold]
-    fn keep(&self, hash: u64, tag: u32) {
-        let (entries, entry) = (self.entries.get(), hash & CHECK | u64::from(tag));
-        if entries.is_empty() || self.used.load(Relaxed) >= MOST_ENTRIES {
+    fn cache(&self, hash: u64, tag: u32) {
+        let entry = hash & CHECK | u64::from(tag);
+        if self.used.load(Relaxed) >= MOST_ENTRIES {
             return;
         }
-        for probe in 0..REACH {
-            let place = &entries[(hash as usize).wrapping_add(probe) % ENTRIES];
+        for place in self.probes(hash) {
             match place.compare_exchange(0, entry, Relaxed, Relaxed) {
-                Ok(_) => {
-                    self.used.fetch_add(1, Relaxed);
-                    return;
-                }
-                Err(found) if found & CHECK == entry & CHECK => return,
+                Ok(_) => drop(self.used.fetch_add(1, Relaxed)),
+                Err(found) if found & CHECK != entry & CHECK => continue,
                 Err(_) => {}
             }
+            return;
         }
     }
 }
@@ -163,16 +163,16 @@ fn code_of<M: Memory>(reader: &Reader<'_, M>, frame: Pointer) -> Option<Code> {
     Some(Code { at, hash: mix(mix(at.address(), file), first as u64) })
 }
 
-/// Writes `file:line function`, without the file's directories, and returns the bytes written.
+/// Writes `file:line function`, without the file's directories. Returns the number of bytes written.
 fn write<M: Memory>(reader: &Reader<'_, M>, frame: Pointer, code: Pointer, room: &mut [u8]) -> usize {
-    let mut out = Out::new(room);
+    let mut out = TextBuffer::new(room);
     if !reader.write_text(code, reader.layout.code_file, FILE, true, &mut out) {
         out.put(b"?");
     }
     let used = out.used();
     let name = room[..used].iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
     room.copy_within(name..used, 0);
-    let mut out = Out::behind(room, used - name);
+    let mut out = TextBuffer::after(room, used - name);
     out.put(b":");
     reader.write_line_number(frame, code, &mut out);
     out.put(b" ");
@@ -236,11 +236,11 @@ mod tests {
     #[test]
     fn lines_are_remembered_and_many_share_a_name() {
         let lines = Lines::new();
-        lines.keep(mix(1, 2), 3);
+        lines.cache(mix(1, 2), 3);
         lines.prepare();
         assert_eq!(lines.find(mix(1, 2)), None);
         for number in 0..2 * MOST_ENTRIES as u64 {
-            lines.keep(mix(number, 7), 3 + (number % 1000) as u32);
+            lines.cache(mix(number, 7), 3 + (number % 1000) as u32);
         }
         assert!(lines.used.load(Relaxed) <= MOST_ENTRIES);
         let mut found = 0;

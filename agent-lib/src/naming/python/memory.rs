@@ -1,15 +1,15 @@
-//! Access to the interpreter's memory, only through plausible pointers. Tests use images of damaged memory (fuzz.rs).
+//! Reads the interpreter's memory, only through plausible pointers. Tests use images of damaged memory (fuzz.rs).
 
 use crate::base::descriptor::{self, Owned};
 use std::ffi::c_void;
 
-/// Offsets from a pointer are smaller than this: see `Layout::sane`.
+/// Upper bound of offsets from a pointer: see `Layout::is_sane`.
 pub(crate) const FAR: usize = 1 << 12;
 /// Lower addresses are never mapped.
 const LOWEST: u64 = 1 << 16;
-/// Bits of an address in user space, unless a program asks for more.
+/// Number of bits of an address in user space, unless a program asks for more.
 const BITS: u32 = if cfg!(target_arch = "x86_64") { 47 } else { 48 };
-/// End of user space, less room for any offset.
+/// Upper bound of pointers: the end of user space, less room for any offset.
 const HIGHEST: u64 = (1 << BITS) - (1 << 16);
 
 /// A word that may be the address of an object or a frame: aligned, and in user space with room for any offset.
@@ -21,8 +21,8 @@ impl Pointer {
     #[inline(always)]
     pub(crate) const fn new(word: u64) -> Option<Pointer> {
         // The rotation moves the lowest bits to the top, so a single comparison checks alignment and both bounds.
-        let is_one = word.rotate_right(3).wrapping_sub(LOWEST >> 3) < (HIGHEST - LOWEST) >> 3;
-        if is_one { Some(Pointer(word as usize)) } else { None }
+        let is_pointer = word.rotate_right(3).wrapping_sub(LOWEST >> 3) < (HIGHEST - LOWEST) >> 3;
+        if is_pointer { Some(Pointer(word as usize)) } else { None }
     }
 
     #[inline(always)]
@@ -35,7 +35,8 @@ pub(crate) trait Memory {
     /// Reads the word `offset` bytes behind `at`; `None` if it cannot be read.
     fn word(&self, at: Pointer, offset: u16) -> Option<u64>;
 
-    /// Reads the bytes `offset` behind `at`; returns whether they could be read. Offset and length together are at most `FAR`.
+    /// Fills `out` with the bytes from `offset` behind `at` on; returns whether they could be read. Fails if the offset and the
+    /// length together exceed `FAR`.
     fn bytes(&self, at: Pointer, offset: u16, out: &mut [u8]) -> bool;
 
     #[inline(always)]
@@ -56,13 +57,12 @@ pub(crate) trait Memory {
 }
 
 /// This process's memory, read directly.
-#[derive(Debug)]
 pub(crate) struct Plain(());
 
 impl Plain {
     /// # Safety
-    /// Readers must follow a layout that was proved in this process, starting from the calling thread's own state. The thread's
-    /// frames and the objects that they hold stay unchanged until the call returns that the thread is in.
+    /// Reads must follow a layout that was proved in this process, starting from the calling thread's own Python state or from
+    /// an object that it holds. Until the thread's present call returns, its frames and their objects stay unchanged.
     #[inline(always)]
     pub(crate) const unsafe fn new() -> Self {
         Plain(())
@@ -87,9 +87,8 @@ impl Memory for Plain {
     }
 }
 
-/// This process's memory, read by the kernel: a wrong address gives an error, not a fault. Used to find out whether a layout is
+/// This process's memory, read by the kernel: a wrong address gives an error, not a fault. Used to check whether a layout is
 /// right. It uses a pipe, because process_vm_readv is forbidden in many containers.
-#[derive(Debug)]
 pub(crate) struct Careful {
     from: Owned,
     to: Owned,

@@ -1,6 +1,6 @@
-//! CPython: reads the frames of the calling thread, and what Python code has registered.
+//! Names allocations after the calling thread's Python frames, with the code objects and modules that Python code registered.
 //!
-//! Nothing is read before Python code (sources/python_host) has called [`prove`] with its own list of the thread's frames.
+//! No frame is read before Python code (sources/python_host) has called [`prove`] with its own list of the thread's frames.
 
 mod codes;
 #[cfg(test)]
@@ -17,32 +17,32 @@ use crate::base::hot::HOT_WORDS;
 use crate::base::row::AllocationName;
 use crate::driver::core::Core;
 use crate::record::status;
-use crate::threads::Thread;
-use codes::{Codes, What};
+use codes::{CodeKind, Codes};
 use gpumem_wire::{Layer, LayerState};
 use interpreter::{Interpreter, Said};
 use lines::Lines;
 use memory::{Careful, Plain};
 use modules::Modules;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
-use walk::{Known, Reader};
+use text::TextBuffer;
+use walk::{NameSearch, Reader};
 
-/// The interpreter whose frames are read; null while none are.
+/// The interpreter whose frames are read; null while no frames are read.
 const ARMED: &AtomicPtr<()> = &HOT_WORDS.interpreter;
 /// Meanings of code objects, registered by Python with gpumem_code.
 pub(crate) static CODES: Codes = Codes::new();
-/// Meanings of code objects that only out-of-memory reports look up.
+/// Meanings of code objects that are needed only when memory runs out.
 static RARE_CODES: Codes = Codes::new();
 /// Lines of the program that allocate untagged memory.
 static LINES: Lines = Lines::new();
 /// Module objects, registered by Python with gpumem_module.
 pub(crate) static MODULES: Modules = Modules::new();
 
-/// Returns the name that the calling thread's Python frames give, if any has a meaning. The tag is 0 where only the phase is
-/// known.
+/// Returns the name that the calling thread's Python frames give, if the code of a frame has a meaning. The tag is 0 if only
+/// the phase or the role is known.
 #[inline(always)]
-pub(crate) fn here(core: &Core, _: &Thread) -> Option<AllocationName> {
-    look(core, armed()?)
+pub(crate) fn name(core: &Core) -> Option<AllocationName> {
+    find_name(core, armed()?)
 }
 
 /// Returns the interpreter that [`prove`] accepted.
@@ -53,13 +53,13 @@ fn armed() -> Option<&'static Interpreter> {
 }
 
 #[inline(never)]
-fn look(core: &Core, interpreter: &Interpreter) -> Option<AllocationName> {
+fn find_name(core: &Core, interpreter: &Interpreter) -> Option<AllocationName> {
     in_frames(Some(interpreter), |reader, state| {
-        Known { reader, codes: &CODES, modules: &MODULES, names: &core.recorder.names }.find(state)
+        NameSearch { reader, codes: &CODES, modules: &MODULES, names: &core.recorder.names }.find(state)
     })?
 }
 
-/// Runs `work` with the calling thread's state; `None` if it has none.
+/// Runs `work` with a reader and the address of the calling thread's Python state; `None` if the thread has no state.
 #[inline(always)]
 fn in_frames<T>(
     interpreter: Option<&Interpreter>,
@@ -72,8 +72,8 @@ fn in_frames<T>(
     Some(work(&Reader { memory: &memory, layout: &interpreter.layout, types: &interpreter.types }, state))
 }
 
-/// Returns the calling thread's Python state, if it has one. At its end the interpreter frees the states of threads that still
-/// run, so from then on nothing is read. An interpreter that replaces it has to prove its layout again.
+/// Returns the address of the calling thread's Python state, if it has one. An interpreter that ends frees the states of
+/// threads that still run, so from then on nothing is read. A new interpreter has to call `prove` again.
 #[inline(always)]
 fn state(interpreter: &Interpreter) -> Option<u64> {
     // SAFETY: a function of the C API that may be called at any time.
@@ -88,59 +88,60 @@ fn state(interpreter: &Interpreter) -> Option<u64> {
 
 /// Returns the tag of the program's line that the calling thread is at, for untagged memory; 0 without one.
 #[inline(never)]
-pub(crate) fn line(core: &Core, _: &Thread) -> u32 {
+pub(crate) fn line(core: &Core) -> u32 {
     if !core.settings.layers.sites {
         return 0;
     }
     in_frames(armed(), |reader, state| LINES.tag(&core.recorder.names, reader, state)).unwrap_or(0)
 }
 
-/// Whether the calling thread's frames set gradients to zero, and whether one is a function with its own backward pass.
+/// Returns whether a frame of the calling thread sets gradients to zero, and whether one is a function with its own backward
+/// pass.
 #[cold]
-pub(crate) fn rare_frames(_: &Thread) -> (bool, bool) {
-    let rare = |reader: &Reader<'_, Plain>, state: u64| {
+pub(crate) fn rare_frames() -> (bool, bool) {
+    let search = |reader: &Reader<'_, Plain>, state: u64| {
         let codes = reader.frames(state).filter_map(|frame| RARE_CODES.get(reader.code(frame)?));
-        codes.fold((false, false), |(clears, custom), (what, _)| {
-            (clears || what == What::ZeroGrad, custom || what == What::CustomFunction)
+        codes.fold((false, false), |(clears, custom), (kind, _)| {
+            (clears || kind == CodeKind::ZeroGrad, custom || kind == CodeKind::CustomFunction)
         })
     };
-    in_frames(armed(), rare).unwrap_or_default()
+    in_frames(armed(), search).unwrap_or_default()
 }
 
 /// Writes the calling thread's Python stack as `function (file:line)`, one frame on each line, the innermost first. Returns the
-/// bytes written; 0 without frames.
-pub(crate) fn stack_text(_: &Thread, out: &mut [u8]) -> usize {
-    let mut out = text::Out::new(out);
+/// number of bytes written; 0 without frames.
+pub(crate) fn stack_text(out: &mut [u8]) -> usize {
+    let mut out = TextBuffer::new(out);
     in_frames(armed(), |reader, state| reader.write_stack(state, &mut out));
     out.used()
 }
 
-/// Writes a reason; returns the bytes written.
+/// Writes the reason for which frames are not read; returns the number of bytes written.
 pub(crate) fn put(out: &mut [u8], reason: Option<&String>) -> usize {
-    let mut out = text::Out::new(out);
+    let mut out = TextBuffer::new(out);
     out.put(reason.map_or("", |reason| reason).as_bytes());
     out.used()
 }
 
-/// Registers the meaning of a code object. `what & 127` is the meaning (see `What::from_code`); bit 7 means that the variable
-/// lies in a cell. `what >> 8` is the number of the local variable that holds the module. It is 0, except before 3.11 where
-/// inner functions use the variable: it then lies behind the others.
+/// Registers the meaning of a code object. `what & 127` is its kind (see `CodeKind`); bit 7 means that the variable lies in a
+/// cell object. `what >> 8` is the index of the local variable that holds the module. The index is 0, except before 3.11 if
+/// inner functions use the variable: it then lies behind the other variables.
 pub(crate) fn say_code(core: &Core, code: u64, what: i32) {
     let what = what as u32;
-    if let Some(kind) = What::from_code(what & 127).filter(|_| core.settings.layers.frames) {
-        let codes = if kind.is_of(codes::RARE) { &RARE_CODES } else { &CODES };
-        codes.say(code, kind, what >> 8, what & 128 != 0);
+    if let Some(kind) = CodeKind::from_code(what & 127).filter(|_| core.settings.layers.frames) {
+        let codes = if kind.is_in(codes::RARE) { &RARE_CODES } else { &CODES };
+        codes.register(code, kind, what >> 8, what & 128 != 0);
     }
 }
 
 /// Registers a module in [`MODULES`], if names from Python frames are enabled.
 pub(crate) fn say_module(core: &Core, object: u64, kind: u64, parent: u64, name: &[u8]) {
     if core.settings.layers.frames {
-        MODULES.say(object, kind, parent, name);
+        MODULES.register(object, kind, parent, name);
     }
 }
 
-/// Reports the layer's initial state. Python may have reported its own before the agent connects.
+/// Reports the initial state of module names, unless Python code has reported one before the agent connects.
 pub(crate) fn started(core: &Core) {
     if status::layer(Layer::ModulePath).is_some() {
         return;
@@ -155,40 +156,37 @@ pub(crate) fn started(core: &Core) {
 
 const OFF: &str = "GPUMEM_FRAMES=0";
 
-/// Compares the calling thread's frames with Python's own list. Reads frames from now on if they are equal, or returns why not.
-/// Must run on a thread that holds the interpreter's lock, or held it until this call.
-pub(crate) fn prove(core: &Core, said: Said<'_>) -> Result<(), String> {
+/// Compares the calling thread's frames with Python's own list. If they are equal, frames are read from now on; an error is
+/// the reason why not. Must run on a thread that holds the interpreter's lock, or held it until this call.
+pub(crate) fn prove(core: &Core, python: Said<'_>) -> Result<(), String> {
     if !core.settings.layers.frames {
         return Err(OFF.to_owned());
     }
-    let proved = compare(said);
+    let proved = compare(python);
     LINES.prepare();
-    let place = match &proved {
+    let (state, reason, armed) = match &proved {
         Ok(interpreter) => {
             let (major, minor) = interpreter.layout.version;
-            let reason = format!("CPython {major}.{minor}");
-            status::report_layer(Layer::ModulePath, LayerState::Active, &reason);
-            std::ptr::from_ref(*interpreter).cast_mut().cast()
+            let armed = std::ptr::from_ref(*interpreter).cast_mut().cast();
+            (LayerState::Active, &format!("CPython {major}.{minor}"), armed)
         }
-        Err(reason) => {
-            status::report_layer(Layer::ModulePath, LayerState::Failed, reason);
-            std::ptr::null_mut()
-        }
+        Err(reason) => (LayerState::Failed, reason, std::ptr::null_mut()),
     };
-    ARMED.store(place, Release);
+    status::report_layer(Layer::ModulePath, state, reason);
+    ARMED.store(armed, Release);
     proved.map(|_| ())
 }
 
-fn compare(said: Said<'_>) -> Result<&'static Interpreter, String> {
-    let careful = Careful::new().ok_or_else(|| "no file descriptors for the test".to_owned())?;
+fn compare(python: Said<'_>) -> Result<&'static Interpreter, String> {
+    let careful = Careful::new().ok_or("no file descriptors for the test")?;
     let interpreter = interpreter::find(&careful)?;
-    let state = state(&interpreter).ok_or_else(|| "no Python on this thread".to_owned())?;
+    let state = state(&interpreter).ok_or("no Python on this thread")?;
     let reader = Reader { memory: &careful, layout: &interpreter.layout, types: &interpreter.types };
-    interpreter::check(&reader, state, said)?;
-    Ok(Box::leak(Box::new(interpreter))) // one for each interpreter, some hundred bytes
+    interpreter::check(&reader, state, python)?;
+    Ok(Box::leak(Box::new(interpreter))) // some hundred bytes for each interpreter
 }
 
-/// Disables frame reading in a forked child. Consists of stores only.
+/// Disables frame reading in a forked child. Makes only stores, as the child of a process with threads must.
 pub(crate) fn in_child() {
     ARMED.store(std::ptr::null_mut(), Relaxed);
     MODULES.in_child();

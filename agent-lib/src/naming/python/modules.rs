@@ -1,11 +1,12 @@
-//! Table of the program's module objects by address: parent, name, and the cached tag of the path.
+//! Table of the program's module objects: maps an object's address to its parent, its name, and the cached tag of its path.
 //!
 //! It is read without a lock on the thread that allocates. The object is then a local variable of a running frame, so it is
 //! alive, and its entry does not change unless Python registers it again. Writers hold a lock.
 //!
-//! A module that a compiler generated is registered as its own parent: what happens in it belongs to its caller.
+//! A module that a compiler generated is registered as its own parent: its allocations have the name of its caller.
 //!
-//! The table doubles when it is full. The old one stays mapped for late readers, and is reused for the table after the next.
+//! The table doubles when it is half full. The old table stays mapped for late readers; its memory is used again two tables
+//! later.
 
 use crate::base::locks::SpinLock;
 use crate::base::memfd::{LazyTable, anonymous};
@@ -14,55 +15,56 @@ use crate::naming::python::memory::{Memory, Pointer};
 use crate::naming::python::walk::Reader;
 use crate::record::names::Names;
 use gpumem_wire::MAX_TAG_BYTES;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Maximum number of modules at a time.
 pub(crate) const MOST: usize = 1 << 16;
-/// Entries of the first table; each next one has twice as many.
+/// Number of entries of the first table; each next table has twice as many.
 const FIRST: usize = 1 << 10;
+/// Number of sizes of tables.
 const SIZES: usize = 8;
 const _: () = assert!(FIRST << (SIZES - 1) == 2 * MOST);
-/// Entries that a lookup tries.
+/// Number of entries, from the hashed position on, that a lookup tries.
 const REACH: usize = 64;
 /// Maximum number of modules in a path, from a module up through its parents.
 pub(crate) const DEEPEST: usize = 48;
 /// Maximum number of bases of a type to check.
 const BASES: u64 = 64;
-/// Marks an entry whose module is gone.
+/// Value of `Entry::object` after the module was removed.
 const GONE: u64 = 1;
-/// Bytes for the texts of all names.
+/// Size of the memory for all names, in bytes.
 const TEXT_BYTES: usize = 4 << 20;
-/// Longest name in bytes.
+/// Maximum length of a name in bytes.
 const NAME_BYTES: usize = 120;
 /// Size of the index of names: a program that keeps making modules uses the same names again.
 const NAMES: usize = 1 << 16;
-/// Index entries that a lookup of a name tries.
+/// Number of index entries that a lookup of a name tries.
 const NEAR: usize = 8;
 
-/// Entry of a module. All fields but `also` and `cached` are written under the lock.
-#[derive(Debug, Default)]
+/// Entry of a module. All fields but `derived` and `cached` are written under the lock.
+#[derive(Default)]
 #[repr(C, align(64))]
-struct Place {
-    /// Address of the module; 0 if the entry was never used.
+struct Entry {
+    /// Address of the module; 0 if the entry was never used, `GONE` if its module was removed.
     object: AtomicU64,
-    /// Its type when it was registered.
+    /// Address of the module's type at registration.
     kind: AtomicU64,
-    /// A type derived from `kind` that it had when it was used: torch gives sharded and parametrized modules another class.
-    also: AtomicU64,
-    /// Address of the parent module; 0 for none; its own address if it was generated.
+    /// Address of a type derived from `kind` that the module had later: torch changes the class of sharded modules.
+    derived: AtomicU64,
+    /// Address of the parent module; 0 for none; the module's own address if it was generated.
     parent: AtomicU64,
-    /// Position of its name: offset << 16 | length.
+    /// Position of the module's name: offset << 16 | length.
     name: AtomicU64,
-    /// Its own number << 32 | the parent's number, which is 0 if the parent was unknown at registration.
+    /// The module's number << 32 | the parent's number, which is 0 if the parent was unknown at registration.
     numbers: AtomicU64,
-    /// Epoch << 32 | tag.
+    /// Cached path: epoch << 32 | tag.
     cached: AtomicU64,
 }
 
-impl Place {
+impl Entry {
     /// Returns all fields but the address.
     fn fields(&self) -> [&AtomicU64; 6] {
-        [&self.kind, &self.also, &self.parent, &self.name, &self.numbers, &self.cached]
+        [&self.kind, &self.derived, &self.parent, &self.name, &self.numbers, &self.cached]
     }
 
     fn is_generated(&self) -> bool {
@@ -70,31 +72,33 @@ impl Place {
     }
 }
 
-#[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Modules {
     /// Address of the table | log2 of its size divided by `FIRST`. 0 before the first table.
     table: AtomicU64,
-    /// Changes when a path may have changed. Never 0.
+    /// Number that increases when a path may have changed. Never 0.
     epoch: AtomicU32,
-    /// The epoch at the end of the last sweep, from which the parameters have their names. 0 before the first sweep.
+    /// Value of `epoch` when Python code last named all parameters after their modules' paths; 0 before.
     parameters_epoch: AtomicU32,
-    /// Two mappings for each size.
-    spaces: [AtomicPtr<Place>; 2 * SIZES],
-    text: AtomicPtr<u8>,
+    /// Memory for tables: two mappings for each size, so that a table can be made anew in the same size.
+    spaces: [AtomicPtr<Entry>; 2 * SIZES],
+    text: LazyTable<AtomicU8, TEXT_BYTES>,
     text_used: AtomicUsize,
-    /// Positions of known names, by their hash.
-    said: LazyTable<AtomicU64, NAMES>,
-    turn: SpinLock,
+    /// Positions of stored names, by the hash of the name.
+    name_index: LazyTable<AtomicU64, NAMES>,
+    /// Lock of all writers.
+    lock: SpinLock,
+    /// Number of the module that was registered last.
     number: AtomicU32,
-    /// Registered modules, and entries of the table that are not 0.
+    /// Number of registered modules.
     live: AtomicUsize,
+    /// Number of entries of the table that are not 0.
     used: AtomicUsize,
-    /// Paths that ended at an unregistered parent.
+    /// Number of paths that ended at an unregistered parent.
     dangling: AtomicUsize,
-    /// Modules that found no room.
+    /// Number of modules for which there was no room.
     pub refused: AtomicU64,
-    /// Calls of modules that were not registered, or whose address now belongs to another object.
+    /// Number of calls of modules that were not registered, or whose address now belongs to another object.
     pub unknown: AtomicU64,
 }
 
@@ -103,10 +107,10 @@ impl Modules {
         Modules {
             table: AtomicU64::new(0),
             spaces: [const { AtomicPtr::new(std::ptr::null_mut()) }; 2 * SIZES],
-            text: AtomicPtr::new(std::ptr::null_mut()),
+            text: LazyTable::new(),
             text_used: AtomicUsize::new(0),
-            said: LazyTable::new(),
-            turn: SpinLock::new(),
+            name_index: LazyTable::new(),
+            lock: SpinLock::new(),
             epoch: AtomicU32::new(1),
             parameters_epoch: AtomicU32::new(0),
             number: AtomicU32::new(0),
@@ -118,34 +122,30 @@ impl Modules {
         }
     }
 
-    pub(crate) fn live(&self) -> usize {
-        self.live.load(Relaxed)
-    }
-
     #[inline(always)]
-    fn places(&self) -> &'static [Place] {
+    fn places(&self) -> &'static [Entry] {
         let table = self.table.load(Acquire);
         let size = (table & 63) as usize;
         if table == 0 {
             return &[];
         }
-        // SAFETY: `grow` stored a zeroed table of that size, which stays mapped.
-        unsafe { std::slice::from_raw_parts((table & !63) as *const Place, FIRST << size) }
+        // SAFETY: `make_room` stored a table of that size, which stays mapped.
+        unsafe { std::slice::from_raw_parts((table & !63) as *const Entry, FIRST << size) }
+    }
+
+    /// Returns the entries that may be those of `object`. The table must not be empty.
+    #[inline(always)]
+    fn probes(places: &[Entry], object: u64) -> impl Iterator<Item = &Entry> {
+        let home = object.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - places.len().trailing_zeros());
+        (0..REACH).map(move |probe| &places[(home as usize + probe) & (places.len() - 1)])
     }
 
     #[inline(always)]
-    fn home(object: u64, places: usize) -> usize {
-        (object.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - places.trailing_zeros())) as usize
-    }
-
-    #[inline(always)]
-    fn find<'a>(&self, places: &'a [Place], object: u64) -> Option<&'a Place> {
+    fn find<'a>(&self, places: &'a [Entry], object: u64) -> Option<&'a Entry> {
         if places.is_empty() || object <= GONE {
             return None;
         }
-        let home = Self::home(object, places.len());
-        for probe in 0..REACH {
-            let place = &places[(home + probe) & (places.len() - 1)];
+        for place in Self::probes(places, object) {
             match place.object.load(Acquire) {
                 found if found == object => return Some(place),
                 0 => return None,
@@ -155,7 +155,8 @@ impl Modules {
         None
     }
 
-    /// Returns the tag of the path of `object`; `None` if it is generated, or another object at the address of one that died.
+    /// Returns the tag of the path of the module at `object`. Returns `None` if it is generated or not registered, or if another
+    /// object now has the address of a registered module.
     #[inline(always)]
     pub(crate) fn tag(
         &self,
@@ -164,13 +165,13 @@ impl Modules {
         object: Pointer,
     ) -> Option<u32> {
         let place = self.find(self.places(), object.address());
-        let is_it = |place: &&Place| {
+        let has_type = |place: &&Entry| {
             let kind = reader.memory.word(object, layout::TYPE).unwrap_or(0);
             kind == place.kind.load(Relaxed)
-                || kind == place.also.load(Relaxed)
-                || self.derived(place, reader, kind)
+                || kind == place.derived.load(Relaxed)
+                || self.is_derived(place, reader, kind)
         };
-        let Some(place) = place.filter(is_it) else {
+        let Some(place) = place.filter(has_type) else {
             self.unknown.fetch_add(1, Relaxed);
             return None;
         };
@@ -181,40 +182,39 @@ impl Modules {
         if place.is_generated() { None } else { Some(self.resolve(names, place, epoch)) }
     }
 
-    /// Returns the tag of a generated module, used if none of its callers has a name.
+    /// Returns the tag of a generated module's own name; `None` if the module is not a generated one.
     #[cold]
     pub(crate) fn generated(&self, names: &Names, object: u64) -> Option<u32> {
         let place = self.find(self.places(), object).filter(|place| place.is_generated())?;
         Some(self.path(names, &[place.name.load(Relaxed)]))
     }
 
-    /// Whether the type is derived from the registered one; if so, caches it.
+    /// Whether the type is derived from the type at registration; if so, caches it.
     #[cold]
     #[inline(never)]
-    fn derived(&self, place: &Place, reader: &Reader<'_, impl Memory>, kind: u64) -> bool {
-        let (said, memory) = (place.kind.load(Relaxed), reader.memory);
-        let bases = || {
+    fn is_derived(&self, place: &Entry, reader: &Reader<'_, impl Memory>, kind: u64) -> bool {
+        let (registered, memory) = (place.kind.load(Relaxed), reader.memory);
+        let has_base = || {
             let bases = memory.pointer(Pointer::new(kind)?, layout::BASES)?;
             let count = memory.word(bases, layout::LENGTH)?.min(BASES) as u16;
-            let items = reader.layout.items;
-            (0..count).find(|&index| memory.word(bases, items + index * 8) == Some(said))
+            let base = |index| memory.word(bases, reader.layout.items + index * 8);
+            Some((0..count).any(|index| base(index) == Some(registered)))
         };
-        let derived = said == 0 || bases().is_some();
-        if derived {
-            place.also.store(kind, Relaxed);
+        let is_derived = registered == 0 || has_base() == Some(true);
+        if is_derived {
+            place.derived.store(kind, Relaxed);
         }
-        derived
+        is_derived
     }
 
     /// Builds the path from the parents' current names and caches its tag.
     #[cold]
     #[inline(never)]
-    fn resolve(&self, names: &Names, place: &Place, epoch: u32) -> u32 {
+    fn resolve(&self, names: &Names, place: &Entry, epoch: u32) -> u32 {
         let places = self.places();
         let mut chain = [0_u64; DEEPEST];
         let (mut at, mut count) = (place, 0);
-        // `whole`: the path is complete. `lost`: a parent is gone; otherwise a missing parent may still be registered.
-        let (mut whole, mut lost) = (true, false);
+        let mut is_parent_gone = false;
         while count < DEEPEST {
             chain[count] = at.name.load(Relaxed);
             count += 1;
@@ -223,23 +223,23 @@ impl Modules {
                 break;
             }
             let wanted = at.numbers.load(Relaxed) as u32;
-            let above = self.find(places, parent);
-            let is_it = |above: &&Place| [0, (above.numbers.load(Relaxed) >> 32) as u32].contains(&wanted);
-            let Some(above) = above.filter(is_it) else {
-                (whole, lost) = (wanted != 0, wanted != 0);
+            let has_number =
+                |above: &&Entry| [0, (above.numbers.load(Relaxed) >> 32) as u32].contains(&wanted);
+            let Some(above) = self.find(places, parent).filter(has_number) else {
+                is_parent_gone = wanted != 0;
+                if wanted == 0 {
+                    self.dangling.fetch_add(1, Relaxed); // the parent may still be registered
+                }
                 break;
             };
             at = above;
         }
         let before = place.cached.load(Relaxed) as u32;
-        let tag = if lost && before != 0 {
-            before // taken out of a model that is gone: it keeps its name
+        let tag = if is_parent_gone && before != 0 {
+            before // a part of a model that is gone keeps its name
         } else {
             self.path(names, &chain[..count])
         };
-        if !whole {
-            self.dangling.fetch_add(1, Relaxed);
-        }
         place.cached.store(u64::from(epoch) << 32 | u64::from(tag), Relaxed);
         tag
     }
@@ -255,17 +255,18 @@ impl Modules {
         }
     }
 
-    /// Records that a sweep has named all parameters after the current paths of their modules.
+    /// Notes that Python code has named all parameters after the current paths of their modules.
     pub(crate) fn name_parameters(&self) {
         self.parameters_epoch.store(self.epoch.load(Relaxed), Relaxed);
     }
 
-    /// Whether parameters have the names that a sweep would give them now: no module has moved since the last one.
+    /// Whether parameters still have the names of their modules' paths: no module has moved since they were named.
     pub(crate) fn has_current_parameters(&self) -> bool {
         self.parameters_epoch.load(Relaxed) == self.epoch.load(Relaxed)
     }
 
-    /// Returns the tag of a chain of names, the outermost last, as far as there is room. A number joins its name: `h.3`.
+    /// Returns the tag of the path with these names, the outermost last. Leaves out inner names for which there is no room. A
+    /// number is joined to the name before it: `h.3`.
     fn path(&self, names: &Names, chain: &[u64]) -> u32 {
         let (mut tag, mut component, mut len) = (0, [0; MAX_TAG_BYTES], 0);
         for &name in chain.iter().rev() {
@@ -293,28 +294,27 @@ impl Modules {
         }
     }
 
+    /// Returns the name at a position; `?` for position 0.
     fn name(&self, at: u64) -> &'static [u8] {
-        let text = self.text.load(Acquire);
-        if text.is_null() || at == 0 {
-            return b"?";
-        }
-        // SAFETY: `keep` wrote that range before it returned its position, and it is never written again.
-        unsafe { std::slice::from_raw_parts(text.add((at >> 16) as usize), (at & 0xffff) as usize) }
+        let (start, len) = ((at >> 16) as usize, (at & 0xffff) as usize);
+        let Some(text) = self.text.get().get(start..start + len).filter(|_| at != 0) else { return b"?" };
+        // SAFETY: `store_name` wrote that range before it returned its position, and it is never written again.
+        unsafe { std::slice::from_raw_parts(text.as_ptr().cast(), len) }
     }
 
-    /// Stores a name and returns its position; 0 (shown as `?`) if there is no room. The caller holds the lock.
-    fn keep(&self, name: &[u8]) -> u64 {
+    /// Stores a name and returns its position; 0 if there is no room. The caller holds the lock.
+    fn store_name(&self, name: &[u8]) -> u64 {
         let name = &name[..name.len().min(NAME_BYTES)];
-        if name.is_empty() || !self.has_text() {
+        if name.is_empty() || !self.name_index.make() || !self.text.make() {
             return 0;
         }
-        let said = self.said.get();
+        let index = self.name_index.get();
         let hash =
             name.iter().fold(0_u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
         let home = (hash ^ hash >> 32) as usize;
-        let mut place = &said[home % NAMES];
+        let mut place = &index[home % NAMES];
         for probe in 0..NEAR {
-            let next = &said[(home + probe) % NAMES];
+            let next = &index[(home + probe) % NAMES];
             let at = next.load(Relaxed);
             if at == 0 {
                 place = next;
@@ -325,162 +325,117 @@ impl Modules {
             }
         }
         let start = self.text_used.load(Relaxed);
-        if start + name.len() > TEXT_BYTES {
-            return 0;
-        }
+        let Some(text) = self.text.get().get(start..start + name.len()) else { return 0 };
+        text.iter().zip(name).for_each(|(to, &byte)| to.store(byte, Relaxed));
         self.text_used.store(start + name.len(), Relaxed);
-        // SAFETY: the range lies inside of the mapping, and the lock keeps other writers out.
-        unsafe {
-            let to = self.text.load(Relaxed).add(start);
-            std::ptr::copy_nonoverlapping(name.as_ptr(), to, name.len());
-        }
         let at = (start as u64) << 16 | name.len() as u64;
         place.store(at, Relaxed);
         at
     }
 
-    /// Returns whether there is memory for names; allocates it on first use. The caller holds the lock.
-    fn has_text(&self) -> bool {
-        if !self.said.make() {
-            return false;
-        }
-        if self.text.load(Relaxed).is_null() {
-            let Some(text) = anonymous::<u8>(TEXT_BYTES) else { return false };
-            self.text.store(text.as_ptr().cast_mut(), Release);
-        }
-        true
-    }
-
     /// Invalidates all cached paths.
-    fn changed(&self) {
+    fn invalidate_paths(&self) {
         let next = self.epoch.load(Relaxed).wrapping_add(1).max(1);
         self.epoch.store(next, Release);
     }
 
-    /// Registers or changes a module, child `name` of `parent` (0: none; its own address: generated). False without room.
-    pub(crate) fn say(&self, object: u64, kind: u64, parent: u64, name: &[u8]) -> bool {
+    /// Registers or changes the module `object` as child `name` of `parent`: 0 if it has none, `object` itself if a compiler
+    /// generated it. Returns false if there is no room.
+    pub(crate) fn register(&self, object: u64, kind: u64, parent: u64, name: &[u8]) -> bool {
         if Pointer::new(object).is_none() {
             self.refused.fetch_add(1, Relaxed);
             return false;
         }
-        let _turn = self.turn.take();
-        let name = self.keep(name);
+        let _guard = self.lock.take();
+        let name = self.store_name(name);
         let above = self.find(self.places(), parent).filter(|_| parent != object);
         let above = above.map_or(0, |above| above.numbers.load(Relaxed) >> 32);
         if let Some(place) = self.find(self.places(), object) {
             let numbers = place.numbers.load(Relaxed) & !0xffff_ffff | above;
-            let same = place.parent.load(Relaxed) == parent
-                && place.name.load(Relaxed) == name
-                && place.numbers.load(Relaxed) == numbers;
-            if place.kind.load(Relaxed) != kind {
-                place.kind.store(kind, Relaxed);
-                place.also.store(0, Relaxed);
+            if place.kind.swap(kind, Relaxed) != kind {
+                place.derived.store(0, Relaxed);
             }
-            if !same {
-                place.parent.store(parent, Relaxed);
-                place.name.store(name, Relaxed);
-                place.numbers.store(numbers, Relaxed);
-                let tag = place.cached.load(Relaxed) & 0xffff_ffff; // of no epoch
-                place.cached.store(tag, Relaxed);
-                self.changed();
+            // All three are stored, so no short-circuit.
+            let has_changed = (place.parent.swap(parent, Relaxed) != parent)
+                | (place.name.swap(name, Relaxed) != name)
+                | (place.numbers.swap(numbers, Relaxed) != numbers);
+            if has_changed {
+                place.cached.fetch_and(0xffff_ffff, Relaxed); // keeps the tag, without an epoch
+                self.invalidate_paths();
             }
             return true;
         }
         let number = self.number.load(Relaxed).wrapping_add(1).max(1);
         self.number.store(number, Relaxed);
         let fields = [kind, 0, parent, name, u64::from(number) << 32 | above, 0];
-        let room = self.live() < MOST && self.room() && self.put(self.places(), object, fields);
-        if !room {
+        let has_room = self.live.load(Relaxed) < MOST && self.make_room();
+        if !has_room || !self.put(self.places(), object, fields) {
             self.refused.fetch_add(1, Relaxed);
             return false;
         }
         self.live.fetch_add(1, Relaxed);
         if self.dangling.swap(0, Relaxed) != 0 {
-            self.changed(); // perhaps this is a missing parent
+            self.invalidate_paths(); // the new module may be a missing parent
         }
         true
     }
 
-    fn put(&self, places: &[Place], object: u64, fields: [u64; 6]) -> bool {
-        let home = Self::home(object, places.len());
-        for probe in 0..REACH {
-            let place = &places[(home + probe) & (places.len() - 1)];
-            let found = place.object.load(Relaxed);
-            if found > GONE {
-                continue;
-            }
-            for (to, value) in place.fields().into_iter().zip(fields) {
-                to.store(value, Relaxed);
-            }
-            place.object.store(object, Release);
-            if found == 0 {
-                self.used.fetch_add(1, Relaxed);
-            }
-            return true;
+    /// Writes an entry; returns false if there is no free one near the hashed position.
+    fn put(&self, places: &[Entry], object: u64, fields: [u64; 6]) -> bool {
+        let is_free = |place: &&Entry| place.object.load(Relaxed) <= GONE;
+        let Some(place) = Self::probes(places, object).find(is_free) else { return false };
+        for (to, value) in place.fields().into_iter().zip(fields) {
+            to.store(value, Relaxed);
         }
-        false
+        if place.object.swap(object, Release) == 0 {
+            self.used.fetch_add(1, Relaxed);
+        }
+        true
     }
 
-    /// Grows the table, if needed, so that one more entry finds room near its home position. The caller holds the lock.
-    fn room(&self) -> bool {
-        let places = self.places().len();
-        let size = (self.table.load(Relaxed) & 63) as usize;
-        let most = if size + 1 < SIZES { places / 2 } else { places / 4 * 3 };
+    /// Replaces the table if it is too full for one more entry. Returns false without memory. The caller holds the lock.
+    fn make_room(&self) -> bool {
+        let places = self.places();
+        let table = self.table.load(Relaxed);
+        let size = (table & 63) as usize;
+        let most = if size + 1 < SIZES { places.len() / 2 } else { places.len() / 4 * 3 };
         if self.used.load(Relaxed) < most {
             return true;
         }
-        let size = match places {
-            0 => 0,
-            _ if self.live() >= places / 4 && size + 1 < SIZES => size + 1,
-            _ => size, // mostly entries of modules that are gone
-        };
-        self.grow(size)
-    }
-
-    fn grow(&self, size: usize) -> bool {
-        let old = self.table.load(Relaxed);
-        let spaces = &self.spaces[2 * size..2 * size + 2];
-        let current = (old & !63) as *mut Place;
-        let Some(space) = spaces.iter().find(|space| space.load(Relaxed) != current || current.is_null())
-        else {
-            return false;
-        };
+        // A table that is full of removed modules is replaced by one of the same size.
+        let is_larger = table != 0 && self.live.load(Relaxed) >= places.len() / 4 && size + 1 < SIZES;
+        let size = if is_larger { size + 1 } else { size };
+        let is_in_use = |space: &AtomicPtr<Entry>| table != 0 && space.load(Relaxed) as u64 == table & !63;
+        let space = &self.spaces[2 * size + usize::from(is_in_use(&self.spaces[2 * size]))];
         if space.load(Relaxed).is_null() {
-            let Some(fresh) = anonymous::<Place>(FIRST << size) else { return false };
-            space.store(fresh.as_ptr().cast_mut(), Relaxed);
+            let Some(new) = anonymous::<Entry>(FIRST << size) else { return false };
+            space.store(new.as_ptr().cast_mut(), Relaxed);
         }
         // SAFETY: the mapping was made above or in an earlier call; it has this size and is never unmapped.
-        let places = unsafe { std::slice::from_raw_parts(space.load(Relaxed).cast_const(), FIRST << size) };
-        places.iter().for_each(|place| place.object.store(0, Relaxed));
+        let new = unsafe { std::slice::from_raw_parts(space.load(Relaxed).cast_const(), FIRST << size) };
+        new.iter().for_each(|place| place.object.store(0, Relaxed));
         self.used.store(0, Relaxed);
-        for place in self.places() {
+        for place in places {
             let object = place.object.load(Relaxed);
-            if object <= GONE {
-                continue;
-            }
-            if !self.put(places, object, place.fields().map(|word| word.load(Relaxed))) {
+            if object > GONE && !self.put(new, object, place.fields().map(|word| word.load(Relaxed))) {
                 self.live.fetch_sub(1, Relaxed);
                 self.refused.fetch_add(1, Relaxed);
             }
         }
-        self.table.store(std::ptr::from_ref(&places[0]) as u64 | size as u64, Release);
+        self.table.store(new.as_ptr() as u64 | size as u64, Release);
         true
     }
 
     /// Removes a module. Its children keep their paths.
     pub(crate) fn gone(&self, object: u64) {
-        let _turn = self.turn.take();
+        let _guard = self.lock.take();
         let places = self.places();
         let Some(place) = self.find(places, object) else { return };
         self.live.fetch_sub(1, Relaxed);
         place.object.store(GONE, Release);
         // If the next entry is free, this entry and the removed ones before it become free.
         let mask = places.len() - 1;
-        let home = Self::home(object, places.len());
-        let mut at = (0..REACH)
-            .map(|probe| (home + probe) & mask)
-            .find(|&at| std::ptr::eq(&places[at], place))
-            .unwrap_or(home);
+        let mut at = (std::ptr::from_ref(place) as usize - places.as_ptr() as usize) / size_of::<Entry>();
         if places[(at + 1) & mask].object.load(Relaxed) != 0 {
             return;
         }
@@ -493,7 +448,7 @@ impl Modules {
 
     /// Resets the lock in a forked child: the thread that held it does not exist there.
     pub(crate) fn in_child(&self) {
-        self.turn.reset();
+        self.lock.reset();
     }
 }
 

@@ -55,7 +55,7 @@ impl Bench {
     }
 
     fn say(&self, object: u64, parent: u64, name: &str) {
-        assert!(self.modules.say(object, KIND, parent, name.as_bytes()), "{object:x} {name}");
+        assert!(self.modules.register(object, KIND, parent, name.as_bytes()), "{object:x} {name}");
     }
 
     fn path(&self, object: u64) -> Option<String> {
@@ -91,7 +91,7 @@ fn paths_join_names_and_count_with_dots() {
     assert_eq!(paths, ["GPT", "GPT/h", "GPT/h.3", "GPT/h.3/attn", "GPT/h.3.0", "7", "7/?"]);
     assert_eq!(bench.path(at(8)), None);
     assert_eq!(bench.modules.unknown.load(Relaxed), 1);
-    assert!(!bench.modules.say(12, KIND, 0, b"no address"));
+    assert!(!bench.modules.register(12, KIND, 0, b"no address"));
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn it_grows_to_its_capacity_and_says_what_it_refused() {
     let bench = Bench::new();
     let mut said = Vec::new();
     for object in 0..MOST as u64 + 500 {
-        if bench.modules.say(at(object), KIND, 0, b"m") {
+        if bench.modules.register(at(object), KIND, 0, b"m") {
             said.push(object);
         }
     }
@@ -218,7 +218,7 @@ fn it_grows_to_its_capacity_and_says_what_it_refused() {
     assert!(said.len() > MOST * 99 / 100, "{}", said.len());
     assert!(said.iter().all(|&object| bench.path(at(object)) == some("m")));
     said.iter().for_each(|&object| bench.modules.gone(at(object)));
-    assert_eq!(bench.modules.live(), 0);
+    assert_eq!(bench.modules.live.load(Relaxed), 0);
 }
 
 /// After many additions and removals, live modules are found, removed ones are not, and lookups stay short.
@@ -240,7 +240,7 @@ fn it_lasts() {
         let other = at(random / 5000 % 5000);
         assert_eq!(bench.path(other), here.get(&other).cloned(), "turn {turn}");
     }
-    assert_eq!(bench.modules.live(), here.len());
+    assert_eq!(bench.modules.live.load(Relaxed), here.len());
     assert_eq!(bench.modules.refused.load(Relaxed), 0);
     assert!(bench.modules.text_used.load(Relaxed) < 1 << 20, "names are kept once, more or less");
 }

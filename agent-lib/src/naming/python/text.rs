@@ -1,13 +1,13 @@
 //! Writes the thread's Python stack as text, the innermost frame first. Allocates nothing and calls nothing of the interpreter.
 
-use crate::naming::python::layout::{self, Layout, Lines, Place};
+use crate::naming::python::layout::{self, CurrentInstruction, Layout, Lines};
 use crate::naming::python::memory::{FAR, Memory, Pointer};
 use crate::naming::python::walk::Reader;
 use std::fmt::Write;
 
-/// Longest function name, in characters.
+/// Maximum length of a function's name, in characters.
 pub(crate) const NAME: usize = 120;
-/// Longest path, in characters; a longer one is reduced to its end.
+/// Maximum length of a path, in characters; only the end of a longer path is kept.
 pub(crate) const FILE: usize = 160;
 /// Maximum number of bytes of a table of lines to read.
 const TABLE: usize = 1 << 16;
@@ -21,27 +21,27 @@ pub(crate) struct Types {
     pub cell: u64,
 }
 
-#[derive(Debug)]
-pub(crate) struct Out<'a> {
+/// A buffer that is filled with text.
+pub(crate) struct TextBuffer<'a> {
     room: &'a mut [u8],
     used: usize,
 }
 
-impl<'a> Out<'a> {
+impl<'a> TextBuffer<'a> {
     pub(crate) fn new(room: &'a mut [u8]) -> Self {
-        Out { room, used: 0 }
+        TextBuffer { room, used: 0 }
     }
 
     /// Continues a buffer whose first `used` bytes are written already.
-    pub(crate) fn behind(room: &'a mut [u8], used: usize) -> Self {
-        Out { room, used }
+    pub(crate) fn after(room: &'a mut [u8], used: usize) -> Self {
+        TextBuffer { room, used }
     }
 
     pub(crate) fn used(&self) -> usize {
         self.used
     }
 
-    /// Appends bytes as far as there is room; returns whether all fitted.
+    /// Appends as many bytes as there is room for; returns whether all fitted.
     pub(crate) fn put(&mut self, bytes: &[u8]) -> bool {
         let rest = self.room.get_mut(self.used..).unwrap_or_default();
         let count = bytes.len().min(rest.len());
@@ -54,14 +54,9 @@ impl<'a> Out<'a> {
     fn put_whole(&mut self, bytes: &[u8]) -> bool {
         self.used + bytes.len() <= self.room.len() && self.put(bytes)
     }
-
-    /// Appends a number without its sign; returns whether it fitted.
-    pub(crate) fn number(&mut self, number: i32) -> bool {
-        write!(self, "{}", number.unsigned_abs()).is_ok()
-    }
 }
 
-impl Write for Out<'_> {
+impl Write for TextBuffer<'_> {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
         if self.put(text.as_bytes()) { Ok(()) } else { Err(std::fmt::Error) }
     }
@@ -69,7 +64,7 @@ impl Write for Out<'_> {
 
 impl<M: Memory> Reader<'_, M> {
     /// Writes `function (file:line)` for each frame, leaving out frames that do not fit. Returns whether all fitted.
-    pub(crate) fn write_stack(&self, state: u64, out: &mut Out<'_>) -> bool {
+    pub(crate) fn write_stack(&self, state: u64, out: &mut TextBuffer<'_>) -> bool {
         for frame in self.frames(state) {
             let before = out.used;
             if !self.write_frame(frame, out) {
@@ -80,7 +75,7 @@ impl<M: Memory> Reader<'_, M> {
         true
     }
 
-    fn write_frame(&self, frame: Pointer, out: &mut Out<'_>) -> bool {
+    fn write_frame(&self, frame: Pointer, out: &mut TextBuffer<'_>) -> bool {
         let code = self.code(frame).and_then(Pointer::new);
         let Some(code) = code.filter(|&code| self.is(code, self.types.code) && !self.internal(frame)) else {
             return true;
@@ -93,10 +88,10 @@ impl<M: Memory> Reader<'_, M> {
             && out.put(b")\n")
     }
 
-    /// Writes the frame's current line; `?` without one.
-    pub(crate) fn write_line_number(&self, frame: Pointer, code: Pointer, out: &mut Out<'_>) -> bool {
+    /// Writes the number of the frame's current line, or `?` if it is unknown.
+    pub(crate) fn write_line_number(&self, frame: Pointer, code: Pointer, out: &mut TextBuffer<'_>) -> bool {
         match self.line_number(frame, code) {
-            Some(number) if number >= 0 => out.number(number),
+            Some(number) if number >= 0 => write!(out, "{number}").is_ok(),
             _ => out.put(b"?"),
         }
     }
@@ -105,67 +100,62 @@ impl<M: Memory> Reader<'_, M> {
         self.memory.word(object, layout::TYPE) == Some(kind)
     }
 
-    /// Returns how a str stores its characters: bytes for each, and the offset of the first.
-    fn characters(&self, text: Pointer) -> Option<(usize, u16)> {
-        // Behind the interning state: width (3 bits), compact, ASCII.
+    /// Returns the length of a str in characters, the number of bytes for each character, and the offset of the first one.
+    fn characters(&self, text: Pointer) -> Option<(usize, usize, u16)> {
+        let len = usize::try_from(self.memory.word(text, layout::LENGTH)?).ok().filter(|&len| len < FAR)?;
+        // The state of interning is followed by the width (3 bits), and whether the str is compact and ASCII.
         let state = self.memory.int(text, layout::TEXT_STATE)?;
         let (width, is_compact, is_ascii) = (state >> 2 & 7, state & 0x20 != 0, state & 0x40 != 0);
-        let first = self.layout.text;
-        match (width, is_compact, is_ascii) {
-            (1, true, true) => Some((1, first)),
-            // The characters follow the ASCII header, the UTF-8 length and the UTF-8 pointer; up to 3.11 also another length.
-            (1 | 2 | 4, true, false) => {
-                Some((width as usize, first + if first == TEXT_UNTIL_3_11 { 24 } else { 16 }))
-            }
-            _ => None,
-        }
+        let is_known = matches!((width, is_compact, is_ascii), (1, true, true) | (1 | 2 | 4, true, false));
+        // Without ASCII, the UTF-8 length and the UTF-8 pointer precede the characters; up to 3.11 another length does, too.
+        let after_header = match (is_ascii, self.layout.text == TEXT_UNTIL_3_11) {
+            (true, _) => 0,
+            (false, true) => 24,
+            (false, false) => 16,
+        };
+        let is_known = is_known && self.is(text, self.types.text) && len * (width as usize) < FAR / 2;
+        is_known.then_some((len, width as usize, self.layout.text + after_header))
     }
 
     /// Writes the str that `object` holds at an offset as UTF-8: at most `most` characters from its beginning, or from its end if
-    /// `end`. Writes `?` for unprintable characters and for an invalid str. Returns whether it fitted.
+    /// `end`. Writes `?` for unprintable characters and for an invalid str. Returns whether the text fitted.
     pub(crate) fn write_text(
         &self,
         object: Pointer,
         at: u16,
         most: usize,
         end: bool,
-        out: &mut Out<'_>,
+        out: &mut TextBuffer<'_>,
     ) -> bool {
-        let memory = self.memory;
-        let Some(text) = memory.pointer(object, at) else { return out.put(b"?") };
-        let len = memory.word(text, layout::LENGTH).and_then(|len| usize::try_from(len).ok());
-        let known = self.characters(text).filter(|_| self.is(text, self.types.text));
-        let (Some((width, first)), Some(len)) = (known, len.filter(|&len| len < FAR)) else {
-            return out.put(b"?");
-        };
-        if len * width >= FAR / 2 {
-            return out.put(b"?");
-        }
-        let shown = len.min(most).min(FILE);
-        let start = if end { len - shown } else { 0 };
+        let text = self.memory.pointer(object, at);
+        let characters = text.and_then(|text| Some((text, self.characters(text)?)));
+        let Some((text, (len, width, first))) = characters else { return out.put(b"?") };
+        let count = len.min(most).min(FILE);
+        let start = if end { len - count } else { 0 };
         let mut bytes = [0; 4 * FILE];
-        let bytes = &mut bytes[..shown * width];
-        if !memory.bytes(text, first + (start * width) as u16, bytes) {
+        let bytes = &mut bytes[..count * width];
+        if !self.memory.bytes(text, first + (start * width) as u16, bytes) {
             return out.put(b"?");
         }
-        let put = |out: &mut Out<'_>, number: &[u8]| {
+        let put = |out: &mut TextBuffer<'_>, number: &[u8]| {
             let mut word = [0; 4];
             word[..width].copy_from_slice(number);
+            // No name contains control characters. The views escape other characters that could be misleading.
             let character =
-                char::from_u32(u32::from_le_bytes(word)).filter(|character| is_printable(*character));
-            let mut room = [0; 4];
-            out.put_whole(character.unwrap_or('?').encode_utf8(&mut room).as_bytes())
+                char::from_u32(u32::from_le_bytes(word)).filter(|character| !character.is_control());
+            out.put_whole(character.unwrap_or('?').encode_utf8(&mut [0; 4]).as_bytes())
         };
         (start == 0 || out.put(b"..."))
             && bytes.chunks_exact(width).all(|number| put(out, number))
-            && (end || shown == len || out.put(b"..."))
+            && (end || count == len || out.put(b"..."))
     }
 
+    /// Returns the number of the frame's current line; `None` if it is unknown.
     pub(crate) fn line_number(&self, frame: Pointer, code: Pointer) -> Option<i32> {
         let (memory, layout): (_, &Layout) = (self.memory, self.layout);
-        let at = match layout.place {
-            Place::Index(at, unit) => memory.int(frame, at)?.checked_mul(unit)?,
-            Place::Instruction(at, first) => {
+        let at = match layout.instruction {
+            CurrentInstruction::Index(at, unit) => memory.int(frame, at)?.checked_mul(unit)?,
+            CurrentInstruction::Pointer(at, first) => {
                 let first = code.address() + u64::from(first);
                 i32::try_from(memory.word(frame, at)?.checked_sub(first)?).ok()?
             }
@@ -204,17 +194,16 @@ impl<M: Memory> Reader<'_, M> {
                 loop {
                     let form = head >> 3 & 15;
                     end += (i32::from(head & 7) + 1) * 2;
-                    let mut rest = 0; // the entry's first number
-                    let mut shift = 0;
-                    let mut open = matches!(form, 13 | 14);
+                    // The first number of an entry of form 13 or 14, in groups of 6 bits. Bit 7 marks the next entry's head.
+                    let (mut number, mut shift) = (0, 0);
+                    let mut is_open = matches!(form, 13 | 14);
                     let next = loop {
-                        let byte = table.next();
-                        match byte {
+                        match table.next() {
                             Some(byte) if byte < 0x80 => {
-                                if open && shift < 30 {
-                                    rest |= i32::from(byte & 63) << shift;
+                                if is_open && shift < 30 {
+                                    number |= i32::from(byte & 63) << shift;
                                     shift += 6;
-                                    open = byte & 64 != 0;
+                                    is_open = byte & 64 != 0;
                                 }
                             }
                             other => break other,
@@ -222,7 +211,7 @@ impl<M: Memory> Reader<'_, M> {
                     };
                     let step = match form {
                         10..=12 => i32::from(form) - 10,
-                        13 | 14 => (rest >> 1) * if rest & 1 == 0 { 1 } else { -1 },
+                        13 | 14 => (number >> 1) * if number & 1 == 0 { 1 } else { -1 },
                         _ => 0,
                     };
                     line = line.checked_add(step)?;
@@ -239,15 +228,12 @@ impl<M: Memory> Reader<'_, M> {
 /// `Layout::text` of CPython up to 3.11.
 const TEXT_UNTIL_3_11: u16 = 48;
 
-/// Excludes only control characters, which no name contains. The views escape characters that could be misleading.
-fn is_printable(character: char) -> bool {
-    !character.is_control()
-}
-
+/// Iterates over bytes in memory.
 struct Bytes<'a, M> {
     memory: &'a M,
     at: u64,
     left: usize,
+    /// The word that was read last.
     window: Option<[u8; 8]>,
 }
 

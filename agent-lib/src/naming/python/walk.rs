@@ -1,4 +1,4 @@
-//! The walk: from the thread's state through its frames to the first one with a meaning.
+//! Walks from the thread's Python state through its frames to the first one whose code has a meaning (codes.rs).
 //!
 //! While a thread is inside of a call, its own frames do not change, whichever thread holds the GIL: the walk needs no lock and
 //! no reference counts. It reads two words of each frame, code and caller; for a frame with a meaning also a local variable and
@@ -12,7 +12,7 @@
 //!   so the walk finds the frame that called the sub-interpreter.
 
 use crate::base::row::AllocationName;
-use crate::naming::python::codes::{Codes, Meaning, Variable, What};
+use crate::naming::python::codes::{CodeKind, CodeKind::*, Codes, Meaning, Variable};
 use crate::naming::python::layout::{self, Layout};
 use crate::naming::python::memory::{Memory, Pointer};
 use crate::naming::python::modules::Modules;
@@ -21,22 +21,22 @@ use crate::record::names::Names;
 use gpumem_wire::{Phase, Role};
 use std::sync::atomic::Ordering::Relaxed;
 
+/// Maximum number of frames in a walk.
 pub(crate) const MOST: usize = 128;
 
-/// Frames at which the walk continues.
-const SAY_NO_END: u32 =
-    1 << What::Nothing as u32 | 1 << What::Copying as u32 | 1 << What::Gradient as u32 | SAY_A_ROLE;
-/// Frames that give the role of all memory allocated by their function and its callees.
-const SAY_A_ROLE: u32 = 1 << What::Parameter as u32
-    | 1 << What::Reduction as u32
-    | 1 << What::KvCache as u32
-    | 1 << What::CacheUpdate as u32
-    | 1 << What::ParameterCopy as u32
-    | 1 << What::OptimizerState as u32;
-/// Frames with a module or an optimizer as a local variable.
-const HAVE_A_MODULE: u32 = 1 << What::Module as u32 | 1 << What::Setup as u32 | 1 << What::Step as u32;
+/// Kinds at which the walk continues.
+const CONTINUE: u32 = 1 << Nothing as u32 | 1 << Copying as u32 | 1 << Gradient as u32 | GIVE_ROLE;
+/// Kinds that give the role of all memory allocated by their function and its callees.
+const GIVE_ROLE: u32 = 1 << Parameter as u32
+    | 1 << Reduction as u32
+    | 1 << KvCache as u32
+    | 1 << CacheUpdate as u32
+    | 1 << ParameterCopy as u32
+    | 1 << OptimizerState as u32;
+/// Kinds with a module or an optimizer as a local variable.
+const HAVE_MODULE: u32 = 1 << Module as u32 | 1 << Setup as u32 | 1 << Step as u32;
 
-#[derive(Debug)]
+/// Memory, and what is needed to find frames in it.
 pub(crate) struct Reader<'a, M> {
     pub memory: &'a M,
     pub layout: &'a Layout,
@@ -44,10 +44,10 @@ pub(crate) struct Reader<'a, M> {
 }
 
 /// Iterates over the frames of a thread, the innermost first.
-#[derive(Debug)]
 pub(crate) struct Frames<'a, M> {
     reader: &'a Reader<'a, M>,
     next: Option<Pointer>,
+    /// Maximum number of further frames.
     left: usize,
 }
 
@@ -86,110 +86,105 @@ impl<M: Memory> Reader<'_, M> {
         Some(self.memory.word(frame, self.layout.locals + slot * 8)? & self.layout.mask)
     }
 
+    /// Whether the interpreter made the frame for itself, without Python code.
     pub(crate) fn internal(&self, frame: Pointer) -> bool {
         let Some((at, first)) = self.layout.owner else { return false };
         self.memory.byte(frame, at).is_none_or(|owner| owner >= first)
     }
 }
 
-#[derive(Debug)]
-pub(crate) struct Known<'a, M> {
+/// Search for the name that a thread's frames give to an allocation.
+pub(crate) struct NameSearch<'a, M> {
     pub reader: &'a Reader<'a, M>,
     pub codes: &'a Codes,
     pub modules: &'a Modules,
     pub names: &'a Names,
 }
 
-impl<M: Memory> Known<'_, M> {
+impl<M: Memory> NameSearch<'_, M> {
     /// Returns the name that the frames of the thread with this state give.
     #[inline(always)]
     pub(crate) fn find(&self, state: u64) -> Option<AllocationName> {
         for frame in self.reader.frames(state) {
             if let Some(meaning) = self.codes.get(self.reader.code(frame)?) {
-                if let Some(known) = self.meets(frame, meaning) {
-                    return known;
+                if let Some(name) = self.name_at(frame, meaning) {
+                    return name;
                 }
-                return self.beyond(state, frame, meaning);
+                return self.search_callers(state, frame, meaning.0);
             }
         }
         None
     }
 
-    /// Returns the result if this frame ends the walk, else `None`.
+    /// Returns `Some` with the result of the walk if it ends at this frame, else `None`.
     #[inline(always)]
-    fn meets(&self, frame: Pointer, (what, variable): Meaning) -> Option<Option<AllocationName>> {
-        if what.is_of(SAY_NO_END) {
+    fn name_at(&self, frame: Pointer, (kind, variable): Meaning) -> Option<Option<AllocationName>> {
+        if kind.is_in(CONTINUE) {
             return None;
         }
-        if what == What::Boundary {
+        if kind == Boundary {
             return Some(None);
         }
-        let tag = if what.is_of(HAVE_A_MODULE) { self.module(frame, variable) } else { Some(0) };
-        let tag = if what == What::Step { tag.unwrap_or(0) } else { tag? };
-        Some(Some(AllocationName { tag, phase: what.phase(), ..AllocationName::default() }))
+        let tag = if kind.is_in(HAVE_MODULE) { self.module(frame, variable) } else { Some(0) };
+        let tag = if kind == Step { tag.unwrap_or(0) } else { tag? };
+        Some(Some(AllocationName { tag, phase: kind.phase(), ..AllocationName::default() }))
     }
 
-    /// Continues from a frame that has a meaning but gives no module. There are three cases:
+    /// Continues the walk at the callers of a frame that has a meaning but gives no module. There are three cases:
     ///
-    /// - An unregistered module: what happens in it belongs to its caller, but its phase counts.
-    /// - A module that a compiler generated: the phase is its caller's, too.
+    /// - A call of an unregistered module: the name is its caller's, but the phase is that of this call.
+    /// - A call of a module that a compiler generated: the phase is its caller's, too.
     /// - A frame that gives only a role.
     #[cold]
     #[inline(never)]
-    fn beyond(&self, state: u64, from: Pointer, (what, variable): Meaning) -> Option<AllocationName> {
+    fn search_callers(&self, state: u64, from: Pointer, from_kind: CodeKind) -> Option<AllocationName> {
         let reader = self.reader;
-        if what == What::Copying {
-            self.modules.unknown.fetch_add(1, Relaxed);
+        let is_innermost = reader.frames(state).next() == Some(from);
+        let (mut role, mut phase, mut generated) = (Role::Unknown, None, None);
+        if is_innermost && from_kind == Gradient {
+            role = Role::Gradient;
         }
-        let is_innermost = || reader.frames(state).next() == Some(from);
-        let mut role = if what != What::Gradient || is_innermost() { what.role() } else { Role::Unknown };
-        let mut generated = self.generated(from, (what, variable));
-        let said = |what: What| Some(what.phase()).filter(|phase| *phase != Phase::Unknown);
-        let mut phase = if generated.is_some() { None } else { said(what) };
-        let rest = Frames { reader, next: reader.memory.pointer(from, reader.layout.previous), left: MOST };
-        for frame in rest {
+        for frame in (Frames { reader, next: Some(from), left: MOST + 1 }) {
             let Some(code) = reader.code(frame) else { break };
-            let Some((what, variable)) = self.codes.get(code) else { continue };
-            if let Some(known) = self.meets(frame, (what, variable)) {
-                let said = known.unwrap_or_default();
-                let is_known = known.is_some() || phase.is_some() || role != Role::Unknown;
-                return is_known.then_some(AllocationName {
-                    phase: phase.unwrap_or(said.phase),
-                    role,
-                    ..said
-                });
+            let Some((kind, variable)) = self.codes.get(code) else { continue };
+            if frame != from
+                && let Some(found) = self.name_at(frame, (kind, variable))
+            {
+                let name = found.unwrap_or_default();
+                let is_known = found.is_some() || phase.is_some() || role != Role::Unknown;
+                let phase = phase.unwrap_or(name.phase);
+                return is_known.then_some(AllocationName { phase, role, ..name });
             }
-            if what == What::Copying {
+            if kind == Copying {
                 self.modules.unknown.fetch_add(1, Relaxed);
             }
-            if what.is_of(SAY_A_ROLE) && what.role() != Role::Unknown {
-                role = what.role();
+            if kind.is_in(GIVE_ROLE) && kind.role() != Role::Unknown {
+                role = kind.role();
             }
-            match self.generated(frame, (what, variable)) {
+            match self.generated(frame, (kind, variable)) {
                 Some(tag) => generated = Some(tag),
-                None => phase = phase.or(said(what)),
+                None => phase = phase.or(Some(kind.phase()).filter(|phase| *phase != Phase::Unknown)),
             }
         }
         // No caller has a name, so the generated module's own name is used.
-        let tag = generated.unwrap_or(0);
-        let phase = phase.or(generated.map(|_| What::Module.phase())).unwrap_or_default();
-        let name = AllocationName { tag, phase, role, ..AllocationName::default() };
+        let phase = phase.or(generated.map(|_| Module.phase())).unwrap_or_default();
+        let name = AllocationName { tag: generated.unwrap_or(0), phase, role, ..AllocationName::default() };
         (phase != Phase::Unknown || role != Role::Unknown).then_some(name)
     }
 
-    /// Returns the tag of a generated module, if the frame belongs to one.
-    fn generated(&self, frame: Pointer, (what, variable): Meaning) -> Option<u32> {
-        let object = self.object(frame, variable).filter(|_| what == What::Module)?;
+    /// Returns the tag of a generated module, if the frame is a call of one.
+    fn generated(&self, frame: Pointer, (kind, variable): Meaning) -> Option<u32> {
+        let object = self.object(frame, variable).filter(|_| kind == Module)?;
         self.modules.generated(self.names, object.address())
     }
 
     /// Returns the tag of the module in a local variable. The object is read only if its address is registered as a module.
     #[inline(always)]
     fn module(&self, frame: Pointer, variable: Variable) -> Option<u32> {
-        let object = self.object(frame, variable)?;
-        self.modules.tag(self.names, self.reader, object)
+        self.modules.tag(self.names, self.reader, self.object(frame, variable)?)
     }
 
+    /// Returns the object in a local variable.
     #[inline(always)]
     fn object(&self, frame: Pointer, variable: Variable) -> Option<Pointer> {
         let reader = self.reader;

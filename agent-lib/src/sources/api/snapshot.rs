@@ -42,13 +42,13 @@ pub(crate) fn text(core: &Core, what: i32) -> String {
 /// Writes the name that an allocation of this thread would get now, then its Python stack. For diagnosis and tests.
 pub(crate) fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usize {
     let named = core.named(thread);
-    let mut text = python::text::Out::new(out);
+    let mut text = python::text::TextBuffer::new(out);
     text.put(core.recorder.names.path(named.tag).unwrap_or_default());
     let tag_end = text.used();
     let _ = writeln!(text, " {:?}", named.phase);
     let used = text.used();
     out[tag_end..used].make_ascii_lowercase();
-    used + python::stack_text(thread, &mut out[used..])
+    used + python::stack_text(&mut out[used..])
 }
 
 pub(crate) trait Json {

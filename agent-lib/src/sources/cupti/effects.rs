@@ -16,14 +16,14 @@ impl Core {
     pub fn allocated(&self, thread: &Thread, at: RecordContext, what: Allocation) {
         let Allocation { address, bytes, memory, .. } = what;
         let tag = if at.tag == 0 && self.is_single_tensor(at.module, bytes, memory) {
-            python::line(self, thread)
+            python::line(self)
         } else {
             at.tag
         };
         let at = RecordContext { tag, ..at };
         let seq = self.book_allocation(thread, at, what);
         if at.tag == 0 && at.module != 0 {
-            callers::sites::note(self, thread, at.module, address, seq);
+            callers::sites::note_unnamed(self, thread, at.module, address, seq);
         }
         self.driver_gave(thread, at.module, address, bytes, memory);
     }

@@ -46,11 +46,9 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
         let result = if thread.torch.refused.load(Relaxed) { REFUSED } else { 0 };
         thread.torch.refused.store(false, Relaxed);
         thread.torch.forget_events();
-        if thread.autograd.accumulates() {
-            core.tell_gradient_of_running(thread);
-        }
+        core.record_gradient_of_running_node(thread);
         let at = core.here(thread);
-        let (stack, context) = (core.python_stack(thread), core.phase_of_request(thread));
+        let (stack, context) = (core.python_stack(), core.phase_of_request(thread));
         let at = RecordContext { stack, context, device: index as u8, ..at };
         let body = Body::Oom {
             bytes: bytes.unsigned_abs(),
@@ -92,7 +90,7 @@ impl Core {
     #[cold]
     fn phase_of_request(&self, thread: &Thread) -> u32 {
         let named = self.named(thread).phase;
-        let (clears_gradients, is_custom) = crate::naming::python::rare_frames(thread);
+        let (clears_gradients, is_custom) = crate::naming::python::rare_frames();
         let phase = match named {
             Phase::Forward if !is_custom && sequence::has_gradients() == Some(false) => Phase::Evaluation,
             Phase::Unknown if clears_gradients => Phase::Optimizer,
@@ -103,9 +101,9 @@ impl Core {
 
     /// Records the thread's Python stack and returns its number; 0 without a stack, or after too many.
     #[cold]
-    fn python_stack(&self, thread: &Thread) -> u32 {
+    fn python_stack(&self) -> u32 {
         let mut room = [0_u8; STACK_BYTES];
-        let used = crate::naming::python::stack_text(thread, &mut room);
+        let used = crate::naming::python::stack_text(&mut room);
         let taken =
             self.torch.stacks.fetch_update(Relaxed, Relaxed, |made| (made < STACKS).then_some(made + 1));
         let (Ok(made), Some(text)) = (taken, room.get_mut(..used).filter(|text| !text.is_empty())) else {

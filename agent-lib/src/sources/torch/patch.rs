@@ -26,7 +26,7 @@
 use crate::base::image::Image;
 use crate::base::loaded_file::find_mapped;
 use crate::naming::callers;
-use crate::naming::slot::{self, Taken};
+use crate::naming::slot::{self, SlotResult};
 use crate::sources::torch::{oom, pending, report};
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
@@ -184,7 +184,7 @@ impl Look {
                 (defined != 0).then_some(defined)
             };
             match slot::replace(image, slot, function(hook), &NEXT[hook], definition) {
-                Taken::Ours => drop(PATCHED.fetch_or(1 << hook, AcqRel)),
+                SlotResult::Replaced => drop(PATCHED.fetch_or(1 << hook, AcqRel)),
                 _ if hook == REPORT => met = Met::NotYet,
                 _ => {}
             }

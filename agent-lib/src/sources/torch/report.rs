@@ -130,12 +130,10 @@ impl Core {
             self.reused(thread, pool(), address, bytes);
         }
         thread.torch.refused.store(false, Relaxed);
-        if thread.autograd.accumulates() {
-            self.tell_gradient_of_running(thread);
-        }
+        self.record_gradient_of_running_node(thread);
         let AllocationName { mut tag, flags, phase, role } = self.named(thread);
         if tag == 0 {
-            tag = crate::naming::python::line(self, thread);
+            tag = crate::naming::python::line(self);
         }
         let spot = self.recorder.live.spot_for(hash);
         let at = RecordContext { tag, flags, ..RecordContext::on(slot) };
