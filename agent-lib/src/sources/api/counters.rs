@@ -1,4 +1,4 @@
-//! The program's counters, with statistics since their last reset: changes, least, greatest, mean over time. Not for hooks.
+//! Counters of the program, with statistics since their last reset: changes, least, greatest, mean over time. Not for callbacks.
 
 use crate::base::fault_injection;
 use crate::base::locks::ForkMutex;
@@ -7,6 +7,7 @@ use crate::record::recorder::{self, RecordContext};
 use crate::threads::Thread;
 use gpumem_wire::Body;
 
+/// Maximum number of counters.
 const MOST: usize = 4096;
 
 /// A counter and its statistics since the last reset.
@@ -15,7 +16,7 @@ pub(crate) struct Counter {
     /// Tag of its name.
     pub tag: u32,
     pub value: i64,
-    /// Times that it was set or changed since the reset.
+    /// Number of times that it was set or changed since the reset.
     pub changes: u64,
     pub least: i64,
     pub greatest: i64,
@@ -31,11 +32,10 @@ impl Counter {
     }
 
     fn set(&mut self, value: i64, now: u64) {
-        if self.changes == 0 && self.changed_ns == self.reset_ns && self.area == 0 {
-            // The statistics begin with the first value.
-            if self.least == 0 && self.greatest == 0 && self.value == 0 {
-                (self.least, self.greatest, self.reset_ns) = (value, value, now);
-            }
+        // The statistics begin with the first value.
+        let is_first = self.changes == 0 && self.changed_ns == self.reset_ns;
+        if is_first && (self.least, self.greatest, self.value) == (0, 0, 0) {
+            (self.least, self.greatest, self.reset_ns) = (value, value, now);
         }
         self.area += i128::from(self.value) * i128::from(now.saturating_sub(self.changed_ns));
         self.changed_ns = now;
@@ -85,14 +85,11 @@ impl Core {
         }
         let now = self.recorder.clock.now();
         let known = counters.iter().position(|counter| counter.tag == tag);
-        let at = known.unwrap_or(counters.len());
-        if known.is_none() {
-            if counters.len() >= MOST {
-                return;
-            }
+        if known.is_none() && counters.len() < MOST {
             counters.push(Counter::new(tag, now));
         }
-        let Some(counter) = counters.get_mut(at) else { return };
+        let at = known.unwrap_or(counters.len() - 1);
+        let Some(counter) = counters.get_mut(at).filter(|counter| counter.tag == tag) else { return };
         let value = change(counter.value);
         counter.set(value, now);
         if recorder::records(recorder::MARKS) {

@@ -1,13 +1,10 @@
-//! Pools of frameworks, as reported by the program: segments, and the blocks carved from them.
+//! Records pools of frameworks as the program reports them: segments, and the blocks that lie in them.
 
-use crate::base::row::{Key, RowCopy, RowExtra, device_of, key_of, kind, kind_of};
+use crate::base::row::{Key, RowExtra, device_of, key_of, kind, kind_of};
 use crate::driver::core::Core;
 use crate::record::recorder::RecordContext;
 use crate::threads::Thread;
 use gpumem_wire::{Body, FreeState, NONE_DEVICE, Phase, PoolOwner, Role};
-
-/// Start and length of a part of a segment that remains when its middle is removed.
-type Piece = (u64, u64);
 
 impl Core {
     fn pool_device(&self, pool: u64) -> u8 {
@@ -31,9 +28,9 @@ impl Core {
         let at = RecordContext::on(self.pool_device(pool));
         self.recorder.record(thread, at, Body::PoolDestroy { pool }, |recorder, _| {
             recorder.live.remove(Key::Pool(pool));
-            recorder.live.remove_where(|taken| {
-                let carved = matches!(kind_of(&taken.row), kind::SEGMENT_ADD | kind::BLOCK_ALLOC);
-                (carved && taken.row[4] == pool).then(|| key_of(taken)).flatten()
+            recorder.live.remove_where(|copy| {
+                let has_pool = matches!(kind_of(&copy.row), kind::SEGMENT_ADD | kind::BLOCK_ALLOC);
+                (has_pool && copy.row[4] == pool).then(|| key_of(copy)).flatten()
             });
         });
     }
@@ -51,30 +48,26 @@ impl Core {
     }
 
     fn cut(&self, pool: u64, address: u64, bytes: u64) {
-        let whole = |row: &RowCopy| bytes == 0 || row.row[3] == bytes;
         let key = Key::Segment(pool, address);
-        if self.recorder.live.get(key).is_some_and(|row| whole(&row)) {
+        if self.recorder.live.get(key).is_some_and(|copy| bytes == 0 || copy.row[3] == bytes) {
             self.recorder.live.remove(key);
             return;
         }
-        // A part, or several: checks every segment of the pool.
+        // The range is a part of a segment, or several segments: checks every segment of the pool.
         let end = address.saturating_add(bytes);
-        let touched = self.recorder.live.scan().filter(|taken| {
-            let (start, len) = (taken.row[2], taken.row[3]);
-            kind_of(&taken.row) == kind::SEGMENT_ADD
-                && taken.row[4] == pool
-                && start < end
-                && start.saturating_add(len) > address
-        });
-        for taken in touched {
-            let (start, stop) = (taken.row[2], taken.row[2].saturating_add(taken.row[3]));
+        for copy in self.recorder.live.scan() {
+            let (start, stop) = (copy.row[2], copy.row[2].saturating_add(copy.row[3]));
+            let is_ours = kind_of(&copy.row) == kind::SEGMENT_ADD && copy.row[4] == pool;
+            if !is_ours || start >= end || stop <= address {
+                continue;
+            }
             self.recorder.live.remove(Key::Segment(pool, start));
-            let left: Piece = (start, address.saturating_sub(start));
-            let right: Piece = (end, stop.saturating_sub(end));
-            for (start, bytes) in [left, right].into_iter().filter(|(_, bytes)| *bytes > 0) {
-                let mut row = taken.row;
+            let (before, after) = (address.saturating_sub(start), stop.saturating_sub(end));
+            for (start, bytes) in [(start, before), (end, after)].into_iter().filter(|(_, bytes)| *bytes > 0)
+            {
+                let mut row = copy.row;
                 (row[2], row[3]) = (start, bytes);
-                self.recorder.live.insert(Key::Segment(pool, start), &row, taken.beside);
+                self.recorder.live.insert(Key::Segment(pool, start), &row, copy.beside);
             }
         }
     }
@@ -82,12 +75,10 @@ impl Core {
     #[inline]
     pub(crate) fn block_alloc(&self, thread: &Thread, pool: u64, address: u64, bytes: u64, stream: u32) {
         // SAFETY: only the calling thread uses its own data; the reference ends with the statement.
-        let noted = unsafe { thread.own() }.block_pool == pool;
-        if !noted {
-            // Marks the pool as one that reports blocks: byte 58 of its slot is `reports_blocks`.
+        let last_pool = std::mem::replace(unsafe { &mut thread.own().block_pool }, pool);
+        if last_pool != pool {
+            // Notes that the pool reports blocks: byte 58 of its row is `reports_blocks`.
             self.recorder.live.update(Key::Pool(pool), 7, |word, _| word | 1 << 16);
-            // SAFETY: as above.
-            unsafe { thread.own() }.block_pool = pool;
         }
         let at = RecordContext { context: stream, ..self.in_pool(thread, pool) };
         let body = Body::BlockAlloc { address, bytes, pool, use_as: (Role::Unknown, Phase::Unknown) };
@@ -115,13 +106,13 @@ impl Core {
         self.recorder.note(thread, at, Body::PoolCheck { pool, total_bytes });
     }
 
-    /// Changes the tag, role or phase of a block. With pool 0 it is whatever lies at `address`: a block of PyTorch, else an
-    /// allocation. Blocks are tried first, because the first block of a segment has the address of the segment's allocation.
+    /// Changes the tag, role or phase of a block. With pool 0, changes those of PyTorch's block at `address`, or else of the
+    /// allocation. The first block of a segment has the same address as the allocation, so blocks are tried first.
     pub(crate) fn retag(&self, thread: &Thread, pool: u64, address: u64, path: &[u8], use_as: (Role, Phase)) {
         let tag = if path.is_empty() { 0 } else { self.recorder.names.intern(0, path) };
         let has_block = |pool: &u64| self.recorder.live.get(Key::Block(*pool, address)).is_some();
-        let torch = || self.torch.pools().map(|pool| pool.id).find(has_block).unwrap_or(0);
-        let pool = if pool == 0 { torch() } else { pool };
+        let torch_pool = || self.torch.pools().map(|pool| pool.id).find(has_block).unwrap_or(0);
+        let pool = if pool == 0 { torch_pool() } else { pool };
         let key = if pool == 0 { Key::Allocation(address) } else { Key::Block(pool, address) };
         let block_seq = self.recorder.live.get(key).map_or(0, |row| row.seq());
         self.say_retag(thread, key, Body::Retag { address, block_seq, pool, use_as }, tag);

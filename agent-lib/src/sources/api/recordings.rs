@@ -1,11 +1,11 @@
-//! Recordings, dumps and muting, as requested by the program or by the daemon for a user, and their limits. The sender carries
-//! them out; the requesting thread waits with a timeout. Nothing here is for hooks: it locks and allocates.
+//! Requests of recordings, dumps and muting, which the program makes, or the daemon for a user, and their limits. The sender
+//! carries them out; the requesting thread waits with a timeout. Nothing here is for callbacks: it locks and allocates.
 //!
-//! **Muting** differs from pausing. A muted agent keeps observing and updates its balances, but sends nothing. Afterwards it
-//! sends how much was withheld, and its state again. A paused agent (sources/cupti/subscribe.rs) observes nothing.
+//! **Muting** differs from pausing. A muted agent keeps observing and updates its live table, but sends nothing. Afterwards it
+//! sends the number of withheld records, and its state again. A paused agent (sources/cupti/subscribe.rs) observes nothing.
 //!
-//! **A window of steps** is opened and closed by the thread that calls `gpumem_step`. It waits at most a second for the sender
-//! to record the state, so the recording begins and ends exactly there. Without a window, a step costs one more load.
+//! **A recording of certain steps** is begun and ended by the thread that calls `gpumem_step`. It waits at most a second for the
+//! sender to record the state, so the recording begins and ends exactly there. Other steps only cost one more load.
 
 use crate::base::locks::ForkMutex;
 use crate::base::own_thread::{self, Uncancelled};
@@ -17,13 +17,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Condvar, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-const USUAL: &str = "gpumem-%h-%r%p-%n.gpumem";
+/// Default name of a file; `create` explains the marks.
+const DEFAULT_NAME: &str = "gpumem-%h-%r%p-%n.gpumem";
 /// Timeout of the lock. If it is held for longer, this is a forked child, and the thread that held it does not exist.
-const LOCKED: Duration = Duration::from_millis(500);
-/// Names to try before a recording gives up.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
+/// Maximum number of names that `create` tries.
 const NAMES: u32 = 10_000;
 
-/// Calls of `mute` without a matching `unmute`.
+/// Number of calls of `mute` without a matching `unmute`.
 pub(crate) static MUTES: AtomicU32 = AtomicU32::new(0);
 /// Not 0 while `configure` has switched memory events off.
 pub(crate) static MEMORY_OFF: AtomicU32 = AtomicU32::new(0);
@@ -42,17 +43,17 @@ pub struct RecordingLimits {
 }
 
 impl RecordingLimits {
-    /// Sets the limit `steps` (`100:110`), `for` (seconds) or `max_size` (bytes); empty: none. Returns false for bad texts.
+    /// Sets the limit `steps` (`100:110`), `for` (seconds) or `max_size` (bytes); an empty value removes it. Returns false for
+    /// an unknown key or an invalid value.
     pub(crate) fn set(&mut self, key: &str, value: &str) -> bool {
+        let steps = || {
+            let (first, last) = value.split_once(':')?;
+            let (first, last) = (first.parse().ok()?, last.parse::<u64>().ok()?);
+            (first <= last && last < u64::MAX).then_some((first, last))
+        };
         let seconds = || value.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 1e9);
         match key {
-            "steps" => {
-                let steps = value
-                    .split_once(':')
-                    .and_then(|(first, last)| Some((first.parse::<u64>().ok()?, last.parse::<u64>().ok()?)));
-                let steps = steps.filter(|(first, last)| first <= last && *last < u64::MAX);
-                replace(&mut self.steps, value, steps)
-            }
+            "steps" => replace(&mut self.steps, value, steps()),
             "for" => replace(&mut self.for_ns, value, seconds().map(|seconds| (seconds * 1e9) as u64)),
             "max_size" => replace(&mut self.max_bytes, value, value.parse().ok().filter(|bytes| *bytes > 0)),
             _ => false,
@@ -70,41 +71,41 @@ impl RecordingLimits {
     }
 }
 
-/// Sets a limit, or removes it for an empty value; keeps it for a bad one and returns false.
+/// Sets a limit, or removes it for an empty value. Keeps it for an invalid value and returns false.
 fn replace<T>(limit: &mut Option<T>, value: &str, parsed: Option<T>) -> bool {
-    let is_good = value.is_empty() || parsed.is_some();
-    if is_good {
+    let is_valid = value.is_empty() || parsed.is_some();
+    if is_valid {
         *limit = parsed;
     }
-    is_good
+    is_valid
 }
 
-/// First step that concerns a recording.
-static NEXT: AtomicU64 = AtomicU64::new(u64::MAX);
+/// Number of the first step that begins or ends a recording; `u64::MAX` if none does.
+static NEXT_STEP: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Sets the first step that the sender waits for; `u64::MAX` for none.
+/// Sets the number of the first step that the sender has to know of; `u64::MAX` for none.
 pub(crate) fn wait_for(number: u64) {
-    NEXT.store(number, Release);
+    NEXT_STEP.store(number, Release);
 }
 
 #[inline(always)]
 pub(crate) fn is_waited_for(number: u64) -> bool {
-    number >= NEXT.load(Relaxed)
+    number >= NEXT_STEP.load(Relaxed)
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RecordingRequest {
-    /// Start a recording in a file of this name; empty: the default name.
+    /// Start a recording in a file of this name, or of the default name if it is empty.
     Start(String, RecordingLimits),
-    /// A step begins that a window waits for.
+    /// The step of this number begins, and a recording has to begin or end with it.
     Step(u64),
     Stop,
-    /// Apply a change of [`is_muted`], or mute or unmute for the daemon.
+    /// Apply a change of [`is_muted`]; with a value, mute or unmute for the daemon.
     Mute(Option<bool>),
-    /// Write the state to a file of this name; empty: to the current recording, or else to a file with the default name.
+    /// Write the state to the file at `path`. If `path` is empty: to the current recording, or else to a file of the default
+    /// name. With `finished`, also end the current recording.
     Dump {
         path: String,
-        /// Also end the current recording.
         finished: bool,
     },
 }
@@ -123,26 +124,31 @@ impl RecordingReply {
         RecordingReply { errno: 0, told: path.to_string_lossy().into_owned() }
     }
 
-    /// Returns the reply for a failure; the errno is EIO (5) if the error has none.
+    /// Returns the reply for a failure. Its errno is EIO if the error has no number.
     pub(crate) fn failed(path: &Path, error: &std::io::Error) -> Self {
-        let errno = error.raw_os_error().and_then(|errno| u16::try_from(errno).ok()).unwrap_or(5);
+        let errno = error.raw_os_error().unwrap_or(libc::EIO) as u16;
         RecordingReply { errno, told: format!("{}: {error}", path.display()) }
     }
 }
 
+/// Requests to the sender with their replies, and the settings of recordings.
 #[derive(Debug, Default)]
 pub(crate) struct RequestSlot {
+    /// Number of the last request.
     last: u64,
     requests: Vec<(u64, RecordingRequest)>,
     replies: Vec<(u64, RecordingReply)>,
+    /// Files that the program has set with `gpumem_configure`.
     pub(crate) record_file: String,
     pub(crate) dump_file: String,
     pub(crate) limits: RecordingLimits,
 }
 
 static SLOT: ForkMutex<RequestSlot> = ForkMutex::new(RequestSlot::default);
+/// Notified when there is a reply.
 static DONE: Condvar = Condvar::new();
 
+/// Locks the slot; `None` after `LOCK_TIMEOUT`.
 pub(crate) fn slot() -> Option<MutexGuard<'static, RequestSlot>> {
     let _uncancelled = Uncancelled::now();
     let start = Instant::now();
@@ -150,7 +156,7 @@ pub(crate) fn slot() -> Option<MutexGuard<'static, RequestSlot>> {
         match SLOT.try_lock() {
             Ok(slot) => return Some(slot),
             Err(TryLockError::Poisoned(slot)) => return Some(slot.into_inner()),
-            Err(TryLockError::WouldBlock) if start.elapsed() > LOCKED => return None,
+            Err(TryLockError::WouldBlock) if start.elapsed() > LOCK_TIMEOUT => return None,
             Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_micros(100)),
         }
     }
@@ -164,8 +170,8 @@ pub(crate) fn dump_file() -> String {
     slot().map(|slot| slot.dump_file.clone()).unwrap_or_default()
 }
 
-/// Returns the sender's reply to a request, or ETIMEDOUT after `patience`. The sender must have been started.
-pub(crate) fn request_with_timeout(request: RecordingRequest, patience: Duration) -> RecordingReply {
+/// Returns the sender's reply to a request, or ETIMEDOUT after `timeout`. The sender must have been started.
+pub(crate) fn request_with_timeout(request: RecordingRequest, timeout: Duration) -> RecordingReply {
     let late =
         || RecordingReply { errno: libc::ETIMEDOUT as u16, told: "the agent's thread is busy".to_owned() };
     let Some(mut slot) = slot() else { return late() };
@@ -180,15 +186,12 @@ pub(crate) fn request_with_timeout(request: RecordingRequest, patience: Duration
         if let Some(at) = slot.replies.iter().position(|(known, _)| *known == number) {
             return slot.replies.swap_remove(at).1;
         }
-        let Some(left) = patience.checked_sub(start.elapsed()).filter(|_| own_thread::is_running()) else {
+        let Some(left) = timeout.checked_sub(start.elapsed()).filter(|_| own_thread::is_running()) else {
             slot.requests.retain(|(known, _)| *known != number);
             return late();
         };
         let waited = DONE.wait_timeout(slot, left.min(Duration::from_millis(100)));
-        slot = match waited {
-            Ok((slot, _)) => slot,
-            Err(poisoned) => poisoned.into_inner().0,
-        };
+        slot = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
     }
 }
 
@@ -201,7 +204,7 @@ pub(crate) fn next() -> Option<(u64, RecordingRequest)> {
 /// Stores the reply to a request; for the sender.
 pub(crate) fn done(number: u64, reply: RecordingReply) {
     if let Some(mut slot) = slot() {
-        // Replies of requests that timed out.
+        // Replies to requests that have timed out are never fetched.
         if slot.replies.len() > 64 {
             slot.replies.remove(0);
         }
@@ -210,12 +213,13 @@ pub(crate) fn done(number: u64, reply: RecordingReply) {
     }
 }
 
-/// Fails unless a file of this name lies below a directory in which the daemon may have files created. Links are followed first.
+/// Checks that a file of this name lies below a directory in which the daemon may have files created. Follows links first. The
+/// error is the reply with the reason.
 pub(crate) fn permitted(core: &Core, name: &str) -> Result<(), RecordingReply> {
-    let path = if name.is_empty() { PathBuf::from(".") } else { PathBuf::from(name) };
-    let directory = if path.is_dir() { path.as_path() } else { path.parent().unwrap_or(Path::new("/")) };
+    let path = Path::new(if name.is_empty() { "." } else { name });
+    let directory = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("/")) };
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
-    let real = std::fs::canonicalize(directory).map_err(|error| RecordingReply::failed(&path, &error))?;
+    let real = std::fs::canonicalize(directory).map_err(|error| RecordingReply::failed(path, &error))?;
     let dirs = &core.settings.record_dirs;
     if dirs.iter().any(|dir| real.starts_with(dir)) {
         return Ok(());
@@ -229,7 +233,7 @@ pub(crate) fn permitted(core: &Core, name: &str) -> Result<(), RecordingReply> {
     Err(RecordingReply { errno: libc::EACCES as u16, told })
 }
 
-/// Creates a file that does not exist, for the user only.
+/// Creates a file that does not exist, readable by the user only.
 pub(crate) fn create_new(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
@@ -237,13 +241,14 @@ pub(crate) fn create_new(path: &Path) -> std::io::Result<File> {
 /// Creates a file for a recording and returns it with its absolute path, or a reply with the errno.
 ///
 /// In the name, `%h` becomes the host, `%p` becomes `p` and the pid, and `%n` the first number that gives a new name. `%r`
-/// becomes `r`, the rank and `-` (nothing without a rank). A folder gets the default name. Existing files are never overwritten.
+/// becomes `r`, the rank and `-`, or nothing without a rank. If the name is a folder, a file of the default name is created in
+/// it. Existing files are never overwritten.
 pub(crate) fn create(core: &Core, name: &str) -> Result<(File, PathBuf), RecordingReply> {
-    let asked = Path::new(name);
+    let requested = Path::new(name);
     let pattern = match name {
-        "" => PathBuf::from(USUAL),
-        _ if asked.is_dir() => asked.join(USUAL),
-        _ => asked.to_owned(),
+        "" => PathBuf::from(DEFAULT_NAME),
+        _ if requested.is_dir() => requested.join(DEFAULT_NAME),
+        _ => requested.to_owned(),
     };
     let pattern = std::path::absolute(&pattern).unwrap_or(pattern);
     let rank = core.settings.claims.lines().find_map(|line| line.strip_prefix("rank="));

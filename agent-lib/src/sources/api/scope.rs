@@ -1,4 +1,4 @@
-//! Scopes, marks, steps, phases and epochs of the C API.
+//! Records scopes, marks, steps, phases and epochs that the program reports through the C API.
 
 use crate::driver::core::Core;
 use crate::record::recorder::{self, RecordContext};
@@ -7,9 +7,10 @@ use crate::threads::{DEPTH, OwnerData, Thread};
 use gpumem_wire::{Body, Edge, Layer, LayerState, Phase};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+/// Whether the program has opened a scope, other than through NVTX.
 static USED: AtomicBool = AtomicBool::new(false);
 
-/// Notes that a scope is opened other than by NVTX.
+/// Notes that the program opens a scope, other than through NVTX.
 #[inline(always)]
 pub(crate) fn note() {
     if !USED.load(Relaxed) {
@@ -17,9 +18,10 @@ pub(crate) fn note() {
     }
 }
 
+/// Number of the current step.
 pub(crate) static STEP: AtomicU64 = AtomicU64::new(0);
 
-/// Reports the layer's state. The sender calls it each round: a short program may end before the next one.
+/// Reports whether the program uses scopes. The sender calls it each round: a short program may end before the next one.
 pub(crate) fn look() {
     let (state, reason) = match USED.load(Relaxed) {
         true => (LayerState::Active, ""),
@@ -28,45 +30,46 @@ pub(crate) fn look() {
     report_layer(Layer::Scopes, state, reason);
 }
 
-/// Owner number of the C API.
-pub(crate) const OURS: u8 = 0;
+/// Number of the C API among the owners of scopes (`threads::OWNERS`).
+const C_API: u8 = 0;
 /// Owner of a scope opened beyond [`DEPTH`], whose real owner was not stored.
-const SOMEBODY: u8 = u8::MAX;
+const UNKNOWN_OWNER: u8 = u8::MAX;
 
 /// Returns the tag of the last scope that `owner` opened. Other owners may have opened nested scopes.
 #[cold]
 #[inline(never)]
 fn last_of(own: &OwnerData, thread: &Thread, owner: u8) -> u32 {
-    let kept = DEPTH.min(own.depth);
-    let last = own.owner.get(..kept).and_then(|owners| owners.iter().rposition(|&other| other == owner));
-    // The tag that was in force when the next scope was opened.
-    let next = last.map(|last| last + 1).filter(|&next| next < kept);
+    let stored = DEPTH.min(own.depth);
+    let last = own.owner.get(..stored).and_then(|owners| owners.iter().rposition(|&other| other == owner));
+    // The tag of a scope was in force when the next scope was opened.
+    let next = last.map(|last| last + 1).filter(|&next| next < stored);
     next.map_or_else(|| thread.scope.load(Relaxed), |next| own.outer[next])
 }
 
-/// Closes a scope of `owner` that is not the innermost one. `left` scopes of the owner stay open, and `own.depth` in all.
+/// Closes a scope of `owner` that is not the innermost one. `left` is the number of scopes of the owner that stay open.
+/// `own.depth` is the number of all scopes that stay open.
 #[cold]
 #[inline(never)]
 fn close_beneath(own: &mut OwnerData, thread: &Thread, owner: u8, left: u16) {
-    let kept = DEPTH.min(own.depth + 1);
-    let places = own.owner.get(..kept).unwrap_or_default();
-    let known = places.iter().filter(|&&other| other == owner).count();
-    if own.depth >= DEPTH && known <= usize::from(left) {
+    let stored = DEPTH.min(own.depth + 1);
+    let owners = own.owner.get(..stored).unwrap_or_default();
+    let of_owner = owners.iter().filter(|&&other| other == owner).count();
+    if own.depth >= DEPTH && of_owner <= usize::from(left) {
         return; // the scope to close was not stored, for lack of room
     }
-    let last = |owner: u8| places.iter().rposition(|&other| other == owner);
-    let Some(place) = last(owner).or_else(|| last(SOMEBODY)) else { return };
-    let outside = own.outer[place];
-    own.owner.copy_within(place + 1..kept, place);
-    if place + 1 < kept {
-        own.outer.copy_within(place + 1..kept, place);
-        own.outer[place] = outside;
+    let last = |owner: u8| owners.iter().rposition(|&other| other == owner);
+    let Some(closed) = last(owner).or_else(|| last(UNKNOWN_OWNER)) else { return };
+    let outside = own.outer[closed];
+    own.owner.copy_within(closed + 1..stored, closed);
+    if closed + 1 < stored {
+        own.outer.copy_within(closed + 1..stored, closed);
+        own.outer[closed] = outside;
     } else {
         thread.scope.store(outside, Relaxed);
     }
     if own.depth >= DEPTH {
         // A scope beyond the limit moves into the array; it never had a separate tag.
-        (own.owner[DEPTH - 1], own.outer[DEPTH - 1]) = (SOMEBODY, thread.scope.load(Relaxed));
+        (own.owner[DEPTH - 1], own.outer[DEPTH - 1]) = (UNKNOWN_OWNER, thread.scope.load(Relaxed));
     }
 }
 
@@ -77,16 +80,17 @@ impl Core {
         let inside =
             |parent: u32| if name.is_empty() { parent } else { self.recorder.names.intern(parent, name) };
         note();
-        self.open_scope(thread, OURS, inside);
+        self.open_scope(thread, C_API, inside);
     }
 
     /// Closes the innermost scope that `push_scope` opened.
     #[inline(always)]
     pub fn pop_scope(&self, thread: &Thread) {
-        self.close_scope(thread, OURS);
+        self.close_scope(thread, C_API);
     }
 
-    /// Opens a scope of `owner` under `inside` of the current tag, or the current tag for 0. Returns how many it had open.
+    /// Opens a scope of `owner`. Its tag is what `inside` returns for the current tag; 0 keeps the current tag. Returns the number
+    /// of scopes that the owner had open before.
     #[inline(always)]
     pub(crate) fn open_scope(&self, thread: &Thread, owner: u8, inside: impl FnOnce(u32) -> u32) -> u16 {
         // SAFETY: only the calling thread uses its own data, until this function ends; `inside` only handles names.
@@ -114,7 +118,7 @@ impl Core {
         self.recorder.note(thread, RecordContext::tagged(tag), Body::Scope { edge });
     }
 
-    /// Records the edge of a scope opened in Python, whose tag is in the thread's word.
+    /// Records the begin or the end of a scope opened in Python, which has written its tag to `Thread::scope`.
     pub(crate) fn scope_edge(&self, thread: &Thread, begins: bool) {
         if recorder::records(recorder::RANGES) {
             let edge = if begins { Edge::Begin } else { Edge::End };
@@ -122,9 +126,10 @@ impl Core {
         }
     }
 
-    /// Closes the last scope that `owner` opened on this thread. Returns how many of its scopes stay open, if it had one.
+    /// Closes the last scope that `owner` opened on this thread. Returns the number of the owner's scopes that stay open; `None`
+    /// if it had no open scope.
     ///
-    /// Nested scopes of other owners keep their paths. Closed, they restore the tag in force outside of the closed scope.
+    /// Scopes of other owners inside of it keep their paths. When they are closed, the tag outside of the closed scope returns.
     #[inline(always)]
     pub(crate) fn close_scope(&self, thread: &Thread, owner: u8) -> Option<u16> {
         // SAFETY: as in `open_scope`.

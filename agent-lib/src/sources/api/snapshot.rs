@@ -1,14 +1,14 @@
-//! The process's live memory, the agent's status, and the high-water mark of an open range, as JSON for the program itself
-//! (`gpumem_snapshot`). Must not be called in a hook: it allocates. Amounts are bytes. It reads the live table while other
-//! threads continue, so it is exact only if nothing is allocated or freed meanwhile.
+//! Writes the process's live memory, the agent's status, and the peak of an open range as JSON for the program itself
+//! (`gpumem_snapshot`). Not for callbacks: it allocates. It reads the live table while other threads continue, so it is exact
+//! only if nothing is allocated or freed meanwhile.
 //!
 //! ```text
-//! tracked + unseen = direct + blocks + pool_idle + opaque        for each device, exactly
+//! tracked + unseen = direct + blocks + pool_idle + opaque        bytes of each device, exactly
 //!   tracked   live driver allocations; for driver pools the reserved bytes
-//!   unseen    bytes of segments without a known allocation below them
-//!   direct    bytes of allocations that are not segments of a framework's pool
+//!   unseen    parts of segments that lie in no known allocation
+//!   direct    allocations that are not segments of a framework's pool
 //!   blocks    blocks of the innermost pools, including pending ones
-//!   pool_idle bytes of segments without a block; for driver pools, reserved but unused bytes
+//!   pool_idle parts of segments without a block; for driver pools, reserved but unused bytes
 //!   opaque    segments of pools that report no blocks
 //! ```
 
@@ -28,9 +28,9 @@ const LIVE: i32 = 0;
 const STATUS: i32 = 1;
 const HIGH: i32 = 2;
 
-/// Returns the JSON text of `what`; empty if that is unknown.
+/// Returns the JSON text that `what` selects; empty for an unknown number.
 pub(crate) fn text(core: &Core, what: i32) -> String {
-    let _uncancelled = crate::base::own_thread::Uncancelled::now();
+    let _uncancelled = own_thread::Uncancelled::now();
     match what {
         LIVE => live(core),
         STATUS => status(core),
@@ -39,7 +39,7 @@ pub(crate) fn text(core: &Core, what: i32) -> String {
     }
 }
 
-/// Writes the name that an allocation of this thread would get now, then its Python stack. For diagnosis and tests.
+/// Writes the name that an allocation by this thread would get now, then the thread's Python stack. For diagnosis and tests.
 pub(crate) fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usize {
     let named = core.named(thread);
     let mut text = python::text::TextBuffer::new(out);
@@ -51,10 +51,12 @@ pub(crate) fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usi
     used + python::stack_text(&mut out[used..])
 }
 
+/// A value that can be written as JSON.
 pub(crate) trait Json {
     fn write(&self, out: &mut String);
 }
 
+/// JSON text.
 pub(crate) struct Raw(pub String);
 
 impl Json for Raw {
@@ -72,7 +74,7 @@ impl<T: Json> Json for Option<T> {
     }
 }
 
-impl Json for str {
+impl Json for &str {
     fn write(&self, out: &mut String) {
         out.push('"');
         for char in self.chars() {
@@ -89,12 +91,6 @@ impl Json for str {
 impl Json for String {
     fn write(&self, out: &mut String) {
         self.as_str().write(out);
-    }
-}
-
-impl<T: Json + ?Sized> Json for &T {
-    fn write(&self, out: &mut String) {
-        (*self).write(out);
     }
 }
 
@@ -149,15 +145,15 @@ pub(crate) fn path(core: &Core, tag: u32) -> String {
 fn status(core: &Core) -> String {
     crate::sources::api::scope::look();
     let now = core.recorder.clock.now();
-    let said = status::reports_after(0, now)
+    let reports = status::reports_after(0, now)
         .into_iter()
-        .map(|said| object! { since_ns: said.time_ns, state: word(said.state), detail: said.detail });
+        .map(|report| object! { since_ns: report.time_ns, state: word(report.state), detail: report.detail });
     let layers = status::layers()
         .into_iter()
-        .map(|said| object! { layer: word(said.layer), state: word(said.state), reason: said.reason });
+        .map(|layer| object! { layer: word(layer.layer), state: word(layer.state), reason: layer.reason });
     let recording = core.settings.record.as_ref().map(|path| path.to_string_lossy().into_owned());
     let status = object! {
-        pid: core.pid, time_ns: now, said: list(said), layers: list(layers), connected: own_thread::connected(),
+        pid: core.pid, time_ns: now, said: list(reports), layers: list(layers), connected: own_thread::connected(),
         recording: recording, recorded: core.recorder.ring.head(), lost: core.recorder.ring.lost(),
         rows_refused: core.recorder.live.refused.load(Relaxed) + crate::threads::refused(),
         names_refused: core.recorder.names.refused.load(Relaxed),
@@ -182,7 +178,7 @@ fn high(core: &Core) -> String {
     object! { devices: list(seen.map(device)) }.0
 }
 
-/// Returns the device's UUID in the format of NVML and the daemon's report; `None` if the driver does not return it.
+/// Returns the device's UUID in NVML's format; `None` if the driver does not return it.
 fn uuid(core: &Core, ordinal: u8) -> Option<String> {
     let mut uuid = [0_u8; 16];
     let get = core.devices.driver()?.device_get_uuid?;
@@ -199,11 +195,10 @@ fn uuid(core: &Core, ordinal: u8) -> Option<String> {
 }
 
 /// Sorted, merged address ranges.
-#[derive(Default)]
 struct Ranges(Vec<(u64, u64)>);
 
 impl Ranges {
-    fn of(mut ranges: Vec<(u64, u64)>) -> Self {
+    fn merged(mut ranges: Vec<(u64, u64)>) -> Self {
         ranges.sort_unstable();
         let mut merged: Vec<(u64, u64)> = Vec::with_capacity(ranges.len());
         for (start, end) in ranges {
@@ -215,6 +210,7 @@ impl Ranges {
         Ranges(merged)
     }
 
+    /// Returns how many bytes of the range from `start` on lie in these ranges.
     fn overlap(&self, start: u64, bytes: u64) -> u64 {
         let end = start.saturating_add(bytes);
         let first = self.0.partition_point(|range| range.1 <= start);
@@ -223,17 +219,18 @@ impl Ranges {
     }
 }
 
+/// Returns the start and the end address of a row's memory.
 fn range(row: &RowCopy) -> (u64, u64) {
     (row.row[2], row.row[2].saturating_add(row.row[3]))
 }
 
-#[derive(Default, Clone, Copy)]
-struct Heap {
+#[derive(Default)]
+struct Sum {
     bytes: u64,
     count: u64,
 }
 
-impl Heap {
+impl Sum {
     fn add(&mut self, bytes: u64) {
         self.bytes += bytes;
         self.count += 1;
@@ -243,13 +240,15 @@ impl Heap {
 /// Tag, role and phase.
 type Name = (u32, (Role, Phase));
 
-fn name_of(taken: &RowCopy) -> Name {
-    (taken.row[5] as u32, taken.use_as())
+fn name_of(copy: &RowCopy) -> Name {
+    (copy.row[5] as u32, copy.use_as())
 }
 
 #[derive(Default)]
 struct Pool {
+    /// Row of the pool; `None` if only its segments and blocks are in the table.
     row: Option<RowCopy>,
+    /// Start and end addresses.
     segments: Vec<(u64, u64)>,
     blocks: Vec<RowCopy>,
 }
@@ -259,41 +258,44 @@ impl Pool {
         self.row.map_or(0, |row| row.row[4])
     }
 
-    fn reports_blocks(&self) -> bool {
-        self.row.is_some_and(|row| row.row[7] >> 16 & 0xffff != 0) || !self.blocks.is_empty()
+    fn owner(&self) -> PoolOwner {
+        self.row.map_or(PoolOwner::Framework, |row| pool_owner(&row.row))
     }
 }
 
+/// Sums of a device, in bytes; see the module's docs.
 #[derive(Default)]
 struct Device {
     tracked: u64,
     unseen: i64,
-    direct: Heap,
-    blocks: Heap,
+    direct: Sum,
+    blocks: Sum,
     pending: u64,
     idle: u64,
     opaque: u64,
-    direct_names: BTreeMap<Name, Heap>,
-    block_names: BTreeMap<Name, Heap>,
+    direct_names: BTreeMap<Name, Sum>,
+    block_names: BTreeMap<Name, Sum>,
     pools: Vec<Raw>,
 }
 
 fn live(core: &Core) -> String {
-    let rows: Vec<RowCopy> = core.recorder.live.scan().collect();
     let mut pools: BTreeMap<u64, Pool> = BTreeMap::new();
-    let mut by_device: BTreeMap<u8, (Device, Vec<RowCopy>)> = BTreeMap::new();
-    let mut host: BTreeMap<String, Heap> = BTreeMap::new();
+    let mut by_device: BTreeMap<u8, Vec<RowCopy>> = BTreeMap::new();
+    let mut host: BTreeMap<String, Sum> = BTreeMap::new();
     let mut mappings: HashMap<u64, Vec<(u64, u64)>> = HashMap::new();
     for device in core.devices.seen() {
         by_device.entry(device).or_default();
     }
-    for taken in &rows {
-        let row = &taken.row;
+    for copy in core.recorder.live.scan() {
+        let row = &copy.row;
         match kind_of(row) {
-            kind::POOL_CREATE => pools.entry(row[2]).or_default().row = Some(*taken),
-            kind::SEGMENT_ADD => pools.entry(row[4]).or_default().segments.push(range(taken)),
-            kind::BLOCK_ALLOC => pools.entry(row[4]).or_default().blocks.push(*taken),
-            kind::VMM_MAP => mappings.entry(taken.beside.backing).or_default().push(range(taken)),
+            kind::POOL_CREATE => {
+                pools.entry(row[2]).or_default().row = Some(copy);
+                by_device.entry(device_of(row)).or_default();
+            }
+            kind::SEGMENT_ADD => pools.entry(row[4]).or_default().segments.push(range(&copy)),
+            kind::BLOCK_ALLOC => pools.entry(row[4]).or_default().blocks.push(copy),
+            kind::VMM_MAP => mappings.entry(copy.beside.backing).or_default().push(range(&copy)),
             kind::IMPORT => host.entry("imported".to_owned()).or_default().add(row[3]),
             kind::ALLOC_END | kind::VMM_CREATE => match memory_of(row) {
                 memory @ (MemoryKind::Managed
@@ -301,30 +303,27 @@ fn live(core: &Core) -> String {
                 | MemoryKind::Registered
                 | MemoryKind::Imported
                 | MemoryKind::HostVmm) => host.entry(word(memory)).or_default().add(row[3]),
-                _ => by_device.entry(device_of(row)).or_default().1.push(*taken),
+                _ => by_device.entry(device_of(row)).or_default().push(copy),
             },
             _ => {}
         }
     }
-    for pool in pools.values() {
-        if let Some(row) = pool.row {
-            by_device.entry(device_of(&row.row)).or_default();
-        }
-    }
-    let parts = by_device.into_iter().filter(|(device, _)| *device != NONE_DEVICE);
-    let devices = parts.map(|(number, (mut device, allocations))| {
-        device.fill(core, number, &pools, &allocations, &mappings);
+    by_device.remove(&NONE_DEVICE);
+    let devices = by_device.iter().map(|(&number, allocations)| {
+        let mut device = Device::default();
+        device.fill(core, number, &pools, allocations, &mappings);
         device.text(core, number)
     });
     let devices = list(devices);
     let host = host
         .iter()
-        .map(|(kind, heap)| format!("\"{kind}\":{}", object! { bytes: heap.bytes, count: heap.count }.0));
+        .map(|(kind, sum)| format!("\"{kind}\":{}", object! { bytes: sum.bytes, count: sum.count }.0));
     let (time_ns, host) = (core.recorder.clock.now(), joined('{', '}', host));
     object! { schema: 1_u64, pid: core.pid, time_ns: time_ns, devices: devices, host: host }.0
 }
 
 impl Device {
+    /// Adds the rows of device `number`. `mappings` has the mapped ranges of each handle, by the number of its record.
     fn fill(
         &mut self,
         core: &Core,
@@ -333,23 +332,22 @@ impl Device {
         allocations: &[RowCopy],
         mappings: &HashMap<u64, Vec<(u64, u64)>>,
     ) {
-        let here = |pool: &Pool| pool.row.is_some_and(|row| device_of(&row.row) == number);
-        let is_framework =
-            |pool: &Pool| pool.row.is_none_or(|row| pool_owner(&row.row) == PoolOwner::Framework);
-        let carved = |inner: Option<u64>| {
-            let of = pools.values().filter(|pool| here(pool) && is_framework(pool));
-            let of = of.filter(|pool| inner.map_or(pool.parent() == 0, |parent| pool.parent() == parent));
-            Ranges::of(of.flat_map(|pool| pool.segments.iter().copied()).collect())
+        let is_here = |pool: &Pool| pool.row.is_some_and(|row| device_of(&row.row) == number);
+        let segments_in = |parent: u64| {
+            let is_child = |pool: &&Pool| {
+                is_here(pool) && pool.owner() == PoolOwner::Framework && pool.parent() == parent
+            };
+            Ranges::merged(pools.values().filter(is_child).flat_map(|pool| pool.segments.clone()).collect())
         };
-        let outermost = carved(None);
+        let outermost = segments_in(0);
         let mut handed_out: HashMap<u64, u64> = HashMap::new();
-        for taken in allocations {
-            let (row, bytes) = (&taken.row, taken.row[3]);
-            let covered = match kind_of(row) {
+        for copy in allocations {
+            let (row, bytes) = (&copy.row, copy.row[3]);
+            let in_segments = match kind_of(row) {
                 kind::VMM_CREATE => {
-                    let places = mappings.get(&taken.seq()).map_or(&[][..], |places| places);
-                    let over = places.iter().map(|(start, end)| outermost.overlap(*start, end - start));
-                    over.sum::<u64>().min(bytes)
+                    let ranges = mappings.get(&copy.seq()).map_or(&[][..], |ranges| ranges);
+                    let overlaps = ranges.iter().map(|(start, end)| outermost.overlap(*start, end - start));
+                    overlaps.sum::<u64>().min(bytes)
                 }
                 _ => outermost.overlap(row[2], bytes),
             };
@@ -357,37 +355,36 @@ impl Device {
                 *handed_out.entry(row[4]).or_default() += bytes;
             }
             self.tracked += bytes;
-            if covered < bytes {
-                self.direct.add(bytes - covered);
-                self.direct_names.entry(name_of(taken)).or_default().add(bytes - covered);
+            if in_segments < bytes {
+                self.direct.add(bytes - in_segments);
+                self.direct_names.entry(name_of(copy)).or_default().add(bytes - in_segments);
             }
         }
-        for (&id, pool) in pools.iter().filter(|(_, pool)| here(pool)) {
-            if !is_framework(pool) {
+        for (&id, pool) in pools.iter().filter(|(_, pool)| is_here(pool)) {
+            if pool.owner() == PoolOwner::Framework {
+                self.framework_pool(core, id, pool, &segments_in(id));
+            } else {
                 self.driver_pool(core, id, pool, handed_out.get(&id).copied().unwrap_or(0));
-                continue;
             }
-            let segments: u64 = pool.segments.iter().map(|(start, end)| end - start).sum();
-            self.framework_pool(core, id, pool, segments, &carved(Some(id)));
         }
-        let named = self.direct.bytes + self.blocks.bytes + self.idle + self.opaque;
-        self.unseen = named.cast_signed() - self.tracked.cast_signed();
+        let sum = self.direct.bytes + self.blocks.bytes + self.idle + self.opaque;
+        self.unseen = sum.cast_signed() - self.tracked.cast_signed();
     }
 
     fn driver_pool(&mut self, core: &Core, id: u64, pool: &Pool, handed_out: u64) {
-        let told = core.driver_pools.state(id);
-        let idle = told.map_or(0, |(reserved, _)| reserved.saturating_sub(handed_out));
+        let reserved = core.driver_pools.state(id).map(|(reserved, _)| reserved);
+        let idle = reserved.unwrap_or(0).saturating_sub(handed_out);
         self.tracked += idle;
         self.idle += idle;
-        let owner = pool.row.map_or(PoolOwner::Unknown, |row| pool_owner(&row.row));
         self.pools.push(object! {
-            id: id, name: "", owner: word(owner), parent: 0_u64, reserved_bytes: told.map(|(reserved, _)| reserved),
+            id: id, name: "", owner: word(pool.owner()), parent: 0_u64, reserved_bytes: reserved,
             used_bytes: handed_out, idle_bytes: idle,
         });
     }
 
-    fn framework_pool(&mut self, core: &Core, id: u64, pool: &Pool, segments: u64, inner: &Ranges) {
-        let (mut all, mut own, mut pending) = (0, Heap::default(), 0);
+    /// Adds a framework's pool. `inner` are the segments that pools inside of it have obtained from its blocks.
+    fn framework_pool(&mut self, core: &Core, id: u64, pool: &Pool, inner: &Ranges) {
+        let (mut all, mut pending) = (0, 0);
         for block in &pool.blocks {
             let bytes = block.row[3];
             let left = bytes - inner.overlap(block.row[2], bytes);
@@ -396,33 +393,32 @@ impl Device {
                 pending += bytes;
             }
             if left > 0 {
-                own.add(left);
+                self.blocks.add(left);
                 self.block_names.entry(name_of(block)).or_default().add(left);
             }
         }
-        let opaque = !pool.reports_blocks();
+        let segments: u64 = pool.segments.iter().map(|(start, end)| end - start).sum();
+        // Byte 58 of the pool's row is not 0 if the pool reports blocks.
+        let reports_blocks = pool.row.is_some_and(|row| row.row[7] >> 16 & 0xffff != 0);
+        let opaque = !reports_blocks && pool.blocks.is_empty();
         let idle = if opaque { 0 } else { segments.saturating_sub(all) };
-        self.blocks.bytes += own.bytes;
-        self.blocks.count += own.count;
         self.pending += pending;
         self.idle += idle;
-        if opaque {
-            self.opaque += segments;
-        }
-        let (tag, parent) = pool.row.map_or((0, 0), |row| (row.row[5] as u32, row.row[4]));
+        self.opaque += if opaque { segments } else { 0 };
+        let tag = pool.row.map_or(0, |row| row.row[5] as u32);
         self.pools.push(object! {
-            id: id, name: path(core, tag), owner: "framework", parent: parent, opaque: opaque,
+            id: id, name: path(core, tag), owner: "framework", parent: pool.parent(), opaque: opaque,
             segments: pool.segments.len(), segment_bytes: segments, blocks: pool.blocks.len(), block_bytes: all,
             pending_bytes: pending, idle_bytes: idle,
         });
     }
 
     fn text(self, core: &Core, number: u8) -> Raw {
-        let names = |names: BTreeMap<Name, Heap>, of: &'static str| {
-            names.into_iter().map(move |((tag, (role, phase)), heap)| {
+        let names = |names: BTreeMap<Name, Sum>, of: &'static str| {
+            names.into_iter().map(move |((tag, (role, phase)), sum)| {
                 let (role, phase) = (word(role), word(phase));
                 object! {
-                    of: of, path: path(core, tag), role: role, phase: phase, bytes: heap.bytes, count: heap.count,
+                    of: of, path: path(core, tag), role: role, phase: phase, bytes: sum.bytes, count: sum.count,
                 }
             })
         };
@@ -435,6 +431,7 @@ impl Device {
         }
     }
 }
+
 #[cfg(test)]
 mod tests {
     #[test]

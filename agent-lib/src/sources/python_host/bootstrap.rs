@@ -26,8 +26,8 @@ const LOADER: &str = include_str!("../../../python/gpumem/torch/_load.py");
 /// Py_file_input.
 const FILE: c_int = 257;
 
-/// Declares functions of the interpreter's C API: name and type. All exist in every version since 3.8. On a thread that does not
-/// hold the interpreter's lock they may unwind.
+/// Declares functions of the interpreter's C API by name and type. All exist in every version since 3.8. On a thread that does
+/// not hold the interpreter's lock they may unwind.
 macro_rules! functions {
     ($( $field:ident = $symbol:literal : fn($($argument:ty),*) -> $result:ty ),* $(,)?) => {
         #[derive(Debug, Clone, Copy)]
@@ -67,7 +67,7 @@ functions! {
     release = c"PyGILState_Release": fn(c_int) -> (),
 }
 
-/// The namespace of the agent's Python code, after it was loaded.
+/// The dict with the global variables of the agent's Python code, after it was loaded.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Namespace(pub Object);
 
@@ -116,7 +116,8 @@ impl Api {
             .map_or(std::ptr::null_mut(), |text| unsafe { (self.functions.text)(text.as_ptr()) })
     }
 
-    unsafe fn filled(&self, namespace: Object) -> Option<()> {
+    /// Puts everything into the namespace that the loader (`_load.py`) needs; `None` if that fails.
+    unsafe fn fill(&self, namespace: Object) -> Option<()> {
         let call = &self.functions;
         // SAFETY: called with the interpreter's lock.
         unsafe {
@@ -149,7 +150,7 @@ impl Api {
         // SAFETY: the caller holds the interpreter's lock.
         unsafe {
             let namespace = (call.dict)();
-            if namespace.is_null() || self.filled(namespace).is_none() {
+            if namespace.is_null() || self.fill(namespace).is_none() {
                 return Err(self.ended());
             }
             let code = (call.compile)(loader.as_ptr(), c"<gpumem>".as_ptr(), FILE);

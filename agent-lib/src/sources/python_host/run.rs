@@ -1,14 +1,15 @@
 //! Decides when the agent's Python code runs: as soon as PyTorch is loaded, on the main thread, between two statements of the
-//! program. The sender requests it with `Py_AddPendingCall`, which needs no lock of the interpreter, and never waits.
+//! program. The sender requests a run with `Py_AddPendingCall`, which needs no lock of the interpreter, and never waits.
 //!
 //! ```text
-//! IDLE -> ASKED -> DONE             PyTorch was found; the run was requested; it has finished
-//!           |  `-> LATER -> ASKED   PyTorch is still being imported, or the program is tracing its computation
-//!           |  `-> AGAIN -> ASKED   some work was left for when the program is quiet
-//!           `----> FAILED
+//! IDLE -> REQUESTED -> DONE                 PyTorch was found; a run was requested; it has finished
+//!           |      `-> LATER -> REQUESTED   PyTorch is still being imported, or the program is tracing its computation
+//!           |      `-> AGAIN -> REQUESTED   some work was left for when the program is quiet
+//!           `--------> FAILED
 //! ```
 //!
-//! After that, the code is requested regularly to process new objects, if memory was allocated (`tick`).
+//! The first run calls the Python function `start`. Later runs call `tick`, which processes new objects. They are requested
+//! regularly, if memory was allocated.
 
 use crate::driver::core::Core;
 use crate::naming::{autograd, callers, slot};
@@ -21,43 +22,47 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
 
 const IDLE: u8 = 0;
-const ASKED: u8 = 1;
+const REQUESTED: u8 = 1;
 const DONE: u8 = 2;
 const LATER: u8 = 3;
 const FAILED: u8 = 4;
 const AGAIN: u8 = 5;
 
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
-/// The agent's code has finished at least once.
+/// Whether the agent's Python code has finished a run.
 static BEGUN: AtomicBool = AtomicBool::new(false);
-/// Time of the last request, or time from which the next delay counts.
+/// Time from which the delay to the next request counts: that of the last request or the end of the last run.
 static SINCE_NS: AtomicU64 = AtomicU64::new(0);
-/// Records at the last tick.
+/// Number of records at the last tick.
 static RECORDS: AtomicU64 = AtomicU64::new(0);
-/// The last tick found no optimizer: only ticks find new objects then.
+/// Whether the last tick found no optimizer: only ticks find new objects then.
 static TRAINS_NOTHING: AtomicBool = AtomicBool::new(false);
-/// The program reports its steps itself.
+/// Whether the program reports its steps itself.
 static STEPS: AtomicBool = AtomicBool::new(false);
-/// Used only with the interpreter's lock, by the main thread.
-static NAMESPACE: Mutex<Option<Held>> = Mutex::new(None);
+/// The interpreter, once it was found. Its namespace is used only with the interpreter's lock.
+static PYTHON: Mutex<Option<Python>> = Mutex::new(None);
 
-#[derive(Debug, Clone, Copy)]
-struct Held(Api, Option<Namespace>);
+/// Functions of the interpreter, and the namespace of the agent's Python code once it was loaded.
+#[derive(Clone, Copy)]
+struct Python(Api, Option<Namespace>);
 // SAFETY: addresses of functions, and a Python object that is used only with the interpreter's lock.
-unsafe impl Send for Held {}
+unsafe impl Send for Python {}
 
-/// Delay before the next request after the result "later", and before another thread runs what the main thread should run.
-const PATIENCE_NS: u64 = 50_000_000;
+/// Delay before the next request in state `LATER`. Also the delay before the agent's own thread runs the code for the main
+/// thread.
+const LATER_NS: u64 = 50_000_000;
 /// Delay before the tick that continues unfinished work of an earlier tick.
 const AGAIN_NS: u64 = 200_000_000;
+/// Interval of ticks.
 const TICK_NS: u64 = 500_000_000;
-/// If the main thread runs no statement for this long, the layer is reported as degraded.
+/// Time without a statement on the main thread after which the layer is reported as degraded.
 const SILENCE_NS: u64 = 5_000_000_000;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(crate) struct Api {
     /// Functions that exist in all versions.
     pub functions: Functions,
+    /// Py_IsFinalizing: not 0 while the interpreter ends.
     is_finalizing: Option<unsafe extern "C" fn() -> c_int>,
 }
 
@@ -71,6 +76,7 @@ impl Api {
         Some(Api { functions, is_finalizing })
     }
 
+    /// Whether the interpreter runs.
     fn runs(&self) -> bool {
         // SAFETY: both may be called at any time, without the interpreter's lock.
         unsafe { (self.functions.is_initialized)() != 0 && self.is_finalizing.is_none_or(|ask| ask() == 0) }
@@ -79,7 +85,7 @@ impl Api {
 
 /// Finds a symbol by name: a global symbol of the program and its libraries, or one of a libpython that was loaded privately.
 fn symbol(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: the name is a C string; dlsym returns the first library's symbol.
+    // SAFETY: the name is a C string.
     let found = callers::in_loader(|| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })?;
     if !found.is_null() {
         return Some(found);
@@ -112,46 +118,47 @@ pub(crate) fn are_steps_ours() -> bool {
     !STEPS.load(Relaxed)
 }
 
-/// Steps of optimizers while they count as the program's steps, and their number when the epoch began.
-static AUTO: AtomicU64 = AtomicU64::new(0);
-static BEFORE: AtomicU64 = AtomicU64::new(0);
+/// Number of optimizer steps, while they count as the program's steps, and that number when the epoch began.
+static OPTIMIZER_STEPS: AtomicU64 = AtomicU64::new(0);
+static STEPS_BEFORE_EPOCH: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the number in its epoch of the step after `count` steps of an optimizer.
+/// Notes the number of optimizer steps so far. Returns the number, within the epoch, of the step that follows.
 pub(crate) fn auto_number(count: u64) -> u64 {
-    AUTO.store(count, Relaxed);
-    count.saturating_sub(BEFORE.load(Relaxed))
+    OPTIMIZER_STEPS.store(count, Relaxed);
+    count.saturating_sub(STEPS_BEFORE_EPOCH.load(Relaxed))
 }
 
-/// Begins an epoch, which restarts step numbers. Returns whether optimizers number the steps and have done so already. Before
-/// the first optimizer step the source of step numbers is unknown, and the first forward pass begins the first step.
+/// Begins an epoch, which restarts step numbers. Returns whether optimizer steps have numbered steps so far. Before the first
+/// optimizer step it is unknown which steps count, and the first forward pass begins the first step.
 pub(crate) fn begin_epoch() -> bool {
-    let count = AUTO.load(Relaxed);
-    BEFORE.store(count, Relaxed);
+    let count = OPTIMIZER_STEPS.load(Relaxed);
+    STEPS_BEFORE_EPOCH.store(count, Relaxed);
     are_steps_ours() && count > 0
 }
 
-/// Reports the state of the layer of exact roles, as determined by the agent's Python code.
+/// Reports the state of the layer of exact roles, as determined by the agent's Python code. `state` is a number of the wire
+/// format.
 pub(crate) fn say_roles(state: i32, reason: &[u8]) {
     let state = LayerState::from_code(u8::try_from(state).unwrap_or(0));
     status::report_layer(Layer::Roles, state, &String::from_utf8_lossy(reason));
 }
 
-/// Requests the agent's Python code once an interpreter can run it. Called each round and at injection; cheap without work.
+/// Requests a run of the agent's Python code if one is due. Called by the sender each round and at the start; cheap otherwise.
 pub(crate) fn look(core: &Core) {
-    let may = core.settings.layers;
+    let enabled = core.settings.layers;
     if STATE.load(Relaxed) == IDLE {
         let off = "switched off with GPUMEM_AUTOGRAD=0";
-        status::report_no_torch(Layer::Autograd, may.torch, may.autograd, off);
+        status::report_no_torch(Layer::Autograd, enabled.torch, enabled.autograd, off);
         let off = "switched off with GPUMEM_PYTHON=0";
-        status::report_no_torch(Layer::Roles, may.torch, may.python, off);
+        status::report_no_torch(Layer::Roles, enabled.torch, enabled.python, off);
         if !autograd::is_seen() {
             return;
         }
     }
-    if !may.torch {
+    if !enabled.torch {
         return;
     }
-    if !may.python {
+    if !enabled.python {
         return autograd::attach(core);
     }
     let now = core.recorder.clock.now();
@@ -159,15 +166,17 @@ pub(crate) fn look(core: &Core) {
     idle::note(core.recorder.ring.head(), now);
     let is_due = waited > TICK_NS || waited > AGAIN_NS && TRAINS_NOTHING.load(Relaxed) && idle::is_quiet(now);
     match STATE.load(Acquire) {
-        IDLE if SINCE_NS.load(Relaxed) == 0 || waited > TICK_NS => ask(core, now),
-        LATER if waited > PATIENCE_NS => ask(core, now),
-        AGAIN if waited > AGAIN_NS => ask(core, now),
+        IDLE if SINCE_NS.load(Relaxed) == 0 || waited > TICK_NS => request(core, now),
+        LATER if waited > LATER_NS => request(core, now),
+        AGAIN if waited > AGAIN_NS => request(core, now),
         DONE if is_due && RECORDS.swap(core.recorder.ring.head(), Relaxed) != core.recorder.ring.head() => {
-            ask(core, now)
+            request(core, now)
         }
-        // The main thread has a pending request but runs no statement.
-        ASKED if BEGUN.load(Acquire) && waited > PATIENCE_NS && loaded().is_some() => idle::look(core, now),
-        ASKED if waited > SILENCE_NS && !BEGUN.load(Relaxed) => {
+        // The main thread runs no statement, so the request stays pending.
+        REQUESTED if BEGUN.load(Acquire) && waited > LATER_NS && loaded().is_some() => {
+            idle::start_if_idle(core, now);
+        }
+        REQUESTED if waited > SILENCE_NS && !BEGUN.load(Relaxed) => {
             status::report_layer(
                 Layer::Roles,
                 LayerState::Degraded,
@@ -178,57 +187,58 @@ pub(crate) fn look(core: &Core) {
     }
 }
 
-fn held() -> Option<Held> {
-    NAMESPACE.try_lock().map_or(None, |held| *held)
+/// Returns the interpreter, if it was found and runs.
+fn running() -> Option<Python> {
+    PYTHON.try_lock().map_or(None, |python| *python).filter(|Python(api, _)| api.runs())
 }
 
-/// Returns the interpreter's functions and the namespace, if the interpreter runs and the code was loaded.
-pub(crate) fn loaded() -> Option<(Functions, Namespace)> {
-    let Held(api, namespace) = held().filter(|Held(api, _)| api.runs())?;
-    Some((api.functions, namespace?))
+/// Returns the interpreter's functions and the namespace, if the interpreter runs and the agent's code was loaded.
+pub(crate) fn loaded() -> Option<(Api, Namespace)> {
+    let Python(api, namespace) = running()?;
+    Some((api, namespace?))
 }
 
-fn ask(core: &Core, now: u64) {
+fn request(core: &Core, now: u64) {
     SINCE_NS.store(now, Relaxed);
-    let Ok(mut held) = NAMESPACE.try_lock() else { return };
-    if held.is_none() {
-        *held = Api::find().map(|api| Held(api, None));
+    let Ok(mut python) = PYTHON.try_lock() else { return };
+    if python.is_none() {
+        *python = Api::find().map(|api| Python(api, None));
     }
-    let Some(Held(api, _)) = *held else {
+    let Some(Python(api, _)) = *python else {
         autograd::attach(core);
         return status::report_layer(Layer::Roles, LayerState::Absent, "no Python in this process");
     };
-    drop(held);
+    drop(python);
     if !api.runs() {
         return;
     }
-    let before = STATE.swap(ASKED, AcqRel);
+    let before = STATE.swap(REQUESTED, AcqRel);
     // SAFETY: may be called on any thread; the function lives as long as the process.
     if unsafe { (api.functions.add_pending)(run, std::ptr::null_mut()) } != 0 {
         STATE.store(before, Release); // the interpreter's queue is full
     }
 }
 
-/// Called by the interpreter. Returns -1 to pass on a raised error.
+/// Runs the agent's Python code; called by the interpreter. Returns -1 if the program was interrupted, so that the error stays
+/// raised.
 extern "C" fn run(_: *mut c_void) -> c_int {
     panic::shielded(0, || {
-        if !status::armed() || STATE.load(Acquire) != ASKED {
+        if !status::armed() || STATE.load(Acquire) != REQUESTED {
             return 0;
         }
-        let done = run_ours();
-        TRAINS_NOTHING.store(matches!(done, Ok(3 | 4)), Relaxed);
-        let (state, answer) = match done {
-            Ok(0 | 4) => (DONE, 0),
-            Ok(1) => (LATER, 0),
-            Ok(3) => (AGAIN, 0),
-            Ok(_) => (FAILED, 0),
-            Err(Ended::Failed) => {
-                let why = "the agent's Python code raised an error";
-                status::report_layer(Layer::Roles, LayerState::Failed, why);
-                (FAILED, 0)
-            }
-            Err(Ended::Interrupted) => (LATER, -1),
+        let result = call_python();
+        TRAINS_NOTHING.store(matches!(result, Ok(3 | 4)), Relaxed);
+        // The numbers that `start` and `tick` (`_core.py`) return.
+        let state = match result {
+            Ok(0 | 4) => DONE,
+            Ok(1) | Err(Ended::Interrupted) => LATER,
+            Ok(3) => AGAIN,
+            Ok(_) | Err(Ended::Failed) => FAILED,
         };
+        if result == Err(Ended::Failed) {
+            let why = "the agent's Python code raised an error";
+            status::report_layer(Layer::Roles, LayerState::Failed, why);
+        }
         if state == DONE {
             BEGUN.store(true, Release);
         }
@@ -236,16 +246,14 @@ extern "C" fn run(_: *mut c_void) -> c_int {
             SINCE_NS.store(core.recorder.clock.now(), Relaxed);
         }
         STATE.store(state, Release);
-        answer
+        if result == Err(Ended::Interrupted) { -1 } else { 0 }
     })
 }
 
-fn run_ours() -> Result<i64, Ended> {
+/// Calls the agent's Python code, which it loads the first time. Returns the code's number, 1 if it could not be called.
+fn call_python() -> Result<i64, Ended> {
     // A signal handler may interrupt the agent's code, but this function is never called recursively.
-    let Some(Held(api, namespace)) = held() else { return Ok(1) };
-    if !api.runs() {
-        return Ok(1);
-    }
+    let Some(Python(api, namespace)) = running() else { return Ok(1) };
     if let Some(core) = Core::get() {
         autograd::attach(core);
     }
@@ -255,8 +263,8 @@ fn run_ours() -> Result<i64, Ended> {
             Some(namespace) => namespace,
             None => {
                 let namespace = api.load()?;
-                if let Ok(mut held) = NAMESPACE.lock() {
-                    *held = Some(Held(api, Some(namespace)));
+                if let Ok(mut python) = PYTHON.lock() {
+                    *python = Some(Python(api, Some(namespace)));
                 }
                 namespace
             }
