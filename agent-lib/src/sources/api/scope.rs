@@ -112,6 +112,7 @@ impl Core {
         level
     }
 
+    /// Records the begin or the end of a scope.
     #[cold]
     #[inline(never)]
     fn edge(&self, thread: &Thread, tag: u32, edge: Edge) {

@@ -1,5 +1,5 @@
-//! Decodes CUPTI callbacks into records. Parameters are read at the addresses that CUPTI passes, for the ids of
-//! table.rs only.
+//! Decodes CUPTI's callbacks about driver calls. Parameters are read at the addresses that CUPTI passes, and only of the calls
+//! in table.rs.
 
 use super::kinds::freed_by;
 use super::resource::resource;
@@ -31,7 +31,7 @@ pub unsafe extern "C" fn callback(_: *mut c_void, domain: u32, id: u32, data: *c
             match domain {
                 domain::DRIVER_API => driver_call(core, thread, id, &*data.cast()),
                 domain::RESOURCE => resource(core, thread, id, &*data.cast()),
-                domain::STATE => super::subscribe::said_about_itself(id),
+                domain::STATE => super::subscribe::note_state(id),
                 _ => {}
             }
         }
@@ -44,27 +44,27 @@ unsafe fn driver_call(core: &Core, thread: &Thread, id: u32, data: &CallbackData
     if data.params.is_null() {
         return;
     }
-    let here = Here { core, thread, data, id };
+    let context = CallbackContext { core, thread, data, id };
     if data.site == ENTER {
         fault_injection::at("cupti.enter");
         // SAFETY: these are the parameters of call `id`.
-        unsafe { here.enter(meaning) };
+        unsafe { context.enter(meaning) };
     } else {
         fault_injection::at("cupti.exit");
         // SAFETY: as above; at EXIT the result and the out-parameters are valid.
-        unsafe { here.exit(meaning) };
+        unsafe { context.exit(meaning) };
     }
 }
 
 /// A callback of a driver call, at its begin or end.
-pub(super) struct Here<'a> {
+pub(super) struct CallbackContext<'a> {
     pub core: &'a Core,
     pub thread: &'a Thread,
     pub data: &'a CallbackData,
     pub id: u32,
 }
 
-impl Here<'_> {
+impl CallbackContext<'_> {
     /// Returns the call's parameters.
     ///
     /// # Safety
@@ -85,11 +85,12 @@ impl Here<'_> {
         unsafe { self.data.params.byte_add(offset.into()).cast::<P>().read_unaligned() }
     }
 
-    /// Whether the call is cuDevicePrimaryCtxRetain, which creates a context at most the first time.
+    /// Whether the call is cuDevicePrimaryCtxRetain, which creates a context only if the device has none.
     pub(super) fn retains(&self) -> bool {
         self.id == cupti_sys::ids::cuDevicePrimaryCtxRetain
     }
 
+    /// Returns the context of the call's records: the thread's name and the device of its current CUDA context.
     #[inline(always)]
     pub(super) fn at(&self) -> RecordContext {
         let at = self.core.here(self.thread);
@@ -107,7 +108,7 @@ impl Here<'_> {
         RecordContext { context: self.data.context_uid, device: self.core.device(ordinal), ..at }
     }
 
-    /// Adds the library that made this call.
+    /// Adds the number of the library that made this call.
     #[inline(always)]
     pub(super) fn called(&self, at: RecordContext) -> RecordContext {
         let (params, frame) = (self.data.params as usize, std::ptr::from_ref(self) as usize);
@@ -135,8 +136,8 @@ impl Here<'_> {
                 }
                 IpcClose => {
                     let address = self.params();
-                    if address != 0 {
-                        self.core.import_closing(self.thread, self.at(), &mut call, address);
+                    if address != 0 && !self.core.import_stays_open(address) {
+                        self.free(&mut call, address);
                     }
                 }
                 MemRelease => {
@@ -148,8 +149,9 @@ impl Here<'_> {
                 MemUnmap => {
                     let range: params::Range = self.params();
                     if !self.core.multicast.forget_mapping(range.address) {
-                        let (at, bytes) = (self.at(), range.bytes as u64);
-                        self.core.unmap_entered(self.thread, at, &mut call, range.address, bytes);
+                        let (at, address, bytes) = (self.at(), range.address, range.bytes as u64);
+                        self.core.remove_segments(self.thread, &mut call, address, bytes);
+                        self.core.book_unmap_entered(self.thread, at, &mut call, address, bytes);
                     }
                 }
                 PoolDestroy => self.core.pool_gone(self.thread, self.params()),
@@ -173,14 +175,15 @@ impl Here<'_> {
         unsafe { self.thread.own() }.entered(call);
     }
 
-    /// Requests a sample before a context is created (0.1 s in the driver). It shows the bytes charged without the context.
+    /// Requests a sample before a context is created, which takes the driver 0.1 s. The sample shows the device's memory
+    /// without the context.
     fn creating(&self, call: &mut Call, ordinal: u32) {
         if !self.core.devices.exists(ordinal) {
             return; // the call will fail
         }
         call.creating = true;
         let at = self.called(self.at_device(ordinal));
-        self.core.gap_moved(self.thread, at, DriverEventKind::ContextCreating, 0, 0);
+        self.core.other_memory_changed(self.thread, at, DriverEventKind::ContextCreating, 0, 0);
     }
 
     fn free(&self, call: &mut Call, address: u64) {
@@ -203,11 +206,19 @@ impl Here<'_> {
         // SAFETY: each layout is that of the calls with this meaning; out-parameters are read only after success.
         unsafe {
             match *meaning {
-                // The usual call: code for this kind alone is shorter.
+                // The usual call has its own arm, whose code is shorter.
                 Alloc(Request::Bytes, MemoryKind::Device) => {
                     let p: params::Alloc = self.params();
                     let address = read(p.out, result, 0);
-                    self.booked(call, result, self.at(), address, p.bytes as u64, 0, MemoryKind::Device);
+                    self.allocation_returned(
+                        call,
+                        result,
+                        self.at(),
+                        address,
+                        p.bytes as u64,
+                        0,
+                        MemoryKind::Device,
+                    );
                 }
                 AllocAsync | AllocFromPool => self.alloc_async(meaning, call, result),
                 Free(_) | FreeV1 | FreeAsync | IpcClose | MemRelease | MemUnmap => {
@@ -225,9 +236,10 @@ impl Here<'_> {
         }
     }
 
+    /// Handles the return of a call that allocates.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
-    pub(super) fn booked(
+    pub(super) fn allocation_returned(
         &self,
         call: Option<&Call>,
         result: u32,
@@ -255,22 +267,21 @@ impl Here<'_> {
     unsafe fn alloc_async(&self, meaning: &Meaning, call: Option<&Call>, result: u32) {
         let mut at = self.at();
         // SAFETY: layouts match the meaning; out-parameters are read only after success.
-        let (out, bytes, pool) = unsafe {
+        let (address, bytes, pool) = unsafe {
             match *meaning {
                 Meaning::AllocFromPool => {
                     let p: params::AllocFromPool = self.params();
-                    (p.out, p.bytes as u64, p.pool)
+                    (read(p.out, result, 0), p.bytes as u64, p.pool)
                 }
                 _ => {
                     let p: params::AllocAsync = self.params();
-                    (p.out, p.bytes as u64, self.core.current_pool(self.thread, at.device))
+                    let pool = self.core.current_pool(self.thread, at.device);
+                    (read(p.out, result, 0), p.bytes as u64, pool)
                 }
             }
         };
         if let Some(memory) = self.core.driver_pools.memory_elsewhere(pool) {
-            // SAFETY: as above.
-            let address = unsafe { read(out, result, 0) };
-            return self.booked(call, result, at, address, bytes, 0, memory);
+            return self.allocation_returned(call, result, at, address, bytes, 0, memory);
         }
         // A pool can be used from a context of another device.
         at.device = self.core.driver_pools.device_of(pool).unwrap_or(at.device);
@@ -279,9 +290,7 @@ impl Here<'_> {
             at.flags = at.flags.with(Flags::CAPTURED);
             self.core.graph_memory_used(self.thread, at.device);
         }
-        // SAFETY: as above.
-        let address = unsafe { read(out, result, 0) };
-        self.booked(call, result, at, address, bytes, pool, MemoryKind::StreamOrdered);
+        self.allocation_returned(call, result, at, address, bytes, pool, MemoryKind::StreamOrdered);
         if result == 0 && !at.flags.has(Flags::CAPTURED) {
             self.core.poll_pool_for(self.thread, pool, bytes);
         }
@@ -297,13 +306,14 @@ impl Here<'_> {
         }
     }
 
+    /// Handles the return of a less frequent call.
     #[inline(never)]
     unsafe fn other(&self, meaning: &Meaning, call: Option<&Call>, result: u32) {
         use Meaning::*;
         // SAFETY: layouts match the meaning; out-parameters are read only after success.
         unsafe {
             match *meaning {
-                Alloc(request, memory) => self.alloc(request, memory, call, result),
+                Alloc(request, memory) => self.allocation(request, memory, call, result),
                 GraphAddAlloc => {
                     let p: params::GraphAddAlloc = self.params();
                     self.graph_alloc(call, result, p.parameters);
@@ -335,7 +345,13 @@ impl Here<'_> {
                         2 => DriverEventKind::HeapLimit,
                         _ => return,
                     };
-                    self.core.gap_moved(self.thread, self.called(self.at()), event, 0, p.value as u64);
+                    self.core.other_memory_changed(
+                        self.thread,
+                        self.called(self.at()),
+                        event,
+                        0,
+                        p.value as u64,
+                    );
                 }
                 GreenCreate => {
                     let p: params::GreenCreate = self.params();
@@ -361,7 +377,7 @@ impl Here<'_> {
     }
 }
 
-/// Reads an out-parameter; `otherwise` if the call failed or had none.
+/// Reads an out-parameter. Returns `otherwise` if the call failed or the program passed null for the parameter.
 #[inline(always)]
 pub(super) unsafe fn read<T: Copy>(out: *const T, result: u32, otherwise: T) -> T {
     // SAFETY: the call's out-parameter, which a successful call has filled.

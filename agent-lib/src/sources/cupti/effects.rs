@@ -1,6 +1,6 @@
-//! Effects of driver calls on the whole agent. Each method first calls the driver's state (driver/). Then it calls the features
-//! that follow driver calls: segments of PyTorch's pool, names of unnamed allocations, the request for a sample. A free calls
-//! the features first, because a segment ends before the memory that it lies in.
+//! Applies driver calls to the whole agent. Each method first updates the state of the driver's memory (driver/). Then it updates
+//! what depends on it: segments of PyTorch's pool, names of unnamed allocations, the request for a sample. For a free, the
+//! segments come first, because a segment ends before the memory that it lies in.
 
 use crate::base::wake::wake;
 use crate::driver::allocations::Allocation;
@@ -13,19 +13,16 @@ use gpumem_wire::{Body, DriverEventKind, NONE_DEVICE};
 impl Core {
     /// Handles a successful allocation.
     #[inline(always)]
-    pub fn allocated(&self, thread: &Thread, at: RecordContext, what: Allocation) {
+    pub fn allocated(&self, thread: &Thread, mut at: RecordContext, what: Allocation) {
         let Allocation { address, bytes, memory, .. } = what;
-        let tag = if at.tag == 0 && self.is_single_tensor(at.module, bytes, memory) {
-            python::line(self)
-        } else {
-            at.tag
-        };
-        let at = RecordContext { tag, ..at };
+        if at.tag == 0 && self.is_single_tensor(at.module, bytes, memory) {
+            at.tag = python::line(self);
+        }
         let seq = self.book_allocation(thread, at, what);
         if at.tag == 0 && at.module != 0 {
             callers::sites::note_unnamed(self, thread, at.module, address, seq);
         }
-        self.driver_gave(thread, at.module, address, bytes, memory);
+        self.note_driver_memory(thread, at.module, address, bytes, memory);
     }
 
     #[cold]
@@ -37,14 +34,14 @@ impl Core {
         what: Allocation,
     ) {
         let free = self.book_failed_allocation(thread, at, result, what);
-        self.driver_refused(thread, at, what.bytes, what.memory, free);
+        self.allocation_refused(thread, at, what.bytes, what.memory, free);
         wake();
     }
 
     /// Handles the begin of a free. `call` keeps the row until the free returns.
     #[inline(always)]
     pub fn free_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, address: u64) {
-        self.driver_takes(thread, call, address, 0);
+        self.remove_segments(thread, call, address, 0);
         self.book_free_entered(thread, at, call, address);
     }
 
@@ -55,34 +52,8 @@ impl Core {
             && call.segment_of != 0
             && let Some(taken) = call.taken
         {
-            self.segment_back(thread, call.segment_of, taken.row[2], taken.row[3]);
+            self.restore_segment(thread, call.segment_of, taken.row[2], taken.row[3]);
         }
-    }
-
-    /// Handles the coming close of an import. It ends unless it was opened more than once.
-    pub(crate) fn import_closing(&self, thread: &Thread, at: RecordContext, call: &mut Call, address: u64) {
-        if !self.import_stays_open(address) {
-            self.free_entered(thread, at, call, address);
-        }
-    }
-
-    pub(crate) fn mapped(&self, thread: &Thread, at: RecordContext, address: u64, bytes: u64, handle: u64) {
-        if self.map_handle(thread, at, address, bytes, handle) {
-            self.driver_mapped(thread, at.module, address, bytes);
-        }
-    }
-
-    /// Handles the begin of cuMemUnmap, which may remove several neighbouring mappings.
-    pub(crate) fn unmap_entered(
-        &self,
-        thread: &Thread,
-        at: RecordContext,
-        call: &mut Call,
-        address: u64,
-        bytes: u64,
-    ) {
-        self.driver_takes(thread, call, address, bytes);
-        self.book_unmap_entered(thread, at, call, address, bytes);
     }
 
     /// Returns the device slot of this thread's current context; asks the driver the first time. Only for callbacks of calls.
@@ -90,14 +61,14 @@ impl Core {
     pub(crate) fn device_of_context(&self, thread: &Thread, context: usize, uid: u32) -> u8 {
         match thread.device_of(context) {
             Some(device) => device,
-            None => self.look_up_context(thread, context, uid),
+            None => self.look_up_context(thread, context, uid).unwrap_or(NONE_DEVICE),
         }
     }
 
     #[cold]
-    fn look_up_context(&self, thread: &Thread, context: usize, uid: u32) -> u8 {
+    fn look_up_context(&self, thread: &Thread, context: usize, uid: u32) -> Option<u8> {
         if context <= 1 {
-            return NONE_DEVICE;
+            return None;
         }
         let device = match self.devices.known(context) {
             Some((device, known)) => {
@@ -107,19 +78,17 @@ impl Core {
                 device
             }
             None => {
-                let current = self.devices.current().and_then(|ordinal| u32::try_from(ordinal).ok());
-                let Some(ordinal) = current else { return NONE_DEVICE };
-                let device = self.device(ordinal);
+                let device = self.device(u32::try_from(self.devices.current()?).ok()?);
                 self.context_seen(thread, context, uid, device, None);
                 device
             }
         };
         thread.remember_context(context, device);
-        device
+        Some(device)
     }
 
-    /// Records a context, the first time that it is seen. `created` is set if it was created just now. Any other one is older,
-    /// or a green context, which is a part of the primary one and costs nothing itself.
+    /// Records a context, the first time that it is seen. `created` is the context of the record if it was created just now.
+    /// Otherwise it is older, or a green context, which is a part of the primary one and costs nothing itself.
     pub fn context_seen(
         &self,
         thread: &Thread,
@@ -135,12 +104,13 @@ impl Core {
         let at = RecordContext { context: uid, device, ..at };
         self.recorder.note(thread, at, Body::ContextCreate { handle: handle as u64 });
         if created.is_some() {
-            self.gap_moved(thread, at, DriverEventKind::ContextCreated, 0, u64::from(uid));
+            self.other_memory_changed(thread, at, DriverEventKind::ContextCreated, 0, u64::from(uid));
         }
     }
 
-    /// Records that the driver takes memory outside of allocations, and requests a sample that shows how much.
-    pub(crate) fn gap_moved(
+    /// Records an event with which the driver takes or frees memory outside of allocations. Requests a sample, which shows how
+    /// much.
+    pub(crate) fn other_memory_changed(
         &self,
         thread: &Thread,
         at: RecordContext,

@@ -1,8 +1,8 @@
-//! Finds the libcupti to use. It never searches before the program initialises CUDA: the first `libcupti.so.12` loaded owns
-//! that name, and an older one would make a later `import torch` fail.
+//! Finds the libcupti to use. Must not run before the program initialises CUDA: the first `libcupti.so.12` that a process loads
+//! owns that name, and an older one would make a later `import torch` fail.
 //!
-//! Candidates in order: the configured file; one that is loaded already; neighbours of the program's own CUDA libraries;
-//! toolkits and environments; the loader's path. Major versions newer than the driver's are left out.
+//! Candidates in order: the configured file; a loaded one; files beside the program's CUDA libraries; toolkits and
+//! environments; the loader's path. Major versions newer than the driver's are left out.
 
 use crate::base::env::Settings;
 use crate::base::loaded_file::find_mapped;
@@ -16,7 +16,7 @@ fn sonames() -> impl Iterator<Item = (u32, String)> {
     major.into_iter().chain((0..=8).rev().map(|minor| (11, format!("libcupti.so.11.{minor}"))))
 }
 
-/// Returns files that may be the right one, best first.
+/// Returns the candidates, best first.
 pub(crate) fn candidates(settings: &Settings, driver_version: Option<u32>) -> Vec<PathBuf> {
     if let Some(path) = &settings.cupti {
         return vec![path.clone()];
@@ -25,7 +25,7 @@ pub(crate) fn candidates(settings: &Settings, driver_version: Option<u32>) -> Ve
     let mut found: Vec<PathBuf> =
         objects.iter().filter(|path| name_of(path).starts_with("libcupti.so")).cloned().collect();
     let newest = driver_version.map_or(u32::MAX, |version| version / 1000);
-    // Prefers the major version of the program's own CUDA runtime.
+    // The major version of the program's own CUDA runtime comes first.
     let own = objects
         .iter()
         .find_map(|path| name_of(path).strip_prefix("libcudart.so.")?.split('.').next()?.parse().ok());
@@ -65,11 +65,8 @@ fn directories(settings: &Settings, objects: &[PathBuf]) -> Vec<PathBuf> {
         let places = ["extras/CUPTI/lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "lib64"];
         found.extend(places.map(|place| home.join(place)));
     }
-    if let Some(conda) = &settings.conda {
-        found.extend(
-            ["lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"].map(|place| conda.join(place)),
-        );
-    }
+    let conda = ["lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"];
+    found.extend(settings.conda.iter().flat_map(|root| conda.map(|place| root.join(place))));
     found
 }
 

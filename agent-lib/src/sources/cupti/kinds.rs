@@ -1,6 +1,6 @@
-//! Decodes the less frequent calls for decode.rs: handles, imports, arrays, graphs, contexts.
+//! Decodes the less frequent driver calls for decode.rs: handles, imports, arrays, graphs, contexts.
 
-use super::decode::{Here, read};
+use super::decode::{CallbackContext, read};
 use super::table::{Meaning, Request};
 use crate::driver::allocations::Allocation;
 use crate::driver::pool_polling::AT_ONCE;
@@ -10,9 +10,9 @@ use cupti_sys::GraphData;
 use cupti_sys::params::{self, Array2d, Array3d, Pixel, pixel};
 use gpumem_wire::{Flags, ImportSource, MemoryKind, PoolOwner};
 
-impl Here<'_> {
-    /// Handles an allocation of the less frequent kinds.
-    pub(super) unsafe fn alloc(
+impl CallbackContext<'_> {
+    /// Handles the return of an allocation of a less frequent kind.
+    pub(super) unsafe fn allocation(
         &self,
         request: Request,
         memory: MemoryKind,
@@ -25,7 +25,7 @@ impl Here<'_> {
         }
         // SAFETY: the layout is that of the request.
         let (address, bytes) = unsafe { self.requested(request, result) };
-        self.booked(call, result, at, address, bytes, 0, memory);
+        self.allocation_returned(call, result, at, address, bytes, 0, memory);
     }
 
     /// Returns the address and the size of an allocation.
@@ -83,7 +83,7 @@ impl Here<'_> {
         }
     }
 
-    /// Handles cuMemCreate: its memory is on a device, or in the host.
+    /// Handles the return of cuMemCreate, whose memory is on a device or in the host.
     pub(super) unsafe fn handle_created(&self, call: Option<&Call>, result: u32) {
         // SAFETY: this is the call's layout; the properties are the caller's, or null.
         let (p, properties) = unsafe {
@@ -105,6 +105,7 @@ impl Here<'_> {
         self.core.handle_created(self.thread, at, handle, bytes, memory, entered_ns);
     }
 
+    /// Handles a successful call about handles and mappings.
     pub(super) unsafe fn handle(&self, meaning: Meaning) {
         let (core, thread) = (self.core, self.thread);
         // SAFETY: layouts match the meaning; the call succeeded.
@@ -115,7 +116,10 @@ impl Here<'_> {
                     if core.multicast.is_object(p.handle) {
                         core.multicast.remember_mapping(p.address);
                     } else {
-                        core.mapped(thread, self.called(self.at()), p.address, p.bytes as u64, p.handle);
+                        let (at, bytes) = (self.called(self.at()), p.bytes as u64);
+                        if core.map_handle(thread, at, p.address, bytes, p.handle) {
+                            core.note_driver_mapping(thread, at.module, p.address, bytes);
+                        }
                     }
                 }
                 Meaning::MemRetain => {
@@ -137,6 +141,7 @@ impl Here<'_> {
         }
     }
 
+    /// Handles a successful call about pools of the driver.
     pub(super) unsafe fn pool(&self, meaning: Meaning) {
         let (core, thread) = (self.core, self.thread);
         // SAFETY: layouts match the meaning; the call succeeded.
@@ -183,6 +188,7 @@ impl Here<'_> {
         if found { bytes as u64 } else { 0 }
     }
 
+    /// Handles a successful import of memory of another process or API.
     pub(super) unsafe fn import(&self, meaning: Meaning) {
         // SAFETY: layouts match the meaning; the call succeeded.
         let (address, description) = unsafe {
@@ -201,13 +207,14 @@ impl Here<'_> {
         }
     }
 
-    /// Returns the node that the call adds to a graph, from the parameter at an offset.
+    /// Returns the description of the node that the call adds to a graph: the parameter at an offset.
     pub(super) unsafe fn graph_node(&self, at: u16) -> Option<*const params::GraphNode> {
         // SAFETY: the call has this parameter.
         let node: *const params::GraphNode = unsafe { self.param(at) };
         (!node.is_null()).then_some(node)
     }
 
+    /// Handles the return of a call that adds a node to a graph which allocates memory.
     pub(super) unsafe fn graph_alloc(
         &self,
         call: Option<&Call>,
@@ -223,18 +230,24 @@ impl Here<'_> {
         at.flags = at.flags.with(Flags::CAPTURED);
         let pool = self.core.graph_memory_used(self.thread, at.device);
         let address = if result == 0 { node.address } else { 0 };
-        self.booked(call, result, at, address, node.bytes as u64, pool, MemoryKind::StreamOrdered);
+        self.allocation_returned(
+            call,
+            result,
+            at,
+            address,
+            node.bytes as u64,
+            pool,
+            MemoryKind::StreamOrdered,
+        );
     }
 
     /// Handles a successful call that created or retained a context on a device.
     pub(super) unsafe fn context(&self, call: Option<&Call>, ordinal: u32) {
         // SAFETY: the first parameter is the out-parameter, which the successful call has filled.
         let handle = unsafe { read(self.params::<params::Out>(), 0, 0) } as usize;
-        let uid =
-            super::subscribe::context_id(handle).unwrap_or(match self.data.context as usize == handle {
-                true => self.data.context_uid,
-                false => 0,
-            });
+        let is_current = self.data.context as usize == handle;
+        let current_uid = if is_current { self.data.context_uid } else { 0 };
+        let uid = super::subscribe::context_id(handle).unwrap_or(current_uid);
         // If the begin of a cuDevicePrimaryCtxRetain was not observed, the context may have existed already.
         let created = call.map_or(!self.retains(), |call| call.creating);
         let at = created.then(|| self.called(self.at_device(ordinal)));
@@ -253,10 +266,10 @@ pub(super) fn freed_by(node: *const params::GraphNode) -> Option<u64> {
     (node.kind == GraphData::MEM_FREE).then_some(address)
 }
 
-// Sizes of arrays are estimated from their descriptions, because the driver tiles and pads them. An array with an unknown
-// format counts 0 bytes: what NVML charges for it stays in Untrackable.
+// Sizes of arrays are estimated from their descriptions, because the driver tiles and pads arrays. An array of unknown format
+// counts 0 bytes, so its memory stays in Untrackable.
 
-/// Returns the number of pixels or blocks; each side counts as at least 1.
+/// Returns the product of the sides; each side counts as at least 1.
 fn pixels(sides: [usize; 3]) -> u64 {
     sides.iter().map(|&side| side.max(1) as u64).fold(1, u64::saturating_mul)
 }

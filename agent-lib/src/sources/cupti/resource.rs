@@ -1,4 +1,4 @@
-//! Callbacks about contexts, modules and graph nodes.
+//! Handles CUPTI's callbacks about contexts, modules and graph nodes.
 
 use super::subscribe;
 use super::table::{self, Meaning};
@@ -9,23 +9,23 @@ use crate::threads::Thread;
 use cupti_sys::{GraphData, ModuleResourceData, ResourceData, ids};
 use gpumem_wire::{DestroyScope, DriverEventKind, NONE_DEVICE};
 
-/// Returns the library that made the call in which this callback arrives; 0 (unknown) outside of a subscribed call. There, frames
-/// of the driver lie between the caller and the callback, and words above them may be left over from earlier calls.
+/// Returns the number of the library that made the call in which this callback arrives; 0 (unknown) outside of a subscribed
+/// call. There, the driver's frames lie between, and the words above them may be left over from earlier calls.
 fn caller(core: &Core, thread: &Thread, data: &ResourceData) -> u16 {
     // SAFETY: this is the callback's own thread, and no other reference is in use.
     let call = unsafe { thread.own() }.innermost().copied();
     call.map_or(0, |call| core.caller(thread, call.id, call.params, (&raw const data) as usize))
 }
 
-/// Whether an open call records its context itself when it returns, or creates contexts that cost nothing themselves.
-fn is_booked_by_call(thread: &Thread) -> bool {
+/// Whether a call is open that records its new context when it returns, or that creates a context without memory of its own.
+fn is_recorded_by_call(thread: &Thread) -> bool {
     // SAFETY: this is the callback's own thread, and no other reference is in use.
     let own = unsafe { thread.own() };
     let open = own.calls.get(..own.open).unwrap_or_default();
     open.iter().flatten().any(|call| call.creating || table::meaning(call.id) == Some(&Meaning::GreenCreate))
 }
 
-/// Records a context that no subscribed call creates: a program's own use of a private driver table.
+/// Records a context that no subscribed call creates: the program used a private function table of the driver.
 #[cold]
 fn created(core: &Core, thread: &Thread, data: &ResourceData) {
     let handle = data.context as usize;
@@ -36,7 +36,8 @@ fn created(core: &Core, thread: &Thread, data: &ResourceData) {
     core.devices.set_primary_if_unknown(ordinal, handle);
 }
 
-/// Handles a resource callback. The driver may hold its locks: no call of the driver, and CUPTI only about this context.
+/// Handles a resource callback. The driver may hold its locks, so no driver call is allowed, and CUPTI calls only about this
+/// context.
 ///
 /// # Safety
 /// `data` must be that of the resource callback `id`.
@@ -44,7 +45,7 @@ pub(crate) unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &Reso
     fault_injection::at("cupti.resource");
     let context = data.context as usize;
     match id {
-        ids::resource::CONTEXT_CREATED if is_booked_by_call(thread) => {}
+        ids::resource::CONTEXT_CREATED if is_recorded_by_call(thread) => {}
         ids::resource::CONTEXT_CREATED => created(core, thread, data),
         ids::resource::CONTEXT_DESTROY_STARTING => {
             if let Some((device, uid)) = core.devices.forget_context(context) {
@@ -58,8 +59,10 @@ pub(crate) unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &Reso
             let Some(module) = (unsafe { data.descriptor.cast::<ModuleResourceData>().as_ref() }) else {
                 return;
             };
-            let loaded = id == ids::resource::MODULE_LOADED;
-            let event = if loaded { DriverEventKind::ModuleLoaded } else { DriverEventKind::ModuleUnloaded };
+            let event = match id {
+                ids::resource::MODULE_LOADED => DriverEventKind::ModuleLoaded,
+                _ => DriverEventKind::ModuleUnloaded,
+            };
             let bytes = match module.cubin.is_null() {
                 true => 0,
                 // SAFETY: CUPTI passes an image of this size.
@@ -70,7 +73,7 @@ pub(crate) unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &Reso
             let (device, uid) = core.devices.known(context).unwrap_or((NONE_DEVICE, 0));
             let called = RecordContext { module: caller(core, thread, data), ..core.here(thread) };
             let at = RecordContext { context: uid, device, ..called };
-            core.gap_moved(thread, at, event, bytes, module.module_id.into());
+            core.other_memory_changed(thread, at, event, bytes, module.module_id.into());
         }
         ids::resource::GRAPHNODE_CREATED => {
             // SAFETY: as above.

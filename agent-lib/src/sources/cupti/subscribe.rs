@@ -1,5 +1,5 @@
-//! The CUPTI subscription. A process has one, and the first client gets it. A refusal is reported as a state and retried. A client
-//! that finalizes CUPTI (Kineto with TEARDOWN_CUPTI=1) ends every subscription without notice.
+//! Subscribes to CUPTI's callbacks. A process has one subscription, and the first client gets it. A refusal is reported as a
+//! state and retried. A client that finalizes CUPTI (Kineto with TEARDOWN_CUPTI=1) ends every subscription without notice.
 
 use super::find::{c_path, candidates};
 use super::table::{CALLS, RESOURCES, STATES};
@@ -15,70 +15,70 @@ use cupti_sys::{
 };
 use gpumem_wire::AgentState;
 use std::ffi::{CStr, c_void};
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
-/// CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED.
+/// CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED: another client has the subscription.
 const TAKEN: CuptiResult = 39;
 /// CUPTI_ERROR_UNKNOWN.
 const UNKNOWN: CuptiResult = 999;
 /// CUDA_ERROR_NO_DEVICE: a result of the program's cuInit, not of CUPTI.
 const NO_DEVICE: u16 = 100;
-/// From this CUPTI version on, the parameters of a subscription have a word for several clients.
+/// First version of CUPTI in which the parameters of a subscription have a word for several clients.
 const LARGER_PARAMETERS: u32 = 130_200;
-/// From this CUPTI version on, several clients at a time are requested. Before, that mode was experimental and crashed.
+/// First version of CUPTI in which several clients at a time are requested. Before, that mode was experimental and crashed.
 const MULTIPLE: u32 = 130_301;
-/// Without these two callbacks memory cannot be tracked.
+/// Calls without whose callbacks memory cannot be tracked.
 const VITAL: [u32; 2] = [ids::cuMemAlloc_v2, ids::cuMemFree_v2];
 
 /// The current subscription. CUPTI requires that only one thread at a time enables callbacks.
-static SUBSCRIPTION: ForkMutex<Place> = ForkMutex::new(Place::default);
+static SUBSCRIPTION: ForkMutex<State> = ForkMutex::new(State::default);
 
-/// A context existed before the agent, or calls were missed.
+/// Whether memory may be unknown: a context existed before the agent, or calls were missed.
 static LATE: AtomicBool = AtomicBool::new(false);
+/// Whether CUPTI has reported a fatal error of its own, which ends the subscription.
 static DEAD: AtomicBool = AtomicBool::new(false);
-/// Pauses that the program has requested and not ended.
+/// Number of pauses that the program has requested and not ended.
 static PAUSES: AtomicU32 = AtomicU32::new(0);
 /// cuptiGetContextId and cuptiGetDeviceId of the library in use, for callbacks, which must not wait for the mutex.
 static CONTEXT_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static DEVICE_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 #[derive(Debug, Default)]
-struct Place {
-    subscription: Option<Subscription>,
-    /// Callbacks of the subscription have stopped; its handle is never used again.
+struct State {
+    subscription: Option<(Api, Handle)>,
+    /// Whether the callbacks have stopped without notice; the handle is not used again then.
     lost: bool,
-    /// Number of this subscription in the process.
+    /// Number of subscriptions so far; also increases when one ends.
     number: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Subscription {
-    api: Api,
-    handle: SubscriberHandle,
-}
-
+struct Handle(SubscriberHandle);
 // SAFETY: an opaque pointer that CUPTI accepts from any thread.
-unsafe impl Send for Subscription {}
+unsafe impl Send for Handle {}
 
+/// State of the subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Held {
     Ours,
-    /// The agent held it, and its callbacks have stopped.
+    /// The agent has it, but its callbacks have stopped.
     Lost,
     Nothing,
-    /// The agent has none, and the program has paused it.
+    /// The agent has none, because the program has paused it.
     Unwanted,
 }
 
-/// Tries every candidate, best first. Requires that libcuda is loaded and cuInit has been called. Returns whether callbacks will
-/// arrive. A retry may succeed: another client has the subscription, no library fits, or the program has paused it.
+/// Subscribes with the first candidate that works. Requires that libcuda is loaded and cuInit has been called. Returns whether
+/// callbacks will arrive. A later try may succeed if another client has the subscription, no library fits, or the program has
+/// paused the agent.
 pub(crate) fn attach(core: &Core) -> bool {
-    let Ok(mut place) = SUBSCRIPTION.lock() else { return false };
+    let Ok(mut state) = SUBSCRIPTION.lock() else { return false };
     if paused() {
         report_status(AgentState::Paused, 0, PAUSED);
         return false;
     }
-    if place.subscription.is_some() && !place.lost {
+    if state.subscription.is_some() && !state.lost {
         return true;
     }
     let version = core.devices.driver().and_then(|driver| driver.version());
@@ -86,19 +86,19 @@ pub(crate) fn attach(core: &Core) -> bool {
     for path in candidates(&core.settings, version) {
         let Some(file) = c_path(&path) else { continue };
         let Some(api) = Api::open(&file) else { continue };
-        let since_ns = if place.number == 0 { 0 } else { core.recorder.clock.now() };
+        let since_ns = if state.number == 0 { 0 } else { core.recorder.clock.now() };
         match subscribe(&api) {
             Ok(handle) => {
                 HEARING_SINCE_NS.store(since_ns, Release);
-                // libcupti was loaded just now: its frames must be known, so that they do not count as callers.
+                // libcupti was loaded just now. It must be in the table of libraries, so that it does not count as a caller.
                 callers::look(core);
-                for (place, get) in [(&CONTEXT_ID, api.get_context_id), (&DEVICE_ID, api.get_device_id)] {
-                    place.store(get.map_or(std::ptr::null_mut(), |get| get as *mut c_void), Release);
+                for (function, get) in [(&CONTEXT_ID, api.get_context_id), (&DEVICE_ID, api.get_device_id)] {
+                    function.store(get.map_or(std::ptr::null_mut(), |get| get as *mut c_void), Release);
                 }
-                let subscription = Some(Subscription { api, handle });
-                *place = Place { subscription, lost: false, number: place.number + 1 };
+                let subscription = Some((api, Handle(handle)));
+                *state = State { subscription, lost: false, number: state.number + 1 };
                 DEAD.store(false, Relaxed);
-                say_covered();
+                report_covered();
                 return true;
             }
             Err((TAKEN, holder)) => {
@@ -106,9 +106,8 @@ pub(crate) fn attach(core: &Core) -> bool {
                 report_status(AgentState::Blocked, TAKEN as u16, by);
                 return false;
             }
-            // The library stays loaded, as `Library` explains.
+            // The library stays loaded, see cupti-sys. The error of the best candidate is reported.
             Err((result, what)) => {
-                // Keeps the error of the best candidate, which should have worked.
                 refusal.get_or_insert_with(|| {
                     (result, format!("{}{what} ({})", friendly(result), path.display()))
                 });
@@ -121,7 +120,7 @@ pub(crate) fn attach(core: &Core) -> bool {
     false
 }
 
-/// Subscribes and enables the callbacks. An error is CUPTI's result, with the current holder where CUPTI names it.
+/// Subscribes and enables the callbacks. An error is CUPTI's result, with the name of the other client or an explanation.
 fn subscribe(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
     let handle = claim(api)?;
     enable(api, handle).map_err(|result| {
@@ -132,6 +131,7 @@ fn subscribe(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
     Ok(handle)
 }
 
+/// Subscribes. An error is CUPTI's result, with the name of the other client if CUPTI returns it.
 fn claim(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
     let mut handle: SubscriberHandle = std::ptr::null_mut();
     let version = api.version().unwrap_or(0);
@@ -173,7 +173,7 @@ fn text(buffer: &[u8]) -> String {
     CStr::from_bytes_until_nul(buffer).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Enables all callbacks. A library refuses ids that it does not know. They are skipped, except those in `VITAL`.
+/// Enables all callbacks. Older versions of CUPTI refuse ids that they do not know, which is an error only for those in `VITAL`.
 fn enable(api: &Api, handle: SubscriberHandle) -> Result<(), CuptiResult> {
     let calls = CALLS.iter().map(|(id, _)| (domain::DRIVER_API, *id));
     let resources = RESOURCES.iter().map(|id| (domain::RESOURCE, *id));
@@ -189,7 +189,8 @@ fn enable(api: &Api, handle: SubscriberHandle) -> Result<(), CuptiResult> {
     Ok(())
 }
 
-fn say_covered() {
+/// Reports that callbacks arrive.
+fn report_covered() {
     match LATE.load(Relaxed) {
         true => report_status(AgentState::Late, 0, "attached after the first allocations"),
         false => report_status(AgentState::Covered, 0, ""),
@@ -208,15 +209,17 @@ pub(crate) fn note_late() {
 }
 
 /// Notes that callbacks no longer arrive.
-fn go_blind() {
+fn note_blind() {
     note_late();
     HEARING_SINCE_NS.store(u64::MAX, Release);
 }
 
+/// Returns CUPTI's number of a context (contextUid).
 pub(crate) fn context_id(handle: usize) -> Option<u32> {
     number_of(handle, &CONTEXT_ID)
 }
 
+/// Returns the number of a context's device.
 pub(crate) fn device_id(handle: usize) -> Option<u32> {
     number_of(handle, &DEVICE_ID)
 }
@@ -234,7 +237,7 @@ fn number_of(handle: usize, get: &AtomicPtr<c_void>) -> Option<u32> {
 }
 
 /// Handles a callback of the STATE domain.
-pub(crate) fn said_about_itself(id: u32) {
+pub(crate) fn note_state(id: u32) {
     if id == ids::state::FATAL_ERROR {
         DEAD.store(true, Relaxed);
     }
@@ -246,89 +249,90 @@ fn paused() -> bool {
 
 /// Returns the state of the subscription, and its number. The sender calls it regularly.
 pub(crate) fn held() -> (Held, u64) {
-    let Ok(mut place) = SUBSCRIPTION.lock() else { return (Held::Unwanted, 0) };
-    if DEAD.swap(false, Relaxed) && place.subscription.is_some() && !place.lost {
+    let Ok(mut state) = SUBSCRIPTION.lock() else { return (Held::Unwanted, 0) };
+    if DEAD.swap(false, Relaxed) && state.subscription.is_some() && !state.lost {
         // CUPTI has finalized itself, so the handle is invalid.
-        *place = Place { number: place.number + 1, ..Place::default() };
-        go_blind();
+        *state = State { number: state.number + 1, ..State::default() };
+        note_blind();
         report_status(AgentState::Blocked, UNKNOWN as u16, "CUPTI stopped after a fatal error of its own");
     }
-    let held = match (&place.subscription, place.lost) {
+    let held = match (&state.subscription, state.lost) {
         _ if paused() => Held::Unwanted,
         (Some(_), false) => Held::Ours,
         (Some(_), true) => Held::Lost,
         (None, _) => Held::Nothing,
     };
-    (held, place.number)
+    (held, state.number)
 }
 
-/// Marks the subscription as lost: its callbacks have stopped. They arrived until `heard_ns`.
+/// Returns the state, locked, if there is a subscription and the program has not paused it.
+fn active() -> Option<MutexGuard<'static, State>> {
+    SUBSCRIPTION.lock().ok().filter(|state| state.subscription.is_some() && !paused())
+}
+
+/// Marks the subscription as lost: its callbacks have stopped. The last one arrived at `heard_ns`.
 pub(crate) fn lost(heard_ns: u64) {
-    let Ok(mut place) = SUBSCRIPTION.lock() else { return };
-    if place.subscription.is_some() && !paused() {
-        place.lost = true;
-        go_blind();
-        status::report(heard_ns, AgentState::Blocked, 0, "CUPTI was finalized by another client");
-    }
+    let Some(mut state) = active() else { return };
+    state.lost = true;
+    note_blind();
+    status::report(heard_ns, AgentState::Blocked, 0, "CUPTI was finalized by another client");
 }
 
-/// Marks the subscription as working again: its callbacks arrive again.
+/// Marks the subscription as working: its callbacks arrive again.
 pub(crate) fn found(core: &Core) {
-    let Ok(mut place) = SUBSCRIPTION.lock() else { return };
-    if place.subscription.is_some() && !paused() {
-        place.lost = false;
-        place.number += 1;
-        HEARING_SINCE_NS.store(core.recorder.clock.now(), Release);
-        say_covered();
-    }
+    let Some(mut state) = active() else { return };
+    state.lost = false;
+    state.number += 1;
+    HEARING_SINCE_NS.store(core.recorder.clock.now(), Release);
+    report_covered();
 }
 
 const PAUSED: &str = "paused by the program";
 
-/// Ends the subscription for another client of the program. Runs on the caller's thread, so that it is free on return.
+/// Ends the subscription for another client of the program. Runs on the caller's thread, so that CUPTI is free on return.
 pub(crate) fn pause(core: &Core, thread: &Thread) {
     let _uncancelled = Uncancelled::now();
     PAUSES.fetch_add(1, Relaxed);
-    let Ok(mut place) = SUBSCRIPTION.lock() else { return };
-    let lost = std::mem::replace(&mut place.lost, false);
-    if let Some(Subscription { api, handle }) = place.subscription.take() {
-        // A handle from before another client finalized CUPTI must not be used: it points to freed memory.
+    let Ok(mut state) = SUBSCRIPTION.lock() else { return };
+    let lost = std::mem::replace(&mut state.lost, false);
+    if let Some((api, Handle(handle))) = state.subscription.take() {
+        // If another client has finalized CUPTI, the handle points to freed memory and must not be used. A driver that never
+        // reports the call of the check is always silent.
         thread.busy.store(0, Relaxed);
-        let pulse = check_pulse(core);
+        let is_alive = check_pulse(core) != Pulse::Silent || PULSES.load(Relaxed) == 0;
         thread.busy.store(1, Relaxed);
-        let alive = pulse != Pulse::Silent || !had_pulse();
-        if alive && !lost && !DEAD.load(Relaxed) {
+        if is_alive && !lost && !DEAD.load(Relaxed) {
             // SAFETY: the agent's own handle, which is not used again. Callbacks in progress end in code that stays mapped.
             unsafe { (api.unsubscribe)(handle) };
         }
-        place.number += 1;
-        go_blind();
+        state.number += 1;
+        note_blind();
     }
     if core.devices.driver().is_some() {
         report_status(AgentState::Paused, 0, PAUSED);
     }
 }
 
-/// Ends a pause. Pauses nest: the last one subscribes again.
+/// Ends a pause. Pauses nest: the end of the last one subscribes again.
 pub(crate) fn resume(core: &Core) {
     let _uncancelled = Uncancelled::now();
     let one_less = |pauses: u32| pauses.checked_sub(1);
     if PAUSES.fetch_update(Relaxed, Relaxed, one_less) == Ok(1) && core.devices.driver().is_some() {
-        note_late(); // it may have been paused since before cuInit
+        note_late(); // the pause may have begun before cuInit
+        // With `teardown`, the sender subscribes once the other client has finalized CUPTI.
         if !core.settings.teardown {
             attach(core);
-        } // otherwise the sender does, once the other client has finalized CUPTI
+        }
     }
 }
 
-// A driver call, not a CUPTI call, checks whether callbacks still arrive. A finalized CUPTI may return anything, and finalization
-// may be in progress. cuDeviceGetCount needs no context, takes no memory and changes nothing, and programs call it rarely. Its
-// callback arrives on the calling thread before the call returns, so its absence is detected at once.
+// A driver call, not a CUPTI call, checks whether callbacks still arrive: a finalized CUPTI may return anything, and its
+// finalization may be in progress. cuDeviceGetCount needs no context, takes no memory and changes nothing, and programs call it
+// rarely. Its callback arrives on the calling thread before the call returns, so a missing callback is detected at once.
 
 /// The call whose callback is subscribed only for this check.
 const PULSE: u32 = ids::cuDeviceGetCount;
-
-/// Number of its callbacks, from any caller.
+/// Number of callbacks of that call, from any caller.
 static PULSES: AtomicU64 = AtomicU64::new(0);
 
 /// Counts a callback of a call without another meaning.
@@ -339,15 +343,18 @@ pub(crate) fn count_pulse(id: u32) {
     }
 }
 
+/// Result of the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pulse {
-    /// The driver refused the call, so nothing follows.
+    /// The driver refused the call, which shows nothing about callbacks.
     Unknown,
+    /// The callback arrived.
     Heard,
+    /// No callback arrived.
     Silent,
 }
 
-/// Makes the call and checks for its callback. Not in a callback or inside of the agent, where callbacks are ignored.
+/// Makes the call and checks for its callback. Not for callbacks or code inside of the agent, where callbacks are ignored.
 pub(crate) fn check_pulse(core: &Core) -> Pulse {
     let before = PULSES.load(Relaxed);
     if core.devices.count().is_none_or(|(result, _)| result != 0) {
@@ -359,9 +366,4 @@ pub(crate) fn check_pulse(core: &Core) -> Pulse {
 /// Whether the driver is not initialised: cuInit failed or has not finished. Makes the same call as [`check_pulse`].
 pub(crate) fn is_uninitialised(core: &Core) -> bool {
     core.devices.count().is_some_and(|(result, _)| result == CUDA_ERROR_NOT_INITIALIZED)
-}
-
-/// Whether the callback has arrived at least once. On a driver that never reports this call, its absence means nothing.
-fn had_pulse() -> bool {
-    PULSES.load(Relaxed) != 0
 }

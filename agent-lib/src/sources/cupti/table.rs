@@ -1,8 +1,8 @@
-//! The subscribed driver calls and the meaning of each. Adding a call takes one line here (and its id and parameters in
-//! cupti-sys). No call here is on the path of a kernel launch.
+//! Lists the subscribed driver calls with the meaning of each. A new call takes one line here, and its id and parameters in
+//! cupti-sys. No call here is on the path of a kernel launch.
 //!
-//! docs/driver.md describes how each kind of call is counted, and why other calls are not subscribed: a test requires each call
-//! there. The table in ledger/src/lib.rs describes how each record is applied.
+//! docs/driver.md describes how each kind of call is counted, and why other calls are not subscribed. A test requires each call
+//! in that page. The table in ledger/src/lib.rs describes how each record is applied.
 
 use cupti_sys::ids::*;
 use cupti_sys::params;
@@ -11,7 +11,7 @@ use gpumem_wire::ImportSource::{self, *};
 use gpumem_wire::MemoryKind::{self, *};
 use std::mem::offset_of;
 
-/// Where the parameters have the size and the address of an allocation.
+/// Layout of the parameters that have the size and the address of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // the layouts of cupti_sys::params
 pub enum Request {
@@ -30,7 +30,7 @@ pub enum Request {
 }
 use Request::*;
 
-/// Meaning of a call. Its parameters have the layout that cupti-sys gives the call; a number is the offset of a parameter.
+/// Meaning of a call. A number is the offset of a parameter in bytes. The layout of the parameters is that of cupti-sys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // the others are the calls of their names
 pub enum Meaning {
@@ -60,7 +60,7 @@ pub enum Meaning {
     IpcClose,
     // Pools.
     PoolCreate,
-    /// Its memory is counted in the exporting process.
+    /// A pool of another process, whose memory is counted there.
     PoolImport,
     PoolDestroy,
     PoolTouched,
@@ -68,12 +68,12 @@ pub enum Meaning {
     LocationSetPool,
     GraphMemoryTrim,
     // Contexts, and calls that change memory outside of allocations.
-    /// A context is created or retained on the device at this offset.
+    /// A context is created or retained. The parameter at this offset is the device.
     Context(u16),
     PrimaryReset,
     SetLimit,
     GreenCreate,
-    /// A call that loads or unloads modules: modules reported during the call get its caller.
+    /// The call loads or unloads modules. Callbacks about modules during the call are recorded with the library that made it.
     ModuleCall,
     Event(DriverEventKind),
     GraphEvent(DriverEventKind),
@@ -178,7 +178,7 @@ pub(crate) const RESOURCES: &[u32] = &[
 
 pub(crate) const STATES: &[u32] = &[state::FATAL_ERROR, state::ERROR];
 
-/// Larger than every id above.
+/// Upper bound of the ids above.
 const IDS: usize = 1024;
 
 static MEANINGS: [Option<Meaning>; IDS] = {
@@ -199,7 +199,8 @@ pub(crate) fn meaning(id: u32) -> Option<&'static Meaning> {
     MEANINGS.get(id as usize)?.as_ref()
 }
 
-/// Whether the call may take device memory or make a pool release some. The watermark counts such calls as in flight.
+/// Whether the call may take device memory or make a pool release memory. Such a call counts as in flight in the watermark
+/// record.
 #[inline(always)]
 pub(crate) fn moves_memory(meaning: &Meaning) -> bool {
     match *meaning {

@@ -1,4 +1,4 @@
-//! The agent's implementations of NVTX functions, which do nothing by default.
+//! Implements NVTX's functions, which do nothing without an agent.
 
 use super::scopes;
 use super::text::Message;
@@ -9,16 +9,18 @@ use crate::threads::{OWNERS, Thread};
 use cupti_sys::nvtx::{EventAttributes, NOT_TRACKED, core, core2};
 use std::ffi::{c_char, c_int, c_void};
 
+/// Handle of the default domain.
 const DEFAULT: usize = 0;
 /// Result of a pop without a push.
 const NOTHING_OPEN: c_int = -1;
 
 type Attributes = *const EventAttributes;
 
-/// Returns a function's address; called when the table is filled.
+/// A function that returns the address of a function.
 type Address = fn() -> usize;
 
-/// Declares functions of a module of NVTX and its table. By NVTX's contract, texts end with 0, and attributes have their size.
+/// Declares the functions of a module of NVTX, and the table of their numbers and addresses. By NVTX's contract, texts end with
+/// 0, and attributes have the size that they state.
 macro_rules! functions {
     ($module:ident; $( $number:path => $function:ident($($argument:ident: $type:ty),*) -> $result:ty { $work:expr } )*) => {
         pub(crate) const $module: &[(u32, Address)] = &[$( ($number, || $function as *const () as usize) ),*];
@@ -60,7 +62,8 @@ functions! { CORE2;
     core2::DOMAIN_DESTROY => destroy(_domain: usize) -> () { () }
 }
 
-/// Runs `work` for a domain whose ranges count.
+/// Runs `work` with the domain's owner number, or returns `absent` if ranges of the domain do not count. `place` is the name for
+/// injected faults.
 #[inline(always)]
 fn within<T: Copy>(
     place: &str,

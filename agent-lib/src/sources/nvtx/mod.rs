@@ -1,9 +1,9 @@
-//! NVTX: ranges with which programs annotate themselves, as scopes.
+//! Turns NVTX ranges, with which programs annotate themselves, into scopes.
 //!
 //! Each library that contains NVTX requests the functions on its first NVTX call, under its own spin lock. Every library gets
-//! the same functions, so domains and strings are numbers with one meaning in the whole process. Push and pop are scopes on the
-//! stack of the C API, in order of arrival. A pop closes the last scope of the same domain. Ranges that are started and ended
-//! belong to the process. They count only with `GPUMEM_NVTX_RANGES=1`, as the tag of threads without any other name.
+//! the same functions, so domains and strings are numbers with one meaning in the whole process. A push opens a scope on the
+//! same stack as the C API, and a pop closes the last scope of the same domain. Ranges that are started and ended belong to the
+//! process. They count only with `GPUMEM_NVTX_RANGES=1`, as the tag of threads without any other name.
 
 mod calls;
 mod scopes;
@@ -17,10 +17,10 @@ use std::ffi::c_int;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
-/// Libraries that requested and got functions.
+/// Number of libraries that requested functions and got them.
 static SERVED: AtomicU32 = AtomicU32::new(0);
-/// Libraries that requested functions and had no slot for a known one.
-static STRANGE: AtomicU32 = AtomicU32::new(0);
+/// Number of libraries that requested functions, but whose tables have no place for them.
+static UNKNOWN_LAYOUT: AtomicU32 = AtomicU32::new(0);
 
 /// Gives a library its functions; returns 0 if it should go without.
 pub(crate) fn initialize(core: &Core, get: GetExportTable) -> c_int {
@@ -29,11 +29,11 @@ pub(crate) fn initialize(core: &Core, get: GetExportTable) -> c_int {
     }
     // SAFETY: NVTX's own function, called while it initialises. It returns null for unknown numbers.
     let filled = unsafe { fill(get) };
-    if filled == 0 { &STRANGE } else { &SERVED }.fetch_add(1, AcqRel);
+    if filled == 0 { &UNKNOWN_LAYOUT } else { &SERVED }.fetch_add(1, AcqRel);
     c_int::from(filled > 0)
 }
 
-/// Sets all functions that have a slot and returns their number.
+/// Writes the agent's functions into the library's tables. Returns the number of functions written.
 ///
 /// # Safety
 /// `get` must be NVTX's function.
@@ -71,8 +71,8 @@ unsafe fn fill(get: GetExportTable) -> usize {
 
 /// Reports the layer's state. For the sender: it locks and allocates.
 pub(crate) fn look(core: &Core) {
-    let (served, strange) = (SERVED.load(Acquire), STRANGE.load(Acquire));
-    let (state, reason) = match (core.settings.layers.nvtx, served, strange) {
+    let (served, unknown) = (SERVED.load(Acquire), UNKNOWN_LAYOUT.load(Acquire));
+    let (state, reason) = match (core.settings.layers.nvtx, served, unknown) {
         (false, ..) => (LayerState::Off, "GPUMEM_NVTX=0".to_owned()),
         (_, 0, 0) => (LayerState::Absent, absence(core.settings.nvtx_injection.as_deref())),
         (_, 0, _) => {
@@ -98,6 +98,7 @@ fn absence(injection: Option<&Path>) -> String {
     }
 }
 
+/// Returns which domains count.
 fn counted(core: &Core) -> String {
     let named = core.settings.nvtx_domains.join(", ");
     let named = if named.is_empty() { String::new() } else { format!(" and {named}") };

@@ -1,4 +1,4 @@
-//! NVTX ranges that become scopes of threads or of the process.
+//! Opens and closes the scopes of NVTX ranges, of threads or of the process.
 //!
 //! **Ranges of threads** count in the default domain, and in those that `GPUMEM_NVTX_DOMAINS` names. Libraries such as NCCL and
 //! CUB annotate each of their calls in domains of their own, which would hide the program's names.
@@ -13,14 +13,16 @@ use crate::driver::core::Core;
 use crate::threads::OWNERS;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
+/// Handle of each domain that does not count.
 const LEFT_OUT: usize = 1;
-/// Hashes of the wanted domains' names; 0 while free. The first two places are never used.
+/// Hashes of the wanted domains' names, by handle; 0 while free. The first two are never used.
 static WANTED: [AtomicU64; OWNERS] = [const { AtomicU64::new(0) }; OWNERS];
-static LEFT: AtomicBool = AtomicBool::new(false);
+/// Whether the program has created a domain that does not count.
+static HAS_LEFT_OUT: AtomicBool = AtomicBool::new(false);
 
-/// Whether the program has domains that do not count.
+/// Whether the program has created domains that do not count.
 pub(crate) fn are_left_out() -> bool {
-    LEFT.load(Relaxed)
+    HAS_LEFT_OUT.load(Relaxed)
 }
 
 /// Returns the owner of the scopes of a domain; `None` for a domain that does not count.
@@ -49,21 +51,21 @@ pub(crate) fn create(core: &Core, name: &[u8]) -> usize {
             }
         }
     }
-    LEFT.store(true, Relaxed);
+    HAS_LEFT_OUT.store(true, Relaxed);
     LEFT_OUT
 }
 
-/// Maximum number of open ranges at a time.
+/// Maximum number of open ranges of the process at a time.
 const PLACES: usize = 64;
 
-/// The last id. Ids are never 0, which NVTX treats as no range.
+/// Id of the last range. Ids are never 0, which NVTX treats as no range.
 static LAST: AtomicU64 = AtomicU64::new(0);
-/// Id << 32 | tag of each open range; 0 while free.
+/// Id << 32 | tag of each open range of the process; 0 while free.
 static OPEN: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
-/// The process's tag when no range was open.
+/// Tag of the process outside of all ranges.
 static OUTSIDE: AtomicU32 = AtomicU32::new(0);
 
-/// Starts a range and returns its id. `tag` returns its tag, given the current one.
+/// Starts a range of the process and returns its id. `tag` returns the range's tag for the current tag of the process.
 pub(crate) fn start_range(core: &Core, tag: impl FnOnce(u32) -> u32) -> u64 {
     let id = LAST.fetch_add(1, Relaxed) + 1;
     if !core.settings.nvtx_ranges {
@@ -78,8 +80,7 @@ pub(crate) fn start_range(core: &Core, tag: impl FnOnce(u32) -> u32) -> u64 {
         OUTSIDE.store(outer, Relaxed);
     }
     let word = (id & 0xffff_ffff) << 32 | u64::from(tag);
-    let is_kept = |place: &AtomicU64| place.compare_exchange(0, word, AcqRel, Relaxed).is_ok();
-    if OPEN.iter().any(is_kept) {
+    if OPEN.iter().any(|place| place.compare_exchange(0, word, AcqRel, Relaxed).is_ok()) {
         core.process_tag.store(tag, Relaxed);
     }
     id

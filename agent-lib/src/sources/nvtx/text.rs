@@ -1,6 +1,6 @@
-//! Converts NVTX messages to tags. Nothing here allocates.
+//! Converts NVTX messages to tags, without allocating.
 //!
-//! Programs put numbers into messages (`iteration 17`). The first [`BUDGET`] names are kept unchanged. In later new names each
+//! Programs put numbers into messages (`iteration 17`). The first [`BUDGET`] names are used unchanged. In later new names each
 //! number is replaced by `#`, so that a long run does not fill the table of names.
 
 use crate::driver::core::Core;
@@ -10,8 +10,9 @@ use std::ffi::c_char;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
-/// Number of names that are kept unchanged.
+/// Number of new names that are used unchanged.
 const BUDGET: u32 = 4096;
+/// Number of new names so far, up to `BUDGET`.
 static MADE: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Debug, Clone, Copy)]
@@ -70,7 +71,7 @@ impl Message<'_> {
         }
     }
 
-    /// Returns the tag `parent/message`; `parent` without a message, 0 if there is no room.
+    /// Returns the tag `parent/message`. Returns `parent` without a message, and 0 without room for the name.
     #[inline(always)]
     pub(crate) fn tag(self, core: &Core, parent: u32) -> u32 {
         match self {
@@ -128,7 +129,7 @@ fn without_numbers(name: &[u8], buffer: &mut [u8; MAX_TAG_BYTES]) -> usize {
     len
 }
 
-/// Converts a wide text to UTF-8, as much as fits, with `?` for invalid characters. Returns it with its length.
+/// Converts a wide text to UTF-8, with `?` for invalid characters. Returns the part that fits into the buffer, and its length.
 ///
 /// # Safety
 /// The text must end with 0.

@@ -1,7 +1,7 @@
-//! Adopts the memory that PyTorch had before a late agent. Its allocator can list its segments and blocks
-//! (torch.cuda.memory_snapshot), and the agent's Python code requests the list.
+//! Adopts the memory that PyTorch had before the agent started, i.e. records it as the process's. PyTorch's allocator can list
+//! its segments and blocks (torch.cuda.memory_snapshot), and the agent's Python code requests the list.
 //!
-//! The list is valid for the moment when the allocator wrote it. So it counts only if nothing else is recorded or reported from
+//! The list is right for the moment when the allocator wrote it. So it counts only if nothing else is recorded or reported from
 //! before the request until the whole list is recorded. Otherwise everything is reversed, and the list is requested again. One
 //! race of some hundred ns stays: another thread frees a block that is about to be recorded, and gets it again.
 
@@ -18,33 +18,37 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 /// Tag of adopted memory, until a retag.
 const NAME: &[u8] = b"before the agent";
 
-/// Records and reports when the list was requested.
+/// Numbers of records and of reports when the list was requested.
 static BEFORE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// An entry of the list: the program's number of the device, one of the kinds below, address, and bytes.
 pub(crate) type Part = [u64; 4];
 
-/// A segment that is one allocation.
+/// Kind of a segment that is one allocation.
 const SEGMENT: u64 = 0;
 const BLOCK: u64 = 1;
-/// A piece of a segment that grows by mapping.
+/// Kind of a piece of a segment that grows by mapping.
 const PAGE: u64 = 2;
 
-struct Booked<'a> {
+/// An adoption in progress.
+struct Adoption<'a> {
     core: &'a Core,
     thread: &'a Thread,
-    /// Rows, and the records that made them.
+    /// Key of each new row, and the number of the record that made it.
     rows: Vec<(Key, u64)>,
+    /// Number of records made so far.
     count: u64,
 }
 
 impl Core {
+    /// Returns the number of records and of PyTorch's reports so far.
     fn counts(&self) -> [u64; 2] {
         let reports = self.torch.devices.iter().map(|device| device.reports.load(Relaxed)).sum();
         [self.recorder.ring.head(), reports]
     }
 
-    /// Prepares a request of the list. Returns false if nothing was missed, or while blocked callbacks would hide frees.
+    /// Prepares a request of the list. Returns false if no CUDA context is older than the agent. Also returns false while no
+    /// callbacks arrive, because frees would be missed.
     pub(crate) fn adoption_begins(&self) -> bool {
         if !self.torch.is_late.load(Relaxed) || !patch::is_patched(patch::REPORT) || status::is_blind() {
             return false;
@@ -58,30 +62,30 @@ impl Core {
     /// Adopts the entries of the list. Returns false, and adopts nothing, if something else happened meanwhile.
     pub(crate) fn adopt(&self, thread: &Thread, parts: &[Part]) -> bool {
         let [records, reports] = BEFORE.each_ref().map(|place| place.load(Relaxed));
-        let mut booked = Booked { core: self, thread, rows: Vec::new(), count: 0 };
+        let mut adoption = Adoption { core: self, thread, rows: Vec::new(), count: 0 };
         for (ordinal, device) in self.torch.devices.iter().enumerate() {
             let of_device = parts.iter().filter(|part| part[0] == ordinal as u64);
             let (blocks, segments): (Vec<&Part>, Vec<&Part>) = of_device.partition(|part| part[1] == BLOCK);
-            if self.counts() == [records + booked.count, reports] && !segments.is_empty() {
-                booked.take_over(device, ordinal as u8, &segments, &blocks);
+            if self.counts() == [records + adoption.count, reports] && !segments.is_empty() {
+                adoption.record_device(device, ordinal as u8, &segments, &blocks);
             }
         }
-        let is_right = self.counts() == [records + booked.count, reports];
+        let is_right = self.counts() == [records + adoption.count, reports];
         if !is_right {
-            booked.take_back();
+            adoption.undo();
         }
         for pool in self.torch.pools() {
             let device = pool.device;
             let unseen = device.reserved.load(Relaxed).wrapping_sub(device.segments.load(Relaxed));
             device.unseen.store(unseen as i64, Relaxed);
-            self.tell_unseen(thread, pool);
+            self.record_unseen(thread, pool);
         }
         is_right
     }
 }
 
-impl Booked<'_> {
-    fn take_over(&mut self, device: &Device, slot: u8, segments: &[&Part], blocks: &[&Part]) {
+impl Adoption<'_> {
+    fn record_device(&mut self, device: &Device, slot: u8, segments: &[&Part], blocks: &[&Part]) {
         let (core, thread) = (self.core, self.thread);
         let tag = core.recorder.names.intern(0, NAME);
         let at = RecordContext { tag, flags: Flags::OLDER, ..RecordContext::on(slot) };
@@ -96,26 +100,26 @@ impl Booked<'_> {
                 continue;
             }
             if kind == PAGE {
-                self.book_page(at, address, bytes);
+                self.record_page(at, address, bytes);
             } else {
                 debug_assert_eq!(kind, SEGMENT);
                 let body = Body::AllocEnd { address, bytes, pool: 0, took_us: 0, memory: MemoryKind::Device };
-                self.book(at, Key::Allocation(address), body);
+                self.record(at, Key::Allocation(address), body);
             }
-            self.book(at, Key::Segment(pool, address), Body::SegmentAdd { address, bytes, pool });
+            self.record(at, Key::Segment(pool, address), Body::SegmentAdd { address, bytes, pool });
             device.segments.fetch_add(bytes, Relaxed);
         }
         for &&[_, _, address, bytes] in blocks {
             let use_as = (Role::Unknown, Phase::Unknown);
-            if self.book(at, Key::Block(pool, address), Body::BlockAlloc { address, bytes, pool, use_as }) {
+            if self.record(at, Key::Block(pool, address), Body::BlockAlloc { address, bytes, pool, use_as }) {
                 device.forget_older(bytes);
             }
         }
     }
 
-    /// Records memory mapped at an address. Its handle is unknown, so the address serves as a number, which no real handle has.
-    /// It has no reference, so it ends with its mapping. (PyTorch releases a handle right after mapping it.)
-    fn book_page(&mut self, at: RecordContext, address: u64, bytes: u64) {
+    /// Records memory mapped at an address. Its handle is unknown, so the address, which no real handle equals, stands for it.
+    /// PyTorch releases a handle right after mapping it. So the memory has no reference and ends with its mapping.
+    fn record_page(&mut self, at: RecordContext, address: u64, bytes: u64) {
         let (core, thread, handle) = (self.core, self.thread, address);
         if core.recorder.live.get(Key::Mapping(address)).is_some() {
             return;
@@ -135,7 +139,7 @@ impl Booked<'_> {
     }
 
     /// Records an entry; returns whether it was new.
-    fn book(&mut self, at: RecordContext, key: Key, body: Body<'_>) -> bool {
+    fn record(&mut self, at: RecordContext, key: Key, body: Body<'_>) -> bool {
         if self.core.recorder.live.get(key).is_some() {
             return false;
         }
@@ -145,8 +149,8 @@ impl Booked<'_> {
         true
     }
 
-    /// Reverses all rows that are still unchanged.
-    fn take_back(self) {
+    /// Removes the new rows again, unless they have changed.
+    fn undo(self) {
         let (core, thread) = (self.core, self.thread);
         for (key, seq) in self.rows.into_iter().rev() {
             let Some(taken) = core.recorder.live.get(key).filter(|taken| taken.seq() == seq) else {

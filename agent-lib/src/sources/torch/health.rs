@@ -1,4 +1,4 @@
-//! State of the layers of blocks and of out-of-memory reports, determined by the sender regularly.
+//! Determines and reports the states of two layers: PyTorch's blocks, and its out-of-memory reports. For the sender.
 
 use crate::driver::core::Core;
 use crate::driver::torch_pools::Device;
@@ -11,33 +11,32 @@ use std::sync::atomic::Ordering::*;
 
 const NO_MORE: &str = "tensor hook inactive: PyTorch takes segments and reports no blocks any more";
 
-/// A segment without blocks: thread and address.
-type Silent = (u32, u64);
-
 /// State that the sender keeps between two checks.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
-    silent: Vec<Silent>,
-    /// The same segment had no block at two checks in a row, with no report in between.
+    /// Segments without a block at the last check: thread and address.
+    silent: Vec<(u32, u64)>,
+    /// Whether the same segment had no block at the last two checks, with no report in between.
     is_silent: bool,
-    /// Reports of all devices at that time.
+    /// Number of reports of all devices at the last check.
     reports: u64,
-    /// Values from which the reported states were derived. Changes are reported at once: memory may run out in the first second.
-    said: Option<(Met, u32, bool)>,
-    /// Reports of each device when totals were last requested.
-    asked_at: Vec<u64>,
+    /// Values from which the reported states were derived: result of the search, number of pools, whether single tensors exist.
+    reported: Option<(Met, u32, bool)>,
+    /// Number of reports of each device when its totals were last requested.
+    requested_at: Vec<u64>,
 }
 
 impl Health {
-    /// Searches newly mapped files for PyTorch. Called each round.
+    /// Searches newly mapped files for PyTorch. Called each round. Reports a change at once: memory may run out in the first
+    /// second.
     pub(crate) fn look_for_torch(&mut self, core: &Core) {
         if core.settings.layers.torch && status::armed() {
             patch::look(patch::met() == Met::NotYet);
             let (pools, singles) = (core.torch.made.load(Relaxed), core.torch.single_tensors.load(Relaxed));
             let now = Some((patch::met(), pools, singles != 0));
-            if self.said != now {
-                self.said = now;
-                self.say(core);
+            if self.reported != now {
+                self.reported = now;
+                self.report(core);
             }
         }
     }
@@ -50,24 +49,25 @@ impl Health {
             status::report_layer(Layer::OutOfMemory, LayerState::Off, why);
             return;
         }
-        self.ask_for_totals(core, thread);
-        self.look_at_segments(core);
-        self.say(core);
+        self.request_totals(core, thread);
+        self.check_segments(core);
+        self.report(core);
     }
 
-    fn say(&self, core: &Core) {
+    fn report(&self, core: &Core) {
         let (state, why) = self.blocks(core);
         status::report_layer(Layer::Blocks, state, &why);
         let (state, why) = out_of_memory(core);
         status::report_layer(Layer::OutOfMemory, state, why);
     }
 
-    fn ask_for_totals(&mut self, core: &Core, thread: Option<&Thread>) {
-        self.asked_at.resize(core.torch.devices.len(), 0);
-        for (ordinal, (device, asked_at)) in core.torch.devices.iter().zip(&mut self.asked_at).enumerate() {
+    /// Requests PyTorch's totals with the next report of each device that had reports. Also reads UUIDs that a report could not
+    /// read.
+    fn request_totals(&mut self, core: &Core, thread: Option<&Thread>) {
+        self.requested_at.resize(core.torch.devices.len(), 0);
+        for (ordinal, device) in core.torch.devices.iter().enumerate() {
             let reports = device.reports.load(Relaxed);
-            if reports != *asked_at {
-                *asked_at = reports;
+            if std::mem::replace(&mut self.requested_at[ordinal], reports) != reports {
                 device.check_due.store(true, Relaxed);
             }
             if device.is_unknown.swap(false, AcqRel)
@@ -78,8 +78,8 @@ impl Health {
         }
     }
 
-    /// Detects that the hook is not called: a segment of PyTorch that has no block at two checks.
-    fn look_at_segments(&mut self, core: &Core) {
+    /// Detects that the hook of reports is not called: a segment of PyTorch has no block at two checks in a row.
+    fn check_segments(&mut self, core: &Core) {
         let mut silent = Vec::new();
         for thread in threads::all() {
             let torchs = thread.torch.fresh().filter(|fresh| callers::is_torch(fresh.module()));

@@ -1,6 +1,6 @@
-//! Out of memory, as PyTorch's allocator reports it.
+//! Records that PyTorch's allocator is out of memory.
 //!
-//! Three cases look alike from outside (frameworks.md 7):
+//! There are three cases:
 //!
 //! | case | records, of one thread and in this order |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! is Python's.
 //!
 //! The cudaMallocAsync backend does not report this, and neither does a PyTorch without caching. There, only the driver's
-//! refusals are recorded, and the layer's state reports this. (2.4.1 gives up at the first refusal; 2.15.0 flushes and retries.)
+//! refusals are recorded, as the layer's state says. (2.4.1 gives up at the first refusal; 2.15.0 flushes and retries.)
 
 use crate::base::fault_injection;
 use crate::driver::core::Core;
@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// CUDA_ERROR_OUT_OF_MEMORY.
 const REFUSED: u16 = 2;
-/// Longest text of a stack: the innermost frames.
+/// Maximum length of a stack's text, in bytes; only the innermost frames are kept.
 const STACK_BYTES: usize = 4096;
 /// Maximum number of stacks of a process: a program may run out of memory in a loop, on purpose.
 const STACKS: u32 = 256;
@@ -70,7 +70,7 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
 impl Core {
     /// Handles a refusal of the driver, which is recorded as `AllocFailed` already.
     #[cold]
-    pub(crate) fn driver_refused(
+    pub(crate) fn allocation_refused(
         &self,
         thread: &Thread,
         at: RecordContext,
@@ -85,8 +85,9 @@ impl Core {
         }
     }
 
-    /// Returns the phase of the thread's request for `Pressure` and `Oom`. A forward pass without gradients is an evaluation,
-    /// except in a function with its own backward pass (a checkpoint). Clearing gradients is the optimizer's phase.
+    /// Returns the phase of the thread's request, as the records `Pressure` and `Oom` state it. A forward pass without gradients
+    /// is an evaluation, except in a function with its own backward pass (a checkpoint). Clearing gradients belongs to the
+    /// optimizer's phase.
     #[cold]
     fn phase_of_request(&self, thread: &Thread) -> u32 {
         let named = self.named(thread).phase;

@@ -1,27 +1,27 @@
 //! Replaces the slots (GOT entries) through which PyTorch's allocator calls certain functions. The slots are found in the
-//! mapped files. The original value is kept as `next`, and each slot is replaced with a single store.
+//! mapped files. The original value is stored first, and each slot is replaced with a single store.
 //!
-//! **When.** At injection, if PyTorch is loaded already. In the callback of a driver allocation, if the loader has mapped files
-//! since the last search. And by the sender, for processes whose driver calls are not observed. A segment is allocated before
-//! the first tensor in it and on the same thread, so the search in the callback must happen at once.
+//! **When.** At the start, if PyTorch is loaded already. In the callback of a driver allocation, if the loader has mapped files
+//! since the last search. By the sender, for processes whose driver calls are not observed. PyTorch allocates a segment right
+//! before the first tensor in it and on the same thread, so the search in the callback cannot wait.
 //!
 //! **Why this cannot deadlock.** A search takes one lock of the loader, that of dl_iterate_phdr.
 //!
-//! - The loader holds it only briefly to change its lists, never while it runs constructors or other code. (That is a different
+//! - The loader holds it only to change its lists, never while it runs constructors or other code. (Those run under another
 //!   lock, which dlopen and dlsym take. The agent calls neither here and resolves symbols itself.)
 //! - Other code holds it in callbacks of dl_iterate_phdr: unwinders and profilers, which call neither the driver nor PyTorch
 //!   there. Should one do so, it is on the same thread, and the lock is recursive.
 //! - So the holder of that lock never waits for a lock that the program may hold around its driver call (PyTorch holds its
 //!   allocator's).
 //!
-//! fork() must not happen meanwhile, because before glibc 2.31 the child would find the lock taken. `callers::in_loader`
-//! prevents that. If another thread is inside, it gives up after a moment, and the next allocation searches.
+//! No thread may fork meanwhile, because before glibc 2.31 the child would find the lock taken. `callers::in_loader` makes sure
+//! of that. If it cannot get its lock in time, the next allocation searches.
 //!
-//! **Which original value is kept.** A slot that is not bound yet holds the address of the library's own stub, whose first call
-//! would overwrite the slot. Then `next` is the function itself, looked up in the file that defines it. A slot with a small
-//! value is not relocated yet (the loader lists a file before that) and is left alone until it is. In a file linked with `-z
-//! now`, the loader makes the slot's memory read-only after it has relocated the whole file. Only then is it made writable for
-//! a moment; nothing else writes it at that time.
+//! **Which original value is stored.** A slot that is not bound yet holds the address of the library's own stub, whose first
+//! call would overwrite the slot. Then the value is the address of the function, found in the file that defines it. The loader
+//! lists a file before it relocates the file's slots. Such a slot has a small value and is left alone. In a file linked with `-z
+//! now`, the loader makes relocated slots read-only. Such a slot is made writable for a moment, in which no other code writes
+//! it.
 
 use crate::base::image::Image;
 use crate::base::loaded_file::find_mapped;
@@ -31,17 +31,17 @@ use crate::sources::torch::{oom, pending, report};
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Functions that PyTorch's library calls through slots.
-pub(crate) const HOOKS: usize = 5;
-/// PyTorch's report that a block was allocated or freed.
+/// Number of functions that are replaced ("hooks").
+const HOOKS: usize = 5;
+/// Hook of PyTorch's report that a block was allocated or freed.
 pub(crate) const REPORT: usize = 0;
-/// PyTorch's report that it is out of memory.
+/// Hook of PyTorch's report that it is out of memory.
 pub(crate) const OUT_OF_MEMORY: usize = 1;
-/// CUDA runtime: an event is recorded.
+/// Hook of the CUDA runtime's function that records an event.
 pub const EVENT_RECORD: usize = 2;
-/// CUDA runtime: an event is queried.
+/// Hook of the CUDA runtime's function that queries an event.
 pub(crate) const EVENT_QUERY: usize = 3;
-/// CUDA runtime: an event is waited for.
+/// Hook of the CUDA runtime's function that waits for an event.
 pub const EVENT_SYNCHRONIZE: usize = 4;
 
 /// Symbol names of the hooks. The first two changed from signed to unsigned numbers after 1.13; in registers that is the same.
@@ -66,9 +66,10 @@ const LIBRARIES: [&[u8]; 2] = [b"libc10_cuda", b"libc10_hip"];
 static NEXT: [AtomicUsize; HOOKS] = [const { AtomicUsize::new(0) }; HOOKS];
 /// Bits of the hooks that are installed.
 static PATCHED: AtomicU8 = AtomicU8::new(0);
+/// Result of the last search: a `Met`.
 static MET: AtomicU8 = AtomicU8::new(0);
-/// Files that had been mapped at the last search.
-static LOOKED_AT: AtomicU64 = AtomicU64::new(u64::MAX);
+/// Number of files that had been mapped at the last search.
+static SEARCHED_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 /// Number of searches, for tests.
 pub static LOOKS: AtomicUsize = AtomicUsize::new(0);
 
@@ -107,6 +108,7 @@ pub(crate) fn next(hook: usize) -> *mut c_void {
     NEXT[hook].load(Acquire) as *mut c_void
 }
 
+/// Returns the address of the agent's function for a hook.
 fn function(hook: usize) -> usize {
     match hook {
         REPORT => report::reported as *const () as usize,
@@ -117,63 +119,62 @@ fn function(hook: usize) -> usize {
     }
 }
 
-/// Searches for PyTorch in the callback of a driver allocation, if the loader has mapped files since the last search or has not
-/// relocated them yet. Costs about 25 ns without a search. Once the functions are installed, only the sender looks for a second
+/// Searches for PyTorch in the callback of a driver allocation, if the loader has mapped files since the last search, or had not
+/// relocated them then. Costs about 25 ns without a search. Once the hooks are installed, only the sender searches for a second
 /// PyTorch.
 #[inline]
 pub fn look_if_changed() {
-    match met() {
-        Met::Patched => {}
-        met => {
-            look(met == Met::NotYet);
-        }
+    let met = met();
+    if met != Met::Patched {
+        look(met == Met::NotYet);
     }
 }
 
-/// Searches for PyTorch; with `again` also if nothing was mapped since the last search. Returns false if another thread was
-/// inside of the loader.
+/// Searches for PyTorch; with `again` also if no file was mapped since the last search. Returns false if it could not get the
+/// lock of `callers::in_loader`.
 #[cold]
 #[inline(never)]
 pub fn look(again: bool) -> bool {
     callers::in_loader(|| {
         let (mapped, _) = callers::changes_now();
-        if !again && LOOKED_AT.load(Relaxed) == mapped {
+        if !again && SEARCHED_AT.load(Relaxed) == mapped {
             return;
         }
         LOOKS.fetch_add(1, Relaxed);
-        let mut look = Look { met: Met::Nothing, wanted: 0, defined: [0; HOOKS] };
-        look.import();
-        if look.wanted != 0 {
-            look.define();
-            look.met = Met::Nothing;
-            look.import();
+        let mut search = Search { met: Met::Nothing, wanted: 0, defined: [0; HOOKS] };
+        search.install();
+        if search.wanted != 0 {
+            search.resolve();
+            search.met = Met::Nothing;
+            search.install();
         }
-        MET.store(look.met as u8, Release);
-        LOOKED_AT.store(mapped, Relaxed);
+        MET.store(search.met as u8, Release);
+        SEARCHED_AT.store(mapped, Relaxed);
     })
     .is_some()
 }
 
-struct Look {
+struct Search {
     met: Met,
-    /// Bits of hooks whose functions have to be resolved.
+    /// Bits of hooks whose original functions have to be resolved.
     wanted: u8,
+    /// Addresses of the original functions; 0 for one that was not resolved.
     defined: [usize; HOOKS],
 }
 
-impl Look {
+impl Search {
     /// Installs the hooks in each library of PyTorch's allocator. A process may have several; the best result counts.
-    fn import(&mut self) {
+    fn install(&mut self) {
         find_mapped(|file| {
             if LIBRARIES.iter().any(|library| file.name().starts_with(library)) {
-                let met = self.import_file(&file.image);
+                let met = self.install_in(&file.image);
                 self.met = if met as u8 > self.met as u8 { met } else { self.met };
             }
             false
         });
     }
 
-    fn import_file(&mut self, image: &Image<'_>) -> Met {
+    fn install_in(&mut self, image: &Image<'_>) -> Met {
         let slots = image.slots(&NAMES);
         let mut met = if slots[REPORT].is_some() { Met::Patched } else { Met::NoSlot };
         for (hook, slot) in slots.into_iter().enumerate() {
@@ -192,8 +193,8 @@ impl Look {
         met
     }
 
-    /// Resolves the wanted functions in the first file that defines them, as the loader would, unless scopes differ.
-    fn define(&mut self) {
+    /// Resolves each wanted function in the first file that defines it. The loader does the same within a scope of symbols.
+    fn resolve(&mut self) {
         find_mapped(|file| {
             for (hook, (names, defined)) in NAMES.iter().zip(&mut self.defined).enumerate() {
                 if self.wanted & 1 << hook != 0 && *defined == 0 {

@@ -1,4 +1,4 @@
-//! Blocks that were freed while a stream may still use them (`record_stream`), as distinct from free blocks.
+//! Finds pending blocks: freed by the program, while a stream may still use them (`record_stream`).
 //!
 //! PyTorch does the following for each freed block, according to the code of its wheels (2.15.0 `free_locked`, 2.4.1 `free`):
 //!
@@ -14,19 +14,20 @@
 //! when the last event of a block is over. Flushing the cache waits with cudaEventSynchronize instead
 //! (`synchronize_and_free_events`; in 2.4.1 inside release_cached_blocks). All of this happens under the device's mutex.
 //!
-//! So the report does not show whether a block is pending, but the calls before it do. An event that PyTorch's library recorded
-//! on this thread since its last report may mean that the block waits for it. Three slots of libc10_cuda show the events.
+//! So the report does not show whether a block is pending, but the calls before it do. If PyTorch's library has recorded an
+//! event on this thread since the thread's last report, the block may wait for it. The agent's functions in three slots of
+//! libc10_cuda see the events.
 //!
-//! **Which events belong to the free.** c10's own events (`CUDAGuardImpl::record`, e.g. of autograd between streams) are
-//! recorded through the same slot, and a thread's next report may be an unrelated free. The stack distinguishes them: one
-//! function calls both insert_events and the report. So at cudaEventRecord the stack pointer is lower than at the report by the
-//! frame of insert_events (or equal, if that was inlined): at most SPAN bytes. For other events it may be anywhere, even in
-//! that range by chance. So a call site that was once outside of the range is ignored from then on. A block wrongly taken for
-//! pending stops being so when its event is queried, or its memory is handed out again.
+//! **Which events belong to the free.** PyTorch records other events through the same slot (`CUDAGuardImpl::record`, e.g. of
+//! autograd between streams), and the thread's next report may be an unrelated free. The stack distinguishes them: one function
+//! calls both insert_events and the report. So at cudaEventRecord the stack pointer is lower than at the report by the frame of
+//! insert_events, at most SPAN bytes, or equal if that was inlined. For other events it may have any value. So a call site is
+//! ignored from the first time on that its stack pointer is out of range. A block wrongly taken for pending is corrected when
+//! its event is queried, or when its memory is handed out again.
 //!
 //! **Not distinguished:** a free during a capture. Its events come later and cannot be assigned to a block (2.15.0:
-//! `deferred_blocks`, recorded in a malloc, whose report discards them). It counts as done, so the pending bytes are too low
-//! while the capture lasts. No total is affected: PyTorch does not count a freed block, pending or not.
+//! `deferred_blocks`, recorded in a malloc, whose report discards them). The block counts as free, so the pending bytes are too
+//! low while the capture lasts. No total is affected: PyTorch does not count a freed block, pending or not.
 
 use crate::base::fault_injection;
 use crate::base::row::Key;
@@ -42,18 +43,18 @@ use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 
-/// Largest distance of the stack pointers at a record in insert_events and at the report. It is 224 bytes in 2.15.0 and 208 in
-/// 2.4.1 (840 and 836 frees), and about that in 2.0.1 and 2.8.0. 1.13.1 has no such slots: it links the CUDA runtime.
+/// Maximum distance, in bytes, of the stack pointers at a call of cudaEventRecord in insert_events and at the report. Measured:
+/// 224 in 2.15.0, 208 in 2.4.1 (840 and 836 frees), about that in 2.0.1 and 2.8.0. 1.13.1 has no such slots.
 const SPAN: usize = 1024;
-/// Call sites in PyTorch's code that record other events.
-static ELSEWHERE: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
-/// cudaErrorUnknown: returned if the slot held nothing; such a slot is never patched.
+/// Return addresses of calls in PyTorch's code that record other events.
+static OTHER_SITES: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
+/// cudaErrorUnknown: the result if there is no original function. Such a slot is never replaced.
 const UNKNOWN: c_int = 999;
 
 type OnStream = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void) -> c_int;
 type OfEvent = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
 
-/// Replacement for cudaEventRecord: adds the return address and the stack pointer, and jumps to the function below.
+/// Replacement for cudaEventRecord: adds the return address and the stack pointer, and jumps to `recorded_at`.
 ///
 /// # Safety
 /// Must be called with cudaEventRecord's arguments.
@@ -77,7 +78,7 @@ unsafe extern "C-unwind" fn recorded_at(
     }
     // SAFETY: the slot held a function of this type.
     let result = unsafe { std::mem::transmute::<*mut c_void, OnStream>(next)(event, stream) };
-    if result == 0 && !ELSEWHERE.iter().any(|other| other.load(Relaxed) == site) {
+    if result == 0 && !OTHER_SITES.iter().any(|other| other.load(Relaxed) == site) {
         guard((), |_, thread| {
             fault_injection::at("torch.recorded");
             thread.torch.note_event(event as u64, site, stack);
@@ -86,7 +87,7 @@ unsafe extern "C-unwind" fn recorded_at(
     result
 }
 
-/// Returns a slot's original value. It is written before the slot, but another processor may read it a moment too early.
+/// Returns a slot's original value. It is written before the slot, but this processor may see the two stores in another order.
 fn next(hook: usize) -> *mut c_void {
     (0..1000).map(|_| patch::next(hook)).find(|next| !next.is_null()).unwrap_or_default()
 }
@@ -97,7 +98,7 @@ fn next(hook: usize) -> *mut c_void {
 /// Must be called with cudaEventQuery's argument.
 pub unsafe extern "C-unwind" fn queried(event: *mut c_void) -> c_int {
     // SAFETY: the caller guarantees the argument.
-    unsafe { asked(EVENT_QUERY, event) }
+    unsafe { call_original(EVENT_QUERY, event) }
 }
 
 /// Replacement for cudaEventSynchronize in its slot.
@@ -106,11 +107,12 @@ pub unsafe extern "C-unwind" fn queried(event: *mut c_void) -> c_int {
 /// Must be called with cudaEventSynchronize's argument.
 pub(crate) unsafe extern "C-unwind" fn synchronized(event: *mut c_void) -> c_int {
     // SAFETY: the caller guarantees the argument.
-    unsafe { asked(EVENT_SYNCHRONIZE, event) }
+    unsafe { call_original(EVENT_SYNCHRONIZE, event) }
 }
 
+/// Calls the original function of a hook. If it reports that the event is over, handles that.
 #[inline(always)]
-unsafe fn asked(hook: usize, event: *mut c_void) -> c_int {
+unsafe fn call_original(hook: usize, event: *mut c_void) -> c_int {
     let next = next(hook);
     if next.is_null() {
         return UNKNOWN;
@@ -128,27 +130,28 @@ unsafe fn asked(hook: usize, event: *mut c_void) -> c_int {
 
 /// Whether insert_events may have recorded the event for a report at this stack pointer.
 fn is_near(event: &Event, stack: usize) -> bool {
-    let is = stack.checked_sub(event.stack.load(Relaxed)).is_some_and(|span| span <= SPAN);
+    let is_near = stack.checked_sub(event.stack.load(Relaxed)).is_some_and(|span| span <= SPAN);
     let site = event.site.load(Relaxed);
-    if !is && !ELSEWHERE.iter().any(|other| other.load(Relaxed) == site) {
-        let is_taken = |other: &&AtomicUsize| other.compare_exchange(0, site, Relaxed, Relaxed).is_ok();
-        ELSEWHERE.iter().find(is_taken);
+    if !is_near && !OTHER_SITES.iter().any(|other| other.load(Relaxed) == site) {
+        OTHER_SITES.iter().any(|other| other.compare_exchange(0, site, Relaxed, Relaxed).is_ok());
     }
-    is
+    is_near
 }
 
 impl Device {
+    /// Returns the device's pending blocks.
     fn waiting(&self) -> impl Iterator<Item = &Waiting> {
-        let waits = |place: &&Waiting| place.address.load(Acquire) != 0;
-        self.waiting.iter().filter(waits).take(self.pending.load(Relaxed) as usize)
+        let is_used = |place: &&Waiting| place.address.load(Acquire) != 0;
+        self.waiting.iter().filter(is_used).take(self.pending.load(Relaxed) as usize)
     }
 }
 
 impl Core {
-    /// Records that a freed block waits for events. Returns false for unrelated events, or without room for the block.
+    /// Records a freed block as pending if the thread has recorded events for it. Returns false without such events, or without
+    /// room for the block.
     #[cold]
     #[inline(never)]
-    pub(crate) fn wait(
+    pub(crate) fn record_pending(
         &self,
         thread: &Thread,
         pool: TorchPool<'_>,
@@ -158,6 +161,7 @@ impl Core {
     ) -> bool {
         let TorchPool { device, id: pool, .. } = pool;
         let is_its = |event: &&Event| is_near(event, stack);
+        // Checks all events, to find call sites that record other events.
         if thread.torch.events().filter(is_its).count() == 0 {
             return false;
         }
@@ -179,7 +183,7 @@ impl Core {
         true
     }
 
-    /// Handles the end of an event, and frees the blocks that waited only for it.
+    /// Handles the end of an event: frees the block that waited only for it.
     fn event_over(&self, thread: &Thread, event: u64) {
         thread.torch.forget_event(event);
         for pool in self.torch.pools().filter(|pool| pool.device.pending.load(Relaxed) != 0) {
@@ -188,32 +192,32 @@ impl Core {
                 if its.compare_exchange(event, 0, AcqRel, Relaxed).is_ok()
                     && place.events.iter().all(|event| event.load(Relaxed) == 0)
                 {
-                    self.waited(thread, pool, place);
+                    self.free_pending(thread, pool, place);
                 }
                 break; // an event is recorded for one block and stream
             }
         }
     }
 
-    fn waited(&self, thread: &Thread, pool: TorchPool<'_>, place: &Waiting) {
+    fn free_pending(&self, thread: &Thread, pool: TorchPool<'_>, place: &Waiting) {
         let address = place.address.swap(0, AcqRel);
         if address != 0 {
             pool.device.pending.fetch_sub(1, Relaxed);
-            self.block_gone(thread, pool.id, address);
+            self.record_free(thread, pool.id, address);
         }
     }
 
-    /// Frees pending blocks that overlap a new block: they were not pending in fact.
+    /// Frees pending blocks that overlap a new block: PyTorch has handed out their memory, so they were not pending.
     #[cold]
     #[inline(never)]
-    pub(crate) fn reused(&self, thread: &Thread, pool: TorchPool<'_>, address: u64, bytes: u64) {
+    pub(crate) fn free_overlapped(&self, thread: &Thread, pool: TorchPool<'_>, address: u64, bytes: u64) {
         let end = address.saturating_add(bytes);
-        let lies_there = |place: &&Waiting| {
+        let overlaps = |place: &&Waiting| {
             let start = place.address.load(Relaxed);
             start < end && start.saturating_add(place.bytes.load(Relaxed)) > address
         };
-        while let Some(place) = pool.device.waiting().find(lies_there) {
-            self.waited(thread, pool, place);
+        while let Some(place) = pool.device.waiting().find(overlaps) {
+            self.free_pending(thread, pool, place);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Renames live memory after modules have moved. Rows are found by the text of their tag: a module's path, perhaps with a
-//! parameter's name behind it and a scope before it. Nodes of the backward pass are renamed likewise.
+//! parameter's name behind it and a scope before it. Nodes of the backward pass are renamed in the same way.
 //!
-//! Not in a hook: it allocates. It takes about 10 ns for each live row, and some microseconds for each of their names.
+//! Not for callbacks: it allocates. It takes about 10 ns for each live row, and some microseconds for each different name.
 
 use crate::base::row::{key_of, kind, kind_of};
 use crate::driver::core::Core;
@@ -9,14 +9,15 @@ use crate::naming::autograd;
 use crate::threads::Thread;
 use std::collections::HashMap;
 
-/// The new path, the first record number that it applies to, and the one after the last.
+/// A new path, the number of the first record that it applies to, and the number after the last one.
 type New<'a> = (&'a [u8], u64, u64);
 
-/// New paths by old path. A path that stays is listed, too, so that paths below it stay.
+/// New paths by old path. A path that stays the same is listed, too, so that paths below it stay the same.
 struct Paths<'a>(HashMap<&'a [u8], Vec<New<'a>>>);
 
 impl<'a> Paths<'a> {
-    /// Parses lines of old path, new path, and two numbers, each ended by a zero byte. The first line for a record counts.
+    /// Parses lines of four fields: old path, new path, and the two record numbers. Each field ends with a zero byte. If several
+    /// lines apply to a record, the first one counts.
     fn new(text: &'a [u8]) -> Self {
         let words: Vec<&[u8]> = text.split(|&byte| byte == 0).collect();
         let number = |word: &[u8]| str::from_utf8(word).ok().and_then(|word| word.parse().ok()).unwrap_or(0);
@@ -27,7 +28,7 @@ impl<'a> Paths<'a> {
         Paths(paths)
     }
 
-    /// Returns the new name of `path` in record `seq`; `None` if it stays.
+    /// Returns the new name of `path` in record `seq`; `None` if it stays the same.
     fn renamed(&self, path: &[u8], seq: u64) -> Option<Vec<u8>> {
         let mut starts = std::iter::once(0).chain(slashes(path).map(|at| at + 1));
         let (start, end, new) = starts.find_map(|start| {

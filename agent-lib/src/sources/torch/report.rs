@@ -1,8 +1,9 @@
-//! PyTorch's report to its profiler of a block's allocation or free. The agent replaces its slot and passes the call on.
+//! Records each allocation and free of a block, from PyTorch's report to its profiler. The agent replaces the slot of that
+//! function and passes the call on.
 //!
 //! PyTorch makes the call at exactly two places, unconditionally, for each block of the native caching allocator, in every pool
-//! and mode (frameworks.md 2). It holds the allocator's mutex for the device. So nothing here takes the GIL, calls CUDA, waits
-//! or allocates. The call carries PyTorch's own totals after the event; the agent's own sum must equal them each time.
+//! and mode. It holds the allocator's mutex for the device. So nothing here takes the GIL, calls CUDA, waits or allocates. The
+//! call carries PyTorch's totals after the event, which must equal the agent's own sum each time.
 
 use crate::base::fault_injection;
 use crate::base::row::{AllocationName, Key, RowExtra};
@@ -18,17 +19,18 @@ use std::arch::naked_asm;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::*;
 
-#[derive(Debug, Clone, Copy)]
+/// The arguments of a report.
+#[derive(Clone, Copy)]
 pub(crate) struct Report {
     /// Address of the block.
     pub address: u64,
-    /// Bytes after rounding; negative for a free.
+    /// Size of the block in bytes after rounding; negative for a free.
     pub bytes: i64,
-    /// PyTorch's total of live blocks on the device, including this one.
+    /// PyTorch's total of live blocks on the device after the event, in bytes.
     pub allocated: u64,
-    /// PyTorch's total of segments.
+    /// PyTorch's total of segments on the device, in bytes.
     pub reserved: u64,
-    /// c10::Device: the type, and the program's number << 8.
+    /// c10::Device: the type, and the program's number of the device << 8.
     pub device: u16,
     /// The stack pointer at the call.
     pub stack: usize,
@@ -36,7 +38,7 @@ pub(crate) struct Report {
 
 type Next = unsafe extern "C-unwind" fn(*mut c_void, i64, u64, u64, u16);
 
-/// Replacement for reportMemoryUsageToProfiler: adds the stack pointer and jumps to the function below.
+/// Replacement for reportMemoryUsageToProfiler: adds the stack pointer and jumps to `reported_at`.
 ///
 /// # Safety
 /// Must be called with PyTorch's arguments.
@@ -92,7 +94,7 @@ impl Core {
             let before = (report.allocated as i64).wrapping_sub(report.bytes).max(0);
             id = self.make_pool(thread, device, index as u8, before as u64);
         }
-        // Created for each rare call, so that the usual case stores nothing.
+        // Made anew for each rare call, so that the usual case needs no memory for it.
         let pool = || TorchPool { device, id, slot: index as u8 };
         let hash = self.recorder.live.expect(Key::Block(id, report.address));
         let sum = device.sum.load(Relaxed).wrapping_add(report.bytes);
@@ -111,7 +113,7 @@ impl Core {
         let unseen = report.reserved.wrapping_sub(device.segments.load(Relaxed)) as i64;
         device.unseen.store(unseen, Relaxed);
         if device.check_due.load(Relaxed) {
-            self.tell_totals(thread, pool());
+            self.record_totals(thread, pool());
         }
     }
 
@@ -121,13 +123,13 @@ impl Core {
         let pool = || TorchPool { device, id, slot };
         let (address, bytes) = (report.address, report.bytes as u64);
         if thread.torch.has_fresh() {
-            self.claim(thread, pool(), address, bytes);
+            self.claim_segments(thread, pool(), address, bytes);
         }
         if device.segments.load(Relaxed) != report.reserved {
             self.search_segment(thread, pool(), address);
         }
         if device.pending.load(Relaxed) != 0 {
-            self.reused(thread, pool(), address, bytes);
+            self.free_overlapped(thread, pool(), address, bytes);
         }
         thread.torch.refused.store(false, Relaxed);
         self.record_gradient_of_running_node(thread);
@@ -150,11 +152,11 @@ impl Core {
         if device.older.load(Relaxed) != 0 && self.is_older(device, Key::Block(id, address), bytes) {
             return;
         }
-        let waits = |pool| self.wait(thread, pool, address, bytes, report.stack);
+        let waits = |pool| self.record_pending(thread, pool, address, bytes, report.stack);
         if thread.torch.recorded() != 0 && waits(TorchPool { device, id, slot }) {
             return;
         }
-        self.block_gone_at(thread, id, address, self.recorder.live.spot_of(hash));
+        self.record_free_at(thread, id, address, self.recorder.live.spot_of(hash));
     }
 
     /// Whether the freed block is older than the agent.
@@ -169,19 +171,20 @@ impl Core {
     }
 
     /// Records that a block is free for the next request.
-    pub(crate) fn block_gone(&self, thread: &Thread, pool: u64, address: u64) {
+    pub(crate) fn record_free(&self, thread: &Thread, pool: u64, address: u64) {
         let hash = self.recorder.live.expect(Key::Block(pool, address));
-        self.block_gone_at(thread, pool, address, self.recorder.live.spot_of(hash));
+        self.record_free_at(thread, pool, address, self.recorder.live.spot_of(hash));
     }
 
     #[inline(always)]
-    fn block_gone_at(&self, thread: &Thread, pool: u64, address: u64, spot: RowSlot) {
+    fn record_free_at(&self, thread: &Thread, pool: u64, address: u64, spot: RowSlot) {
         let body = Body::BlockFree { address, pool, state: FreeState::Done };
         self.recorder
             .record(thread, RecordContext::NOWHERE, body, |recorder, _| recorder.live.discard_at(spot));
     }
 
-    /// Returns the device's pool, creating it if there is none. Of memory from before the agent only the total bytes are known.
+    /// Returns the id of the device's pool, creating the pool if there is none. `before` is the size of the blocks that are older
+    /// than the agent, in bytes.
     #[cold]
     #[inline(never)]
     pub(super) fn make_pool(&self, thread: &Thread, device: &Device, slot: u8, before: u64) -> u64 {
@@ -192,7 +195,7 @@ impl Core {
         }
         device.sum.store(before as i64, Relaxed);
         device.older.store(before, Relaxed);
-        // The driver must not be queried here for the device's identity. Nearly always, the segment's record has queried it.
+        // The driver must not be asked for the device's UUID here. Nearly always it is known from the segment's allocation.
         device.is_unknown.store(true, Relaxed);
         let pool = self.new_pool_id();
         let tag = self.recorder.names.intern(0, b"torch");
@@ -208,7 +211,7 @@ impl Core {
     /// Records PyTorch's current totals, in order with the blocks: the ledger compares them with its own.
     #[cold]
     #[inline(never)]
-    fn tell_totals(&self, thread: &Thread, pool: TorchPool<'_>) {
+    fn record_totals(&self, thread: &Thread, pool: TorchPool<'_>) {
         let TorchPool { device, id, slot } = pool;
         device.check_due.store(false, Relaxed);
         let (used_bytes, reserved_bytes) = (device.sum.load(Relaxed) as u64, device.reserved.load(Relaxed));
@@ -216,11 +219,11 @@ impl Core {
         self.recorder.note(thread, RecordContext::on(slot), body);
         let body = Body::PoolCheck { pool: id, total_bytes: used_bytes };
         self.recorder.note(thread, RecordContext::on(slot), body);
-        self.tell_unseen(thread, pool);
+        self.record_unseen(thread, pool);
     }
 
     /// Records the bytes of segments that are older than the agent.
-    pub(super) fn tell_unseen(&self, thread: &Thread, pool: TorchPool<'_>) {
+    pub(super) fn record_unseen(&self, thread: &Thread, pool: TorchPool<'_>) {
         let unseen = pool.device.unseen.load(Relaxed).max(0);
         if self.torch.is_late.load(Relaxed) && pool.device.baseline.swap(unseen, Relaxed) != unseen {
             let body = Body::Baseline { bytes: unseen as u64 };

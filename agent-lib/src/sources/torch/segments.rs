@@ -1,12 +1,12 @@
-//! Finds the driver allocations from which PyTorch's pool carves blocks.
+//! Finds the segments of PyTorch's pool: the driver allocations in which its blocks lie.
 //!
-//! The pool requests a segment when a block does not fit into the existing ones, and hands out that block at once. It does so
-//! on the same thread, before any other block there (2.4.1 and 2.15.0; with `release_lock_on_cudamalloc` other threads may
-//! report meanwhile, but not this one). So each thread stores its driver allocations since its last block. An
-//! allocation that the next block overlaps is a segment. This holds for each caller of the driver (a pluggable allocator in a
-//! MemPool, NCCL's), and also for pieces of 2 or 20 MiB mapped side by side. All other allocations are memory outside of the
-//! pool, like that of cuBLAS. PyTorch's total of reserved bytes shows whether all segments were found. If not, a block's
-//! segment is searched among all rows, a limited number of times.
+//! The pool requests a segment when a block does not fit into the existing ones. It hands out that block at once on the same
+//! thread, before any other block there (2.4.1 and 2.15.0; with `release_lock_on_cudamalloc` other threads may report
+//! meanwhile, but not this one). So each thread stores its driver allocations since its last block, and an allocation that the
+//! next block overlaps is a segment. This holds for each caller of the driver (a pluggable allocator in a MemPool, NCCL's), and
+//! also for pieces of 2 or 20 MiB mapped side by side. All other allocations are memory outside of the pool, like that of
+//! cuBLAS. PyTorch's total of reserved bytes shows whether all segments were found. If not, a block's segment is searched
+//! among all rows, a limited number of times.
 
 use crate::base::row::{Key, RowExtra, device_of, kind, kind_of, memory_of};
 use crate::driver::core::Core;
@@ -18,21 +18,21 @@ use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, MemoryKind};
 use std::sync::atomic::Ordering::*;
 
-/// Sizes of segments of the native allocator are multiples of this.
+/// The size of a segment of the native allocator is a multiple of this number of bytes.
 const SEGMENT_UNIT: u64 = 2 << 20;
-/// A smaller allocation is not a segment; the loaded files are not checked then.
+/// Minimum size of a segment in bytes. For a smaller allocation, PyTorch is not searched.
 const SMALLEST: u64 = 1 << 20;
 
-/// Whether it is an allocation by PyTorch that its native caching allocator would not make.
+/// Whether PyTorch made the allocation, but not with its native caching allocator.
 #[inline(always)]
 fn is_no_segment(module: u16, bytes: u64, memory: MemoryKind) -> bool {
     callers::is_torch(module) && (memory == MemoryKind::StreamOrdered || !bytes.is_multiple_of(SEGMENT_UNIT))
 }
 
 impl Core {
-    /// Handles an allocation by the driver.
+    /// Notes an allocation by the driver, which may be a segment.
     #[inline(always)]
-    pub(crate) fn driver_gave(
+    pub(crate) fn note_driver_memory(
         &self,
         thread: &Thread,
         module: u16,
@@ -59,18 +59,19 @@ impl Core {
             || self.torch.single_tensors.load(Relaxed) != 0 && callers::is_torch(module)
     }
 
+    /// Notes memory that was mapped, which may be a part of a segment.
     #[inline(always)]
-    pub(crate) fn driver_mapped(&self, thread: &Thread, module: u16, address: u64, bytes: u64) {
+    pub(crate) fn note_driver_mapping(&self, thread: &Thread, module: u16, address: u64, bytes: u64) {
         thread.torch.remember(address, bytes, module, true);
         if self.settings.layers.torch {
             patch::look_if_changed();
         }
     }
 
-    /// Handles the first block after the driver allocated memory for this thread: finds its segment.
+    /// Adds the memory that the driver gave this thread as segments, if the thread's next block lies in it.
     #[cold]
     #[inline(never)]
-    pub(super) fn claim(&self, thread: &Thread, pool: TorchPool<'_>, address: u64, bytes: u64) {
+    pub(super) fn claim_segments(&self, thread: &Thread, pool: TorchPool<'_>, address: u64, bytes: u64) {
         let block_end = address.saturating_add(bytes);
         for fresh in thread.torch.fresh() {
             let (start, end) = (fresh.start.load(Relaxed), fresh.end.load(Relaxed));
@@ -107,7 +108,8 @@ impl Core {
         pool.device.segments.fetch_add(bytes, Relaxed);
     }
 
-    /// Handles reserved bytes of an unknown segment: it came from another thread, or before the hooks were installed.
+    /// Searches the segment of a block among all rows, for segments that another thread requested, or that are older than the
+    /// hooks.
     #[cold]
     #[inline(never)]
     pub(super) fn search_segment(&self, thread: &Thread, pool: TorchPool<'_>, address: u64) {
@@ -136,9 +138,10 @@ impl Core {
         }
     }
 
-    /// Removes segments at the begin of a free or unmap: those in [address, address+bytes), or in the memory that begins there.
+    /// Removes segments at the begin of a free or unmap: those in [address, address + bytes). With `bytes` 0, the one at
+    /// `address`.
     #[inline(always)]
-    pub(crate) fn driver_takes(&self, thread: &Thread, call: &mut Call, address: u64, bytes: u64) {
+    pub(crate) fn remove_segments(&self, thread: &Thread, call: &mut Call, address: u64, bytes: u64) {
         if self.torch.made.load(Relaxed) != 0 {
             self.drop_segments(thread, call, address, bytes);
         }
@@ -168,8 +171,8 @@ impl Core {
 
     /// Restores the segment after a free or unmap failed; its row is restored already.
     #[cold]
-    pub(crate) fn segment_back(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
-        if let Some(pool) = self.torch.pools().find(|known| known.id == pool) {
+    pub(crate) fn restore_segment(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
+        if let Some(pool) = self.torch.pools().find(|other| other.id == pool) {
             self.add_segment(thread, pool, address, bytes);
         }
     }
