@@ -126,21 +126,15 @@ fn find_after(memory: &impl Memory, header: u16, examples: &[Example]) -> Option
     Some((classes[0], [leaf, meta, gradient, storage, data]))
 }
 
-/// Follows the given steps of the diagram in the module's docs.
-fn follow<const COUNT: usize>(memory: &impl Memory, node: u64, steps: [u32; COUNT]) -> Option<u64> {
+/// Steps of the diagram in the module's docs from a node to the memory of its gradient, and to that of its leaf.
+const TO_GRADIENT: &[u32] = &[0, 1, 2, 3, 4];
+const TO_LEAF: &[u32] = &[0, 3, 4];
+
+/// Returns the address to which steps of the diagram lead from a node; `None` while a word on the way is 0.
+fn follow(memory: &impl Memory, node: u64, steps: &[u32]) -> Option<u64> {
     let path = PATH.load(Relaxed);
     let offset = |step: u32| (path >> ((4 - step) * BITS) & ((1 << BITS) - 1)) as u16;
-    steps.into_iter().try_fold(node, |at, step| word(memory, at, offset(step)))
-}
-
-/// Returns the address of the gradient that a node has accumulated; `None` while there is no gradient.
-fn address(memory: &impl Memory, node: u64) -> Option<u64> {
-    follow(memory, node, [0, 1, 2, 3, 4])
-}
-
-/// Returns the address of the memory of a node's leaf.
-fn address_of_leaf(memory: &impl Memory, node: u64) -> Option<u64> {
-    follow(memory, node, [0, 3, 4])
+    steps.iter().try_fold(node, |at, &step| word(memory, at, offset(step)))
 }
 
 /// Returns the tag of a parameter, for its gradient; 0 if the agent's Python code has not named the parameter. Also returns 0
@@ -160,12 +154,12 @@ impl Core {
         // SAFETY: calibration proved the layout, and the node holds the objects that are read (see the module's docs).
         let memory = unsafe { Plain::new() };
         let node = accumulating & !NESTED;
-        let Some(address) = address(&memory, node) else { return };
+        let Some(address) = follow(&memory, node, TO_GRADIENT) else { return };
         let Some((key, row)) = self.row_of_tensor(address) else { return };
         if !matches!(row.use_as().0, Role::Unknown | Role::Temporary) {
             return;
         }
-        let leaf = address_of_leaf(&memory, node).and_then(|address| self.row_of_tensor(address));
+        let leaf = follow(&memory, node, TO_LEAF).and_then(|address| self.row_of_tensor(address));
         let born = leaf.map_or(Phase::Unknown, |(_, leaf)| leaf.first_use().1);
         if accumulating & NESTED != 0 && matches!(born, Phase::Forward | Phase::Backward) {
             return;
@@ -249,11 +243,11 @@ mod tests {
                 assert_eq!(found, Some((CLASS, offsets.map(|offset| offset as u16))));
                 assert!(gradient::calibrate(&examples));
                 for (image, at) in images.iter().zip([0x10_0000, 0x20_0000]) {
-                    assert_eq!(address(&memory, image.node), Some(at));
-                    assert_eq!(address_of_leaf(&memory, image.node), Some(at + 1));
+                    assert_eq!(follow(&memory, image.node, TO_GRADIENT), Some(at));
+                    assert_eq!(follow(&memory, image.node, TO_LEAF), Some(at + 1));
                     // SAFETY: the word belongs to the image.
                     unsafe { *image.leaf_meta.add(offsets[2]) = 0 };
-                    assert_eq!(address(&memory, image.node), None, "no gradient so far");
+                    assert_eq!(follow(&memory, image.node, TO_GRADIENT), None, "no gradient so far");
                 }
             }
         }

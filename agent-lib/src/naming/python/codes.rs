@@ -122,17 +122,11 @@ impl CodeKind {
 pub(crate) struct Codes {
     places: [AtomicU64; PLACES],
     used: AtomicUsize,
-    /// Number of code objects for which there was no room.
-    pub refused: AtomicU64,
 }
 
 impl Codes {
     pub(crate) const fn new() -> Self {
-        Codes {
-            places: [const { AtomicU64::new(0) }; PLACES],
-            used: AtomicUsize::new(0),
-            refused: AtomicU64::new(0),
-        }
+        Codes { places: [const { AtomicU64::new(0) }; PLACES], used: AtomicUsize::new(0) }
     }
 
     /// Returns the words that may have the entry of a code object.
@@ -193,7 +187,6 @@ impl Codes {
                 return true;
             }
         }
-        self.refused.fetch_add(1, Relaxed);
         false
     }
 }
@@ -225,7 +218,6 @@ mod tests {
         for (code, slot) in [(0, 0), (1 << 48, 0), (0x5555_0000_1000, SLOTS)] {
             assert!(!codes.register(code, CodeKind::Module, slot, false), "{code:x} {slot}");
         }
-        assert_eq!(codes.refused.load(Relaxed), 3);
         // A frame whose code is null or garbage has no meaning.
         for code in [0, 1, u64::MAX, 1 << 48, 0x5555_0000_1000 | 1 << 48] {
             assert_eq!(codes.get(code), None, "{code:x}");

@@ -232,7 +232,7 @@ fn text(image: &Image, layout: &Layout, room: &mut [u8]) -> usize {
     let mut out = TextBuffer::new(room);
     Reader { memory: image, layout, types: &TYPES }.write_stack(STATE, &mut out);
     assert!(image.reads.get() <= MOST * (600 + (1 << 16)), "{} reads", image.reads.get());
-    out.used()
+    out.position() as usize
 }
 
 fn prove(image: &Image, layout: &Layout) -> Result<(), String> {

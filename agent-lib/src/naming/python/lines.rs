@@ -11,7 +11,7 @@ use crate::base::memfd::LazyTable;
 use crate::base::row::mix;
 use crate::naming::python::layout::{self, CurrentInstruction};
 use crate::naming::python::memory::{Memory, Pointer};
-use crate::naming::python::text::{FILE, NAME, TextBuffer};
+use crate::naming::python::text::{FILE, NAME, TextBuffer, put};
 use crate::naming::python::walk::Reader;
 use crate::record::names::Names;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
@@ -79,7 +79,7 @@ impl Lines {
         let mut room = [0; FILE + 3];
         let mut out = TextBuffer::new(&mut room);
         reader.write_text(code.at, reader.layout.code_file, FILE, true, &mut out);
-        let used = out.used();
+        let used = out.position() as usize;
         let kind = if is_library(&room[..used]) { LIBRARY } else { OWN };
         self.cache(code.hash, kind);
         kind == OWN
@@ -167,21 +167,21 @@ fn code_of<M: Memory>(reader: &Reader<'_, M>, frame: Pointer) -> Option<Code> {
 fn write<M: Memory>(reader: &Reader<'_, M>, frame: Pointer, code: Pointer, room: &mut [u8]) -> usize {
     let mut out = TextBuffer::new(room);
     if !reader.write_text(code, reader.layout.code_file, FILE, true, &mut out) {
-        out.put(b"?");
+        put(&mut out, b"?");
     }
-    let used = out.used();
-    let name = room[..used].iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
-    room.copy_within(name..used, 0);
-    let mut out = TextBuffer::after(room, used - name);
-    out.put(b":");
+    let used = out.position() as usize;
+    let name = out.get_ref()[..used].iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+    out.get_mut().copy_within(name..used, 0);
+    out.set_position((used - name) as u64);
+    put(&mut out, b":");
     reader.write_line_number(frame, code, &mut out);
-    out.put(b" ");
+    put(&mut out, b" ");
     if !reader.write_text(code, reader.layout.code_name, NAME, false, &mut out) {
-        out.put(b"?");
+        put(&mut out, b"?");
     }
-    let used = out.used();
+    let used = out.position() as usize;
     // A slash would separate the components of a tag's path.
-    room[..used].iter_mut().filter(|byte| **byte == b'/').for_each(|byte| *byte = b'|');
+    out.get_mut()[..used].iter_mut().filter(|byte| **byte == b'/').for_each(|byte| *byte = b'|');
     used
 }
 

@@ -113,14 +113,14 @@ pub(crate) fn rare_frames() -> (bool, bool) {
 pub(crate) fn stack_text(out: &mut [u8]) -> usize {
     let mut out = TextBuffer::new(out);
     in_frames(armed(), |reader, state| reader.write_stack(state, &mut out));
-    out.used()
+    out.position() as usize
 }
 
 /// Writes the reason for which frames are not read; returns the number of bytes written.
 pub(crate) fn put(out: &mut [u8], reason: Option<&String>) -> usize {
     let mut out = TextBuffer::new(out);
-    out.put(reason.map_or("", |reason| reason).as_bytes());
-    out.used()
+    text::put(&mut out, reason.map_or("", |reason| reason).as_bytes());
+    out.position() as usize
 }
 
 /// Registers the meaning of a code object. `what & 127` is its kind (see `CodeKind`); bit 7 means that the variable lies in a

@@ -96,8 +96,6 @@ pub(crate) struct Modules {
     used: AtomicUsize,
     /// Number of paths that ended at an unregistered parent.
     dangling: AtomicUsize,
-    /// Number of modules for which there was no room.
-    pub refused: AtomicU64,
     /// Number of calls of modules that were not registered, or whose address now belongs to another object.
     pub unknown: AtomicU64,
 }
@@ -117,7 +115,6 @@ impl Modules {
             live: AtomicUsize::new(0),
             used: AtomicUsize::new(0),
             dangling: AtomicUsize::new(0),
-            refused: AtomicU64::new(0),
             unknown: AtomicU64::new(0),
         }
     }
@@ -343,7 +340,6 @@ impl Modules {
     /// generated it. Returns false if there is no room.
     pub(crate) fn register(&self, object: u64, kind: u64, parent: u64, name: &[u8]) -> bool {
         if Pointer::new(object).is_none() {
-            self.refused.fetch_add(1, Relaxed);
             return false;
         }
         let _guard = self.lock.take();
@@ -370,7 +366,6 @@ impl Modules {
         let fields = [kind, 0, parent, name, u64::from(number) << 32 | above, 0];
         let has_room = self.live.load(Relaxed) < MOST && self.make_room();
         if !has_room || !self.put(self.places(), object, fields) {
-            self.refused.fetch_add(1, Relaxed);
             return false;
         }
         self.live.fetch_add(1, Relaxed);
@@ -419,7 +414,6 @@ impl Modules {
             let object = place.object.load(Relaxed);
             if object > GONE && !self.put(new, object, place.fields().map(|word| word.load(Relaxed))) {
                 self.live.fetch_sub(1, Relaxed);
-                self.refused.fetch_add(1, Relaxed);
             }
         }
         self.table.store(new.as_ptr() as u64 | size as u64, Release);

@@ -3,7 +3,7 @@
 use crate::naming::python::layout::{self, CurrentInstruction, Layout, Lines};
 use crate::naming::python::memory::{FAR, Memory, Pointer};
 use crate::naming::python::walk::Reader;
-use std::fmt::Write;
+use std::io::{Cursor, Write};
 
 /// Maximum length of a function's name, in characters.
 pub(crate) const NAME: usize = 120;
@@ -21,58 +21,25 @@ pub(crate) struct Types {
     pub cell: u64,
 }
 
-/// A buffer that is filled with text.
-pub(crate) struct TextBuffer<'a> {
-    room: &'a mut [u8],
-    used: usize,
-}
+/// A buffer that is filled with text. Its position is the number of bytes written.
+pub(crate) type TextBuffer<'a> = Cursor<&'a mut [u8]>;
 
-impl<'a> TextBuffer<'a> {
-    pub(crate) fn new(room: &'a mut [u8]) -> Self {
-        TextBuffer { room, used: 0 }
-    }
-
-    /// Continues a buffer whose first `used` bytes are written already.
-    pub(crate) fn after(room: &'a mut [u8], used: usize) -> Self {
-        TextBuffer { room, used }
-    }
-
-    pub(crate) fn used(&self) -> usize {
-        self.used
-    }
-
-    /// Appends as many bytes as there is room for; returns whether all fitted.
-    pub(crate) fn put(&mut self, bytes: &[u8]) -> bool {
-        let rest = self.room.get_mut(self.used..).unwrap_or_default();
-        let count = bytes.len().min(rest.len());
-        rest[..count].copy_from_slice(&bytes[..count]);
-        self.used += count;
-        count == bytes.len()
-    }
-
-    /// Appends bytes if there is room for all; returns whether there was.
-    fn put_whole(&mut self, bytes: &[u8]) -> bool {
-        self.used + bytes.len() <= self.room.len() && self.put(bytes)
-    }
-}
-
-impl Write for TextBuffer<'_> {
-    fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        if self.put(text.as_bytes()) { Ok(()) } else { Err(std::fmt::Error) }
-    }
+/// Appends as many bytes as there is room for; returns whether all fitted.
+pub(crate) fn put(out: &mut TextBuffer<'_>, bytes: &[u8]) -> bool {
+    out.write_all(bytes).is_ok()
 }
 
 impl<M: Memory> Reader<'_, M> {
     /// Writes `function (file:line)` for each frame, leaving out frames that do not fit. Returns whether all fitted.
     pub(crate) fn write_stack(&self, state: u64, out: &mut TextBuffer<'_>) -> bool {
-        for frame in self.frames(state) {
-            let before = out.used;
-            if !self.write_frame(frame, out) {
-                out.used = before;
-                return false;
+        self.frames(state).all(|frame| {
+            let before = out.position();
+            let fits = self.write_frame(frame, out);
+            if !fits {
+                out.set_position(before);
             }
-        }
-        true
+            fits
+        })
     }
 
     fn write_frame(&self, frame: Pointer, out: &mut TextBuffer<'_>) -> bool {
@@ -81,18 +48,18 @@ impl<M: Memory> Reader<'_, M> {
             return true;
         };
         self.write_text(code, self.layout.code_name, NAME, false, out)
-            && out.put(b" (")
+            && put(out, b" (")
             && self.write_text(code, self.layout.code_file, FILE, true, out)
-            && out.put(b":")
+            && put(out, b":")
             && self.write_line_number(frame, code, out)
-            && out.put(b")\n")
+            && put(out, b")\n")
     }
 
     /// Writes the number of the frame's current line, or `?` if it is unknown.
     pub(crate) fn write_line_number(&self, frame: Pointer, code: Pointer, out: &mut TextBuffer<'_>) -> bool {
         match self.line_number(frame, code) {
             Some(number) if number >= 0 => write!(out, "{number}").is_ok(),
-            _ => out.put(b"?"),
+            _ => put(out, b"?"),
         }
     }
 
@@ -129,25 +96,27 @@ impl<M: Memory> Reader<'_, M> {
     ) -> bool {
         let text = self.memory.pointer(object, at);
         let characters = text.and_then(|text| Some((text, self.characters(text)?)));
-        let Some((text, (len, width, first))) = characters else { return out.put(b"?") };
+        let Some((text, (len, width, first))) = characters else { return put(out, b"?") };
         let count = len.min(most).min(FILE);
         let start = if end { len - count } else { 0 };
         let mut bytes = [0; 4 * FILE];
         let bytes = &mut bytes[..count * width];
         if !self.memory.bytes(text, first + (start * width) as u16, bytes) {
-            return out.put(b"?");
+            return put(out, b"?");
         }
-        let put = |out: &mut TextBuffer<'_>, number: &[u8]| {
+        let put_character = |out: &mut TextBuffer<'_>, number: &[u8]| {
             let mut word = [0; 4];
             word[..width].copy_from_slice(number);
             // No name contains control characters. The views escape other characters that could be misleading.
             let character =
                 char::from_u32(u32::from_le_bytes(word)).filter(|character| !character.is_control());
-            out.put_whole(character.unwrap_or('?').encode_utf8(&mut [0; 4]).as_bytes())
+            let room = out.get_ref().len() - out.position() as usize;
+            let character = character.unwrap_or('?');
+            character.len_utf8() <= room && put(out, character.encode_utf8(&mut [0; 4]).as_bytes())
         };
-        (start == 0 || out.put(b"..."))
-            && bytes.chunks_exact(width).all(|number| put(out, number))
-            && (end || count == len || out.put(b"..."))
+        (start == 0 || put(out, b"..."))
+            && bytes.chunks_exact(width).all(|number| put_character(out, number))
+            && (end || count == len || put(out, b"..."))
     }
 
     /// Returns the number of the frame's current line; `None` if it is unknown.

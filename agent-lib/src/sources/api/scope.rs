@@ -89,8 +89,8 @@ impl Core {
         self.close_scope(thread, C_API);
     }
 
-    /// Opens a scope of `owner`. Its tag is what `inside` returns for the current tag; 0 keeps the current tag. Returns the number
-    /// of scopes that the owner had open before.
+    /// Opens a scope of `owner`. Its tag is what `inside` returns for the current tag; 0 keeps the current tag. Returns the
+    /// number of scopes that the owner had open before.
     #[inline(always)]
     pub(crate) fn open_scope(&self, thread: &Thread, owner: u8, inside: impl FnOnce(u32) -> u32) -> u16 {
         // SAFETY: only the calling thread uses its own data, until this function ends; `inside` only handles names.

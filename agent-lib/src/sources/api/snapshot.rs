@@ -43,10 +43,10 @@ pub(crate) fn text(core: &Core, what: i32) -> String {
 pub(crate) fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usize {
     let named = core.named(thread);
     let mut text = python::text::TextBuffer::new(out);
-    text.put(core.recorder.names.path(named.tag).unwrap_or_default());
-    let tag_end = text.used();
-    let _ = writeln!(text, " {:?}", named.phase);
-    let used = text.used();
+    python::text::put(&mut text, core.recorder.names.path(named.tag).unwrap_or_default());
+    let tag_end = text.position() as usize;
+    let _ = std::io::Write::write_fmt(&mut text, format_args!(" {:?}\n", named.phase));
+    let used = text.position() as usize;
     out[tag_end..used].make_ascii_lowercase();
     used + python::stack_text(&mut out[used..])
 }

@@ -326,11 +326,9 @@ impl CallbackContext<'_> {
                 },
                 MemCreate => self.handle_created(call, result),
                 _ if result != 0 => {}
-                MemMap | MemRetain | MemImport | MemExport | MulticastCreate => self.handle(*meaning),
+                MemMap | MemRetain | MemImport | MemExport | MulticastCreate | PoolCreate | PoolTouched
+                | DeviceSetPool | LocationSetPool | GraphMemoryTrim => self.handle_or_pool(*meaning),
                 Import(_) | ExternalImport => self.import(*meaning),
-                PoolCreate | PoolTouched | DeviceSetPool | LocationSetPool | GraphMemoryTrim => {
-                    self.pool(*meaning);
-                }
                 Context(at) => self.context(call, self.param(at)),
                 PrimaryReset => {
                     let at = self.at_device(self.params());

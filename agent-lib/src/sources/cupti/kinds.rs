@@ -105,8 +105,8 @@ impl CallbackContext<'_> {
         self.core.handle_created(self.thread, at, handle, bytes, memory, entered_ns);
     }
 
-    /// Handles a successful call about handles and mappings.
-    pub(super) unsafe fn handle(&self, meaning: Meaning) {
+    /// Handles a successful call about handles, mappings or the driver's pools.
+    pub(super) unsafe fn handle_or_pool(&self, meaning: Meaning) {
         let (core, thread) = (self.core, self.thread);
         // SAFETY: layouts match the meaning; the call succeeded.
         unsafe {
@@ -136,17 +136,7 @@ impl CallbackContext<'_> {
                         core.handle_exported(thread, at, p.handle, p.out.read_unaligned());
                     }
                 }
-                _ => core.multicast.remember(read(self.params(), 0, 0)),
-            }
-        }
-    }
-
-    /// Handles a successful call about pools of the driver.
-    pub(super) unsafe fn pool(&self, meaning: Meaning) {
-        let (core, thread) = (self.core, self.thread);
-        // SAFETY: layouts match the meaning; the call succeeded.
-        unsafe {
-            match meaning {
+                Meaning::MulticastCreate => core.multicast.remember(read(self.params(), 0, 0)),
                 Meaning::PoolCreate => {
                     let p: params::PoolCreate = self.params();
                     let Some(properties) = p.properties.as_ref() else { return };

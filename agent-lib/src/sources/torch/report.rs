@@ -152,8 +152,8 @@ impl Core {
         if device.older.load(Relaxed) != 0 && self.is_older(device, Key::Block(id, address), bytes) {
             return;
         }
-        let waits = |pool| self.record_pending(thread, pool, address, bytes, report.stack);
-        if thread.torch.recorded() != 0 && waits(TorchPool { device, id, slot }) {
+        let pool = || TorchPool { device, id, slot };
+        if thread.torch.recorded() != 0 && self.record_pending(thread, pool(), address, bytes, report.stack) {
             return;
         }
         self.record_free_at(thread, id, address, self.recorder.live.spot_of(hash));
