@@ -313,13 +313,14 @@ fn take_slot(image: &Image<'_>) -> Result<SlotResult, &'static str> {
     let evaluates = image.defines(EVALUATE).ok_or("this PyTorch has no known Engine::evaluate_function")?;
     let peek = image.defines(PEEK).ok_or("this PyTorch does not count its nodes")?;
     let thread = image.defines(THREAD).ok_or("this PyTorch does not count its threads")?;
-    let taken = slot::replace_own(image, EVALUATE, evaluates, evaluate as *const () as usize, NEXT);
+    let [Some(slot)] = image.slots(&[&[EVALUATE]]) else { return Ok(SlotResult::NoSlot) };
+    let taken = slot::replace(image, slot, evaluate as *const () as usize, NEXT, || Some(evaluates));
     if taken == SlotResult::Replaced {
         THREAD_AT.store(thread, Release);
         PEEK_AT.store(peek, Release);
         // Without `rebase_history`, nodes of in-place operations have the name of their neighbour.
-        if let Some(rebases) = image.defines(REBASE) {
-            slot::replace_own(image, REBASE, rebases, rebase as *const () as usize, &NEXT_REBASE);
+        if let (Some(rebases), [Some(slot)]) = (image.defines(REBASE), image.slots(&[&[REBASE]])) {
+            slot::replace(image, slot, rebase as *const () as usize, &NEXT_REBASE, || Some(rebases));
         }
     }
     Ok(taken)

@@ -3,7 +3,6 @@
 use crate::base::image::{Image, Slot};
 use crate::base::loaded_file::{find_mapped, write_sealed};
 use crate::naming::callers;
-use std::ffi::CStr;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 
 /// Result of the replacement of a slot.
@@ -31,18 +30,6 @@ pub(crate) fn with<T>(matches: fn(&[u8]) -> bool, work: impl FnOnce(&Image<'_>) 
         });
     });
     done
-}
-
-/// Like `replace`, for the slot through which the library calls its own function `name`, defined at `defined`.
-pub(crate) fn replace_own(
-    image: &Image<'_>,
-    name: &CStr,
-    defined: usize,
-    ours: usize,
-    next: &AtomicUsize,
-) -> SlotResult {
-    let [Some(slot)] = image.slots(&[&[name]]) else { return SlotResult::NoSlot };
-    replace(image, slot, ours, next, || Some(defined))
 }
 
 /// Writes the address `ours` into a slot. Before that, writes the address of the original function into `next`: the slot's

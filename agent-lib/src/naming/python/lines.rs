@@ -78,7 +78,7 @@ impl Lines {
         }
         let mut room = [0; FILE + 3];
         let mut out = TextBuffer::new(&mut room);
-        reader.write_text(code.at, reader.layout.code_file, FILE, true, &mut out);
+        reader.write_text(code.at, reader.layout.code_file, &mut out);
         let used = out.position() as usize;
         let kind = if is_library(&room[..used]) { LIBRARY } else { OWN };
         self.cache(code.hash, kind);
@@ -166,7 +166,7 @@ fn code_of<M: Memory>(reader: &Reader<'_, M>, frame: Pointer) -> Option<Code> {
 /// Writes `file:line function`, without the file's directories. Returns the number of bytes written.
 fn write<M: Memory>(reader: &Reader<'_, M>, frame: Pointer, code: Pointer, room: &mut [u8]) -> usize {
     let mut out = TextBuffer::new(room);
-    if !reader.write_text(code, reader.layout.code_file, FILE, true, &mut out) {
+    if !reader.write_text(code, reader.layout.code_file, &mut out) {
         put(&mut out, b"?");
     }
     let used = out.position() as usize;
@@ -176,7 +176,7 @@ fn write<M: Memory>(reader: &Reader<'_, M>, frame: Pointer, code: Pointer, room:
     put(&mut out, b":");
     reader.write_line_number(frame, code, &mut out);
     put(&mut out, b" ");
-    if !reader.write_text(code, reader.layout.code_name, NAME, false, &mut out) {
+    if !reader.write_text(code, reader.layout.code_name, &mut out) {
         put(&mut out, b"?");
     }
     let used = out.position() as usize;

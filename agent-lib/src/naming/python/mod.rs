@@ -42,7 +42,8 @@ pub(crate) static MODULES: Modules = Modules::new();
 /// the phase or the role is known.
 #[inline(always)]
 pub(crate) fn name(core: &Core) -> Option<AllocationName> {
-    find_name(core, armed()?)
+    armed()?;
+    find_name(core)
 }
 
 /// Returns the interpreter that [`prove`] accepted.
@@ -53,19 +54,16 @@ fn armed() -> Option<&'static Interpreter> {
 }
 
 #[inline(never)]
-fn find_name(core: &Core, interpreter: &Interpreter) -> Option<AllocationName> {
-    in_frames(Some(interpreter), |reader, state| {
+fn find_name(core: &Core) -> Option<AllocationName> {
+    in_frames(|reader, state| {
         NameSearch { reader, codes: &CODES, modules: &MODULES, names: &core.recorder.names }.find(state)
     })?
 }
 
 /// Runs `work` with a reader and the address of the calling thread's Python state; `None` if the thread has no state.
 #[inline(always)]
-fn in_frames<T>(
-    interpreter: Option<&Interpreter>,
-    work: impl FnOnce(&Reader<'_, Plain>, u64) -> T,
-) -> Option<T> {
-    let interpreter = interpreter?;
+fn in_frames<T>(work: impl FnOnce(&Reader<'_, Plain>, u64) -> T) -> Option<T> {
+    let interpreter = armed()?;
     let state = state(interpreter)?;
     // SAFETY: the layout was proved in this process; the state is the calling thread's own.
     let memory = unsafe { Plain::new() };
@@ -92,7 +90,7 @@ pub(crate) fn line(core: &Core) -> u32 {
     if !core.settings.layers.sites {
         return 0;
     }
-    in_frames(armed(), |reader, state| LINES.tag(&core.recorder.names, reader, state)).unwrap_or(0)
+    in_frames(|reader, state| LINES.tag(&core.recorder.names, reader, state)).unwrap_or(0)
 }
 
 /// Returns whether a frame of the calling thread sets gradients to zero, and whether one is a function with its own backward
@@ -105,14 +103,14 @@ pub(crate) fn rare_frames() -> (bool, bool) {
             (clears || kind == CodeKind::ZeroGrad, custom || kind == CodeKind::CustomFunction)
         })
     };
-    in_frames(armed(), search).unwrap_or_default()
+    in_frames(search).unwrap_or_default()
 }
 
 /// Writes the calling thread's Python stack as `function (file:line)`, one frame on each line, the innermost first. Returns the
 /// number of bytes written; 0 without frames.
 pub(crate) fn stack_text(out: &mut [u8]) -> usize {
     let mut out = TextBuffer::new(out);
-    in_frames(armed(), |reader, state| reader.write_stack(state, &mut out));
+    in_frames(|reader, state| reader.write_stack(state, &mut out));
     out.position() as usize
 }
 

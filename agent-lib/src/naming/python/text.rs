@@ -47,9 +47,9 @@ impl<M: Memory> Reader<'_, M> {
         let Some(code) = code.filter(|&code| self.is(code, self.types.code) && !self.internal(frame)) else {
             return true;
         };
-        self.write_text(code, self.layout.code_name, NAME, false, out)
+        self.write_text(code, self.layout.code_name, out)
             && put(out, b" (")
-            && self.write_text(code, self.layout.code_file, FILE, true, out)
+            && self.write_text(code, self.layout.code_file, out)
             && put(out, b":")
             && self.write_line_number(frame, code, out)
             && put(out, b")\n")
@@ -84,21 +84,15 @@ impl<M: Memory> Reader<'_, M> {
         is_known.then_some((len, width as usize, self.layout.text + after_header))
     }
 
-    /// Writes the str that `object` holds at an offset as UTF-8: at most `most` characters from its beginning, or from its end if
-    /// `end`. Writes `?` for unprintable characters and for an invalid str. Returns whether the text fitted.
-    pub(crate) fn write_text(
-        &self,
-        object: Pointer,
-        at: u16,
-        most: usize,
-        end: bool,
-        out: &mut TextBuffer<'_>,
-    ) -> bool {
-        let text = self.memory.pointer(object, at);
+    /// Writes the str that a code object holds at an offset as UTF-8: the beginning of its name, or the end of its file's name.
+    /// Writes `?` for unprintable characters and for an invalid str. Returns whether the text fitted.
+    pub(crate) fn write_text(&self, code: Pointer, offset: u16, out: &mut TextBuffer<'_>) -> bool {
+        let text = self.memory.pointer(code, offset);
         let characters = text.and_then(|text| Some((text, self.characters(text)?)));
         let Some((text, (len, width, first))) = characters else { return put(out, b"?") };
-        let count = len.min(most).min(FILE);
-        let start = if end { len - count } else { 0 };
+        let is_file = offset == self.layout.code_file;
+        let count = len.min(if is_file { FILE } else { NAME });
+        let start = if is_file { len - count } else { 0 };
         let mut bytes = [0; 4 * FILE];
         let bytes = &mut bytes[..count * width];
         if !self.memory.bytes(text, first + (start * width) as u16, bytes) {
@@ -116,7 +110,7 @@ impl<M: Memory> Reader<'_, M> {
         };
         (start == 0 || put(out, b"..."))
             && bytes.chunks_exact(width).all(|number| put_character(out, number))
-            && (end || count == len || put(out, b"..."))
+            && (is_file || count == len || put(out, b"..."))
     }
 
     /// Returns the number of the frame's current line; `None` if it is unknown.

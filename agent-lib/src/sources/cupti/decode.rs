@@ -210,15 +210,7 @@ impl CallbackContext<'_> {
                 Alloc(Request::Bytes, MemoryKind::Device) => {
                     let p: params::Alloc = self.params();
                     let address = read(p.out, result, 0);
-                    self.allocation_returned(
-                        call,
-                        result,
-                        self.at(),
-                        address,
-                        p.bytes as u64,
-                        0,
-                        MemoryKind::Device,
-                    );
+                    self.allocated(call, result, self.at(), address, p.bytes as u64, 0, MemoryKind::Device);
                 }
                 AllocAsync | AllocFromPool => self.alloc_async(meaning, call, result),
                 Free(_) | FreeV1 | FreeAsync | IpcClose | MemRelease | MemUnmap => {
@@ -239,7 +231,7 @@ impl CallbackContext<'_> {
     /// Handles the return of a call that allocates.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
-    pub(super) fn allocation_returned(
+    pub(super) fn allocated(
         &self,
         call: Option<&Call>,
         result: u32,
@@ -252,7 +244,7 @@ impl CallbackContext<'_> {
         let entered_ns = call.map(|call| call.entered_ns);
         let what = Allocation { address, bytes, pool, memory, entered_ns };
         if result != 0 {
-            return self.core.allocation_failed(self.thread, self.called(at), result, what);
+            return self.core.alloc_failed(self.thread, self.called(at), result, what);
         }
         if address == 0 || call.is_some_and(|call| call.reported == address) {
             return; // nothing was allocated, or a nested call has recorded it already
@@ -281,7 +273,7 @@ impl CallbackContext<'_> {
             }
         };
         if let Some(memory) = self.core.driver_pools.memory_elsewhere(pool) {
-            return self.allocation_returned(call, result, at, address, bytes, 0, memory);
+            return self.allocated(call, result, at, address, bytes, 0, memory);
         }
         // A pool can be used from a context of another device.
         at.device = self.core.driver_pools.device_of(pool).unwrap_or(at.device);
@@ -290,7 +282,7 @@ impl CallbackContext<'_> {
             at.flags = at.flags.with(Flags::CAPTURED);
             self.core.graph_memory_used(self.thread, at.device);
         }
-        self.allocation_returned(call, result, at, address, bytes, pool, MemoryKind::StreamOrdered);
+        self.allocated(call, result, at, address, bytes, pool, MemoryKind::StreamOrdered);
         if result == 0 && !at.flags.has(Flags::CAPTURED) {
             self.core.poll_pool_for(self.thread, pool, bytes);
         }
@@ -313,7 +305,14 @@ impl CallbackContext<'_> {
         // SAFETY: layouts match the meaning; out-parameters are read only after success.
         unsafe {
             match *meaning {
-                Alloc(request, memory) => self.allocation(request, memory, call, result),
+                Alloc(request, memory) => {
+                    let mut at = self.at();
+                    if memory == MemoryKind::Array {
+                        at.flags = at.flags.with(Flags::ESTIMATED);
+                    }
+                    let (address, bytes) = self.requested(request, result);
+                    self.allocated(call, result, at, address, bytes, 0, memory);
+                }
                 GraphAddAlloc => {
                     let p: params::GraphAddAlloc = self.params();
                     self.graph_alloc(call, result, p.parameters);

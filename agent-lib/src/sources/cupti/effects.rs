@@ -22,19 +22,13 @@ impl Core {
         if at.tag == 0 && at.module != 0 {
             callers::sites::note_unnamed(self, thread, at.module, address, seq);
         }
-        self.note_driver_memory(thread, at.module, address, bytes, memory);
+        self.note_driver_memory(thread, at.module, what);
     }
 
     #[cold]
-    pub(crate) fn allocation_failed(
-        &self,
-        thread: &Thread,
-        at: RecordContext,
-        result: u32,
-        what: Allocation,
-    ) {
+    pub(crate) fn alloc_failed(&self, thread: &Thread, at: RecordContext, result: u32, what: Allocation) {
         let free = self.book_failed_allocation(thread, at, result, what);
-        self.allocation_refused(thread, at, what.bytes, what.memory, free);
+        self.alloc_refused(thread, at, what, free);
         wake();
     }
 

@@ -7,29 +7,12 @@ use crate::driver::pool_polling::AT_ONCE;
 use crate::driver::pools::graph_memory;
 use crate::threads::Call;
 use cupti_sys::GraphData;
-use cupti_sys::params::{self, Array2d, Array3d, Pixel, pixel};
+use cupti_sys::params::{self, AllocNode, Array2d, Array3d, Pixel, pixel};
 use gpumem_wire::{Flags, ImportSource, MemoryKind, PoolOwner};
 
 impl CallbackContext<'_> {
-    /// Handles the return of an allocation of a less frequent kind.
-    pub(super) unsafe fn allocation(
-        &self,
-        request: Request,
-        memory: MemoryKind,
-        call: Option<&Call>,
-        result: u32,
-    ) {
-        let mut at = self.at();
-        if memory == MemoryKind::Array {
-            at.flags = at.flags.with(Flags::ESTIMATED);
-        }
-        // SAFETY: the layout is that of the request.
-        let (address, bytes) = unsafe { self.requested(request, result) };
-        self.allocation_returned(call, result, at, address, bytes, 0, memory);
-    }
-
     /// Returns the address and the size of an allocation.
-    unsafe fn requested(&self, request: Request, result: u32) -> (u64, u64) {
+    pub(super) unsafe fn requested(&self, request: Request, result: u32) -> (u64, u64) {
         // SAFETY: layouts match the request; out-parameters are read only after success; descriptors are the caller's, or null.
         unsafe {
             match request {
@@ -97,7 +80,7 @@ impl CallbackContext<'_> {
         let (at, bytes) = (self.called(at), p.bytes as u64);
         if result != 0 {
             let what = Allocation { address: 0, bytes, pool: 0, memory, entered_ns: None };
-            return self.core.allocation_failed(self.thread, at, result, what);
+            return self.core.alloc_failed(self.thread, at, result, what);
         }
         // SAFETY: the call succeeded.
         let handle = unsafe { read(p.out, 0, 0) };
@@ -205,12 +188,7 @@ impl CallbackContext<'_> {
     }
 
     /// Handles the return of a call that adds a node to a graph which allocates memory.
-    pub(super) unsafe fn graph_alloc(
-        &self,
-        call: Option<&Call>,
-        result: u32,
-        node: *const params::AllocNode,
-    ) {
+    pub(super) unsafe fn graph_alloc(&self, call: Option<&Call>, result: u32, node: *const AllocNode) {
         // SAFETY: the caller's parameters, filled at EXIT.
         let Some(node) = (unsafe { node.as_ref() }) else { return };
         let mut at = match node.pool.location.ordinal() {
@@ -220,15 +198,7 @@ impl CallbackContext<'_> {
         at.flags = at.flags.with(Flags::CAPTURED);
         let pool = self.core.graph_memory_used(self.thread, at.device);
         let address = if result == 0 { node.address } else { 0 };
-        self.allocation_returned(
-            call,
-            result,
-            at,
-            address,
-            node.bytes as u64,
-            pool,
-            MemoryKind::StreamOrdered,
-        );
+        self.allocated(call, result, at, address, node.bytes as u64, pool, MemoryKind::StreamOrdered);
     }
 
     /// Handles a successful call that created or retained a context on a device.

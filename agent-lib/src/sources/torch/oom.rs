@@ -15,6 +15,7 @@
 //! refusals are recorded, as the layer's state says. (2.4.1 gives up at the first refusal; 2.15.0 flushes and retries.)
 
 use crate::base::fault_injection;
+use crate::driver::allocations::Allocation;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::naming::{callers, sequence};
@@ -70,18 +71,11 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
 impl Core {
     /// Handles a refusal of the driver, which is recorded as `AllocFailed` already.
     #[cold]
-    pub(crate) fn allocation_refused(
-        &self,
-        thread: &Thread,
-        at: RecordContext,
-        bytes: u64,
-        memory: MemoryKind,
-        free: Reading,
-    ) {
+    pub(crate) fn alloc_refused(&self, thread: &Thread, at: RecordContext, what: Allocation, free: Reading) {
         thread.torch.refused.store(true, Relaxed);
-        if callers::is_torch(at.module) && memory != MemoryKind::StreamOrdered {
+        if callers::is_torch(at.module) && what.memory != MemoryKind::StreamOrdered {
             let at = RecordContext { context: self.phase_of_request(thread), ..at };
-            self.recorder.note(thread, at, Body::Pressure { bytes, device_free_bytes: free });
+            self.recorder.note(thread, at, Body::Pressure { bytes: what.bytes, device_free_bytes: free });
         }
     }
 

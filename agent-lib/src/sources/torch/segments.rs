@@ -9,6 +9,7 @@
 //! among all rows, a limited number of times.
 
 use crate::base::row::{Key, RowExtra, device_of, kind, kind_of, memory_of};
+use crate::driver::allocations::Allocation;
 use crate::driver::core::Core;
 use crate::driver::torch_pools::TorchPool;
 use crate::naming::callers;
@@ -32,14 +33,8 @@ fn is_no_segment(module: u16, bytes: u64, memory: MemoryKind) -> bool {
 impl Core {
     /// Notes an allocation by the driver, which may be a segment.
     #[inline(always)]
-    pub(crate) fn note_driver_memory(
-        &self,
-        thread: &Thread,
-        module: u16,
-        address: u64,
-        bytes: u64,
-        memory: MemoryKind,
-    ) {
+    pub(crate) fn note_driver_memory(&self, thread: &Thread, module: u16, what: Allocation) {
+        let Allocation { address, bytes, memory, .. } = what;
         if !matches!(memory, MemoryKind::Device | MemoryKind::Managed | MemoryKind::StreamOrdered) {
             return;
         }
