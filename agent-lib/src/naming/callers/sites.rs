@@ -24,7 +24,7 @@ const TAKEN: u32 = 1;
 const FULL: u32 = 2;
 
 /// An allocation that waits for its name.
-struct UnnamedAllocation {
+struct Unnamed {
     state: AtomicU32,
     address: AtomicU64,
     /// Number of the allocation's record.
@@ -33,8 +33,8 @@ struct UnnamedAllocation {
     site: AtomicUsize,
 }
 
-static UNNAMED: [UnnamedAllocation; PLACES] = [const {
-    UnnamedAllocation {
+static UNNAMED: [Unnamed; PLACES] = [const {
+    Unnamed {
         state: AtomicU32::new(FREE),
         address: AtomicU64::new(0),
         seq: AtomicU64::new(0),
@@ -53,8 +53,7 @@ pub(crate) fn note_unnamed(core: &Core, thread: &Thread, module: u16, address: u
     if site == 0 || !core.settings.layers.sites || modules::is_torch(module) {
         return;
     }
-    let claim =
-        |entry: &&UnnamedAllocation| entry.state.compare_exchange(FREE, TAKEN, Acquire, Relaxed).is_ok();
+    let claim = |entry: &&Unnamed| entry.state.compare_exchange(FREE, TAKEN, Acquire, Relaxed).is_ok();
     let Some(entry) = UNNAMED.iter().cycle().skip(seq as usize % PLACES).take(8).find(claim) else { return };
     entry.address.store(address, Relaxed);
     entry.seq.store(seq, Relaxed);

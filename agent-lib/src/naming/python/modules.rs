@@ -12,6 +12,7 @@ use crate::base::locks::SpinLock;
 use crate::base::memfd::{LazyTable, anonymous};
 use crate::naming::python::layout;
 use crate::naming::python::memory::{Memory, Pointer};
+use crate::naming::python::text::{TextBuffer, put};
 use crate::naming::python::walk::Reader;
 use crate::record::names::Names;
 use gpumem_wire::MAX_TAG_BYTES;
@@ -265,27 +266,25 @@ impl Modules {
     /// Returns the tag of the path with these names, the outermost last. Leaves out inner names for which there is no room. A
     /// number is joined to the name before it: `h.3`.
     fn path(&self, names: &Names, chain: &[u64]) -> u32 {
-        let (mut tag, mut component, mut len) = (0, [0; MAX_TAG_BYTES], 0);
+        let mut room = [0; MAX_TAG_BYTES];
+        let (mut tag, mut component) = (0, TextBuffer::new(&mut room));
+        let intern = |tag: u32, component: &TextBuffer<'_>| {
+            names.intern(tag, &component.get_ref()[..component.position() as usize])
+        };
         for &name in chain.iter().rev() {
             let name = self.name(name);
-            let number = !name.is_empty() && name.iter().all(u8::is_ascii_digit);
-            if number && len > 0 {
-                component[len.min(MAX_TAG_BYTES - 1)] = b'.';
-                len = (len + 1).min(MAX_TAG_BYTES);
-            } else {
-                if len > 0 {
-                    match names.intern(tag, &component[..len]) {
-                        0 => return tag,
-                        inner => tag = inner,
-                    }
+            if component.position() > 0 && name.iter().all(u8::is_ascii_digit) {
+                put(&mut component, b".");
+            } else if component.position() > 0 {
+                match intern(tag, &component) {
+                    0 => return tag,
+                    inner => tag = inner,
                 }
-                len = 0;
+                component.set_position(0);
             }
-            let room = name.len().min(MAX_TAG_BYTES - len);
-            component[len..len + room].copy_from_slice(&name[..room]);
-            len += room;
+            put(&mut component, name);
         }
-        match if len > 0 { names.intern(tag, &component[..len]) } else { 0 } {
+        match intern(tag, &component) {
             0 => tag,
             inner => inner,
         }

@@ -102,8 +102,7 @@ impl<M: Memory> Reader<'_, M> {
             let mut word = [0; 4];
             word[..width].copy_from_slice(number);
             // No name contains control characters. The views escape other characters that could be misleading.
-            let character =
-                char::from_u32(u32::from_le_bytes(word)).filter(|character| !character.is_control());
+            let character = char::from_u32(u32::from_le_bytes(word)).filter(|found| !found.is_control());
             let room = out.get_ref().len() - out.position() as usize;
             let character = character.unwrap_or('?');
             character.len_utf8() <= room && put(out, character.encode_utf8(&mut [0; 4]).as_bytes())
@@ -124,8 +123,7 @@ impl<M: Memory> Reader<'_, M> {
             }
         };
         let first = memory.int(code, layout.code_first_line)?;
-        let table =
-            memory.pointer(code, layout.code_lines).filter(|&table| self.is(table, self.types.bytes))?;
+        let table = memory.pointer(code, layout.code_lines).filter(|&at| self.is(at, self.types.bytes))?;
         let len = usize::try_from(memory.word(table, layout::LENGTH)?).ok()?.min(TABLE);
         let mut table =
             Bytes { memory, at: table.address() + u64::from(layout::BYTES), left: len, window: None };

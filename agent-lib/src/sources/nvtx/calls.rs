@@ -1,6 +1,5 @@
 //! Implements NVTX's functions, which do nothing without an agent.
 
-use super::scopes;
 use super::text::Message;
 use crate::base::fault_injection;
 use crate::driver::core::Core;
@@ -71,7 +70,7 @@ fn within<T: Copy>(
     absent: T,
     work: impl FnOnce(&'static Core, &'static Thread, u8) -> T,
 ) -> T {
-    let Some(owner) = scopes::owner(domain) else { return absent };
+    let Some(owner) = super::owner(domain) else { return absent };
     guard(absent, |core, thread| {
         fault_injection::at(place);
         work(core, thread, owner)
@@ -97,13 +96,13 @@ fn mark(domain: usize, message: Message<'_>) {
 }
 
 fn start(domain: usize, message: Message<'_>) -> u64 {
-    within("nvtx.start", domain, 0, |core, _, _| scopes::start_range(core, |outer| message.tag(core, outer)))
+    within("nvtx.start", domain, 0, |core, _, _| super::start_range(core, |outer| message.tag(core, outer)))
 }
 
 fn ended(id: u64) {
     guard((), |core, _| {
         fault_injection::at("nvtx.end");
-        scopes::end_range(core, id);
+        super::end_range(core, id);
     });
 }
 
@@ -116,7 +115,7 @@ fn create(name: &[u8]) -> *mut c_void {
     const _: () = assert!(OWNERS > 2);
     guard(1, |core, _| {
         fault_injection::at("nvtx.create");
-        scopes::create(core, name)
+        super::create_domain(core, name)
     }) as *mut c_void
 }
 

@@ -9,8 +9,6 @@ use crate::threads::{self, Thread};
 use gpumem_wire::{Layer, LayerState};
 use std::sync::atomic::Ordering::*;
 
-const NO_MORE: &str = "tensor hook inactive: PyTorch takes segments and reports no blocks any more";
-
 /// State that the sender keeps between two checks.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
@@ -106,9 +104,12 @@ impl Health {
                 let why = "PyTorch's caching allocator is not in use: tensors are driver allocations";
                 (LayerState::Absent, why)
             }
+            _ if self.is_silent && singles == 0 && reports == 0 => {
+                (LayerState::Failed, "tensor hook inactive: PyTorch takes segments and reports no blocks")
+            }
             _ if self.is_silent && singles == 0 => {
-                let why = "tensor hook inactive: PyTorch takes segments and reports no blocks";
-                (LayerState::Failed, if reports == 0 { why } else { NO_MORE })
+                let why = "tensor hook inactive: PyTorch takes segments and reports no blocks any more";
+                (LayerState::Failed, why)
             }
             _ if reports == 0 => (LayerState::Absent, "PyTorch's caching allocator has handed out nothing"),
             _ => (LayerState::Active, ""),

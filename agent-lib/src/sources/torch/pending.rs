@@ -152,7 +152,7 @@ impl Core {
     /// room for the block.
     #[cold]
     #[inline(never)]
-    pub(crate) fn record_pending(&self, thread: &Thread, pool: TorchPool<'_>, report: &Report) -> bool {
+    pub(crate) fn record_pending(&self, thread: &Thread, pool: TorchPool<'_>, report: Report) -> bool {
         let (TorchPool { device, id: pool, .. }, address) = (pool, report.address);
         let is_its = |event: &&Event| is_near(event, report.stack);
         // Checks all events, to find call sites that record other events.

@@ -153,7 +153,7 @@ impl Core {
             return;
         }
         let pool = || TorchPool { device, id, slot };
-        if thread.torch.recorded() != 0 && self.record_pending(thread, pool(), &report) {
+        if thread.torch.recorded() != 0 && self.record_pending(thread, pool(), report) {
             return;
         }
         self.record_free_at(thread, id, address, self.recorder.live.spot_of(hash));
