@@ -63,7 +63,7 @@ const SECOND: u8 = 1;
 const THIRD: u8 = 2;
 /// Bytes of stack above a call of `rebase_history` in which its caller keeps the edge.
 const FRAME: usize = 64 << 10;
-/// Addresses of PyTorch's functions that return the thread's next node number, and the thread's id.
+/// Addresses of two functions of PyTorch, which return the thread's next node number and the thread's id.
 const PEEK_AT: &AtomicUsize = &HOT_WORDS.next_number;
 static THREAD_AT: AtomicUsize = AtomicUsize::new(0);
 const TABLE: &AtomicPtr<()> = &HOT_WORDS.nodes;

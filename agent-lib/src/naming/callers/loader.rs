@@ -13,7 +13,6 @@ pub(crate) struct Object {
     pub end: usize,
 }
 
-/// A mapped segment of a file.
 pub(crate) struct Segment {
     pub start: usize,
     pub end: usize,

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, 
 
 /// Number of libraries in a process that can be numbered: the ledger keeps twelve bits for the number.
 const NUMBERS: u32 = 1 << 12;
-/// Maximum number of libraries at a time that callbacks met before the table had them.
+/// Maximum number of libraries that callbacks can meet between two builds of the table.
 const NEW: usize = 32;
 /// Time after which a replaced table may be freed.
 const GRACE_NS: u64 = 1_000_000_000;

@@ -10,7 +10,7 @@ use crate::naming::python::lines::Lines;
 use crate::naming::python::memory::{FAR, Memory, Pointer};
 use crate::naming::python::modules::{Modules, tests::names};
 use crate::naming::python::text::{TextBuffer, Types};
-use crate::naming::python::walk::{MOST, NameSearch, Reader};
+use crate::naming::python::walk::{MAX_FRAMES, NameSearch, Reader};
 use gpumem_wire::{Phase, Role};
 use std::cell::Cell;
 
@@ -208,7 +208,7 @@ impl Tables {
         image.reads.set(0);
         let found = known.find(STATE);
         // Two words for each frame. For one with a meaning also the variable, its type, a cell, and the bases of its type.
-        assert!(image.reads.get() <= 2 * MOST * (8 + 64), "{} reads", image.reads.get());
+        assert!(image.reads.get() <= 2 * MAX_FRAMES * (8 + 64), "{} reads", image.reads.get());
         found
     }
 
@@ -216,7 +216,7 @@ impl Tables {
         image.reads.set(0);
         let tag = self.lines.tag(&self.names, &Reader { memory: image, layout, types: &TYPES }, STATE);
         // For each frame its code, the code's type, file and first line. Each file's text once, and the text of one line.
-        assert!(image.reads.get() <= MOST * 1000 + (1 << 16), "{} reads", image.reads.get());
+        assert!(image.reads.get() <= MAX_FRAMES * 1000 + (1 << 16), "{} reads", image.reads.get());
         String::from_utf8_lossy(self.names.path(tag).unwrap_or_default()).into_owned()
     }
 
@@ -231,7 +231,7 @@ fn text(image: &Image, layout: &Layout, room: &mut [u8]) -> usize {
     image.reads.set(0);
     let mut out = TextBuffer::new(room);
     Reader { memory: image, layout, types: &TYPES }.write_stack(STATE, &mut out);
-    assert!(image.reads.get() <= MOST * (600 + (1 << 16)), "{} reads", image.reads.get());
+    assert!(image.reads.get() <= MAX_FRAMES * (600 + (1 << 16)), "{} reads", image.reads.get());
     out.position() as usize
 }
 

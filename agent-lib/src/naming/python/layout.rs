@@ -76,11 +76,11 @@ pub(crate) struct Layout {
 
 /// Offset in any object of its type.
 pub(crate) const TYPE: u16 = 8;
-/// Offset in a tuple, bytes or str of its length.
+/// Offset in a tuple, bytes object or str of its length.
 pub(crate) const LENGTH: u16 = 16;
 /// Offset in a str of the bits that state how its characters are stored.
 pub(crate) const TEXT_STATE: u16 = 32;
-/// Offset in bytes of the data.
+/// Offset in a bytes object of its data.
 pub(crate) const BYTES: u16 = 32;
 /// Offset in a cell object of the object that it holds.
 pub(crate) const CELL: u16 = 16;

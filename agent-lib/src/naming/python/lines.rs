@@ -37,7 +37,6 @@ const PACKAGES: [&[u8]; 5] = [b"torch/", b"functorch/", b"torchgen/", b"triton/"
 /// Prefixes of the file names of generated code; such names are meaningless to users.
 const GENERATED: [&[u8]; 4] = [b"<frozen ", b"<gpumem", b"<eval_with_key>", b"<torch_package"];
 
-/// The cache.
 pub(crate) struct Lines {
     entries: LazyTable<AtomicU64, ENTRIES>,
     /// Number of entries in use.
@@ -46,7 +45,6 @@ pub(crate) struct Lines {
     lines: AtomicUsize,
 }
 
-/// A code object.
 #[derive(Clone, Copy)]
 struct Code {
     at: Pointer,

@@ -139,7 +139,7 @@ pub(crate) fn say_module(core: &Core, object: u64, kind: u64, parent: u64, name:
     }
 }
 
-/// Reports the initial state of module names, unless Python code has reported one before the agent connects.
+/// Reports whether Python frames give names, unless Python code has made that known before the agent starts.
 pub(crate) fn started(core: &Core) {
     if status::layer(Layer::ModulePath).is_some() {
         return;

@@ -18,13 +18,11 @@ use crate::record::names::Names;
 use gpumem_wire::MAX_TAG_BYTES;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Maximum number of modules at a time.
-pub(crate) const MOST: usize = 1 << 16;
+pub(crate) const MAX_MODULES: usize = 1 << 16;
 /// Number of entries of the first table; each next table has twice as many.
 const FIRST: usize = 1 << 10;
-/// Number of sizes of tables.
 const SIZES: usize = 8;
-const _: () = assert!(FIRST << (SIZES - 1) == 2 * MOST);
+const _: () = assert!(FIRST << (SIZES - 1) == 2 * MAX_MODULES);
 /// Number of entries, from the hashed position on, that a lookup tries.
 const REACH: usize = 64;
 /// Maximum number of modules in a path, from a module up through its parents.
@@ -363,7 +361,7 @@ impl Modules {
         let number = self.number.load(Relaxed).wrapping_add(1).max(1);
         self.number.store(number, Relaxed);
         let fields = [kind, 0, parent, name, u64::from(number) << 32 | above, 0];
-        let has_room = self.live.load(Relaxed) < MOST && self.make_room();
+        let has_room = self.live.load(Relaxed) < MAX_MODULES && self.make_room();
         if !has_room || !self.put(self.places(), object, fields) {
             return false;
         }

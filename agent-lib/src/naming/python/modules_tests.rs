@@ -209,13 +209,13 @@ fn a_class_derived_from_the_one_that_was_said_is_the_same_module() {
 fn it_grows_to_its_capacity_and_says_what_it_refused() {
     let bench = Bench::new();
     let mut said = Vec::new();
-    for object in 0..MOST as u64 + 500 {
+    for object in 0..MAX_MODULES as u64 + 500 {
         if bench.modules.register(at(object), KIND, 0, b"m") {
             said.push(object);
         }
     }
     assert_eq!(said.len(), bench.modules.live.load(Relaxed));
-    assert!(said.len() > MOST * 99 / 100, "{}", said.len());
+    assert!(said.len() > MAX_MODULES * 99 / 100, "{}", said.len());
     assert!(said.iter().all(|&object| bench.path(at(object)) == some("m")));
     said.iter().for_each(|&object| bench.modules.gone(at(object)));
     assert_eq!(bench.modules.live.load(Relaxed), 0);

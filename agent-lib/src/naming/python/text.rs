@@ -189,7 +189,6 @@ impl<M: Memory> Reader<'_, M> {
 /// `Layout::text` of CPython up to 3.11.
 const TEXT_UNTIL_3_11: u16 = 48;
 
-/// Iterates over bytes in memory.
 struct Bytes<'a, M> {
     memory: &'a M,
     at: u64,

@@ -21,8 +21,7 @@ use crate::record::names::Names;
 use gpumem_wire::{Phase, Role};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Maximum number of frames in a walk.
-pub(crate) const MOST: usize = 128;
+pub(crate) const MAX_FRAMES: usize = 128;
 
 /// Kinds at which the walk continues.
 const CONTINUE: u32 = 1 << Nothing as u32 | 1 << Copying as u32 | 1 << Gradient as u32 | GIVE_ROLE;
@@ -73,7 +72,7 @@ impl<M: Memory> Reader<'_, M> {
                 Some(offset) => self.memory.pointer(at, offset),
             }
         };
-        Frames { reader: self, next: first(), left: MOST }
+        Frames { reader: self, next: first(), left: MAX_FRAMES }
     }
 
     #[inline(always)]
@@ -144,7 +143,7 @@ impl<M: Memory> NameSearch<'_, M> {
         if is_innermost && from_kind == Gradient {
             role = Role::Gradient;
         }
-        for frame in (Frames { reader, next: Some(from), left: MOST + 1 }) {
+        for frame in (Frames { reader, next: Some(from), left: MAX_FRAMES + 1 }) {
             let Some(code) = reader.code(frame) else { break };
             let Some((kind, variable)) = self.codes.get(code) else { continue };
             if frame != from

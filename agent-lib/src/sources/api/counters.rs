@@ -7,8 +7,7 @@ use crate::record::recorder::{self, RecordContext};
 use crate::threads::Thread;
 use gpumem_wire::Body;
 
-/// Maximum number of counters.
-const MOST: usize = 4096;
+const MAX_COUNTERS: usize = 4096;
 
 /// A counter and its statistics since the last reset.
 #[derive(Debug, Clone, Copy)]
@@ -85,7 +84,7 @@ impl Core {
         }
         let now = self.recorder.clock.now();
         let known = counters.iter().position(|counter| counter.tag == tag);
-        if known.is_none() && counters.len() < MOST {
+        if known.is_none() && counters.len() < MAX_COUNTERS {
             counters.push(Counter::new(tag, now));
         }
         let at = known.unwrap_or(counters.len() - 1);

@@ -18,7 +18,6 @@ pub(crate) fn note() {
     }
 }
 
-/// Number of the current step.
 pub(crate) static STEP: AtomicU64 = AtomicU64::new(0);
 
 /// Reports whether the program uses scopes. The sender calls it each round: a short program may end before the next one.

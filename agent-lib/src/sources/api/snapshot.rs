@@ -51,7 +51,6 @@ pub(crate) fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usi
     used + python::stack_text(&mut out[used..])
 }
 
-/// A value that can be written as JSON.
 pub(crate) trait Json {
     fn write(&self, out: &mut String);
 }

@@ -9,8 +9,8 @@ use crate::threads::Thread;
 use cupti_sys::{GraphData, ModuleResourceData, ResourceData, ids};
 use gpumem_wire::{DestroyScope, DriverEventKind, NONE_DEVICE};
 
-/// Returns the number of the library that made the call in which this callback arrives; 0 (unknown) outside of a subscribed
-/// call. There, the driver's frames lie between, and the words above them may be left over from earlier calls.
+/// Returns the number of the library that made the driver call in which this callback arrives. Returns 0 (unknown) if that call
+/// is not subscribed: then the place of its parameters on the stack is unknown.
 fn caller(core: &Core, thread: &Thread, data: &ResourceData) -> u16 {
     // SAFETY: this is the callback's own thread, and no other reference is in use.
     let call = unsafe { thread.own() }.innermost().copied();

@@ -58,7 +58,6 @@ struct Handle(SubscriberHandle);
 // SAFETY: an opaque pointer that CUPTI accepts from any thread.
 unsafe impl Send for Handle {}
 
-/// State of the subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Held {
     Ours,
@@ -343,14 +342,12 @@ pub(crate) fn count_pulse(id: u32) {
     }
 }
 
-/// Result of the check.
+/// Whether the callback of the check arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pulse {
     /// The driver refused the call, which shows nothing about callbacks.
     Unknown,
-    /// The callback arrived.
     Heard,
-    /// No callback arrived.
     Silent,
 }
 

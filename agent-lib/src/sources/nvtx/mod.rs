@@ -105,7 +105,7 @@ fn absence(injection: Option<&Path>) -> String {
     }
 }
 
-/// Returns which domains count.
+/// Describes the domains whose ranges count.
 fn counted(core: &Core) -> String {
     let named = core.settings.nvtx_domains.join(", ");
     let named = if named.is_empty() { String::new() } else { format!(" and {named}") };

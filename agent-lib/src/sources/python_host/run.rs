@@ -53,7 +53,6 @@ unsafe impl Send for Python {}
 const LATER_NS: u64 = 50_000_000;
 /// Delay before the tick that continues unfinished work of an earlier tick.
 const AGAIN_NS: u64 = 200_000_000;
-/// Interval of ticks.
 const TICK_NS: u64 = 500_000_000;
 /// Time without a statement on the main thread after which the layer is reported as degraded.
 const SILENCE_NS: u64 = 5_000_000_000;
@@ -76,7 +75,6 @@ impl Api {
         Some(Api { functions, is_finalizing })
     }
 
-    /// Whether the interpreter runs.
     fn runs(&self) -> bool {
         // SAFETY: both may be called at any time, without the interpreter's lock.
         unsafe { (self.functions.is_initialized)() != 0 && self.is_finalizing.is_none_or(|ask| ask() == 0) }
@@ -136,8 +134,7 @@ pub(crate) fn begin_epoch() -> bool {
     are_steps_ours() && count > 0
 }
 
-/// Reports the state of the layer of exact roles, as determined by the agent's Python code. `state` is a number of the wire
-/// format.
+/// Reports whether the agent's Python code finds exact roles of tensors. `state` is a `LayerState` of the wire format.
 pub(crate) fn say_roles(state: i32, reason: &[u8]) {
     let state = LayerState::from_code(u8::try_from(state).unwrap_or(0));
     status::report_layer(Layer::Roles, state, &String::from_utf8_lossy(reason));

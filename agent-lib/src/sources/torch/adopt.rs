@@ -30,7 +30,6 @@ const BLOCK: u64 = 1;
 /// Kind of a piece of a segment that grows by mapping.
 const PAGE: u64 = 2;
 
-/// An adoption in progress.
 struct Adoption<'a> {
     core: &'a Core,
     thread: &'a Thread,

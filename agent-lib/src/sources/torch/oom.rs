@@ -69,7 +69,7 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
 }
 
 impl Core {
-    /// Handles a refusal of the driver, which is recorded as `AllocFailed` already.
+    /// Handles an allocation that the driver has refused; `AllocFailed` is recorded already.
     #[cold]
     pub(crate) fn alloc_refused(&self, thread: &Thread, at: RecordContext, what: Allocation, free: Reading) {
         thread.torch.refused.store(true, Relaxed);

@@ -19,7 +19,6 @@ use std::arch::naked_asm;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::*;
 
-/// The arguments of a report.
 #[derive(Clone, Copy)]
 pub(crate) struct Report {
     /// Address of the block.

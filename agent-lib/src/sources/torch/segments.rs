@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering::*;
 
 /// The size of a segment of the native allocator is a multiple of this number of bytes.
 const SEGMENT_UNIT: u64 = 2 << 20;
-/// Minimum size of a segment in bytes. For a smaller allocation, PyTorch is not searched.
+/// Minimum size of a segment in bytes. A smaller allocation starts no search for PyTorch.
 const SMALLEST: u64 = 1 << 20;
 
 /// Whether PyTorch made the allocation, but not with its native caching allocator.
@@ -103,8 +103,7 @@ impl Core {
         pool.device.segments.fetch_add(bytes, Relaxed);
     }
 
-    /// Searches the segment of a block among all rows, for segments that another thread requested, or that are older than the
-    /// hooks.
+    /// Searches all rows for the segment of a block, which another thread may have requested, or which is older than the hooks.
     #[cold]
     #[inline(never)]
     pub(super) fn search_segment(&self, thread: &Thread, pool: TorchPool<'_>, address: u64) {
