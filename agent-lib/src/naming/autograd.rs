@@ -342,7 +342,7 @@ pub(crate) fn next_number() -> Option<u64> {
 pub(crate) unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
     // SAFETY: as in `name_last_node`.
     let Some(thread) = (unsafe { call_at(&THREAD_AT) }) else { return false };
-    let found = find_offsets(objects, first, thread);
+    let found = gradient::HEADERS.into_iter().find_map(|header| find_offsets(header, objects, first, thread));
     let (state, reason) = match found {
         Some((number, thread, addition)) => {
             ADDITION.store(addition, Release);
@@ -371,14 +371,9 @@ fn find_edge(objects: &[u64]) -> u8 {
     }
 }
 
-/// Returns the indexes of two words of a node, the number and the thread id. Also returns the first word of additions, which is
-/// 0 if other nodes have the same one.
-fn find_offsets(objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
-    gradient::HEADERS.into_iter().find_map(|header| find_offsets_after(header, objects, first, thread))
-}
-
-/// Like `find_offsets`, if Python objects have a header of `header` bytes.
-fn find_offsets_after(header: u16, objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
+/// Returns the indexes of two words of a node, the number and the thread id. Also returns the first word of additions; 0 if
+/// other nodes have the same one. `header` is the size of the header of Python objects.
+fn find_offsets(header: u16, objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
     let (accumulates, numbered) = objects.split_last()?;
     // With fewer nodes, other words could match by chance. A failed read ends the search.
     if numbered.len() < 3 || thread == 0 {
@@ -426,6 +421,10 @@ mod tests {
         words
     }
 
+    fn find(objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
+        gradient::HEADERS.into_iter().find_map(|header| find_offsets(header, objects, first, thread))
+    }
+
     /// Finds the offsets in objects with a header of `header` words.
     fn offsets_behind(header: usize, lead: usize, first: u64) -> Option<(usize, usize, u64)> {
         let mut nodes: Vec<Vec<u64>> = (0..4).map(|at| node(lead, first + at, at + 1)).collect();
@@ -433,7 +432,7 @@ mod tests {
         let object = |node: &Vec<u64>| [vec![1; header], vec![node.as_ptr() as u64]].concat();
         let objects: Vec<Vec<u64>> = nodes.iter().map(object).collect();
         let objects: Vec<u64> = objects.iter().map(|object| object.as_ptr() as u64).collect();
-        find_offsets(&objects, first, THREAD)
+        find(&objects, first, THREAD)
     }
 
     fn offsets(lead: usize, first: u64) -> Option<(usize, usize, u64)> {
@@ -453,10 +452,10 @@ mod tests {
 
     #[test]
     fn what_is_no_node_is_not_read_as_one() {
-        assert_eq!(find_offsets(&[8, 8, 8, 8], 0, THREAD), None);
-        assert_eq!(find_offsets(&[], 0, THREAD), None);
+        assert_eq!(find(&[8, 8, 8, 8], 0, THREAD), None);
+        assert_eq!(find(&[], 0, THREAD), None);
         let object = [1_u64, 2, 3];
-        assert_eq!(find_offsets(&[object.as_ptr() as u64; 5], 0, THREAD), None);
+        assert_eq!(find(&[object.as_ptr() as u64; 5], 0, THREAD), None);
         assert_eq!(offsets(12, 1000), None, "beyond what is looked at");
         assert_eq!(offsets_behind(3, 2, 1000), None, "in no object that is known");
     }

@@ -56,7 +56,8 @@ pub(crate) type Example = [u64; 4];
 
 /// Finds the offsets with a few examples and uses them from now on. Returns whether they were found.
 pub(crate) fn calibrate(examples: &[Example]) -> bool {
-    let found = Careful::new().and_then(|memory| find(&memory, examples));
+    let find = |memory| HEADERS.into_iter().find_map(|header| find_path(&memory, header, examples));
+    let found = Careful::new().and_then(find);
     let (class, path) = found.unwrap_or_default();
     let packed = path.iter().fold(0, |packed, &offset| packed << BITS | u64::from(offset));
     PATH.store(packed, Relaxed);
@@ -89,13 +90,9 @@ fn holds(memory: &impl Memory, object: u64, header: u16, tensor: u64) -> bool {
     (header / 8..header / 8 + TENSOR).any(|index| word(memory, object, index) == Some(tensor))
 }
 
-/// Finds the first word of nodes that accumulate gradients, and the first offsets that fit all examples.
-fn find(memory: &impl Memory, examples: &[Example]) -> Option<(u64, Offsets)> {
-    HEADERS.into_iter().find_map(|header| find_after(memory, header, examples))
-}
-
-/// Like `find`, if Python objects have a header of `header` bytes.
-fn find_after(memory: &impl Memory, header: u16, examples: &[Example]) -> Option<(u64, Offsets)> {
+/// Finds the first word of nodes that accumulate gradients, and the first offsets that fit all examples. `header` is the size of
+/// the header of Python objects.
+fn find_path(memory: &impl Memory, header: u16, examples: &[Example]) -> Option<(u64, Offsets)> {
     // A single example could match by chance.
     if examples.len() < 2 {
         return None;
@@ -203,6 +200,10 @@ mod tests {
         node: u64,
         leaf_meta: *mut u64,
         _kept: Vec<Box<[u64]>>,
+    }
+
+    fn find(memory: &impl Memory, examples: &[Example]) -> Option<(u64, Offsets)> {
+        HEADERS.into_iter().find_map(|header| find_path(memory, header, examples))
     }
 
     fn object(kept: &mut Vec<Box<[u64]>>, words: usize, at: &[(usize, u64)]) -> *mut u64 {

@@ -9,7 +9,7 @@ use crate::naming::python::layout::{self, CurrentInstruction, Layout};
 use crate::naming::python::lines::Lines;
 use crate::naming::python::memory::{FAR, Memory, Pointer};
 use crate::naming::python::modules::{Modules, tests::names};
-use crate::naming::python::text::{TextBuffer, Types};
+use crate::naming::python::text::{COLUMNS, SENTENCE, TextBuffer, Types};
 use crate::naming::python::walk::{MAX_FRAMES, NameSearch, Reader};
 use gpumem_wire::{Phase, Role};
 use std::cell::Cell;
@@ -230,7 +230,7 @@ impl Tables {
 fn text(image: &Image, layout: &Layout, room: &mut [u8]) -> usize {
     image.reads.set(0);
     let mut out = TextBuffer::new(room);
-    Reader { memory: image, layout, types: &TYPES }.write_stack(STATE, &mut out);
+    Reader { memory: image, layout, types: &TYPES }.write_stack(STATE, SENTENCE, &mut out);
     assert!(image.reads.get() <= MAX_FRAMES * (600 + (1 << 16)), "{} reads", image.reads.get());
     out.position() as usize
 }
@@ -257,6 +257,11 @@ fn a_thread_is_read_as_it_is_in_every_layout() {
             + &"call (file.py:71)\n".repeat(3)
             + &"main (file.py:71)\n".repeat(4);
         assert_eq!(String::from_utf8_lossy(&room[..used]), expected, "{layout:?}");
+        let mut columns = [0; 17];
+        let mut out = TextBuffer::new(&mut columns);
+        Reader { memory: &image, layout: &layout, types: &TYPES }.write_stack(STATE, COLUMNS, &mut out);
+        assert_eq!(out.position(), 16);
+        assert_eq!(&columns[..16], b"work\tfile.py\t71\n");
         for most in 0..expected.len() {
             let used = text(&image, &layout, &mut room[..most]);
             let whole = expected[..most].rfind('\n').map_or(0, |end| end + 1);

@@ -24,7 +24,7 @@ use lines::Lines;
 use memory::{Careful, Plain};
 use modules::Modules;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
-use text::TextBuffer;
+use text::{Separators, TextBuffer};
 use walk::{NameSearch, Reader};
 
 /// The interpreter whose frames are read; null while no frames are read.
@@ -106,11 +106,11 @@ pub(crate) fn rare_frames() -> (bool, bool) {
     in_frames(search).unwrap_or_default()
 }
 
-/// Writes the calling thread's Python stack as `function (file:line)`, one frame on each line, the innermost first. Returns the
-/// number of bytes written; 0 without frames.
-pub(crate) fn stack_text(out: &mut [u8]) -> usize {
+/// Writes the calling thread's Python stack, one frame on each line, the innermost first. Returns the number of bytes written; 0
+/// without frames.
+pub(crate) fn stack_text(separators: Separators, out: &mut [u8]) -> usize {
     let mut out = TextBuffer::new(out);
-    in_frames(|reader, state| reader.write_stack(state, &mut out));
+    in_frames(|reader, state| reader.write_stack(state, separators, &mut out));
     out.position() as usize
 }
 

@@ -29,12 +29,19 @@ pub(crate) fn put(out: &mut TextBuffer<'_>, bytes: &[u8]) -> bool {
     out.write_all(bytes).is_ok()
 }
 
+/// Texts that follow the function, the file and the line of a frame.
+pub(crate) type Separators = [&'static [u8]; 3];
+/// Separators of `function (file:line)`.
+pub(crate) const SENTENCE: Separators = [b" (", b":", b")\n"];
+/// Separators of `function<TAB>file<TAB>line`. No name contains a tab: control characters are written as `?`.
+pub(crate) const COLUMNS: Separators = [b"\t", b"\t", b"\n"];
+
 impl<M: Memory> Reader<'_, M> {
-    /// Writes `function (file:line)` for each frame, leaving out frames that do not fit. Returns whether all fitted.
-    pub(crate) fn write_stack(&self, state: u64, out: &mut TextBuffer<'_>) -> bool {
+    /// Writes a line for each frame, leaving out frames that do not fit. Returns whether all fitted.
+    pub(crate) fn write_stack(&self, state: u64, separators: Separators, out: &mut TextBuffer<'_>) -> bool {
         self.frames(state).all(|frame| {
             let before = out.position();
-            let fits = self.write_frame(frame, out);
+            let fits = self.write_frame(frame, separators, out);
             if !fits {
                 out.set_position(before);
             }
@@ -42,17 +49,17 @@ impl<M: Memory> Reader<'_, M> {
         })
     }
 
-    fn write_frame(&self, frame: Pointer, out: &mut TextBuffer<'_>) -> bool {
+    fn write_frame(&self, frame: Pointer, [file, line, end]: Separators, out: &mut TextBuffer<'_>) -> bool {
         let code = self.code(frame).and_then(Pointer::new);
         let Some(code) = code.filter(|&code| self.is(code, self.types.code) && !self.internal(frame)) else {
             return true;
         };
         self.write_text(code, self.layout.code_name, out)
-            && put(out, b" (")
+            && put(out, file)
             && self.write_text(code, self.layout.code_file, out)
-            && put(out, b":")
+            && put(out, line)
             && self.write_line_number(frame, code, out)
-            && put(out, b")\n")
+            && put(out, end)
     }
 
     /// Writes the number of the frame's current line, or `?` if it is unknown.

@@ -48,7 +48,7 @@ pub(crate) fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usi
     let _ = std::io::Write::write_fmt(&mut text, format_args!(" {:?}\n", named.phase));
     let used = text.position() as usize;
     out[tag_end..used].make_ascii_lowercase();
-    used + python::stack_text(&mut out[used..])
+    used + python::stack_text(python::text::SENTENCE, &mut out[used..])
 }
 
 pub(crate) trait Json {

@@ -290,10 +290,12 @@ impl CallbackContext<'_> {
 
     fn freed(&self, meaning: &Meaning, call: Option<&Call>, result: u32) {
         let Some(call) = call else { return };
-        self.core.free_returned(self.thread, self.at(), call, result);
-        if matches!(meaning, Meaning::FreeAsync)
-            && let Some(taken) = call.taken
-        {
+        let failed = self.core.book_free_returned(self.thread, self.at(), call, result);
+        let Some(taken) = call.taken else { return };
+        if failed && call.segment_of != 0 {
+            self.core.restore_segment(self.thread, call.segment_of, taken.row[2], taken.row[3]);
+        }
+        if matches!(meaning, Meaning::FreeAsync) {
             self.core.poll_pool(self.thread, taken.row[4], EVERY_NS);
         }
     }

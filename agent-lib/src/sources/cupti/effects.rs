@@ -39,17 +39,6 @@ impl Core {
         self.book_free_entered(thread, at, call, address);
     }
 
-    #[inline(always)]
-    pub(crate) fn free_returned(&self, thread: &Thread, at: RecordContext, call: &Call, result: u32) {
-        let failed = self.book_free_returned(thread, at, call, result);
-        if failed
-            && call.segment_of != 0
-            && let Some(taken) = call.taken
-        {
-            self.restore_segment(thread, call.segment_of, taken.row[2], taken.row[3]);
-        }
-    }
-
     /// Returns the device slot of this thread's current context; asks the driver the first time. Only for callbacks of calls.
     #[inline(always)]
     pub(crate) fn device_of_context(&self, thread: &Thread, context: usize, uid: u32) -> u8 {

@@ -152,15 +152,6 @@ impl CallbackContext<'_> {
         }
     }
 
-    /// Returns the size of the allocation at an address, in bytes; 0 if the driver does not return it.
-    fn bytes_at(&self, address: u64) -> u64 {
-        let (mut base, mut bytes) = (0, 0);
-        let get = self.core.devices.driver().and_then(|driver| driver.mem_get_address_range);
-        // SAFETY: a function of the loaded driver, with room for its answers. The agent has no callback enabled for it.
-        let found = get.is_some_and(|get| unsafe { get(&mut base, &mut bytes, address) } == 0);
-        if found { bytes as u64 } else { 0 }
-    }
-
     /// Handles a successful import of memory of another process or API.
     pub(super) unsafe fn import(&self, meaning: Meaning) {
         // SAFETY: layouts match the meaning; the call succeeded.
@@ -171,7 +162,13 @@ impl CallbackContext<'_> {
         let (bytes, source) = match meaning {
             // The memory was counted when it was imported.
             Meaning::Import(ImportSource::External) => (0, ImportSource::External),
-            Meaning::Import(source) => (self.bytes_at(address), source),
+            Meaning::Import(source) => {
+                let (mut base, mut bytes) = (0, 0);
+                let get = self.core.devices.driver().and_then(|driver| driver.mem_get_address_range);
+                // SAFETY: a function of the loaded driver with room for its answers. The agent has no callback for it.
+                let found = get.is_some_and(|get| unsafe { get(&mut base, &mut bytes, address) } == 0);
+                (if found { bytes as u64 } else { 0 }, source)
+            }
             // SAFETY: the description is the caller's, or null.
             _ => (unsafe { description.as_ref() }.map_or(0, |it| it.bytes), ImportSource::External),
         };

@@ -18,7 +18,7 @@ use crate::base::fault_injection;
 use crate::driver::allocations::Allocation;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
-use crate::naming::{callers, sequence};
+use crate::naming::{callers, python, sequence};
 use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, OUT_OF_MEMORY};
 use crate::sources::torch::report::ordinal;
@@ -85,7 +85,7 @@ impl Core {
     #[cold]
     fn phase_of_request(&self, thread: &Thread) -> u32 {
         let named = self.named(thread).phase;
-        let (clears_gradients, is_custom) = crate::naming::python::rare_frames();
+        let (clears_gradients, is_custom) = python::rare_frames();
         let phase = match named {
             Phase::Forward if !is_custom && sequence::has_gradients() == Some(false) => Phase::Evaluation,
             Phase::Unknown if clears_gradients => Phase::Optimizer,
@@ -98,65 +98,14 @@ impl Core {
     #[cold]
     fn python_stack(&self) -> u32 {
         let mut room = [0_u8; STACK_BYTES];
-        let used = crate::naming::python::stack_text(&mut room);
+        let used = python::stack_text(python::text::COLUMNS, &mut room);
         let taken =
             self.torch.stacks.fetch_update(Relaxed, Relaxed, |made| (made < STACKS).then_some(made + 1));
-        let (Ok(made), Some(text)) = (taken, room.get_mut(..used).filter(|text| !text.is_empty())) else {
+        let (Ok(made), Some(frames)) = (taken, room.get(..used).filter(|text| !text.is_empty())) else {
             return 0;
         };
-        let frames = as_columns(text);
         let stamp = Stamp { stack: made + 1, ..Stamp::default() };
         let body = Body::Stack { format: FrameFormat::Text, frames };
         self.recorder.names.add(&Record { stamp, body }).map_or(0, |_| made + 1)
-    }
-}
-
-/// Converts lines `function (file:line)` to `function<TAB>file<TAB>line`, in place.
-fn as_columns(text: &mut [u8]) -> &[u8] {
-    let (mut from, mut to) = (0, 0);
-    while from < text.len() {
-        let end = text[from..].iter().position(|&byte| byte == b'\n').map_or(text.len(), |at| from + at);
-        let line = &text[from..end];
-        let file = line.windows(2).position(|pair| pair == b" (").map(|at| from + at);
-        let number = line.iter().rposition(|&byte| byte == b':').map(|at| from + at);
-        let whole = line.last() == Some(&b')');
-        match (file, number) {
-            (Some(file), Some(number)) if whole && file + 2 <= number => {
-                for (start, stop, after) in
-                    [(from, file, b'\t'), (file + 2, number, b'\t'), (number + 1, end - 1, b'\n')]
-                {
-                    text.copy_within(start..stop, to);
-                    to += stop - start;
-                    text[to] = after;
-                    to += 1;
-                }
-            }
-            _ => {
-                text.copy_within(from..end, to);
-                to += end - from;
-                if to < text.len() {
-                    text[to] = b'\n';
-                    to += 1;
-                }
-            }
-        }
-        from = end + 1;
-    }
-    &text[..to]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_become_columns() {
-        let mut text = b"forward (/a b (c)/d:e.py:12)\n? (?:?)\n<module> (x.py:3)\njunk\n".to_vec();
-        let want = b"forward\t/a b (c)/d:e.py\t12\n?\t?\t?\n<module>\tx.py\t3\njunk\n";
-        assert_eq!(as_columns(&mut text), want);
-        for odd in [&b"("[..], b" (", b" (:", b" (:)", b")", b"\n\n", b":) (", b""] {
-            let mut text = odd.to_vec();
-            assert!(as_columns(&mut text).len() <= odd.len().max(1));
-        }
     }
 }
