@@ -52,15 +52,14 @@ static SEARCHED: AtomicBool = AtomicBool::new(false);
 /// Original values of the two replaced slots.
 const NEXT: &AtomicUsize = &HOT_WORDS.next_evaluate;
 static NEXT_REBASE: AtomicUsize = AtomicUsize::new(0);
-/// Which register argument of `rebase_history` points to the edge: `UNKNOWN`, `SECOND` or `THIRD`.
+/// Number of the register argument of `rebase_history` that points to the edge: `SECOND`, `THIRD` or `UNKNOWN`. It is the third
+/// if the first one is the address for the result.
 static EDGE: AtomicU8 = AtomicU8::new(UNKNOWN);
 /// The first word that the second argument pointed to in the last call: the node's address, if that argument is the edge.
 static LAST_EDGE: AtomicU64 = AtomicU64::new(0);
 const UNKNOWN: u8 = 0;
-/// The function returns nothing, or not through memory, so the edge is the second argument.
-const SECOND: u8 = 1;
-/// The first argument is the address for the result, so the edge is the third.
-const THIRD: u8 = 2;
+const SECOND: u8 = 2;
+const THIRD: u8 = 3;
 /// Bytes of stack above a call of `rebase_history` in which its caller keeps the edge.
 const FRAME: usize = 64 << 10;
 /// Addresses of two functions of PyTorch, which return the thread's next node number and the thread's id.

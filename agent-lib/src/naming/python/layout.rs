@@ -247,20 +247,10 @@ impl Layout {
             CurrentInstruction::Index(at, _) => [at & !7, 0],
             CurrentInstruction::Pointer(at, first) => [at, first & !7],
         };
-        let words = [
-            self.frame,
-            self.through.unwrap_or(0),
-            self.previous,
-            self.code,
-            self.locals,
-            self.code_name,
-            self.code_file,
-            self.code_lines,
-            self.text,
-            self.items,
-            instruction[0],
-            instruction[1],
-        ];
+        let thread = [self.frame, self.through.unwrap_or(0)];
+        let frame = [self.previous, self.code, self.locals];
+        let code = [self.code_name, self.code_file, self.code_lines];
+        let words = [&instruction[..], &thread, &frame, &code, &[self.text, self.items]].concat();
         let is_near = |offset: u16| usize::from(offset) < FAR / 2;
         is_near(self.code_first_line) && words.iter().all(|&word| word % 8 == 0 && is_near(word))
     }

@@ -132,13 +132,15 @@ impl<M: Memory> Reader<'_, M> {
         let first = memory.int(code, layout.code_first_line)?;
         let table = memory.pointer(code, layout.code_lines).filter(|&at| self.is(at, self.types.bytes))?;
         let len = usize::try_from(memory.word(table, layout::LENGTH)?).ok()?.min(TABLE);
-        let mut table =
-            Bytes { memory, at: table.address() + u64::from(layout::BYTES), left: len, window: None };
-        let pair = |table: &mut Bytes<'_, M>| Some((i32::from(table.next()?), table.next()? as i8));
+        // Reads whole words: the bytes begin at a multiple of 8, and the object's memory reaches to the end of their last 8.
+        let start = table.address() + u64::from(layout::BYTES);
+        let words = (start..).step_by(8).map_while(|at| memory.word(Pointer::new(at)?, 0));
+        let mut table = words.flat_map(u64::to_ne_bytes).take(len);
+        let mut pair = || Some((i32::from(table.next()?), table.next()? as i8));
         let (mut line, mut end) = (first, 0);
         match layout.lines {
             Lines::Steps => {
-                while let Some((step, lines)) = pair(&mut table) {
+                while let Some((step, lines)) = pair() {
                     end += step;
                     if end > at {
                         break;
@@ -148,7 +150,7 @@ impl<M: Memory> Reader<'_, M> {
                 Some(line)
             }
             Lines::Ranges => loop {
-                let (length, lines) = pair(&mut table)?;
+                let (length, lines) = pair()?;
                 end += length;
                 if lines != -128 {
                     line = line.checked_add(lines.into())?;
@@ -195,25 +197,3 @@ impl<M: Memory> Reader<'_, M> {
 
 /// `Layout::text` of CPython up to 3.11.
 const TEXT_UNTIL_3_11: u16 = 48;
-
-struct Bytes<'a, M> {
-    memory: &'a M,
-    at: u64,
-    left: usize,
-    /// The word that was read last.
-    window: Option<[u8; 8]>,
-}
-
-impl<M: Memory> Bytes<'_, M> {
-    fn next(&mut self) -> Option<u8> {
-        self.left = self.left.checked_sub(1)?;
-        let within = (self.at & 7) as usize;
-        if within == 0 || self.window.is_none() {
-            // Whole words: the bytes begin at a multiple of 8, and the object's memory reaches to the end of their last 8.
-            let word = self.memory.word(Pointer::new(self.at & !7)?, 0)?;
-            self.window = Some(word.to_ne_bytes());
-        }
-        self.at += 1;
-        self.window.map(|window| window[within])
-    }
-}

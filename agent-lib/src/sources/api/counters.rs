@@ -36,7 +36,7 @@ impl Counter {
         if is_first && (self.least, self.greatest, self.value) == (0, 0, 0) {
             (self.least, self.greatest, self.reset_ns) = (value, value, now);
         }
-        self.area += i128::from(self.value) * i128::from(now.saturating_sub(self.changed_ns));
+        self.area = self.area_until(now);
         self.changed_ns = now;
         self.value = value;
         self.changes += 1;
@@ -44,14 +44,16 @@ impl Counter {
         self.greatest = self.greatest.max(value);
     }
 
+    fn area_until(&self, now: u64) -> i128 {
+        self.area + i128::from(self.value) * i128::from(now.saturating_sub(self.changed_ns))
+    }
+
     /// Returns the mean since the reset, weighted by time.
     pub(crate) fn mean(&self, now: u64) -> f64 {
-        let lasted = now.saturating_sub(self.reset_ns);
-        if lasted == 0 {
-            return self.value as f64;
+        match now.saturating_sub(self.reset_ns) {
+            0 => self.value as f64,
+            lasted => self.area_until(now) as f64 / lasted as f64,
         }
-        let area = self.area + i128::from(self.value) * i128::from(now.saturating_sub(self.changed_ns));
-        area as f64 / lasted as f64
     }
 
     fn reset(&mut self, now: u64) {

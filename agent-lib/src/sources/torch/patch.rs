@@ -59,6 +59,15 @@ const NAMES: [&[&CStr]; HOOKS] = [
     &[c"cudaEventSynchronize", c"hipEventSynchronize"],
 ];
 
+/// Return the addresses of the agent's functions for the hooks.
+const FUNCTIONS: [fn() -> usize; HOOKS] = [
+    || report::reported as *const () as usize,
+    || oom::reported as *const () as usize,
+    || pending::recorded as *const () as usize,
+    || pending::queried as *const () as usize,
+    || pending::synchronized as *const () as usize,
+];
+
 /// Prefixes of the file names of the libraries whose slots are replaced.
 const LIBRARIES: [&[u8]; 2] = [b"libc10_cuda", b"libc10_hip"];
 
@@ -106,17 +115,6 @@ pub fn is_patched(hook: usize) -> bool {
 #[inline(always)]
 pub(crate) fn next(hook: usize) -> *mut c_void {
     NEXT[hook].load(Acquire) as *mut c_void
-}
-
-/// Returns the address of the agent's function for a hook.
-fn function(hook: usize) -> usize {
-    match hook {
-        REPORT => report::reported as *const () as usize,
-        OUT_OF_MEMORY => oom::reported as *const () as usize,
-        EVENT_RECORD => pending::recorded as *const () as usize,
-        EVENT_QUERY => pending::queried as *const () as usize,
-        _ => pending::synchronized as *const () as usize,
-    }
 }
 
 /// Searches for PyTorch in the callback of a driver allocation, if the loader has mapped files since the last search, or had not
@@ -184,7 +182,7 @@ impl Search {
                 self.wanted |= if defined == 0 { 1 << hook } else { 0 };
                 (defined != 0).then_some(defined)
             };
-            match slot::replace(image, slot, function(hook), &NEXT[hook], definition) {
+            match slot::replace(image, slot, FUNCTIONS[hook](), &NEXT[hook], definition) {
                 SlotResult::Replaced => drop(PATCHED.fetch_or(1 << hook, AcqRel)),
                 _ if hook == REPORT => met = Met::NotYet,
                 _ => {}

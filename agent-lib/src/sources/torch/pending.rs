@@ -197,7 +197,8 @@ impl Core {
         let address = place.address.swap(0, AcqRel);
         if address != 0 {
             pool.device.pending.fetch_sub(1, Relaxed);
-            self.record_free(thread, pool.id, address);
+            let hash = self.recorder.live.expect(Key::Block(pool.id, address));
+            self.record_free(thread, pool.id, address, self.recorder.live.spot_of(hash));
         }
     }
 

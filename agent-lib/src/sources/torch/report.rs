@@ -155,7 +155,7 @@ impl Core {
         if thread.torch.recorded() != 0 && self.record_pending(thread, pool(), report) {
             return;
         }
-        self.record_free_at(thread, id, address, self.recorder.live.spot_of(hash));
+        self.record_free(thread, id, address, self.recorder.live.spot_of(hash));
     }
 
     /// Whether the freed block is older than the agent.
@@ -169,14 +169,9 @@ impl Core {
         is_older
     }
 
-    /// Records that a block is free for the next request.
-    pub(crate) fn record_free(&self, thread: &Thread, pool: u64, address: u64) {
-        let hash = self.recorder.live.expect(Key::Block(pool, address));
-        self.record_free_at(thread, pool, address, self.recorder.live.spot_of(hash));
-    }
-
+    /// Records that a block is free for the next request. `spot` is the place of its row.
     #[inline(always)]
-    fn record_free_at(&self, thread: &Thread, pool: u64, address: u64, spot: RowSlot) {
+    pub(crate) fn record_free(&self, thread: &Thread, pool: u64, address: u64, spot: RowSlot) {
         let body = Body::BlockFree { address, pool, state: FreeState::Done };
         self.recorder
             .record(thread, RecordContext::NOWHERE, body, |recorder, _| recorder.live.discard_at(spot));
