@@ -7,7 +7,6 @@ use nvml_wrapper_sys::bindings::nvmlReturn_t;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Code(pub u32);
 
-#[allow(missing_docs)]
 impl Code {
     pub(crate) const UNINITIALIZED: Code = Code(1);
     pub(crate) const INVALID_ARGUMENT: Code = Code(2);
@@ -26,16 +25,14 @@ impl Code {
     pub(crate) const UNKNOWN: Code = Code(999);
     /// Code that NVML does not have, for calls that succeeded with an impossible value.
     pub(crate) const IMPOSSIBLE: Code = Code(1_000_000);
-}
 
-impl Code {
     /// Returns whether the error concerns the whole library: no device can be read until it is opened again.
     pub(crate) fn is_of_library(self) -> bool {
         matches!(self, Code::UNINITIALIZED | Code::DRIVER_NOT_LOADED | Code::LIB_RM_VERSION_MISMATCH)
     }
 
     /// Returns whether the error may mean that the called device is gone, while others may still exist.
-    pub(crate) fn doubts_the_device(self) -> bool {
+    pub(crate) fn casts_doubt_on_device(self) -> bool {
         matches!(self, Code::INVALID_ARGUMENT | Code::NOT_FOUND | Code::GPU_NOT_FOUND)
     }
 
@@ -155,8 +152,10 @@ impl Memory {
     }
 }
 
-pub(crate) const PID_MOST: u32 = i32::MAX as u32;
+/// Highest number that a pid can have.
+pub(crate) const MAX_PID: u32 = i32::MAX as u32;
 
+/// Entry of a process list: a process that uses the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Charge {
     /// Pid as reported by NVML.
@@ -171,13 +170,16 @@ pub(crate) struct Charge {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Event {
-    pub kind: Happened,
+    pub kind: EventKind,
+    /// Numbers of the GPU instance and the compute instance, if the event names them.
     pub instance: Option<(u32, u32)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Happened {
+pub(crate) enum EventKind {
+    /// A fault of the GPU, with the driver's number for it (Xid).
     Xid(u64),
+    /// The GPU's partition into instances has changed.
     Partitioned,
     /// A health event of the GPU; the number is its index in [`HEALTH_EVENTS`].
     Health(usize),
@@ -197,11 +199,11 @@ pub(crate) struct MemoryLimit {
 /// A kind of health event of a GPU (drivers from R580 on).
 #[derive(Debug)]
 pub(crate) struct HealthEventKind {
-    /// Bit of this kind in NVML's mask of event types.
+    /// Bit in NVML's mask of event types.
     pub bit: u64,
-    /// Name of this kind in metric labels.
+    /// Name in metric labels.
     pub name: &'static str,
-    /// Text about this kind for the user.
+    /// Text for the user.
     pub text: &'static str,
     /// Whether the GPU or its memory is unreliable after such an event until it is reset.
     pub is_grave: bool,
@@ -221,8 +223,8 @@ pub(crate) const HEALTH_EVENTS: [HealthEventKind; 6] = {
     ]
 };
 
+/// A kind of process list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub(crate) enum List {
     Compute = 0,
     Graphics = 1,
@@ -231,6 +233,7 @@ pub(crate) enum List {
 
 impl List {
     pub(crate) const ALL: [List; 3] = [List::Compute, List::Graphics, List::Mps];
+
     /// Returns the bit of this list in `ProcessSample.lists`.
     pub(crate) const fn bit(self) -> u8 {
         1 << self as u8

@@ -7,7 +7,9 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{FdFlags, fcntl_setfd, pread};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
+/// What the poller does now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
     /// Not in a call: the poller waits, or writes frames.
@@ -20,6 +22,7 @@ pub(crate) enum Call {
     Device(u8),
     /// Reading the process lists of the device in this slot.
     Lists(u8),
+    /// Reading the events of all GPUs.
     Events,
 }
 
@@ -35,7 +38,7 @@ impl Call {
         }
     }
 
-    fn of_code(code: u64) -> Call {
+    fn from_code(code: u64) -> Call {
         match (code >> 16, code & 0xffff) {
             (1, _) => Call::Library,
             (2, index) => Call::Index(index as u16),
@@ -50,11 +53,17 @@ impl Call {
 /// Number of bits of the word for the current call. The higher bits count the calls.
 const CODE_BITS: u32 = 19;
 
+/// The parent's end of the shared state.
 #[derive(Debug)]
 pub(crate) struct CallState {
     file: OwnedFd,
+    /// State as last read: the number of calls begun, and the current call.
+    seen: (u64, Call),
+    /// Number of reads since the state last changed.
+    unchanged: u32,
 }
 
+/// The child's end of the shared state.
 #[derive(Debug)]
 pub(crate) struct CallStateWriter {
     word: SharedWord,
@@ -67,7 +76,7 @@ impl CallState {
     pub(crate) fn new() -> std::io::Result<CallState> {
         let file = memfd_create("gpumemd-beacon", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, size_of::<u64>() as u64)?;
-        Ok(CallState { file })
+        Ok(CallState { file, seen: (0, Call::Nothing), unchanged: 0 })
     }
 
     /// Returns a descriptor for a child to inherit, and the descriptor's number. Drop it once the child has started.
@@ -78,14 +87,28 @@ impl CallState {
         Ok((copy, number))
     }
 
-    /// Returns the child's current call, and a counter that distinguishes calls of the same kind.
-    pub(crate) fn get(&self) -> (u64, Call) {
+    /// Reads the state. Returns for how long it has not changed, if it is read once in each `tick`. Counts ticks instead of
+    /// time: while the daemon was stopped, the child may have been stopped too.
+    pub(crate) fn stalled_for(&mut self, tick: Duration) -> Duration {
+        let now = self.read();
+        self.unchanged = if now == self.seen { self.unchanged + 1 } else { 0 };
+        self.seen = now;
+        tick * self.unchanged
+    }
+
+    /// Returns the call that [`CallState::stalled_for`] last read.
+    pub(crate) fn call(&self) -> Call {
+        self.seen.1
+    }
+
+    /// Reads the child's current call, and a counter that distinguishes calls of the same kind.
+    pub(crate) fn read(&self) -> (u64, Call) {
         let mut bytes = [0; 8];
         if !matches!(pread(&self.file, &mut bytes, 0), Ok(8)) {
             return (0, Call::Nothing);
         }
         let word = u64::from_ne_bytes(bytes);
-        (word >> CODE_BITS, Call::of_code(word & ((1 << CODE_BITS) - 1)))
+        (word >> CODE_BITS, Call::from_code(word & ((1 << CODE_BITS) - 1)))
     }
 }
 
@@ -97,9 +120,9 @@ impl CallStateWriter {
         Ok(CallStateWriter { word: SharedWord::map(&file)?, count: 0 })
     }
 
-    pub(crate) fn set(&mut self, doing: Call) {
+    pub(crate) fn set(&mut self, call: Call) {
         self.count += 1;
-        self.word.set(self.count << CODE_BITS | doing.code());
+        self.word.set(self.count << CODE_BITS | call.code());
     }
 }
 
@@ -110,7 +133,7 @@ mod tests {
     #[test]
     fn the_parent_sees_what_the_child_does() {
         let parent = CallState::new().expect("a beacon");
-        assert_eq!(parent.get(), (0, Call::Nothing));
+        assert_eq!(parent.read(), (0, Call::Nothing));
         let (kept, number) = parent.to_inherit().expect("a descriptor");
         let mut child = CallStateWriter::inherited(number).expect("the other end");
         drop(kept);
@@ -126,7 +149,7 @@ mod tests {
         .enumerate()
         {
             child.set(doing);
-            assert_eq!(parent.get(), (count as u64 + 1, doing));
+            assert_eq!(parent.read(), (count as u64 + 1, doing));
         }
     }
 }

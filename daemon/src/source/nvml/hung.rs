@@ -1,24 +1,24 @@
 //! Tracks devices whose calls hang (do not return), and checks whether they work again.
 //!
 //! A hung call blocks the poller, and with it the readings of all devices. So pollers skip the device, or only its process
-//! lists, until its calls return again. At intervals another process (the probe) tries these calls. Losing it costs no readings.
+//! lists, until its calls return again. At intervals another process (the probe) tries these calls. Losing the probe costs no
+//! readings.
 
 use super::DeviceName;
 use super::answer::Code;
 use super::call_state::{Call, CallState};
 use super::protocol::{Arguments, SECOND, Target, Uuid, launch, limit};
-use super::translate::{NOT_THERE, Translator};
+use super::schedule::Skip;
+use super::translate::{MISSING, Translator};
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
-use crate::nvml_status::{DeviceStatus, NvmlStatus};
+use crate::nvml_status::DeviceStatus;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::Child;
 
 /// Maximum interval between probes of a hung device, in seconds.
-const HUNG_MOST: u64 = 3600;
-/// Time for which a poller skips a device, in seconds: ten years, because the parent ends the skipping with a command.
-const UNTIL_TOLD: u64 = 10 * 365 * 86_400;
+const MAX_WAIT_S: u64 = 3600;
 
 /// A GPU whose calls did not return. Pollers must not even open it, because `nvmlDeviceGetHandleByIndex` may hang too.
 #[derive(Debug)]
@@ -31,16 +31,18 @@ struct Hung {
     only_lists: bool,
     /// Time of the next probe (ns).
     until_ns: u64,
+    /// Interval before that probe, in seconds.
     wait_s: u64,
     /// Whether the device has answered a probe, while a complete reading has not followed yet.
     is_back: bool,
 }
 
 impl Hung {
-    fn is(&self, device: &DeviceStatus) -> bool {
+    /// Returns whether the device's calls hang because of this GPU.
+    fn includes(&self, device: &DeviceStatus) -> bool {
         match self.name {
             Some(name) if self.only_lists => device.name == name,
-            _ => device.index == self.index && device.problem.as_deref() != Some(NOT_THERE),
+            _ => device.index == self.index && device.problem.as_deref() != Some(MISSING),
         }
     }
 
@@ -48,15 +50,22 @@ impl Hung {
         self.name.map_or(Target::Index(self.index), |name| Target::Name(Uuid(name)))
     }
 
-    fn wait_longer(&mut self, now: u64) {
-        self.wait_s = (self.wait_s * 2).min(HUNG_MOST);
-        self.until_ns = now.saturating_add(self.wait_s * SECOND);
+    /// Schedules the next probe after the same interval.
+    fn wait(&mut self) {
+        self.until_ns = now_ns().saturating_add(self.wait_s * SECOND);
     }
 
-    fn report(&self, what: &str, translator: &mut Translator, status: &mut NvmlStatus, now: u64) {
+    /// Schedules the next probe after twice the interval.
+    fn wait_longer(&mut self) {
+        self.wait_s = (self.wait_s * 2).min(MAX_WAIT_S);
+        self.wait();
+    }
+
+    /// Sets the problem of the hung devices.
+    fn report(&self, what: &str, translator: &mut Translator) {
         let lists = if self.only_lists { "process list: " } else { "" };
         let problem = format!("{lists}{what}; skipped for {} s", self.wait_s);
-        translator.report_problems(status, |device| self.is(device), Some(&problem), now);
+        translator.report_problems(|device| self.includes(device), Some(&problem));
     }
 }
 
@@ -66,10 +75,9 @@ struct Probe {
     child: Child,
     call_state: CallState,
     target: Target,
-    seen: (u64, Call),
-    same: u32,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum ProbeResult {
     /// All tried calls have returned.
     Answers,
@@ -84,13 +92,17 @@ enum ProbeResult {
 /// A call that has not returned so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pending {
-    pub doing: Call,
+    pub call: Call,
+    /// Device of the call; `None` if the call opens the GPU.
     pub name: Option<DeviceName>,
+    /// NVML's index of the GPU.
     pub index: u16,
 }
 
+/// What must be done with the current poller after a probe.
 #[derive(Debug, Default)]
 pub(crate) struct Actions {
+    /// Command lines for the poller.
     pub lines: String,
     /// Whether another poller must be started, because the current one has not opened a GPU that may be read again.
     pub needs_reopen: bool,
@@ -99,6 +111,7 @@ pub(crate) struct Actions {
 #[derive(Debug, Default)]
 pub(crate) struct HungDevices {
     hung: Vec<Hung>,
+    /// Calls that take long and have not timed out.
     pending: Vec<Pending>,
     probe: Option<Probe>,
 }
@@ -111,78 +124,67 @@ impl HungDevices {
     pub(crate) fn add_skips(&self, arguments: &mut Arguments) {
         for hung in self.hung.iter().filter(|hung| !hung.is_back) {
             match hung.name {
-                Some(name) if hung.only_lists => arguments.skip_lists.push((Uuid(name), UNTIL_TOLD)),
-                _ => arguments.skip_index.push((hung.index, UNTIL_TOLD)),
+                Some(name) if hung.only_lists => arguments.skip.push((Uuid(name), Skip::Lists)),
+                _ => arguments.skip_index.push(hung.index),
             }
         }
-        arguments.skip_index.extend(self.pending.iter().map(|pending| (pending.index, UNTIL_TOLD)));
+        arguments.skip_index.extend(self.pending.iter().map(|pending| pending.index));
+    }
+
+    /// Returns whether a call of the device's GPU is pending.
+    fn is_pending(&self, device: &DeviceStatus) -> bool {
+        self.pending.iter().any(|pending| pending.index == device.index)
     }
 
     /// Returns whether pollers skip this device because its calls hang.
     pub(crate) fn has(&self, device: &DeviceStatus) -> bool {
-        self.hung.iter().any(|hung| hung.is(device))
-            || self.pending.iter().any(|pending| pending.index == device.index)
+        self.hung.iter().any(|hung| hung.includes(device)) || self.is_pending(device)
     }
 
     /// Returns whether no device is read, because all of them hang or have a pending call.
     pub(crate) fn has_all(&self, devices: &[DeviceStatus]) -> bool {
-        let is_hung = |device: &DeviceStatus| {
-            self.hung.iter().any(|hung| !hung.only_lists && hung.is(device))
-                || self.pending.iter().any(|pending| pending.index == device.index)
+        let is_unread = |device: &DeviceStatus| {
+            self.hung.iter().any(|hung| !hung.only_lists && hung.includes(device)) || self.is_pending(device)
         };
-        let mut there =
-            devices.iter().filter(|device| device.problem.as_deref() != Some(NOT_THERE)).peekable();
-        there.peek().is_some() && there.all(is_hung)
+        let mut present =
+            devices.iter().filter(|device| device.problem.as_deref() != Some(MISSING)).peekable();
+        present.peek().is_some() && present.all(is_unread)
     }
 
     /// Returns the poller's current call and its GPU; `None` if the GPU is not known.
-    pub(crate) fn target(doing: Call, translator: &Translator, status: &NvmlStatus) -> Option<Pending> {
-        let (name, index) = match doing {
+    pub(crate) fn target(call: Call, translator: &Translator) -> Option<Pending> {
+        let (name, index) = match call {
             Call::Device(slot) | Call::Lists(slot) => {
-                let name = translator.device_of_poller(slot, status)?;
-                (Some(name), status.devices.iter().find(|device| device.name == name)?.index)
+                let device = translator.device_of_poller(slot)?;
+                (Some(device.name), device.index)
             }
             Call::Index(index) => (None, index),
             Call::Nothing | Call::Library | Call::Events => return None,
         };
-        Some(Pending { doing, name, index })
+        Some(Pending { call, name, index })
     }
 
     /// Adds a GPU whose call takes long: new pollers skip it until [`HungDevices::returned`] or [`HungDevices::avoid`].
-    pub(crate) fn suspect(&mut self, pending: Pending, translator: &mut Translator, status: &mut NvmlStatus) {
+    pub(crate) fn suspect(&mut self, pending: Pending, translator: &mut Translator) {
         self.pending.push(pending);
-        self.report_pending(pending.index, Some(PENDING), translator, status);
+        let is_new = |device: &DeviceStatus| device.index == pending.index && device.problem.is_none();
+        translator.report_problems(is_new, Some(PENDING));
     }
 
     /// Removes the entry of [`HungDevices::suspect`], because the call has returned.
-    pub(crate) fn returned(
-        &mut self,
-        pending: Pending,
-        translator: &mut Translator,
-        status: &mut NvmlStatus,
-    ) {
+    pub(crate) fn returned(&mut self, pending: Pending, translator: &mut Translator) {
         self.pending.retain(|other| *other != pending);
-        self.report_pending(pending.index, None, translator, status);
-    }
-
-    fn report_pending(
-        &self,
-        index: u16,
-        problem: Option<&str>,
-        translator: &mut Translator,
-        status: &mut NvmlStatus,
-    ) {
-        let before = if problem.is_some() { None } else { Some(PENDING) };
-        let is_meant = |device: &DeviceStatus| device.index == index && device.problem.as_deref() == before;
-        translator.report_problems(status, is_meant, problem, now_ns());
+        let is_pending = |device: &DeviceStatus| {
+            device.index == pending.index && device.problem.as_deref() == Some(PENDING)
+        };
+        translator.report_problems(is_pending, None);
     }
 
     /// Handles a poller that hung while opening GPUs that had answered a probe: waits longer before their next probe.
     pub(crate) fn relapse(&mut self) {
-        let now = now_ns();
         for hung in self.hung.iter_mut().filter(|hung| hung.is_back || hung.only_lists) {
             (hung.is_back, hung.only_lists) = (false, false);
-            hung.wait_longer(now);
+            hung.wait_longer();
         }
     }
 
@@ -198,46 +200,44 @@ impl HungDevices {
         code: Code,
         settings: &NvmlSettings,
         translator: &mut Translator,
-        status: &mut NvmlStatus,
     ) {
-        self.returned(pending, translator, status);
-        let Pending { doing, name, index } = pending;
-        let now = now_ns();
+        self.returned(pending, translator);
+        let Pending { call, name, index } = pending;
         let known = self.hung.iter().position(|hung| hung.name == name && hung.index == index);
-        let mut hung = known.map(|place| self.hung.remove(place)).unwrap_or_else(|| {
-            let wait_s = settings.hang_retry.as_secs().max(1);
-            let until_ns = now.saturating_add(wait_s * SECOND);
-            Hung { name, index, only_lists: false, until_ns, wait_s, is_back: false }
-        });
-        if known.is_some() {
-            hung.wait_longer(now);
-        }
-        (hung.only_lists, hung.is_back) = (matches!(doing, Call::Lists(_)), false);
-        let slots: Vec<u8> =
-            status.devices.iter().filter(|device| hung.is(device)).map(|device| device.slot).collect();
-        for slot in slots {
+        let mut hung = match known.map(|place| self.hung.remove(place)) {
+            Some(mut hung) => {
+                hung.wait_longer();
+                hung
+            }
+            None => {
+                let wait_s = settings.hang_retry.as_secs().max(1);
+                let mut hung = Hung { name, index, only_lists: false, until_ns: 0, wait_s, is_back: false };
+                hung.wait();
+                hung
+            }
+        };
+        (hung.only_lists, hung.is_back) = (matches!(call, Call::Lists(_)), false);
+        let devices = translator.status.devices.iter().filter(|device| hung.includes(device));
+        for slot in devices.map(|device| device.slot).collect::<Vec<_>>() {
             translator.report_absent(slot, code);
         }
         let what = if code == Code::TIMEOUT { "a call did not return" } else { "a call ended the poller" };
-        hung.report(what, translator, status, now);
+        hung.report(what, translator);
         self.hung.push(hung);
     }
 
     /// Removes devices that have been read completely since they hung.
-    pub(crate) fn revive(&mut self, translator: &mut Translator, status: &mut NvmlStatus) {
-        if self.hung.is_empty() {
-            return;
-        }
-        let now = now_ns();
+    pub(crate) fn revive(&mut self, translator: &mut Translator) {
         self.hung.retain(|hung| {
             let since = hung.until_ns.saturating_sub(hung.wait_s * SECOND);
             // Require a complete reading: memory calls may return where list calls hang.
-            let answers = |device: &&DeviceStatus| hung.is(device) && translator.read_ns(device.slot) > since;
-            if !status.devices.iter().any(|device| answers(&device)) {
-                return true;
+            let answers =
+                |device: &DeviceStatus| hung.includes(device) && translator.read_ns(device.slot) > since;
+            let is_revived = translator.status.devices.iter().any(answers);
+            if is_revived {
+                translator.report_problems(|device| hung.includes(device), None);
             }
-            translator.report_problems(status, |device| hung.is(device), None, now);
-            false
+            !is_revived
         });
     }
 
@@ -247,77 +247,67 @@ impl HungDevices {
         tick: Duration,
         settings: &NvmlSettings,
         translator: &mut Translator,
-        status: &mut NvmlStatus,
     ) -> Actions {
-        let now = now_ns();
+        let mut actions = Actions::default();
         let Some(probe) = &mut self.probe else {
-            if status.released_until_ns.is_none() {
-                self.begin(settings, now);
+            if translator.status.released_until_ns.is_none() {
+                self.begin(settings);
             }
-            return Actions::default();
+            return actions;
         };
-        let Some(found) = probe.poll(tick, settings) else { return Actions::default() };
+        let Some(result) = probe.poll(tick, settings) else { return actions };
         let target = probe.target;
         self.probe = None;
-        let Some(hung) = self.hung.iter_mut().find(|hung| hung.target() == target) else {
-            return Actions::default();
-        };
-        let mut devices = status.devices.iter().filter(|device| hung.is(device));
+        let Some(hung) = self.hung.iter_mut().find(|hung| hung.target() == target) else { return actions };
+        let mut devices = translator.status.devices.iter().filter(|device| hung.includes(device));
         let is_open = devices.all(|device| translator.has_opened(device.slot));
-        match found {
-            ProbeResult::Answers => {
+        let skip = match (result, hung.only_lists) {
+            (ProbeResult::NoLibrary, _) => {
+                hung.wait();
+                return actions;
+            }
+            (ProbeResult::Answers, _) => {
                 hung.is_back = true;
-                let lines = match target {
-                    Target::Name(Uuid(name)) => format!("skip-lists {name} 0\nskip {name} 0\n"),
-                    Target::Index(_) => String::new(),
-                };
-                Actions { lines, needs_reopen: !is_open || matches!(target, Target::Index(_)) }
+                actions.needs_reopen = !is_open || matches!(target, Target::Index(_));
+                Some("read")
             }
-            ProbeResult::NoLibrary => {
-                hung.until_ns = now.saturating_add(hung.wait_s * SECOND);
-                Actions::default()
+            (ProbeResult::Memory, false) => {
+                hung.only_lists = hung.name.is_some();
+                actions.needs_reopen = !is_open;
+                Some("skip-lists")
             }
-            ProbeResult::Nothing | ProbeResult::Memory => {
-                status.counters.hangs += 1;
-                hung.wait_longer(now);
-                let needs_reopen = matches!(found, ProbeResult::Memory) && !hung.only_lists && !is_open;
-                let lines = match (target, found) {
-                    (Target::Name(Uuid(name)), ProbeResult::Memory) if !hung.only_lists => {
-                        hung.only_lists = true;
-                        format!("skip-lists {name} {UNTIL_TOLD}\nskip {name} 0\n")
-                    }
-                    (Target::Name(Uuid(name)), ProbeResult::Nothing) if hung.only_lists => {
-                        hung.only_lists = false;
-                        format!("skip {name} {UNTIL_TOLD}\n")
-                    }
-                    _ => String::new(),
-                };
-                hung.report("a call did not return", translator, status, now);
-                Actions { lines, needs_reopen }
+            (ProbeResult::Nothing, true) => {
+                hung.only_lists = false;
+                Some("skip")
             }
+            _ => None,
+        };
+        if let (Some(skip), Some(name)) = (skip, hung.name) {
+            actions.lines = format!("{skip} {name}\n");
         }
+        if result != ProbeResult::Answers {
+            translator.status.counters.hangs += 1;
+            hung.wait_longer();
+            hung.report("a call did not return", translator);
+        }
+        actions
     }
 
-    fn begin(&mut self, settings: &NvmlSettings, now: u64) {
+    /// Starts a probe for the first device for which one is due.
+    fn begin(&mut self, settings: &NvmlSettings) {
+        let now = now_ns();
         let Some(due) = self.hung.iter().position(|hung| !hung.is_back && hung.until_ns <= now) else {
             return;
         };
-        let target = self.hung[due].target();
-        let mut arguments =
-            Arguments { settings: settings.clone(), probe: Some(target), ..Arguments::default() };
-        let index = self.hung[due].index;
+        let (target, index) = (self.hung[due].target(), self.hung[due].index);
         let others = self.hung.iter().filter(|hung| !hung.only_lists).map(|hung| hung.index);
         let others = others.chain(self.pending.iter().map(|pending| pending.index));
-        arguments.skip_index = others.filter(|&other| other != index).map(|of| (of, UNTIL_TOLD)).collect();
+        let skip_index = others.filter(|&other| other != index).collect();
+        let settings = settings.clone();
+        let arguments = Arguments { settings, probe: Some(target), skip_index, ..Arguments::default() };
         match launch(arguments, Stdio::null) {
-            Ok((child, call_state)) => {
-                let seen = (0, Call::Nothing);
-                self.probe = Some(Probe { child, call_state, target, seen, same: 0 });
-            }
-            Err(_) => {
-                let hung = &mut self.hung[due];
-                hung.until_ns = now.saturating_add(hung.wait_s * SECOND);
-            }
+            Ok((child, call_state)) => self.probe = Some(Probe { child, call_state, target }),
+            Err(_) => self.hung[due].wait(),
         }
     }
 }
@@ -331,13 +321,11 @@ impl Probe {
             Ok(Some(_)) | Err(_) => return Some(ProbeResult::Nothing),
             Ok(None) => {}
         }
-        let now = self.call_state.get();
-        self.same = if now == self.seen { self.same + 1 } else { 0 };
-        self.seen = now;
-        if tick * self.same < limit(now.1, settings) {
+        if self.call_state.stalled_for(tick) < limit(self.call_state.call(), settings) {
             return None;
         }
         let _ = self.child.start_kill();
-        Some(if let Call::Lists(_) = now.1 { ProbeResult::Memory } else { ProbeResult::Nothing })
+        let is_list = matches!(self.call_state.call(), Call::Lists(_));
+        Some(if is_list { ProbeResult::Memory } else { ProbeResult::Nothing })
     }
 }

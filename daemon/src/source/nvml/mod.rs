@@ -41,18 +41,22 @@ use gpumem_ledger::DeviceName;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::mpsc;
+use translate::Translator;
 
 /// Handle of the NVML source. Clones share the source, which ends when the last one is dropped.
 #[derive(Debug, Clone)]
 pub struct Nvml {
-    status: Arc<Mutex<NvmlStatus>>,
+    translator: Arc<Mutex<Translator>>,
     commands: mpsc::UnboundedSender<Command>,
 }
 
 #[derive(Debug)]
 enum Command {
+    /// See [`Nvml::hint`].
     Hint(DeviceName),
+    /// See [`Nvml::release`].
     Release(Duration),
+    /// See [`Nvml::resume`].
     Resume,
 }
 
@@ -70,15 +74,14 @@ impl Nvml {
         out: mpsc::Sender<Batch>,
         stats: Arc<Stats>,
     ) -> Nvml {
-        let (commands, orders) = mpsc::unbounded_channel();
-        let status = NvmlStatus {
-            reason: STARTING.to_owned(),
-            since_ns: crate::clock::now_ns(),
-            ..NvmlStatus::default()
-        };
-        let status = Arc::new(Mutex::new(status));
-        tokio::spawn(watch::Watch::new(settings, processes, out, Arc::clone(&status), orders, stats).run());
-        Nvml { status, commands }
+        let (commands, received) = mpsc::unbounded_channel();
+        let (reason, since_ns) = (STARTING.to_owned(), crate::clock::now_ns());
+        let status = NvmlStatus { reason, since_ns, ..NvmlStatus::default() };
+        let translator = Arc::<Mutex<Translator>>::default();
+        lock(&translator).status = status;
+        let shared = Arc::clone(&translator);
+        tokio::spawn(watch::Watch::new(settings, processes, out, received, stats, shared).run());
+        Nvml { translator, commands }
     }
 
     /// Requests that this device's process lists are read soon, within the budget, because of an agent's event.
@@ -98,6 +101,6 @@ impl Nvml {
 
     /// Returns the current status without waiting for NVML.
     pub fn status(&self) -> NvmlStatus {
-        lock(&self.status).clone()
+        lock(&self.translator).status.clone()
     }
 }

@@ -10,13 +10,13 @@
 //! a `SampleEnd` is the time spent in list calls (ns).
 //!
 //! ```text
-//! list UUID                 read the lists of this device soon
-//! skip UUID SECONDS         skip this device; 0: no longer
-//! skip-lists UUID SECONDS   skip the lists of this device
-//! skip-index N SECONDS      skip the GPU with this NVML index
-//! release SECONDS           close NVML, open it again after that time
-//! resume                    open it again now
-//! quit                      end
+//! list UUID         read the process lists of this device soon
+//! skip UUID         make no calls for this device
+//! skip-lists UUID   make no calls for the process lists of this device
+//! read UUID         make all calls for this device again
+//! release SECONDS   close NVML, open it again after that time
+//! resume            open NVML again now
+//! quit              end
 //! ```
 
 #[cfg(test)]
@@ -26,6 +26,7 @@ use super::answer::List;
 use super::call_state::{Call, CallStateWriter};
 use super::library::{Avoid, Gpus, Library};
 use super::protocol::{Arguments, FrameWriter, SECOND, Target, Uuid, parse_uuid};
+use super::schedule::Skip;
 use super::session::{Next, Session};
 use crate::clock::now_ns;
 use crate::nvml_status::NvmlCalls;
@@ -38,15 +39,16 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
-/// First interval before the library is opened again after a failure, and the maximum; doubled each time.
+/// First interval before the library is opened again after a failure (ns); doubled each time.
 const RETRY_NS: u64 = SECOND;
-const RETRY_MOST_NS: u64 = 30 * SECOND;
-/// Time after which an opened library counts as working, so that the retry interval starts small again.
-const LIVED_NS: u64 = 10 * SECOND;
+/// Maximum of that interval (ns).
+const MAX_RETRY_NS: u64 = 30 * SECOND;
+/// Time after which an opened library counts as working, so that the retry interval starts small again (ns).
+const STABLE_NS: u64 = 10 * SECOND;
 /// Maximum delay of memory samples before they are written, in ns.
 const FLUSH_NS: u64 = 50_000_000;
 /// Maximum number of actions before frames are written and commands are read.
-const ACTS_AT_ONCE: u32 = 64;
+const MAX_ACTIONS: u32 = 64;
 /// Time for which NVML stays closed while a GPU is being unbound from the driver, in seconds. Guides suggest the same time for
 /// `gpumemctl nvml release`.
 const UNBIND_S: u64 = 60;
@@ -59,9 +61,7 @@ const RELEASED: &str = "nvml: released for ";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Command {
     List(DeviceName),
-    Skip(DeviceName, u64),
-    SkipLists(DeviceName, u64),
-    SkipIndex(u16, u64),
+    Skip(DeviceName, Skip),
     Release(u64),
     Resume,
     Quit,
@@ -70,17 +70,17 @@ enum Command {
 impl Command {
     fn parse(line: &str) -> Option<Command> {
         let mut words = line.split_ascii_whitespace();
-        let order = match words.next()? {
+        let command = match words.next()? {
             "list" => Command::List(parse_uuid(words.next()?)?),
-            "skip" => Command::Skip(parse_uuid(words.next()?)?, words.next()?.parse().ok()?),
-            "skip-lists" => Command::SkipLists(parse_uuid(words.next()?)?, words.next()?.parse().ok()?),
-            "skip-index" => Command::SkipIndex(words.next()?.parse().ok()?, words.next()?.parse().ok()?),
+            "skip" => Command::Skip(parse_uuid(words.next()?)?, Skip::All),
+            "skip-lists" => Command::Skip(parse_uuid(words.next()?)?, Skip::Lists),
+            "read" => Command::Skip(parse_uuid(words.next()?)?, Skip::Nothing),
             "release" => Command::Release(words.next()?.parse().ok()?),
             "resume" => Command::Resume,
             "quit" => Command::Quit,
             _ => return None,
         };
-        words.next().is_none().then_some(order)
+        words.next().is_none().then_some(command)
     }
 }
 
@@ -111,6 +111,7 @@ impl CommandReader {
         }
     }
 
+    /// Returns the commands in the lines that these bytes complete.
     fn take(&mut self, bytes: &[u8]) -> Vec<Command> {
         self.pending.extend_from_slice(bytes);
         let Some(end) = self.pending.iter().rposition(|&byte| byte == b'\n') else {
@@ -138,34 +139,42 @@ impl Write for Stdout {
 }
 
 enum State {
-    Closed { retry_ns: u64 },
-    Released { until_ns: u64 },
+    /// NVML is closed because opening it failed or must be repeated. It is opened at `retry_ns`.
+    Closed {
+        retry_ns: u64,
+    },
+    /// NVML is closed on request until `until_ns`, or while a GPU is being unbound from the driver.
+    Released {
+        until_ns: u64,
+    },
     Open(Box<Session>),
 }
 
 /// Executes this program again with other arguments. Returns only if that has failed.
-pub(crate) type Renew = dyn FnMut(&Arguments) -> io::Error;
+type Exec = dyn FnMut(&Arguments) -> io::Error;
 /// Opens a library. Takes what must not be called, and a callback that gets each GPU's index before the GPU is opened.
-pub(crate) type Open = dyn FnMut(&Avoid, &mut dyn FnMut(u16)) -> Result<Box<dyn Gpus>, (String, u32)>;
+type Open = dyn FnMut(&Avoid, &mut dyn FnMut(u16)) -> Result<Box<dyn Gpus>, (String, u32)>;
 
 struct Poller {
+    /// Arguments of the process. Their `skip` follows the parent's commands.
     arguments: Arguments,
     open: Box<Open>,
     /// `None` in tests, where a library may be opened twice.
-    renew: Option<Box<Renew>>,
+    exec: Option<Box<Exec>>,
+    /// Whether this process has tried to open a library.
     has_opened: bool,
-    /// Time at which the current library was opened, and the last retry interval.
+    /// Time at which the current library was opened (ns).
     opened_ns: u64,
+    /// Last retry interval (ns).
     wait_ns: u64,
     state: State,
     out: FrameWriter,
-    totals: NvmlCalls,
     written_totals: NvmlCalls,
+    /// State of the NVML source as last written: whether it is up, and the reason.
     written: Option<(bool, String)>,
-    avoid: Vec<(DeviceName, u64)>,
-    avoid_lists: Vec<(DeviceName, u64)>,
-    avoid_index: Vec<(u16, u64)>,
+    /// Time at which frames were last written to the parent (ns).
     flushed_ns: u64,
+    /// Time at which the totals are written next (ns).
     pulse_ns: u64,
     /// Whether pending frames must be written without delay.
     is_urgent: bool,
@@ -190,20 +199,17 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             .map(|library| Box::new(library) as Box<dyn Gpus>)
     };
     let mut poller = Poller::new(arguments, Box::new(open), FrameWriter::new(Box::new(Stdout), call_state));
-    poller.renew = Some(Box::new(|arguments| {
+    poller.exec = Some(Box::new(|arguments| {
         // The new program inherits the descriptors of this one.
         let mut command = std::process::Command::new("/proc/self/exe");
         command.arg0("gpumemd").args(arguments.to_args()).exec()
     }));
-    let mut orders = CommandReader::default();
-    while let Ok(until) = poller.step() {
-        match orders.wait(until) {
-            Ok(orders) => {
-                if !orders.into_iter().all(|order| poller.execute(order)) {
-                    break;
-                }
-            }
-            Err(_) => break,
+    let mut reader = CommandReader::default();
+    while let Ok(until) = poller.step()
+        && let Ok(commands) = reader.wait(until)
+    {
+        if !commands.into_iter().all(|command| poller.execute(command)) {
+            break;
         }
     }
     poller.close();
@@ -212,17 +218,16 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 /// Tries the calls of one hung device, and publishes which call is running. Succeeds if all calls return, whatever their
 /// results.
-fn probe(arguments: &Arguments, target: Target, mut lamp: Option<CallStateWriter>) -> ExitCode {
-    let mut doing = |what| {
-        if let Some(lamp) = &mut lamp {
-            lamp.set(what);
+fn probe(arguments: &Arguments, target: Target, mut call_state: Option<CallStateWriter>) -> ExitCode {
+    let mut set_call = |call| {
+        if let Some(call_state) = &mut call_state {
+            call_state.set(call);
         }
     };
-    doing(Call::Library);
-    let indices = arguments.skip_index.iter().map(|&(index, _)| index).collect();
-    let avoid = Avoid { indices, events: true };
+    set_call(Call::Library);
+    let avoid = Avoid { indices: arguments.skip_index.clone(), events: true };
     let settings = &arguments.settings;
-    let enter = &mut |index| doing(Call::Index(index));
+    let enter = &mut |index| set_call(Call::Index(index));
     let Ok(mut library) = Library::open(settings.library.as_deref(), settings.trust_pids, &avoid, enter)
     else {
         return ExitCode::FAILURE;
@@ -234,51 +239,40 @@ fn probe(arguments: &Arguments, target: Target, mut lamp: Option<CallStateWriter
             Target::Index(index) => device.index == index,
         };
         if is_meant {
-            doing(Call::Device(place as u8));
+            set_call(Call::Device(place as u8));
             let _ = library.memory(place);
-            doing(Call::Lists(place as u8));
-            let mut charges = Vec::new();
+            set_call(Call::Lists(place as u8));
             for list in List::ALL {
-                let _ = library.list(place, list, &mut charges);
+                let _ = library.list(place, list, &mut Vec::new());
             }
         }
     }
-    doing(Call::Library);
+    set_call(Call::Library);
     ExitCode::SUCCESS
 }
 
 impl Poller {
-    fn new(arguments: Arguments, open: Box<Open>, out: FrameWriter) -> Poller {
+    fn new(arguments: Arguments, open: Box<Open>, mut out: FrameWriter) -> Poller {
         let now = now_ns();
-        let until = |seconds: u64| now.saturating_add(seconds.saturating_mul(SECOND));
         let state = match arguments.released_s {
             0 => State::Closed { retry_ns: now },
-            seconds => State::Released { until_ns: until(seconds) },
+            seconds => State::Released { until_ns: after(now, seconds) },
         };
-        let avoid = arguments.skip.iter().map(|&(Uuid(name), seconds)| (name, until(seconds))).collect();
-        let avoid_lists =
-            arguments.skip_lists.iter().map(|&(Uuid(name), seconds)| (name, until(seconds))).collect();
-        let avoid_index =
-            arguments.skip_index.iter().map(|&(index, seconds)| (index, until(seconds))).collect();
-        let (totals, wait_ns) = (arguments.totals, arguments.wait_ms.saturating_mul(1_000_000));
+        out.totals = arguments.totals;
         Poller {
-            arguments,
             open,
-            renew: None,
+            exec: None,
             has_opened: false,
             opened_ns: now,
-            wait_ns,
+            wait_ns: arguments.wait_ms.saturating_mul(1_000_000),
             state,
             out,
-            totals,
-            written_totals: totals,
+            written_totals: arguments.totals,
             written: None,
-            avoid,
-            avoid_lists,
-            avoid_index,
             flushed_ns: 0,
             pulse_ns: now,
             is_urgent: false,
+            arguments,
         }
     }
 
@@ -286,7 +280,7 @@ impl Poller {
     fn step(&mut self) -> io::Result<u64> {
         let mut wait = self.act()?;
         // Write the results of actions due together at once. Their number is limited, because the parent may be waiting.
-        for _ in 0..ACTS_AT_ONCE {
+        for _ in 0..MAX_ACTIONS {
             if wait > now_ns() {
                 break;
             }
@@ -297,7 +291,7 @@ impl Poller {
             self.out.flush()?;
             (self.flushed_ns, self.is_urgent) = (now, false);
         } else if wait > now {
-            self.out.doing(Call::Nothing);
+            self.out.set_call(Call::Nothing);
             if !self.out.frames.is_empty() {
                 wait = wait.min(self.flushed_ns + FLUSH_NS);
             }
@@ -305,21 +299,20 @@ impl Poller {
         Ok(wait.min(self.pulse_ns))
     }
 
+    /// Does the next action. Returns the time of the one after it (ns).
     fn act(&mut self) -> io::Result<u64> {
         let now = now_ns();
         if now >= self.pulse_ns {
             self.pulse_ns = now + PULSE_NS;
             self.write_totals(now);
-            self.take_back_avoided(now);
             self.is_urgent = true;
         }
         match &mut self.state {
             State::Closed { retry_ns } if *retry_ns > now => Ok(*retry_ns),
             State::Released { until_ns } if *until_ns > now => {
                 let until = *until_ns;
-                if self.written.as_ref().is_none_or(|(_, told)| !told.starts_with(RELEASED)) {
-                    let seconds = (until - now).div_ceil(SECOND);
-                    self.write_released(seconds, "on request");
+                if self.written.as_ref().is_none_or(|(_, reason)| !reason.starts_with(RELEASED)) {
+                    self.write_released((until - now).div_ceil(SECOND), "on request");
                 }
                 Ok(until)
             }
@@ -328,185 +321,136 @@ impl Poller {
                 Ok(now)
             }
             State::Open(session) => {
-                let before = (self.totals.list_calls, self.totals.failed_calls);
-                let next = session.turn(&mut self.totals, &mut self.out)?;
-                self.is_urgent |= before != (self.totals.list_calls, self.totals.failed_calls);
+                let before = (self.out.totals.list_calls, self.out.totals.failed_calls);
+                let next = session.act(&mut self.out)?;
+                self.is_urgent |= before != (self.out.totals.list_calls, self.out.totals.failed_calls);
                 match next {
-                    Next::Again => Ok(now),
-                    Next::Wait(until) => Ok(until),
+                    Next::Again => return Ok(now),
+                    Next::Wait(until) => return Ok(until),
                     Next::Release(gpu) => {
                         self.close();
-                        self.state = State::Released { until_ns: now.saturating_add(UNBIND_S * SECOND) };
-                        let of = format!("the driver is being unbound from GPU {gpu:#x}");
-                        self.write_released(UNBIND_S, &of);
-                        Ok(now)
+                        self.state = State::Released { until_ns: after(now, UNBIND_S) };
+                        let why = format!("the driver is being unbound from GPU {gpu:#x}");
+                        self.write_released(UNBIND_S, &why);
                     }
-                    Next::Reopen(code) => {
+                    Next::Reopen(None) => self.close(),
+                    Next::Reopen(Some(code)) => {
                         self.close();
-                        if let Some(code) = code {
-                            if now.saturating_sub(self.opened_ns) >= LIVED_NS {
-                                self.wait_ns = 0;
-                            }
-                            self.refused(now, code.to_string(), code.0);
+                        if now.saturating_sub(self.opened_ns) >= STABLE_NS {
+                            self.wait_ns = 0;
                         }
-                        Ok(now)
+                        self.retry_later(now, &code.to_string(), code.0);
                     }
                 }
+                Ok(now)
             }
         }
     }
 
     /// Reports that the library is unusable now, and schedules a retry, after a longer interval each time.
-    fn refused(&mut self, now: u64, reason: String, code: u32) {
-        self.tell(false, format!("nvml: {reason}"), code);
-        self.wait_ns = self.wait_ns.saturating_mul(2).clamp(RETRY_NS, RETRY_MOST_NS);
+    fn retry_later(&mut self, now: u64, reason: &str, code: u32) {
+        self.write_source(false, format!("nvml: {reason}"), code, 0);
+        self.wait_ns = self.wait_ns.saturating_mul(2).clamp(RETRY_NS, MAX_RETRY_NS);
         self.state = State::Closed { retry_ns: now.saturating_add(self.wait_ns) };
     }
 
-    fn arguments(&self, now: u64) -> Arguments {
-        let left = |until: u64| until.saturating_sub(now).div_ceil(SECOND);
-        let of = |avoid: &[(DeviceName, u64)]| {
-            avoid.iter().map(|&(name, until)| (Uuid(name), left(until))).collect()
-        };
-        Arguments {
-            skip: of(&self.avoid),
-            skip_lists: of(&self.avoid_lists),
-            skip_index: self.avoid_index.iter().map(|&(index, until)| (index, left(until))).collect(),
-            released_s: 0,
-            totals: self.totals,
-            wait_ms: self.wait_ns / 1_000_000,
-            ..self.arguments.clone()
-        }
-    }
-
+    /// Opens the library. If this process has opened one before, executes the program again instead.
     fn open(&mut self) {
         let now = now_ns();
-        if std::mem::replace(&mut self.has_opened, true) && self.renew.is_some() {
+        if std::mem::replace(&mut self.has_opened, true) && self.exec.is_some() {
             self.write_totals(now);
-            let arguments = self.arguments(now);
+            let (totals, wait_ms) = (self.out.totals, self.wait_ns / 1_000_000);
+            let arguments = Arguments { released_s: 0, totals, wait_ms, ..self.arguments.clone() };
             // Write the pending frames now, because the new program starts without them.
             if self.out.flush().is_ok()
-                && let Some(renew) = &mut self.renew
+                && let Some(exec) = &mut self.exec
             {
-                let error = renew(&arguments);
-                self.refused(now, format!("the poller cannot restart itself: {error}"), 0);
+                let error = exec(&arguments);
+                self.retry_later(now, &format!("the poller cannot restart itself: {error}"), 0);
                 return;
             }
         }
-        let avoid = Avoid {
-            indices: self
-                .avoid_index
-                .iter()
-                .filter(|(_, until)| *until > now)
-                .map(|&(index, _)| index)
-                .collect(),
-            events: self.arguments.no_events,
-        };
-        self.out.doing(Call::Library);
+        let Arguments { settings, skip, skip_index, no_events, .. } = &self.arguments;
+        let avoid = Avoid { indices: skip_index.clone(), events: *no_events };
         let out = &mut self.out;
-        match (self.open)(&avoid, &mut |index| out.doing(Call::Index(index))) {
+        out.set_call(Call::Library);
+        match (self.open)(&avoid, &mut |index| out.set_call(Call::Index(index))) {
             Ok(gpus) => {
-                let mut session = Session::begin(gpus, &self.arguments.settings, &self.avoid, &mut self.out);
+                let session = Session::begin(gpus, settings, skip, !skip_index.is_empty(), out);
                 if let Some(code) = session.broken() {
                     drop(session);
-                    self.refused(now, code.to_string(), code.0);
-                    return;
+                    return self.retry_later(now, &code.to_string(), code.0);
                 }
                 self.opened_ns = now;
-                for &(name, until) in &self.avoid_lists {
-                    session.skip_lists(name, until);
-                }
-                session.stay_until(self.avoid_index.iter().map(|&(_, until)| until).max().unwrap_or(0));
-                self.tell(true, format!("nvml: {}", session.description()), 0);
+                self.write_source(true, format!("nvml: {}", session.description()), 0, 0);
                 self.state = State::Open(Box::new(session));
             }
-            Err((reason, code)) => self.refused(now, reason, code),
+            Err((reason, code)) => self.retry_later(now, &reason, code),
         }
     }
 
     /// Shuts NVML down and unloads the library.
     fn close(&mut self) {
-        self.out.doing(Call::Library);
+        self.out.set_call(Call::Library);
         self.state = State::Closed { retry_ns: now_ns() };
-        self.out.doing(Call::Nothing);
+        self.out.set_call(Call::Nothing);
     }
 
-    /// Ends the skipping of devices whose time is over. Closes the library if a GPU among them must be opened first.
-    fn take_back_avoided(&mut self, now: u64) {
-        let count = self.avoid_index.len();
-        self.avoid_index.retain(|&(_, until)| until > now);
-        self.avoid.retain(|&(_, until)| until > now);
-        self.avoid_lists.retain(|&(_, until)| until > now);
-        if self.avoid_index.len() < count && matches!(self.state, State::Open(_)) {
-            self.close();
-        }
-    }
-
-    fn tell(&mut self, up: bool, reason: String, code: u32) {
-        self.write_source(up, reason, (code, 0));
-    }
-
-    fn write_source(&mut self, up: bool, reason: String, (code, closed_s): (u32, u64)) {
-        let said = (up, reason);
-        if self.written.as_ref() != Some(&said) {
+    /// Writes the state of the NVML source if it has changed. `code` is NVML's error code, or 0. `closed_s` is the number of
+    /// seconds for which NVML stays closed, or 0.
+    fn write_source(&mut self, up: bool, reason: String, code: u32, closed_s: u64) {
+        let source = (up, reason);
+        if self.written.as_ref() != Some(&source) {
             let tag = u32::try_from(closed_s).unwrap_or(u32::MAX);
             let stamp = Stamp { time_ns: now_ns(), context: code, tag, ..Stamp::default() };
-            self.out.write(stamp, Body::Source { up, reason: &said.1 });
-            self.written = Some(said);
+            self.out.write(stamp, Body::Source { up, reason: &source.1 });
+            self.written = Some(source);
             self.is_urgent = true;
         }
     }
 
+    /// Writes that NVML is closed for a number of seconds.
     fn write_released(&mut self, seconds: u64, why: &str) {
-        self.write_source(false, format!("{RELEASED}{seconds} s: {why}"), (0, seconds));
+        self.write_source(false, format!("{RELEASED}{seconds} s: {why}"), 0, seconds);
     }
 
     /// Writes changed call totals as `Counter` records. The `tag` is the position in [`NvmlCalls::fields_mut`] plus one.
     fn write_totals(&mut self, now: u64) {
-        let mut told = std::mem::replace(&mut self.written_totals, self.totals);
-        for ((tag, value), told) in (1..).zip(self.totals.fields_mut()).zip(told.fields_mut()) {
-            if value != told {
+        let mut totals = self.out.totals;
+        let mut written = std::mem::replace(&mut self.written_totals, totals);
+        for ((tag, total), written) in (1..).zip(totals.fields_mut()).zip(written.fields_mut()) {
+            if total != written {
                 let stamp = Stamp { time_ns: now, tag, ..Stamp::default() };
-                self.out.write(stamp, Body::Counter { value: *value as i64 });
+                self.out.write(stamp, Body::Counter { value: *total as i64 });
             }
         }
     }
 
     /// Executes a command of the parent. Returns whether to continue.
-    fn execute(&mut self, order: Command) -> bool {
-        let until = |seconds: u64| now_ns().saturating_add(seconds.saturating_mul(SECOND));
-        match (order, &mut self.state) {
+    fn execute(&mut self, command: Command) -> bool {
+        match (command, &mut self.state) {
             (Command::Quit, _) => return false,
-            (Command::List(name), State::Open(session)) => session.ask(name),
-            (Command::SkipIndex(index, seconds), _) => {
-                // The first pulse after that time reopens the library with this GPU.
-                self.avoid_index
-                    .iter_mut()
-                    .filter(|(at, _)| *at == index)
-                    .for_each(|at| at.1 = until(seconds));
-            }
-            (Command::SkipLists(name, seconds), state) => {
-                self.avoid_lists.retain(|(avoided, _)| *avoided != name);
-                self.avoid_lists.push((name, until(seconds)));
+            (Command::List(name), State::Open(session)) => session.request(name),
+            (Command::Skip(name, skip), state) => {
+                self.arguments.skip.retain(|(Uuid(skipped), _)| *skipped != name);
+                self.arguments.skip.push((Uuid(name), skip));
                 if let State::Open(session) = state {
-                    session.skip_lists(name, until(seconds));
-                }
-            }
-            (Command::Skip(name, seconds), state) => {
-                self.avoid.retain(|(avoided, _)| *avoided != name);
-                self.avoid.push((name, until(seconds)));
-                if let State::Open(session) = state {
-                    session.skip(name, until(seconds));
+                    session.set_skip(name, skip);
                 }
             }
             (Command::Release(seconds), _) => {
                 self.close();
                 self.written = None;
-                self.state = State::Released { until_ns: until(seconds) };
+                self.state = State::Released { until_ns: after(now_ns(), seconds) };
             }
             (Command::Resume, State::Released { until_ns }) => *until_ns = 0,
             (Command::List(_) | Command::Resume, _) => {}
         }
         true
     }
+}
+
+/// Returns the time (ns) this number of seconds after `now`.
+fn after(now: u64, seconds: u64) -> u64 {
+    now.saturating_add(seconds.saturating_mul(SECOND))
 }

@@ -1,6 +1,7 @@
-//! Protocol between the daemon and its NVML child: arguments, frames, call totals, and UUIDs as text.
+//! Protocol between the daemon and its NVML child (the poller): the child's arguments and output, and UUIDs as text.
 
 use super::call_state::{Call, CallState, CallStateWriter};
+use super::schedule::Skip;
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
 use crate::nvml_status::NvmlCalls;
@@ -24,23 +25,23 @@ pub(crate) struct Arguments {
     pub settings: NvmlSettings,
     /// Number of the inherited descriptor of the call state.
     pub call_state: Option<i32>,
-    /// Devices to skip, each with the number of seconds.
-    pub skip: Vec<(Uuid, u64)>,
-    /// Devices whose process lists are skipped, each with the number of seconds.
-    pub skip_lists: Vec<(Uuid, u64)>,
-    /// NVML indices of GPUs that must not be opened, each with the number of seconds.
-    pub skip_index: Vec<(u16, u64)>,
+    /// Devices whose calls hang, each with the calls to skip.
+    pub skip: Vec<(Uuid, Skip)>,
+    /// NVML indices of GPUs that must not be opened.
+    pub skip_index: Vec<u16>,
     /// Number of seconds for which NVML stays closed after the start.
     pub released_s: u64,
     /// Whether events must not be read, because such a call did not return.
     pub no_events: bool,
-    /// Call totals and retry interval (ms) from before the process executed itself again.
+    /// Call totals from before the process executed itself again.
     pub totals: NvmlCalls,
+    /// Last retry interval (ms) from before the process executed itself again.
     pub wait_ms: u64,
-    /// If set, only try the calls of this device, then end.
+    /// If set, the child only tries the calls of this device, then ends.
     pub probe: Option<Target>,
 }
 
+/// Device whose calls are tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) enum Target {
     Name(Uuid),
@@ -100,22 +101,15 @@ pub(crate) fn parse_uuid(text: &str) -> Option<DeviceName> {
     }
 }
 
+/// Parses the hexadecimal digits of a UUID, in groups of 8, 4, 4, 4 and 12.
 fn hex(text: &str) -> Option<[u8; 16]> {
-    let groups = [8, 4, 4, 4, 12];
-    let mut digits = Vec::with_capacity(32);
-    let mut parts = text.split('-');
-    for length in groups {
-        let part = parts.next().filter(|part| part.len() == length)?;
-        for character in part.chars() {
-            digits.push(u8::try_from(character.to_digit(16)?).ok()?);
-        }
-    }
-    if parts.next().is_some() {
+    if !text.split('-').map(str::len).eq([8, 4, 4, 4, 12]) {
         return None;
     }
+    let mut digits = text.chars().filter(|&character| character != '-').map(|digit| digit.to_digit(16));
     let mut uuid = [0; 16];
-    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = pair[0] << 4 | pair[1];
+    for byte in &mut uuid {
+        *byte = (digits.next()?? << 4 | digits.next()??) as u8;
     }
     Some(uuid)
 }
@@ -126,8 +120,8 @@ const LIBRARY_TIMEOUT: Duration = Duration::from_secs(60);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns how long this call may take before it counts as hung.
-pub(crate) fn limit(doing: Call, settings: &NvmlSettings) -> Duration {
-    match doing {
+pub(crate) fn limit(call: Call, settings: &NvmlSettings) -> Duration {
+    match call {
         Call::Device(_) | Call::Lists(_) | Call::Events => settings.call_timeout,
         Call::Index(_) => settings.call_timeout * 4,
         Call::Library => LIBRARY_TIMEOUT,
@@ -152,28 +146,33 @@ pub(crate) fn launch(mut arguments: Arguments, stdio: fn() -> Stdio) -> std::io:
 }
 
 /// Minimum time between two updates of the call state with the same call, in ns.
-const SAY_SAME_NS: u64 = 50_000_000;
+const SAME_CALL_NS: u64 = 50_000_000;
 
+/// The poller's output to its parent.
 pub(crate) struct FrameWriter {
+    /// Frames that are not written so far.
     pub frames: Vec<u8>,
+    /// Totals of calls, which the poller writes as frames regularly.
+    pub totals: NvmlCalls,
     sink: Box<dyn Write>,
     call_state: Option<CallStateWriter>,
     /// Last published call, and the time of its publication (ns).
-    said: (Call, u64),
+    published: (Call, u64),
 }
 
 impl FrameWriter {
     pub(crate) fn new(sink: Box<dyn Write>, call_state: Option<CallStateWriter>) -> FrameWriter {
-        FrameWriter { frames: Vec::with_capacity(16 * 1024), sink, call_state, said: (Call::Nothing, 0) }
+        let (frames, totals) = (Vec::with_capacity(16 * 1024), NvmlCalls::default());
+        FrameWriter { frames, totals, sink, call_state, published: (Call::Nothing, 0) }
     }
 
     /// Publishes the current call. Calls for one device in quick succession are published once.
-    pub(crate) fn doing(&mut self, doing: Call) {
+    pub(crate) fn set_call(&mut self, call: Call) {
         let Some(call_state) = &mut self.call_state else { return };
         let now = now_ns();
-        if self.said.0 != doing || now.saturating_sub(self.said.1) >= SAY_SAME_NS {
-            self.said = (doing, now);
-            call_state.set(doing);
+        if self.published.0 != call || now.saturating_sub(self.published.1) >= SAME_CALL_NS {
+            self.published = (call, now);
+            call_state.set(call);
         }
     }
 
@@ -184,10 +183,9 @@ impl FrameWriter {
     /// Writes the pending frames.
     /// Errors: The parent has closed the pipe.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
-        self.doing(Call::Nothing);
+        self.set_call(Call::Nothing);
         if !self.frames.is_empty() {
             self.sink.write_all(&self.frames)?;
-            self.sink.flush()?;
             self.frames.clear();
         }
         Ok(())

@@ -11,7 +11,7 @@
 //!          32        ... u64 protected bytes                                        detail list, "v3" of early 535
 //! ```
 
-use super::answer::{Charge, Code, Event, HEALTH_EVENTS, Happened, List, Memory, MemoryLimit};
+use super::answer::{Charge, Code, Event, EventKind, HEALTH_EVENTS, List, Memory, MemoryLimit};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::*;
@@ -405,11 +405,11 @@ impl Raw {
             Err(code) => return Err(code),
         }
         let kind = match data.eventType {
-            XID => Happened::Xid(data.eventData),
-            PARTITIONED => Happened::Partitioned,
+            XID => EventKind::Xid(data.eventData),
+            PARTITIONED => EventKind::Partitioned,
             bit => {
                 let health = HEALTH_EVENTS.iter().position(|event| event.bit == bit);
-                health.map_or(Happened::Other, Happened::Health)
+                health.map_or(EventKind::Other, EventKind::Health)
             }
         };
         let instance = (data.gpuInstanceId, data.computeInstanceId);

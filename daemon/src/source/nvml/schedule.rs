@@ -14,6 +14,7 @@
 //! A wake-up costs more than a cheap list. So a list that is due shortly after a memory tick is read at the tick.
 
 use crate::config::NvmlSettings;
+use serde::{Deserialize, Serialize};
 
 const SECOND: u64 = 1_000_000_000;
 /// Capacity of the bucket in ns of lock time. It limits the cost of a burst of lists, without the last list.
@@ -33,29 +34,41 @@ const MEMORY_SHARE: u64 = 5;
 const RETRY_NS: u64 = SECOND;
 const RETRY_MOST_NS: u64 = 60 * SECOND;
 
+/// Calls of a device that are skipped, because they hang.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) enum Skip {
+    #[default]
+    Nothing,
+    /// Calls for process lists; the device's memory is read.
+    Lists,
+    All,
+}
+
+/// The next action of the poller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NextRead {
     /// Read the memory of each device for which [`Schedule::wants_memory`] is true.
     Memory,
+    /// Make a reading with process lists of the device with this index.
     List(usize),
+    /// Do nothing until this time (ns).
     Wait(u64),
 }
 
-/// Number of failures of one kind of call on one device, and the time of the next attempt.
+/// Failures of one kind of call on one device.
 #[derive(Debug, Clone, Copy, Default)]
-struct Health {
+struct Retries {
+    /// Number of failures since the last success.
     failures: u32,
+    /// Time of the next attempt (ns).
     retry_ns: u64,
 }
 
-impl Health {
-    fn is_due(&self, now_ns: u64) -> bool {
-        now_ns >= self.retry_ns
-    }
-
+impl Retries {
+    /// Stores the result of a call that ended at `now_ns`.
     fn ended(&mut self, now_ns: u64, ok: bool) {
         if ok {
-            *self = Health::default();
+            *self = Retries::default();
         } else {
             let wait = RETRY_NS.checked_shl(self.failures).unwrap_or(RETRY_MOST_NS).min(RETRY_MOST_NS);
             self.failures = (self.failures + 1).min(16);
@@ -66,21 +79,24 @@ impl Health {
 
 #[derive(Debug, Clone, Default)]
 struct Device {
-    suspended_until_ns: u64,
-    lists_suspended_until_ns: u64,
-    memory: Health,
-    list: Health,
+    skip: Skip,
+    memory: Retries,
+    list: Retries,
     /// Time at which the device's last list began (ns); 0 if none was read so far.
     listed_ns: u64,
-    /// Used bytes at the time of that list, and the latest value.
+    /// Used bytes of the device at the time of that list.
     listed_used: Option<u64>,
+    /// Used bytes of the device in its latest memory reading.
     used: Option<u64>,
+    /// Time of the latest memory reading (ns).
     used_ns: u64,
+    /// Time of the first request for a list since the last list (ns).
     asked_ns: Option<u64>,
+    /// Time at which the used bytes had first changed by the threshold since the last list (ns).
     moved_ns: Option<u64>,
     /// Whether a list is due but waits for lock time. Each wait is counted once.
     is_deferred: bool,
-    /// Duration of the last list calls of the device, in ns.
+    /// Duration of the list calls in the device's last reading (ns).
     cost_ns: u64,
 }
 
@@ -88,12 +104,15 @@ struct Device {
 pub(crate) struct Schedule {
     memory_period_ns: u64,
     list_interval_ns: u64,
+    /// Change of a device's used bytes after which its list is due early.
     threshold_bytes: u64,
     /// Share of wall time that lists may take, 0 to 1.
     budget: f64,
+    /// Lock time that lists may take now (ns); negative after expensive lists.
     bucket_ns: i64,
     /// Whether the whole credit was used. Then no list is read on credit until the bucket is positive again.
     is_in_debt: bool,
+    /// Time up to which the bucket has been filled (ns).
     filled_ns: u64,
     next_memory_ns: u64,
     devices: Vec<Device>,
@@ -101,13 +120,13 @@ pub(crate) struct Schedule {
     pub deferred: u64,
 }
 
-fn ns(duration: std::time::Duration) -> u64 {
+pub(super) fn ns(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Schedule {
-    /// Returns a schedule that has no devices.
-    pub(crate) fn new(settings: &NvmlSettings, now_ns: u64) -> Schedule {
+    /// Returns a schedule for `count` devices, which are all due at once.
+    pub(crate) fn new(settings: &NvmlSettings, count: usize, now_ns: u64) -> Schedule {
         Schedule {
             memory_period_ns: SECOND / u64::from(settings.memory_hz.clamp(1, 100)),
             list_interval_ns: ns(settings.list_interval).max(1),
@@ -117,20 +136,14 @@ impl Schedule {
             is_in_debt: false,
             filled_ns: now_ns,
             next_memory_ns: now_ns,
-            devices: Vec::new(),
+            devices: vec![Device::default(); count],
             deferred: 0,
         }
     }
 
-    /// Replaces the devices; all are due at once. Does not change the bucket.
-    pub(crate) fn set_devices(&mut self, count: usize, now_ns: u64) {
-        self.devices = vec![Device::default(); count];
-        self.next_memory_ns = now_ns;
-    }
-
+    /// Adds the lock time earned since the last call to the bucket.
     fn fill(&mut self, now_ns: u64) {
-        let passed = now_ns.saturating_sub(self.filled_ns);
-        let income = (passed as f64 * self.budget) as i64;
+        let income = (now_ns.saturating_sub(self.filled_ns) as f64 * self.budget) as i64;
         // Time too short to add a whole nanosecond is counted in a later call.
         if income > 0 {
             self.bucket_ns = self.bucket_ns.saturating_add(income).min(BURST_NS);
@@ -141,18 +154,16 @@ impl Schedule {
 
     /// Returns when the device's next list is due. Its regular interval is shortened by `early_ns`.
     fn due_ns(&self, device: &Device, early_ns: u64) -> u64 {
-        let not_before =
-            device.list.retry_ns.max(device.suspended_until_ns).max(device.lists_suspended_until_ns);
+        let not_before = if device.skip == Skip::Nothing { device.list.retry_ns } else { u64::MAX };
         if device.listed_ns == 0 {
             return not_before;
         }
         let after = |gap: u64| device.listed_ns.saturating_add(gap);
         let mut due = after(self.list_interval_ns - early_ns);
-        if let Some(moved) = device.moved_ns {
-            due = due.min(moved.max(after(MOVED_GAP_NS.min(self.list_interval_ns))));
-        }
-        if let Some(asked) = device.asked_ns {
-            due = due.min(asked.max(after(ASKED_GAP_NS.min(self.list_interval_ns))));
+        for (reason_ns, gap) in [(device.moved_ns, MOVED_GAP_NS), (device.asked_ns, ASKED_GAP_NS)] {
+            if let Some(reason_ns) = reason_ns {
+                due = due.min(reason_ns.max(after(gap.min(self.list_interval_ns))));
+            }
         }
         due.max(not_before)
     }
@@ -190,24 +201,23 @@ impl Schedule {
     }
 
     pub(crate) fn wants_memory(&self, index: usize, now_ns: u64) -> bool {
-        self.devices.get(index).is_some_and(|device| {
-            let is_fresh = device.used_ns.saturating_add(self.memory_period_ns / 2) > now_ns;
-            device.suspended_until_ns <= now_ns && device.memory.is_due(now_ns) && !is_fresh
-        })
+        let device = &self.devices[index];
+        let is_fresh = device.used_ns.saturating_add(self.memory_period_ns / 2) > now_ns;
+        device.skip != Skip::All && now_ns >= device.memory.retry_ns && !is_fresh
     }
 
     /// Stores the result of a memory call: the used bytes, or `None` if it failed.
     pub(crate) fn memory_read(&mut self, index: usize, now_ns: u64, used: Option<u64>) {
-        let threshold = self.threshold_bytes;
-        let Some(device) = self.devices.get_mut(index) else { return };
+        let device = &mut self.devices[index];
         device.memory.ended(now_ns, used.is_some());
         let Some(used) = used else { return };
         (device.used, device.used_ns) = (Some(used), now_ns);
-        if device.listed_used.is_some_and(|listed| listed.abs_diff(used) >= threshold) {
+        if device.listed_used.is_some_and(|listed| listed.abs_diff(used) >= self.threshold_bytes) {
             device.moved_ns.get_or_insert(now_ns);
         }
     }
 
+    /// Ends [`NextRead::Memory`]. `took_ns` is the time that the calls took.
     pub(crate) fn memory_turn_ended(&mut self, now_ns: u64, took_ns: u64) {
         let earliest = now_ns.saturating_add(took_ns.saturating_mul(MEMORY_SHARE - 1));
         self.next_memory_ns = self.next_memory_ns.max(earliest);
@@ -217,7 +227,7 @@ impl Schedule {
     pub(crate) fn listed(&mut self, index: usize, began_ns: u64, ended_ns: u64, cost_ns: u64, ok: bool) {
         self.fill(ended_ns);
         self.bucket_ns = self.bucket_ns.saturating_sub(i64::try_from(cost_ns).unwrap_or(i64::MAX));
-        let Some(device) = self.devices.get_mut(index) else { return };
+        let device = &mut self.devices[index];
         device.list.ended(ended_ns, ok);
         device.listed_ns = began_ns.max(1);
         device.listed_used = device.used;
@@ -227,33 +237,23 @@ impl Schedule {
 
     /// Returns the duration of list calls in the device's last reading (ns); `None` if there was none.
     pub(crate) fn last_cost_ns(&self, index: usize) -> Option<u64> {
-        self.devices.get(index).filter(|device| device.listed_ns != 0).map(|device| device.cost_ns)
+        let device = &self.devices[index];
+        (device.listed_ns != 0).then_some(device.cost_ns)
     }
 
     /// Requests a list of the device soon.
-    pub(crate) fn ask(&mut self, index: usize, now_ns: u64) {
-        if let Some(device) = self.devices.get_mut(index) {
-            device.asked_ns.get_or_insert(now_ns);
-        }
+    pub(crate) fn request(&mut self, index: usize, now_ns: u64) {
+        self.devices[index].asked_ns.get_or_insert(now_ns);
     }
 
-    /// Skips the device until `until_ns`. A time in the past ends the skipping.
-    pub(crate) fn suspend(&mut self, index: usize, until_ns: u64) {
-        if let Some(device) = self.devices.get_mut(index) {
-            device.suspended_until_ns = until_ns;
-        }
+    /// Skips these calls of the device until the next call of this function.
+    pub(crate) fn set_skip(&mut self, index: usize, skip: Skip) {
+        self.devices[index].skip = skip;
     }
 
-    /// Skips the device's lists until `until_ns`, but still reads its memory.
-    pub(crate) fn suspend_lists(&mut self, index: usize, until_ns: u64) {
-        if let Some(device) = self.devices.get_mut(index) {
-            device.lists_suspended_until_ns = until_ns;
-        }
-    }
-
-    pub(crate) fn suspended_until_ns(&self) -> u64 {
-        let until = |device: &Device| device.suspended_until_ns.max(device.lists_suspended_until_ns);
-        self.devices.iter().map(until).max().unwrap_or(0)
+    /// Returns whether calls of any device are skipped.
+    pub(crate) fn skips_any(&self) -> bool {
+        self.devices.iter().any(|device| device.skip != Skip::Nothing)
     }
 }
 
@@ -279,8 +279,7 @@ mod tests {
 
     fn machine(devices: usize, settings: &NvmlSettings, memory_ns: u64, list_ns: u64) -> Machine {
         let now = 1_000 * SECOND;
-        let mut lanes = Schedule::new(settings, now);
-        lanes.set_devices(devices, now);
+        let lanes = Schedule::new(settings, devices, now);
         let listed = vec![Vec::new(); devices];
         let (used, memory_turns) = (vec![0; devices], Vec::new());
         Machine { lanes, now, memory_ns, list_ns, used, listed, memory_turns, waits: 0 }
@@ -415,7 +414,7 @@ mod tests {
         let mut machine = machine(8, &NvmlSettings::default(), 12 * US, MS);
         machine.run(5 * SECOND + 500 * MS);
         let asked = machine.now;
-        machine.lanes.ask(3, asked);
+        machine.lanes.request(3, asked);
         machine.run(100 * MS);
         let listed = machine.listed[3].iter().find(|&&time| time >= asked).expect("listed");
         assert!(listed - asked <= 60 * MS, "{}", listed - asked);
@@ -428,10 +427,10 @@ mod tests {
             machine.run(20 * SECOND);
             for made_ns in [2 * MS, 15 * MS, 150 * MS] {
                 let creating = machine.now;
-                machine.lanes.ask(3, creating);
+                machine.lanes.request(3, creating);
                 machine.run(made_ns);
                 let created = machine.now;
-                machine.lanes.ask(3, created);
+                machine.lanes.request(3, created);
                 machine.run(600 * MS);
                 let soon = |asked: u64| {
                     let listed = machine.listed[3].iter().find(|&&time| time >= asked).expect("listed");
@@ -452,7 +451,7 @@ mod tests {
         let mut machine = machine(4, &NvmlSettings::default(), 12 * US, 2 * MS);
         let seconds = 100;
         for _ in 0..seconds * 50 {
-            machine.lanes.ask(0, machine.now);
+            machine.lanes.request(0, machine.now);
             machine.run(20 * MS);
         }
         let share = (machine.lists() as u64 * 2 * MS) as f64 / (seconds * SECOND) as f64;
@@ -465,8 +464,7 @@ mod tests {
 
     #[test]
     fn failing_calls_are_tried_more_and_more_slowly_and_others_go_on() {
-        let mut lanes = Schedule::new(&NvmlSettings::default(), SECOND);
-        lanes.set_devices(2, SECOND);
+        let mut lanes = Schedule::new(&NvmlSettings::default(), 2, SECOND);
         let (mut now, mut failed, mut fine, mut lists) = (SECOND, 0, 0, 0);
         while now < 301 * SECOND {
             match lanes.next(now) {
@@ -494,19 +492,20 @@ mod tests {
     #[test]
     fn suspended_devices_are_left_alone() {
         let mut machine = machine(2, &NvmlSettings::default(), US, US);
-        machine.lanes.suspend(0, machine.now + 30 * SECOND);
+        machine.lanes.set_skip(0, Skip::All);
         machine.run(29 * SECOND);
         assert_eq!((machine.listed[0].len(), machine.listed[1].len()), (0, 29));
         assert!(!machine.lanes.wants_memory(0, machine.now));
+        machine.lanes.set_skip(0, Skip::Nothing);
         machine.run(3 * SECOND);
         assert!(!machine.listed[0].is_empty());
         let listed = machine.listed[0].len();
-        machine.lanes.suspend_lists(0, u64::MAX);
+        machine.lanes.set_skip(0, Skip::Lists);
         machine.run(10 * SECOND);
         assert_eq!(machine.listed[0].len(), listed);
         machine.now += SECOND;
         assert!(machine.lanes.wants_memory(0, machine.now), "its memory goes on");
-        machine.lanes.suspend_lists(0, 0);
+        machine.lanes.set_skip(0, Skip::Nothing);
         machine.run(2 * SECOND);
         assert!(machine.listed[0].len() > listed);
     }

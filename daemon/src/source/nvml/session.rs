@@ -1,58 +1,67 @@
 //! Reads the devices of one opened NVML library, one action at a time, and writes the results as frames.
 
 use self::extras::Limits;
-use super::answer::{Charge, Code, Event, List, Memory, PID_MOST};
+use super::answer::{Charge, Code, Event, List, MAX_PID, Memory};
 use super::call_state::Call;
 use super::library::{Facts, Gpus, Pids};
-use super::protocol::{FrameWriter, NOT_OUR_PID};
-use super::schedule::{NextRead, Schedule};
+use super::protocol::{FrameWriter, NOT_OUR_PID, Uuid};
+use super::schedule::{self, NextRead, Schedule, Skip};
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
-use crate::nvml_status::NvmlCalls;
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Stamp};
 use std::io;
-use std::time::Duration;
 
 /// Expected duration (ns) from which on the begin of a reading is written at once, because the ledger marks its accounts then.
-const SAY_BEGIN_NS: u64 = 1_000_000;
+const SLOW_READING_NS: u64 = 1_000_000;
 /// Interval (ns) for reopening the library while a GPU is lost, because the GPU may have been reset meanwhile.
 const REOPEN_NS: u64 = 300_000_000_000;
-/// Interval for checking whether the devices have changed, and a shorter one after a call has indicated a change (ns).
+/// Interval for checking whether the devices have changed (ns).
 const REDISCOVER_NS: u64 = 30_000_000_000;
+/// Interval for the same check after a call has indicated a change (ns).
 const DOUBT_NS: u64 = 2_000_000_000;
 /// Minimum interval for reading events (ns). Events are read in wake-ups for other calls.
 const EVENTS_NS: u64 = 500_000_000;
 
 #[derive(Debug, Default)]
 struct DeviceState {
+    /// Size of the device's memory, once it has been read.
     total_bytes: Option<u64>,
+    /// Error of the last memory call.
     memory_problem: Option<Code>,
+    /// Error of the last reading of process lists.
     list_problem: Option<Code>,
-    /// Texts of the first impossible values since the last valid result: of memory, of process lists, and of accounted peaks.
+    /// Text of the first impossible value that memory calls returned since their last valid result.
     memory_refused: Option<String>,
+    /// The same of process lists.
     list_refused: Option<String>,
+    /// The same of accounted peaks.
     peak_refused: Option<String>,
     /// Problem as last written. `Some(None)` means that "no problem" was written; `None`, that nothing was.
     written: Option<Option<String>>,
+    /// Time since which the GPU is unusable until it is reset (ns).
     lost_since_ns: Option<u64>,
     /// Pids in the last successfully read list.
     pids: Vec<u32>,
-    /// Whether the driver's accounting is on, and the accounted peaks as last written.
+    /// Whether the driver's accounting is on.
     is_accounting: bool,
+    /// Pids and accounted peaks in bytes, as last written.
     peaks: Vec<(u32, u64)>,
     /// Properties of the device as last written.
     facts: Facts,
     /// State of the device's graphics list and MPS list.
-    extras: [Extra; 2],
+    extras: [ExtraList; 2],
     limits: Limits,
 }
 
+/// State of a process list that is read only now and then while it is empty.
 #[derive(Debug, Default)]
-struct Extra {
+struct ExtraList {
     is_unsupported: bool,
+    /// Whether the list had processes when it was last read.
     had_some: bool,
-    looked_ns: Option<u64>,
+    /// Time at which the list was last read (ns).
+    read_ns: Option<u64>,
 }
 
 /// One process of a reading, merged from all process lists of the device.
@@ -60,16 +69,20 @@ struct Extra {
 struct Row {
     pid: u32,
     bytes: Option<u64>,
+    /// Bytes that confidential computing protects.
     protected: Option<u64>,
+    /// Bit set of the lists that contain the process, see [`List::bit`].
     lists: u8,
     /// Whether the driver reported an impossible number of bytes, which was dropped.
     is_refused: bool,
 }
 
-/// What the caller must do after [`Session::turn`].
+/// What the caller must do after [`Session::act`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
+    /// Call [`Session::act`] again.
     Again,
+    /// Call [`Session::act`] again at this time (ns).
     Wait(u64),
     /// Close the library and open it again: at once if `None`, otherwise after a retry interval.
     Reopen(Option<Code>),
@@ -80,74 +93,82 @@ pub(crate) enum Next {
 pub(crate) struct Session {
     gpus: Box<dyn Gpus>,
     schedule: Schedule,
-    seen: Vec<DeviceState>,
+    /// State of each device, in the order of [`Gpus::devices`].
+    devices: Vec<DeviceState>,
+    /// Interval for reading a graphics or MPS list that was empty (ns).
     extra_interval_ns: u64,
+    /// Number of readings begun so far.
     number: u64,
+    /// Time at which the session began (ns).
     opened_ns: u64,
+    /// Time at which the devices were last checked for changes (ns).
     checked_ns: u64,
     /// Whether a call has indicated that the devices may have changed.
     is_in_doubt: bool,
-    stay_until_ns: u64,
-    looked_ns: u64,
+    /// Whether some GPUs must not be opened. Checking for changed devices would open them.
+    has_unopened: bool,
+    /// Time at which events were last read (ns).
+    events_ns: u64,
+    /// Buffer for the entries of one process list.
     charges: Vec<Charge>,
+    /// Buffer for the processes of one reading, sorted by pid.
     rows: Vec<Row>,
-    happened: Vec<(u16, Event)>,
+    /// Buffer for events, each with the NVML index of its GPU.
+    events: Vec<(u16, Event)>,
     /// Error code if the first call of some device showed that the whole library is unusable.
     broken: Option<Code>,
 }
 
 impl Session {
-    /// Starts reading, and writes records of all devices. Makes no call for devices in `avoid` before the time given there.
+    /// Starts reading, and writes records of all devices. Makes no calls that `skips` excludes.
     pub(crate) fn begin(
         gpus: Box<dyn Gpus>,
         settings: &NvmlSettings,
-        avoid: &[(DeviceName, u64)],
+        skips: &[(Uuid, Skip)],
+        has_unopened: bool,
         out: &mut FrameWriter,
     ) -> Session {
         let now = now_ns();
-        let mut schedule = Schedule::new(settings, now);
         // A device's slot is one byte, and 255 means no device.
         let count = gpus.devices().len().min(usize::from(gpumem_wire::NONE_DEVICE));
-        schedule.set_devices(count, now);
-        let ns = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let mut session = Session {
             gpus,
-            schedule,
-            seen: (0..count).map(|_| DeviceState::default()).collect(),
-            extra_interval_ns: ns(settings.extra_interval),
+            schedule: Schedule::new(settings, count, now),
+            devices: (0..count).map(|_| DeviceState::default()).collect(),
+            extra_interval_ns: schedule::ns(settings.extra_interval),
             number: 0,
             opened_ns: now,
             checked_ns: now,
             is_in_doubt: false,
-            stay_until_ns: 0,
-            looked_ns: 0,
+            has_unopened,
+            events_ns: 0,
             charges: Vec::new(),
             rows: Vec::new(),
-            happened: Vec::new(),
+            events: Vec::new(),
             broken: None,
         };
         session.write_facts(None, &session.gpus.facts(None), out);
         for index in 0..count {
             let name = session.gpus.devices()[index].name;
-            match avoid.iter().find(|(avoided, until)| *avoided == name && *until > now) {
-                Some(&(_, until)) => session.schedule.suspend(index, until),
-                None => {
-                    out.doing(Call::Device(index as u8));
-                    let memory = session.gpus.memory(index).and_then(possible);
-                    session.seen[index].total_bytes = memory.ok().map(|memory| memory.total_bytes);
-                    session.broken = session.broken.or(memory.err().filter(|code| code.is_of_library()));
-                }
-            }
-            session.announce(index, out);
-            if avoid.iter().any(|(avoided, until)| *avoided == name && *until > now) {
+            let skip = skips.iter().find(|(Uuid(skipped), _)| *skipped == name);
+            let skip = skip.map_or(Skip::Nothing, |&(_, skip)| skip);
+            session.schedule.set_skip(index, skip);
+            if skip == Skip::All {
+                session.announce(index, out);
                 session.write_facts(Some(index), &session.gpus.facts(Some(index)), out);
-            } else {
-                session.read_accounting(index, out);
+                continue;
             }
+            out.set_call(Call::Device(index as u8));
+            let memory = session.gpus.memory(index).and_then(possible);
+            session.devices[index].total_bytes = memory.ok().map(|memory| memory.total_bytes);
+            session.broken = session.broken.or(memory.err().filter(|code| code.is_of_library()));
+            session.announce(index, out);
+            session.read_accounting(index, out);
         }
         session
     }
 
+    /// Writes the record that describes a device.
     fn announce(&self, index: usize, out: &mut FrameWriter) {
         let device = &self.gpus.devices()[index];
         let (uuid, id) = match device.name {
@@ -159,7 +180,7 @@ impl Session {
         let body = Body::Device {
             uuid_high: (number >> 64) as u64,
             uuid_low: number as u64,
-            total_bytes: Reading(self.seen[index].total_bytes),
+            total_bytes: Reading(self.devices[index].total_bytes),
             ordinal: device.index,
             id,
             name: &device.model,
@@ -167,12 +188,14 @@ impl Session {
         out.write(at(index, now_ns()), body);
     }
 
+    /// Returns an error code if the whole library is unusable.
     pub(crate) fn broken(&self) -> Option<Code> {
         self.broken
     }
 
+    /// Returns a text about library, driver and devices for the user.
     pub(crate) fn description(&self) -> String {
-        let devices = match self.seen.len() {
+        let devices = match self.devices.len() {
             1 => "1 device".to_owned(),
             count => format!("{count} devices"),
         };
@@ -188,28 +211,18 @@ impl Session {
         format!("{}, {devices}{unnamed}{doubt}", self.gpus.description())
     }
 
-    pub(crate) fn ask(&mut self, name: DeviceName) {
+    /// Requests a reading of this device's process lists soon.
+    pub(crate) fn request(&mut self, name: DeviceName) {
         if let Some(index) = self.index(name) {
-            self.schedule.ask(index, now_ns());
+            self.schedule.request(index, now_ns());
         }
     }
 
-    /// Skips a device until `until_ns`. A time in the past ends the skipping.
-    pub(crate) fn skip(&mut self, name: DeviceName, until_ns: u64) {
+    /// Skips these calls of the device from now on.
+    pub(crate) fn set_skip(&mut self, name: DeviceName, skip: Skip) {
         if let Some(index) = self.index(name) {
-            self.schedule.suspend(index, until_ns);
+            self.schedule.set_skip(index, skip);
         }
-    }
-
-    pub(crate) fn skip_lists(&mut self, name: DeviceName, until_ns: u64) {
-        if let Some(index) = self.index(name) {
-            self.schedule.suspend_lists(index, until_ns);
-        }
-    }
-
-    /// Does not check for changed devices before this time, because some devices must not be called.
-    pub(crate) fn stay_until(&mut self, until_ns: u64) {
-        self.stay_until_ns = until_ns;
     }
 
     /// Returns the index of the device with this UUID, whether that is a GPU or an instance: requesters may not know.
@@ -218,59 +231,59 @@ impl Session {
             DeviceName::Gpu(uuid) | DeviceName::Mig(uuid) => Some(uuid),
             DeviceName::Ordinal(_) => None,
         };
-        let devices = self.gpus.devices().iter();
-        let same = |of: DeviceName| of == name || uuid(of).is_some() && uuid(of) == uuid(name);
-        devices.map(|device| device.name).position(same).filter(|&index| index < self.seen.len())
+        let devices = self.gpus.devices().iter().take(self.devices.len());
+        let is_same = |other: DeviceName| other == name || uuid(other).is_some() && uuid(other) == uuid(name);
+        devices.map(|device| device.name).position(is_same)
     }
 
     /// Does the next action that is due.
     /// Errors: The frames cannot be written, because the parent has closed the pipe.
-    pub(crate) fn turn(&mut self, totals: &mut NvmlCalls, out: &mut FrameWriter) -> io::Result<Next> {
+    pub(crate) fn act(&mut self, out: &mut FrameWriter) -> io::Result<Next> {
         let now = now_ns();
-        let stay_until_ns = self.stay_until_ns.max(self.schedule.suspended_until_ns());
         let rediscover_ns = if self.is_in_doubt { DOUBT_NS } else { REDISCOVER_NS };
-        if now.saturating_sub(self.checked_ns) >= rediscover_ns && now >= stay_until_ns {
+        let may_open_all = !self.has_unopened && !self.schedule.skips_any();
+        if may_open_all && now.saturating_sub(self.checked_ns) >= rediscover_ns {
             (self.checked_ns, self.is_in_doubt) = (now, false);
-            if self.gpus.has_changed(&mut |index| out.doing(Call::Index(index))) {
+            if self.gpus.has_changed(&mut |index| out.set_call(Call::Index(index))) {
                 return Ok(Next::Reopen(None));
             }
-            for index in 0..self.seen.len() {
-                out.doing(Call::Device(index as u8));
+            for index in 0..self.devices.len() {
+                out.set_call(Call::Device(index as u8));
                 self.read_accounting(index, out);
             }
         }
         let broken = match self.schedule.next(now) {
             NextRead::Wait(until) => {
-                let is_due = now.saturating_sub(self.looked_ns) >= EVENTS_NS;
-                let happened = if is_due { self.events(now, out) } else { None };
-                return Ok(happened.unwrap_or(Next::Wait(until)));
+                let is_due = now.saturating_sub(self.events_ns) >= EVENTS_NS;
+                let next = if is_due { self.read_events(now, out) } else { None };
+                return Ok(next.unwrap_or(Next::Wait(until)));
             }
-            NextRead::Memory => self.memory_turn(totals, out),
-            NextRead::List(index) => self.reading(index, totals, out)?,
+            NextRead::Memory => self.read_due_memory(out),
+            NextRead::List(index) => self.read_device(index, out)?,
         };
-        totals.deferred += std::mem::take(&mut self.schedule.deferred);
+        out.totals.deferred += std::mem::take(&mut self.schedule.deferred);
         if let Some(code) = broken {
             return Ok(Next::Reopen(Some(code)));
         }
         let is_old = |since: &u64| now.saturating_sub(*since.max(&self.opened_ns)) >= REOPEN_NS;
-        if self.seen.iter().any(|seen| seen.lost_since_ns.as_ref().is_some_and(is_old)) {
+        if self.devices.iter().any(|device| device.lost_since_ns.as_ref().is_some_and(is_old)) {
             return Ok(Next::Reopen(None));
         }
         Ok(Next::Again)
     }
 
     /// Reads the memory of all devices that are due. Returns the error code if the whole library is unusable.
-    fn memory_turn(&mut self, totals: &mut NvmlCalls, out: &mut FrameWriter) -> Option<Code> {
+    fn read_due_memory(&mut self, out: &mut FrameWriter) -> Option<Code> {
         let began = now_ns();
         let mut broken = None;
         let mut now = began;
-        for index in 0..self.seen.len() {
+        for index in 0..self.devices.len() {
             if self.schedule.wants_memory(index, now) {
-                let memory = self.read_memory(index, totals, out);
+                let memory = self.read_memory(index, out);
                 now = now_ns();
                 self.schedule.memory_read(index, now, memory.ok().map(|memory| memory.used_bytes));
                 // Write the first `fine` only after a complete reading, because lists may hang where memory calls return.
-                if self.seen[index].written.is_some() || memory.is_err() {
+                if self.devices[index].written.is_some() || memory.is_err() {
                     self.write_state(index, now, out);
                 }
                 broken = broken.or(memory.err().filter(|code| code.is_of_library()));
@@ -280,71 +293,62 @@ impl Session {
         broken
     }
 
-    fn read_memory(
-        &mut self,
-        index: usize,
-        totals: &mut NvmlCalls,
-        out: &mut FrameWriter,
-    ) -> Result<Memory, Code> {
-        out.doing(Call::Device(index as u8));
+    /// Reads the memory of a device and writes it. Refuses numbers that exceed the device's size.
+    fn read_memory(&mut self, index: usize, out: &mut FrameWriter) -> Result<Memory, Code> {
+        out.set_call(Call::Device(index as u8));
         let began = now_ns();
         let memory = self.gpus.memory(index);
         let ended = now_ns();
-        totals.memory_calls += 1;
-        totals.memory_ns += ended - began;
-        totals.failed_calls += u64::from(memory.is_err());
-        let seen = &mut self.seen[index];
+        out.totals.memory_calls += 1;
+        out.totals.memory_ns += ended - began;
+        out.totals.failed_calls += u64::from(memory.is_err());
+        let device = &mut self.devices[index];
         match memory.ok().and_then(|memory| Some((memory.impossible()?, memory.total_bytes))) {
             Some(((name, bytes), total)) => {
-                totals.refused += 1;
-                seen.memory_refused.get_or_insert_with(|| format!("{name} {bytes} of {total} bytes"));
+                out.totals.refused += 1;
+                device.memory_refused.get_or_insert_with(|| format!("{name} {bytes} of {total} bytes"));
             }
-            None => seen.memory_refused = None,
+            None => device.memory_refused = None,
         }
         let memory = memory.and_then(possible);
-        seen.memory_problem = memory.err();
-        self.is_in_doubt |= memory.is_err_and(Code::doubts_the_device);
+        device.memory_problem = memory.err();
+        self.is_in_doubt |= memory.is_err_and(Code::casts_doubt_on_device);
         if let Ok(memory) = memory {
-            if seen.total_bytes.is_none() {
-                seen.total_bytes = Some(memory.total_bytes);
+            if device.total_bytes.is_none() {
+                device.total_bytes = Some(memory.total_bytes);
                 self.announce(index, out);
             }
-            let stamp =
-                Stamp { context: u32::try_from(ended - began).unwrap_or(u32::MAX), ..at(index, ended) };
+            let took_ns = u32::try_from(ended - began).unwrap_or(u32::MAX);
             let body = Body::DeviceSample {
                 used_bytes: memory.used_bytes,
                 free_bytes: memory.free_bytes,
                 reserved_bytes: Reading(memory.reserved_bytes),
                 unified: memory.is_unified,
             };
-            out.write(stamp, body);
+            out.write(Stamp { context: took_ns, ..at(index, ended) }, body);
         }
         memory
     }
 
-    /// Makes one reading of a device: its memory, its process lists, and its memory again.
-    fn reading(
-        &mut self,
-        index: usize,
-        totals: &mut NvmlCalls,
-        out: &mut FrameWriter,
-    ) -> io::Result<Option<Code>> {
+    /// Makes one reading of a device: its memory, its process lists, and its memory again. Returns the error code if the whole
+    /// library is unusable.
+    fn read_device(&mut self, index: usize, out: &mut FrameWriter) -> io::Result<Option<Code>> {
         self.number += 1;
         let number = self.number;
         let began = now_ns();
         out.write(at(index, began), Body::SampleBegin { number });
-        if self.schedule.last_cost_ns(index).is_none_or(|cost| cost >= SAY_BEGIN_NS) {
+        if self.schedule.last_cost_ns(index).is_none_or(|cost| cost >= SLOW_READING_NS) {
             out.flush()?;
         }
-        let first = self.read_memory(index, totals, out);
-        let (mut cost, failed) = self.read_lists(index, began, totals, out);
+        let first = self.read_memory(index, out);
+        let (mut cost, failed) = self.read_lists(index, began, out);
         let list_ns = u32::try_from(cost).unwrap_or(u32::MAX);
         let accounting_ns = now_ns();
-        self.write_rows(index, failed, totals, out);
-        if self.seen[index].is_accounting {
+        self.write_rows(index, failed, out);
+        if self.devices[index].is_accounting {
             cost += now_ns() - accounting_ns;
         }
-        let last = if first.is_ok() { self.read_memory(index, totals, out) } else { first };
+        let last = if first.is_ok() { self.read_memory(index, out) } else { first };
         let ended = now_ns();
         let result = failed.map_or(0, |code| u16::try_from(code.0).unwrap_or(999));
         out.write(Stamp { context: list_ns, ..at(index, ended) }, Body::SampleEnd { number, result });
@@ -354,41 +358,36 @@ impl Session {
         // A list with impossible values still counts as successful for the schedule.
         self.schedule.listed(index, began, ended, cost, failed.is_none_or(|code| code == Code::IMPOSSIBLE));
         self.write_state(index, ended, out);
-        self.is_in_doubt |= failed.is_some_and(Code::doubts_the_device);
+        self.is_in_doubt |= failed.is_some_and(Code::casts_doubt_on_device);
         Ok(failed.or(first.err()).filter(|code| code.is_of_library()))
     }
 
-    /// Reads the process lists into `rows`. Returns the time spent in list calls, and the error if any.
-    fn read_lists(
-        &mut self,
-        index: usize,
-        now: u64,
-        totals: &mut NvmlCalls,
-        out: &mut FrameWriter,
-    ) -> (u64, Option<Code>) {
+    /// Reads the process lists into `rows`. Returns the time spent in list calls (ns), and the error if any.
+    fn read_lists(&mut self, index: usize, now: u64, out: &mut FrameWriter) -> (u64, Option<Code>) {
         let (mut cost, mut failed, mut refused) = (0, None, None);
         self.rows.clear();
         for list in List::ALL {
-            if list != List::Compute {
-                let extra = &self.seen[index].extras[list as usize - 1];
+            let extra_list = (list as usize).checked_sub(1);
+            if let Some(place) = extra_list {
+                let extra = &self.devices[index].extras[place];
                 let is_due =
-                    extra.looked_ns.is_none_or(|looked| now >= looked.saturating_add(self.extra_interval_ns));
+                    extra.read_ns.is_none_or(|read| now >= read.saturating_add(self.extra_interval_ns));
                 if extra.is_unsupported || !(extra.had_some || is_due) {
                     continue;
                 }
             }
             self.charges.clear();
-            out.doing(Call::Lists(index as u8));
+            out.set_call(Call::Lists(index as u8));
             let began = now_ns();
             let answer = self.gpus.list(index, list, &mut self.charges);
             let took = now_ns() - began;
             cost += took;
-            totals.list_calls += 1;
-            totals.list_ns += took;
-            totals.failed_calls += u64::from(answer.is_err());
-            if list != List::Compute {
-                let extra = &mut self.seen[index].extras[list as usize - 1];
-                extra.looked_ns = Some(now);
+            out.totals.list_calls += 1;
+            out.totals.list_ns += took;
+            out.totals.failed_calls += u64::from(answer.is_err());
+            if let Some(place) = extra_list {
+                let extra = &mut self.devices[index].extras[place];
+                extra.read_ns = Some(now);
                 if let Err(Code::NOT_SUPPORTED | Code::FUNCTION_NOT_FOUND) = answer {
                     extra.is_unsupported = true;
                     continue;
@@ -399,50 +398,40 @@ impl Session {
                 failed = answer.err();
                 break;
             }
-            let total = self.seen[index].total_bytes.unwrap_or(u64::MAX);
-            for charge in self.charges.iter().filter(|charge| charge.pid != 0) {
-                let is_nobody = charge.pid > PID_MOST;
-                let is_refused = charge.bytes.is_some_and(|bytes| bytes > total);
-                if is_nobody || is_refused {
-                    totals.refused += 1;
-                    let what = || match charge.bytes {
-                        Some(bytes) if is_refused => format!("pid {}: {bytes} of {total} bytes", charge.pid),
-                        _ => format!("pid {}", charge.pid),
-                    };
-                    refused.get_or_insert_with(what);
+            let total = self.devices[index].total_bytes.unwrap_or(u64::MAX);
+            for &Charge { pid, bytes, protected_bytes, .. } in &self.charges {
+                if pid == 0 {
+                    continue;
                 }
-                if !is_nobody {
-                    self.rows.push(Row {
-                        pid: charge.pid,
-                        bytes: charge.bytes.filter(|_| !is_refused),
-                        protected: charge
-                            .protected_bytes
-                            .filter(|bytes| charge.bytes.is_some_and(|all| *bytes <= all)),
-                        lists: list.bit(),
-                        is_refused,
+                let is_refused = bytes.is_some_and(|bytes| bytes > total);
+                if pid > MAX_PID || is_refused {
+                    out.totals.refused += 1;
+                    refused.get_or_insert_with(|| match bytes {
+                        Some(bytes) if is_refused => format!("pid {pid}: {bytes} of {total} bytes"),
+                        _ => format!("pid {pid}"),
                     });
+                }
+                if pid <= MAX_PID {
+                    let protected = protected_bytes.filter(|part| bytes.is_some_and(|bytes| *part <= bytes));
+                    let bytes = bytes.filter(|_| !is_refused);
+                    self.rows.push(Row { pid, bytes, protected, lists: list.bit(), is_refused });
                 }
             }
         }
         merge(&mut self.rows);
-        let seen = &mut self.seen[index];
+        let device = &mut self.devices[index];
         if refused.is_some() {
             failed = failed.or(Some(Code::IMPOSSIBLE));
-            seen.list_refused = seen.list_refused.take().or(refused);
+            device.list_refused = device.list_refused.take().or(refused);
         } else if failed.is_none() {
-            seen.list_refused = None;
+            device.list_refused = None;
         }
-        self.seen[index].list_problem = failed;
+        device.list_problem = failed;
         (cost, failed)
     }
 
-    fn write_rows(
-        &mut self,
-        index: usize,
-        failed: Option<Code>,
-        totals: &mut NvmlCalls,
-        out: &mut FrameWriter,
-    ) {
+    /// Writes the processes of a reading. After an error, also writes those of the previous list, whose memory is unknown now.
+    fn write_rows(&mut self, index: usize, failed: Option<Code>, out: &mut FrameWriter) {
         let now = now_ns();
         let stamp = |pid| Stamp { thread: pid, ..at(index, now) };
         let (start_ticks, doubt) = match self.gpus.pids() {
@@ -465,19 +454,15 @@ impl Session {
             }
         }
         let Some(code) = failed else {
-            if self.seen[index].is_accounting && doubt.is_none() {
-                self.write_accounted_peaks(index, totals, out);
+            if self.devices[index].is_accounting && doubt.is_none() {
+                self.write_accounted_peaks(index, out);
             }
-            let pids = &mut self.seen[index].pids;
-            pids.clear();
-            pids.extend(self.rows.iter().map(|row| row.pid));
+            self.devices[index].pids = self.rows.iter().map(|row| row.pid).collect();
             self.read_limits(index, out);
             return;
         };
-        let pids = &self.seen[index].pids;
-        // Report the processes whose memory is unknown now, with the reason for that.
         let absence = absence_of(code);
-        for &pid in pids.iter().filter(|pid| self.rows.binary_search_by_key(pid, |row| &row.pid).is_err()) {
+        for &pid in self.devices[index].pids.iter().filter(|pid| !is_listed(&self.rows, **pid)) {
             let body = Body::ProcessSample { start_ticks, used_bytes: Reading::ABSENT, absence, lists: 0 };
             out.write(stamp(pid), body);
         }
@@ -485,40 +470,43 @@ impl Session {
 
     /// Writes the state of a device (its problem, or `fine`) if it has changed.
     fn write_state(&mut self, index: usize, now: u64, out: &mut FrameWriter) {
-        let seen = &mut self.seen[index];
-        let is_lost = [seen.memory_problem, seen.list_problem].into_iter().flatten().any(Code::is_loss);
-        seen.lost_since_ns = is_lost.then(|| seen.lost_since_ns.unwrap_or(now));
-        let words = |code: Code, refused: &Option<String>| match refused {
+        let device = &mut self.devices[index];
+        let is_lost = [device.memory_problem, device.list_problem].into_iter().flatten().any(Code::is_loss);
+        device.lost_since_ns = is_lost.then(|| device.lost_since_ns.unwrap_or(now));
+        let text = |code: Code, refused: &Option<String>| match refused {
             Some(refused) if code == Code::IMPOSSIBLE => format!("{code} were refused ({refused})"),
             _ => code.to_string(),
         };
-        let problem = match (seen.memory_problem, seen.list_problem) {
-            (Some(memory), _) if Some(memory) == seen.list_problem => {
-                Some(words(memory, &seen.memory_refused))
+        let peaks = device.peak_refused.as_ref().map(|_| Code::IMPOSSIBLE);
+        let problem = match (device.memory_problem, device.list_problem) {
+            (Some(memory), _) if Some(memory) == device.list_problem => {
+                Some(text(memory, &device.memory_refused))
             }
-            (Some(memory), _) => Some(format!("memory: {}", words(memory, &seen.memory_refused))),
-            (None, Some(list)) => Some(format!("process list: {}", words(list, &seen.list_refused))),
-            (None, None) => seen
-                .peak_refused
-                .as_ref()
-                .map(|_| format!("accounted peaks: {}", words(Code::IMPOSSIBLE, &seen.peak_refused))),
+            (Some(memory), _) => Some(format!("memory: {}", text(memory, &device.memory_refused))),
+            (None, Some(list)) => Some(format!("process list: {}", text(list, &device.list_refused))),
+            (None, None) => {
+                peaks.map(|code| format!("accounted peaks: {}", text(code, &device.peak_refused)))
+            }
         };
-        if seen.written.as_ref() == Some(&problem) {
+        if device.written.as_ref() == Some(&problem) {
             return;
         }
-        let reason = problem.as_ref().map_or("nvml: fine".to_owned(), |problem| format!("nvml: {problem}"));
-        let peaks = seen.peak_refused.as_ref().map(|_| Code::IMPOSSIBLE);
-        let code = seen.memory_problem.or(seen.list_problem).or(peaks).map_or(0, |code| code.0);
-        out.write(
-            Stamp { context: code, ..at(index, now) },
-            Body::Source { up: problem.is_none(), reason: &reason },
-        );
-        seen.written = Some(problem);
+        let reason = format!("nvml: {}", problem.as_deref().unwrap_or("fine"));
+        let code = device.memory_problem.or(device.list_problem).or(peaks).map_or(0, |code| code.0);
+        let body = Body::Source { up: problem.is_none(), reason: &reason };
+        out.write(Stamp { context: code, ..at(index, now) }, body);
+        device.written = Some(problem);
     }
 }
 
+/// Returns a stamp for a record about the device with this index.
 fn at(index: usize, time_ns: u64) -> Stamp {
     Stamp { time_ns, device: index as u8, ..Stamp::default() }
+}
+
+/// Returns whether the sorted rows contain this pid.
+fn is_listed(rows: &[Row], pid: u32) -> bool {
+    rows.binary_search_by_key(&pid, |row| row.pid).is_ok()
 }
 
 /// Merges rows with the same pid. A process that computes and draws is in two lists, with the same bytes.
@@ -536,10 +524,12 @@ fn merge(rows: &mut Vec<Row>) {
     });
 }
 
+/// Returns [`Code::IMPOSSIBLE`] instead of memory that exceeds the device's size.
 fn possible(memory: Memory) -> Result<Memory, Code> {
     if memory.impossible().is_some() { Err(Code::IMPOSSIBLE) } else { Ok(memory) }
 }
 
+/// Returns the reason, in the words of the wire format, why a value is absent after this error.
 pub(crate) fn absence_of(code: Code) -> Absence {
     match code {
         Code::NO_PERMISSION => Absence::NoPermission,

@@ -13,6 +13,7 @@ use gpumem_wire::{Absence, Body, NONE_DEVICE, Reading, Record, Stamp, frame};
 use std::collections::BTreeMap;
 use tracing::warn;
 
+/// State of the readings of one device.
 #[derive(Debug, Default)]
 struct Readings {
     /// Number of the reading that has begun and has not ended; `None` if there is none.
@@ -25,9 +26,11 @@ struct Readings {
     extras: [Vec<u32>; 2],
     /// When a poller last ended a reading (ns). The reading may have failed, but all its calls had returned.
     ended_ns: u64,
+    /// Time of the last memory reading (ns).
     memory_ns: u64,
 }
 
+/// State of one poller.
 #[derive(Debug, Default)]
 pub(crate) struct PollerState {
     /// The host's slot for each slot of the poller.
@@ -39,12 +42,17 @@ pub(crate) struct PollerState {
 
 #[derive(Debug, Default)]
 pub(crate) struct Translator {
-    /// State of the readings, indexed by the host's slot. Never shrinks.
+    /// Status of NVML and of all devices that were seen so far. A device's index is its slot in the host's records.
+    pub status: NvmlStatus,
+    /// State of the readings, indexed by the host's slot.
     readings: Vec<Readings>,
+    /// State of the current poller.
     poller: PollerState,
+    /// Number of the last reading.
     number: u64,
     /// Call totals of all pollers except the current one.
     before: NvmlCalls,
+    /// Translated frames that have not been taken.
     out: Vec<u8>,
     /// Durations of calls (ns) that the owner has not taken so far.
     pub timings: Vec<(Timing, u32)>,
@@ -71,10 +79,12 @@ impl Translator {
         (self.before, self.poller) = (before, state);
     }
 
+    /// Returns whether the current poller has reported the device with this slot.
     pub(crate) fn has_opened(&self, slot: u8) -> bool {
         self.poller.slots.contains(&slot)
     }
 
+    /// Returns the call totals of all pollers together.
     pub(crate) fn all_totals(&self) -> NvmlCalls {
         let (mut sum, mut of_poller) = (self.before, self.poller.totals);
         for (total, value) in sum.fields_mut().into_iter().zip(of_poller.fields_mut()) {
@@ -83,9 +93,9 @@ impl Translator {
         sum
     }
 
-    pub(crate) fn device_of_poller(&self, slot: u8, status: &NvmlStatus) -> Option<DeviceName> {
-        let slot = *self.poller.slots.get(usize::from(slot))?;
-        status.devices.iter().find(|device| device.slot == slot).map(|device| device.name)
+    /// Returns the device that has this slot in the records of the current poller.
+    pub(crate) fn device_of_poller(&self, slot: u8) -> Option<&DeviceStatus> {
+        self.status.devices.get(usize::from(*self.poller.slots.get(usize::from(slot))?))
     }
 
     /// Returns when a poller last ended a reading of this device (ns); 0 if never.
@@ -95,19 +105,14 @@ impl Translator {
 
     /// Translates the complete frames at the start of `bytes`, and returns their length in bytes.
     /// Errors: The data is not a frame.
-    pub(crate) fn translate(
-        &mut self,
-        bytes: &[u8],
-        processes: &Processes,
-        status: &mut NvmlStatus,
-    ) -> Result<usize, Malformed> {
+    pub(crate) fn translate(&mut self, bytes: &[u8], processes: &Processes) -> Result<usize, Malformed> {
         let mut rest = bytes;
         loop {
             match frame::split_frame(rest) {
                 Ok(Some((slot, payload, after))) => {
                     // Skip unknown records. The poller is the same program, so it writes none.
                     if let Ok(record) = Record::decode(slot, payload) {
-                        self.take(&record, processes, status);
+                        self.take(&record, processes);
                     }
                     rest = after;
                 }
@@ -132,32 +137,29 @@ impl Translator {
         Record { stamp, body }.append_frame(&mut self.out);
     }
 
-    fn take(&mut self, record: &Record<'_>, processes: &Processes, status: &mut NvmlStatus) {
-        let mut stamp = record.stamp;
-        if let Body::Device { .. } = record.body {
-            self.take_device(record, status);
-            return;
-        }
-        if let Body::ProcessFacts { facts, .. } = record.body {
-            self.take_facts(stamp.device, facts, status);
-            return;
-        }
-        if let Body::Counter { value } = record.body {
-            if stamp.device != NONE_DEVICE {
-                self.count_health_event(stamp.device, stamp.tag, status);
-            } else if let Some(total) =
-                (1..).zip(self.poller.totals.fields_mut()).find(|(tag, _)| *tag == stamp.tag)
-            {
-                *total.1 = value as u64;
+    /// Translates one record of the poller.
+    fn take(&mut self, record: &Record<'_>, processes: &Processes) {
+        let Record { mut stamp, mut body } = *record;
+        match body {
+            Body::Device { .. } => return self.take_device(record),
+            Body::ProcessFacts { facts, .. } => return self.take_facts(stamp.device, facts),
+            Body::Counter { .. } if stamp.device != NONE_DEVICE => {
+                return self.count_health_event(stamp.device, stamp.tag);
             }
-            return;
+            Body::Counter { value } => {
+                let mut totals = (1..).zip(self.poller.totals.fields_mut());
+                if let Some((_, total)) = totals.find(|(tag, _)| *tag == stamp.tag) {
+                    *total = value as u64;
+                }
+                return;
+            }
+            _ => {}
         }
         if stamp.device != NONE_DEVICE {
             let Some(&slot) = self.poller.slots.get(usize::from(stamp.device)) else { return };
             stamp.device = slot;
         }
         let index = usize::from(stamp.device);
-        let mut body = record.body;
         match &mut body {
             Body::SampleBegin { number } => match self.begin_reading(stamp.device, stamp.time_ns) {
                 Some(begun) => *number = begun,
@@ -168,7 +170,7 @@ impl Translator {
                 *start_ticks = key.start_ticks;
             }
             Body::DeviceFault { xid } => {
-                let device = status.devices.get(index).map(|device| device.name.to_string());
+                let device = self.status.devices.get(index).map(|device| device.name.to_string());
                 warn!(device, xid, "the driver reported a fault (Xid)");
             }
             Body::ProcessSample { .. } | Body::SampleEnd { .. } if self.poller.skips_reading => return,
@@ -179,12 +181,11 @@ impl Translator {
                 let Ok(key) = is_ours.then(|| processes.try_identify(stamp.thread)).transpose() else {
                     return;
                 };
-                let key = key.flatten();
-                let key = key.unwrap_or(ProcessKey { pid: stamp.thread, start_ticks: 0 });
+                let key = key.flatten().unwrap_or(ProcessKey { pid: stamp.thread, start_ticks: 0 });
                 *start_ticks = key.start_ticks;
                 if let Some(readings) = self.readings.get_mut(index) {
                     if is_ours && !readings.last.contains(&key) {
-                        note_use(key, status.devices.get(index), processes);
+                        note_use(key, &self.status.devices[index], processes);
                     }
                     readings.now.push(key);
                     for (extra, list) in readings.extras.iter_mut().zip([List::Graphics, List::Mps]) {
@@ -196,7 +197,7 @@ impl Translator {
             }
             Body::SampleEnd { number, result } => {
                 self.timings.push((Timing::NvmlLists, std::mem::take(&mut stamp.context)));
-                match self.close_reading(index, stamp.time_ns, *result == 0, status) {
+                match self.close_reading(index, stamp.time_ns, *result == 0) {
                     Some(open) => *number = open,
                     None => return,
                 }
@@ -208,12 +209,10 @@ impl Translator {
                         return;
                     }
                     readings.memory_ns = stamp.time_ns;
-                }
-                if let Some(device) = status.devices.get_mut(index) {
-                    device.memory_read_ns = Some(stamp.time_ns);
+                    self.status.devices[index].memory_read_ns = Some(stamp.time_ns);
                 }
             }
-            &mut Body::Source { up, reason } if !take_source(&mut stamp, up, reason, status) => return,
+            &mut Body::Source { up, reason } if !self.take_source(&mut stamp, up, reason) => return,
             _ => {}
         }
         self.write(stamp, body);
@@ -233,79 +232,66 @@ impl Translator {
         if let Some(readings) = self.readings.get_mut(index) {
             readings.open = Some(self.number);
             readings.now.clear();
-            readings.extras.iter_mut().for_each(Vec::clear);
+            readings.extras = Default::default();
         }
         Some(self.number)
     }
 
     /// Ends the open reading of a device when its poller has ended it. Returns the number of the reading.
-    fn close_reading(
-        &mut self,
-        index: usize,
-        time_ns: u64,
-        is_whole: bool,
-        status: &mut NvmlStatus,
-    ) -> Option<u64> {
+    fn close_reading(&mut self, index: usize, time_ns: u64, is_whole: bool) -> Option<u64> {
         let readings = self.readings.get_mut(index)?;
         let open = readings.open.take()?;
         readings.ended_ns = time_ns;
         if is_whole {
             std::mem::swap(&mut readings.now, &mut readings.last);
-            if let Some(device) = status.devices.get_mut(index) {
-                device.list_read_ns = Some(time_ns);
-                let [drawing, mps] = &mut readings.extras;
-                std::mem::swap(&mut device.drawing, drawing);
-                std::mem::swap(&mut device.mps, mps);
-            }
+            let device = &mut self.status.devices[index];
+            device.list_read_ns = Some(time_ns);
+            [device.drawing, device.mps] = std::mem::take(&mut readings.extras);
         }
         Some(open)
     }
 
     /// Counts a health event in the device's status. `tag` is the event's index in [`HEALTH_EVENTS`] plus one.
-    fn count_health_event(&self, slot: u8, tag: u32, status: &mut NvmlStatus) {
-        let Some(event) = (tag as usize).checked_sub(1).and_then(|place| HEALTH_EVENTS.get(place)) else {
-            return;
-        };
-        let device = self.poller.slots.get(usize::from(slot)).map(|slot| usize::from(*slot));
-        if let Some(device) = device.and_then(|device| status.devices.get_mut(device)) {
-            warn!(
-                device = device.name.to_string(),
-                event = event.name,
-                "the driver reported: {}",
-                event.text
-            );
-            count_event(&mut device.health_events, event);
+    fn count_health_event(&mut self, slot: u8, tag: u32) {
+        let kind = (tag as usize).checked_sub(1).and_then(|place| HEALTH_EVENTS.get(place));
+        if let (Some(kind), Some(device)) = (kind, self.device_of_poller_mut(slot)) {
+            warn!(device = device.name.to_string(), event = kind.name, "the driver reported: {}", kind.text);
+            count_event(&mut device.health_events, kind);
         }
     }
 
+    fn device_of_poller_mut(&mut self, slot: u8) -> Option<&mut DeviceStatus> {
+        self.status.devices.get_mut(usize::from(*self.poller.slots.get(usize::from(slot))?))
+    }
+
     /// Stores the facts (properties) of a device or the driver in the status.
-    fn take_facts(&self, device: u8, facts: &str, status: &mut NvmlStatus) {
+    fn take_facts(&mut self, slot: u8, facts: &str) {
         let facts = facts.lines().filter_map(|line| line.split_once('='));
         let facts: BTreeMap<String, String> =
             facts.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        if device == NONE_DEVICE {
+        if slot == NONE_DEVICE {
             let unnamed = facts.get("unnamed").map_or("", String::as_str).split(',');
             let unnamed = unnamed.filter_map(|pair| {
                 let (gpu, code) = pair.split_once(':')?;
                 let code = Code(code.parse().ok()?);
                 Some((gpu.parse().ok()?, code.to_string(), code.remedy()))
             });
-            status.unnamed = unnamed.collect();
-            status.facts = facts;
-        } else if let Some(slot) = self.poller.slots.get(usize::from(device))
-            && let Some(device) = status.devices.get_mut(usize::from(*slot))
-        {
+            self.status.unnamed = unnamed.collect();
+            self.status.facts = facts;
+        } else if let Some(device) = self.device_of_poller_mut(slot) {
             device.facts = facts;
         }
     }
 
-    fn take_device(&mut self, record: &Record<'_>, status: &mut NvmlStatus) {
+    /// Adds a device to the status, or updates it. Writes its record if that is new to the ledger.
+    fn take_device(&mut self, record: &Record<'_>) {
         let Body::Device { uuid_high, uuid_low, total_bytes, ordinal, id, name } = record.body else {
             return;
         };
         let device = DeviceName::of_record(uuid_high, uuid_low, ordinal, id);
-        let known = status.devices.iter().position(|known| known.name == device);
-        let index = known.unwrap_or(status.devices.len());
+        let devices = &mut self.status.devices;
+        let known = devices.iter().position(|known| known.name == device);
+        let index = known.unwrap_or(devices.len());
         let slot = u8::try_from(index).unwrap_or(NONE_DEVICE);
         let place = usize::from(record.stamp.device);
         if self.poller.slots.len() <= place {
@@ -318,15 +304,15 @@ impl Translator {
         if known.is_none() {
             let mut entry = DeviceStatus::new(device, slot, ordinal);
             (entry.model, entry.since_ns) = (name.to_owned(), record.stamp.time_ns);
-            status.devices.push(entry);
+            devices.push(entry);
             self.readings.push(Readings::default());
         }
-        let entry = &mut status.devices[index];
+        let entry = &mut devices[index];
         let total = total_bytes.0.or(entry.total_bytes);
         let is_news = known.is_none() || entry.index != ordinal || entry.total_bytes != total;
         (entry.index, entry.total_bytes) = (ordinal, total);
-        if entry.problem.as_deref() == Some(NOT_THERE) {
-            set_problem(status, slot, None, record.stamp.time_ns);
+        if entry.problem.as_deref() == Some(MISSING) {
+            set_problem(entry, None, record.stamp.time_ns);
         }
         if is_news {
             let body = Body::Device { uuid_high, uuid_low, total_bytes: Reading(total), ordinal, id, name };
@@ -334,57 +320,68 @@ impl Translator {
         }
     }
 
-    /// Marks devices that the poller did not report as missing, unless `avoided` returns true for them.
-    pub(crate) fn mark_missing(&mut self, status: &mut NvmlStatus, avoided: impl Fn(&DeviceStatus) -> bool) {
-        let now = now_ns();
-        for index in 0..status.devices.len() {
-            let slot = status.devices[index].slot;
-            let is_avoided = avoided(&status.devices[index]);
-            if !self.poller.slots.contains(&slot) && !is_avoided && status.devices[index].problem.is_none() {
-                self.report_problem(status, slot, Some(NOT_THERE), now);
-            }
-        }
+    /// Marks devices that the poller did not report as missing, except those for which `is_skipped` returns true.
+    pub(crate) fn mark_missing(&mut self, is_skipped: impl Fn(&DeviceStatus) -> bool) {
+        let slots = self.poller.slots.clone();
+        let is_missing = |device: &DeviceStatus| {
+            device.problem.is_none() && !slots.contains(&device.slot) && !is_skipped(device)
+        };
+        self.report_problems(is_missing, Some(MISSING));
     }
 
-    /// Sets the problem of a device without a record of the poller.
-    pub(crate) fn report_problem(
-        &mut self,
-        status: &mut NvmlStatus,
-        slot: u8,
-        problem: Option<&str>,
-        now: u64,
-    ) {
-        set_problem(status, slot, problem, now);
-        let reason = format!("nvml: {}", problem.unwrap_or("fine"));
-        let stamp = Stamp { time_ns: now, device: slot, ..Stamp::default() };
-        self.write(stamp, Body::Source { up: problem.is_none(), reason: &reason });
-    }
-
+    /// Sets the problem of these devices without a record of the poller.
     pub(crate) fn report_problems(
         &mut self,
-        status: &mut NvmlStatus,
         is_meant: impl Fn(&DeviceStatus) -> bool,
         problem: Option<&str>,
-        now: u64,
     ) {
-        for index in 0..status.devices.len() {
-            if is_meant(&status.devices[index]) {
-                self.report_problem(status, status.devices[index].slot, problem, now);
-            }
+        let now = now_ns();
+        for device in self.status.devices.iter_mut().filter(|device| is_meant(device)) {
+            set_problem(device, problem, now);
+            let reason = format!("nvml: {}", problem.unwrap_or("fine"));
+            let stamp = Stamp { time_ns: now, device: device.slot, ..Stamp::default() };
+            let body = Body::Source { up: problem.is_none(), reason: &reason };
+            Record { stamp, body }.append_frame(&mut self.out);
         }
     }
 
     /// Sets the state of the NVML source without a record of the poller.
-    pub(crate) fn report_source(&mut self, status: &mut NvmlStatus, up: bool, reason: &str) {
+    pub(crate) fn report_source(&mut self, up: bool, reason: &str) {
         let now = now_ns();
-        set_source(status, up, reason, now);
+        set_source(&mut self.status, up, reason, now);
         self.write(Stamp { time_ns: now, ..Stamp::default() }, Body::Source { up, reason });
     }
 
-    /// Ends the readings that a lost poller had begun, except for device slots for which `keeps` returns true.
-    pub(crate) fn end_readings(&mut self, keeps: impl Fn(u8) -> bool) {
-        for slot in (0..self.readings.len()).map(|slot| slot as u8).filter(|slot| !keeps(*slot)) {
-            self.end_reading(slot, Absence::Unknown, Code::UNKNOWN);
+    /// Stores a `Source` record of the poller in the status. Returns whether the record must be passed on.
+    fn take_source(&mut self, stamp: &mut Stamp, up: bool, reason: &str) -> bool {
+        let status = &mut self.status;
+        let code = Some(Code(std::mem::take(&mut stamp.context))).filter(|code| code.0 != 0);
+        if stamp.device == NONE_DEVICE {
+            let closed_s = u64::from(std::mem::take(&mut stamp.tag));
+            if closed_s != 0 {
+                status.released_until_ns = Some(stamp.time_ns.saturating_add(closed_s * 1_000_000_000));
+            } else if up {
+                status.released_until_ns = None;
+            }
+            if status.up == up && status.reason == reason {
+                return false; // repeated after the poller executed itself again
+            }
+            set_source(status, up, reason, stamp.time_ns);
+            status.remedy = code.and_then(Code::remedy);
+        } else if let Some(device) = status.devices.get_mut(usize::from(stamp.device)) {
+            let problem = (!up).then(|| reason.strip_prefix("nvml: ").unwrap_or(reason));
+            set_problem(device, problem, stamp.time_ns);
+            (device.code, device.remedy) = (code.map(|code| code.0), code.and_then(Code::remedy));
+        }
+        true
+    }
+
+    /// Ends the readings that a lost poller had begun. `gpus` has the NVML indices of GPUs whose readings other pollers continue.
+    pub(crate) fn end_readings(&mut self, gpus: &[u16]) {
+        for index in 0..self.readings.len() {
+            if !gpus.contains(&self.status.devices[index].index) {
+                self.end_reading(index as u8, Absence::Unknown, Code::UNKNOWN);
+            }
         }
     }
 
@@ -396,68 +393,35 @@ impl Translator {
             let number = self.number;
             readings.open = Some(number);
             readings.now.clear();
-            self.write(
-                Stamp { time_ns: now_ns(), device: slot, ..Stamp::default() },
-                Body::SampleBegin { number },
-            );
+            let stamp = Stamp { time_ns: now_ns(), device: slot, ..Stamp::default() };
+            self.write(stamp, Body::SampleBegin { number });
         }
         self.end_reading(slot, absence_of(code), code);
     }
 
+    /// Ends the open reading of a device, if any. Writes the processes that it has not reported so far, with this reason.
     fn end_reading(&mut self, slot: u8, absence: Absence, code: Code) {
         let Some(readings) = self.readings.get_mut(usize::from(slot)) else { return };
         let Some(number) = readings.open.take() else { return };
         let stamp = Stamp { time_ns: now_ns(), device: slot, ..Stamp::default() };
-        let silent: Vec<ProcessKey> =
-            readings.last.iter().filter(|key| !readings.now.contains(key)).copied().collect();
-        for key in silent {
-            let body = Body::ProcessSample {
-                start_ticks: key.start_ticks,
-                used_bytes: Reading::ABSENT,
-                absence,
-                lists: 0,
-            };
-            self.write(Stamp { thread: key.pid, ..stamp }, body);
+        for key in readings.last.iter().filter(|key| !readings.now.contains(key)) {
+            let (start_ticks, used_bytes) = (key.start_ticks, Reading::ABSENT);
+            let body = Body::ProcessSample { start_ticks, used_bytes, absence, lists: 0 };
+            Record { stamp: Stamp { thread: key.pid, ..stamp }, body }.append_frame(&mut self.out);
         }
         let result = u16::try_from(code.0).unwrap_or(999);
         self.write(stamp, Body::SampleEnd { number, result });
     }
 }
 
-/// Tells the process table that a process uses a device, whose job may be that of the process.
-fn note_use(key: ProcessKey, device: Option<&DeviceStatus>, processes: &Processes) {
-    let Some(device) = device else { return };
+/// Passes to the process table that a process uses a device, whose job may be that of the process.
+fn note_use(key: ProcessKey, device: &DeviceStatus, processes: &Processes) {
     let instance = device.facts.get("gpu_instance").and_then(|instance| instance.parse().ok());
     processes.uses(key, Gpu { index: device.index.into(), instance });
 }
 
 /// Problem of a known device that the poller does not report any more.
-pub(crate) const NOT_THERE: &str = "no longer there";
-
-/// Stores a `Source` record of the poller in the status. Returns whether the record must be passed on.
-fn take_source(stamp: &mut Stamp, up: bool, reason: &str, status: &mut NvmlStatus) -> bool {
-    let code = Some(Code(std::mem::take(&mut stamp.context))).filter(|code| code.0 != 0);
-    if stamp.device == NONE_DEVICE {
-        let closed_s = u64::from(std::mem::take(&mut stamp.tag));
-        if closed_s != 0 {
-            status.released_until_ns = Some(stamp.time_ns.saturating_add(closed_s * 1_000_000_000));
-        } else if up {
-            status.released_until_ns = None;
-        }
-        if status.up == up && status.reason == reason {
-            return false; // repeated after the poller executed itself again
-        }
-        set_source(status, up, reason, stamp.time_ns);
-        status.remedy = code.and_then(Code::remedy);
-    } else {
-        let problem = (!up).then(|| reason.strip_prefix("nvml: ").unwrap_or(reason));
-        set_problem(status, stamp.device, problem, stamp.time_ns);
-        if let Some(device) = status.devices.get_mut(usize::from(stamp.device)) {
-            (device.code, device.remedy) = (code.map(|code| code.0), code.and_then(Code::remedy));
-        }
-    }
-    true
-}
+pub(crate) const MISSING: &str = "no longer there";
 
 fn set_source(status: &mut NvmlStatus, up: bool, reason: &str, now: u64) {
     if status.up != up || status.reason != reason {
@@ -466,10 +430,8 @@ fn set_source(status: &mut NvmlStatus, up: bool, reason: &str, now: u64) {
     }
 }
 
-fn set_problem(status: &mut NvmlStatus, slot: u8, problem: Option<&str>, now: u64) {
-    if let Some(device) = status.devices.get_mut(usize::from(slot))
-        && device.problem.as_deref() != problem
-    {
+fn set_problem(device: &mut DeviceStatus, problem: Option<&str>, now: u64) {
+    if device.problem.as_deref() != problem {
         (device.problem, device.since_ns) = (problem.map(str::to_owned), now);
         (device.code, device.remedy) = (None, None);
     }

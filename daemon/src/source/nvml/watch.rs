@@ -18,7 +18,6 @@ use super::protocol::{Arguments, SECOND, launch, limit};
 use super::translate::Translator;
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
-use crate::nvml_status::NvmlStatus;
 use crate::os::{is_out_of_descriptors, lock};
 use crate::source::Batch;
 use crate::source::process::Processes;
@@ -32,56 +31,63 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
 /// Maximum number of unread bytes from the poller. A frame is shorter, so more bytes are invalid.
-const MOST_UNREAD: usize = 128 * 1024;
-/// First pause before a poller that has ended is replaced, and the maximum; doubled each time.
+const MAX_UNREAD: usize = 128 * 1024;
+/// First pause before a poller that has ended is replaced; doubled each time.
 const RESTART: Duration = Duration::from_secs(1);
-const RESTART_MOST: Duration = Duration::from_secs(30);
+/// Maximum of that pause.
+const MAX_RESTART: Duration = Duration::from_secs(30);
 /// Lifetime after which a poller counts as working, so that the next restart has the first pause.
-const LIVED: Duration = Duration::from_secs(60);
+const STABLE: Duration = Duration::from_secs(60);
 /// Maximum interval for reading the call state.
-const TICK_MOST: Duration = Duration::from_millis(200);
+const MAX_TICK: Duration = Duration::from_millis(200);
 /// Duration after which a call counts as stuck and the other GPUs get another poller; at most half of the call's timeout.
 const STALL: Duration = Duration::from_millis(400);
-/// Time without readings after which the source counts as down: while the poller is in a call, and while it is idle. An idle
-/// poller changes its call state every second.
+/// Time without readings after which the source counts as down while the poller is in a call.
 const DOWN: Duration = Duration::from_secs(1);
+/// The same while the poller is idle and changes its call state every second.
 const DOWN_IDLE: Duration = Duration::from_millis(2500);
 /// Age of the poller's records that shows that the daemon was stopped (ns). Normally the records are written within 50 ms.
 const STOPPED_NS: u64 = SECOND * 3 / 10;
-/// Pause for reading agents before such old records are translated, and minimum time between two pauses.
+/// Pause for reading agents before such old records are translated.
 const AGENTS_FIRST: Duration = Duration::from_millis(250);
+/// Minimum time between two such pauses.
 const AGENTS_AGAIN: Duration = Duration::from_secs(2);
 /// Maximum number of stuck pollers that are watched at one time.
-const MOST_STUCK: usize = 4;
+const MAX_STUCK: usize = 4;
 /// Period over which the share of time in list calls is computed (ns).
 const SHARE_WINDOW_NS: u64 = 10 * SECOND;
 
+/// Why the current poller is not read any more.
 #[derive(Debug)]
 enum End {
     /// All handles of the NVML source were dropped.
     Done,
+    /// The poller ended.
     Died,
+    /// The call timed out.
     Stuck(Call),
+    /// The poller wrote data that is not a frame.
     Malformed,
 }
 
-pub(crate) struct Watch {
-    pub settings: NvmlSettings,
-    pub processes: Processes,
-    pub out: mpsc::Sender<Batch>,
-    pub status: Arc<Mutex<NvmlStatus>>,
-    pub commands: mpsc::UnboundedReceiver<Command>,
+/// The task that supervises the poller.
+pub(super) struct Watch {
+    settings: NvmlSettings,
+    processes: Processes,
+    out: mpsc::Sender<Batch>,
+    commands: mpsc::UnboundedReceiver<Command>,
     stats: Arc<Stats>,
-    pub translator: Translator,
+    translator: Arc<Mutex<Translator>>,
     hung: HungDevices,
     /// Pollers whose current call is stuck but has not timed out.
     stuck: Vec<Stuck>,
     /// Poller that opens all GPUs again, to replace the current poller.
     next: Option<Poller>,
+    /// Whether a poller must be started that opens all GPUs again.
     needs_reopen: bool,
     /// When translating old records was last delayed for agents.
     agents_first: Option<Instant>,
@@ -91,27 +97,17 @@ pub(crate) struct Watch {
     share: VecDeque<(u64, u64)>,
 }
 
+/// A running poller.
 struct Poller {
     child: Child,
     stdin: ChildStdin,
     stdout: ChildStdout,
     call_state: CallState,
+    /// Bytes read from the poller and not yet translated.
     unread: Vec<u8>,
-    /// Call state as last read, and the number of ticks for which it has not changed.
-    seen: (u64, Call),
-    same: u32,
 }
 
 impl Poller {
-    /// Reads the call state. Returns for how long it has not changed. Counts ticks instead of time: while the daemon was
-    /// stopped, the poller may have been stopped too.
-    fn stalled_for(&mut self, tick: Duration) -> Duration {
-        let now = self.call_state.get();
-        self.same = if now == self.seen { self.same + 1 } else { 0 };
-        self.seen = now;
-        tick * self.same
-    }
-
     /// Sends command lines; a full pipe loses them. A poller that reads nothing is detected by its call state.
     async fn write(&mut self, lines: &str) {
         if !lines.is_empty() {
@@ -125,18 +121,17 @@ impl Watch {
         settings: NvmlSettings,
         processes: Processes,
         out: mpsc::Sender<Batch>,
-        status: Arc<Mutex<NvmlStatus>>,
         commands: mpsc::UnboundedReceiver<Command>,
         stats: Arc<Stats>,
+        translator: Arc<Mutex<Translator>>,
     ) -> Watch {
         Watch {
             settings,
             processes,
             out,
-            status,
             commands,
             stats,
-            translator: Translator::default(),
+            translator,
             hung: HungDevices::default(),
             stuck: Vec::new(),
             next: None,
@@ -147,18 +142,23 @@ impl Watch {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, NvmlStatus> {
-        lock(&self.status)
+    fn translator(&self) -> MutexGuard<'_, Translator> {
+        lock(&self.translator)
     }
 
-    pub(crate) async fn run(mut self) {
+    /// Runs pollers, one after another, until all handles of the source were dropped.
+    pub(super) async fn run(mut self) {
         let mut wait = RESTART;
         loop {
             let started = Instant::now();
             let end = match self.start() {
-                Ok(poller) => self.listen(poller).await,
+                Ok(poller) => self.read(poller).await,
                 Err(error) => {
-                    self.report_source(false, &format!("nvml: the poller cannot be started: {error}")).await;
+                    let reason = format!("nvml: the poller cannot be started: {error}");
+                    if self.translator().status.reason != reason {
+                        self.translator().report_source(false, &reason);
+                        self.send().await;
+                    }
                     // Running out of descriptors is not the driver's fault, and a retry is cheap.
                     if is_out_of_descriptors(&error) {
                         wait = RESTART;
@@ -166,8 +166,8 @@ impl Watch {
                     End::Died
                 }
             };
-            self.lock().poller_pid = None;
-            if started.elapsed() >= LIVED {
+            self.translator().status.poller_pid = None;
+            if started.elapsed() >= STABLE {
                 wait = RESTART;
             }
             let pause = match end {
@@ -178,55 +178,55 @@ impl Watch {
                 }
                 _ => {
                     let pause = wait;
-                    wait = (wait * 2).min(RESTART_MOST);
+                    wait = (wait * 2).min(MAX_RESTART);
                     pause
                 }
             };
             if !self.pause(pause).await {
                 return;
             }
-            self.lock().counters.restarts += 1;
+            self.translator().status.counters.restarts += 1;
         }
     }
 
     /// Waits before the next start of a poller. Returns false if the source has ended.
     async fn pause(&mut self, pause: Duration) -> bool {
-        let end = sleep(pause);
-        tokio::pin!(end);
+        let end = Instant::now() + pause;
         loop {
-            tokio::select! {
-                () = &mut end => return true,
-                command = self.commands.recv() => match command {
-                    None => return false,
-                    Some(command) => { self.note(&command); }
-                },
+            match timeout_at(end, self.commands.recv()).await {
+                Err(_) => return true,
+                Ok(None) => return false,
+                Ok(Some(command)) => drop(self.note(&command)),
             }
         }
     }
 
+    /// Starts a poller that becomes the current one.
     fn start(&mut self) -> std::io::Result<Poller> {
         let poller = self.launch()?;
-        self.lock().poller_pid = poller.child.id();
-        self.translator.begin_poller();
+        let mut translator = self.translator();
+        translator.status.poller_pid = poller.child.id();
+        translator.begin_poller();
+        drop(translator);
         Ok(poller)
     }
 
+    /// Starts a poller that skips hung devices.
     fn launch(&mut self) -> std::io::Result<Poller> {
         let now = now_ns();
         let left = |until: u64| until.saturating_sub(now).div_ceil(SECOND);
         let mut arguments = Arguments {
             settings: self.settings.clone(),
-            released_s: self.lock().released_until_ns.map_or(0, left),
+            released_s: self.translator().status.released_until_ns.map_or(0, left),
+            no_events: self.no_events || self.stuck.iter().any(|stuck| stuck.pending.is_none()),
             ..Arguments::default()
         };
-        arguments.no_events = self.no_events || self.stuck.iter().any(|stuck| stuck.pending.is_none());
         self.hung.add_skips(&mut arguments);
         let (mut child, call_state) = launch(arguments, Stdio::piped)?;
         let pipes = child.stdin.take().zip(child.stdout.take());
         let (stdin, stdout) = pipes.ok_or_else(|| std::io::Error::other("no pipes"))?;
         debug!(pid = child.id(), "nvml poller started");
-        let unread = Vec::with_capacity(16 * 1024);
-        Ok(Poller { child, stdin, stdout, call_state, unread, seen: (0, Call::Nothing), same: 0 })
+        Ok(Poller { child, stdin, stdout, call_state, unread: Vec::with_capacity(16 * 1024) })
     }
 
     /// Stores what a command means for future pollers. Returns the command line for the current poller.
@@ -236,7 +236,7 @@ impl Watch {
             self.abandon_stuck();
             self.next = None; // dropping kills it
         }
-        let mut status = self.lock();
+        let status = &mut self.translator().status;
         match command {
             Command::Hint(device) => format!("list {device}\n"),
             Command::Release(time) => {
@@ -251,8 +251,9 @@ impl Watch {
         }
     }
 
-    async fn listen(&mut self, mut poller: Poller) -> End {
-        let tick = (self.settings.call_timeout / 4).clamp(Duration::from_millis(10), TICK_MOST);
+    /// Reads a poller, and those that replace it, until the current one ends or hangs.
+    async fn read(&mut self, mut poller: Poller) -> End {
+        let tick = (self.settings.call_timeout / 4).clamp(Duration::from_millis(10), MAX_TICK);
         let mut ticks = interval(tick);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let end = loop {
@@ -266,9 +267,9 @@ impl Watch {
                     }
                 }
                 opened = read_next(&mut self.next) => {
-                    if let Some(mut next) = self.next.take().filter(|_| opened) {
-                        std::mem::swap(&mut poller, &mut next);
-                        self.replace(next, &poller).await;
+                    if let Some(next) = self.next.take().filter(|_| opened) {
+                        let previous = std::mem::replace(&mut poller, next);
+                        self.replace(previous, &poller).await;
                         if !self.take_unread(&mut poller).await {
                             break End::Malformed;
                         }
@@ -282,10 +283,11 @@ impl Watch {
                     poller.write(&line).await;
                 }
                 _ = ticks.tick() => {
-                    let stalled = poller.stalled_for(tick);
-                    self.note_stall(stalled, poller.seen.1);
-                    if stalled >= limit(poller.seen.1, &self.settings) {
-                        break End::Stuck(poller.seen.1);
+                    let stalled = poller.call_state.stalled_for(tick);
+                    let call = poller.call_state.call();
+                    self.note_stall(stalled, call);
+                    if stalled >= limit(call, &self.settings) {
+                        break End::Stuck(call);
                     }
                     if stalled >= stall_of(&self.settings) {
                         match self.substitute(poller).await {
@@ -296,18 +298,18 @@ impl Watch {
                     poller = self.check_stuck(poller, tick).await;
                     self.check_next(tick);
                     let Actions { lines, needs_reopen } =
-                        self.hung.tick(tick, &self.settings, &mut self.translator, &mut lock(&self.status));
+                        self.hung.tick(tick, &self.settings, &mut lock(&self.translator));
                     self.needs_reopen |= needs_reopen;
                     poller.write(&lines).await;
                     for stuck in &mut self.stuck {
                         stuck.poller.write(&lines).await;
                     }
-                    self.tick().await;
+                    self.update_counters();
+                    self.send().await; // records of what changed in this tick
                 }
             }
         };
-        let doing = poller.seen.1;
-        self.end_poller(poller, &end, doing).await;
+        self.end_poller(poller, &end).await;
         end
     }
 
@@ -321,37 +323,35 @@ impl Watch {
             self.agents_first = Some(Instant::now());
             sleep(AGENTS_FIRST).await;
         }
-        let Some(taken) = self.take(&poller.unread).await else { return false };
+        let Some(taken) = self.translate(&poller.unread).await else { return false };
         poller.unread.drain(..taken);
-        poller.unread.len() <= MOST_UNREAD
+        poller.unread.len() <= MAX_UNREAD
     }
 
     /// Stores in the status whether no GPU is read, because the current poller is stalled or skips all GPUs.
-    fn note_stall(&self, stalled: Duration, doing: Call) {
-        let most = if doing == Call::Nothing { DOWN_IDLE } else { DOWN };
-        let mut status = self.lock();
+    fn note_stall(&self, stalled: Duration, call: Call) {
+        let most = if call == Call::Nothing { DOWN_IDLE } else { DOWN };
+        let status = &mut self.translator().status;
         let since = now_ns().saturating_sub(stalled.as_nanos() as u64);
         let is_none_read = stalled >= most || self.hung.has_all(&status.devices);
         status.stalled_since_ns = is_none_read.then(|| *status.stalled_since_ns.get_or_insert(since));
     }
 
     /// Translates the poller's frames. Returns their length in bytes, or `None` if they are invalid.
-    async fn take(&mut self, bytes: &[u8]) -> Option<usize> {
+    async fn translate(&mut self, bytes: &[u8]) -> Option<usize> {
         self.processes.sweep();
-        let taken = {
-            let mut status = lock(&self.status);
-            let was_up = (status.up, status.reason.clone());
-            let was_released = status.released_until_ns.is_some();
-            let now = now_ns();
-            if status.released_until_ns.is_some_and(|until| until <= now) {
-                status.released_until_ns = None;
-            }
-            let taken = self.translator.translate(bytes, &self.processes, &mut status).ok();
-            if (status.up, &status.reason) != (was_up.0, &was_up.1) {
+        let (taken, timings) = {
+            let translator = &mut *lock(&self.translator);
+            let (was_up, reason) = (translator.status.up, translator.status.reason.clone());
+            let was_released = translator.status.released_until_ns.is_some();
+            translator.status.released_until_ns.take_if(|until| *until <= now_ns());
+            let taken = translator.translate(bytes, &self.processes).ok();
+            translator.status.counters.malformed += u64::from(taken.is_none());
+            let status = &translator.status;
+            if (status.up, &status.reason) != (was_up, &reason) {
                 if status.up {
                     info!(reason = %status.reason, "nvml is up");
-                    let hung = &self.hung;
-                    self.translator.mark_missing(&mut status, |device| hung.has(device));
+                    translator.mark_missing(|device| self.hung.has(device));
                 } else if status.released_until_ns.is_some() {
                     info!(reason = %status.reason, "nvml is closed for a while");
                     if !was_released {
@@ -361,59 +361,44 @@ impl Watch {
                     warn!(reason = %status.reason, "nvml is down");
                 }
             }
-            self.hung.revive(&mut self.translator, &mut status);
-            taken
+            self.hung.revive(translator);
+            (taken, std::mem::take(&mut translator.timings))
         };
-        for (timing, ns) in self.translator.timings.drain(..) {
+        for (timing, ns) in timings {
             self.stats.observe(timing, Duration::from_nanos(ns.into()));
         }
         self.send().await;
-        if taken.is_none() {
-            self.lock().counters.malformed += 1;
-        }
         taken
     }
 
-    async fn tick(&mut self) {
-        let totals = self.translator.all_totals();
-        let now = now_ns();
-        self.share.push_back((now, totals.list_ns));
-        while self.share.len() > 2 && self.share.get(1).is_some_and(|(time, _)| now - time >= SHARE_WINDOW_NS)
-        {
+    /// Updates the call totals in the status, and the share of time in list calls.
+    fn update_counters(&mut self) {
+        let (now, calls) = (now_ns(), self.translator().all_totals());
+        self.share.push_back((now, calls.list_ns));
+        while self.share.len() > 2 && now - self.share[1].0 >= SHARE_WINDOW_NS {
             self.share.pop_front();
         }
-        let share = self
-            .share
-            .front()
-            .filter(|(time, _)| *time < now)
-            .map(|&(time, list_ns)| totals.list_ns.saturating_sub(list_ns) as f64 / (now - time) as f64);
-        {
-            let counters = &mut self.lock().counters;
-            (counters.calls, counters.list_share) = (totals, share.unwrap_or(0.0));
-        }
-        self.send().await; // command lines that have been read by now
+        let share = self.share.front().filter(|(time, _)| *time < now).map_or(0.0, |&(time, list_ns)| {
+            calls.list_ns.saturating_sub(list_ns) as f64 / (now - time) as f64
+        });
+        let counters = &mut self.translator().status.counters;
+        (counters.calls, counters.list_share) = (calls, share);
     }
 
-    async fn send(&mut self) {
-        let frames = self.translator.take_frames(&self.processes);
+    /// Sends the translated frames to the ledger.
+    async fn send(&self) {
+        let frames = self.translator().take_frames(&self.processes);
         if !frames.is_empty() {
             // An error means that the daemon is about to end.
             let _ = self.out.send(Batch::of_host(frames)).await;
         }
     }
 
-    async fn report_source(&mut self, up: bool, reason: &str) {
-        if lock(&self.status).reason != reason {
-            self.translator.report_source(&mut lock(&self.status), up, reason);
-            self.send().await;
-        }
-    }
-
     /// Kills the poller without waiting long for its end. Ends its open readings, whose values are unknown now.
-    async fn end_poller(&mut self, mut poller: Poller, end: &End, doing: Call) {
+    async fn end_poller(&mut self, mut poller: Poller, end: &End) {
         if let End::Done = end {
             // A poller that still reads commands can shut NVML down properly.
-            let _ = timeout(Duration::from_millis(100), poller.stdin.write_all(b"quit\n")).await;
+            poller.write("quit\n").await;
             drop(poller.stdin);
             if timeout(Duration::from_millis(500), poller.child.wait()).await.is_ok() {
                 return;
@@ -421,35 +406,35 @@ impl Watch {
         }
         let _ = poller.child.start_kill();
         let exit = timeout(Duration::from_millis(500), poller.child.wait()).await;
-        let exit = exit.ok().and_then(Result::ok);
-        if let End::Done = end {
-            return;
-        }
-        // Find the call during which the poller ended.
-        let doing = if let End::Died = end { poller.call_state.get().1 } else { doing };
-        self.no_events |= matches!(end, End::Stuck(Call::Events));
-        self.lock().no_events = self.no_events;
-        let is_device = matches!(doing, Call::Device(_) | Call::Lists(_) | Call::Index(_));
-        let reason = match end {
-            End::Stuck(_) => "nvml: a call did not return; the poller was replaced",
-            End::Malformed => "nvml: the poller wrote invalid data and was replaced",
-            _ => "nvml: the poller ended and is being replaced",
-        };
-        warn!(?end, ?doing, left_behind = exit.is_none(), "nvml poller lost");
-        {
-            let mut status = lock(&self.status);
-            status.counters.hangs += u64::from(matches!(end, End::Stuck(_)));
-            if let Some(pending) = HungDevices::target(doing, &self.translator, &status) {
-                let code = if let End::Stuck(_) = end { Code::TIMEOUT } else { Code::UNKNOWN };
-                self.hung.avoid(pending, code, &self.settings, &mut self.translator, &mut status);
-            } else if !is_device {
-                self.translator.report_source(&mut status, false, reason);
+        // The code is used if the poller's end has a known call as its cause.
+        let (call, code, reason) = match end {
+            End::Done => return,
+            // Find the call during which the poller ended.
+            End::Died => {
+                let call = poller.call_state.read().1;
+                (call, Code::UNKNOWN, "nvml: the poller ended and is being replaced")
             }
-            let (devices, stuck) = (&status.devices, &self.stuck);
-            let is_stuck =
-                |index| stuck.iter().any(|stuck| stuck.pending.is_some_and(|of| of.index == index));
-            self.translator
-                .end_readings(|slot| devices.iter().any(|of| of.slot == slot && is_stuck(of.index)));
+            End::Malformed => {
+                let call = poller.call_state.call();
+                (call, Code::UNKNOWN, "nvml: the poller wrote invalid data and was replaced")
+            }
+            End::Stuck(call) => {
+                (*call, Code::TIMEOUT, "nvml: a call did not return; the poller was replaced")
+            }
+        };
+        warn!(?end, ?call, left_behind = !matches!(exit, Ok(Ok(_))), "nvml poller lost");
+        self.no_events |= matches!(end, End::Stuck(Call::Events));
+        {
+            let translator = &mut *lock(&self.translator);
+            translator.status.no_events = self.no_events;
+            translator.status.counters.hangs += u64::from(matches!(end, End::Stuck(_)));
+            if let Some(pending) = HungDevices::target(call, translator) {
+                self.hung.avoid(pending, code, &self.settings, translator);
+            } else if !matches!(call, Call::Device(_) | Call::Lists(_) | Call::Index(_)) {
+                translator.report_source(false, reason);
+            }
+            let stuck = self.stuck.iter().filter_map(|stuck| stuck.pending);
+            translator.end_readings(&stuck.map(|pending| pending.index).collect::<Vec<_>>());
         }
         self.send().await;
     }

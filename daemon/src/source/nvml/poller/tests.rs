@@ -61,10 +61,9 @@ fn arguments_are_read_as_they_were_written() {
     let arguments = Arguments {
         settings,
         call_state: Some(5),
-        skip: vec![(Uuid(name), 30)],
-        skip_lists: vec![(Uuid(name), 31)],
+        skip: vec![(Uuid(name), Skip::Lists)],
         probe: Some(Target::Name(Uuid(name))),
-        skip_index: vec![(3, 9)],
+        skip_index: vec![3],
         released_s: 4,
         no_events: true,
         totals: NvmlCalls { list_calls: 5, deferred: 7, ..NvmlCalls::default() },

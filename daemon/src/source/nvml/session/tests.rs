@@ -1,10 +1,11 @@
 use super::*;
-use crate::source::nvml::answer::{Happened, MemoryLimit};
+use crate::source::nvml::answer::{EventKind, MemoryLimit};
 use crate::source::nvml::library::Device;
 use gpumem_wire::Record;
 use gpumem_wire::frame::records;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Answers of a driver for one device.
 #[derive(Clone)]
@@ -114,16 +115,15 @@ impl Gpus for FakeGpus {
 struct Run {
     gpus: FakeGpus,
     session: Session,
-    totals: NvmlCalls,
     out: FrameWriter,
 }
 
 fn run(gpus: &FakeGpus) -> Run {
     let mut out = FrameWriter::new(Box::new(io::sink()), None);
-    let mut session = Session::begin(Box::new(gpus.clone()), &NvmlSettings::default(), &[], &mut out);
-    session.seen.iter_mut().for_each(|seen| seen.written = Some(None));
+    let mut session = Session::begin(Box::new(gpus.clone()), &NvmlSettings::default(), &[], false, &mut out);
+    session.devices.iter_mut().for_each(|device| device.written = Some(None));
     out.frames.clear();
-    Run { gpus: gpus.clone(), session, totals: NvmlCalls::default(), out }
+    Run { gpus: gpus.clone(), session, out }
 }
 
 impl Run {
@@ -131,7 +131,7 @@ impl Run {
     fn reading(&mut self, device: usize) -> Vec<String> {
         // Prevents a flush during the reading, so that all frames are here at the end.
         self.session.schedule.listed(device, 1, 1, 0, true);
-        self.session.reading(device, &mut self.totals, &mut self.out).expect("written");
+        self.session.read_device(device, &mut self.out).expect("written");
         said(&std::mem::take(&mut self.out.frames))
     }
     fn set(&self, device: usize, list: List, answer: Result<Vec<Charge>, Code>) {
@@ -181,7 +181,7 @@ fn a_reading_is_memory_lists_memory() {
             "end 1 0"
         ]
     );
-    assert_eq!((run.totals.memory_calls, run.totals.list_calls), (2, 3));
+    assert_eq!((run.out.totals.memory_calls, run.out.totals.list_calls), (2, 3));
 }
 
 #[test]
@@ -268,10 +268,10 @@ fn graphics_and_mps_lists_are_read_when_there_is_somebody_in_them() {
     assert_eq!(asked(&mut run), [List::Compute]);
     run.set(0, List::Graphics, Ok(vec![charge(10, 5)]));
     run.set(0, List::Mps, Err(Code::NOT_SUPPORTED));
-    run.session.seen[0].extras.iter_mut().for_each(|extra| extra.looked_ns = Some(0)); // long ago
+    run.session.devices[0].extras.iter_mut().for_each(|extra| extra.read_ns = Some(0)); // long ago
     assert_eq!(asked(&mut run), List::ALL);
     assert_eq!(asked(&mut run), [List::Compute, List::Graphics]);
-    run.session.seen[0].extras.iter_mut().for_each(|extra| extra.looked_ns = Some(0));
+    run.session.devices[0].extras.iter_mut().for_each(|extra| extra.read_ns = Some(0));
     assert_eq!(asked(&mut run), [List::Compute, List::Graphics], "not supported stays so");
     run.set(0, List::Graphics, Ok(Vec::new()));
     asked(&mut run);
@@ -296,24 +296,21 @@ fn a_driver_that_is_gone_ends_the_session() {
     let mut run = run(&gpus);
     for code in [Code::UNINITIALIZED, Code::DRIVER_NOT_LOADED, Code::LIB_RM_VERSION_MISMATCH] {
         run.set(0, List::Compute, Err(code));
-        let answer = run.session.reading(0, &mut run.totals, &mut run.out).expect("written");
+        let answer = run.session.read_device(0, &mut run.out).expect("written");
         assert_eq!(answer, Some(code));
     }
     run.set(0, List::Compute, Ok(Vec::new()));
     gpus.answers.borrow_mut()[0].memory = Err(Code::DRIVER_NOT_LOADED);
-    run.session.schedule.set_devices(1, 0);
-    assert_eq!(
-        run.session.turn(&mut run.totals, &mut run.out).expect("written"),
-        Next::Reopen(Some(Code::DRIVER_NOT_LOADED))
-    );
+    run.session.schedule = Schedule::new(&NvmlSettings::default(), 1, 0);
+    assert_eq!(run.session.act(&mut run.out).expect("written"), Next::Reopen(Some(Code::DRIVER_NOT_LOADED)));
 }
 
 #[test]
 fn how_a_device_is_is_said_after_its_first_reading() {
     let gpus = FakeGpus::new(1);
     let mut run = run(&gpus);
-    run.session.seen[0].written = None;
-    run.session.memory_turn(&mut run.totals, &mut run.out);
+    run.session.devices[0].written = None;
+    run.session.read_due_memory(&mut run.out);
     assert_eq!(said(&std::mem::take(&mut run.out.frames)), ["device 300 600 Some(100)"]);
     assert_eq!(run.reading(0).last().map(String::as_str), Some("source 0 true nvml: fine"));
     assert_eq!(run.reading(0).last().map(String::as_str), Some("end 2 0"));
@@ -323,11 +320,11 @@ fn how_a_device_is_is_said_after_its_first_reading() {
 fn devices_to_be_avoided_are_named_and_not_called() {
     let gpus = FakeGpus::new(2);
     let mut out = FrameWriter::new(Box::new(io::sink()), None);
-    let avoid = [(DeviceName::Gpu([0; 16]), now_ns() + 1_000_000_000_000)];
-    let mut session = Session::begin(Box::new(gpus.clone()), &NvmlSettings::default(), &avoid, &mut out);
+    let skips = [(Uuid(DeviceName::Gpu([0; 16])), Skip::All)];
+    let settings = NvmlSettings::default();
+    let mut session = Session::begin(Box::new(gpus.clone()), &settings, &skips, false, &mut out);
     assert_eq!(said(&std::mem::take(&mut out.frames)), ["gpu 0 model None", "gpu 1 model Some(1000)"]);
-    let mut totals = NvmlCalls::default();
-    while session.turn(&mut totals, &mut out).expect("written") == Next::Again {}
+    while session.act(&mut out).expect("written") == Next::Again {}
     assert!(gpus.calls.borrow().iter().all(|&(device, _)| device == 1));
     assert!(!gpus.calls.borrow().is_empty());
 }
@@ -340,7 +337,7 @@ fn accounted_peaks_are_said_as_they_grow_and_once_after_the_end() {
     run.set(0, List::Compute, Ok(vec![charge(10, 400), charge(11, 70), charge(13, 1)]));
     let peaks = |run: &mut Run| -> Vec<String> {
         run.session.schedule.listed(0, 1, 1, 0, true);
-        run.session.reading(0, &mut run.totals, &mut run.out).expect("written");
+        run.session.read_device(0, &mut run.out).expect("written");
         let frames = std::mem::take(&mut run.out.frames);
         let peak = |record: Record<'_>| match record.body {
             Body::AccountedPeak { peak_bytes, .. } => Some(format!("{} {peak_bytes}", record.stamp.thread)),
@@ -376,9 +373,9 @@ fn faults_are_those_of_the_instance_that_the_driver_names() {
     gpus.devices[2].index = 1;
     (gpus.devices[0].instance, gpus.devices[1].instance) = (Some((1, 0)), Some((2, 0)));
     let mut run = run(&gpus);
-    let xid = |number, instance| Event { kind: Happened::Xid(number), instance };
+    let xid = |number, instance| Event { kind: EventKind::Xid(number), instance };
     gpus.events.borrow_mut().extend([(0, xid(31, Some((2, 0)))), (0, xid(79, None)), (1, xid(13, None))]);
-    assert_eq!(run.session.events(5, &mut run.out), None);
+    assert_eq!(run.session.read_events(5, &mut run.out), None);
     let said: Vec<(u8, u64)> = records(&run.out.frames)
         .filter_map(|record| match record.expect("a frame").expect("a record") {
             Record { stamp, body: Body::DeviceFault { xid } } => Some((stamp.device, xid)),
@@ -386,10 +383,14 @@ fn faults_are_those_of_the_instance_that_the_driver_names() {
         })
         .collect();
     assert_eq!(said, [(1, 31), (0, 79), (1, 79), (2, 13)]);
-    gpus.events.borrow_mut().push((0, Event { kind: Happened::Partitioned, instance: None }));
-    assert_eq!(run.session.events(6, &mut run.out), Some(Next::Reopen(None)), "the devices are others now");
+    gpus.events.borrow_mut().push((0, Event { kind: EventKind::Partitioned, instance: None }));
+    assert_eq!(
+        run.session.read_events(6, &mut run.out),
+        Some(Next::Reopen(None)),
+        "the devices are others now"
+    );
     gpus.unbinding.set(Some(0x100));
-    assert_eq!(run.session.events(7, &mut run.out), Some(Next::Release(0x100)));
+    assert_eq!(run.session.read_events(7, &mut run.out), Some(Next::Release(0x100)));
 }
 
 #[test]
@@ -424,7 +425,7 @@ fn values_above_the_size_of_the_device_are_refused_and_named() {
         list,
     ];
     assert_eq!(run.reading(0), lines);
-    assert_eq!(run.totals.refused, 2);
+    assert_eq!(run.out.totals.refused, 2);
 
     run.set(0, List::Compute, Ok(good));
     let memory = run.gpus.answers.borrow()[0].memory;
@@ -445,7 +446,7 @@ fn accounted_peaks_above_the_size_of_the_device_are_refused_and_named() {
     run.set(0, List::Compute, Ok(vec![charge(10, 400), charge(11, 70), charge(12, 5)]));
     let peaks = |run: &mut Run| -> (Vec<(u32, u64)>, Vec<String>) {
         run.session.schedule.listed(0, 1, 1, 0, true);
-        run.session.reading(0, &mut run.totals, &mut run.out).expect("written");
+        run.session.read_device(0, &mut run.out).expect("written");
         let frames = std::mem::take(&mut run.out.frames);
         let peak = |record: Record<'_>| match record.body {
             Body::AccountedPeak { peak_bytes, .. } => Some((record.stamp.thread, peak_bytes)),
@@ -459,9 +460,9 @@ fn accounted_peaks_above_the_size_of_the_device_are_refused_and_named() {
     let named =
         "source 0 false nvml: accounted peaks: impossible values were refused (pid 11: 1001 of 1000 bytes)";
     assert_eq!(peaks(&mut run), (vec![(10, 500)], vec![named.to_owned()]));
-    assert_eq!(run.totals.refused, 2);
+    assert_eq!(run.out.totals.refused, 2);
     assert_eq!(peaks(&mut run), (Vec::new(), Vec::new()), "the problem has not changed");
-    assert_eq!(run.totals.refused, 4);
+    assert_eq!(run.out.totals.refused, 4);
 
     *gpus.accounted.borrow_mut() = Some(vec![(10, 500), (11, 1000), (12, 5)]);
     let fine = "source 0 true nvml: fine".to_owned();

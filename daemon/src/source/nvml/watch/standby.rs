@@ -5,7 +5,7 @@ use super::super::call_state::Call;
 use super::super::hung::{HungDevices, Pending};
 use super::super::protocol::limit;
 use super::super::translate::PollerState;
-use super::{MOST_STUCK, Poller, Watch};
+use super::{MAX_STUCK, Poller, Watch};
 use crate::os::lock;
 use gpumem_wire::frame::records;
 use gpumem_wire::{Body, NONE_DEVICE};
@@ -17,6 +17,7 @@ use tracing::warn;
 /// Poller whose current call has not returned, while another one (its substitute) reads the other GPUs.
 pub(super) struct Stuck {
     pub poller: Poller,
+    /// State of this poller in the translator, for continuing with it.
     pub state: PollerState,
     /// The stuck call and its GPU; `None` for a call that reads events.
     pub pending: Option<Pending>,
@@ -24,35 +25,35 @@ pub(super) struct Stuck {
 
 impl Watch {
     /// Handles a long call: starts another poller for the other GPUs and only watches this one. Returns the poller to read from
-    /// now on.
+    /// now on; `None` if it has ended and no other one can be started.
     pub(super) async fn substitute(&mut self, poller: Poller) -> Option<Poller> {
-        let doing = poller.seen.1;
-        let pending = HungDevices::target(doing, &self.translator, &self.lock());
-        let is_worth_it = {
-            let status = self.lock();
-            let is_fresh =
-                |index: u16| status.devices.iter().any(|of| of.index != index && of.problem.is_none());
-            let is_known = |index: u16| status.devices.iter().any(|of| of.index == index);
-            match (doing, pending) {
+        let call = poller.call_state.call();
+        let (pending, state) = {
+            let mut translator = lock(&self.translator);
+            let pending = HungDevices::target(call, &translator);
+            let devices = &translator.status.devices;
+            let has_other =
+                |gpu: u16| devices.iter().any(|device| device.index != gpu && device.problem.is_none());
+            let is_worth_it = match (call, pending) {
                 // Opening a GPU that is not known yet may take seconds, because the driver initializes it.
-                (Call::Index(index), _) => is_known(index) && is_fresh(index),
-                (_, Some(pending)) => is_fresh(pending.index),
+                (Call::Index(gpu), _) => devices.iter().any(|device| device.index == gpu) && has_other(gpu),
+                (_, Some(pending)) => has_other(pending.index),
                 (Call::Events, _) => true,
                 _ => false,
+            };
+            if !is_worth_it || !translator.status.up || self.stuck.len() >= MAX_STUCK {
+                return Some(poller);
             }
+            if let Some(pending) = pending {
+                self.hung.suspect(pending, &mut translator);
+            }
+            (pending, translator.begin_poller())
         };
-        if !is_worth_it || !self.lock().up || self.stuck.len() >= MOST_STUCK {
-            return Some(poller);
-        }
-        if let Some(pending) = pending {
-            self.hung.suspect(pending, &mut self.translator, &mut lock(&self.status));
-        }
         self.next = None;
-        let state = self.translator.begin_poller();
         self.stuck.push(Stuck { poller, state, pending });
         match self.launch() {
             Ok(substitute) => {
-                self.lock().poller_pid = substitute.child.id();
+                self.translator().status.poller_pid = substitute.child.id();
                 self.send().await;
                 Some(substitute)
             }
@@ -66,30 +67,28 @@ impl Watch {
     /// Checks whether stuck calls have returned or timed out. Returns the poller to read from now on.
     pub(super) async fn check_stuck(&mut self, mut poller: Poller, tick: Duration) -> Poller {
         let mut place = 0;
-        while let Some(stuck) = self.stuck.get_mut(place) {
-            let before = stuck.poller.seen;
-            let stalled = stuck.poller.stalled_for(tick);
-            let has_died = !matches!(stuck.poller.child.try_wait(), Ok(None));
-            let has_returned = stuck.poller.seen != before;
-            if !has_died && has_returned && self.stuck.len() == 1 {
+        while place < self.stuck.len() {
+            let is_only = self.stuck.len() == 1;
+            let stuck = &mut self.stuck[place].poller;
+            let stalled = stuck.call_state.stalled_for(tick);
+            let has_died = !matches!(stuck.child.try_wait(), Ok(None));
+            let has_returned = !has_died && stalled.is_zero();
+            if has_returned && is_only {
                 // The call was only slow: continue with the first poller, because only that has opened all GPUs.
                 if let Some(first) = self.return_to_stuck() {
-                    drop(std::mem::replace(&mut poller, first)); // dropping kills the substitute
+                    poller = first; // dropping the substitute kills it
                     self.send().await;
                 }
                 continue;
             }
-            if !has_died && !has_returned && stalled < limit(before.1, &self.settings) {
+            if !has_died && !has_returned && stalled < limit(stuck.call_state.call(), &self.settings) {
                 place += 1;
                 continue;
             }
             let Stuck { poller: stuck, pending, .. } = self.stuck.remove(place);
-            if has_returned && !has_died {
+            if has_returned {
                 // Do not return to this poller: others are stuck, and its next call may be for one of their GPUs.
-                if let Some(pending) = pending {
-                    self.hung.returned(pending, &mut self.translator, &mut lock(&self.status));
-                    self.needs_reopen = true;
-                }
+                self.end_pending(pending);
             } else {
                 warn!(?pending, has_died, left_behind = stuck.child.id(), "nvml poller lost");
                 self.give_up(pending, has_died);
@@ -100,54 +99,59 @@ impl Watch {
     }
 
     /// Handles a stuck call that has timed out, or whose poller has died.
-    pub(super) fn give_up(&mut self, pending: Option<Pending>, has_died: bool) {
-        let mut status = lock(&self.status);
-        status.counters.hangs += u64::from(!has_died);
-        status.counters.restarts += 1;
+    fn give_up(&mut self, pending: Option<Pending>, has_died: bool) {
+        let translator = &mut *lock(&self.translator);
+        translator.status.counters.hangs += u64::from(!has_died);
+        translator.status.counters.restarts += 1;
         let Some(pending) = pending else {
-            (self.no_events, status.no_events) = (true, true);
+            (self.no_events, translator.status.no_events) = (true, true);
             return;
         };
         let code = if has_died { Code::UNKNOWN } else { Code::TIMEOUT };
-        self.hung.avoid(pending, code, &self.settings, &mut self.translator, &mut status);
+        self.hung.avoid(pending, code, &self.settings, translator);
         // Start a new poller that has opened the device, because its memory can still be read; only its lists hang.
-        self.needs_reopen |= matches!(pending.doing, Call::Lists(_));
+        self.needs_reopen |= matches!(pending.call, Call::Lists(_));
+    }
+
+    /// Handles a stuck call that has returned while another poller is read. The next poller opens its GPU.
+    fn end_pending(&mut self, pending: Option<Pending>) {
+        if let Some(pending) = pending {
+            self.hung.returned(pending, &mut lock(&self.translator));
+            self.needs_reopen = true;
+        }
     }
 
     /// Returns to the poller that became stuck last, and removes it from the stuck ones.
-    pub(super) fn return_to_stuck(&mut self) -> Option<Poller> {
+    fn return_to_stuck(&mut self) -> Option<Poller> {
         let Stuck { poller, state, pending } = self.stuck.pop()?;
-        let mut status = lock(&self.status);
-        status.poller_pid = poller.child.id();
-        let index = pending.map(|pending| pending.index);
-        let devices = &status.devices;
-        self.translator
-            .end_readings(|slot| devices.iter().any(|of| of.slot == slot && Some(of.index) == index));
-        self.translator.resume_poller(state);
+        let translator = &mut *lock(&self.translator);
+        translator.status.poller_pid = poller.child.id();
+        translator.end_readings(pending.map(|pending| pending.index).as_slice());
+        translator.resume_poller(state);
         if let Some(pending) = pending {
-            self.hung.returned(pending, &mut self.translator, &mut status);
+            self.hung.returned(pending, translator);
         }
         Some(poller)
     }
 
     /// Kills the stuck pollers. The next poller opens their GPUs.
     pub(super) fn abandon_stuck(&mut self) {
-        for stuck in self.stuck.drain(..) {
-            if let Some(pending) = stuck.pending {
-                self.hung.returned(pending, &mut self.translator, &mut lock(&self.status));
-                self.needs_reopen = true;
-            }
+        for stuck in std::mem::take(&mut self.stuck) {
+            self.end_pending(stuck.pending);
         }
     }
 
     /// Starts the poller that opens GPUs again, if one is needed. Kills it if it is stuck.
     pub(super) fn check_next(&mut self, tick: Duration) {
         if let Some(next) = &mut self.next {
-            if next.stalled_for(tick) >= limit(next.seen.1, &self.settings) {
+            if next.call_state.stalled_for(tick) >= limit(next.call_state.call(), &self.settings) {
                 self.next = None;
                 self.hung.relapse();
             }
-        } else if self.needs_reopen && self.stuck.is_empty() && self.lock().released_until_ns.is_none() {
+        } else if self.needs_reopen
+            && self.stuck.is_empty()
+            && self.translator().status.released_until_ns.is_none()
+        {
             self.needs_reopen = false;
             self.next = self.launch().ok();
             if self.next.is_none() {
@@ -158,9 +162,12 @@ impl Watch {
 
     /// Replaces the previous poller by `poller`, which has opened all GPUs.
     pub(super) async fn replace(&mut self, mut previous: Poller, poller: &Poller) {
-        self.translator.begin_poller();
-        self.translator.end_readings(|_| false);
-        self.lock().poller_pid = poller.child.id();
+        {
+            let mut translator = self.translator();
+            translator.begin_poller();
+            translator.end_readings(&[]);
+            translator.status.poller_pid = poller.child.id();
+        }
         self.send().await;
         previous.write("quit\n").await;
         // The previous poller shuts NVML down, or is killed after this time.
