@@ -2,11 +2,9 @@
 //! report of the process that the kernel names, in pieces, and closes the connection. It counts as a connection without a hello,
 //! so one user's requests leave three quarters of the slots to others. Each user's requests are also rate-limited.
 
-use super::{Agents, Refusal};
-use crate::clock;
-use crate::source::frame_of;
+use super::{Agents, Refusal, frame_now};
 use gpumem_ledger::ProcessKey;
-use gpumem_wire::{AskKind, Body, Stamp};
+use gpumem_wire::{AskKind, Body};
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
@@ -19,6 +17,7 @@ const CATCH_UP: Duration = Duration::from_millis(500);
 /// Time limit for rendering the answer and for the client to read it.
 const LONGEST: Duration = Duration::from_secs(20);
 
+/// Why a request is not answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unanswered {
     /// Error number of Linux, for example ENOENT or EINVAL.
@@ -30,6 +29,7 @@ pub(crate) type Answer = Pin<Box<dyn Future<Output = Result<String, Unanswered>>
 /// Renders the report about a process for the user with this uid, within the user's rate limit. The text has the options.
 pub(crate) type Answerer = Box<dyn Fn(ProcessKey, u32, AskKind, String) -> Answer + Send + Sync>;
 
+/// Returns the value of a key in the options of a request, which are `key=value` lines.
 pub(crate) fn option<'a>(options: &'a str, key: &str) -> Option<&'a str> {
     options
         .lines()
@@ -38,10 +38,13 @@ pub(crate) fn option<'a>(options: &'a str, key: &str) -> Option<&'a str> {
         .map(|(_, value)| value)
 }
 
+/// A program's request for the report about itself.
 #[derive(Debug)]
 pub(super) struct Question {
+    /// Process that requests the report.
     pub key: ProcessKey,
     pub uid: u32,
+    /// Which report it requests.
     pub what: AskKind,
     pub options: String,
 }
@@ -52,29 +55,25 @@ impl Agents {
         let answering = async {
             let seq = option(&question.options, "seq").and_then(|seq| seq.parse().ok());
             if let Some(seq) = seq {
-                let _ = tokio::time::timeout(CATCH_UP, self.heard_up_to(question.key, seq)).await;
+                let _ = tokio::time::timeout(CATCH_UP, self.wait_for_records(question.key, seq)).await;
             }
-            let answer = self.rendered(question).await;
-            tell(stream, &answer).await
+            let answer = match self.answerer.get() {
+                Some(answerer) => answerer(question.key, question.uid, question.what, question.options).await,
+                None => Err(Unanswered { errno: 38, text: "this daemon answers no questions".into() }),
+            };
+            send(stream, &answer).await
         };
         match tokio::time::timeout(LONGEST, answering).await {
-            Ok(told) => told.map_err(Refusal::System),
+            Ok(sent) => sent.map_err(Refusal::System),
             Err(_) => Err(Refusal::Silent(LONGEST)),
         }
     }
 
-    async fn rendered(&self, question: Question) -> Result<String, Unanswered> {
-        match self.answerer.get() {
-            Some(answerer) => answerer(question.key, question.uid, question.what, question.options).await,
-            None => Err(Unanswered { errno: 38, text: "this daemon answers no questions".into() }),
-        }
-    }
-
     /// Waits until the ledger has the process's records up to `seq`.
-    async fn heard_up_to(&self, key: ProcessKey, seq: u64) {
+    async fn wait_for_records(&self, key: ProcessKey, seq: u64) {
         let mut pause = Duration::from_millis(1);
-        // `heard` is `None` for an agent that is not connected; it has no records to wait for.
-        while self.heard(key).is_some_and(|heard| heard < seq)
+        // `last_seq` is `None` for an agent that is not connected; it has no records to wait for.
+        while self.last_seq(key).is_some_and(|last| last < seq)
             || self.inbox.capacity() < self.inbox.max_capacity()
         {
             tokio::time::sleep(pause).await;
@@ -83,17 +82,15 @@ impl Agents {
     }
 }
 
-async fn tell(stream: &UnixStream, answer: &Result<String, Unanswered>) -> std::io::Result<()> {
-    let (result, text) = match answer {
+/// Sends an answer in pieces of at most [`PIECE`] bytes.
+async fn send(stream: &UnixStream, answer: &Result<String, Unanswered>) -> std::io::Result<()> {
+    let (result, mut rest) = match answer {
         Ok(text) => (0, text.as_bytes()),
         Err(why) => (why.errno, why.text.as_bytes()),
     };
-    let pieces = text.len().div_ceil(PIECE).max(1);
-    for piece in 0..pieces {
-        let text = &text[piece * PIECE..text.len().min((piece + 1) * PIECE)];
-        let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
-        let body = Body::Answer { result, last: piece + 1 == pieces, text };
-        let packet = frame_of(stamp, body);
+    loop {
+        let (text, after) = rest.split_at(rest.len().min(PIECE));
+        let packet = frame_now(Body::Answer { result, last: after.is_empty(), text });
         loop {
             stream.writable().await?;
             match stream.try_write(&packet) {
@@ -104,6 +101,9 @@ async fn tell(stream: &UnixStream, answer: &Result<String, Unanswered>) -> std::
                 }
             }
         }
+        if after.is_empty() {
+            return Ok(());
+        }
+        rest = after;
     }
-    Ok(())
 }

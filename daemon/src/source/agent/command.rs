@@ -3,7 +3,7 @@
 use super::Agents;
 use crate::os::lock;
 use gpumem_ledger::ProcessKey;
-use gpumem_wire::{Body, Record, frame};
+use gpumem_wire::{Body, frame};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -24,6 +24,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// Returns the record that the agent receives.
     pub(super) fn body(&self) -> Body<'_> {
         match self {
             Command::Start(path) => Body::RecordControl { on: true, path },
@@ -48,96 +49,93 @@ pub(crate) enum CommandError {
 /// Path of the file that the agent wrote (empty if none), or why the command failed.
 pub(crate) type CommandResult = Result<String, CommandError>;
 
-pub(super) type PendingCommand = (Command, oneshot::Sender<CommandResult>);
+/// A command that is to be sent, and the channel for its result.
+pub(super) type QueuedCommand = (Command, oneshot::Sender<CommandResult>);
 
 /// Handle with which the daemon reaches the connection of an agent.
 #[derive(Debug)]
 pub(super) struct AgentHandle {
-    errands: mpsc::Sender<PendingCommand>,
+    commands: mpsc::Sender<QueuedCommand>,
     /// Channel for the process's newer connections. Each waits until this connection has ended or its socket is empty.
     successors: mpsc::Sender<oneshot::Sender<()>>,
     /// Sequence number of the agent's last record that was handed to the ledger.
-    heard: Arc<AtomicU64>,
+    last_seq: Arc<AtomicU64>,
 }
 
 /// Receiving ends of an [`AgentHandle`], held by the connection.
 #[derive(Debug)]
 pub(super) struct CommandInbox {
-    pub errands: mpsc::Receiver<PendingCommand>,
+    pub commands: mpsc::Receiver<QueuedCommand>,
     pub successors: mpsc::Receiver<oneshot::Sender<()>>,
-    pub heard: Arc<AtomicU64>,
-    /// The last command sent, if its result has not arrived: its kind, and the channel for the result.
-    pub waiting: Option<(u8, oneshot::Sender<CommandResult>)>,
+    pub last_seq: Arc<AtomicU64>,
+    /// The last command sent, if its result has not arrived: its record kind, and the channel for the result.
+    pub pending: Option<(u8, oneshot::Sender<CommandResult>)>,
 }
 
 impl CommandInbox {
-    /// Searches the agent's frames for the result of the pending command.
-    pub(crate) fn listen(&mut self, frames: &[u8]) {
-        if self.waiting.is_none() {
+    /// Searches the agent's frames for the result of the pending command, and passes the result on.
+    pub(crate) fn find_result(&mut self, frames: &[u8]) {
+        if self.pending.is_none() {
             return;
         }
         for record in frame::records(frames).filter_map(|record| record.ok()?.ok()) {
-            self.hear(&record);
+            let Body::Done { result, command, told } = record.body else { continue };
+            let Some((_, requester)) = self.pending.take_if(|(kind, _)| *kind == command) else { continue };
+            // An error of `send` means that the requester has disconnected.
+            let _ = requester.send(match result {
+                0 => Ok(told.to_owned()),
+                _ if told.is_empty() => Err(CommandError::Failed(format!("error {result}"))),
+                _ => Err(CommandError::Failed(told.to_owned())),
+            });
         }
-    }
-
-    fn hear(&mut self, record: &Record<'_>) {
-        let Body::Done { result, command, told } = record.body else { return };
-        let Some((_, tell)) = self.waiting.take_if(|(kind, _)| *kind == command) else { return };
-        let told = match result {
-            0 => Ok(told.to_owned()),
-            _ if told.is_empty() => Err(CommandError::Failed(format!("error {result}"))),
-            _ => Err(CommandError::Failed(told.to_owned())),
-        };
-        // An error means that the requester has disconnected.
-        let _ = tell.send(told);
     }
 }
 
 impl Agents {
+    /// Lets an agent execute a command, and returns its result.
     pub(crate) async fn command(&self, key: ProcessKey, command: Command) -> CommandResult {
-        let errands = lock(&self.handles).get(&key).map(|speaker| speaker.errands.clone());
-        let (tell, told) = oneshot::channel();
-        let sent = errands.ok_or(CommandError::NoAgent)?.try_send((command, tell));
+        let commands = lock(&self.handles).get(&key).map(|handle| handle.commands.clone());
+        let (requester, result) = oneshot::channel();
+        let sent = commands.ok_or(CommandError::NoAgent)?.try_send((command, requester));
         sent.map_err(|_| CommandError::Silent)?;
-        match tokio::time::timeout(PATIENCE, told).await {
-            Ok(Ok(told)) => told,
+        match tokio::time::timeout(PATIENCE, result).await {
+            Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(CommandError::NoAgent),
             Err(_) => Err(CommandError::Silent),
         }
     }
 
     /// Returns the sequence number of the agent's last record handed to the ledger; `None` if the agent is not connected.
-    pub(super) fn heard(&self, key: ProcessKey) -> Option<u64> {
-        lock(&self.handles).get(&key).map(|speaker| speaker.heard.load(Ordering::Relaxed))
+    pub(super) fn last_seq(&self, key: ProcessKey) -> Option<u64> {
+        lock(&self.handles).get(&key).map(|handle| handle.last_seq.load(Ordering::Relaxed))
     }
 
+    /// Makes the connection of an agent reachable.
     pub(super) fn register(&self, key: ProcessKey) -> CommandInbox {
-        let (errands, inbox) = mpsc::channel(4);
-        let (successors, queue) = mpsc::channel(1);
-        let heard = Arc::new(AtomicU64::new(0));
-        let speaker = AgentHandle { errands, successors, heard: Arc::clone(&heard) };
-        lock(&self.handles).insert(key, speaker);
-        CommandInbox { errands: inbox, successors: queue, heard, waiting: None }
+        let ((commands, inbox), (successors, queue)) = (mpsc::channel(4), mpsc::channel(1));
+        let last_seq = Arc::new(AtomicU64::new(0));
+        let handle = AgentHandle { commands, successors, last_seq: Arc::clone(&last_seq) };
+        lock(&self.handles).insert(key, handle);
+        CommandInbox { commands: inbox, successors: queue, last_seq, pending: None }
     }
 
     /// Waits until all packets of the process's earlier connection have been handed over. A process that has replaced its
     /// program (exec) has closed that connection. Its records must not be counted for the new program.
     pub(super) async fn wait_for_predecessor(&self, key: ProcessKey) {
-        let earlier = lock(&self.handles).get(&key).map(|speaker| speaker.successors.clone());
-        let (tell, told) = oneshot::channel();
+        let earlier = lock(&self.handles).get(&key).map(|handle| handle.successors.clone());
+        let (successor, empty) = oneshot::channel();
         if let Some(earlier) = earlier
-            && earlier.send(tell).await.is_ok()
+            && earlier.send(successor).await.is_ok()
         {
             // An error means that the earlier connection has ended; a message means that its socket is empty.
-            let _ = told.await;
+            let _ = empty.await;
         }
     }
 
     /// Removes the agent's handle, unless a newer connection of its process has replaced it.
-    pub(super) fn forget(&self, key: ProcessKey, heard: &Arc<AtomicU64>) {
+    pub(super) fn forget(&self, key: ProcessKey, last_seq: &Arc<AtomicU64>) {
         let mut handles = lock(&self.handles);
-        if handles.get(&key).is_some_and(|speaker| Arc::ptr_eq(&speaker.heard, heard)) {
+        if handles.get(&key).is_some_and(|handle| Arc::ptr_eq(&handle.last_seq, last_seq)) {
             handles.remove(&key);
         }
     }

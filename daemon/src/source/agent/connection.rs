@@ -1,16 +1,16 @@
 //! Connection of one agent, from its hello to its end.
 
-use super::Agents;
 use super::ask::{Question, option};
-use super::command::{CommandInbox, PendingCommand};
-use super::connection_order::{self, is_empty};
-use super::frames::{self, Fault, Seen, Stream};
+use super::command::{CommandInbox, QueuedCommand};
+use super::connection_order::{ConnectionPlace, is_empty};
+use super::frames::{self, Fault, PacketCounts, Stream};
 use super::inherited_connections::{self, InheritedConnection};
 use super::memory::{self, Memory};
 use super::packet::Packet;
 use super::peer::{Caller, Peer};
-use super::post_mortem::{self, Rest};
+use super::post_mortem::{self, UnsentRecords};
 use super::reasons::{End, Refusal};
+use super::{Agents, frame_now};
 use crate::clock;
 use crate::limits::agent_slots::{self, AgentSlot, Patience};
 use crate::limits::rate_limit::RateLimit;
@@ -26,28 +26,26 @@ use std::sync::atomic::Ordering;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
-/// Position among the connections of a process, held until this connection is accepted.
-type Standing = connection_order::ConnectionPlace;
-
 /// Maximum number of packets read from one connection before others are served.
 const PACKETS_PER_TURN: usize = 8;
 
+/// Serves a new connection until it ends.
 pub(crate) async fn serve(
     agents: Arc<Agents>,
     stream: Arc<UnixStream>,
     caller: Caller,
-    (slot, place): (AgentSlot, Standing),
+    (slot, place): (AgentSlot, ConnectionPlace),
 ) {
     let uid = caller.uid();
     match welcome(&agents, &stream, caller, (slot, place)).await {
-        Ok(Guest::Agent(connection)) => connection.run(&stream).await,
-        Ok(Guest::Answered) => agents.stats.add(Count::Asked, 1),
+        Ok(Welcomed::Agent(connection)) => connection.run(&stream).await,
+        Ok(Welcomed::Answered) => agents.stats.add(Count::Asked, 1),
         Err(refusal) => agents.refuse(&stream, uid, &refusal),
     }
 }
 
 /// Resumes a connection that an earlier daemon had accepted and the service manager has kept.
-pub(crate) async fn resume(agents: Arc<Agents>, kept: InheritedConnection, place: Standing) {
+pub(crate) async fn resume(agents: Arc<Agents>, kept: InheritedConnection, place: ConnectionPlace) {
     let (name, pid) = (kept.name.clone(), kept.key.pid);
     match inherit(&agents, kept, place).await {
         Ok((connection, stream)) => connection.run(&stream).await,
@@ -59,10 +57,11 @@ pub(crate) async fn resume(agents: Arc<Agents>, kept: InheritedConnection, place
     }
 }
 
+/// Accepts a connection that an earlier daemon had accepted.
 async fn inherit(
     agents: &Arc<Agents>,
     kept: InheritedConnection,
-    place: Standing,
+    place: ConnectionPlace,
 ) -> Result<(Box<Connection>, UnixStream), Refusal> {
     let stream = std::os::unix::net::UnixStream::from(kept.socket);
     stream.set_nonblocking(true)?;
@@ -84,38 +83,44 @@ async fn inherit(
     Ok((Box::new(connection), stream))
 }
 
-enum Guest {
+/// Result of a new connection's first packet.
+enum Welcomed {
     Agent(Box<Connection>),
     /// A program that requested a report about itself. The report was sent.
     Answered,
 }
 
+/// Connection of an agent whose hello was accepted.
 struct Connection {
     agents: Arc<Agents>,
     peer: Peer,
+    /// The agent's shared memory; `None` while or after its records are read.
     memory: Option<Memory>,
+    /// Checks the agent's packets.
     stream: Stream,
+    /// Number of the agent's last resync (the agent resends its whole state).
     epoch: u64,
     rate_limit: RateLimit,
     /// Whether the process table has the process and will report its end.
     watched: bool,
-    ear: CommandInbox,
+    inbox: CommandInbox,
     /// Name under which the service manager keeps this connection for the next daemon.
     kept: Option<String>,
     slot: AgentSlot,
 }
 
+/// Reads the first packet: accepts an agent, or answers a request for a report.
 async fn welcome(
     agents: &Arc<Agents>,
     stream: &Arc<UnixStream>,
     caller: Caller,
-    (slot, place): (AgentSlot, Standing),
-) -> Result<Guest, Refusal> {
+    (slot, place): (AgentSlot, ConnectionPlace),
+) -> Result<Welcomed, Refusal> {
     let limits = agents.limits();
     let first = async {
         loop {
             stream.readable().await?;
-            place.speaks();
+            place.mark_active();
             match agents.receive(stream) {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                     place.mark_idle(stream);
@@ -145,7 +150,7 @@ async fn welcome(
         let question = Question { key: peer.key, uid: peer.uid, what, options: options.to_owned() };
         drop(place); // later connections need not wait for the answer
         // The connection keeps its slot among those without a hello.
-        return agents.answer(stream, question).await.map(|()| Guest::Answered);
+        return agents.answer(stream, question).await.map(|()| Welcomed::Answered);
     }
     let Body::Hello { start_ticks, versions, capabilities, instance, claims } = hello.body else {
         return Err(Refusal::NoHello(String::new()));
@@ -171,25 +176,15 @@ async fn welcome(
 
     let mut connection = Connection::begin(agents, peer, memory, &hello, (slot, place)).await?;
     if !after.is_empty() {
-        let after = after.to_vec();
-        let taken = connection.take(after).await;
-        if let Err(end) = taken {
+        let queue_slot = connection.slot.queue().slot().await;
+        if let Err(end) = connection.take(after.to_vec(), queue_slot).await {
             connection.end(stream, end).await;
             return Err(Refusal::Over); // already logged
         }
     }
     connection.greet(stream);
     connection.store_with_systemd(stream, &hello).await;
-    Ok(Guest::Agent(Box::new(connection)))
-}
-
-enum Ready {
-    Over,
-    Socket,
-    Gone,
-    Resync,
-    PendingCommand(PendingCommand),
-    Successor(oneshot::Sender<()>),
+    Ok(Welcomed::Agent(Box::new(connection)))
 }
 
 impl Connection {
@@ -199,16 +194,22 @@ impl Connection {
         peer: Peer,
         memory: Memory,
         hello: &Record<'_>,
-        (mut slot, place): (AgentSlot, Standing),
+        (mut slot, place): (AgentSlot, ConnectionPlace),
     ) -> Result<Self, Refusal> {
         slot.welcomed();
         place.reached().await;
         agents.wait_for_predecessor(peer.key).await;
         let epoch = agents.next_epoch();
+        let Body::Hello { start_ticks, versions, capabilities, instance, claims } = hello.body else {
+            return Err(Refusal::NoHello(String::new()));
+        };
+        let (claims, program) = frames::split_program(claims);
+        let hello_body = Body::Hello { start_ticks, versions, capabilities, instance, claims: &claims };
+        let Peer { key, uid, rebase_ns, had_ended } = peer;
         let mut connection = Connection {
-            ear: agents.register(peer.key),
+            inbox: agents.register(key),
             agents: Arc::clone(agents),
-            stream: Stream::rebased(peer.rebase_ns),
+            stream: Stream::new(rebase_ns),
             memory: Some(memory),
             epoch,
             rate_limit: RateLimit::new(agents.limits().bytes_per_s),
@@ -217,47 +218,30 @@ impl Connection {
             kept: None,
             slot,
         };
-        let Body::Hello { claims, .. } = hello.body else { return Err(Refusal::NoHello(String::new())) };
-        let (claims, program) = frames::split_program(claims);
-        let hello_body = match hello.body {
-            Body::Hello { start_ticks, versions, capabilities, instance, .. } => {
-                Body::Hello { start_ticks, versions, capabilities, instance, claims: &claims }
-            }
-            other => other,
-        };
         // Stamp the records with the pid that the kernel names.
-        let stamp = Stamp { thread: connection.peer.key.pid, time_ns: clock::now_ns(), ..hello.stamp };
-        let up = Body::Source { up: true, reason: "agent" };
-        let frames = |body| frame_of(Stamp { seq: 0, ..stamp }, body);
+        let stamp = Stamp { thread: key.pid, time_ns: clock::now_ns(), seq: 0, ..hello.stamp };
+        let up = frame_of(stamp, Body::Source { up: true, reason: "agent" });
         // Send this before the facts, because facts of a closed process are refused. A process list may have named the process,
         // whose run was then closed before this hello was read.
-        connection.hand(frames(up)).await.map_err(|()| Refusal::Over)?;
+        connection.hand(up).await.map_err(|()| Refusal::Over)?;
         // From now on the process table reports the end of the process. If it has ended already, this connection reports that.
-        let key = connection.peer.key;
-        let is_known = agents.processes.identify(key.pid) == Some(key);
-        connection.watched = is_known && agents.processes.facts(key).is_some();
+        let processes = &agents.processes;
+        connection.watched = processes.identify(key.pid) == Some(key) && processes.facts(key).is_some();
         let mut facts = Vec::new();
-        agents.processes.take_facts(clock::now_ns(), &mut facts);
+        processes.take_facts(clock::now_ns(), &mut facts);
         if !connection.watched {
-            agents.processes.last_facts(key, clock::now_ns(), &mut facts);
+            processes.last_facts(key, clock::now_ns(), &mut facts);
         }
-        if connection.peer.had_ended && facts.is_empty() {
-            let uid = connection.peer.uid;
-            agents.processes.claimed_facts(
-                key,
-                uid,
-                program.unwrap_or_default(),
-                clock::now_ns(),
-                &mut facts,
-            );
+        if had_ended && facts.is_empty() {
+            processes.claimed_facts(key, uid, program.unwrap_or_default(), clock::now_ns(), &mut facts);
         }
         if !facts.is_empty() {
             agents.hand(Batch::of_host(facts)).await.map_err(|()| Refusal::Over)?;
         }
-        connection.hand(frames(hello_body)).await.map_err(|()| Refusal::Over)?;
+        connection.hand(frame_of(stamp, hello_body)).await.map_err(|()| Refusal::Over)?;
         agents.stats.add(Count::Welcomed, 1);
-        if agents.log_rate_limit.allows(connection.peer.uid) {
-            tracing::info!(pid = key.pid, uid = connection.peer.uid, epoch, "agent connected");
+        if agents.log_rate_limit.allows(uid) {
+            tracing::info!(pid = key.pid, uid, epoch, "agent connected");
         }
         Ok(connection)
     }
@@ -273,7 +257,7 @@ impl Connection {
                 break;
             }
             // Stop reading names at invalid bytes; the records themselves may still be valid.
-            let Ok(frames) = self.check(frames) else { break };
+            let Ok((frames, _)) = self.check(frames) else { break };
             self.hand(frames).await.map_err(|()| Refusal::Over)?;
         }
         self.memory = Some(memory);
@@ -282,7 +266,10 @@ impl Connection {
 
     /// Asks the service manager, if there is one, to keep the connection while no daemon runs.
     async fn store_with_systemd(&mut self, stream: &UnixStream, hello: &Record<'_>) {
-        let Some(memory) = self.memory.as_ref().filter(|_| self.agents.are_kept()) else { return };
+        let Some(memory) = self.memory.as_ref().filter(|_| self.agents.are_kept.load(Ordering::Relaxed))
+        else {
+            return;
+        };
         let frame = frame_of(hello.stamp, hello.body);
         match inherited_connections::keep(stream, memory, self.peer.key, &frame).await {
             Ok(name) => self.kept = name,
@@ -290,18 +277,19 @@ impl Connection {
         }
     }
 
+    /// Answers a hello, and asks the agent to send its whole state.
     fn greet(&self, stream: &UnixStream) {
         let epoch = self.epoch;
-        let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
         let versions = u64::from(MAJOR) << 16 | u64::from(MINOR);
         let bodies = [Body::Welcome { epoch, versions, capabilities: 0 }, Body::ResyncRequest { epoch }];
-        let reply = bodies.map(|body| frame_of(stamp, body)).concat();
+        let reply = bodies.map(frame_now).concat();
         // The first bytes in an empty socket always fit. If the peer has closed, the next read reports it. Do not send through
         // tokio, which does not know yet that an inherited connection is writable.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let _ = rustix::net::send(stream, &reply, flags);
     }
 
+    /// Serves the connection until it ends.
     async fn run(mut self: Box<Self>, stream: &UnixStream) {
         let mut resyncs = self.agents.resyncs.subscribe();
         let mut over = self.agents.over.subscribe();
@@ -309,40 +297,29 @@ impl Connection {
         let mut successors = Vec::new();
         let end = loop {
             if !successors.is_empty() && is_empty(stream) {
-                for tell in successors.drain(..) {
-                    let _: Result<(), ()> = oneshot::Sender::send(tell, ());
+                for successor in successors.drain(..) {
+                    let _: Result<(), ()> = oneshot::Sender::send(successor, ());
                 }
             }
-            let ready = tokio::select! {
+            tokio::select! {
                 biased;
-                _ = over.wait_for(|over| *over) => Ok(Ready::Over),
-                ready = stream.readable() => ready.map(|()| Ready::Socket),
-                _ = &mut gone => Ok(Ready::Gone),
-                Ok(()) = resyncs.changed() => Ok(Ready::Resync),
-                Some(errand) = self.ear.errands.recv() => Ok(Ready::PendingCommand(errand)),
-                Some(tell) = self.ear.successors.recv() => Ok(Ready::Successor(tell)),
-            };
-            match ready {
                 // Leave unread packets in the socket for the next daemon.
-                Ok(Ready::Over) => break End::Over,
-                Ok(Ready::Socket) => {
-                    if let Err(end) = self.turn(stream, PACKETS_PER_TURN).await {
+                () = async { drop(over.wait_for(|over| *over).await) } => break End::Over,
+                ready = stream.readable() => {
+                    if let Err(error) = ready {
+                        break End::System(error);
+                    }
+                    if let Err(end) = self.read_packets(stream, PACKETS_PER_TURN).await {
                         break end;
                     }
                     tokio::task::yield_now().await;
                 }
-                Ok(Ready::Resync) => self.ask_again(stream),
-                Ok(Ready::PendingCommand(errand)) => self.command(stream, errand),
-                Ok(Ready::Successor(tell)) => successors.push(tell),
                 // The process has ended, so all its packets are in the socket. Do not wait for the end of the connection:
                 // children may hold it open.
-                Ok(Ready::Gone) => {
-                    break match self.turn(stream, usize::MAX).await {
-                        Err(end) => end,
-                        Ok(()) => End::Gone,
-                    };
-                }
-                Err(error) => break End::System(error),
+                _ = &mut gone => break self.read_packets(stream, usize::MAX).await.err().unwrap_or(End::Gone),
+                Ok(()) = resyncs.changed() => self.request_resync(stream),
+                Some(command) = self.inbox.commands.recv() => self.command(stream, command),
+                Some(successor) = self.inbox.successors.recv() => successors.push(successor),
             }
         };
         self.end(stream, end).await;
@@ -350,24 +327,23 @@ impl Connection {
     }
 
     /// Asks the agent to resend its whole state.
-    fn ask_again(&mut self, stream: &UnixStream) {
+    fn request_resync(&mut self, stream: &UnixStream) {
         self.epoch = self.agents.next_epoch();
-        let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
         // Try only once: a peer that does not read its socket must not block the daemon.
-        let _ = stream.try_write(&frame_of(stamp, Body::ResyncRequest { epoch: self.epoch }));
+        let _ = stream.try_write(&frame_now(Body::ResyncRequest { epoch: self.epoch }));
     }
 
     /// Sends a command to the agent. If an earlier command has no result yet, its requester gets an error.
-    fn command(&mut self, stream: &UnixStream, (command, tell): PendingCommand) {
+    fn command(&mut self, stream: &UnixStream, (command, requester): QueuedCommand) {
         let body = command.body();
-        let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
-        self.ear.waiting = Some((body.kind(), tell));
-        if stream.try_write(&frame_of(stamp, body)).is_err() {
-            self.ear.waiting = None; // the peer does not read its socket
+        self.inbox.pending = Some((body.kind(), requester));
+        if stream.try_write(&frame_now(body)).is_err() {
+            self.inbox.pending = None; // the peer does not read its socket
         }
     }
 
-    async fn turn(&mut self, stream: &UnixStream, packets: usize) -> Result<(), End> {
+    /// Reads up to this number of packets and hands their records over.
+    async fn read_packets(&mut self, stream: &UnixStream, packets: usize) -> Result<(), End> {
         for _ in 0..packets {
             let slot = self.slot.queue().slot().await;
             let (packet, bytes) = match self.agents.receive(stream) {
@@ -387,46 +363,35 @@ impl Connection {
                 _ => {}
             }
             let len = bytes.len();
-            self.take_in(bytes, slot).await?;
+            self.take(bytes, slot).await?;
             let waited = self.rate_limit.acquire(len).await;
             self.agents.stats.add(Count::AgentWaited, u64::from(waited));
         }
         Ok(())
     }
 
-    /// Checks a packet and hands its records to the aggregator.
-    async fn take(&mut self, packet: Vec<u8>) -> Result<(), End> {
-        let slot = self.slot.queue().slot().await;
-        self.take_in(packet, slot).await
-    }
-
-    async fn take_in(&mut self, packet: Vec<u8>, slot: Option<QueueSlot>) -> Result<(), End> {
-        let stats = &self.agents.stats;
-        stats.add(Count::Packets, 1);
-        stats.add(Count::Bytes, packet.len() as u64);
-        let (frames, costly) = self.check_all(packet).map_err(End::Fault)?;
-        self.ear.listen(&frames);
+    /// Checks a packet and hands its records to the aggregator. `slot` is a slot in the queue of the user.
+    async fn take(&mut self, packet: Vec<u8>, slot: Option<QueueSlot>) -> Result<(), End> {
+        self.agents.stats.add(Count::Packets, 1);
+        self.agents.stats.add(Count::Bytes, packet.len() as u64);
+        let (frames, costly) = self.check(packet).map_err(End::Fault)?;
+        self.inbox.find_result(&frames);
         self.hand_pieces(frames, costly, slot).await.map_err(|()| End::Over)?;
-        self.ear.heard.store(self.stream.last_seq, Ordering::Relaxed);
+        self.inbox.last_seq.store(self.stream.last_seq, Ordering::Relaxed);
         Ok(())
     }
 
-    fn check(&mut self, packet: Vec<u8>) -> Result<Vec<u8>, Fault> {
-        self.check_all(packet).map(|(frames, _)| frames)
-    }
-
     /// Checks a packet. Returns the frames that the ledger accepts, and the number of costly ones (see `frames::split`).
-    fn check_all(&mut self, packet: Vec<u8>) -> Result<(Vec<u8>, u64), Fault> {
-        let (frames, seen) = self.stream.check(packet, clock::now_ns())?;
-        let Seen { unknown, forbidden, devices, costly, .. } = seen;
-        let stats = &self.agents.stats;
-        for (count, more) in [
+    fn check(&mut self, packet: Vec<u8>) -> Result<(Vec<u8>, u64), Fault> {
+        let (frames, counts) = self.stream.check(packet, clock::now_ns())?;
+        let PacketCounts { unknown, forbidden, devices, costly } = counts;
+        for (count, skipped) in [
             (Count::SkippedUnknown, unknown),
             (Count::SkippedForbidden, forbidden),
             (Count::SkippedDevices, devices),
         ] {
-            if more > 0 {
-                stats.add(count, more);
+            if skipped > 0 {
+                self.agents.stats.add(count, skipped);
             }
         }
         for uuid in self.stream.take_hints() {
@@ -436,52 +401,50 @@ impl Connection {
     }
 
     async fn hand(&self, frames: Vec<u8>) -> Result<(), ()> {
-        let slot = self.slot.queue().slot().await;
-        self.hand_in(frames, slot).await
+        self.hand_pieces(frames, 0, None).await
     }
 
-    /// Hands over frames. Costly frames are split into several batches, so that other processes are served in between.
+    /// Hands over frames, when `slot` or another slot in the queue of the user is free. Costly frames are split into several
+    /// batches, so that other processes are served in between.
     async fn hand_pieces(&self, frames: Vec<u8>, costly: u64, mut slot: Option<QueueSlot>) -> Result<(), ()> {
-        if costly == 0 {
-            return self.hand_in(frames, slot).await;
-        }
-        for piece in frames::split(&frames) {
-            let slot = match slot.take() {
+        let pieces = if costly == 0 { vec![frames] } else { frames::split(&frames) };
+        for frames in pieces {
+            let mut slot = match slot.take() {
                 Some(slot) => Some(slot),
                 None => self.slot.queue().slot().await,
             };
-            self.hand_in(piece, slot.map(QueueSlot::costly)).await?;
+            if costly != 0 {
+                slot = slot.map(QueueSlot::costly);
+            }
+            self.agents.hand(Batch { origin: Origin::Process(self.peer.key), frames, slot }).await?;
         }
         Ok(())
-    }
-
-    async fn hand_in(&self, frames: Vec<u8>, slot: Option<QueueSlot>) -> Result<(), ()> {
-        self.agents.hand(Batch { origin: Origin::Process(self.peer.key), frames, slot }).await
     }
 
     /// Ends the connection: hands over records that the agent had not sent, and reports that the agent is gone. Also reports the
     /// end of the process if nothing else will. A newer connection of the process waits until then.
     async fn end(self, stream: &UnixStream, end: End) {
-        let (agents, key, heard) = (Arc::clone(&self.agents), self.peer.key, Arc::clone(&self.ear.heard));
-        self.leave(stream, end).await;
-        agents.forget(key, &heard);
+        let (agents, key) = (Arc::clone(&self.agents), self.peer.key);
+        let last_seq = Arc::clone(&self.inbox.last_seq);
+        self.close(stream, end).await;
+        agents.forget(key, &last_seq);
     }
 
-    async fn leave(mut self, stream: &UnixStream, end: End) {
+    async fn close(mut self, stream: &UnixStream, end: End) {
         // Take the time first: the agent's memory holds the state up to now. The process may run on and execute another program.
         let (pid, uid, ended_ns) = (self.peer.key.pid, self.peer.uid, clock::now_ns());
         if matches!(end, End::Over) {
             return;
         }
-        let speaks = self.agents.log_rate_limit.allows(uid);
+        let is_logged = self.agents.log_rate_limit.allows(uid);
         match end.count() {
             Some(count) => {
                 self.agents.stats.add(count, 1);
-                if speaks {
+                if is_logged {
                     tracing::warn!(pid, uid, why = %end, "an agent's connection was closed because of invalid data");
                 }
             }
-            None if speaks => tracing::info!(pid, uid, why = %end, "agent disconnected"),
+            None if is_logged => tracing::info!(pid, uid, why = %end, "agent disconnected"),
             None => {}
         }
         if let Some(name) = self.kept.take() {
@@ -492,7 +455,7 @@ impl Connection {
         // Do not read the memory of a peer that sent invalid data.
         if let Some(memory) = self.memory.take().filter(|_| end.count().is_none())
             && let Err(error) = Arc::clone(self.slot.queue()).alone(self.recover(memory, ended_ns)).await
-            && speaks
+            && is_logged
         {
             tracing::warn!(pid, uid, why = %error, "the unsent records of an agent cannot be read");
         }
@@ -510,29 +473,28 @@ impl Connection {
 
     /// Reads records from the agent's memory that were not received from the socket, and hands them over.
     async fn recover(&mut self, memory: Memory, ended_ns: u64) -> Result<(), memory::Refusal> {
-        let heard = (self.stream.last_seq, self.stream.holes);
         let agents = Arc::clone(&self.agents);
-        let mut rest = Rest::new(memory, heard, agents.next_epoch(), agents.limits().rows)?;
         let before = self.stream.last_seq;
+        let received = (before, self.stream.holes);
+        let mut unsent = UnsentRecords::new(memory, received, agents.next_epoch(), agents.limits().rows)?;
         let mut rows = None;
-        while let Some(piece) = rest.next_piece(ended_ns)? {
-            if rest.is_at_rows() && rows.is_none() {
+        while let Some(piece) = unsent.next_piece(ended_ns)? {
+            if unsent.is_at_rows() && rows.is_none() {
                 rows = Some(agents.rows.lock().await);
             }
             tokio::task::yield_now().await;
-            if rest.is_long() {
-                let thread = tokio::task::spawn_blocking(|| rest.put_in_order());
+            if unsent.is_long() {
+                let thread = tokio::task::spawn_blocking(|| unsent.sort());
                 // An error means that the daemon ends.
-                let Ok(ordered) = thread.await else { return Ok(()) };
-                rest = ordered;
+                let Ok(sorted) = thread.await else { return Ok(()) };
+                unsent = sorted;
             }
             if piece.is_empty() {
                 continue;
             }
-            match self.check_all(piece) {
+            match self.check(piece) {
                 Ok((frames, costly)) => {
-                    let slot = self.slot.queue().slot().await;
-                    if self.hand_pieces(frames, costly, slot).await.is_err() {
+                    if self.hand_pieces(frames, costly, None).await.is_err() {
                         return Ok(());
                     }
                 }

@@ -12,23 +12,24 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
 /// Connections of one process by number. The value is the socket if nothing was read from it, or `None` once data is being read.
-type Line = BTreeMap<u64, Option<Arc<UnixStream>>>;
+type ProcessConnections = BTreeMap<u64, Option<Arc<UnixStream>>>;
 
 #[derive(Debug, Default)]
-struct Standing {
+struct Connections {
+    /// Number of the last connection.
     last: u64,
-    by_pid: HashMap<u32, Line>,
+    by_pid: HashMap<u32, ProcessConnections>,
 }
 
-/// Connections that are not accepted yet, grouped by pid.
+/// Connections that are not accepted yet.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionOrder {
-    standing: Mutex<Standing>,
+    connections: Mutex<Connections>,
     /// Notified when a connection leaves the order or its data is read.
     moved: watch::Sender<()>,
 }
@@ -36,68 +37,60 @@ pub(crate) struct ConnectionOrder {
 /// Position of a connection in the order of its process; removed when dropped.
 #[derive(Debug)]
 pub(crate) struct ConnectionPlace {
-    lines: Arc<ConnectionOrder>,
+    order: Arc<ConnectionOrder>,
     pid: u32,
     number: u64,
 }
 
 impl ConnectionOrder {
-    fn standing(&self) -> MutexGuard<'_, Standing> {
-        lock(&self.standing)
-    }
-
-    /// Adds a connection as the last one of `pid`. `silent` is the socket of a new connection, or `None` for one inherited from
-    /// an earlier daemon.
-    pub(crate) fn join(self: &Arc<Self>, pid: u32, silent: Option<Arc<UnixStream>>) -> ConnectionPlace {
-        let mut standing = self.standing();
-        standing.last += 1;
-        let number = standing.last;
-        standing.by_pid.entry(pid).or_default().insert(number, silent);
-        ConnectionPlace { lines: Arc::clone(self), pid, number }
-    }
-
-    fn change(&self, pid: u32, change: impl FnOnce(&mut Line)) {
-        let mut standing = self.standing();
-        let line = standing.by_pid.entry(pid).or_default();
-        change(line);
-        if line.is_empty() {
-            standing.by_pid.remove(&pid);
-        }
-        drop(standing);
-        self.moved.send_replace(());
+    /// Adds a connection as the last one of `pid`. `idle` is the socket of a new connection, or `None` for one inherited from an
+    /// earlier daemon.
+    pub(crate) fn join(self: &Arc<Self>, pid: u32, idle: Option<Arc<UnixStream>>) -> ConnectionPlace {
+        let mut connections = lock(&self.connections);
+        connections.last += 1;
+        let number = connections.last;
+        connections.by_pid.entry(pid).or_default().insert(number, idle);
+        ConnectionPlace { order: Arc::clone(self), pid, number }
     }
 }
 
 impl ConnectionPlace {
     /// Marks that data of this connection is about to be read; later connections wait from now on.
-    pub(crate) fn speaks(&self) {
-        self.lines.change(self.pid, |line| drop(line.insert(self.number, None)));
+    pub(crate) fn mark_active(&self) {
+        self.change(|connections| drop(connections.insert(self.number, None)));
     }
 
     /// Marks that the socket turned out to be empty, so that later connections need not wait.
     pub(crate) fn mark_idle(&self, stream: &Arc<UnixStream>) {
-        let silent = Some(Arc::clone(stream));
-        self.lines.change(self.pid, |line| drop(line.insert(self.number, silent)));
+        self.change(|connections| drop(connections.insert(self.number, Some(Arc::clone(stream)))));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut ProcessConnections)) {
+        let by_pid = &mut lock(&self.order.connections).by_pid;
+        let connections = by_pid.entry(self.pid).or_default();
+        change(connections);
+        if connections.is_empty() {
+            by_pid.remove(&self.pid);
+        }
+        self.order.moved.send_replace(());
     }
 
     /// Waits until no earlier connection of the process has unread or unaccepted data.
     pub(crate) async fn reached(&self) {
-        let may_pass = |silent: &Option<Arc<UnixStream>>| silent.as_ref().is_some_and(is_empty);
+        let may_pass = |idle: &Option<Arc<UnixStream>>| idle.as_ref().is_some_and(is_empty);
         let is_reached = || {
-            let standing = self.lines.standing();
-            standing
-                .by_pid
-                .get(&self.pid)
-                .is_none_or(|line| line.range(..self.number).all(|(_, one)| may_pass(one)))
+            let connections = lock(&self.order.connections);
+            let of_process = connections.by_pid.get(&self.pid);
+            of_process.is_none_or(|all| all.range(..self.number).all(|(_, earlier)| may_pass(earlier)))
         };
         // An error would mean that the order no longer exists, so there is no earlier connection.
-        let _ = self.lines.moved.subscribe().wait_for(|()| is_reached()).await;
+        let _ = self.order.moved.subscribe().wait_for(|()| is_reached()).await;
     }
 }
 
 impl Drop for ConnectionPlace {
     fn drop(&mut self) {
-        self.lines.change(self.pid, |line| drop(line.remove(&self.number)));
+        self.change(|connections| drop(connections.remove(&self.number)));
     }
 }
 
@@ -128,8 +121,8 @@ mod tests {
 
     #[test]
     fn each_waits_for_all_that_came_before_it() {
-        let lines = Arc::new(ConnectionOrder::default());
-        let [one, two, three, other] = [7, 7, 7, 8].map(|pid| lines.join(pid, None));
+        let order = Arc::new(ConnectionOrder::default());
+        let [one, two, three, other] = [7, 7, 7, 8].map(|pid| order.join(pid, None));
         assert_eq!([&one, &two, &three, &other].map(is_reached), [true, false, false, true]);
         // A connection that gives up its place does not let the next one pass.
         drop(two);
@@ -137,20 +130,20 @@ mod tests {
         drop(one);
         assert!(is_reached(&three));
         drop((three, other));
-        assert!(lines.standing().by_pid.is_empty());
+        assert!(lock(&order.connections).by_pid.is_empty());
     }
 
     #[tokio::test]
     async fn who_says_nothing_is_passed() {
-        let lines = Arc::new(ConnectionOrder::default());
+        let order = Arc::new(ConnectionOrder::default());
         let ((mut theirs, silent), (other, closed)) = (pair(), pair());
-        let (one, two) = (lines.join(7, Some(Arc::clone(&silent))), lines.join(7, Some(closed)));
-        let three = lines.join(7, None);
+        let (one, two) = (order.join(7, Some(Arc::clone(&silent))), order.join(7, Some(closed)));
+        let three = order.join(7, None);
         assert!(is_reached(&three));
         // Sent and not read; being read; found empty.
         theirs.write_all(b"hello").expect("room");
         assert!(!is_reached(&three));
-        one.speaks();
+        one.mark_active();
         silent.readable().await.expect("a socket");
         assert_eq!(silent.try_read(&mut [0; 8]).ok(), Some(5));
         assert!(!is_reached(&three));
@@ -165,8 +158,8 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_is_told() {
-        let lines = Arc::new(ConnectionOrder::default());
-        let (one, two) = (lines.join(7, None), lines.join(7, None));
+        let order = Arc::new(ConnectionOrder::default());
+        let (one, two) = (order.join(7, None), order.join(7, None));
         let waiting = tokio::spawn(async move { two.reached().await });
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());

@@ -37,10 +37,12 @@ pub(crate) fn split_program(claims: &str) -> (String, Option<&str>) {
     (others.collect(), program)
 }
 
+/// Numbers of records in a packet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
-    pub records: u64,
+pub(crate) struct PacketCounts {
+    /// Number of skipped records of kinds that this daemon does not know.
     pub unknown: u64,
+    /// Number of skipped records of kinds that agents may not send.
     pub forbidden: u64,
     /// Number of skipped records: definitions of devices beyond the limit, or with another UUID for a known slot.
     pub devices: u64,
@@ -48,29 +50,31 @@ pub(crate) struct Seen {
     pub costly: u64,
 }
 
+/// Whether agents may send records of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum May {
-    Say,
-    Never,
+enum Permission {
+    Allowed,
+    Forbidden,
+    /// This daemon does not know the kind.
     Unknown,
 }
 
 /// Returns for each record kind whether agents may send it. Host kinds would let a peer report about others. `Hello` comes once
 /// and is checked elsewhere.
-const fn allowed() -> [May; 256] {
-    let mut table = [May::Unknown; 256];
+const fn permissions() -> [Permission; 256] {
+    let mut table = [Permission::Unknown; 256];
     let mut at = 0;
     while at < Body::KINDS.len() {
         let kind = Body::KINDS[at].1;
         table[kind as usize] = match kind {
-            1 | 2 | 7 | 96..=127 => May::Never,
-            _ => May::Say,
+            1 | 2 | 7 | 96..=127 => Permission::Forbidden,
+            _ => Permission::Allowed,
         };
         at += 1;
     }
     table
 }
-static ALLOWED: [May; 256] = allowed();
+static PERMISSIONS: [Permission; 256] = permissions();
 
 const DEVICE: u8 = 3;
 const TAG: u8 = 4;
@@ -83,8 +87,10 @@ const DRIVER_EVENT: u8 = 64;
 const RESYNC_BEGIN: u8 = 82;
 const RESYNC_END: u8 = 83;
 
+/// Checks the packets of one agent, and keeps what later packets depend on.
 #[derive(Debug)]
 pub(crate) struct Stream {
+    /// Highest sequence number received so far.
     pub last_seq: u64,
     /// Whether sequence numbers were skipped and no complete resync followed, or a resync is incomplete. Then the live table in
     /// the agent's memory has data that the received records lack.
@@ -99,29 +105,23 @@ pub(crate) struct Stream {
     hints: u64,
 }
 
-impl Default for Stream {
-    fn default() -> Self {
-        let (devices, grown) = ([None; MAX_DEVICES], [0; MAX_DEVICES]);
-        Stream { last_seq: 0, holes: false, rebase_ns: 0, devices, grown, hints: 0 }
-    }
-}
-
 impl Stream {
-    pub(crate) fn rebased(rebase_ns: i64) -> Self {
-        Stream { rebase_ns, ..Stream::default() }
+    pub(crate) fn new(rebase_ns: i64) -> Self {
+        let (devices, grown) = ([None; MAX_DEVICES], [0; MAX_DEVICES]);
+        Stream { last_seq: 0, holes: false, rebase_ns, devices, grown, hints: 0 }
     }
 
     /// Checks a packet. Returns the frames that agents may send, with times converted to the daemon's clock.
     /// Errors: [`Fault`]: the packet is invalid as a whole.
-    pub(crate) fn check(&mut self, packet: Vec<u8>, now_ns: u64) -> Result<(Vec<u8>, Seen), Fault> {
-        let mut seen = Seen::default();
+    pub(crate) fn check(&mut self, packet: Vec<u8>, now_ns: u64) -> Result<(Vec<u8>, PacketCounts), Fault> {
+        let mut counts = PacketCounts::default();
         let latest_ns = now_ns.saturating_add(AHEAD_NS);
         // Copy the packet only if something must be removed or changed; almost every packet is passed on unchanged.
         let mut out: Option<Vec<u8>> = (self.rebase_ns != 0).then(|| Vec::with_capacity(packet.len()));
         let mut rest = packet.as_slice();
         while let Some((slot, payload, after)) = frame::split_frame(rest).map_err(Fault::Framing)? {
             let whole = &rest[..rest.len() - after.len()];
-            let keep = self.take(slot, payload, latest_ns, &mut seen)?;
+            let keep = self.take(slot, payload, latest_ns, &mut counts)?;
             match (&mut out, keep) {
                 (Some(out), true) => {
                     let at = out.len();
@@ -133,21 +133,26 @@ impl Stream {
             }
             rest = after;
         }
-        Ok((out.unwrap_or(packet), seen))
+        Ok((out.unwrap_or(packet), counts))
     }
 
-    fn take(&mut self, slot: &Slot, payload: &[u8], latest_ns: u64, seen: &mut Seen) -> Result<bool, Fault> {
+    /// Checks a record whose time may be at most `latest_ns`. Returns whether the ledger accepts it.
+    fn take(
+        &mut self,
+        slot: &Slot,
+        payload: &[u8],
+        latest_ns: u64,
+        counts: &mut PacketCounts,
+    ) -> Result<bool, Fault> {
         let kind = slot[60];
-        match ALLOWED[usize::from(kind)] {
-            May::Say => {}
-            May::Never => {
-                seen.forbidden += 1;
-                return Ok(false);
-            }
-            May::Unknown => {
-                seen.unknown += 1;
-                return Ok(false);
-            }
+        let skipped = match PERMISSIONS[usize::from(kind)] {
+            Permission::Allowed => None,
+            Permission::Forbidden => Some(&mut counts.forbidden),
+            Permission::Unknown => Some(&mut counts.unknown),
+        };
+        if let Some(skipped) = skipped {
+            *skipped += 1;
+            return Ok(false);
         }
         let time_ns = word(slot, 8).saturating_add_signed(self.rebase_ns);
         if time_ns > latest_ns {
@@ -161,7 +166,7 @@ impl Stream {
             }
         }
         if kind == DEVICE && !self.name_device(slot) {
-            seen.devices += 1;
+            counts.devices += 1;
             return Ok(false);
         }
         let seq = word(slot, 0);
@@ -172,10 +177,9 @@ impl Stream {
         match kind {
             RESYNC_BEGIN => self.holes = true,
             RESYNC_END => self.holes = false,
-            _ => self.notice(kind, slot),
+            _ => self.note_growth(kind, slot),
         }
-        seen.records += 1;
-        seen.costly += u64::from(is_costly(kind));
+        counts.costly += u64::from(is_costly(kind));
         Ok(true)
     }
 
@@ -191,13 +195,13 @@ impl Stream {
     }
 
     /// Handles records after which NVML's last reading of a device is outdated: requests a hint for the device.
-    fn notice(&mut self, kind: u8, slot: &Slot) {
+    fn note_growth(&mut self, kind: u8, slot: &Slot) {
         let device = slot[61];
         if device == NONE_DEVICE || usize::from(device) >= MAX_DEVICES {
             return;
         }
         let grown = &mut self.grown[usize::from(device)];
-        let worth = match kind {
+        let is_outdated = match kind {
             CONTEXT_CREATE | DRIVER_EVENT | ALLOC_FAILED => true,
             ALLOC_END | VMM_CREATE | POOL_STATE => {
                 *grown = grown.saturating_add(if kind == POOL_STATE { 0 } else { word(slot, 24) });
@@ -205,18 +209,20 @@ impl Stream {
             }
             _ => false,
         };
-        if worth {
+        if is_outdated {
             *grown = 0;
             self.hints |= 1 << device;
         }
     }
 
+    /// Returns the UUIDs of devices that NVML should query, and forgets them.
     pub(crate) fn take_hints(&mut self) -> impl Iterator<Item = [u8; 16]> + '_ {
         let hints = std::mem::take(&mut self.hints);
         let devices = self.devices.iter().enumerate();
         devices.filter(move |(slot, _)| hints & 1 << slot != 0).filter_map(|(_, uuid)| *uuid)
     }
 
+    /// Converts the time of a record to the daemon's clock.
     fn rebase(&self, slot: &mut [u8]) {
         if let Some(time) = slot.get_mut(8..16).and_then(|bytes| bytes.first_chunk_mut::<8>()) {
             *time = u64::from_le_bytes(*time).saturating_add_signed(self.rebase_ns).to_le_bytes();
@@ -252,6 +258,7 @@ pub(crate) fn split(frames: &[u8]) -> Vec<Vec<u8>> {
     pieces
 }
 
+/// Returns the 64-bit word at this byte of a record.
 pub(super) fn word(slot: &Slot, at: usize) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&slot[at.min(SLOT_BYTES - 8)..][..8]);
@@ -285,9 +292,9 @@ mod tests {
     #[test]
     fn what_is_for_agents_goes_on_as_it_is() {
         let sent = packet(&[alloc(1, 10), alloc(2, 20)]);
-        let mut stream = Stream::default();
-        let (frames, seen) = stream.check(sent.clone(), 10).unwrap();
-        assert_eq!((frames, seen.records), (sent, 2));
+        let mut stream = Stream::new(0);
+        let (frames, _) = stream.check(sent.clone(), 10).unwrap();
+        assert_eq!(frames, sent);
         assert_eq!((stream.last_seq, stream.holes), (2, false));
         stream.check(packet(&[alloc(4, 1)]), 10).unwrap();
         assert_eq!((stream.last_seq, stream.holes), (4, true));
@@ -295,9 +302,10 @@ mod tests {
 
     #[test]
     fn numbers_may_end() {
-        let mut stream = Stream::default();
-        let (_, seen) = stream.check(packet(&[alloc(u64::MAX, 1), alloc(1, 1)]), 10).unwrap();
-        assert_eq!((seen.records, stream.last_seq, stream.holes), (2, u64::MAX, true));
+        let mut stream = Stream::new(0);
+        let sent = packet(&[alloc(u64::MAX, 1), alloc(1, 1)]);
+        assert_eq!(stream.check(sent.clone(), 10).unwrap().0, sent);
+        assert_eq!((stream.last_seq, stream.holes), (u64::MAX, true));
     }
 
     #[test]
@@ -311,24 +319,24 @@ mod tests {
         let at = sent.len() + frame::PREFIX_BYTES + 60;
         sent.extend(packet(&[(Stamp::default(), Body::Marker {})]));
         sent[at] = 250;
-        let (frames, seen) = Stream::default().check(sent, 10).unwrap();
+        let (frames, seen) = Stream::new(0).check(sent, 10).unwrap();
         assert_eq!(frames, packet(&[alloc(1, 10), alloc(2, 20)]));
-        assert_eq!((seen.records, seen.forbidden, seen.unknown), (2, 2, 1));
+        assert_eq!((seen.forbidden, seen.unknown), (2, 1));
     }
 
     #[test]
     fn every_kind_is_decided() {
         for &(name, kind) in Body::KINDS {
             let host = matches!(kind, 96..=127) || matches!(name, "Hello" | "ClockAnchor" | "Origin");
-            let expected = if host { May::Never } else { May::Say };
-            assert_eq!(ALLOWED[usize::from(kind)], expected, "{name}");
+            let expected = if host { Permission::Forbidden } else { Permission::Allowed };
+            assert_eq!(PERMISSIONS[usize::from(kind)], expected, "{name}");
         }
-        assert_eq!(ALLOWED[0], May::Unknown);
+        assert_eq!(PERMISSIONS[0], Permission::Unknown);
     }
 
     #[test]
     fn faults() {
-        let check = |bytes: &[u8]| Stream::default().check(bytes.to_vec(), 10).unwrap_err();
+        let check = |bytes: &[u8]| Stream::new(0).check(bytes.to_vec(), 10).unwrap_err();
         assert!(matches!(check(&[1, 2, 3]), Fault::Framing(frame::Error::Cut { .. })));
         assert!(matches!(check(&[255; 200]), Fault::Framing(frame::Error::Length(_))));
         let sent = packet(&[alloc(1, 10)]);
@@ -347,7 +355,7 @@ mod tests {
         let step = |number| (Stamp { seq: number, ..Stamp::default() }, Body::Step { number });
         let records: Vec<_> = (1..=11).map(step).chain([alloc(12, 1), alloc(13, 1)]).collect();
         let sent = packet(&records);
-        assert_eq!(Stream::default().check(sent.clone(), 10).unwrap().1.costly, 11);
+        assert_eq!(Stream::new(0).check(sent.clone(), 10).unwrap().1.costly, 11);
         let pieces = split(&sent);
         let counts: Vec<_> = pieces.iter().map(|piece| frame::records(piece).count()).collect();
         assert_eq!((counts, pieces.concat()), (vec![4, 4, 5], sent));
@@ -356,15 +364,15 @@ mod tests {
 
     #[test]
     fn a_slot_names_one_device() {
-        let mut stream = Stream::default();
+        let mut stream = Stream::new(0);
         let sent = packet(&[device(0, 7), device(0, 7), device(0, 8), device(200, 9)]);
-        let (_, seen) = stream.check(sent, 10).unwrap();
-        assert_eq!((seen.records, seen.devices), (2, 2));
+        let (frames, seen) = stream.check(sent, 10).unwrap();
+        assert_eq!((frame::records(&frames).count(), seen.devices), (2, 2));
     }
 
     #[test]
     fn growth_is_worth_a_look_once() {
-        let mut stream = Stream::default();
+        let mut stream = Stream::new(0);
         stream.check(packet(&[device(0, 7), alloc(1, GROWTH_BYTES - 1)]), 10).unwrap();
         assert_eq!(stream.take_hints().count(), 0);
         stream.check(packet(&[alloc(2, 1)]), 10).unwrap();
@@ -377,7 +385,7 @@ mod tests {
 
     #[test]
     fn times_of_another_namespace_are_moved() {
-        let mut stream = Stream { rebase_ns: 100, ..Stream::default() };
+        let mut stream = Stream::new(100);
         let (frames, _) = stream.check(packet(&[alloc(1, 10)]), 10).unwrap();
         let (slot, ..) = frame::split_frame(&frames).unwrap().unwrap();
         assert_eq!(word(slot, 8), 105);

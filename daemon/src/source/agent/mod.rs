@@ -35,8 +35,9 @@ pub(crate) use ask::{Answerer, Unanswered, option};
 pub(crate) use command::Command;
 pub(crate) use packet::MAX_PACKET_BYTES;
 
-use super::Batch;
 use super::process::Processes;
+use super::{Batch, frame_of};
+use crate::clock;
 use crate::limits::agent_slots::{AgentLimits, AgentSlot, AgentSlots, AgentSlotsFull};
 use crate::limits::rate_limit::LogRateLimit;
 use crate::os::{DescriptorShortage, fit_connections, lock};
@@ -45,6 +46,7 @@ use crate::stats::{Count, Stats};
 use command::AgentHandle;
 use connection_order::ConnectionOrder;
 use gpumem_ledger::ProcessKey;
+use gpumem_wire::{Body, Stamp};
 use packet::Packet;
 use peer::Caller;
 use reasons::Refusal;
@@ -69,6 +71,7 @@ const CANNOT_CONNECT: &str = "agents cannot connect";
 /// Callback that receives the UUID of a device that NVML should query soon.
 pub(crate) type Hint = Box<dyn Fn([u8; 16]) + Send + Sync>;
 
+/// All agents, and what their connections share.
 pub(crate) struct Agents {
     inbox: mpsc::Sender<Batch>,
     stats: Arc<Stats>,
@@ -76,7 +79,8 @@ pub(crate) struct Agents {
     hint: Hint,
     limits: Mutex<AgentLimits>,
     slots: AgentSlots,
-    lines: Arc<ConnectionOrder>,
+    order: Arc<ConnectionOrder>,
+    /// Number of the next resync of any agent.
     epochs: AtomicU64,
     /// Number of times that all agents were asked to resend their state. Connections watch it.
     resyncs: watch::Sender<u64>,
@@ -88,7 +92,8 @@ pub(crate) struct Agents {
     ends: Mutex<HashMap<ProcessKey, Vec<oneshot::Sender<()>>>>,
     /// Buffer into which packets are read before they are checked. All connections share it, because no task awaits while it is
     /// locked.
-    scratch: Mutex<Box<[u8]>>,
+    packet: Mutex<Vec<u8>>,
+    /// Handles of connected agents.
     handles: Mutex<HashMap<ProcessKey, AgentHandle>>,
     /// Renders the reports that programs request about themselves.
     answerer: OnceLock<Answerer>,
@@ -106,7 +111,6 @@ impl Agents {
         stats: Arc<Stats>,
         hint: Hint,
     ) -> Arc<Self> {
-        let scratch = vec![0; MAX_PACKET_BYTES].into_boxed_slice();
         Arc::new(Agents {
             inbox,
             stats,
@@ -114,13 +118,13 @@ impl Agents {
             hint,
             limits: Mutex::new(limits),
             slots: AgentSlots::default(),
-            lines: Arc::default(),
+            order: Arc::default(),
             epochs: AtomicU64::new(1),
             resyncs: watch::Sender::new(0),
             over: watch::Sender::new(false),
             are_kept: AtomicBool::new(false),
             ends: Mutex::default(),
-            scratch: Mutex::new(scratch),
+            packet: Mutex::new(vec![0; MAX_PACKET_BYTES]),
             handles: Mutex::default(),
             answerer: OnceLock::new(),
             log_rate_limit: LogRateLimit::default(),
@@ -138,7 +142,7 @@ impl Agents {
             service::forget(&name).await;
         }
         for kept in kept {
-            let place = self.lines.join(kept.key.pid, None);
+            let place = self.order.join(kept.key.pid, None);
             tokio::spawn(connection::resume(Arc::clone(self), kept, place));
         }
     }
@@ -147,8 +151,8 @@ impl Agents {
     /// read later would be lost; an unread one remains for the next daemon.
     pub(crate) async fn finish(&self) {
         self.over.send_replace(true);
-        let patience = tokio::time::Instant::now() + LAST_PACKETS;
-        while self.slots.welcomed() > 0 && tokio::time::Instant::now() < patience {
+        let deadline = tokio::time::Instant::now() + LAST_PACKETS;
+        while self.slots.welcomed() > 0 && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -162,10 +166,6 @@ impl Agents {
             }
             _ => Ok(()),
         }
-    }
-
-    fn are_kept(&self) -> bool {
-        self.are_kept.load(Ordering::Relaxed)
     }
 
     /// Sets the limits of connections accepted from now on.
@@ -199,7 +199,7 @@ impl Agents {
 
     /// Returns a receiver that resolves when the process ends, or at once if `watched` is false (it had ended before).
     fn expect_end(&self, key: ProcessKey, watched: bool) -> oneshot::Receiver<()> {
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         if watched {
             let mut ends = lock(&self.ends);
             // Drop the entries of connections that closed while their process runs on.
@@ -207,11 +207,12 @@ impl Agents {
                 waiting.retain(|waiting| !waiting.is_closed());
                 !waiting.is_empty()
             });
-            ends.entry(key).or_default().push(tell);
+            ends.entry(key).or_default().push(sender);
         }
-        told
+        receiver
     }
 
+    /// Accepts connections until the daemon ends.
     pub(crate) async fn listen(self: Arc<Self>, listener: UnixListener) {
         let mut waiting = WaitingPeers::default();
         let mut check = tokio::time::interval(CHECK_WAITING);
@@ -246,6 +247,7 @@ impl Agents {
         }
     }
 
+    /// Serves waiting peers for which slots are free now.
     fn serve_ready(self: &Arc<Self>, waiting: &mut WaitingPeers) {
         let limits = self.limits();
         for (uid, peer, slot) in waiting.take_ready(|uid, stream| self.slot(uid, stream, &limits)) {
@@ -265,20 +267,18 @@ impl Agents {
             true => Err(AgentSlotsFull::OfUid),
             false => self.slot(uid, &stream, &limits),
         };
-        let waits = matches!(slot, Err(AgentSlotsFull::OfUid));
-        if let Err(full) = slot
-            && !(waits
-                && waiting.has_room(uid, fit_connections(usize::MAX).saturating_sub(limits.connections)))
-        {
-            self.refuse_for_slots(uid, full);
-            return;
+        if let Err(full) = slot {
+            let room = fit_connections(usize::MAX).saturating_sub(limits.connections);
+            if full != AgentSlotsFull::OfUid || !waiting.has_room(uid, room) {
+                return self.refuse_for_slots(uid, full);
+            }
         }
         let caller = match Caller::of(&stream) {
             Ok(caller) => caller,
             Err(unknown) => return self.refuse(&stream, uid, &unknown.into()),
         };
         let stream = Arc::new(stream);
-        let place = self.lines.join(caller.pid(), Some(Arc::clone(&stream)));
+        let place = self.order.join(caller.pid(), Some(Arc::clone(&stream)));
         let peer = ArrivedPeer { stream, caller, place };
         match slot {
             Ok(slot) => self.serve(peer, slot),
@@ -332,10 +332,11 @@ impl Agents {
         self.epochs.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Reads one packet from a connection.
     fn receive(&self, stream: &UnixStream) -> io::Result<(Packet, Vec<u8>)> {
-        let mut scratch = lock(&self.scratch);
-        let packet = packet::receive(stream, &mut scratch)?;
-        let bytes = scratch[..packet.len].to_vec();
+        let mut buffer = lock(&self.packet);
+        let packet = packet::receive(stream, &mut buffer)?;
+        let bytes = buffer[..packet.len].to_vec();
         Ok((packet, bytes))
     }
 
@@ -343,4 +344,9 @@ impl Agents {
     async fn hand(&self, batch: Batch) -> Result<(), ()> {
         self.inbox.send(batch).await.map_err(|_| ())
     }
+}
+
+/// Encodes a record of the daemon to an agent as a frame.
+fn frame_now(body: Body<'_>) -> Vec<u8> {
+    frame_of(Stamp { time_ns: clock::now_ns(), ..Stamp::default() }, body)
 }

@@ -5,8 +5,9 @@
 
 use super::frames::word;
 use super::memory::{Memory, Refusal};
+use crate::source::frame_of;
 use gpumem_wire::layout::Header;
-use gpumem_wire::{Body, Flags, Record, Slot, Stamp, frame};
+use gpumem_wire::{Body, Flags, SLOT_BYTES, Slot, Stamp, frame};
 
 /// Maximum number of ring slots or live rows read at a time (256 KiB).
 const PIECE: u64 = 4096;
@@ -17,20 +18,25 @@ const MAX_SEQ: u64 = u64::MAX - PIECE;
 
 /// The unsent records of an agent, read piece by piece.
 #[derive(Debug)]
-pub(crate) struct Rest {
+pub(crate) struct UnsentRecords {
     memory: Memory,
     header: Header,
     /// Sequence number of the next record to read from the ring.
     next: u64,
+    /// Number of bytes of names read so far.
     names: u64,
+    /// Whether records are missing, so that the live table must be read.
     holes: bool,
+    /// Number of the resync that reports the live table.
     epoch: u64,
     step: Step,
-    /// Maximum number of live rows held in memory, and the number of rows dropped above it.
+    /// Maximum number of live rows held in memory.
     max_rows: usize,
+    /// Number of live rows above that maximum, which are only counted.
     dropped: u64,
 }
 
+/// What is read or written next.
 #[derive(Debug)]
 enum Step {
     Names,
@@ -38,14 +44,15 @@ enum Step {
     /// Reads the live table: number of the next row to read, and the rows read so far.
     Rows(u64, Vec<Slot>),
     /// All live rows, in the order of the table.
-    Unordered(Vec<Slot>),
-    Ordered(Vec<Slot>),
+    Unsorted(Vec<Slot>),
+    /// All live rows, in the order in which a resync reports them.
+    Sorted(Vec<Slot>),
     /// Writes the resync: index of the next row to write, and all rows.
     Restate(usize, Vec<Slot>),
     Done,
 }
 
-impl Rest {
+impl UnsentRecords {
     /// Starts reading the memory of an agent. `last_seq` is its last received record; `holes` means that earlier ones are
     /// missing. At most `max_rows` live rows are reported; the others are only counted.
     /// Errors: [`Refusal`]: the memory's header has changed.
@@ -61,7 +68,17 @@ impl Rest {
         let first = last_seq.saturating_add(1);
         let next = first.max(oldest);
         let holes = holes || next > first;
-        Ok(Rest { memory, header, next, names: 0, holes, epoch, step: Step::Names, max_rows, dropped: 0 })
+        Ok(UnsentRecords {
+            memory,
+            header,
+            next,
+            names: 0,
+            holes,
+            epoch,
+            step: Step::Names,
+            max_rows,
+            dropped: 0,
+        })
     }
 
     /// Returns whether the next step reads the live rows, which are all held in memory at once.
@@ -69,15 +86,15 @@ impl Rest {
         matches!(self.step, Step::Rows(0, _))
     }
 
-    /// Returns whether the next step sorts so many rows that it would block. Then call [`Rest::put_in_order`] on another thread.
+    /// Returns whether the next step sorts so many rows that it would block. Then call [`UnsentRecords::sort`] on another thread.
     pub(crate) fn is_long(&self) -> bool {
-        matches!(&self.step, Step::Unordered(rows) if rows.len() as u64 > PIECE)
+        matches!(&self.step, Step::Unsorted(rows) if rows.len() as u64 > PIECE)
     }
 
     /// Sorts the rows if all have been read.
-    pub(crate) fn put_in_order(mut self) -> Self {
+    pub(crate) fn sort(mut self) -> Self {
         self.step = match self.step {
-            Step::Unordered(rows) => Step::Ordered(ordered(rows)),
+            Step::Unsorted(rows) => Step::Sorted(sorted(rows)),
             step => step,
         };
         self
@@ -85,6 +102,7 @@ impl Rest {
 
     /// Returns the next frames, which are untrusted like those of a packet; `None` at the end.
     pub(crate) fn next_piece(&mut self, now_ns: u64) -> Result<Option<Vec<u8>>, Refusal> {
+        let one = |body| Ok(Some(frame_of(Stamp { time_ns: now_ns, ..Stamp::default() }, body)));
         loop {
             match std::mem::replace(&mut self.step, Step::Done) {
                 Step::Names => {
@@ -109,7 +127,7 @@ impl Rest {
                     let head = self.header.head_seq;
                     self.step = if self.holes { Step::Rows(0, Vec::new()) } else { Step::Done };
                     let body = Body::Watermark { last_seq: head, in_flight_since_ns: 0 };
-                    return Ok(Some(one(now_ns, body)));
+                    return one(body);
                 }
                 Step::Rows(first, mut rows) => {
                     if let Some(first) = self.memory.next_live(first)? {
@@ -117,23 +135,23 @@ impl Rest {
                         self.dropped += rows.len().saturating_sub(self.max_rows) as u64;
                         rows.truncate(self.max_rows);
                         self.step = Step::Rows(first + PIECE, rows);
-                        return Ok(Some(Vec::new())); // other connections are served between these steps
+                    } else {
+                        self.step = Step::Unsorted(rows);
                     }
-                    self.step = Step::Unordered(rows);
-                    return Ok(Some(Vec::new()));
+                    return Ok(Some(Vec::new())); // other connections are served between these steps
                 }
-                Step::Unordered(rows) => self.step = Step::Ordered(ordered(rows)),
-                Step::Ordered(rows) => {
+                Step::Unsorted(rows) => self.step = Step::Sorted(sorted(rows)),
+                Step::Sorted(rows) => {
                     self.step = Step::Restate(0, rows);
                     let (epoch, after_seq) = (self.epoch, self.header.head_seq);
-                    return Ok(Some(one(now_ns, Body::ResyncBegin { epoch, after_seq })));
+                    return one(Body::ResyncBegin { epoch, after_seq });
                 }
                 Step::Restate(from, mut rows) => {
                     let to = rows.len().min(from + PIECE as usize);
                     if from == to {
                         let (epoch, head_seq) = (self.epoch, self.header.head_seq);
                         let rows = rows.len() as u64 + self.dropped;
-                        return Ok(Some(one(now_ns, Body::ResyncEnd { epoch, head_seq, rows })));
+                        return one(Body::ResyncEnd { epoch, head_seq, rows });
                     }
                     rows[from..to].iter_mut().for_each(|row| row[62] |= Flags::RESTATED.0);
                     let frames = frames_of(&rows[from..to]);
@@ -153,22 +171,17 @@ pub(crate) fn names(memory: &Memory, header: &Header, from: u64) -> Result<Vec<u
     memory.names(from, &mut bytes)?;
     let mut whole = 0;
     while let Ok(Some((_, payload, _))) = frame::split_frame(&bytes[whole..]) {
-        whole += frame::PREFIX_BYTES + gpumem_wire::SLOT_BYTES + payload.len();
+        whole += frame::PREFIX_BYTES + SLOT_BYTES + payload.len();
     }
     bytes.truncate(whole);
     Ok(bytes)
 }
 
-fn one(time_ns: u64, body: Body<'_>) -> Vec<u8> {
-    let mut frames = Vec::new();
-    Record { stamp: Stamp { time_ns, ..Stamp::default() }, body }.append_frame(&mut frames);
-    frames
-}
-
+/// Encodes records without text as frames.
 fn frames_of(slots: &[Slot]) -> Vec<u8> {
-    let mut frames = Vec::with_capacity(slots.len() * (frame::PREFIX_BYTES + gpumem_wire::SLOT_BYTES));
+    let mut frames = Vec::with_capacity(slots.len() * (frame::PREFIX_BYTES + SLOT_BYTES));
     for slot in slots {
-        frames.extend_from_slice(&(gpumem_wire::SLOT_BYTES as u32).to_le_bytes());
+        frames.extend_from_slice(&(SLOT_BYTES as u32).to_le_bytes());
         frames.extend_from_slice(slot);
     }
     frames
@@ -176,7 +189,7 @@ fn frames_of(slots: &[Slot]) -> Vec<u8> {
 
 /// Sorts rows: pools first, outer ones before inner ones; then the others by sequence number. Mappings directly follow their VMM
 /// handle. A mapping belongs to the newest handle with its number that is older than the mapping.
-fn ordered(mut rows: Vec<Slot>) -> Vec<Slot> {
+fn sorted(mut rows: Vec<Slot>) -> Vec<Slot> {
     const POOL: u8 = 24;
     const CREATE: u8 = 32;
     const MAP: u8 = 33;
@@ -211,9 +224,10 @@ mod tests {
         for head in [0, 1, 1 << 40, u64::MAX - PIECE, u64::MAX - 1, u64::MAX] {
             for last_seq in [0, 5, u64::MAX - 2, u64::MAX] {
                 let (fd, _) = by_hand::unsealed(4, 2, head);
-                let mut rest = Rest::new(by_hand::accepted(fd), (last_seq, true), 1, 2).expect("readable");
+                let mut unsent =
+                    UnsentRecords::new(by_hand::accepted(fd), (last_seq, true), 1, 2).expect("readable");
                 let mut pieces = 0;
-                while rest.next_piece(1).expect("readable").is_some() {
+                while unsent.next_piece(1).expect("readable").is_some() {
                     pieces += 1;
                     assert!(pieces < 20, "head {head}, heard {last_seq}");
                 }
@@ -237,7 +251,7 @@ mod tests {
             row(seq, Body::PoolCreate { pool: seq, parent: 0, reports_blocks: 1, owner })
         };
         let rows = vec![map(9, 5), create(1, 5), map(4, 6), create(3, 6), create(6, 5), map(2, 5), pool(8)];
-        let seqs: Vec<_> = ordered(rows).iter().map(|row| word(row, 0)).collect();
+        let seqs: Vec<_> = sorted(rows).iter().map(|row| word(row, 0)).collect();
         assert_eq!(seqs, [8, 1, 2, 3, 4, 6, 9]);
     }
 }
