@@ -7,7 +7,7 @@
 use super::DeviceName;
 use super::answer::Code;
 use super::call_state::{Call, CallState};
-use super::protocol::{Arguments, SECOND, Target, Uuid, launch, limit};
+use super::protocol::{Arguments, Command, SECOND, Target, Uuid, launch, limit};
 use super::schedule::Skip;
 use super::translate::{MISSING, Translator};
 use crate::clock::now_ns;
@@ -102,8 +102,8 @@ pub(crate) struct Pending {
 /// What must be done with the current poller after a probe.
 #[derive(Debug, Default)]
 pub(crate) struct Actions {
-    /// Command lines for the poller.
-    pub lines: String,
+    /// Command for the poller.
+    pub command: Option<Command>,
     /// Whether another poller must be started, because the current one has not opened a GPU that may be read again.
     pub needs_reopen: bool,
 }
@@ -269,22 +269,20 @@ impl HungDevices {
             (ProbeResult::Answers, _) => {
                 hung.is_back = true;
                 actions.needs_reopen = !is_open || matches!(target, Target::Index(_));
-                Some("read")
+                Some(Skip::Nothing)
             }
             (ProbeResult::Memory, false) => {
                 hung.only_lists = hung.name.is_some();
                 actions.needs_reopen = !is_open;
-                Some("skip-lists")
+                Some(Skip::Lists)
             }
             (ProbeResult::Nothing, true) => {
                 hung.only_lists = false;
-                Some("skip")
+                Some(Skip::All)
             }
             _ => None,
         };
-        if let (Some(skip), Some(name)) = (skip, hung.name) {
-            actions.lines = format!("{skip} {name}\n");
-        }
+        actions.command = skip.zip(hung.name).map(|(skip, name)| Command::Skip(Uuid(name), skip));
         if result != ProbeResult::Answers {
             translator.status.counters.hangs += 1;
             hung.wait_longer();

@@ -33,6 +33,7 @@ pub(crate) enum Pids {
     Foreign,
 }
 
+/// A GPU, or an instance of a partitioned GPU.
 #[derive(Debug, Clone)]
 pub(crate) struct Device {
     pub name: DeviceName,
@@ -42,17 +43,32 @@ pub(crate) struct Device {
     /// Numbers of the GPU instance and the compute instance; `None` for a whole GPU.
     pub instance: Option<(u32, u32)>,
     /// Whether the GPU is partitioned and none of its instances is visible from here.
-    pub hides: bool,
+    pub hides_instances: bool,
+    /// Properties; empty until the library is open.
+    pub facts: Facts,
 }
 
+/// What is known of an opened library without further calls. It never changes; see [`Gpus::has_changed`].
+#[derive(Debug, Clone)]
+pub(crate) struct Inventory {
+    /// Devices in NVML's order.
+    pub devices: Vec<Device>,
+    /// GPUs that exist but cannot be identified, each with its NVML index and the error.
+    pub unnamed: Vec<(u16, Code)>,
+    pub pids: Pids,
+    /// Properties of the driver.
+    pub facts: Facts,
+    /// Library and driver, as a text for the user.
+    pub description: String,
+}
+
+/// The calls of an opened library. Devices are numbered as in its inventory.
 pub(crate) trait Gpus {
-    /// Returns the devices in NVML's order. The list never changes; see [`Gpus::has_changed`].
-    fn devices(&self) -> &[Device];
+    fn inventory(&self) -> &Inventory;
     /// Reads the memory of a device, or of the host if the device has no memory of its own.
     fn memory(&mut self, device: usize) -> Result<Memory, Code>;
     /// Appends the processes of one of the device's process lists to `charges`.
     fn list(&mut self, device: usize, list: List, charges: &mut Vec<Charge>) -> Result<(), Code>;
-    fn pids(&self) -> Pids;
     /// Returns the peak memory use of a process on a device, from the driver's accounting. The process may have ended.
     fn accounted_peak(&mut self, device: usize, pid: u32) -> Result<u64, Code>;
     /// Returns whether the driver's accounting is on. Other programs can switch it on and off.
@@ -64,18 +80,15 @@ pub(crate) trait Gpus {
     fn unbinding(&mut self) -> Option<u32>;
     /// Returns the memory limit of a control group on a device. `group` is the path of the control group.
     fn memory_limit(&mut self, device: usize, group: &str) -> Result<MemoryLimit, Code>;
-    fn facts(&self, device: Option<usize>) -> Facts;
     /// Returns whether the devices have changed, so that the library must be opened again. Calls `enter` with a GPU's NVML index
     /// before it opens that GPU.
     fn has_changed(&mut self, enter: &mut dyn FnMut(u16)) -> bool;
-    /// Returns GPUs that exist but cannot be identified, each with its NVML index and the error.
-    fn unnamed(&self) -> &[(u16, Code)];
-    fn description(&self) -> &str;
 }
 
 /// Properties of a device or the driver, as pairs of name and value.
 pub(crate) type Facts = Vec<(&'static str, String)>;
 
+/// Calls that must not be made.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Avoid {
     /// NVML indices of GPUs that must not be opened.
@@ -86,24 +99,23 @@ pub(crate) struct Avoid {
 
 pub(crate) struct Library {
     raw: Raw,
-    devices: Vec<Device>,
+    inventory: Inventory,
+    /// Handle of each device.
     handles: Vec<Handle>,
     watches: Vec<Watch>,
     /// Number of calls of [`Gpus::unbinding`] to skip after an error.
     unbinding_pause: u32,
-    unnamed: Vec<(u16, Code)>,
-    pids: Pids,
-    facts: Facts,
-    of_devices: Vec<Facts>,
-    description: String,
     /// For each device, whether its own memory has ever been read.
     has_memory: Vec<bool>,
     host_memory: HostMemory,
 }
 
+/// Events of one GPU.
 struct Watch {
+    /// NVML's index of the GPU.
     gpu: u16,
     handle: Handle,
+    /// Number of the event set for [`Raw::event`], while the GPU is watched.
     set: Option<usize>,
     /// Number of calls to skip before the next attempt to watch this GPU.
     pause: u32,
@@ -129,8 +141,10 @@ impl Library {
             if trust_pids { Pids::Trusted } else { pids_of(&driver, crate::os::is_in_host_pid_namespace()) };
         let (found, gpus) = enumerate(&raw, avoid, enter)
             .map_err(|code| (format!("devices cannot be counted: {code}"), code.0))?;
-        let of_devices = found.iter().map(|(device, handle)| facts_of(&raw, device, *handle)).collect();
-        let (devices, handles): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+        let (mut devices, handles): (Vec<Device>, Vec<Handle>) = found.into_iter().unzip();
+        for (device, &handle) in devices.iter_mut().zip(&handles) {
+            device.facts = facts_of(&raw, device, handle);
+        }
         let description = format!("{}, driver {driver}", place.display());
         let mut facts = flags([
             ("confidential", raw.is_confidential()),
@@ -138,8 +152,11 @@ impl Library {
             ("wsl", is_wsl() || place.starts_with("/usr/lib/wsl")),
             ("long_records", raw.writes_long_records()),
         ]);
-        let known = [("library", place.display().to_string()), ("driver", driver)];
-        facts.extend(known.into_iter().chain([("pids", format!("{pids:?}"))]));
+        facts.extend([
+            ("library", place.display().to_string()),
+            ("driver", driver),
+            ("pids", format!("{pids:?}")),
+        ]);
         let (mut watches, mut unnamed) = (Vec::new(), Vec::new());
         for (gpu, handle) in gpus {
             match handle {
@@ -151,23 +168,16 @@ impl Library {
             let listed = unnamed.iter().map(|(gpu, code)| format!("{gpu}:{}", code.0));
             facts.push(("unnamed", listed.collect::<Vec<_>>().join(",")));
         }
-        let mut unbinding_pause = 0;
         if avoid.events {
             watches.clear();
-            unbinding_pause = u32::MAX;
         }
         Ok(Library {
             raw,
             has_memory: vec![false; devices.len()],
-            devices,
+            inventory: Inventory { devices, unnamed, pids, facts, description },
             handles,
             watches,
-            unbinding_pause,
-            unnamed,
-            pids,
-            facts,
-            of_devices,
-            description,
+            unbinding_pause: if avoid.events { u32::MAX } else { 0 },
             host_memory: HostMemory::default(),
         })
     }
@@ -198,15 +208,17 @@ fn find(given: Option<&Path>) -> Result<(Raw, PathBuf), (String, u32)> {
     }))
 }
 
-type Whole = Vec<(u16, Result<Handle, Code>)>;
+/// Handle of each GPU with its NVML index, or the error if the GPU cannot be identified.
+type GpuHandles = Vec<(u16, Result<Handle, Code>)>;
 
+/// Lists the devices, and the handles of all GPUs. Calls `enter` with a GPU's NVML index before it opens that GPU.
 fn enumerate(
     raw: &Raw,
     avoid: &Avoid,
     enter: &mut dyn FnMut(u16),
-) -> Result<(Vec<(Device, Handle)>, Whole), Code> {
+) -> Result<(Vec<(Device, Handle)>, GpuHandles), Code> {
     let nvml = raw.nvml();
-    let (mut found, mut whole) = (Vec::new(), Vec::new());
+    let (mut found, mut gpus) = (Vec::new(), Vec::new());
     for index in 0..nvml.device_count()? {
         let number = u16::try_from(index).unwrap_or(u16::MAX);
         if avoid.indices.contains(&number) {
@@ -218,37 +230,39 @@ fn enumerate(
         let (uuid, gpu) = match named {
             Ok(named) => named,
             Err(error) => {
-                whole.push((number, Err(Code::from(error))));
+                gpus.push((number, Err(Code::from(error))));
                 continue;
             }
         };
         let Some(name) = parse_uuid(&uuid) else { continue };
-        whole.push((number, Ok(raw.handle(&gpu))));
-        let device = |name, device: &nvml_wrapper::Device<'_>, instance, hides| {
-            let model = device.name().unwrap_or_default();
-            (Device { name, index: number, model, instance, hides }, raw.handle(device))
+        gpus.push((number, Ok(raw.handle(&gpu))));
+        let mut add = |name, device: &nvml_wrapper::Device<'_>, instance, hides_instances| {
+            let (model, facts) = (device.name().unwrap_or_default(), Facts::new());
+            let device_found = Device { name, index: number, model, instance, hides_instances, facts };
+            found.push((device_found, raw.handle(device)));
         };
-        let before = found.len();
-        let hides = gpu.mig_mode().is_ok_and(|mode| mode.current != 0);
-        if hides {
+        let mut has_instances = false;
+        let is_partitioned = gpu.mig_mode().is_ok_and(|mode| mode.current != 0);
+        if is_partitioned {
             // Skip unused indices: those of instances have gaps.
             for place in 0..gpu.mig_device_count().unwrap_or(0) {
                 let Ok(instance) = gpu.mig_device_by_index(place) else { continue };
                 let Some(name) = instance.uuid().ok().and_then(|uuid| parse_uuid(&uuid)) else { continue };
-                found.push(device(name, &instance, raw.instance(raw.handle(&instance)), false));
+                add(name, &instance, raw.instance(raw.handle(&instance)), false);
+                has_instances = true;
             }
         }
-        if found.len() == before {
-            found.push(device(name, &gpu, None, hides));
+        if !has_instances {
+            add(name, &gpu, None, is_partitioned);
         }
     }
-    Ok((found, whole))
+    Ok((found, gpus))
 }
 
 fn facts_of(raw: &Raw, device: &Device, handle: Handle) -> Facts {
     let wrapped = raw.wrapped(handle).ok();
     let mut facts = flags([
-        ("hidden_instances", device.hides),
+        ("hidden_instances", device.hides_instances),
         ("instance", device.instance.is_some()),
         ("display", wrapped.as_ref().is_some_and(|device| device.is_display_active().unwrap_or(false))),
         ("windows", raw.is_windows(handle)),
@@ -261,6 +275,7 @@ fn facts_of(raw: &Raw, device: &Device, handle: Handle) -> Facts {
     facts
 }
 
+/// Returns the names that apply as facts with the value `1`.
 fn flags<const N: usize>(flags: [(&'static str, bool); N]) -> Facts {
     flags.into_iter().filter(|(_, applies)| *applies).map(|(name, _)| (name, "1".to_owned())).collect()
 }
@@ -271,8 +286,8 @@ fn is_wsl() -> bool {
 }
 
 impl Gpus for Library {
-    fn devices(&self) -> &[Device] {
-        &self.devices
+    fn inventory(&self) -> &Inventory {
+        &self.inventory
     }
 
     fn memory(&mut self, device: usize) -> Result<Memory, Code> {
@@ -282,7 +297,7 @@ impl Gpus for Library {
             // For a device whose own memory was read before, this code is an error. NVML documents it only for GPUs without
             // memory of their own.
             Err(Code::NOT_SUPPORTED)
-                if self.devices[device].instance.is_none() && !self.has_memory[device] =>
+                if self.inventory.devices[device].instance.is_none() && !self.has_memory[device] =>
             {
                 return self.host_memory.read();
             }
@@ -294,20 +309,13 @@ impl Gpus for Library {
     fn list(&mut self, device: usize, list: List, charges: &mut Vec<Charge>) -> Result<(), Code> {
         let first = charges.len();
         self.raw.list(self.handle(device)?, list, charges)?;
-        let instance = self.devices[device].instance;
+        let instance = self.inventory.devices[device].instance;
         if instance.is_some() {
             // Several compute instances may share a GPU instance, so keep only the processes of this compute instance.
-            let mut place = 0;
-            charges.retain(|charge| {
-                place += 1;
-                place <= first || charge.instance.is_none() || charge.instance == instance
-            });
+            let is_other = |charge: &mut Charge| charge.instance.is_some() && charge.instance != instance;
+            charges.extract_if(first.., is_other).for_each(drop);
         }
         Ok(())
-    }
-
-    fn pids(&self) -> Pids {
-        self.pids
     }
 
     fn accounted_peak(&mut self, device: usize, pid: u32) -> Result<u64, Code> {
@@ -359,26 +367,10 @@ impl Gpus for Library {
         self.raw.memory_limit(self.handle(device)?, group)
     }
 
-    fn facts(&self, device: Option<usize>) -> Facts {
-        let facts = match device {
-            Some(device) => self.of_devices.get(device),
-            None => Some(&self.facts),
-        };
-        facts.cloned().unwrap_or_default()
-    }
-
     fn has_changed(&mut self, enter: &mut dyn FnMut(u16)) -> bool {
         let Ok((found, _)) = enumerate(&self.raw, &Avoid::default(), enter) else { return true };
         let names = found.iter().map(|(device, _)| device.name);
-        !names.eq(self.devices.iter().map(|device| device.name))
-    }
-
-    fn unnamed(&self) -> &[(u16, Code)] {
-        &self.unnamed
-    }
-
-    fn description(&self) -> &str {
-        &self.description
+        !names.eq(self.inventory.devices.iter().map(|device| device.name))
     }
 }
 

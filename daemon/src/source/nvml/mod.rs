@@ -38,6 +38,7 @@ use crate::nvml_status::{NvmlStatus, STARTING};
 use crate::os::lock;
 use crate::stats::Stats;
 use gpumem_ledger::DeviceName;
+use protocol::{Command, Uuid};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -48,16 +49,6 @@ use translate::Translator;
 pub struct Nvml {
     translator: Arc<Mutex<Translator>>,
     commands: mpsc::UnboundedSender<Command>,
-}
-
-#[derive(Debug)]
-enum Command {
-    /// See [`Nvml::hint`].
-    Hint(DeviceName),
-    /// See [`Nvml::release`].
-    Release(Duration),
-    /// See [`Nvml::resume`].
-    Resume,
 }
 
 impl Nvml {
@@ -86,12 +77,12 @@ impl Nvml {
 
     /// Requests that this device's process lists are read soon, within the budget, because of an agent's event.
     pub fn hint(&self, device: DeviceName) {
-        let _ = self.commands.send(Command::Hint(device));
+        let _ = self.commands.send(Command::List(Uuid(device)));
     }
 
     /// Closes NVML, so that a GPU can be reset or partitioned. NVML is opened again after `time`.
     pub fn release(&self, time: Duration) {
-        let _ = self.commands.send(Command::Release(time));
+        let _ = self.commands.send(Command::Release(time.as_secs_f64().ceil() as u64));
     }
 
     /// Opens NVML again before the time given to [`Nvml::release`] is over.

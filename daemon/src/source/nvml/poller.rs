@@ -8,16 +8,6 @@
 //! Frames are those of recordings, with four private uses. A `ProcessFacts` of thread 0 has facts of a device or of the driver.
 //! The `context` of a `Source` is NVML's code; its `tag` is the number of seconds for which NVML stays closed. The `context` of
 //! a `SampleEnd` is the time spent in list calls (ns).
-//!
-//! ```text
-//! list UUID         read the process lists of this device soon
-//! skip UUID         make no calls for this device
-//! skip-lists UUID   make no calls for the process lists of this device
-//! read UUID         make all calls for this device again
-//! release SECONDS   close NVML, open it again after that time
-//! resume            open NVML again now
-//! quit              end
-//! ```
 
 #[cfg(test)]
 mod tests;
@@ -25,12 +15,10 @@ mod tests;
 use super::answer::List;
 use super::call_state::{Call, CallStateWriter};
 use super::library::{Avoid, Gpus, Library};
-use super::protocol::{Arguments, FrameWriter, SECOND, Target, Uuid, parse_uuid};
-use super::schedule::Skip;
+use super::protocol::{Arguments, Command, FrameWriter, SECOND, Target, Uuid};
 use super::session::{Next, Session};
 use crate::clock::now_ns;
 use crate::nvml_status::NvmlCalls;
-use gpumem_ledger::DeviceName;
 use gpumem_wire::{Body, Stamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsString;
@@ -57,32 +45,6 @@ const PULSE_NS: u64 = SECOND;
 
 /// Prefix of the reason for a temporarily closed NVML; the number of seconds follows.
 const RELEASED: &str = "nvml: released for ";
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Command {
-    List(DeviceName),
-    Skip(DeviceName, Skip),
-    Release(u64),
-    Resume,
-    Quit,
-}
-
-impl Command {
-    fn parse(line: &str) -> Option<Command> {
-        let mut words = line.split_ascii_whitespace();
-        let command = match words.next()? {
-            "list" => Command::List(parse_uuid(words.next()?)?),
-            "skip" => Command::Skip(parse_uuid(words.next()?)?, Skip::All),
-            "skip-lists" => Command::Skip(parse_uuid(words.next()?)?, Skip::Lists),
-            "read" => Command::Skip(parse_uuid(words.next()?)?, Skip::Nothing),
-            "release" => Command::Release(words.next()?.parse().ok()?),
-            "resume" => Command::Resume,
-            "quit" => Command::Quit,
-            _ => return None,
-        };
-        words.next().is_none().then_some(command)
-    }
-}
 
 /// Reads commands from standard input; keeps a line that has not arrived completely.
 #[derive(Debug, Default)]
@@ -119,10 +81,7 @@ impl CommandReader {
             return Vec::new();
         };
         let lines: Vec<u8> = self.pending.drain(..=end).collect();
-        lines
-            .split(|&byte| byte == b'\n')
-            .filter_map(|line| Command::parse(std::str::from_utf8(line).ok()?))
-            .collect()
+        lines.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
     }
 }
 
@@ -232,8 +191,8 @@ fn probe(arguments: &Arguments, target: Target, mut call_state: Option<CallState
     else {
         return ExitCode::FAILURE;
     };
-    for place in 0..library.devices().len() {
-        let device = &library.devices()[place];
+    for place in 0..library.inventory().devices.len() {
+        let device = &library.inventory().devices[place];
         let is_meant = match target {
             Target::Name(Uuid(name)) => device.name == name,
             Target::Index(index) => device.index == index,
@@ -430,12 +389,12 @@ impl Poller {
     fn execute(&mut self, command: Command) -> bool {
         match (command, &mut self.state) {
             (Command::Quit, _) => return false,
-            (Command::List(name), State::Open(session)) => session.request(name),
-            (Command::Skip(name, skip), state) => {
-                self.arguments.skip.retain(|(Uuid(skipped), _)| *skipped != name);
-                self.arguments.skip.push((Uuid(name), skip));
+            (Command::List(Uuid(name)), State::Open(session)) => session.request(name),
+            (Command::Skip(uuid, skip), state) => {
+                self.arguments.skip.retain(|(skipped, _)| *skipped != uuid);
+                self.arguments.skip.push((uuid, skip));
                 if let State::Open(session) = state {
-                    session.set_skip(name, skip);
+                    session.set_skip(uuid.0, skip);
                 }
             }
             (Command::Release(seconds), _) => {

@@ -1,4 +1,4 @@
-//! Protocol between the daemon and its NVML child (the poller): the child's arguments and output, and UUIDs as text.
+//! Protocol between the daemon and its NVML child (the poller): the child's arguments, commands and output; UUIDs as text.
 
 use super::call_state::{Call, CallState, CallStateWriter};
 use super::schedule::Skip;
@@ -61,6 +61,20 @@ impl Arguments {
         let arguments = serde_json::from_str(args.next()?.to_str()?).ok()?;
         args.next().is_none().then_some(arguments)
     }
+}
+
+/// A command to the poller, written as one line of JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) enum Command {
+    /// Read the process lists of this device soon.
+    List(Uuid),
+    /// Skip these calls of the device from now on.
+    Skip(Uuid, Skip),
+    /// Close NVML, and open it again after this number of seconds.
+    Release(u64),
+    /// Open NVML again now.
+    Resume,
+    Quit,
 }
 
 /// UUID of a device, with its conversion to and from JSON.

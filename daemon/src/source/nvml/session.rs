@@ -93,7 +93,7 @@ pub(crate) enum Next {
 pub(crate) struct Session {
     gpus: Box<dyn Gpus>,
     schedule: Schedule,
-    /// State of each device, in the order of [`Gpus::devices`].
+    /// State of each device, in the order of the library's inventory.
     devices: Vec<DeviceState>,
     /// Interval for reading a graphics or MPS list that was empty (ns).
     extra_interval_ns: u64,
@@ -130,7 +130,7 @@ impl Session {
     ) -> Session {
         let now = now_ns();
         // A device's slot is one byte, and 255 means no device.
-        let count = gpus.devices().len().min(usize::from(gpumem_wire::NONE_DEVICE));
+        let count = gpus.inventory().devices.len().min(usize::from(gpumem_wire::NONE_DEVICE));
         let mut session = Session {
             gpus,
             schedule: Schedule::new(settings, count, now),
@@ -147,15 +147,15 @@ impl Session {
             events: Vec::new(),
             broken: None,
         };
-        session.write_facts(None, &session.gpus.facts(None), out);
+        session.write_facts(None, &session.gpus.inventory().facts, out);
         for index in 0..count {
-            let name = session.gpus.devices()[index].name;
+            let name = session.gpus.inventory().devices[index].name;
             let skip = skips.iter().find(|(Uuid(skipped), _)| *skipped == name);
             let skip = skip.map_or(Skip::Nothing, |&(_, skip)| skip);
             session.schedule.set_skip(index, skip);
             if skip == Skip::All {
                 session.announce(index, out);
-                session.write_facts(Some(index), &session.gpus.facts(Some(index)), out);
+                session.write_facts(Some(index), &session.gpus.inventory().devices[index].facts, out);
                 continue;
             }
             out.set_call(Call::Device(index as u8));
@@ -170,7 +170,7 @@ impl Session {
 
     /// Writes the record that describes a device.
     fn announce(&self, index: usize, out: &mut FrameWriter) {
-        let device = &self.gpus.devices()[index];
+        let device = &self.gpus.inventory().devices[index];
         let (uuid, id) = match device.name {
             DeviceName::Mig(uuid) => (uuid, DeviceIdKind::Mig),
             DeviceName::Gpu(uuid) => (uuid, DeviceIdKind::Gpu),
@@ -199,16 +199,16 @@ impl Session {
             1 => "1 device".to_owned(),
             count => format!("{count} devices"),
         };
-        let doubt = match self.gpus.pids() {
+        let doubt = match self.gpus.inventory().pids {
             Pids::Trusted => "",
             Pids::ForeignBytes | Pids::Foreign => {
                 "; this driver confuses PID namespaces: bytes per process are omitted (run gpumemd in the host's)"
             }
         };
-        let unnamed = self.gpus.unnamed().iter();
+        let unnamed = self.gpus.inventory().unnamed.iter();
         let unnamed: String =
             unnamed.map(|(gpu, code)| format!("; GPU {gpu} cannot be identified: {code}")).collect();
-        format!("{}, {devices}{unnamed}{doubt}", self.gpus.description())
+        format!("{}, {devices}{unnamed}{doubt}", self.gpus.inventory().description)
     }
 
     /// Requests a reading of this device's process lists soon.
@@ -231,7 +231,7 @@ impl Session {
             DeviceName::Gpu(uuid) | DeviceName::Mig(uuid) => Some(uuid),
             DeviceName::Ordinal(_) => None,
         };
-        let devices = self.gpus.devices().iter().take(self.devices.len());
+        let devices = self.gpus.inventory().devices.iter().take(self.devices.len());
         let is_same = |other: DeviceName| other == name || uuid(other).is_some() && uuid(other) == uuid(name);
         devices.map(|device| device.name).position(is_same)
     }
@@ -434,7 +434,7 @@ impl Session {
     fn write_rows(&mut self, index: usize, failed: Option<Code>, out: &mut FrameWriter) {
         let now = now_ns();
         let stamp = |pid| Stamp { thread: pid, ..at(index, now) };
-        let (start_ticks, doubt) = match self.gpus.pids() {
+        let (start_ticks, doubt) = match self.gpus.inventory().pids {
             Pids::Trusted => (0, None),
             Pids::ForeignBytes => (0, Some(Absence::WrongNamespace)),
             Pids::Foreign => (NOT_OUR_PID, Some(Absence::WrongNamespace)),

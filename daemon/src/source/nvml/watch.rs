@@ -10,11 +10,10 @@
 
 mod standby;
 
-use super::Command;
 use super::answer::Code;
 use super::call_state::{Call, CallState};
 use super::hung::{Actions, HungDevices};
-use super::protocol::{Arguments, SECOND, launch, limit};
+use super::protocol::{Arguments, Command, SECOND, launch, limit};
 use super::translate::Translator;
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
@@ -108,11 +107,10 @@ struct Poller {
 }
 
 impl Poller {
-    /// Sends command lines; a full pipe loses them. A poller that reads nothing is detected by its call state.
-    async fn write(&mut self, lines: &str) {
-        if !lines.is_empty() {
-            let _ = timeout(Duration::from_millis(100), self.stdin.write_all(lines.as_bytes())).await;
-        }
+    /// Sends a command; a full pipe loses it. A poller that reads nothing is detected by its call state.
+    async fn send(&mut self, command: Command) {
+        let line = format!("{}\n", serde_json::to_string(&command).unwrap_or_default());
+        let _ = timeout(Duration::from_millis(100), self.stdin.write_all(line.as_bytes())).await;
     }
 }
 
@@ -196,7 +194,7 @@ impl Watch {
             match timeout_at(end, self.commands.recv()).await {
                 Err(_) => return true,
                 Ok(None) => return false,
-                Ok(Some(command)) => drop(self.note(&command)),
+                Ok(Some(command)) => self.note(command),
             }
         }
     }
@@ -229,25 +227,18 @@ impl Watch {
         Ok(Poller { child, stdin, stdout, call_state, unread: Vec::with_capacity(16 * 1024) })
     }
 
-    /// Stores what a command means for future pollers. Returns the command line for the current poller.
-    fn note(&mut self, command: &Command) -> String {
-        if let Command::Release(_) = command {
-            self.hung.release();
-            self.abandon_stuck();
-            self.next = None; // dropping kills it
-        }
-        let status = &mut self.translator().status;
+    /// Stores what a command means for future pollers.
+    fn note(&mut self, command: Command) {
         match command {
-            Command::Hint(device) => format!("list {device}\n"),
-            Command::Release(time) => {
-                let seconds = time.as_secs_f64().ceil() as u64;
-                status.released_until_ns = Some(now_ns().saturating_add(seconds.saturating_mul(SECOND)));
-                format!("release {seconds}\n")
+            Command::Release(seconds) => {
+                self.hung.release();
+                self.abandon_stuck();
+                self.next = None; // dropping kills it
+                let until = now_ns().saturating_add(seconds.saturating_mul(SECOND));
+                self.translator().status.released_until_ns = Some(until);
             }
-            Command::Resume => {
-                status.released_until_ns = None;
-                "resume\n".to_owned()
-            }
+            Command::Resume => self.translator().status.released_until_ns = None,
+            Command::List(_) | Command::Skip(..) | Command::Quit => {}
         }
     }
 
@@ -279,8 +270,8 @@ impl Watch {
                 }
                 command = self.commands.recv() => {
                     let Some(command) = command else { break End::Done };
-                    let line = self.note(&command);
-                    poller.write(&line).await;
+                    self.note(command);
+                    poller.send(command).await;
                 }
                 _ = ticks.tick() => {
                     let stalled = poller.call_state.stalled_for(tick);
@@ -297,12 +288,14 @@ impl Watch {
                     }
                     poller = self.check_stuck(poller, tick).await;
                     self.check_next(tick);
-                    let Actions { lines, needs_reopen } =
+                    let Actions { command, needs_reopen } =
                         self.hung.tick(tick, &self.settings, &mut lock(&self.translator));
                     self.needs_reopen |= needs_reopen;
-                    poller.write(&lines).await;
-                    for stuck in &mut self.stuck {
-                        stuck.poller.write(&lines).await;
+                    if let Some(command) = command {
+                        poller.send(command).await;
+                        for stuck in &mut self.stuck {
+                            stuck.poller.send(command).await;
+                        }
                     }
                     self.update_counters();
                     self.send().await; // records of what changed in this tick
@@ -398,7 +391,7 @@ impl Watch {
     async fn end_poller(&mut self, mut poller: Poller, end: &End) {
         if let End::Done = end {
             // A poller that still reads commands can shut NVML down properly.
-            poller.write("quit\n").await;
+            poller.send(Command::Quit).await;
             drop(poller.stdin);
             if timeout(Duration::from_millis(500), poller.child.wait()).await.is_ok() {
                 return;

@@ -1,6 +1,8 @@
 use super::*;
 use crate::config::NvmlSettings;
+use crate::source::nvml::schedule::Skip;
 use crate::source::nvml::session::tests::{FakeGpus, said};
+use gpumem_ledger::DeviceName;
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -78,12 +80,12 @@ fn arguments_are_read_as_they_were_written() {
 
 #[test]
 fn orders_are_lines_and_nothing_else() {
-    let name = DeviceName::Gpu([0x11; 16]);
+    let name = Uuid(DeviceName::Gpu([0x11; 16]));
     let mut orders = CommandReader::default();
-    assert_eq!(orders.take(b"rele"), []);
-    assert_eq!(orders.take(b"ase 60\nlist GPU-1"), [Command::Release(60)]);
-    let rest =
-        format!("1{}\nquit\nlist nonsense\nrelease\nresume now\n\n", &name.to_string()["GPU-11".len()..]);
+    assert_eq!(orders.take(b"{\"Rele"), []);
+    assert_eq!(orders.take(b"ase\":60}\n{\"List\":\"GPU-1"), [Command::Release(60)]);
+    let rest = &name.0.to_string()["GPU-1".len()..];
+    let rest = format!("{rest}\"}}\n\"Quit\"\n{{\"List\":\"nonsense\"}}\n\"Release\"\n\"Resume\" now\n\n");
     assert_eq!(orders.take(rest.as_bytes()), [Command::List(name), Command::Quit]);
     orders.take(&[b'x'; 10_000]);
     assert!(orders.pending.len() <= 4096);

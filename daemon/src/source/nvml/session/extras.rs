@@ -39,7 +39,7 @@ impl Session {
     /// Reads whether the driver's accounting is on, and writes the device's facts if they have changed.
     pub(super) fn read_accounting(&mut self, index: usize, out: &mut FrameWriter) {
         let is_accounting = self.gpus.is_accounting(index);
-        let mut facts = self.gpus.facts(Some(index));
+        let mut facts = self.gpus.inventory().devices[index].facts.clone();
         if is_accounting {
             facts.push(("accounting", "1".to_owned()));
         }
@@ -72,7 +72,7 @@ impl Session {
                 EventKind::Other => continue,
             };
             // An event that names no instance may concern any instance of the GPU.
-            for (index, device) in self.gpus.devices().iter().enumerate().take(self.devices.len()) {
+            for (index, device) in self.gpus.inventory().devices.iter().enumerate().take(self.devices.len()) {
                 let names_other =
                     event.instance.is_some_and(|named| device.instance.is_some_and(|of| of != named));
                 if device.index == gpu && !names_other {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::source::nvml::answer::{EventKind, MemoryLimit};
-use crate::source::nvml::library::Device;
+use crate::source::nvml::library::{Device, Inventory};
 use gpumem_wire::Record;
 use gpumem_wire::frame::records;
 use std::cell::{Cell, RefCell};
@@ -21,14 +21,13 @@ type Peaks = Vec<(u32, u64)>;
 #[derive(Clone)]
 pub(crate) struct FakeGpus {
     pub answers: Rc<RefCell<Vec<Answers>>>,
-    pub pids: Pids,
     pub calls: Rc<RefCell<Vec<(usize, List)>>>,
     /// Accounted peaks by pid; `None`: accounting is off.
     pub accounted: Rc<RefCell<Option<Peaks>>>,
     pub slow_accounting: Rc<std::cell::Cell<Duration>>,
     pub events: Rc<RefCell<Vec<(u16, Event)>>>,
     pub unbinding: Rc<Cell<Option<u32>>>,
-    devices: Vec<Device>,
+    inventory: Inventory,
 }
 
 pub(crate) fn charge(pid: u32, bytes: u64) -> Charge {
@@ -50,24 +49,30 @@ impl FakeGpus {
             index: index.into(),
             model: "model".to_owned(),
             instance: None,
-            hides: false,
+            hides_instances: false,
+            facts: Vec::new(),
         };
         FakeGpus {
             answers: Rc::new(RefCell::new(vec![answers; count.into()])),
-            pids: Pids::Trusted,
             calls: Rc::default(),
             accounted: Rc::default(),
             slow_accounting: Rc::default(),
             events: Rc::default(),
             unbinding: Rc::default(),
-            devices: (0..count).map(device).collect(),
+            inventory: Inventory {
+                devices: (0..count).map(device).collect(),
+                unnamed: Vec::new(),
+                pids: Pids::Trusted,
+                facts: Vec::new(),
+                description: "a variable".to_owned(),
+            },
         }
     }
 }
 
 impl Gpus for FakeGpus {
-    fn devices(&self) -> &[Device] {
-        &self.devices
+    fn inventory(&self) -> &Inventory {
+        &self.inventory
     }
     fn memory(&mut self, device: usize) -> Result<Memory, Code> {
         self.answers.borrow()[device].memory
@@ -76,9 +81,6 @@ impl Gpus for FakeGpus {
         self.calls.borrow_mut().push((device, list));
         charges.extend(self.answers.borrow()[device].lists[list as usize].clone()?);
         Ok(())
-    }
-    fn pids(&self) -> Pids {
-        self.pids
     }
     fn accounted_peak(&mut self, _device: usize, pid: u32) -> Result<u64, Code> {
         std::thread::sleep(self.slow_accounting.get());
@@ -98,17 +100,8 @@ impl Gpus for FakeGpus {
     fn memory_limit(&mut self, _device: usize, _group: &str) -> Result<MemoryLimit, Code> {
         Err(Code::FUNCTION_NOT_FOUND)
     }
-    fn facts(&self, _device: Option<usize>) -> Facts {
-        Vec::new()
-    }
     fn has_changed(&mut self, _enter: &mut dyn FnMut(u16)) -> bool {
         false
-    }
-    fn unnamed(&self) -> &[(u16, Code)] {
-        &[]
-    }
-    fn description(&self) -> &str {
-        "a variable"
     }
 }
 
@@ -204,7 +197,7 @@ fn what_is_not_available_is_absent_with_its_reason() {
         (Pids::ForeignBytes, "pid 10 WrongNamespace lists 1"),
         (Pids::Foreign, "pid 10 WrongNamespace lists 1 stranger"),
     ] {
-        gpus.pids = pids;
+        gpus.inventory.pids = pids;
         let mut run = run(&gpus);
         run.set(0, List::Compute, Ok(row.clone()));
         let rows: Vec<String> = run.reading(0).into_iter().filter(|line| line.starts_with("pid")).collect();
@@ -368,10 +361,10 @@ fn time_in_accounting_calls_is_lock_time() {
 #[test]
 fn faults_are_those_of_the_instance_that_the_driver_names() {
     let mut gpus = FakeGpus::new(3);
-    gpus.devices[0].index = 0;
-    gpus.devices[1].index = 0;
-    gpus.devices[2].index = 1;
-    (gpus.devices[0].instance, gpus.devices[1].instance) = (Some((1, 0)), Some((2, 0)));
+    gpus.inventory.devices[0].index = 0;
+    gpus.inventory.devices[1].index = 0;
+    gpus.inventory.devices[2].index = 1;
+    (gpus.inventory.devices[0].instance, gpus.inventory.devices[1].instance) = (Some((1, 0)), Some((2, 0)));
     let mut run = run(&gpus);
     let xid = |number, instance| Event { kind: EventKind::Xid(number), instance };
     gpus.events.borrow_mut().extend([(0, xid(31, Some((2, 0)))), (0, xid(79, None)), (1, xid(13, None))]);
@@ -396,7 +389,7 @@ fn faults_are_those_of_the_instance_that_the_driver_names() {
 #[test]
 fn an_instance_is_found_by_its_uuid_alone() {
     let mut gpus = FakeGpus::new(2);
-    gpus.devices[1].name = DeviceName::Mig([7; 16]);
+    gpus.inventory.devices[1].name = DeviceName::Mig([7; 16]);
     let run = run(&gpus);
     assert_eq!(run.session.index(DeviceName::Gpu([7; 16])), Some(1));
     assert_eq!(run.session.index(DeviceName::Gpu([8; 16])), None);

@@ -3,7 +3,7 @@
 use super::super::answer::Code;
 use super::super::call_state::Call;
 use super::super::hung::{HungDevices, Pending};
-use super::super::protocol::limit;
+use super::super::protocol::{Command, limit};
 use super::super::translate::PollerState;
 use super::{MAX_STUCK, Poller, Watch};
 use crate::os::lock;
@@ -169,7 +169,7 @@ impl Watch {
             translator.status.poller_pid = poller.child.id();
         }
         self.send().await;
-        previous.write("quit\n").await;
+        previous.send(Command::Quit).await;
         // The previous poller shuts NVML down, or is killed after this time.
         tokio::spawn(async move {
             let _ = timeout(Duration::from_millis(500), previous.child.wait()).await;
