@@ -17,7 +17,7 @@ mod parse;
 use crate::config::KernelSettings;
 use crate::os::lock;
 use gpumem_ledger::ProcessKey;
-use groups::{Counted, Groups};
+use groups::{GroupKills, Groups, killed_group};
 use log::Log;
 use parse::LogEvent;
 use std::collections::{BTreeMap, VecDeque};
@@ -26,10 +26,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Maximum number of remembered reports about processes that have not ended yet; the oldest are dropped.
-const NOTES: usize = 256;
+const MAX_NOTES: usize = 256;
 /// Age (ns) above which a report no longer explains the end of a process.
-const LATELY_NS: u64 = 120_000_000_000;
+const RECENT_NS: u64 = 120_000_000_000;
 
+/// Whether the kernel's log can be read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Status {
     /// Path of the kernel's log; `None` if reading it is disabled.
@@ -46,35 +47,43 @@ pub(crate) struct Kernel(Arc<Mutex<State>>);
 struct State {
     log: Option<Log>,
     groups: Groups,
+    /// Reports about processes that have not ended, newest first.
     notes: VecDeque<Note>,
     /// Control group named by the preceding line of the log. Older kernels write that line without a pid.
     group: Option<String>,
-    counted: BTreeMap<ProcessKey, Counted>,
+    /// Kills in the control groups of each process when it began.
+    kills: BTreeMap<ProcessKey, Vec<GroupKills>>,
 }
 
+/// What the log has reported about a process. The table has at most one note for each pid.
 #[derive(Debug, Default)]
 struct Note {
     pid: u32,
-    heard_ns: u64,
+    /// Time at which the report was read (ns).
+    read_ns: u64,
     /// Cause of a kill: `host` or `cgroup`; `None` until the log reports the kill itself.
     killed: Option<&'static str>,
+    /// Control group whose limit was the cause.
     group: Option<String>,
+    /// Memory limit of that group.
     limit_bytes: Option<u64>,
+    /// Number of a GPU driver's fault.
     xid: Option<u64>,
+    /// Line of the log that reports the kill or the fault.
     line: String,
 }
 
 impl Kernel {
     /// Starts reading the kernel's log at its end.
     pub(crate) fn new(settings: &KernelSettings) -> Self {
-        let desk = State {
+        let state = State {
             log: settings.log.as_deref().map(Log::open),
             groups: Groups::new(&settings.groups, Path::new("/proc")),
             notes: VecDeque::new(),
             group: None,
-            counted: BTreeMap::new(),
+            kills: BTreeMap::new(),
         };
-        Kernel(Arc::new(Mutex::new(desk)))
+        Kernel(Arc::new(Mutex::new(state)))
     }
 
     /// Reads and parses the new lines of the kernel's log.
@@ -84,41 +93,34 @@ impl Kernel {
 
     /// Stores the kill counts of a new process's control groups, for comparison when it ends.
     pub(crate) fn note_start(&self, key: ProcessKey) {
-        let mut desk = self.lock();
-        if let Some(counted) = desk.groups.count(key.pid) {
-            desk.counted.insert(key, counted);
+        let mut state = self.lock();
+        if let Some(kills) = state.groups.count(key.pid) {
+            state.kills.insert(key, kills);
         }
     }
 
     /// Returns the reason for the end of a process as `key=value` lines; empty if unknown.
     pub(crate) fn end_facts(&self, key: ProcessKey, now_ns: u64) -> String {
-        let mut desk = self.lock();
-        desk.look(now_ns);
-        let counted = desk.counted.remove(&key);
-        let mut lines = String::new();
-        let mut is_killed = false;
-        let (mine, others) =
-            std::mem::take(&mut desk.notes).into_iter().partition(|note: &Note| note.pid == key.pid);
-        desk.notes = others;
-        let mine: VecDeque<Note> = mine;
-        for note in mine.iter().filter(|note| now_ns.saturating_sub(note.heard_ns) < LATELY_NS) {
-            is_killed |= note.killed.is_some();
-            note.append(&mut lines);
-        }
-        if let Some(risen) =
-            counted.filter(|_| !is_killed).and_then(|before| desk.groups.killed_group(&before))
+        let mut state = self.lock();
+        state.look(now_ns);
+        let kills = state.kills.remove(&key);
+        let note = state.remove_note(key.pid, now_ns).unwrap_or_default();
+        let mut lines = note.lines();
+        if note.killed.is_none()
+            && let Some((group, limit_bytes)) = kills.as_deref().and_then(killed_group)
         {
-            let _ = writeln!(lines, "host_oom=count\nhost_oom_ns={now_ns}\nhost_oom_cgroup={}", risen.group);
-            if let Some(limit_bytes) = risen.limit_bytes {
+            let _ = writeln!(lines, "host_oom=count\nhost_oom_ns={now_ns}\nhost_oom_cgroup={group}");
+            if let Some(limit_bytes) = limit_bytes {
                 let _ = writeln!(lines, "host_oom_limit={limit_bytes}");
             }
         }
         lines
     }
 
+    /// Returns whether the log can be read.
     pub(crate) fn status(&self) -> Status {
-        let desk = self.lock();
-        let log = desk.log.as_ref();
+        let state = self.lock();
+        let log = state.log.as_ref();
         Status { log: log.map(|log| log.path().to_owned()), problem: log.and_then(Log::problem) }
     }
 
@@ -131,77 +133,81 @@ impl State {
     fn look(&mut self, now_ns: u64) {
         let Some(log) = &mut self.log else { return };
         for line in log.read(now_ns) {
-            if let Some(told) = parse::parse(&line) {
-                self.hear(told, &line, now_ns);
+            if let Some(event) = parse::parse(&line) {
+                self.note(event, &line, now_ns);
             }
         }
     }
 
-    fn hear(&mut self, told: LogEvent, line: &str, now_ns: u64) {
-        match told {
+    /// Stores an event of the log.
+    fn note(&mut self, event: LogEvent, line: &str, now_ns: u64) {
+        match event {
             LogEvent::Limit { group } => self.group = Some(group),
-            LogEvent::Constraint { pid, group } => {
-                let note = Note { group, ..self.take(pid, now_ns) };
-                self.notes.push_back(note);
-            }
+            LogEvent::Constraint { pid, group } => self.note_mut(pid, now_ns).group = group,
             LogEvent::Killed { pid, in_group } => {
-                let mut note = self.take(pid, now_ns);
-                note.group = note.group.take().or(self.group.take());
+                let limit_group = self.group.take();
+                let note = self.note_mut(pid, now_ns);
+                note.group = note.group.take().or(limit_group);
                 let is_of_group = in_group.unwrap_or(note.group.is_some());
-                let group = note.group.as_deref().filter(|_| is_of_group);
-                note.limit_bytes = group.and_then(|group| self.groups.limit(group));
                 note.killed = Some(if is_of_group { "cgroup" } else { "host" });
                 note.line = parse::harmless(line);
-                self.notes.push_back(note);
+                let group = note.group.clone().filter(|_| is_of_group);
+                let limit_bytes = group.and_then(|group| self.groups.limit(&group));
+                self.note_mut(pid, now_ns).limit_bytes = limit_bytes;
             }
             LogEvent::Xid { pid: Some(pid), xid } => {
-                let mut note = self.take(pid, now_ns);
+                let note = self.note_mut(pid, now_ns);
                 // Replace only Xid 43 and 45, which are consequences of other faults.
                 if note.xid.is_none_or(|known| matches!(known, 43 | 45)) {
-                    (note.xid, note.heard_ns) = (Some(xid), now_ns);
+                    (note.xid, note.read_ns) = (Some(xid), now_ns);
                     note.line = parse::harmless(line);
                 }
-                self.notes.push_back(note);
             }
             // Ignore an Xid without a pid; NVML reports it as well, with its device.
             LogEvent::Xid { pid: None, .. } => {}
         }
     }
 
-    /// Removes and returns the recent note of a pid, or returns a new one. The caller must put it back.
-    fn take(&mut self, pid: u32, now_ns: u64) -> Note {
-        let known = self.notes.iter().position(|note| note.pid == pid).and_then(|at| self.notes.remove(at));
-        if self.notes.len() >= NOTES {
-            self.notes.pop_front();
-        }
-        let known = known.filter(|note| now_ns.saturating_sub(note.heard_ns) < LATELY_NS);
-        known.unwrap_or_else(|| Note { pid, heard_ns: now_ns, ..Note::default() })
+    /// Returns the recent note of a pid, or a new one.
+    fn note_mut(&mut self, pid: u32, now_ns: u64) -> &mut Note {
+        let known = self.remove_note(pid, now_ns);
+        self.notes.truncate(MAX_NOTES - 1);
+        let note = known.unwrap_or_else(|| Note { pid, read_ns: now_ns, ..Note::default() });
+        self.notes.push_front(note);
+        &mut self.notes[0]
+    }
+
+    /// Removes the note of a pid. Returns it if it is recent.
+    fn remove_note(&mut self, pid: u32, now_ns: u64) -> Option<Note> {
+        let at = self.notes.iter().position(|note| note.pid == pid)?;
+        self.notes.remove(at).filter(|note| now_ns.saturating_sub(note.read_ns) < RECENT_NS)
     }
 }
 
 impl Note {
-    fn append(&self, lines: &mut String) {
-        let mut line = |key: &str, value: &str| {
-            let _ = writeln!(lines, "{key}={value}");
+    /// Returns the report as `key=value` lines.
+    fn lines(&self) -> String {
+        let Note { read_ns, line, .. } = self;
+        let mut lines = String::new();
+        let mut add = |arguments: std::fmt::Arguments<'_>| {
+            let _ = writeln!(lines, "{arguments}");
         };
         if let Some(killed) = self.killed {
-            line("host_oom", killed);
-            line("host_oom_ns", &self.heard_ns.to_string());
-            line("host_oom_line", &self.line);
+            add(format_args!("host_oom={killed}\nhost_oom_ns={read_ns}\nhost_oom_line={line}"));
             if let Some(group) = self.group.as_ref().filter(|_| killed == "cgroup") {
-                line("host_oom_cgroup", &parse::harmless(group));
+                add(format_args!("host_oom_cgroup={}", parse::harmless(group)));
             }
             if let Some(limit_bytes) = self.limit_bytes {
-                line("host_oom_limit", &limit_bytes.to_string());
+                add(format_args!("host_oom_limit={limit_bytes}"));
             }
         }
         if let Some(xid) = self.xid {
-            line("xid", &xid.to_string());
-            line("xid_ns", &self.heard_ns.to_string());
+            add(format_args!("xid={xid}\nxid_ns={read_ns}"));
             if self.killed.is_none() {
-                line("xid_line", &self.line);
+                add(format_args!("xid_line={line}"));
             }
         }
+        lines
     }
 }
 

@@ -19,12 +19,12 @@ mod late_facts;
 mod parse;
 
 pub(crate) use cluster::Gpu;
-pub(crate) use facts::{Facts, cgroup};
-pub(crate) use parse::stat;
+pub(crate) use facts::{Facts, cgroup, try_read_stat};
+pub(crate) use parse::status;
 
 use crate::config::ProcessSettings;
 use crate::os::lock;
-use facts::{Commands, Look};
+use facts::CommandReader;
 use gpumem_ledger::ProcessKey;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -40,11 +40,7 @@ use tokio::sync::{Notify, OnceCell};
 /// Maximum number of remembered ended processes, which readings begun before their end may still name.
 const ENDED_KEPT: usize = 1024;
 /// Interval for checking whether processes without a pidfd have ended.
-const UNGUARDED_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Error: the process could not be checked, because no file descriptor was free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Blind;
+const NO_PIDFD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The daemon's process table. Clones share one table.
 #[derive(Debug, Clone)]
@@ -58,44 +54,66 @@ struct Inner {
     settings: ProcessSettings,
     /// Watches all pidfds; readable when one of the processes has ended. `None` if it cannot be created.
     epoll: Option<OwnedFd>,
+    /// The same descriptor registered with tokio, once [`Processes::gone`] was called.
     ready: OnceCell<Option<AsyncFd<OwnedFd>>>,
+    /// Notified when a process was removed from the table.
     ended: Notify,
     table: Mutex<Table>,
 }
 
 #[derive(Debug, Default)]
 struct Table {
+    /// Running processes by pid.
     live: HashMap<u32, Entry>,
     /// Ended processes that [`Processes::gone`] has not returned yet.
-    untold: VecDeque<Gone>,
+    unreported: VecDeque<Gone>,
     /// Processes added since the last [`Processes::newcomers`].
     newcomers: Vec<ProcessKey>,
     /// Recently ended processes with their uids, oldest first. A late reading may still name them.
-    lately: VecDeque<(ProcessKey, Option<u64>)>,
+    recently_ended: VecDeque<(ProcessKey, Option<u64>)>,
     /// Number of the last added entry. Epoll events contain it, to distinguish an entry from a later one with the same pid.
     generation: u32,
     /// Processes whose `ProcessFacts` have not been returned by [`Processes::take_facts`].
     unannounced: Vec<ProcessKey>,
     /// Processes of `unannounced` that have ended, with their facts.
-    parted: Vec<(ProcessKey, Arc<Facts>)>,
-    commands: Commands,
+    unannounced_ended: Vec<(ProcessKey, Arc<Facts>)>,
+    commands: CommandReader,
     users: facts::Users,
-    unguarded: usize,
-    sought: Vec<late_facts::LateFacts>,
+    /// Number of running processes without a pidfd.
+    without_pidfd: usize,
+    /// Processes for which some facts are retried.
+    late: Vec<late_facts::LateFacts>,
 }
 
 impl Table {
+    fn entry(&self, key: ProcessKey) -> Option<&Entry> {
+        self.live.get(&key.pid).filter(|entry| entry.key == key)
+    }
+
+    fn entry_mut(&mut self, key: ProcessKey) -> Option<&mut Entry> {
+        self.live.get_mut(&key.pid).filter(|entry| entry.key == key)
+    }
+
+    /// Lets [`Processes::take_facts`] return the facts of a process.
+    fn announce(&mut self, key: ProcessKey) {
+        if !self.unannounced.contains(&key) {
+            self.unannounced.push(key);
+        }
+    }
+
     fn note_ended(&mut self, key: ProcessKey, uid: Option<u64>) {
-        self.lately.push_back((key, uid));
-        if self.lately.len() > ENDED_KEPT {
-            self.lately.pop_front();
+        self.recently_ended.push_back((key, uid));
+        if self.recently_ended.len() > ENDED_KEPT {
+            self.recently_ended.pop_front();
         }
     }
 }
 
+/// A running process.
 #[derive(Debug)]
 struct Entry {
     key: ProcessKey,
+    /// See [`Table::generation`].
     generation: u32,
     /// `None` if the kernel has no pidfds (before 5.3) or descriptors ran out; then each identification reads /proc.
     pidfd: Option<OwnedFd>,
@@ -118,8 +136,8 @@ pub struct Gone {
 impl Gone {
     /// Returns the exit status as waitpid encodes it, if the pidfd or /proc already has it.
     pub(crate) fn status(&self) -> Option<u64> {
-        let told = self.pidfd.as_ref().and_then(crate::descriptors::exit_status);
-        told.or_else(|| {
+        let of_pidfd = self.pidfd.as_ref().and_then(crate::descriptors::exit_status);
+        of_pidfd.or_else(|| {
             let stat = facts::read_stat(&self.proc, self.key.pid)?;
             let is_it = stat.start_ticks == self.key.start_ticks && stat.has_ended();
             // /proc shows 0 to readers without permission. Readers with the same uid have permission, so their 0 is real.
@@ -164,38 +182,36 @@ impl Processes {
         self.try_identify(pid).ok().flatten()
     }
 
-    /// Like [`Processes::identify`], but fails if no descriptor was free.
-    pub(crate) fn try_identify(&self, pid: u32) -> Result<Option<ProcessKey>, Blind> {
+    /// Like [`Processes::identify`], but fails if no file descriptor was free, so that the process could not be checked.
+    pub(crate) fn try_identify(&self, pid: u32) -> std::io::Result<Option<ProcessKey>> {
         let mut table = self.lock();
         if let Some(entry) = table.live.get(&pid) {
             let key = entry.key;
-            if entry.pidfd.is_some() {
+            if entry.pidfd.is_some() || !self.has_ended(key) {
                 return Ok(Some(key));
             }
-            match facts::look(&self.inner.proc, pid) {
-                Look::Found(stat) if is_still(key, &stat) => return Ok(Some(key)),
-                Look::Blind => return Ok(Some(key)),
-                _ => self.end(&mut table, key),
-            }
+            self.end(&mut table, key);
         }
         let Some(known) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         let pidfd = pidfd_open(known, PidfdFlags::empty()).ok();
-        let lately = table.lately.iter().rev().map(|(key, _)| *key).find(|key| key.pid == pid);
-        let stat = match facts::look(&self.inner.proc, pid) {
-            Look::Found(stat) => stat,
-            Look::Gone => return Ok(lately),
-            Look::Blind => return Err(Blind),
-        };
+        let ended = table.recently_ended.iter().rev().map(|(key, _)| *key).find(|key| key.pid == pid);
+        let Some(stat) = try_read_stat(&self.inner.proc, pid)? else { return Ok(ended) };
         let key = ProcessKey { pid, start_ticks: stat.start_ticks };
-        let has_ended = stat.has_ended() || pidfd.as_ref().is_some_and(is_readable);
-        if has_ended {
-            // Another process may have taken the pid while /proc was read, so accept only the one in `lately`.
-            return Ok(lately.filter(|&lately| lately == key));
+        if stat.has_ended() || pidfd.as_ref().is_some_and(is_readable) {
+            // Another process may have taken the pid while /proc was read, so accept only the one that ended recently.
+            return Ok(ended.filter(|&ended| ended == key));
         }
         self.add(&mut table, key, pidfd, &stat);
         Ok(Some(key))
     }
 
+    /// Returns whether /proc shows that a process without a pidfd has ended; false if no file descriptor was free.
+    fn has_ended(&self, key: ProcessKey) -> bool {
+        let is_same = |stat: parse::Stat| stat.start_ticks == key.start_ticks && !stat.has_ended();
+        try_read_stat(&self.inner.proc, key.pid).is_ok_and(|stat| !stat.is_some_and(is_same))
+    }
+
+    /// Adds a running process to the table.
     fn add(&self, table: &mut Table, key: ProcessKey, pidfd: Option<OwnedFd>, stat: &parse::Stat) {
         table.generation = table.generation.wrapping_add(1);
         let generation = table.generation;
@@ -204,27 +220,28 @@ impl Processes {
             let events = epoll::EventFlags::IN;
             self.inner.epoll.as_ref().is_some_and(|epoll| epoll::add(epoll, pidfd, token, events).is_ok())
         });
-        table.unguarded += usize::from(pidfd.is_none());
+        table.without_pidfd += usize::from(pidfd.is_none());
         let facts = Arc::new(Facts::read(&self.inner.proc, key, stat, &mut table.users));
-        table.commands.ask(&self.inner.proc, key);
+        table.commands.request(&self.inner.proc, key);
         table.unannounced.push(key);
         table.newcomers.push(key);
-        table.sought.extend(late_facts::LateFacts::of(&self.inner.settings, key, &facts));
+        table.late.extend(late_facts::LateFacts::of_container(&self.inner.settings, key, &facts));
         table.live.insert(key.pid, Entry { key, generation, pidfd, facts, gpus: Vec::new() });
     }
 
+    /// Removes an ended process from the table.
     fn end(&self, table: &mut Table, key: ProcessKey) {
         let Some(entry) = table.live.remove(&key.pid) else { return };
-        table.unguarded -= usize::from(entry.pidfd.is_none());
+        table.without_pidfd -= usize::from(entry.pidfd.is_none());
         if table.unannounced.contains(&key) {
-            table.parted.push((key, Arc::clone(&entry.facts)));
+            table.unannounced_ended.push((key, Arc::clone(&entry.facts)));
         }
         // The pidfd stays open until the exit status is available, and epoll would report it repeatedly.
         if let (Some(epoll), Some(pidfd)) = (&self.inner.epoll, &entry.pidfd) {
             let _ = epoll::delete(epoll, pidfd);
         }
         let (proc, facts, uid) = (self.inner.proc.clone(), Arc::clone(&entry.facts), entry.facts.uid);
-        table.untold.push_back(Gone { key, facts, proc, pidfd: entry.pidfd });
+        table.unreported.push_back(Gone { key, facts, proc, pidfd: entry.pidfd });
         table.note_ended(key, uid);
         self.inner.ended.notify_one();
     }
@@ -232,11 +249,10 @@ impl Processes {
     /// Removes ended processes from the table. Costs one system call if none has ended. Sources call this before they identify
     /// the pids in a reading.
     pub(crate) fn sweep(&self) {
-        let mut table = self.lock();
-        self.sweep_into(&mut table);
+        self.sweep_table(&mut self.lock());
     }
 
-    fn sweep_into(&self, table: &mut Table) {
+    fn sweep_table(&self, table: &mut Table) {
         let Some(epoll) = &self.inner.epoll else { return };
         let mut events = Vec::with_capacity(64);
         loop {
@@ -257,15 +273,12 @@ impl Processes {
         }
     }
 
-    fn check_unguarded(&self) {
+    /// Removes ended processes without a pidfd from the table.
+    fn sweep_without_pidfd(&self) {
         let mut table = self.lock();
-        let unguarded = table.live.values().filter(|entry| entry.pidfd.is_none()).map(|entry| entry.key);
-        for key in unguarded.collect::<Vec<_>>() {
-            match facts::look(&self.inner.proc, key.pid) {
-                Look::Found(stat) if is_still(key, &stat) => {}
-                Look::Blind => {}
-                _ => self.end(&mut table, key),
-            }
+        let keys = table.live.values().filter(|entry| entry.pidfd.is_none()).map(|entry| entry.key);
+        for key in keys.filter(|&key| self.has_ended(key)).collect::<Vec<_>>() {
+            self.end(&mut table, key);
         }
     }
 
@@ -279,13 +292,13 @@ impl Processes {
         };
         let ready = self.inner.ready.get_or_init(make).await;
         loop {
-            let unguarded = {
+            let without_pidfd = {
                 let mut table = self.lock();
-                self.sweep_into(&mut table);
-                if let Some(gone) = table.untold.pop_front() {
+                self.sweep_table(&mut table);
+                if let Some(gone) = table.unreported.pop_front() {
                     return gone;
                 }
-                table.unguarded > 0
+                table.without_pidfd > 0
             };
             let readable = async {
                 match ready {
@@ -300,7 +313,7 @@ impl Processes {
             tokio::select! {
                 () = readable => {}
                 () = self.inner.ended.notified() => {}
-                () = tokio::time::sleep(UNGUARDED_INTERVAL), if unguarded => self.check_unguarded(),
+                () = tokio::time::sleep(NO_PIDFD_INTERVAL), if without_pidfd => self.sweep_without_pidfd(),
             }
         }
     }
@@ -308,20 +321,18 @@ impl Processes {
     /// Appends the `ProcessFacts` frames of new processes, and again with the command line when that has been read, which may
     /// take long. Callers put these frames in front of a batch about the processes.
     pub(crate) fn take_facts(&self, time_ns: u64, frames: &mut Vec<u8>) {
-        let mut table = self.lock();
-        let table = &mut *table;
+        let table = &mut *self.lock();
         for (key, command) in table.commands.take() {
-            let Some(entry) = table.live.get_mut(&key.pid).filter(|entry| entry.key == key) else { continue };
-            Arc::make_mut(&mut entry.facts).command = Some(command);
-            if !table.unannounced.contains(&key) {
-                table.unannounced.push(key);
+            if let Some(entry) = table.entry_mut(key) {
+                Arc::make_mut(&mut entry.facts).command = Some(command);
+                table.announce(key);
             }
         }
-        for (key, facts) in table.parted.drain(..) {
+        for (key, facts) in table.unannounced_ended.drain(..) {
             facts.append_frame(key, time_ns, frames);
         }
-        for key in table.unannounced.drain(..) {
-            if let Some(entry) = table.live.get(&key.pid).filter(|entry| entry.key == key) {
+        for key in std::mem::take(&mut table.unannounced) {
+            if let Some(entry) = table.entry(key) {
                 entry.facts.append_frame(key, time_ns, frames);
             }
         }
@@ -354,22 +365,22 @@ impl Processes {
     /// Returns the uid of a process that is running or ended recently.
     pub(crate) fn owner(&self, key: ProcessKey) -> Option<u64> {
         let table = self.lock();
-        let living = table.live.get(&key.pid).filter(|entry| entry.key == key);
-        let lately = || table.lately.iter().rev().find(|(ended, _)| *ended == key)?.1;
-        living.map_or_else(lately, |entry| entry.facts.uid)
+        match table.entry(key) {
+            Some(entry) => entry.facts.uid,
+            None => table.recently_ended.iter().rev().find(|(ended, _)| *ended == key)?.1,
+        }
     }
 
+    /// Returns the processes that were added since the last call and still run.
     pub(crate) fn newcomers(&self) -> Vec<ProcessKey> {
         let mut table = self.lock();
         let new = std::mem::take(&mut table.newcomers);
-        new.into_iter()
-            .filter(|key| table.live.get(&key.pid).is_some_and(|entry| entry.key == *key))
-            .collect()
+        new.into_iter().filter(|&key| table.entry(key).is_some()).collect()
     }
 
+    /// Returns the facts of a running process.
     pub(crate) fn facts(&self, key: ProcessKey) -> Option<Arc<Facts>> {
-        let table = self.lock();
-        table.live.get(&key.pid).filter(|entry| entry.key == key).map(|entry| Arc::clone(&entry.facts))
+        self.lock().entry(key).map(|entry| Arc::clone(&entry.facts))
     }
 
     #[cfg(test)]
@@ -387,10 +398,7 @@ impl Processes {
     }
 }
 
-fn is_still(key: ProcessKey, stat: &parse::Stat) -> bool {
-    stat.start_ticks == key.start_ticks && !stat.has_ended()
-}
-
+/// Returns whether the pidfd reports that its process has ended.
 fn is_readable(pidfd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(ready) if ready > 0)

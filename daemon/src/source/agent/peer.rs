@@ -20,6 +20,7 @@ use crate::source::process;
 use gpumem_ledger::ProcessKey;
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 use tokio::net::UnixStream;
 
 #[derive(Debug, thiserror::Error)]
@@ -212,18 +213,19 @@ impl Peer {
 /// this pid now.
 fn ended_start(pid: u32, claimed_ticks: Option<u64>) -> Result<u64, Unknown> {
     let claimed = claimed_ticks.filter(|&ticks| ticks != 0).ok_or(Unknown::Gone(pid))?;
-    let latest = match start_ticks(pid) {
-        Ok(found) => found.saturating_sub(1),
-        Err(Unknown::Gone(_)) => now_ticks(),
-        Err(error) => return Err(error),
-    };
+    let stat = process::try_read_stat(Path::new("/proc"), pid)?;
+    let latest = stat.map_or_else(now_ticks, |stat| stat.start_ticks.saturating_sub(1));
     if claimed <= latest { Ok(claimed) } else { Err(Unknown::StartTime { pid, found: latest, claimed }) }
 }
 
-/// Returns the time since boot in ticks, the unit of start times in /proc.
+/// Returns the length of a tick, the unit of start times in /proc, in ns.
+fn tick_ns() -> u64 {
+    1_000_000_000 / rustix::param::clock_ticks_per_second().max(1)
+}
+
+/// Returns the time since boot in ticks.
 fn now_ticks() -> u64 {
-    let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
-    crate::clock::since_boot().as_nanos() as u64 / tick_ns
+    crate::clock::since_boot().as_nanos() as u64 / tick_ns()
 }
 
 fn credentials(stream: &UnixStream) -> Result<(u32, u32), Unknown> {
@@ -234,31 +236,29 @@ fn credentials(stream: &UnixStream) -> Result<(u32, u32), Unknown> {
 
 /// Returns whether the process still exists with this pid and start time.
 fn is_there(key: ProcessKey) -> Result<bool, Unknown> {
-    match start_ticks(key.pid) {
-        Ok(ticks) => Ok(ticks == key.start_ticks),
-        Err(Unknown::Gone(_)) => Ok(false),
-        Err(error) => Err(error),
-    }
+    let stat = process::try_read_stat(Path::new("/proc"), key.pid)?;
+    Ok(stat.is_some_and(|stat| stat.start_ticks == key.start_ticks))
 }
 
 /// Returns whether the pidfd's process has this pid. After it was waited for, the kernel reports pid -1.
 fn has_pid(pidfd: &OwnedFd, pid: u32) -> Result<bool, Unknown> {
     let path = format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd());
     let info = std::fs::read_to_string(path)?;
-    let said = info.lines().find_map(|line| line.strip_prefix("Pid:"));
-    Ok(said.and_then(|said| said.trim().parse().ok()) == Some(pid))
+    let found = info.lines().find_map(|line| line.strip_prefix("Pid:"));
+    Ok(found.and_then(|found| found.trim().parse().ok()) == Some(pid))
 }
 
 /// Fails unless `uid` is the real or the effective user of the process. The real user owns the process; the effective one
 /// connects. The owner of /proc/PID is not checked: that is root for processes that may not be dumped.
 fn check_user(pid: u32, uid: u32) -> Result<(), Unknown> {
-    let status = std::fs::read(format!("/proc/{pid}/status")).map_err(|error| unread(pid, error))?;
-    let line = status.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"Uid:"));
-    let uids = line.and_then(|line| std::str::from_utf8(line).ok()).unwrap_or_default();
-    let mut uids = uids.split_ascii_whitespace().map(|uid| uid.parse::<u32>().ok());
-    let (real, effective) = (uids.next().flatten(), uids.next().flatten());
-    let owner = real.ok_or(Unknown::Gone(pid))?;
-    if owner == uid || effective == Some(uid) { Ok(()) } else { Err(Unknown::User { pid, uid, owner }) }
+    let text = std::fs::read(format!("/proc/{pid}/status")).map_err(|error| {
+        // If descriptors have run out, the process may still exist.
+        if is_out_of_descriptors(&error) { Unknown::System(error) } else { Unknown::Gone(pid) }
+    })?;
+    let status = process::status(&text);
+    let owner = status.uid.and_then(|owner| u32::try_from(owner).ok()).ok_or(Unknown::Gone(pid))?;
+    let is_it = owner == uid || status.effective_uid == Some(uid.into());
+    if is_it { Ok(()) } else { Err(Unknown::User { pid, uid, owner }) }
 }
 
 /// Returns whether two start times are equal. /proc shows start times in the time namespace of the reader.
@@ -266,7 +266,7 @@ fn is_same_start(found: u64, claimed: u64, ahead_ns: i64) -> bool {
     if ahead_ns == 0 {
         return found == claimed;
     }
-    let tick_ns = 1_000_000_000 / i128::from(rustix::param::clock_ticks_per_second().max(1));
+    let tick_ns = i128::from(tick_ns());
     let theirs_ns = i128::from(found) * tick_ns - i128::from(ahead_ns);
     // Both times were rounded to ticks, so allow a difference of one tick.
     (i128::from(claimed) * tick_ns - theirs_ns).abs() <= tick_ns
@@ -290,17 +290,13 @@ fn time_offset_ns(pid: u32, clock: &str) -> i64 {
 
 /// Reads the start time in /proc/PID/stat, which also exists for a zombie.
 fn start_ticks(pid: u32) -> Result<u64, Unknown> {
-    let text = std::fs::read(format!("/proc/{pid}/stat")).map_err(|error| unread(pid, error))?;
-    process::stat(&text).map(|stat| stat.start_ticks).ok_or(Unknown::Gone(pid))
+    let stat = process::try_read_stat(Path::new("/proc"), pid)?;
+    stat.map(|stat| stat.start_ticks).ok_or(Unknown::Gone(pid))
 }
 
+/// Returns whether the error has this error number.
 fn is(error: &std::io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
-}
-
-/// Returns the error for a failed read. If descriptors have run out, the process may still exist.
-fn unread(pid: u32, error: std::io::Error) -> Unknown {
-    if is_out_of_descriptors(&error) { Unknown::System(error) } else { Unknown::Gone(pid) }
 }
 
 #[cfg(test)]

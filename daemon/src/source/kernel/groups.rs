@@ -11,28 +11,19 @@ const UNLIMITED: u64 = 1 << 60;
 
 #[derive(Debug)]
 pub(crate) struct Groups {
+    /// Directory of the control groups, for example /sys/fs/cgroup.
     root: PathBuf,
+    /// /proc, except in tests.
     proc: PathBuf,
 }
 
-/// A process's control group and the groups above it, innermost first, each with its number of kills.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Counted(Vec<Group>);
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Group {
+/// A memory control group, and its number of kills at some time.
+#[derive(Debug)]
+pub(crate) struct GroupKills {
     /// Path of the group as the kernel writes it.
     path: String,
     directory: PathBuf,
     kills: u64,
-}
-
-/// Control group in which a process was killed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct KilledGroup {
-    /// Path of the nearest group with a limit, or else of the group itself.
-    pub group: String,
-    pub limit_bytes: Option<u64>,
 }
 
 impl Groups {
@@ -40,35 +31,22 @@ impl Groups {
         Groups { root: root.to_owned(), proc: proc.to_owned() }
     }
 
-    pub(crate) fn count(&self, pid: u32) -> Option<Counted> {
+    /// Reads the kills of a process's control group and of the groups above it, innermost first. `None` if there are none.
+    pub(crate) fn count(&self, pid: u32) -> Option<Vec<GroupKills>> {
         let (root, path) = self.of_process(&read(&self.proc.join(pid.to_string()).join("cgroup"))?)?;
         let mut groups = Vec::new();
         let mut path = path.trim_end_matches('/');
         while !path.is_empty() && groups.len() < DEPTH {
             let directory = root.join(path.trim_start_matches('/'));
             if let Some(kills) = kills(&directory) {
-                groups.push(Group { path: path.to_owned(), directory, kills });
+                groups.push(GroupKills { path: path.to_owned(), directory, kills });
             }
             path = path.rsplit_once('/').map_or("", |(above, _)| above);
         }
-        (!groups.is_empty()).then_some(Counted(groups))
+        (!groups.is_empty()).then_some(groups)
     }
 
-    /// Compares the kills of the innermost group that still exists with those in `before`. If they have increased, returns the
-    /// nearest group with a limit.
-    pub(crate) fn killed_group(&self, before: &Counted) -> Option<KilledGroup> {
-        let there = before.0.iter().enumerate().find_map(|(at, group)| Some((at, kills(&group.directory)?)));
-        let (at, now) = there?;
-        let group = before.0.get(at).filter(|group| now > group.kills)?;
-        let limited = before.0.iter().skip(at).find_map(|group| Some((group, limit(&group.directory)?)));
-        Some(match limited {
-            Some((group, limit_bytes)) => {
-                KilledGroup { group: group.path.clone(), limit_bytes: Some(limit_bytes) }
-            }
-            None => KilledGroup { group: group.path.clone(), limit_bytes: None },
-        })
-    }
-
+    /// Returns the memory limit of the group with this path, if it has one.
     pub(crate) fn limit(&self, path: &str) -> Option<u64> {
         let inner = path.trim_start_matches('/');
         // A path from the log must not lead out of the directory of control groups.
@@ -93,6 +71,16 @@ impl Groups {
         let is_inside = !path.split('/').any(|part| part == "..");
         is_inside.then(|| (self.root.clone(), path.to_owned()))
     }
+}
+
+/// Compares the kills of the innermost group that still exists with those in `before`. If they have increased, returns the path
+/// and the limit of the nearest group with a limit, or else the path of the group itself.
+pub(crate) fn killed_group(before: &[GroupKills]) -> Option<(&str, Option<u64>)> {
+    let (at, now) = before.iter().enumerate().find_map(|(at, group)| Some((at, kills(&group.directory)?)))?;
+    let group = before.get(at).filter(|group| now > group.kills)?;
+    let limited =
+        before.iter().skip(at).find_map(|group| Some((&*group.path, Some(limit(&group.directory)?))));
+    Some(limited.unwrap_or((&group.path, None)))
 }
 
 /// Reads the number of kills from a group's directory, for either cgroup version.

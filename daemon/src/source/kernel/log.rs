@@ -13,13 +13,16 @@ const PIECE: usize = 16 * 1024;
 const PIECES: usize = 512;
 /// Maximum length of a line; longer lines are not from the kernel.
 const LINE: usize = 8 * 1024;
+/// Interval for opening the log again after an error (ns).
 const RETRY_NS: u64 = 30_000_000_000;
 
 /// The log, and the position up to which it has been read.
 #[derive(Debug)]
 pub(crate) struct Log {
     path: PathBuf,
+    /// The open log, or why it cannot be read.
     open: Result<Open, String>,
+    /// Time at which opening is tried again after an error (ns).
     next_try_ns: u64,
 }
 
@@ -30,6 +33,7 @@ struct Open {
     has_records: bool,
     inode: u64,
     is_regular: bool,
+    /// Number of bytes up to which the file has been read.
     at: u64,
     /// Bytes of the last line, if it is incomplete.
     rest: Vec<u8>,

@@ -103,7 +103,7 @@ fn a_log_that_is_not_there_is_said_and_one_that_is_replaced_is_followed() {
     place.say(&"Out of memory: Killed process 9 (b)\n".repeat(1000));
     (0..4).for_each(|_| kernel.look(64 * SECOND));
     let desk = kernel.0.lock().expect("unharmed");
-    assert!(desk.notes.len() <= NOTES);
+    assert!(desk.notes.len() <= MAX_NOTES);
 }
 
 #[test]

@@ -18,18 +18,20 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime};
 
+/// Maximum number of bytes read of a command line.
 const COMMAND_BYTES: u64 = 4096;
 /// Maximum number of ancestors (parent, its parent and so on) that are read.
 const ANCESTORS: usize = 64;
 /// Maximum number of bytes read from files other than the command line; these files are far smaller.
 const FILE_BYTES: u64 = 16 * 1024;
-/// Number of retries while the command line is empty (exec in progress), and their interval. An exec takes at most some ms.
+/// Number of retries while the command line is empty (exec in progress).
 const EXEC_TRIES: u32 = 5;
+/// Interval of these retries. An exec takes at most some ms.
 const EXEC_PAUSE: Duration = Duration::from_millis(5);
 /// Time without an answer after which a thread that reads command lines counts as stuck and is abandoned.
 const STUCK_AFTER: Duration = Duration::from_secs(2);
 /// Maximum number of abandoned threads. Above it, command lines stay unknown.
-const READERS: u32 = 8;
+const MAX_ABANDONED: u32 = 8;
 
 /// Facts of a process. Strings are safe to print and have no newlines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -58,23 +60,18 @@ pub struct Facts {
     pub inner_pid: Option<u32>,
 }
 
-pub(super) fn read_stat(proc: &Path, pid: u32) -> Option<parse::Stat> {
-    parse::stat(&read(proc, pid, "stat", FILE_BYTES)?)
-}
-
-pub(super) enum Look {
-    Found(parse::Stat),
-    Gone,
-    /// No file descriptor was free, so the process could not be checked.
-    Blind,
-}
-
-pub(super) fn look(proc: &Path, pid: u32) -> Look {
+/// Reads /proc/PID/stat; `None` if there is no such process.
+/// Errors: No file descriptor was free, so the process could not be checked.
+pub(crate) fn try_read_stat(proc: &Path, pid: u32) -> std::io::Result<Option<parse::Stat>> {
     match try_read(proc, pid, "stat", FILE_BYTES) {
-        Ok(text) => parse::stat(&text).map_or(Look::Gone, Look::Found),
-        Err(error) if is_out_of_descriptors(&error) => Look::Blind,
-        Err(_) => Look::Gone,
+        Ok(text) => Ok(parse::stat(&text)),
+        Err(error) if is_out_of_descriptors(&error) => Err(error),
+        Err(_) => Ok(None),
     }
+}
+
+pub(super) fn read_stat(proc: &Path, pid: u32) -> Option<parse::Stat> {
+    try_read_stat(proc, pid).ok().flatten()
 }
 
 /// Returns the path of a process's control group; see [`parse::cgroup`].
@@ -87,6 +84,7 @@ fn read(proc: &Path, pid: u32, file: &str, limit: u64) -> Option<Vec<u8>> {
     try_read(proc, pid, file, limit).ok()
 }
 
+/// Reads at most `limit` bytes of a file of the process.
 fn try_read(proc: &Path, pid: u32, file: &str, limit: u64) -> std::io::Result<Vec<u8>> {
     let mut text = Vec::new();
     File::open(proc.join(pid.to_string()).join(file))?.take(limit).read_to_end(&mut text)?;
@@ -94,9 +92,10 @@ fn try_read(proc: &Path, pid: u32, file: &str, limit: u64) -> std::io::Result<Ve
 }
 
 impl Facts {
+    /// Reads the facts of a running process, except its command line.
     pub(super) fn read(proc: &Path, key: ProcessKey, stat: &parse::Stat, users: &mut Users) -> Facts {
-        let status =
-            read(proc, key.pid, "status", FILE_BYTES).map(|text| parse::status(&text)).unwrap_or_default();
+        let status = read(proc, key.pid, "status", FILE_BYTES).unwrap_or_default();
+        let status = parse::status(&status);
         let cgroup = read(proc, key.pid, "cgroup", FILE_BYTES);
         let mut ancestors = Vec::new();
         let mut parent = stat.parent_pid;
@@ -106,28 +105,26 @@ impl Facts {
         }
         Facts {
             comm: parse::line(&stat.comm),
-            command: None,
             uid: status.uid,
             user: status.uid.and_then(|uid| users.name(uid)),
             cgroup: cgroup.as_deref().and_then(|text| parse::cgroup(text).map(parse::line)),
             place: cgroup.map(|text| Place::of_file(&String::from_utf8_lossy(&text))).unwrap_or_default(),
-            names: None,
-            mapped_job: None,
             parent_pid: stat.parent_pid,
             ancestors,
             inner_pid: status.inner_pid,
+            ..Facts::default()
         }
     }
 
     /// Returns the facts as `key=value` lines, the payload of `ProcessFacts`.
     pub(crate) fn lines(&self) -> String {
         let mut lines = String::new();
-        let mut line = |key: &str, value: &str| {
-            let _ = writeln!(lines, "{key}={value}");
-        };
-        line("comm", &self.comm);
         let (place, names) = (&self.place, self.names.as_ref());
+        let inner_pid = self.inner_pid.map(|pid| pid.to_string());
+        let ancestors: Vec<String> = self.ancestors.iter().map(u32::to_string).collect();
+        let ancestors = Some(ancestors.join(",")).filter(|pids| !pids.is_empty());
         for (key, value) in [
+            ("comm", Some(&*self.comm)),
             ("command", self.command.as_deref()),
             ("user", self.user.as_deref()),
             ("cgroup", self.cgroup.as_deref()),
@@ -139,17 +136,12 @@ impl Facts {
             ("namespace", names.map(|names| &*names.namespace)),
             ("container_name", names.map(|names| &*names.container)),
             (MAPPED_JOB, self.mapped_job.as_deref()),
+            ("ns_pid", inner_pid.as_deref()),
+            ("ancestors", ancestors.as_deref()),
         ] {
             if let Some(value) = value {
-                line(key, value);
+                let _ = writeln!(lines, "{key}={value}");
             }
-        }
-        if let Some(pid) = self.inner_pid {
-            line("ns_pid", &pid.to_string());
-        }
-        if !self.ancestors.is_empty() {
-            let pids: Vec<String> = self.ancestors.iter().map(u32::to_string).collect();
-            line("ancestors", &pids.join(","));
         }
         lines
     }
@@ -175,7 +167,9 @@ impl Facts {
 /// Reads names of users from /etc/passwd, again when the file has changed. Users of other directories are shown by number.
 #[derive(Debug, Default)]
 pub(super) struct Users {
+    /// Content of the file.
     text: String,
+    /// Time of the file's last change when it was read.
     changed: Option<SystemTime>,
 }
 
@@ -186,8 +180,7 @@ impl Users {
         let changed = fs::metadata(path).and_then(|file| file.modified()).ok();
         if changed != self.changed {
             let mut bytes = Vec::new();
-            let file = File::open(path).ok()?;
-            file.take(4 << 20).read_to_end(&mut bytes).ok()?;
+            File::open(path).ok()?.take(4 << 20).read_to_end(&mut bytes).ok()?;
             self.text = String::from_utf8_lossy(&bytes).into_owned();
             self.changed = changed;
         }
@@ -198,79 +191,80 @@ impl Users {
 
 /// Reads command lines on a thread of its own.
 #[derive(Debug, Default)]
-pub(super) struct Commands {
-    reader: Option<Reader>,
-    left_behind: u32,
+pub(super) struct CommandReader {
+    thread: Option<ReaderThread>,
+    /// Number of threads that were abandoned because they were stuck.
+    abandoned: u32,
 }
 
 #[derive(Debug)]
-struct Reader {
-    asked: mpsc::Sender<(PathBuf, ProcessKey)>,
-    told: mpsc::Receiver<(ProcessKey, Option<String>)>,
+struct ReaderThread {
+    requests: mpsc::Sender<(PathBuf, ProcessKey)>,
+    results: mpsc::Receiver<(ProcessKey, Option<String>)>,
     /// Number of requests that the thread has not answered.
     open: usize,
     /// Time of the thread's last answer, or of the first request after it.
     moved: Instant,
 }
 
-impl Commands {
-    pub(crate) fn ask(&mut self, proc: &Path, key: ProcessKey) {
-        let is_stuck = |reader: &Reader| reader.open > 0 && reader.moved.elapsed() > STUCK_AFTER;
-        if self.reader.as_ref().is_some_and(is_stuck) {
-            self.reader = None;
-            self.left_behind += 1;
+impl CommandReader {
+    /// Requests the command line of a process.
+    pub(crate) fn request(&mut self, proc: &Path, key: ProcessKey) {
+        let is_stuck = |thread: &mut ReaderThread| thread.open > 0 && thread.moved.elapsed() > STUCK_AFTER;
+        self.abandoned += u32::from(self.thread.take_if(is_stuck).is_some());
+        if self.thread.is_none() && self.abandoned < MAX_ABANDONED {
+            self.thread = ReaderThread::start();
         }
-        if self.reader.is_none() && self.left_behind < READERS {
-            self.reader = Reader::start();
-        }
-        if let Some(reader) = &mut self.reader {
-            if reader.open == 0 {
-                reader.moved = Instant::now();
+        if let Some(thread) = &mut self.thread {
+            if thread.open == 0 {
+                thread.moved = Instant::now();
             }
-            if reader.asked.send((proc.to_owned(), key)).is_ok() {
-                reader.open += 1;
-            }
+            thread.open += usize::from(thread.requests.send((proc.to_owned(), key)).is_ok());
         }
     }
 
+    /// Returns the command lines that have been read since the last call.
     pub(crate) fn take(&mut self) -> Vec<(ProcessKey, String)> {
-        let Some(reader) = self.reader.as_mut().filter(|reader| reader.open > 0) else { return Vec::new() };
+        let Some(thread) = self.thread.as_mut().filter(|thread| thread.open > 0) else { return Vec::new() };
         let mut commands = Vec::new();
-        while let Ok((key, command)) = reader.told.try_recv() {
-            reader.open -= 1;
-            reader.moved = Instant::now();
+        while let Ok((key, command)) = thread.results.try_recv() {
+            thread.open -= 1;
+            thread.moved = Instant::now();
             commands.extend(command.map(|command| (key, command)));
         }
         commands
     }
 }
 
-impl Reader {
-    fn start() -> Option<Reader> {
-        let (asked, asks) = mpsc::channel::<(PathBuf, ProcessKey)>();
-        let (tell, told) = mpsc::channel();
+impl ReaderThread {
+    fn start() -> Option<ReaderThread> {
+        let (requests, received) = mpsc::channel::<(PathBuf, ProcessKey)>();
+        let (sender, results) = mpsc::channel();
         let read_all = move || {
-            for (proc, key) in asks {
-                let mut text = read(&proc, key.pid, "cmdline", COMMAND_BYTES);
-                // Retry an empty command line: during an exec the new program name is set before the command line.
-                for _ in 0..EXEC_TRIES {
-                    if !text.as_ref().is_some_and(|text| text.is_empty()) {
-                        break;
-                    }
-                    std::thread::sleep(EXEC_PAUSE);
-                    text = read(&proc, key.pid, "cmdline", COMMAND_BYTES);
-                }
-                // Drop the result if another process has taken the pid meanwhile.
-                let is_same =
-                    || read_stat(&proc, key.pid).is_some_and(|stat| stat.start_ticks == key.start_ticks);
-                let command = text.and_then(|text| parse::command(&text)).filter(|_| is_same());
-                if tell.send((key, command)).is_err() {
+            for (proc, key) in received {
+                if sender.send((key, read_command(&proc, key))).is_err() {
                     return;
                 }
             }
         };
         let thread = std::thread::Builder::new().name("proc-cmdline".to_owned()).stack_size(128 * 1024);
         thread.spawn(read_all).ok()?;
-        Some(Reader { asked, told, open: 0, moved: Instant::now() })
+        Some(ReaderThread { requests, results, open: 0, moved: Instant::now() })
     }
+}
+
+/// Reads the command line of a process; `None` if it has none, or another process has taken the pid.
+fn read_command(proc: &Path, key: ProcessKey) -> Option<String> {
+    let mut text = read(proc, key.pid, "cmdline", COMMAND_BYTES)?;
+    // Retry an empty command line: during an exec the new program name is set before the command line.
+    for _ in 0..EXEC_TRIES {
+        if !text.is_empty() {
+            break;
+        }
+        std::thread::sleep(EXEC_PAUSE);
+        text = read(proc, key.pid, "cmdline", COMMAND_BYTES)?;
+    }
+    let command = parse::command(&text)?;
+    let stat = read_stat(proc, key.pid)?;
+    (stat.start_ticks == key.start_ticks).then_some(command)
 }

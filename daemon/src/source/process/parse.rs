@@ -1,5 +1,6 @@
 //! Parses the text of files in /proc. Names that processes choose for themselves cannot confuse these functions.
 
+/// Fields of /proc/PID/stat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stat {
     /// Name of the program as the kernel keeps it: up to 15 bytes of any value.
@@ -43,6 +44,8 @@ impl Stat {
 pub(crate) struct Status {
     /// Real user id.
     pub uid: Option<u64>,
+    /// Effective user id.
+    pub effective_uid: Option<u64>,
     /// Pid in the process's innermost PID namespace, if different.
     pub inner_pid: Option<u32>,
 }
@@ -51,15 +54,14 @@ pub(crate) struct Status {
 pub(crate) fn status(text: &[u8]) -> Status {
     let mut status = Status::default();
     for line in text.split(|&byte| byte == b'\n') {
-        let fields =
-            |rest: &'static [u8]| line.strip_prefix(rest).map(|rest| rest.split(|&byte| byte == b'\t'));
-        if let Some(mut fields) = fields(b"Uid:") {
-            status.uid = fields.find(|field| !field.is_empty()).and_then(number);
-        } else if let Some(fields) = fields(b"NSpid:") {
-            let pids: Vec<u64> = fields.filter_map(number).collect();
-            if let [_, .., inner] = pids[..] {
-                status.inner_pid = inner.try_into().ok();
-            }
+        let numbers = |name| {
+            let fields = line.strip_prefix(name)?.split(|&byte| byte == b'\t');
+            Some(fields.filter(|field| !field.is_empty()).map_while(number).collect::<Vec<u64>>())
+        };
+        if let Some(uids) = numbers(b"Uid:".as_slice()) {
+            (status.uid, status.effective_uid) = (uids.first().copied(), uids.get(1).copied());
+        } else if let Some([_, .., inner]) = numbers(b"NSpid:").as_deref() {
+            status.inner_pid = (*inner).try_into().ok();
         }
     }
     status
@@ -109,6 +111,7 @@ fn is_harmless(character: char) -> bool {
     !character.is_control() && !matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
+/// Returns the name of the user with this uid in the text of /etc/passwd.
 pub(crate) fn user_name(passwd: &str, uid: u64) -> Option<&str> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');
@@ -169,7 +172,7 @@ mod tests {
     #[test]
     fn status_tells_user_and_inner_pid() {
         let text = b"Name:\tUid:\\n\nUid:\t1500\t1501\t0\t0\nNSpid:\t4711\t12\t1\n";
-        assert_eq!(status(text), Status { uid: Some(1500), inner_pid: Some(1) });
+        assert_eq!(status(text), Status { uid: Some(1500), effective_uid: Some(1501), inner_pid: Some(1) });
         assert_eq!(status(b"Uid:\t0\t0\nNSpid:\t4711\n").inner_pid, None);
     }
 

@@ -123,16 +123,16 @@ fn without_a_pidfd_the_start_time_decides() {
     {
         let mut table = processes.lock();
         table.live.get_mut(&key.pid).expect("known").pidfd = None;
-        table.unguarded += 1;
+        table.without_pidfd += 1;
     }
     assert_eq!(processes.identify(child.id()), Some(key));
-    processes.check_unguarded();
+    processes.sweep_without_pidfd();
     assert_eq!(processes.len(), 1);
     child.kill().expect("killed");
     child.wait().expect("waited");
-    processes.check_unguarded();
+    processes.sweep_without_pidfd();
     assert!(processes.is_empty());
-    assert_eq!(processes.lock().unguarded, 0);
+    assert_eq!(processes.lock().without_pidfd, 0);
 }
 
 #[tokio::test]
@@ -192,7 +192,7 @@ fn names_and_jobs_are_found_when_they_are_there() {
         let entry = table.live.get_mut(&key.pid).expect("known");
         Arc::make_mut(&mut entry.facts).place.container = Some(id.clone());
         let facts = Arc::clone(&entry.facts);
-        table.sought.extend(late_facts::LateFacts::of(&processes.inner.settings, key, &facts));
+        table.late.extend(late_facts::LateFacts::of_container(&processes.inner.settings, key, &facts));
     }
     assert_eq!(said(&processes), "");
     std::fs::write(names.join(format!("train-0_ml_worker-{id}.log")), "").expect("written");
@@ -200,7 +200,7 @@ fn names_and_jobs_are_found_when_they_are_there() {
     for line in ["container=abababababab\n", "pod=train-0\n", "namespace=ml\n", "container_name=worker\n"] {
         assert!(facts.contains(line), "{facts}");
     }
-    assert!(processes.lock().sought.is_empty());
+    assert!(processes.lock().late.is_empty());
     child.kill().expect("killed");
     child.wait().expect("waited");
     std::fs::remove_dir_all(&dir).expect("removed");
