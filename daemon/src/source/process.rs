@@ -22,6 +22,7 @@ pub(crate) use cluster::Gpu;
 pub(crate) use facts::{Facts, cgroup, try_read_stat};
 pub(crate) use parse::status;
 
+use crate::clock::now_ns;
 use crate::config::ProcessSettings;
 use crate::os::lock;
 use facts::CommandReader;
@@ -339,25 +340,18 @@ impl Processes {
     }
 
     /// Appends the facts that /proc still has of a process that may have ended: name and user, until its parent waits for it.
-    pub(crate) fn last_facts(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
+    pub(crate) fn last_facts(&self, key: ProcessKey, frames: &mut Vec<u8>) {
         let stat = facts::read_stat(&self.inner.proc, key.pid);
         let Some(stat) = stat.filter(|stat| stat.start_ticks == key.start_ticks) else { return };
         let facts = Facts::read(&self.inner.proc, key, &stat, &mut self.lock().users);
-        facts.append_frame(key, time_ns, frames);
+        facts.append_frame(key, now_ns(), frames);
     }
 
     /// Appends facts of a process that had ended before /proc was read: its user, and the program name in its hello.
-    pub(crate) fn claimed_facts(
-        &self,
-        key: ProcessKey,
-        uid: u32,
-        program: &str,
-        time_ns: u64,
-        frames: &mut Vec<u8>,
-    ) {
+    pub(crate) fn claimed_facts(&self, key: ProcessKey, uid: u32, program: &str, frames: &mut Vec<u8>) {
         let mut table = self.lock();
         let facts = Facts::claimed(uid.into(), program, &mut table.users);
-        facts.append_frame(key, time_ns, frames);
+        facts.append_frame(key, now_ns(), frames);
         // Remember the process, because readings taken while it ran may still name it.
         table.note_ended(key, Some(uid.into()));
     }

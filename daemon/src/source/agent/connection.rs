@@ -7,9 +7,10 @@ use super::frames::{self, Fault, PacketCounts, Stream};
 use super::inherited_connections::{self, InheritedConnection};
 use super::memory::{self, Memory};
 use super::packet::Packet;
-use super::peer::{Caller, Peer};
+use super::peer::Peer;
 use super::post_mortem::{self, UnsentRecords};
 use super::reasons::{End, Refusal};
+use super::waiting_peers::ArrivedPeer;
 use super::{Agents, frame_now};
 use crate::clock;
 use crate::limits::agent_slots::{self, AgentSlot, Patience};
@@ -30,16 +31,11 @@ use tokio::sync::oneshot;
 const PACKETS_PER_TURN: usize = 8;
 
 /// Serves a new connection until it ends.
-pub(crate) async fn serve(
-    agents: Arc<Agents>,
-    stream: Arc<UnixStream>,
-    caller: Caller,
-    (slot, place): (AgentSlot, ConnectionPlace),
-) {
-    let uid = caller.uid();
-    match welcome(&agents, &stream, caller, (slot, place)).await {
-        Ok(Welcomed::Agent(connection)) => connection.run(&stream).await,
-        Ok(Welcomed::Answered) => agents.stats.add(Count::Asked, 1),
+pub(super) async fn serve(agents: Arc<Agents>, peer: ArrivedPeer, slot: AgentSlot) {
+    let (stream, uid) = (Arc::clone(&peer.stream), peer.caller.uid());
+    match welcome(&agents, peer, slot).await {
+        Ok(Some(connection)) => connection.run(&stream).await,
+        Ok(None) => agents.stats.add(Count::Asked, 1),
         Err(refusal) => agents.refuse(&stream, uid, &refusal),
     }
 }
@@ -83,13 +79,6 @@ async fn inherit(
     Ok((Box::new(connection), stream))
 }
 
-/// Result of a new connection's first packet.
-enum Welcomed {
-    Agent(Box<Connection>),
-    /// A program that requested a report about itself. The report was sent.
-    Answered,
-}
-
 /// Connection of an agent whose hello was accepted.
 struct Connection {
     agents: Arc<Agents>,
@@ -109,22 +98,20 @@ struct Connection {
     slot: AgentSlot,
 }
 
-/// Reads the first packet: accepts an agent, or answers a request for a report.
+/// Reads the first packet, and accepts an agent. If the packet is a request for a report, answers that and returns `None`.
 async fn welcome(
     agents: &Arc<Agents>,
-    stream: &Arc<UnixStream>,
-    caller: Caller,
-    (slot, place): (AgentSlot, ConnectionPlace),
-) -> Result<Welcomed, Refusal> {
+    peer: ArrivedPeer,
+    slot: AgentSlot,
+) -> Result<Option<Box<Connection>>, Refusal> {
+    let ArrivedPeer { stream, caller, place, .. } = peer;
     let limits = agents.limits();
     let first = async {
         loop {
             stream.readable().await?;
             place.mark_active();
-            match agents.receive(stream) {
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    place.mark_idle(stream);
-                }
+            match agents.receive(&stream) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => place.mark_idle(&stream),
                 other => return other,
             }
         }
@@ -150,7 +137,7 @@ async fn welcome(
         let question = Question { key: peer.key, uid: peer.uid, what, options: options.to_owned() };
         drop(place); // later connections need not wait for the answer
         // The connection keeps its slot among those without a hello.
-        return agents.answer(stream, question).await.map(|()| Welcomed::Answered);
+        return agents.answer(&stream, question).await.map(|()| None);
     }
     let Body::Hello { start_ticks, versions, capabilities, instance, claims } = hello.body else {
         return Err(Refusal::NoHello(String::new()));
@@ -178,13 +165,13 @@ async fn welcome(
     if !after.is_empty() {
         let queue_slot = connection.slot.queue().slot().await;
         if let Err(end) = connection.take(after.to_vec(), queue_slot).await {
-            connection.end(stream, end).await;
+            connection.end(&stream, end).await;
             return Err(Refusal::Over); // already logged
         }
     }
-    connection.greet(stream);
-    connection.store_with_systemd(stream, &hello).await;
-    Ok(Welcomed::Agent(Box::new(connection)))
+    connection.greet(&stream);
+    connection.store_with_systemd(&stream, &hello).await;
+    Ok(Some(Box::new(connection)))
 }
 
 impl Connection {
@@ -230,10 +217,10 @@ impl Connection {
         let mut facts = Vec::new();
         processes.take_facts(clock::now_ns(), &mut facts);
         if !connection.watched {
-            processes.last_facts(key, clock::now_ns(), &mut facts);
+            processes.last_facts(key, &mut facts);
         }
         if had_ended && facts.is_empty() {
-            processes.claimed_facts(key, uid, program.unwrap_or_default(), clock::now_ns(), &mut facts);
+            processes.claimed_facts(key, uid, program.unwrap_or_default(), &mut facts);
         }
         if !facts.is_empty() {
             agents.hand(Batch::of_host(facts)).await.map_err(|()| Refusal::Over)?;

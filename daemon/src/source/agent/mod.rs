@@ -279,7 +279,7 @@ impl Agents {
         };
         let stream = Arc::new(stream);
         let place = self.order.join(caller.pid(), Some(Arc::clone(&stream)));
-        let peer = ArrivedPeer { stream, caller, place };
+        let peer = ArrivedPeer { stream, caller, place, until: None };
         match slot {
             Ok(slot) => self.serve(peer, slot),
             Err(_) => waiting.push(uid, peer),
@@ -295,8 +295,7 @@ impl Agents {
     }
 
     fn serve(self: &Arc<Self>, peer: ArrivedPeer, slot: AgentSlot) {
-        let ArrivedPeer { stream, caller, place } = peer;
-        tokio::spawn(connection::serve(Arc::clone(self), stream, caller, (slot, place)));
+        tokio::spawn(connection::serve(Arc::clone(self), peer, slot));
     }
 
     fn refuse_for_slots(&self, uid: u32, full: AgentSlotsFull) {

@@ -102,11 +102,11 @@ impl Caller {
         let mut latest_start = u64::MAX;
         let pidfd = match pidfd_of_peer(stream) {
             Ok(pidfd) => Some(pidfd),
-            Err(error) if is(&error, Errno::NOPROTOOPT) => {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NOPROTOOPT) => {
                 latest_start = accepted_ticks;
                 match pidfd_of_pid(pid) {
                     Ok(pidfd) => Some(pidfd),
-                    Err(error) if is(&error, Errno::NOSYS) => None,
+                    Err(error) if Errno::from_io_error(&error) == Some(Errno::NOSYS) => None,
                     Err(error) if is_out_of_descriptors(&error) => return Err(Unknown::System(error)),
                     Err(_) => return ended,
                 }
@@ -292,11 +292,6 @@ fn time_offset_ns(pid: u32, clock: &str) -> i64 {
 fn start_ticks(pid: u32) -> Result<u64, Unknown> {
     let stat = process::try_read_stat(Path::new("/proc"), pid)?;
     stat.map(|stat| stat.start_ticks).ok_or(Unknown::Gone(pid))
-}
-
-/// Returns whether the error has this error number.
-fn is(error: &std::io::Error, errno: Errno) -> bool {
-    error.raw_os_error() == Some(errno.raw_os_error())
 }
 
 #[cfg(test)]

@@ -22,21 +22,19 @@ pub(super) struct ArrivedPeer {
     pub stream: Arc<UnixStream>,
     pub caller: Caller,
     pub place: ConnectionPlace,
-}
-
-/// A peer that waits for a slot of its user.
-struct WaitingPeer {
-    peer: ArrivedPeer,
-    /// Time at which the connection is closed if its program still runs; `None` once the program has ended.
-    until: Option<Instant>,
+    /// While it waits: time at which it is closed if its program still runs; `None` once the program has ended.
+    pub until: Option<Instant>,
 }
 
 #[derive(Default)]
 pub(super) struct WaitingPeers {
-    users: HashMap<u32, VecDeque<WaitingPeer>>,
+    /// Peers of each user, in order of arrival.
+    users: HashMap<u32, VecDeque<ArrivedPeer>>,
+    /// Number of peers of all users.
     count: usize,
 }
 
+/// Returns whether the peer has closed its end of the socket.
 fn is_closed(stream: &UnixStream) -> bool {
     let mut fds = [PollFd::new(stream, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -60,8 +58,8 @@ impl WaitingPeers {
     }
 
     pub(super) fn push(&mut self, uid: u32, peer: ArrivedPeer) {
-        let peer = WaitingPeer { peer, until: Some(Instant::now() + PATIENCE) };
-        self.users.entry(uid).or_default().push_back(peer);
+        let until = Some(Instant::now() + PATIENCE);
+        self.users.entry(uid).or_default().push_back(ArrivedPeer { until, ..peer });
         self.count += 1;
     }
 
@@ -74,11 +72,11 @@ impl WaitingPeers {
         let mut ready = Vec::new();
         self.users.retain(|&uid, queue| {
             while let Some(first) = queue.front() {
-                let found = slot(uid, &first.peer.stream);
+                let found = slot(uid, &first.stream);
                 if matches!(found, Err(AgentSlotsFull::All | AgentSlotsFull::OfUid)) {
                     break;
                 }
-                ready.extend(queue.pop_front().map(|first| (uid, first.peer, found)));
+                ready.extend(queue.pop_front().map(|first| (uid, first, found)));
             }
             !queue.is_empty()
         });
@@ -93,7 +91,7 @@ impl WaitingPeers {
             queue.retain_mut(|waiting| match waiting.until {
                 Some(until) if until <= Instant::now() => {
                     waiting.until = None;
-                    let has_ended = is_closed(&waiting.peer.stream);
+                    let has_ended = is_closed(&waiting.stream);
                     if !has_ended {
                         closed.push(uid);
                     }

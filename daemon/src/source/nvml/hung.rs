@@ -4,7 +4,6 @@
 //! lists, until its calls return again. At intervals another process (the probe) tries these calls. Losing the probe costs no
 //! readings.
 
-use super::DeviceName;
 use super::answer::Code;
 use super::call_state::{Call, CallState};
 use super::protocol::{Arguments, Command, SECOND, Target, Uuid, launch, limit};
@@ -13,6 +12,7 @@ use super::translate::{MISSING, Translator};
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
 use crate::nvml_status::DeviceStatus;
+use gpumem_ledger::DeviceName;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::Child;
@@ -108,8 +108,9 @@ pub(crate) struct Actions {
     pub needs_reopen: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct HungDevices {
+    settings: NvmlSettings,
     hung: Vec<Hung>,
     /// Calls that take long and have not timed out.
     pending: Vec<Pending>,
@@ -120,6 +121,10 @@ pub(crate) struct HungDevices {
 const PENDING: &str = "a call has not returned so far";
 
 impl HungDevices {
+    pub(crate) fn new(settings: NvmlSettings) -> Self {
+        HungDevices { settings, hung: Vec::new(), pending: Vec::new(), probe: None }
+    }
+
     /// Adds to the arguments of a new poller which devices it must skip.
     pub(crate) fn add_skips(&self, arguments: &mut Arguments) {
         for hung in self.hung.iter().filter(|hung| !hung.is_back) {
@@ -194,13 +199,7 @@ impl HungDevices {
     }
 
     /// Adds a GPU whose call hung or crashed the poller. Skips it for a while, longer each time, and sets its problem.
-    pub(crate) fn avoid(
-        &mut self,
-        pending: Pending,
-        code: Code,
-        settings: &NvmlSettings,
-        translator: &mut Translator,
-    ) {
+    pub(crate) fn avoid(&mut self, pending: Pending, code: Code, translator: &mut Translator) {
         self.returned(pending, translator);
         let Pending { call, name, index } = pending;
         let known = self.hung.iter().position(|hung| hung.name == name && hung.index == index);
@@ -210,7 +209,7 @@ impl HungDevices {
                 hung
             }
             None => {
-                let wait_s = settings.hang_retry.as_secs().max(1);
+                let wait_s = self.settings.hang_retry.as_secs().max(1);
                 let mut hung = Hung { name, index, only_lists: false, until_ns: 0, wait_s, is_back: false };
                 hung.wait();
                 hung
@@ -242,20 +241,15 @@ impl HungDevices {
     }
 
     /// Starts a probe that is due, or checks the running probe. Must be called once in each `tick`.
-    pub(crate) fn tick(
-        &mut self,
-        tick: Duration,
-        settings: &NvmlSettings,
-        translator: &mut Translator,
-    ) -> Actions {
+    pub(crate) fn tick(&mut self, tick: Duration, translator: &mut Translator) -> Actions {
         let mut actions = Actions::default();
         let Some(probe) = &mut self.probe else {
             if translator.status.released_until_ns.is_none() {
-                self.begin(settings);
+                self.begin();
             }
             return actions;
         };
-        let Some(result) = probe.poll(tick, settings) else { return actions };
+        let Some(result) = probe.poll(tick, &self.settings) else { return actions };
         let target = probe.target;
         self.probe = None;
         let Some(hung) = self.hung.iter_mut().find(|hung| hung.target() == target) else { return actions };
@@ -292,7 +286,7 @@ impl HungDevices {
     }
 
     /// Starts a probe for the first device for which one is due.
-    fn begin(&mut self, settings: &NvmlSettings) {
+    fn begin(&mut self) {
         let now = now_ns();
         let Some(due) = self.hung.iter().position(|hung| !hung.is_back && hung.until_ns <= now) else {
             return;
@@ -301,7 +295,7 @@ impl HungDevices {
         let others = self.hung.iter().filter(|hung| !hung.only_lists).map(|hung| hung.index);
         let others = others.chain(self.pending.iter().map(|pending| pending.index));
         let skip_index = others.filter(|&other| other != index).collect();
-        let settings = settings.clone();
+        let settings = self.settings.clone();
         let arguments = Arguments { settings, probe: Some(target), skip_index, ..Arguments::default() };
         match launch(arguments, Stdio::null) {
             Ok((child, call_state)) => self.probe = Some(Probe { child, call_state, target }),

@@ -6,6 +6,7 @@
 use super::answer::{Charge, Code, Event, List, Memory, MemoryLimit};
 use super::protocol::parse_uuid;
 use super::raw::{Handle, Raw};
+use crate::config::NvmlSettings;
 use gpumem_ledger::DeviceName;
 use rustix::io::pread;
 use std::ffi::OsString;
@@ -127,18 +128,16 @@ const WATCH_PAUSE: u32 = 120;
 const EVENTS_AT_ONCE: usize = 64;
 
 impl Library {
-    /// Opens the library at `given`, or else the first one that works, and lists the devices.
+    /// Opens the library of the settings, or else the first one that works, and lists the devices.
     /// Errors: Reason as a text for the user, and NVML's code or 0.
     pub(crate) fn open(
-        given: Option<&Path>,
-        trust_pids: bool,
+        settings: &NvmlSettings,
         avoid: &Avoid,
         enter: &mut dyn FnMut(u16),
     ) -> Result<Library, (String, u32)> {
-        let (raw, place) = find(given)?;
+        let (raw, place) = find(settings.library.as_deref())?;
         let driver = raw.nvml().sys_driver_version().unwrap_or_else(|_| "of unknown version".to_owned());
-        let pids =
-            if trust_pids { Pids::Trusted } else { pids_of(&driver, crate::os::is_in_host_pid_namespace()) };
+        let pids = pids_of(&driver, settings.trust_pids || crate::os::is_in_host_pid_namespace());
         let (found, gpus) = enumerate(&raw, avoid, enter)
             .map_err(|code| (format!("devices cannot be counted: {code}"), code.0))?;
         let (mut devices, handles): (Vec<Device>, Vec<Handle>) = found.into_iter().unzip();
@@ -374,9 +373,9 @@ impl Gpus for Library {
     }
 }
 
-/// Returns how a driver of this version reports pids. The rules come from the sources of NVIDIA's kernel modules.
-fn pids_of(driver: &str, is_host: bool) -> Pids {
-    if is_host {
+/// Returns how a driver of this version reports pids. `trusts` means that they are valid with every driver. The rules come from the sources of NVIDIA's kernel modules.
+fn pids_of(driver: &str, trusts: bool) -> Pids {
+    if trusts {
         return Pids::Trusted;
     }
     let mut parts = driver.split('.').map(|part| part.parse::<u32>().unwrap_or(0));

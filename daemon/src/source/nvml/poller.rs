@@ -154,8 +154,7 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
     let settings = arguments.settings.clone();
     let open = move |avoid: &Avoid, enter: &mut dyn FnMut(u16)| {
-        Library::open(settings.library.as_deref(), settings.trust_pids, avoid, enter)
-            .map(|library| Box::new(library) as Box<dyn Gpus>)
+        Library::open(&settings, avoid, enter).map(|library| Box::new(library) as Box<dyn Gpus>)
     };
     let mut poller = Poller::new(arguments, Box::new(open), FrameWriter::new(Box::new(Stdout), call_state));
     poller.exec = Some(Box::new(|arguments| {
@@ -185,10 +184,8 @@ fn probe(arguments: &Arguments, target: Target, mut call_state: Option<CallState
     };
     set_call(Call::Library);
     let avoid = Avoid { indices: arguments.skip_index.clone(), events: true };
-    let settings = &arguments.settings;
     let enter = &mut |index| set_call(Call::Index(index));
-    let Ok(mut library) = Library::open(settings.library.as_deref(), settings.trust_pids, &avoid, enter)
-    else {
+    let Ok(mut library) = Library::open(&arguments.settings, &avoid, enter) else {
         return ExitCode::FAILURE;
     };
     for place in 0..library.inventory().devices.len() {
@@ -329,13 +326,13 @@ impl Poller {
                 return;
             }
         }
-        let Arguments { settings, skip, skip_index, no_events, .. } = &self.arguments;
+        let Arguments { skip_index, no_events, .. } = &self.arguments;
         let avoid = Avoid { indices: skip_index.clone(), events: *no_events };
         let out = &mut self.out;
         out.set_call(Call::Library);
         match (self.open)(&avoid, &mut |index| out.set_call(Call::Index(index))) {
             Ok(gpus) => {
-                let session = Session::begin(gpus, settings, skip, !skip_index.is_empty(), out);
+                let session = Session::begin(gpus, &self.arguments, out);
                 if let Some(code) = session.broken() {
                     drop(session);
                     return self.retry_later(now, &code.to_string(), code.0);

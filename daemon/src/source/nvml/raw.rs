@@ -87,17 +87,6 @@ enum ListCall {
 }
 
 impl ListCall {
-    /// Returns the versions that this driver has, newest first.
-    fn versions(
-        v3: Option<&ListFn<nvmlProcessInfo_t>>,
-        v2: Option<&ListFn<nvmlProcessInfo_v2_t>>,
-        v1: Option<&ListFn<nvmlProcessInfo_v1_t>>,
-    ) -> Vec<ListCall> {
-        let versions =
-            [v3.copied().map(ListCall::V3), v2.copied().map(ListCall::V2), v1.copied().map(ListCall::V1)];
-        versions.into_iter().flatten().collect()
-    }
-
     /// Makes one list call. `records` has room for `count` records of [`RECORD_BYTES`]; `count` becomes the number of records.
     fn call(self, device: nvmlDevice_t, count: &mut u32, records: *mut u64) -> Result<(), Code> {
         // SAFETY: the buffer has room for `count` records of the longest version, aligned to 8 bytes.
@@ -172,6 +161,11 @@ fn checked(answer: nvmlReturn_t) -> Result<(), Code> {
     if answer == 0 { Ok(()) } else { Err(Code(answer)) }
 }
 
+/// Makes a call that fills a struct.
+fn filled<T>(mut value: T, call: impl FnOnce(&mut T) -> nvmlReturn_t) -> Result<T, Code> {
+    checked(call(&mut value)).map(|()| value)
+}
+
 /// Argument of nvmlDeviceGetMemoryLimits_v1, which nvml-wrapper-sys lacks. It has no `version` field.
 #[repr(C)]
 struct MemoryLimits {
@@ -200,23 +194,18 @@ impl Raw {
             std::mem::forget(nvml); // its drop would call the missing function
             return Err(Some(Code::FUNCTION_NOT_FOUND));
         }
-        let lists = [
-            ListCall::versions(
-                lib.nvmlDeviceGetComputeRunningProcesses_v3.as_ref().ok(),
-                lib.nvmlDeviceGetComputeRunningProcesses_v2.as_ref().ok(),
-                lib.nvmlDeviceGetComputeRunningProcesses.as_ref().ok(),
-            ),
-            ListCall::versions(
-                lib.nvmlDeviceGetGraphicsRunningProcesses_v3.as_ref().ok(),
-                lib.nvmlDeviceGetGraphicsRunningProcesses_v2.as_ref().ok(),
-                lib.nvmlDeviceGetGraphicsRunningProcesses.as_ref().ok(),
-            ),
-            ListCall::versions(
-                lib.nvmlDeviceGetMPSComputeRunningProcesses_v3.as_ref().ok(),
-                lib.nvmlDeviceGetMPSComputeRunningProcesses_v2.as_ref().ok(),
-                lib.nvmlDeviceGetMPSComputeRunningProcesses.as_ref().ok(),
-            ),
-        ];
+        let lists = ["Compute", "Graphics", "MPSCompute"].map(|kind| {
+            let name = |version| format!("nvmlDeviceGet{kind}RunningProcesses{version}").into_bytes();
+            // SAFETY: the function types of `ListCall` are those of NVIDIA's header.
+            let versions = unsafe {
+                [
+                    lib.__library.get(&name("_v3")).ok().map(|call| ListCall::V3(*call)),
+                    lib.__library.get(&name("_v2")).ok().map(|call| ListCall::V2(*call)),
+                    lib.__library.get(&name("")).ok().map(|call| ListCall::V1(*call)),
+                ]
+            };
+            versions.into_iter().flatten().collect()
+        });
         let detail = found(&lib.nvmlDeviceGetRunningProcessDetailList);
         let mut raw = Raw {
             generation: GENERATIONS.fetch_add(1, Ordering::Relaxed),
@@ -264,17 +253,11 @@ impl Raw {
         let lib = self.nvml.lib();
         let mut newer = None;
         if let (true, Ok(call)) = (self.has_memory_v2, &lib.nvmlDeviceGetMemoryInfo_v2) {
-            let mut memory = nvmlMemory_v2_t {
-                version: version::<nvmlMemory_v2_t>(2),
-                total: 0,
-                reserved: 0,
-                free: 0,
-                used: 0,
-            };
+            let version = version::<nvmlMemory_v2_t>(2);
+            let empty = nvmlMemory_v2_t { version, total: 0, reserved: 0, free: 0, used: 0 };
             // SAFETY: the struct has the layout of the version in its `version` field.
-            match checked(unsafe { call(device, &raw mut memory) }) {
-                Ok(()) => {
-                    let nvmlMemory_v2_t { total, free, used, reserved, .. } = memory;
+            match filled(empty, |memory| unsafe { call(device, memory) }) {
+                Ok(nvmlMemory_v2_t { total, free, used, reserved, .. }) => {
                     return Ok(Memory::new(total, free, used, Some(reserved)));
                 }
                 Err(code @ (Code::FUNCTION_NOT_FOUND | Code::ARGUMENT_VERSION_MISMATCH)) => {
@@ -283,14 +266,17 @@ impl Raw {
                 Err(code) => return Err(code),
             }
         }
-        let call = found(&lib.nvmlDeviceGetMemoryInfo).map_err(|code| newer.unwrap_or(code))?;
-        let mut memory = nvmlMemory_t { total: 0, free: 0, used: 0 };
-        // SAFETY: the struct has the layout of this version of the function.
-        checked(unsafe { call(device, &raw mut memory) }).map_err(|code| newer.unwrap_or(code))?;
+        let empty = nvmlMemory_t { total: 0, free: 0, used: 0 };
+        let memory = found(&lib.nvmlDeviceGetMemoryInfo).and_then(|call| {
+            // SAFETY: the struct has the layout of this version of the function.
+            filled(empty, |memory| unsafe { call(device, memory) })
+        });
+        let memory = memory.map_err(|code| newer.unwrap_or(code))?;
         self.has_memory_v2 = false; // only the older version works, so use it directly from now on
         Ok(Memory::new(memory.total, memory.free, memory.used, None))
     }
 
+    /// Returns the numbers of the GPU instance and the compute instance; `None` for a whole GPU.
     pub(crate) fn instance(&self, handle: Handle) -> Option<(u32, u32)> {
         let (lib, device) = (self.nvml.lib(), self.device(handle).ok()?);
         let (gpu_call, compute_call) =
@@ -319,11 +305,10 @@ impl Raw {
     pub(crate) fn addressing(&self, handle: Handle) -> Option<&'static str> {
         let device = self.device(handle).ok()?;
         let call = found(&self.nvml.lib().nvmlDeviceGetAddressingMode).ok()?;
-        let mut mode =
-            nvmlDeviceAddressingMode_t { version: version::<nvmlDeviceAddressingMode_t>(1), value: 0 };
+        let version = version::<nvmlDeviceAddressingMode_t>(1);
+        let empty = nvmlDeviceAddressingMode_t { version, value: 0 };
         // SAFETY: the struct has the layout of the version in its `version` field.
-        checked(unsafe { call(device, &raw mut mode) }).ok()?;
-        match mode.value {
+        match filled(empty, |mode| unsafe { call(device, mode) }).ok()?.value {
             HMM => Some("hmm"),
             ATS => Some("ats"),
             _ => None,
@@ -339,17 +324,18 @@ impl Raw {
                 .map(|symbol| *symbol),
         )?;
         let name = CString::new(group).map_err(|_| Code::INVALID_ARGUMENT)?;
-        let mut limits = MemoryLimits { group: name.as_ptr(), soft: 0, hard: 0, used: 0 };
+        let empty = MemoryLimits { group: name.as_ptr(), soft: 0, hard: 0, used: 0 };
         // SAFETY: the struct has the layout of NVIDIA's header; the name ends with 0 and outlives the call.
-        checked(unsafe { call(device, &raw mut limits) })?;
+        let limits = filled(empty, |limits| unsafe { call(device, limits) })?;
         Ok(MemoryLimit { soft_bytes: limits.soft, hard_bytes: limits.hard, used_bytes: limits.used })
     }
 
+    /// Returns whether confidential computing is on.
     pub(crate) fn is_confidential(&self) -> bool {
         let Ok(call) = &self.nvml.lib().nvmlSystemGetConfComputeState else { return false };
-        let mut state = nvmlConfComputeSystemState_t { environment: 0, ccFeature: 0, devToolsMode: 0 };
+        let empty = nvmlConfComputeSystemState_t { environment: 0, ccFeature: 0, devToolsMode: 0 };
         // SAFETY: only one version of the struct exists.
-        checked(unsafe { call(&raw mut state) }).is_ok() && state.ccFeature != 0
+        filled(empty, |state| unsafe { call(state) }).is_ok_and(|state| state.ccFeature != 0)
     }
 
     /// Returns whether lists report the part of a process's memory that confidential computing protects.
@@ -391,7 +377,7 @@ impl Raw {
     pub(crate) fn event(&self, number: usize) -> Result<Option<Event>, Code> {
         let wait = found(&self.nvml.lib().nvmlEventSetWait_v2)?;
         let &set = self.sets.get(number).ok_or(Code::NOT_FOUND)?;
-        let mut data = nvmlEventData_t {
+        let empty = nvmlEventData_t {
             device: null_mut(),
             eventType: 0,
             eventData: 0,
@@ -399,11 +385,10 @@ impl Raw {
             computeInstanceId: NONE,
         };
         // SAFETY: the struct has the layout of this version of the function.
-        match checked(unsafe { wait(set, &raw mut data, 0) }) {
-            Ok(()) => {}
+        let data = match filled(empty, |data| unsafe { wait(set, data, 0) }) {
             Err(Code::TIMEOUT) => return Ok(None),
-            Err(code) => return Err(code),
-        }
+            data => data?,
+        };
         let kind = match data.eventType {
             XID => EventKind::Xid(data.eventData),
             PARTITIONED => EventKind::Partitioned,
@@ -424,13 +409,10 @@ impl Raw {
             (found(&lib.nvmlSystemEventSetCreate)?, found(&lib.nvmlSystemRegisterEvents)?);
         let (wait, free) = (found(&lib.nvmlSystemEventSetWait)?, found(&lib.nvmlSystemEventSetFree)?);
         let Some(set) = self.unbind_set else {
-            let mut created = nvmlSystemEventSetCreateRequest_t {
-                version: version::<nvmlSystemEventSetCreateRequest_t>(1),
-                set: null_mut(),
-            };
+            let version_1 = version::<nvmlSystemEventSetCreateRequest_t>(1);
+            let empty = nvmlSystemEventSetCreateRequest_t { version: version_1, set: null_mut() };
             // SAFETY: the struct has the layout of its `version` field; the function writes the pointer.
-            checked(unsafe { create(&raw mut created) })?;
-            let set = created.set;
+            let set = filled(empty, |request| unsafe { create(request) })?.set;
             let mut events = nvmlSystemRegisterEventRequest_t {
                 version: version::<nvmlSystemRegisterEventRequest_t>(1),
                 eventTypes: UNBIND,

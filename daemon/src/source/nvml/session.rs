@@ -4,10 +4,9 @@ use self::extras::Limits;
 use super::answer::{Charge, Code, Event, List, MAX_PID, Memory};
 use super::call_state::Call;
 use super::library::{Facts, Gpus, Pids};
-use super::protocol::{FrameWriter, NOT_OUR_PID, Uuid};
+use super::protocol::{Arguments, FrameWriter, NOT_OUR_PID, Uuid};
 use super::schedule::{self, NextRead, Schedule, Skip};
 use crate::clock::now_ns;
-use crate::config::NvmlSettings;
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Stamp};
 use std::io;
@@ -27,16 +26,10 @@ const EVENTS_NS: u64 = 500_000_000;
 struct DeviceState {
     /// Size of the device's memory, once it has been read.
     total_bytes: Option<u64>,
-    /// Error of the last memory call.
-    memory_problem: Option<Code>,
-    /// Error of the last reading of process lists.
-    list_problem: Option<Code>,
-    /// Text of the first impossible value that memory calls returned since their last valid result.
-    memory_refused: Option<String>,
-    /// The same of process lists.
-    list_refused: Option<String>,
-    /// The same of accounted peaks.
-    peak_refused: Option<String>,
+    memory: Problem,
+    list: Problem,
+    /// Problem of accounted peaks. It has a code only if a value was impossible.
+    peak: Problem,
     /// Problem as last written. `Some(None)` means that "no problem" was written; `None`, that nothing was.
     written: Option<Option<String>>,
     /// Time since which the GPU is unusable until it is reset (ns).
@@ -52,6 +45,28 @@ struct DeviceState {
     /// State of the device's graphics list and MPS list.
     extras: [ExtraList; 2],
     limits: Limits,
+}
+
+/// Result of the last calls of one kind.
+#[derive(Debug, Default)]
+struct Problem {
+    code: Option<Code>,
+    /// First impossible value since the last valid result, as a text.
+    refused: Option<String>,
+}
+
+impl Problem {
+    fn set(&mut self, code: Option<Code>, refused: Option<String>) {
+        self.refused = self.refused.take().or(refused).filter(|_| code.is_some());
+        self.code = code;
+    }
+
+    fn text(&self) -> Option<String> {
+        self.code.map(|code| match &self.refused {
+            Some(refused) if code == Code::IMPOSSIBLE => format!("{code} were refused ({refused})"),
+            _ => code.to_string(),
+        })
+    }
 }
 
 /// State of a process list that is read only now and then while it is empty.
@@ -120,15 +135,9 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Starts reading, and writes records of all devices. Makes no calls that `skips` excludes.
-    pub(crate) fn begin(
-        gpus: Box<dyn Gpus>,
-        settings: &NvmlSettings,
-        skips: &[(Uuid, Skip)],
-        has_unopened: bool,
-        out: &mut FrameWriter,
-    ) -> Session {
-        let now = now_ns();
+    /// Starts reading, and writes records of all devices. Makes no calls that `arguments` exclude.
+    pub(crate) fn begin(gpus: Box<dyn Gpus>, arguments: &Arguments, out: &mut FrameWriter) -> Session {
+        let (settings, now) = (&arguments.settings, now_ns());
         // A device's slot is one byte, and 255 means no device.
         let count = gpus.inventory().devices.len().min(usize::from(gpumem_wire::NONE_DEVICE));
         let mut session = Session {
@@ -140,7 +149,7 @@ impl Session {
             opened_ns: now,
             checked_ns: now,
             is_in_doubt: false,
-            has_unopened,
+            has_unopened: !arguments.skip_index.is_empty(),
             events_ns: 0,
             charges: Vec::new(),
             rows: Vec::new(),
@@ -150,7 +159,7 @@ impl Session {
         session.write_facts(None, &session.gpus.inventory().facts, out);
         for index in 0..count {
             let name = session.gpus.inventory().devices[index].name;
-            let skip = skips.iter().find(|(Uuid(skipped), _)| *skipped == name);
+            let skip = arguments.skip.iter().find(|(Uuid(skipped), _)| *skipped == name);
             let skip = skip.map_or(Skip::Nothing, |&(_, skip)| skip);
             session.schedule.set_skip(index, skip);
             if skip == Skip::All {
@@ -303,15 +312,13 @@ impl Session {
         out.totals.memory_ns += ended - began;
         out.totals.failed_calls += u64::from(memory.is_err());
         let device = &mut self.devices[index];
-        match memory.ok().and_then(|memory| Some((memory.impossible()?, memory.total_bytes))) {
-            Some(((name, bytes), total)) => {
-                out.totals.refused += 1;
-                device.memory_refused.get_or_insert_with(|| format!("{name} {bytes} of {total} bytes"));
-            }
-            None => device.memory_refused = None,
-        }
+        let refused = memory.ok().and_then(|memory| {
+            let (name, bytes) = memory.impossible()?;
+            Some(format!("{name} {bytes} of {} bytes", memory.total_bytes))
+        });
+        out.totals.refused += u64::from(refused.is_some());
         let memory = memory.and_then(possible);
-        device.memory_problem = memory.err();
+        device.memory.set(memory.err(), refused);
         self.is_in_doubt |= memory.is_err_and(Code::casts_doubt_on_device);
         if let Ok(memory) = memory {
             if device.total_bytes.is_none() {
@@ -419,14 +426,8 @@ impl Session {
             }
         }
         merge(&mut self.rows);
-        let device = &mut self.devices[index];
-        if refused.is_some() {
-            failed = failed.or(Some(Code::IMPOSSIBLE));
-            device.list_refused = device.list_refused.take().or(refused);
-        } else if failed.is_none() {
-            device.list_refused = None;
-        }
-        device.list_problem = failed;
+        failed = failed.or(refused.as_ref().map(|_| Code::IMPOSSIBLE));
+        self.devices[index].list.set(failed, refused);
         (cost, failed)
     }
 
@@ -471,28 +472,20 @@ impl Session {
     /// Writes the state of a device (its problem, or `fine`) if it has changed.
     fn write_state(&mut self, index: usize, now: u64, out: &mut FrameWriter) {
         let device = &mut self.devices[index];
-        let is_lost = [device.memory_problem, device.list_problem].into_iter().flatten().any(Code::is_loss);
+        let codes = [&device.memory, &device.list, &device.peak].map(|problem| problem.code);
+        let is_lost = codes.into_iter().flatten().any(Code::is_loss);
         device.lost_since_ns = is_lost.then(|| device.lost_since_ns.unwrap_or(now));
-        let text = |code: Code, refused: &Option<String>| match refused {
-            Some(refused) if code == Code::IMPOSSIBLE => format!("{code} were refused ({refused})"),
-            _ => code.to_string(),
-        };
-        let peaks = device.peak_refused.as_ref().map(|_| Code::IMPOSSIBLE);
-        let problem = match (device.memory_problem, device.list_problem) {
-            (Some(memory), _) if Some(memory) == device.list_problem => {
-                Some(text(memory, &device.memory_refused))
-            }
-            (Some(memory), _) => Some(format!("memory: {}", text(memory, &device.memory_refused))),
-            (None, Some(list)) => Some(format!("process list: {}", text(list, &device.list_refused))),
-            (None, None) => {
-                peaks.map(|code| format!("accounted peaks: {}", text(code, &device.peak_refused)))
-            }
+        let problem = match (device.memory.text(), device.list.text()) {
+            (Some(text), _) if device.memory.code == device.list.code => Some(text),
+            (Some(text), _) => Some(format!("memory: {text}")),
+            (None, Some(text)) => Some(format!("process list: {text}")),
+            (None, None) => device.peak.text().map(|text| format!("accounted peaks: {text}")),
         };
         if device.written.as_ref() == Some(&problem) {
             return;
         }
         let reason = format!("nvml: {}", problem.as_deref().unwrap_or("fine"));
-        let code = device.memory_problem.or(device.list_problem).or(peaks).map_or(0, |code| code.0);
+        let code = codes.into_iter().flatten().next().map_or(0, |code| code.0);
         let body = Body::Source { up: problem.is_none(), reason: &reason };
         out.write(Stamp { context: code, ..at(index, now) }, body);
         device.written = Some(problem);

@@ -71,12 +71,8 @@ impl Translator {
 
     /// Returns to an earlier poller. Drops its buffered samples that are older than those of the poller in between.
     pub(crate) fn resume_poller(&mut self, state: PollerState) {
-        let mut before = self.all_totals();
-        let mut of_state = state.totals;
-        for (total, value) in before.fields_mut().into_iter().zip(of_state.fields_mut()) {
-            *total = total.saturating_sub(*value);
-        }
-        (self.before, self.poller) = (before, state);
+        self.before = combine(self.all_totals(), state.totals, u64::saturating_sub);
+        self.poller = state;
     }
 
     /// Returns whether the current poller has reported the device with this slot.
@@ -86,11 +82,7 @@ impl Translator {
 
     /// Returns the call totals of all pollers together.
     pub(crate) fn all_totals(&self) -> NvmlCalls {
-        let (mut sum, mut of_poller) = (self.before, self.poller.totals);
-        for (total, value) in sum.fields_mut().into_iter().zip(of_poller.fields_mut()) {
-            *total += *value;
-        }
-        sum
+        combine(self.before, self.poller.totals, u64::saturating_add)
     }
 
     /// Returns the device that has this slot in the records of the current poller.
@@ -412,6 +404,14 @@ impl Translator {
         let result = u16::try_from(code.0).unwrap_or(999);
         self.write(stamp, Body::SampleEnd { number, result });
     }
+}
+
+/// Combines the totals one by one.
+fn combine(mut one: NvmlCalls, mut other: NvmlCalls, with: fn(u64, u64) -> u64) -> NvmlCalls {
+    for (one, other) in one.fields_mut().into_iter().zip(other.fields_mut()) {
+        *one = with(*one, *other);
+    }
+    one
 }
 
 /// Passes to the process table that a process uses a device, whose job may be that of the process.

@@ -13,14 +13,16 @@ mod standby;
 use super::answer::Code;
 use super::call_state::{Call, CallState};
 use super::hung::{Actions, HungDevices};
-use super::protocol::{Arguments, Command, SECOND, launch, limit};
+use super::protocol::{Arguments, Command, SECOND, Uuid, launch, limit};
 use super::translate::Translator;
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
+use crate::nvml_status::{NvmlStatus, STARTING};
 use crate::os::{is_out_of_descriptors, lock};
 use crate::source::Batch;
 use crate::source::process::Processes;
 use crate::stats::Stats;
+use gpumem_ledger::DeviceName;
 use gpumem_wire::frame::records;
 use standby::{Stuck, read_next};
 use std::collections::VecDeque;
@@ -60,6 +62,72 @@ const MAX_STUCK: usize = 4;
 /// Period over which the share of time in list calls is computed (ns).
 const SHARE_WINDOW_NS: u64 = 10 * SECOND;
 
+/// Handle of the NVML source. Clones share the source, which ends when the last one is dropped.
+#[derive(Debug, Clone)]
+pub struct Nvml {
+    translator: Arc<Mutex<Translator>>,
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+impl Nvml {
+    /// Starts the source as a task of this tokio runtime. Never fails: problems appear in [`NvmlStatus`], and as `Source`
+    /// records whose reason begins with `nvml: `. Such a record is about a device if its stamp has a device.
+    ///
+    /// All frames sent to `out` belong to [`gpumem_ledger::Origin::Host`]. The records of one reading are in order and not mixed
+    /// with those of another reading. A long reading begins in an earlier batch than it ends, so that the ledger can mark its
+    /// accounts in time. Each reading that begins also ends, even if its poller is lost. `ProcessFacts` precede a process's
+    /// first sample.
+    pub fn start(
+        settings: NvmlSettings,
+        processes: Processes,
+        out: mpsc::Sender<Batch>,
+        stats: Arc<Stats>,
+    ) -> Nvml {
+        let (commands, received) = mpsc::unbounded_channel();
+        let (reason, since_ns) = (STARTING.to_owned(), now_ns());
+        let status = NvmlStatus { reason, since_ns, ..NvmlStatus::default() };
+        let translator = Arc::<Mutex<Translator>>::default();
+        lock(&translator).status = status;
+        let watch = Watch {
+            hung: HungDevices::new(settings.clone()),
+            settings,
+            processes,
+            out,
+            commands: received,
+            stats,
+            translator: Arc::clone(&translator),
+            stuck: Vec::new(),
+            next: None,
+            needs_reopen: false,
+            agents_first: None,
+            no_events: false,
+            share: VecDeque::new(),
+        };
+        tokio::spawn(watch.run());
+        Nvml { translator, commands }
+    }
+
+    /// Requests that this device's process lists are read soon, within the budget, because of an agent's event.
+    pub fn hint(&self, device: DeviceName) {
+        let _ = self.commands.send(Command::List(Uuid(device)));
+    }
+
+    /// Closes NVML, so that a GPU can be reset or partitioned. NVML is opened again after `time`.
+    pub fn release(&self, time: Duration) {
+        let _ = self.commands.send(Command::Release(time.as_secs_f64().ceil() as u64));
+    }
+
+    /// Opens NVML again before the time given to [`Nvml::release`] is over.
+    pub fn resume(&self) {
+        let _ = self.commands.send(Command::Resume);
+    }
+
+    /// Returns the current status without waiting for NVML.
+    pub fn status(&self) -> NvmlStatus {
+        lock(&self.translator).status.clone()
+    }
+}
+
 /// Why the current poller is not read any more.
 #[derive(Debug)]
 enum End {
@@ -74,7 +142,7 @@ enum End {
 }
 
 /// The task that supervises the poller.
-pub(super) struct Watch {
+struct Watch {
     settings: NvmlSettings,
     processes: Processes,
     out: mpsc::Sender<Batch>,
@@ -115,37 +183,12 @@ impl Poller {
 }
 
 impl Watch {
-    pub(crate) fn new(
-        settings: NvmlSettings,
-        processes: Processes,
-        out: mpsc::Sender<Batch>,
-        commands: mpsc::UnboundedReceiver<Command>,
-        stats: Arc<Stats>,
-        translator: Arc<Mutex<Translator>>,
-    ) -> Watch {
-        Watch {
-            settings,
-            processes,
-            out,
-            commands,
-            stats,
-            translator,
-            hung: HungDevices::default(),
-            stuck: Vec::new(),
-            next: None,
-            needs_reopen: false,
-            agents_first: None,
-            no_events: false,
-            share: VecDeque::new(),
-        }
-    }
-
     fn translator(&self) -> MutexGuard<'_, Translator> {
         lock(&self.translator)
     }
 
     /// Runs pollers, one after another, until all handles of the source were dropped.
-    pub(super) async fn run(mut self) {
+    async fn run(mut self) {
         let mut wait = RESTART;
         loop {
             let started = Instant::now();
@@ -289,7 +332,7 @@ impl Watch {
                     poller = self.check_stuck(poller, tick).await;
                     self.check_next(tick);
                     let Actions { command, needs_reopen } =
-                        self.hung.tick(tick, &self.settings, &mut lock(&self.translator));
+                        self.hung.tick(tick, &mut lock(&self.translator));
                     self.needs_reopen |= needs_reopen;
                     if let Some(command) = command {
                         poller.send(command).await;
@@ -422,7 +465,7 @@ impl Watch {
             translator.status.no_events = self.no_events;
             translator.status.counters.hangs += u64::from(matches!(end, End::Stuck(_)));
             if let Some(pending) = HungDevices::target(call, translator) {
-                self.hung.avoid(pending, code, &self.settings, translator);
+                self.hung.avoid(pending, code, translator);
             } else if !matches!(call, Call::Device(_) | Call::Lists(_) | Call::Index(_)) {
                 translator.report_source(false, reason);
             }

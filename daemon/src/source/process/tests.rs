@@ -55,7 +55,7 @@ fn what_has_ended_before_it_was_seen_is_nobody() {
     assert_eq!(processes.identify(child.id()), None);
     let start_ticks = facts::read_stat(Path::new("/proc"), child.id()).expect("a zombie").start_ticks;
     let mut frames = Vec::new();
-    processes.last_facts(ProcessKey { pid: child.id(), start_ticks }, 1, &mut frames);
+    processes.last_facts(ProcessKey { pid: child.id(), start_ticks }, &mut frames);
     let told = facts_of(&frames);
     assert!(matches!(&told[..], [(pid, facts)] if *pid == child.id() && facts.contains("comm=")), "{told:?}");
     child.wait().expect("waited");

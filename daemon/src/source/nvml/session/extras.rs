@@ -111,7 +111,7 @@ impl Session {
         let device = &mut self.devices[index];
         device.peaks = peaks;
         // Keep the first text until no peak is refused, so that the problem does not change with every reading.
-        device.peak_refused = refused.map(|refused| device.peak_refused.take().unwrap_or(refused));
+        device.peak.set(refused.as_ref().map(|_| Code::IMPOSSIBLE), refused);
     }
 
     /// Reads the memory limits of the control groups whose processes are in the last list, at most every [`LIMITS_NS`]. Writes

@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::NvmlSettings;
 use crate::source::nvml::answer::{EventKind, MemoryLimit};
 use crate::source::nvml::library::{Device, Inventory};
 use gpumem_wire::Record;
@@ -113,7 +114,7 @@ struct Run {
 
 fn run(gpus: &FakeGpus) -> Run {
     let mut out = FrameWriter::new(Box::new(io::sink()), None);
-    let mut session = Session::begin(Box::new(gpus.clone()), &NvmlSettings::default(), &[], false, &mut out);
+    let mut session = Session::begin(Box::new(gpus.clone()), &Arguments::default(), &mut out);
     session.devices.iter_mut().for_each(|device| device.written = Some(None));
     out.frames.clear();
     Run { gpus: gpus.clone(), session, out }
@@ -313,9 +314,9 @@ fn how_a_device_is_is_said_after_its_first_reading() {
 fn devices_to_be_avoided_are_named_and_not_called() {
     let gpus = FakeGpus::new(2);
     let mut out = FrameWriter::new(Box::new(io::sink()), None);
-    let skips = [(Uuid(DeviceName::Gpu([0; 16])), Skip::All)];
-    let settings = NvmlSettings::default();
-    let mut session = Session::begin(Box::new(gpus.clone()), &settings, &skips, false, &mut out);
+    let skip = vec![(Uuid(DeviceName::Gpu([0; 16])), Skip::All)];
+    let arguments = Arguments { skip, ..Arguments::default() };
+    let mut session = Session::begin(Box::new(gpus.clone()), &arguments, &mut out);
     assert_eq!(said(&std::mem::take(&mut out.frames)), ["gpu 0 model None", "gpu 1 model Some(1000)"]);
     while session.act(&mut out).expect("written") == Next::Again {}
     assert!(gpus.calls.borrow().iter().all(|&(device, _)| device == 1));

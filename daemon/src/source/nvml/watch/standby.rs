@@ -108,7 +108,7 @@ impl Watch {
             return;
         };
         let code = if has_died { Code::UNKNOWN } else { Code::TIMEOUT };
-        self.hung.avoid(pending, code, &self.settings, translator);
+        self.hung.avoid(pending, code, translator);
         // Start a new poller that has opened the device, because its memory can still be read; only its lists hang.
         self.needs_reopen |= matches!(pending.call, Call::Lists(_));
     }
