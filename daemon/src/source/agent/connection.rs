@@ -3,7 +3,7 @@
 use super::ask::{Question, option};
 use super::command::{CommandInbox, QueuedCommand};
 use super::connection_order::{ConnectionPlace, is_empty};
-use super::frames::{self, Fault, PacketCounts, Stream};
+use super::frames::{self, Fault, PacketChecker, PacketCounts};
 use super::inherited_connections::{self, InheritedConnection};
 use super::memory::{self, Memory};
 use super::packet::Packet;
@@ -41,11 +41,11 @@ pub(super) async fn serve(agents: Arc<Agents>, peer: ArrivedPeer, slot: AgentSlo
 }
 
 /// Resumes a connection that an earlier daemon had accepted and the service manager has kept.
-pub(crate) async fn resume(agents: Arc<Agents>, kept: InheritedConnection, place: ConnectionPlace) {
-    let (name, pid) = (kept.name.clone(), kept.key.pid);
-    match inherit(&agents, kept, place).await {
+pub(crate) async fn resume(agents: Arc<Agents>, inherited: InheritedConnection, place: ConnectionPlace) {
+    let (name, pid) = (inherited.name.clone(), inherited.key.pid);
+    match inherit(&agents, inherited, place).await {
         Ok((connection, stream)) => connection.run(&stream).await,
-        Err(Refusal::Over) => {}
+        Err(Refusal::ShuttingDown) => {}
         Err(refusal) => {
             tracing::warn!(pid, why = %refusal, "a kept connection cannot be resumed");
             service::forget(&name).await;
@@ -56,23 +56,23 @@ pub(crate) async fn resume(agents: Arc<Agents>, kept: InheritedConnection, place
 /// Accepts a connection that an earlier daemon had accepted.
 async fn inherit(
     agents: &Arc<Agents>,
-    kept: InheritedConnection,
+    inherited: InheritedConnection,
     place: ConnectionPlace,
 ) -> Result<(Box<Connection>, UnixStream), Refusal> {
-    let stream = std::os::unix::net::UnixStream::from(kept.socket);
+    let stream = std::os::unix::net::UnixStream::from(inherited.socket);
     stream.set_nonblocking(true)?;
     let stream = UnixStream::from_std(stream)?;
-    let memory = Memory::accept(kept.memory, agents.limits().shared_bytes)?;
-    let peer = Peer::kept(&stream, kept.key)?;
+    let memory = Memory::accept(inherited.memory, agents.limits().shared_bytes)?;
+    let peer = Peer::inherited(&stream, inherited.key)?;
     let no_hello = || Refusal::NoHello(" that was kept".to_owned());
-    let (slot, payload, _) = frame::split_frame(&kept.hello).ok().flatten().ok_or_else(no_hello)?;
+    let (slot, payload, _) = frame::split_frame(&inherited.hello).ok().flatten().ok_or_else(no_hello)?;
     let hello = Record::decode(slot, payload).map_err(|_| no_hello())?;
-    if !matches!(hello.body, Body::Hello { start_ticks, .. } if start_ticks == kept.key.start_ticks) {
+    if !matches!(hello.body, Body::Hello { start_ticks, .. } if start_ticks == inherited.key.start_ticks) {
         return Err(no_hello());
     }
     let slot = agents.slots.take(peer.uid, &agents.limits()).map_err(|_| Refusal::NoSlot)?;
     let mut connection = Connection::begin(agents, peer, memory, &hello, (slot, place)).await?;
-    connection.kept = Some(kept.name);
+    connection.stored_name = Some(inherited.name);
     agents.stats.add(Count::Resumed, 1);
     connection.read_names().await?;
     connection.greet(&stream);
@@ -86,7 +86,7 @@ struct Connection {
     /// The agent's shared memory; `None` while or after its records are read.
     memory: Option<Memory>,
     /// Checks the agent's packets.
-    stream: Stream,
+    checker: PacketChecker,
     /// Number of the agent's last resync (the agent resends its whole state).
     epoch: u64,
     rate_limit: RateLimit,
@@ -94,7 +94,7 @@ struct Connection {
     watched: bool,
     inbox: CommandInbox,
     /// Name under which the service manager keeps this connection for the next daemon.
-    kept: Option<String>,
+    stored_name: Option<String>,
     slot: AgentSlot,
 }
 
@@ -166,7 +166,7 @@ async fn welcome(
         let queue_slot = connection.slot.queue().slot().await;
         if let Err(end) = connection.take(after.to_vec(), queue_slot).await {
             connection.end(&stream, end).await;
-            return Err(Refusal::Over); // already logged
+            return Err(Refusal::ShuttingDown); // already logged
         }
     }
     connection.greet(&stream);
@@ -196,13 +196,13 @@ impl Connection {
         let mut connection = Connection {
             inbox: agents.register(key),
             agents: Arc::clone(agents),
-            stream: Stream::new(rebase_ns),
+            checker: PacketChecker::new(rebase_ns),
             memory: Some(memory),
             epoch,
             rate_limit: RateLimit::new(agents.limits().bytes_per_s),
             peer,
             watched: false,
-            kept: None,
+            stored_name: None,
             slot,
         };
         // Stamp the records with the pid that the kernel names.
@@ -210,7 +210,7 @@ impl Connection {
         let up = frame_of(stamp, Body::Source { up: true, reason: "agent" });
         // Send this before the facts, because facts of a closed process are refused. A process list may have named the process,
         // whose run was then closed before this hello was read.
-        connection.hand(up).await.map_err(|()| Refusal::Over)?;
+        connection.hand(up).await.map_err(|()| Refusal::ShuttingDown)?;
         // From now on the process table reports the end of the process. If it has ended already, this connection reports that.
         let processes = &agents.processes;
         connection.watched = processes.identify(key.pid) == Some(key) && processes.facts(key).is_some();
@@ -223,9 +223,9 @@ impl Connection {
             processes.claimed_facts(key, uid, program.unwrap_or_default(), &mut facts);
         }
         if !facts.is_empty() {
-            agents.hand(Batch::of_host(facts)).await.map_err(|()| Refusal::Over)?;
+            agents.hand(Batch::of_host(facts)).await.map_err(|()| Refusal::ShuttingDown)?;
         }
-        connection.hand(frame_of(stamp, hello_body)).await.map_err(|()| Refusal::Over)?;
+        connection.hand(frame_of(stamp, hello_body)).await.map_err(|()| Refusal::ShuttingDown)?;
         agents.stats.add(Count::Welcomed, 1);
         if agents.log_rate_limit.allows(uid) {
             tracing::info!(pid = key.pid, uid, epoch, "agent connected");
@@ -245,7 +245,7 @@ impl Connection {
             }
             // Stop reading names at invalid bytes; the records themselves may still be valid.
             let Ok((frames, _)) = self.check(frames) else { break };
-            self.hand(frames).await.map_err(|()| Refusal::Over)?;
+            self.hand(frames).await.map_err(|()| Refusal::ShuttingDown)?;
         }
         self.memory = Some(memory);
         Ok(())
@@ -253,13 +253,14 @@ impl Connection {
 
     /// Asks the service manager, if there is one, to keep the connection while no daemon runs.
     async fn store_with_systemd(&mut self, stream: &UnixStream, hello: &Record<'_>) {
-        let Some(memory) = self.memory.as_ref().filter(|_| self.agents.are_kept.load(Ordering::Relaxed))
+        let Some(memory) =
+            self.memory.as_ref().filter(|_| self.agents.stores_connections.load(Ordering::Relaxed))
         else {
             return;
         };
         let frame = frame_of(hello.stamp, hello.body);
-        match inherited_connections::keep(stream, memory, self.peer.key, &frame).await {
-            Ok(name) => self.kept = name,
+        match inherited_connections::store(stream, memory, self.peer.key, &frame).await {
+            Ok(name) => self.stored_name = name,
             Err(error) => tracing::debug!(pid = self.peer.key.pid, %error, "a connection is not kept"),
         }
     }
@@ -291,7 +292,7 @@ impl Connection {
             tokio::select! {
                 biased;
                 // Leave unread packets in the socket for the next daemon.
-                () = async { drop(over.wait_for(|over| *over).await) } => break End::Over,
+                () = async { drop(over.wait_for(|over| *over).await) } => break End::ShuttingDown,
                 ready = stream.readable() => {
                     if let Err(error) = ready {
                         break End::System(error);
@@ -363,14 +364,14 @@ impl Connection {
         self.agents.stats.add(Count::Bytes, packet.len() as u64);
         let (frames, costly) = self.check(packet).map_err(End::Fault)?;
         self.inbox.find_result(&frames);
-        self.hand_pieces(frames, costly, slot).await.map_err(|()| End::Over)?;
-        self.inbox.last_seq.store(self.stream.last_seq, Ordering::Relaxed);
+        self.hand_pieces(frames, costly, slot).await.map_err(|()| End::ShuttingDown)?;
+        self.inbox.last_seq.store(self.checker.last_seq, Ordering::Relaxed);
         Ok(())
     }
 
     /// Checks a packet. Returns the frames that the ledger accepts, and the number of costly ones (see `frames::split`).
     fn check(&mut self, packet: Vec<u8>) -> Result<(Vec<u8>, u64), Fault> {
-        let (frames, counts) = self.stream.check(packet, clock::now_ns())?;
+        let (frames, counts) = self.checker.check(packet, clock::now_ns())?;
         let PacketCounts { unknown, forbidden, devices, costly } = counts;
         for (count, skipped) in [
             (Count::SkippedUnknown, unknown),
@@ -381,7 +382,7 @@ impl Connection {
                 self.agents.stats.add(count, skipped);
             }
         }
-        for uuid in self.stream.take_hints() {
+        for uuid in self.checker.take_hints() {
             (self.agents.hint)(uuid);
         }
         Ok((frames, costly))
@@ -420,7 +421,7 @@ impl Connection {
     async fn close(mut self, stream: &UnixStream, end: End) {
         // Take the time first: the agent's memory holds the state up to now. The process may run on and execute another program.
         let (pid, uid, ended_ns) = (self.peer.key.pid, self.peer.uid, clock::now_ns());
-        if matches!(end, End::Over) {
+        if matches!(end, End::ShuttingDown) {
             return;
         }
         let is_logged = self.agents.log_rate_limit.allows(uid);
@@ -434,7 +435,7 @@ impl Connection {
             None if is_logged => tracing::info!(pid, uid, why = %end, "agent disconnected"),
             None => {}
         }
-        if let Some(name) = self.kept.take() {
+        if let Some(name) = self.stored_name.take() {
             // Shut down, because the service manager holds the connection open until it has processed the removal.
             let _ = shutdown(stream, Shutdown::Both);
             service::forget(&name).await;
@@ -461,21 +462,15 @@ impl Connection {
     /// Reads records from the agent's memory that were not received from the socket, and hands them over.
     async fn recover(&mut self, memory: Memory, ended_ns: u64) -> Result<(), memory::Refusal> {
         let agents = Arc::clone(&self.agents);
-        let before = self.stream.last_seq;
-        let received = (before, self.stream.holes);
+        let before = self.checker.last_seq;
+        let received = (before, self.checker.has_gaps);
         let mut unsent = UnsentRecords::new(memory, received, agents.next_epoch(), agents.limits().rows)?;
         let mut rows = None;
-        while let Some(piece) = unsent.next_piece(ended_ns)? {
+        while let Some(piece) = unsent.next_piece(ended_ns).await? {
             if unsent.is_at_rows() && rows.is_none() {
                 rows = Some(agents.rows.lock().await);
             }
             tokio::task::yield_now().await;
-            if unsent.is_long() {
-                let thread = tokio::task::spawn_blocking(|| unsent.sort());
-                // An error means that the daemon ends.
-                let Ok(sorted) = thread.await else { return Ok(()) };
-                unsent = sorted;
-            }
             if piece.is_empty() {
                 continue;
             }
@@ -493,7 +488,7 @@ impl Connection {
                 }
             }
         }
-        self.agents.stats.add(Count::Recovered, self.stream.last_seq.saturating_sub(before));
+        self.agents.stats.add(Count::Recovered, self.checker.last_seq.saturating_sub(before));
         Ok(())
     }
 }

@@ -89,26 +89,26 @@ const RESYNC_END: u8 = 83;
 
 /// Checks the packets of one agent, and keeps what later packets depend on.
 #[derive(Debug)]
-pub(crate) struct Stream {
+pub(crate) struct PacketChecker {
     /// Highest sequence number received so far.
     pub last_seq: u64,
     /// Whether sequence numbers were skipped and no complete resync followed, or a resync is incomplete. Then the live table in
     /// the agent's memory has data that the received records lack.
-    pub holes: bool,
+    pub has_gaps: bool,
     /// Added to every time of the peer, in ns, because the peer may live in another time namespace.
     rebase_ns: i64,
     /// UUID of each device slot that the agent has defined.
     devices: [Option<[u8; 16]>; MAX_DEVICES],
     /// Number of bytes allocated in each slot since NVML was last asked to query the device.
     grown: [u64; MAX_DEVICES],
-    /// Bit set of slots whose device NVML should query; emptied by [`Stream::take_hints`].
+    /// Bit set of slots whose device NVML should query; emptied by [`PacketChecker::take_hints`].
     hints: u64,
 }
 
-impl Stream {
+impl PacketChecker {
     pub(crate) fn new(rebase_ns: i64) -> Self {
         let (devices, grown) = ([None; MAX_DEVICES], [0; MAX_DEVICES]);
-        Stream { last_seq: 0, holes: false, rebase_ns, devices, grown, hints: 0 }
+        PacketChecker { last_seq: 0, has_gaps: false, rebase_ns, devices, grown, hints: 0 }
     }
 
     /// Checks a packet. Returns the frames that agents may send, with times converted to the daemon's clock.
@@ -171,12 +171,12 @@ impl Stream {
         }
         let seq = word(slot, 0);
         if seq != 0 && !Flags(slot[62]).has(Flags::RESTATED) {
-            self.holes |= self.last_seq.checked_add(1) != Some(seq);
+            self.has_gaps |= self.last_seq.checked_add(1) != Some(seq);
             self.last_seq = self.last_seq.max(seq);
         }
         match kind {
-            RESYNC_BEGIN => self.holes = true,
-            RESYNC_END => self.holes = false,
+            RESYNC_BEGIN => self.has_gaps = true,
+            RESYNC_END => self.has_gaps = false,
             _ => self.note_growth(kind, slot),
         }
         counts.costly += u64::from(is_costly(kind));
@@ -292,20 +292,20 @@ mod tests {
     #[test]
     fn what_is_for_agents_goes_on_as_it_is() {
         let sent = packet(&[alloc(1, 10), alloc(2, 20)]);
-        let mut stream = Stream::new(0);
-        let (frames, _) = stream.check(sent.clone(), 10).unwrap();
+        let mut checker = PacketChecker::new(0);
+        let (frames, _) = checker.check(sent.clone(), 10).unwrap();
         assert_eq!(frames, sent);
-        assert_eq!((stream.last_seq, stream.holes), (2, false));
-        stream.check(packet(&[alloc(4, 1)]), 10).unwrap();
-        assert_eq!((stream.last_seq, stream.holes), (4, true));
+        assert_eq!((checker.last_seq, checker.has_gaps), (2, false));
+        checker.check(packet(&[alloc(4, 1)]), 10).unwrap();
+        assert_eq!((checker.last_seq, checker.has_gaps), (4, true));
     }
 
     #[test]
     fn numbers_may_end() {
-        let mut stream = Stream::new(0);
+        let mut checker = PacketChecker::new(0);
         let sent = packet(&[alloc(u64::MAX, 1), alloc(1, 1)]);
-        assert_eq!(stream.check(sent.clone(), 10).unwrap().0, sent);
-        assert_eq!((stream.last_seq, stream.holes), (u64::MAX, true));
+        assert_eq!(checker.check(sent.clone(), 10).unwrap().0, sent);
+        assert_eq!((checker.last_seq, checker.has_gaps), (u64::MAX, true));
     }
 
     #[test]
@@ -319,7 +319,7 @@ mod tests {
         let at = sent.len() + frame::PREFIX_BYTES + 60;
         sent.extend(packet(&[(Stamp::default(), Body::Marker {})]));
         sent[at] = 250;
-        let (frames, seen) = Stream::new(0).check(sent, 10).unwrap();
+        let (frames, seen) = PacketChecker::new(0).check(sent, 10).unwrap();
         assert_eq!(frames, packet(&[alloc(1, 10), alloc(2, 20)]));
         assert_eq!((seen.forbidden, seen.unknown), (2, 1));
     }
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn faults() {
-        let check = |bytes: &[u8]| Stream::new(0).check(bytes.to_vec(), 10).unwrap_err();
+        let check = |bytes: &[u8]| PacketChecker::new(0).check(bytes.to_vec(), 10).unwrap_err();
         assert!(matches!(check(&[1, 2, 3]), Fault::Framing(frame::Error::Cut { .. })));
         assert!(matches!(check(&[255; 200]), Fault::Framing(frame::Error::Length(_))));
         let sent = packet(&[alloc(1, 10)]);
@@ -355,7 +355,7 @@ mod tests {
         let step = |number| (Stamp { seq: number, ..Stamp::default() }, Body::Step { number });
         let records: Vec<_> = (1..=11).map(step).chain([alloc(12, 1), alloc(13, 1)]).collect();
         let sent = packet(&records);
-        assert_eq!(Stream::new(0).check(sent.clone(), 10).unwrap().1.costly, 11);
+        assert_eq!(PacketChecker::new(0).check(sent.clone(), 10).unwrap().1.costly, 11);
         let pieces = split(&sent);
         let counts: Vec<_> = pieces.iter().map(|piece| frame::records(piece).count()).collect();
         assert_eq!((counts, pieces.concat()), (vec![4, 4, 5], sent));
@@ -364,29 +364,29 @@ mod tests {
 
     #[test]
     fn a_slot_names_one_device() {
-        let mut stream = Stream::new(0);
+        let mut checker = PacketChecker::new(0);
         let sent = packet(&[device(0, 7), device(0, 7), device(0, 8), device(200, 9)]);
-        let (frames, seen) = stream.check(sent, 10).unwrap();
+        let (frames, seen) = checker.check(sent, 10).unwrap();
         assert_eq!((frame::records(&frames).count(), seen.devices), (2, 2));
     }
 
     #[test]
     fn growth_is_worth_a_look_once() {
-        let mut stream = Stream::new(0);
-        stream.check(packet(&[device(0, 7), alloc(1, GROWTH_BYTES - 1)]), 10).unwrap();
-        assert_eq!(stream.take_hints().count(), 0);
-        stream.check(packet(&[alloc(2, 1)]), 10).unwrap();
+        let mut checker = PacketChecker::new(0);
+        checker.check(packet(&[device(0, 7), alloc(1, GROWTH_BYTES - 1)]), 10).unwrap();
+        assert_eq!(checker.take_hints().count(), 0);
+        checker.check(packet(&[alloc(2, 1)]), 10).unwrap();
         assert_eq!(
-            stream.take_hints().collect::<Vec<_>>(),
+            checker.take_hints().collect::<Vec<_>>(),
             [[0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 2]]
         );
-        assert_eq!(stream.take_hints().count(), 0);
+        assert_eq!(checker.take_hints().count(), 0);
     }
 
     #[test]
     fn times_of_another_namespace_are_moved() {
-        let mut stream = Stream::new(100);
-        let (frames, _) = stream.check(packet(&[alloc(1, 10)]), 10).unwrap();
+        let mut checker = PacketChecker::new(100);
+        let (frames, _) = checker.check(packet(&[alloc(1, 10)]), 10).unwrap();
         let (slot, ..) = frame::split_frame(&frames).unwrap().unwrap();
         assert_eq!(word(slot, 8), 105);
     }

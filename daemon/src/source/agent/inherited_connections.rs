@@ -37,7 +37,7 @@ pub(crate) struct InheritedConnection {
 
 /// Asks the service manager to keep a connection. Returns the name for it, or `None` if the service manager was not reached.
 /// Errors: The file for the hello cannot be made.
-pub(crate) async fn keep(
+pub(crate) async fn store(
     socket: impl AsFd,
     memory: &memory::Memory,
     key: ProcessKey,
@@ -56,31 +56,31 @@ pub(crate) async fn keep(
 /// Groups the descriptors into connections, sorted by the times of their hellos. Also returns the names of unusable descriptors.
 /// The order matters: the daemon may have ended between two programs of one process (exec). Then records of the first must
 /// precede the second one's hello.
-pub(crate) fn sorted(handed: Vec<(String, OwnedFd)>) -> (Vec<InheritedConnection>, Vec<String>) {
+pub(crate) fn group(handed: Vec<(String, OwnedFd)>) -> (Vec<InheritedConnection>, Vec<String>) {
     let mut by_name = BTreeMap::<String, Vec<OwnedFd>>::new();
     for (name, fd) in handed {
         by_name.entry(name).or_default().push(fd);
     }
-    let (mut kept, mut useless) = (Vec::new(), Vec::new());
+    let (mut connections, mut unusable) = (Vec::new(), Vec::new());
     for (name, fds) in by_name {
-        match whole(&name, fds) {
-            Some(whole) => kept.push(whole),
-            None => useless.push(name),
+        match connection_of(&name, fds) {
+            Some(connection) => connections.push(connection),
+            None => unusable.push(name),
         }
     }
-    kept.sort_by_key(|kept| said_ns(&kept.hello));
-    (kept, useless)
+    connections.sort_by_key(|connection| hello_time_ns(&connection.hello));
+    (connections, unusable)
 }
 
 /// Returns the time in a hello (ns). Returns 0 if the hello is invalid, which sorts it first.
-fn said_ns(hello: &[u8]) -> u64 {
+fn hello_time_ns(hello: &[u8]) -> u64 {
     let parts = frame::split_frame(hello).ok().flatten();
     parts
         .and_then(|(slot, payload, _)| Record::decode(slot, payload).ok())
         .map_or(0, |hello| hello.stamp.time_ns)
 }
 
-fn whole(name: &str, fds: Vec<OwnedFd>) -> Option<InheritedConnection> {
+fn connection_of(name: &str, fds: Vec<OwnedFd>) -> Option<InheritedConnection> {
     let mut numbers = name.strip_prefix(PREFIX)?.split('-');
     let key = ProcessKey { pid: numbers.next()?.parse().ok()?, start_ticks: numbers.next()?.parse().ok()? };
     let inode: u64 = numbers.next()?.parse().ok()?;
@@ -137,9 +137,9 @@ mod tests {
             let name = name(&hello);
             handed.extend(fds.into_iter().chain([hello]).map(|fd| (name.clone(), fd)));
         }
-        let (kept, useless) = sorted(handed);
-        assert!(useless.is_empty());
-        let times: Vec<u64> = kept.iter().map(|kept| said_ns(&kept.hello)).collect();
+        let (kept, unusable) = group(handed);
+        assert!(unusable.is_empty());
+        let times: Vec<u64> = kept.iter().map(|kept| hello_time_ns(&kept.hello)).collect();
         assert_eq!(times, [1000, 2000]);
     }
 
@@ -155,8 +155,8 @@ mod tests {
         let (name, mut fds) = three(SealFlags::WRITE);
         fds.rotate_left(1);
         let handed = fds.into_iter().map(|fd| (name.clone(), fd)).collect();
-        let (kept, useless) = sorted(handed);
-        assert!(useless.is_empty());
+        let (kept, unusable) = group(handed);
+        assert!(unusable.is_empty());
         assert_eq!(kept[0].key, ProcessKey { pid: 7, start_ticks: 99 });
         assert_eq!((kept[0].hello.as_slice(), &kept[0].name), (b"hello".as_slice(), &name));
         let mut bytes = [0; 6];
@@ -173,11 +173,11 @@ mod tests {
         handed.extend(fds.into_iter().map(|fd| (other.clone(), fd)));
         let strange = ["stored", "agent-7", "agent-x-1-2"];
         handed.extend(strange.map(|name| (name.to_owned(), memfd(b"", SealFlags::WRITE))));
-        let (kept, mut useless) = sorted(handed);
+        let (kept, mut unusable) = group(handed);
         assert!(kept.is_empty());
         let mut expected: Vec<_> = strange.map(str::to_owned).into_iter().chain([name, other]).collect();
-        useless.sort();
+        unusable.sort();
         expected.sort();
-        assert_eq!(useless, expected);
+        assert_eq!(unusable, expected);
     }
 }

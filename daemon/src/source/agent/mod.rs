@@ -87,7 +87,7 @@ pub(crate) struct Agents {
     /// Set to true at shutdown, so that connections stop reading.
     over: watch::Sender<bool>,
     /// Whether the service manager keeps accepted connections while no daemon runs.
-    are_kept: AtomicBool,
+    stores_connections: AtomicBool,
     /// Channels that notify connections when their process ends.
     ends: Mutex<HashMap<ProcessKey, Vec<oneshot::Sender<()>>>>,
     /// Buffer into which packets are read before they are checked. All connections share it, because no task awaits while it is
@@ -122,7 +122,7 @@ impl Agents {
             epochs: AtomicU64::new(1),
             resyncs: watch::Sender::new(0),
             over: watch::Sender::new(false),
-            are_kept: AtomicBool::new(false),
+            stores_connections: AtomicBool::new(false),
             ends: Mutex::default(),
             packet: Mutex::new(vec![0; MAX_PACKET_BYTES]),
             handles: Mutex::default(),
@@ -135,15 +135,15 @@ impl Agents {
 
     /// Resumes connections that the service manager kept for this daemon. From now on new connections are kept as well.
     pub(crate) async fn inherit(self: &Arc<Self>, handed: Vec<(String, OwnedFd)>) {
-        self.are_kept.store(true, Ordering::Relaxed);
-        let (kept, useless) = inherited_connections::sorted(handed);
-        for name in useless {
+        self.stores_connections.store(true, Ordering::Relaxed);
+        let (inherited, unusable) = inherited_connections::group(handed);
+        for name in unusable {
             tracing::warn!(name, "unusable descriptors from the service manager");
             service::forget(&name).await;
         }
-        for kept in kept {
-            let place = self.order.join(kept.key.pid, None);
-            tokio::spawn(connection::resume(Arc::clone(self), kept, place));
+        for connection in inherited {
+            let place = self.order.join(connection.key.pid, None);
+            tokio::spawn(connection::resume(Arc::clone(self), connection, place));
         }
     }
 
@@ -162,7 +162,7 @@ impl Agents {
         match self.processes.owner(peer.key) {
             Some(owner) if owner != u64::from(peer.uid) => {
                 let owner = u32::try_from(owner).unwrap_or(u32::MAX);
-                Err(peer::Unknown::User { pid: peer.key.pid, uid: peer.uid, owner }.into())
+                Err(peer::IdentityError::User { pid: peer.key.pid, uid: peer.uid, owner }.into())
             }
             _ => Ok(()),
         }
@@ -313,9 +313,9 @@ impl Agents {
         if let Some(count) = refusal.count() {
             self.stats.add(count, 1);
         }
-        if refusal.is_lack() {
+        if refusal.is_out_of_descriptors() {
             self.shortage.note(CANNOT_CONNECT, refusal);
-        } else if !matches!(refusal, Refusal::Over) && self.log_rate_limit.allows(uid) {
+        } else if !matches!(refusal, Refusal::ShuttingDown) && self.log_rate_limit.allows(uid) {
             let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
             tracing::warn!(uid, pid, why = %refusal, "a peer on the agent socket was refused");
         }

@@ -31,16 +31,16 @@ pub(crate) struct Packet {
 pub(crate) fn receive(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<Packet> {
     stream.try_io(Interest::READABLE, || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut beside = RecvAncillaryBuffer::new(&mut space);
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let message = recvmsg(stream, &mut [IoSliceMut::new(buffer)], &mut beside, flags)?;
+        let message = recvmsg(stream, &mut [IoSliceMut::new(buffer)], &mut ancillary, flags)?;
         let mut packet = Packet {
             len: message.bytes,
             cut: message.flags.contains(ReturnFlags::TRUNC),
             more_fds: message.flags.contains(ReturnFlags::CTRUNC),
             ..Packet::default()
         };
-        for message in beside.drain() {
+        for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
                 packet.fds.extend(fds);
             }

@@ -24,7 +24,7 @@ use std::path::Path;
 use tokio::net::UnixStream;
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unknown {
+pub(crate) enum IdentityError {
     /// The kernel names no process, or pid 0: the peer is in no namespace that is visible to this daemon.
     #[error("the peer has no pid here: its PID namespace is not below the daemon's")]
     NoPid,
@@ -85,8 +85,8 @@ pub(crate) struct Peer {
 
 impl Caller {
     /// Returns the process that made this connection. Must be called directly after accept.
-    /// Errors: [`Unknown`]: for example [`Unknown::Gone`] if another process has its pid by now.
-    pub(crate) fn of(stream: &UnixStream) -> Result<Self, Unknown> {
+    /// Errors: [`IdentityError`]: for example [`IdentityError::Gone`] if another process has its pid by now.
+    pub(crate) fn of(stream: &UnixStream) -> Result<Self, IdentityError> {
         Caller::accepted(stream, now_ticks(), pidfd_of_peer)
     }
 
@@ -96,7 +96,7 @@ impl Caller {
         stream: &UnixStream,
         accepted_ticks: u64,
         pidfd_of_peer: impl FnOnce(&UnixStream) -> std::io::Result<OwnedFd>,
-    ) -> Result<Self, Unknown> {
+    ) -> Result<Self, IdentityError> {
         let (pid, uid) = credentials(stream)?;
         let ended = Ok(Caller { pid, uid, state: State::Ended });
         let mut latest_start = u64::MAX;
@@ -107,11 +107,11 @@ impl Caller {
                 match pidfd_of_pid(pid) {
                     Ok(pidfd) => Some(pidfd),
                     Err(error) if Errno::from_io_error(&error) == Some(Errno::NOSYS) => None,
-                    Err(error) if is_out_of_descriptors(&error) => return Err(Unknown::System(error)),
+                    Err(error) if is_out_of_descriptors(&error) => return Err(IdentityError::System(error)),
                     Err(_) => return ended,
                 }
             }
-            Err(error) if is_out_of_descriptors(&error) => return Err(Unknown::System(error)),
+            Err(error) if is_out_of_descriptors(&error) => return Err(IdentityError::System(error)),
             Err(_) => return ended,
         };
         // Check the pid: newer kernels (Linux 6.16) also return a pidfd of a process that was waited for.
@@ -121,7 +121,7 @@ impl Caller {
             return ended;
         }
         match Caller::named(pid, uid, pidfd) {
-            Err(Unknown::Gone(_)) => ended,
+            Err(IdentityError::Gone(_)) => ended,
             // The process found began after the connection, so the one that connected has ended.
             Ok(Caller { state: State::Found { start_ticks, .. }, .. }) if start_ticks > latest_start => ended,
             result => result,
@@ -138,7 +138,7 @@ impl Caller {
     }
 
     /// Returns the process with this pid; with `pidfd`, only if the pidfd belongs to it.
-    fn named(pid: u32, uid: u32, pidfd: Option<OwnedFd>) -> Result<Self, Unknown> {
+    fn named(pid: u32, uid: u32, pidfd: Option<OwnedFd>) -> Result<Self, IdentityError> {
         let start_ticks = start_ticks(pid)?;
         check_user(pid, uid)?;
         // While the pidfd has this pid, no other process can have it, so the start time is that of the connected process.
@@ -147,13 +147,13 @@ impl Caller {
             None => self::start_ticks(pid)? == start_ticks,
         };
         let state = State::Found { start_ticks, pidfd };
-        if is_it { Ok(Caller { pid, uid, state }) } else { Err(Unknown::Gone(pid)) }
+        if is_it { Ok(Caller { pid, uid, state }) } else { Err(IdentityError::Gone(pid)) }
     }
 
     /// Returns the identity of the peer. `claimed_ticks` is the start time in its hello, by its own clock, if it has one.
-    /// Errors: [`Unknown::StartTime`]; [`Unknown::User`]: it has executed a program as another user since it connected;
-    /// [`Unknown::Gone`]: another process that began in the same tick has its pid.
-    pub(crate) fn peer(self, claimed_ticks: Option<u64>) -> Result<Peer, Unknown> {
+    /// Errors: [`IdentityError::StartTime`]; [`IdentityError::User`]: it has executed a program as another user since it connected;
+    /// [`IdentityError::Gone`]: another process that began in the same tick has its pid.
+    pub(crate) fn peer(self, claimed_ticks: Option<u64>) -> Result<Peer, IdentityError> {
         self.checked_peer(claimed_ticks, check_user)
     }
 
@@ -161,8 +161,8 @@ impl Caller {
     fn checked_peer(
         self,
         claimed_ticks: Option<u64>,
-        check_user: impl FnOnce(u32, u32) -> Result<(), Unknown>,
-    ) -> Result<Peer, Unknown> {
+        check_user: impl FnOnce(u32, u32) -> Result<(), IdentityError>,
+    ) -> Result<Peer, IdentityError> {
         let Caller { pid, uid, state } = self;
         let State::Found { start_ticks: found, pidfd } = state else {
             let start_ticks = ended_start(pid, claimed_ticks)?;
@@ -172,24 +172,24 @@ impl Caller {
         // A process that has ended meanwhile is accepted too, because its records still count.
         let is_alive = || match &pidfd {
             Some(pidfd) => has_pid(pidfd, pid),
-            None => is_there(key),
+            None => still_exists(key),
         };
-        let mut lives = is_alive()?;
-        if lives && let Err(error) = check_user(pid, uid) {
+        let mut is_running = is_alive()?;
+        if is_running && let Err(error) = check_user(pid, uid) {
             // Check again: a short program may have ended since the first check, which explains the failure.
-            lives = is_alive()?;
-            if lives {
+            is_running = is_alive()?;
+            if is_running {
                 return Err(error);
             }
         }
-        if !lives && pidfd.is_some() && is_there(key)? {
-            return Err(Unknown::Gone(pid));
+        if !is_running && pidfd.is_some() && still_exists(key)? {
+            return Err(IdentityError::Gone(pid));
         }
-        let ahead_ns = |clock| if lives { time_offset_ns(pid, clock) } else { 0 };
+        let ahead_ns = |clock| if is_running { time_offset_ns(pid, clock) } else { 0 };
         if let Some(claimed) = claimed_ticks
             && !is_same_start(found, claimed, ahead_ns("boottime"))
         {
-            return Err(Unknown::StartTime { pid, found, claimed });
+            return Err(IdentityError::StartTime { pid, found, claimed });
         }
         Ok(Peer { key, uid, rebase_ns: ahead_ns("monotonic"), had_ended: false })
     }
@@ -198,24 +198,28 @@ impl Caller {
 impl Peer {
     /// Returns the peer of a connection that an earlier daemon accepted as `key`. A process that has ended since is accepted
     /// too, because its unread packets and its memory still count.
-    /// Errors: [`Unknown`]: the kernel names another process.
-    pub(crate) fn kept(stream: &UnixStream, key: ProcessKey) -> Result<Self, Unknown> {
+    /// Errors: [`IdentityError`]: the kernel names another process.
+    pub(crate) fn inherited(stream: &UnixStream, key: ProcessKey) -> Result<Self, IdentityError> {
         let (pid, uid) = credentials(stream)?;
         if pid != key.pid {
-            return Err(Unknown::NoPid);
+            return Err(IdentityError::NoPid);
         }
-        let rebase_ns = if is_there(key)? { time_offset_ns(pid, "monotonic") } else { 0 };
+        let rebase_ns = if still_exists(key)? { time_offset_ns(pid, "monotonic") } else { 0 };
         Ok(Peer { key, uid, rebase_ns, had_ended: false })
     }
 }
 
 /// Returns the start time in the hello of an ended process. It must be in the past, and before the start of any process that has
 /// this pid now.
-fn ended_start(pid: u32, claimed_ticks: Option<u64>) -> Result<u64, Unknown> {
-    let claimed = claimed_ticks.filter(|&ticks| ticks != 0).ok_or(Unknown::Gone(pid))?;
+fn ended_start(pid: u32, claimed_ticks: Option<u64>) -> Result<u64, IdentityError> {
+    let claimed = claimed_ticks.filter(|&ticks| ticks != 0).ok_or(IdentityError::Gone(pid))?;
     let stat = process::try_read_stat(Path::new("/proc"), pid)?;
     let latest = stat.map_or_else(now_ticks, |stat| stat.start_ticks.saturating_sub(1));
-    if claimed <= latest { Ok(claimed) } else { Err(Unknown::StartTime { pid, found: latest, claimed }) }
+    if claimed <= latest {
+        Ok(claimed)
+    } else {
+        Err(IdentityError::StartTime { pid, found: latest, claimed })
+    }
 }
 
 /// Returns the length of a tick, the unit of start times in /proc, in ns.
@@ -228,20 +232,20 @@ fn now_ticks() -> u64 {
     crate::clock::since_boot().as_nanos() as u64 / tick_ns()
 }
 
-fn credentials(stream: &UnixStream) -> Result<(u32, u32), Unknown> {
+fn credentials(stream: &UnixStream) -> Result<(u32, u32), IdentityError> {
     let credentials = stream.peer_cred()?;
     let pid = credentials.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|&pid| pid != 0);
-    Ok((pid.ok_or(Unknown::NoPid)?, credentials.uid()))
+    Ok((pid.ok_or(IdentityError::NoPid)?, credentials.uid()))
 }
 
 /// Returns whether the process still exists with this pid and start time.
-fn is_there(key: ProcessKey) -> Result<bool, Unknown> {
+fn still_exists(key: ProcessKey) -> Result<bool, IdentityError> {
     let stat = process::try_read_stat(Path::new("/proc"), key.pid)?;
     Ok(stat.is_some_and(|stat| stat.start_ticks == key.start_ticks))
 }
 
 /// Returns whether the pidfd's process has this pid. After it was waited for, the kernel reports pid -1.
-fn has_pid(pidfd: &OwnedFd, pid: u32) -> Result<bool, Unknown> {
+fn has_pid(pidfd: &OwnedFd, pid: u32) -> Result<bool, IdentityError> {
     let path = format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd());
     let info = std::fs::read_to_string(path)?;
     let found = info.lines().find_map(|line| line.strip_prefix("Pid:"));
@@ -250,15 +254,15 @@ fn has_pid(pidfd: &OwnedFd, pid: u32) -> Result<bool, Unknown> {
 
 /// Fails unless `uid` is the real or the effective user of the process. The real user owns the process; the effective one
 /// connects. The owner of /proc/PID is not checked: that is root for processes that may not be dumped.
-fn check_user(pid: u32, uid: u32) -> Result<(), Unknown> {
+fn check_user(pid: u32, uid: u32) -> Result<(), IdentityError> {
     let text = std::fs::read(format!("/proc/{pid}/status")).map_err(|error| {
         // If descriptors have run out, the process may still exist.
-        if is_out_of_descriptors(&error) { Unknown::System(error) } else { Unknown::Gone(pid) }
+        if is_out_of_descriptors(&error) { IdentityError::System(error) } else { IdentityError::Gone(pid) }
     })?;
     let status = process::status(&text);
-    let owner = status.uid.and_then(|owner| u32::try_from(owner).ok()).ok_or(Unknown::Gone(pid))?;
+    let owner = status.uid.and_then(|owner| u32::try_from(owner).ok()).ok_or(IdentityError::Gone(pid))?;
     let is_it = owner == uid || status.effective_uid == Some(uid.into());
-    if is_it { Ok(()) } else { Err(Unknown::User { pid, uid, owner }) }
+    if is_it { Ok(()) } else { Err(IdentityError::User { pid, uid, owner }) }
 }
 
 /// Returns whether two start times are equal. /proc shows start times in the time namespace of the reader.
@@ -289,9 +293,9 @@ fn time_offset_ns(pid: u32, clock: &str) -> i64 {
 }
 
 /// Reads the start time in /proc/PID/stat, which also exists for a zombie.
-fn start_ticks(pid: u32) -> Result<u64, Unknown> {
+fn start_ticks(pid: u32) -> Result<u64, IdentityError> {
     let stat = process::try_read_stat(Path::new("/proc"), pid)?;
-    stat.map(|stat| stat.start_ticks).ok_or(Unknown::Gone(pid))
+    stat.map(|stat| stat.start_ticks).ok_or(IdentityError::Gone(pid))
 }
 
 #[cfg(test)]
@@ -306,10 +310,10 @@ mod tests {
         assert!(matches!(caller().state, State::Found { start_ticks, .. } if start_ticks == key.start_ticks));
         assert_eq!(caller().peer(None).expect("this process").key, key);
         let later = caller().peer(Some(key.start_ticks + 1));
-        assert!(matches!(later, Err(Unknown::StartTime { .. })), "{later:?}");
+        assert!(matches!(later, Err(IdentityError::StartTime { .. })), "{later:?}");
         // As on a kernel without SO_PEERPIDFD: the pid is another user's by now.
         let other = Caller::named(pid, uid + 1, None);
-        assert!(matches!(other, Err(Unknown::User { owner, .. }) if owner == uid), "{other:?}");
+        assert!(matches!(other, Err(IdentityError::User { owner, .. }) if owner == uid), "{other:?}");
     }
 
     /// As on a kernel without `SO_PEERPIDFD`, where only a pid names the process that connected.
@@ -330,7 +334,10 @@ mod tests {
         // Accepted before this process began: an earlier process with its pid connected, and has ended.
         let (early, named) = (caller(start - 1), caller(start - 1).peer(Some(start)));
         assert!(matches!(early.state, State::Ended), "{early:?}");
-        assert!(matches!(named, Err(Unknown::StartTime { claimed, .. }) if claimed == start), "{named:?}");
+        assert!(
+            matches!(named, Err(IdentityError::StartTime { claimed, .. }) if claimed == start),
+            "{named:?}"
+        );
         let peer = caller(start - 1).peer(Some(start - 1)).expect("the earlier process");
         assert!(peer.had_ended && peer.key == ProcessKey { pid, start_ticks: start - 1 });
     }
@@ -345,7 +352,7 @@ mod tests {
         child.kill().and_then(|()| child.wait()).expect("its end");
         // As if this process had got the pid.
         let reused = Caller::named(std::process::id(), uid, Some(pidfd));
-        assert!(matches!(reused, Err(Unknown::Gone(_))), "{reused:?}");
+        assert!(matches!(reused, Err(IdentityError::Gone(_))), "{reused:?}");
     }
 
     #[test]
@@ -388,7 +395,7 @@ mod tests {
         let key = ProcessKey { pid, start_ticks: start_ticks(pid).expect("a start") };
         let caller = Caller { pid, uid, state: State::Found { start_ticks: key.start_ticks, pidfd } };
         let peer = caller.peer(Some(key.start_ticks));
-        assert!(matches!(peer, Err(Unknown::Gone(_))), "{peer:?}");
+        assert!(matches!(peer, Err(IdentityError::Gone(_))), "{peer:?}");
     }
 
     #[test]
@@ -399,8 +406,8 @@ mod tests {
         let pid = child.id();
         let ticks = start_ticks(pid).expect("a start");
         // While a process has the pid, only an older one can be meant.
-        assert!(matches!(ended(pid).peer(Some(ticks)), Err(Unknown::StartTime { .. })));
-        assert!(matches!(ended(pid).peer(Some(ticks + 1)), Err(Unknown::StartTime { .. })));
+        assert!(matches!(ended(pid).peer(Some(ticks)), Err(IdentityError::StartTime { .. })));
+        assert!(matches!(ended(pid).peer(Some(ticks + 1)), Err(IdentityError::StartTime { .. })));
         assert_eq!(ended(pid).peer(Some(ticks - 1)).expect("an older one").key.start_ticks, ticks - 1);
         child.wait().expect("its end");
         let peer = ended(pid).peer(Some(ticks)).expect("its own");

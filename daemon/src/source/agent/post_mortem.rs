@@ -26,7 +26,7 @@ pub(crate) struct UnsentRecords {
     /// Number of bytes of names read so far.
     names: u64,
     /// Whether records are missing, so that the live table must be read.
-    holes: bool,
+    has_gaps: bool,
     /// Number of the resync that reports the live table.
     epoch: u64,
     step: Step,
@@ -43,22 +43,20 @@ enum Step {
     Ring,
     /// Reads the live table: number of the next row to read, and the rows read so far.
     Rows(u64, Vec<Slot>),
-    /// All live rows, in the order of the table.
-    Unsorted(Vec<Slot>),
-    /// All live rows, in the order in which a resync reports them.
-    Sorted(Vec<Slot>),
+    /// Sorts the live rows, which are all read, for the resync.
+    Sort(Vec<Slot>),
     /// Writes the resync: index of the next row to write, and all rows.
     Restate(usize, Vec<Slot>),
     Done,
 }
 
 impl UnsentRecords {
-    /// Starts reading the memory of an agent. `last_seq` is its last received record; `holes` means that earlier ones are
+    /// Starts reading the memory of an agent. `last_seq` is its last received record; `has_gaps` means that earlier ones are
     /// missing. At most `max_rows` live rows are reported; the others are only counted.
     /// Errors: [`Refusal`]: the memory's header has changed.
     pub(crate) fn new(
         memory: Memory,
-        (last_seq, holes): (u64, bool),
+        (last_seq, has_gaps): (u64, bool),
         epoch: u64,
         max_rows: usize,
     ) -> Result<Self, Refusal> {
@@ -67,13 +65,13 @@ impl UnsentRecords {
         let oldest = header.head_seq.saturating_sub(header.ring_slots - 1).max(1);
         let first = last_seq.saturating_add(1);
         let next = first.max(oldest);
-        let holes = holes || next > first;
+        let has_gaps = has_gaps || next > first;
         Ok(UnsentRecords {
             memory,
             header,
             next,
             names: 0,
-            holes,
+            has_gaps,
             epoch,
             step: Step::Names,
             max_rows,
@@ -86,22 +84,8 @@ impl UnsentRecords {
         matches!(self.step, Step::Rows(0, _))
     }
 
-    /// Returns whether the next step sorts so many rows that it would block. Then call [`UnsentRecords::sort`] on another thread.
-    pub(crate) fn is_long(&self) -> bool {
-        matches!(&self.step, Step::Unsorted(rows) if rows.len() as u64 > PIECE)
-    }
-
-    /// Sorts the rows if all have been read.
-    pub(crate) fn sort(mut self) -> Self {
-        self.step = match self.step {
-            Step::Unsorted(rows) => Step::Sorted(sorted(rows)),
-            step => step,
-        };
-        self
-    }
-
     /// Returns the next frames, which are untrusted like those of a packet; `None` at the end.
-    pub(crate) fn next_piece(&mut self, now_ns: u64) -> Result<Option<Vec<u8>>, Refusal> {
+    pub(crate) async fn next_piece(&mut self, now_ns: u64) -> Result<Option<Vec<u8>>, Refusal> {
         let one = |body| Ok(Some(frame_of(Stamp { time_ns: now_ns, ..Stamp::default() }, body)));
         loop {
             match std::mem::replace(&mut self.step, Step::Done) {
@@ -119,13 +103,13 @@ impl UnsentRecords {
                     let last = self.header.head_seq.min(self.next + PIECE - 1);
                     let mut slots = Vec::new();
                     self.memory.ring(self.next, last, &mut slots)?;
-                    self.holes |= (slots.len() as u64) < last - self.next + 1;
+                    self.has_gaps |= (slots.len() as u64) < last - self.next + 1;
                     self.next = last + 1;
                     return Ok(Some(frames_of(&slots)));
                 }
                 Step::Ring => {
                     let head = self.header.head_seq;
-                    self.step = if self.holes { Step::Rows(0, Vec::new()) } else { Step::Done };
+                    self.step = if self.has_gaps { Step::Rows(0, Vec::new()) } else { Step::Done };
                     let body = Body::Watermark { last_seq: head, in_flight_since_ns: 0 };
                     return one(body);
                 }
@@ -136,12 +120,14 @@ impl UnsentRecords {
                         rows.truncate(self.max_rows);
                         self.step = Step::Rows(first + PIECE, rows);
                     } else {
-                        self.step = Step::Unsorted(rows);
+                        self.step = Step::Sort(rows);
                     }
                     return Ok(Some(Vec::new())); // other connections are served between these steps
                 }
-                Step::Unsorted(rows) => self.step = Step::Sorted(sorted(rows)),
-                Step::Sorted(rows) => {
+                Step::Sort(rows) => {
+                    // A million rows would block other connections for too long. An error means that the daemon ends.
+                    let rows = tokio::task::spawn_blocking(|| sorted(rows)).await;
+                    let Ok(rows) = rows else { return Ok(None) };
                     self.step = Step::Restate(0, rows);
                     let (epoch, after_seq) = (self.epoch, self.header.head_seq);
                     return one(Body::ResyncBegin { epoch, after_seq });
@@ -219,15 +205,15 @@ mod tests {
     use gpumem_wire::{MemoryKind, Record};
 
     /// A header may have any content: a head near the maximum once made reading start again at 0, for ever.
-    #[test]
-    fn reading_ends_whatever_the_head_is_said_to_be() {
+    #[tokio::test]
+    async fn reading_ends_whatever_the_head_is_said_to_be() {
         for head in [0, 1, 1 << 40, u64::MAX - PIECE, u64::MAX - 1, u64::MAX] {
             for last_seq in [0, 5, u64::MAX - 2, u64::MAX] {
                 let (fd, _) = by_hand::unsealed(4, 2, head);
                 let mut unsent =
                     UnsentRecords::new(by_hand::accepted(fd), (last_seq, true), 1, 2).expect("readable");
                 let mut pieces = 0;
-                while unsent.next_piece(1).expect("readable").is_some() {
+                while unsent.next_piece(1).await.expect("readable").is_some() {
                     pieces += 1;
                     assert!(pieces < 20, "head {head}, heard {last_seq}");
                 }

@@ -3,7 +3,7 @@
 use super::frames::Fault;
 use super::memory;
 use super::packet::MAX_PACKET_BYTES;
-use super::peer::Unknown;
+use super::peer::IdentityError;
 use crate::os::is_out_of_descriptors;
 use crate::stats::Count;
 use gpumem_wire::MAJOR;
@@ -22,7 +22,7 @@ pub(super) enum Refusal {
     #[error("it uses protocol version {0}, this daemon uses {MAJOR}")]
     Version(u64),
     #[error("{0}")]
-    Identity(#[from] Unknown),
+    Identity(#[from] IdentityError),
     #[error("it sent {0} descriptors instead of one")]
     Descriptors(usize),
     #[error("the daemon has no free descriptor for its memory")]
@@ -34,34 +34,34 @@ pub(super) enum Refusal {
     #[error("{0}")]
     System(#[from] std::io::Error),
     #[error("the daemon is ending")]
-    Over,
+    ShuttingDown,
 }
 
 impl Refusal {
     pub(super) fn count(&self) -> Option<Count> {
         Some(match self {
-            refusal if refusal.is_lack() => Count::AcceptFailures,
+            refusal if refusal.is_out_of_descriptors() => Count::AcceptFailures,
             Refusal::Silent(_) => Count::RefusedSilent,
             Refusal::Crowd => Count::RefusedWaiting,
             Refusal::EarlyEnd | Refusal::System(_) => Count::RefusedEarlyEnd,
             Refusal::NoHello(_) => Count::RefusedHello,
             Refusal::Version(_) => Count::RefusedVersion,
-            Refusal::Identity(Unknown::Gone(_)) => Count::RefusedGone,
+            Refusal::Identity(IdentityError::Gone(_)) => Count::RefusedGone,
             Refusal::Identity(_) => Count::RefusedIdentity,
             Refusal::Descriptors(_) => Count::RefusedDescriptors,
             Refusal::NoDescriptor => Count::AcceptFailures,
             Refusal::Memory(memory::Refusal::TooLarge(..)) => Count::RefusedSize,
             Refusal::Memory(_) => Count::RefusedMemory,
             Refusal::NoSlot => Count::RefusedFull,
-            Refusal::Over => return None,
+            Refusal::ShuttingDown => return None,
         })
     }
 
     /// Returns whether the daemon had too few descriptors, so that the peer is not at fault.
-    pub(super) fn is_lack(&self) -> bool {
+    pub(super) fn is_out_of_descriptors(&self) -> bool {
         match self {
             Refusal::NoDescriptor => true,
-            Refusal::System(error) | Refusal::Identity(Unknown::System(error)) => {
+            Refusal::System(error) | Refusal::Identity(IdentityError::System(error)) => {
                 is_out_of_descriptors(error)
             }
             _ => false,
@@ -84,7 +84,7 @@ pub(super) enum End {
     #[error("{0}")]
     System(std::io::Error),
     #[error("the daemon is ending")]
-    Over,
+    ShuttingDown,
 }
 
 impl End {
@@ -96,7 +96,7 @@ impl End {
             End::Fault(Fault::Time { .. }) => Some(Count::DroppedTime),
             End::Oversize => Some(Count::DroppedOversize),
             End::Descriptors => Some(Count::DroppedDescriptors),
-            End::Closed | End::Gone | End::System(_) | End::Over => None,
+            End::Closed | End::Gone | End::System(_) | End::ShuttingDown => None,
         }
     }
 }

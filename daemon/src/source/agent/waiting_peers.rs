@@ -51,10 +51,10 @@ impl WaitingPeers {
         self.users.contains_key(&uid)
     }
 
-    /// Returns whether a peer of this user may wait. `most` is the maximum for all users; one user may have a quarter of it.
-    pub(super) fn has_room(&self, uid: u32, most: usize) -> bool {
+    /// Returns whether a peer of this user may wait. `max` is the maximum for all users; one user may have a quarter of it.
+    pub(super) fn has_room(&self, uid: u32, max: usize) -> bool {
         let of_user = self.users.get(&uid).map_or(0, VecDeque::len);
-        self.count < most && of_user < most / 4
+        self.count < max && of_user < max / 4
     }
 
     pub(super) fn push(&mut self, uid: u32, peer: ArrivedPeer) {

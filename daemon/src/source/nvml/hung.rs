@@ -12,7 +12,6 @@ use super::translate::{MISSING, Translator};
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
 use crate::nvml_status::DeviceStatus;
-use gpumem_ledger::DeviceName;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::Child;
@@ -23,14 +22,11 @@ const MAX_WAIT_S: u64 = 3600;
 /// A GPU whose calls did not return. Pollers must not even open it, because `nvmlDeviceGetHandleByIndex` may hang too.
 #[derive(Debug)]
 struct Hung {
-    /// Device whose call hangs; `None` if the device's name was not known yet.
-    name: Option<DeviceName>,
-    /// NVML's index of the GPU.
-    index: u16,
+    target: Target,
     /// Whether only process lists hang, so that memory can be read.
     only_lists: bool,
     /// Time of the next probe (ns).
-    until_ns: u64,
+    next_probe_ns: u64,
     /// Interval before that probe, in seconds.
     wait_s: u64,
     /// Whether the device has answered a probe, while a complete reading has not followed yet.
@@ -40,19 +36,15 @@ struct Hung {
 impl Hung {
     /// Returns whether the device's calls hang because of this GPU.
     fn includes(&self, device: &DeviceStatus) -> bool {
-        match self.name {
-            Some(name) if self.only_lists => device.name == name,
-            _ => device.index == self.index && device.problem.as_deref() != Some(MISSING),
+        match self.target.name {
+            Some(Uuid(name)) if self.only_lists => device.name == name,
+            _ => device.index == self.target.index && device.problem.as_deref() != Some(MISSING),
         }
-    }
-
-    fn target(&self) -> Target {
-        self.name.map_or(Target::Index(self.index), |name| Target::Name(Uuid(name)))
     }
 
     /// Schedules the next probe after the same interval.
     fn wait(&mut self) {
-        self.until_ns = now_ns().saturating_add(self.wait_s * SECOND);
+        self.next_probe_ns = now_ns().saturating_add(self.wait_s * SECOND);
     }
 
     /// Schedules the next probe after twice the interval.
@@ -93,10 +85,7 @@ enum ProbeResult {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pending {
     pub call: Call,
-    /// Device of the call; `None` if the call opens the GPU.
-    pub name: Option<DeviceName>,
-    /// NVML's index of the GPU.
-    pub index: u16,
+    pub target: Target,
 }
 
 /// What must be done with the current poller after a probe.
@@ -128,17 +117,17 @@ impl HungDevices {
     /// Adds to the arguments of a new poller which devices it must skip.
     pub(crate) fn add_skips(&self, arguments: &mut Arguments) {
         for hung in self.hung.iter().filter(|hung| !hung.is_back) {
-            match hung.name {
-                Some(name) if hung.only_lists => arguments.skip.push((Uuid(name), Skip::Lists)),
-                _ => arguments.skip_index.push(hung.index),
+            match hung.target.name {
+                Some(name) if hung.only_lists => arguments.skip.push((name, Skip::Lists)),
+                _ => arguments.skip_index.push(hung.target.index),
             }
         }
-        arguments.skip_index.extend(self.pending.iter().map(|pending| pending.index));
+        arguments.skip_index.extend(self.pending.iter().map(|pending| pending.target.index));
     }
 
     /// Returns whether a call of the device's GPU is pending.
     fn is_pending(&self, device: &DeviceStatus) -> bool {
-        self.pending.iter().any(|pending| pending.index == device.index)
+        self.pending.iter().any(|pending| pending.target.index == device.index)
     }
 
     /// Returns whether pollers skip this device because its calls hang.
@@ -157,22 +146,22 @@ impl HungDevices {
     }
 
     /// Returns the poller's current call and its GPU; `None` if the GPU is not known.
-    pub(crate) fn target(call: Call, translator: &Translator) -> Option<Pending> {
+    pub(crate) fn pending(call: Call, translator: &Translator) -> Option<Pending> {
         let (name, index) = match call {
             Call::Device(slot) | Call::Lists(slot) => {
                 let device = translator.device_of_poller(slot)?;
-                (Some(device.name), device.index)
+                (Some(Uuid(device.name)), device.index)
             }
             Call::Index(index) => (None, index),
             Call::Nothing | Call::Library | Call::Events => return None,
         };
-        Some(Pending { call, name, index })
+        Some(Pending { call, target: Target { name, index } })
     }
 
     /// Adds a GPU whose call takes long: new pollers skip it until [`HungDevices::returned`] or [`HungDevices::avoid`].
     pub(crate) fn suspect(&mut self, pending: Pending, translator: &mut Translator) {
         self.pending.push(pending);
-        let is_new = |device: &DeviceStatus| device.index == pending.index && device.problem.is_none();
+        let is_new = |device: &DeviceStatus| device.index == pending.target.index && device.problem.is_none();
         translator.report_problems(is_new, Some(PENDING));
     }
 
@@ -180,7 +169,7 @@ impl HungDevices {
     pub(crate) fn returned(&mut self, pending: Pending, translator: &mut Translator) {
         self.pending.retain(|other| *other != pending);
         let is_pending = |device: &DeviceStatus| {
-            device.index == pending.index && device.problem.as_deref() == Some(PENDING)
+            device.index == pending.target.index && device.problem.as_deref() == Some(PENDING)
         };
         translator.report_problems(is_pending, None);
     }
@@ -201,8 +190,8 @@ impl HungDevices {
     /// Adds a GPU whose call hung or crashed the poller. Skips it for a while, longer each time, and sets its problem.
     pub(crate) fn avoid(&mut self, pending: Pending, code: Code, translator: &mut Translator) {
         self.returned(pending, translator);
-        let Pending { call, name, index } = pending;
-        let known = self.hung.iter().position(|hung| hung.name == name && hung.index == index);
+        let Pending { call, target } = pending;
+        let known = self.hung.iter().position(|hung| hung.target == target);
         let mut hung = match known.map(|place| self.hung.remove(place)) {
             Some(mut hung) => {
                 hung.wait_longer();
@@ -210,7 +199,7 @@ impl HungDevices {
             }
             None => {
                 let wait_s = self.settings.hang_retry.as_secs().max(1);
-                let mut hung = Hung { name, index, only_lists: false, until_ns: 0, wait_s, is_back: false };
+                let mut hung = Hung { target, only_lists: false, next_probe_ns: 0, wait_s, is_back: false };
                 hung.wait();
                 hung
             }
@@ -228,7 +217,7 @@ impl HungDevices {
     /// Removes devices that have been read completely since they hung.
     pub(crate) fn revive(&mut self, translator: &mut Translator) {
         self.hung.retain(|hung| {
-            let since = hung.until_ns.saturating_sub(hung.wait_s * SECOND);
+            let since = hung.next_probe_ns.saturating_sub(hung.wait_s * SECOND);
             // Require a complete reading: memory calls may return where list calls hang.
             let answers =
                 |device: &DeviceStatus| hung.includes(device) && translator.read_ns(device.slot) > since;
@@ -252,7 +241,7 @@ impl HungDevices {
         let Some(result) = probe.poll(tick, &self.settings) else { return actions };
         let target = probe.target;
         self.probe = None;
-        let Some(hung) = self.hung.iter_mut().find(|hung| hung.target() == target) else { return actions };
+        let Some(hung) = self.hung.iter_mut().find(|hung| hung.target == target) else { return actions };
         let mut devices = translator.status.devices.iter().filter(|device| hung.includes(device));
         let is_open = devices.all(|device| translator.has_opened(device.slot));
         let skip = match (result, hung.only_lists) {
@@ -262,11 +251,11 @@ impl HungDevices {
             }
             (ProbeResult::Answers, _) => {
                 hung.is_back = true;
-                actions.needs_reopen = !is_open || matches!(target, Target::Index(_));
+                actions.needs_reopen = !is_open || target.name.is_none();
                 Some(Skip::Nothing)
             }
             (ProbeResult::Memory, false) => {
-                hung.only_lists = hung.name.is_some();
+                hung.only_lists = target.name.is_some();
                 actions.needs_reopen = !is_open;
                 Some(Skip::Lists)
             }
@@ -276,7 +265,7 @@ impl HungDevices {
             }
             _ => None,
         };
-        actions.command = skip.zip(hung.name).map(|(skip, name)| Command::Skip(Uuid(name), skip));
+        actions.command = skip.zip(target.name).map(|(skip, name)| Command::Skip(name, skip));
         if result != ProbeResult::Answers {
             translator.status.counters.hangs += 1;
             hung.wait_longer();
@@ -288,13 +277,13 @@ impl HungDevices {
     /// Starts a probe for the first device for which one is due.
     fn begin(&mut self) {
         let now = now_ns();
-        let Some(due) = self.hung.iter().position(|hung| !hung.is_back && hung.until_ns <= now) else {
+        let Some(due) = self.hung.iter().position(|hung| !hung.is_back && hung.next_probe_ns <= now) else {
             return;
         };
-        let (target, index) = (self.hung[due].target(), self.hung[due].index);
-        let others = self.hung.iter().filter(|hung| !hung.only_lists).map(|hung| hung.index);
-        let others = others.chain(self.pending.iter().map(|pending| pending.index));
-        let skip_index = others.filter(|&other| other != index).collect();
+        let target = self.hung[due].target;
+        let others = self.hung.iter().filter(|hung| !hung.only_lists).map(|hung| hung.target.index);
+        let others = others.chain(self.pending.iter().map(|pending| pending.target.index));
+        let skip_index = others.filter(|&other| other != target.index).collect();
         let settings = self.settings.clone();
         let arguments = Arguments { settings, probe: Some(target), skip_index, ..Arguments::default() };
         match launch(arguments, Stdio::null) {

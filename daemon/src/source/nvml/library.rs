@@ -14,7 +14,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// Paths of the library in the order of attempts: the loader's search path, WSL, NixOS, mounts of GKE and device plugins.
-const PLACES: [&str; 6] = [
+const LIBRARY_PATHS: [&str; 6] = [
     "libnvidia-ml.so.1",
     "/usr/lib/wsl/lib/libnvidia-ml.so.1",
     "/run/opengl-driver/lib/libnvidia-ml.so.1",
@@ -189,7 +189,7 @@ impl Library {
 fn find(given: Option<&Path>) -> Result<(Raw, PathBuf), (String, u32)> {
     let places: Vec<OsString> = match given {
         Some(path) => vec![path.into()],
-        None => PLACES.iter().map(OsString::from).collect(),
+        None => LIBRARY_PATHS.iter().map(OsString::from).collect(),
     };
     let mut refused: Option<(String, u32)> = None;
     for place in &places {

@@ -22,7 +22,8 @@ use crate::nvml_status::NvmlCalls;
 use gpumem_wire::{Body, Stamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::fs::File;
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
@@ -85,18 +86,7 @@ impl CommandReader {
     }
 }
 
-/// Standard output without the standard library's buffer, which would split frames at newlines.
-struct Stdout;
-
-impl Write for Stdout {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(rustix::io::write(io::stdout().as_fd(), bytes)?)
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
+/// Whether NVML is open.
 enum State {
     /// NVML is closed because opening it failed or must be repeated. It is opened at `retry_ns`.
     Closed {
@@ -156,7 +146,10 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let open = move |avoid: &Avoid, enter: &mut dyn FnMut(u16)| {
         Library::open(&settings, avoid, enter).map(|library| Box::new(library) as Box<dyn Gpus>)
     };
-    let mut poller = Poller::new(arguments, Box::new(open), FrameWriter::new(Box::new(Stdout), call_state));
+    // A copy of standard output without the standard library's buffer, which would split frames at newlines.
+    let Ok(stdout) = io::stdout().as_fd().try_clone_to_owned() else { return ExitCode::FAILURE };
+    let out = FrameWriter::new(Box::new(File::from(stdout)), call_state);
+    let mut poller = Poller::new(arguments, Box::new(open), out);
     poller.exec = Some(Box::new(|arguments| {
         // The new program inherits the descriptors of this one.
         let mut command = std::process::Command::new("/proc/self/exe");
@@ -190,11 +183,7 @@ fn probe(arguments: &Arguments, target: Target, mut call_state: Option<CallState
     };
     for place in 0..library.inventory().devices.len() {
         let device = &library.inventory().devices[place];
-        let is_meant = match target {
-            Target::Name(Uuid(name)) => device.name == name,
-            Target::Index(index) => device.index == index,
-        };
-        if is_meant {
+        if target.name.map_or(device.index == target.index, |Uuid(name)| device.name == name) {
             set_call(Call::Device(place as u8));
             let _ = library.memory(place);
             set_call(Call::Lists(place as u8));

@@ -41,11 +41,13 @@ pub(crate) struct Arguments {
     pub probe: Option<Target>,
 }
 
-/// Device whose calls are tried.
+/// The device or GPU of a call that hangs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
-pub(crate) enum Target {
-    Name(Uuid),
-    Index(u16),
+pub(crate) struct Target {
+    /// The device; `None` if the call opens the GPU, so that all its devices are meant.
+    pub name: Option<Uuid>,
+    /// NVML's index of the GPU.
+    pub index: u16,
 }
 
 impl Arguments {

@@ -20,10 +20,10 @@ const SECOND: u64 = 1_000_000_000;
 /// Capacity of the bucket in ns of lock time. It limits the cost of a burst of lists, without the last list.
 const BURST_NS: i64 = 1_000_000;
 /// Minimum interval between two lists of a device if its memory use has changed (ns).
-const MOVED_GAP_NS: u64 = 200_000_000;
+const CHANGED_GAP_NS: u64 = 200_000_000;
 /// Minimum interval between two lists of a device if they are requested (ns). It is short, because the creation of a context
 /// requests one list before and one after it.
-const ASKED_GAP_NS: u64 = 10_000_000;
+const REQUESTED_GAP_NS: u64 = 10_000_000;
 /// Maximum lock time that requested lists may borrow (ns): as much as 2 % gives in a second.
 const BORROW_NS: i64 = 20_000_000;
 /// A list may be read early at a memory tick, by up to its interval divided by this.
@@ -91,9 +91,9 @@ struct Device {
     /// Time of the latest memory reading (ns).
     used_ns: u64,
     /// Time of the first request for a list since the last list (ns).
-    asked_ns: Option<u64>,
+    requested_ns: Option<u64>,
     /// Time at which the used bytes had first changed by the threshold since the last list (ns).
-    moved_ns: Option<u64>,
+    changed_ns: Option<u64>,
     /// Whether a list is due but waits for lock time. Each wait is counted once.
     is_deferred: bool,
     /// Duration of the list calls in the device's last reading (ns).
@@ -160,7 +160,8 @@ impl Schedule {
         }
         let after = |gap: u64| device.listed_ns.saturating_add(gap);
         let mut due = after(self.list_interval_ns - early_ns);
-        for (reason_ns, gap) in [(device.moved_ns, MOVED_GAP_NS), (device.asked_ns, ASKED_GAP_NS)] {
+        for (reason_ns, gap) in [(device.changed_ns, CHANGED_GAP_NS), (device.requested_ns, REQUESTED_GAP_NS)]
+        {
             if let Some(reason_ns) = reason_ns {
                 due = due.min(reason_ns.max(after(gap.min(self.list_interval_ns))));
             }
@@ -176,7 +177,8 @@ impl Schedule {
         let most_early_ns = (self.memory_period_ns / 2).min(self.list_interval_ns / EARLY_SHARE);
         let early_ns = if is_tick { most_early_ns } else { 0 };
         let due = |device| self.due_ns(device, early_ns);
-        let may_list = |device: &Device| self.bucket_ns > 0 || device.asked_ns.is_some() && !self.is_in_debt;
+        let may_list =
+            |device: &Device| self.bucket_ns > 0 || device.requested_ns.is_some() && !self.is_in_debt;
         let all = || self.devices.iter().enumerate().map(|(index, device)| (due(device), index));
         let first = all().filter(|&(due, index)| due <= now_ns && may_list(&self.devices[index])).min();
         if let Some((_, index)) = first {
@@ -213,7 +215,7 @@ impl Schedule {
         let Some(used) = used else { return };
         (device.used, device.used_ns) = (Some(used), now_ns);
         if device.listed_used.is_some_and(|listed| listed.abs_diff(used) >= self.threshold_bytes) {
-            device.moved_ns.get_or_insert(now_ns);
+            device.changed_ns.get_or_insert(now_ns);
         }
     }
 
@@ -231,7 +233,7 @@ impl Schedule {
         device.list.ended(ended_ns, ok);
         device.listed_ns = began_ns.max(1);
         device.listed_used = device.used;
-        (device.asked_ns, device.moved_ns, device.is_deferred) = (None, None, false);
+        (device.requested_ns, device.changed_ns, device.is_deferred) = (None, None, false);
         device.cost_ns = cost_ns;
     }
 
@@ -243,7 +245,7 @@ impl Schedule {
 
     /// Requests a list of the device soon.
     pub(crate) fn request(&mut self, index: usize, now_ns: u64) {
-        self.devices[index].asked_ns.get_or_insert(now_ns);
+        self.devices[index].requested_ns.get_or_insert(now_ns);
     }
 
     /// Skips these calls of the device until the next call of this function.
@@ -267,7 +269,7 @@ mod tests {
 
     /// Runs the schedule against a driver whose calls take a given time.
     struct Machine {
-        lanes: Schedule,
+        schedule: Schedule,
         now: u64,
         memory_ns: u64,
         list_ns: u64,
@@ -279,17 +281,17 @@ mod tests {
 
     fn machine(devices: usize, settings: &NvmlSettings, memory_ns: u64, list_ns: u64) -> Machine {
         let now = 1_000 * SECOND;
-        let lanes = Schedule::new(settings, devices, now);
+        let schedule = Schedule::new(settings, devices, now);
         let listed = vec![Vec::new(); devices];
         let (used, memory_turns) = (vec![0; devices], Vec::new());
-        Machine { lanes, now, memory_ns, list_ns, used, listed, memory_turns, waits: 0 }
+        Machine { schedule, now, memory_ns, list_ns, used, listed, memory_turns, waits: 0 }
     }
 
     impl Machine {
         fn run(&mut self, for_ns: u64) {
             let end = self.now + for_ns;
             while self.now < end {
-                match self.lanes.next(self.now) {
+                match self.schedule.next(self.now) {
                     NextRead::Wait(until) => {
                         assert!(until > self.now, "a wait has an end in the future");
                         self.now = until.min(end);
@@ -299,19 +301,19 @@ mod tests {
                         self.memory_turns.push(self.now);
                         let began = self.now;
                         for index in 0..self.used.len() {
-                            if self.lanes.wants_memory(index, self.now) {
+                            if self.schedule.wants_memory(index, self.now) {
                                 self.now += self.memory_ns;
-                                self.lanes.memory_read(index, self.now, Some(self.used[index]));
+                                self.schedule.memory_read(index, self.now, Some(self.used[index]));
                             }
                         }
-                        self.lanes.memory_turn_ended(self.now, self.now - began);
+                        self.schedule.memory_turn_ended(self.now, self.now - began);
                     }
                     NextRead::List(index) => {
                         let began = self.now;
                         self.listed[index].push(began);
-                        self.lanes.memory_read(index, self.now, Some(self.used[index]));
+                        self.schedule.memory_read(index, self.now, Some(self.used[index]));
                         self.now += self.list_ns;
-                        self.lanes.listed(index, began, self.now, self.list_ns, true);
+                        self.schedule.listed(index, began, self.now, self.list_ns, true);
                     }
                 }
             }
@@ -376,7 +378,7 @@ mod tests {
                 (least.min(listed.len()), most.max(listed.len()))
             });
             assert!(most - least <= 1, "{list_ns}: {least} to {most}");
-            assert!(list_ns == 2 * MS || machine.lanes.deferred > 0);
+            assert!(list_ns == 2 * MS || machine.schedule.deferred > 0);
             // No two lists follow each other directly.
             let mut all: Vec<u64> = machine.listed.concat();
             all.sort_unstable();
@@ -414,7 +416,7 @@ mod tests {
         let mut machine = machine(8, &NvmlSettings::default(), 12 * US, MS);
         machine.run(5 * SECOND + 500 * MS);
         let asked = machine.now;
-        machine.lanes.request(3, asked);
+        machine.schedule.request(3, asked);
         machine.run(100 * MS);
         let listed = machine.listed[3].iter().find(|&&time| time >= asked).expect("listed");
         assert!(listed - asked <= 60 * MS, "{}", listed - asked);
@@ -427,10 +429,10 @@ mod tests {
             machine.run(20 * SECOND);
             for made_ns in [2 * MS, 15 * MS, 150 * MS] {
                 let creating = machine.now;
-                machine.lanes.request(3, creating);
+                machine.schedule.request(3, creating);
                 machine.run(made_ns);
                 let created = machine.now;
-                machine.lanes.request(3, created);
+                machine.schedule.request(3, created);
                 machine.run(600 * MS);
                 let soon = |asked: u64| {
                     let listed = machine.listed[3].iter().find(|&&time| time >= asked).expect("listed");
@@ -451,7 +453,7 @@ mod tests {
         let mut machine = machine(4, &NvmlSettings::default(), 12 * US, 2 * MS);
         let seconds = 100;
         for _ in 0..seconds * 50 {
-            machine.lanes.request(0, machine.now);
+            machine.schedule.request(0, machine.now);
             machine.run(20 * MS);
         }
         let share = (machine.lists() as u64 * 2 * MS) as f64 / (seconds * SECOND) as f64;
@@ -464,22 +466,22 @@ mod tests {
 
     #[test]
     fn failing_calls_are_tried_more_and_more_slowly_and_others_go_on() {
-        let mut lanes = Schedule::new(&NvmlSettings::default(), 2, SECOND);
+        let mut schedule = Schedule::new(&NvmlSettings::default(), 2, SECOND);
         let (mut now, mut failed, mut fine, mut lists) = (SECOND, 0, 0, 0);
         while now < 301 * SECOND {
-            match lanes.next(now) {
+            match schedule.next(now) {
                 NextRead::Wait(until) => now = until,
                 NextRead::Memory => {
                     for index in 0..2 {
-                        if lanes.wants_memory(index, now) {
-                            lanes.memory_read(index, now, (index == 1).then_some(5));
+                        if schedule.wants_memory(index, now) {
+                            schedule.memory_read(index, now, (index == 1).then_some(5));
                             (failed, fine) = (failed + u32::from(index == 0), fine + u32::from(index == 1));
                         }
                     }
                 }
                 NextRead::List(index) => {
                     lists += u32::from(index == 0);
-                    lanes.listed(index, now, now + US, US, index == 1);
+                    schedule.listed(index, now, now + US, US, index == 1);
                     now += US;
                 }
             }
@@ -492,20 +494,20 @@ mod tests {
     #[test]
     fn suspended_devices_are_left_alone() {
         let mut machine = machine(2, &NvmlSettings::default(), US, US);
-        machine.lanes.set_skip(0, Skip::All);
+        machine.schedule.set_skip(0, Skip::All);
         machine.run(29 * SECOND);
         assert_eq!((machine.listed[0].len(), machine.listed[1].len()), (0, 29));
-        assert!(!machine.lanes.wants_memory(0, machine.now));
-        machine.lanes.set_skip(0, Skip::Nothing);
+        assert!(!machine.schedule.wants_memory(0, machine.now));
+        machine.schedule.set_skip(0, Skip::Nothing);
         machine.run(3 * SECOND);
         assert!(!machine.listed[0].is_empty());
         let listed = machine.listed[0].len();
-        machine.lanes.set_skip(0, Skip::Lists);
+        machine.schedule.set_skip(0, Skip::Lists);
         machine.run(10 * SECOND);
         assert_eq!(machine.listed[0].len(), listed);
         machine.now += SECOND;
-        assert!(machine.lanes.wants_memory(0, machine.now), "its memory goes on");
-        machine.lanes.set_skip(0, Skip::Nothing);
+        assert!(machine.schedule.wants_memory(0, machine.now), "its memory goes on");
+        machine.schedule.set_skip(0, Skip::Nothing);
         machine.run(2 * SECOND);
         assert!(machine.listed[0].len() > listed);
     }

@@ -505,13 +505,13 @@ fn is_listed(rows: &[Row], pid: u32) -> bool {
 /// Merges rows with the same pid. A process that computes and draws is in two lists, with the same bytes.
 fn merge(rows: &mut Vec<Row>) {
     rows.sort_unstable_by_key(|row| row.pid);
-    rows.dedup_by(|later, kept| {
-        let is_same = later.pid == kept.pid;
+    rows.dedup_by(|later, first| {
+        let is_same = later.pid == first.pid;
         if is_same {
-            kept.bytes = kept.bytes.max(later.bytes); // `None` is less than any number
-            kept.protected = kept.protected.max(later.protected);
-            kept.lists |= later.lists;
-            kept.is_refused |= later.is_refused;
+            first.bytes = first.bytes.max(later.bytes); // `None` is less than any number
+            first.protected = first.protected.max(later.protected);
+            first.lists |= later.lists;
+            first.is_refused |= later.is_refused;
         }
         is_same
     });

@@ -366,10 +366,10 @@ impl Watch {
 
     /// Stores in the status whether no GPU is read, because the current poller is stalled or skips all GPUs.
     fn note_stall(&self, stalled: Duration, call: Call) {
-        let most = if call == Call::Nothing { DOWN_IDLE } else { DOWN };
+        let max_stall = if call == Call::Nothing { DOWN_IDLE } else { DOWN };
         let status = &mut self.translator().status;
         let since = now_ns().saturating_sub(stalled.as_nanos() as u64);
-        let is_none_read = stalled >= most || self.hung.has_all(&status.devices);
+        let is_none_read = stalled >= max_stall || self.hung.has_all(&status.devices);
         status.stalled_since_ns = is_none_read.then(|| *status.stalled_since_ns.get_or_insert(since));
     }
 
@@ -464,13 +464,13 @@ impl Watch {
             let translator = &mut *lock(&self.translator);
             translator.status.no_events = self.no_events;
             translator.status.counters.hangs += u64::from(matches!(end, End::Stuck(_)));
-            if let Some(pending) = HungDevices::target(call, translator) {
+            if let Some(pending) = HungDevices::pending(call, translator) {
                 self.hung.avoid(pending, code, translator);
             } else if !matches!(call, Call::Device(_) | Call::Lists(_) | Call::Index(_)) {
                 translator.report_source(false, reason);
             }
             let stuck = self.stuck.iter().filter_map(|stuck| stuck.pending);
-            translator.end_readings(&stuck.map(|pending| pending.index).collect::<Vec<_>>());
+            translator.end_readings(&stuck.map(|pending| pending.target.index).collect::<Vec<_>>());
         }
         self.send().await;
     }

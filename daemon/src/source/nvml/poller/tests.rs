@@ -4,6 +4,7 @@ use crate::source::nvml::schedule::Skip;
 use crate::source::nvml::session::tests::{FakeGpus, said};
 use gpumem_ledger::DeviceName;
 use std::cell::RefCell;
+use std::io::Write;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
@@ -64,7 +65,7 @@ fn arguments_are_read_as_they_were_written() {
         settings,
         call_state: Some(5),
         skip: vec![(Uuid(name), Skip::Lists)],
-        probe: Some(Target::Name(Uuid(name))),
+        probe: Some(Target { name: Some(Uuid(name)), index: 1 }),
         skip_index: vec![3],
         released_s: 4,
         no_events: true,

@@ -30,14 +30,14 @@ impl Watch {
         let call = poller.call_state.call();
         let (pending, state) = {
             let mut translator = lock(&self.translator);
-            let pending = HungDevices::target(call, &translator);
+            let pending = HungDevices::pending(call, &translator);
             let devices = &translator.status.devices;
             let has_other =
                 |gpu: u16| devices.iter().any(|device| device.index != gpu && device.problem.is_none());
             let is_worth_it = match (call, pending) {
                 // Opening a GPU that is not known yet may take seconds, because the driver initializes it.
                 (Call::Index(gpu), _) => devices.iter().any(|device| device.index == gpu) && has_other(gpu),
-                (_, Some(pending)) => has_other(pending.index),
+                (_, Some(pending)) => has_other(pending.target.index),
                 (Call::Events, _) => true,
                 _ => false,
             };
@@ -126,7 +126,7 @@ impl Watch {
         let Stuck { poller, state, pending } = self.stuck.pop()?;
         let translator = &mut *lock(&self.translator);
         translator.status.poller_pid = poller.child.id();
-        translator.end_readings(pending.map(|pending| pending.index).as_slice());
+        translator.end_readings(pending.map(|pending| pending.target.index).as_slice());
         translator.resume_poller(state);
         if let Some(pending) = pending {
             self.hung.returned(pending, translator);
