@@ -117,7 +117,6 @@ impl Kernel {
         lines
     }
 
-    /// Returns whether the log can be read.
     pub(crate) fn status(&self) -> Status {
         let state = self.lock();
         let log = state.log.as_ref();

@@ -212,7 +212,6 @@ impl Processes {
         try_read_stat(&self.inner.proc, key.pid).is_ok_and(|stat| !stat.is_some_and(is_same))
     }
 
-    /// Adds a running process to the table.
     fn add(&self, table: &mut Table, key: ProcessKey, pidfd: Option<OwnedFd>, stat: &parse::Stat) {
         table.generation = table.generation.wrapping_add(1);
         let generation = table.generation;
@@ -230,7 +229,6 @@ impl Processes {
         table.live.insert(key.pid, Entry { key, generation, pidfd, facts, gpus: Vec::new() });
     }
 
-    /// Removes an ended process from the table.
     fn end(&self, table: &mut Table, key: ProcessKey) {
         let Some(entry) = table.live.remove(&key.pid) else { return };
         table.without_pidfd -= usize::from(entry.pidfd.is_none());
@@ -372,7 +370,6 @@ impl Processes {
         new.into_iter().filter(|&key| table.entry(key).is_some()).collect()
     }
 
-    /// Returns the facts of a running process.
     pub(crate) fn facts(&self, key: ProcessKey) -> Option<Arc<Facts>> {
         self.lock().entry(key).map(|entry| Arc::clone(&entry.facts))
     }

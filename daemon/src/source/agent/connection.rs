@@ -3,7 +3,7 @@
 use super::ask::{Question, option};
 use super::command::{CommandInbox, QueuedCommand};
 use super::connection_order::{ConnectionPlace, is_empty};
-use super::frames::{self, Fault, PacketChecker, PacketCounts};
+use super::frames::{self, Fault, PacketChecker};
 use super::inherited_connections::{self, InheritedConnection};
 use super::memory::{self, Memory};
 use super::packet::Packet;
@@ -91,7 +91,7 @@ struct Connection {
     epoch: u64,
     rate_limit: RateLimit,
     /// Whether the process table has the process and will report its end.
-    watched: bool,
+    is_watched: bool,
     inbox: CommandInbox,
     /// Name under which the service manager keeps this connection for the next daemon.
     stored_name: Option<String>,
@@ -201,7 +201,7 @@ impl Connection {
             epoch,
             rate_limit: RateLimit::new(agents.limits().bytes_per_s),
             peer,
-            watched: false,
+            is_watched: false,
             stored_name: None,
             slot,
         };
@@ -213,10 +213,10 @@ impl Connection {
         connection.hand(up).await.map_err(|()| Refusal::ShuttingDown)?;
         // From now on the process table reports the end of the process. If it has ended already, this connection reports that.
         let processes = &agents.processes;
-        connection.watched = processes.identify(key.pid) == Some(key) && processes.facts(key).is_some();
+        connection.is_watched = processes.identify(key.pid) == Some(key) && processes.facts(key).is_some();
         let mut facts = Vec::new();
         processes.take_facts(clock::now_ns(), &mut facts);
-        if !connection.watched {
+        if !connection.is_watched {
             processes.last_facts(key, &mut facts);
         }
         if had_ended && facts.is_empty() {
@@ -253,11 +253,10 @@ impl Connection {
 
     /// Asks the service manager, if there is one, to keep the connection while no daemon runs.
     async fn store_with_systemd(&mut self, stream: &UnixStream, hello: &Record<'_>) {
-        let Some(memory) =
-            self.memory.as_ref().filter(|_| self.agents.stores_connections.load(Ordering::Relaxed))
-        else {
+        let Some(memory) = &self.memory else { return };
+        if !self.agents.stores_connections.load(Ordering::Relaxed) {
             return;
-        };
+        }
         let frame = frame_of(hello.stamp, hello.body);
         match inherited_connections::store(stream, memory, self.peer.key, &frame).await {
             Ok(name) => self.stored_name = name,
@@ -281,7 +280,7 @@ impl Connection {
     async fn run(mut self: Box<Self>, stream: &UnixStream) {
         let mut resyncs = self.agents.resyncs.subscribe();
         let mut over = self.agents.over.subscribe();
-        let mut gone = self.agents.expect_end(self.peer.key, self.watched);
+        let mut gone = self.agents.expect_end(self.peer.key, self.is_watched);
         let mut successors = Vec::new();
         let end = loop {
             if !successors.is_empty() && is_empty(stream) {
@@ -372,20 +371,13 @@ impl Connection {
     /// Checks a packet. Returns the frames that the ledger accepts, and the number of costly ones (see `frames::split`).
     fn check(&mut self, packet: Vec<u8>) -> Result<(Vec<u8>, u64), Fault> {
         let (frames, counts) = self.checker.check(packet, clock::now_ns())?;
-        let PacketCounts { unknown, forbidden, devices, costly } = counts;
-        for (count, skipped) in [
-            (Count::SkippedUnknown, unknown),
-            (Count::SkippedForbidden, forbidden),
-            (Count::SkippedDevices, devices),
-        ] {
-            if skipped > 0 {
-                self.agents.stats.add(count, skipped);
-            }
-        }
+        self.agents.stats.add(Count::SkippedUnknown, counts.unknown);
+        self.agents.stats.add(Count::SkippedForbidden, counts.forbidden);
+        self.agents.stats.add(Count::SkippedDevices, counts.devices);
         for uuid in self.checker.take_hints() {
             (self.agents.hint)(uuid);
         }
-        Ok((frames, costly))
+        Ok((frames, counts.costly))
     }
 
     async fn hand(&self, frames: Vec<u8>) -> Result<(), ()> {
@@ -452,7 +444,7 @@ impl Connection {
         if self.hand(frame_of(stamp, body)).await.is_err() {
             return;
         }
-        if !self.watched {
+        if !self.is_watched {
             let start_ticks = self.peer.key.start_ticks;
             let body = Body::ProcessGone { start_ticks, status: Reading::ABSENT };
             let _ = self.agents.hand(Batch::of_host(frame_of(stamp, body))).await;

@@ -71,7 +71,6 @@ const CANNOT_CONNECT: &str = "agents cannot connect";
 /// Callback that receives the UUID of a device that NVML should query soon.
 pub(crate) type Hint = Box<dyn Fn([u8; 16]) + Send + Sync>;
 
-/// All agents, and what their connections share.
 pub(crate) struct Agents {
     inbox: mpsc::Sender<Batch>,
     stats: Arc<Stats>,
@@ -93,7 +92,6 @@ pub(crate) struct Agents {
     /// Buffer into which packets are read before they are checked. All connections share it, because no task awaits while it is
     /// locked.
     packet: Mutex<Vec<u8>>,
-    /// Handles of connected agents.
     handles: Mutex<HashMap<ProcessKey, AgentHandle>>,
     /// Renders the reports that programs request about themselves.
     answerer: OnceLock<Answerer>,
@@ -197,10 +195,10 @@ impl Agents {
         }
     }
 
-    /// Returns a receiver that resolves when the process ends, or at once if `watched` is false (it had ended before).
-    fn expect_end(&self, key: ProcessKey, watched: bool) -> oneshot::Receiver<()> {
+    /// Returns a receiver that resolves when the process ends, or at once if `is_watched` is false (it had ended before).
+    fn expect_end(&self, key: ProcessKey, is_watched: bool) -> oneshot::Receiver<()> {
         let (sender, receiver) = oneshot::channel();
-        if watched {
+        if is_watched {
             let mut ends = lock(&self.ends);
             // Drop the entries of connections that closed while their process runs on.
             ends.retain(|_, waiting| {
@@ -212,7 +210,6 @@ impl Agents {
         receiver
     }
 
-    /// Accepts connections until the daemon ends.
     pub(crate) async fn listen(self: Arc<Self>, listener: UnixListener) {
         let mut waiting = WaitingPeers::default();
         let mut check = tokio::time::interval(CHECK_WAITING);
@@ -331,7 +328,6 @@ impl Agents {
         self.epochs.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Reads one packet from a connection.
     fn receive(&self, stream: &UnixStream) -> io::Result<(Packet, Vec<u8>)> {
         let mut buffer = lock(&self.packet);
         let packet = packet::receive(stream, &mut buffer)?;

@@ -57,19 +57,10 @@ pub(crate) struct Caller {
     pid: u32,
     /// Effective uid when the process connected.
     uid: u32,
-    state: State,
-}
-
-#[derive(Debug)]
-enum State {
-    /// The process ran, or its parent had not waited for it.
-    Found {
-        start_ticks: u64,
-        /// `None` if the kernel has no pidfds (before Linux 5.3).
-        pidfd: Option<OwnedFd>,
-    },
-    /// The process had ended, and its parent had waited for it.
-    Ended,
+    /// Start time; `None` if the process had ended and its parent had waited for it.
+    start_ticks: Option<u64>,
+    /// `None` if the process had ended, or the kernel has no pidfds (before Linux 5.3).
+    pidfd: Option<OwnedFd>,
 }
 
 /// Identity of a connected process.
@@ -98,7 +89,7 @@ impl Caller {
         pidfd_of_peer: impl FnOnce(&UnixStream) -> std::io::Result<OwnedFd>,
     ) -> Result<Self, IdentityError> {
         let (pid, uid) = credentials(stream)?;
-        let ended = Ok(Caller { pid, uid, state: State::Ended });
+        let ended = Ok(Caller { pid, uid, start_ticks: None, pidfd: None });
         let mut latest_start = u64::MAX;
         let pidfd = match pidfd_of_peer(stream) {
             Ok(pidfd) => Some(pidfd),
@@ -123,7 +114,7 @@ impl Caller {
         match Caller::named(pid, uid, pidfd) {
             Err(IdentityError::Gone(_)) => ended,
             // The process found began after the connection, so the one that connected has ended.
-            Ok(Caller { state: State::Found { start_ticks, .. }, .. }) if start_ticks > latest_start => ended,
+            Ok(Caller { start_ticks: Some(start), .. }) if start > latest_start => ended,
             result => result,
         }
     }
@@ -146,8 +137,8 @@ impl Caller {
             Some(pidfd) => has_pid(pidfd, pid)?,
             None => self::start_ticks(pid)? == start_ticks,
         };
-        let state = State::Found { start_ticks, pidfd };
-        if is_it { Ok(Caller { pid, uid, state }) } else { Err(IdentityError::Gone(pid)) }
+        let caller = Caller { pid, uid, start_ticks: Some(start_ticks), pidfd };
+        if is_it { Ok(caller) } else { Err(IdentityError::Gone(pid)) }
     }
 
     /// Returns the identity of the peer. `claimed_ticks` is the start time in its hello, by its own clock, if it has one.
@@ -163,8 +154,8 @@ impl Caller {
         claimed_ticks: Option<u64>,
         check_user: impl FnOnce(u32, u32) -> Result<(), IdentityError>,
     ) -> Result<Peer, IdentityError> {
-        let Caller { pid, uid, state } = self;
-        let State::Found { start_ticks: found, pidfd } = state else {
+        let Caller { pid, uid, start_ticks, pidfd } = self;
+        let Some(found) = start_ticks else {
             let start_ticks = ended_start(pid, claimed_ticks)?;
             return Ok(Peer { key: ProcessKey { pid, start_ticks }, uid, rebase_ns: 0, had_ended: true });
         };
@@ -307,7 +298,7 @@ mod tests {
         let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
         let caller = || Caller::named(pid, uid, None).expect("this process");
         let key = ProcessKey { pid, start_ticks: start_ticks(pid).expect("a start") };
-        assert!(matches!(caller().state, State::Found { start_ticks, .. } if start_ticks == key.start_ticks));
+        assert_eq!(caller().start_ticks, Some(key.start_ticks));
         assert_eq!(caller().peer(None).expect("this process").key, key);
         let later = caller().peer(Some(key.start_ticks + 1));
         assert!(matches!(later, Err(IdentityError::StartTime { .. })), "{later:?}");
@@ -327,13 +318,13 @@ mod tests {
         };
         for accepted_ticks in [now_ticks(), start] {
             let caller = caller(accepted_ticks);
-            assert!(matches!(&caller.state, State::Found { start_ticks, .. } if *start_ticks == start));
+            assert_eq!(caller.start_ticks, Some(start));
             let peer = caller.peer(Some(start)).expect("this process");
             assert!(!peer.had_ended && peer.key == ProcessKey { pid, start_ticks: start } && peer.uid == uid);
         }
         // Accepted before this process began: an earlier process with its pid connected, and has ended.
         let (early, named) = (caller(start - 1), caller(start - 1).peer(Some(start)));
-        assert!(matches!(early.state, State::Ended), "{early:?}");
+        assert_eq!(early.start_ticks, None);
         assert!(
             matches!(named, Err(IdentityError::StartTime { claimed, .. }) if claimed == start),
             "{named:?}"
@@ -393,7 +384,7 @@ mod tests {
         child.wait().expect("its end");
         // As if that child had connected, with this process's pid and start tick.
         let key = ProcessKey { pid, start_ticks: start_ticks(pid).expect("a start") };
-        let caller = Caller { pid, uid, state: State::Found { start_ticks: key.start_ticks, pidfd } };
+        let caller = Caller { pid, uid, start_ticks: Some(key.start_ticks), pidfd };
         let peer = caller.peer(Some(key.start_ticks));
         assert!(matches!(peer, Err(IdentityError::Gone(_))), "{peer:?}");
     }
@@ -401,7 +392,7 @@ mod tests {
     #[test]
     fn caller_that_was_gone_is_whom_its_hello_names_unless_another_process_can_be_meant() {
         let uid = rustix::process::geteuid().as_raw();
-        let ended = |pid| Caller { pid, uid, state: State::Ended };
+        let ended = |pid| Caller { pid, uid, start_ticks: None, pidfd: None };
         let mut child = std::process::Command::new("true").spawn().expect("a process");
         let pid = child.id();
         let ticks = start_ticks(pid).expect("a start");

@@ -21,7 +21,7 @@ const RETRY_NS: u64 = 30_000_000_000;
 pub(crate) struct Log {
     path: PathBuf,
     /// The open log, or why it cannot be read.
-    open: Result<Open, String>,
+    open: std::io::Result<Open>,
     /// Time at which opening is tried again after an error (ns).
     next_try_ns: u64,
 }
@@ -50,7 +50,7 @@ impl Log {
     }
 
     pub(crate) fn problem(&self) -> Option<String> {
-        self.open.as_ref().err().cloned()
+        self.open.as_ref().err().map(ToString::to_string)
     }
 
     /// Returns the messages in the lines that were added since the last call.
@@ -65,21 +65,20 @@ impl Log {
             // The file was rotated, so read the new one from its beginning.
             Ok(()) if open.was_replaced(&self.path) => self.open = Open::at(&self.path, false),
             Ok(()) => {}
-            Err(error) => self.open = Err(error.to_string()),
+            Err(error) => self.open = Err(error),
         }
         lines
     }
 }
 
 impl Open {
-    fn at(path: &Path, from_end: bool) -> Result<Self, String> {
+    fn at(path: &Path, from_end: bool) -> std::io::Result<Self> {
         let flags = OFlags::NONBLOCK.bits() as i32;
-        let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
-        let mut file = opened.map_err(|error| error.to_string())?;
-        let about = file.metadata().map_err(|error| error.to_string())?;
+        let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+        let about = file.metadata()?;
         let mut at = 0;
         if from_end && !about.file_type().is_fifo() {
-            at = file.seek(SeekFrom::End(0)).map_err(|error| error.to_string())?;
+            at = file.seek(SeekFrom::End(0))?;
         }
         Ok(Open {
             file,
@@ -130,6 +129,7 @@ impl Open {
     }
 }
 
+/// Adds the message of a record or line, if it has one.
 fn push(lines: &mut Vec<String>, record: &[u8]) {
     let text = String::from_utf8_lossy(record);
     lines.extend(parse::message(&text).filter(|line| !line.is_empty()).map(str::to_owned));

@@ -86,7 +86,6 @@ impl CommandReader {
     }
 }
 
-/// Whether NVML is open.
 enum State {
     /// NVML is closed because opening it failed or must be repeated. It is opened at `retry_ns`.
     Closed {
@@ -354,7 +353,6 @@ impl Poller {
         }
     }
 
-    /// Writes that NVML is closed for a number of seconds.
     fn write_released(&mut self, seconds: u64, why: &str) {
         self.write_source(false, format!("{RELEASED}{seconds} s: {why}"), 0, seconds);
     }

@@ -330,7 +330,6 @@ impl Raw {
         Ok(MemoryLimit { soft_bytes: limits.soft, hard_bytes: limits.hard, used_bytes: limits.used })
     }
 
-    /// Returns whether confidential computing is on.
     pub(crate) fn is_confidential(&self) -> bool {
         let Ok(call) = &self.nvml.lib().nvmlSystemGetConfComputeState else { return false };
         let empty = nvmlConfComputeSystemState_t { environment: 0, ccFeature: 0, devToolsMode: 0 };

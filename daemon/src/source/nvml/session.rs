@@ -177,7 +177,6 @@ impl Session {
         session
     }
 
-    /// Writes the record that describes a device.
     fn announce(&self, index: usize, out: &mut FrameWriter) {
         let device = &self.gpus.inventory().devices[index];
         let (uuid, id) = match device.name {

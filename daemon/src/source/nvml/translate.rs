@@ -30,7 +30,6 @@ struct Readings {
     memory_ns: u64,
 }
 
-/// State of one poller.
 #[derive(Debug, Default)]
 pub(crate) struct PollerState {
     /// The host's slot for each slot of the poller.
@@ -118,9 +117,6 @@ impl Translator {
     pub(crate) fn take_frames(&mut self, processes: &Processes) -> Vec<u8> {
         let mut frames = Vec::new();
         processes.take_facts(now_ns(), &mut frames);
-        if frames.is_empty() {
-            return std::mem::take(&mut self.out);
-        }
         frames.append(&mut self.out);
         frames
     }

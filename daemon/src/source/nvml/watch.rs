@@ -133,7 +133,6 @@ impl Nvml {
 enum End {
     /// All handles of the NVML source were dropped.
     Done,
-    /// The poller ended.
     Died,
     /// The call timed out.
     Stuck(Call),
@@ -141,7 +140,6 @@ enum End {
     Malformed,
 }
 
-/// The task that supervises the poller.
 struct Watch {
     settings: NvmlSettings,
     processes: Processes,
@@ -164,7 +162,6 @@ struct Watch {
     share: VecDeque<(u64, u64)>,
 }
 
-/// A running poller.
 struct Poller {
     child: Child,
     stdin: ChildStdin,

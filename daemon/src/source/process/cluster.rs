@@ -31,6 +31,7 @@ pub struct PodNames {
     pub container: String,
 }
 
+/// Returns the names of each container with an id in `ids`, as the file names in `directory` have them.
 pub(crate) fn find_pods(directory: &Path, ids: &[&str]) -> Vec<Option<PodNames>> {
     let mut found = vec![None; ids.len()];
     let Ok(entries) = std::fs::read_dir(directory) else { return found };
@@ -43,15 +44,14 @@ pub(crate) fn find_pods(directory: &Path, ids: &[&str]) -> Vec<Option<PodNames>>
     found
 }
 
+/// Returns the names in a file name, and the id of the container.
 fn pod_of_file(name: &OsStr) -> Option<(PodNames, String)> {
     let (rest, id) = name.to_str()?.strip_suffix(".log")?.rsplit_once('-')?;
     // Names in Kubernetes have no underscore.
-    let mut parts = rest.split('_');
-    let (pod, namespace, container) = (parts.next()?, parts.next()?, parts.next()?);
-    let are_names = parts.next().is_none() && [pod, namespace, container].into_iter().all(is_pod_name);
-    let of = |name: &str| name.to_owned();
-    let names = || PodNames { pod: of(pod), namespace: of(namespace), container: of(container) };
-    are_names.then(|| (names(), of(id)))
+    let [pod, namespace, container] = rest.split('_').collect::<Vec<_>>()[..] else { return None };
+    let are_names = [pod, namespace, container].into_iter().all(is_pod_name);
+    let names = || PodNames { pod: pod.into(), namespace: namespace.into(), container: container.into() };
+    are_names.then(|| (names(), id.into()))
 }
 
 fn is_pod_name(name: &str) -> bool {
@@ -59,6 +59,7 @@ fn is_pod_name(name: &str) -> bool {
     (1..=253).contains(&name.len()) && name.bytes().all(is_plain)
 }
 
+/// Maximum number of bytes read from a file that assigns a GPU to jobs.
 const BYTES: u64 = 64 << 10;
 /// Tolerance: start times have ticks of 10 ms, and a file's time is that of the kernel's last timer tick.
 const SLACK: Duration = Duration::from_secs(1);

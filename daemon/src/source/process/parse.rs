@@ -71,11 +71,8 @@ pub(crate) fn status(text: &[u8]) -> Status {
 pub(crate) fn cgroup(text: &[u8]) -> Option<&[u8]> {
     let mut longest: Option<&[u8]> = None;
     for line in text.split(|&byte| byte == b'\n') {
-        let mut parts = line.splitn(3, |&byte| byte == b':');
-        let (Some(number), Some(_controllers), Some(path)) = (parts.next(), parts.next(), parts.next())
-        else {
-            continue;
-        };
+        let parts: Vec<&[u8]> = line.splitn(3, |&byte| byte == b':').collect();
+        let [number, _controllers, path] = parts[..] else { continue };
         if number == b"0" && path.len() > 1 {
             return Some(path);
         }
