@@ -67,7 +67,7 @@ struct Note {
     group: Option<String>,
     /// Memory limit of that group.
     limit_bytes: Option<u64>,
-    /// Number of a GPU driver's fault.
+    /// Number of the fault that the GPU driver reported (Xid).
     xid: Option<u64>,
     /// Line of the log that reports the kill or the fault.
     line: String,
@@ -138,7 +138,7 @@ impl State {
         }
     }
 
-    /// Stores an event of the log.
+    /// Stores an event of the log in the note of its process.
     fn note(&mut self, event: LogEvent, line: &str, now_ns: u64) {
         match event {
             LogEvent::Limit { group } => self.group = Some(group),

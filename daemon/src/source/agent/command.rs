@@ -110,7 +110,7 @@ impl Agents {
         lock(&self.handles).get(&key).map(|handle| handle.last_seq.load(Ordering::Relaxed))
     }
 
-    /// Makes the connection of an agent reachable.
+    /// Adds a handle of an agent, so that commands reach its connection. Returns the receiving ends for the connection.
     pub(super) fn register(&self, key: ProcessKey) -> CommandInbox {
         let ((commands, inbox), (successors, queue)) = (mpsc::channel(4), mpsc::channel(1));
         let last_seq = Arc::new(AtomicU64::new(0));

@@ -21,6 +21,7 @@ pub(crate) struct Packet {
     pub cut: bool,
     /// Descriptors received with the packet (close-on-exec). Dropping them closes them.
     pub fds: Vec<OwnedFd>,
+    /// Whether the peer sent more descriptors than [`MAX_FDS`].
     pub more_fds: bool,
     /// Whether this process had no free descriptor for a received one.
     pub no_fds: bool,

@@ -43,7 +43,7 @@ enum Step {
     Ring,
     /// Reads the live table: number of the next row to read, and the rows read so far.
     Rows(u64, Vec<Slot>),
-    /// Sorts the live rows, which are all read, for the resync.
+    /// Sorts the live rows, after all have been read, in the order of a resync.
     Sort(Vec<Slot>),
     /// Writes the resync: index of the next row to write, and all rows.
     Restate(usize, Vec<Slot>),

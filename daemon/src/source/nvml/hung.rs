@@ -53,7 +53,7 @@ impl Hung {
         self.wait();
     }
 
-    /// Sets the problem of the hung devices.
+    /// Sets the problem of all devices whose calls hang because of this GPU.
     fn report(&self, what: &str, translator: &mut Translator) {
         let lists = if self.only_lists { "process list: " } else { "" };
         let problem = format!("{lists}{what}; skipped for {} s", self.wait_s);
@@ -69,6 +69,7 @@ struct Probe {
     target: Target,
 }
 
+/// Which calls of the device have returned to a probe.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ProbeResult {
     /// All tried calls have returned.
@@ -97,6 +98,7 @@ pub(crate) struct Actions {
     pub needs_reopen: bool,
 }
 
+/// All GPUs whose calls hang or take long.
 #[derive(Debug)]
 pub(crate) struct HungDevices {
     settings: NvmlSettings,
@@ -274,7 +276,7 @@ impl HungDevices {
         actions
     }
 
-    /// Starts a probe for the first device for which one is due.
+    /// Starts a probe of the first GPU whose time for that has come.
     fn begin(&mut self) {
         let now = now_ns();
         let Some(due) = self.hung.iter().position(|hung| !hung.is_back && hung.next_probe_ns <= now) else {

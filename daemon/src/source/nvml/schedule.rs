@@ -110,7 +110,7 @@ pub(crate) struct Schedule {
     budget: f64,
     /// Lock time that lists may take now (ns); negative after expensive lists.
     bucket_ns: i64,
-    /// Whether the whole credit was used. Then no list is read on credit until the bucket is positive again.
+    /// Whether requested lists have used the whole credit. Then none is read on credit until the bucket is positive again.
     is_in_debt: bool,
     /// Time up to which the bucket has been filled (ns).
     filled_ns: u64,

@@ -57,10 +57,6 @@ pub(crate) struct Translator {
     pub timings: Vec<(Timing, u32)>,
 }
 
-/// Error: the poller wrote data that is not a frame.
-#[derive(Debug)]
-pub(crate) struct Malformed;
-
 impl Translator {
     /// Begins translating for a new poller. Returns the state of the previous one, for [`Translator::resume_poller`].
     pub(crate) fn begin_poller(&mut self) -> PollerState {
@@ -94,9 +90,8 @@ impl Translator {
         self.readings.get(usize::from(slot)).map_or(0, |readings| readings.ended_ns)
     }
 
-    /// Translates the complete frames at the start of `bytes`, and returns their length in bytes.
-    /// Errors: The data is not a frame.
-    pub(crate) fn translate(&mut self, bytes: &[u8], processes: &Processes) -> Result<usize, Malformed> {
+    /// Translates the complete frames at the start of `bytes`. Returns their length in bytes; `None` if the data is not a frame.
+    pub(crate) fn translate(&mut self, bytes: &[u8], processes: &Processes) -> Option<usize> {
         let mut rest = bytes;
         loop {
             match frame::split_frame(rest) {
@@ -107,8 +102,8 @@ impl Translator {
                     }
                     rest = after;
                 }
-                Ok(None) | Err(frame::Error::Cut { .. }) => return Ok(bytes.len() - rest.len()),
-                Err(frame::Error::Length(_)) => return Err(Malformed),
+                Ok(None) | Err(frame::Error::Cut { .. }) => return Some(bytes.len() - rest.len()),
+                Err(frame::Error::Length(_)) => return None,
             }
         }
     }
@@ -402,7 +397,7 @@ impl Translator {
     }
 }
 
-/// Combines the totals one by one.
+/// Applies `with` to each total of `one` and the same total of `other`.
 fn combine(mut one: NvmlCalls, mut other: NvmlCalls, with: fn(u64, u64) -> u64) -> NvmlCalls {
     for (one, other) in one.fields_mut().into_iter().zip(other.fields_mut()) {
         *one = with(*one, *other);
@@ -413,7 +408,7 @@ fn combine(mut one: NvmlCalls, mut other: NvmlCalls, with: fn(u64, u64) -> u64) 
 /// Passes to the process table that a process uses a device, whose job may be that of the process.
 fn note_use(key: ProcessKey, device: &DeviceStatus, processes: &Processes) {
     let instance = device.facts.get("gpu_instance").and_then(|instance| instance.parse().ok());
-    processes.uses(key, Gpu { index: device.index.into(), instance });
+    processes.note_gpu(key, Gpu { index: device.index.into(), instance });
 }
 
 /// Problem of a known device that the poller does not report any more.

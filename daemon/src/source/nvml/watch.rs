@@ -49,7 +49,7 @@ const MAX_TICK: Duration = Duration::from_millis(200);
 const STALL: Duration = Duration::from_millis(400);
 /// Time without readings after which the source counts as down while the poller is in a call.
 const DOWN: Duration = Duration::from_secs(1);
-/// The same while the poller is idle and changes its call state every second.
+/// Time without readings after which the source counts as down while the poller is idle. It updates its call state every second.
 const DOWN_IDLE: Duration = Duration::from_millis(2500);
 /// Age of the poller's records that shows that the daemon was stopped (ns). Normally the records are written within 50 ms.
 const STOPPED_NS: u64 = SECOND * 3 / 10;
@@ -100,7 +100,6 @@ impl Nvml {
             next: None,
             needs_reopen: false,
             agents_first: None,
-            no_events: false,
             share: VecDeque::new(),
         };
         tokio::spawn(watch.run());
@@ -156,8 +155,6 @@ struct Watch {
     needs_reopen: bool,
     /// When translating old records was last delayed for agents.
     agents_first: Option<Instant>,
-    /// Whether reading events has hung; then pollers do not read events any more.
-    no_events: bool,
     /// Recent samples of the total time in list calls: (time, total), both in ns.
     share: VecDeque<(u64, u64)>,
 }
@@ -253,10 +250,14 @@ impl Watch {
     fn launch(&mut self) -> std::io::Result<Poller> {
         let now = now_ns();
         let left = |until: u64| until.saturating_sub(now).div_ceil(SECOND);
+        let (released_until_ns, no_events) = {
+            let status = &self.translator().status;
+            (status.released_until_ns, status.no_events)
+        };
         let mut arguments = Arguments {
             settings: self.settings.clone(),
-            released_s: self.translator().status.released_until_ns.map_or(0, left),
-            no_events: self.no_events || self.stuck.iter().any(|stuck| stuck.pending.is_none()),
+            released_s: released_until_ns.map_or(0, left),
+            no_events: no_events || self.stuck.iter().any(|stuck| stuck.pending.is_none()),
             ..Arguments::default()
         };
         self.hung.add_skips(&mut arguments);
@@ -378,7 +379,7 @@ impl Watch {
             let (was_up, reason) = (translator.status.up, translator.status.reason.clone());
             let was_released = translator.status.released_until_ns.is_some();
             translator.status.released_until_ns.take_if(|until| *until <= now_ns());
-            let taken = translator.translate(bytes, &self.processes).ok();
+            let taken = translator.translate(bytes, &self.processes);
             translator.status.counters.malformed += u64::from(taken.is_none());
             let status = &translator.status;
             if (status.up, &status.reason) != (was_up, &reason) {
@@ -456,10 +457,9 @@ impl Watch {
             }
         };
         warn!(?end, ?call, left_behind = !matches!(exit, Ok(Ok(_))), "nvml poller lost");
-        self.no_events |= matches!(end, End::Stuck(Call::Events));
         {
             let translator = &mut *lock(&self.translator);
-            translator.status.no_events = self.no_events;
+            translator.status.no_events |= matches!(end, End::Stuck(Call::Events));
             translator.status.counters.hangs += u64::from(matches!(end, End::Stuck(_)));
             if let Some(pending) = HungDevices::pending(call, translator) {
                 self.hung.avoid(pending, code, translator);

@@ -34,7 +34,7 @@ impl LateFacts {
 
 impl Processes {
     /// Stores that a process has memory on this GPU, whose files are then searched for its job.
-    pub(crate) fn uses(&self, key: ProcessKey, gpu: Gpu) {
+    pub(crate) fn note_gpu(&self, key: ProcessKey, gpu: Gpu) {
         if self.inner.settings.job_mapping.is_none() {
             return;
         }

@@ -176,11 +176,11 @@ fn names_and_jobs_are_found_when_they_are_there() {
     };
     // The command line follows later, together with all other facts.
     until("the command line has been read", || said(&processes).contains("command="));
-    processes.uses(key, Gpu { index: 0, instance: None });
+    processes.note_gpu(key, Gpu { index: 0, instance: None });
     assert!(said(&processes).contains("mapped_job=7\n"));
     assert!(!said(&processes).contains("mapped_job"), "told once");
     // On a second GPU without a job, the job is unknown.
-    processes.uses(key, Gpu { index: 1, instance: None });
+    processes.note_gpu(key, Gpu { index: 1, instance: None });
     assert!(said(&processes).contains("mapped_job=\n"));
     std::fs::write(jobs.join("1"), "7\n").expect("written");
     assert!(said(&processes).contains("mapped_job=7\n"));

@@ -129,7 +129,7 @@ impl Session {
         for group in groups.iter().take(MOST_GROUPS) {
             match self.gpus.memory_limit(index, group) {
                 Ok(MemoryLimit { soft_bytes: u64::MAX, hard_bytes: u64::MAX, .. }) => {}
-                // The parent parses this text.
+                // The daemon parses this text to show the limits.
                 Ok(MemoryLimit { soft_bytes, hard_bytes, used_bytes }) => {
                     entries.push(format!("{used_bytes} {soft_bytes} {hard_bytes} {group}"));
                 }

@@ -104,7 +104,7 @@ impl Watch {
         translator.status.counters.hangs += u64::from(!has_died);
         translator.status.counters.restarts += 1;
         let Some(pending) = pending else {
-            (self.no_events, translator.status.no_events) = (true, true);
+            translator.status.no_events = true;
             return;
         };
         let code = if has_died { Code::UNKNOWN } else { Code::TIMEOUT };
