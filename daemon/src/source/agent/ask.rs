@@ -26,7 +26,8 @@ pub(crate) struct Unanswered {
 }
 
 pub(crate) type Answer = Pin<Box<dyn Future<Output = Result<String, Unanswered>> + Send>>;
-/// Renders the report about a process for the user with this uid, within the user's rate limit. The string has the request's options.
+/// Renders the report about a process for the user with this uid, within the user's rate limit. The string has the options of
+/// the request.
 pub(crate) type Answerer = Box<dyn Fn(ProcessKey, u32, AskKind, String) -> Answer + Send + Sync>;
 
 /// Returns the value of a key in the options of a request, which are `key=value` lines.

@@ -142,8 +142,8 @@ impl Caller {
     }
 
     /// Returns the identity of the peer. `claimed_ticks` is the start time in its hello, by its own clock, if it has one.
-    /// Errors: [`IdentityError::StartTime`]; [`IdentityError::User`]: it has executed a program as another user since it connected;
-    /// [`IdentityError::Gone`]: another process that began in the same tick has its pid.
+    /// Errors: [`IdentityError::StartTime`]. [`IdentityError::User`]: it has executed a program as another user since it
+    /// connected. [`IdentityError::Gone`]: another process that began in the same tick has its pid.
     pub(crate) fn peer(self, claimed_ticks: Option<u64>) -> Result<Peer, IdentityError> {
         self.checked_peer(claimed_ticks, check_user)
     }

@@ -373,7 +373,8 @@ impl Gpus for Library {
     }
 }
 
-/// Returns how a driver of this version reports pids. `trusts` means that they are valid with every driver. The rules come from the sources of NVIDIA's kernel modules.
+/// Returns how a driver of this version reports pids. `trusts` means that they are valid with every driver. The rules come from
+/// the sources of NVIDIA's kernel modules.
 fn pids_of(driver: &str, trusts: bool) -> Pids {
     if trusts {
         return Pids::Trusted;

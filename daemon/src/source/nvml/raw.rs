@@ -59,7 +59,7 @@ const NONE: u32 = u32::MAX;
 
 const FIRST_RECORDS: usize = 64;
 /// Maximum number of records in a list; the driver itself cuts a list at 950 processes.
-const MOST_RECORDS: usize = 64 * 1024;
+const MAX_RECORDS: usize = 64 * 1024;
 /// Maximum number of attempts to read a list that grows between two calls.
 const ATTEMPTS: usize = 5;
 
@@ -473,7 +473,7 @@ impl Raw {
     ) -> Result<(), Code> {
         let mut records = self.buffer.len() * size_of::<u64>() / RECORD_BYTES;
         for _ in 0..ATTEMPTS {
-            records = records.clamp(FIRST_RECORDS, MOST_RECORDS);
+            records = records.clamp(FIRST_RECORDS, MAX_RECORDS);
             self.buffer.resize(records * RECORD_BYTES / size_of::<u64>(), 0);
             self.buffer.fill(u64::from_ne_bytes([UNTOUCHED; 8]));
             let mut count = u32::try_from(records).unwrap_or(u32::MAX);
@@ -494,7 +494,7 @@ impl Raw {
                     }
                     return Ok(());
                 }
-                Err(Code::INSUFFICIENT_SIZE) if records < MOST_RECORDS => {
+                Err(Code::INSUFFICIENT_SIZE) if records < MAX_RECORDS => {
                     // Grow by at least a few records, even if the driver reports too small a size.
                     records = count.max(records + 1).saturating_add(8).next_power_of_two();
                 }

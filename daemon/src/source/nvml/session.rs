@@ -1,6 +1,5 @@
 //! Reads the devices of one opened NVML library, one action at a time, and writes the results as frames.
 
-use self::extras::Limits;
 use super::answer::{Charge, Code, Event, List, MAX_PID, Memory};
 use super::call_state::Call;
 use super::library::{Facts, Gpus, Pids};
@@ -42,9 +41,12 @@ struct DeviceState {
     peaks: Vec<(u32, u64)>,
     /// Properties of the device as last written.
     facts: Facts,
-    /// State of the device's graphics list and MPS list.
-    extras: [ExtraList; 2],
-    limits: Limits,
+    /// State of the device's process lists, in the order of [`List::ALL`].
+    lists: [ListState; 3],
+    /// Time at which the memory limits of control groups were last read (ns).
+    limits_read_ns: Option<u64>,
+    /// Whether the driver has no memory limits for control groups.
+    has_no_limits: bool,
 }
 
 /// Result of the last calls of one kind.
@@ -69,9 +71,9 @@ impl Problem {
     }
 }
 
-/// State of a process list that is read only now and then while it is empty.
+/// State of a process list. The graphics list and the MPS list are read less often while they are empty.
 #[derive(Debug, Default)]
-struct ExtraList {
+struct ListState {
     is_unsupported: bool,
     /// Whether the list had processes when it was last read.
     had_some: bool,
@@ -373,14 +375,11 @@ impl Session {
         let (mut cost, mut failed, mut refused) = (0, None, None);
         self.rows.clear();
         for list in List::ALL {
-            let extra_list = (list as usize).checked_sub(1);
-            if let Some(place) = extra_list {
-                let extra = &self.devices[index].extras[place];
-                let is_due =
-                    extra.read_ns.is_none_or(|read| now >= read.saturating_add(self.extra_interval_ns));
-                if extra.is_unsupported || !(extra.had_some || is_due) {
-                    continue;
-                }
+            let state = &self.devices[index].lists[list as usize];
+            let is_due = state.read_ns.is_none_or(|read| now >= read.saturating_add(self.extra_interval_ns));
+            let is_extra = list != List::Compute;
+            if is_extra && (state.is_unsupported || !(state.had_some || is_due)) {
+                continue;
             }
             self.charges.clear();
             out.set_call(Call::Lists(index as u8));
@@ -391,15 +390,13 @@ impl Session {
             out.totals.list_calls += 1;
             out.totals.list_ns += took;
             out.totals.failed_calls += u64::from(answer.is_err());
-            if let Some(place) = extra_list {
-                let extra = &mut self.devices[index].extras[place];
-                extra.read_ns = Some(now);
-                if let Err(Code::NOT_SUPPORTED | Code::FUNCTION_NOT_FOUND) = answer {
-                    extra.is_unsupported = true;
-                    continue;
-                }
-                extra.had_some = answer.is_ok() && !self.charges.is_empty();
+            let state = &mut self.devices[index].lists[list as usize];
+            state.read_ns = Some(now);
+            if is_extra && matches!(answer, Err(Code::NOT_SUPPORTED | Code::FUNCTION_NOT_FOUND)) {
+                state.is_unsupported = true;
+                continue;
             }
+            state.had_some = answer.is_ok() && !self.charges.is_empty();
             if answer.is_err() {
                 failed = answer.err();
                 break;

@@ -7,31 +7,22 @@ use super::super::protocol::FrameWriter;
 use super::{Next, Session, at, is_listed};
 use crate::clock::now_ns;
 use crate::source::process;
-use gpumem_wire::{Body, Reading, Stamp};
+use gpumem_wire::{Body, NONE_DEVICE, Reading, Stamp};
 use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Interval for reading the memory limits of control groups (ns).
 const LIMITS_NS: u64 = 5_000_000_000;
 /// Maximum number of control groups whose limits are read for one device.
-const MOST_GROUPS: usize = 32;
+const MAX_GROUPS: usize = 32;
 /// Name of the fact with the memory limits of control groups: for each used, soft and hard bytes and the path, between tabs.
 const LIMITS_FACT: &str = "memory_limits";
-
-#[derive(Debug, Default)]
-pub(super) struct Limits {
-    /// Time at which the limits were last read (ns).
-    read_ns: Option<u64>,
-    /// Whether the driver has no memory limits for control groups.
-    is_unknown: bool,
-}
 
 impl Session {
     /// Writes facts (properties) of a device, or of the driver. The parent keeps them and does not pass them to the ledger.
     pub(super) fn write_facts(&self, index: Option<usize>, facts: &Facts, out: &mut FrameWriter) {
         let lines: String = facts.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
-        let stamp =
-            index.map_or(Stamp { time_ns: now_ns(), ..Stamp::default() }, |index| at(index, now_ns()));
+        let stamp = at(index.unwrap_or(NONE_DEVICE.into()), now_ns());
         let body = Body::ProcessFacts { start_ticks: 0, uid: Reading::ABSENT, parent_pid: 0, facts: &lines };
         out.write(stamp, body);
     }
@@ -118,15 +109,16 @@ impl Session {
     /// changed limits as a fact of the device.
     pub(super) fn read_limits(&mut self, index: usize, out: &mut FrameWriter) {
         let now = now_ns();
-        let limits = &mut self.devices[index].limits;
-        if limits.is_unknown || limits.read_ns.is_some_and(|read| now.saturating_sub(read) < LIMITS_NS) {
+        let device = &mut self.devices[index];
+        let is_recent = device.limits_read_ns.is_some_and(|read| now.saturating_sub(read) < LIMITS_NS);
+        if device.has_no_limits || is_recent {
             return;
         }
-        limits.read_ns = Some(now);
+        device.limits_read_ns = Some(now);
         let group = |&pid: &u32| process::cgroup(Path::new("/proc"), pid);
         let groups: BTreeSet<String> = self.devices[index].pids.iter().filter_map(group).collect();
         let mut entries = Vec::new();
-        for group in groups.iter().take(MOST_GROUPS) {
+        for group in groups.iter().take(MAX_GROUPS) {
             match self.gpus.memory_limit(index, group) {
                 Ok(MemoryLimit { soft_bytes: u64::MAX, hard_bytes: u64::MAX, .. }) => {}
                 // The daemon parses this text to show the limits.
@@ -134,7 +126,7 @@ impl Session {
                     entries.push(format!("{used_bytes} {soft_bytes} {hard_bytes} {group}"));
                 }
                 Err(Code::FUNCTION_NOT_FOUND) => {
-                    self.devices[index].limits.is_unknown = true;
+                    self.devices[index].has_no_limits = true;
                     return;
                 }
                 Err(_) => {} // the group has no limit

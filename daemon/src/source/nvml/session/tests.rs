@@ -262,10 +262,10 @@ fn graphics_and_mps_lists_are_read_when_there_is_somebody_in_them() {
     assert_eq!(asked(&mut run), [List::Compute]);
     run.set(0, List::Graphics, Ok(vec![charge(10, 5)]));
     run.set(0, List::Mps, Err(Code::NOT_SUPPORTED));
-    run.session.devices[0].extras.iter_mut().for_each(|extra| extra.read_ns = Some(0)); // long ago
+    run.session.devices[0].lists.iter_mut().for_each(|list| list.read_ns = Some(0)); // long ago
     assert_eq!(asked(&mut run), List::ALL);
     assert_eq!(asked(&mut run), [List::Compute, List::Graphics]);
-    run.session.devices[0].extras.iter_mut().for_each(|extra| extra.read_ns = Some(0));
+    run.session.devices[0].lists.iter_mut().for_each(|list| list.read_ns = Some(0));
     assert_eq!(asked(&mut run), [List::Compute, List::Graphics], "not supported stays so");
     run.set(0, List::Graphics, Ok(Vec::new()));
     asked(&mut run);
