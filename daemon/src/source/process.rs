@@ -74,10 +74,8 @@ struct Table {
     recently_ended: VecDeque<(ProcessKey, Option<u64>)>,
     /// Number of the last added entry. Epoll events contain it, to distinguish an entry from a later one with the same pid.
     generation: u32,
-    /// Processes whose `ProcessFacts` have not been returned by [`Processes::take_facts`].
-    unannounced: Vec<ProcessKey>,
-    /// Processes of `unannounced` that have ended, with their facts.
-    unannounced_ended: Vec<(ProcessKey, Arc<Facts>)>,
+    /// New or changed facts that [`Processes::take_facts`] has not returned.
+    unannounced: Vec<(ProcessKey, Arc<Facts>)>,
     commands: CommandReader,
     users: facts::Users,
     /// Number of running processes without a pidfd.
@@ -95,11 +93,10 @@ impl Table {
         self.live.get_mut(&key.pid).filter(|entry| entry.key == key)
     }
 
-    /// Lets [`Processes::take_facts`] return the facts of a process.
-    fn announce(&mut self, key: ProcessKey) {
-        if !self.unannounced.contains(&key) {
-            self.unannounced.push(key);
-        }
+    /// Lets [`Processes::take_facts`] return new facts of a process, instead of older ones that it has not returned.
+    fn announce(&mut self, key: ProcessKey, facts: Arc<Facts>) {
+        self.unannounced.retain(|(announced, _)| *announced != key);
+        self.unannounced.push((key, facts));
     }
 
     fn note_ended(&mut self, key: ProcessKey, uid: Option<u64>) {
@@ -223,7 +220,7 @@ impl Processes {
         table.without_pidfd += usize::from(pidfd.is_none());
         let facts = Arc::new(Facts::read(&self.inner.proc, key, stat, &mut table.users));
         table.commands.request(&self.inner.proc, key);
-        table.unannounced.push(key);
+        table.unannounced.push((key, Arc::clone(&facts)));
         table.newcomers.push(key);
         table.late.extend(late_facts::LateFacts::of_container(&self.inner.settings, key, &facts));
         table.live.insert(key.pid, Entry { key, generation, pidfd, facts, gpus: Vec::new() });
@@ -232,9 +229,6 @@ impl Processes {
     fn end(&self, table: &mut Table, key: ProcessKey) {
         let Some(entry) = table.live.remove(&key.pid) else { return };
         table.without_pidfd -= usize::from(entry.pidfd.is_none());
-        if table.unannounced.contains(&key) {
-            table.unannounced_ended.push((key, Arc::clone(&entry.facts)));
-        }
         // The pidfd stays open until the exit status is available, and epoll would report it repeatedly.
         if let (Some(epoll), Some(pidfd)) = (&self.inner.epoll, &entry.pidfd) {
             let _ = epoll::delete(epoll, pidfd);
@@ -299,18 +293,8 @@ impl Processes {
                 }
                 table.without_pidfd > 0
             };
-            let readable = async {
-                match ready {
-                    Some(ready) => {
-                        if let Ok(mut guard) = ready.readable().await {
-                            guard.clear_ready();
-                        }
-                    }
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                () = readable => {}
+                Some(mut guard) = async { ready.as_ref()?.readable().await.ok() } => guard.clear_ready(),
                 () = self.inner.ended.notified() => {}
                 () = tokio::time::sleep(NO_PIDFD_INTERVAL), if without_pidfd => self.sweep_without_pidfd(),
             }
@@ -324,16 +308,12 @@ impl Processes {
         for (key, command) in table.commands.take() {
             if let Some(entry) = table.entry_mut(key) {
                 Arc::make_mut(&mut entry.facts).command = Some(command);
-                table.announce(key);
+                let facts = Arc::clone(&entry.facts);
+                table.announce(key, facts);
             }
         }
-        for (key, facts) in table.unannounced_ended.drain(..) {
+        for (key, facts) in table.unannounced.drain(..) {
             facts.append_frame(key, time_ns, frames);
-        }
-        for key in std::mem::take(&mut table.unannounced) {
-            if let Some(entry) = table.entry(key) {
-                entry.facts.append_frame(key, time_ns, frames);
-            }
         }
     }
 

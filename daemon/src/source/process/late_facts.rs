@@ -87,7 +87,8 @@ impl Processes {
             let facts = Arc::make_mut(&mut entry.facts);
             facts.names = names.or(facts.names.take());
             facts.mapped_job = job.or(facts.mapped_job.take());
-            table.announce(key);
+            let facts = Arc::clone(&entry.facts);
+            table.announce(key, facts);
         }
         if let Some(open) = table.late.iter_mut().find(|other| other.key == key) {
             if has_names {
