@@ -194,19 +194,13 @@ impl HungDevices {
         self.returned(pending, translator);
         let Pending { call, target } = pending;
         let known = self.hung.iter().position(|hung| hung.target == target);
-        let mut hung = match known.map(|place| self.hung.remove(place)) {
-            Some(mut hung) => {
-                hung.wait_longer();
-                hung
-            }
-            None => {
-                let wait_s = self.settings.hang_retry.as_secs().max(1);
-                let mut hung = Hung { target, only_lists: false, next_probe_ns: 0, wait_s, is_back: false };
-                hung.wait();
-                hung
-            }
+        let wait_s = match known.map(|place| self.hung.remove(place)) {
+            Some(known) => (known.wait_s * 2).min(MAX_WAIT_S),
+            None => self.settings.hang_retry.as_secs().max(1),
         };
-        (hung.only_lists, hung.is_back) = (matches!(call, Call::Lists(_)), false);
+        let only_lists = matches!(call, Call::Lists(_));
+        let mut hung = Hung { target, only_lists, next_probe_ns: 0, wait_s, is_back: false };
+        hung.wait();
         let devices = translator.status.devices.iter().filter(|device| hung.includes(device));
         for slot in devices.map(|device| device.slot).collect::<Vec<_>>() {
             translator.report_absent(slot, code);

@@ -8,9 +8,7 @@ use super::protocol::parse_uuid;
 use super::raw::{Handle, Raw};
 use crate::config::NvmlSettings;
 use gpumem_ledger::DeviceName;
-use rustix::io::pread;
 use std::ffi::OsString;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// Paths of the library in the order of attempts: the loader's search path, WSL, NixOS, mounts of GKE and device plugins.
@@ -108,7 +106,6 @@ pub(crate) struct Library {
     unbinding_pause: u32,
     /// For each device, whether its own memory has ever been read.
     has_memory: Vec<bool>,
-    host_memory: HostMemory,
 }
 
 /// Events of one GPU.
@@ -177,7 +174,6 @@ impl Library {
             handles,
             watches,
             unbinding_pause: if avoid.events { u32::MAX } else { 0 },
-            host_memory: HostMemory::default(),
         })
     }
 
@@ -298,7 +294,7 @@ impl Gpus for Library {
             Err(Code::NOT_SUPPORTED)
                 if self.inventory.devices[device].instance.is_none() && !self.has_memory[device] =>
             {
-                return self.host_memory.read();
+                return host_memory();
             }
             Err(_) => {}
         }
@@ -389,28 +385,12 @@ fn pids_of(driver: &str, trusts: bool) -> Pids {
     }
 }
 
-/// Number of bytes read from /proc/meminfo. It has about 1.5 KiB, and the two values are in the first lines.
-const MEMINFO_BYTES: usize = 4096;
-
-/// Reads the host's memory from /proc/meminfo. It counts as device memory if a GPU has no memory of its own (unified memory:
-/// GB10, Jetson) and NVML does not support that call. The file is kept open because it is read as often as device memory.
-#[derive(Debug, Default)]
-struct HostMemory {
-    file: Option<File>,
-}
-
-impl HostMemory {
-    /// Reads the host's memory: size (MemTotal), free bytes (MemAvailable), and used bytes (the difference).
-    /// Errors: NOT_SUPPORTED, NVML's own answer for the device, if /proc/meminfo cannot be read.
-    fn read(&mut self) -> Result<Memory, Code> {
-        if self.file.is_none() {
-            self.file = File::open("/proc/meminfo").ok();
-        }
-        let file = self.file.as_ref().ok_or(Code::NOT_SUPPORTED)?;
-        let mut text = [0; MEMINFO_BYTES];
-        let length = pread(file, &mut text, 0).map_err(|_| Code::NOT_SUPPORTED)?;
-        parse_meminfo(&text[..length]).ok_or(Code::NOT_SUPPORTED)
-    }
+/// Reads the host's memory: size (MemTotal), free bytes (MemAvailable), and used bytes (the difference). It counts as device
+/// memory if a GPU has no memory of its own (unified memory: GB10, Jetson) and NVML does not support that call.
+/// Errors: NOT_SUPPORTED, NVML's own answer for the device, if /proc/meminfo cannot be read.
+fn host_memory() -> Result<Memory, Code> {
+    let text = std::fs::read("/proc/meminfo").map_err(|_| Code::NOT_SUPPORTED)?;
+    parse_meminfo(&text).ok_or(Code::NOT_SUPPORTED)
 }
 
 /// Reads `MemTotal:   16384 kB` and `MemAvailable:` from the text of /proc/meminfo. `None` if either is missing.
@@ -492,7 +472,7 @@ mod tests {
 
     #[test]
     fn this_host_has_memory() {
-        let memory = HostMemory::default().read().expect("/proc/meminfo");
+        let memory = host_memory().expect("/proc/meminfo");
         assert!(memory.used_bytes > 0 && memory.used_bytes + memory.free_bytes == memory.total_bytes);
     }
 }

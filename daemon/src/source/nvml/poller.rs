@@ -44,9 +44,6 @@ const UNBIND_S: u64 = 60;
 /// Maximum sleep in ns. The poller writes changed totals at least this often, so that the parent sees that it works.
 const PULSE_NS: u64 = SECOND;
 
-/// Prefix of the reason for a temporarily closed NVML; the number of seconds follows.
-const RELEASED: &str = "nvml: released for ";
-
 /// Reads commands from standard input; keeps a line that has not arrived completely.
 #[derive(Debug, Default)]
 struct CommandReader {
@@ -197,19 +194,15 @@ fn probe(arguments: &Arguments, target: Target, mut call_state: Option<CallState
 
 impl Poller {
     fn new(arguments: Arguments, open: Box<Open>, mut out: FrameWriter) -> Poller {
-        let now = now_ns();
-        let state = match arguments.released_s {
-            0 => State::Closed { retry_ns: now },
-            seconds => State::Released { until_ns: after(now, seconds) },
-        };
+        let (now, released_s) = (now_ns(), arguments.released_s);
         out.totals = arguments.totals;
-        Poller {
+        let mut poller = Poller {
             open,
             exec: None,
             has_opened: false,
             opened_ns: now,
             wait_ns: arguments.wait_ms.saturating_mul(1_000_000),
-            state,
+            state: State::Closed { retry_ns: now },
             out,
             written_totals: arguments.totals,
             written: None,
@@ -217,7 +210,11 @@ impl Poller {
             pulse_ns: now,
             is_urgent: false,
             arguments,
+        };
+        if released_s > 0 {
+            poller.release(released_s, "on request");
         }
+        poller
     }
 
     /// Does all actions that are due and writes the frames. Returns the time of the next action.
@@ -252,13 +249,8 @@ impl Poller {
             self.is_urgent = true;
         }
         match &mut self.state {
-            State::Closed { retry_ns } if *retry_ns > now => Ok(*retry_ns),
-            State::Released { until_ns } if *until_ns > now => {
-                let until = *until_ns;
-                if self.written.as_ref().is_none_or(|(_, reason)| !reason.starts_with(RELEASED)) {
-                    self.write_released((until - now).div_ceil(SECOND), "on request");
-                }
-                Ok(until)
+            State::Closed { retry_ns: until } | State::Released { until_ns: until } if *until > now => {
+                Ok(*until)
             }
             State::Closed { .. } | State::Released { .. } => {
                 self.open();
@@ -272,10 +264,8 @@ impl Poller {
                     Next::Again => return Ok(now),
                     Next::Wait(until) => return Ok(until),
                     Next::Release(gpu) => {
-                        self.close();
-                        self.state = State::Released { until_ns: after(now, UNBIND_S) };
                         let why = format!("the driver is being unbound from GPU {gpu:#x}");
-                        self.write_released(UNBIND_S, &why);
+                        self.release(UNBIND_S, &why);
                     }
                     Next::Reopen(None) => self.close(),
                     Next::Reopen(Some(code)) => {
@@ -353,8 +343,12 @@ impl Poller {
         }
     }
 
-    fn write_released(&mut self, seconds: u64, why: &str) {
-        self.write_source(false, format!("{RELEASED}{seconds} s: {why}"), 0, seconds);
+    /// Closes NVML for a number of seconds, and writes that.
+    fn release(&mut self, seconds: u64, why: &str) {
+        self.close();
+        self.state = State::Released { until_ns: after(now_ns(), seconds) };
+        self.written = None;
+        self.write_source(false, format!("nvml: released for {seconds} s: {why}"), 0, seconds);
     }
 
     /// Writes changed call totals as `Counter` records. The `tag` is the position in [`NvmlCalls::fields_mut`] plus one.
@@ -381,11 +375,7 @@ impl Poller {
                     session.set_skip(uuid.0, skip);
                 }
             }
-            (Command::Release(seconds), _) => {
-                self.close();
-                self.written = None;
-                self.state = State::Released { until_ns: after(now_ns(), seconds) };
-            }
+            (Command::Release(seconds), _) => self.release(seconds, "on request"),
             (Command::Resume, State::Released { until_ns }) => *until_ns = 0,
             (Command::List(_) | Command::Resume, _) => {}
         }
