@@ -281,7 +281,8 @@ impl HungDevices {
         let others = others.chain(self.pending.iter().map(|pending| pending.target.index));
         let skip_index = others.filter(|&other| other != target.index).collect();
         let settings = self.settings.clone();
-        let arguments = Arguments { settings, probe: Some(target), skip_index, ..Arguments::default() };
+        let probe = Some(target);
+        let arguments = Arguments { settings, probe, skip_index, no_events: true, ..Arguments::default() };
         match launch(arguments, Stdio::null) {
             Ok((child, call_state)) => self.probe = Some(Probe { child, call_state, target }),
             Err(_) => self.hung[due].wait(),

@@ -4,9 +4,8 @@
 //! those of its instances, so memory would be counted twice.
 
 use super::answer::{Charge, Code, Event, List, Memory, MemoryLimit};
-use super::protocol::parse_uuid;
+use super::protocol::{Arguments, parse_uuid};
 use super::raw::{Handle, Raw};
-use crate::config::NvmlSettings;
 use gpumem_ledger::DeviceName;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -87,15 +86,6 @@ pub(crate) trait Gpus {
 /// Properties of a device or the driver, as pairs of name and value.
 pub(crate) type Facts = Vec<(&'static str, String)>;
 
-/// Calls that must not be made.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Avoid {
-    /// NVML indices of GPUs that must not be opened.
-    pub indices: Vec<u16>,
-    /// Whether events must not be watched, because such a call did not return.
-    pub events: bool,
-}
-
 pub(crate) struct Library {
     raw: Raw,
     inventory: Inventory,
@@ -125,17 +115,15 @@ const WATCH_PAUSE: u32 = 120;
 const EVENTS_AT_ONCE: usize = 64;
 
 impl Library {
-    /// Opens the library of the settings, or else the first one that works, and lists the devices.
+    /// Opens the library of the settings, or else the first one that works, and lists the devices. Does not open or watch what
+    /// `arguments` exclude. Calls `enter` with a GPU's NVML index before it opens that GPU.
     /// Errors: Reason as a text for the user, and NVML's code or 0.
-    pub(crate) fn open(
-        settings: &NvmlSettings,
-        avoid: &Avoid,
-        enter: &mut dyn FnMut(u16),
-    ) -> Result<Library, (String, u32)> {
+    pub(crate) fn open(arguments: &Arguments, enter: &mut dyn FnMut(u16)) -> Result<Library, (String, u32)> {
+        let settings = &arguments.settings;
         let (raw, place) = find(settings.library.as_deref())?;
         let driver = raw.nvml().sys_driver_version().unwrap_or_else(|_| "of unknown version".to_owned());
         let pids = pids_of(&driver, settings.trust_pids || crate::os::is_in_host_pid_namespace());
-        let (found, gpus) = enumerate(&raw, avoid, enter)
+        let (found, gpus) = enumerate(&raw, &arguments.skip_index, enter)
             .map_err(|code| (format!("devices cannot be counted: {code}"), code.0))?;
         let (mut devices, handles): (Vec<Device>, Vec<Handle>) = found.into_iter().unzip();
         for (device, &handle) in devices.iter_mut().zip(&handles) {
@@ -164,7 +152,7 @@ impl Library {
             let listed = unnamed.iter().map(|(gpu, code)| format!("{gpu}:{}", code.0));
             facts.push(("unnamed", listed.collect::<Vec<_>>().join(",")));
         }
-        if avoid.events {
+        if arguments.no_events {
             watches.clear();
         }
         Ok(Library {
@@ -173,7 +161,7 @@ impl Library {
             inventory: Inventory { devices, unnamed, pids, facts, description },
             handles,
             watches,
-            unbinding_pause: if avoid.events { u32::MAX } else { 0 },
+            unbinding_pause: if arguments.no_events { u32::MAX } else { 0 },
         })
     }
 
@@ -206,17 +194,17 @@ fn find(given: Option<&Path>) -> Result<(Raw, PathBuf), (String, u32)> {
 /// Handle of each GPU with its NVML index, or the error if the GPU cannot be identified.
 type GpuHandles = Vec<(u16, Result<Handle, Code>)>;
 
-/// Lists the devices, and the handles of all GPUs. Calls `enter` with a GPU's NVML index before it opens that GPU.
+/// Lists the devices, and the handles of all GPUs except those with an NVML index in `skip`.
 fn enumerate(
     raw: &Raw,
-    avoid: &Avoid,
+    skip: &[u16],
     enter: &mut dyn FnMut(u16),
 ) -> Result<(Vec<(Device, Handle)>, GpuHandles), Code> {
     let nvml = raw.nvml();
     let (mut found, mut gpus) = (Vec::new(), Vec::new());
     for index in 0..nvml.device_count()? {
         let number = u16::try_from(index).unwrap_or(u16::MAX);
-        if avoid.indices.contains(&number) {
+        if skip.contains(&number) {
             continue;
         }
         enter(number);
@@ -363,7 +351,7 @@ impl Gpus for Library {
     }
 
     fn has_changed(&mut self, enter: &mut dyn FnMut(u16)) -> bool {
-        let Ok((found, _)) = enumerate(&self.raw, &Avoid::default(), enter) else { return true };
+        let Ok((found, _)) = enumerate(&self.raw, &[], enter) else { return true };
         let names = found.iter().map(|(device, _)| device.name);
         !names.eq(self.inventory.devices.iter().map(|device| device.name))
     }

@@ -14,7 +14,7 @@ mod tests;
 
 use super::answer::List;
 use super::call_state::{Call, CallStateWriter};
-use super::library::{Avoid, Gpus, Library};
+use super::library::{Gpus, Library};
 use super::protocol::{Arguments, Command, FrameWriter, SECOND, Target, Uuid};
 use super::session::{Next, Session};
 use crate::clock::now_ns;
@@ -97,8 +97,8 @@ enum State {
 
 /// Executes this program again with other arguments. Returns only if that has failed.
 type Exec = dyn FnMut(&Arguments) -> io::Error;
-/// Opens a library. Takes what must not be called, and a callback that gets each GPU's index before the GPU is opened.
-type Open = dyn FnMut(&Avoid, &mut dyn FnMut(u16)) -> Result<Box<dyn Gpus>, (String, u32)>;
+/// Opens a library, see [`Library::open`].
+type Open = dyn FnMut(&Arguments, &mut dyn FnMut(u16)) -> Result<Box<dyn Gpus>, (String, u32)>;
 
 struct Poller {
     /// Arguments of the process. Their `skip` follows the parent's commands.
@@ -138,9 +138,8 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     if let Some(target) = arguments.probe {
         return probe(&arguments, target, call_state);
     }
-    let settings = arguments.settings.clone();
-    let open = move |avoid: &Avoid, enter: &mut dyn FnMut(u16)| {
-        Library::open(&settings, avoid, enter).map(|library| Box::new(library) as Box<dyn Gpus>)
+    let open = |arguments: &Arguments, enter: &mut dyn FnMut(u16)| {
+        Library::open(arguments, enter).map(|library| Box::new(library) as Box<dyn Gpus>)
     };
     // A copy of standard output without the standard library's buffer, which would split frames at newlines.
     let Ok(stdout) = io::stdout().as_fd().try_clone_to_owned() else { return ExitCode::FAILURE };
@@ -172,9 +171,7 @@ fn probe(arguments: &Arguments, target: Target, mut call_state: Option<CallState
         }
     };
     set_call(Call::Library);
-    let avoid = Avoid { indices: arguments.skip_index.clone(), events: true };
-    let enter = &mut |index| set_call(Call::Index(index));
-    let Ok(mut library) = Library::open(&arguments.settings, &avoid, enter) else {
+    let Ok(mut library) = Library::open(arguments, &mut |index| set_call(Call::Index(index))) else {
         return ExitCode::FAILURE;
     };
     for place in 0..library.inventory().devices.len() {
@@ -304,11 +301,9 @@ impl Poller {
                 return;
             }
         }
-        let Arguments { skip_index, no_events, .. } = &self.arguments;
-        let avoid = Avoid { indices: skip_index.clone(), events: *no_events };
         let out = &mut self.out;
         out.set_call(Call::Library);
-        match (self.open)(&avoid, &mut |index| out.set_call(Call::Index(index))) {
+        match (self.open)(&self.arguments, &mut |index| out.set_call(Call::Index(index))) {
             Ok(gpus) => {
                 let session = Session::begin(gpus, &self.arguments, out);
                 if let Some(code) = session.broken() {

@@ -18,12 +18,10 @@ use tracing::warn;
 struct Readings {
     /// Number of the reading that has begun and has not ended; `None` if there is none.
     open: Option<u64>,
-    /// Processes reported so far in the reading that has begun.
-    now: Vec<ProcessKey>,
+    /// Processes reported so far in the reading that has begun, each with the bit set of its lists, see [`List::bit`].
+    now: Vec<(ProcessKey, u8)>,
     /// Processes in the last successful reading.
-    last: Vec<ProcessKey>,
-    /// Pids reported so far in the reading that has begun: those in the graphics list, and those in the MPS list.
-    extras: [Vec<u32>; 2],
+    last: Vec<(ProcessKey, u8)>,
     /// When a poller last ended a reading (ns). The reading may have failed, but all its calls had returned.
     ended_ns: u64,
     /// Time of the last memory reading (ns).
@@ -167,15 +165,10 @@ impl Translator {
                 let key = key.flatten().unwrap_or(ProcessKey { pid: stamp.thread, start_ticks: 0 });
                 *start_ticks = key.start_ticks;
                 if let Some(readings) = self.readings.get_mut(index) {
-                    if is_ours && !readings.last.contains(&key) {
+                    if is_ours && !contains(&readings.last, key) {
                         note_use(key, &self.status.devices[index], processes);
                     }
-                    readings.now.push(key);
-                    for (extra, list) in readings.extras.iter_mut().zip([List::Graphics, List::Mps]) {
-                        if *lists & list.bit() != 0 {
-                            extra.push(stamp.thread);
-                        }
-                    }
+                    readings.now.push((key, *lists));
                 }
             }
             Body::SampleEnd { number, result } => {
@@ -215,7 +208,6 @@ impl Translator {
         if let Some(readings) = self.readings.get_mut(index) {
             readings.open = Some(self.number);
             readings.now.clear();
-            readings.extras = Default::default();
         }
         Some(self.number)
     }
@@ -229,7 +221,10 @@ impl Translator {
             std::mem::swap(&mut readings.now, &mut readings.last);
             let device = &mut self.status.devices[index];
             device.list_read_ns = Some(time_ns);
-            [device.drawing, device.mps] = std::mem::take(&mut readings.extras);
+            [device.drawing, device.mps] = [List::Graphics, List::Mps].map(|list| {
+                let listed = readings.last.iter().filter(|(_, lists)| lists & list.bit() != 0);
+                listed.map(|(key, _)| key.pid).collect()
+            });
         }
         Some(open)
     }
@@ -387,7 +382,7 @@ impl Translator {
         let Some(readings) = self.readings.get_mut(usize::from(slot)) else { return };
         let Some(number) = readings.open.take() else { return };
         let stamp = Stamp { time_ns: now_ns(), device: slot, ..Stamp::default() };
-        for key in readings.last.iter().filter(|key| !readings.now.contains(key)) {
+        for (key, _) in readings.last.iter().filter(|(key, _)| !contains(&readings.now, *key)) {
             let (start_ticks, used_bytes) = (key.start_ticks, Reading::ABSENT);
             let body = Body::ProcessSample { start_ticks, used_bytes, absence, lists: 0 };
             Record { stamp: Stamp { thread: key.pid, ..stamp }, body }.append_frame(&mut self.out);
@@ -395,6 +390,10 @@ impl Translator {
         let result = u16::try_from(code.0).unwrap_or(999);
         self.write(stamp, Body::SampleEnd { number, result });
     }
+}
+
+fn contains(processes: &[(ProcessKey, u8)], key: ProcessKey) -> bool {
+    processes.iter().any(|(listed, _)| *listed == key)
 }
 
 /// Applies `with` to each total of `one` and the same total of `other`.

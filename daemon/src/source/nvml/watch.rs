@@ -377,7 +377,6 @@ impl Watch {
         let (taken, timings) = {
             let translator = &mut *lock(&self.translator);
             let (was_up, reason) = (translator.status.up, translator.status.reason.clone());
-            let was_released = translator.status.released_until_ns.is_some();
             translator.status.released_until_ns.take_if(|until| *until <= now_ns());
             let taken = translator.translate(bytes, &self.processes);
             translator.status.counters.malformed += u64::from(taken.is_none());
@@ -388,9 +387,7 @@ impl Watch {
                     translator.mark_missing(|device| self.hung.has(device));
                 } else if status.released_until_ns.is_some() {
                     info!(reason = %status.reason, "nvml is closed for a while");
-                    if !was_released {
-                        self.hung.release();
-                    }
+                    self.hung.release();
                 } else {
                     warn!(reason = %status.reason, "nvml is down");
                 }

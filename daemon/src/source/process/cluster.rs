@@ -11,6 +11,7 @@
 //! file was written. Otherwise a process that outlived its job would be assigned to the next job.
 
 use rustix::fs::{Mode, OFlags, open};
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
@@ -31,27 +32,20 @@ pub struct PodNames {
     pub container: String,
 }
 
-/// Returns the names of each container with an id in `ids`, as the file names in `directory` have them.
-pub(crate) fn find_pods(directory: &Path, ids: &[&str]) -> Vec<Option<PodNames>> {
-    let mut found = vec![None; ids.len()];
-    let Ok(entries) = std::fs::read_dir(directory) else { return found };
-    for entry in entries.take(ENTRIES).flatten() {
-        let Some((names, id)) = pod_of_file(&entry.file_name()) else { continue };
-        for (place, _) in found.iter_mut().zip(ids).filter(|(_, wanted)| **wanted == id) {
-            *place = Some(names.clone());
-        }
-    }
-    found
+/// Returns the names of each container, by its id, as the file names in `directory` have them.
+pub(crate) fn find_pods(directory: &Path) -> HashMap<String, PodNames> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().take(ENTRIES).flatten();
+    entries.filter_map(|entry| pod_of_file(&entry.file_name())).collect()
 }
 
-/// Returns the names in a file name, and the id of the container.
-fn pod_of_file(name: &OsStr) -> Option<(PodNames, String)> {
+/// Returns the id of a container, and the names that its file name has.
+fn pod_of_file(name: &OsStr) -> Option<(String, PodNames)> {
     let (rest, id) = name.to_str()?.strip_suffix(".log")?.rsplit_once('-')?;
     // Names in Kubernetes have no underscore.
     let [pod, namespace, container] = rest.split('_').collect::<Vec<_>>()[..] else { return None };
     let are_names = [pod, namespace, container].into_iter().all(is_pod_name);
     let names = || PodNames { pod: pod.into(), namespace: namespace.into(), container: container.into() };
-    are_names.then(|| (names(), id.into()))
+    are_names.then(|| (id.into(), names()))
 }
 
 fn is_pod_name(name: &str) -> bool {
@@ -118,7 +112,7 @@ mod tests {
     fn a_file_names_pod_namespace_and_container() {
         let id = "ab".repeat(32);
         let of = |name: &str| {
-            pod_of_file(OsStr::new(name)).map(|(names, id)| (names.pod, names.namespace, names.container, id))
+            pod_of_file(OsStr::new(name)).map(|(id, names)| (names.pod, names.namespace, names.container, id))
         };
         let owned = |name: &str| name.to_owned();
         assert_eq!(
@@ -146,11 +140,11 @@ mod tests {
         let (one, two) = ("1".repeat(64), "2".repeat(64));
         // Like the kubelet's links: their targets do not exist here.
         std::os::unix::fs::symlink("/nowhere", dir.join(format!("a_b_c-{one}.log"))).expect("a link");
-        let found = find_pods(&dir, &[&two, &one]);
-        assert_eq!(found[0], None);
-        assert_eq!(found[1].as_ref().map(|names| &*names.pod), Some("a"));
+        let found = find_pods(&dir);
+        assert_eq!(found.get(&two), None);
+        assert_eq!(found.get(&one).map(|names| &*names.pod), Some("a"));
         fs::remove_dir_all(&dir).expect("removed");
-        assert_eq!(find_pods(&dir, &[&one]), [None]);
+        assert!(find_pods(&dir).is_empty());
     }
 
     #[test]

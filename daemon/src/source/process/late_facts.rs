@@ -55,14 +55,11 @@ impl Processes {
     /// Retries the missing facts. Reads files but makes no requests.
     pub(crate) fn read_late_facts(&self) {
         let all = self.lock().late.clone();
-        let ids: Vec<&str> = all.iter().filter_map(|late| late.container.as_deref()).collect();
-        let mut named = match &self.inner.settings.container_names {
-            Some(directory) if !ids.is_empty() => find_pods(directory, &ids),
-            _ => vec![None; ids.len()],
-        }
-        .into_iter();
+        let has_container = all.iter().any(|late| late.container.is_some());
+        let directory = self.inner.settings.container_names.as_ref().filter(|_| has_container);
+        let pods = directory.map(|directory| find_pods(directory)).unwrap_or_default();
         for late in &all {
-            let names = late.container.as_ref().and_then(|_| named.next().flatten());
+            let names = late.container.as_ref().and_then(|id| pods.get(id)).cloned();
             let directory = self.inner.settings.job_mapping.as_ref().filter(|_| !late.gpus.is_empty());
             let job = directory
                 .and_then(|directory| job_of_gpus(directory, &late.gpus, began(late.key.start_ticks)?));

@@ -33,7 +33,7 @@ impl Pipe {
 fn poller(opens: &Rc<RefCell<Result<FakeGpus, String>>>, arguments: Arguments) -> (Poller, Pipe) {
     let pipe = Pipe::default();
     let opens = Rc::clone(opens);
-    let open = move |_: &Avoid, _: &mut dyn FnMut(u16)| {
+    let open = move |_: &Arguments, _: &mut dyn FnMut(u16)| {
         let opened = opens.borrow().clone();
         opened.map(|gpus| Box::new(gpus) as Box<dyn Gpus>).map_err(|reason| (reason, 9))
     };
