@@ -328,10 +328,11 @@ impl Processes {
     /// Appends facts of a process that had ended before /proc was read: its user, and the program name in its hello.
     pub(crate) fn claimed_facts(&self, key: ProcessKey, uid: u32, program: &str, frames: &mut Vec<u8>) {
         let mut table = self.lock();
-        let facts = Facts::claimed(uid.into(), program, &mut table.users);
-        facts.append_frame(key, now_ns(), frames);
+        let (uid, comm) = (Some(uid.into()), parse::line(program.as_bytes()).chars().take(15).collect());
+        let user = uid.and_then(|uid| table.users.name(uid));
+        Facts { comm, uid, user, ..Facts::default() }.append_frame(key, now_ns(), frames);
         // Remember the process, because readings taken while it ran may still name it.
-        table.note_ended(key, Some(uid.into()));
+        table.note_ended(key, uid);
     }
 
     /// Returns the uid of a process that is running or ended recently.

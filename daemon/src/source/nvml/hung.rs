@@ -89,15 +89,6 @@ pub(crate) struct Pending {
     pub target: Target,
 }
 
-/// What must be done with the current poller after a probe.
-#[derive(Debug, Default)]
-pub(crate) struct Actions {
-    /// Command for the poller.
-    pub command: Option<Command>,
-    /// Whether another poller must be started, because the current one has not opened a GPU that may be read again.
-    pub needs_reopen: bool,
-}
-
 /// All GPUs whose calls hang or take long.
 #[derive(Debug)]
 pub(crate) struct HungDevices {
@@ -106,6 +97,8 @@ pub(crate) struct HungDevices {
     /// Calls that take long and have not timed out.
     pending: Vec<Pending>,
     probe: Option<Probe>,
+    /// Whether another poller must be started, because the current one has not opened a GPU that may be read again.
+    pub needs_reopen: bool,
 }
 
 /// Problem shown for a device whose call has not returned so far and has not timed out.
@@ -113,7 +106,7 @@ const PENDING: &str = "a call has not returned so far";
 
 impl HungDevices {
     pub(crate) fn new(settings: NvmlSettings) -> Self {
-        HungDevices { settings, hung: Vec::new(), pending: Vec::new(), probe: None }
+        HungDevices { settings, hung: Vec::new(), pending: Vec::new(), probe: None, needs_reopen: false }
     }
 
     /// Adds to the arguments of a new poller which devices it must skip.
@@ -225,34 +218,34 @@ impl HungDevices {
         });
     }
 
-    /// Starts a probe that is due, or checks the running probe. Must be called once in each `tick`.
-    pub(crate) fn tick(&mut self, tick: Duration, translator: &mut Translator) -> Actions {
-        let mut actions = Actions::default();
+    /// Starts a probe that is due, or checks the running probe. Must be called once in each `tick`. Returns a command for the
+    /// pollers, if any.
+    pub(crate) fn tick(&mut self, tick: Duration, translator: &mut Translator) -> Option<Command> {
         let Some(probe) = &mut self.probe else {
             if translator.status.released_until_ns.is_none() {
                 self.begin();
             }
-            return actions;
+            return None;
         };
-        let Some(result) = probe.poll(tick, &self.settings) else { return actions };
+        let result = probe.poll(tick, &self.settings)?;
         let target = probe.target;
         self.probe = None;
-        let Some(hung) = self.hung.iter_mut().find(|hung| hung.target == target) else { return actions };
+        let hung = self.hung.iter_mut().find(|hung| hung.target == target)?;
         let mut devices = translator.status.devices.iter().filter(|device| hung.includes(device));
         let is_open = devices.all(|device| translator.has_opened(device.slot));
         let skip = match (result, hung.only_lists) {
             (ProbeResult::NoLibrary, _) => {
                 hung.wait();
-                return actions;
+                return None;
             }
             (ProbeResult::Answers, _) => {
                 hung.is_back = true;
-                actions.needs_reopen = !is_open || target.name.is_none();
+                self.needs_reopen |= !is_open || target.name.is_none();
                 Some(Skip::Nothing)
             }
             (ProbeResult::Memory, false) => {
                 hung.only_lists = target.name.is_some();
-                actions.needs_reopen = !is_open;
+                self.needs_reopen |= !is_open;
                 Some(Skip::Lists)
             }
             (ProbeResult::Nothing, true) => {
@@ -261,13 +254,12 @@ impl HungDevices {
             }
             _ => None,
         };
-        actions.command = skip.zip(target.name).map(|(skip, name)| Command::Skip(name, skip));
         if result != ProbeResult::Answers {
             translator.status.counters.hangs += 1;
             hung.wait_longer();
             hung.report("a call did not return", translator);
         }
-        actions
+        skip.zip(target.name).map(|(skip, name)| Command::Skip(name, skip))
     }
 
     /// Starts a probe of the first GPU whose time for that has come.

@@ -12,7 +12,7 @@ mod standby;
 
 use super::answer::Code;
 use super::call_state::{Call, CallState};
-use super::hung::{Actions, HungDevices};
+use super::hung::HungDevices;
 use super::protocol::{Arguments, Command, SECOND, Uuid, launch, limit};
 use super::translate::Translator;
 use crate::clock::now_ns;
@@ -98,7 +98,6 @@ impl Nvml {
             translator: Arc::clone(&translator),
             stuck: Vec::new(),
             next: None,
-            needs_reopen: false,
             agents_first: None,
             share: VecDeque::new(),
         };
@@ -151,8 +150,6 @@ struct Watch {
     stuck: Vec<Stuck>,
     /// Poller that opens all GPUs again, to replace the current poller.
     next: Option<Poller>,
-    /// Whether a poller must be started that opens all GPUs again.
-    needs_reopen: bool,
     /// When translating old records was last delayed for agents.
     agents_first: Option<Instant>,
     /// Recent samples of the total time in list calls: (time, total), both in ns.
@@ -329,9 +326,7 @@ impl Watch {
                     }
                     poller = self.check_stuck(poller, tick).await;
                     self.check_next(tick);
-                    let Actions { command, needs_reopen } =
-                        self.hung.tick(tick, &mut lock(&self.translator));
-                    self.needs_reopen |= needs_reopen;
+                    let command = self.hung.tick(tick, &mut lock(&self.translator));
                     if let Some(command) = command {
                         poller.send(command).await;
                         for stuck in &mut self.stuck {

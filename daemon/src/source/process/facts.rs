@@ -146,12 +146,6 @@ impl Facts {
         lines
     }
 
-    /// Returns facts of a process that had ended before /proc was read: its user, and the program name in its hello.
-    pub(super) fn claimed(uid: u64, program: &str, users: &mut Users) -> Facts {
-        let comm: String = parse::line(program.as_bytes()).chars().take(15).collect();
-        Facts { comm, uid: Some(uid), user: users.name(uid), ..Facts::default() }
-    }
-
     pub(crate) fn append_frame(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
         let facts = self.lines();
         let body = Body::ProcessFacts {
@@ -175,7 +169,7 @@ pub(super) struct Users {
 
 impl Users {
     /// Returns the user's name, or the number if it has none; `None` if /etc/passwd cannot be read.
-    fn name(&mut self, uid: u64) -> Option<String> {
+    pub(super) fn name(&mut self, uid: u64) -> Option<String> {
         let path = "/etc/passwd";
         let changed = fs::metadata(path).and_then(|file| file.modified()).ok();
         if changed != self.changed {

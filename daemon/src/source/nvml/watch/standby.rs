@@ -110,14 +110,14 @@ impl Watch {
         let code = if has_died { Code::UNKNOWN } else { Code::TIMEOUT };
         self.hung.avoid(pending, code, translator);
         // Start a new poller that has opened the device, because its memory can still be read; only its lists hang.
-        self.needs_reopen |= matches!(pending.call, Call::Lists(_));
+        self.hung.needs_reopen |= matches!(pending.call, Call::Lists(_));
     }
 
     /// Handles a stuck call that has returned while another poller is read. The next poller opens its GPU.
     fn end_pending(&mut self, pending: Option<Pending>) {
         if let Some(pending) = pending {
             self.hung.returned(pending, &mut lock(&self.translator));
-            self.needs_reopen = true;
+            self.hung.needs_reopen = true;
         }
     }
 
@@ -148,11 +148,11 @@ impl Watch {
                 self.next = None;
                 self.hung.relapse();
             }
-        } else if self.needs_reopen
+        } else if self.hung.needs_reopen
             && self.stuck.is_empty()
             && self.translator().status.released_until_ns.is_none()
         {
-            self.needs_reopen = false;
+            self.hung.needs_reopen = false;
             self.next = self.launch().ok();
             if self.next.is_none() {
                 self.hung.relapse();
