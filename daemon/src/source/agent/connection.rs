@@ -65,8 +65,8 @@ async fn inherit(
     let memory = Memory::accept(inherited.memory, agents.limits().shared_bytes)?;
     let peer = Peer::inherited(&stream, inherited.key)?;
     let no_hello = || Refusal::NoHello(" that was kept".to_owned());
-    let (slot, payload, _) = frame::split_frame(&inherited.hello).ok().flatten().ok_or_else(no_hello)?;
-    let hello = Record::decode(slot, payload).map_err(|_| no_hello())?;
+    let hello = frame::records(&inherited.hello).next().and_then(|record| record.ok()?.ok());
+    let hello = hello.ok_or_else(no_hello)?;
     if !matches!(hello.body, Body::Hello { start_ticks, .. } if start_ticks == inherited.key.start_ticks) {
         return Err(no_hello());
     }
@@ -452,7 +452,7 @@ impl Connection {
     }
 
     /// Reads records from the agent's memory that were not received from the socket, and hands them over.
-    async fn recover(&mut self, memory: Memory, ended_ns: u64) -> Result<(), memory::Refusal> {
+    async fn recover(&mut self, memory: Memory, ended_ns: u64) -> Result<(), memory::MemoryError> {
         let agents = Arc::clone(&self.agents);
         let before = self.checker.last_seq;
         let received = (before, self.checker.has_gaps);

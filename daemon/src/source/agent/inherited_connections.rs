@@ -15,13 +15,14 @@ use super::memory;
 use super::packet::MAX_PACKET_BYTES;
 use crate::service;
 use gpumem_ledger::ProcessKey;
-use gpumem_wire::{Record, frame};
+use gpumem_wire::frame;
 use rustix::fs::{FileType, MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
 use rustix::io::{pread, pwrite};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+/// Prefix of the names under which the service manager keeps descriptors.
 const PREFIX: &str = "agent-";
 
 /// A connection that the service manager kept.
@@ -74,12 +75,11 @@ pub(crate) fn group(handed: Vec<(String, OwnedFd)>) -> (Vec<InheritedConnection>
 
 /// Returns the time in a hello (ns). Returns 0 if the hello is invalid, which sorts it first.
 fn hello_time_ns(hello: &[u8]) -> u64 {
-    let parts = frame::split_frame(hello).ok().flatten();
-    parts
-        .and_then(|(slot, payload, _)| Record::decode(slot, payload).ok())
-        .map_or(0, |hello| hello.stamp.time_ns)
+    let hello = frame::records(hello).next().and_then(|record| record.ok()?.ok());
+    hello.map_or(0, |hello| hello.stamp.time_ns)
 }
 
+/// Returns the connection whose descriptors these are; `None` if one is missing or cannot be read.
 fn connection_of(name: &str, fds: Vec<OwnedFd>) -> Option<InheritedConnection> {
     let mut numbers = name.strip_prefix(PREFIX)?.split('-');
     let key = ProcessKey { pid: numbers.next()?.parse().ok()?, start_ticks: numbers.next()?.parse().ok()? };
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn the_older_of_two_connections_of_a_process_comes_first_whatever_their_names() {
-        use gpumem_wire::{Body, MAJOR, MINOR, Stamp};
+        use gpumem_wire::{Body, MAJOR, MINOR, Record, Stamp};
         let open = || memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         let name = |hello: &OwnedFd| format!("agent-7-99-{}", fstat(hello).unwrap().st_ino);
         let mut hellos = [open(), open()];

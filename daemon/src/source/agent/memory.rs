@@ -4,13 +4,15 @@ use super::frames::word;
 use gpumem_wire::layout::{self, Header};
 use gpumem_wire::{SLOT_BYTES, Slot};
 use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, fstat, seek};
-use rustix::io::{Errno, pread};
+use rustix::io::Errno;
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
+pub(crate) enum MemoryError {
     /// The descriptor is not a memfd, or its size can still change.
     #[error("the memory is not sealed against resizing")]
     Seals,
@@ -27,40 +29,44 @@ pub(crate) enum Refusal {
 
 #[derive(Debug)]
 pub(crate) struct Memory {
-    fd: OwnedFd,
+    file: File,
+    /// Header when the memory was accepted.
     header: Header,
+    /// Size of the memory.
     file_bytes: u64,
 }
 
 impl Memory {
     /// Checks the memory's seals, size and header. `max_bytes` is its maximum size, which bounds the cost of reading it later.
-    pub(crate) fn accept(fd: OwnedFd, max_bytes: u64) -> Result<Self, Refusal> {
+    pub(crate) fn accept(fd: OwnedFd, max_bytes: u64) -> Result<Self, MemoryError> {
         match fcntl_get_seals(&fd) {
             Ok(seals) if seals.contains(SEALS) => {}
-            _ => return Err(Refusal::Seals),
+            _ => return Err(MemoryError::Seals),
         }
         let file_bytes = u64::try_from(fstat(&fd)?.st_size).unwrap_or(0);
         if file_bytes > max_bytes {
-            return Err(Refusal::TooLarge(file_bytes, max_bytes));
+            return Err(MemoryError::TooLarge(file_bytes, max_bytes));
         }
-        let header = read_header(&fd, file_bytes)?;
-        Ok(Memory { fd, header, file_bytes })
+        let file = File::from(fd);
+        let header = read_header(&file, file_bytes)?;
+        Ok(Memory { file, header, file_bytes })
     }
 
     /// Reads the header again, for its current values. Fails if constant fields have changed.
-    pub(crate) fn header(&self) -> Result<Header, Refusal> {
-        let now = read_header(&self.fd, self.file_bytes)?;
+    pub(crate) fn header(&self) -> Result<Header, MemoryError> {
+        let now = read_header(&self.file, self.file_bytes)?;
         let fixed = |header: &Header| (header.ring_slots, header.live_rows, header.name_bytes);
-        if fixed(&now) == fixed(&self.header) { Ok(now) } else { Err(Refusal::Changed) }
+        if fixed(&now) == fixed(&self.header) { Ok(now) } else { Err(MemoryError::Changed) }
     }
 
-    pub(crate) fn names(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Refusal> {
+    /// Reads names from this byte of the names on.
+    pub(crate) fn names(&self, offset: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
         let start = self.header.names_offset().ok_or(layout::Error::Size)?;
-        read_exact(&self.fd, buffer, start + offset)
+        read_exact(&self.file, buffer, start + offset)
     }
 
     /// Appends the ring's records with sequence numbers `first..=last` to `slots`, in order. Skips overwritten records.
-    pub(crate) fn ring(&self, first: u64, last: u64, slots: &mut Vec<Slot>) -> Result<(), Refusal> {
+    pub(crate) fn ring(&self, first: u64, last: u64, slots: &mut Vec<Slot>) -> Result<(), MemoryError> {
         let mut bytes = Vec::new();
         let mut seq = first;
         while seq <= last {
@@ -68,7 +74,7 @@ impl Memory {
             let to_end = self.header.ring_slots - ((seq - 1) & (self.header.ring_slots - 1));
             let count = (last - seq + 1).min(to_end);
             bytes.resize(count as usize * SLOT_BYTES, 0);
-            read_exact(&self.fd, &mut bytes, self.header.slot_offset(seq))?;
+            read_exact(&self.file, &mut bytes, self.header.slot_offset(seq))?;
             for (slot, seq) in bytes.as_chunks::<SLOT_BYTES>().0.iter().zip(seq..) {
                 if word(slot, 0) == seq {
                     slots.push(*slot);
@@ -81,24 +87,24 @@ impl Memory {
 
     /// Appends the rows (live allocations) among `first..first + count` to `rows`. Skips pages that were never written, which
     /// are most of the table in most programs.
-    pub(crate) fn live(&self, first: u64, count: u64, rows: &mut Vec<Slot>) -> Result<(), Refusal> {
+    pub(crate) fn live(&self, first: u64, count: u64, rows: &mut Vec<Slot>) -> Result<(), MemoryError> {
         let end = first.saturating_add(count).min(self.header.live_rows);
         let (mut at, mut bytes) = (first, Vec::new());
         while let Some(next) = self.next_live(at)?.filter(|next| *next < end) {
             let start = self.row_offset(next)?;
-            let hole = seek(&self.fd, SeekFrom::Hole(start))?;
+            let hole = seek(&self.file, SeekFrom::Hole(start))?;
             at = (next + (hole - start).div_ceil(SLOT_BYTES as u64).max(1)).min(end);
             bytes.resize((at - next) as usize * SLOT_BYTES, 0);
-            read_exact(&self.fd, &mut bytes, start)?;
+            read_exact(&self.file, &mut bytes, start)?;
             rows.extend(bytes.as_chunks::<SLOT_BYTES>().0.iter().filter(|slot| word(slot, 0) != 0));
         }
         Ok(())
     }
 
     /// Returns the number of the next row that may be live, starting at `first`; `None` if there is none.
-    pub(crate) fn next_live(&self, first: u64) -> Result<Option<u64>, Refusal> {
+    pub(crate) fn next_live(&self, first: u64) -> Result<Option<u64>, MemoryError> {
         let start = self.row_offset(first)?;
-        match seek(&self.fd, SeekFrom::Data(start)) {
+        match seek(&self.file, SeekFrom::Data(start)) {
             Ok(found) => {
                 let row = first + found.saturating_sub(start) / SLOT_BYTES as u64;
                 Ok((row < self.header.live_rows).then_some(row))
@@ -108,7 +114,7 @@ impl Memory {
         }
     }
 
-    fn row_offset(&self, row: u64) -> Result<u64, Refusal> {
+    fn row_offset(&self, row: u64) -> Result<u64, MemoryError> {
         let start = self.header.live_offset().ok_or(layout::Error::Size)?;
         Ok(start.saturating_add(row.saturating_mul(SLOT_BYTES as u64)))
     }
@@ -116,30 +122,21 @@ impl Memory {
 
 impl AsFd for Memory {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.file.as_fd()
     }
 }
 
-fn read_header(fd: &OwnedFd, file_bytes: u64) -> Result<Header, Refusal> {
+fn read_header(file: &File, file_bytes: u64) -> Result<Header, MemoryError> {
     let mut bytes = [0; 72];
-    read_exact(fd, &mut bytes, 0)?;
+    read_exact(file, &mut bytes, 0)?;
     Ok(Header::decode(&bytes, file_bytes)?)
 }
 
 /// Fills `buffer`. A short read is an error, because the size was checked and cannot shrink.
-fn read_exact(fd: &OwnedFd, mut buffer: &mut [u8], mut offset: u64) -> Result<(), Refusal> {
-    while !buffer.is_empty() {
-        match pread(fd, &mut *buffer, offset) {
-            Ok(0) => return Err(layout::Error::Size.into()),
-            Ok(read) => {
-                buffer = &mut buffer[read..];
-                offset += read as u64;
-            }
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
+fn read_exact(file: &File, buffer: &mut [u8], offset: u64) -> Result<(), MemoryError> {
+    file.read_exact_at(buffer, offset).map_err(|error| {
+        Errno::from_io_error(&error).map_or_else(|| layout::Error::Size.into(), MemoryError::Read)
+    })
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! Each step returns one piece of bounded size, so that a dead process with a million allocations does not delay others.
 
 use super::frames::word;
-use super::memory::{Memory, Refusal};
+use super::memory::{Memory, MemoryError};
 use crate::source::frame_of;
 use gpumem_wire::layout::Header;
 use gpumem_wire::{Body, Flags, SLOT_BYTES, Slot, Stamp, frame};
@@ -53,13 +53,13 @@ enum Step {
 impl UnsentRecords {
     /// Starts reading the memory of an agent. `last_seq` is its last received record; `has_gaps` means that earlier ones are
     /// missing. At most `max_rows` live rows are reported; the others are only counted.
-    /// Errors: [`Refusal`]: the memory's header has changed.
+    /// Errors: [`MemoryError`]: the memory's header has changed.
     pub(crate) fn new(
         memory: Memory,
         (last_seq, has_gaps): (u64, bool),
         epoch: u64,
         max_rows: usize,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, MemoryError> {
         let mut header = memory.header()?;
         header.head_seq = header.head_seq.min(MAX_SEQ);
         let oldest = header.head_seq.saturating_sub(header.ring_slots - 1).max(1);
@@ -85,7 +85,7 @@ impl UnsentRecords {
     }
 
     /// Returns the next frames, which are untrusted like those of a packet; `None` at the end.
-    pub(crate) async fn next_piece(&mut self, now_ns: u64) -> Result<Option<Vec<u8>>, Refusal> {
+    pub(crate) async fn next_piece(&mut self, now_ns: u64) -> Result<Option<Vec<u8>>, MemoryError> {
         let one = |body| Ok(Some(frame_of(Stamp { time_ns: now_ns, ..Stamp::default() }, body)));
         loop {
             match std::mem::replace(&mut self.step, Step::Done) {
@@ -151,7 +151,7 @@ impl UnsentRecords {
 }
 
 /// Returns the complete frames of names from byte `from` on; none at the end.
-pub(crate) fn names(memory: &Memory, header: &Header, from: u64) -> Result<Vec<u8>, Refusal> {
+pub(crate) fn names(memory: &Memory, header: &Header, from: u64) -> Result<Vec<u8>, MemoryError> {
     let left = header.names_end.saturating_sub(from);
     let mut bytes = vec![0; usize::try_from(left).unwrap_or(usize::MAX).min(NAMES)];
     memory.names(from, &mut bytes)?;

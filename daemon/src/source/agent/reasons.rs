@@ -28,7 +28,7 @@ pub(super) enum Refusal {
     #[error("the daemon has no free descriptor for its memory")]
     NoDescriptor,
     #[error("{0}")]
-    Memory(#[from] memory::Refusal),
+    Memory(#[from] memory::MemoryError),
     #[error("all connections are taken")]
     NoSlot,
     #[error("{0}")]
@@ -50,7 +50,7 @@ impl Refusal {
             Refusal::Identity(_) => Count::RefusedIdentity,
             Refusal::Descriptors(_) => Count::RefusedDescriptors,
             Refusal::NoDescriptor => Count::AcceptFailures,
-            Refusal::Memory(memory::Refusal::TooLarge(..)) => Count::RefusedSize,
+            Refusal::Memory(memory::MemoryError::TooLarge(..)) => Count::RefusedSize,
             Refusal::Memory(_) => Count::RefusedMemory,
             Refusal::NoSlot => Count::RefusedFull,
             Refusal::ShuttingDown => return None,

@@ -204,12 +204,17 @@ impl Translator {
         }
         self.poller.skips_reading = false;
         self.end_reading(slot, Absence::Unknown, Code::UNKNOWN);
+        Some(self.open_reading(index))
+    }
+
+    /// Opens a reading of a device, and returns its number.
+    fn open_reading(&mut self, index: usize) -> u64 {
         self.number += 1;
         if let Some(readings) = self.readings.get_mut(index) {
             readings.open = Some(self.number);
             readings.now.clear();
         }
-        Some(self.number)
+        self.number
     }
 
     /// Ends the open reading of a device when its poller has ended it. Returns the number of the reading.
@@ -365,12 +370,9 @@ impl Translator {
 
     /// Writes a reading of this device that has no values, only the reason for that.
     pub(crate) fn report_absent(&mut self, slot: u8, code: Code) {
-        let Some(readings) = self.readings.get_mut(usize::from(slot)) else { return };
-        if readings.open.is_none() {
-            self.number += 1;
-            let number = self.number;
-            readings.open = Some(number);
-            readings.now.clear();
+        let index = usize::from(slot);
+        if self.readings.get(index).is_some_and(|readings| readings.open.is_none()) {
+            let number = self.open_reading(index);
             let stamp = Stamp { time_ns: now_ns(), device: slot, ..Stamp::default() };
             self.write(stamp, Body::SampleBegin { number });
         }
