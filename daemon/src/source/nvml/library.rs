@@ -65,7 +65,7 @@ pub(crate) trait Gpus {
     fn inventory(&self) -> &Inventory;
     /// Reads the memory of a device, or of the host if the device has no memory of its own.
     fn memory(&mut self, device: usize) -> Result<Memory, Code>;
-    /// Appends the processes of one of the device's process lists to `charges`.
+    /// Appends the processes of one of the device's process lists to `charges`, which may have others of the same device.
     fn list(&mut self, device: usize, list: List, charges: &mut Vec<Charge>) -> Result<(), Code>;
     /// Returns the peak memory use of a process on a device, from the driver's accounting. The process may have ended.
     fn accounted_peak(&mut self, device: usize, pid: u32) -> Result<u64, Code>;
@@ -163,10 +163,6 @@ impl Library {
             watches,
             unbinding_pause: if arguments.no_events { u32::MAX } else { 0 },
         })
-    }
-
-    fn handle(&self, device: usize) -> Result<Handle, Code> {
-        self.handles.get(device).copied().ok_or(Code::NOT_FOUND)
     }
 }
 
@@ -274,7 +270,7 @@ impl Gpus for Library {
     }
 
     fn memory(&mut self, device: usize) -> Result<Memory, Code> {
-        let memory = self.raw.memory(self.handle(device)?);
+        let memory = self.raw.memory(self.handles[device]);
         match memory {
             Ok(_) => self.has_memory[device] = true,
             // For a device whose own memory was read before, this code is an error. NVML documents it only for GPUs without
@@ -290,24 +286,22 @@ impl Gpus for Library {
     }
 
     fn list(&mut self, device: usize, list: List, charges: &mut Vec<Charge>) -> Result<(), Code> {
-        let first = charges.len();
-        self.raw.list(self.handle(device)?, list, charges)?;
+        self.raw.list(self.handles[device], list, charges)?;
         let instance = self.inventory.devices[device].instance;
         if instance.is_some() {
             // Several compute instances may share a GPU instance, so keep only the processes of this compute instance.
-            let is_other = |charge: &mut Charge| charge.instance.is_some() && charge.instance != instance;
-            charges.extract_if(first.., is_other).for_each(drop);
+            charges.retain(|charge| charge.instance.is_none() || charge.instance == instance);
         }
         Ok(())
     }
 
     fn accounted_peak(&mut self, device: usize, pid: u32) -> Result<u64, Code> {
-        let stats = self.raw.wrapped(self.handle(device)?)?.accounting_stats_for(pid)?;
+        let stats = self.raw.wrapped(self.handles[device])?.accounting_stats_for(pid)?;
         stats.max_memory_usage.ok_or(Code::NOT_SUPPORTED)
     }
 
     fn is_accounting(&mut self, device: usize) -> bool {
-        let device = self.handle(device).and_then(|handle| self.raw.wrapped(handle));
+        let device = self.raw.wrapped(self.handles[device]);
         device.is_ok_and(|device| device.is_accounting_enabled().unwrap_or(false))
     }
 
@@ -347,7 +341,7 @@ impl Gpus for Library {
     }
 
     fn memory_limit(&mut self, device: usize, group: &str) -> Result<MemoryLimit, Code> {
-        self.raw.memory_limit(self.handle(device)?, group)
+        self.raw.memory_limit(self.handles[device], group)
     }
 
     fn has_changed(&mut self, enter: &mut dyn FnMut(u16)) -> bool {

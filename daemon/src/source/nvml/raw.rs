@@ -87,7 +87,7 @@ enum ListCall {
 }
 
 impl ListCall {
-    /// Makes one list call. `records` has room for `count` records of [`RECORD_BYTES`]; `count` becomes the number of records.
+    /// Makes one list call. `records` has room for `count` records of [`RECORD_WORDS`]; `count` becomes the number of records.
     fn call(self, device: nvmlDevice_t, count: &mut u32, records: *mut u64) -> Result<(), Code> {
         // SAFETY: the buffer has room for `count` records of the longest version, aligned to 8 bytes.
         checked(unsafe {
@@ -123,7 +123,8 @@ pub(crate) struct Raw {
     unbind_set: Option<nvmlSystemEventSet_t>,
     /// Whether the library has the symbols of early 535 drivers, which write longer records.
     looks_like_535: bool,
-    buffer: Vec<u64>,
+    /// Buffer for one list, reused.
+    buffer: Vec<[u64; RECORD_WORDS]>,
     nvml: Nvml,
 }
 
@@ -465,32 +466,33 @@ impl Raw {
         Err(newer.unwrap_or(Code::FUNCTION_NOT_FOUND))
     }
 
+    /// Appends the processes of one list by calling one version of its function. Retries while the list grows.
     fn list_by(
         &mut self,
         device: nvmlDevice_t,
         call: ListCall,
         charges: &mut Vec<Charge>,
     ) -> Result<(), Code> {
-        let mut records = self.buffer.len() * size_of::<u64>() / RECORD_BYTES;
+        let mut records = self.buffer.len();
         for _ in 0..ATTEMPTS {
             records = records.clamp(FIRST_RECORDS, MAX_RECORDS);
-            self.buffer.resize(records * RECORD_BYTES / size_of::<u64>(), 0);
-            self.buffer.fill(u64::from_ne_bytes([UNTOUCHED; 8]));
+            self.buffer.clear();
+            self.buffer.resize(records, [UNTOUCHED; RECORD_WORDS]);
             let mut count = u32::try_from(records).unwrap_or(u32::MAX);
-            let answer = call.call(device, &mut count, self.buffer.as_mut_ptr());
-            let count = count as usize;
+            let answer = call.call(device, &mut count, self.buffer.as_mut_ptr().cast());
+            let (count, words) = (count as usize, self.buffer.as_flattened());
             match answer {
                 Ok(()) => {
                     let stride = match call {
                         ListCall::V1(_) => 16,
                         ListCall::V2(_) => 24,
-                        ListCall::V3(_) => stride(&self.buffer, count, self.looks_like_535),
-                        ListCall::Detail(..) => RECORD_BYTES,
+                        ListCall::V3(_) => stride(words, count, self.looks_like_535),
+                        ListCall::Detail(..) => RECORD_WORDS * 8,
                     };
-                    parse(&self.buffer, count, stride, matches!(call, ListCall::Detail(..)), charges);
+                    parse(words, count, stride, matches!(call, ListCall::Detail(..)), charges);
                     // Shrink a buffer that many processes needed: filling it takes longer than reading a short list.
                     if count < records / 8 {
-                        self.buffer.truncate(records / 4 * RECORD_BYTES / size_of::<u64>());
+                        self.buffer.truncate(records / 4);
                     }
                     return Ok(());
                 }
@@ -509,11 +511,12 @@ impl Raw {
     }
 }
 
-/// Size of the longest record that any driver writes. The buffer has room for records of this size.
-const RECORD_BYTES: usize = 32;
-/// Byte with which the buffer is filled before a call, to find where the written data ends.
-const UNTOUCHED: u8 = 0xa5;
+/// Number of 64-bit words of the longest record that any driver writes. The buffer has room for records of this size.
+const RECORD_WORDS: usize = 4;
+/// Word with which the buffer is filled before a call, to find where the written data ends.
+const UNTOUCHED: u64 = u64::from_ne_bytes([0xa5; 8]);
 
+/// Returns the word at this byte of the buffer; 0 behind its end.
 fn word(buffer: &[u64], byte: usize) -> u64 {
     buffer.get(byte / 8).copied().unwrap_or(0)
 }
@@ -521,13 +524,12 @@ fn word(buffer: &[u64], byte: usize) -> u64 {
 /// Returns the size of records in a list of the newest version: 24, or 32 if the data ends exactly after `count` records of 32
 /// bytes. If a driver has cleared the whole array first, the library's symbols decide.
 fn stride(buffer: &[u64], count: usize, looks_like_535: bool) -> usize {
-    let untouched = u64::from_ne_bytes([UNTOUCHED; 8]);
-    let records = buffer.len() * 8 / RECORD_BYTES;
-    if count == 0 || count > records || word(buffer, count * 24) == untouched {
+    let records = buffer.len() / RECORD_WORDS;
+    if count == 0 || count > records || word(buffer, count * 24) == UNTOUCHED {
         return 24; // nothing was written behind records of 24 bytes
     }
-    let ends_at_32 = count == records || word(buffer, count * 32) == untouched;
-    let wrote_last = word(buffer, count * 32 - 8) != untouched;
+    let ends_at_32 = count == records || word(buffer, count * 32) == UNTOUCHED;
+    let wrote_last = word(buffer, count * 32 - 8) != UNTOUCHED;
     let wiped = !ends_at_32;
     if (wiped && looks_like_535) || (!wiped && wrote_last) { 32 } else { 24 }
 }
@@ -547,8 +549,7 @@ fn parse(buffer: &[u64], count: usize, stride: usize, has_protected: bool, charg
 
 /// Returns the two u32 of the word in the order of their memory addresses.
 fn halves(word: u64) -> (u32, u32) {
-    let bytes = word.to_ne_bytes();
-    let [a, b, c, d, e, f, g, h] = bytes;
+    let [a, b, c, d, e, f, g, h] = word.to_ne_bytes();
     (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]))
 }
 

@@ -1,7 +1,5 @@
 use super::*;
 
-const UNTOUCHED_WORD: u64 = u64::from_ne_bytes([UNTOUCHED; 8]);
-
 fn pair(low: u32, high: u32) -> u64 {
     let ([a, b, c, d], [e, f, g, h]) = (low.to_ne_bytes(), high.to_ne_bytes());
     u64::from_ne_bytes([a, b, c, d, e, f, g, h])
@@ -9,7 +7,7 @@ fn pair(low: u32, high: u32) -> u64 {
 
 /// Returns a buffer of `room` records into which a driver wrote `count` of `stride` bytes.
 fn written(room: usize, count: usize, stride: usize) -> Vec<u64> {
-    let mut buffer = vec![UNTOUCHED_WORD; room * RECORD_BYTES / 8];
+    let mut buffer = vec![UNTOUCHED; room * RECORD_WORDS];
     for index in 0..count {
         let record = &mut buffer[index * stride / 8..(index + 1) * stride / 8];
         record.fill(0);
@@ -44,7 +42,7 @@ fn the_length_of_a_record_is_seen_from_what_was_written() {
 #[test]
 fn a_wiped_array_is_read_by_the_symbols() {
     let mut buffer = written(64, 2, 24);
-    buffer.iter_mut().filter(|word| **word == UNTOUCHED_WORD).for_each(|word| *word = 0);
+    buffer.iter_mut().filter(|word| **word == UNTOUCHED).for_each(|word| *word = 0);
     assert_eq!(stride(&buffer, 2, false), 24);
     assert_eq!(stride(&buffer, 2, true), 32);
 }
@@ -54,7 +52,7 @@ fn a_count_beyond_the_buffer_reads_nothing_beyond() {
     for length in [16, 24, 32] {
         let mut charges = Vec::new();
         parse(&written(64, 64, length), usize::MAX, length, false, &mut charges);
-        assert_eq!(charges.len(), 64 * RECORD_BYTES / length);
+        assert_eq!(charges.len(), 64 * RECORD_WORDS * 8 / length);
     }
     assert_eq!(stride(&written(64, 64, 32), 1 << 40, true), 24);
 }
@@ -71,7 +69,7 @@ fn not_available_is_absent() {
 
 #[test]
 fn protected_bytes_are_those_of_detail_lists_only() {
-    let mut buffer = vec![UNTOUCHED_WORD; 3 * RECORD_BYTES / 8];
+    let mut buffer = vec![UNTOUCHED; 3 * RECORD_WORDS];
     buffer[..8].copy_from_slice(&[100, 9 << 20, u64::MAX, 4 << 20, 101, 5, u64::MAX, u64::MAX]);
     for (has_protected, expected) in [(true, [Some(4 << 20), None]), (false, [None, None])] {
         let mut charges = Vec::new();
