@@ -27,6 +27,7 @@ use crate::config::ProcessSettings;
 use crate::os::lock;
 use facts::CommandReader;
 use gpumem_ledger::ProcessKey;
+use late_facts::LateFacts;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::{HashMap, VecDeque};
@@ -80,8 +81,6 @@ struct Table {
     users: facts::Users,
     /// Number of running processes without a pidfd.
     without_pidfd: usize,
-    /// Processes for which some facts are retried.
-    late: Vec<late_facts::LateFacts>,
 }
 
 impl Table {
@@ -118,6 +117,8 @@ struct Entry {
     facts: Arc<Facts>,
     /// GPUs that the process has used; empty unless files that assign GPUs to jobs are configured.
     gpus: Vec<Gpu>,
+    /// Facts that are retried; `None` if all are known, or the time for retries is over.
+    late: Option<LateFacts>,
 }
 
 /// A process that has ended, as returned by [`Processes::gone`].
@@ -222,8 +223,8 @@ impl Processes {
         table.commands.request(&self.inner.proc, key);
         table.unannounced.push((key, Arc::clone(&facts)));
         table.newcomers.push(key);
-        table.late.extend(late_facts::LateFacts::of_container(&self.inner.settings, key, &facts));
-        table.live.insert(key.pid, Entry { key, generation, pidfd, facts, gpus: Vec::new() });
+        let late = LateFacts::of_container(&self.inner.settings, &facts);
+        table.live.insert(key.pid, Entry { key, generation, pidfd, facts, gpus: Vec::new(), late });
     }
 
     fn end(&self, table: &mut Table, key: ProcessKey) {

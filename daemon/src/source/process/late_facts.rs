@@ -11,10 +11,9 @@ use std::time::{Duration, Instant, SystemTime};
 /// Time for which the facts of a process are retried.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A process for which some facts are retried.
+/// Facts of one process that are retried.
 #[derive(Debug, Clone)]
 pub(super) struct LateFacts {
-    key: ProcessKey,
     /// Id of the process's container, until the container's names are known.
     container: Option<String>,
     /// GPUs that the process has used, if files may assign them to jobs.
@@ -25,10 +24,10 @@ pub(super) struct LateFacts {
 
 impl LateFacts {
     /// Returns the search for the container names of a new process; `None` if it is in no container, or names are not searched.
-    pub(super) fn of_container(settings: &ProcessSettings, key: ProcessKey, facts: &Facts) -> Option<Self> {
+    pub(super) fn of_container(settings: &ProcessSettings, facts: &Facts) -> Option<Self> {
         settings.container_names.as_ref()?;
         let container = Some(facts.place.container.clone()?);
-        Some(LateFacts { key, container, gpus: Vec::new(), until: Instant::now() + PATIENCE })
+        Some(LateFacts { container, gpus: Vec::new(), until: Instant::now() + PATIENCE })
     }
 }
 
@@ -38,66 +37,65 @@ impl Processes {
         if self.inner.settings.job_mapping.is_none() {
             return;
         }
-        let table = &mut *self.lock();
+        let mut table = self.lock();
         let Some(entry) = table.entry_mut(key) else { return };
         // A job found in the process's own control group is more precise than one of its GPUs.
         if entry.facts.place.slurm_job.is_some() || entry.gpus.contains(&gpu) {
             return;
         }
         entry.gpus.push(gpu);
+        let container = entry.late.take().and_then(|late| late.container);
         let (gpus, until) = (entry.gpus.clone(), Instant::now() + PATIENCE);
-        match table.late.iter_mut().find(|late| late.key == key) {
-            Some(late) => (late.gpus, late.until) = (gpus, until),
-            None => table.late.push(LateFacts { key, container: None, gpus, until }),
-        }
+        entry.late = Some(LateFacts { container, gpus, until });
     }
 
     /// Retries the missing facts. Reads files but makes no requests.
     pub(crate) fn read_late_facts(&self) {
-        let all = self.lock().late.clone();
-        let has_container = all.iter().any(|late| late.container.is_some());
+        let all: Vec<(ProcessKey, LateFacts)> = {
+            let table = self.lock();
+            table.live.values().filter_map(|entry| Some((entry.key, entry.late.clone()?))).collect()
+        };
+        let has_container = all.iter().any(|(_, late)| late.container.is_some());
         let directory = self.inner.settings.container_names.as_ref().filter(|_| has_container);
         let pods = directory.map(|directory| find_pods(directory)).unwrap_or_default();
-        for late in &all {
+        for (key, late) in &all {
             let names = late.container.as_ref().and_then(|id| pods.get(id)).cloned();
             let directory = self.inner.settings.job_mapping.as_ref().filter(|_| !late.gpus.is_empty());
-            let job = directory
-                .and_then(|directory| job_of_gpus(directory, &late.gpus, began(late.key.start_ticks)?));
-            self.store_late_facts(late, names, job);
+            let job =
+                directory.and_then(|directory| job_of_gpus(directory, &late.gpus, began(key.start_ticks)?));
+            self.store_late_facts(*key, late, names, job);
         }
     }
 
     /// Stores the result of one search. Ends the search if all is found or its time is over.
-    fn store_late_facts(&self, late: &LateFacts, names: Option<PodNames>, job: Option<String>) {
-        let table = &mut *self.lock();
-        let key = late.key;
-        let Some(entry) = table.entry_mut(key) else {
-            table.late.retain(|other| other.key != key);
-            return;
-        };
-        let facts = &entry.facts;
+    fn store_late_facts(
+        &self,
+        key: ProcessKey,
+        late: &LateFacts,
+        names: Option<PodNames>,
+        job: Option<String>,
+    ) {
+        let mut table = self.lock();
+        let Some(entry) = table.entry_mut(key) else { return };
         let (has_names, has_job) = (names.is_some(), job.is_some());
+        // Search no longer, unless the process uses another GPU by now.
+        entry.late = entry.late.take().map(|open| LateFacts {
+            container: open.container.filter(|_| !has_names),
+            gpus: if has_job && open.gpus == late.gpus { Vec::new() } else { open.gpus },
+            ..open
+        });
+        let is_over = |open: &mut LateFacts| open.container.is_none() && open.gpus.is_empty();
+        entry.late.take_if(|open| open.until <= Instant::now() || is_over(open));
         // The job was found while the process used one GPU, and does not match the second GPU.
-        let is_wrong = facts.mapped_job.is_some() && !has_job && !late.gpus.is_empty();
+        let is_wrong = entry.facts.mapped_job.is_some() && !has_job && !late.gpus.is_empty();
         let job = if is_wrong { Some(String::new()) } else { job };
-        if (has_names && facts.names != names) || (job.is_some() && facts.mapped_job != job) {
+        if (has_names && entry.facts.names != names) || (job.is_some() && entry.facts.mapped_job != job) {
             let facts = Arc::make_mut(&mut entry.facts);
             facts.names = names.or(facts.names.take());
             facts.mapped_job = job.or(facts.mapped_job.take());
             let facts = Arc::clone(&entry.facts);
             table.announce(key, facts);
         }
-        if let Some(open) = table.late.iter_mut().find(|other| other.key == key) {
-            if has_names {
-                open.container = None;
-            }
-            // Search no longer, unless the process uses another GPU by now.
-            if has_job && open.gpus == late.gpus {
-                open.gpus.clear();
-            }
-        }
-        let now = Instant::now();
-        table.late.retain(|open| open.until > now && (open.container.is_some() || !open.gpus.is_empty()));
     }
 }
 

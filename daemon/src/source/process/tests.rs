@@ -192,7 +192,7 @@ fn names_and_jobs_are_found_when_they_are_there() {
         let entry = table.live.get_mut(&key.pid).expect("known");
         Arc::make_mut(&mut entry.facts).place.container = Some(id.clone());
         let facts = Arc::clone(&entry.facts);
-        table.late.extend(late_facts::LateFacts::of_container(&processes.inner.settings, key, &facts));
+        entry.late = LateFacts::of_container(&processes.inner.settings, &facts);
     }
     assert_eq!(said(&processes), "");
     std::fs::write(names.join(format!("train-0_ml_worker-{id}.log")), "").expect("written");
@@ -200,7 +200,7 @@ fn names_and_jobs_are_found_when_they_are_there() {
     for line in ["container=abababababab\n", "pod=train-0\n", "namespace=ml\n", "container_name=worker\n"] {
         assert!(facts.contains(line), "{facts}");
     }
-    assert!(processes.lock().late.is_empty());
+    assert!(processes.lock().live[&key.pid].late.is_none());
     child.kill().expect("killed");
     child.wait().expect("waited");
     std::fs::remove_dir_all(&dir).expect("removed");
