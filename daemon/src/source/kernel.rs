@@ -32,7 +32,7 @@ const RECENT_NS: u64 = 120_000_000_000;
 
 /// Whether the kernel's log can be read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Status {
+pub(crate) struct LogStatus {
     /// Path of the kernel's log; `None` if reading it is disabled.
     pub log: Option<PathBuf>,
     /// Reason why the log cannot be read; `None` if it can.
@@ -117,10 +117,10 @@ impl Kernel {
         lines
     }
 
-    pub(crate) fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> LogStatus {
         let state = self.lock();
         let log = state.log.as_ref();
-        Status { log: log.map(|log| log.path().to_owned()), problem: log.and_then(Log::problem) }
+        LogStatus { log: log.map(|log| log.path().to_owned()), problem: log.and_then(Log::problem) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

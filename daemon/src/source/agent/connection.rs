@@ -9,7 +9,7 @@ use super::memory::{self, Memory};
 use super::packet::Packet;
 use super::peer::Peer;
 use super::post_mortem::{self, UnsentRecords};
-use super::reasons::{End, Refusal};
+use super::reasons::{ConnectionEnd, Refusal};
 use super::waiting_peers::ArrivedPeer;
 use super::{Agents, frame_now};
 use crate::clock;
@@ -291,10 +291,10 @@ impl Connection {
             tokio::select! {
                 biased;
                 // Leave unread packets in the socket for the next daemon.
-                () = async { drop(over.wait_for(|over| *over).await) } => break End::ShuttingDown,
+                () = async { drop(over.wait_for(|over| *over).await) } => break ConnectionEnd::ShuttingDown,
                 ready = stream.readable() => {
                     if let Err(error) = ready {
-                        break End::System(error);
+                        break ConnectionEnd::System(error);
                     }
                     if let Err(end) = self.read_packets(stream, PACKETS_PER_TURN).await {
                         break end;
@@ -303,7 +303,7 @@ impl Connection {
                 }
                 // The process has ended, so all its packets are in the socket. Do not wait for the end of the connection:
                 // children may hold it open.
-                _ = &mut gone => break self.read_packets(stream, usize::MAX).await.err().unwrap_or(End::Gone),
+                _ = &mut gone => break self.read_packets(stream, usize::MAX).await.err().unwrap_or(ConnectionEnd::Gone),
                 Ok(()) = resyncs.changed() => self.request_resync(stream),
                 Some(command) = self.inbox.commands.recv() => self.command(stream, command),
                 Some(successor) = self.inbox.successors.recv() => successors.push(successor),
@@ -330,7 +330,7 @@ impl Connection {
     }
 
     /// Reads up to this number of packets and hands their records over.
-    async fn read_packets(&mut self, stream: &UnixStream, packets: usize) -> Result<(), End> {
+    async fn read_packets(&mut self, stream: &UnixStream, packets: usize) -> Result<(), ConnectionEnd> {
         for _ in 0..packets {
             let slot = self.slot.queue().slot().await;
             let (packet, bytes) = match self.agents.receive(stream) {
@@ -339,13 +339,13 @@ impl Connection {
                 // The peer closed without reading all data sent to it. The kernel reports this once, before it returns the
                 // packets that are still queued. The end of the connection follows them.
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => continue,
-                Err(error) => return Err(End::System(error)),
+                Err(error) => return Err(ConnectionEnd::System(error)),
             };
             match packet {
-                Packet { cut: true, .. } => return Err(End::Oversize),
-                Packet { len: 0, .. } => return Err(End::Closed),
+                Packet { cut: true, .. } => return Err(ConnectionEnd::Oversize),
+                Packet { len: 0, .. } => return Err(ConnectionEnd::Closed),
                 packet if packet.more_fds || packet.no_fds || !packet.fds.is_empty() => {
-                    return Err(End::Descriptors);
+                    return Err(ConnectionEnd::Descriptors);
                 }
                 _ => {}
             }
@@ -358,12 +358,12 @@ impl Connection {
     }
 
     /// Checks a packet and hands its records to the aggregator. `slot` is a slot in the queue of the user.
-    async fn take(&mut self, packet: Vec<u8>, slot: Option<QueueSlot>) -> Result<(), End> {
+    async fn take(&mut self, packet: Vec<u8>, slot: Option<QueueSlot>) -> Result<(), ConnectionEnd> {
         self.agents.stats.add(Count::Packets, 1);
         self.agents.stats.add(Count::Bytes, packet.len() as u64);
-        let (frames, costly) = self.check(packet).map_err(End::Fault)?;
+        let (frames, costly) = self.check(packet).map_err(ConnectionEnd::Fault)?;
         self.inbox.find_result(&frames);
-        self.hand_pieces(frames, costly, slot).await.map_err(|()| End::ShuttingDown)?;
+        self.hand_pieces(frames, costly, slot).await.map_err(|()| ConnectionEnd::ShuttingDown)?;
         self.inbox.last_seq.store(self.checker.last_seq, Ordering::Relaxed);
         Ok(())
     }
@@ -403,17 +403,17 @@ impl Connection {
 
     /// Ends the connection: hands over records that the agent had not sent, and reports that the agent is gone. Also reports the
     /// end of the process if nothing else will. A newer connection of the process waits until then.
-    async fn end(self, stream: &UnixStream, end: End) {
+    async fn end(self, stream: &UnixStream, end: ConnectionEnd) {
         let (agents, key) = (Arc::clone(&self.agents), self.peer.key);
         let last_seq = Arc::clone(&self.inbox.last_seq);
         self.close(stream, end).await;
         agents.forget(key, &last_seq);
     }
 
-    async fn close(mut self, stream: &UnixStream, end: End) {
+    async fn close(mut self, stream: &UnixStream, end: ConnectionEnd) {
         // Take the time first: the agent's memory holds the state up to now. The process may run on and execute another program.
         let (pid, uid, ended_ns) = (self.peer.key.pid, self.peer.uid, clock::now_ns());
-        if matches!(end, End::ShuttingDown) {
+        if matches!(end, ConnectionEnd::ShuttingDown) {
             return;
         }
         let is_logged = self.agents.log_rate_limit.allows(uid);

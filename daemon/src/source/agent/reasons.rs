@@ -70,7 +70,7 @@ impl Refusal {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum End {
+pub(super) enum ConnectionEnd {
     #[error("it closed the connection")]
     Closed,
     #[error("the process ended")]
@@ -87,16 +87,19 @@ pub(super) enum End {
     ShuttingDown,
 }
 
-impl End {
+impl ConnectionEnd {
     /// Returns the counter for this reason if only a broken or hostile peer causes it; otherwise `None`.
     pub(super) fn count(&self) -> Option<Count> {
         match self {
-            End::Fault(Fault::Framing(_)) => Some(Count::DroppedFraming),
-            End::Fault(Fault::Payload(_)) => Some(Count::DroppedPayload),
-            End::Fault(Fault::Time { .. }) => Some(Count::DroppedTime),
-            End::Oversize => Some(Count::DroppedOversize),
-            End::Descriptors => Some(Count::DroppedDescriptors),
-            End::Closed | End::Gone | End::System(_) | End::ShuttingDown => None,
+            ConnectionEnd::Fault(Fault::Framing(_)) => Some(Count::DroppedFraming),
+            ConnectionEnd::Fault(Fault::Payload(_)) => Some(Count::DroppedPayload),
+            ConnectionEnd::Fault(Fault::Time { .. }) => Some(Count::DroppedTime),
+            ConnectionEnd::Oversize => Some(Count::DroppedOversize),
+            ConnectionEnd::Descriptors => Some(Count::DroppedDescriptors),
+            ConnectionEnd::Closed
+            | ConnectionEnd::Gone
+            | ConnectionEnd::System(_)
+            | ConnectionEnd::ShuttingDown => None,
         }
     }
 }

@@ -21,13 +21,13 @@ const RETRY_NS: u64 = 30_000_000_000;
 pub(crate) struct Log {
     path: PathBuf,
     /// The open log, or why it cannot be read.
-    open: std::io::Result<Open>,
+    open: std::io::Result<OpenLog>,
     /// Time at which opening is tried again after an error (ns).
     next_try_ns: u64,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenLog {
     file: File,
     /// Whether each read returns exactly one record, as for /dev/kmsg.
     has_records: bool,
@@ -42,7 +42,7 @@ struct Open {
 impl Log {
     /// Opens the log at its end, because earlier lines are about processes that have already ended.
     pub(crate) fn open(path: &Path) -> Self {
-        Log { path: path.to_owned(), open: Open::at(path, true), next_try_ns: 0 }
+        Log { path: path.to_owned(), open: OpenLog::at(path, true), next_try_ns: 0 }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -57,13 +57,13 @@ impl Log {
     pub(crate) fn read(&mut self, now_ns: u64) -> Vec<String> {
         if self.open.is_err() && now_ns >= self.next_try_ns {
             self.next_try_ns = now_ns.saturating_add(RETRY_NS);
-            self.open = Open::at(&self.path, true);
+            self.open = OpenLog::at(&self.path, true);
         }
         let mut lines = Vec::new();
         let Ok(open) = &mut self.open else { return lines };
         match open.read(&mut lines) {
             // The file was rotated, so read the new one from its beginning.
-            Ok(()) if open.was_replaced(&self.path) => self.open = Open::at(&self.path, false),
+            Ok(()) if open.was_replaced(&self.path) => self.open = OpenLog::at(&self.path, false),
             Ok(()) => {}
             Err(error) => self.open = Err(error),
         }
@@ -71,7 +71,7 @@ impl Log {
     }
 }
 
-impl Open {
+impl OpenLog {
     fn at(path: &Path, from_end: bool) -> std::io::Result<Self> {
         let flags = OFlags::NONBLOCK.bits() as i32;
         let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
@@ -80,7 +80,7 @@ impl Open {
         if from_end && !about.file_type().is_fifo() {
             at = file.seek(SeekFrom::End(0))?;
         }
-        Ok(Open {
+        Ok(OpenLog {
             file,
             has_records: about.file_type().is_char_device(),
             inode: about.ino(),

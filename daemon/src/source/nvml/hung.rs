@@ -84,7 +84,7 @@ enum ProbeResult {
 
 /// A call that has not returned so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Pending {
+pub(crate) struct PendingCall {
     pub call: Call,
     pub target: Target,
 }
@@ -95,7 +95,7 @@ pub(crate) struct HungDevices {
     settings: NvmlSettings,
     hung: Vec<Hung>,
     /// Calls that take long and have not timed out.
-    pending: Vec<Pending>,
+    pending: Vec<PendingCall>,
     probe: Option<Probe>,
     /// Whether another poller must be started, because the current one has not opened a GPU that may be read again.
     pub needs_reopen: bool,
@@ -141,7 +141,7 @@ impl HungDevices {
     }
 
     /// Returns the poller's current call and its GPU; `None` if the GPU is not known.
-    pub(crate) fn pending(call: Call, translator: &Translator) -> Option<Pending> {
+    pub(crate) fn pending(call: Call, translator: &Translator) -> Option<PendingCall> {
         let (name, index) = match call {
             Call::Device(slot) | Call::Lists(slot) => {
                 let device = translator.device_of_poller(slot)?;
@@ -150,18 +150,18 @@ impl HungDevices {
             Call::Index(index) => (None, index),
             Call::Nothing | Call::Library | Call::Events => return None,
         };
-        Some(Pending { call, target: Target { name, index } })
+        Some(PendingCall { call, target: Target { name, index } })
     }
 
     /// Adds a GPU whose call takes long: new pollers skip it until [`HungDevices::returned`] or [`HungDevices::avoid`].
-    pub(crate) fn suspect(&mut self, pending: Pending, translator: &mut Translator) {
+    pub(crate) fn suspect(&mut self, pending: PendingCall, translator: &mut Translator) {
         self.pending.push(pending);
         let is_new = |device: &DeviceStatus| device.index == pending.target.index && device.problem.is_none();
         translator.report_problems(is_new, Some(PENDING));
     }
 
     /// Removes the entry of [`HungDevices::suspect`], because the call has returned.
-    pub(crate) fn returned(&mut self, pending: Pending, translator: &mut Translator) {
+    pub(crate) fn returned(&mut self, pending: PendingCall, translator: &mut Translator) {
         self.pending.retain(|other| *other != pending);
         let is_pending = |device: &DeviceStatus| {
             device.index == pending.target.index && device.problem.as_deref() == Some(PENDING)
@@ -183,9 +183,9 @@ impl HungDevices {
     }
 
     /// Adds a GPU whose call hung or crashed the poller. Skips it for a while, longer each time, and sets its problem.
-    pub(crate) fn avoid(&mut self, pending: Pending, code: Code, translator: &mut Translator) {
+    pub(crate) fn avoid(&mut self, pending: PendingCall, code: Code, translator: &mut Translator) {
         self.returned(pending, translator);
-        let Pending { call, target } = pending;
+        let PendingCall { call, target } = pending;
         let known = self.hung.iter().position(|hung| hung.target == target);
         let wait_s = match known.map(|place| self.hung.remove(place)) {
             Some(known) => (known.wait_s * 2).min(MAX_WAIT_S),

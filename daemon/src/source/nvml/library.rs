@@ -91,7 +91,7 @@ pub(crate) struct Library {
     inventory: Inventory,
     /// Handle of each device.
     handles: Vec<Handle>,
-    watches: Vec<Watch>,
+    watches: Vec<EventWatch>,
     /// Number of calls of [`Gpus::unbinding`] to skip after an error.
     unbinding_pause: u32,
     /// For each device, whether its own memory has ever been read.
@@ -99,7 +99,7 @@ pub(crate) struct Library {
 }
 
 /// Events of one GPU.
-struct Watch {
+struct EventWatch {
     /// NVML's index of the GPU.
     gpu: u16,
     handle: Handle,
@@ -144,7 +144,7 @@ impl Library {
         let (mut watches, mut unnamed) = (Vec::new(), Vec::new());
         for (gpu, handle) in gpus {
             match handle {
-                Ok(handle) => watches.push(Watch { gpu, handle, set: None, pause: 0 }),
+                Ok(handle) => watches.push(EventWatch { gpu, handle, set: None, pause: 0 }),
                 Err(code) => unnamed.push((gpu, code)),
             }
         }

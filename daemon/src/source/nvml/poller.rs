@@ -83,7 +83,7 @@ impl CommandReader {
     }
 }
 
-enum State {
+enum LibraryState {
     /// NVML is closed because opening it failed or must be repeated. It is opened at `retry_ns`.
     Closed {
         retry_ns: u64,
@@ -98,12 +98,12 @@ enum State {
 /// Executes this program again with other arguments. Returns only if that has failed.
 type Exec = dyn FnMut(&Arguments) -> io::Error;
 /// Opens a library, see [`Library::open`].
-type Open = dyn FnMut(&Arguments, &mut dyn FnMut(u16)) -> Result<Box<dyn Gpus>, (String, u32)>;
+type OpenLibrary = dyn FnMut(&Arguments, &mut dyn FnMut(u16)) -> Result<Box<dyn Gpus>, (String, u32)>;
 
 struct Poller {
     /// Arguments of the process. Their `skip` follows the parent's commands.
     arguments: Arguments,
-    open: Box<Open>,
+    open: Box<OpenLibrary>,
     /// `None` in tests, where a library may be opened twice.
     exec: Option<Box<Exec>>,
     /// Whether this process has tried to open a library.
@@ -112,7 +112,7 @@ struct Poller {
     opened_ns: u64,
     /// Last retry interval (ns).
     wait_ns: u64,
-    state: State,
+    state: LibraryState,
     out: FrameWriter,
     written_totals: NvmlCalls,
     /// State of the NVML source as last written: whether it is up, and the reason.
@@ -190,7 +190,7 @@ fn probe(arguments: &Arguments, target: Target, mut call_state: Option<CallState
 }
 
 impl Poller {
-    fn new(arguments: Arguments, open: Box<Open>, mut out: FrameWriter) -> Poller {
+    fn new(arguments: Arguments, open: Box<OpenLibrary>, mut out: FrameWriter) -> Poller {
         let (now, released_s) = (now_ns(), arguments.released_s);
         out.totals = arguments.totals;
         let mut poller = Poller {
@@ -199,7 +199,7 @@ impl Poller {
             has_opened: false,
             opened_ns: now,
             wait_ns: arguments.wait_ms.saturating_mul(1_000_000),
-            state: State::Closed { retry_ns: now },
+            state: LibraryState::Closed { retry_ns: now },
             out,
             written_totals: arguments.totals,
             written: None,
@@ -246,14 +246,16 @@ impl Poller {
             self.is_urgent = true;
         }
         match &mut self.state {
-            State::Closed { retry_ns: until } | State::Released { until_ns: until } if *until > now => {
+            LibraryState::Closed { retry_ns: until } | LibraryState::Released { until_ns: until }
+                if *until > now =>
+            {
                 Ok(*until)
             }
-            State::Closed { .. } | State::Released { .. } => {
+            LibraryState::Closed { .. } | LibraryState::Released { .. } => {
                 self.open();
                 Ok(now)
             }
-            State::Open(session) => {
+            LibraryState::Open(session) => {
                 let before = (self.out.totals.list_calls, self.out.totals.failed_calls);
                 let next = session.act(&mut self.out)?;
                 self.is_urgent |= before != (self.out.totals.list_calls, self.out.totals.failed_calls);
@@ -282,7 +284,7 @@ impl Poller {
     fn retry_later(&mut self, now: u64, reason: &str, code: u32) {
         self.write_source(false, format!("nvml: {reason}"), code, 0);
         self.wait_ns = self.wait_ns.saturating_mul(2).clamp(RETRY_NS, MAX_RETRY_NS);
-        self.state = State::Closed { retry_ns: now.saturating_add(self.wait_ns) };
+        self.state = LibraryState::Closed { retry_ns: now.saturating_add(self.wait_ns) };
     }
 
     /// Opens the library. If this process has opened one before, executes the program again instead.
@@ -312,7 +314,7 @@ impl Poller {
                 }
                 self.opened_ns = now;
                 self.write_source(true, format!("nvml: {}", session.description()), 0, 0);
-                self.state = State::Open(Box::new(session));
+                self.state = LibraryState::Open(Box::new(session));
             }
             Err((reason, code)) => self.retry_later(now, &reason, code),
         }
@@ -321,7 +323,7 @@ impl Poller {
     /// Shuts NVML down and unloads the library.
     fn close(&mut self) {
         self.out.set_call(Call::Library);
-        self.state = State::Closed { retry_ns: now_ns() };
+        self.state = LibraryState::Closed { retry_ns: now_ns() };
         self.out.set_call(Call::Nothing);
     }
 
@@ -341,7 +343,7 @@ impl Poller {
     /// Closes NVML for a number of seconds, and writes that.
     fn release(&mut self, seconds: u64, why: &str) {
         self.close();
-        self.state = State::Released { until_ns: after(now_ns(), seconds) };
+        self.state = LibraryState::Released { until_ns: after(now_ns(), seconds) };
         self.written = None;
         self.write_source(false, format!("nvml: released for {seconds} s: {why}"), 0, seconds);
     }
@@ -362,16 +364,16 @@ impl Poller {
     fn execute(&mut self, command: Command) -> bool {
         match (command, &mut self.state) {
             (Command::Quit, _) => return false,
-            (Command::List(Uuid(name)), State::Open(session)) => session.request(name),
+            (Command::List(Uuid(name)), LibraryState::Open(session)) => session.request(name),
             (Command::Skip(uuid, skip), state) => {
                 self.arguments.skip.retain(|(skipped, _)| *skipped != uuid);
                 self.arguments.skip.push((uuid, skip));
-                if let State::Open(session) = state {
+                if let LibraryState::Open(session) = state {
                     session.set_skip(uuid.0, skip);
                 }
             }
             (Command::Release(seconds), _) => self.release(seconds, "on request"),
-            (Command::Resume, State::Released { until_ns }) => *until_ns = 0,
+            (Command::Resume, LibraryState::Released { until_ns }) => *until_ns = 0,
             (Command::List(_) | Command::Resume, _) => {}
         }
         true

@@ -83,7 +83,7 @@ struct ListState {
 
 /// One process of a reading, merged from all process lists of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Row {
+struct ProcessRow {
     pid: u32,
     bytes: Option<u64>,
     /// Bytes that confidential computing protects.
@@ -129,7 +129,7 @@ pub(crate) struct Session {
     /// Buffer for the entries of one process list.
     charges: Vec<Charge>,
     /// Buffer for the processes of one reading, sorted by pid.
-    rows: Vec<Row>,
+    rows: Vec<ProcessRow>,
     /// Buffer for events, each with the NVML index of its GPU.
     events: Vec<(u16, Event)>,
     /// Error code if the first call of some device showed that the whole library is unusable.
@@ -417,7 +417,7 @@ impl Session {
                 if pid <= MAX_PID {
                     let protected = protected_bytes.filter(|part| bytes.is_some_and(|bytes| *part <= bytes));
                     let bytes = bytes.filter(|_| !is_refused);
-                    self.rows.push(Row { pid, bytes, protected, lists: list.bit(), is_refused });
+                    self.rows.push(ProcessRow { pid, bytes, protected, lists: list.bit(), is_refused });
                 }
             }
         }
@@ -494,12 +494,12 @@ fn at(index: usize, time_ns: u64) -> Stamp {
 }
 
 /// Returns whether the sorted rows contain this pid.
-fn is_listed(rows: &[Row], pid: u32) -> bool {
+fn is_listed(rows: &[ProcessRow], pid: u32) -> bool {
     rows.binary_search_by_key(&pid, |row| row.pid).is_ok()
 }
 
 /// Merges rows with the same pid. A process that computes and draws is in two lists, with the same bytes.
-fn merge(rows: &mut Vec<Row>) {
+fn merge(rows: &mut Vec<ProcessRow>) {
     rows.sort_unstable_by_key(|row| row.pid);
     rows.dedup_by(|later, first| {
         let is_same = later.pid == first.pid;

@@ -128,7 +128,7 @@ impl Nvml {
 
 /// Why the current poller is not read any more.
 #[derive(Debug)]
-enum End {
+enum PollerEnd {
     /// All handles of the NVML source were dropped.
     Done,
     Died,
@@ -195,7 +195,7 @@ impl Watch {
                     if is_out_of_descriptors(&error) {
                         wait = RESTART;
                     }
-                    End::Died
+                    PollerEnd::Died
                 }
             };
             self.translator().status.poller_pid = None;
@@ -203,9 +203,9 @@ impl Watch {
                 wait = RESTART;
             }
             let pause = match end {
-                End::Done => return,
+                PollerEnd::Done => return,
                 // Restart at once, because the other devices are waiting. The hung device is skipped.
-                End::Stuck(Call::Device(_) | Call::Lists(_) | Call::Index(_) | Call::Events) => {
+                PollerEnd::Stuck(Call::Device(_) | Call::Lists(_) | Call::Index(_) | Call::Events) => {
                     Duration::ZERO
                 }
                 _ => {
@@ -281,7 +281,7 @@ impl Watch {
     }
 
     /// Reads a poller, and those that replace it, until the current one ends or hangs.
-    async fn read(&mut self, mut poller: Poller) -> End {
+    async fn read(&mut self, mut poller: Poller) -> PollerEnd {
         let tick = (self.settings.call_timeout / 4).clamp(Duration::from_millis(10), MAX_TICK);
         let mut ticks = interval(tick);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -289,10 +289,10 @@ impl Watch {
             tokio::select! {
                 read = poller.stdout.read_buf(&mut poller.unread) => {
                     if !matches!(read, Ok(count) if count > 0) {
-                        break End::Died;
+                        break PollerEnd::Died;
                     }
                     if !self.take_unread(&mut poller).await {
-                        break End::Malformed;
+                        break PollerEnd::Malformed;
                     }
                 }
                 opened = read_next(&mut self.next) => {
@@ -300,14 +300,14 @@ impl Watch {
                         let previous = std::mem::replace(&mut poller, next);
                         self.replace(previous, &poller).await;
                         if !self.take_unread(&mut poller).await {
-                            break End::Malformed;
+                            break PollerEnd::Malformed;
                         }
                     } else {
                         self.hung.relapse();
                     }
                 }
                 command = self.commands.recv() => {
-                    let Some(command) = command else { break End::Done };
+                    let Some(command) = command else { break PollerEnd::Done };
                     self.note(command);
                     poller.send(command).await;
                 }
@@ -316,12 +316,12 @@ impl Watch {
                     let call = poller.call_state.call();
                     self.note_stall(stalled, call);
                     if stalled >= limit(call, &self.settings) {
-                        break End::Stuck(call);
+                        break PollerEnd::Stuck(call);
                     }
                     if stalled >= stall_of(&self.settings) {
                         match self.substitute(poller).await {
                             Some(next) => poller = next,
-                            None => return End::Died,
+                            None => return PollerEnd::Died,
                         }
                     }
                     poller = self.check_stuck(poller, tick).await;
@@ -421,8 +421,8 @@ impl Watch {
     }
 
     /// Kills the poller without waiting long for its end. Ends its open readings, whose values are unknown now.
-    async fn end_poller(&mut self, mut poller: Poller, end: &End) {
-        if let End::Done = end {
+    async fn end_poller(&mut self, mut poller: Poller, end: &PollerEnd) {
+        if let PollerEnd::Done = end {
             // A poller that still reads commands can shut NVML down properly.
             poller.send(Command::Quit).await;
             drop(poller.stdin);
@@ -434,25 +434,25 @@ impl Watch {
         let exit = timeout(Duration::from_millis(500), poller.child.wait()).await;
         // The code is used if the poller's end has a known call as its cause.
         let (call, code, reason) = match end {
-            End::Done => return,
+            PollerEnd::Done => return,
             // Find the call during which the poller ended.
-            End::Died => {
+            PollerEnd::Died => {
                 let call = poller.call_state.read().1;
                 (call, Code::UNKNOWN, "nvml: the poller ended and is being replaced")
             }
-            End::Malformed => {
+            PollerEnd::Malformed => {
                 let call = poller.call_state.call();
                 (call, Code::UNKNOWN, "nvml: the poller wrote invalid data and was replaced")
             }
-            End::Stuck(call) => {
+            PollerEnd::Stuck(call) => {
                 (*call, Code::TIMEOUT, "nvml: a call did not return; the poller was replaced")
             }
         };
         warn!(?end, ?call, left_behind = !matches!(exit, Ok(Ok(_))), "nvml poller lost");
         {
             let translator = &mut *lock(&self.translator);
-            translator.status.no_events |= matches!(end, End::Stuck(Call::Events));
-            translator.status.counters.hangs += u64::from(matches!(end, End::Stuck(_)));
+            translator.status.no_events |= matches!(end, PollerEnd::Stuck(Call::Events));
+            translator.status.counters.hangs += u64::from(matches!(end, PollerEnd::Stuck(_)));
             if let Some(pending) = HungDevices::pending(call, translator) {
                 self.hung.avoid(pending, code, translator);
             } else if !matches!(call, Call::Device(_) | Call::Lists(_) | Call::Index(_)) {

@@ -42,9 +42,9 @@ fn poller(opens: &Rc<RefCell<Result<FakeGpus, String>>>, arguments: Arguments) -
 
 fn wait_is_over(poller: &mut Poller) {
     match &mut poller.state {
-        State::Closed { retry_ns, .. } => *retry_ns = 0,
-        State::Released { until_ns } => *until_ns = 0,
-        State::Open(_) => {}
+        LibraryState::Closed { retry_ns, .. } => *retry_ns = 0,
+        LibraryState::Released { until_ns } => *until_ns = 0,
+        LibraryState::Open(_) => {}
     }
 }
 
@@ -100,7 +100,7 @@ fn a_driver_that_is_absent_is_waited_for() {
     assert_eq!(pipe.said(), ["source 255 false nvml: no driver"]);
     // Retried after 1, 2, 4 ... 30 s, reported once.
     for wait in [1, 2, 4, 8, 16, 30, 30] {
-        let retry_ns = if let State::Closed { retry_ns, .. } = poller.state { retry_ns } else { 0 };
+        let retry_ns = if let LibraryState::Closed { retry_ns, .. } = poller.state { retry_ns } else { 0 };
         let left = retry_ns.saturating_sub(now_ns());
         assert!(left <= wait * SECOND && left > wait * SECOND - SECOND, "{wait}: {left}");
         wait_is_over(&mut poller);
@@ -124,11 +124,11 @@ fn a_driver_that_goes_is_waited_for_too() {
     pipe.said();
     gpus.answers.borrow_mut()[0].memory = Err(crate::source::nvml::answer::Code::DRIVER_NOT_LOADED);
     let deadline = now_ns() + 10 * SECOND;
-    while matches!(poller.state, State::Open(_)) && now_ns() < deadline {
+    while matches!(poller.state, LibraryState::Open(_)) && now_ns() < deadline {
         let until = poller.step().expect("written");
         std::thread::sleep(Duration::from_nanos(until.saturating_sub(now_ns())));
     }
-    assert!(matches!(poller.state, State::Closed { .. }));
+    assert!(matches!(poller.state, LibraryState::Closed { .. }));
     let said = pipe.said();
     assert_eq!(
         said.last().map(String::as_str),
@@ -143,7 +143,7 @@ fn released_is_closed_until_the_time_is_over_or_somebody_resumes() {
     let opens = Rc::new(RefCell::new(Ok(gpus.clone())));
     let (mut poller, pipe) = poller(&opens, Arguments::default());
     poller.step().expect("written");
-    assert!(matches!(poller.state, State::Open(_)));
+    assert!(matches!(poller.state, LibraryState::Open(_)));
     let held = Rc::strong_count(&gpus.answers);
     assert!(poller.execute(Command::Release(60)));
     assert_eq!(Rc::strong_count(&gpus.answers), held - 1, "the library is closed at once");
@@ -151,15 +151,15 @@ fn released_is_closed_until_the_time_is_over_or_somebody_resumes() {
     poller.step().expect("written");
     assert_eq!(pipe.said(), ["source 255 false nvml: released for 60 s: on request"]);
     poller.step().expect("written");
-    assert!(matches!(poller.state, State::Released { .. }));
+    assert!(matches!(poller.state, LibraryState::Released { .. }));
     assert!(poller.execute(Command::Resume));
     poller.step().expect("written");
-    assert!(matches!(poller.state, State::Open(_)));
+    assert!(matches!(poller.state, LibraryState::Open(_)));
     assert!(!poller.execute(Command::Quit));
     // Without a command: the driver waits until NVML is closed.
     pipe.said();
     gpus.unbinding.set(Some(0x100));
-    while !matches!(poller.state, State::Released { .. }) {
+    while !matches!(poller.state, LibraryState::Released { .. }) {
         poller.step().expect("written");
     }
     let said = pipe.said();
@@ -168,7 +168,7 @@ fn released_is_closed_until_the_time_is_over_or_somebody_resumes() {
     // A replacement of a released poller is released too.
     let (mut next, _) = self::poller(&opens, Arguments { released_s: 30, ..Arguments::default() });
     next.step().expect("written");
-    assert!(matches!(next.state, State::Released { .. }));
+    assert!(matches!(next.state, LibraryState::Released { .. }));
 }
 
 #[test]

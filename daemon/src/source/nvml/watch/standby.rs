@@ -2,7 +2,7 @@
 
 use super::super::answer::Code;
 use super::super::call_state::Call;
-use super::super::hung::{HungDevices, Pending};
+use super::super::hung::{HungDevices, PendingCall};
 use super::super::protocol::{Command, limit};
 use super::super::translate::PollerState;
 use super::{MAX_STUCK, Poller, Watch};
@@ -20,7 +20,7 @@ pub(super) struct Stuck {
     /// State of this poller in the translator, for continuing with it.
     pub state: PollerState,
     /// The stuck call and its GPU; `None` for a call that reads events.
-    pub pending: Option<Pending>,
+    pub pending: Option<PendingCall>,
 }
 
 impl Watch {
@@ -99,7 +99,7 @@ impl Watch {
     }
 
     /// Handles a stuck call that has timed out, or whose poller has died.
-    fn give_up(&mut self, pending: Option<Pending>, has_died: bool) {
+    fn give_up(&mut self, pending: Option<PendingCall>, has_died: bool) {
         let translator = &mut *lock(&self.translator);
         translator.status.counters.hangs += u64::from(!has_died);
         translator.status.counters.restarts += 1;
@@ -114,7 +114,7 @@ impl Watch {
     }
 
     /// Handles a stuck call that has returned while another poller is read. The next poller opens its GPU.
-    fn end_pending(&mut self, pending: Option<Pending>) {
+    fn end_pending(&mut self, pending: Option<PendingCall>) {
         if let Some(pending) = pending {
             self.hung.returned(pending, &mut lock(&self.translator));
             self.hung.needs_reopen = true;
