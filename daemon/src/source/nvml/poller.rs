@@ -5,9 +5,10 @@
 //! loader remembers missing files. So the poller executes itself again (exec) to reopen the library after a release, a lost
 //! driver or a changed partition. Its pid stays the same.
 //!
-//! Frames are those of recordings, with four private uses. A `ProcessFacts` of thread 0 has facts of a device or of the driver.
-//! The `context` of a `Source` is NVML's code; its `tag` is the number of seconds for which NVML stays closed. The `context` of
-//! a `SampleEnd` is the time spent in list calls (ns).
+//! Frames are those of recordings, with private uses of some records. A `ProcessFacts` of thread 0 has facts of a device or of
+//! the driver. A `Counter` has a total of calls, or a health event if its stamp has a device. The `context` of a `Source` is
+//! NVML's code; its `tag` is the number of seconds for which NVML stays closed. The `context` of a `SampleEnd` is the time
+//! spent in list calls (ns).
 
 #[cfg(test)]
 mod tests;
