@@ -230,7 +230,7 @@ pub(crate) struct Generate {
     pub dir: PathBuf,
 }
 
-/// Sources of runs: the store and the daemon.
+/// The store and the daemon from which a command takes runs.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct DataSource {
     #[command(flatten)]
@@ -262,20 +262,21 @@ impl SocketPath {
 
     /// Returns the option as words of a command line; empty if it was not given.
     pub(crate) fn words(&self) -> Vec<String> {
-        option("--socket", self.as_deref())
-    }
-
-    /// Returns the option as text for a suggested command, with a leading blank.
-    pub(crate) fn typed(&self) -> String {
-        self.words().iter().map(|word| format!(" {}", quoted(word))).collect()
+        option_words("--socket", self.as_deref())
     }
 }
 
-fn option(name: &str, path: Option<&Path>) -> Vec<String> {
+/// Returns an option with a path as words of a command line; empty without a path.
+fn option_words(name: &str, path: Option<&Path>) -> Vec<String> {
     path.map(|path| vec![name.to_owned(), path.to_string_lossy().into_owned()]).unwrap_or_default()
 }
 
-/// Returns the error for a device that is not among those of a list. `what` is the problem.
+/// Returns words quoted for a shell, each with a blank before it, as the end of a suggested command.
+pub(crate) fn quoted_suffix(words: &[String]) -> String {
+    words.iter().map(|word| format!(" {}", quoted(word))).collect()
+}
+
+/// Returns the error for a device name that is wrong. `what` is the problem, `known` are index and UUID of the devices.
 pub(crate) fn no_device(name: &str, what: &str, known: impl Iterator<Item = (u32, String)>) -> anyhow::Error {
     let known: BTreeSet<(u32, String)> = known.collect();
     let known: Vec<String> =
@@ -284,7 +285,7 @@ pub(crate) fn no_device(name: &str, what: &str, known: impl Iterator<Item = (u32
     Kind::NotFound.error(format!("{} {what}; there are: {known}", escape(name)))
 }
 
-/// Returns an environment variable; `None` if it is empty.
+/// Returns an environment variable as a path; `None` if it is unset or empty.
 pub(crate) fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
@@ -328,7 +329,7 @@ pub(crate) struct WhatIf {
 
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Report {
-    /// Without a name, selects a run in which memory ran out.
+    /// Whether a request without a name selects the newest run in which memory ran out.
     #[arg(skip)]
     pub with_oom: bool,
     /// A pid, also of a launcher; a stored run (r7); a recording or log (./FILE) [default: your latest run]
@@ -417,7 +418,7 @@ pub(crate) struct Oom {
     #[arg(long, conflicts_with_all = ["json", "at"])]
     pub all: bool,
     /// List the processes that ended or ran out of memory around this time
-    #[arg(long, value_name = "TIME", conflicts_with_all = ["run", "job", "pid"], value_parser = crate::when::typed_moment)]
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["run", "job", "pid"], value_parser = crate::when::parse_unix_ns)]
     pub at: Option<i64>,
     /// With --at: time before and after it
     #[arg(long = "for", value_name = "TIME", default_value = "60s", requires = "at", value_parser = typed::seconds)]
@@ -465,12 +466,7 @@ const SYSTEM_STORE: &str = "/var/lib/gpumemd/runs.sqlite";
 impl StorePath {
     /// Returns the option as words of a command line; empty if it was not given.
     pub(crate) fn words(&self) -> Vec<String> {
-        option("--store", self.given.as_deref())
-    }
-
-    /// Returns the option as text for a suggested command, with a leading blank.
-    pub(crate) fn typed(&self) -> String {
-        self.words().iter().map(|word| format!(" {}", quoted(word))).collect()
+        option_words("--store", self.given.as_deref())
     }
 
     /// Returns whether the command line or the environment names the store.
@@ -482,26 +478,29 @@ impl StorePath {
         self.given.clone().or_else(|| variable("GPUMEM_STORE"))
     }
 
+    /// Returns the system daemon's store; `None` if another store is named, or if the user may not read it.
+    fn system(&self) -> Option<PathBuf> {
+        let may_read = self.named().is_none() && std::fs::File::open(SYSTEM_STORE).is_ok();
+        may_read.then(|| SYSTEM_STORE.into())
+    }
+
     /// Returns the store to read: like [`path`](Self::path), but the system daemon's store if the user has none.
     pub(crate) fn readable(&self) -> anyhow::Result<PathBuf> {
-        let usual = self.path();
-        let exists = usual.as_ref().is_ok_and(|path| path.exists());
-        let take_system = self.named().is_none() && !exists && std::fs::File::open(SYSTEM_STORE).is_ok();
-        if take_system { Ok(SYSTEM_STORE.into()) } else { usual }
+        match self.path() {
+            Ok(path) if path.exists() => Ok(path),
+            usual => self.system().map_or(usual, Ok),
+        }
     }
 
     /// Returns all existing stores: the user's and the system daemon's, or only the one that is named.
     pub(crate) fn all_readable(&self) -> anyhow::Result<Vec<PathBuf>> {
         let mut all = vec![self.readable()?];
         all.retain(|path| path.exists());
-        let system = PathBuf::from(SYSTEM_STORE);
-        if self.named().is_none() && !all.contains(&system) && std::fs::File::open(&system).is_ok() {
-            all.push(system);
-        }
+        all.extend(self.system().filter(|system| !all.contains(system)));
         Ok(all)
     }
 
-    /// Returns the store's path, given or default. Fails if neither HOME nor XDG_STATE_HOME is set.
+    /// Returns the store's path, which is named or the default. Fails if the default needs HOME or XDG_STATE_HOME and neither is set.
     pub(crate) fn path(&self) -> anyhow::Result<PathBuf> {
         let absolute = |name: &str| variable(name).filter(|path| path.is_absolute());
         let state = || absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
@@ -511,15 +510,15 @@ impl StorePath {
     }
 }
 
-/// Values of `--by`.
+/// Values of `--by`: word, description and kind of rows.
 const ROWS: [(&str, &str, By); 3] =
     [("layer", "", By::Layer), ("structure", "", By::Structure), ("tag", "", By::Tag)];
 
-/// Rows of a report.
+/// The value of `report --by`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ReportRows {
     pub by: By,
-    /// Source lines replace layers.
+    /// Whether the rows are source lines in place of layers.
     pub lines: bool,
 }
 
@@ -528,12 +527,11 @@ fn report_rows() -> impl TypedValueParser<Value = ReportRows> {
     words(rows.into_iter().chain([("line", "", ReportRows { by: By::Layer, lines: true })]))
 }
 
-/// Returns the parser for names of formats.
 fn formats() -> impl TypedValueParser<Value = &'static Format> {
     words(FORMATS.iter().map(|format| (format.name, format.about, format)))
 }
 
-/// Returns a parser for words that stand for values, with their descriptions for --help and errors.
+/// Returns a parser that maps words to values. `known` has each word, its description for --help, and its value.
 fn words<T>(
     known: impl IntoIterator<Item = (&'static str, &'static str, T)>,
 ) -> impl TypedValueParser<Value = T>
@@ -541,9 +539,8 @@ where
     T: Clone + Send + Sync + 'static,
 {
     let known: Vec<_> = known.into_iter().collect();
-    let value = |(name, help, _): &(&'static str, &'static str, T)| match help.is_empty() {
-        true => PossibleValue::new(*name),
-        false => PossibleValue::new(*name).help(*help),
+    let value = |(name, help, _): &(&'static str, &'static str, T)| {
+        PossibleValue::new(*name).help(Some(*help).filter(|help| !help.is_empty()))
     };
     let names = PossibleValuesParser::new(known.iter().map(value).collect::<Vec<_>>());
     names.try_map(move |typed| {

@@ -1,21 +1,16 @@
-//! Exit codes, and the mapping of errors to them.
+//! Exit codes, and the kind of an error, which decides the exit code.
 
 use gpumem_report::rules;
 use gpumem_runs::input;
 use gpumem_runs::store::StoreError;
+use std::path::PathBuf;
 
 pub(crate) const OK: u8 = 0;
-/// Failure without its own code.
-pub(crate) const FAILURE: u8 = 1;
-pub(crate) const USAGE: u8 = 2;
+pub(crate) const USAGE: u8 = Kind::Usage as u8;
 /// `doctor`: at least one check failed.
-pub(crate) const SICK: u8 = 10;
-
+pub(crate) const CHECK_FAILED: u8 = 10;
 /// `run`: gpumemctl itself failed. The codes of `run` are those of env(1), timeout(1) and nohup(1).
-pub(crate) const RUN_OWN: u8 = 125;
-/// `run`: the command exists but cannot be executed.
-pub(crate) const RUN_CANNOT_EXECUTE: u8 = 126;
-pub(crate) const RUN_NOT_FOUND: u8 = 127;
+pub(crate) const RUN_FAILED: u8 = Kind::RunFailed as u8;
 /// `run`: added to the number of the signal that ended the command.
 pub(crate) const RUN_SIGNAL: u8 = 128;
 
@@ -29,25 +24,32 @@ input, 5 run store unusable, 6 no daemon answers, 7 daemon refuses";
 pub(crate) const RUN_HELP: &str = "Exit codes: that of the command, 128+N if signal N ended it. The others: 125 failure of \
 gpumemctl, 126 the command cannot be executed, 127 the command was not found";
 
-/// Kinds of errors, each with its exit code.
+/// Kinds of errors. The number of a kind is its exit code, except for `OtherVersion`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub(crate) enum Kind {
-    Other,
-    /// The requested file, run, process or device does not exist.
-    NotFound,
+    Other = 1,
     /// Arguments that contradict each other.
-    Usage,
+    Usage = 2,
+    /// The requested file, run, process or device does not exist.
+    NotFound = 3,
     /// The input has the wrong format, is damaged, or has no process.
-    BadInput,
-    Store,
+    BadInput = 4,
+    Store = 5,
     /// A server was found but does not answer.
-    NoAnswer,
-    OtherVersion,
-    Refused,
+    NoAnswer = 6,
+    Refused = 7,
     /// `diff --fail-above`: the limit is exceeded.
-    Above,
+    Above = 8,
     /// `diff --fail-above`: the comparison is undecided.
-    Undecided,
+    Undecided = 9,
+    /// The daemon has another version than gpumemctl. The exit code is that of `NoAnswer`.
+    OtherVersion,
+    /// `run`: gpumemctl itself failed.
+    RunFailed = 125,
+    /// `run`: the command exists but cannot be executed.
+    RunCannotExecute = 126,
+    RunNotFound = 127,
 }
 
 impl Kind {
@@ -56,92 +58,66 @@ impl Kind {
         Failure { kind: self, text: text.into() }.into()
     }
 
-    pub(crate) fn is_of(self, error: &anyhow::Error) -> bool {
+    /// Returns whether an error was made by [`Kind::error`] of this kind.
+    pub(crate) fn matches(self, error: &anyhow::Error) -> bool {
         error.downcast_ref::<Failure>().is_some_and(|failure| failure.kind == self)
-    }
-
-    fn code(self) -> u8 {
-        match self {
-            Kind::Other => FAILURE,
-            Kind::Usage => USAGE,
-            Kind::NotFound => 3,
-            Kind::BadInput => 4,
-            Kind::Store => 5,
-            Kind::NoAnswer | Kind::OtherVersion => 6,
-            Kind::Refused => 7,
-            Kind::Above => 8,
-            Kind::Undecided => 9,
-        }
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
 struct Failure {
     kind: Kind,
     text: String,
 }
 
-impl std::fmt::Display for Failure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
-impl std::error::Error for Failure {}
-
-#[derive(Debug)]
+/// No daemon answers at any of its usual or given sockets.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "no daemon answers; looked at:{}\nstart one (gpumemctl run -- COMMAND starts a private one; systemctl start gpumemd \
+     the system's), or name its socket: --socket",
+    .tried.iter().map(|(path, why)| format!("\n  {}: {why}", path.display())).collect::<String>()
+)]
 pub(crate) struct Unreachable {
     /// The sockets that were tried, in order, each with the reason why it failed.
-    pub tried: Vec<(std::path::PathBuf, String)>,
+    pub tried: Vec<(PathBuf, String)>,
 }
-
-impl std::fmt::Display for Unreachable {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("no daemon answers; looked at:")?;
-        for (path, why) in &self.tried {
-            write!(f, "\n  {}: {why}", path.display())?;
-        }
-        f.write_str(
-            "\nstart one (gpumemctl run -- COMMAND starts a private one; systemctl start gpumemd the system's), \
-             or name its socket: --socket",
-        )
-    }
-}
-
-impl std::error::Error for Unreachable {}
 
 /// Returns the exit code of an error: that of the first cause that has one.
 pub(crate) fn code(error: &anyhow::Error) -> u8 {
-    error.chain().find_map(known).unwrap_or(Kind::Other).code()
+    match error.chain().find_map(kind_of).unwrap_or(Kind::Other) {
+        Kind::OtherVersion => Kind::NoAnswer as u8,
+        kind => kind as u8,
+    }
 }
 
-/// Returns the kind of a cause; `None` if the next cause decides.
-fn known(cause: &(dyn std::error::Error + 'static)) -> Option<Kind> {
+/// Returns the kind of an error in a chain of causes; `None` if its cause decides the kind.
+fn kind_of(error: &(dyn std::error::Error + 'static)) -> Option<Kind> {
     use std::io::ErrorKind;
     let missing =
         |source: &std::io::Error| matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
-    if let Some(failure) = cause.downcast_ref::<Failure>() {
+    if let Some(failure) = error.downcast_ref::<Failure>() {
         return Some(failure.kind);
     }
-    if let Some(error) = cause.downcast_ref::<input::Error>() {
+    if let Some(error) = error.downcast_ref::<input::Error>() {
         return Some(match error {
             input::Error::Open { source, .. } if missing(source) => Kind::NotFound,
             input::Error::Open { .. } | input::Error::Read { .. } => Kind::Other,
             _ => Kind::BadInput,
         });
     }
-    if let Some(error) = cause.downcast_ref::<StoreError>() {
+    if let Some(error) = error.downcast_ref::<StoreError>() {
         return Some(match error {
             StoreError::NotFound { .. } | StoreError::UnknownRun { .. } => Kind::NotFound,
             _ => Kind::Store,
         });
     }
-    if let Some(error) = cause.downcast_ref::<rules::Error>() {
+    if let Some(error) = error.downcast_ref::<rules::Error>() {
         return Some(match error {
             rules::Error::Open { source, .. } if missing(source) => Kind::NotFound,
             rules::Error::Open { source, .. } if source.kind() == ErrorKind::PermissionDenied => Kind::Other,
             _ => Kind::BadInput,
         });
     }
-    cause.is::<Unreachable>().then_some(Kind::NoAnswer)
+    error.is::<Unreachable>().then_some(Kind::NoAnswer)
 }

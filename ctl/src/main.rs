@@ -6,6 +6,7 @@
 //! client    requests to the daemon
 //! command   one file or folder for each command
 //! output    standard output: a terminal or a pipe
+//! proc      parsers of files in /proc/PID
 //! when      times as users type them
 //! ```
 #![forbid(unsafe_code)]
@@ -15,6 +16,7 @@ mod client;
 mod command;
 mod exit;
 mod output;
+mod proc;
 #[cfg(test)]
 mod reference;
 mod when;
@@ -23,13 +25,16 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     ExitCode::from(match args::Cli::from_process() {
-        Ok(cli) => run(cli.command),
+        Ok(cli) => run(cli.command).unwrap_or_else(|error| match output::is_broken_pipe(&error) {
+            true => exit::OK, // the reader closed the pipe early
+            false => output::print_error(&error),
+        }),
         Err(help_or_error) => {
-            output::explain(&help_or_error);
-            // For `run`, codes below 125 always come from the command itself.
+            output::print_parse_error(&help_or_error);
+            // Exit codes of `gpumemctl run` below 125 always come from the command itself.
             let is_run = std::env::args_os().nth(1).is_some_and(|word| word == "run");
             match help_or_error.use_stderr() {
-                true if is_run => exit::RUN_OWN,
+                true if is_run => exit::RUN_FAILED,
                 true => exit::USAGE,
                 false => exit::OK,
             }
@@ -37,18 +42,16 @@ fn main() -> ExitCode {
     })
 }
 
-fn run(command: args::Command) -> u8 {
-    let done = match command {
+/// Runs a command. Returns its exit code.
+fn run(command: args::Command) -> anyhow::Result<u8> {
+    match command {
         args::Command::Run(run) => return command::run::run(&run),
-        args::Command::Detach(detach) => return command::run::detach(&detach),
+        args::Command::Doctor(doctor) => return command::doctor::run(&doctor),
+        args::Command::Detach(detach) => command::run::detach(&detach),
         args::Command::Generate(generate) => command::generate::run(&generate),
         args::Command::Ps(ps) => command::ps::run(&ps),
         args::Command::Job(job) => command::job::run(&job),
         args::Command::Top(top) => command::top::run(&top),
-        args::Command::Doctor(doctor) => match command::doctor::run(&doctor) {
-            Ok(code) => return code,
-            Err(error) => Err(error),
-        },
         args::Command::Mark(mark) => command::requests::mark(&mark),
         args::Command::Nvml(nvml) => command::requests::nvml(&nvml),
         args::Command::WhatIf(whatif) => command::whatif::run(&whatif),
@@ -60,10 +63,6 @@ fn run(command: args::Command) -> u8 {
         args::Command::Explain(explain) => command::explain::run(&explain),
         args::Command::Export(export) => command::import::export(&export),
         args::Command::Runs(runs) => command::runs::run(&runs),
-    };
-    match done {
-        Ok(()) => exit::OK,
-        Err(error) if output::is_broken_pipe(&error) => exit::OK, // the reader closed the pipe early
-        Err(error) => output::complain(&error),
     }
+    .map(|()| exit::OK)
 }

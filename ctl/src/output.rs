@@ -1,4 +1,4 @@
-//! Output of documents: to standard output, formatted for a terminal or a pipe, or to a file.
+//! Writes the output of commands to standard output or to a file, and errors to standard error.
 
 use crate::exit;
 use anyhow::{Context, Result, bail};
@@ -25,17 +25,18 @@ impl Output {
     }
 }
 
-/// Returns columns and rows of the terminal; `None` if the output is not a terminal or does not report them.
+/// Returns columns and rows of the terminal; `None` if standard output is no terminal, or one that does not report its size.
 pub(crate) fn size() -> Option<(usize, usize)> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     (size.ws_col > 0 && size.ws_row > 0).then(|| (size.ws_col.into(), size.ws_row.into()))
 }
 
-/// Returns the width of the terminal in columns; `None` if the output is not a terminal.
+/// Returns the width of the terminal in columns; `None` as in [`size`].
 pub(crate) fn width() -> Option<usize> {
     size().map(|(width, _)| width)
 }
 
+/// Returns whether the locale's encoding is UTF-8.
 pub(crate) fn unicode() -> bool {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG")).unwrap_or_default();
@@ -46,27 +47,28 @@ pub(crate) fn unicode() -> bool {
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
-    out.flush()?;
-    Ok(())
+    Ok(out.flush()?)
 }
 
-/// Writes a document to a file or to standard output. A file is written atomically. Binary documents are not written to a
-/// terminal.
+/// Writes a document to a file or to standard output. A new file appears only when it is complete. Binary documents are not
+/// written to a terminal.
 pub(crate) fn deliver(bytes: &[u8], output: &Output) -> Result<()> {
     let is_text = std::str::from_utf8(bytes).is_ok() && !bytes.starts_with(b"%PDF");
     if output.path().is_none() && !is_text && io::stdout().is_terminal() {
         bail!("this cannot be shown on a terminal: give a file (-o FILE), or redirect it");
     }
-    deliver_by(&|out| out.write_all(bytes), output)
+    deliver_stream(&|out| out.write_all(bytes), output)
 }
 
-/// Like [`deliver`], for a document that is produced while it is written.
-pub(crate) fn deliver_by(write: &dyn Fn(&mut dyn Write) -> io::Result<()>, output: &Output) -> Result<()> {
+/// Like [`deliver`], for a text document that `write` produces piece by piece.
+pub(crate) fn deliver_stream(
+    write: &dyn Fn(&mut dyn Write) -> io::Result<()>,
+    output: &Output,
+) -> Result<()> {
     let Some(path) = output.path() else {
         let mut out = BufWriter::new(io::stdout().lock());
         write(&mut out)?;
-        out.flush()?;
-        return Ok(());
+        return Ok(out.flush()?);
     };
     fill_file(path, write, output.force).with_context(|| path.display().to_string())
 }
@@ -75,36 +77,33 @@ fn fill_file(path: &Path, write: &dyn Fn(&mut dyn Write) -> io::Result<()>, forc
     let fill = |file: File| -> Result<()> {
         let mut out = BufWriter::new(file);
         write(&mut out)?;
-        out.flush().map_err(Into::into)
+        Ok(out.flush()?)
     };
-    // A link is followed. A pipe or device cannot be replaced and is written directly.
+    // If `path` is a symbolic link, the file that it names is replaced. A pipe or device is written directly.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let there = fs::metadata(&target).ok();
-    match &there {
-        Some(there) if there.is_dir() => bail!("is a folder: name a file in it"),
-        Some(there) if !there.is_file() => {
+    let existing = fs::metadata(&target).ok();
+    match &existing {
+        Some(existing) if existing.is_dir() => bail!("is a folder: name a file in it"),
+        Some(existing) if !existing.is_file() => {
             return fill(OpenOptions::new().write(true).open(&target)?);
         }
         Some(_) if !force => return Err(exists()),
         _ => {}
     }
-    let beside = Beside::of(&target)?;
-    let file = File::create_new(&beside.0)?;
-    if let Some(there) = there {
-        file.set_permissions(there.permissions())?;
+    let temporary = TemporaryFile::for_target(&target)?;
+    let file = File::create_new(&temporary.0)?;
+    if let Some(existing) = existing {
+        file.set_permissions(existing.permissions())?;
     }
     fill(file)?;
     if force {
-        fs::rename(&beside.0, &target)?;
-        return Ok(());
+        return Ok(fs::rename(&temporary.0, &target)?);
     }
-    match renameat_with(CWD, &beside.0, CWD, &target, RenameFlags::NOREPLACE) {
+    match renameat_with(CWD, &temporary.0, CWD, &target, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::EXIST) => Err(exists()),
-        // The file system does not support this flag. The file did not exist at the check above.
-        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
-            fs::rename(&beside.0, &target).map_err(Into::into)
-        }
+        // The file system does not support NOREPLACE. The target did not exist at the check above.
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => Ok(fs::rename(&temporary.0, &target)?),
         Err(error) => Err(io::Error::from(error).into()),
     }
 }
@@ -113,27 +112,27 @@ fn exists() -> anyhow::Error {
     anyhow::anyhow!("is there already: give another name, or --force to replace it")
 }
 
-/// A temporary file next to the target. It is deleted unless it was renamed to the target.
-struct Beside(PathBuf);
+/// Path of a temporary file in the folder of the target. The file is deleted unless it was renamed to the target.
+struct TemporaryFile(PathBuf);
 
-impl Beside {
-    fn of(target: &Path) -> Result<Self> {
+impl TemporaryFile {
+    fn for_target(target: &Path) -> Result<Self> {
         let name = target.file_name().context("names no file")?;
-        // The target's name may have the maximum length of the file system already.
-        let kept: String = name.to_string_lossy().chars().take(32).collect();
-        Ok(Beside(target.with_file_name(format!(".{kept}.{}.part", std::process::id()))))
+        // The target's name may already have the maximum length of the file system.
+        let start: String = name.to_string_lossy().chars().take(32).collect();
+        Ok(TemporaryFile(target.with_file_name(format!(".{start}.{}.part", std::process::id()))))
     }
 }
 
-impl Drop for Beside {
+impl Drop for TemporaryFile {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0); // does not exist after the rename
+        let _ = fs::remove_file(&self.0); // fails after the rename, because the path is gone
     }
 }
 
-/// Prints an error on standard error, with causes that its text does not contain yet, and returns the exit code. The text is
-/// cleaned, because names in it may be untrusted.
-pub(crate) fn complain(error: &anyhow::Error) -> u8 {
+/// Prints an error on standard error, with causes that its text does not contain yet. Returns the exit code. The text is
+/// escaped, because names in it may be untrusted.
+pub(crate) fn print_error(error: &anyhow::Error) -> u8 {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         if !text.contains(&cause) {
@@ -146,12 +145,11 @@ pub(crate) fn complain(error: &anyhow::Error) -> u8 {
     exit::code(error)
 }
 
-/// Prints an argument error or help. Errors are cleaned, because a file name among the arguments may come from a shell pattern
-/// and thus from another user.
-pub(crate) fn explain(help_or_error: &clap::Error) {
-    let is_harmless =
-        |argument: std::ffi::OsString| argument.to_str().is_some_and(|text| escape(text) == *text);
-    if !help_or_error.use_stderr() || std::env::args_os().all(is_harmless) {
+/// Prints an argument error or help. Errors are escaped, because a shell pattern may put file names of other users among the
+/// arguments.
+pub(crate) fn print_parse_error(help_or_error: &clap::Error) {
+    let is_clean = |argument: std::ffi::OsString| argument.to_str().is_some_and(|text| escape(text) == *text);
+    if !help_or_error.use_stderr() || std::env::args_os().all(is_clean) {
         let _ = help_or_error.print();
         return;
     }
@@ -162,8 +160,7 @@ pub(crate) fn explain(help_or_error: &clap::Error) {
 
 /// Returns whether the reader of the output has closed the pipe.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let broken = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
-    error.downcast_ref::<io::Error>().is_some_and(broken)
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]

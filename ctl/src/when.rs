@@ -15,10 +15,11 @@ use jiff::Timestamp;
 use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
 
-/// Accepted forms, for error messages.
+/// The accepted forms of times, for error messages.
 pub(crate) const FORMS: &str =
     "90s, 10m, 1h30m or 2d ago, 10:30, 2026-11-20T10:30, @1795170600, or the name of a mark";
 
+/// Error for a time in a run whose clock counts the lines of a log.
 const LINES: &str = "times of this run are lines of its log: type the number of a line, as 1200";
 const SECOND_NS: i128 = 1_000_000_000;
 const DAY_NS: i128 = 86_400 * SECOND_NS;
@@ -27,12 +28,13 @@ const DAY_NS: i128 = 86_400 * SECOND_NS;
 pub(crate) enum When {
     /// Nanoseconds before now or before the run's end.
     Ago(u64),
-    /// The latest such time of day.
+    /// The latest moment with this time of day.
     OfDay(Time, Zone),
     /// Nanoseconds since 1970.
     At(i64),
-    /// Nanoseconds on a clock without a wall-clock offset.
+    /// Nanoseconds on the clock of a run that does not know the time of day.
     Record(u64),
+    /// Number of a line in a log.
     Line(u64),
     Mark(String),
 }
@@ -44,7 +46,8 @@ pub(crate) enum Zone {
 }
 
 impl std::fmt::Display for When {
-    /// Formats the time so that it can be typed again. It means the same unless a newer time of day or mark occurs.
+    /// Formats the time so that it can be typed again. The text means the same time until a later moment has this time of day,
+    /// or a later mark this name.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let decimal = |f: &mut std::fmt::Formatter<'_>, ns: u64, unit: &str| match ns % 1_000_000_000 {
             0 => write!(f, "{}{unit}", ns / 1_000_000_000),
@@ -99,7 +102,7 @@ impl std::str::FromStr for When {
         if let Some(length) = length_ns(text) {
             return Ok(When::Ago(length));
         }
-        of_day(text).or_else(|| moment(text)).ok_or_else(wrong)
+        parse_time_of_day(text).or_else(|| parse_moment(text)).ok_or_else(wrong)
     }
 }
 
@@ -129,7 +132,7 @@ fn length_ns(text: &str) -> Option<u64> {
     u64::try_from(sum).ok()
 }
 
-/// Parses a decimal number of a unit to nanoseconds.
+/// Parses a decimal number of units, each `unit_ns` long, to nanoseconds.
 fn decimal_ns(text: &str, unit_ns: i128) -> Option<i128> {
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));
     let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -141,7 +144,7 @@ fn decimal_ns(text: &str, unit_ns: i128) -> Option<i128> {
     whole.parse::<i128>().ok()?.checked_mul(unit_ns)?.checked_add(part.checked_mul(unit_ns)? / tenth)
 }
 
-fn of_day(text: &str) -> Option<When> {
+fn parse_time_of_day(text: &str) -> Option<When> {
     let (time, zone) = match text.strip_suffix(['Z', 'z']) {
         Some(time) => (time, Zone::Utc),
         None => (text, Zone::Local),
@@ -152,12 +155,12 @@ fn of_day(text: &str) -> Option<When> {
     time.parse::<Time>().ok().map(|time| When::OfDay(time, zone))
 }
 
-fn moment(text: &str) -> Option<When> {
+fn parse_moment(text: &str) -> Option<When> {
     let at = |timestamp: Timestamp| i64::try_from(timestamp.as_nanosecond()).ok().map(When::At);
     if let Ok(timestamp) = text.parse::<Timestamp>() {
         return at(timestamp);
     }
-    // A time with a named zone, or without a zone.
+    // The text has no offset from UTC: a date and time, or a date alone.
     let civil = match text.parse::<DateTime>() {
         Ok(civil) if !text.contains('[') => civil,
         _ => text.parse::<Date>().ok()?.at(0, 0, 0, 0),
@@ -168,13 +171,13 @@ fn moment(text: &str) -> Option<When> {
 }
 
 impl When {
-    /// Returns nanoseconds since 1970. `now_ns` is the reference for relative times and times of day. Fails for a line, a mark
-    /// and a time without a wall clock, because these exist only within a run.
+    /// Returns nanoseconds since 1970. Relative times and times of day are before `now_ns`. Fails for a line, a mark and a time
+    /// on a run's own clock, because these exist only within a run.
     pub(crate) fn unix_ns(&self, now_ns: i64) -> Result<i64, String> {
         match self {
             When::Ago(ago_ns) => Ok(now_ns.saturating_sub_unsigned(*ago_ns)),
             When::At(at_ns) => Ok(*at_ns),
-            When::OfDay(time, zone) => latest(*time, *zone, now_ns),
+            When::OfDay(time, zone) => latest_with_time(*time, *zone, now_ns),
             When::Line(line) => Err(format!("`{line}` has no unit: {FORMS}")),
             When::Record(_) => {
                 Err(format!("times that begin with + are of runs without a wall clock: {FORMS}"))
@@ -183,11 +186,10 @@ impl When {
         }
     }
 
-    /// Returns the time on a run's clock. `end_ns`, on that clock, is the reference for relative times and times of day. `marks`
-    /// are names with times.
+    /// Returns the time on a run's clock. Relative times and times of day are before `end_ns`, which is on that clock. `marks`
+    /// are the run's marks: name and time, the oldest first.
     pub(crate) fn in_run(&self, run: &Run, end_ns: u64, marks: &[(String, u64)]) -> Result<u64, String> {
         if let When::Mark(name) = self {
-            // If several marks have the name, the latest is used.
             let mark = marks.iter().rev().find(|(known, _)| known == name);
             let lines = run.clock == Clock::Lines && marks.is_empty();
             let wrong = || if lines { LINES.to_owned() } else { no_mark(name, marks) };
@@ -227,7 +229,7 @@ fn no_mark(name: &str, marks: &[(String, u64)]) -> String {
 }
 
 /// Returns the latest moment with that time of day, in ns since 1970.
-fn latest(time: Time, zone: Zone, now_ns: i64) -> Result<i64, String> {
+fn latest_with_time(time: Time, zone: Zone, now_ns: i64) -> Result<i64, String> {
     let zone = match zone {
         Zone::Local => TimeZone::system(),
         Zone::Utc => TimeZone::UTC,
@@ -244,19 +246,19 @@ fn latest(time: Time, zone: Zone, now_ns: i64) -> Result<i64, String> {
     }
 }
 
-/// Parses `A,B` as two times.
+/// Parses two times with a comma between them.
 pub(crate) fn two(text: &str) -> Result<(When, When), String> {
     let wrong = || format!("`{text}`: two times with a comma between them, as 10:30,10:45 or 2h,1h");
     let (from, to) = text.split_once(',').ok_or_else(wrong)?;
     Ok((from.parse()?, to.parse()?))
 }
 
-/// Parses a time as users type it, and returns ns since 1970.
-pub(crate) fn typed_moment(text: &str) -> Result<i64, String> {
+/// Parses a time to ns since 1970.
+pub(crate) fn parse_unix_ns(text: &str) -> Result<i64, String> {
     text.parse::<When>()?.unix_ns(now_ns())
 }
 
-/// Returns the present time, in ns since 1970.
+/// Returns the present time in ns since 1970.
 pub(crate) fn now_ns() -> i64 {
     i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX)
 }

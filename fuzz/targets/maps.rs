@@ -6,7 +6,7 @@
 mod image;
 #[path = "../../agent-lib/src/base/loaded_file.rs"]
 mod loaded_file;
-#[path = "../../ctl/src/command/doctor/process/text.rs"]
+#[path = "../../ctl/src/proc.rs"]
 mod text;
 
 use libfuzzer_sys::fuzz_target;

@@ -69,7 +69,7 @@ pub(crate) struct Diff {
 }
 
 impl Diff {
-    /// Returns the arguments of the report that finds one side.
+    /// Returns the arguments of the report that finds A or B, whichever is `name`.
     pub(crate) fn side(&self, name: &str) -> Report {
         // A name with a slash is a file, never a job.
         let is_job = self.job && !name.contains('/');
@@ -148,7 +148,7 @@ pub(crate) struct Runs {
     pub store: StorePath,
 }
 
-/// Values of `--sort`.
+/// Values of `--sort`: word, description and order.
 const ORDERS: [(&str, &str, Sort); 5] = [
     ("stored", "", Sort::Stored),
     ("started", "", Sort::Started),

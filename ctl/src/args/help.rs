@@ -4,10 +4,10 @@ use super::Cli;
 use crate::exit;
 use clap::{Command, CommandFactory, FromArgMatches};
 
-/// Commands that most users need; they come first.
+/// Commands that most users need. `gpumemctl --help` lists them first.
 const COMMON: [&str; 5] = ["run", "report", "ps", "oom", "doctor"];
 
-/// Command lines with their purpose.
+/// Examples for the help of each command: a command line and its purpose.
 const EXAMPLES: &[(&str, &str)] = &[
     ("gpumemctl run -- python train.py", "run a program and report on it at the end"),
     ("gpumemctl run --name bert -- torchrun --nproc-per-node 4 train.py", "all ranks as one job"),
@@ -47,7 +47,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("gpumemctl nvml release --for 2m", "while MIG mode is changed"),
 ];
 
-/// Adds the examples and exit codes of a command, or of its subcommands, to its help.
+/// Adds examples and exit codes to the help of a command, or to that of its subcommands.
 fn with_examples(command: Command, parent: &str) -> Command {
     let name = format!("{parent} {}", command.get_name());
     if command.has_subcommands() {
@@ -68,7 +68,7 @@ fn with_examples(command: Command, parent: &str) -> Command {
     command.after_help(format!("Examples:\n{}\n{codes}", examples.iter().map(line).collect::<String>()))
 }
 
-/// Returns the examples of a command with its full name.
+/// Returns the examples of a command: command line and purpose. `command` is a full name such as `gpumemctl nvml release`.
 pub(crate) fn examples(command: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
     EXAMPLES.iter().copied().filter(move |(line, _)| {
         line.strip_prefix(command).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))

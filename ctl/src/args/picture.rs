@@ -48,7 +48,7 @@ impl Picture {
     }
 }
 
-/// Values of `--plot`.
+/// Values of `--plot`: word, description and kind of picture.
 const PLOTS: [(&str, &str, Plot); 4] = [
     ("peak", "Layers and data structures at the peak, as two stacked bars", Plot::Peak),
     ("categories", "One bar for each category at the peak", Plot::Categories),

@@ -1,4 +1,4 @@
-//! Parsers for sizes, times, steps, shares and names. Each error has an example of a valid value.
+//! Parsers of argument values: sizes, times, steps, shares and names. Each error has an example of a valid value.
 
 /// Parses a setting such as `max_split_size_mb=128`; returns it as PYTORCH_ALLOC_CONF has it, with a colon.
 pub(crate) fn setting(text: &str) -> Result<String, String> {
@@ -7,7 +7,7 @@ pub(crate) fn setting(text: &str) -> Result<String, String> {
     Ok(format!("{}:{}", &text[..end], &text[end + 1..]))
 }
 
-/// Parses a range such as `100:110`.
+/// Parses a range of training steps such as `100:110`.
 pub(crate) fn steps(text: &str) -> Result<(u64, u64), String> {
     let steps = text.split_once(':').and_then(|(first, last)| Some((number(first)?, number(last)?)));
     steps
@@ -43,7 +43,7 @@ pub(crate) fn seconds(text: &str) -> Result<u64, String> {
     seconds.filter(|seconds| *seconds > 0).ok_or_else(|| "a time is 60s, 5m or 1h".into())
 }
 
-/// Parses `2`, `0.5` or `2%` as percent.
+/// Parses `2`, `0.5` or `2%` to a number of percent.
 pub(crate) fn percent(text: &str) -> Result<f64, String> {
     let number: Option<f64> = text.strip_suffix('%').unwrap_or(text).trim_end().parse().ok();
     number
@@ -51,7 +51,7 @@ pub(crate) fn percent(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "a share is 0 to 100 percent".to_owned())
 }
 
-/// Checks that a name is usable in a table and a file name.
+/// Returns the name of a job if it is usable in a table and in a file name.
 pub(crate) fn job_name(name: &str) -> Result<String, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+@:".contains(&byte);
     if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
@@ -60,15 +60,15 @@ pub(crate) fn job_name(name: &str) -> Result<String, String> {
     Ok(name.to_owned())
 }
 
-/// Parses digits only, because `parse` would accept a plus sign.
+/// Parses a number of digits only, because `parse` would accept a plus sign too.
 fn number(text: &str) -> Option<u64> {
     text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// The processes of a request.
+/// The processes that get a mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pid {
-    /// This process, or the processes that it started.
+    /// The process with this pid, or else the processes that it started.
     One(u32),
     /// All live processes that the caller may see.
     All,
@@ -86,9 +86,9 @@ impl std::str::FromStr for Pid {
 }
 
 /// Returns whether the typed text names a device: by index, UUID, or the beginning of its UUID.
-pub(crate) fn names_device(typed: &str, index: Option<u32>, uuid: &str) -> bool {
+pub(crate) fn names_device(typed: &str, index: u32, uuid: &str) -> bool {
     match typed.parse::<u32>() {
-        Ok(number) => index == Some(number),
+        Ok(number) => index == number,
         Err(_) => {
             typed.len() >= 4
                 && uuid.len() >= typed.len()

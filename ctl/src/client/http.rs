@@ -1,6 +1,7 @@
 //! A single HTTP request and its reply, with limits for time and size.
 
 use super::search::Candidate;
+use crate::proc::Stat;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode, client::conn::http1, header};
@@ -15,71 +16,58 @@ use tokio::time::timeout;
 /// Largest reply in bytes; about five times that of a daemon with a hundred runs of ten thousand tags each.
 const LARGEST: usize = 256 << 20;
 /// Timeout for connecting to a local socket. The kernel accepts connections at once, even for a stopped process.
-const CONNECT: Duration = Duration::from_secs(1);
-const REACH: Duration = Duration::from_secs(5);
+const CONNECT_LOCAL: Duration = Duration::from_secs(1);
+/// Timeout for connecting to a server by TCP.
+const CONNECT_REMOTE: Duration = Duration::from_secs(5);
 
-const AGENT: &str = concat!("gpumemctl/", env!("CARGO_PKG_VERSION"));
+const USER_AGENT: &str = concat!("gpumemctl/", env!("CARGO_PKG_VERSION"));
 
-pub(crate) fn reach(socket: &Candidate) -> Result<(), String> {
+/// Status and body of a reply, or the reason why there is none.
+pub(super) type Reply = Result<(StatusCode, Bytes), String>;
+
+/// Checks that the socket accepts a connection, and that its server can be trusted.
+pub(crate) fn check_connection(socket: &Candidate) -> Result<(), String> {
     block_on(async { connect(socket).await.map(drop) })
 }
 
-/// Sends a request without a body. Returns the status and the body.
-pub(crate) fn request(
-    socket: &Candidate,
-    method: Method,
-    path: &str,
-    within: Duration,
-) -> Result<(StatusCode, Bytes), String> {
+/// Sends a request without a body to a daemon.
+pub(crate) fn request(socket: &Candidate, method: Method, path: &str, within: Duration) -> Reply {
     block_on(async {
         let stream = connect(socket).await?;
         let server = stream.peer_cred().ok().and_then(|server| server.pid());
-        match timeout(within, exchange(stream, method, path, "gpumemd", "a daemon's control socket")).await {
-            Ok(answer) => answer,
-            Err(_) => Err(format!(
-                "takes connections but has not answered for {} s: {}",
-                within.as_secs(),
-                why_silent(server)
-            )),
-        }
+        let exchange = exchange(stream, method, path, "gpumemd", "a daemon's control socket");
+        timeout(within, exchange)
+            .await
+            .unwrap_or_else(|_| Err(not_answered(within) + ": " + &why_silent(server)))
     })
 }
 
-pub(crate) fn ask(authority: &str, path: &str, within: Duration) -> Result<(StatusCode, Bytes), String> {
+fn not_answered(within: Duration) -> String {
+    format!("takes connections but has not answered for {} s", within.as_secs())
+}
+
+/// Gets a path of a Prometheus by http. `authority` is `host:port`.
+pub(crate) fn get(authority: &str, path: &str, within: Duration) -> Reply {
     block_on(async {
-        let stream = match timeout(REACH, TcpStream::connect(authority)).await {
+        let stream = match timeout(CONNECT_REMOTE, TcpStream::connect(authority)).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => return Err(format!("cannot be reached: {error}")),
-            Err(_) => return Err(format!("cannot be reached: no answer for {} s", REACH.as_secs())),
+            Err(_) => return Err(format!("cannot be reached: no answer for {} s", CONNECT_REMOTE.as_secs())),
         };
-        let asked = exchange(stream, Method::GET, path, authority, "the address of a Prometheus");
-        match timeout(within, asked).await {
-            Ok(answer) => answer,
-            Err(_) => Err(format!("takes connections but has not answered for {} s", within.as_secs())),
-        }
+        let exchange = exchange(stream, Method::GET, path, authority, "the address of a Prometheus");
+        timeout(within, exchange).await.unwrap_or_else(|_| Err(not_answered(within)))
     })
 }
 
 /// Gets an https address by the program `curl`, with its environment and its configuration (`CURL_CA_BUNDLE`, ~/.curlrc,
 /// ~/.netrc, proxies).
-pub(crate) fn ask_by_curl(url: &str, within: Duration) -> Result<(StatusCode, Bytes), String> {
+pub(crate) fn get_by_curl(url: &str, within: Duration) -> Reply {
     let mut curl = Command::new("curl");
     curl.args(["--silent", "--show-error", "--globoff", "--netrc-optional", "--proto", "=https"]);
-    curl.args([
-        "--write-out",
-        "\n%{http_code}",
-        "--header",
-        "Accept: application/json",
-        "--user-agent",
-        AGENT,
-    ]);
-    curl.args([
-        "--connect-timeout",
-        &REACH.as_secs().to_string(),
-        "--max-time",
-        &within.as_secs().to_string(),
-    ]);
-    curl.args(["--max-filesize", &LARGEST.to_string(), "--url", url]);
+    curl.args(["--write-out", "\n%{http_code}", "--header", "Accept: application/json"]);
+    curl.args(["--connect-timeout", &CONNECT_REMOTE.as_secs().to_string()]);
+    curl.args(["--max-time", &within.as_secs().to_string(), "--max-filesize", &LARGEST.to_string()]);
+    curl.args(["--user-agent", USER_AGENT, "--url", url]);
     let output = curl.stdin(Stdio::null()).output().map_err(|error| match error.kind() {
         ErrorKind::NotFound => "https needs the program curl, which is not in PATH: install curl".to_owned(),
         _ => format!("cannot start curl: {error}"),
@@ -88,7 +76,7 @@ pub(crate) fn ask_by_curl(url: &str, within: Duration) -> Result<(StatusCode, By
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         let reason = text.lines().next().unwrap_or("it ended without a reason").trim_start_matches("curl: ");
         return Err(match output.status.code() {
-            // Codes of certificates in curl's manual; the texts depend on its TLS library.
+            // curl's exit codes for certificates that it does not accept. curl's texts depend on its TLS library.
             Some(51 | 58 | 60 | 77 | 83 | 90 | 91) => format!(
                 "the certificate is not accepted: curl {reason}; name the file of its authority: CURL_CA_BUNDLE=FILE"
             ),
@@ -104,12 +92,11 @@ pub(crate) fn ask_by_curl(url: &str, within: Duration) -> Result<(StatusCode, By
 /// Returns why the listening process may not answer, according to /proc.
 fn why_silent(pid: Option<i32>) -> String {
     let Some(pid) = pid.filter(|pid| *pid > 0) else { return "is its process stopped?".into() };
-    let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
-    // The command's name before the state is in parentheses and may contain any character.
-    if read("stat").rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 't'])) {
+    let stat = u32::try_from(pid).ok().and_then(Stat::of_pid);
+    if stat.is_some_and(|stat| ['T', 't'].contains(&stat.state)) {
         return format!("process {pid} is stopped; kill -CONT {pid} lets it go on");
     }
-    let limits = read("limits");
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
     let limit = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
     let limit = limit.and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
@@ -127,10 +114,10 @@ fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, Strin
 }
 
 async fn connect(socket: &Candidate) -> Result<UnixStream, String> {
-    match timeout(CONNECT, UnixStream::connect(&socket.path)).await {
+    match timeout(CONNECT_LOCAL, UnixStream::connect(&socket.path)).await {
         Ok(Ok(stream)) => {
             let server = stream.peer_cred().map_err(|error| error.to_string())?;
-            socket.believes(server.uid())?;
+            socket.check_server(server.uid())?;
             Ok(stream)
         }
         Ok(Err(error)) => Err(match error.kind() {
@@ -143,14 +130,14 @@ async fn connect(socket: &Candidate) -> Result<UnixStream, String> {
     }
 }
 
-/// Sends the request on a connection. `what` describes the expected server, for the error if it does not use HTTP.
+/// Sends a request on a connection. `what` describes the expected server, for the error if it does not use HTTP.
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     method: Method,
     path: &str,
     host: &str,
     what: &str,
-) -> Result<(StatusCode, Bytes), String> {
+) -> Reply {
     let no_http = |error: hyper::Error| {
         if error.is_parse() {
             format!("does not answer in HTTP: is it {what}?")
@@ -161,13 +148,13 @@ async fn exchange(
         }
     };
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(no_http)?;
-    // The task ends with the runtime. Its errors are also returned to the request.
+    // The task ends with the runtime. `send_request` returns the task's errors too.
     tokio::spawn(connection);
     let request = Request::builder()
         .method(method)
         .uri(path)
         .header(header::HOST, host)
-        .header(header::USER_AGENT, AGENT)
+        .header(header::USER_AGENT, USER_AGENT)
         .header(header::ACCEPT, "application/json")
         .body(Empty::<Bytes>::new())
         .map_err(|error| error.to_string())?;

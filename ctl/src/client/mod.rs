@@ -1,7 +1,7 @@
 //! Requests to the daemon: HTTP/1.1 and JSON over its control socket (`gpumem_model::control`).
 //!
 //! ```text
-//! search        places of the socket, and their permitted owners
+//! search        paths of the socket, and who may own it
 //! http          one request and its reply, with limits for time and size; https through curl
 //! prometheus    instant queries to a Prometheus, for data of many nodes
 //! samples       the text of such queries and replies
@@ -12,7 +12,7 @@ pub(crate) mod prometheus;
 mod samples;
 mod search;
 
-pub(crate) use search::{AGENT, agent_alone, named, private_directory, runtime, sibling};
+pub(crate) use search::{AGENT, CONTROL, agent_socket, named_socket, private_directory, runtime};
 
 use crate::exit::{Kind, Unreachable};
 use anyhow::Result;
@@ -20,6 +20,8 @@ use gpumem_model::control::{Doctor, HiddenRun, Marked, Ps, Recorded, Refusal, Re
 use gpumem_model::run::Run;
 use gpumem_report::oom::at::Around;
 use hyper::{Method, StatusCode};
+use samples::percent_encoded;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,7 +31,7 @@ use std::time::Duration;
 const ANSWER: Duration = Duration::from_secs(5);
 /// Timeout for requests that wait for an agent, which may be busy.
 const RECORD: Duration = Duration::from_secs(15);
-/// Timeout for runs, which contain series and up to tens of thousands of tags.
+/// Timeout for runs, which contain values over time and up to tens of thousands of tags (names of memory).
 const RUNS: Duration = Duration::from_secs(30);
 
 /// A daemon whose control socket accepts connections. A request fails if the daemon does not answer or refuses it.
@@ -37,15 +39,19 @@ const RUNS: Duration = Duration::from_secs(30);
 pub(crate) struct Daemon {
     pub control: PathBuf,
     candidate: search::Candidate,
-    /// Upper limit for all timeouts of this client.
-    patience: Duration,
+    /// Upper limit of the timeout of each request.
+    max_timeout: Duration,
 }
 
+/// Selects runs of a daemon.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum RunSelector<'a> {
+    /// Runs of all live processes.
     Live,
     Pid(u32),
+    /// Runs of the process with this pid and of those that it started.
     Tree(u32),
+    /// Runs of the job with this name or id.
     Job(&'a str),
     /// Runs whose process ended or ran out of memory around a time.
     Around(Around),
@@ -53,7 +59,7 @@ pub(crate) enum RunSelector<'a> {
 
 #[derive(Debug)]
 pub(crate) struct RunReply {
-    /// Its id in the daemon's store, if it is stored.
+    /// The run's id in the daemon's store, if it is stored.
     pub id: Option<String>,
     pub run: Run,
 }
@@ -69,25 +75,25 @@ impl Daemon {
         Daemon::answering(given, usize::MAX)
     }
 
-    fn answering(given: Option<&Path>, most: usize) -> Result<Vec<Daemon>, Unreachable> {
+    fn answering(given: Option<&Path>, limit: usize) -> Result<Vec<Daemon>, Unreachable> {
         let (mut found, mut tried) = (Vec::new(), Vec::new());
         for candidate in search::candidates(given) {
-            match candidate.check().and_then(|()| http::reach(&candidate)) {
+            match candidate.check().and_then(|()| http::check_connection(&candidate)) {
                 Ok(()) => {
                     let control = candidate.path.clone();
-                    found.push(Daemon { control, candidate, patience: Duration::MAX });
+                    found.push(Daemon { control, candidate, max_timeout: Duration::MAX });
                 }
                 Err(why) => tried.push((candidate.path, why)),
             }
-            if found.len() == most {
+            if found.len() == limit {
                 break;
             }
         }
         if found.is_empty() { Err(Unreachable { tried }) } else { Ok(found) }
     }
 
-    pub(crate) fn hurried(&self, patience: Duration) -> Daemon {
-        Daemon { patience, ..self.clone() }
+    pub(crate) fn with_max_timeout(&self, max_timeout: Duration) -> Daemon {
+        Daemon { max_timeout, ..self.clone() }
     }
 
     pub(crate) fn ps(&self) -> Result<Ps> {
@@ -96,11 +102,11 @@ impl Daemon {
 
     /// Returns the daemon's health, and its facts about a process.
     pub(crate) fn doctor(&self, pid: Option<u32>) -> Result<Doctor> {
-        let of = pid.map(|pid| format!("?pid={pid}")).unwrap_or_default();
-        self.get(&format!("/v1/doctor{of}"), ANSWER)
+        let query = pid.map(|pid| format!("?pid={pid}")).unwrap_or_default();
+        self.get(&format!("/v1/doctor{query}"), ANSWER)
     }
 
-    /// Returns the path of its run store; `None` if it has none or does not answer.
+    /// Returns the path of the daemon's run store; `None` if it has none or does not answer.
     pub(crate) fn store(&self) -> Option<PathBuf> {
         let facts = self.doctor(None).ok()?.facts;
         facts.into_iter().find(|(name, _)| name == "store").map(|(_, path)| PathBuf::from(path))
@@ -110,20 +116,25 @@ impl Daemon {
         self.get("/v1/metrics", ANSWER)
     }
 
-    /// Returns the selected runs, the newest first.
-    pub(crate) fn runs(&self, which: RunSelector<'_>) -> Result<Vec<RunReply>> {
-        let list: Vec<Value> = self.get(&format!("/v1/runs{}", which.query('?')), RUNS)?;
-        list.into_iter().map(|reply| self.run_of(reply)).collect()
+    /// Returns the selected runs, the newest first. A reply has the run's fields, and its id in the daemon's store.
+    pub(crate) fn runs(&self, selector: RunSelector<'_>) -> Result<Vec<RunReply>> {
+        let list: Vec<Value> = self.get(&format!("/v1/runs{}", selector.query('?')), RUNS)?;
+        let run = |reply: Value| {
+            let id = reply.get("id").and_then(Value::as_str).map(str::to_owned);
+            let run = serde_json::from_value(reply).map_err(|error| self.not_understood("a run", &error))?;
+            Ok(RunReply { id, run })
+        };
+        list.into_iter().map(run).collect()
     }
 
     /// Returns pid, user and devices of the selected runs of other users; empty if the daemon does not support this.
-    pub(crate) fn hidden(&self, which: RunSelector<'_>) -> Vec<HiddenRun> {
-        self.get(&format!("/v1/hidden{}", which.query('?')), RUNS).unwrap_or_default()
+    pub(crate) fn hidden(&self, selector: RunSelector<'_>) -> Vec<HiddenRun> {
+        self.get(&format!("/v1/hidden{}", selector.query('?')), RUNS).unwrap_or_default()
     }
 
-    /// Closes NVML for `for_s` seconds.
-    pub(crate) fn release(&self, for_s: u64) -> Result<Released> {
-        self.ask(Method::POST, &format!("/v1/nvml/release?for_s={for_s}"), ANSWER)
+    /// Makes the daemon close NVML for `for_s` seconds.
+    pub(crate) fn release_nvml(&self, for_s: u64) -> Result<Released> {
+        self.request(Method::POST, &format!("/v1/nvml/release?for_s={for_s}"), ANSWER)
     }
 
     /// Makes the agent of a process start or stop a recording, pause, resume or dump. `limits` are query parameters such as
@@ -135,29 +146,23 @@ impl Daemon {
         output: Option<&Path>,
         limits: &str,
     ) -> Result<Recorded> {
-        let output = output.map(|path| format!("&output={}", percent(&path.to_string_lossy())));
+        let output = output.map(|path| format!("&output={}", query_value(&path.to_string_lossy())));
         let path = format!("/v1/record?pid={pid}&do={verb}{}{limits}", output.unwrap_or_default());
-        self.ask(Method::POST, &path, RECORD)
+        self.request(Method::POST, &path, RECORD)
     }
 
-    pub(crate) fn mark(&self, name: &str, which: RunSelector<'_>) -> Result<Marked> {
-        self.ask(Method::POST, &format!("/v1/mark?name={}{}", percent(name), which.query('&')), ANSWER)
+    pub(crate) fn mark(&self, name: &str, selector: RunSelector<'_>) -> Result<Marked> {
+        let path = format!("/v1/mark?name={}{}", query_value(name), selector.query('&'));
+        self.request(Method::POST, &path, ANSWER)
     }
 
-    /// Reads a run. The JSON has the run's fields, and its id in the daemon's store.
-    fn run_of(&self, reply: Value) -> Result<RunReply> {
-        let id = reply.get("id").and_then(Value::as_str).map(str::to_owned);
-        let run = serde_json::from_value(reply).map_err(|error| self.not_understood("a run", &error))?;
-        Ok(RunReply { id, run })
+    fn get<T: DeserializeOwned>(&self, path: &str, within: Duration) -> Result<T> {
+        self.request(Method::GET, path, within)
     }
 
-    fn get<T: serde::de::DeserializeOwned>(&self, path: &str, within: Duration) -> Result<T> {
-        self.ask(Method::GET, path, within)
-    }
-
-    fn ask<T: serde::de::DeserializeOwned>(&self, method: Method, path: &str, within: Duration) -> Result<T> {
+    fn request<T: DeserializeOwned>(&self, method: Method, path: &str, within: Duration) -> Result<T> {
         let at = self.control.display();
-        let (status, body) = http::request(&self.candidate, method, path, within.min(self.patience))
+        let (status, body) = http::request(&self.candidate, method, path, within.min(self.max_timeout))
             .map_err(|why| Kind::NoAnswer.error(format!("the daemon at {at}: {why}")))?;
         if status.is_success() {
             return serde_json::from_slice(&body).map_err(|error| self.not_understood(path, &error));
@@ -195,13 +200,13 @@ impl Daemon {
 }
 
 impl RunSelector<'_> {
-    /// Returns the parameter of a request after a separator; empty for all live runs.
+    /// Returns the parameters of a request with a separator before them; empty for all live runs.
     fn query(self, separator: char) -> String {
         match self {
             RunSelector::Live => String::new(),
             RunSelector::Pid(pid) => format!("{separator}pid={pid}"),
             RunSelector::Tree(pid) => format!("{separator}tree={pid}"),
-            RunSelector::Job(job) => format!("{separator}job={}", percent(job)),
+            RunSelector::Job(job) => format!("{separator}job={}", query_value(job)),
             RunSelector::Around(Around { at_ns, for_ns }) => {
                 format!("{separator}around={at_ns}&within={for_ns}")
             }
@@ -209,22 +214,18 @@ impl RunSelector<'_> {
     }
 }
 
-/// Encodes a word as a query value. Characters that are valid in a query are not escaped, so that servers need not decode common
-/// names.
-fn percent(word: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$'()*+,;:@/".contains(&byte);
-    word.bytes()
-        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
-        .collect()
+/// Encodes a text as the value of a query parameter for a daemon. Characters that are valid in a query stay unchanged.
+fn query_value(text: &str) -> String {
+    percent_encoded(text, b"-._~!$'()*+,;:@/")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::percent;
+    use super::query_value;
 
     #[test]
     fn a_word_stays_one_word_in_a_query() {
-        assert_eq!(percent("a-b.c_d~9@x:1+2"), "a-b.c_d~9@x:1+2");
-        assert_eq!(percent("a b&c=%#ü"), "a%20b%26c%3D%25%23%C3%BC");
+        assert_eq!(query_value("a-b.c_d~9@x:1+2"), "a-b.c_d~9@x:1+2");
+        assert_eq!(query_value("a b&c=%#ü"), "a%20b%26c%3D%25%23%C3%BC");
     }
 }

@@ -17,18 +17,18 @@ const ANSWER: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone)]
 pub(crate) struct Prometheus {
-    /// The address as typed.
+    /// The address as typed, for errors.
     url: String,
     is_https: bool,
     /// `host:port`.
     authority: String,
-    /// Path before `/api`.
+    /// Path before `/api`; empty, or with a slash at its start.
     prefix: String,
 }
 
 impl Prometheus {
     /// Parses an address. An address with a password is refused, because all users can see the arguments of a process.
-    pub(crate) fn of(url: &str) -> Result<Self> {
+    pub(crate) fn parse(url: &str) -> Result<Self> {
         let wrong = |why: &str| Kind::Usage.error(format!("--prometheus {}: {why}", escape(url)));
         let no_address = || wrong("is not an address: http://HOST[:PORT][/PREFIX] or https://...");
         let (is_https, rest) = match url.split_once("://") {
@@ -55,14 +55,14 @@ impl Prometheus {
         Ok(Prometheus { url: url.to_owned(), is_https, authority: format!("{host}:{port}"), prefix })
     }
 
-    /// Returns the samples of an instant query, at a time in s since 1970, or now. Fails if the server does not answer, is no
-    /// Prometheus, or refuses the query.
+    /// Returns the samples of a query at one time, in s since 1970, or now if `time` is `None`. Fails if the server does not
+    /// answer, is no Prometheus, or refuses the query.
     pub(crate) fn query(&self, query: &str, time: Option<f64>) -> Result<Vec<Sample>> {
         let time = time.map(|time| format!("&time={time:.3}")).unwrap_or_default();
         let path = format!("{}/api/v1/query?query={}{time}", self.prefix, encoded(query));
         let reply = match self.is_https {
-            true => http::ask_by_curl(&format!("https://{}{path}", self.authority), ANSWER),
-            false => http::ask(&self.authority, &path, ANSWER),
+            true => http::get_by_curl(&format!("https://{}{path}", self.authority), ANSWER),
+            false => http::get(&self.authority, &path, ANSWER),
         };
         let (status, body) = reply.map_err(|why| self.no_answer(&why))?;
         read(&body, status == StatusCode::OK).map_err(|why| match why {
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn an_address_is_taken_apart_or_refused() {
-        let of = |url: &str| Prometheus::of(url).map(|server| (server.authority, server.prefix));
+        let of = |url: &str| Prometheus::parse(url).map(|server| (server.authority, server.prefix));
         let pair = |authority: &str, prefix: &str| (authority.to_owned(), prefix.to_owned());
         for (url, expected) in [
             ("http://prom:9090", pair("prom:9090", "")),

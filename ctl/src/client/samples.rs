@@ -4,11 +4,12 @@ use gpumem_report::text::escape;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// A sample of a reply.
+/// A value of a series at a time, in a reply of Prometheus.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Sample {
-    /// Labels, including the metric's name.
+    /// Labels, including the metric's name as `__name__`.
     pub metric: BTreeMap<String, String>,
+    /// Time in s since 1970, and the value as text.
     value: (f64, String),
 }
 
@@ -46,12 +47,12 @@ struct Data {
     result: Vec<Sample>,
 }
 
-/// Reasons why a reply has no samples. Texts are cleaned.
+/// Reasons why a reply has no samples. Their texts are escaped for a terminal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Wrong {
-    /// Prometheus' error message.
+    /// Prometheus refuses the query, with this message.
     Refused(String),
-    /// The reply has a value of another type than vector.
+    /// The result has this type, not vector.
     Kind(String),
     /// The reply is not from a Prometheus.
     Foreign,
@@ -79,8 +80,15 @@ pub(crate) fn quoted(text: &str) -> String {
 
 /// Percent-encodes all bytes that servers may treat differently, such as plus signs and blanks.
 pub(crate) fn encoded(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    let encode = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    percent_encoded(text, b"-._~")
+}
+
+/// Percent-encodes all bytes but ASCII letters, digits and those in `plain`.
+pub(crate) fn percent_encoded(text: &str, plain: &[u8]) -> String {
+    let encode = |byte: u8| match byte.is_ascii_alphanumeric() || plain.contains(&byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
+    };
     text.bytes().map(encode).collect()
 }
 

@@ -8,19 +8,22 @@ use crate::args::variable;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-const CONTROL: &str = "control.sock";
+/// File name of a daemon's control socket.
+pub(crate) const CONTROL: &str = "control.sock";
+/// File name of the socket for agents, in the directory of the control socket.
 pub(crate) const AGENT: &str = "agent.sock";
 /// Directory of sockets of systemd units and daemons that run as root; only root can create it.
 const SYSTEM: &str = "/run/gpumemd";
 
+/// A path at which a daemon's socket may be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub path: PathBuf,
-    /// The path was typed, so its owner is not checked.
+    /// Whether the path was an argument of gpumemctl. The owner of such a socket is not checked.
     typed: bool,
 }
 
-/// Returns the places to try, the best first.
+/// Returns the control sockets to try, the preferred one first.
 pub(crate) fn candidates(given: Option<&Path>) -> Vec<Candidate> {
     if let Some(given) = given {
         return vec![Candidate { path: control(given), typed: true }];
@@ -28,48 +31,44 @@ pub(crate) fn candidates(given: Option<&Path>) -> Vec<Candidate> {
     if let Some(named) = variable("GPUMEM_CONTROL") {
         return vec![Candidate { path: control(&named), typed: false }];
     }
-    let mut paths = Vec::new();
-    // `gpumemctl run` sets this for its process tree.
-    if let Some(agent) = variable("GPUMEM_SOCKET") {
-        paths.push(agent.with_file_name(CONTROL));
-    }
-    if let Some(runtime) = variable("XDG_RUNTIME_DIR").filter(|path| path.is_absolute()) {
-        paths.push(runtime.join("gpumem").join(CONTROL));
-    }
-    paths.push(Path::new(SYSTEM).join(CONTROL));
-    paths.push(in_tmp().join(CONTROL));
-    let mut unique = Vec::new();
-    for path in paths {
-        if !unique.contains(&path) {
-            unique.push(path);
+    // `gpumemctl run` sets GPUMEM_SOCKET for the command and the processes that it starts.
+    let agent = variable("GPUMEM_SOCKET").map(|agent| agent.with_file_name(CONTROL));
+    let runtime = variable("XDG_RUNTIME_DIR").filter(|path| path.is_absolute());
+    let runtime = runtime.map(|runtime| runtime.join("gpumem").join(CONTROL));
+    let system = [Path::new(SYSTEM).join(CONTROL), in_tmp().join(CONTROL)];
+    let mut unique: Vec<Candidate> = Vec::new();
+    for path in agent.into_iter().chain(runtime).chain(system) {
+        if unique.iter().all(|known| known.path != path) {
+            unique.push(Candidate { path, typed: false });
         }
     }
-    unique.into_iter().map(|path| Candidate { path, typed: false }).collect()
+    unique
 }
 
-pub(crate) fn named(given: Option<&Path>) -> Option<PathBuf> {
+/// Returns the socket that the arguments or the environment name.
+pub(crate) fn named_socket(given: Option<&Path>) -> Option<PathBuf> {
     given.map(Path::to_owned).or_else(|| variable("GPUMEM_CONTROL"))
 }
 
 /// Returns the user's runtime directory; `None` if it does not exist or belongs to another user (after `su`).
 pub(crate) fn runtime() -> Option<PathBuf> {
     let path = variable("XDG_RUNTIME_DIR").filter(|path| path.is_absolute())?;
-    let place = std::fs::metadata(&path).ok()?;
-    (place.is_dir() && place.uid() == user()).then_some(path)
+    let folder = std::fs::metadata(&path).ok()?;
+    (folder.is_dir() && folder.uid() == user()).then_some(path)
 }
 
+/// Returns the directory for the sockets of the user's private daemon.
 pub(crate) fn private_directory() -> PathBuf {
     runtime().map_or_else(in_tmp, |runtime| runtime.join("gpumem"))
 }
 
 /// Returns a daemon's agent socket that accepts connections. Used if its control socket is unreachable, as in a container that
 /// gets only the agent socket.
-pub(crate) fn agent_alone() -> Option<PathBuf> {
-    let agents = candidates(None)
-        .into_iter()
-        .map(|candidate| Candidate { path: sibling(&candidate.path, AGENT), ..candidate });
-    let mut there = agents.filter(|agent| agent.check().is_ok() && listens(&agent.path));
-    there.next().map(|agent| agent.path)
+pub(crate) fn agent_socket() -> Option<PathBuf> {
+    let controls = candidates(None).into_iter();
+    let mut agents =
+        controls.map(|control| Candidate { path: control.path.with_file_name(AGENT), ..control });
+    agents.find(|agent| agent.check().is_ok() && listens(&agent.path)).map(|agent| agent.path)
 }
 
 /// Returns whether a SEQPACKET socket accepts a connection at once.
@@ -82,11 +81,6 @@ fn listens(path: &Path) -> bool {
     SocketAddrUnix::new(path).is_ok_and(|address| connect(&socket, &address).is_ok())
 }
 
-/// Returns the path of another socket in the directory of a control socket.
-pub(crate) fn sibling(control: &Path, name: &str) -> PathBuf {
-    control.with_file_name(name)
-}
-
 fn in_tmp() -> PathBuf {
     PathBuf::from(format!("/tmp/gpumem-{}", user()))
 }
@@ -95,13 +89,14 @@ fn user() -> u32 {
     rustix::process::getuid().as_raw()
 }
 
+/// Returns the control socket that is named by its path or by its directory.
 fn control(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     if path.is_dir() { path.join(CONTROL) } else { path }
 }
 
 impl Candidate {
-    /// Checks that this is a socket that only root or the caller can have created. Returns the reason if not.
+    /// Checks that the path is a socket that only root or this user can have created. The error is the reason if not.
     pub(crate) fn check(&self) -> Result<(), String> {
         let socket = std::fs::metadata(&self.path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => "is not there".to_owned(),
@@ -114,15 +109,15 @@ impl Candidate {
         if self.typed {
             return Ok(());
         }
-        trusted(&self.path, socket.uid())?;
-        // The agents' socket is a link to one in another directory, which must be trusted too.
+        check_path(&self.path, socket.uid())?;
+        // The agents' socket is a link to one in another directory, whose permissions must be safe too.
         let real = std::fs::canonicalize(&self.path).map_err(|error| error.to_string())?;
-        trusted(&real, socket.uid())
+        check_path(&real, socket.uid())
     }
 
-    /// Checks the owner of the process at the other end. This is needed in addition, because the socket may have been replaced
-    /// between the check of its path and the connection.
-    pub(crate) fn believes(&self, server: u32) -> Result<(), String> {
+    /// Checks the user id of the process that accepted the connection. [`check`](Self::check) is not enough, because the socket
+    /// may have been replaced between that check and the connection.
+    pub(crate) fn check_server(&self, server: u32) -> Result<(), String> {
         if self.typed || is_systems(&self.path) || server == 0 || server == user() {
             return Ok(());
         }
@@ -136,15 +131,16 @@ fn is_systems(path: &Path) -> bool {
     path.starts_with(SYSTEM)
 }
 
-fn trusted(path: &Path, owner: u32) -> Result<(), String> {
+/// Checks a socket's owner and the permissions of its directory.
+fn check_path(path: &Path, owner: u32) -> Result<(), String> {
     let directory = path.parent().unwrap_or(Path::new("/"));
-    let place = std::fs::metadata(directory).map_err(|error| error.to_string())?;
-    let groups = place.gid() == 0 || place.gid() == rustix::process::getgid().as_raw();
-    may_hold(is_systems(path), owner, (place.uid(), place.mode(), groups), user())
+    let directory = std::fs::metadata(directory).map_err(|error| error.to_string())?;
+    let is_our_group = directory.gid() == 0 || directory.gid() == rustix::process::getgid().as_raw();
+    check_owners(is_systems(path), owner, (directory.uid(), directory.mode(), is_our_group), user())
 }
 
-/// Checks the permissions. `directory` is its owner, its mode, and whether its group is ours or root's.
-fn may_hold(is_systems: bool, owner: u32, directory: (u32, u32, bool), user: u32) -> Result<(), String> {
+/// Checks the owner of a socket in a directory with this owner, this mode, and a group that is or is not ours or root's.
+fn check_owners(is_systems: bool, owner: u32, directory: (u32, u32, bool), user: u32) -> Result<(), String> {
     let (holder, mode, is_our_group) = directory;
     if mode & 0o002 != 0 || mode & 0o020 != 0 && !is_our_group {
         return Err("not used: others may write in its directory".into());
@@ -172,7 +168,7 @@ mod tests {
     #[test]
     fn only_root_and_the_caller_are_believed() {
         let ok = |systems, owner, holder, mode, group| {
-            may_hold(systems, owner, (holder, mode, group), 1000).is_ok()
+            check_owners(systems, owner, (holder, mode, group), 1000).is_ok()
         };
         for (systems, owner, holder, mode, group) in [
             (false, 0, 0, 0o755, false),
@@ -193,7 +189,7 @@ mod tests {
             assert!(!ok(systems, owner, holder, mode, group), "{owner} in {holder}'s {mode:o}");
         }
         let own = |typed| Candidate { path: "/home/a/control.sock".into(), typed };
-        assert!(own(false).believes(user() + 1).is_err() && own(true).believes(user() + 1).is_ok());
+        assert!(own(false).check_server(user() + 1).is_err() && own(true).check_server(user() + 1).is_ok());
     }
 
     #[test]

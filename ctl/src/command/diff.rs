@@ -12,7 +12,7 @@ use gpumem_report::diff::{At, Diff, Side, data};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::escape;
 
-/// Compares two runs. The output is printed in any case; a failed limit is reported as an error afterwards.
+/// Compares two runs. If B exceeds the limit, the comparison is printed nevertheless, before the error.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let side = |name: &str| report::summed(&args.side(name), args.job);
     let [mut a, b] = [side(&args.a)?, side(&args.b)?];
@@ -24,7 +24,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let at = if args.now { At::Now } else { At::Peak };
     let mut diff = Diff::new(sides, at, groupings, args.by);
     if let Some(device) = &args.device
-        && !diff.only(|of| names_device(device, Some(u32::from(of.ordinal)), &of.name))
+        && !diff.only(|of| names_device(device, of.ordinal.into(), &of.name))
     {
         let known = diff.sides.iter().flat_map(|side| &side.run.devices);
         let known = known.map(|of| (u32::from(of.ordinal), of.name.clone()));
@@ -51,6 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
+/// Returns whether the figure of `--of` is within `--fail-above`; `None` without a limit.
 fn verdict(diff: &Diff<'_>, args: &Args) -> Result<Option<Verdict>> {
     let Some(limit) = args.fail_above else { return Ok(None) };
     let of = match &args.of {

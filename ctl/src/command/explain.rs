@@ -21,15 +21,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         None => largest(args),
     };
-    let text = match &found {
-        Some((run, id)) => {
-            let mut report = Report::new(run, report::groupings(args.rules.as_deref(), run)?, None);
-            report.id.clone_from(id);
-            explain(word, Some(&report), width())
-        }
-        None => explain(word, None, width()),
-    };
-    match text {
+    let mut report = None;
+    if let Some((run, id)) = &found {
+        let groupings = report::groupings(args.rules.as_deref(), run)?;
+        report.insert(Report::new(run, groupings, None)).id.clone_from(id);
+    }
+    match explain(word, report.as_ref(), width()) {
         Ok(text) => print(&text),
         Err(nearest) => {
             let mut text = format!("{} is not in the list of words:", escape(word));
@@ -41,7 +38,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Returns the live process with most memory, else the latest stored run. Words can be explained without either.
+/// Returns the run of the live process with most memory, else the latest stored run, with its id; `None` if there is neither.
 fn largest(args: &Args) -> Option<(Run, Option<String>)> {
     let live = Daemon::find(args.source.socket.as_deref())
         .ok()

@@ -1,5 +1,5 @@
-//! `gpumemctl generate DIR`: writes manual pages and completions from the argument parser. A hidden command, for builders of
-//! packages and for users who have only the program.
+//! `gpumemctl generate DIR`: writes manual pages and shell completions, made from the argument parser. The command is hidden; it
+//! is for builders of packages and for users who have only the program.
 //!
 //! ```text
 //! DIR/man/man1/gpumemctl.1, gpumemctl-COMMAND.1, ...
@@ -13,13 +13,13 @@ use anyhow::{Context, Result};
 use clap::Command;
 use clap_complete::Shell;
 use clap_mangen::Man;
-use clap_mangen::roff::{Inline, Roff, bold, roman};
+use clap_mangen::roff::{Roff, bold, roman};
 use std::fs;
 use std::path::Path;
 
 const NAME: &str = "gpumemctl";
 
-/// Place of each shell's completions below DIR, which is a `share` folder.
+/// Folder and file of each shell's completions below DIR, which is a `share` folder.
 const COMPLETIONS: &[(Shell, &str, &str)] = &[
     (Shell::Bash, "bash-completion/completions", "gpumemctl"),
     (Shell::Zsh, "zsh/site-functions", "_gpumemctl"),
@@ -44,30 +44,27 @@ const FILES: &[(&str, &str)] = &[
 /// Writes all files, and replaces existing ones.
 pub(crate) fn run(args: &Generate) -> Result<()> {
     let mut cli = crate::args::command();
+    // clap_complete would also complete hidden commands.
+    let visible = cli.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    let mut visible = Command::new(NAME)
+        .version(env!("CARGO_PKG_VERSION"))
+        .about(cli.get_about().cloned().unwrap_or_default())
+        .disable_help_subcommand(true)
+        .subcommands(visible);
     for (shell, folder, file) in COMPLETIONS {
-        // The generator would also offer hidden commands.
-        let mut shown = shown(&cli);
         let mut script = Vec::new();
-        clap_complete::generate(*shell, &mut shown, NAME, &mut script);
+        clap_complete::generate(*shell, &mut visible, NAME, &mut script);
         write(&args.dir.join(folder), file, &script)?;
     }
     cli.build();
     pages(&cli, None, &args.dir.join("man/man1"))
 }
 
-fn shown(command: &Command) -> Command {
-    let mut shown = Command::new(NAME).version(env!("CARGO_PKG_VERSION")).disable_help_subcommand(true);
-    if let Some(about) = command.get_about() {
-        shown = shown.about(about.clone());
-    }
-    shown.subcommands(command.get_subcommands().filter(|command| !command.is_hide_set()).cloned())
-}
-
-/// Writes the page of a command and those of its subcommands.
+/// Writes the manual pages of a command and of its subcommands.
 fn pages(command: &Command, parent: Option<&str>, folder: &Path) -> Result<()> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
     let commands = || command.get_subcommands().filter(|command| !command.is_hide_set());
-    // The page has the program's version in place of a date, which would be that of the build.
+    // The page has no date, because it would be that of the build.
     let man = Man::new(command.clone())
         .title(name.to_uppercase())
         .source(format!("gpumemd {}", env!("CARGO_PKG_VERSION")))
@@ -84,8 +81,8 @@ fn pages(command: &Command, parent: Option<&str>, folder: &Path) -> Result<()> {
     }
     let mut rest = Roff::new();
     if parent.is_none() {
-        listed(&mut rest, "ENVIRONMENT", ENVIRONMENT);
-        listed(&mut rest, "FILES", FILES);
+        list_section(&mut rest, "ENVIRONMENT", ENVIRONMENT);
+        list_section(&mut rest, "FILES", FILES);
     }
     if let Some(help) = command.get_after_help().map(ToString::to_string) {
         let codes = help.rsplit("\n\n").next().unwrap_or_default();
@@ -93,31 +90,23 @@ fn pages(command: &Command, parent: Option<&str>, folder: &Path) -> Result<()> {
         rest.text([roman(codes.strip_prefix("Exit codes: ").unwrap_or(codes))]);
     }
     if parent.is_some() && commands().next().is_none() {
-        listed(&mut rest, "EXAMPLES", &examples(&name.replace('-', " ")).collect::<Vec<_>>());
+        list_section(&mut rest, "EXAMPLES", &examples(&name.replace('-', " ")).collect::<Vec<_>>());
     }
     rest.control("SH", ["SEE ALSO"]);
-    rest.text(see_also(parent));
+    let parent_page = parent.into_iter().flat_map(|parent| [bold(parent), roman("(1), ")]);
+    rest.text(parent_page.chain([bold("gpumemd"), roman("(8)")]).collect::<Vec<_>>());
     rest.to_writer(&mut page)?;
     write(folder, &format!("{name}.1"), &page)?;
     commands().try_for_each(|command| pages(command, Some(&name), folder))
 }
 
-fn listed(roff: &mut Roff, heading: &str, rows: &[(&str, &str)]) {
+fn list_section(roff: &mut Roff, heading: &str, rows: &[(&str, &str)]) {
     roff.control("SH", [heading]);
     for (name, about) in rows {
         roff.control("TP", []);
         roff.text([bold(*name)]);
         roff.text([roman(*about)]);
     }
-}
-
-fn see_also(parent: Option<&str>) -> Vec<Inline> {
-    let mut pages = Vec::new();
-    if let Some(parent) = parent {
-        pages.extend([bold(parent), roman("(1), ")]);
-    }
-    pages.extend([bold("gpumemd"), roman("(8)")]);
-    pages
 }
 
 fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<()> {

@@ -1,9 +1,9 @@
 //! `gpumemctl import FILE...`, with its older form `gpumemctl import FORMAT FILE...`, and `gpumemctl export RUN -o FILE`.
 
-use crate::args::{Export, Import};
+use crate::args::{Export, Import, quoted_suffix};
 use crate::command::report;
 use crate::exit::Kind;
-use crate::output::{complain, deliver, is_broken_pipe, print};
+use crate::output::{deliver, is_broken_pipe, print, print_error};
 use crate::when::now_ns;
 use anyhow::Result;
 use gpumem_import::{Format, format, read_file};
@@ -22,37 +22,31 @@ use std::path::{Path, PathBuf};
 /// stop the others, and neither does a closed output pipe.
 pub(crate) fn run(args: &Import) -> Result<()> {
     let path = args.store.path()?;
-    let (format, files) = meant(args);
-    let (mut first_error, mut heard) = (None, true);
+    let (format, files) = format_and_files(args);
+    let (mut first_error, mut is_pipe_open) = (None, true);
     for file in files {
-        let error = match import(args, format, &path, file) {
-            Ok(summary) if heard => print(&summary).err(),
-            Ok(_) => None,
-            Err(error) => Some(error),
-        };
-        match error {
-            Some(error) if is_broken_pipe(&error) => heard = false,
-            Some(error) if first_error.is_some() => {
-                complain(&error);
-            }
-            Some(error) => first_error = Some(error),
-            None => {}
+        match import(args, format, &path, file)
+            .and_then(|summary| if is_pipe_open { print(&summary) } else { Ok(()) })
+        {
+            Ok(()) => {}
+            Err(error) if is_broken_pipe(&error) => is_pipe_open = false,
+            Err(error) if first_error.is_none() => first_error = Some(error),
+            Err(error) => _ = print_error(&error),
         }
     }
     first_error.map_or(Ok(()), Err)
 }
 
 /// Returns the format and the files. The first word is a format if it has the name of one, files follow, and no such file exists.
-fn meant(args: &Import) -> (Option<&'static Format>, &[PathBuf]) {
-    match args.files.split_first() {
-        Some((name, files)) if args.format.is_none() && !files.is_empty() && !name.exists() => {
-            match name.to_str().and_then(format) {
-                Some(format) => (Some(format), files),
-                None => (None, &args.files),
-            }
-        }
-        _ => (args.format, &args.files),
+fn format_and_files(args: &Import) -> (Option<&'static Format>, &[PathBuf]) {
+    if let Some((name, files @ [_, ..])) = args.files.split_first()
+        && args.format.is_none()
+        && !name.exists()
+        && let Some(format) = name.to_str().and_then(format)
+    {
+        return (Some(format), files);
     }
+    (args.format, &args.files)
 }
 
 fn import(args: &Import, format: Option<&'static Format>, store_path: &Path, file: &Path) -> Result<String> {
@@ -65,12 +59,12 @@ fn import(args: &Import, format: Option<&'static Format>, store_path: &Path, fil
     for (run, uid) in &runs {
         let (id, new) = store.insert(run, uid)?;
         text += &summary(run, &id.to_string(), new);
-        text += &format!("    next: gpumemctl report {id}{}\n", args.store.typed());
+        text += &format!("    next: gpumemctl report {id}{}\n", quoted_suffix(&args.store.words()));
     }
     Ok(text)
 }
 
-/// Returns the runs of a file, each with its uid. An exported run contains its uid.
+/// Returns the runs of a file, each with its uid, the id that is the same in all stores. An exported run contains its uid.
 fn read(file: &Path, format: Option<&'static Format>) -> Result<Vec<(Run, String)>> {
     let is_exported = |input: &Input| export::looks_like(input.head());
     if format.is_none_or(|format| format.name == export::FORMAT) {
@@ -86,7 +80,7 @@ fn read(file: &Path, format: Option<&'static Format>) -> Result<Vec<(Run, String
     Ok(runs.into_iter().zip(uids).collect())
 }
 
-/// Returns the uid of a run from a file: the same content gives the same uid.
+/// Returns the uid of a run from a file with this [`digest`].
 fn uid(run: &Run, content: u64) -> String {
     format!("{}:{content:016x}:{}:{}", run.source.kind, run.process.pid, run.process.start_ticks)
 }
@@ -109,8 +103,8 @@ fn summary(run: &Run, id: &str, new: bool) -> String {
     text
 }
 
-/// Returns a hash of a file's content and length: a variant of FNV-1a that takes eight bytes at a time. It must never change,
-/// because uids depend on it.
+/// Returns a hash of a file's content and length: a variant of FNV-1a that takes eight bytes at a time. The result must never
+/// change, because uids contain it.
 fn digest(path: &Path) -> Result<u64> {
     const PRIME: u64 = 0x0100_0000_01b3;
     let mut file = File::open(path)?;
@@ -136,13 +130,13 @@ fn digest(path: &Path) -> Result<u64> {
     }
 }
 
-/// Writes the run, and prints on standard error how to import it.
+/// Writes a run to a file, and prints on standard error how to import it.
 pub(crate) fn export(args: &Export) -> Result<()> {
     if args.output.path().is_none() && std::io::stdout().is_terminal() {
         return Err(Kind::Usage.error("an exported run cannot be shown on a terminal: give a file (-o FILE)"));
     }
     let (run, id, _) = report::single(&args.report())?;
-    let uid = stored_uid(&run, id.as_deref(), args)?;
+    let uid = uid_of_run(&run, id.as_deref(), args)?;
     let from = From {
         host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         id,
@@ -164,8 +158,8 @@ pub(crate) fn export(args: &Export) -> Result<()> {
     Ok(())
 }
 
-/// Returns the run's uid, which is the same in every store.
-fn stored_uid(run: &Run, id: Option<&str>, args: &Export) -> Result<String> {
+/// Returns the uid of a run from a file, the store or the daemon.
+fn uid_of_run(run: &Run, id: Option<&str>, args: &Export) -> Result<String> {
     let file = Path::new(&args.run);
     let is_number = args.run.parse::<u32>().is_ok();
     if id.is_none() && !is_number && file.exists() {
@@ -174,13 +168,12 @@ fn stored_uid(run: &Run, id: Option<&str>, args: &Export) -> Result<String> {
     // The store may belong to another daemon, so the stored run must have the same pid.
     let number: Option<RunId> = id.and_then(|id| id.parse().ok());
     if let (Some(number), Ok(store)) = (number, Store::open_read_only(args.source.store.readable()?)) {
-        let is_it =
-            |stored: &&gpumem_runs::store::RunSummary| stored.id == number && stored.pid == run.process.pid;
-        if let Some(stored) = store.list()?.iter().find(is_it) {
-            return Ok(stored.uid.clone());
+        let mut runs = store.list()?.into_iter();
+        if let Some(stored) = runs.find(|stored| stored.id == number && stored.pid == run.process.pid) {
+            return Ok(stored.uid);
         }
     }
-    // Has the same form as the daemon's uid.
+    // The daemon makes the uid of a live process in the same way.
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     Ok(format!("{}:{}:{}", boot.trim_end(), run.process.pid, run.process.start_ticks))
 }

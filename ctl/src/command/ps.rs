@@ -1,7 +1,7 @@
 //! `gpumemctl ps`: current memory of all devices.
 //!
-//! Every device adds up as printed: its processes, unowned memory, the driver's share and free memory are its size. A row adds up
-//! too: used = tracked + gap, and idle is a part of tracked.
+//! The printed amounts of a device add up: processes, unaccounted and system memory, and free memory are its size. The amounts of a
+//! row add up too: used is tracked plus Untrackable, and idle is a part of tracked.
 
 use crate::args::{Ps as Args, names_device, no_device};
 use crate::client::Daemon;
@@ -12,7 +12,7 @@ use gpumem_model::units::{Unit, plural, signed, thousands};
 use gpumem_report::table::{Align, Table, cut};
 use gpumem_report::text::{escape, short_command};
 
-/// The age of older readings is shown: twice the interval of the slowest sampler (1 s), with a margin.
+/// Age in ms from which a reading counts as old, and its age is printed. The daemon reads NVML at least once a second.
 pub(super) const FRESH_MS: u64 = 3_000;
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -24,9 +24,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     print(&if args.json { gpumem_model::escape::json(&ps) } else { table(&ps, width()) })
 }
 
+/// Removes all devices but the named one. Fails if no device or more than one has this name.
 pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
-    let there = |device: &DeviceRow| names_device(name, Some(device.index), &device.uuid);
-    let found: Vec<usize> = (0..ps.devices.len()).filter(|&index| there(&ps.devices[index])).collect();
+    let is_named = |device: &DeviceRow| names_device(name, device.index, &device.uuid);
+    let found: Vec<usize> = (0..ps.devices.len()).filter(|&index| is_named(&ps.devices[index])).collect();
     let [index] = found[..] else {
         let what = if found.is_empty() { "is not a device" } else { "is more than one device" };
         let known = ps.devices.iter().map(|device| (device.index, device.uuid.clone()));
@@ -40,9 +41,12 @@ pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
 }
 
 pub(super) const NO_DEVICE: &str = "no device: NVML does not answer or has none (why: gpumemctl doctor)";
+/// Headings of the columns.
 pub(super) const HEADS: [&str; 8] = ["GPU", "PID", "USER", "STATE", "USED", "TRACKED", "IDLE", "UNTRACK"];
+/// Whether each column is aligned to the left.
 pub(super) const LEFT: [bool; 8] = [true, false, true, true, false, false, false, false];
 
+/// A row of the table: a cell for each of [`HEADS`], and the command with hints.
 pub(super) struct Line {
     pub(super) cells: [String; 8],
     pub(super) note: String,
@@ -69,6 +73,7 @@ fn table(ps: &Ps, terminal: Option<usize>) -> String {
     out
 }
 
+/// Returns the unit in which all amounts are printed.
 pub(super) fn unit(ps: &Ps) -> Unit {
     let sizes = ps.devices.iter().filter_map(|device| device.total_bytes.or(device.used_bytes));
     let held = ps.processes.iter().filter_map(|process| process.used_bytes);
@@ -77,48 +82,48 @@ pub(super) fn unit(ps: &Ps) -> Unit {
 
 /// Adds the rows of a device's processes, and the row of its free memory.
 fn device_lines(ps: &Ps, index: usize, device: &DeviceRow, unit: Unit, lines: &mut Vec<Line>) {
-    let processes: Vec<&ProcessRow> = ps.processes.iter().filter(|process| process.device == index).collect();
-    let shown = Shown::of(device, &processes, unit);
-    for (process, used) in processes.iter().zip(&shown.processes) {
-        lines.push(process_line(device, process, *used, unit));
-    }
-    let mut beside = Vec::new();
-    beside.extend(device.unified.then(|| "unified".to_owned()));
-    beside.extend(device.system_bytes.map(|_| format!("system {}", amount(shown.system, unit))));
+    let amounts = DeviceAmounts::of(ps, index, unit);
+    let processes = amounts.processes.iter();
+    lines.extend(processes.map(|(row, used)| process_line(device, &ps.processes[*row], *used, unit)));
+    let mut parts = Vec::new();
+    parts.extend(device.unified.then(|| "unified".to_owned()));
+    parts.extend(device.system_bytes.map(|_| format!("system {}", amount(amounts.system, unit))));
     if device.unaccounted_bytes.is_some_and(|bytes| bytes != 0) {
         let what = if device.unified { "rest of the host" } else { "unaccounted" };
-        beside.push(format!("{what} {}", amount(shown.unaccounted, unit)));
+        parts.push(format!("{what} {}", amount(amounts.unaccounted, unit)));
     }
-    let beside = if beside.is_empty() { String::new() } else { format!("({})", beside.join(", ")) };
-    let notes: Vec<String> =
-        Some(beside).filter(|text| !text.is_empty()).into_iter().chain(doubt(device)).collect();
+    let mut notes = Vec::new();
+    notes.extend((!parts.is_empty()).then(|| format!("({})", parts.join(", "))));
+    notes.extend(reading_warning(device));
     let mut cells = [const { String::new() }; 8];
-    if processes.is_empty() {
+    if amounts.processes.is_empty() {
         cells[0] = device.index.to_string();
     }
     cells[3] = if device.unified { "available" } else { "free" }.to_owned();
-    cells[4] = amount(shown.free, unit);
+    cells[4] = amount(amounts.free, unit);
     lines.push(Line { cells, note: notes.join(" ") });
 }
 
-/// Returns a warning if the reading of a device failed or is outdated.
-pub(super) fn doubt(device: &DeviceRow) -> Option<String> {
+/// Returns a warning if NVML's latest reading of a device failed or is old.
+pub(super) fn reading_warning(device: &DeviceRow) -> Option<String> {
     let old = device.age_ms.filter(|age| *age > FRESH_MS).map(|age| format!("read {} ago", seconds(age)));
     let why: Vec<String> = device.why.as_deref().map(escape).into_iter().chain(old).collect();
     (!why.is_empty()).then(|| format!("NOT FRESH: {}", why.join(", ")))
 }
 
+/// Formats an amount in steps of the last printed digit; unknown is `-`.
 fn amount(steps: Option<i64>, unit: Unit) -> String {
     steps.map_or("-".to_owned(), |steps| unit.print(steps))
 }
 
-/// Returns pid and user of a row. A daemon that hides other users' processes reports pid 0.
+/// Returns the cells for pid and user. The daemon may hide processes of other users, whose pid is then 0.
 fn owner(pid: u32, user: Option<&str>, uid: Option<u64>) -> [String; 2] {
     let dash = || "-".to_owned();
     let user = user.map(escape).or_else(|| uid.map(|uid| uid.to_string()));
     [if pid == 0 { dash() } else { pid.to_string() }, user.unwrap_or_else(dash)]
 }
 
+/// Makes the row of a process. `used` is the process's used memory in steps of the last printed digit.
 pub(super) fn process_line(device: &DeviceRow, process: &ProcessRow, used: Option<i64>, unit: Unit) -> Line {
     let gap = process.used_bytes.zip(process.tracked_bytes).map(|(used, tracked)| signed(used) - tracked);
     let (tracked, gap) = match (used, process.tracked_bytes, gap) {
@@ -129,12 +134,12 @@ pub(super) fn process_line(device: &DeviceRow, process: &ProcessRow, used: Optio
         (_, tracked, gap) => (tracked.map(|bytes| unit.round(bytes)), gap.map(|bytes| unit.round(bytes))),
     };
     let idle = process.idle_bytes.map(|bytes| unit.round(bytes));
-    let (state, plain) = state(&process.flags);
+    let (state, is_normal) = state(&process.flags);
     let mut note = process.command.as_deref().map_or("-".to_owned(), command);
     let mut hints: Vec<String> = process.why.iter().map(|why| escape(why)).collect();
     hints.extend(process.protected_bytes.map(|bytes| format!("protected {}", unit.amount(signed(bytes)))));
     hints.extend(process.age_ms.filter(|age| *age > FRESH_MS).map(|age| format!("{} old", seconds(age))));
-    if !plain && process.pid != 0 {
+    if !is_normal && process.pid != 0 {
         hints.push(format!("why: doctor {}", process.pid));
     }
     if !hints.is_empty() {
@@ -145,7 +150,7 @@ pub(super) fn process_line(device: &DeviceRow, process: &ProcessRow, used: Optio
     Line { cells: [device.index.to_string(), pid, user, state, used, tracked, idle, gap], note }
 }
 
-/// Returns a single row for all devices that only the process reports.
+/// Makes one row for all devices of a process that only its agent reports, and NVML does not.
 fn claim_line(claim: &ClaimRow, unit: Unit) -> Line {
     let dash = || "-".to_owned();
     let [pid, user] = owner(claim.pid, claim.user.as_deref(), claim.uid);
@@ -156,7 +161,7 @@ fn claim_line(claim: &ClaimRow, unit: Unit) -> Line {
     Line { cells: [dash(), pid, user, "claimed".to_owned(), dash(), tracked, dash(), dash()], note }
 }
 
-/// Returns one line that counts the devices that only processes report; `None` if there are none.
+/// Returns a sentence on the devices that only agents report, and NVML does not; `None` if there are none.
 pub(super) fn claims_line(claims: &[ClaimRow]) -> Option<String> {
     let devices = claims.iter().fold(0_u64, |sum, claim| sum.saturating_add(claim.devices as u64));
     let (who, verb) = match claims.len() {
@@ -168,11 +173,11 @@ pub(super) fn claims_line(claims: &[ClaimRow]) -> Option<String> {
     Some(format!("{who} {verb} {devices} that NVML does not have (gpumemctl ps lists them)"))
 }
 
-/// Returns the flags as text, and whether they need no explanation.
+/// Returns the flags as text, and whether they are normal, so that the row needs no explanation.
 fn state(flags: &[String]) -> (String, bool) {
-    // A restart of gpumemd affects only peaks, which are not shown here.
-    let plain = |flag: &&String| *flag == "covered" || *flag == "restarted";
-    let more: Vec<String> = flags.iter().filter(|flag| !plain(flag)).map(|flag| escape(flag)).collect();
+    // `restarted` concerns only peaks, which the table does not have.
+    let is_normal = |flag: &&String| *flag == "covered" || *flag == "restarted";
+    let more: Vec<String> = flags.iter().filter(|flag| !is_normal(flag)).map(|flag| escape(flag)).collect();
     match (flags.iter().any(|flag| flag == "covered"), more.is_empty()) {
         (true, true) => ("covered".into(), true),
         (_, true) => ("-".into(), false),
@@ -180,7 +185,7 @@ fn state(flags: &[String]) -> (String, bool) {
     }
 }
 
-/// Returns the short command, with the rank at its end if there is one.
+/// Shortens a command; a rank at its end is kept.
 fn command(command: &str) -> String {
     let is_rank = |rank: &str| !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_digit());
     match command.rsplit_once(" rank ").filter(|(_, rank)| is_rank(rank)) {
@@ -189,38 +194,42 @@ fn command(command: &str) -> String {
     }
 }
 
-pub(super) fn seconds(ms: u64) -> String {
+fn seconds(ms: u64) -> String {
     format!("{}.{} s", ms / 1000, ms / 100 % 10)
 }
 
-/// Amounts of a device in steps of the unit. They are apportioned from its size if all have a value.
-pub(super) struct Shown {
-    pub(super) processes: Vec<Option<i64>>,
+/// Amounts of a device in steps of the last printed digit. If they add up to the device's size, the rounded ones do too.
+pub(super) struct DeviceAmounts {
+    /// Used memory of each process of the device, with the index of its row in [`Ps::processes`].
+    pub(super) processes: Vec<(usize, Option<i64>)>,
     pub(super) unaccounted: Option<i64>,
     pub(super) system: Option<i64>,
     pub(super) free: Option<i64>,
 }
 
-impl Shown {
-    pub(super) fn of(device: &DeviceRow, processes: &[&ProcessRow], unit: Unit) -> Self {
-        let mut bytes: Vec<Option<i64>> =
-            processes.iter().map(|process| process.used_bytes.map(signed)).collect();
-        let beside =
-            [device.unaccounted_bytes, device.system_bytes.map(signed), device.free_bytes.map(signed)];
-        bytes.extend(beside);
+impl DeviceAmounts {
+    /// Computes the amounts of the device with this index in [`Ps::devices`].
+    pub(super) fn of(ps: &Ps, index: usize, unit: Unit) -> Self {
+        let device = &ps.devices[index];
+        let on_device = ps.processes.iter().enumerate().filter(|(_, process)| process.device == index);
+        let (rows, mut bytes): (Vec<usize>, Vec<Option<i64>>) =
+            on_device.map(|(row, process)| (row, process.used_bytes.map(signed))).unzip();
+        bytes.extend([
+            device.unaccounted_bytes,
+            device.system_bytes.map(signed),
+            device.free_bytes.map(signed),
+        ]);
         let known: Vec<i64> = bytes.iter().flatten().copied().collect();
         let sum = known.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes));
-        let mut steps = if device.total_bytes.map(signed) == Some(sum) {
-            unit.apportion(unit.round(sum), &known)
-        } else {
-            known.iter().map(|bytes| unit.round(*bytes)).collect()
-        }
-        .into_iter();
-        let mut shown: Vec<Option<i64>> =
-            bytes.iter().map(|bytes| bytes.and_then(|_| steps.next())).collect();
-        let (free, system, unaccounted) =
-            (shown.pop().flatten(), shown.pop().flatten(), shown.pop().flatten());
-        Shown { processes: shown, unaccounted, system, free }
+        let steps = match device.total_bytes.map(signed) == Some(sum) {
+            true => unit.apportion(unit.round(sum), &known),
+            false => known.iter().map(|bytes| unit.round(*bytes)).collect(),
+        };
+        let mut steps = steps.into_iter();
+        let mut amounts = bytes.iter().map(|bytes| bytes.and_then(|_| steps.next()));
+        let processes = rows.into_iter().zip(amounts.by_ref()).collect();
+        let [unaccounted, system, free] = std::array::from_fn(|_| amounts.next().flatten());
+        DeviceAmounts { processes, unaccounted, system, free }
     }
 }
 

@@ -1,4 +1,4 @@
-//! `gpumemctl mark NAME [PID|all]`, `gpumemctl record PID VERB` and `gpumemctl nvml release`: requests to the daemon.
+//! Commands that send one request to the daemon: `gpumemctl mark NAME [PID|all]`, `record PID VERB` and `nvml release`.
 
 use crate::args::{Mark, Nvml, NvmlCommand, Pid, Record, Verb};
 use crate::client::{Daemon, RunSelector};
@@ -6,8 +6,7 @@ use crate::exit::Kind;
 use crate::output::print;
 use crate::when::When;
 use anyhow::Result;
-use gpumem_model::escape::{escape as harmless, quoted};
-use gpumem_report::text::escape;
+use gpumem_model::escape::{escape, quoted};
 
 /// Sets a mark at the present moment in the runs of live processes.
 pub(crate) fn mark(args: &Mark) -> Result<()> {
@@ -16,8 +15,8 @@ pub(crate) fn mark(args: &Mark) -> Result<()> {
         (Some(job), _) => daemon.mark(&args.name, RunSelector::Job(job)),
         (None, Some(Pid::All) | None) => daemon.mark(&args.name, RunSelector::Live),
         (None, Some(Pid::One(pid))) => match daemon.mark(&args.name, RunSelector::Pid(pid)) {
-            // If the process is a launcher, the processes that it started are marked.
-            Err(error) if Kind::NotFound.is_of(&error) => {
+            // A launcher has no run, so the processes that it started get the mark.
+            Err(error) if Kind::NotFound.matches(&error) => {
                 daemon.mark(&args.name, RunSelector::Tree(pid)).map_err(|_| error)
             }
             marked => marked,
@@ -31,9 +30,9 @@ pub(crate) fn mark(args: &Mark) -> Result<()> {
         }
         pids => format!("{} processes", pids.len()),
     };
-    let of = marked.pids.first().map(u32::to_string).unwrap_or_default();
+    let pid = marked.pids.first().map(u32::to_string).unwrap_or_default();
     let since = quoted(&escape(&When::Mark(args.name.clone()).to_string()));
-    print(&format!("marked {name} in the run of {whose}: gpumemctl report {of} --since {since}\n"))
+    print(&format!("marked {name} in the run of {whose}: gpumemctl report {pid} --since {since}\n"))
 }
 
 /// Sends a recording command to the agent of a process, through the daemon.
@@ -45,7 +44,7 @@ pub(crate) fn record(args: &Record) -> Result<()> {
     limits += &args.max_size.map(|bytes| format!("&max_size={bytes}")).unwrap_or_default();
     let verb = args.verb.name();
     let recorded = daemon.record(args.pid, &verb, output.as_deref(), &limits)?;
-    let file = recorded.file.as_deref().map(|file| harmless(&quoted(file)));
+    let file = recorded.file.as_deref().map(|file| escape(&quoted(file)));
     let text = match (args.verb, file) {
         (Verb::Start, Some(file)) => match args.steps {
             Some((first, last)) => format!("records its steps {first} to {last} to {file}, when they begin"),
@@ -65,7 +64,7 @@ pub(crate) fn record(args: &Record) -> Result<()> {
 pub(crate) fn nvml(args: &Nvml) -> Result<()> {
     let NvmlCommand::Release(release) = &args.command;
     let daemon = Daemon::find(release.socket.as_deref())?;
-    let seconds = daemon.release(release.seconds)?.for_s;
+    let seconds = daemon.release_nvml(release.seconds)?.for_s;
     print(&format!(
         "NVML is closed for {seconds} s: GPUs can be reset and MIG changed; used is unknown until then\n"
     ))

@@ -15,7 +15,7 @@ pub(crate) fn run(args: &Runs) -> Result<()> {
     let store = Store::open_read_only(args.store.readable()?)?;
     let runs = store.select(&filter(args)?)?;
     if args.json {
-        let list: Vec<_> = runs.iter().map(line_json).collect();
+        let list: Vec<_> = runs.iter().map(row_json).collect();
         return print(&gpumem_model::escape::json(&list));
     }
     let size = store.room()?.file_bytes;
@@ -75,7 +75,8 @@ fn table(runs: &[Listed], store_bytes: u64, terminal: Option<usize>) -> String {
     )
 }
 
-/// Returns the command, the file of origin, rank and job.
+/// Returns the label of a row: command, file of origin, rank, job, and the number of the part if the run is a part of a
+/// process's life.
 fn label(listed: &Listed) -> String {
     let run = &listed.run;
     let (label, origin) = (short_command(&run.label), escape(&run.source_origin));
@@ -98,7 +99,7 @@ fn label(listed: &Listed) -> String {
     label
 }
 
-fn line_json(listed: &Listed) -> serde_json::Value {
+fn row_json(listed: &Listed) -> serde_json::Value {
     let run = &listed.run;
     serde_json::json!({
         "run": run.id.to_string(),

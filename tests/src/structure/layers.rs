@@ -93,7 +93,7 @@ const DAEMON: Layers = Layers {
 const CTL: Layers = Layers {
     krate: "ctl",
     ranks: &[
-        &[layer("base", &["exit.rs", "output.rs", "when.rs"])],
+        &[layer("base", &["exit.rs", "output.rs", "proc.rs", "when.rs"])],
         &[layer("args", &["args.rs", "args/"])],
         &[layer("client", &["client/"])],
         &[layer("command", &["command/"])],

@@ -1,4 +1,4 @@
-//! Checks of the daemon's environment: systemd units, namespaces, the port for metrics.
+//! Checks the daemon's systemd units, its namespaces, and the port for metrics.
 
 use super::findings::{DoctorReport, finding};
 use gpumem_model::checks::Check;
@@ -10,16 +10,17 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Name of the host's initial PID namespace, which is fixed in the kernel.
-const HOSTS: &str = "pid:[4026531836]";
-/// Default address for metrics.
+/// Name of the initial PID namespace, the host's; the number is fixed in the kernel.
+const HOST_NAMESPACE: &str = "pid:[4026531836]";
+/// Default address of the daemon's metrics.
 const PORT: ([u8; 4], u16) = ([127, 0, 0, 1], 9837);
 /// Timeout for systemctl, which answers within milliseconds unless its bus hangs.
 const SYSTEMCTL: Duration = Duration::from_secs(3);
-/// Difference in ns from which clocks count as different. A request takes less time, and other time namespaces differ by seconds.
+/// Difference in ns from which the daemon's clock and ours count as different. A request takes less time, and the clocks of time
+/// namespaces differ by seconds.
 const CLOCKS_APART: u64 = 2_000_000_000;
 
-pub(super) fn look(report: &DoctorReport, findings: &mut Vec<Finding>) {
+pub(super) fn check(report: &DoctorReport, findings: &mut Vec<Finding>) {
     if Path::new("/run/systemd/system").exists()
         && let Some(text) = systemctl()
     {
@@ -29,19 +30,20 @@ pub(super) fn look(report: &DoctorReport, findings: &mut Vec<Finding>) {
         return findings.extend(port(SocketAddr::from(PORT)));
     }
     let own = std::fs::read_link("/proc/self/ns/pid").ok().map(|link| link.display().to_string());
-    findings.extend(pids(report.fact("pid namespace"), own.as_deref()));
+    findings.extend(pid_namespace(report.fact("pid namespace"), own.as_deref()));
     findings.extend(clocks(report.fact("clock"), own_clock()));
 }
 
-/// Returns systemd's properties of our units, as `key=value` lines, with a blank line between units.
+/// Returns systemd's properties of the daemon's units, as `key=value` lines, with a blank line between units.
 fn systemctl() -> Option<String> {
     let mut command = Command::new("systemctl");
+    command.args(["show", "--property=Id,LoadState,ActiveState,SubState,Result,NRestarts"]);
     command.args([
-        "show",
-        "--property=Id,LoadState,ActiveState,SubState,Result,NRestarts",
         "gpumemd.service",
+        "gpumemd-agent.socket",
+        "gpumemd-control.socket",
+        "gpumemd-http.socket",
     ]);
-    command.args(["gpumemd-agent.socket", "gpumemd-control.socket", "gpumemd-http.socket"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().ok()?;
     let since = Instant::now();
@@ -58,18 +60,19 @@ fn systemctl() -> Option<String> {
     Some(text)
 }
 
-fn units(text: &str, answers: bool) -> Vec<Finding> {
-    text.split("\n\n").filter_map(|unit| of_unit(unit, answers)).collect()
+/// Returns the findings on units. `answers`: a daemon answers.
+fn units(properties: &str, answers: bool) -> Vec<Finding> {
+    properties.split("\n\n").filter_map(|unit| check_unit(unit, answers)).collect()
 }
 
-fn of_unit(unit: &str, answers: bool) -> Option<Finding> {
-    let values: BTreeMap<&str, &str> = unit.lines().filter_map(|line| line.split_once('=')).collect();
+fn check_unit(properties: &str, answers: bool) -> Option<Finding> {
+    let values: BTreeMap<&str, &str> = properties.lines().filter_map(|line| line.split_once('=')).collect();
     let value = |key: &str| values.get(key).copied().unwrap_or_default();
     let id = value("Id");
     let is_service = id.ends_with(".service");
     let (state, text, fix) = match (value("LoadState"), value("ActiveState")) {
         ("", _) => return None,
-        // Not installed, as on a machine where every user has a private daemon.
+        // On a machine where every user has a private daemon, no unit is installed.
         ("not-found", _) if is_service && !answers => {
             (State::Ok, "is not installed here".into(), String::new())
         }
@@ -98,11 +101,11 @@ fn of_unit(unit: &str, answers: bool) -> Option<Finding> {
     Some(finding(Check::DaemonUnit, state, id, text, &fix))
 }
 
-/// Compares PID namespaces. `of` is the daemon's, `own` is ours.
-fn pids(of: Option<&str>, own: Option<&str>) -> Option<Finding> {
-    let (of, own) = (of?, own?);
+/// Compares the daemon's PID namespace with our own.
+fn pid_namespace(daemons: Option<&str>, own: Option<&str>) -> Option<Finding> {
+    let (daemons, own) = (daemons?, own?);
     const HOST_PIDS: &str = "run gpumemd in the host's PID namespace (hostPID: true, --pid=host)";
-    let (state, text, fix) = match (of == HOSTS, of == own) {
+    let (state, text, fix) = match (daemons == HOST_NAMESPACE, daemons == own) {
         (true, true) => (State::Ok, "gpumemd sees the whole machine", ""),
         (true, false) => (
             State::Warn,
@@ -123,14 +126,16 @@ fn pids(of: Option<&str>, own: Option<&str>) -> Option<Finding> {
     Some(finding(Check::NamespacePid, state, "pids", text, fix))
 }
 
+/// Returns CLOCK_MONOTONIC in ns.
 fn own_clock() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-fn clocks(of: Option<&str>, own: u64) -> Option<Finding> {
-    let apart = of?.parse::<u64>().ok()?.abs_diff(own);
+/// Compares CLOCK_MONOTONIC of the daemon with our own, in ns. They differ only between time namespaces.
+fn clocks(daemons: Option<&str>, own: u64) -> Option<Finding> {
+    let apart = daemons?.parse::<u64>().ok()?.abs_diff(own);
     let seconds = apart / 1_000_000_000;
     let text = format!(
         "the clock here is {seconds} s away from gpumemd's: another time namespace, whose agents gpumemd refuses"
@@ -144,10 +149,10 @@ fn port(address: SocketAddr) -> Option<Finding> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_millis(300)).ok()?;
     let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
     let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
-    let mut answer = Vec::new();
-    let question = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-    let asked = stream.write_all(question).and_then(|()| stream.take(4096).read_to_end(&mut answer));
-    let is_ours = asked.is_ok() && String::from_utf8_lossy(&answer).contains("there is /metrics");
+    let mut reply = Vec::new();
+    let request = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    let read = stream.write_all(request).and_then(|()| stream.take(4096).read_to_end(&mut reply));
+    let is_ours = read.is_ok() && String::from_utf8_lossy(&reply).contains("there is /metrics");
     let (text, fix) = match is_ours {
         true => (
             format!("a gpumemd serves {address}, but its control socket cannot be reached from here"),
@@ -189,12 +194,12 @@ mod tests {
 
     #[test]
     fn whose_pids_they_are() {
-        let state = |of, own| pids(Some(of), Some(own)).map(|of| of.state);
-        assert_eq!(state(HOSTS, HOSTS), Some(State::Ok));
-        assert_eq!(state(HOSTS, "pid:[7]"), Some(State::Warn));
+        let state = |of, own| pid_namespace(Some(of), Some(own)).map(|of| of.state);
+        assert_eq!(state(HOST_NAMESPACE, HOST_NAMESPACE), Some(State::Ok));
+        assert_eq!(state(HOST_NAMESPACE, "pid:[7]"), Some(State::Warn));
         assert_eq!(state("pid:[7]", "pid:[7]"), Some(State::Ok));
         assert_eq!(state("pid:[7]", "pid:[8]"), Some(State::Warn));
-        assert!(pids(None, Some(HOSTS)).is_none());
+        assert!(pid_namespace(None, Some(HOST_NAMESPACE)).is_none());
         assert!(clocks(Some("5000000000"), 5_100_000_000).is_none());
         assert!(clocks(Some("5000000000"), 9_000_000_000).is_some_and(|of| of.text.contains("4 s away")));
     }

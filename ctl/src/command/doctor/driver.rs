@@ -1,7 +1,7 @@
-//! The kernel's driver as seen in files: module, libraries, device files. Used in addition to the daemon's NVML, which may not
-//! answer.
+//! Checks the driver by its files: kernel module, libraries, device files. The daemon checks NVML, but may not answer.
 
 use super::findings::finding;
+use crate::proc::{pids, variable};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use rustix::fs::{Access, access};
@@ -9,9 +9,9 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Oldest driver branch with a libcupti that the agent can use (CUDA 11).
+/// Oldest driver branch (first number of the version) that supports a libcupti of CUDA 11, which the agent needs at least.
 const OLDEST: u32 = 450;
-/// Folders with the driver's libraries, in addition to those of LD_LIBRARY_PATH.
+/// Folders that may have the driver's libraries, in addition to those of LD_LIBRARY_PATH.
 const FOLDERS: [&str; 7] = [
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -28,11 +28,11 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn branch(&self) -> Option<u32> {
+    fn branch(&self) -> Option<u32> {
         self.version.split('.').next()?.parse().ok()
     }
 
-    /// Returns the major CUDA version that it supports.
+    /// Returns the highest major version of CUDA that the driver supports.
     pub(crate) fn cuda(&self) -> Option<u32> {
         Some(match self.branch()? {
             580.. => 13,
@@ -43,17 +43,17 @@ impl Driver {
     }
 }
 
-/// Checks the driver's files below `root`.
-pub(super) fn look(root: &Path, findings: &mut Vec<Finding>) -> Option<Driver> {
-    let driver = of_module(root, findings);
+/// Checks the driver's files below `root`. Returns the loaded driver.
+pub(super) fn check(root: &Path, findings: &mut Vec<Finding>) -> Option<Driver> {
+    let driver = check_module(root, findings);
     if let Some(driver) = &driver {
-        of_libraries(root, driver, findings);
+        check_libraries(root, driver, findings);
     }
-    of_files(root, findings);
+    check_device_files(root, findings);
     driver
 }
 
-fn of_module(root: &Path, findings: &mut Vec<Finding>) -> Option<Driver> {
+fn check_module(root: &Path, findings: &mut Vec<Finding>) -> Option<Driver> {
     let text = fs::read_to_string(root.join("proc/driver/nvidia/version")).ok();
     let driver = text.as_deref().and_then(version).map(|version| Driver { version });
     let exists = |path: &str| root.join(path).exists();
@@ -92,15 +92,14 @@ fn of_module(root: &Path, findings: &mut Vec<Finding>) -> Option<Driver> {
 fn version(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.contains("NVRM version"))?;
     let is_version = |word: &&str| {
-        let mut numbers = word.split('.');
-        let all =
-            word.split('.').all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()));
-        all && numbers.next().is_some_and(|first| first.len() == 3) && numbers.next().is_some()
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        word.find('.') == Some(3) && word.split('.').all(is_number)
     };
     line.split_whitespace().find(is_version).map(str::to_owned)
 }
 
-fn of_libraries(root: &Path, driver: &Driver, findings: &mut Vec<Finding>) {
+/// Checks that the driver's libraries have the version of the kernel module.
+fn check_libraries(root: &Path, driver: &Driver, findings: &mut Vec<Finding>) {
     let mut others = Vec::new();
     let mut same = 0;
     let set = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
@@ -112,7 +111,7 @@ fn of_libraries(root: &Path, driver: &Driver, findings: &mut Vec<Finding>) {
             let file_name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
             match file_name.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')) {
                 Some(version) if version == driver.version => same += 1,
-                // A name that ends in `.so.1` does not contain the version.
+                // A file named libcuda.so.1 itself does not have the version in its name.
                 Some(version) if version.contains('.') && !others.contains(&file) => others.push(file),
                 _ => {}
             }
@@ -122,7 +121,7 @@ fn of_libraries(root: &Path, driver: &Driver, findings: &mut Vec<Finding>) {
         |state, text, fix| findings.push(finding(Check::DriverVersions, state, "driver", text, fix));
     if let Some(other) = others.first() {
         let text = format!("the kernel module is {}, the library is {}", driver.version, other.display());
-        // If a fitting library exists too, an old one affects only programs that find it first.
+        // If a library of the right version exists too, the other one affects only programs that find it first.
         let state = if same == 0 { State::Bad } else { State::Warn };
         let fix = match same {
             0 => "the driver was updated and is not loaded yet: reload the nvidia modules, or reboot",
@@ -134,7 +133,8 @@ fn of_libraries(root: &Path, driver: &Driver, findings: &mut Vec<Finding>) {
     }
 }
 
-fn of_files(root: &Path, findings: &mut Vec<Finding>) {
+/// Checks whether this user may open the device files.
+fn check_device_files(root: &Path, findings: &mut Vec<Finding>) {
     let entries = fs::read_dir(root.join("dev")).into_iter().flatten().flatten();
     let is_ours = |name: &str| {
         let rest = name.strip_prefix("nvidia");
@@ -168,24 +168,20 @@ fn of_files(root: &Path, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Checks for the control daemon of MPS, which starts servers with its own environment. The kernel truncates both names to 15
-/// characters.
+/// Checks for MPS: whether its control daemon or server runs, and whether it has the agent. The control daemon starts servers with
+/// its own environment. The kernel truncates the names of both processes to `nvidia-cuda-mps`.
 pub(super) fn mps(root: &Path) -> Option<Finding> {
-    let processes = fs::read_dir(root.join("proc")).ok()?.flatten();
-    let is_control = |folder: &PathBuf| {
-        fs::read_to_string(folder.join("comm")).is_ok_and(|comm| comm.trim_end() == "nvidia-cuda-mps")
+    let proc = root.join("proc");
+    let file = |pid: u32, name: &str| fs::read(proc.join(pid.to_string()).join(name)).unwrap_or_default();
+    let of_mps: Vec<u32> =
+        pids(&proc).filter(|pid| file(*pid, "comm").trim_ascii_end() == b"nvidia-cuda-mps").collect();
+    let has_agent = |pid: &&u32| {
+        let library = variable(&file(**pid, "environ"), "CUDA_INJECTION64_PATH");
+        library.is_some_and(|path| path.contains("libgpumem"))
     };
-    let pid = |folder: &PathBuf| folder.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok());
-    let folders = processes.map(|entry| entry.path()).filter(|folder| pid(folder).is_some());
-    let of_mps: Vec<PathBuf> = folders.filter(is_control).collect();
-    let injects = |folder: &&PathBuf| {
-        let environment = fs::read(folder.join("environ")).unwrap_or_default();
-        let mut entries = environment.split(|byte| *byte == 0);
-        entries.any(|entry| entry.starts_with(b"CUDA_INJECTION64_PATH=") && contains(entry, b"libgpumem"))
-    };
-    let injected = of_mps.iter().find(injects);
-    let subject = format!("pid {}", pid(injected.or(of_mps.first())?).unwrap_or(0));
-    let text = match injected {
+    let with_agent = of_mps.iter().find(has_agent);
+    let subject = format!("pid {}", with_agent.or(of_mps.first())?);
+    let text = match with_agent {
         Some(_) => {
             "MPS runs with CUDA_INJECTION64_PATH set: the agent is off in its server, clients have their own"
         }
@@ -194,10 +190,6 @@ pub(super) fn mps(root: &Path) -> Option<Finding> {
         }
     };
     Some(finding(Check::DriverMps, State::Ok, &subject, text, ""))
-}
-
-fn contains(text: &[u8], word: &[u8]) -> bool {
-    text.windows(word.len()).any(|part| part == word)
 }
 
 #[cfg(test)]
@@ -224,7 +216,7 @@ mod tests {
 
         fn report(&self) -> Vec<(String, State, String)> {
             let mut findings = Vec::new();
-            look(&self.0, &mut findings);
+            check(&self.0, &mut findings);
             findings.into_iter().map(|of| (of.id, of.state, of.text)).collect()
         }
     }
@@ -290,11 +282,11 @@ mod tests {
     fn device_files_that_are_missing_are_told() {
         let root = Root::new("files");
         root.file("dev/nvidiactl", "").file("dev/nvidia0", "").file("dev/nvidia-modeset", "");
-        let of_files =
+        let device_files =
             |root: &Root| root.report().into_iter().find(|(id, ..)| id == "driver.files").expect("report");
-        assert!(of_files(&root).2.contains("no /dev/nvidia-uvm"));
+        assert!(device_files(&root).2.contains("no /dev/nvidia-uvm"));
         root.file("dev/nvidia-uvm", "");
-        assert_eq!(of_files(&root).1, State::Ok);
+        assert_eq!(device_files(&root).1, State::Ok);
     }
 
     #[test]

@@ -1,12 +1,15 @@
-//! Reads the header of a program or library: its machine, and the loader that it requests.
+//! Reads the ELF header of a program or library: the machine it is for, and the loader that it requests.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-const MOST_HEADERS: u16 = 64;
+/// Maximum number of program headers that are read.
+const MAX_HEADERS: u16 = 64;
+/// Type of the program header with the loader's path (PT_INTERP).
 const INTERPRETER: u32 = 3;
+/// Type of the program header of a file that is linked dynamically (PT_DYNAMIC).
 const DYNAMIC: u32 = 2;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -15,6 +18,7 @@ pub(super) struct Elf {
     pub bits: u8,
     /// EM_* value: 62 is x86-64, 183 is aarch64.
     pub machine: u16,
+    /// Path of the loader; `None` for static programs and libraries.
     pub interpreter: Option<String>,
     pub is_dynamic: bool,
 }
@@ -36,7 +40,7 @@ impl Elf {
             return Ok(elf); // a 32-bit program can never load the agent
         }
         let table = u64::from_le_bytes(head[32..40].try_into().unwrap_or_default());
-        let (size, count) = (half(54), half(56).min(MOST_HEADERS));
+        let (size, count) = (half(54), half(56).min(MAX_HEADERS));
         for number in 0..count {
             let mut entry = [0; 56];
             let at = table.saturating_add(u64::from(size) * u64::from(number));

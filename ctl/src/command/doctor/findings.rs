@@ -10,25 +10,26 @@ use std::path::PathBuf;
 
 #[derive(Debug)]
 pub(crate) struct DoctorReport {
-    /// The daemon's control socket, and its own report.
+    /// The daemon's control socket, and the daemon's report on itself, without its findings.
     pub daemon: Option<(PathBuf, Doctor)>,
     pub findings: Vec<Finding>,
 }
 
 impl DoctorReport {
+    /// Returns a fact that the daemon reports on itself, such as `store`.
     pub(super) fn fact(&self, name: &str) -> Option<&str> {
         let (_, doctor) = self.daemon.as_ref()?;
-        doctor.facts.iter().find(|(of, _)| of == name).map(|(_, value)| value.as_str())
+        doctor.facts.iter().find(|(fact, _)| fact == name).map(|(_, value)| value.as_str())
     }
 
-    /// Returns the number of findings that are bad, warnings, unknown and ok.
+    /// Returns the numbers of bad findings, warnings, unknown ones and ok ones.
     fn counts(&self) -> [usize; 4] {
         [State::Bad, State::Warn, State::Unknown, State::Ok]
             .map(|state| self.findings.iter().filter(|finding| finding.state == state).count())
     }
 }
 
-/// Makes a finding of a check. `fix` is a remedy; empty if none is needed.
+/// Makes a finding. `subject` is the thing that was checked, `fix` a remedy; empty if none is needed.
 pub(super) fn finding(
     check: Check,
     state: State,
@@ -40,13 +41,13 @@ pub(super) fn finding(
     Finding { id: check.id().to_owned(), state, subject: subject.into(), text: text.into(), fix }
 }
 
-/// Returns the text for a terminal of this width; `None` for a pipe.
+/// Returns the report as text. `terminal` is the width of the terminal; `None` for a pipe.
 pub(super) fn text(report: &DoctorReport, terminal: Option<usize>) -> String {
     let mut lines = Vec::new();
     if let Some((control, doctor)) = &report.daemon {
         let (version, pid, up) = (escape(&doctor.version), doctor.pid, duration(doctor.uptime_s));
         lines.push(format!("gpumemd {version} pid {pid}, up {up}, at {}", control.display()));
-        // The omitted facts are meant for programs, and are in the JSON.
+        // Clock and namespaces are meant for programs, and are in the JSON.
         let facts = doctor.facts.iter();
         let facts = facts.filter(|(name, _)| name != "clock" && !name.ends_with("namespace"));
         let mut table = Table::of_numbers(1, 1);
@@ -61,7 +62,7 @@ pub(super) fn text(report: &DoctorReport, terminal: Option<usize>) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Returns lines with state, id and sentence, and the advice below.
+/// Returns for each finding lines with state, id and sentence, and the remedy below.
 fn findings(findings: &[Finding], terminal: Option<usize>) -> Vec<String> {
     let widest = findings.iter().map(|finding| width(&escape(&finding.id))).max().unwrap_or(0);
     let indent = " ".repeat(9 + widest + 2);

@@ -1,11 +1,12 @@
-//! Checks on the client's side: sockets, the agent's library, CUPTI, the shell's variables.
+//! Checks what gpumemctl itself can see: sockets, the agent's library, CUPTI, the shell's variables.
 
 use super::driver::Driver;
 use super::elf::Elf;
 use super::findings::finding;
 use crate::args::variable;
-use crate::client::{AGENT, Daemon, sibling};
+use crate::client::{AGENT, CONTROL, Daemon};
 use crate::command::run::environment;
+use crate::proc::{mapped, pids};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use rustix::fs::{Access, access};
@@ -15,15 +16,15 @@ use std::path::{Path, PathBuf};
 
 /// Longest path of a socket in bytes, without the final zero.
 pub(super) const LONGEST_SOCKET: usize = 107;
-const CONTROL: &str = "control.sock";
-const MOST_PROCESSES: usize = 20_000;
+/// Maximum number of processes whose agent libraries are checked.
+const MAX_PROCESSES: usize = 20_000;
 
-/// Checks the sockets of the daemon that was found, as seen by this user.
+/// Checks whether this user may write to the sockets of the daemon that was found.
 pub(super) fn sockets(daemon: &Daemon) -> Finding {
-    let agent = sibling(&daemon.control, AGENT);
-    let control = described(&daemon.control);
+    let agent = daemon.control.with_file_name(AGENT);
+    let control = describe(&daemon.control);
     let (state, text, fix) = if access(&agent, Access::WRITE_OK).is_ok() {
-        (State::Ok, format!("{control}; {}", described(&agent)), "")
+        (State::Ok, format!("{control}; {}", describe(&agent)), "")
     } else {
         let why = if agent.exists() { "this user may not write to it" } else { "it is not there" };
         let text = format!("{control}; processes cannot report at {}: {why}", agent.display());
@@ -36,7 +37,8 @@ pub(super) fn sockets(daemon: &Daemon) -> Finding {
     finding(Check::Sockets, state, "sockets", text, fix)
 }
 
-fn described(path: &Path) -> String {
+/// Returns a socket's path, with mode and user.
+fn describe(path: &Path) -> String {
     let name = path.display();
     match path.metadata() {
         Ok(socket) => {
@@ -69,14 +71,12 @@ pub(super) fn library() -> Finding {
     finding(Check::AgentLibrary, state, "libgpumem.so", text, fix)
 }
 
-/// Checks which agent libraries are loaded: after an update, running processes keep old ones.
+/// Checks which agent libraries are loaded. After an update, running processes keep the old library.
 pub(super) fn versions() -> Option<Finding> {
     let mut files: BTreeMap<String, Vec<u32>> = BTreeMap::new();
-    let processes = std::fs::read_dir("/proc").ok()?.flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    for pid in pids.take(MOST_PROCESSES) {
+    for pid in pids(Path::new("/proc")).take(MAX_PROCESSES) {
         let Ok(maps) = std::fs::read(format!("/proc/{pid}/maps")) else { continue };
-        if let Some(path) = super::process::mapped(&String::from_utf8_lossy(&maps), "libgpumem.so") {
+        if let Some(path) = mapped(&String::from_utf8_lossy(&maps), "libgpumem.so") {
             files.entry(path).or_default().push(pid);
         }
     }
@@ -86,12 +86,14 @@ pub(super) fn versions() -> Option<Finding> {
         let more = if pids.len() > 3 { format!(" and {} more", pids.len() - 3) } else { String::new() };
         format!("{path} (pid {}{more})", first.join(", "))
     };
-    let (gone, there): (Vec<_>, Vec<_>) = files.iter().partition(|(path, _)| path.ends_with(" (deleted)"));
-    let gone: Vec<String> = gone.into_iter().map(listed).collect();
-    let others = there.into_iter().filter(|(path, _)| own.as_ref() != Some(path));
+    let (deleted, existing): (Vec<_>, Vec<_>) =
+        files.iter().partition(|(path, _)| path.ends_with(" (deleted)"));
+    let deleted: Vec<String> = deleted.into_iter().map(listed).collect();
+    let others = existing.into_iter().filter(|(path, _)| own.as_ref() != Some(path));
     let others: Vec<String> = others.map(listed).collect();
-    let (state, text, fix) = if !gone.is_empty() {
-        let text = format!("processes still use a library that was replaced or removed: {}", gone.join("; "));
+    let (state, text, fix) = if !deleted.is_empty() {
+        let text =
+            format!("processes still use a library that was replaced or removed: {}", deleted.join("; "));
         (State::Warn, text, "this does no harm; they load the new one when they are started again")
     } else if !others.is_empty() {
         let text = format!("processes use another library than `gpumemctl run`: {}", others.join("; "));
@@ -118,6 +120,7 @@ pub(super) fn paths() -> Vec<Finding> {
     .collect()
 }
 
+/// Checks the variables that programs started from this shell inherit.
 pub(super) fn environment() -> Vec<Finding> {
     const INJECTION: &str = "CUDA_INJECTION64_PATH";
     let mut findings = Vec::new();
@@ -172,17 +175,14 @@ pub(super) fn cupti(driver: Option<&Driver>) -> Finding {
     }
 }
 
-/// Returns libcupti from the folders in which the agent also searches, if the program has not loaded its own.
+/// Searches libcupti in the folders in which the agent searches it if the program has not loaded one.
 fn find_cupti() -> Option<PathBuf> {
     let mut folders: Vec<PathBuf> =
         variable("LD_LIBRARY_PATH").iter().flat_map(std::env::split_paths).collect();
     let roots = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable);
-    let roots = roots.chain(matching(Path::new("/usr/local"), "cuda"));
-    for root in roots {
-        folders.extend(
-            ["extras/CUPTI/lib64", "lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"]
-                .map(|folder| root.join(folder)),
-        );
+    for root in roots.chain(matching(Path::new("/usr/local"), "cuda")) {
+        let below = ["extras/CUPTI/lib64", "lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"];
+        folders.extend(below.map(|folder| root.join(folder)));
     }
     let machine = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
     folders.extend([machine.into(), "/usr/lib64".into(), "/usr/lib".into()]);
@@ -196,7 +196,7 @@ fn find_cupti() -> Option<PathBuf> {
     folders.iter().find_map(|folder| matching(folder, "libcupti.so").into_iter().next())
 }
 
-/// Returns entries of a folder whose names begin with `start`, in descending order.
+/// Returns the paths in a folder whose names begin with `start`, the last in alphabetical order first.
 fn matching(folder: &Path, start: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(start));

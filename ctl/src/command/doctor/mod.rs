@@ -1,16 +1,16 @@
 //! `gpumemctl doctor [PID]`: findings of the daemon, and those that only its client can make.
 //!
 //! ```text
-//! local_checks            client side: sockets, the agent's library, CUPTI, the shell's variables
-//! driver                  the kernel's driver, its files and its libraries
-//! daemon_environment      the daemon's surroundings: systemd, namespaces, the port for metrics
-//! process                 a process, as far as /proc permits
+//! local_checks            checks of sockets, the agent's library, CUPTI, the shell's variables
+//! driver                  checks of the kernel's driver, its files and its libraries
+//! daemon_environment      checks of the daemon's systemd units, namespaces, and port for metrics
+//! process                 checks of one process by its files in /proc
 //! elf                     headers of programs and libraries
 //! findings                the findings, as text and JSON
 //! bundle                  an archive for support
 //! ```
 //!
-//! It works without a daemon too, because that is when users need it.
+//! All checks also work without a daemon, because users need them most when no daemon answers.
 
 mod bundle;
 mod daemon_environment;
@@ -21,41 +21,36 @@ mod local_checks;
 mod process;
 
 use crate::args::Doctor as Args;
-use crate::client::{Daemon, agent_alone};
+use crate::client::{Daemon, agent_socket};
 use crate::exit::{self, Kind};
 use crate::output::{print, width};
 use anyhow::Result;
 use findings::{DoctorReport, finding};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Doctor, Finding, State};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Runs the checks and prints the findings. Returns the exit code.
 pub(crate) fn run(args: &Args) -> Result<u8> {
     if let Some(pid) = args.pid.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
         return Err(Kind::NotFound.error(format!("pid {pid}: no such process in this pid namespace")));
     }
-    let report = look(args);
+    let report = check(args);
     if args.bundle.is_some() {
         bundle::write(args, &report)?;
         return Ok(exit::OK);
     }
     print(&if args.json { findings::json(&report)? } else { findings::text(&report, width()) })?;
     let is_bad = report.findings.iter().any(|finding| finding.state == State::Bad);
-    Ok(if is_bad { exit::SICK } else { exit::OK })
+    Ok(if is_bad { exit::CHECK_FAILED } else { exit::OK })
 }
 
-fn look(args: &Args) -> DoctorReport {
+/// Runs all checks. The findings are sorted, the worst first.
+fn check(args: &Args) -> DoctorReport {
     let mut findings = Vec::new();
-    let found = ask(args, &mut findings);
-    let control = found.as_ref().map(|(daemon, _)| daemon.control.clone());
-    let (daemon, its_findings) = match found {
-        Some((daemon, mut doctor)) => {
-            let findings = std::mem::take(&mut doctor.findings);
-            (Some((daemon.control, doctor)), findings)
-        }
-        None => (None, Vec::new()),
-    };
+    let mut daemon = daemon_reply(args, &mut findings);
+    let its_findings = daemon.as_mut().map(|(_, doctor)| std::mem::take(&mut doctor.findings));
+    let its_findings = its_findings.unwrap_or_default();
     let report = DoctorReport { daemon, findings: Vec::new() };
     findings.extend(local_checks::paths());
     findings.push(local_checks::library());
@@ -63,29 +58,30 @@ fn look(args: &Args) -> DoctorReport {
     findings.extend(local_checks::environment());
     let root = Path::new("/");
     let first = findings.len();
-    let driver = driver::look(root, &mut findings);
-    let nvml_answers = its_findings.iter().any(|of| of.id == Check::Nvml.id() && of.state == State::Ok);
-    if driver.is_none() && nvml_answers {
-        // The driver exists where the daemon runs, but is not visible in this shell's container.
+    let driver = driver::check(root, &mut findings);
+    let is_nvml_ok = |finding: &Finding| finding.id == Check::Nvml.id() && finding.state == State::Ok;
+    if driver.is_none() && its_findings.iter().any(is_nvml_ok) {
+        // The daemon can use the driver, whose files are not visible in this shell's container.
         findings.truncate(first);
     }
     findings.push(local_checks::cupti(driver.as_ref()));
     findings.extend(driver::mps(root));
-    daemon_environment::look(&report, &mut findings);
+    daemon_environment::check(&report, &mut findings);
     if let Some(pid) = args.pid {
         let is_covered = |finding: &Finding| {
             finding.id == Check::Process.id() && finding.state == State::Ok
                 || finding.id == Check::ProcessBlocked.id()
         };
         let covered = its_findings.iter().any(is_covered);
-        process::look(pid, control.as_deref(), covered, &report, &mut findings);
+        process::check(pid, covered, &report, &mut findings);
     }
     findings.extend(its_findings);
     findings.sort_by_key(|finding| finding.state);
     DoctorReport { findings, ..report }
 }
 
-fn ask(args: &Args, findings: &mut Vec<Finding>) -> Option<(Daemon, Doctor)> {
+/// Finds a daemon and requests its report. Returns its control socket and the report; `None` if it does not reply.
+fn daemon_reply(args: &Args, findings: &mut Vec<Finding>) -> Option<(PathBuf, Doctor)> {
     const START: &str = "gpumemctl run -- COMMAND starts a private one; systemctl start gpumemd the system's";
     let daemon = match Daemon::find(args.socket.as_deref()) {
         Ok(daemon) => daemon,
@@ -93,8 +89,8 @@ fn ask(args: &Args, findings: &mut Vec<Finding>) -> Option<(Daemon, Doctor)> {
             let tried: Vec<String> =
                 unreachable.tried.iter().map(|(path, why)| format!("{} {why}", path.display())).collect();
             let tried = tried.join("; ");
-            let (state, text, fix) = match agent_alone() {
-                // This happens in a container that gets only the agent socket.
+            let (state, text, fix) = match agent_socket() {
+                // A container may get only the agent socket, without the control socket.
                 Some(agent) => (
                     State::Warn,
                     format!(
@@ -112,9 +108,9 @@ fn ask(args: &Args, findings: &mut Vec<Finding>) -> Option<(Daemon, Doctor)> {
     findings.push(local_checks::sockets(&daemon));
     let mut reply = daemon.doctor(args.pid);
     if let (Some(pid), Err(error)) = (args.pid, &reply)
-        && Kind::NotFound.is_of(error)
+        && Kind::NotFound.matches(error)
     {
-        // The daemon's report on itself is still useful.
+        // The daemon does not know the process; its report on itself is still useful.
         findings.push(finding(Check::Process, State::Unknown, &format!("pid {pid}"), error.to_string(), ""));
         reply = daemon.doctor(None);
     }
@@ -129,10 +125,10 @@ fn ask(args: &Args, findings: &mut Vec<Finding>) -> Option<(Daemon, Doctor)> {
             }
             let text = format!("gpumemd {version} pid {} at {}", doctor.pid, daemon.control.display());
             add(Check::Daemon, State::Ok, text, "");
-            Some((daemon, doctor))
+            Some((daemon.control, doctor))
         }
         Err(error) => {
-            let (check, fix) = match Kind::OtherVersion.is_of(&error) {
+            let (check, fix) = match Kind::OtherVersion.matches(&error) {
                 true => {
                     (Check::DaemonVersion, "restart gpumemd after an update, or call the gpumemctl beside it")
                 }

@@ -1,6 +1,6 @@
-//! Joins samples of a Prometheus to members of a job: each process's owner and its numbers, by target, pid and start time.
+//! Joins samples of a Prometheus to members of a job: a process's owner with its numbers, by node, pid and start time.
 
-use super::member::{COUNTERS, Member, rank};
+use super::member::{FAILED_ALLOCATIONS, Member, rank};
 use crate::client::prometheus::Sample;
 use gpumem_model::owner::{CLAIMED, NAMES};
 use std::collections::BTreeMap;
@@ -8,20 +8,22 @@ use std::collections::BTreeMap;
 /// Identifies a process: node, pid and start time in clock ticks.
 type Key = (String, u32, u64);
 
-/// Joins the samples. Numbers of processes that `infos` do not contain are dropped.
+/// Joins the samples of `gpumem_process_info`, whose labels name the owner of a process, with its numbers. Numbers of other
+/// processes are dropped.
 pub(crate) fn join(infos: &[Sample], numbers: &[Sample]) -> Vec<Member> {
-    // If two Prometheus jobs scrape the same target, its samples occur twice and count once.
-    let whose: BTreeMap<Key, &Sample> =
+    // If two jobs of the Prometheus scrape the same node, each of its samples occurs twice and counts once.
+    let owners: BTreeMap<Key, &Sample> =
         infos.iter().filter_map(|sample| Some((key(sample)?, sample))).collect();
     let mut members: BTreeMap<(Key, String), Member> = BTreeMap::new();
-    let mut counts: BTreeMap<(Key, &str), Option<u64>> = BTreeMap::new();
+    let mut failures: BTreeMap<Key, Option<u64>> = BTreeMap::new();
     for sample in numbers {
         let Some(key) = key(sample) else { continue };
-        let Some(info) = whose.get(&key) else { continue };
+        let Some(info) = owners.get(&key) else { continue };
         let name = sample.label("__name__").unwrap_or_default();
         let Some(uuid) = sample.label("uuid") else {
-            let count = sample.number().and_then(|number| u64::try_from(number).ok());
-            counts.insert((key, name), count);
+            if name == FAILED_ALLOCATIONS {
+                failures.insert(key, sample.number().and_then(|number| u64::try_from(number).ok()));
+            }
             continue;
         };
         let member =
@@ -44,10 +46,8 @@ pub(crate) fn join(infos: &[Sample], numbers: &[Sample]) -> Vec<Member> {
         }
     }
     for ((key, _), member) in &mut members {
-        for (metric, field) in COUNTERS {
-            *field(member) = counts.get(&(key.clone(), metric)).copied().flatten();
-        }
-        // A category of a covered process without bytes has no series, so it is 0.
+        member.failed_allocations = failures.get(key).copied().flatten();
+        // A process with an agent has no series for a category without bytes, so its idle bytes are 0.
         member.idle_bytes = member.idle_bytes.or(member.tracked_bytes.map(|_| 0));
     }
     members.into_values().collect()
@@ -60,14 +60,15 @@ fn key(sample: &Sample) -> Option<Key> {
 }
 
 fn member(key: &Key, info: &Sample, sample: &Sample) -> Member {
-    let said = |name: &'static str| {
+    let name_of_owner = |name: &'static str| {
         let label = if name == "job" { "job_name" } else { name };
-        // A scrape that adds its own labels renames ours with the prefix `exported_`.
+        // A Prometheus that adds a label of the same name renames ours with the prefix `exported_`.
         let value =
             info.label(label).or_else(|| info.label(&format!("exported_{label}")).filter(|_| name != "job"));
         value.map(|value| (name.to_owned(), value.to_owned()))
     };
-    let who: BTreeMap<String, String> = NAMES.into_iter().chain([CLAIMED]).filter_map(said).collect();
+    let who: BTreeMap<String, String> =
+        NAMES.into_iter().chain([CLAIMED]).filter_map(name_of_owner).collect();
     Member {
         rank: rank(&who),
         node: Some(key.0.clone()),

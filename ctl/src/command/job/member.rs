@@ -1,4 +1,4 @@
-//! A process on a device, from any source, and the sums of a job's members.
+//! Members of a job: each is a process on a device, from any source. Computes the sums over them.
 
 use gpumem_model::control::{DeviceRow, ProcessRow};
 use gpumem_model::owner::Owner;
@@ -6,47 +6,45 @@ use gpumem_model::run::{Device, Run, State};
 use gpumem_report::group::Identity;
 use gpumem_runs::store::state_name;
 use serde::Serialize;
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A process on a device. Unknown values are null.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Member {
     pub rank: Option<u32>,
-    /// Prometheus' name of the target; null on this node.
+    /// Prometheus' name of the node (label `instance`); null on this node.
     pub node: Option<String>,
     pub pid: u32,
-    /// Its start time on that node, in clock ticks since boot.
+    /// Start time of the process in clock ticks since its node's boot.
     pub start_ticks: u64,
     pub gpu: Option<String>,
     pub uuid: Option<String>,
     /// `running`, `ended`, ...
     pub state: &'static str,
-    /// Exit status, as from waitpid.
+    /// Exit status, as from waitpid(2).
     pub status: Option<u64>,
-    /// Flags, as in `ps`.
+    /// Flags such as `covered`, as in `gpumemctl ps`.
     pub flags: Vec<String>,
-    /// Bytes charged by NVML; used = predates + tracked + untrackable.
+    /// Bytes that NVML charges to the process: the sum of predates, tracked and untrackable.
     pub used_bytes: Option<i64>,
     pub predates_bytes: Option<i64>,
     pub tracked_bytes: Option<i64>,
-    /// The part of `tracked_bytes` that is idle in pools.
+    /// The part of `tracked_bytes` that pools keep but do not use.
     pub idle_bytes: Option<i64>,
     pub untrackable_bytes: Option<i64>,
     pub peak_used_bytes: Option<i64>,
     pub failed_allocations: Option<u64>,
     pub ooms: Option<u64>,
-    /// Owner of the process, by kind of name.
+    /// The owner of the process: names by their kind, such as user, pod or job.
     pub who: BTreeMap<String, String>,
 }
 
-/// A counter of a whole process: metric, and the field of its members.
-type Counter = (&'static str, fn(&mut Member) -> &mut Option<u64>);
-pub(crate) const COUNTERS: [Counter; 1] =
-    [("gpumem_process_allocation_failures_total", |member| &mut member.failed_allocations)];
+/// Metric that has one series for a process, not one for each of its devices.
+pub(crate) const FAILED_ALLOCATIONS: &str = "gpumem_process_allocation_failures_total";
 
 impl Member {
-    /// Returns a member for each device of a run; none if it has no devices.
+    /// Returns a member for each device of a run.
     pub(crate) fn of_run(run: &Run) -> Vec<Member> {
         let (process, coverage) = (&run.process, &run.coverage);
         let who = Owner::of(&process.facts, &process.claims, process.uid).map();
@@ -59,7 +57,7 @@ impl Member {
         ];
         let flags: Vec<String> =
             flags.iter().filter(|(is, _)| *is).map(|(_, flag)| (*flag).to_owned()).collect();
-        let of = |device: &Device| {
+        let member = |device: &Device| {
             let amounts = Identity::of(run, device);
             let ooms = device.details.ooms.iter().filter(|oom| oom.is_true()).count();
             Member {
@@ -83,9 +81,10 @@ impl Member {
                 ..Member::default()
             }
         };
-        run.devices.iter().map(of).collect()
+        run.devices.iter().map(member).collect()
     }
 
+    /// Makes a member from a row of `ps`.
     pub(crate) fn of_row(row: &ProcessRow, device: &DeviceRow) -> Member {
         let used = row.used_bytes.and_then(|bytes| i64::try_from(bytes).ok());
         let parts = used.zip(row.tracked_bytes).zip(row.untrackable_bytes);
@@ -123,7 +122,7 @@ impl Member {
         }
     }
 
-    /// Returns the sums of the known amounts. Peaks have no sum, because they are of different times.
+    /// Returns the sum of the known values of each amount. Peaks have no sum, because they are of different times.
     pub(crate) fn summed(members: &[&Member]) -> Identity {
         let all = |of: fn(&Member) -> Option<i64>| total(members.iter().filter_map(|member| of(member)));
         Identity {
@@ -136,18 +135,13 @@ impl Member {
         }
     }
 
-    /// Returns the number of ranks of its job, as claimed by the process.
-    pub(crate) fn world_size(&self) -> Option<u32> {
-        self.who.get("world_size").and_then(|size| size.parse().ok())
-    }
-
-    /// Identifies the process across all nodes: node, pid and start time.
+    /// Returns what identifies the process across all nodes: node, pid and start time.
     pub(crate) fn process(&self) -> (Option<&str>, u32, u64) {
         (self.node.as_deref(), self.pid, self.start_ticks)
     }
 }
 
-/// Returns the sum, or `None` of no amounts: unknown is never zero.
+/// Returns the sum of amounts; `None` if there are none, because unknown is never zero.
 pub(crate) fn total(amounts: impl Iterator<Item = i64>) -> Option<i64> {
     amounts.fold(None, |sum: Option<i64>, amount| Some(sum.unwrap_or(0).saturating_add(amount)))
 }
@@ -165,8 +159,9 @@ pub(crate) fn order(members: &mut [Member]) {
     members.sort_by_key(key);
 }
 
-/// Ranks beyond this are not checked individually, because claimed sizes may be arbitrarily large.
+/// Higher ranks are not searched for missing ones, because a process may claim any world size (number of ranks).
 const RANKS: u32 = 1 << 20;
+/// Maximum number of missing ranks that are listed.
 const MISSING: usize = 1024;
 
 /// Sums of the running members, or of all if none is running.
@@ -176,26 +171,29 @@ pub(crate) struct Sum {
     /// Number of nodes; 0 for this node.
     pub nodes: usize,
     pub devices: usize,
-    /// All processes have ended; amounts are the last ones of each.
+    /// Whether all processes have ended; amounts are then the last ones of each.
     pub is_over: bool,
     /// Largest world size claimed by a process.
     pub world_size: Option<u32>,
     pub missing_ranks: Vec<u32>,
-    /// Sum of the known values.
+    /// Sum of the known used values.
     pub used_bytes: Option<i64>,
+    /// Number of members whose used value is unknown.
     pub used_unknown: usize,
     /// Sum over the members with an agent.
     pub tracked_bytes: Option<i64>,
     pub untrackable_bytes: Option<i64>,
+    /// Number of members without an agent.
     pub uncovered: usize,
-    /// Used memory divided by the number of members.
+    /// Mean of the known used values.
     pub mean_used_bytes: Option<f64>,
     /// Highest used value divided by the mean; 1 is balanced.
     pub imbalance: Option<f64>,
     /// Index in `members` of the one with the highest used value.
     pub worst: Option<usize>,
+    /// Index in `members` of the one with the highest peak.
     pub highest_peak: Option<usize>,
-    /// Number of times that memory ran out, as far as known.
+    /// Number of known OOMs, also of ended members.
     pub ooms: Option<u64>,
 }
 
@@ -203,42 +201,48 @@ impl Sum {
     /// Computes the sums; `members` must be sorted.
     pub(crate) fn of(members: &[Member]) -> Self {
         let is_over = !members.iter().any(Member::is_running);
-        let counted = || members.iter().enumerate().filter(move |(_, member)| is_over || member.is_running());
-        let all = |of: fn(&Member) -> Option<i64>| total(counted().filter_map(|(_, member)| of(member)));
-        let highest = |of: fn(&Member) -> Option<i64>| {
-            let known = counted().filter_map(|(place, member)| Some((of(member)?, place)));
-            // Of several equal members the first is chosen, which has the lowest rank.
-            known.max_by_key(|(bytes, place)| (*bytes, std::cmp::Reverse(*place))).map(|(_, place)| place)
+        let counted: Vec<&Member> = members.iter().filter(|member| is_over || member.is_running()).collect();
+        let sums = Member::summed(&counted);
+        let highest = |amount: fn(&Member) -> Option<i64>| {
+            let indexed = members.iter().enumerate().filter(|(_, member)| is_over || member.is_running());
+            let known = indexed.filter_map(|(index, member)| Some((amount(member)?, Reverse(index))));
+            // Of several equal members this is the first, which has the lowest rank.
+            known.max().map(|(_, Reverse(index))| index)
         };
-        let used = |member: &Member| member.used_bytes;
-        let known = counted().filter(|(_, member)| member.used_bytes.is_some()).count();
-        let used_bytes = all(used);
-        let mean = used_bytes.filter(|_| known > 0).map(|sum| sum as f64 / known as f64);
-        let worst = highest(used);
-        let most = worst.and_then(|place| members.get(place)?.used_bytes);
+        let known = counted.iter().filter(|member| member.used_bytes.is_some()).count();
+        let mean = sums.used_bytes.map(|sum| sum as f64 / known as f64);
+        let worst = highest(|member| member.used_bytes);
+        let highest_used = worst.and_then(|index| members.get(index)?.used_bytes);
         let is_comparable = |(mean, _): &(f64, i64)| known > 1 && *mean > 0.0;
-        let world_size = members.iter().filter_map(Member::world_size).max();
-        let there: BTreeSet<u32> = counted().filter_map(|(_, member)| member.rank).collect();
-        let missing = (0..world_size.unwrap_or(0).min(RANKS)).filter(|rank| !there.contains(rank));
+        let world_sizes = members.iter().filter_map(|member| member.who.get("world_size")?.parse().ok());
+        let world_size: Option<u32> = world_sizes.max();
+        let ranks: BTreeSet<u32> = counted.iter().filter_map(|member| member.rank).collect();
+        let missing = (0..world_size.unwrap_or(0).min(RANKS)).filter(|rank| !ranks.contains(rank));
+        let devices = counted.iter().map(|member| (&member.node, &member.uuid));
         Sum {
-            processes: counted().map(|(_, member)| member.process()).collect::<BTreeSet<_>>().len(),
-            nodes: counted().filter_map(|(_, member)| member.node.as_ref()).collect::<BTreeSet<_>>().len(),
-            devices: counted().map(|(_, member)| (&member.node, &member.uuid)).collect::<BTreeSet<_>>().len(),
+            processes: counted.iter().map(|member| member.process()).collect::<BTreeSet<_>>().len(),
+            nodes: counted.iter().filter_map(|member| member.node.as_ref()).collect::<BTreeSet<_>>().len(),
+            devices: devices.collect::<BTreeSet<_>>().len(),
             is_over,
             world_size,
             missing_ranks: missing.take(MISSING).collect(),
-            used_bytes,
-            used_unknown: counted().count() - known,
-            tracked_bytes: all(|member| member.tracked_bytes),
-            untrackable_bytes: all(|member| member.untrackable_bytes),
-            uncovered: counted().filter(|(_, member)| member.tracked_bytes.is_none()).count(),
+            used_bytes: sums.used_bytes,
+            used_unknown: counted.len() - known,
+            tracked_bytes: sums.tracked_bytes,
+            untrackable_bytes: sums.gap_bytes,
+            uncovered: counted.iter().filter(|member| member.tracked_bytes.is_none()).count(),
             mean_used_bytes: mean,
-            imbalance: mean.zip(most).filter(is_comparable).map(|(mean, most)| most as f64 / mean),
+            imbalance: mean.zip(highest_used).filter(is_comparable).map(|(mean, used)| used as f64 / mean),
             worst,
             highest_peak: highest(|member| member.peak_used_bytes),
             ooms: total(members.iter().filter_map(|member| i64::try_from(member.ooms?).ok()))
                 .map(i64::cast_unsigned),
         }
+    }
+
+    /// Returns whether the sums contain a member.
+    pub(crate) fn counts(&self, member: &Member) -> bool {
+        self.is_over || member.is_running()
     }
 }
 

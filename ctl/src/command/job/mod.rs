@@ -1,8 +1,8 @@
-//! `gpumemctl job [ID]`: the sum of a job's processes, on this node or, with a Prometheus, on all nodes that it scrapes.
+//! `gpumemctl job [ID]`: the sum of a job's processes, on this node or on all nodes that a Prometheus scrapes.
 //!
 //! ```text
-//! member     a process on a device, from any source; sums, the largest rank, the imbalance, missing ranks
-//! sources    reads members from this node or from a fleet
+//! member     a process on a device, from any source; the sums over a job
+//! sources    reads members from this node or from all nodes
 //! join       joins samples of a Prometheus to members
 //! text       the text output
 //! ```
@@ -21,6 +21,7 @@ use member::{Member, Sum};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
+/// A job as JSON (docs/who.md).
 #[derive(Serialize)]
 struct Document<'a> {
     job: Option<&'a str>,
@@ -38,7 +39,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn one(id: &str, args: &Args) -> Result<String> {
-    let (mut members, where_from) = match &args.prometheus {
+    let (mut members, source) = match &args.prometheus {
         Some(url) => sources::job_in_fleet(url, id)?,
         None => sources::job_on_node(id, args)?,
     };
@@ -47,7 +48,7 @@ fn one(id: &str, args: &Args) -> Result<String> {
     Ok(if args.json {
         gpumem_model::escape::json(&Document { job: Some(id), sum: &sum, members: Some(&members) })
     } else {
-        text::one(id, &members, &sum, &where_from)
+        text::one(id, &members, &sum, &source)
     })
 }
 
@@ -71,17 +72,17 @@ fn all(args: &Args) -> Result<String> {
     Ok(text::all(&jobs, args.prometheus.as_deref()))
 }
 
-/// Returns the error for an unknown job. `looked` is the place of the search, `known` are the existing jobs.
-fn not_found(id: &str, looked: &str, known: impl Iterator<Item = String>) -> anyhow::Error {
+/// Returns the error for an unknown job. `searched` is a text on the places that were searched, `known` are the existing jobs.
+fn not_found(id: &str, searched: &str, known: impl Iterator<Item = String>) -> anyhow::Error {
     const SHOWN: usize = 8;
     let mut known: Vec<String> = known.map(|job| escape(&job)).collect();
     known.sort();
     known.dedup();
     let more = text::and_more(known.len(), SHOWN);
     known.truncate(SHOWN);
-    let there = match known.is_empty() {
+    let known = match known.is_empty() {
         true => "no process of any job uses a GPU there".to_owned(),
         false => format!("there are: {}{more}", known.join(", ")),
     };
-    Kind::NotFound.error(format!("no job {}: {looked}; {there}", escape(id)))
+    Kind::NotFound.error(format!("no job {}: {searched}; {known}", escape(id)))
 }

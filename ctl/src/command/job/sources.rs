@@ -1,10 +1,10 @@
-//! Reads the members of a job from this node (its daemon, else its store), or from all nodes that a Prometheus scrapes.
+//! Reads the members of a job from this node (its daemon, else its store), or from all nodes that a Prometheus scrapes (`fleet`).
 //!
-//! For a fleet, one query returns the owners of processes, from the labels of `gpumem_process_info`. A second query returns their
-//! numbers at the same time. They are joined here, as PromQL would with `... * on (instance, pid, start) group_left(...)`.
+//! One query to the Prometheus returns the owners of processes, which are labels of `gpumem_process_info`. A second query returns
+//! the numbers of these processes at the same time. `join` puts them together.
 
 use super::join::join;
-use super::member::{COUNTERS, Member};
+use super::member::{FAILED_ALLOCATIONS, Member};
 use super::not_found;
 use crate::args::Job as Args;
 use crate::client::prometheus::{Prometheus, Sample, quoted};
@@ -32,27 +32,24 @@ pub(crate) fn job_on_node(id: &str, args: &Args) -> Result<(Vec<Member>, String)
         _ => (Vec::new(), String::new()),
     };
     if runs.is_empty() {
-        runs = report::of_job(id, &args.source.store)?;
+        runs = report::stored_runs_of_job(id, &args.source.store)?;
         from = format!("the store {}", args.source.store.readable()?.display());
     }
     let members = latest(runs);
     if members.is_empty() {
         let hidden = daemon.map(|daemon| daemon.hidden(RunSelector::Job(id))).unwrap_or_default();
         if !hidden.is_empty() {
-            return Err(of_others(id, &hidden));
+            return Err(job_of_others(id, &hidden));
         }
-        let looked = format!("looked on this node and in {}", args.source.store.readable()?.display());
-        let known = all_on_node(args)
-            .unwrap_or_default()
-            .into_iter()
-            .filter_map(|member| member.who.get("job").cloned());
-        return Err(not_found(id, &looked, known));
+        let searched = format!("looked on this node and in {}", args.source.store.readable()?.display());
+        let members = all_on_node(args).unwrap_or_default().into_iter();
+        return Err(not_found(id, &searched, members.filter_map(|mut member| member.who.remove("job"))));
     }
     Ok((members, from))
 }
 
-/// Returns the error for a job of another user.
-fn of_others(id: &str, hidden: &[HiddenRun]) -> anyhow::Error {
+/// Returns the error for a job whose processes all belong to other users.
+fn job_of_others(id: &str, hidden: &[HiddenRun]) -> anyhow::Error {
     let users: BTreeSet<String> =
         hidden.iter().map(|run| run.user.as_deref().map_or("another user".to_owned(), escape)).collect();
     let users = users.into_iter().collect::<Vec<_>>().join(", ");
@@ -64,16 +61,16 @@ fn of_others(id: &str, hidden: &[HiddenRun]) -> anyhow::Error {
         .error(format!("job {}: {belong} to {users}; only that user and root see the memory", escape(id)))
 }
 
-/// Returns the running members, and ended ones of the newest instance of the job. If a job was restarted under the same name,
-/// processes of earlier instances in the store do not belong to it.
+/// Returns the running members, and the ended ones of the job's newest instance. A job that was restarted under the same name has
+/// several instances.
 fn latest(mut runs: Vec<RunReply>) -> Vec<Member> {
     let is_open = |reply: &RunReply| reply.run.state == State::Open;
     let newest =
-        runs.iter().max_by_key(|reply| (is_open(reply), reply.run.process.start_ticks)).and_then(life);
-    runs.retain(|reply| is_open(reply) || life(reply) == newest);
+        runs.iter().max_by_key(|reply| (is_open(reply), reply.run.process.start_ticks)).and_then(instance);
+    runs.retain(|reply| is_open(reply) || instance(reply) == newest);
     let mut members: Vec<Member> = runs.iter().flat_map(|reply| Member::of_run(&reply.run)).collect();
     members.sort_by_key(|member| (!member.is_running(), std::cmp::Reverse(member.start_ticks)));
-    // If a rank was restarted, only its newest process counts, whichever device the earlier one used.
+    // If a rank was restarted, only its newest process counts, also if an earlier one used another device.
     let mut newest = BTreeMap::new();
     members.retain(|member| {
         let Some(rank) = member.rank else { return true };
@@ -83,64 +80,60 @@ fn latest(mut runs: Vec<RunReply>) -> Vec<Member> {
     members
 }
 
-/// Returns the id that distinguishes instances of a job: the batch system's number, or the pod, else the id that `gpumemctl run`
-/// generated. Instances under a name set by a prolog cannot be distinguished.
-fn life(reply: &RunReply) -> Option<String> {
+/// Returns the id of the job's instance to which a run belongs: the batch system's number, or the pod, else the job's id. Instances
+/// whose id is a fixed name, set by a Slurm prolog, cannot be distinguished.
+fn instance(reply: &RunReply) -> Option<String> {
     let process = &reply.run.process;
     let who = Owner::of(&process.facts, &process.claims, None);
     let id = || process.claims.get("job").map(String::as_str);
     who.get("slurm_job").or_else(|| who.get("pod_uid")).or_else(id).map(str::to_owned)
 }
 
+/// Returns the processes of all jobs on this node, and those without a job.
 pub(crate) fn all_on_node(args: &Args) -> Result<Vec<Member>> {
     let ps = Daemon::find(args.source.socket.as_deref())?.ps()?;
-    let member = |row| {
-        let row: &gpumem_model::control::ProcessRow = row;
-        Some(Member::of_row(row, ps.devices.get(row.device)?))
-    };
-    Ok(ps.processes.iter().filter_map(member).collect())
+    let rows = ps.processes.iter();
+    Ok(rows.filter_map(|row| Some(Member::of_row(row, ps.devices.get(row.device)?))).collect())
 }
 
+/// Metric whose labels are the owner of a process.
 const INFO: &str = "gpumem_process_info";
-/// Labels that may contain the job's name.
-const CALLED: [&str; 4] = ["job_name", "slurm_job", "pod_uid", "pod"];
-/// Metrics of a process by device; [`COUNTERS`] are those of the whole process.
+/// Labels that may contain the job's name or id.
+const JOB_LABELS: [&str; 4] = ["job_name", "slurm_job", "pod_uid", "pod"];
+/// Metrics with a series for each device of a process, as a regular expression.
 const NUMBERS: &str =
     "gpumem_process_(used|predates|tracked|untrackable|used_peak)_bytes|gpumem_process_flag";
 
 /// Returns the members of a job and the name of their source.
 pub(crate) fn job_in_fleet(url: &str, id: &str) -> Result<(Vec<Member>, String)> {
-    let server = Prometheus::of(url)?;
-    let called: Vec<String> =
-        CALLED.iter().map(|label| format!("{INFO}{{{label}={}}}", quoted(id))).collect();
-    let members = ask(&server, &called.join(" or "))?;
+    let server = Prometheus::parse(url)?;
+    let with_label = |label: &&str| format!("{INFO}{{{label}={}}}", quoted(id));
+    let members = query(&server, &JOB_LABELS.iter().map(with_label).collect::<Vec<_>>().join(" or "))?;
     if members.is_empty() {
         let known = server.query(&format!("count by (job_name) ({INFO})"), None)?;
-        let there = match known.is_empty() {
+        let searched = match known.is_empty() {
             true => format!("there is no {INFO} at {url}: does it scrape gpumemd, port 9837?"),
             false => format!("asked {url}"),
         };
         let known = known.iter().filter_map(|sample| sample.label("job_name").map(str::to_owned));
-        return Err(not_found(id, &there, known));
+        return Err(not_found(id, &searched, known));
     }
     Ok((members, url.to_owned()))
 }
 
+/// Returns the processes of all jobs on all nodes, and those without a job.
 pub(crate) fn all_in_fleet(url: &str) -> Result<Vec<Member>> {
-    ask(&Prometheus::of(url)?, INFO)
+    query(&Prometheus::parse(url)?, INFO)
 }
 
-fn ask(server: &Prometheus, select: &str) -> Result<Vec<Member>> {
-    let infos = server.query(select, None)?;
+/// Returns the processes whose info series are selected by a PromQL expression.
+fn query(server: &Prometheus, selector: &str) -> Result<Vec<Member>> {
+    let infos = server.query(selector, None)?;
     let Some(time) = infos.first().map(Sample::time) else { return Ok(Vec::new()) };
-    let of_these = format!("and on (instance, pid, start) ({select})");
-    let names: Vec<&str> = [NUMBERS].into_iter().chain(COUNTERS.map(|(metric, _)| metric)).collect();
-    let names = names.join("|");
-    let numbers = server.query(
-        &format!(
-            "({{__name__=~\"{names}\"}} {of_these}) or (gpumem_process_category_bytes{{category=\"pool idle\"}} {of_these})"
-        ),
-        Some(time),
-    )?;
-    Ok(join(&infos, &numbers))
+    let of_these = format!("and on (instance, pid, start) ({selector})");
+    let numbers = format!(
+        "({{__name__=~\"{NUMBERS}|{FAILED_ALLOCATIONS}\"}} {of_these}) \
+         or (gpumem_process_category_bytes{{category=\"pool idle\"}} {of_these})"
+    );
+    Ok(join(&infos, &server.query(&numbers, Some(time))?))
 }

@@ -1,4 +1,4 @@
-//! Text of jobs. Columns add up as printed.
+//! Text output of `gpumemctl job`. Columns add up as printed.
 
 use super::member::{Member, Sum, ranges};
 use crate::command::report::processes;
@@ -9,14 +9,14 @@ use gpumem_report::text::{escape, wrapped};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// Maximum number of members with their own row: the largest ones.
+/// Maximum number of members with a row of their own; the largest members have one.
 const ROWS: usize = 64;
 /// Maximum number of ended members that are named.
 const ENDED: usize = 8;
 
-pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, from: &str) -> String {
-    let counted = |member: &&Member| sum.is_over || member.is_running();
-    let rows: Vec<&Member> = members.iter().filter(counted).collect();
+/// Returns the text on one job; `source` is the place from which its members come.
+pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, source: &str) -> String {
+    let rows: Vec<&Member> = members.iter().filter(|member| sum.counts(member)).collect();
     let mut out = title(id, members, sum) + "\n\n";
     out += &(table_of(&rows, sum).join("\n") + "\n\n");
     let unit = Unit::for_largest(rows.iter().filter_map(|member| member.used_bytes).max().unwrap_or(0));
@@ -52,10 +52,8 @@ pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, from: &str) -> String
         let here = if members.iter().any(|member| member.node.is_some()) { "anywhere" } else { "here" };
         add(format!("missing: rank {}: not seen {here} with GPU memory", ranges(&sum.missing_ranks)));
     }
-    for text in doubts(&rows) {
-        add(text);
-    }
-    let ended: Vec<&Member> = members.iter().filter(|member| !sum.is_over && !member.is_running()).collect();
+    warnings(&rows).into_iter().for_each(&mut add);
+    let ended: Vec<&Member> = members.iter().filter(|member| !sum.counts(member)).collect();
     if !ended.is_empty() {
         let more = and_more(ended.len(), ENDED);
         let named: Vec<String> =
@@ -68,19 +66,16 @@ pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, from: &str) -> String
         .and_then(|member| member.node.as_deref())
         .map(|node| format!(" on {}", escape(node)))
         .unwrap_or_default();
-    add(format!("from {}; next: gpumemctl report {pid}{on}", escape(from)));
+    add(format!("from {}; next: gpumemctl report {pid}{on}", escape(source)));
     out
 }
 
 /// Returns a title such as `job bert (slurm 8812; alice): 12 processes on 3 nodes, 12 of 12 ranks`.
 fn title(id: &str, members: &[Member], sum: &Sum) -> String {
     let mut about = Vec::new();
-    let of = |name: &str| -> BTreeSet<&str> {
-        members.iter().filter_map(|member| member.who.get(name).map(String::as_str)).collect()
-    };
     for (key, word) in [("job", "job "), ("slurm_job", "slurm "), ("user", "")] {
-        let values = of(key);
-        // Every process that claims the job's name is included, so it must be visible that there are several users.
+        let values = owner_names(members, key);
+        // Processes of any user may claim the job's name, so the title tells if there are several users.
         if let Some(value) = values.first().filter(|value| **value != id) {
             about.push(format!("{word}{}{}", escape(value), and_more(values.len(), 1)));
         }
@@ -90,7 +85,7 @@ fn title(id: &str, members: &[Member], sum: &Sum) -> String {
     if sum.nodes > 0 {
         let _ = write!(title, " on {}", plural(sum.nodes as u64, "node"));
     }
-    let counted = members.iter().filter(|member| sum.is_over || member.is_running());
+    let counted = members.iter().filter(|member| sum.counts(member));
     let ranks: BTreeSet<u32> = counted.filter_map(|member| member.rank).collect();
     if let Some(size) = sum.world_size {
         let _ = write!(title, ", {} of {} ranks", thousands(ranks.len() as u64), thousands(size));
@@ -101,6 +96,12 @@ fn title(id: &str, members: &[Member], sum: &Sum) -> String {
     title
 }
 
+/// Returns the distinct names of one kind, such as user, among the owners of members.
+fn owner_names<'m>(members: &'m [Member], kind: &str) -> BTreeSet<&'m str> {
+    members.iter().filter_map(|member| member.who.get(kind).map(String::as_str)).collect()
+}
+
+/// Returns a table with a row for each member.
 fn table_of(rows: &[&Member], sum: &Sum) -> Vec<String> {
     let has_node = rows.iter().any(|member| member.node.is_some());
     let mut heads = vec!["rank"];
@@ -113,20 +114,15 @@ fn table_of(rows: &[&Member], sum: &Sum) -> Vec<String> {
         names.push(format!("GPU {}", member.gpu.as_deref().unwrap_or("-")));
         let flags: Vec<&str> =
             member.flags.iter().map(String::as_str).filter(|flag| *flag != "covered").collect();
-        let mut notes = Vec::new();
-        if !flags.is_empty() {
-            notes.push(flags.join(", "));
-        }
-        if sum.is_over {
-            notes.push(end(member));
-        }
+        let notes = [flags.join(", "), if sum.is_over { end(member) } else { String::new() }];
+        let notes: Vec<String> = notes.into_iter().filter(|note| !note.is_empty()).collect();
         Line { names, amounts: member.amounts(), note: notes.join("; ") }
     };
     if rows.len() <= ROWS {
         let lines: Vec<Line> = rows.iter().map(line).collect();
         return table(&heads, &lines);
     }
-    // The largest members have their own rows, the others are summed in one row. The total covers all.
+    // The other members are summed in one row, so the column still adds up.
     let mut order: Vec<&&Member> = rows.iter().collect();
     order.sort_by_key(|member| std::cmp::Reverse(member.used_bytes));
     let (shown, rest) = order.split_at(ROWS);
@@ -140,17 +136,18 @@ fn table_of(rows: &[&Member], sum: &Sum) -> Vec<String> {
     table(&heads, &lines)
 }
 
-/// Returns text for the entries of a list that are not shown.
+/// Returns ` and N more` for the entries of a list that are not shown; empty if all are shown.
 pub(crate) fn and_more(count: usize, shown: usize) -> String {
     if count > shown { format!(" and {} more", count - shown) } else { String::new() }
 }
 
-fn doubts(rows: &[&Member]) -> Vec<String> {
-    let mut doubts = Vec::new();
+/// Returns sentences on claims that do not fit together.
+fn warnings(rows: &[&Member]) -> Vec<String> {
+    let mut warnings = Vec::new();
     let users: BTreeSet<&String> = rows.iter().filter_map(|member| member.who.get("user")).collect();
     if users.len() > 1 {
         let users: Vec<String> = users.into_iter().map(|user| escape(user)).collect();
-        doubts.push(format!("several users have a job of this name: {}", users.join(", ")));
+        warnings.push(format!("several users have a job of this name: {}", users.join(", ")));
     }
     let mut ranks: Vec<_> = rows.iter().filter_map(|member| Some((member.rank?, member.process()))).collect();
     ranks.sort_unstable();
@@ -159,9 +156,9 @@ fn doubts(rows: &[&Member]) -> Vec<String> {
         ranks.windows(2).filter(|pair| pair[0].0 == pair[1].0).map(|pair| pair[0].0).collect();
     twice.dedup();
     if !twice.is_empty() {
-        doubts.push(format!("more than one process claims to be rank {}", ranges(&twice)));
+        warnings.push(format!("more than one process claims to be rank {}", ranges(&twice)));
     }
-    doubts
+    warnings
 }
 
 /// Returns `rank 7 (n2, GPU 3)`, or the pid instead of the rank.
@@ -171,6 +168,7 @@ fn name(member: &Member) -> String {
     format!("{rank} ({node}GPU {})", escape(member.gpu.as_deref().unwrap_or("-")))
 }
 
+/// Returns how the process ended, or else its state.
 fn end(member: &Member) -> String {
     match member.status {
         Some(status) if status & 0x7f != 0 => format!("killed by signal {}", status & 0x7f),
@@ -179,6 +177,7 @@ fn end(member: &Member) -> String {
     }
 }
 
+/// Returns a table of all jobs: name, sums and members of each.
 pub(crate) fn all(jobs: &[(Option<String>, Sum, Vec<Member>)], prometheus: Option<&str>) -> String {
     if jobs.is_empty() {
         return match prometheus {
@@ -194,21 +193,16 @@ pub(crate) fn all(jobs: &[(Option<String>, Sum, Vec<Member>)], prometheus: Optio
     heads.extend(["devices", "ranks"]);
     let mut lines = Vec::new();
     for (job, sum, members) in jobs {
-        let of = |name: &str| {
-            let values: BTreeSet<&str> =
-                members.iter().filter_map(|member| member.who.get(name).map(String::as_str)).collect();
-            match values.len() {
-                0 => "-".to_owned(),
-                1 => values.first().map(|value| escape(value)).unwrap_or_default(),
-                many => format!("{many} different"),
+        let owner = |kind: &str| {
+            let names = owner_names(members, kind);
+            match names.first() {
+                None => "-".to_owned(),
+                Some(name) if names.len() == 1 => escape(name),
+                Some(_) => format!("{} different", names.len()),
             }
         };
-        let mut names = vec![
-            job.as_deref().map_or("(no job)".to_owned(), escape),
-            of("user"),
-            of("slurm_job"),
-            sum.processes.to_string(),
-        ];
+        let job_name = job.as_deref().map_or("(no job)".to_owned(), escape);
+        let mut names = vec![job_name, owner("user"), owner("slurm_job"), sum.processes.to_string()];
         names.extend(has_nodes.then(|| sum.nodes.to_string()));
         names.push(sum.devices.to_string());
         let ranks: BTreeSet<u32> = members.iter().filter_map(|member| member.rank).collect();
@@ -218,7 +212,7 @@ pub(crate) fn all(jobs: &[(Option<String>, Sum, Vec<Member>)], prometheus: Optio
         });
         let mut amounts = Member::summed(&members.iter().collect::<Vec<_>>());
         if sum.uncovered > 0 {
-            // The parts would cover only some members, but `used` covers all.
+            // Members without an agent have no tracked bytes, so the sums of the other columns would not add up to `used`.
             amounts = Identity { used_bytes: amounts.used_bytes, ..Identity::default() };
         }
         let mut notes = Vec::new();

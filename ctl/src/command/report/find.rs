@@ -1,8 +1,10 @@
-//! Finds the runs that the arguments of a command select: in files, in the store, in the daemon, or else the caller's newest.
+//! Finds the runs that the arguments of a command select, in files, in the store or in the daemon. Without arguments it is the
+//! newest run of the calling user.
 
 use crate::args::{Report as Args, StorePath};
 use crate::client::{Daemon, RunReply, RunSelector};
 use crate::exit::Kind;
+use crate::when::now_ns;
 use anyhow::Result;
 use gpumem_import::read_file;
 use gpumem_model::run::{Clock, Run, State};
@@ -13,7 +15,7 @@ use gpumem_runs::store::{Filter, Listed, RunId, RunSummary, Store};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// The runs that were requested, and the arguments to request them again.
+/// The requested runs, and the arguments of `gpumemctl report` that select them again.
 pub(super) struct Found {
     pub what: What,
     pub command: Vec<String>,
@@ -21,17 +23,21 @@ pub(super) struct Found {
 
 pub(super) enum What {
     One(Box<One>),
+    /// Title of a group, and the runs of its processes.
     Group(String, Vec<Run>),
 }
 
 pub(super) struct One {
     pub run: Run,
+    /// The run's id in the store, if it is stored.
     pub id: Option<String>,
+    /// Pids of the other processes in the same file.
     pub others: Vec<u32>,
-    /// The arguments that select its job's other processes, and their number.
+    /// The arguments that select the other processes of the run's job, and the number of those processes.
     pub job: Option<(String, u64)>,
+    /// The file from which the run was read.
     pub file: Option<PathBuf>,
-    /// The part of the run's life that is reported.
+    /// The part of the run's life that is reported; `None` for all of it.
     pub window: Option<Window>,
 }
 
@@ -48,7 +54,7 @@ pub(super) fn open(store: &StorePath) -> Result<Option<Store>> {
     Ok(if path.exists() { Some(Store::open_read_only(&path)?) } else { None })
 }
 
-fn loaded(store: &Store, id: RunId) -> Result<RunReply> {
+fn load(store: &Store, id: RunId) -> Result<RunReply> {
     Ok(RunReply { id: Some(id.to_string()), run: store.load(id)? })
 }
 
@@ -59,7 +65,7 @@ pub(crate) fn no_process(file: &Path) -> anyhow::Error {
         .error(format!("{file}: it has no process; a recording of an agent or a daemon has at least one"))
 }
 
-/// Finds a run by its id, a file, or the latest run.
+/// Finds the run that is named by its id or by a file; without a name the latest run of the store.
 pub(crate) fn stored(args: &Args) -> Result<Found> {
     let name = args.run.as_deref();
     // A file may have the name of a run id, but no run id contains a slash.
@@ -81,38 +87,30 @@ pub(crate) fn stored(args: &Args) -> Result<Found> {
         Kind::NotFound.error(format!("{}: {text}", path.display()))
     };
     let id = id.map_or_else(|| store.latest()?.ok_or_else(none), Ok)?;
-    let reply = loaded(&store, id)?;
-    let of = reply.run.process.pid;
-    if let Some(pid) = args.pid.filter(|pid| *pid != of) {
-        return Err(Kind::NotFound.error(format!("run {id} is of pid {of}, not {pid}")));
+    let reply = load(&store, id)?;
+    let run_pid = reply.run.process.pid;
+    if let Some(pid) = args.pid.filter(|pid| *pid != run_pid) {
+        return Err(Kind::NotFound.error(format!("run {id} is of pid {run_pid}, not {pid}")));
     }
     Ok(Found::one(reply, command(id, args)))
 }
 
-pub(crate) fn of_store(run: Run, id: RunId, args: &Args, path: &Path) -> Found {
-    let mut command = command(id, args);
-    if args.source.store.words().is_empty() && args.source.store.readable().is_ok_and(|usual| usual != path) {
-        command.extend(["--store".to_owned(), path.to_string_lossy().into_owned()]);
-    }
-    Found::one(RunReply { id: Some(id.to_string()), run }, command)
-}
-
-/// Returns the latest run of a process; `None` if the store has none or does not exist.
-pub(crate) fn of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
+/// Finds the latest stored run of a process; `None` if the store has none or does not exist.
+fn stored_run_of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
     let Some(store) = open(&args.source.store)? else { return Ok(None) };
     let Some(summary) = store.list()?.into_iter().find(|run| run.pid == pid) else { return Ok(None) };
-    Ok(Some(Found::one(loaded(&store, summary.id)?, command(summary.id, args))))
+    Ok(Some(Found::one(load(&store, summary.id)?, command(summary.id, args))))
 }
 
-/// Returns the runs of a job, from the newest runs of the store.
-pub(crate) fn of_job(job: &str, store: &StorePath) -> Result<Vec<RunReply>> {
-    const MOST: usize = 1024;
+/// Returns the runs of a job among the 1,024 newest runs of the store; empty if it does not exist.
+pub(crate) fn stored_runs_of_job(job: &str, store: &StorePath) -> Result<Vec<RunReply>> {
+    const SEARCHED: usize = 1024;
     let Some(store) = open(store)? else { return Ok(Vec::new()) };
     let mut found = Vec::new();
     // If the life of a process is stored in parts, only the newest part counts.
     let counts = |run: &RunSummary| run.source_kind == "daemon" && !matches!(run.state, State::Rolled { .. });
-    for summary in store.list()?.into_iter().take(MOST).filter(counts) {
-        let reply = loaded(&store, summary.id)?;
+    for summary in store.list()?.into_iter().take(SEARCHED).filter(counts) {
+        let reply = load(&store, summary.id)?;
         if gpumem_model::owner::is_of_job(&reply.run.process.facts, &reply.run.process.claims, job) {
             found.push(reply);
         }
@@ -120,7 +118,7 @@ pub(crate) fn of_job(job: &str, store: &StorePath) -> Result<Vec<RunReply>> {
     Ok(found)
 }
 
-/// Returns runs whose process ended or ran out of memory around a time.
+/// Returns stored runs whose process ended or ran out of memory around a time.
 pub(crate) fn around(around: Around, args: &Args) -> Result<Vec<RunReply>> {
     let store = Store::open_read_only(&args.source.store.readable()?)?;
     let mut found = Vec::new();
@@ -129,7 +127,7 @@ pub(crate) fn around(around: Around, args: &Args) -> Result<Vec<RunReply>> {
             Clock::Monotonic { wall_offset_ns } => i64::try_from(time_ns?).ok()?.checked_add(wall_offset_ns?),
             Clock::Lines => None,
         };
-        // Runs that do not overlap the time are not loaded.
+        // Runs outside of the time are skipped by their summary, because loading a run is slow.
         let (Some(first), Some(last)) = (wall_ns(summary.started_ns), wall_ns(summary.last_ns)) else {
             continue;
         };
@@ -137,7 +135,7 @@ pub(crate) fn around(around: Around, args: &Args) -> Result<Vec<RunReply>> {
         if is_before || first.saturating_sub(around.for_ns) > around.at_ns {
             continue;
         }
-        let reply = loaded(&store, summary.id)?;
+        let reply = load(&store, summary.id)?;
         if around.concerns(&reply.run) {
             found.push(reply);
         }
@@ -145,11 +143,12 @@ pub(crate) fn around(around: Around, args: &Args) -> Result<Vec<RunReply>> {
     Ok(found)
 }
 
+/// Returns the arguments that select a stored run.
 fn command(id: RunId, args: &Args) -> Vec<String> {
     [vec![id.to_string()], args.source.store.words()].concat()
 }
 
-/// Returns the process with most memory, or the requested one.
+/// Finds the run with most memory in a file, or the run of the requested pid.
 fn from_file(name: &str, args: &Args) -> Result<Found> {
     let path = Path::new(name);
     let runs = read_file(path, args.format)?;
@@ -161,9 +160,9 @@ fn from_file(name: &str, args: &Args) -> Result<Found> {
             run.devices.iter().filter_map(|device| device.peak.tracked_bytes.or(device.peak.used_bytes()));
         peaks.fold(0, i64::saturating_add)
     };
-    let asked_for = runs.into_iter().filter(|run| args.pid.is_none_or(|pid| run.process.pid == pid));
-    let most = asked_for.max_by_key(|run| (run.coverage.covered, peak(run)));
-    let run = most.ok_or_else(|| match args.pid {
+    let requested = runs.into_iter().filter(|run| args.pid.is_none_or(|pid| run.process.pid == pid));
+    let largest = requested.max_by_key(|run| (run.coverage.covered, peak(run)));
+    let run = largest.ok_or_else(|| match args.pid {
         Some(pid) => {
             let known = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
             Kind::NotFound.error(format!("{name}: has no pid {pid}; there are: {known}"))
@@ -180,35 +179,35 @@ fn from_file(name: &str, args: &Args) -> Result<Found> {
 }
 
 /// Finds a process by its pid: its own run, else those of the processes that it started, else its latest stored run.
-pub(crate) fn pid(pid: u32, args: &Args) -> Result<Found> {
-    let asked = [vec![pid.to_string()], args.source.words()].concat();
+pub(crate) fn by_pid(pid: u32, args: &Args) -> Result<Found> {
+    let command = [vec![pid.to_string()], args.source.words()].concat();
     let mut searched = Vec::new();
     match Daemon::find(args.source.socket.as_deref()) {
         Ok(daemon) => {
             let sender = Sender { daemon: daemon.clone(), is_default: true };
             if let Some(own) = daemon.runs(RunSelector::Pid(pid))?.into_iter().next() {
-                return Ok(sent(own, asked, &sender, args));
+                return Ok(found_in_daemon(own, command, &sender, args));
             }
             let mut tree = daemon.runs(RunSelector::Tree(pid))?;
             if tree.len() == 1 {
-                // This is the case for `gpumemctl run` itself, or for a shell.
-                return Ok(sent(tree.remove(0), asked, &sender, args));
+                // `pid` is a shell or `gpumemctl run`, and has started one process with GPU memory.
+                return Ok(found_in_daemon(tree.remove(0), command, &sender, args));
             }
-            let (runs, ended) = living(tree);
+            let (runs, ended) = running_or_all(tree);
             if !runs.is_empty() {
-                let title = format!("{} started by pid {pid}{}{ended}", count(&runs), name(pid));
-                return Ok(Found { what: What::Group(title, runs), command: asked });
+                let title = format!("{} started by pid {pid}{}{ended}", count(&runs), process_name(pid));
+                return Ok(Found { what: What::Group(title, runs), command });
             }
             let at = daemon.control.display();
             searched.push(format!("the daemon at {at} has no run of it, nor of a process that it started"));
         }
         Err(_) => searched.push("no daemon answers (gpumemctl doctor)".to_owned()),
     }
-    if let Some(found) = of_pid(pid, args)? {
+    if let Some(found) = stored_run_of_pid(pid, args)? {
         return Ok(found);
     }
     searched.push(format!("no run of it is in {}", args.source.store.readable()?.display()));
-    let process = match name(pid) {
+    let process = match process_name(pid) {
         name if name.is_empty() => "no process of that number runs now".to_owned(),
         name => format!("it runs{name}: has it used a GPU? gpumemctl doctor {pid}"),
     };
@@ -216,12 +215,12 @@ pub(crate) fn pid(pid: u32, args: &Args) -> Result<Found> {
 }
 
 /// Finds the processes of a job, in the daemon or else in the store.
-pub(crate) fn job(job: &str, args: &Args) -> Result<Found> {
+pub(crate) fn by_job(job: &str, args: &Args) -> Result<Found> {
     let daemon = Daemon::find(args.source.socket.as_deref()).ok();
     let mut found =
         daemon.as_ref().map(|daemon| daemon.runs(RunSelector::Job(job))).transpose()?.unwrap_or_default();
     if found.is_empty() {
-        found = of_job(job, &args.source.store)?;
+        found = stored_runs_of_job(job, &args.source.store)?;
     }
     if found.is_empty() {
         let asked = match &daemon {
@@ -242,13 +241,13 @@ pub(crate) fn job(job: &str, args: &Args) -> Result<Found> {
     if found.len() == 1 {
         return Ok(Found::one(found.remove(0), command));
     }
-    let (runs, ended) = living(found);
+    let (runs, ended) = running_or_all(found);
     let title = format!("{} of job {}{ended}", count(&runs), escape(job));
     Ok(Found { what: What::Group(title, runs), command })
 }
 
-/// Returns a run that a daemon sent, with its job.
-fn sent(reply: RunReply, command: Vec<String>, sender: &Sender, args: &Args) -> Found {
+/// Makes the result for a run that a daemon sent, with the daemon's other processes of the run's job.
+fn found_in_daemon(reply: RunReply, command: Vec<String>, sender: &Sender, args: &Args) -> Found {
     let job = reply.run.process.claims.get("job").cloned();
     let siblings = job.as_deref().and_then(|job| sender.daemon.runs(RunSelector::Job(job)).ok());
     let others = siblings.map_or(0, |runs| runs.len().saturating_sub(1)) as u64;
@@ -263,9 +262,9 @@ fn job_words(job: &str, args: &Args) -> Vec<String> {
     [vec!["--job".to_owned(), job.to_owned()], args.source.words()].concat()
 }
 
-/// Returns the running processes, or all if none is running, and a text on those left out. Memory that was freed must not be
-/// summed with memory that is in use.
-fn living(replies: Vec<RunReply>) -> (Vec<Run>, String) {
+/// Returns the runs of running processes, or all runs if no process is running, and a text on the ended ones. Freed memory of
+/// ended processes must not be added to memory that is in use.
+fn running_or_all(replies: Vec<RunReply>) -> (Vec<Run>, String) {
     let runs = replies.into_iter().map(|reply| reply.run);
     let (open, ended): (Vec<Run>, Vec<Run>) = runs.partition(|run| run.state == State::Open);
     match (open.len(), ended.len()) {
@@ -279,29 +278,30 @@ fn count(runs: &[Run]) -> String {
     super::processes(runs.iter().map(|run| run.process.pid).collect::<BTreeSet<_>>().len())
 }
 
-/// Returns a process's name such as ` (torchrun)`; empty if it does not exist.
-fn name(pid: u32) -> String {
+/// Returns the name of a process as ` (torchrun)`; empty if the process does not exist.
+fn process_name(pid: u32) -> String {
     let comm = std::fs::read(format!("/proc/{pid}/comm"));
     comm.map(|comm| format!(" ({})", escape(String::from_utf8_lossy(&comm).trim()))).unwrap_or_default()
 }
 
-/// Maximum number of stored runs that are searched for one of the caller's.
+/// Number of the newest runs in a store that are searched for runs of the calling user.
 const NEWEST: usize = 256;
-/// Maximum number of OOM runs of the caller that are compared by the time of their last OOM.
+/// Maximum number of the user's runs with OOMs that are compared by the time of their last OOM.
 const COMPARED: usize = 16;
 
+/// A run of the calling user, which may be the newest one.
 enum Candidate {
-    /// A run that a daemon sent: of a live process, or an ended one if the caller cannot read the daemon's store.
+    /// A run that a daemon sent: of a live process, or an ended one if the user cannot read the daemon's store.
     Sent(Box<RunReply>, Sender),
-    /// A stored run: the store's path, its id, the time of storing in s since 1970, and the run.
+    /// A stored run: path of the store, the run's id, the time of storing in s since 1970, and the run.
     Stored(PathBuf, RunId, i64, Box<Run>),
 }
 
-/// A daemon that answered.
+/// The daemon that sent a run.
 #[derive(Clone)]
 struct Sender {
     daemon: Daemon,
-    /// It is the daemon that answers requests without `--socket`.
+    /// Whether this daemon answers requests without `--socket`.
     is_default: bool,
 }
 
@@ -315,8 +315,8 @@ impl Sender {
     }
 }
 
-/// Returns the caller's newest run; for `gpumemctl oom`, the newest in which memory ran out, if there is one. Prints on standard
-/// error which run it is. `None` if the caller has no run.
+/// Finds the calling user's newest run; for `gpumemctl oom` the newest in which memory ran out, if there is one. Prints on
+/// standard error which run it is. Returns `None` if the user has no run.
 pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
     let candidates = candidates(args)?;
     let when = |candidate: &Candidate| -> Option<i128> {
@@ -330,7 +330,7 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
         if !args.with_oom {
             return Ok(None);
         }
-        // The report on the newest run then states that memory has not run out.
+        // Memory has not run out in any run, and the report on the newest run states that.
         return newest(&Args { with_oom: false, ..args.clone() });
     };
     let run = candidate.run();
@@ -339,23 +339,25 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
     let why = if args.with_oom { "your newest run that was out of memory" } else { "your newest run" };
     let (pid, others) = (run.process.pid, "gpumemctl runs and ps list others");
     match candidate {
-        Candidate::Sent(reply, Sender { daemon, is_default }) => {
+        Candidate::Sent(reply, sender) => {
             let is = if reply.run.state == State::Open { "which is live" } else { "which has ended" };
-            let at = if is_default {
-                String::new()
-            } else {
-                format!(" in the daemon at {}", daemon.control.display())
+            let at = match sender.is_default {
+                true => String::new(),
+                false => format!(" in the daemon at {}", sender.daemon.control.display()),
             };
             eprintln!("{why}: pid {pid}{command}, {is}{at} ({others})");
-            let sender = Sender { daemon, is_default };
             let words = [vec![pid.to_string()], args.source.words(), sender.words()].concat();
-            Ok(Some(sent(*reply, words, &sender, args)))
+            Ok(Some(found_in_daemon(*reply, words, &sender, args)))
         }
         Candidate::Stored(path, id, _, run) => {
             let is_usual = args.source.store.readable().is_ok_and(|usual| usual == path);
             let of = if is_usual { String::new() } else { format!(" of {}", path.display()) };
             eprintln!("{why}: {id}{of}, pid {pid}{command} ({others})");
-            Ok(Some(of_store(*run, id, args, &path)))
+            let mut words = self::command(id, args);
+            if !is_usual && args.source.store.words().is_empty() {
+                words.extend(["--store".to_owned(), path.to_string_lossy().into_owned()]);
+            }
+            Ok(Some(Found::one(RunReply { id: Some(id.to_string()), run: *run }, words)))
         }
     }
 }
@@ -368,7 +370,8 @@ impl Candidate {
         }
     }
 
-    /// Returns when the process began, in ns since 1970. For imports this is unknown, so the time of storing is used.
+    /// Returns the time at which the process began, in ns since 1970. An imported run does not have this time, so it is the time
+    /// of storing.
     fn began_ns(&self) -> i128 {
         let run = self.run();
         let tick_ns = 1_000_000_000 / i128::from(rustix::param::clock_ticks_per_second().max(1));
@@ -384,7 +387,7 @@ impl Candidate {
     }
 }
 
-/// Returns when memory last ran out in a run, in ns since 1970.
+/// Returns the time of a run's last OOM, in ns since 1970, or on the run's clock if it has no wall-clock offset.
 fn last_oom_ns(run: &Run) -> Option<i128> {
     let ooms = run.devices.iter().flat_map(|device| &device.details.ooms);
     let last = ooms.filter(|oom| oom.is_true()).map(|oom| i128::from(oom.time_ns)).max()?;
@@ -397,7 +400,7 @@ fn last_oom_ns(run: &Run) -> Option<i128> {
 fn candidates(args: &Args) -> Result<Vec<Candidate>> {
     let user = u64::from(rustix::process::getuid().as_raw());
     let daemons = match Daemon::all(args.source.socket.as_deref()) {
-        // A named daemon must answer.
+        // A daemon that the user has named must answer.
         Err(unreachable) if args.source.socket.as_deref().is_some() => return Err(unreachable.into()),
         daemons => daemons.unwrap_or_default(),
     };
@@ -426,9 +429,8 @@ fn candidates(args: &Args) -> Result<Vec<Candidate>> {
 /// Returns the ended runs that a daemon shows to the caller, of the last 30 days; empty if it does not answer.
 fn ended(daemon: &Daemon) -> Vec<RunReply> {
     const AGE_NS: i64 = 30 * 24 * 3600 * 1_000_000_000;
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let at_ns = i64::try_from(now.as_nanos()).unwrap_or(i64::MAX);
-    let mut runs = daemon.runs(RunSelector::Around(Around { at_ns, for_ns: AGE_NS })).unwrap_or_default();
+    let around = Around { at_ns: now_ns(), for_ns: AGE_NS };
+    let mut runs = daemon.runs(RunSelector::Around(around)).unwrap_or_default();
     runs.retain(|reply| reply.run.state != State::Open);
     runs
 }
@@ -436,7 +438,7 @@ fn ended(daemon: &Daemon) -> Vec<RunReply> {
 fn newest_of_store(path: &Path, with_oom: bool, user: u64) -> Result<Vec<Candidate>> {
     let store = Store::open_read_only(path)?;
     let filter = Filter { oom: with_oom, limit: Some(NEWEST), ..Filter::default() };
-    // A run without a user was imported, so it belongs to the owner of the store.
+    // A run without a user id was imported, so it belongs to the owner of the store.
     let mine = |listed: &Listed| listed.uid.is_none_or(|uid| uid == user);
     let newest = store.select(&filter)?.into_iter().filter(mine).take(if with_oom { COMPARED } else { 1 });
     newest

@@ -1,25 +1,25 @@
 //! `gpumemctl report [PID|RUN|FILE]`, and `gpumemctl oom` with the same arguments.
 //!
 //! ```text
-//! find      finds runs: files, stored runs, processes of the daemon, or the newest run
-//! past      a part of a run's life
-//! oom       OOMs of the found runs
+//! find      finds runs: in files, in the store, in the daemon
+//! past      limits a run to a window of time
+//! oom       `gpumemctl oom`
 //! ```
 //!
-//! In all cases the report is made from a run alone, by the same code.
+//! A report is made from a run alone, by the same code for all sources.
 
 mod find;
 mod oom;
 mod past;
 
-pub(crate) use find::{no_process, of_job};
+pub(crate) use find::{no_process, stored_runs_of_job};
 pub(crate) use oom::oom;
 
-use crate::args::{Report as Args, names_device, no_device};
+use crate::args::{Report as Args, names_device, no_device, quoted_suffix};
 use crate::exit::Kind;
-use crate::output::{deliver, deliver_by, unicode, width};
-use anyhow::{Result, bail};
-use find::{Found, What};
+use crate::output::{deliver, deliver_stream, unicode, width};
+use anyhow::{Result, anyhow, bail};
+use find::{Found, One, What};
 use gpumem_import::read_file;
 use gpumem_model::escape::quoted;
 use gpumem_model::run::{Device, Run};
@@ -46,7 +46,7 @@ fn found(args: &Args) -> Result<Found> {
     past::window(Found { what, command }, args)
 }
 
-/// Returns a single process for other commands: the run, its id in the store, and the arguments that select it.
+/// Returns the run of a single process for other commands, with its id in the store and the arguments that select it.
 pub(crate) fn single(args: &Args) -> Result<(Run, Option<String>, String)> {
     let Found { what, command } = found(args)?;
     match what {
@@ -60,7 +60,7 @@ pub(crate) fn single(args: &Args) -> Result<(Run, Option<String>, String)> {
     }
 }
 
-/// Returns a process like [`single`], or the sum of several: those of a launcher, of a job, or with `all` of a file.
+/// Returns a run like [`single`], or the sum of several: those of a launcher, of a job, or with `all` of a file.
 pub(crate) fn summed(args: &Args, all: bool) -> Result<(Run, Option<String>, String)> {
     if let Some(name) = args.run.as_deref().filter(|_| all) {
         let runs = read_file(Path::new(name), args.format)?;
@@ -80,9 +80,10 @@ pub(crate) fn summed(args: &Args, all: bool) -> Result<(Run, Option<String>, Str
 }
 
 fn typed(command: &[String]) -> String {
-    command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+    quoted_suffix(command).trim_start().to_owned()
 }
 
+/// Returns a number with the word process or processes.
 pub(crate) fn processes(count: usize) -> String {
     if count == 1 { "1 process".to_owned() } else { format!("{} processes", thousands(count as u64)) }
 }
@@ -106,14 +107,15 @@ fn trace_of_one(args: &Args) -> Result<()> {
     match &what {
         What::One(one) => {
             let report = report(&one.run, args)?;
-            deliver_by(&|out| trace::write(&report, out), &args.output)
+            deliver_stream(&|out| trace::write(&report, out), &args.output)
         }
-        What::Group(_, runs) => bail!(of_one(runs)),
+        What::Group(_, runs) => Err(needs_one(runs)),
     }
 }
 
-fn of_one(runs: &[Run]) -> String {
-    format!("this form is of one process; these are {}: give the pid of one", runs.len())
+/// Returns the error for a format that shows a single process.
+fn needs_one(runs: &[Run]) -> anyhow::Error {
+    anyhow!("this form is of one process; these are {}: give the pid of one", runs.len())
 }
 
 fn one(args: &Args) -> Result<String> {
@@ -121,28 +123,26 @@ fn one(args: &Args) -> Result<String> {
     if let Some(rules) = &args.rules {
         command.extend(["--rules".to_owned(), rules.clone()]);
     }
-    let command = format!("gpumemctl report {}", typed(&command)).trim_end().to_owned();
-    Ok(match &what {
+    let command = format!("gpumemctl report{}", quoted_suffix(&command));
+    Ok(match what {
         What::One(one) => {
-            let mut report = report(&one.run, args)?;
-            report.id.clone_from(&one.id);
-            report.others.clone_from(&one.others);
-            report.job.clone_from(&one.job);
-            report.window = one.window;
-            report.command = command;
+            let One { run, id, others, job, window, .. } = *one;
+            let mut report = report(&run, args)?;
+            (report.id, report.others, report.job) = (id, others, job);
+            (report.window, report.command) = (window, command);
             formatted(&report, args)
         }
-        What::Group(title, runs) => formatted_group(title, runs, args, &command)?,
+        What::Group(title, runs) => formatted_group(&title, &runs, args, &command)?,
     })
 }
 
-/// Finds the run. Numbers are pids; a file whose name is a number or run id is given as `./7`.
+/// Finds the requested run. Numbers are pids; a file whose name is a number or run id is given as `./7`.
 fn select(args: &Args) -> Result<Found> {
     let pid = args.run.as_deref().and_then(|name| name.parse::<u32>().ok());
     match (pid, &args.job) {
         _ if args.format.is_some() => find::stored(args),
-        (_, Some(job)) => find::job(job, args),
-        (Some(pid), None) => find::pid(pid, args),
+        (_, Some(job)) => find::by_job(job, args),
+        (Some(pid), None) => find::by_pid(pid, args),
         (None, None) if args.run.is_none() && args.pid.is_none() => match find::newest(args)? {
             Some(found) => Ok(found),
             None => find::stored(args),
@@ -166,19 +166,17 @@ fn report<'r>(run: &'r Run, args: &Args) -> Result<Report<'r>> {
     Ok(if args.by.is_some_and(|rows| rows.lines) { report.by_line() } else { report })
 }
 
-fn chosen(args: &Args) -> iterations::Choice {
-    iterations::Choice { every: args.every.unwrap_or(1), columns: args.columns }
-}
-
+/// Returns the report of a process in the requested format.
 fn formatted(report: &Report<'_>, args: &Args) -> String {
     let categories = if args.all || args.tags { usize::MAX } else { Layout::default().categories };
     if args.html {
         html::html(report)
     } else if args.iterations {
+        let choice = iterations::Choice { every: args.every.unwrap_or(1), columns: args.columns };
         match (args.json, args.csv) {
-            (true, _) => iterations::json(report, chosen(args)),
-            (_, true) => iterations::csv(report, chosen(args)),
-            _ => iterations::text(report, chosen(args)),
+            (true, _) => iterations::json(report, choice),
+            (_, true) => iterations::csv(report, choice),
+            _ => iterations::text(report, choice),
         }
     } else if args.counters {
         if args.json { own::json(report) } else { own::text(report) }
@@ -200,10 +198,11 @@ fn formatted(report: &Report<'_>, args: &Args) -> String {
     }
 }
 
-/// Returns a table of processes. If rows or all details were requested, the reports of all processes follow.
+/// Returns the report of several processes in the requested format. The text is a table of processes. The reports of all
+/// processes follow, or replace the table, if the options ask for details.
 fn formatted_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<String> {
     if args.traced.is_asked() {
-        bail!(of_one(runs));
+        return Err(needs_one(runs));
     }
     let borrowed: Vec<&Run> = runs.iter().collect();
     if args.html {
@@ -213,15 +212,14 @@ fn formatted_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Res
     if args.csv && !args.iterations {
         return Ok(group::csv(&borrowed));
     }
-    if args.json {
-        let documents = runs.iter().map(|run| Ok(formatted(&report(run, args)?, args)));
-        return Ok(array(&documents.collect::<Result<Vec<String>>>()?));
-    }
-    if args.csv {
-        let tables: Result<Vec<String>> =
-            runs.iter().map(|run| Ok(iterations::csv(&report(run, args)?, chosen(args)))).collect();
-        // The tables are merged into one, so only the first keeps its heading.
-        let rows = tables?.into_iter().enumerate().map(|(number, table)| match table.split_once('\n') {
+    if args.json || args.csv {
+        let each = runs.iter().map(|run| Ok(formatted(&report(run, args)?, args)));
+        let each = each.collect::<Result<Vec<String>>>()?;
+        if args.json {
+            return Ok(array(&each));
+        }
+        // The CSV tables of iterations are merged into one, so only the first keeps its heading.
+        let rows = each.into_iter().enumerate().map(|(number, table)| match table.split_once('\n') {
             Some((_, rows)) if number > 0 => rows.to_owned(),
             _ => table,
         });
@@ -239,12 +237,11 @@ fn formatted_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Res
     Ok(out)
 }
 
-/// Returns the arguments for each named run alone.
+/// Returns for each named run the arguments that name it alone; unchanged arguments if no run is named.
 fn alone(args: &Args) -> Vec<Args> {
     let names = args.run.iter().chain(&args.more);
     let alone: Vec<Args> =
         names.map(|name| Args { run: Some(name.clone()), more: Vec::new(), ..args.clone() }).collect();
-    // If no run is named, it is the latest one.
     if alone.is_empty() { vec![args.clone()] } else { alone }
 }
 
@@ -271,20 +268,19 @@ fn picture(args: &Args) -> Result<Vec<u8>> {
             What::Group(_, group) => runs.extend(group.into_iter().map(|run| (None, run, None))),
         }
     }
-    let mut reports: Vec<Report<'_>> = Vec::new();
-    for (id, run, window) in &runs {
+    let reports = runs.iter().map(|(id, run, window)| {
         let mut report = report(run, args)?;
-        report.id.clone_from(id);
-        report.window = *window;
-        reports.push(report);
-    }
+        (report.id, report.window) = (id.clone(), *window);
+        Ok(report)
+    });
+    let reports: Vec<Report<'_>> = reports.collect::<Result<_>>()?;
     let usual = if reports.len() > 1 { Picture::Compare } else { Picture::Peak };
     let picture = args.picture.plot.unwrap_or(usual);
     let options = Options { title: args.picture.title.clone(), hide_below: args.picture.hide_below };
     file_of(&draw(&reports, picture, &options)?, args.picture.svg, args.picture.pdf)
 }
 
-/// Returns the content of a picture's file; PNG without a flag.
+/// Returns a picture as SVG or PDF, else as PNG.
 pub(crate) fn file_of(drawing: &Drawing, svg: bool, pdf: bool) -> Result<Vec<u8>> {
     Ok(match (svg, pdf) {
         (true, _) => drawing.svg().into_bytes(),
@@ -293,17 +289,18 @@ pub(crate) fn file_of(drawing: &Drawing, svg: bool, pdf: bool) -> Result<Vec<u8>
     })
 }
 
+/// Removes all devices but the named one from runs. Fails if no run has memory on that device.
 fn only(runs: &mut [Run], name: &str) -> Result<()> {
     let mut known: Vec<(u32, String)> = Vec::new();
     for run in runs.iter_mut() {
         known.extend(run.devices.iter().map(|device| (device.ordinal.into(), device.name.clone())));
-        let is_asked = |device: &Device| names_device(name, Some(u32::from(device.ordinal)), &device.name);
-        let (kept, gone): (Vec<Device>, Vec<Device>) =
-            std::mem::take(&mut run.devices).into_iter().partition(is_asked);
+        let is_named = |device: &Device| names_device(name, device.ordinal.into(), &device.name);
+        let (kept, removed): (Vec<Device>, Vec<Device>) =
+            std::mem::take(&mut run.devices).into_iter().partition(is_named);
         run.devices = kept;
-        let is_of_gone =
-            |text: &str| gone.iter().any(|device| text.contains(&format!(" on {}:", device.name)));
-        run.caveats.retain(|caveat| caveat.code != "accounting_disagrees" || !is_of_gone(&caveat.text));
+        let is_of_removed =
+            |text: &str| removed.iter().any(|device| text.contains(&format!(" on {}:", device.name)));
+        run.caveats.retain(|caveat| caveat.code != "accounting_disagrees" || !is_of_removed(&caveat.text));
     }
     if runs.iter().any(|run| !run.devices.is_empty()) {
         return Ok(());

@@ -1,7 +1,7 @@
 //! `gpumemctl oom [PID|RUN|FILE]`, and `gpumemctl oom --at TIME --gpu N`.
 
-use super::find::What;
-use super::{find, found, past, report};
+use super::find::{self, What, stored_runs_of_job};
+use super::{found, past, report};
 use crate::args::{Oom, Report as Args, names_device};
 use crate::client::{Daemon, RunReply, RunSelector};
 use crate::output::print;
@@ -30,12 +30,13 @@ pub(crate) fn oom(args: &Oom) -> Result<()> {
             // A run id selects one part of a process's life, a pid all parts.
             let is_id = args.run.as_deref().is_some_and(|name| name.parse::<u32>().is_err());
             if !is_id && one.file.is_none() {
-                past::whole(&mut one, &args)?;
+                past::join_parts(&mut one, &args)?;
                 if let Some(device) = &args.device {
                     super::only(std::slice::from_mut(&mut one.run), device)?;
                 }
             }
-            let job = if args.json || !has_entries(&one.run) { Vec::new() } else { job_of(&one.run, &args) };
+            let has_ooms = one.run.devices.iter().any(|device| !device.details.ooms.is_empty());
+            let job = if has_ooms && !args.json { job_of(&one.run, &args) } else { Vec::new() };
             formatted(&one.run, one.id.as_ref(), &job)?
         }
         What::Group(_, runs) => {
@@ -46,11 +47,7 @@ pub(crate) fn oom(args: &Oom) -> Result<()> {
     })
 }
 
-fn has_entries(run: &Run) -> bool {
-    run.devices.iter().any(|device| !device.details.ooms.is_empty())
-}
-
-/// Returns the runs of the process's job. If neither daemon nor store has them, the line about other ranks is omitted.
+/// Returns the runs of the process's job, for the line about other ranks; empty if neither daemon nor store has them.
 fn job_of(run: &Run, args: &Args) -> Vec<Run> {
     let who = Owner::of(&run.process.facts, &run.process.claims, None);
     let Some(job) = run.process.claims.get("job").map(String::as_str).or_else(|| who.get("slurm_job")) else {
@@ -60,7 +57,7 @@ fn job_of(run: &Run, args: &Args) -> Vec<Run> {
         .ok()
         .and_then(|daemon| daemon.runs(RunSelector::Job(job)).ok());
     let found =
-        asked.filter(|found| !found.is_empty()).or_else(|| find::of_job(job, &args.source.store).ok());
+        asked.filter(|runs| !runs.is_empty()).or_else(|| stored_runs_of_job(job, &args.source.store).ok());
     found.unwrap_or_default().into_iter().map(|RunReply { run, .. }| run).collect()
 }
 
@@ -78,11 +75,10 @@ fn around(args: &Oom, at_ns: i64) -> Result<()> {
         _ => find::around(around, &report)?,
     };
     let seen: Vec<Seen> = found.into_iter().map(|RunReply { id, run }| Seen { id, run }).collect();
-    let there = |index: u32, uuid: &str| {
-        args.device.as_deref().is_none_or(|name| names_device(name, Some(index), uuid))
-    };
-    let is_it = |device: &Device| there(device.ordinal.into(), &device.name);
-    hidden.retain(|run| run.devices.iter().any(|(index, uuid)| there(*index, uuid)));
+    let is_named =
+        |index: u32, uuid: &str| args.device.as_deref().is_none_or(|name| names_device(name, index, uuid));
+    let is_it = |device: &Device| is_named(device.ordinal.into(), &device.name);
+    hidden.retain(|run| run.devices.iter().any(|(index, uuid)| is_named(*index, uuid)));
     let mut users: BTreeMap<String, usize> = BTreeMap::new();
     for run in hidden {
         *users.entry(run.user.unwrap_or_else(|| "another user".to_owned())).or_default() += 1;

@@ -1,4 +1,5 @@
-//! `--since`, `--at`, `--between`: reports on a part of a run's life.
+//! Limits a run to the window of time of `--since`, `--at` or `--between`. The store may have a long run in several parts; they
+//! are joined first.
 
 use super::find::{Found, One, What};
 use crate::args::Report as Args;
@@ -10,7 +11,7 @@ use gpumem_model::time;
 use gpumem_model::window::{self, Window, WindowKind};
 use gpumem_runs::store::RunSummary;
 
-/// Maximum number of parts of a run that are read, the newest ones: two months of a server.
+/// Number of parts of a run that are joined, the newest ones: about two months of a server.
 const MOST_PARTS: usize = 64;
 
 /// Limits the run to the requested window; unchanged if none was requested.
@@ -29,7 +30,7 @@ pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
         }
     };
     let alone = one.run.clone();
-    let parts = if one.file.is_none() { whole(&mut one, args)? } else { Vec::new() };
+    let parts = if one.file.is_none() { join_parts(&mut one, args)? } else { Vec::new() };
     let run = &one.run;
     let Some((first_ns, last_ns)) = window::span(run) else {
         return Err(Kind::NotFound.error("the run has no data with a time"));
@@ -53,15 +54,13 @@ pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
         return Err(Kind::NotFound.error(format!("{flag}: {} is after {}", shown(from_ns), shown(to_ns))));
     }
     let mut window = Window { part, from_ns: from_ns.max(first_ns), to_ns: to_ns.min(end_ns), exact: false };
-    let again = match &one.file {
+    // The file has every event, and the run only some points in time. So the file is read again for exact amounts.
+    let exact = match &one.file {
         Some(file) => gpumem_import::reread(file, args.format, run, &window)?,
         None => None,
     };
-    window.exact = again.is_some();
-    let mut past = match again {
-        Some(run) => run,
-        None => window::of(run, &window),
-    };
+    window.exact = exact.is_some();
+    let mut past = exact.unwrap_or_else(|| window::of(run, &window));
     if let Some(text) = span_note(&parts, &window) {
         past.caveats.insert(0, Caveat { code: "parts".into(), text });
     } else if parts.is_empty() {
@@ -84,8 +83,9 @@ pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
     Ok(Found { what: What::One(one), command })
 }
 
-/// Joins all parts of the process's life to one run. Returns the parts' names and times; empty if there is only one.
-pub(super) fn whole(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)>> {
+/// Joins all stored parts of the process's life to one run. Returns name, first and last time of each part; empty if the run is
+/// not stored in parts.
+pub(super) fn join_parts(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)>> {
     let run = &one.run;
     let may_have = run.coverage.part.is_some() || matches!(run.state, State::Rolled { .. });
     if !may_have || run.source.kind != "daemon" || args.source.store.readable().is_err() {
@@ -95,21 +95,18 @@ pub(super) fn whole(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)
     let is_of = |summary: &&RunSummary| summary.pid == run.process.pid && summary.source_kind == "daemon";
     let summaries: Vec<RunSummary> = store.list()?.iter().filter(is_of).take(MOST_PARTS).cloned().collect();
     let number = |run: &Run| run.coverage.part.map_or(1, |part| part.number);
-    // A clock does not identify a life: each daemon measures its distance to the wall clock anew.
-    let mut life = summaries
-        .iter()
-        .find(|summary| one.id == Some(summary.id.to_string()))
-        .map(life_of)
-        .map(str::to_owned);
+    // Parts of one life have the same uid. Their clocks may differ, because each daemon measures the distance to the wall clock.
+    let own = summaries.iter().find(|summary| one.id == Some(summary.id.to_string()));
+    let mut life = own.map(life_of);
     let mut parts: Vec<(String, Run)> = Vec::new();
     for summary in &summaries {
         let part = store.load(summary.id)?;
         if part.process.start_ticks != run.process.start_ticks {
             continue;
         }
-        let of = life_of(summary);
-        // The run at hand is newer than its stored copy.
-        if life.get_or_insert_with(|| of.to_owned()) == of && number(&part) != number(run) {
+        let part_life = life_of(summary);
+        // `run` is newer than the stored copy of the same part.
+        if *life.get_or_insert(part_life) == part_life && number(&part) != number(run) {
             parts.push((summary.id.to_string(), part));
         }
     }
@@ -126,13 +123,13 @@ pub(super) fn whole(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)
     Ok(spans)
 }
 
-/// Returns the uid of the first part of a life.
+/// Returns the uid of the first part of a life, which identifies the life.
 fn life_of(summary: &RunSummary) -> &str {
     let uid = summary.uid.as_str();
     uid.strip_suffix(&format!("/{}", summary.part)).filter(|_| summary.part > 1).unwrap_or(uid)
 }
 
-/// Returns a note on the parts that the window covers.
+/// Returns a note on the parts whose times overlap the window; `None` without parts.
 fn span_note(parts: &[(String, u64, u64)], window: &Window) -> Option<String> {
     let touched = parts.iter().filter(|(_, from, to)| *from <= window.to_ns && *to >= window.from_ns);
     let names: Vec<&str> = touched.map(|(name, ..)| name.as_str()).collect();

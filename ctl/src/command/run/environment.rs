@@ -1,62 +1,19 @@
-//! The other parts of the installation, and the variables that the command and its descendants inherit.
+//! Finds libgpumem.so and gpumemd, and makes the variables that the command and its descendants inherit.
 //!
-//! The parts are next to this program (a build folder, a wheel, an unpacked archive), or where packages install them.
+//! Both files are next to gpumemctl (in a build folder, a wheel, an unpacked archive), or where packages install them.
 
-use crate::args::variable;
+use crate::args::{Run, variable};
 use crate::when::now_ns;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Ways<'a> {
-    pub library: Option<&'a Path>,
-    /// Agent socket of the daemon that answers.
-    pub agent: Option<&'a Path>,
-    /// Recording to write in place of reporting.
-    pub record: Option<&'a Path>,
-    pub name: Option<&'a str>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Variables {
-    pub set: Vec<(&'static str, OsString)>,
-    pub job: String,
-}
-
-/// Returns the variables. An existing job id is kept, so that a `run` inside another, or a prolog that sets the id, stays one
-/// job.
-pub(crate) fn variables(ways: &Ways<'_>) -> Variables {
-    let mut set = Vec::new();
-    let inherited = variable("GPUMEM_JOB").filter(|_| ways.name.is_none());
-    let inherited = inherited.and_then(|job| job.into_os_string().into_string().ok());
-    let job = inherited.unwrap_or_else(|| new_job(ways.name));
-    set.push(("GPUMEM_JOB", OsString::from(&job)));
-    if let Some(library) = ways.library {
-        // libcuda loads only one library, so the agent loads the one that was configured before.
-        if let Some(next) = variable("CUDA_INJECTION64_PATH").filter(|next| !is_agent(next, library)) {
-            set.push(("GPUMEM_NEXT_INJECTION64_PATH", next.into()));
-        }
-        set.push(("CUDA_INJECTION64_PATH", library.into()));
-        // NVTX has only one library and the other tool would not load ours, so it is left to that tool.
-        if variable("NVTX_INJECTION64_PATH").is_none_or(|other| is_agent(&other, library)) {
-            set.push(("NVTX_INJECTION64_PATH", library.into()));
-        }
+/// Returns the job's id. Without a name an inherited id is kept, so that a `run` inside another one, or a Slurm prolog that sets
+/// the id, makes no second job. A new id has the time and our pid, which makes it unique on this machine and in practice beyond.
+pub(crate) fn job(name: Option<&str>) -> String {
+    let inherited = variable("GPUMEM_JOB").filter(|_| name.is_none());
+    if let Some(job) = inherited.and_then(|job| job.into_os_string().into_string().ok()) {
+        return job;
     }
-    if let Some(record) = ways.record {
-        set.push(("GPUMEM_RECORD", super::absolute(record).into()));
-    } else if let Some(agent) = ways.agent {
-        set.push(("GPUMEM_SOCKET", agent.into()));
-    }
-    Variables { set, job }
-}
-
-/// Returns whether a path is the agent or a copy of the agent. Loading it a second time would name everything twice.
-fn is_agent(path: &Path, library: &Path) -> bool {
-    path == library || path.file_name() == library.file_name()
-}
-
-/// Returns a unique job id, made from the time and our pid. It is unique on this machine, and in practice beyond.
-fn new_job(name: Option<&str>) -> String {
     let unique = format!("{:x}-{:x}", now_ns() & 0x0fff_ffff_ffff_ffff, std::process::id());
     match name {
         Some(name) => format!("{name}.{unique}"),
@@ -64,11 +21,42 @@ fn new_job(name: Option<&str>) -> String {
     }
 }
 
+/// Returns the variables for the command. `library` is the agent's path, `agent` the daemon's socket for agents.
+pub(crate) fn variables(
+    job: &str,
+    library: Option<&Path>,
+    agent: Option<PathBuf>,
+    args: &Run,
+) -> Vec<(&'static str, OsString)> {
+    let mut set = vec![("GPUMEM_JOB", OsString::from(job))];
+    if let Some(library) = library {
+        // libcuda loads only one library, so the agent loads the one that was configured before.
+        if let Some(next) = variable("CUDA_INJECTION64_PATH").filter(|next| !is_agent(next, library)) {
+            set.push(("GPUMEM_NEXT_INJECTION64_PATH", next.into()));
+        }
+        set.push(("CUDA_INJECTION64_PATH", library.into()));
+        // NVTX has only one library and another tool would not load ours, so a variable that names another tool is kept.
+        if variable("NVTX_INJECTION64_PATH").is_none_or(|other| is_agent(&other, library)) {
+            set.push(("NVTX_INJECTION64_PATH", library.into()));
+        }
+    }
+    let record = args.record.as_deref().map(|record| ("GPUMEM_RECORD", super::absolute(record)));
+    let target = record.or_else(|| Some(("GPUMEM_SOCKET", agent?)));
+    set.extend(target.map(|(name, path)| (name, path.into())));
+    set
+}
+
+/// Returns whether a path is the agent or a copy of the agent. Loading it a second time would name everything twice.
+fn is_agent(path: &Path, library: &Path) -> bool {
+    path == library || path.file_name() == library.file_name()
+}
+
+/// File name of the agent.
 pub(crate) const LIBRARY: &str = "libgpumem.so";
-/// Name of the agent's folder, if several versions are installed.
+/// Name of the agent's folder below lib/gpumem.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Returns the path of the agent, or the places that were searched.
+/// Returns the path of the agent. The error is a text on the places that were searched.
 pub(crate) fn library() -> Result<PathBuf, String> {
     if let Some(named) = variable("GPUMEM_LIBRARY") {
         let named = super::absolute(&named);
@@ -80,23 +68,22 @@ pub(crate) fn library() -> Result<PathBuf, String> {
         .ok_or_else(|| format!("not in {0} nor in {0}/../lib/gpumem/{VERSION}", folder.display()))
 }
 
-/// Searches next to the program, in the folder of its version, and in that of the version in use. Links are resolved, so
-/// processes never get a path through `current`. So a job keeps the version with which it began, and installations preserve that
-/// version for it.
+/// Searches the agent next to gpumemctl, in the folder of gpumemctl's version, and in that of the version in use (`current`). The
+/// link `current` is resolved, so that a job keeps the version with which it began after an update.
 fn found_from(folder: &Path) -> Option<PathBuf> {
     let versions = folder.join("../lib/gpumem");
     let places = [folder.to_owned(), versions.join(VERSION), versions.join("current")];
     places.iter().find_map(|place| place.join(LIBRARY).canonicalize().ok())
 }
 
-/// Returns the daemon's program: next to this one, else from PATH.
+/// Returns the daemon's program: next to gpumemctl, else from PATH.
 pub(crate) fn daemon() -> Option<PathBuf> {
     const PROGRAM: &str = "gpumemd";
     let beside = own_folder().map(|folder| folder.join(PROGRAM)).filter(|path| is_program(path));
     beside.or_else(|| in_path(Path::new(PROGRAM)))
 }
 
-/// Returns a program as execvp(3) finds it.
+/// Returns the path of a program, searched as execvp(3) does.
 pub(crate) fn in_path(name: &Path) -> Option<PathBuf> {
     if name.components().count() > 1 || name.is_absolute() {
         return Some(name.to_owned());

@@ -1,8 +1,9 @@
 //! The summary after the command has ended: five lines, or one if no GPU was used.
 
-use super::child::stat;
 use super::{Listener, Notes};
+use crate::args::{Run, quoted_suffix};
 use crate::client::{Daemon, RunReply, RunSelector};
+use crate::proc::Stat;
 use gpumem_model::escape::quoted;
 use gpumem_model::run::State;
 use gpumem_model::units::plural;
@@ -13,41 +14,41 @@ use std::time::{Duration, Instant, SystemTime};
 /// Longest wait for the final records. They are in the agent's socket when the process ends, and the daemon reads them at once.
 /// The next NVML sample can take a second.
 const FINAL_RECORDS: Duration = Duration::from_millis(1500);
-/// Wait before concluding that no agent reported.
-const SILENCE: Duration = Duration::from_millis(250);
+/// Longest wait for the first run of the job. After it, runs without an agent are searched too.
+const FIRST_RUN: Duration = Duration::from_millis(250);
 /// Timeout for each request, so that a stopped daemon does not block the caller's shell.
-const PATIENCE: Duration = Duration::from_secs(2);
+const REQUEST: Duration = Duration::from_secs(2);
+/// Pause between two requests.
 const PAUSE: Duration = Duration::from_millis(25);
 
 #[derive(Debug)]
 pub(crate) struct ExitSummary<'a> {
+    pub args: &'a Run,
     pub listener: &'a Listener,
     pub library_found: bool,
     pub job: &'a str,
-    pub record: Option<&'a Path>,
-    /// The `--socket` option as typed.
-    pub socket: String,
+    /// Pid of the command.
     pub pid: u32,
     pub started: Instant,
 }
 
 impl ExitSummary<'_> {
-    pub(crate) fn print(&self, notes: &mut Notes) {
-        if let Some(record) = self.record {
+    pub(crate) fn print(&self, notes: &Notes) {
+        if let Some(record) = &self.args.record {
             return self.print_recordings(&super::absolute(record), notes);
         }
-        let (job, socket) = (self.job, &self.socket);
+        let (job, socket) = (self.job, &quoted_suffix(&self.args.socket.words()));
         let daemon = match self.listener {
             Listener::Daemon(daemon) => daemon,
-            Listener::AgentAlone(agent) => {
+            Listener::AgentSocket(agent) => {
                 let agent = agent.display();
                 return notes.print(&format!(
                     "reported to {agent}, whose daemon does not answer here; where it runs: gpumemctl report --job {job}"
                 ));
             }
-            Listener::Nobody => return,
+            Listener::Absent => return,
         };
-        let runs = match self.final_runs(&daemon.hurried(PATIENCE)) {
+        let runs = match self.final_runs(&daemon.with_max_timeout(REQUEST)) {
             Ok(runs) => runs,
             Err(error) => {
                 return notes.print(&format!("{error:#}; ask later: gpumemctl report --job {job}{socket}"));
@@ -66,15 +67,15 @@ impl ExitSummary<'_> {
     /// Waits until the job's runs have ended, or for a limited time, and returns them.
     fn final_runs(&self, daemon: &Daemon) -> anyhow::Result<Vec<RunReply>> {
         let since = Instant::now();
-        let ours = |which| -> anyhow::Result<Vec<RunReply>> {
-            let mut runs = daemon.runs(which)?;
+        let ours = |selector| -> anyhow::Result<Vec<RunReply>> {
+            let mut runs = daemon.runs(selector)?;
             runs.retain(|reply| self.is_ours(reply));
             Ok(runs)
         };
         loop {
             let mut runs = ours(RunSelector::Job(self.job))?;
             let mut is_reported = !runs.is_empty();
-            if !is_reported && since.elapsed() > SILENCE {
+            if !is_reported && since.elapsed() > FIRST_RUN {
                 // Without an agent the daemon does not know the job's id, but NVML may have seen the processes.
                 runs = ours(RunSelector::Tree(self.pid))?;
                 is_reported = true;
@@ -87,12 +88,14 @@ impl ExitSummary<'_> {
         }
     }
 
-    /// Returns whether a run belongs to this command. The job's id may be older, so only processes that began after us count.
+    /// Returns whether a run belongs to this command. An inherited job id may be older, so only processes that began after
+    /// gpumemctl count.
     fn is_ours(&self, reply: &RunReply) -> bool {
         let ticks = reply.run.process.start_ticks;
-        ticks == 0 || stat(std::process::id()).is_none_or(|own| ticks >= own.start_ticks)
+        ticks == 0 || Stat::of_pid(std::process::id()).is_none_or(|own| ticks >= own.start_ticks)
     }
 
+    /// Returns why no process of the command may have reported GPU memory.
     fn why_nothing(&self) -> &'static str {
         match self.library_found {
             true => {
@@ -103,7 +106,7 @@ impl ExitSummary<'_> {
         }
     }
 
-    fn print_recordings(&self, pattern: &Path, notes: &mut Notes) {
+    fn print_recordings(&self, pattern: &Path, notes: &Notes) {
         let files = recordings(pattern, self.started);
         let size = |file: &PathBuf| std::fs::metadata(file).map_or(0, |file| file.len());
         let Some(largest) = files.iter().max_by_key(|file| size(file)) else {
@@ -116,7 +119,7 @@ impl ExitSummary<'_> {
     }
 }
 
-/// Returns the files that match a pattern with `%p` and were written since a time.
+/// Returns the non-empty files that were written since a time and match a path in which `%p` stands for a pid.
 fn recordings(pattern: &Path, since: Instant) -> Vec<PathBuf> {
     let name = pattern.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let folder = pattern.parent().unwrap_or(Path::new("/"));
@@ -139,7 +142,8 @@ fn recordings(pattern: &Path, since: Instant) -> Vec<PathBuf> {
     found
 }
 
-/// Returns whether a file is a numbered variant, such as `run-2.gpumem` of `run.gpumem`, which was used because the name existed.
+/// Returns whether a file name is a numbered variant, as `run-2.gpumem` of `run.gpumem`. Agents write to a variant if the file
+/// exists already.
 fn is_numbered(file: &str, name: &str) -> bool {
     let (stem, extension) = match name.rsplit_once('.') {
         Some((stem, extension)) if !stem.is_empty() => (stem, format!(".{extension}")),

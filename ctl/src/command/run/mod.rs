@@ -7,8 +7,8 @@
 //! exit_summary    the summary at the end
 //! ```
 //!
-//! The command has priority: it runs even if a part of ours fails. One line on standard error then gives the reason. Standard
-//! input and output are never used.
+//! The command runs even if no daemon can be started or no agent is found. One line on standard error then gives the reason.
+//! gpumemctl itself uses neither standard input nor standard output.
 
 mod child;
 pub(crate) mod environment;
@@ -17,6 +17,8 @@ mod private;
 
 use crate::args::Run as Args;
 use crate::client::{self, Daemon};
+use anyhow::Result;
+use exit_summary::ExitSummary;
 use gpumem_report::text::escape;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -24,98 +26,87 @@ use std::time::Instant;
 
 pub(crate) use private::detach;
 
-pub(crate) fn run(args: &Args) -> u8 {
-    let mut notes = Notes { quiet: args.quiet };
+/// Runs the command and prints the summary. Returns the command's exit code; ends by the signal that ended the command.
+pub(crate) fn run(args: &Args) -> Result<u8> {
+    let notes = Notes { quiet: args.quiet };
     // A mistyped command must not start a daemon.
-    if let Some(failure) = child::not_found(&args.command) {
-        return failure.print();
-    }
+    child::check_exists(&args.command)?;
     let library = environment::library();
-    let listener = listener(args, &mut notes);
-    if let Err(looked_at) = &library {
-        notes.print(&format!("libgpumem.so was not found ({looked_at}): memory will have no names"));
+    let listener = listener(args, &notes);
+    if let Err(searched) = &library {
+        notes.print(&format!("libgpumem.so was not found ({searched}): memory will have no names"));
     }
-    let variables = environment::variables(&environment::Ways {
-        library: library.as_deref().ok(),
-        agent: listener.agent().as_deref(),
-        record: args.record.as_deref(),
-        name: args.name.as_deref(),
-    });
+    let job = environment::job(args.name.as_deref());
+    let variables = environment::variables(&job, library.as_deref().ok(), listener.agent(), args);
     let started = Instant::now();
-    let end = match child::run(&args.command, &variables.set) {
-        Ok(end) => end,
-        Err(failure) => return failure.print(),
-    };
+    let end = child::run(&args.command, &variables)?;
     if !args.quiet {
-        exit_summary::ExitSummary {
-            listener: &listener,
-            library_found: library.is_ok(),
-            job: &variables.job,
-            record: args.record.as_deref(),
-            socket: args.socket.typed(),
-            pid: end.pid,
-            started,
-        }
-        .print(&mut notes);
+        let library_found = library.is_ok();
+        let summary =
+            ExitSummary { args, listener: &listener, library_found, job: &job, pid: end.pid, started };
+        summary.print(&notes);
     }
-    end.finish()
+    Ok(end.finish())
 }
 
+/// The receiver of the agents' reports.
 #[derive(Debug)]
 pub(crate) enum Listener {
-    /// A daemon that can be queried afterwards.
+    /// A daemon that can be queried when the command has ended.
     Daemon(Daemon),
-    /// Only an agent socket is reachable.
-    AgentAlone(PathBuf),
-    /// None, unless a daemon starts meanwhile. The reason has been printed.
-    Nobody,
+    /// An agent socket of a daemon whose control socket is not reachable.
+    AgentSocket(PathBuf),
+    /// No daemon. The reason has been printed, or `--record` was given.
+    Absent,
 }
 
 impl Listener {
+    /// Returns the socket for agents.
     fn agent(&self) -> Option<PathBuf> {
         match self {
-            Listener::Daemon(daemon) => Some(client::sibling(&daemon.control, client::AGENT)),
-            Listener::AgentAlone(agent) => Some(agent.clone()),
-            Listener::Nobody => None,
+            Listener::Daemon(daemon) => Some(daemon.control.with_file_name(client::AGENT)),
+            Listener::AgentSocket(agent) => Some(agent.clone()),
+            Listener::Absent => None,
         }
     }
 }
 
-fn listener(args: &Args, notes: &mut Notes) -> Listener {
+/// Finds a daemon, or starts a private one if no socket is named.
+fn listener(args: &Args, notes: &Notes) -> Listener {
     if args.record.is_some() {
-        return Listener::Nobody;
+        return Listener::Absent;
     }
     let given = args.socket.as_deref();
     let unreachable = match Daemon::find(given) {
         Ok(daemon) => return Listener::Daemon(daemon),
         Err(unreachable) => unreachable,
     };
-    if let Some(socket) = client::named(given) {
+    if let Some(socket) = client::named_socket(given) {
         let why = unreachable.tried.first().map_or("", |(_, why)| why.as_str());
         notes.print(&format!("no daemon answers at {}: {why}; nothing will be recorded", socket.display()));
-        return Listener::Nobody;
+        return Listener::Absent;
     }
-    if let Some(agent) = client::agent_alone() {
-        return Listener::AgentAlone(agent);
+    if let Some(agent) = client::agent_socket() {
+        return Listener::AgentSocket(agent);
     }
     match private::start() {
         Ok(daemon) => Listener::Daemon(daemon),
         Err(why) => {
             notes.print(&format!("no daemon answers or could be started: {why}; nothing will be recorded"));
-            Listener::Nobody
+            Listener::Absent
         }
     }
 }
 
-/// Messages on standard error in addition to the command's output.
+/// Prints messages on standard error, unless `--quiet` was given.
 #[derive(Debug)]
 pub(crate) struct Notes {
     quiet: bool,
 }
 
 impl Notes {
-    /// Prints a cleaned line. Errors are ignored, because standard error may be closed or full.
-    pub(crate) fn print(&mut self, line: &str) {
+    /// Prints a line, escaped. Errors are ignored, because standard error may be closed or full.
+    pub(crate) fn print(&self, line: &str) {
         if !self.quiet {
             let _ = writeln!(std::io::stderr(), "gpumemctl: {}", escape(line));
         }

@@ -1,28 +1,28 @@
-//! Starts a private daemon of the user, without root and systemd. It continues after the command has ended, for reports, and ends
-//! when it was idle for some time.
+//! Starts a private daemon of the user, without root and systemd. The daemon runs on after the command, for reports, and ends
+//! after some idle time.
 
 use super::environment;
 use crate::args::Detach;
 use crate::client::{Daemon, private_directory, runtime};
-use crate::exit;
+use anyhow::Context;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Timeout for the daemon to become ready. It usually takes 50 ms, but longer on a machine that swaps. A training run must not
-/// wait longer than this.
+/// Longest wait for the daemon to become ready, which usually takes 50 ms. The training run starts afterwards in any case.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Interval of polling. An attempt costs one failed connect.
+/// Pause between two attempts to reach the daemon. An attempt costs one failed connect.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Timeout for its first reply after it accepts connections, before the next attempt.
-const TRY: Duration = Duration::from_millis(1000);
+/// Timeout for the first reply of a daemon that accepts connections. After it the next attempt begins.
+const FIRST_REPLY: Duration = Duration::from_millis(1000);
 
-/// The daemon must not inherit open descriptors, such as a lock of a script or a pipe whose reader waits for its end. Safe code
-/// cannot close descriptors by number, so a shell does it, for single-digit numbers.
+/// Shell script that closes descriptors and starts a program. The daemon must not inherit a script's lock, or a pipe whose reader
+/// waits for its end. Safe code cannot close descriptors by number, and a shell can for single-digit numbers.
 const CLOSE_AND_START: &str = "exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; exec \"$@\"";
 
+/// Starts a private daemon and waits until it replies. The error is the reason why it does not.
 pub(crate) fn start() -> Result<Daemon, String> {
     let program = environment::daemon().ok_or("gpumemd is neither beside gpumemctl nor in PATH")?;
     let directory = private_directory();
@@ -45,9 +45,9 @@ pub(crate) fn start() -> Result<Daemon, String> {
     loop {
         let over = since.elapsed() > DEADLINE;
         let gone = pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists());
-        // The check for its process comes first, because another daemon that was started at the same time may have won.
+        // `gone` is read before this attempt: our daemon ends if another one, started at the same time, has taken the socket.
         if let Ok(daemon) = Daemon::find(None)
-            && daemon.hurried(TRY).doctor(None).is_ok()
+            && daemon.with_max_timeout(FIRST_REPLY).doctor(None).is_ok()
         {
             return Ok(daemon);
         }
@@ -60,18 +60,10 @@ pub(crate) fn start() -> Result<Daemon, String> {
     }
 }
 
-/// Starts a program in its own session and prints its pid. Terminal signals do not reach it, and a process that waits for our
-/// children does not wait for it. This is a separate process, because the steps between fork and exec are not possible in safe
-/// code.
-pub(crate) fn detach(args: &Detach) -> u8 {
-    match try_detach(args) {
-        Ok(pid) => crate::output::print(&format!("{pid}\n")).map_or(exit::FAILURE, |()| exit::OK),
-        Err(error) => crate::output::complain(&error),
-    }
-}
-
-fn try_detach(args: &Detach) -> anyhow::Result<u32> {
-    use anyhow::Context;
+/// Starts a program in a new session and prints its pid. Signals of the terminal do not reach the program, and a process that
+/// waits for gpumemctl's children does not wait for it. This is a command of its own, because safe code cannot run between fork
+/// and exec.
+pub(crate) fn detach(args: &Detach) -> anyhow::Result<()> {
     rustix::process::setsid().context("setsid")?;
     let log = open_log(&args.log).with_context(|| args.log.display().to_string())?;
     let mut command = Command::new("/bin/sh");
@@ -83,7 +75,8 @@ fn try_detach(args: &Detach) -> anyhow::Result<u32> {
     }
     command.args(["-c", CLOSE_AND_START, "sh"]).args(&args.command);
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-    Ok(command.spawn().context("/bin/sh")?.id())
+    let pid = command.spawn().context("/bin/sh")?.id();
+    crate::output::print(&format!("{pid}\n"))
 }
 
 /// Opens the log to append, or truncates it if it is larger than 1 MiB.
@@ -100,10 +93,12 @@ fn own_directory(path: &Path) -> Result<(), String> {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(failed(error)),
         _ => {}
     }
-    let there = std::fs::symlink_metadata(path).map_err(failed)?;
-    let own =
-        there.is_dir() && there.uid() == rustix::process::getuid().as_raw() && there.mode() & 0o022 == 0;
-    if own { Ok(()) } else { Err(format!("{}: is not a directory of yours alone", path.display())) }
+    let folder = std::fs::symlink_metadata(path).map_err(failed)?;
+    let is_user = folder.uid() == rustix::process::getuid().as_raw();
+    match folder.is_dir() && is_user && folder.mode() & 0o022 == 0 {
+        true => Ok(()),
+        false => Err(format!("{}: is not a directory of yours alone", path.display())),
+    }
 }
 
 fn last_line(path: &Path) -> Option<String> {

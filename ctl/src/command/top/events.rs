@@ -1,4 +1,4 @@
-//! Events of the main loop: keys, signals and replies of the daemon. A thread for each kind sends them to one queue.
+//! Events of the main loop: keys, signals and replies of the daemon. A thread for each kind sends its events to one queue.
 
 use super::keys::{Key, keys};
 use crate::client::{Daemon, RunReply, RunSelector};
@@ -13,25 +13,26 @@ use std::time::{Duration, Instant};
 
 pub(crate) enum Event {
     Key(Key),
+    /// Number of a signal that this process received.
     Signal(i32),
     Reply(Box<Reply>),
-    /// The terminal is gone, or a thread that should never end has ended.
+    /// A thread has ended, which none does before the main loop ends, unless the terminal is gone.
     Over,
 }
 
 pub(crate) struct Reply {
     /// Processes and devices, or the reason why they are unknown.
     pub ps: Result<Ps, String>,
-    /// Run of the process that was requested, by pid.
+    /// Pid of the process that was requested, and its run. `None` for the run means that the daemon has none.
     pub process: Option<(u32, Result<Option<RunReply>, String>)>,
 }
 
-/// Time to wait for the rest of an escape sequence; without it, the escape key was pressed.
+/// Time to wait after an escape character for the rest of a key. If nothing follows, it is the escape key.
 const REST_OF_A_KEY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 /// Longest sequence of a key in bytes; longer input is dropped.
 const LONGEST_KEY: usize = 64;
 
-/// Starts a thread that sends events. Its end is an event too, also after a panic.
+/// Starts a thread that sends events. The end of the thread is an event too, also after a panic.
 fn thread(events: Sender<Event>, work: impl FnOnce(&Sender<Event>) + Send + 'static) {
     struct SendOver(Sender<Event>);
     impl Drop for SendOver {
@@ -42,6 +43,7 @@ fn thread(events: Sender<Event>, work: impl FnOnce(&Sender<Event>) + Send + 'sta
     std::thread::spawn(move || work(&SendOver(events).0));
 }
 
+/// Starts the thread that receives signals.
 pub(crate) fn signals(events: Sender<Event>) -> io::Result<()> {
     let all = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGWINCH];
     let mut signals = signal_hook::iterator::Signals::new(all)?;
@@ -51,26 +53,26 @@ pub(crate) fn signals(events: Sender<Event>) -> io::Result<()> {
     Ok(())
 }
 
-pub(crate) fn typed(mut input: File, events: Sender<Event>) {
+/// Starts the thread that reads keys.
+pub(crate) fn typed_keys(mut input: File, events: Sender<Event>) {
     thread(events, move |events| {
-        let mut held = Vec::new();
+        let mut pending = Vec::new();
         let mut buffer = [0; 256];
         loop {
             let read = match input.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(read) => read,
+                Ok(read @ 1..) => read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(_) => break,
+                _ => break,
             };
-            held.extend_from_slice(buffer.get(..read).unwrap_or_default());
-            let (mut found, taken) = keys(&held);
-            held.drain(..taken);
-            if held == [0x1b] && !more_comes(&input) {
-                held.clear();
+            pending.extend_from_slice(buffer.get(..read).unwrap_or_default());
+            let (mut found, decoded) = keys(&pending);
+            pending.drain(..decoded);
+            if pending == [0x1b] && !has_more_input(&input) {
+                pending.clear();
                 found.push(Key::Escape);
             }
-            if held.len() > LONGEST_KEY {
-                held.clear();
+            if pending.len() > LONGEST_KEY {
+                pending.clear();
             }
             if found.into_iter().any(|key| events.send(Event::Key(key)).is_err()) {
                 break;
@@ -79,41 +81,42 @@ pub(crate) fn typed(mut input: File, events: Sender<Event>) {
     });
 }
 
-fn more_comes(input: &File) -> bool {
+fn has_more_input(input: &File) -> bool {
     poll(&mut [PollFd::new(input, PollFlags::IN)], Some(&REST_OF_A_KEY)).is_ok_and(|ready| ready > 0)
 }
 
-/// Starts the thread that polls the daemon: every `interval`, and at once when the wanted process changes.
-pub(crate) fn ask(
+/// Starts the thread that polls the daemon every `interval`, and at once when another process is to be requested. `requested`
+/// receives the pid of that process.
+pub(crate) fn replies(
     socket: Option<PathBuf>,
     interval: Duration,
-    wanted: Receiver<Option<u32>>,
+    requested: Receiver<Option<u32>>,
     events: Sender<Event>,
 ) {
     thread(events, move |events| {
         let (mut pid, mut daemon) = (None, None);
         loop {
             let since = Instant::now();
-            let reply = question(&mut daemon, socket.as_deref(), pid);
+            let reply = poll_daemon(&mut daemon, socket.as_deref(), pid);
             if events.send(Event::Reply(Box::new(reply))).is_err() {
                 break;
             }
-            // A slow daemon is polled less often: the pause is four times the duration of the reply, at least.
+            // A slow daemon is polled less often: the interval is at least four times the duration of a reply.
             let pause = interval.max(since.elapsed() * 4);
-            match wanted.recv_timeout(pause.saturating_sub(since.elapsed())) {
+            match requested.recv_timeout(pause.saturating_sub(since.elapsed())) {
                 Ok(next) => pid = next,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            while let Ok(next) = wanted.try_recv() {
+            while let Ok(next) = requested.try_recv() {
                 pid = next;
             }
         }
     });
 }
 
-/// Polls once. After a failure the daemon is searched again, because another one may have started.
-pub(crate) fn question(daemon: &mut Option<Daemon>, socket: Option<&Path>, pid: Option<u32>) -> Reply {
+/// Polls the daemon once. After a failure a daemon is searched again, because another one may have started.
+pub(crate) fn poll_daemon(daemon: &mut Option<Daemon>, socket: Option<&Path>, pid: Option<u32>) -> Reply {
     let found = match daemon.take().map_or_else(|| Daemon::find(socket), Ok) {
         Ok(found) => found,
         Err(error) => return Reply { ps: Err(error.to_string()), process: None },

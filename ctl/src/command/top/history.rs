@@ -1,154 +1,156 @@
-//! Memory of a process over time, by category: a stack of layers, with a column for each interval of time.
+//! The chart of a process's memory over time: a stack of layers, one for each category, with a column for each interval of time.
 
 use super::screen::{BLOCKS, Color, GREY, Screen, Style};
 use gpumem_report::Composition;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
-/// Number of points kept in addition to those of the run, which are few if the run is long.
+/// Number of points that are kept in addition to those of the run. A run has a limited number of points, however long it is.
 const KEPT: usize = 512;
 
-/// A layer of the stack, from the bottom.
+/// A layer of the stack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Layer {
-    pub name: LayerKind,
+    pub kind: LayerKind,
     pub color: Color,
+    /// Character of the layer on a terminal without colours or Unicode.
     pub letter: char,
 }
 
-/// The memory that a layer represents.
+/// The memory that a layer shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LayerKind {
     Category(String),
-    /// Memory that no other layer represents.
+    /// Tracked memory that has no other layer.
     Rest,
     PoolIdle,
+    /// Memory of pools that report no blocks.
     Opaque,
 }
 
-/// Colours that are distinguishable on light and dark backgrounds.
+/// Colours of categories, which are distinguishable on light and dark backgrounds.
 const COLORS: [Color; 10] = [4, 2, 5, 6, 1, 12, 10, 13, 14, 9];
 const REST: Color = 3;
 const OPAQUE: Color = 11;
 
-/// Returns layers for the categories in the table's order, then for the rest, opaque pools and idle memory.
+/// Returns the layers from the bottom: categories in the order of their names, then the rest, opaque pools and idle memory.
 pub(crate) fn layers(names: impl Iterator<Item = String>) -> Vec<Layer> {
-    let named = names.take(COLORS.len()).zip(COLORS).zip('a'..);
-    let mut layers: Vec<Layer> = named
-        .map(|((name, color), letter)| Layer { name: LayerKind::Category(name), color, letter })
-        .collect();
-    layers.push(Layer { name: LayerKind::Rest, color: REST, letter: '+' });
-    layers.push(Layer { name: LayerKind::Opaque, color: OPAQUE, letter: 'O' });
-    layers.push(Layer { name: LayerKind::PoolIdle, color: GREY, letter: '.' });
+    let layer = |kind, color, letter| Layer { kind, color, letter };
+    let named = names.map(LayerKind::Category).zip(COLORS).zip('a'..);
+    let mut layers: Vec<Layer> = named.map(|((kind, color), letter)| layer(kind, color, letter)).collect();
+    layers.push(layer(LayerKind::Rest, REST, '+'));
+    layers.push(layer(LayerKind::Opaque, OPAQUE, 'O'));
+    layers.push(layer(LayerKind::PoolIdle, GREY, '.'));
     layers
 }
 
 impl Layer {
-    /// Returns the sign of a layer next to its row in the table.
+    /// Returns the character that stands next to the layer's row in the table.
     pub(crate) fn sign(&self, screen: &Screen) -> (String, Style) {
         let letter = if screen.colors && screen.unicode { '█' } else { self.letter };
         (letter.to_string(), Style::of(self.color))
     }
 }
 
+/// The memory of a process at points in time, in ns of the run's clock.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     points: BTreeMap<u64, Composition>,
-    /// Times of the moments that were the latest at a poll; their points are kept.
-    own: std::collections::VecDeque<u64>,
+    /// Times of the points that were the latest of a reply; these points are kept.
+    kept: VecDeque<u64>,
 }
 
 impl History {
-    /// Replaces the points with those of a run, and keeps points that were the latest at a poll.
+    /// Replaces the points with those of a reply, and keeps the points that were the latest of earlier replies.
     pub(crate) fn update(&mut self, points: Vec<(u64, Composition)>) {
         if let Some((latest_ns, _)) = points.last() {
-            self.own.push_back(*latest_ns);
+            self.kept.push_back(*latest_ns);
         }
-        if self.own.len() > KEPT {
-            self.own.pop_front();
+        if self.kept.len() > KEPT {
+            self.kept.pop_front();
         }
-        let own = std::mem::take(&mut self.points);
-        self.points = own.into_iter().filter(|(time_ns, _)| self.own.contains(time_ns)).collect();
+        self.points.retain(|time_ns, _| self.kept.contains(time_ns));
         self.points.extend(points);
     }
 
-    /// Returns the times of the first and the last point, limited to the last `window_ns`.
+    /// Returns the times of the first and the last point. With a window the first time is at most `window_ns` before the last.
     pub(crate) fn span(&self, window_ns: Option<u64>) -> Option<(u64, u64)> {
         let (first, last) = (*self.points.keys().next()?, *self.points.keys().next_back()?);
         let from = window_ns.map_or(first, |window_ns| last.saturating_sub(window_ns).max(first));
         (from < last).then_some((from, last))
     }
 
-    /// Returns the fullest moment of each of `count` equal intervals. An interval without points has the preceding state.
+    /// Returns the point with most memory in each of `count` equal intervals. An interval without points has the point before it.
     pub(crate) fn columns(&self, (from, to): (u64, u64), count: usize) -> Vec<Option<&Composition>> {
         let span = u128::from(to - from) + 1;
         let mut columns: Vec<Option<&Composition>> = vec![None; count];
         for (time_ns, composition) in self.points.range(from..=to) {
-            let at = u128::from(time_ns - from) * count as u128 / span;
-            let Some(column) = usize::try_from(at).ok().and_then(|at| columns.get_mut(at)) else { continue };
-            if column.is_none_or(|held| held.total() <= composition.total()) {
+            let index = u128::from(time_ns - from) * count as u128 / span;
+            let column = usize::try_from(index).ok().and_then(|index| columns.get_mut(index));
+            if let Some(column) = column
+                && column.is_none_or(|fullest| fullest.total() <= composition.total())
+            {
                 *column = Some(composition);
             }
         }
-        let mut held = self.points.range(..from).next_back().map(|(_, composition)| composition);
-        for (at, column) in columns.iter_mut().enumerate() {
+        let last_before =
+            |end_ns: u64| self.points.range(..end_ns).next_back().map(|(_, composition)| composition);
+        let mut previous = last_before(from);
+        for (index, column) in columns.iter_mut().enumerate() {
             if column.is_some() {
-                // The state after an interval is its last point, not its fullest.
-                let end =
-                    from + u64::try_from(span * (at as u128 + 1) / count.max(1) as u128).unwrap_or(u64::MAX);
-                held = self.points.range(..end.max(from)).next_back().map(|(_, composition)| composition);
+                let end = span * (index as u128 + 1) / count.max(1) as u128;
+                previous = last_before(from + u64::try_from(end).unwrap_or(u64::MAX));
             } else {
-                *column = held;
+                *column = previous;
             }
         }
         columns
     }
 }
 
+/// Returns the bytes of each layer.
 fn bytes(composition: &Composition, layers: &[Layer]) -> Vec<i64> {
-    let named = |layer: &Layer| match &layer.name {
+    let of_layer = |layer: &Layer| match &layer.kind {
         LayerKind::Category(name) => composition.categories.get(name).copied().unwrap_or(0),
         LayerKind::PoolIdle => composition.pool_idle,
         LayerKind::Opaque => composition.opaque,
         LayerKind::Rest => 0,
     };
-    let mut bytes: Vec<i64> = layers.iter().map(named).collect();
+    let mut bytes: Vec<i64> = layers.iter().map(of_layer).collect();
     let rest = composition.total() - bytes.iter().sum::<i64>();
-    for (bytes, layer) in bytes.iter_mut().zip(layers) {
-        if layer.name == LayerKind::Rest {
-            *bytes = rest;
-        }
+    if let Some(index) = layers.iter().position(|layer| layer.kind == LayerKind::Rest) {
+        bytes[index] = rest;
     }
     bytes
 }
 
-/// Draws columns from a position on; `most` bytes fill the whole height.
+/// Draws columns from a position (row and column of the screen) on; `max_bytes` fill the whole height.
 pub(crate) fn draw(
     screen: &mut Screen,
     (top, left): (usize, usize),
     height: usize,
     columns: &[Option<&Composition>],
     layers: &[Layer],
-    most: i64,
+    max_bytes: i64,
 ) {
     let whole = height * BLOCKS.len();
     for (column, composition) in columns.iter().enumerate() {
         let Some(composition) = composition else { continue };
         let mut sum = 0_i64;
-        // Ends of the layers, in eighths of a row.
+        // Upper ends of the layers above the bottom, in eighths of a row.
         let ends: Vec<usize> = bytes(composition, layers)
             .into_iter()
             .map(|bytes| {
                 sum = sum.saturating_add(bytes.max(0));
-                (sum as f64 / most.max(1) as f64 * whole as f64).round() as usize
+                (sum as f64 / max_bytes.max(1) as f64 * whole as f64).round() as usize
             })
             .collect();
         let layer_at = |eighth: usize| ends.iter().position(|end| *end > eighth);
         for row in 0..height {
             let (from, to) = (row * BLOCKS.len(), (row + 1) * BLOCKS.len());
-            let place = (top + height - 1 - row, left + column);
+            let (screen_row, screen_column) = (top + height - 1 - row, left + column);
             if !screen.colors || !screen.unicode {
                 if let Some(layer) = layer_at(from + BLOCKS.len() / 2).and_then(|at| layers.get(at)) {
-                    screen.put(place.0, place.1, &layer.letter.to_string(), Style::of(layer.color));
+                    screen.put(screen_row, screen_column, &layer.letter.to_string(), Style::of(layer.color));
                 }
                 continue;
             }
@@ -156,10 +158,10 @@ pub(crate) fn draw(
             let end = ends.get(lower).copied().unwrap_or(to).min(to);
             let glyph = BLOCKS.get((end - from).saturating_sub(1)).copied().unwrap_or('█');
             let color = |at: usize| layers.get(at).map(|layer| layer.color);
-            // If several layers end in this cell, the upper part shows the one in its middle.
+            // A cell shows two layers: the lowest one, and above its end the one in the middle of the rest.
             let upper = if end < to { layer_at((end + to) / 2).or(layer_at(end)) } else { None };
             let style = Style { color: color(lower), ground: upper.and_then(color), ..Style::PLAIN };
-            screen.put(place.0, place.1, &glyph.to_string(), style);
+            screen.put(screen_row, screen_column, &glyph.to_string(), style);
         }
     }
 }

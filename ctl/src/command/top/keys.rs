@@ -1,4 +1,4 @@
-//! Decodes keys from the bytes of a terminal.
+//! Decodes keys from the bytes that a terminal sends.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Key {
@@ -34,7 +34,7 @@ impl Key {
     }
 }
 
-/// Decodes the keys, and returns them with the number of bytes that they used; the rest may be the beginning of a key.
+/// Decodes keys. Returns them with the number of decoded bytes; the other bytes may be the beginning of a key.
 pub(crate) fn keys(bytes: &[u8]) -> (Vec<Key>, usize) {
     let (mut found, mut at) = (Vec::new(), 0);
     while let Some((key, length)) = bytes.get(at..).and_then(key) {
@@ -44,7 +44,8 @@ pub(crate) fn keys(bytes: &[u8]) -> (Vec<Key>, usize) {
     (found, at)
 }
 
-/// Decodes the first key and its length; the key is `None` if it is unknown. Returns `None` if the sequence is incomplete.
+/// Decodes the first key. Returns the key, which is `None` if it is unknown, with its length in bytes. Returns `None` if the bytes
+/// are incomplete.
 fn key(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     match bytes {
         [] | [0x1b] => None,
@@ -79,6 +80,7 @@ fn key(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     }
 }
 
+/// Decodes an escape sequence by its parameters and its last byte.
 fn sequence(parameters: &[u8], last: u8) -> Option<Key> {
     // Parameters after a semicolon are modifiers such as Shift.
     let number = parameters.split(|byte| *byte == b';').next().unwrap_or_default();

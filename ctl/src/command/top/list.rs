@@ -1,4 +1,4 @@
-//! The list of processes of all devices: filter, order and selection.
+//! State of the list of all processes: filter, order, selection, and the recent used memory of each process.
 
 use super::keys::Key;
 use gpumem_model::control::{ProcessRow, Ps};
@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 /// Sort order of the rows; the number is the column in [`ps::HEADS`](crate::command::ps::HEADS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Order {
-    /// By device, the largest first: the order of the daemon.
+    /// By device, the largest process first. The daemon sends the rows in this order.
     #[default]
     Device = 0,
     Used = 4,
@@ -22,73 +22,66 @@ pub(crate) enum Order {
 }
 
 impl Order {
+    /// Returns the next order. Their cycle is that of the enum.
     fn next(self) -> Order {
-        match self {
-            Order::Device => Order::Used,
-            Order::Used => Order::Tracked,
-            Order::Tracked => Order::Idle,
-            Order::Idle => Order::Gap,
-            Order::Gap => Order::User,
-            Order::User => Order::Pid,
-            Order::Pid => Order::Device,
-        }
+        use Order::*;
+        let cycle = [Device, Used, Tracked, Idle, Gap, User, Pid];
+        let index = cycle.iter().position(|order| *order == self).unwrap_or(0);
+        cycle[(index + 1) % cycle.len()]
     }
 
     /// Compares two rows. Larger amounts come first, unknown ones last.
     fn compare(self, one: &ProcessRow, other: &ProcessRow) -> Ordering {
-        let amount = |process: &ProcessRow| match self {
-            Order::Used => process.used_bytes.map(signed),
-            Order::Tracked => process.tracked_bytes,
-            Order::Idle => process.idle_bytes,
-            Order::Gap => {
-                process.used_bytes.zip(process.tracked_bytes).map(|(used, tracked)| signed(used) - tracked)
-            }
-            _ => None,
-        };
+        let by_amount = |amount: fn(&ProcessRow) -> Option<i64>| amount(other).cmp(&amount(one));
         match self {
             Order::Device => one.device.cmp(&other.device),
             Order::Pid => one.pid.cmp(&other.pid),
             Order::User => one.user.cmp(&other.user),
-            _ => amount(other).cmp(&amount(one)),
+            Order::Used => by_amount(|process| process.used_bytes.map(signed)),
+            Order::Tracked => by_amount(|process| process.tracked_bytes),
+            Order::Idle => by_amount(|process| process.idle_bytes),
+            Order::Gap => by_amount(|process| Some(signed(process.used_bytes?) - process.tracked_bytes?)),
         }
     }
 }
 
 /// Identifies a process on a device across replies: pid and the device's UUID.
-pub(crate) type Name = (u32, String);
+type RowId = (u32, String);
 
-const KEPT: usize = 64;
+/// Number of values in the history of a process.
+const HISTORY: usize = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct List {
     pub order: Order,
     pub reversed: bool,
-    /// Only rows that contain these words are shown.
+    /// Words that a shown row contains; all rows are shown if it is empty.
     pub filter: String,
-    /// The user is typing the filter.
+    /// Whether the user is typing the filter.
     pub typing: bool,
-    chosen: Option<Name>,
-    history: HashMap<Name, VecDeque<Option<u64>>>,
+    chosen: Option<RowId>,
+    /// Used bytes of each process in the last replies, the oldest first.
+    history: HashMap<RowId, VecDeque<Option<u64>>>,
 }
 
 impl List {
-    /// Adds the values of a reply to the history of each process, and drops processes that are gone.
+    /// Adds the used bytes of a reply to the history of each process, and drops the history of processes that are gone.
     pub(crate) fn update(&mut self, ps: &Ps) {
         let mut history = HashMap::new();
         for process in &ps.processes {
-            let name = name(ps, process);
-            let mut values = self.history.remove(&name).unwrap_or_default();
-            if values.len() == KEPT {
+            let id = row_id(ps, process);
+            let mut values = self.history.remove(&id).unwrap_or_default();
+            if values.len() == HISTORY {
                 values.pop_front();
             }
             values.push_back(process.used_bytes);
-            history.insert(name, values);
+            history.insert(id, values);
         }
         self.history = history;
     }
 
     pub(crate) fn history(&self, ps: &Ps, process: &ProcessRow) -> Vec<Option<u64>> {
-        let values = self.history.get(&name(ps, process));
+        let values = self.history.get(&row_id(ps, process));
         values.map(|values| values.iter().copied().collect()).unwrap_or_default()
     }
 
@@ -118,20 +111,21 @@ impl List {
         self.filter.to_lowercase().split_whitespace().all(|word| text.contains(word))
     }
 
-    /// Returns the position of the selected row, or the first one if it is gone.
+    /// Returns the position of the selected row in `rows`; the first if the selected process is gone.
     pub(crate) fn chosen(&self, ps: &Ps, rows: &[usize]) -> usize {
-        let is_it = |row: &usize| {
-            ps.processes.get(*row).is_some_and(|process| Some(&name(ps, process)) == self.chosen.as_ref())
+        let is_chosen = |row: &usize| {
+            ps.processes.get(*row).is_some_and(|process| Some(&row_id(ps, process)) == self.chosen.as_ref())
         };
-        rows.iter().position(is_it).unwrap_or(0)
+        rows.iter().position(is_chosen).unwrap_or(0)
     }
 
+    /// Returns the process of the selected row.
     pub(crate) fn process<'p>(&self, ps: &'p Ps) -> Option<&'p ProcessRow> {
         let rows = self.rows(ps);
         rows.get(self.chosen(ps, &rows)).and_then(|row| ps.processes.get(*row))
     }
 
-    /// Handles a key of the list. Returns whether it was one.
+    /// Handles a key. Returns whether the key has an effect in the list.
     pub(crate) fn key(&mut self, key: Key, ps: Option<&Ps>, page: usize) -> bool {
         if self.typing {
             match key {
@@ -157,12 +151,12 @@ impl List {
             let rows = self.rows(ps);
             let at = self.chosen(ps, &rows).saturating_add_signed(by).min(rows.len().saturating_sub(1));
             self.chosen =
-                rows.get(at).and_then(|row| ps.processes.get(*row)).map(|process| name(ps, process));
+                rows.get(at).and_then(|row| ps.processes.get(*row)).map(|process| row_id(ps, process));
         }
         true
     }
 }
 
-fn name(ps: &Ps, process: &ProcessRow) -> Name {
+fn row_id(ps: &Ps, process: &ProcessRow) -> RowId {
     (process.pid, ps.devices.get(process.device).map(|device| device.uuid.clone()).unwrap_or_default())
 }

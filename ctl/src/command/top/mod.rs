@@ -6,12 +6,12 @@
 //! list                the list of processes: filter, order, selection
 //! overview            view of all devices and processes
 //! process, history    view of one process; its memory over time
-//! screen              a grid with bars and sparklines, and the bytes that update a terminal to show it
+//! screen              a grid of characters, and the bytes that update a terminal to show it
 //! keys, terminal      decoding of keys; setup of the terminal
 //! ```
 //!
-//! It needs only basic features of a terminal: the alternate screen, sixteen colours and cursor positions. A frame is written
-//! with a single write, which contains only the changes.
+//! The terminal needs only basic features: an alternate screen, sixteen colours and cursor positions. A frame is one write, which
+//! has only the changes since the last frame.
 
 mod events;
 mod history;
@@ -31,12 +31,12 @@ use events::{Event, Reply};
 use screen::Screen;
 use signal_hook::consts::signal::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::low_level::{emulate_default_handler, raise};
-use state::{Done, State};
+use state::{Action, State};
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::channel;
 use terminal::Terminal;
 
-/// Width of a frame that is not written to a terminal, in columns.
+/// Width in columns of a frame that is written to a pipe.
 const PIPED: usize = 100;
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -54,9 +54,10 @@ fn colors() -> bool {
     io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
+/// Prints one frame.
 fn once(args: &Args, daemon: Daemon) -> Result<()> {
     let mut state = State::new(args);
-    let Reply { ps, process } = events::question(&mut Some(daemon), args.socket.as_deref(), args.pid);
+    let Reply { ps, process } = events::poll_daemon(&mut Some(daemon), args.socket.as_deref(), args.pid);
     if let (Err(why), _) | (_, Some((_, Err(why)))) = (&ps, &process) {
         return Err(anyhow!("{why}"));
     }
@@ -78,36 +79,37 @@ fn once(args: &Args, daemon: Daemon) -> Result<()> {
     print(&String::from_utf8_lossy(&out))
 }
 
+/// Shows frames until the user quits.
 fn live(args: &Args) -> Result<()> {
     let mut state = State::new(args);
     let input = terminal::input()?;
-    let (events, happened) = channel();
-    let (want, wanted) = channel();
+    let (events, queue) = channel();
+    let (request, requested) = channel();
     events::signals(events.clone())?;
-    let terminal = Terminal::take(&input, terminal::output()?)?;
-    events::typed(input, events.clone());
-    events::ask(args.socket.as_deref().map(Into::into), args.interval, wanted, events);
-    let _ = want.send(args.pid); // if that thread has ended, it has sent `Over`
+    let terminal = Terminal::open(&input, terminal::output()?)?;
+    events::typed_keys(input, events.clone());
+    events::replies(args.socket.as_deref().map(Into::into), args.interval, requested, events);
+    let _ = request.send(args.pid); // fails if the receiving thread has ended, which is an event
     let mut shown: Option<Screen> = None;
     let ended = loop {
         let mut screen = Screen::new(size().unwrap_or((80, 24)), unicode(), colors());
         state.draw(&mut screen, true);
         let bytes = screen.changes(shown.as_ref());
-        state.cost.frame(bytes.len());
+        state.written.add(bytes.len());
         if !bytes.is_empty() && terminal.write(&bytes).is_err() {
-            break Ok(Done::Left); // the terminal is gone
+            break Ok(Action::Quit); // the terminal is gone
         }
         shown = Some(screen);
         // Handles all queued events before the next frame.
-        let mut next = happened.recv().ok();
-        let mut done = None;
+        let mut next = queue.recv().ok();
+        let mut action = None;
         while let Some(event) = next {
             match event {
-                Event::Key(key) => done = state.key(key),
-                Event::Reply(reply) => done = state.update(*reply).err().map(Done::Failed),
+                Event::Key(key) => action = state.key(key),
+                Event::Reply(reply) => action = state.update(*reply).err().map(Action::Fail),
                 Event::Signal(SIGWINCH) => {}
                 Event::Signal(SIGTSTP) => {
-                    terminal.leave();
+                    terminal::restore();
                     raise(signal_hook::consts::SIGSTOP)?;
                     shown = None;
                 }
@@ -115,29 +117,28 @@ fn live(args: &Args) -> Result<()> {
                     terminal.enter()?;
                     shown = None;
                 }
-                Event::Signal(SIGINT) => done = Some(Done::Left),
-                Event::Signal(signal) => done = Some(Done::Signal(signal)),
-                Event::Over => done = Some(Done::Left),
+                Event::Signal(SIGINT) | Event::Over => action = Some(Action::Quit),
+                Event::Signal(signal) => action = Some(Action::EndBySignal(signal)),
             }
-            if let Some(pid) = state.wanted() {
-                let _ = want.send(pid);
+            if let Some(pid) = state.request.take() {
+                let _ = request.send(pid);
             }
-            if done.is_some() {
+            if action.is_some() {
                 break;
             }
-            next = happened.try_recv().ok();
+            next = queue.try_recv().ok();
         }
-        match done {
-            Some(Done::Redraw) => shown = None,
-            Some(Done::Failed(error)) => break Err(error),
-            Some(done) => break Ok(done),
+        match action {
+            Some(Action::Redraw) => shown = None,
+            Some(Action::Fail(error)) => break Err(error),
+            Some(action) => break Ok(action),
             None => {}
         }
     };
     drop(terminal);
     match ended? {
-        Done::Signal(signal @ (SIGTERM | SIGHUP | SIGQUIT)) => {
-            // End by the signal, as its sender expects.
+        Action::EndBySignal(signal @ (SIGTERM | SIGHUP | SIGQUIT)) => {
+            // The sender of the signal expects this process to end by it.
             io::stdout().flush()?;
             emulate_default_handler(signal).map_err(Into::into)
         }

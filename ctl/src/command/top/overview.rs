@@ -1,8 +1,8 @@
-//! View of all devices and all processes.
+//! Draws the view of all devices and all processes, and the help.
 
 use super::list::List;
-use super::screen::{BLUE, CYAN, Cost, GREY, Part, RED, Screen, Style, YELLOW, bar, columns, spark};
-use crate::command::ps::{self, Shown};
+use super::screen::{BLUE, CYAN, GREY, Part, RED, Screen, Style, Written, YELLOW, bar, columns, spark};
+use crate::command::ps::{self, DeviceAmounts};
 use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
 use gpumem_model::units::{Unit, plural, signed};
 use gpumem_report::text::escape;
@@ -12,36 +12,29 @@ pub(crate) fn height(ps: &Ps) -> usize {
     ps.devices.len() + ps.processes.len() + usize::from(!ps.claims.is_empty()) + 2
 }
 
-/// Columns that a narrow terminal omits, in this order.
-const LEAST_MISSED: [usize; 4] = [6, 2, 3, 7];
-const COMMAND: usize = 16;
-const STATE: usize = 14;
-/// Minimum width of a terminal at which each process has a sparkline.
-const WIDE: usize = 110;
-const COURSE: usize = 24;
+/// Columns (indices in [`ps::HEADS`]) that a narrow terminal omits, in this order.
+const OMITTED_FIRST: [usize; 4] = [6, 2, 3, 7];
+/// Index of the column with the state of a process.
+const STATE: usize = 3;
+/// Maximum width of the column with the state.
+const STATE_WIDTH: usize = 14;
+/// Minimum width that is left for commands.
+const COMMAND_WIDTH: usize = 16;
+/// Minimum width of a terminal at which each process has a sparkline of its used memory.
+const SPARK_FROM: usize = 110;
+/// Width of such a sparkline.
+const SPARK_WIDTH: usize = 24;
 
-const GLYPHS: [(char, char); 5] = [('█', '#'), ('▓', '='), ('▒', '?'), ('░', ':'), ('.', '.')];
-/// Meaning of the parts of a device's bar.
-pub(crate) const LEGEND: [&str; 5] = ["chosen process", "other processes", "unaccounted", "system", "free"];
+/// Parts of a device's bar: meaning, character with and without Unicode, style.
+const PARTS: [(&str, (char, char), Style); 5] = [
+    ("chosen process", ('█', '#'), Style::of(CYAN)),
+    ("other processes", ('▓', '='), Style::of(BLUE)),
+    ("unaccounted", ('▒', '?'), Style::of(RED)),
+    ("system", ('░', ':'), Style::of(GREY)),
+    ("free", ('.', '.'), Style::DIM),
+];
 
-/// Returns the characters of a [`LEGEND`] entry.
-pub(crate) fn legend(screen: &Screen, part: usize) -> (String, Style) {
-    let (with, without) = GLYPHS.get(part).copied().unwrap_or((' ', ' '));
-    let glyph = if screen.unicode { with } else { without };
-    (glyph.to_string().repeat(2), style(part))
-}
-
-fn style(part: usize) -> Style {
-    match part {
-        0 => Style::of(CYAN),
-        1 => Style::of(BLUE),
-        2 => Style::of(RED),
-        3 => Style::of(GREY),
-        _ => Style::DIM,
-    }
-}
-
-/// Draws the view from `row` to before `end`. Returns the number of processes for which there is room.
+/// Draws the view in the rows from `row` to before `end`. Returns the number of processes for which there is room.
 pub(crate) fn draw(
     screen: &mut Screen,
     ps: &Ps,
@@ -50,32 +43,28 @@ pub(crate) fn draw(
     is_live: bool,
 ) -> usize {
     let claims = ps::claims_line(&ps.claims);
-    let put_claims = |screen: &mut Screen, row: &mut usize| {
-        if let Some(text) = &claims {
-            screen.put(*row, 0, text, Style::of(YELLOW));
-            *row += 1;
-        }
-    };
+    let unit = ps::unit(ps);
     if ps.devices.is_empty() {
         screen.put(row, 0, ps::NO_DEVICE, Style::of(RED));
         row += 1;
-        put_claims(screen, &mut row);
-        return 0;
+    } else {
+        let chosen = list.process(ps).filter(|_| is_live);
+        let room = end.saturating_sub(row + usize::from(claims.is_some()));
+        // At least half of the rows, and the row of their headings, are for processes.
+        let limit = room.saturating_sub(2).saturating_sub(ps.processes.len().min(room / 2)).max(1);
+        let shown = ps.devices.len().min(limit);
+        let chosen_device = chosen.map_or(0, |process| process.device);
+        let first = chosen_device.saturating_sub(shown - 1).min(ps.devices.len() - shown);
+        row = devices(screen, ps, (first, shown), chosen, unit, row);
     }
-    let unit = ps::unit(ps);
-    let chosen = list.process(ps).filter(|_| is_live);
-    let room = end.saturating_sub(row + usize::from(claims.is_some()));
-    // The processes get half of the rows, at least, and their heading.
-    let most = room.saturating_sub(2).saturating_sub(ps.processes.len().min(room / 2)).max(1);
-    let shown = ps.devices.len().min(most);
-    let at = chosen.map_or(0, |process| process.device);
-    let first = at.saturating_sub(shown - 1).min(ps.devices.len() - shown);
-    row = devices(screen, ps, (first, shown), chosen, unit, row);
-    put_claims(screen, &mut row);
-    processes(screen, ps, list, unit, (row, end), is_live)
+    if let Some(text) = claims {
+        screen.put(row, 0, &text, Style::of(YELLOW));
+        row += 1;
+    }
+    if ps.devices.is_empty() { 0 } else { processes(screen, ps, list, unit, (row, end), is_live) }
 }
 
-/// Draws the rows of devices. Returns the next row.
+/// Draws the rows of `shown` devices, from index `first` on. Returns the next free row.
 fn devices(
     screen: &mut Screen,
     ps: &Ps,
@@ -84,12 +73,10 @@ fn devices(
     unit: Unit,
     mut row: usize,
 ) -> usize {
-    let lines: Vec<[String; 5]> = ps.devices.iter().map(|device| device_cells(ps, device, unit)).collect();
-    let heads = ["GPU", "", "USED", "FREE", "SIZE"];
-    let width = |column: usize| {
-        let cells = lines.iter().map(|cells| columns(&cells[column]));
-        cells.max().unwrap_or(0).max(columns(heads[column]))
-    };
+    let lines: Vec<[String; 5]> = (0..ps.devices.len()).map(|index| device_cells(ps, index, unit)).collect();
+    let heads = ["GPU", "", "USED", "FREE", "SIZE"].map(str::to_owned);
+    let width =
+        |column: usize| lines.iter().chain([&heads]).map(|cells| columns(&cells[column])).max().unwrap_or(0);
     let amounts = width(2) + width(3) + width(4) + 3;
     let names = width(1).min(screen.width.saturating_sub(width(0) + amounts + 22));
     let bar_from = width(0) + 1 + names + usize::from(names > 0);
@@ -103,7 +90,7 @@ fn devices(
             screen.put_before(row, at, cell, style);
         }
     };
-    put(screen, row, &heads.map(str::to_owned), Style::BOLD);
+    put(screen, row, &heads, Style::BOLD);
     let more = match ps.devices.len() - shown {
         0 => unit.name.to_owned(),
         more => format!("{}; {} more", unit.name, plural(more as u64, "GPU")),
@@ -118,19 +105,19 @@ fn devices(
             }
             None => _ = screen.put_within(row, bar_from, bar_to, "unknown", Style::DIM),
         }
-        if let Some(doubt) = ps::doubt(device) {
-            let doubt = format!(" {doubt} ");
-            screen.put_within(row, bar_from, bar_to, &doubt, Style::bold(YELLOW));
+        if let Some(warning) = ps::reading_warning(device) {
+            screen.put_within(row, bar_from, bar_to, &format!(" {warning} "), Style::bold(YELLOW));
         }
         row += 1;
     }
     row
 }
 
-fn device_cells(ps: &Ps, device: &DeviceRow, unit: Unit) -> [String; 5] {
+/// Returns index, model, used, free and size of a device.
+fn device_cells(ps: &Ps, index: usize, unit: Unit) -> [String; 5] {
+    let device = &ps.devices[index];
     let amount = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| unit.amount(signed(bytes)));
-    let shown = Shown::of(device, &processes_of(ps, device), unit);
-    let free = shown.free.map_or("-".to_owned(), |steps| unit.print(steps));
+    let free = DeviceAmounts::of(ps, index, unit).free.map_or("-".to_owned(), |steps| unit.print(steps));
     let mut model = escape(&device.model).replace("NVIDIA ", "");
     if device.unified {
         model = format!("unified, {model}");
@@ -138,23 +125,16 @@ fn device_cells(ps: &Ps, device: &DeviceRow, unit: Unit) -> [String; 5] {
     [device.index.to_string(), model, amount(device.used_bytes), free, amount(device.total_bytes)]
 }
 
-fn processes_of<'p>(ps: &'p Ps, device: &DeviceRow) -> Vec<&'p ProcessRow> {
-    let is_on =
-        |process: &&ProcessRow| ps.devices.get(process.device).is_some_and(|other| other.uuid == device.uuid);
-    ps.processes.iter().filter(is_on).collect()
-}
-
-/// Returns the parts of a device's bar. The processes' parts are what NVML charges to them. Memory of a process whose amount is
-/// unknown is in the unaccounted part.
+/// Returns the parts of a device's bar, as in [`PARTS`]. A process has the bytes that NVML charges to it. If they are unknown, they
+/// are in the unaccounted part.
 fn parts(ps: &Ps, index: usize, device: &DeviceRow, chosen: Option<&ProcessRow>) -> Vec<Part> {
     let processes = ps.processes.iter().filter(|process| process.device == index);
-    let sum = |own: bool| {
-        let of = processes
-            .clone()
-            .filter(|process| chosen.is_some_and(|chosen| std::ptr::eq(chosen, *process)) == own);
-        of.filter_map(|process| process.used_bytes).fold(0_i64, |sum, used| sum.saturating_add(signed(used)))
-    };
-    let (own, others) = (sum(true), sum(false));
+    let (mut own, mut others) = (0_i64, 0_i64);
+    for process in processes {
+        let is_chosen = chosen.is_some_and(|chosen| std::ptr::eq(chosen, process));
+        let sum = if is_chosen { &mut own } else { &mut others };
+        *sum = sum.saturating_add(process.used_bytes.map_or(0, signed));
+    }
     let left = device.used_bytes.map_or(0, signed).saturating_sub(own).saturating_sub(others);
     let left = device.unaccounted_bytes.unwrap_or(left);
     // Unified memory that the rest of the host uses counts as the system's.
@@ -166,8 +146,8 @@ fn parts(ps: &Ps, index: usize, device: &DeviceRow, chosen: Option<&ProcessRow>)
         device.system_bytes.map_or(rest_of_host, signed),
         device.free_bytes.map_or(0, signed),
     ];
-    let part = |(at, bytes): (usize, i64)| Part { bytes, glyphs: GLYPHS[at], style: style(at) };
-    bytes.into_iter().enumerate().map(part).collect()
+    let part = |(bytes, (_, glyphs, style))| Part { bytes, glyphs, style };
+    bytes.into_iter().zip(PARTS).map(part).collect()
 }
 
 /// Draws the rows of processes. Returns the number for which there is room.
@@ -180,26 +160,26 @@ fn processes(
     is_live: bool,
 ) -> usize {
     let lines = lines(ps, unit);
+    let heads = ps::HEADS.map(str::to_owned);
     let width = |column: usize| {
-        let cells = lines.iter().flatten().map(|line| columns(&line.cells[column]));
-        let widest = cells.max().unwrap_or(0).max(columns(ps::HEADS[column]));
-        if column == 3 { widest.min(STATE) } else { widest }
+        let rows = lines.iter().flatten().map(|line| &line.cells).chain([&heads]);
+        let widest = rows.map(|cells| columns(&cells[column])).max().unwrap_or(0);
+        if column == STATE { widest.min(STATE_WIDTH) } else { widest }
     };
-    let widths: Vec<usize> = (0..ps::HEADS.len()).map(width).collect();
-    let width = |column: usize| widths[column];
-    let has_course = is_live && screen.width >= WIDE;
-    let mut shown: Vec<usize> = (0..ps::HEADS.len()).collect();
-    for missed in LEAST_MISSED {
-        let taken: usize = shown.iter().map(|column| width(*column) + 1).sum();
-        if taken + COMMAND <= screen.width {
+    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
+    let has_spark = is_live && screen.width >= SPARK_FROM;
+    let mut shown: Vec<usize> = (0..heads.len()).collect();
+    for omitted in OMITTED_FIRST {
+        let taken: usize = shown.iter().map(|column| widths[*column] + 1).sum();
+        if taken + COMMAND_WIDTH <= screen.width {
             break;
         }
-        shown.retain(|column| *column != missed);
+        shown.retain(|column| *column != omitted);
     }
     let put = |screen: &mut Screen, row: usize, cells: &[String; 8], style: &dyn Fn(usize) -> Style| {
         let mut at = 0;
         for &column in &shown {
-            let (text, width) = (&cells[column], width(column));
+            let (text, width) = (&cells[column], widths[column]);
             let shift = if ps::LEFT[column] { 0 } else { width.saturating_sub(columns(text)) };
             screen.put_within(row, at + shift, at + width, text, style(column));
             at += width + 1;
@@ -211,10 +191,10 @@ fn processes(
         true => Style { reverse: true, ..Style::BOLD },
         false => Style::BOLD,
     };
-    let mut at = put(screen, row, &ps::HEADS.map(str::to_owned), &head);
-    if has_course {
+    let mut at = put(screen, row, &heads, &head);
+    if has_spark {
         screen.put(row, at, "USED, LATELY", Style::BOLD);
-        at += COURSE + 1;
+        at += SPARK_WIDTH + 1;
     }
     let rows = list.rows(ps);
     let page = end.saturating_sub(row + 1);
@@ -236,54 +216,53 @@ fn processes(
         let (Some(Some(line)), Some(process)) = (lines.get(*index), ps.processes.get(*index)) else {
             continue;
         };
-        let is_plain = process.flags == ["covered"];
-        let look = |column: usize| match column {
-            3 if !is_plain => Style::of(YELLOW),
+        let is_covered = process.flags == ["covered"];
+        let style = |column: usize| match column {
+            STATE if !is_covered => Style::of(YELLOW),
             _ => Style::PLAIN,
         };
-        let mut at = put(screen, row, &line.cells, &look);
-        if has_course {
+        let mut at = put(screen, row, &line.cells, &style);
+        if has_spark {
             let history = list.history(ps, process);
-            let latest = history.get(history.len().saturating_sub(COURSE)..).unwrap_or_default();
+            let latest = history.get(history.len().saturating_sub(SPARK_WIDTH)..).unwrap_or_default();
             screen.put(row, at, &spark(latest, screen.unicode), Style::of(BLUE));
-            at += COURSE + 1;
+            at += SPARK_WIDTH + 1;
         }
         let at = screen.put(row, at, &line.note, Style::PLAIN);
-        if let Some(whose) = whose(process) {
-            screen.put(row, at, &format!("  {whose}"), Style::DIM);
+        if let Some(owner) = owner(process) {
+            screen.put(row, at, &format!("  {owner}"), Style::DIM);
         }
         if is_live && place == chosen {
-            screen.mark(row);
+            screen.highlight(row);
         }
         row += 1;
     }
     page
 }
 
-fn whose(process: &ProcessRow) -> Option<String> {
-    let of = |name: &str| process.who.get(name).map(|value| escape(value));
-    if let Some(pod) = of("pod") {
-        let space = of("namespace").map(|space| space + "/").unwrap_or_default();
+/// Returns the pod, Slurm job or job of a process.
+fn owner(process: &ProcessRow) -> Option<String> {
+    let name = |kind: &str| process.who.get(kind).map(|name| escape(name));
+    if let Some(pod) = name("pod") {
+        let space = name("namespace").map(|space| space + "/").unwrap_or_default();
         return Some(format!("pod {space}{pod}"));
     }
-    of("slurm_job").map(|job| format!("slurm {job}")).or_else(|| of("job").map(|job| format!("job {job}")))
+    let slurm = name("slurm_job").map(|job| format!("slurm {job}"));
+    slurm.or_else(|| name("job").map(|job| format!("job {job}")))
 }
 
-/// Returns the rows in the order of the reply, with amounts that add up by device.
+/// Returns a row for each process of the reply, in the same order; `None` for one whose device is not in the reply.
 fn lines(ps: &Ps, unit: Unit) -> Vec<Option<ps::Line>> {
     let mut lines: Vec<Option<ps::Line>> = ps.processes.iter().map(|_| None).collect();
     for (index, device) in ps.devices.iter().enumerate() {
-        let on: Vec<usize> =
-            (0..ps.processes.len()).filter(|row| ps.processes[*row].device == index).collect();
-        let rows: Vec<&ProcessRow> = on.iter().map(|row| &ps.processes[*row]).collect();
-        let shown = Shown::of(device, &rows, unit);
-        for ((row, process), used) in on.iter().zip(rows).zip(shown.processes) {
-            lines[*row] = Some(ps::process_line(device, process, used, unit));
+        for (row, used) in DeviceAmounts::of(ps, index, unit).processes {
+            lines[row] = Some(ps::process_line(device, &ps.processes[row], used, unit));
         }
     }
     lines
 }
 
+/// The help: keys with their effects, and signs.
 const KEYS: [(&str, &str); 17] = [
     ("up down, j k", "choose a row; PgUp PgDn Home End"),
     ("Enter", "a process: details; a line: the explanation of its word"),
@@ -304,8 +283,8 @@ const KEYS: [(&str, &str); 17] = [
     ("", ""),
 ];
 
-/// Draws the help: keys, signs, and the number of bytes written.
-pub(crate) fn draw_help(screen: &mut Screen, (mut row, end): (usize, usize), cost: &Cost) {
+/// Draws the help: keys, signs, and the number of bytes written to the terminal.
+pub(crate) fn draw_help(screen: &mut Screen, (mut row, end): (usize, usize), written: &Written) {
     for (key, what) in KEYS {
         if row < end {
             screen.put(row, 1, key, Style::BOLD);
@@ -313,16 +292,16 @@ pub(crate) fn draw_help(screen: &mut Screen, (mut row, end): (usize, usize), cos
         }
         row += 1;
     }
-    for (part, what) in LEGEND.iter().enumerate() {
-        let (glyph, style) = legend(screen, part);
+    for (what, (unicode, ascii), style) in PARTS {
         if row < end {
-            let at = screen.put(row, 1, &glyph, style);
+            let glyph = if screen.unicode { unicode } else { ascii };
+            let at = screen.put(row, 1, &glyph.to_string().repeat(2), style);
             screen.put(row, at.max(16), what, Style::PLAIN);
         }
         row += 1;
     }
     if row < end {
-        let text = format!("written: {} bytes for the last change, {} in all", cost.last, cost.all);
+        let text = format!("written: {} bytes for the last change, {} in all", written.last, written.all);
         screen.put(row, 1, &text, Style::DIM);
     }
 }

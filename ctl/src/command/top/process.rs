@@ -1,4 +1,4 @@
-//! View of one process: its memory by category and over time, and the facts of its report.
+//! The view of one process: a chart of its memory over time, a table of its memory by category, and sentences of its report.
 
 use super::history::{self, History, Layer, LayerKind};
 use super::keys::Key;
@@ -7,72 +7,89 @@ use crate::client::RunReply;
 use gpumem_model::run::{Clock, Run, State};
 use gpumem_model::units::Unit;
 use gpumem_report::explain::{self, explain, is_known};
-use gpumem_report::panel::{Panel, Table, course as course_of, panel};
+use gpumem_report::panel::{Panel, Table, course, panel};
 use gpumem_report::rules::Groupings;
 use gpumem_report::table::shorten;
 use gpumem_report::text::{escape, wrapped};
-use gpumem_report::{By, Part, Report, growth, iterations, oom, steps};
+use gpumem_report::{By, Composition, Part, Report, growth, iterations, oom, steps};
 
-/// Lengths of the time window in seconds, which a key cycles through; `None` is everything.
+/// Times in seconds that the chart shows, up to now; `None` is the whole run. The key `w` cycles through them.
 const WINDOWS_S: [Option<u64>; 5] = [None, Some(3600), Some(600), Some(120), Some(30)];
+/// Kinds of rows, which the Tab key cycles through.
 const GROUPINGS: [By; 3] = [By::Layer, By::Structure, By::Tag];
+/// Maximum number of categories in the table.
 const CATEGORIES: usize = 12;
+/// Maximum height of the chart in rows.
+const CHART_ROWS: usize = 10;
+/// Rows below which there is no room for the chart; a sparkline takes its place.
+const CHART_FROM: usize = 16;
 
-/// A line below the memory chart.
+/// A line below the chart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Line {
     Blank,
+    /// Headings of the table.
     Head,
+    /// The row with this index in the table.
     Row(usize),
-    /// A line of a sentence, with the word that explains it.
-    Words(String, Style, Option<String>),
+    /// A line of a sentence, and the word that `explain` explains for it.
+    Sentence(String, Style, Option<String>),
 }
 
 #[derive(Default)]
 pub(crate) struct Process {
     pub pid: u32,
     run: Option<Run>,
+    /// The run's id in the daemon's store.
     id: Option<String>,
-    why: Option<String>,
+    /// Reason why the latest reply has no run.
+    error: Option<String>,
+    /// Kind of rows that the user has chosen.
     by: Option<By>,
+    /// Kind of rows in `panel`.
     shown_by: Option<By>,
+    /// Index of the shown device.
     device: usize,
+    /// Whether all categories are shown.
     all: bool,
+    /// Index in [`WINDOWS_S`].
     window: usize,
     panel: Panel,
     layers: Vec<Layer>,
     history: History,
-    /// The selected line and the first visible line.
-    at: usize,
+    /// Index of the selected line.
+    selected: usize,
+    /// Index of the first visible line.
     first: usize,
     width: usize,
+    /// Number of lines that fit on the screen.
     page: usize,
-    /// A text shown in place of the view, and its first visible line.
+    /// A text that is shown in place of the view, and the index of its first visible line.
     text: Option<(String, usize)>,
 }
 
 impl Process {
     pub(crate) fn new(pid: u32) -> Self {
-        Process { pid, at: 1, width: 80, page: 1, ..Process::default() }
+        Process { pid, selected: 1, width: 80, page: 1, ..Process::default() }
     }
 
+    /// Updates the view from a reply of the daemon.
     pub(crate) fn update(&mut self, reply: Result<Option<RunReply>, String>) {
-        match reply {
+        let pid = self.pid;
+        self.error = match reply {
             Ok(Some(RunReply { id, run })) => {
-                self.why = None;
                 (self.run, self.id) = (Some(run), id);
                 self.refresh();
+                None
             }
             Ok(None) => {
-                let pid = self.pid;
-                let why =
-                    format!("the daemon has no run of pid {pid} that you may see (gpumemctl doctor {pid})");
-                self.why = Some(why);
+                Some(format!("the daemon has no run of pid {pid} that you may see (gpumemctl doctor {pid})"))
             }
-            Err(why) => self.why = Some(why),
-        }
+            Err(error) => Some(error),
+        };
     }
 
+    /// Computes table, sentences and chart from the run.
     fn refresh(&mut self) {
         let Some(run) = &self.run else { return };
         let report = report(run, self.id.as_ref(), self.by);
@@ -88,11 +105,11 @@ impl Process {
         let is_one = |name: &String| !(name.starts_with('(') && name.ends_with(" smaller)"));
         self.layers = history::layers(named.map(|row| row.name.clone()).filter(is_one));
         if let Some(device) = run.devices.get(self.device) {
-            self.history.update(course_of(&report, device, report.by));
+            self.history.update(course(&report, device, report.by));
         }
     }
 
-    /// Handles a key of this view. Returns whether it was one.
+    /// Handles a key. Returns whether the key has an effect in this view.
     pub(crate) fn key(&mut self, key: Key) -> bool {
         if let Some((text, first)) = &mut self.text {
             let last = text.lines().count().saturating_sub(self.page);
@@ -104,7 +121,8 @@ impl Process {
             return true;
         }
         let Some(by) = key.step(self.page) else { return self.command(key) };
-        self.at = self.at.saturating_add_signed(by).min(self.lines(self.width).len().saturating_sub(1));
+        let last = self.lines(self.width).len().saturating_sub(1);
+        self.selected = self.selected.saturating_add_signed(by).min(last);
         true
     }
 
@@ -125,81 +143,85 @@ impl Process {
                 self.refresh();
             }
             Key::Char('w') => self.window = (self.window + 1) % WINDOWS_S.len(),
-            Key::Char('o') => self.read(|report| oom::text(report, oom::Form { all: false, job: &[] })),
-            Key::Char('g') => self.read(|report| growth::table(report, false)),
-            Key::Char('x') => self.read(steps::text),
-            Key::Char('i') => self.read(|report| iterations::text(report, iterations::Choice::default())),
-            Key::Char('e') => self.read(|_| explain::list(None)),
+            Key::Char('o') => self.show(|report| oom::text(report, oom::Form { all: false, job: &[] })),
+            Key::Char('g') => self.show(|report| growth::table(report, false)),
+            Key::Char('x') => self.show(steps::text),
+            Key::Char('i') => self.show(|report| iterations::text(report, iterations::Choice::default())),
+            Key::Char('e') => self.show(|_| explain::list(None)),
             Key::Enter | Key::Right => {
                 let Some(word) = self.word() else { return true };
-                self.read(|report| explain(&word, Some(report), None).unwrap_or_default());
+                self.show(|report| explain(&word, Some(report), None).unwrap_or_default());
             }
             _ => return false,
         }
         true
     }
 
+    /// Returns the word to explain for the selected line.
     fn word(&self) -> Option<String> {
-        match self.lines(self.width).get(self.at)? {
+        match self.lines(self.width).get(self.selected)? {
             Line::Row(number) => {
                 let row = self.table()?.rows.get(*number)?;
                 Some(if row.part == Part::Used { "used".to_owned() } else { row.name.clone() })
             }
-            Line::Words(_, _, word) => word.clone(),
+            Line::Sentence(_, _, word) => word.clone(),
             Line::Blank | Line::Head => None,
         }
     }
 
-    fn read(&mut self, text: impl Fn(&Report<'_>) -> String) {
+    /// Shows a text in place of the view, unless the text is empty.
+    fn show(&mut self, text: impl Fn(&Report<'_>) -> String) {
         let Some(run) = &self.run else { return };
         let text = text(&report(run, self.id.as_ref(), self.by));
         self.text = (!text.is_empty()).then_some((text, 0));
     }
 
+    /// Returns the number of rows that the whole view needs.
     pub(crate) fn height(&self, width: usize) -> usize {
-        3 + COURSE + self.panel.warnings.len() * 2 + self.lines(width).len()
+        3 + CHART_ROWS + self.panel.warnings.len() * 2 + self.lines(width).len()
     }
 
     fn table(&self) -> Option<&Table> {
         self.panel.devices.get(self.device)
     }
 
+    /// Returns all lines below the chart.
     fn lines(&self, width: usize) -> Vec<Line> {
         let mut lines = Vec::new();
-        let say = |lines: &mut Vec<Line>, text: &str, style: Style| {
-            let word = text.split(':').next().filter(|word| text.len() > word.len() && is_known(word));
-            let word = word.map(str::to_owned);
-            lines.extend(
-                wrapped(text, Some(width)).into_iter().map(|line| Line::Words(line, style, word.clone())),
-            );
-        };
+        let mut sentences: Vec<(&String, Style)> = Vec::new();
         if let Some(table) = self.table() {
             lines.push(Line::Head);
             lines.extend((0..table.rows.len()).map(Line::Row));
             lines.push(Line::Blank);
-            table.facts.iter().for_each(|text| say(&mut lines, text, Style::PLAIN));
+            sentences.extend(table.facts.iter().map(|text| (text, Style::PLAIN)));
         }
-        self.panel.coverage.iter().for_each(|text| say(&mut lines, text, Style::PLAIN));
-        self.panel.tail.iter().for_each(|text| say(&mut lines, text, Style::DIM));
+        sentences.extend(self.panel.coverage.iter().map(|text| (text, Style::PLAIN)));
+        sentences.extend(self.panel.tail.iter().map(|text| (text, Style::DIM)));
+        for (text, style) in sentences {
+            let word = text.split(':').next().filter(|word| text.len() > word.len() && is_known(word));
+            let line = |line| Line::Sentence(line, style, word.map(str::to_owned));
+            lines.extend(wrapped(text, Some(width)).into_iter().map(line));
+        }
         lines
     }
 
+    /// Draws the view in the rows from `row` to before `end`.
     pub(crate) fn draw(&mut self, screen: &mut Screen, (mut row, end): (usize, usize), is_live: bool) {
         if let Some((text, first)) = &self.text {
             self.page = end.saturating_sub(row).max(1);
             let width = screen.width;
-            let lines = text.lines().flat_map(|line| fitted(line, width));
+            let lines = text.lines().flat_map(|line| wrap_line(line, width));
             for line in lines.skip(*first).take(end.saturating_sub(row)) {
                 screen.put(row, 0, &line, Style::PLAIN);
                 row += 1;
             }
             return;
         }
-        if let Some(why) = &self.why {
-            screen.put_wrapped(&mut row, why, usize::MAX, Style::bold(RED));
+        if let Some(error) = &self.error {
+            screen.put_wrapped(&mut row, error, usize::MAX, Style::bold(RED));
         }
         let Some(run) = &self.run else {
-            if self.why.is_none() {
+            if self.error.is_none() {
                 screen.put(row, 0, "asking ...", Style::DIM);
             }
             return;
@@ -218,22 +240,22 @@ impl Process {
             let text = format!("device {number} of {count} (d: the next): {title}");
             screen.put_wrapped(&mut row, &text, 2, Style::PLAIN);
         }
-        row = self.draw_course(screen, (row, end), run.clock);
+        row = self.draw_chart(screen, (row, end), run.clock);
         let lines = self.lines(screen.width);
         let page = end.saturating_sub(row);
-        let at = self.at.min(lines.len().saturating_sub(1));
-        let first = self.first.min(at).max((at + 1).saturating_sub(page));
+        let selected = self.selected.min(lines.len().saturating_sub(1));
+        let first = self.first.min(selected).max((selected + 1).saturating_sub(page));
         let signs = self.signs(screen);
         for (index, line) in lines.iter().enumerate().skip(first).take(page) {
             let place = row + index - first;
             match (line, self.table()) {
-                (Line::Words(text, style, _), _) => _ = screen.put(place, 0, text, *style),
+                (Line::Sentence(text, style, _), _) => _ = screen.put(place, 0, text, *style),
                 (Line::Head, Some(table)) => self.draw_row(screen, place, table, None, &signs),
                 (Line::Row(row), Some(table)) => self.draw_row(screen, place, table, Some(*row), &signs),
                 _ => {}
             }
-            if is_live && index == at {
-                screen.mark(place);
+            if is_live && index == selected {
+                screen.highlight(place);
             }
         }
         let below = lines.len().saturating_sub(first + page);
@@ -241,48 +263,49 @@ impl Process {
             let text = format!(" {below} more lines ");
             screen.put_before(end.saturating_sub(1), screen.width, &text, Style::REVERSE);
         }
-        (self.page, self.first, self.width, self.at) = (page.max(1), first, screen.width, at);
+        (self.page, self.first, self.width, self.selected) = (page.max(1), first, screen.width, selected);
     }
 
-    /// Draws the memory chart as high as there is room for. Returns the next row.
-    fn draw_course(&self, screen: &mut Screen, (row, end): (usize, usize), clock: Clock) -> usize {
+    /// Draws the chart, as high as there is room for. Returns the next free row.
+    fn draw_chart(&self, screen: &mut Screen, (row, end): (usize, usize), clock: Clock) -> usize {
         let room = end.saturating_sub(row);
         let window = WINDOWS_S.get(self.window).copied().flatten();
         let Some((from, to)) = self.history.span(window.map(|seconds| seconds * 1_000_000_000)) else {
             return row;
         };
         let drawn = self.history.columns((from, to), screen.width);
-        let most = drawn.iter().flatten().map(|held| held.total()).max().unwrap_or(0);
-        let unit = Unit::for_largest(most);
+        let highest = drawn.iter().flatten().map(|composition| composition.total()).max().unwrap_or(0);
+        let unit = Unit::for_largest(highest);
         let window = window.map(|seconds| format!(" of {seconds} s")).unwrap_or_default();
-        let (top, unit, from, to) = (unit.amount(most), unit.name, clock.time(from), clock.time(to));
+        let (top, unit, from, to) = (unit.amount(highest), unit.name, clock.time(from), clock.time(to));
         let text = format!("tracked over time, 0 to {top} {unit}, {from} to {to}{window}");
         screen.put(row, 0, &text, Style::DIM);
-        if room < LEAST {
-            let values: Vec<Option<u64>> =
-                drawn.iter().map(|held| held.map(|held| u64::try_from(held.total()).unwrap_or(0))).collect();
+        if room < CHART_FROM {
+            let value = |composition: &Composition| u64::try_from(composition.total()).unwrap_or(0);
+            let values: Vec<Option<u64>> = drawn.iter().map(|point| point.map(value)).collect();
             screen.put(row + 1, 0, &spark(&values, screen.unicode), Style::of(BLUE));
             return row + 2;
         }
-        let height = (room / 4).clamp(3, COURSE);
-        history::draw(screen, (row + 1, 0), height, &drawn, &self.layers, most);
+        let height = (room / 4).clamp(3, CHART_ROWS);
+        history::draw(screen, (row + 1, 0), height, &drawn, &self.layers, highest);
         row + 1 + height
     }
 
-    /// Returns for each row of the table the sign of its layer, if it has one.
+    /// Returns for each row of the table the character and style of its layer in the chart, if it has one.
     fn signs(&self, screen: &Screen) -> Vec<Option<(String, Style)>> {
         let Some(table) = self.table() else { return Vec::new() };
-        let of = |kind: &LayerKind| self.layers.iter().find(|layer| layer.name == *kind);
+        let find = |kind: LayerKind| self.layers.iter().find(|layer| layer.kind == kind);
         let layer = |row: &gpumem_report::panel::Row| match row.part {
-            Part::Category => of(&LayerKind::Category(row.name.clone())).or_else(|| of(&LayerKind::Rest)),
-            Part::Others => of(&LayerKind::Rest),
-            Part::PoolIdle => of(&LayerKind::PoolIdle),
-            Part::Opaque => of(&LayerKind::Opaque),
+            Part::Category => find(LayerKind::Category(row.name.clone())).or_else(|| find(LayerKind::Rest)),
+            Part::Others => find(LayerKind::Rest),
+            Part::PoolIdle => find(LayerKind::PoolIdle),
+            Part::Opaque => find(LayerKind::Opaque),
             _ => None,
         };
         table.rows.iter().map(|row| layer(row).map(|layer| layer.sign(screen))).collect()
     }
 
+    /// Draws a row of the table, or its headings if `number` is `None`.
     fn draw_row(
         &self,
         screen: &mut Screen,
@@ -325,15 +348,15 @@ impl Process {
         let style = if row.depth == 0 { Style::BOLD } else { Style::PLAIN };
         let from = 1 + row.depth;
         let room = names.saturating_sub(from);
-        // The end of a path is more specific.
+        // If a path is too long, its end is kept, which is more specific.
         let name = if row.name.contains('/') { shorten(&row.name, room, true) } else { row.name.clone() };
         screen.put_within(place, from, names, &name, style);
         let at = put(screen, &row.cells, style) + 1;
         let bars_end = screen.width.saturating_sub(notes + 1);
         let whole = table.rows.iter().filter_map(|row| row.bytes[0]).max().unwrap_or(0);
-        let of = sign.as_ref().map_or(Style::DIM, |(_, style)| *style);
         if let Some(bytes) = row.bytes[0].filter(|_| bars_end > at + 4) {
-            screen.put(place, at, &amount_bar(bytes, whole, bars_end - at, screen.unicode), of);
+            let style = sign.as_ref().map_or(Style::DIM, |(_, style)| *style);
+            screen.put(place, at, &amount_bar(bytes, whole, bars_end - at, screen.unicode), style);
         }
         screen.put(place, bars_end.max(at) + 1, &row.note, Style::DIM);
     }
@@ -346,8 +369,8 @@ fn report<'r>(run: &'r Run, id: Option<&String>, by: Option<By>) -> Report<'r> {
     report
 }
 
-/// Wraps a line of text; a line of a table is not wrapped, and is cut by the screen.
-fn fitted(line: &str, width: usize) -> Vec<String> {
+/// Wraps a line of text. A line of a table, which has two blanks between columns, is not wrapped; the screen cuts it.
+fn wrap_line(line: &str, width: usize) -> Vec<String> {
     let words = line.trim_start();
     let inset = &line[..line.len() - words.len()];
     if columns(line) <= width || words.contains("  ") {
@@ -356,7 +379,3 @@ fn fitted(line: &str, width: usize) -> Vec<String> {
     let lines = wrapped(words, Some(width.saturating_sub(inset.len())));
     lines.into_iter().map(|line| format!("{inset}{line}")).collect()
 }
-
-const COURSE: usize = 10;
-/// With fewer rows for the whole view, the chart is a sparkline.
-const LEAST: usize = 16;

@@ -1,18 +1,20 @@
-//! A grid of characters, bars and sparklines in it, and the bytes that make a terminal show it. Only changes since the last frame
-//! are written, because a terminal may be on a slow connection.
+//! A grid of characters with styles, and the bytes that make a terminal show it. Only changes since the last frame are written,
+//! because a terminal may be on a slow connection. Functions for bars and sparklines are here too.
 
 pub(crate) use gpumem_report::table::width as columns;
 use gpumem_report::text::wrapped;
 use unicode_width::UnicodeWidthChar;
 
+/// Numbers of bytes that were written to the terminal: for the last frame that changed it, and for all frames.
 #[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Cost {
+pub(crate) struct Written {
     pub last: usize,
     pub all: usize,
 }
 
-impl Cost {
-    pub(crate) fn frame(&mut self, bytes: usize) {
+impl Written {
+    /// Adds the bytes of a frame.
+    pub(crate) fn add(&mut self, bytes: usize) {
         if bytes > 0 {
             self.last = bytes;
         }
@@ -20,7 +22,7 @@ impl Cost {
     }
 }
 
-/// One of the terminal's sixteen colours, which suit the user's background.
+/// Number of one of the terminal's sixteen colours, which users choose to suit their background.
 pub(crate) type Color = u8;
 pub(crate) const RED: Color = 1;
 pub(crate) const YELLOW: Color = 3;
@@ -52,7 +54,8 @@ impl Style {
         Style { bold: true, ..Style::of(color) }
     }
 
-    fn sgr(self, out: &mut Vec<u8>) {
+    /// Writes the escape sequence that selects the style (SGR).
+    fn write(self, out: &mut Vec<u8>) {
         out.extend_from_slice(b"\x1b[0");
         for (is, code) in [(self.bold, b";1"), (self.dim, b";2"), (self.reverse, b";7")] {
             if is {
@@ -78,7 +81,7 @@ struct Cell {
 }
 
 const BLANK: Cell = Cell { character: Some(' '), style: Style::PLAIN };
-/// Rewriting fewer unchanged characters than this is not longer than moving the cursor.
+/// Number of unchanged characters from which moving the cursor behind them takes fewer bytes than writing them again.
 const WORTH_A_JUMP: usize = 5;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,13 +98,13 @@ impl Screen {
         Screen { width, height, unicode, colors, cells: vec![BLANK; width * height] }
     }
 
-    /// Writes text from a position to the end of the row, and returns the next column. Control characters are removed here again,
-    /// although callers clean the text already.
+    /// Writes text from a position on, at most to the end of the row. Returns the column behind the text. Control characters become
+    /// `?`, although callers escape the text already.
     pub(crate) fn put(&mut self, row: usize, column: usize, text: &str, style: Style) -> usize {
         self.put_within(row, column, self.width, text, style)
     }
 
-    /// Writes text that ends before column `end`, for numbers.
+    /// Writes text so that it ends before column `end`, for numbers.
     pub(crate) fn put_before(&mut self, row: usize, end: usize, text: &str, style: Style) {
         self.put(row, end.saturating_sub(columns(text)), text, style);
     }
@@ -137,22 +140,22 @@ impl Screen {
         at
     }
 
-    /// Writes the first lines of a wrapped text from `row` on, and moves `row` behind them.
-    pub(crate) fn put_wrapped(&mut self, row: &mut usize, text: &str, most: usize, style: Style) {
-        for line in wrapped(text, Some(self.width)).iter().take(most) {
+    /// Wraps a text, writes at most `limit` of its lines from `row` on, and sets `row` to the row behind them.
+    pub(crate) fn put_wrapped(&mut self, row: &mut usize, text: &str, limit: usize, style: Style) {
+        for line in wrapped(text, Some(self.width)).iter().take(limit) {
             self.put(*row, 0, line, style);
             *row += 1;
         }
     }
 
     fn set(&mut self, row: usize, column: usize, cell: Cell) {
-        if let Some(place) = self.cells.get_mut(row * self.width + column) {
-            *place = cell;
+        if let Some(old) = self.cells.get_mut(row * self.width + column) {
+            *old = cell;
         }
     }
 
     /// Highlights a row as selected; its bars keep their style.
-    pub(crate) fn mark(&mut self, row: usize) {
+    pub(crate) fn highlight(&mut self, row: usize) {
         let is_bar = |cell: &Cell| cell.character.is_some_and(is_block);
         let cells = self.cells.iter_mut().skip(row * self.width).take(self.width);
         for cell in cells.filter(|cell| !is_bar(cell)) {
@@ -160,6 +163,7 @@ impl Screen {
         }
     }
 
+    /// Returns the rows as text without styles.
     pub(crate) fn text(&self) -> Vec<String> {
         let row = |cells: &[Cell]| {
             cells.iter().filter_map(|cell| cell.character).collect::<String>().trim_end().to_owned()
@@ -167,13 +171,13 @@ impl Screen {
         self.cells.chunks(self.width.max(1)).map(row).collect()
     }
 
-    /// Returns a row with its styles, for output that stays on the terminal.
+    /// Returns a row with its styles, for one frame that is printed like the output of other commands.
     pub(crate) fn printed(&self, row: usize) -> Vec<u8> {
-        let mut pen = Pen { out: Vec::new(), at: Some((row, 0)), style: Style::PLAIN };
+        let mut pen = Pen { out: Vec::new(), cursor: Some((row, 0)), style: Style::PLAIN };
         let cells = self.row(row);
         let end = cells.iter().rposition(|cell| *cell != BLANK).map_or(0, |last| last + 1);
         cells.iter().take(end).enumerate().for_each(|(column, cell)| pen.write(row, column, cell));
-        pen.styled(Style::PLAIN);
+        pen.set_style(Style::PLAIN);
         pen.out
     }
 
@@ -184,7 +188,7 @@ impl Screen {
     /// Returns the bytes that change the terminal's contents from `shown` to this. Everything is redrawn if the size differs or
     /// `shown` is `None`.
     pub(crate) fn changes(&self, shown: Option<&Screen>) -> Vec<u8> {
-        let mut pen = Pen { out: Vec::new(), at: None, style: Style::PLAIN };
+        let mut pen = Pen { out: Vec::new(), cursor: None, style: Style::PLAIN };
         let same_size = |shown: &&Screen| (shown.width, shown.height) == (self.width, self.height);
         let empty = Screen::new((self.width, self.height), self.unicode, self.colors);
         let before = shown.filter(same_size).unwrap_or_else(|| {
@@ -192,29 +196,31 @@ impl Screen {
             &empty
         });
         for row in 0..self.height {
-            pen.row(row, before.row(row), self.row(row));
+            pen.update_row(row, before.row(row), self.row(row));
         }
-        pen.styled(Style::PLAIN);
+        pen.set_style(Style::PLAIN);
         pen.out
     }
 }
 
+/// Collects bytes for the terminal, and knows the terminal's state after them.
 struct Pen {
     out: Vec<u8>,
-    /// `None` if unknown.
-    at: Option<(usize, usize)>,
+    /// Row and column of the cursor; `None` if unknown.
+    cursor: Option<(usize, usize)>,
     style: Style,
 }
 
 impl Pen {
-    fn row(&mut self, row: usize, before: &[Cell], now: &[Cell]) {
+    /// Writes the changes from the cells `before` to the cells `now`.
+    fn update_row(&mut self, row: usize, before: &[Cell], now: &[Cell]) {
         let differs = |column: &usize| before.get(*column) != now.get(*column);
         let Some(last) = (0..now.len()).rev().find(differs) else { return };
         // Blanks at the end of a row are erased with one sequence.
         let blank = now.iter().rposition(|cell| *cell != BLANK).map_or(0, |last| last + 1);
         let (mut column, end) = (0, blank.min(last + 1));
         while let Some(next) = (column..end).find(differs) {
-            let near = self.at.filter(|(at_row, at)| *at_row == row && next - (*at).min(next) < WORTH_A_JUMP);
+            let near = self.cursor.filter(|(line, at)| *line == row && next - (*at).min(next) < WORTH_A_JUMP);
             let from = near.map_or(next, |(_, at)| at.min(next));
             for (column, cell) in now.iter().enumerate().take(next + 1).skip(from) {
                 self.write(row, column, cell);
@@ -222,57 +228,59 @@ impl Pen {
             column = next + 1;
         }
         if last >= blank {
-            self.go(row, blank);
-            self.styled(Style::PLAIN);
+            self.move_to(row, blank);
+            self.set_style(Style::PLAIN);
             self.out.extend_from_slice(b"\x1b[K");
         }
     }
 
     fn write(&mut self, row: usize, column: usize, cell: &Cell) {
         let Some(character) = cell.character else { return };
-        self.go(row, column);
-        self.styled(cell.style);
+        self.move_to(row, column);
+        self.set_style(cell.style);
         let mut bytes = [0; 4];
         self.out.extend_from_slice(character.encode_utf8(&mut bytes).as_bytes());
-        // Terminals differ in the width of some characters.
-        let sure = character.is_ascii() || is_block(character);
-        self.at = sure.then_some((row, column + 1));
+        // The cursor is unknown behind a character whose width differs between terminals.
+        let has_known_width = character.is_ascii() || is_block(character);
+        self.cursor = has_known_width.then_some((row, column + 1));
     }
 
-    fn go(&mut self, row: usize, column: usize) {
-        if self.at != Some((row, column)) {
+    fn move_to(&mut self, row: usize, column: usize) {
+        if self.cursor != Some((row, column)) {
             self.out.extend_from_slice(format!("\x1b[{};{}H", row + 1, column + 1).as_bytes());
-            self.at = Some((row, column));
+            self.cursor = Some((row, column));
         }
     }
 
-    fn styled(&mut self, style: Style) {
+    fn set_style(&mut self, style: Style) {
         if style != self.style {
-            style.sgr(&mut self.out);
+            style.write(&mut self.out);
             self.style = style;
         }
     }
 }
 
-/// Returns whether it is a block element, as used in bars.
+/// Returns whether a character is one of Unicode's block elements, which bars and sparklines consist of.
 fn is_block(character: char) -> bool {
     ('\u{2580}'..='\u{259f}').contains(&character)
 }
 
-/// Glyphs of a sparkline, from low to high.
+/// Characters of a sparkline, from low to high.
 pub(super) const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-const PLAIN: [char; 8] = ['_', '.', '-', ':', '=', '+', '*', '#'];
+/// Characters of a sparkline without Unicode, from low to high.
+const ASCII: [char; 8] = ['_', '.', '-', ':', '=', '+', '*', '#'];
 
+/// A part of a [`bar`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Part {
     pub bytes: i64,
-    /// Glyphs with and without Unicode. They differ between parts, so that a bar is readable without colours.
+    /// Characters with and without Unicode. They differ between parts, so that a bar is readable without colours.
     pub glyphs: (char, char),
     pub style: Style,
 }
 
-/// Draws a bar of `whole` bytes from its parts, from the left; the rest stays empty. A part with any bytes gets at least one
-/// column if there is room.
+/// Draws a bar between two columns, which stand for 0 and `whole` bytes. The parts follow each other from the left. A part that is
+/// not empty gets at least one column if there is room.
 pub(crate) fn bar(screen: &mut Screen, row: usize, (from, to): (usize, usize), whole: i64, parts: &[Part]) {
     let width = to.saturating_sub(from);
     let share = |bytes: i64| (bytes.max(0) as f64 / whole.max(1) as f64).min(1.0);
@@ -288,9 +296,10 @@ pub(crate) fn bar(screen: &mut Screen, row: usize, (from, to): (usize, usize), w
     }
 }
 
+/// Characters that fill one to seven eighths of a column.
 const EIGHTHS: [char; 7] = ['▏', '▎', '▍', '▌', '▋', '▊', '▉'];
 
-/// Returns a bar for a single amount of `whole`, with a resolution of an eighth of a column.
+/// Returns a bar for an amount; `whole` bytes are as long as `width` columns. The resolution is an eighth of a column.
 pub(crate) fn amount_bar(bytes: i64, whole: i64, width: usize, unicode: bool) -> String {
     let length = (bytes.max(0) as f64 / whole.max(1) as f64).min(1.0) * width as f64;
     if !unicode {
@@ -303,11 +312,11 @@ pub(crate) fn amount_bar(bytes: i64, whole: i64, width: usize, unicode: bool) ->
 
 /// Returns a sparkline; unknown values are blanks.
 pub(crate) fn spark(values: &[Option<u64>], unicode: bool) -> String {
-    let glyphs = if unicode { BLOCKS } else { PLAIN };
-    let most = values.iter().flatten().max().copied().unwrap_or(0).max(1);
+    let glyphs = if unicode { BLOCKS } else { ASCII };
+    let highest = values.iter().flatten().max().copied().unwrap_or(0).max(1);
     let glyph = |value: &Option<u64>| {
         let Some(value) = value else { return ' ' };
-        let step = (u128::from(*value) * glyphs.len() as u128).div_ceil(u128::from(most));
+        let step = (u128::from(*value) * glyphs.len() as u128).div_ceil(u128::from(highest));
         let at = usize::try_from(step).unwrap_or(0).saturating_sub(1);
         glyphs.get(at).copied().unwrap_or(' ')
     };
@@ -340,7 +349,7 @@ mod tests {
                 screen.put(row, (round * 3 + row) % 9, text, style);
             }
             if round % 4 == 0 {
-                screen.mark(round % 5);
+                screen.highlight(round % 5);
             }
             parser.process(&screen.changes(shown.as_ref()));
             assert_eq!(seen(&parser), screen.text(), "round {round}");

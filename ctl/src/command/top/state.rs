@@ -1,11 +1,11 @@
-//! State of the program: the current view, the latest reply, and the actions of keys.
+//! State of `top`: the current view, the latest reply, and the actions of keys.
 
 use super::events::Reply;
 use super::keys::Key;
 use super::list::List;
 use super::overview;
 use super::process::Process;
-use super::screen::{Cost, RED, Screen, Style, YELLOW, columns};
+use super::screen::{RED, Screen, Style, Written, YELLOW, columns};
 use crate::args::Top as Args;
 use crate::command::ps;
 use crate::command::report::processes;
@@ -16,10 +16,12 @@ use jiff::Zoned;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-pub(crate) enum Done {
-    Left,
-    Signal(i32),
-    Failed(anyhow::Error),
+/// What the main loop does after an event.
+pub(crate) enum Action {
+    Quit,
+    EndBySignal(i32),
+    Fail(anyhow::Error),
+    /// Draw the whole screen again.
     Redraw,
 }
 
@@ -37,20 +39,20 @@ pub(crate) struct State {
     interval: Duration,
     ps: Option<Ps>,
     /// Local time of the latest reply.
-    at: String,
-    /// Start of the current outage, and its reason.
-    gone: Option<(Instant, String)>,
+    updated_at: String,
+    /// Time since which the daemon does not reply, and the reason.
+    outage: Option<(Instant, String)>,
     list: List,
     process: Option<Process>,
     view: View,
     /// The view from which help was opened.
-    before: View,
+    before_help: View,
     paused: bool,
-    /// Rows of the list that fit on the screen.
+    /// Number of the list's rows that fit on the screen.
     page: usize,
-    /// The next process to request, if it has changed; the inner `None` requests none.
-    want: Option<Option<u32>>,
-    pub cost: Cost,
+    /// Pid of the process to request from now on, if it has changed; the inner `None` requests none.
+    pub request: Option<Option<u32>>,
+    pub written: Written,
 }
 
 impl State {
@@ -65,11 +67,6 @@ impl State {
         }
     }
 
-    /// Takes the process that is to be requested from now on, if it has changed.
-    pub(crate) fn wanted(&mut self) -> Option<Option<u32>> {
-        self.want.take()
-    }
-
     /// Updates the state from a reply. Fails if the requested device does not exist.
     pub(crate) fn update(&mut self, reply: Reply) -> anyhow::Result<()> {
         match reply.ps {
@@ -77,20 +74,20 @@ impl State {
                 if let Some(device) = &self.device {
                     ps::only(&mut ps, device)?;
                 }
-                self.gone = None;
+                self.outage = None;
                 if !self.paused {
-                    self.at = Zoned::now().strftime("%H:%M:%S").to_string();
+                    self.updated_at = Zoned::now().strftime("%H:%M:%S").to_string();
                     self.list.update(&ps);
                     self.ps = Some(ps);
                 }
             }
             Err(why) => {
-                let since = self.gone.take().map_or_else(Instant::now, |(since, _)| since);
-                self.gone = Some((since, why));
+                let since = self.outage.take().map_or_else(Instant::now, |(since, _)| since);
+                self.outage = Some((since, why));
             }
         }
         if let (Some((pid, run)), Some(process), false) = (reply.process, &mut self.process, self.paused) {
-            // A reply to an earlier request may arrive late.
+            // A reply on the process that was shown before may arrive late.
             if process.pid == pid {
                 process.update(run);
             }
@@ -98,7 +95,8 @@ impl State {
         Ok(())
     }
 
-    pub(crate) fn key(&mut self, key: Key) -> Option<Done> {
+    /// Handles a key. Returns what the main loop does, if anything.
+    pub(crate) fn key(&mut self, key: Key) -> Option<Action> {
         if self.view == View::List && self.list.key(key, self.ps.as_ref(), self.page) {
             return None;
         }
@@ -108,31 +106,33 @@ impl State {
             return None;
         }
         match (key, self.view) {
-            (Key::Char('q'), _) => return Some(Done::Left),
-            (Key::Redraw, _) => return Some(Done::Redraw),
+            (Key::Char('q'), _) => return Some(Action::Quit),
+            (Key::Redraw, _) => return Some(Action::Redraw),
             (Key::Char('?' | 'h') | Key::Escape | Key::Enter | Key::Left, View::Help) => {
-                self.view = self.before
+                self.view = self.before_help
             }
-            (Key::Char('?' | 'h'), before) => (self.view, self.before) = (View::Help, before),
+            (Key::Char('?' | 'h'), view) => (self.view, self.before_help) = (View::Help, view),
             (Key::Char('p'), _) => self.paused = !self.paused,
-            (Key::Enter | Key::Right, View::List) => self.look_into(),
+            (Key::Enter | Key::Right, View::List) => self.open_process(),
             (Key::Escape | Key::Left | Key::Backspace, View::Process) => {
-                (self.view, self.process, self.want) = (View::List, None, Some(None));
+                (self.view, self.process, self.request) = (View::List, None, Some(None));
             }
             _ => {}
         }
         None
     }
 
-    fn look_into(&mut self) {
+    /// Opens the view of the selected process.
+    fn open_process(&mut self) {
         let chosen = self.ps.as_ref().and_then(|ps| self.list.process(ps));
-        // A process that the daemon hides has pid 0.
+        // Processes that the daemon hides from this user have pid 0.
         if let Some(process) = chosen.filter(|process| process.pid != 0) {
             self.process = Some(Process::new(process.pid));
-            (self.view, self.want) = (View::Process, Some(Some(process.pid)));
+            (self.view, self.request) = (View::Process, Some(Some(process.pid)));
         }
     }
 
+    /// Returns the number of rows that the whole view needs.
     pub(crate) fn height(&self, width: usize) -> usize {
         match &self.process {
             Some(process) => 1 + process.height(width),
@@ -140,17 +140,18 @@ impl State {
         }
     }
 
+    /// Draws the current view. A frame that is not live has no selection and no line of keys.
     pub(crate) fn draw(&mut self, screen: &mut Screen, is_live: bool) {
-        self.title(screen);
+        self.draw_title(screen);
         let mut row = 1;
-        if let Some((since, why)) = &self.gone {
+        if let Some((since, why)) = &self.outage {
             let (seconds, why) = (since.elapsed().as_secs(), why.replace('\n', " "));
             let text = format!("no answer for {seconds} s, trying again: {why}");
             screen.put_wrapped(&mut row, &text, 3, Style::bold(RED));
         }
         let end = screen.height.saturating_sub(usize::from(is_live));
         match (self.view, &self.ps) {
-            (View::Help, _) => overview::draw_help(screen, (row, end), &self.cost),
+            (View::Help, _) => overview::draw_help(screen, (row, end), &self.written),
             (View::Process, _) => {
                 if let Some(process) = &mut self.process {
                     process.draw(screen, (row, end), is_live);
@@ -162,11 +163,11 @@ impl State {
             (View::List, None) => _ = screen.put(row, 0, "asking ...", Style::DIM),
         }
         if is_live {
-            self.foot(screen, end);
+            self.draw_keys(screen, end);
         }
     }
 
-    fn title(&self, screen: &mut Screen) {
+    fn draw_title(&self, screen: &mut Screen) {
         let mut at = screen.put(0, 0, "gpumemctl top", Style::BOLD);
         if let Some(ps) = &self.ps {
             let pids: BTreeSet<u32> = ps.processes.iter().map(|process| process.pid).collect();
@@ -176,11 +177,12 @@ impl State {
         if self.paused {
             at = screen.put(0, at, "  PAUSED", Style::bold(YELLOW));
         }
-        let right = format!("{}  every {} s", self.at, self.interval.as_secs_f64());
+        let right = format!("{}  every {} s", self.updated_at, self.interval.as_secs_f64());
         screen.put(0, screen.width.saturating_sub(columns(&right)).max(at + 2), &right, Style::DIM);
     }
 
-    fn foot(&self, screen: &mut Screen, row: usize) {
+    /// Draws the line with the most important keys, or with the filter that the user types.
+    fn draw_keys(&self, screen: &mut Screen, row: usize) {
         if self.list.typing {
             let at = screen.put(row, 0, "only with these words: ", Style::BOLD);
             let at = screen.put(row, at, &escape(&self.list.filter), Style::PLAIN);

@@ -1,4 +1,4 @@
-//! The terminal in raw mode on its alternate screen. Its state is restored afterwards, also after a panic.
+//! Switches the terminal to raw mode and to its alternate screen, and restores its state afterwards, also after a panic.
 
 use anyhow::{Context, Result};
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
@@ -7,21 +7,22 @@ use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Alternate screen, no cursor, no automatic line wrap.
+/// Escape sequences: alternate screen, no cursor, no automatic line wrap.
 const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l\x1b[?7l";
+/// Escape sequences that revert [`ENTER`].
 const LEAVE: &[u8] = b"\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l";
 
-/// State to restore; `None` while the terminal is not ours. A global, because a panic in any thread must restore it too.
-static BEFORE: Mutex<Option<Before>> = Mutex::new(None);
+/// The terminal's state to restore; `None` while `top` has not changed it. It is global, because the panic hook needs it too.
+static SAVED: Mutex<Option<Saved>> = Mutex::new(None);
 
-struct Before {
+struct Saved {
     input: OwnedFd,
     output: File,
     modes: Termios,
 }
 
-fn before() -> MutexGuard<'static, Option<Before>> {
-    BEFORE.lock().unwrap_or_else(PoisonError::into_inner)
+fn saved() -> MutexGuard<'static, Option<Saved>> {
+    SAVED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Opens the source of keys: standard input, or the terminal itself if standard input is redirected.
@@ -44,7 +45,8 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    pub(crate) fn take(input: &impl AsFd, output: File) -> Result<Self> {
+    /// Switches the terminal of `input` and `output`.
+    pub(crate) fn open(input: &impl AsFd, output: File) -> Result<Self> {
         let terminal = Terminal { input: input.as_fd().try_clone_to_owned()?, output };
         let previous = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
@@ -55,26 +57,20 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// Enables raw mode: keys arrive at once and without echo. Keys that send signals keep doing so, for all foreground
-    /// processes.
+    /// Enables raw mode: keys arrive at once and without echo. Keys such as Ctrl-C still send signals to all foreground processes.
     pub(crate) fn enter(&self) -> Result<()> {
         let modes = tcgetattr(&self.input).context("the terminal's modes")?;
         let mut ours = modes.clone();
         ours.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
         ours.special_codes[SpecialCodeIndex::VMIN] = 1;
         ours.special_codes[SpecialCodeIndex::VTIME] = 0;
-        // If the state was never restored, as after a stop from outside, the first saved state remains the one to restore.
-        if before().is_none() {
+        // After SIGSTOP the state was not restored, so the terminal may be in raw mode already. The first saved state is kept.
+        if saved().is_none() {
             let (input, output) = (self.input.try_clone()?, self.output.try_clone()?);
-            *before() = Some(Before { input, output, modes });
+            *saved() = Some(Saved { input, output, modes });
         }
         tcsetattr(&self.input, OptionalActions::Drain, &ours).context("the terminal's modes")?;
-        self.write(ENTER)?;
-        Ok(())
-    }
-
-    pub(crate) fn leave(&self) {
-        restore();
+        Ok(self.write(ENTER)?)
     }
 
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<()> {
@@ -88,9 +84,10 @@ impl Drop for Terminal {
     }
 }
 
-fn restore() {
-    if let Some(Before { input, mut output, modes }) = before().take() {
-        // If restoring fails, the terminal is gone.
+/// Restores the terminal's state, if it was changed.
+pub(crate) fn restore() {
+    if let Some(Saved { input, mut output, modes }) = saved().take() {
+        // Writing fails only if the terminal is gone.
         let _ = output.write_all(LEAVE);
         let _ = tcsetattr(&input, OptionalActions::Drain, &modes);
     }
@@ -113,7 +110,7 @@ mod tests {
         let slave = File::options().read(true).write(true).open(path).expect("its other end");
         let modes = |of: &File| tcgetattr(of).expect("modes").local_modes;
         let before = modes(&slave);
-        let terminal = Terminal::take(&slave, slave.try_clone().expect("a copy")).expect("taken");
+        let terminal = Terminal::open(&slave, slave.try_clone().expect("a copy")).expect("taken");
         assert_ne!(modes(&slave), before);
         let panicked = std::thread::spawn(|| panic!("on purpose")).join();
         assert!(panicked.is_err());

@@ -4,7 +4,7 @@
 //! redact    replaces or removes sensitive text
 //! ```
 //!
-//! Command lines, environments, tags, categories and jobs are never put into it. Processes are identified by pid and bytes.
+//! The archive never has command lines, environments, tags, categories or jobs. A process has its pid, user, device and bytes.
 
 mod redact;
 
@@ -24,15 +24,17 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Largest part of a log that is included: its last bytes.
+/// Maximum number of bytes at the end of a log that are read.
 const LOG_BYTES: u64 = 64 << 10;
+/// Maximum number of lines of a log that are included.
 const LOG_LINES: usize = 200;
 
+/// Prints the list of contents and writes the archive, which must be a new file.
 pub(super) fn write(args: &Args, report: &DoctorReport) -> Result<()> {
-    let since = now_ns().unsigned_abs() / 1_000_000_000;
+    let now_s = now_ns().unsigned_abs() / 1_000_000_000;
     let path = match &args.bundle {
         Some(Some(path)) => path.clone(),
-        _ => PathBuf::from(format!("gpumem-doctor-{since}.tar.gz")),
+        _ => PathBuf::from(format!("gpumem-doctor-{now_s}.tar.gz")),
     };
     if path.symlink_metadata().is_ok() {
         bail!("{}: is there already: give another name", path.display());
@@ -78,10 +80,9 @@ pub(super) fn write(args: &Args, report: &DoctorReport) -> Result<()> {
         false => "users are named user-XXXXXX, the same in all files (--keep-names keeps them)\n",
     });
     print(&format!("{} is to hold:\n{list}", escape(&path.display().to_string())))?;
-    let files: Vec<(String, Vec<u8>)> =
-        parts.into_iter().map(|part| (part.name, part.text.into_bytes())).collect();
-    let files: Vec<_> = [("contents.txt".to_owned(), list.into_bytes())].into_iter().chain(files).collect();
-    let packed = pack(&files, since);
+    let mut files = vec![("contents.txt", list.as_str())];
+    files.extend(parts.iter().map(|part| (part.name, part.text.as_str())));
+    let packed = pack(&files, now_s);
     let context = || path.display().to_string();
     let mut file =
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).with_context(context)?;
@@ -89,15 +90,16 @@ pub(super) fn write(args: &Args, report: &DoctorReport) -> Result<()> {
     print(&format!("written: {} bytes, readable by you alone\n", packed.len()))
 }
 
+/// A file of the archive.
 struct Part {
-    name: String,
+    name: &'static str,
     /// Description for the list of contents.
     what: String,
     text: String,
 }
 
-fn part(name: &str, what: &str, text: String) -> Part {
-    Part { name: name.to_owned(), what: what.to_owned(), text }
+fn part(name: &'static str, what: &str, text: String) -> Part {
+    Part { name, what: what.to_owned(), text }
 }
 
 /// Returns user names that may occur in the texts.
@@ -107,7 +109,7 @@ fn users(ps: &Ps) -> Vec<String> {
     // Invalid UTF-8 in one name must not prevent the redaction of the others.
     let accounts = fs::read("/etc/passwd").unwrap_or_default();
     let accounts = String::from_utf8_lossy(&accounts);
-    // Accounts of people only; system accounts are not personal.
+    // User ids from 1000 to 64999 are of people; names of system accounts are not personal.
     let people = accounts.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let (name, id) = (fields.next()?, fields.nth(1)?.parse::<u32>().ok()?);
@@ -169,7 +171,7 @@ fn processes(ps: &Ps) -> String {
     text
 }
 
-/// Returns the end of the log: next to the sockets of a private daemon, or from the system's journal.
+/// Returns the end of the daemon's log. A private daemon's is a file next to its sockets, the system's is in the journal.
 fn log(report: &DoctorReport) -> Option<String> {
     let beside = report.daemon.as_ref().map(|(control, _)| control.with_file_name("gpumemd.log"));
     if let Some(text) = beside.and_then(|path| end_of(&path).ok()) {
@@ -195,20 +197,22 @@ fn end_of(path: &Path) -> std::io::Result<String> {
     Ok(last.join("\n") + "\n")
 }
 
+/// Size of a tar block in bytes.
 const BLOCK: usize = 512;
 /// Highest level of miniz_oxide, because the files are small.
 const DEFLATE_LEVEL: u8 = 9;
 
-/// Packs files into a .tar.gz: ustar headers, deflated in one member (RFC 1952). Names must be short ASCII.
-fn pack(files: &[(String, Vec<u8>)], time_s: u64) -> Vec<u8> {
+/// Packs files, each with name and content, into a .tar.gz: ustar headers, deflated in one member (RFC 1952). Names must be short
+/// ASCII. `time_s` is the files' time of change, in s since 1970.
+fn pack(files: &[(&str, &str)], time_s: u64) -> Vec<u8> {
     let mut tar = Vec::new();
     for (name, content) in files {
         tar.extend(tar_header(name, content.len(), time_s));
-        tar.extend(content);
+        tar.extend(content.as_bytes());
         tar.resize(tar.len().next_multiple_of(BLOCK), 0);
     }
     tar.resize(tar.len() + 2 * BLOCK, 0);
-    // Header: deflate, no name, no time, highest compression, Unix.
+    // The gzip header: deflate, no name, no time, highest compression, Unix.
     let mut packed = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 2, 3];
     packed.extend(compress_to_vec(&tar, DEFLATE_LEVEL));
     packed.extend(crc32(&tar).to_le_bytes());
@@ -225,13 +229,13 @@ fn tar_header(name: &str, bytes: usize, time_s: u64) -> [u8; BLOCK] {
     };
     put(0, name.as_bytes());
     put(100, b"0000644\0");
-    put(108, b"0000000\0"); // owner 0: the real owner is not included
+    put(108, b"0000000\0"); // user id 0, because the real user must not be visible
     put(116, b"0000000\0");
     put(124, format!("{bytes:011o}\0").as_bytes());
     put(136, format!("{time_s:011o}\0").as_bytes());
     put(148, b"        0");
     put(257, b"ustar\x0000");
-    // The checksum field counts as blanks.
+    // The checksum is computed with blanks in its own field.
     let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
     for (place, byte) in header.iter_mut().skip(148).zip(format!("{sum:06o}\0 ").bytes()) {
         *place = byte;

@@ -1,15 +1,17 @@
-//! Redaction: user names are replaced and values that look like secrets are removed. Settings and metrics are included only if
-//! their names are known.
+//! Removes personal data and secrets from the texts of the archive. User names are replaced, and values that look like secrets are
+//! removed. Settings, and series of metrics, are kept only if their names are known.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 
+/// The example configuration, which has all settings of gpumemd.
 const KNOWN: &str = include_str!("../../../../../config/gpumemd.toml");
-/// Labels of metrics whose values are not text from users or programs.
+/// Labels of metrics whose values are not chosen by users or programs.
 const LABELS: [&str; 16] = [
     "gpu", "uuid", "pid", "start", "part", "flag", "reason", "source", "version", "kind", "lane", "state",
     "xid", "cause", "result", "model",
 ];
+/// Parts of names whose values are secrets.
 const SECRETS: [&str; 9] = [
     "password",
     "passwd",
@@ -30,7 +32,8 @@ pub(super) struct Redactor {
 }
 
 impl Redactor {
-    /// Makes a redactor. Each name in `users` gets the same replacement in the whole bundle; names are kept if `users` is empty.
+    /// Makes a redactor that replaces the names in `users`, the secrets in `environment`, and the home folder. A name has the same
+    /// replacement in the whole archive.
     pub(crate) fn new(users: &[String], environment: impl Iterator<Item = (String, String)>) -> Redactor {
         // The hash key is random and never stored, so names cannot be recovered with a list of candidates.
         let key = RandomState::new();
@@ -63,7 +66,7 @@ impl Redactor {
     }
 }
 
-/// Replaces a word, but not inside longer words.
+/// Replaces a word in a text, but not inside longer words.
 fn replaced(text: &str, word: &str, by: &str) -> String {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let (mut out, mut rest) = (String::with_capacity(text.len()), text);
@@ -94,7 +97,7 @@ fn without_secrets(line: &str) -> String {
                 continue;
             };
             let value = value.trim_start_matches([' ', '"', '\'']);
-            // `Authorization: Bearer x` has a second word.
+            // In `Authorization: Bearer x` the secret is the second word.
             let value = value.strip_prefix("bearer ").or(value.strip_prefix("basic ")).unwrap_or(value);
             let from = line.len() - value.len();
             let length = value.find([' ', '"', '\'', ',', ';', '&']).unwrap_or(value.len());
@@ -149,30 +152,24 @@ fn section(line: &str) -> Option<&str> {
     line.trim().strip_prefix('[')?.strip_suffix(']')
 }
 
-/// Returns the settings that the daemon knows, without comments, and the number of other settings that were left out.
+/// Returns the settings that the daemon knows, without comments, and the number of other settings, which are left out.
 pub(super) fn settings(text: &str) -> (String, usize) {
-    let mut known: Vec<(String, String)> = Vec::new();
-    let mut at = String::new();
+    let mut known: Vec<(&str, &str)> = Vec::new();
+    let mut current = "";
     for line in KNOWN.lines() {
-        if let Some(section) = section(line) {
-            section.clone_into(&mut at);
-        }
-        // Keys without a default are commented out in the file.
-        if let Some((key, _)) = setting(line.trim_start_matches("# ")) {
-            known.push((at.clone(), key.to_owned()));
-        }
+        current = section(line).unwrap_or(current);
+        // Settings without a default are commented out in the example configuration.
+        known.extend(setting(line.trim_start_matches("# ")).map(|(key, _)| (current, key)));
     }
-    let (mut out, mut left_out) = (String::new(), 0);
-    let mut at = String::new();
+    let (mut out, mut left_out, mut current) = (String::new(), 0, "");
     for line in text.lines() {
         if let Some(section) = section(line) {
-            section.clone_into(&mut at);
-            if known.iter().any(|(of, _)| of == section) {
+            current = section;
+            if known.iter().any(|(known, _)| *known == section) {
                 out.push_str(&format!("[{section}]\n"));
             }
-        } else if line.trim().is_empty() || line.trim_start().starts_with('#') {
-        } else {
-            match setting(line).filter(|(key, _)| known.iter().any(|(of, name)| *of == at && name == key)) {
+        } else if !line.trim().is_empty() && !line.trim_start().starts_with('#') {
+            match setting(line).filter(|(key, _)| known.contains(&(current, key))) {
                 Some((key, value)) => out.push_str(&format!("{key} = {value}\n")),
                 None => left_out += 1,
             }
@@ -181,7 +178,7 @@ pub(super) fn settings(text: &str) -> (String, usize) {
     (out, left_out)
 }
 
-/// Returns the series whose labels contain no text from users or programs, and the number of omitted series.
+/// Returns the series without values that users or programs choose, and the number of other series, which are left out.
 pub(super) fn metrics(text: &str) -> (String, usize) {
     let (mut out, mut left_out) = (String::new(), 0);
     for line in text.lines() {

@@ -1,9 +1,9 @@
-//! Causes that keep the agent or its reports away: another environment, a library that the process cannot load, a socket that it
-//! cannot reach.
+//! Finds why a process has no agent, or why its agent's reports do not arrive: a variable that is not set, a library that the
+//! process cannot load, a socket that it cannot reach.
 
 use super::proc_snapshot::ProcSnapshot;
 use super::{AGENT, INJECTION};
-use crate::client::{AGENT as SOCKET, sibling};
+use crate::client::{AGENT as SOCKET, CONTROL};
 use crate::command::doctor::elf::Elf;
 use crate::command::doctor::local_checks::LONGEST_SOCKET;
 use gpumem_model::control::State;
@@ -11,9 +11,9 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
-/// Returns advice for programs that start others with a new environment.
-fn fix_for(holder: &str) -> &'static str {
-    match holder {
+/// Returns the remedy for a program that does not pass its environment to the processes that it starts.
+fn fix_for(program: &str) -> &'static str {
+    match program {
         "sudo" => {
             "sudo --preserve-env=CUDA_INJECTION64_PATH,NVTX_INJECTION64_PATH,GPUMEM_SOCKET,GPUMEM_JOB COMMAND, or sudo \
              gpumemctl run -- COMMAND"
@@ -33,44 +33,44 @@ fn fix_for(holder: &str) -> &'static str {
     }
 }
 
-/// Returns why a process was started without the variable, and the remedy.
+/// Returns why a process was started without `CUDA_INJECTION64_PATH`, and the remedy.
 pub(super) fn variable(process: &ProcSnapshot, ancestors: &[ProcSnapshot]) -> (String, String) {
-    let has = |seen: &ProcSnapshot| {
-        seen.variable(INJECTION)
-            .is_some_and(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(AGENT)))
+    let has_it = |process: &ProcSnapshot| {
+        let path = process.variable(INJECTION);
+        path.is_some_and(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(AGENT)))
     };
-    let named = |seen: &ProcSnapshot| format!("{} (pid {})", seen.comm, seen.pid);
-    let holder = ancestors.iter().position(has);
-    let Some((at, holder)) = holder.and_then(|at| Some((at, ancestors.get(at)?))) else {
+    let name = |process: &ProcSnapshot| format!("{} (pid {})", process.comm, process.pid);
+    // Returns the child of an ancestor, on the way to the process.
+    let child_of =
+        |index: usize| index.checked_sub(1).and_then(|index| ancestors.get(index)).unwrap_or(process);
+    let holder = ancestors.iter().position(has_it);
+    let Some((index, holder)) = holder.and_then(|index| Some((index, ancestors.get(index)?))) else {
         // `gpumemctl run` sets the variable for its children, but does not have it itself.
-        let runs = ancestors.iter().position(|seen| seen.comm == "gpumemctl");
-        let text = match (runs, ancestors.iter().find(|seen| seen.environ.is_none())) {
-            (Some(at), _) => {
-                let first = at.checked_sub(1).and_then(|at| ancestors.get(at)).unwrap_or(process);
-                format!("was started by gpumemctl run, and {} lost {INJECTION}", named(first))
+        let run = ancestors.iter().position(|process| process.comm == "gpumemctl");
+        let text = match (run, ancestors.iter().find(|process| process.environ.is_none())) {
+            (Some(index), _) => {
+                format!("was started by gpumemctl run, and {} lost {INJECTION}", name(child_of(index)))
             }
-            (None, Some(hidden)) => format!(
+            (None, Some(unreadable)) => format!(
                 "was started without {INJECTION}, and none of its parents has it up to {}; this user may not read further",
-                named(hidden)
+                name(unreadable)
             ),
             (None, None) => format!("was started without {INJECTION}, and none of its parents has it"),
         };
         return (text, "start it with: gpumemctl run -- COMMAND".to_owned());
     };
-    let loser = at.checked_sub(1).and_then(|at| ancestors.get(at)).unwrap_or(process);
-    let (has, lost) = (named(holder), named(loser));
+    let (has, lost) = (name(holder), name(child_of(index)));
     let text = format!("was started without {INJECTION}: {has} has it, {lost} that it started has not");
     (text, fix_for(&holder.comm).to_owned())
 }
 
-/// Returns the problem and its remedy; `None` if there is none.
+/// Returns why the process cannot load the agent from `path`, and the remedy; `None` if it can.
 pub(super) fn library(process: &ProcSnapshot, path: &str) -> Option<(String, String)> {
     if !path.starts_with('/') {
         let text = format!("{path} is not an absolute path: CUDA searches the loader's folders for it");
         return Some((text, "give the whole path, as gpumemctl run does".to_owned()));
     }
-    let file = process.within(path);
-    let is_elsewhere = mounts_differ(process.pid);
+    let file = process.path_from_here(path);
     match Elf::read(&file) {
         Ok(elf) => {
             let program = process.program.as_ref().and_then(|program| program.as_ref().ok());
@@ -87,7 +87,7 @@ pub(super) fn library(process: &ProcSnapshot, path: &str) -> Option<(String, Str
             let fix = format!("chmod a+rx {path} and the folders above it");
             return Some((format!("{path} cannot be read there"), fix));
         }
-        Err(_) if is_elsewhere => {
+        Err(_) if mounts_differ(process.pid) => {
             let folder = Path::new(path).parent().unwrap_or(Path::new("/")).display();
             let fix = format!("mount {folder} into the container at the same path");
             return Some((format!("{path} is not there in its mount namespace (a container?)"), fix));
@@ -97,7 +97,7 @@ pub(super) fn library(process: &ProcSnapshot, path: &str) -> Option<(String, Str
             return Some((format!("{path} is not there any more"), fix));
         }
     }
-    // root can read more files than the process.
+    // Reading as root does not show whether the process's user may read the file.
     let file = file.metadata().ok()?;
     let mode = file.permissions().mode() & 0o7777;
     let is_readable = match process.uid? {
@@ -109,14 +109,15 @@ pub(super) fn library(process: &ProcSnapshot, path: &str) -> Option<(String, Str
     (!is_readable).then(|| (text, format!("chmod a+r {path}")))
 }
 
+/// Returns whether a process has another mount namespace than this one, as in a container.
 fn mounts_differ(pid: u32) -> bool {
-    let of = |who: &str| std::fs::read_link(format!("/proc/{who}/ns/mnt")).ok();
-    let (its, ours) = (of(&pid.to_string()), of("self"));
+    let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    let (its, ours) = (namespace(&pid.to_string()), namespace("self"));
     its.is_some() && its != ours
 }
 
-/// Returns the paths that the process's agent tries, the best first, like the code in agent-lib.
-fn places(process: &ProcSnapshot) -> Vec<String> {
+/// Returns the socket paths that the process's agent tries, in order. The agent has the same list.
+fn socket_paths(process: &ProcSnapshot) -> Vec<String> {
     if let Some(named) = process.variable("GPUMEM_SOCKET") {
         return vec![named];
     }
@@ -125,21 +126,21 @@ fn places(process: &ProcSnapshot) -> Vec<String> {
     runtime.into_iter().chain([format!("/run/gpumemd/{SOCKET}")]).chain(own).collect()
 }
 
-/// Returns the socket that it can reach, or else the state, the problem and the remedy.
+/// Returns the socket of the daemon at `control`, if the process's agent can reach it. The error is state, problem and remedy.
 pub(super) fn socket(
     process: &ProcSnapshot,
     control: Option<&Path>,
 ) -> Result<String, (State, String, String)> {
-    let places = places(process);
-    let daemons = control.map(|control| sibling(control, SOCKET));
+    let paths = socket_paths(process);
+    let daemons = control.map(|control| control.with_file_name(SOCKET));
     let identity = |path: &Path| path.metadata().ok().map(|file| (file.dev(), file.ino()));
-    if let Some(long) = places.iter().find(|path| path.len() > LONGEST_SOCKET) {
+    if let Some(long) = paths.iter().find(|path| path.len() > LONGEST_SOCKET) {
         let text = format!("its GPUMEM_SOCKET has {} bytes; the kernel allows {LONGEST_SOCKET}", long.len());
         return Err((State::Bad, text, "give gpumemd a shorter runtime_dir".to_owned()));
     }
-    for path in &places {
-        let there = process.within(path);
-        let Ok(file) = there.metadata() else { continue };
+    for path in &paths {
+        let local = process.path_from_here(path);
+        let Ok(file) = local.metadata() else { continue };
         if !file.file_type().is_socket() {
             let fix = "start it again with gpumemctl run, or correct GPUMEM_SOCKET".to_owned();
             return Err((State::Bad, format!("{path} is not a socket"), fix));
@@ -151,10 +152,10 @@ pub(super) fn socket(
             return Err((State::Bad, format!("its user may not write to {path} (mode {mode:04o})"), fix));
         }
         return match &daemons {
-            Some(daemons) if identity(daemons) != identity(&there) => {
+            Some(daemons) if identity(daemons) != identity(&local) => {
                 let ours = daemons.display();
                 let text = format!("reports to another daemon, at {path}; this one is at {ours}");
-                let other = Path::new(path).with_file_name("control.sock");
+                let other = Path::new(path).with_file_name(CONTROL);
                 Err((State::Warn, text, format!("ask that one: gpumemctl ps --socket {}", other.display())))
             }
             _ => Ok(path.clone()),
@@ -174,7 +175,7 @@ pub(super) fn socket(
         }
         (false, None) => "start a daemon: systemctl start gpumemd, or gpumemctl run".to_owned(),
     };
-    let searched = places.join(", ");
+    let searched = paths.join(", ");
     let text = format!("its agent finds no daemon: the process sees none of {searched}");
     Err((State::Bad, text, fix))
 }

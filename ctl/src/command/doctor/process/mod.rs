@@ -1,32 +1,29 @@
-//! Checks of one process, as far as /proc permits: why it has no agent, or why the daemon does not receive its agent's reports.
+//! Checks one process by its files in /proc: why it has no agent, or why the daemon does not receive its agent's reports.
 //!
 //! ```text
 //! proc_snapshot    data of the process in /proc
-//! text             parsers of its files
-//! causes           causes that keep the agent or its reports away
+//! causes           why the process has no agent, and why reports do not arrive
 //! ```
 
 mod causes;
 mod proc_snapshot;
-mod text;
 
 use super::elf::Elf;
 use super::findings::{DoctorReport, finding};
 use crate::command::run::environment;
+use crate::proc::files;
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use proc_snapshot::ProcSnapshot;
 use std::collections::BTreeSet;
 use std::path::Path;
-use text::files;
-pub(super) use text::mapped;
 
 const INJECTION: &str = "CUDA_INJECTION64_PATH";
 const AGENT: &str = "libgpumem.so";
-/// Name of the agent's memory, `/memfd:gpumem-agent.PID.ADDRESS`, with the pid of the process that started the agent.
+/// Start of the name of an agent's shared memory. The pid of the process that started the agent follows.
 const MEMORY: &str = "memfd:gpumem-agent.";
-/// Longest interval between an agent's connection attempts, in seconds, with a margin.
-const SOON_S: u64 = 6;
+/// Time in seconds in which an agent connects to a daemon: the longest interval between its attempts, with a margin.
+const CONNECT_S: u64 = 6;
 
 /// Other tools that load themselves into CUDA programs, by the name of their library.
 const TOOLS: [(&str, &str); 8] = [
@@ -40,54 +37,45 @@ const TOOLS: [(&str, &str); 8] = [
     ("libkineto", "Kineto (torch.profiler)"),
 ];
 
-struct ProcessCase<'a> {
-    seen: ProcSnapshot,
-    subject: String,
-    /// The daemon receives the agent's reports, or has explained why it does not.
+struct ProcessCheck<'a> {
+    process: ProcSnapshot,
+    /// Whether the daemon receives the agent's reports, or has explained why it does not.
     covered: bool,
-    control: Option<&'a Path>,
-    uptime_s: Option<u64>,
+    report: &'a DoctorReport,
     findings: &'a mut Vec<Finding>,
 }
 
-pub(super) fn look(
-    pid: u32,
-    control: Option<&Path>,
-    covered: bool,
-    report: &DoctorReport,
-    findings: &mut Vec<Finding>,
-) {
-    let seen = ProcSnapshot::look(pid);
-    let uptime_s = report.daemon.as_ref().map(|(_, doctor)| doctor.uptime_s);
-    ProcessCase { subject: format!("pid {pid}"), seen, covered, control, uptime_s, findings }.judge();
+/// Checks a process. `covered`: the daemon receives the agent's reports, or has explained why it does not.
+pub(super) fn check(pid: u32, covered: bool, report: &DoctorReport, findings: &mut Vec<Finding>) {
+    ProcessCheck { process: ProcSnapshot::read(pid), covered, report, findings }.check();
 }
 
-impl ProcessCase<'_> {
+impl ProcessCheck<'_> {
     fn add(&mut self, check: Check, state: State, text: impl Into<String>, fix: &str) {
-        self.findings.push(finding(check, state, &self.subject, text, fix));
+        self.findings.push(finding(check, state, &format!("pid {}", self.process.pid), text, fix));
     }
 
-    fn judge(&mut self) {
-        if self.seen.is_zombie {
+    fn check(&mut self) {
+        if self.process.is_zombie {
             let text = "has ended; its parent has not waited for it yet";
             return self.add(Check::ProcessAccess, State::Unknown, text, "");
         }
-        let agent = self.seen.mapped(AGENT);
-        if self.seen.comm.starts_with("nvidia-cuda-mps") {
+        let agent = self.process.mapped(AGENT);
+        if self.process.comm.starts_with("nvidia-cuda-mps") {
             let text = match agent {
                 Some(_) => "is of MPS: its clients have agents; the library that it has loaded is off in it",
                 None => "is of MPS: its clients have agents, it has none",
             };
             return self.add(Check::ProcessMps, State::Ok, text, "");
         }
-        if self.seen.maps.is_none() || self.seen.environ.is_none() {
+        if self.process.maps.is_none() || self.process.environ.is_none() {
             let text = "this user may not read which files it has loaded";
             return self.add(Check::ProcessAccess, State::Unknown, text, "ask as its owner or as root");
         }
         if let Some((text, fix)) = self.cannot_load() {
             return self.add(Check::ProcessProgram, State::Bad, text, fix);
         }
-        let cuda = self.seen.mapped("libcuda.so");
+        let cuda = self.process.mapped("libcuda.so");
         let text = match &cuda {
             Some(path) => format!("has opened {path}"),
             None => {
@@ -104,12 +92,14 @@ impl ProcessCase<'_> {
 
     /// Returns why the program cannot load the agent at all, with a remedy.
     fn cannot_load(&self) -> Option<(String, &'static str)> {
-        let Some(Ok(elf)) = &self.seen.program else { return None };
+        let Some(Ok(elf)) = &self.process.program else { return None };
         let is_loader =
             |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ld-"));
-        let exe = std::fs::read_link(format!("/proc/{}/exe", self.seen.pid)).unwrap_or_default();
-        let musl =
-            self.seen.mapped("ld-musl").or(elf.interpreter.clone().filter(|name| name.contains("ld-musl")));
+        let exe = std::fs::read_link(format!("/proc/{}/exe", self.process.pid)).unwrap_or_default();
+        let musl = self
+            .process
+            .mapped("ld-musl")
+            .or(elf.interpreter.clone().filter(|name| name.contains("ld-musl")));
         let own = Elf::read(Path::new("/proc/self/exe")).unwrap_or_default();
         if elf.bits == 32 || own.machine != 0 && elf.machine != own.machine {
             let (its, ours) = (elf.machine_name(), own.machine_name());
@@ -125,18 +115,19 @@ impl ProcessCase<'_> {
     }
 
     fn is_disabled(&self) -> bool {
-        self.seen.variable("GPUMEM_DISABLE").is_some_and(|value| value != "0")
+        self.process.variable("GPUMEM_DISABLE").is_some_and(|value| value != "0")
     }
 
+    /// Explains why the process has not loaded the agent.
     fn not_loaded(&mut self, uses_cuda: bool) {
-        // A problem that would prevent the agent is only informational as long as CUDA is not used.
+        // A reason is no warning as long as the process does not use CUDA.
         let state = if uses_cuda { State::Warn } else { State::Ok };
         if self.is_disabled() {
             let text = "GPUMEM_DISABLE is set: it has no agent";
             return self.add(Check::ProcessDisabled, state, text, "start it again without GPUMEM_DISABLE");
         }
-        let Some(path) = self.seen.variable(INJECTION) else {
-            let (text, fix) = causes::variable(&self.seen, &self.seen.ancestors());
+        let Some(path) = self.process.variable(INJECTION) else {
+            let (text, fix) = causes::variable(&self.process, &self.process.ancestors());
             return self.add(Check::ProcessVariable, state, text, &fix);
         };
         if !Path::new(&path).file_name().is_some_and(|name| name.to_string_lossy().starts_with(AGENT)) {
@@ -145,7 +136,7 @@ impl ProcessCase<'_> {
             return self.add(Check::ProcessVariable, state, text, fix);
         }
         self.add(Check::ProcessVariable, State::Ok, format!("{INJECTION}={path}"), "");
-        if let Some((text, fix)) = causes::library(&self.seen, &path) {
+        if let Some((text, fix)) = causes::library(&self.process, &path) {
             return self.add(Check::ProcessFile, State::Bad, text, &fix);
         }
         if uses_cuda {
@@ -157,6 +148,7 @@ impl ProcessCase<'_> {
         }
     }
 
+    /// Checks a process that has loaded the agent from `path`.
     fn loaded(&mut self, path: &str) {
         let own = environment::library().ok().map(|path| path.display().to_string());
         let (text, fix) = match own.filter(|own| own != path) {
@@ -171,7 +163,7 @@ impl ProcessCase<'_> {
         if !self.covered {
             self.not_covered();
         }
-        match self.seen.mapped("libcupti") {
+        match self.process.mapped("libcupti") {
             Some(path) => self.add(Check::ProcessCupti, State::Ok, format!("has loaded {path}"), ""),
             None => {
                 let text = "has not loaded libcupti: its allocations are not seen";
@@ -183,13 +175,12 @@ impl ProcessCase<'_> {
 
     /// Explains why the reports of a loaded agent do not arrive.
     fn not_covered(&mut self) {
-        // The name of its memory contains the pid of the process that started the agent.
-        let starter = self.seen.mapped(MEMORY).and_then(|file| {
+        let starter = self.process.mapped(MEMORY).and_then(|file| {
             let name = Path::new(&file).file_name()?.to_str()?.strip_prefix(MEMORY)?.to_owned();
             name.split('.').next()?.parse::<u32>().ok()
         });
         match starter {
-            Some(starter) if starter != self.seen.own_pid => {
+            Some(starter) if starter != self.process.own_pid => {
                 let text = format!(
                     "was forked from pid {starter} (in its own namespace), whose agent it inherited: the agent is off here, \
                      because CUDA does not work in a child that was forked after CUDA was used"
@@ -198,20 +189,21 @@ impl ProcessCase<'_> {
                 self.add(Check::ProcessFork, State::Warn, text, fix);
             }
             Some(_) => {
-                if let Some(file) = self.seen.variable("GPUMEM_RECORD") {
+                if let Some(file) = self.process.variable("GPUMEM_RECORD") {
                     let text = format!(
                         "writes a recording ({file}) and reports to no daemon, because GPUMEM_RECORD is set"
                     );
                     let fix = "start it without GPUMEM_RECORD to see it live";
                     return self.add(Check::ProcessSocket, State::Warn, text, fix);
                 }
-                let (is_seen, state, text, fix) = match causes::socket(&self.seen, self.control) {
-                    Ok(path) => (true, State::Ok, format!("sees {path}"), String::new()),
-                    Err((state, text, fix)) => (false, state, text, fix),
-                };
+                let control = self.report.daemon.as_ref().map(|(control, _)| control.as_path());
+                let socket = causes::socket(&self.process, control);
+                let is_reachable = socket.is_ok();
+                let socket = socket.map(|path| (State::Ok, format!("sees {path}"), String::new()));
+                let (state, text, fix) = socket.unwrap_or_else(|problem| problem);
                 self.add(Check::ProcessSocket, state, text, &fix);
                 self.sandbox();
-                if is_seen {
+                if is_reachable {
                     self.age();
                 }
             }
@@ -228,21 +220,23 @@ impl ProcessCase<'_> {
         }
     }
 
+    /// Warns of a filter of system calls.
     fn sandbox(&mut self) {
-        if self.seen.seccomp == 2 {
+        if self.process.seccomp == 2 {
             let text = "has a filter of system calls (seccomp), which may keep its agent from reporting";
             let fix = "allow memfd_create, socket, connect, sendmsg, recvmsg and poll (the usual profiles of containers do)";
             self.add(Check::ProcessSandbox, State::Warn, text, fix);
         }
     }
 
-    /// The process can reach the daemon, but its reports do not arrive.
+    /// Explains by the ages of process and daemon why reports do not arrive although the process can reach the daemon.
     fn age(&mut self) {
-        let (Some(age_s), Some(up_s)) = (self.seen.age_s, self.uptime_s) else { return };
-        let (state, text, fix) = if up_s < SOON_S {
+        let up_s = self.report.daemon.as_ref().map(|(_, doctor)| doctor.uptime_s);
+        let (Some(age_s), Some(up_s)) = (self.process.age_s, up_s) else { return };
+        let (state, text, fix) = if up_s < CONNECT_S {
             let text = format!("gpumemd runs for {up_s} s, the process for {age_s} s");
             (State::Ok, text, "wait: agents try to connect every 5 s at least")
-        } else if age_s < SOON_S {
+        } else if age_s < CONNECT_S {
             (
                 State::Ok,
                 format!("runs for {age_s} s"),
@@ -256,10 +250,11 @@ impl ProcessCase<'_> {
         self.add(Check::ProcessAge, state, text, fix);
     }
 
+    /// Names other tools that the process has loaded.
     fn tools(&mut self) {
         let name = |file: &str| Path::new(file).file_name().map(|name| name.to_string_lossy().into_owned());
         let names: Vec<String> =
-            files(self.seen.maps.as_deref().unwrap_or_default()).filter_map(name).collect();
+            files(self.process.maps.as_deref().unwrap_or_default()).filter_map(name).collect();
         let is_loaded = |library: &str| names.iter().any(|file| file.starts_with(library));
         let loaded: BTreeSet<&str> =
             TOOLS.iter().filter(|(library, _)| is_loaded(library)).map(|(_, tool)| *tool).collect();

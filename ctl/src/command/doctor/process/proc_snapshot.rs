@@ -1,45 +1,43 @@
-//! Data of a process in /proc.
+//! Reads the data of a process from /proc.
 
-use super::text::{age, mapped, variable};
 use crate::command::doctor::elf::Elf;
+use crate::proc::{age, mapped, status_field, variable};
 use std::io;
 use std::path::PathBuf;
 
-const MOST_ANCESTORS: usize = 64;
+const MAX_ANCESTORS: usize = 64;
 
 /// A process, as far as this user may read its data.
 #[derive(Debug, Default)]
 pub(crate) struct ProcSnapshot {
     pub pid: u32,
-    /// The kernel's short name of the process.
+    /// The kernel's name of the process, at most 15 bytes.
     pub comm: String,
     pub uid: Option<u32>,
+    /// Pid of the parent process; `None` if it is not in this PID namespace.
     pub parent: Option<u32>,
-    /// Its pid in its innermost PID namespace.
+    /// The pid that the process itself has in its own PID namespace.
     pub own_pid: u32,
     /// Seccomp mode; 2 means that a filter of system calls is active.
     pub seccomp: u32,
-    /// It has ended, and its parent has not waited for it.
+    /// Whether the process has ended and its parent has not waited for it.
     pub is_zombie: bool,
     pub age_s: Option<u64>,
     pub maps: Option<String>,
     pub environ: Option<Vec<u8>>,
     pub program: Option<io::Result<Elf>>,
-    /// Its root folder, as a path in our namespace.
+    /// Root folder of the process, as a path in our mount namespace.
     pub root: PathBuf,
 }
 
 impl ProcSnapshot {
-    pub(crate) fn look(pid: u32) -> ProcSnapshot {
+    pub(crate) fn read(pid: u32) -> ProcSnapshot {
         let folder = PathBuf::from(format!("/proc/{pid}"));
         let text = |name: &str| {
             std::fs::read(folder.join(name)).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
         };
         let status = text("status").unwrap_or_default();
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            line.map(str::trim).unwrap_or_default()
-        };
+        let field = |name: &str| status_field(&status, name);
         let program = folder.join("exe");
         ProcSnapshot {
             pid,
@@ -55,7 +53,7 @@ impl ProcSnapshot {
             ),
             maps: text("maps").filter(|maps| !maps.is_empty()),
             environ: std::fs::read(folder.join("environ")).ok(),
-            // If the link cannot be followed, all facts about the program are unknown.
+            // If this user may not read the link, the program is unknown.
             program: std::fs::read_link(&program).is_ok().then(|| Elf::read(&program)),
             root: folder.join("root"),
         }
@@ -69,20 +67,15 @@ impl ProcSnapshot {
         mapped(self.maps.as_deref()?, name)
     }
 
-    /// Converts a path in the process's namespace to one in ours.
-    pub(crate) fn within(&self, path: &str) -> PathBuf {
+    /// Converts a path in the process's mount namespace to one in ours.
+    pub(crate) fn path_from_here(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
+    /// Returns the parent process, its parent, and so on.
     pub(crate) fn ancestors(&self) -> Vec<ProcSnapshot> {
-        let mut all = Vec::new();
-        let mut parent = self.parent;
-        while let Some(pid) = parent.filter(|_| all.len() < MOST_ANCESTORS) {
-            let seen = ProcSnapshot::look(pid);
-            parent = seen.parent;
-            all.push(seen);
-        }
-        all
+        let parent = |process: &ProcSnapshot| process.parent.map(ProcSnapshot::read);
+        std::iter::successors(parent(self), parent).take(MAX_ANCESTORS).collect()
     }
 }
 
@@ -92,7 +85,7 @@ mod tests {
 
     #[test]
     fn this_process_is_seen() {
-        let own = ProcSnapshot::look(std::process::id());
+        let own = ProcSnapshot::read(std::process::id());
         assert!(
             own.maps.is_some() && own.environ.is_some() && own.program.is_some_and(|program| program.is_ok())
         );

@@ -1,6 +1,51 @@
-//! Parsers for /proc/PID/maps, environ and stat.
+//! Parsers of /proc/PID/environ, maps, stat and status. Names in these files are chosen by programs and may contain any character.
 
 use std::path::Path;
+
+/// Fields of /proc/PID/stat.
+pub(crate) struct Stat {
+    /// State of the process: `T` and `t` are stopped, `Z` has ended but was not waited for.
+    pub state: char,
+    /// Pid of the parent process.
+    pub parent: u32,
+    /// Session id; 0 if the session began outside this PID namespace.
+    pub session: u32,
+    /// Start time in clock ticks since boot.
+    pub start_ticks: u64,
+}
+
+impl Stat {
+    pub(crate) fn of_pid(pid: u32) -> Option<Stat> {
+        Stat::parse(&String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/stat")).ok()?))
+    }
+
+    pub(crate) fn parse(stat: &str) -> Option<Stat> {
+        // The name in parentheses may contain any character, including parentheses.
+        let mut fields = stat.rsplit_once(") ")?.1.split_whitespace();
+        let state = fields.next()?.chars().next()?;
+        let parent = fields.next()?.parse().ok()?;
+        let session = fields.nth(1)?.parse().ok()?;
+        Some(Stat { state, parent, session, start_ticks: fields.nth(15)?.parse().ok()? })
+    }
+}
+
+/// Returns the age of a process in seconds, from the texts of its stat and of /proc/uptime. A clock tick is 10 ms.
+pub(crate) fn age(stat: &str, uptime: &str) -> Option<u64> {
+    let up = uptime.split('.').next()?.parse::<u64>().ok()?;
+    Some(up.saturating_sub(Stat::parse(stat)?.start_ticks / 100))
+}
+
+/// Returns a field of /proc/PID/status; empty if the text does not contain it.
+pub(crate) fn status_field<'t>(status: &'t str, name: &str) -> &'t str {
+    let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    value.map(str::trim).unwrap_or_default()
+}
+
+/// Returns the pids in the folder `proc`.
+pub(crate) fn pids(proc: &Path) -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir(proc).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
 
 /// Returns a non-empty environment variable; the first entry counts.
 pub(crate) fn variable(environ: &[u8], name: &str) -> Option<String> {
@@ -18,20 +63,12 @@ pub(crate) fn files(maps: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the first mapped file whose name begins with `name`.
+/// Returns the path of the first mapped file whose name begins with `name`.
 pub(crate) fn mapped(maps: &str, name: &str) -> Option<String> {
-    let is_it = |file: &&str| {
+    let matches = |file: &&str| {
         Path::new(file).file_name().is_some_and(|file| file.to_string_lossy().starts_with(name))
     };
-    files(maps).find(is_it).map(str::to_owned)
-}
-
-/// Returns the age in seconds; clock ticks are hundredths of a second.
-pub(crate) fn age(stat: &str, uptime: &str) -> Option<u64> {
-    // The name in parentheses may contain any character.
-    let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse::<u64>().ok()?;
-    let up = uptime.split('.').next()?.parse::<u64>().ok()?;
-    Some(up.saturating_sub(started / 100))
+    files(maps).find(matches).map(str::to_owned)
 }
 
 #[cfg(test)]
