@@ -500,7 +500,7 @@ impl StorePath {
         Ok(all)
     }
 
-    /// Returns the store's path, which is named or the default. Fails if the default needs HOME or XDG_STATE_HOME and neither is set.
+    /// Returns the named store or the default one. The default needs HOME or XDG_STATE_HOME; fails if neither is set.
     pub(crate) fn path(&self) -> anyhow::Result<PathBuf> {
         let absolute = |name: &str| variable(name).filter(|path| path.is_absolute());
         let state = || absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));

@@ -60,11 +60,11 @@ pub(crate) fn deliver(bytes: &[u8], output: &Output) -> Result<()> {
     deliver_stream(&|out| out.write_all(bytes), output)
 }
 
+/// Writes a document piece by piece.
+type WriteDocument<'a> = &'a dyn Fn(&mut dyn Write) -> io::Result<()>;
+
 /// Like [`deliver`], for a text document that `write` produces piece by piece.
-pub(crate) fn deliver_stream(
-    write: &dyn Fn(&mut dyn Write) -> io::Result<()>,
-    output: &Output,
-) -> Result<()> {
+pub(crate) fn deliver_stream(write: WriteDocument<'_>, output: &Output) -> Result<()> {
     let Some(path) = output.path() else {
         let mut out = BufWriter::new(io::stdout().lock());
         write(&mut out)?;
@@ -73,7 +73,7 @@ pub(crate) fn deliver_stream(
     fill_file(path, write, output.force).with_context(|| path.display().to_string())
 }
 
-fn fill_file(path: &Path, write: &dyn Fn(&mut dyn Write) -> io::Result<()>, force: bool) -> Result<()> {
+fn fill_file(path: &Path, write: WriteDocument<'_>, force: bool) -> Result<()> {
     let fill = |file: File| -> Result<()> {
         let mut out = BufWriter::new(file);
         write(&mut out)?;

@@ -1,4 +1,4 @@
-//! Parsers of /proc/PID/environ, maps, stat and status. Names in these files are chosen by programs and may contain any character.
+//! Parsers of /proc/PID/environ, maps, stat and status. Programs choose names in these files, with any characters.
 
 use std::path::Path;
 

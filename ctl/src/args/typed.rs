@@ -17,30 +17,29 @@ pub(crate) fn steps(text: &str) -> Result<(u64, u64), String> {
 
 /// Parses a size such as `500M` to bytes.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
-    let (digits, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
-    let shift = match unit {
-        "" => Some(0),
-        "K" | "KiB" => Some(10),
-        "M" | "MiB" => Some(20),
-        "G" | "GiB" => Some(30),
-        "T" | "TiB" => Some(40),
-        _ => None,
+    let scale = |unit: &str| {
+        let letter = unit.strip_suffix("iB").filter(|letter| !letter.is_empty()).unwrap_or(unit);
+        let power = ["", "K", "M", "G", "T"].iter().position(|known| *known == letter)?;
+        Some(1 << (10 * power))
     };
-    let bytes = shift.and_then(|shift: u32| number(digits)?.checked_mul(1 << shift));
-    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| "a size is 500M or 2G (KiB, MiB, GiB)".into())
+    with_unit(text, scale).ok_or_else(|| "a size is 500M or 2G (KiB, MiB, GiB)".into())
 }
 
 /// Parses `60`, `60s`, `5m` or `1h` to seconds.
 pub(crate) fn seconds(text: &str) -> Result<u64, String> {
-    let (digits, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
-    let scale = match unit {
+    let scale = |unit: &str| match unit {
         "" | "s" => Some(1),
         "m" | "min" => Some(60),
         "h" => Some(3600),
         _ => None,
     };
-    let seconds = scale.and_then(|scale| number(digits)?.checked_mul(scale));
-    seconds.filter(|seconds| *seconds > 0).ok_or_else(|| "a time is 60s, 5m or 1h".into())
+    with_unit(text, scale).ok_or_else(|| "a time is 60s, 5m or 1h".into())
+}
+
+/// Parses digits and a unit to a number above 0. `scale` returns the value of a unit.
+fn with_unit(text: &str, scale: impl Fn(&str) -> Option<u64>) -> Option<u64> {
+    let (digits, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
+    number(digits)?.checked_mul(scale(unit)?).filter(|number| *number > 0)
 }
 
 /// Parses `2`, `0.5` or `2%` to a number of percent.

@@ -1,12 +1,4 @@
 //! Requests to the daemon: HTTP/1.1 and JSON over its control socket (`gpumem_model::control`).
-//!
-//! ```text
-//! search        paths of the socket, and who may own it
-//! http          one request and its reply, with limits for time and size; https through curl
-//! prometheus    instant queries to a Prometheus, for data of many nodes
-//! samples       the text of such queries and replies
-//! ```
-
 mod http;
 pub(crate) mod prometheus;
 mod samples;

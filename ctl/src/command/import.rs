@@ -107,27 +107,19 @@ fn summary(run: &Run, id: &str, new: bool) -> String {
 /// change, because uids contain it.
 fn digest(path: &Path) -> Result<u64> {
     const PRIME: u64 = 0x0100_0000_01b3;
-    let mut file = File::open(path)?;
+    let file = File::open(path)?;
     let (mut hash, mut length) = (0xcbf2_9ce4_8422_2325_u64, 0_u64);
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        let mut filled = 0;
-        while filled < buffer.len() {
-            match file.read(&mut buffer[filled..])? {
-                0 => break,
-                read => filled += read,
-            }
-        }
-        for word in buffer[..filled].chunks(8) {
+    let mut piece = Vec::new();
+    while (&file).take(1 << 20).read_to_end(&mut piece)? > 0 {
+        for word in piece.chunks(8) {
             let mut bytes = [0; 8];
             bytes[..word.len()].copy_from_slice(word);
             hash = (hash ^ u64::from_le_bytes(bytes)).wrapping_mul(PRIME).rotate_left(29);
         }
-        length += filled as u64;
-        if filled < buffer.len() {
-            return Ok((hash ^ length).wrapping_mul(PRIME));
-        }
+        length += piece.len() as u64;
+        piece.clear();
     }
+    Ok((hash ^ length).wrapping_mul(PRIME))
 }
 
 /// Writes a run to a file, and prints on standard error how to import it.

@@ -1,7 +1,7 @@
 //! `gpumemctl ps`: current memory of all devices.
 //!
-//! The printed amounts of a device add up: processes, unaccounted and system memory, and free memory are its size. The amounts of a
-//! row add up too: used is tracked plus Untrackable, and idle is a part of tracked.
+//! The printed amounts of a device add up to its size: processes, unaccounted memory, system memory, and free memory. The amounts
+//! of a row add up too: used is tracked plus Untrackable, and idle is a part of tracked.
 
 use crate::args::{Ps as Args, names_device, no_device};
 use crate::client::Daemon;

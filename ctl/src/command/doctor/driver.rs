@@ -168,8 +168,8 @@ fn check_device_files(root: &Path, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Checks for MPS: whether its control daemon or server runs, and whether it has the agent. The control daemon starts servers with
-/// its own environment. The kernel truncates the names of both processes to `nvidia-cuda-mps`.
+/// Checks whether MPS (its control daemon or its server) runs, and whether it loads the agent. The server inherits the control
+/// daemon's environment. The kernel truncates both names to `nvidia-cuda-mps`.
 pub(super) fn mps(root: &Path) -> Option<Finding> {
     let proc = root.join("proc");
     let file = |pid: u32, name: &str| fs::read(proc.join(pid.to_string()).join(name)).unwrap_or_default();

@@ -1,12 +1,4 @@
 //! `gpumemctl job [ID]`: the sum of a job's processes, on this node or on all nodes that a Prometheus scrapes.
-//!
-//! ```text
-//! member     a process on a device, from any source; the sums over a job
-//! sources    reads members from this node or from all nodes
-//! join       joins samples of a Prometheus to members
-//! text       the text output
-//! ```
-
 mod join;
 mod member;
 mod sources;

@@ -80,8 +80,8 @@ fn latest(mut runs: Vec<RunReply>) -> Vec<Member> {
     members
 }
 
-/// Returns the id of the job's instance to which a run belongs: the batch system's number, or the pod, else the job's id. Instances
-/// whose id is a fixed name, set by a Slurm prolog, cannot be distinguished.
+/// Returns the id of the job's instance to which a run belongs: the batch system's number, or the pod, else the job's id. If a
+/// Slurm prolog sets a fixed name as id, instances cannot be distinguished.
 fn instance(reply: &RunReply) -> Option<String> {
     let process = &reply.run.process;
     let who = Owner::of(&process.facts, &process.claims, None);

@@ -46,6 +46,12 @@ impl Found {
         let one = One { run, id, others: Vec::new(), job: None, file: None, window: None };
         Found { what: What::One(Box::new(one)), command }
     }
+
+    /// Makes the result for a run that was loaded from the store.
+    fn stored(reply: RunReply, args: &Args) -> Found {
+        let command = reply.id.iter().cloned().chain(args.source.store.words()).collect();
+        Found::one(reply, command)
+    }
 }
 
 /// Opens a store; `None` if it does not exist.
@@ -92,14 +98,14 @@ pub(crate) fn stored(args: &Args) -> Result<Found> {
     if let Some(pid) = args.pid.filter(|pid| *pid != run_pid) {
         return Err(Kind::NotFound.error(format!("run {id} is of pid {run_pid}, not {pid}")));
     }
-    Ok(Found::one(reply, command(id, args)))
+    Ok(Found::stored(reply, args))
 }
 
 /// Finds the latest stored run of a process; `None` if the store has none or does not exist.
 fn stored_run_of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
     let Some(store) = open(&args.source.store)? else { return Ok(None) };
     let Some(summary) = store.list()?.into_iter().find(|run| run.pid == pid) else { return Ok(None) };
-    Ok(Some(Found::one(load(&store, summary.id)?, command(summary.id, args))))
+    Ok(Some(Found::stored(load(&store, summary.id)?, args)))
 }
 
 /// Returns the runs of a job among the 1,024 newest runs of the store; empty if it does not exist.
@@ -143,11 +149,6 @@ pub(crate) fn around(around: Around, args: &Args) -> Result<Vec<RunReply>> {
     Ok(found)
 }
 
-/// Returns the arguments that select a stored run.
-fn command(id: RunId, args: &Args) -> Vec<String> {
-    [vec![id.to_string()], args.source.store.words()].concat()
-}
-
 /// Finds the run with most memory in a file, or the run of the requested pid.
 fn from_file(name: &str, args: &Args) -> Result<Found> {
     let path = Path::new(name);
@@ -184,14 +185,13 @@ pub(crate) fn by_pid(pid: u32, args: &Args) -> Result<Found> {
     let mut searched = Vec::new();
     match Daemon::find(args.source.socket.as_deref()) {
         Ok(daemon) => {
-            let sender = Sender { daemon: daemon.clone(), is_default: true };
             if let Some(own) = daemon.runs(RunSelector::Pid(pid))?.into_iter().next() {
-                return Ok(found_in_daemon(own, command, &sender, args));
+                return Ok(found_in_daemon(own, command, &daemon, &[], args));
             }
             let mut tree = daemon.runs(RunSelector::Tree(pid))?;
             if tree.len() == 1 {
                 // `pid` is a shell or `gpumemctl run`, and has started one process with GPU memory.
-                return Ok(found_in_daemon(tree.remove(0), command, &sender, args));
+                return Ok(found_in_daemon(tree.remove(0), command, &daemon, &[], args));
             }
             let (runs, ended) = running_or_all(tree);
             if !runs.is_empty() {
@@ -246,12 +246,19 @@ pub(crate) fn by_job(job: &str, args: &Args) -> Result<Found> {
     Ok(Found { what: What::Group(title, runs), command })
 }
 
-/// Makes the result for a run that a daemon sent, with the daemon's other processes of the run's job.
-fn found_in_daemon(reply: RunReply, command: Vec<String>, sender: &Sender, args: &Args) -> Found {
+/// Makes the result for a run that a daemon sent, with the daemon's other processes of the run's job. `socket` is the option that
+/// selects the daemon, as words.
+fn found_in_daemon(
+    reply: RunReply,
+    command: Vec<String>,
+    daemon: &Daemon,
+    socket: &[String],
+    args: &Args,
+) -> Found {
     let job = reply.run.process.claims.get("job").cloned();
-    let siblings = job.as_deref().and_then(|job| sender.daemon.runs(RunSelector::Job(job)).ok());
+    let siblings = job.as_deref().and_then(|job| daemon.runs(RunSelector::Job(job)).ok());
     let others = siblings.map_or(0, |runs| runs.len().saturating_sub(1)) as u64;
-    let words = |job: String| [job_words(&job, args), sender.words()].concat().join(" ");
+    let words = |job: String| [job_words(&job, args), socket.to_vec()].concat().join(" ");
     let job = job.filter(|_| others > 0).map(|job| (words(job), others));
     let RunReply { run, id } = reply;
     let one = One { run, id, others: Vec::new(), job, file: None, window: None };
@@ -290,101 +297,77 @@ const NEWEST: usize = 256;
 const COMPARED: usize = 16;
 
 /// A run of the calling user, which may be the newest one.
-enum Candidate {
-    /// A run that a daemon sent: of a live process, or an ended one if the user cannot read the daemon's store.
-    Sent(Box<RunReply>, Sender),
-    /// A stored run: path of the store, the run's id, the time of storing in s since 1970, and the run.
-    Stored(PathBuf, RunId, i64, Box<Run>),
+struct Candidate {
+    reply: RunReply,
+    origin: Origin,
+    /// Time at which the process began, in ns since 1970. An imported run does not have it; then it is the time of storing.
+    began_ns: i128,
 }
 
-/// The daemon that sent a run.
-#[derive(Clone)]
-struct Sender {
-    daemon: Daemon,
-    /// Whether this daemon answers requests without `--socket`.
-    is_default: bool,
+enum Origin {
+    /// A daemon, and the option that selects it, as words; empty for the daemon that answers without `--socket`.
+    Daemon(Daemon, Vec<String>),
+    /// The store with this path.
+    Store(PathBuf),
 }
 
-impl Sender {
-    /// Returns the option that selects the daemon, as words; empty if it is not needed.
-    fn words(&self) -> Vec<String> {
-        match self.is_default {
-            true => Vec::new(),
-            false => vec!["--socket".to_owned(), self.daemon.control.to_string_lossy().into_owned()],
-        }
+impl Candidate {
+    /// `default_ns` is the beginning of a process whose start time is unknown, in ns since 1970.
+    fn new(reply: RunReply, origin: Origin, default_ns: i128) -> Candidate {
+        let tick_ns = 1_000_000_000 / i128::from(rustix::param::clock_ticks_per_second().max(1));
+        let began_ns = match reply.run.clock {
+            Clock::Monotonic { wall_offset_ns: Some(offset) } if reply.run.source.is_watched() => {
+                i128::from(reply.run.process.start_ticks) * tick_ns + i128::from(offset)
+            }
+            _ => default_ns,
+        };
+        Candidate { reply, origin, began_ns }
     }
 }
 
 /// Finds the calling user's newest run; for `gpumemctl oom` the newest in which memory ran out, if there is one. Prints on
 /// standard error which run it is. Returns `None` if the user has no run.
 pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
-    let candidates = candidates(args)?;
-    let when = |candidate: &Candidate| -> Option<i128> {
-        let run = candidate.run();
-        if args.with_oom { last_oom_ns(run) } else { Some(candidate.began_ns()) }
-    };
-    let chosen = candidates.into_iter().filter_map(|candidate| Some((when(&candidate)?, candidate)));
-    let Some((_, candidate)) =
-        chosen.max_by_key(|(when, candidate)| (*when, candidate.run().process.start_ticks))
-    else {
+    let timed = candidates(args)?.into_iter().filter_map(|candidate| {
+        let run = &candidate.reply.run;
+        let time_ns = if args.with_oom { last_oom_ns(run)? } else { candidate.began_ns };
+        Some(((time_ns, run.process.start_ticks), candidate))
+    });
+    let Some((_, Candidate { reply, origin, .. })) = timed.max_by_key(|(time, _)| *time) else {
         if !args.with_oom {
             return Ok(None);
         }
         // Memory has not run out in any run, and the report on the newest run states that.
         return newest(&Args { with_oom: false, ..args.clone() });
     };
-    let run = candidate.run();
-    let command = run.process.facts.get("command").or(run.process.facts.get("comm"));
+    let process = &reply.run.process;
+    let command = process.facts.get("command").or(process.facts.get("comm"));
     let command = command.map(|command| format!(", {}", escape(command))).unwrap_or_default();
     let why = if args.with_oom { "your newest run that was out of memory" } else { "your newest run" };
-    let (pid, others) = (run.process.pid, "gpumemctl runs and ps list others");
-    match candidate {
-        Candidate::Sent(reply, sender) => {
+    let (pid, others) = (process.pid, "gpumemctl runs and ps list others");
+    Ok(Some(match origin {
+        Origin::Daemon(daemon, socket) => {
             let is = if reply.run.state == State::Open { "which is live" } else { "which has ended" };
-            let at = match sender.is_default {
+            let at = match socket.is_empty() {
                 true => String::new(),
-                false => format!(" in the daemon at {}", sender.daemon.control.display()),
+                false => format!(" in the daemon at {}", daemon.control.display()),
             };
             eprintln!("{why}: pid {pid}{command}, {is}{at} ({others})");
-            let words = [vec![pid.to_string()], args.source.words(), sender.words()].concat();
-            Ok(Some(found_in_daemon(*reply, words, &sender, args)))
+            let words = [vec![pid.to_string()], args.source.words(), socket.clone()].concat();
+            found_in_daemon(reply, words, &daemon, &socket, args)
         }
-        Candidate::Stored(path, id, _, run) => {
+        Origin::Store(path) => {
             let is_usual = args.source.store.readable().is_ok_and(|usual| usual == path);
             let of = if is_usual { String::new() } else { format!(" of {}", path.display()) };
+            let id = reply.id.as_deref().unwrap_or_default();
             eprintln!("{why}: {id}{of}, pid {pid}{command} ({others})");
-            let mut words = self::command(id, args);
+            let mut found = Found::stored(reply, args);
             if !is_usual && args.source.store.words().is_empty() {
-                words.extend(["--store".to_owned(), path.to_string_lossy().into_owned()]);
+                found.command.extend(["--store".to_owned(), path.to_string_lossy().into_owned()]);
             }
-            Ok(Some(Found::one(RunReply { id: Some(id.to_string()), run: *run }, words)))
+            found
         }
-    }
-}
-
-impl Candidate {
-    fn run(&self) -> &Run {
-        match self {
-            Candidate::Sent(reply, _) => &reply.run,
-            Candidate::Stored(.., run) => run,
-        }
-    }
-
-    /// Returns the time at which the process began, in ns since 1970. An imported run does not have this time, so it is the time
-    /// of storing.
-    fn began_ns(&self) -> i128 {
-        let run = self.run();
-        let tick_ns = 1_000_000_000 / i128::from(rustix::param::clock_ticks_per_second().max(1));
-        match run.clock {
-            Clock::Monotonic { wall_offset_ns: Some(offset) } if run.source.is_watched() => {
-                i128::from(run.process.start_ticks) * tick_ns + i128::from(offset)
-            }
-            _ => match self {
-                Candidate::Stored(_, _, stored_s, _) => i128::from(*stored_s) * 1_000_000_000,
-                Candidate::Sent(..) => i128::MAX,
-            },
-        }
-    }
+    }))
 }
 
 /// Returns the time of a run's last OOM, in ns since 1970, or on the run's clock if it has no wall-clock offset.
@@ -416,9 +399,13 @@ fn candidates(args: &Args) -> Result<Vec<Candidate>> {
                 Err(_) => runs.extend(ended(&daemon)),
             }
         }
-        let sender = Sender { daemon, is_default: number == 0 };
+        let mut socket = vec!["--socket".to_owned(), daemon.control.to_string_lossy().into_owned()];
+        if number == 0 {
+            socket.clear(); // this daemon answers without the option
+        }
         let mine = runs.into_iter().filter(|reply| reply.run.process.uid.is_none_or(|uid| uid == user));
-        found.extend(mine.map(|reply| Candidate::Sent(Box::new(reply), sender.clone())));
+        let origin = || Origin::Daemon(daemon.clone(), socket.clone());
+        found.extend(mine.map(|reply| Candidate::new(reply, origin(), i128::MAX)));
     }
     for path in stores {
         found.extend(newest_of_store(&path, args.with_oom, user)?);
@@ -441,10 +428,9 @@ fn newest_of_store(path: &Path, with_oom: bool, user: u64) -> Result<Vec<Candida
     // A run without a user id was imported, so it belongs to the owner of the store.
     let mine = |listed: &Listed| listed.uid.is_none_or(|uid| uid == user);
     let newest = store.select(&filter)?.into_iter().filter(mine).take(if with_oom { COMPARED } else { 1 });
-    newest
-        .map(|listed| {
-            let id = listed.run.id;
-            Ok(Candidate::Stored(path.to_owned(), id, listed.run.stored_s, Box::new(store.load(id)?)))
-        })
-        .collect()
+    let candidate = |listed: Listed| {
+        let stored_ns = i128::from(listed.run.stored_s) * 1_000_000_000;
+        Ok(Candidate::new(load(&store, listed.run.id)?, Origin::Store(path.to_owned()), stored_ns))
+    };
+    newest.map(candidate).collect()
 }

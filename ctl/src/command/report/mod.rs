@@ -1,11 +1,5 @@
 //! `gpumemctl report [PID|RUN|FILE]`, and `gpumemctl oom` with the same arguments.
 //!
-//! ```text
-//! find      finds runs: in files, in the store, in the daemon
-//! past      limits a run to a window of time
-//! oom       `gpumemctl oom`
-//! ```
-//!
 //! A report is made from a run alone, by the same code for all sources.
 
 mod find;

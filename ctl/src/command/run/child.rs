@@ -105,8 +105,8 @@ fn spawn(command: &[OsString], variables: &[(&'static str, OsString)]) -> Result
     })
 }
 
-/// Returns the signals that this process ignores, as a mask with bit 0 for signal 1. One of them is SIGPIPE, which Rust ignores in
-/// gpumemctl but not in its children.
+/// Returns the signals that this process ignores, as a mask with bit 0 for signal 1. SIGPIPE is one of them: Rust ignores it in
+/// gpumemctl, but not in its children.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     u64::from_str_radix(status_field(&status, "SigIgn"), 16).unwrap_or(0)

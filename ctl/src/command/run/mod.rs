@@ -1,12 +1,5 @@
 //! `gpumemctl run -- CMD`: runs the command unchanged, and prints five lines when it has ended.
 //!
-//! ```text
-//! private         starts a private daemon if none answers
-//! environment     paths of libgpumem.so and gpumemd; variables that the command inherits
-//! child           start, signals and end of the command
-//! exit_summary    the summary at the end
-//! ```
-//!
 //! The command runs even if no daemon can be started or no agent is found. One line on standard error then gives the reason.
 //! gpumemctl itself uses neither standard input nor standard output.
 

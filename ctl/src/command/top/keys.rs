@@ -44,8 +44,7 @@ pub(crate) fn keys(bytes: &[u8]) -> (Vec<Key>, usize) {
     (found, at)
 }
 
-/// Decodes the first key. Returns the key, which is `None` if it is unknown, with its length in bytes. Returns `None` if the bytes
-/// are incomplete.
+/// Decodes the first key. Returns the key (`None` if it is unknown) and its length in bytes; `None` if the bytes are incomplete.
 fn key(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     match bytes {
         [] | [0x1b] => None,

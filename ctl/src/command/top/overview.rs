@@ -125,8 +125,8 @@ fn device_cells(ps: &Ps, index: usize, unit: Unit) -> [String; 5] {
     [device.index.to_string(), model, amount(device.used_bytes), free, amount(device.total_bytes)]
 }
 
-/// Returns the parts of a device's bar, as in [`PARTS`]. A process has the bytes that NVML charges to it. If they are unknown, they
-/// are in the unaccounted part.
+/// Returns the parts of a device's bar, as in [`PARTS`]. A process has the bytes that NVML charges to it. Unknown ones are in the
+/// unaccounted part.
 fn parts(ps: &Ps, index: usize, device: &DeviceRow, chosen: Option<&ProcessRow>) -> Vec<Part> {
     let processes = ps.processes.iter().filter(|process| process.device == index);
     let (mut own, mut others) = (0_i64, 0_i64);

@@ -98,8 +98,8 @@ impl Screen {
         Screen { width, height, unicode, colors, cells: vec![BLANK; width * height] }
     }
 
-    /// Writes text from a position on, at most to the end of the row. Returns the column behind the text. Control characters become
-    /// `?`, although callers escape the text already.
+    /// Writes text from a position on, at most to the end of the row. Returns the column behind the text. Control characters
+    /// become `?`, although callers escape the text already.
     pub(crate) fn put(&mut self, row: usize, column: usize, text: &str, style: Style) -> usize {
         self.put_within(row, column, self.width, text, style)
     }
@@ -279,8 +279,8 @@ pub(crate) struct Part {
     pub style: Style,
 }
 
-/// Draws a bar between two columns, which stand for 0 and `whole` bytes. The parts follow each other from the left. A part that is
-/// not empty gets at least one column if there is room.
+/// Draws a bar between two columns, which stand for 0 and `whole` bytes. The parts follow each other from the left. A part that
+/// is not empty gets at least one column if there is room.
 pub(crate) fn bar(screen: &mut Screen, row: usize, (from, to): (usize, usize), whole: i64, parts: &[Part]) {
     let width = to.saturating_sub(from);
     let share = |bytes: i64| (bytes.max(0) as f64 / whole.max(1) as f64).min(1.0);

@@ -57,7 +57,7 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// Enables raw mode: keys arrive at once and without echo. Keys such as Ctrl-C still send signals to all foreground processes.
+    /// Enables raw mode: keys arrive at once and without echo. Keys such as Ctrl-C still send signals.
     pub(crate) fn enter(&self) -> Result<()> {
         let modes = tcgetattr(&self.input).context("the terminal's modes")?;
         let mut ours = modes.clone();

@@ -1,9 +1,5 @@
 //! `gpumemctl doctor --bundle`: an archive for support, without personal data.
 //!
-//! ```text
-//! redact    replaces or removes sensitive text
-//! ```
-//!
 //! The archive never has command lines, environments, tags, categories or jobs. A process has its pid, user, device and bytes.
 
 mod redact;

@@ -1,5 +1,5 @@
-//! Removes personal data and secrets from the texts of the archive. User names are replaced, and values that look like secrets are
-//! removed. Settings, and series of metrics, are kept only if their names are known.
+//! Removes personal data from the texts of the archive. User names are replaced, and values that look like secrets are removed.
+//! Settings, and series of metrics, are kept only if their names are known.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -32,8 +32,8 @@ pub(super) struct Redactor {
 }
 
 impl Redactor {
-    /// Makes a redactor that replaces the names in `users`, the secrets in `environment`, and the home folder. A name has the same
-    /// replacement in the whole archive.
+    /// Makes a redactor that replaces the names in `users`, the secrets in `environment`, and the home folder. All texts of the
+    /// archive have the same replacement for a name.
     pub(crate) fn new(users: &[String], environment: impl Iterator<Item = (String, String)>) -> Redactor {
         // The hash key is random and never stored, so names cannot be recovered with a list of candidates.
         let key = RandomState::new();

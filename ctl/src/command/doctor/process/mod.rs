@@ -1,9 +1,4 @@
 //! Checks one process by its files in /proc: why it has no agent, or why the daemon does not receive its agent's reports.
-//!
-//! ```text
-//! proc_snapshot    data of the process in /proc
-//! causes           why the process has no agent, and why reports do not arrive
-//! ```
 
 mod causes;
 mod proc_snapshot;
@@ -11,7 +6,6 @@ mod proc_snapshot;
 use super::elf::Elf;
 use super::findings::{DoctorReport, finding};
 use crate::command::run::environment;
-use crate::proc::files;
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use proc_snapshot::ProcSnapshot;
@@ -252,12 +246,8 @@ impl ProcessCheck<'_> {
 
     /// Names other tools that the process has loaded.
     fn tools(&mut self) {
-        let name = |file: &str| Path::new(file).file_name().map(|name| name.to_string_lossy().into_owned());
-        let names: Vec<String> =
-            files(self.process.maps.as_deref().unwrap_or_default()).filter_map(name).collect();
-        let is_loaded = |library: &str| names.iter().any(|file| file.starts_with(library));
-        let loaded: BTreeSet<&str> =
-            TOOLS.iter().filter(|(library, _)| is_loaded(library)).map(|(_, tool)| *tool).collect();
+        let loaded = TOOLS.iter().filter(|(library, _)| self.process.mapped(library).is_some());
+        let loaded: BTreeSet<&str> = loaded.map(|(_, tool)| *tool).collect();
         if !loaded.is_empty() {
             let loaded = Vec::from_iter(loaded).join(", ");
             let text = format!("{loaded} is in it too: CUPTI serves one client at a time");
