@@ -97,18 +97,6 @@ pub(crate) struct Export {
     pub source: DataSource,
 }
 
-impl Export {
-    /// Returns the arguments of the report that finds the run.
-    pub(crate) fn report(&self) -> Report {
-        Report {
-            run: Some(self.run.clone()),
-            pid: self.pid,
-            source: self.source.clone(),
-            ..Report::default()
-        }
-    }
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct Runs {
     /// Print a JSON array
@@ -169,11 +157,4 @@ pub(crate) struct Explain {
     pub rules: Option<String>,
     #[command(flatten)]
     pub source: DataSource,
-}
-
-impl Explain {
-    /// Returns the arguments of the report that finds the run.
-    pub(crate) fn report(&self) -> Report {
-        Report { run: self.run.clone(), source: self.source.clone(), ..Report::default() }
-    }
 }

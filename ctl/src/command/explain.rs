@@ -1,6 +1,6 @@
 //! `gpumemctl explain WORD [PID|RUN|FILE]`: explains a term of a report, with the numbers of a run.
 
-use crate::args::Explain as Args;
+use crate::args::{self, Explain as Args};
 use crate::client::{Daemon, RunReply, RunSelector};
 use crate::command::report;
 use crate::exit::Kind;
@@ -14,12 +14,13 @@ use gpumem_runs::store::Store;
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let Some(word) = &args.word else { return print(&list(width())) };
-    let found = match &args.run {
-        Some(_) => {
-            let (run, id, _) = report::single(&args.report())?;
+    let found = match args.run.clone() {
+        None => largest(args),
+        run => {
+            let report = args::Report { run, source: args.source.clone(), ..args::Report::default() };
+            let (run, id, _) = report::single(&report)?;
             Some((run, id))
         }
-        None => largest(args),
     };
     let mut report = None;
     if let Some((run, id)) = &found {

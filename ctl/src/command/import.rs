@@ -1,6 +1,6 @@
 //! `gpumemctl import FILE...`, with its older form `gpumemctl import FORMAT FILE...`, and `gpumemctl export RUN -o FILE`.
 
-use crate::args::{Export, Import, quoted_suffix};
+use crate::args::{Export, Import, Report, quoted_suffix};
 use crate::command::report;
 use crate::exit::Kind;
 use crate::output::{deliver, is_broken_pipe, print, print_error};
@@ -127,7 +127,8 @@ pub(crate) fn export(args: &Export) -> Result<()> {
     if args.output.path().is_none() && std::io::stdout().is_terminal() {
         return Err(Kind::Usage.error("an exported run cannot be shown on a terminal: give a file (-o FILE)"));
     }
-    let (run, id, _) = report::single(&args.report())?;
+    let (name, source) = (Some(args.run.clone()), args.source.clone());
+    let (run, id, _) = report::single(&Report { run: name, pid: args.pid, source, ..Report::default() })?;
     let uid = uid_of_run(&run, id.as_deref(), args)?;
     let from = From {
         host: rustix::system::uname().nodename().to_string_lossy().into_owned(),

@@ -38,12 +38,8 @@ pub(super) fn check(report: &DoctorReport, findings: &mut Vec<Finding>) {
 fn systemctl() -> Option<String> {
     let mut command = Command::new("systemctl");
     command.args(["show", "--property=Id,LoadState,ActiveState,SubState,Result,NRestarts"]);
-    command.args([
-        "gpumemd.service",
-        "gpumemd-agent.socket",
-        "gpumemd-control.socket",
-        "gpumemd-http.socket",
-    ]);
+    command
+        .args("gpumemd.service gpumemd-agent.socket gpumemd-control.socket gpumemd-http.socket".split(' '));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().ok()?;
     let since = Instant::now();
@@ -128,9 +124,8 @@ fn pid_namespace(daemons: Option<&str>, own: Option<&str>) -> Option<Finding> {
 
 /// Returns CLOCK_MONOTONIC in ns.
 fn own_clock() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
+    let now = Duration::try_from(rustix::time::clock_gettime(rustix::time::ClockId::Monotonic));
+    now.ok().and_then(|now| u64::try_from(now.as_nanos()).ok()).unwrap_or(0)
 }
 
 /// Compares CLOCK_MONOTONIC of the daemon with our own, in ns. They differ only between time namespaces.

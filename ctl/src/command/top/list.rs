@@ -48,8 +48,8 @@ impl Order {
 /// Identifies a process on a device across replies: pid and the device's UUID.
 type RowId = (u32, String);
 
-/// Number of values in the history of a process.
-const HISTORY: usize = 64;
+/// Number of values in the history of a process, which is the width of its sparkline.
+pub(crate) const HISTORY: usize = 24;
 
 #[derive(Debug, Default)]
 pub(crate) struct List {

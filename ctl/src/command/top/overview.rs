@@ -1,6 +1,6 @@
 //! Draws the view of all devices and all processes, and the help.
 
-use super::list::List;
+use super::list::{HISTORY, List};
 use super::screen::{BLUE, CYAN, GREY, Part, RED, Screen, Style, Written, YELLOW, bar, columns, spark};
 use crate::command::ps::{self, DeviceAmounts};
 use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
@@ -22,8 +22,6 @@ const STATE_WIDTH: usize = 14;
 const COMMAND_WIDTH: usize = 16;
 /// Minimum width of a terminal at which each process has a sparkline of its used memory.
 const SPARK_FROM: usize = 110;
-/// Width of such a sparkline.
-const SPARK_WIDTH: usize = 24;
 
 /// Parts of a device's bar: meaning, character with and without Unicode, style.
 const PARTS: [(&str, (char, char), Style); 5] = [
@@ -194,7 +192,7 @@ fn processes(
     let mut at = put(screen, row, &heads, &head);
     if has_spark {
         screen.put(row, at, "USED, LATELY", Style::BOLD);
-        at += SPARK_WIDTH + 1;
+        at += HISTORY + 1;
     }
     let rows = list.rows(ps);
     let page = end.saturating_sub(row + 1);
@@ -223,10 +221,8 @@ fn processes(
         };
         let mut at = put(screen, row, &line.cells, &style);
         if has_spark {
-            let history = list.history(ps, process);
-            let latest = history.get(history.len().saturating_sub(SPARK_WIDTH)..).unwrap_or_default();
-            screen.put(row, at, &spark(latest, screen.unicode), Style::of(BLUE));
-            at += SPARK_WIDTH + 1;
+            screen.put(row, at, &spark(&list.history(ps, process), screen.unicode), Style::of(BLUE));
+            at += HISTORY + 1;
         }
         let at = screen.put(row, at, &line.note, Style::PLAIN);
         if let Some(owner) = owner(process) {
