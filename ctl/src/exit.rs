@@ -45,7 +45,6 @@ pub(crate) enum Kind {
     Undecided = 9,
     /// The daemon has another version than gpumemctl. The exit code is that of `NoAnswer`.
     OtherVersion,
-    /// `run`: gpumemctl itself failed.
     RunFailed = 125,
     /// `run`: the command exists but cannot be executed.
     RunCannotExecute = 126,

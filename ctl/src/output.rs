@@ -60,7 +60,6 @@ pub(crate) fn deliver(bytes: &[u8], output: &Output) -> Result<()> {
     deliver_stream(&|out| out.write_all(bytes), output)
 }
 
-/// Writes a document piece by piece.
 type WriteDocument<'a> = &'a dyn Fn(&mut dyn Write) -> io::Result<()>;
 
 /// Like [`deliver`], for a text document that `write` produces piece by piece.

@@ -6,7 +6,6 @@ use std::path::Path;
 pub(crate) struct Stat {
     /// State of the process: `T` and `t` are stopped, `Z` has ended but was not waited for.
     pub state: char,
-    /// Pid of the parent process.
     pub parent: u32,
     /// Session id; 0 if the session began outside this PID namespace.
     pub session: u32,

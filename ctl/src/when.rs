@@ -253,7 +253,6 @@ pub(crate) fn two(text: &str) -> Result<(When, When), String> {
     Ok((from.parse()?, to.parse()?))
 }
 
-/// Parses a time to ns since 1970.
 pub(crate) fn parse_unix_ns(text: &str) -> Result<i64, String> {
     text.parse::<When>()?.unix_ns(now_ns())
 }

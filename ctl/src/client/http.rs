@@ -1,6 +1,6 @@
 //! A single HTTP request and its reply, with limits for time and size.
 
-use super::search::Candidate;
+use super::search::Socket;
 use crate::proc::Stat;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
@@ -26,12 +26,12 @@ const USER_AGENT: &str = concat!("gpumemctl/", env!("CARGO_PKG_VERSION"));
 pub(super) type Reply = Result<(StatusCode, Bytes), String>;
 
 /// Checks that the socket accepts a connection, and that its server can be trusted.
-pub(crate) fn check_connection(socket: &Candidate) -> Result<(), String> {
+pub(crate) fn check_connection(socket: &Socket) -> Result<(), String> {
     block_on(async { connect(socket).await.map(drop) })
 }
 
 /// Sends a request without a body to a daemon.
-pub(crate) fn request(socket: &Candidate, method: Method, path: &str, within: Duration) -> Reply {
+pub(crate) fn request(socket: &Socket, method: Method, path: &str, within: Duration) -> Reply {
     block_on(async {
         let stream = connect(socket).await?;
         let server = stream.peer_cred().ok().and_then(|server| server.pid());
@@ -113,7 +113,7 @@ fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, Strin
     runtime.map_err(|error| error.to_string())?.block_on(work)
 }
 
-async fn connect(socket: &Candidate) -> Result<UnixStream, String> {
+async fn connect(socket: &Socket) -> Result<UnixStream, String> {
     match timeout(CONNECT_LOCAL, UnixStream::connect(&socket.path)).await {
         Ok(Ok(stream)) => {
             let server = stream.peer_cred().map_err(|error| error.to_string())?;

@@ -29,13 +29,12 @@ const RUNS: Duration = Duration::from_secs(30);
 /// A daemon whose control socket accepts connections. A request fails if the daemon does not answer or refuses it.
 #[derive(Debug, Clone)]
 pub(crate) struct Daemon {
-    pub control: PathBuf,
-    candidate: search::Candidate,
+    /// The daemon's control socket.
+    pub socket: search::Socket,
     /// Upper limit of the timeout of each request.
     max_timeout: Duration,
 }
 
-/// Selects runs of a daemon.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum RunSelector<'a> {
     /// Runs of all live processes.
@@ -69,13 +68,10 @@ impl Daemon {
 
     fn answering(given: Option<&Path>, limit: usize) -> Result<Vec<Daemon>, Unreachable> {
         let (mut found, mut tried) = (Vec::new(), Vec::new());
-        for candidate in search::candidates(given) {
-            match candidate.check().and_then(|()| http::check_connection(&candidate)) {
-                Ok(()) => {
-                    let control = candidate.path.clone();
-                    found.push(Daemon { control, candidate, max_timeout: Duration::MAX });
-                }
-                Err(why) => tried.push((candidate.path, why)),
+        for socket in search::candidates(given) {
+            match socket.check().and_then(|()| http::check_connection(&socket)) {
+                Ok(()) => found.push(Daemon { socket, max_timeout: Duration::MAX }),
+                Err(why) => tried.push((socket.path, why)),
             }
             if found.len() == limit {
                 break;
@@ -153,8 +149,8 @@ impl Daemon {
     }
 
     fn request<T: DeserializeOwned>(&self, method: Method, path: &str, within: Duration) -> Result<T> {
-        let at = self.control.display();
-        let (status, body) = http::request(&self.candidate, method, path, within.min(self.max_timeout))
+        let at = self.socket.path.display();
+        let (status, body) = http::request(&self.socket, method, path, within.min(self.max_timeout))
             .map_err(|why| Kind::NoAnswer.error(format!("the daemon at {at}: {why}")))?;
         if status.is_success() {
             return serde_json::from_slice(&body).map_err(|error| self.not_understood(path, &error));
@@ -184,7 +180,7 @@ impl Daemon {
 
     fn other_version(&self, what: &str) -> anyhow::Error {
         const OWN: &str = env!("CARGO_PKG_VERSION");
-        let at = self.control.display();
+        let at = self.socket.path.display();
         Kind::OtherVersion.error(format!(
             "the daemon at {at} {what}; is it of another version than this gpumemctl {OWN}? restart it after an update"
         ))

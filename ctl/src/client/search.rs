@@ -15,31 +15,31 @@ pub(crate) const AGENT: &str = "agent.sock";
 /// Directory of sockets of systemd units and daemons that run as root; only root can create it.
 const SYSTEM: &str = "/run/gpumemd";
 
-/// A path at which a daemon's socket may be.
+/// A socket of a daemon, or a path at which it may be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Candidate {
+pub(crate) struct Socket {
     pub path: PathBuf,
     /// Whether the path was an argument of gpumemctl. The owner of such a socket is not checked.
     typed: bool,
 }
 
 /// Returns the control sockets to try, the preferred one first.
-pub(crate) fn candidates(given: Option<&Path>) -> Vec<Candidate> {
+pub(crate) fn candidates(given: Option<&Path>) -> Vec<Socket> {
     if let Some(given) = given {
-        return vec![Candidate { path: control(given), typed: true }];
+        return vec![Socket { path: control(given), typed: true }];
     }
     if let Some(named) = variable("GPUMEM_CONTROL") {
-        return vec![Candidate { path: control(&named), typed: false }];
+        return vec![Socket { path: control(&named), typed: false }];
     }
     // `gpumemctl run` sets GPUMEM_SOCKET for the command and the processes that it starts.
     let agent = variable("GPUMEM_SOCKET").map(|agent| agent.with_file_name(CONTROL));
     let runtime = variable("XDG_RUNTIME_DIR").filter(|path| path.is_absolute());
     let runtime = runtime.map(|runtime| runtime.join("gpumem").join(CONTROL));
     let system = [Path::new(SYSTEM).join(CONTROL), in_tmp().join(CONTROL)];
-    let mut unique: Vec<Candidate> = Vec::new();
+    let mut unique: Vec<Socket> = Vec::new();
     for path in agent.into_iter().chain(runtime).chain(system) {
         if unique.iter().all(|known| known.path != path) {
-            unique.push(Candidate { path, typed: false });
+            unique.push(Socket { path, typed: false });
         }
     }
     unique
@@ -66,8 +66,7 @@ pub(crate) fn private_directory() -> PathBuf {
 /// gets only the agent socket.
 pub(crate) fn agent_socket() -> Option<PathBuf> {
     let controls = candidates(None).into_iter();
-    let mut agents =
-        controls.map(|control| Candidate { path: control.path.with_file_name(AGENT), ..control });
+    let mut agents = controls.map(|control| Socket { path: control.path.with_file_name(AGENT), ..control });
     agents.find(|agent| agent.check().is_ok() && listens(&agent.path)).map(|agent| agent.path)
 }
 
@@ -95,7 +94,7 @@ fn control(path: &Path) -> PathBuf {
     if path.is_dir() { path.join(CONTROL) } else { path }
 }
 
-impl Candidate {
+impl Socket {
     /// Checks that the path is a socket that only root or this user can have created. The error is the reason if not.
     pub(crate) fn check(&self) -> Result<(), String> {
         let socket = std::fs::metadata(&self.path).map_err(|error| match error.kind() {
@@ -188,14 +187,14 @@ mod tests {
         ] {
             assert!(!ok(systems, owner, holder, mode, group), "{owner} in {holder}'s {mode:o}");
         }
-        let own = |typed| Candidate { path: "/home/a/control.sock".into(), typed };
+        let own = |typed| Socket { path: "/home/a/control.sock".into(), typed };
         assert!(own(false).check_server(user() + 1).is_err() && own(true).check_server(user() + 1).is_ok());
     }
 
     #[test]
     fn what_is_typed_is_taken_alone() {
         let typed = candidates(Some(Path::new("/nowhere/at.sock")));
-        assert_eq!(typed, [Candidate { path: "/nowhere/at.sock".into(), typed: true }]);
+        assert_eq!(typed, [Socket { path: "/nowhere/at.sock".into(), typed: true }]);
         let folder = std::env::temp_dir();
         assert_eq!(candidates(Some(&folder))[0].path, folder.join("control.sock"));
     }

@@ -1,6 +1,5 @@
 //! The findings of `doctor`, as text and JSON.
 
-use anyhow::Result;
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Doctor, Finding, State};
 use gpumem_model::units::plural;
@@ -99,7 +98,7 @@ fn findings(findings: &[Finding], terminal: Option<usize>) -> Vec<String> {
     lines
 }
 
-pub(super) fn json(report: &DoctorReport) -> Result<String> {
+pub(super) fn json(report: &DoctorReport) -> String {
     let [bad, warn, unknown, ok] = report.counts();
     let document = serde_json::json!({
         "schema": "gpumem.doctor",
@@ -114,7 +113,7 @@ pub(super) fn json(report: &DoctorReport) -> Result<String> {
         "counts": { "bad": bad, "warn": warn, "unknown": unknown, "ok": ok },
         "findings": report.findings,
     });
-    Ok(gpumem_model::escape::json(&document))
+    gpumem_model::escape::json(&document)
 }
 
 fn duration(seconds: u64) -> String {

@@ -21,8 +21,8 @@ const MAX_PROCESSES: usize = 20_000;
 
 /// Checks whether this user may write to the sockets of the daemon that was found.
 pub(super) fn sockets(daemon: &Daemon) -> Finding {
-    let agent = daemon.control.with_file_name(AGENT);
-    let control = describe(&daemon.control);
+    let agent = daemon.socket.path.with_file_name(AGENT);
+    let control = describe(&daemon.socket.path);
     let (state, text, fix) = if access(&agent, Access::WRITE_OK).is_ok() {
         (State::Ok, format!("{control}; {}", describe(&agent)), "")
     } else {
@@ -158,7 +158,7 @@ pub(super) fn cupti(driver: Option<&Driver>) -> Finding {
         return add(State::Warn, text.into(), fix);
     };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    // The name may have a year, as in libcupti.so.2024.3.2, which is no CUDA version.
+    // The library's name may have a year, as libcupti.so.2024.3.2, which is no CUDA version.
     let major =
         name.strip_prefix("libcupti.so.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
     let major = major.filter(|major| *major < 100);

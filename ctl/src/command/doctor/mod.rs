@@ -40,7 +40,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         bundle::write(args, &report)?;
         return Ok(exit::OK);
     }
-    print(&if args.json { findings::json(&report)? } else { findings::text(&report, width()) })?;
+    print(&if args.json { findings::json(&report) } else { findings::text(&report, width()) })?;
     let is_bad = report.findings.iter().any(|finding| finding.state == State::Bad);
     Ok(if is_bad { exit::CHECK_FAILED } else { exit::OK })
 }
@@ -123,9 +123,9 @@ fn daemon_reply(args: &Args, findings: &mut Vec<Finding>) -> Option<(PathBuf, Do
                 let text = format!("gpumemd is {version}, gpumemctl is {own}");
                 add(Check::DaemonVersion, State::Warn, text, fix);
             }
-            let text = format!("gpumemd {version} pid {} at {}", doctor.pid, daemon.control.display());
+            let text = format!("gpumemd {version} pid {} at {}", doctor.pid, daemon.socket.path.display());
             add(Check::Daemon, State::Ok, text, "");
-            Some((daemon.control, doctor))
+            Some((daemon.socket.path, doctor))
         }
         Err(error) => {
             let (check, fix) = match Kind::OtherVersion.matches(&error) {

@@ -180,7 +180,7 @@ pub(crate) struct Sum {
     pub used_bytes: Option<i64>,
     /// Number of members whose used value is unknown.
     pub used_unknown: usize,
-    /// Sum over the members with an agent.
+    /// Sum of the tracked bytes of members with an agent.
     pub tracked_bytes: Option<i64>,
     pub untrackable_bytes: Option<i64>,
     /// Number of members without an agent.

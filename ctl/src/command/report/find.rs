@@ -198,7 +198,7 @@ pub(crate) fn by_pid(pid: u32, args: &Args) -> Result<Found> {
                 let title = format!("{} started by pid {pid}{}{ended}", count(&runs), process_name(pid));
                 return Ok(Found { what: What::Group(title, runs), command });
             }
-            let at = daemon.control.display();
+            let at = daemon.socket.path.display();
             searched.push(format!("the daemon at {at} has no run of it, nor of a process that it started"));
         }
         Err(_) => searched.push("no daemon answers (gpumemctl doctor)".to_owned()),
@@ -224,7 +224,7 @@ pub(crate) fn by_job(job: &str, args: &Args) -> Result<Found> {
     }
     if found.is_empty() {
         let asked = match &daemon {
-            Some(daemon) => format!("the daemon at {}", daemon.control.display()),
+            Some(daemon) => format!("the daemon at {}", daemon.socket.path.display()),
             None => "no daemon (none answers: gpumemctl doctor)".to_owned(),
         };
         let store = args.source.store.readable()?;
@@ -350,7 +350,7 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
             let is = if reply.run.state == State::Open { "which is live" } else { "which has ended" };
             let at = match socket.is_empty() {
                 true => String::new(),
-                false => format!(" in the daemon at {}", daemon.control.display()),
+                false => format!(" in the daemon at {}", daemon.socket.path.display()),
             };
             eprintln!("{why}: pid {pid}{command}, {is}{at} ({others})");
             let words = [vec![pid.to_string()], args.source.words(), socket.clone()].concat();
@@ -399,7 +399,7 @@ fn candidates(args: &Args) -> Result<Vec<Candidate>> {
                 Err(_) => runs.extend(ended(&daemon)),
             }
         }
-        let mut socket = vec!["--socket".to_owned(), daemon.control.to_string_lossy().into_owned()];
+        let mut socket = vec!["--socket".to_owned(), daemon.socket.path.to_string_lossy().into_owned()];
         if number == 0 {
             socket.clear(); // this daemon answers without the option
         }

@@ -25,7 +25,7 @@ pub(crate) fn job(name: Option<&str>) -> String {
 pub(crate) fn variables(
     job: &str,
     library: Option<&Path>,
-    agent: Option<PathBuf>,
+    agent: Option<&Path>,
     args: &Run,
 ) -> Vec<(&'static str, OsString)> {
     let mut set = vec![("GPUMEM_JOB", OsString::from(job))];
@@ -40,9 +40,8 @@ pub(crate) fn variables(
             set.push(("NVTX_INJECTION64_PATH", library.into()));
         }
     }
-    let record = args.record.as_deref().map(|record| ("GPUMEM_RECORD", super::absolute(record)));
-    let target = record.or_else(|| Some(("GPUMEM_SOCKET", agent?)));
-    set.extend(target.map(|(name, path)| (name, path.into())));
+    let record = args.record.as_deref().map(|record| ("GPUMEM_RECORD", super::absolute(record).into()));
+    set.extend(record.or_else(|| Some(("GPUMEM_SOCKET", agent?.into()))));
     set
 }
 

@@ -38,15 +38,15 @@ impl ExitSummary<'_> {
             return self.print_recordings(&super::absolute(record), notes);
         }
         let (job, socket) = (self.job, &quoted_suffix(&self.args.socket.words()));
-        let daemon = match self.listener {
-            Listener::Daemon(daemon) => daemon,
-            Listener::AgentSocket(agent) => {
+        let daemon = match (&self.listener.daemon, &self.listener.agent) {
+            (Some(daemon), _) => daemon,
+            (None, Some(agent)) => {
                 let agent = agent.display();
                 return notes.print(&format!(
                     "reported to {agent}, whose daemon does not answer here; where it runs: gpumemctl report --job {job}"
                 ));
             }
-            Listener::Absent => return,
+            (None, None) => return,
         };
         let runs = match self.final_runs(&daemon.with_max_timeout(REQUEST)) {
             Ok(runs) => runs,

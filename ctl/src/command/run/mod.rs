@@ -30,7 +30,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         notes.print(&format!("libgpumem.so was not found ({searched}): memory will have no names"));
     }
     let job = environment::job(args.name.as_deref());
-    let variables = environment::variables(&job, library.as_deref().ok(), listener.agent(), args);
+    let variables = environment::variables(&job, library.as_deref().ok(), listener.agent.as_deref(), args);
     let started = Instant::now();
     let end = child::run(&args.command, &variables)?;
     if !args.quiet {
@@ -42,51 +42,42 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     Ok(end.finish())
 }
 
-/// The receiver of the agents' reports.
-#[derive(Debug)]
-pub(crate) enum Listener {
-    /// A daemon that can be queried when the command has ended.
-    Daemon(Daemon),
-    /// An agent socket of a daemon whose control socket is not reachable.
-    AgentSocket(PathBuf),
-    /// No daemon. The reason has been printed, or `--record` was given.
-    Absent,
-}
-
-impl Listener {
-    /// Returns the socket for agents.
-    fn agent(&self) -> Option<PathBuf> {
-        match self {
-            Listener::Daemon(daemon) => Some(daemon.control.with_file_name(client::AGENT)),
-            Listener::AgentSocket(agent) => Some(agent.clone()),
-            Listener::Absent => None,
-        }
-    }
+/// The receiver of the agents' reports. It is empty if no daemon answers, or if the command writes a recording.
+#[derive(Debug, Default)]
+pub(crate) struct Listener {
+    /// The socket for agents. It may be reachable without the daemon's control socket.
+    agent: Option<PathBuf>,
+    /// The daemon, which has the runs when the command has ended.
+    daemon: Option<Daemon>,
 }
 
 /// Finds a daemon, or starts a private one if no socket is named.
 fn listener(args: &Args, notes: &Notes) -> Listener {
     if args.record.is_some() {
-        return Listener::Absent;
+        return Listener::default();
     }
+    let with_daemon = |daemon: Daemon| {
+        let agent = daemon.socket.path.with_file_name(client::AGENT);
+        Listener { agent: Some(agent), daemon: Some(daemon) }
+    };
     let given = args.socket.as_deref();
     let unreachable = match Daemon::find(given) {
-        Ok(daemon) => return Listener::Daemon(daemon),
+        Ok(daemon) => return with_daemon(daemon),
         Err(unreachable) => unreachable,
     };
     if let Some(socket) = client::named_socket(given) {
         let why = unreachable.tried.first().map_or("", |(_, why)| why.as_str());
         notes.print(&format!("no daemon answers at {}: {why}; nothing will be recorded", socket.display()));
-        return Listener::Absent;
+        return Listener::default();
     }
     if let Some(agent) = client::agent_socket() {
-        return Listener::AgentSocket(agent);
+        return Listener { agent: Some(agent), daemon: None };
     }
     match private::start() {
-        Ok(daemon) => Listener::Daemon(daemon),
+        Ok(daemon) => with_daemon(daemon),
         Err(why) => {
             notes.print(&format!("no daemon answers or could be started: {why}; nothing will be recorded"));
-            Listener::Absent
+            Listener::default()
         }
     }
 }

@@ -31,7 +31,7 @@ pub(crate) fn start() -> Result<Daemon, String> {
     let this = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut detach = Command::new(this);
     if runtime().is_none() {
-        detach.env_remove("XDG_RUNTIME_DIR"); // the daemon would use it
+        detach.env_remove("XDG_RUNTIME_DIR"); // is not this user's directory, and the daemon would use it
     }
     detach.args(["detach", "--log"]).arg(&log).arg("--").arg(&program).arg("--private");
     let detached =
@@ -67,7 +67,7 @@ pub(crate) fn detach(args: &Detach) -> anyhow::Result<()> {
     rustix::process::setsid().context("setsid")?;
     let log = open_log(&args.log).with_context(|| args.log.display().to_string())?;
     let mut command = Command::new("/bin/sh");
-    // A service manager's variables are meant for this process only.
+    // Variables that a service manager has set for gpumemctl must not reach the daemon.
     for name in
         ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"]
     {

@@ -43,7 +43,6 @@ fn thread(events: Sender<Event>, work: impl FnOnce(&Sender<Event>) + Send + 'sta
     std::thread::spawn(move || work(&SendOver(events).0));
 }
 
-/// Starts the thread that receives signals.
 pub(crate) fn signals(events: Sender<Event>) -> io::Result<()> {
     let all = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGWINCH];
     let mut signals = signal_hook::iterator::Signals::new(all)?;

@@ -57,7 +57,6 @@ pub(crate) struct List {
     pub reversed: bool,
     /// Words that a shown row contains; all rows are shown if it is empty.
     pub filter: String,
-    /// Whether the user is typing the filter.
     pub typing: bool,
     chosen: Option<RowId>,
     /// Used bytes of each process in the last replies, the oldest first.
@@ -119,7 +118,6 @@ impl List {
         rows.iter().position(is_chosen).unwrap_or(0)
     }
 
-    /// Returns the process of the selected row.
     pub(crate) fn process<'p>(&self, ps: &'p Ps) -> Option<&'p ProcessRow> {
         let rows = self.rows(ps);
         rows.get(self.chosen(ps, &rows)).and_then(|row| ps.processes.get(*row))

@@ -14,9 +14,8 @@ pub(crate) fn height(ps: &Ps) -> usize {
 
 /// Columns (indices in [`ps::HEADS`]) that a narrow terminal omits, in this order.
 const OMITTED_FIRST: [usize; 4] = [6, 2, 3, 7];
-/// Index of the column with the state of a process.
+/// Index and maximum width of the column with the state of a process.
 const STATE: usize = 3;
-/// Maximum width of the column with the state.
 const STATE_WIDTH: usize = 14;
 /// Minimum width that is left for commands.
 const COMMAND_WIDTH: usize = 16;

@@ -28,7 +28,6 @@ const CHART_FROM: usize = 16;
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Line {
     Blank,
-    /// Headings of the table.
     Head,
     /// The row with this index in the table.
     Row(usize),
@@ -57,9 +56,8 @@ pub(crate) struct Process {
     panel: Panel,
     layers: Vec<Layer>,
     history: History,
-    /// Index of the selected line.
+    /// Indices of the selected line and of the first visible line.
     selected: usize,
-    /// Index of the first visible line.
     first: usize,
     width: usize,
     /// Number of lines that fit on the screen.

@@ -13,7 +13,6 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    /// Adds the bytes of a frame.
     pub(crate) fn add(&mut self, bytes: usize) {
         if bytes > 0 {
             self.last = bytes;
@@ -270,7 +269,6 @@ pub(super) const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', 
 /// Characters of a sparkline without Unicode, from low to high.
 const ASCII: [char; 8] = ['_', '.', '-', ':', '=', '+', '*', '#'];
 
-/// A part of a [`bar`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Part {
     pub bytes: i64,

@@ -21,7 +21,6 @@ pub(crate) enum Action {
     Quit,
     EndBySignal(i32),
     Fail(anyhow::Error),
-    /// Draw the whole screen again.
     Redraw,
 }
 
@@ -122,7 +121,6 @@ impl State {
         None
     }
 
-    /// Opens the view of the selected process.
     fn open_process(&mut self) {
         let chosen = self.ps.as_ref().and_then(|ps| self.list.process(ps));
         // Processes that the daemon hides from this user have pid 0.

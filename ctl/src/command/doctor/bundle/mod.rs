@@ -44,7 +44,7 @@ pub(super) fn write(args: &Args, report: &DoctorReport) -> Result<()> {
     let mut parts = vec![
         part("versions.txt", "of gpumem, the kernel, the driver", versions(report)),
         part("doctor.txt", "the findings of doctor", findings::text(report, None)),
-        part("doctor.json", "the same for programs", findings::json(report)?),
+        part("doctor.json", "the same for programs", findings::json(report)),
         part("driver.txt", "the driver's own files, device files and their modes", driver()),
         part("processes.txt", "pid, user, device, state and bytes; no command", processes(&ps)),
     ];
@@ -86,10 +86,9 @@ pub(super) fn write(args: &Args, report: &DoctorReport) -> Result<()> {
     print(&format!("written: {} bytes, readable by you alone\n", packed.len()))
 }
 
-/// A file of the archive.
+/// A file of the archive, with its description for the list of contents.
 struct Part {
     name: &'static str,
-    /// Description for the list of contents.
     what: String,
     text: String,
 }

@@ -134,7 +134,7 @@ fn without_passwords(line: &str) -> String {
     out + rest
 }
 
-/// Returns the key and the value of a line; `None` if it sets nothing.
+/// Returns key and value of a line of the configuration; `None` if the line sets nothing.
 fn setting(line: &str) -> Option<(&str, &str)> {
     let (key, value) = line.split_once('=')?;
     let key = key.trim();

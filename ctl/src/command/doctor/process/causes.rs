@@ -163,7 +163,7 @@ pub(super) fn socket(
     }
     let fix = match (mounts_differ(process.pid), &daemons) {
         (true, Some(daemons)) => {
-            // The file next to the control socket is a link to a folder that contains only the agent socket.
+            // The agent socket next to the control socket is a link to one in a folder of its own, which can be mounted alone.
             let socket = daemons.canonicalize().unwrap_or_else(|_| daemons.clone());
             let folder = socket.parent().unwrap_or(Path::new("/run/gpumemd/agent")).display();
             let socket = socket.display();
