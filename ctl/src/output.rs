@@ -50,8 +50,7 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Writes a document to a file or to standard output. A new file appears only when it is complete. Binary documents are not
-/// written to a terminal.
+/// Writes a document to standard output, or to a file that appears only when it is complete. Terminals get no binary document.
 pub(crate) fn deliver(bytes: &[u8], output: &Output) -> Result<()> {
     let is_text = std::str::from_utf8(bytes).is_ok() && !bytes.starts_with(b"%PDF");
     if output.path().is_none() && !is_text && io::stdout().is_terminal() {
@@ -144,8 +143,7 @@ pub(crate) fn print_error(error: &anyhow::Error) -> u8 {
     exit::code(error)
 }
 
-/// Prints an argument error or help. Errors are escaped, because a shell pattern may put file names of other users among the
-/// arguments.
+/// Prints an argument error or help. Errors are escaped, because a shell pattern may expand to file names of other users.
 pub(crate) fn print_parse_error(help_or_error: &clap::Error) {
     let is_clean = |argument: std::ffi::OsString| argument.to_str().is_some_and(|text| escape(text) == *text);
     if !help_or_error.use_stderr() || std::env::args_os().all(is_clean) {

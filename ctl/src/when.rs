@@ -46,8 +46,7 @@ pub(crate) enum Zone {
 }
 
 impl std::fmt::Display for When {
-    /// Formats the time so that it can be typed again. The text means the same time until a later moment has this time of day,
-    /// or a later mark this name.
+    /// Formats the time so that it can be typed again. A time of day, or a mark's name, may mean a later moment then.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let decimal = |f: &mut std::fmt::Formatter<'_>, ns: u64, unit: &str| match ns % 1_000_000_000 {
             0 => write!(f, "{}{unit}", ns / 1_000_000_000),

@@ -59,8 +59,7 @@ pub(crate) fn get(authority: &str, path: &str, within: Duration) -> Reply {
     })
 }
 
-/// Gets an https address by the program `curl`, with its environment and its configuration (`CURL_CA_BUNDLE`, ~/.curlrc,
-/// ~/.netrc, proxies).
+/// Gets an https address by the program `curl`, which also reads `CURL_CA_BUNDLE`, proxies, ~/.curlrc and ~/.netrc.
 pub(crate) fn get_by_curl(url: &str, within: Duration) -> Reply {
     let mut curl = Command::new("curl");
     curl.args(["--silent", "--show-error", "--globoff", "--netrc-optional", "--proto", "=https"]);

@@ -18,8 +18,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Timeout for most replies. A daemon replies from prepared data within milliseconds; a stopped or swapped-out one must not block
-/// a terminal.
+/// Timeout for most replies, which take milliseconds. A stopped or swapped-out daemon must not block a terminal.
 const ANSWER: Duration = Duration::from_secs(5);
 /// Timeout for requests that wait for an agent, which may be busy.
 const RECORD: Duration = Duration::from_secs(15);
@@ -125,8 +124,7 @@ impl Daemon {
         self.request(Method::POST, &format!("/v1/nvml/release?for_s={for_s}"), ANSWER)
     }
 
-    /// Makes the agent of a process start or stop a recording, pause, resume or dump. `limits` are query parameters such as
-    /// `&steps=1:2`.
+    /// Makes the agent of a process start a recording, stop, pause, resume or dump. `limits` are parameters as `&steps=1:2`.
     pub(crate) fn record(
         &self,
         pid: u32,

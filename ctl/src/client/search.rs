@@ -62,8 +62,7 @@ pub(crate) fn private_directory() -> PathBuf {
     runtime().map_or_else(in_tmp, |runtime| runtime.join("gpumem"))
 }
 
-/// Returns a daemon's agent socket that accepts connections. Used if its control socket is unreachable, as in a container that
-/// gets only the agent socket.
+/// Returns an agent socket that accepts connections. A container may get only this one, without the control socket.
 pub(crate) fn agent_socket() -> Option<PathBuf> {
     let controls = candidates(None).into_iter();
     let mut agents = controls.map(|control| Socket { path: control.path.with_file_name(AGENT), ..control });
@@ -124,8 +123,7 @@ impl Socket {
     }
 }
 
-/// Returns whether a path is in the system's directory. Only root can create that directory, and it contains the sockets of the
-/// daemon's own user.
+/// Returns whether a path is in the system's directory, which only root can create. Its sockets belong to the daemon's user.
 fn is_systems(path: &Path) -> bool {
     path.starts_with(SYSTEM)
 }

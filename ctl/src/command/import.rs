@@ -18,8 +18,7 @@ use std::fs::File;
 use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Imports each file's runs into the store. Importing the same file again changes nothing. A file that cannot be read does not
-/// stop the others, and neither does a closed output pipe.
+/// Imports the runs of files into the store. A file that cannot be read, or a closed output pipe, does not stop the others.
 pub(crate) fn run(args: &Import) -> Result<()> {
     let path = args.store.path()?;
     let (format, files) = format_and_files(args);
@@ -103,8 +102,7 @@ fn summary(run: &Run, id: &str, new: bool) -> String {
     text
 }
 
-/// Returns a hash of a file's content and length: a variant of FNV-1a that takes eight bytes at a time. The result must never
-/// change, because uids contain it.
+/// Returns a hash of a file's content (FNV-1a, but of eight bytes at a time). It must never change, because uids contain it.
 fn digest(path: &Path) -> Result<u64> {
     const PRIME: u64 = 0x0100_0000_01b3;
     let file = File::open(path)?;

@@ -75,8 +75,7 @@ fn table(runs: &[Listed], store_bytes: u64, terminal: Option<usize>) -> String {
     )
 }
 
-/// Returns the label of a row: command, file of origin, rank, job, and the number of the part if the run is a part of a
-/// process's life.
+/// Returns the label of a row: command, file of origin, rank, job, and number of the part if the run is stored in parts.
 fn label(listed: &Listed) -> String {
     let run = &listed.run;
     let (label, origin) = (short_command(&run.label), escape(&run.source_origin));

@@ -16,8 +16,7 @@ const HOST_NAMESPACE: &str = "pid:[4026531836]";
 const PORT: ([u8; 4], u16) = ([127, 0, 0, 1], 9837);
 /// Timeout for systemctl, which answers within milliseconds unless its bus hangs.
 const SYSTEMCTL: Duration = Duration::from_secs(3);
-/// Difference in ns from which the daemon's clock and ours count as different. A request takes less time, and the clocks of time
-/// namespaces differ by seconds.
+/// Difference in ns from which clocks are of different time namespaces. It is more than the duration of a request.
 const CLOCKS_APART: u64 = 2_000_000_000;
 
 pub(super) fn check(report: &DoctorReport, findings: &mut Vec<Finding>) {

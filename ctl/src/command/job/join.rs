@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 /// Identifies a process: node, pid and start time in clock ticks.
 type Key = (String, u32, u64);
 
-/// Joins the samples of `gpumem_process_info`, whose labels name the owner of a process, with its numbers. Numbers of other
-/// processes are dropped.
+/// Joins samples of `gpumem_process_info`, whose labels name the owners of processes, with the numbers of these processes.
 pub(crate) fn join(infos: &[Sample], numbers: &[Sample]) -> Vec<Member> {
     // If two jobs of the Prometheus scrape the same node, each of its samples occurs twice and counts once.
     let owners: BTreeMap<Key, &Sample> =

@@ -61,8 +61,7 @@ fn job_of_others(id: &str, hidden: &[HiddenRun]) -> anyhow::Error {
         .error(format!("job {}: {belong} to {users}; only that user and root see the memory", escape(id)))
 }
 
-/// Returns the running members, and the ended ones of the job's newest instance. A job that was restarted under the same name has
-/// several instances.
+/// Returns the running members, and the ended ones of the newest instance. A restarted job has several instances.
 fn latest(mut runs: Vec<RunReply>) -> Vec<Member> {
     let is_open = |reply: &RunReply| reply.run.state == State::Open;
     let newest =

@@ -62,14 +62,14 @@ pub(crate) fn summed(args: &Args, all: bool) -> Result<(Run, Option<String>, Str
         return Ok((sum_of_ranks(&title, runs), None, quoted(name)));
     }
     let Found { what, command } = found(args)?;
+    let typed = args.job.as_deref().map_or_else(|| typed(&command), quoted);
     Ok(match (what, &args.job) {
-        (What::One(one), None) => (one.run, one.id, typed(&command)),
+        (What::One(one), None) => (one.run, one.id, typed),
         (What::One(one), Some(job)) => {
             let title = format!("{} of job {}", processes(1), escape(job));
-            (sum_of_ranks(&title, vec![one.run]), None, quoted(job))
+            (sum_of_ranks(&title, vec![one.run]), None, typed)
         }
-        (What::Group(title, runs), Some(job)) => (sum_of_ranks(&escape(&title), runs), None, quoted(job)),
-        (What::Group(title, runs), None) => (sum_of_ranks(&escape(&title), runs), None, typed(&command)),
+        (What::Group(title, runs), _) => (sum_of_ranks(&escape(&title), runs), None, typed),
     })
 }
 
@@ -133,15 +133,13 @@ fn one(args: &Args) -> Result<String> {
 /// Finds the requested run. Numbers are pids; a file whose name is a number or run id is given as `./7`.
 fn select(args: &Args) -> Result<Found> {
     let pid = args.run.as_deref().and_then(|name| name.parse::<u32>().ok());
+    let is_unnamed = args.run.is_none() && args.pid.is_none();
     match (pid, &args.job) {
         _ if args.format.is_some() => find::stored(args),
         (_, Some(job)) => find::by_job(job, args),
         (Some(pid), None) => find::by_pid(pid, args),
-        (None, None) if args.run.is_none() && args.pid.is_none() => match find::newest(args)? {
-            Some(found) => Ok(found),
-            None => find::stored(args),
-        },
-        _ => find::stored(args),
+        (None, None) if is_unnamed => find::newest(args)?.map_or_else(|| find::stored(args), Ok),
+        (None, None) => find::stored(args),
     }
 }
 

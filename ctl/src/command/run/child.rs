@@ -105,8 +105,7 @@ fn spawn(command: &[OsString], variables: &[(&'static str, OsString)]) -> Result
     })
 }
 
-/// Returns the signals that this process ignores, as a mask with bit 0 for signal 1. SIGPIPE is one of them: Rust ignores it in
-/// gpumemctl, but not in its children.
+/// Returns the signals that this process ignores, as a mask with bit 0 for signal 1. Rust adds SIGPIPE, but not for children.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     u64::from_str_radix(status_field(&status, "SigIgn"), 16).unwrap_or(0)
@@ -162,8 +161,7 @@ fn descends(pid: u32, ancestor: u32) -> bool {
 }
 
 impl End {
-    /// Returns the command's exit code. If a signal ended the command, this process ends by the same signal, so that a waiting
-    /// process sees the same result.
+    /// Returns the command's exit code. If a signal ended the command, this process ends by that signal, as its parent expects.
     pub(crate) fn finish(&self) -> u8 {
         if let Some(code) = self.status.code() {
             return u8::try_from(code & 0xff).unwrap_or(exit::RUN_FAILED);

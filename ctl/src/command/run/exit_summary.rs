@@ -88,8 +88,7 @@ impl ExitSummary<'_> {
         }
     }
 
-    /// Returns whether a run belongs to this command. An inherited job id may be older, so only processes that began after
-    /// gpumemctl count.
+    /// Returns whether the process of a run began after gpumemctl. An inherited job id may also have older processes.
     fn is_ours(&self, reply: &RunReply) -> bool {
         let ticks = reply.run.process.start_ticks;
         ticks == 0 || Stat::of_pid(std::process::id()).is_none_or(|own| ticks >= own.start_ticks)
@@ -142,8 +141,7 @@ fn recordings(pattern: &Path, since: Instant) -> Vec<PathBuf> {
     found
 }
 
-/// Returns whether a file name is a numbered variant, as `run-2.gpumem` of `run.gpumem`. Agents write to a variant if the file
-/// exists already.
+/// Returns whether a file name is a variant as `run-2.gpumem` of `run.gpumem`, which an agent writes if the file exists.
 fn is_numbered(file: &str, name: &str) -> bool {
     let (stem, extension) = match name.rsplit_once('.') {
         Some((stem, extension)) if !stem.is_empty() => (stem, format!(".{extension}")),

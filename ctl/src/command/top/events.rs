@@ -84,8 +84,7 @@ fn has_more_input(input: &File) -> bool {
     poll(&mut [PollFd::new(input, PollFlags::IN)], Some(&REST_OF_A_KEY)).is_ok_and(|ready| ready > 0)
 }
 
-/// Starts the thread that polls the daemon every `interval`, and at once when another process is to be requested. `requested`
-/// receives the pid of that process.
+/// Starts the thread that polls the daemon every `interval`, and at once when `requested` has the pid of another process.
 pub(crate) fn replies(
     socket: Option<PathBuf>,
     interval: Duration,

@@ -118,7 +118,7 @@ impl List {
         rows.iter().position(is_chosen).unwrap_or(0)
     }
 
-    pub(crate) fn process<'p>(&self, ps: &'p Ps) -> Option<&'p ProcessRow> {
+    pub(crate) fn chosen_process<'p>(&self, ps: &'p Ps) -> Option<&'p ProcessRow> {
         let rows = self.rows(ps);
         rows.get(self.chosen(ps, &rows)).and_then(|row| ps.processes.get(*row))
     }

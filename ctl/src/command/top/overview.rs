@@ -45,7 +45,7 @@ pub(crate) fn draw(
         screen.put(row, 0, ps::NO_DEVICE, Style::of(RED));
         row += 1;
     } else {
-        let chosen = list.process(ps).filter(|_| is_live);
+        let chosen = list.chosen_process(ps).filter(|_| is_live);
         let room = end.saturating_sub(row + usize::from(claims.is_some()));
         // At least half of the rows, and the row of their headings, are for processes.
         let limit = room.saturating_sub(2).saturating_sub(ps.processes.len().min(room / 2)).max(1);
@@ -122,8 +122,7 @@ fn device_cells(ps: &Ps, index: usize, unit: Unit) -> [String; 5] {
     [device.index.to_string(), model, amount(device.used_bytes), free, amount(device.total_bytes)]
 }
 
-/// Returns the parts of a device's bar, as in [`PARTS`]. A process has the bytes that NVML charges to it. Unknown ones are in the
-/// unaccounted part.
+/// Returns the [`PARTS`] of a device's bar. Processes have the bytes that NVML charges; unknown ones are in the unaccounted part.
 fn parts(ps: &Ps, index: usize, device: &DeviceRow, chosen: Option<&ProcessRow>) -> Vec<Part> {
     let processes = ps.processes.iter().filter(|process| process.device == index);
     let (mut own, mut others) = (0_i64, 0_i64);

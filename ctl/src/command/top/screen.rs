@@ -184,8 +184,7 @@ impl Screen {
         self.cells.get(row * self.width..(row + 1) * self.width).unwrap_or_default()
     }
 
-    /// Returns the bytes that change the terminal's contents from `shown` to this. Everything is redrawn if the size differs or
-    /// `shown` is `None`.
+    /// Returns the bytes that change the terminal's contents from `shown` to this; of all cells if `shown` has another size.
     pub(crate) fn changes(&self, shown: Option<&Screen>) -> Vec<u8> {
         let mut pen = Pen { out: Vec::new(), cursor: None, style: Style::PLAIN };
         let same_size = |shown: &&Screen| (shown.width, shown.height) == (self.width, self.height);

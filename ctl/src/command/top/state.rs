@@ -122,7 +122,7 @@ impl State {
     }
 
     fn open_process(&mut self) {
-        let chosen = self.ps.as_ref().and_then(|ps| self.list.process(ps));
+        let chosen = self.ps.as_ref().and_then(|ps| self.list.chosen_process(ps));
         // Processes that the daemon hides from this user have pid 0.
         if let Some(process) = chosen.filter(|process| process.pid != 0) {
             self.process = Some(Process::new(process.pid));

@@ -32,8 +32,7 @@ pub(super) struct Redactor {
 }
 
 impl Redactor {
-    /// Makes a redactor that replaces the names in `users`, the secrets in `environment`, and the home folder. All texts of the
-    /// archive have the same replacement for a name.
+    /// Makes a redactor that replaces the names in `users`, and secrets and home folder in `environment`.
     pub(crate) fn new(users: &[String], environment: impl Iterator<Item = (String, String)>) -> Redactor {
         // The hash key is random and never stored, so names cannot be recovered with a list of candidates.
         let key = RandomState::new();
