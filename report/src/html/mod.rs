@@ -10,7 +10,7 @@ mod holdings;
 
 use super::{Report, group as table};
 use crate::encode::markup;
-use crate::plot::palette::{self, Color, RANKS, Theme, category};
+use crate::plot::palette::{self, Color, RANKS, category};
 use crate::text::{self, Layout};
 use base64::prelude::{BASE64_STANDARD, Engine};
 use data::Limits;
@@ -166,7 +166,7 @@ fn color_style() -> String {
         names.push((name, colors));
     };
     for rank in 0..RANKS {
-        plain(format!("c{rank}"), [Theme::Light, Theme::Dark].map(|theme| category(rank, theme)));
+        plain(format!("c{rank}"), category(rank));
     }
     plain("others".to_owned(), palette::OTHERS.ground);
     plain("smaller".to_owned(), palette::SMALLER.ground);

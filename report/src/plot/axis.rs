@@ -15,7 +15,7 @@ pub(super) const GREY: Color = Color(0x55, 0x55, 0x55);
 /// Returns a text item without control characters.
 pub(super) fn words(text: &str, x: f64, y: f64, size: f64) -> Text {
     let text = escape(text);
-    Text { text, x, y, size, anchor: Anchor::Start, bold: false, turned: 0.0, color: BLACK }
+    Text { text, x, y, size, anchor: Anchor::Start, bold: false, color: BLACK }
 }
 
 /// A scale of amounts from `low` to `high`; both are multiples of `step`.
@@ -37,12 +37,10 @@ impl Axis {
         let one = unit.bytes() as f64;
         let (low, high) = (low.min(0) as f64 / one, high.max(0) as f64 / one);
         let span = if high > low { high - low } else { 1.0 };
-        let power = 10_f64.powf((span / STEPS).log10().floor());
-        let round = [1.0, 2.0, 5.0, 10.0].into_iter().map(|times| times * power);
-        let step = round.clone().find(|step| span / step <= STEPS).unwrap_or(10.0 * power);
+        let step = round_step(span, STEPS, &[1.0, 2.0, 5.0]).unwrap_or(span);
         // Labels would repeat if steps were less than one byte.
         let step = if unit.bytes() == 1 { step.max(1.0) } else { step };
-        let decimals = (-step.log10()).ceil().max(0.0) as usize;
+        let decimals = decimals(step);
         let low = (low / step).floor() * step;
         let high = ((high / step).ceil() * step).max(low + step);
         Axis { unit, low: low * one, high: high * one, step: step * one, decimals }
@@ -97,6 +95,19 @@ impl Axis {
     pub(super) fn along(&self, width: f64, bytes: f64) -> f64 {
         width * (bytes - self.low) / (self.high - self.low)
     }
+}
+
+/// Returns the smallest step that divides `span` into at most `most` parts and is one of `rounds` times a power of ten.
+pub(super) fn round_step(span: f64, most: f64, rounds: &[f64]) -> Option<f64> {
+    let power = 10_f64.powf((span / most).log10().floor());
+    let steps =
+        [power, power * 10.0].into_iter().flat_map(|power| rounds.iter().map(move |round| round * power));
+    steps.into_iter().find(|step| span / step <= most)
+}
+
+/// Returns the number of digits after the decimal point that multiples of `step` need.
+pub(super) fn decimals(step: f64) -> usize {
+    (-step.log10()).ceil().max(0.0) as usize
 }
 
 /// Formats an amount of a list. An amount above zero that rounds to zero is printed as less than one unit of the last digit.

@@ -1,7 +1,6 @@
 //! Bars as data: the parts of a bar, which colour each category gets, and how small parts are summed.
 
-use super::drawing::Fill;
-use super::palette::{self, RANKS, Theme};
+use super::palette::{self, Pattern, RANKS};
 use crate::{largest_first, sum};
 use gpumem_model::units::thousands;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,16 +54,16 @@ pub enum Kind {
 
 impl Kind {
     /// Returns how the part is drawn; `rank` is the place of its category by size, 0 for the largest.
-    pub(super) fn fill(self, rank: Option<usize>) -> Fill {
-        Fill::from(match (self, rank) {
-            (Kind::Category, Some(rank)) => return Fill::Solid(palette::category(rank, Theme::Light)),
+    pub(super) fn fill(self, rank: Option<usize>) -> Pattern {
+        match (self, rank) {
+            (Kind::Category, Some(rank)) => Pattern::plain(palette::category(rank)),
             (Kind::Category, None) | (Kind::Smaller, _) => palette::SMALLER,
             (Kind::Others, _) => palette::OTHERS,
             (Kind::Idle, _) => palette::IDLE,
             (Kind::Opaque, _) => palette::OPAQUE,
             (Kind::Predates, _) => palette::PREDATES,
             (Kind::Untrackable, _) => palette::UNTRACKABLE,
-        })
+        }
     }
 }
 

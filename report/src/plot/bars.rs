@@ -3,9 +3,9 @@
 
 use super::axis::{Axis, GREY, LARGE, SMALL, amount, percents, words};
 use super::bar::{Bar, Segment, folded, rank, ranks};
-use super::drawing::{Anchor, Data, Drawing, Fill, Rect, Text};
+use super::drawing::{Anchor, Data, Drawing, Rect, Text};
 use super::helvetica::{WIDER, fitted, told_apart};
-use super::palette::BLACK;
+use super::palette::{BLACK, Pattern};
 use crate::sum;
 use gpumem_model::units::{Unit, thousands};
 
@@ -75,14 +75,13 @@ fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) 
         let label = words(label, x + BAR / 2.0, y, SMALL);
         if share.abs() >= THIN && at.height > SMALL * 1.4 {
             let mut label = Text { anchor: Anchor::Middle, ..label };
-            match fill {
-                Fill::Solid(color) => label.color = color.text(),
+            if fill.ink.is_none() {
+                label.color = fill.ground[0].text();
+            } else {
                 // Text on hatching is hard to read, so it gets a plain background.
-                fill => {
-                    let width = label.width() + 6.0;
-                    let behind = Rect { x: label.x - width / 2.0, y: y - SMALL, width, height: SMALL * 1.35 };
-                    out.rect(behind, fill.ground().map_or(Fill::None, Fill::Solid), None, None);
-                }
+                let width = label.width() + 6.0;
+                let behind = Rect { x: label.x - width / 2.0, y: y - SMALL, width, height: SMALL * 1.35 };
+                out.rect(behind, Pattern::plain(fill.ground), None, None);
             }
             out.text(label);
         } else {
@@ -106,16 +105,16 @@ fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) 
 }
 
 /// Returns the parts of a bar in the order of stacking from below, each with its fill.
-pub(super) fn stacked<'b>(bar: &'b Bar, ranks: &[String]) -> Vec<(&'b Segment, Fill)> {
+pub(super) fn stacked<'b>(bar: &'b Bar, ranks: &[String]) -> Vec<(&'b Segment, Pattern)> {
     let parts = bar.segments.iter().filter(|part| part.bytes != 0);
-    let mut parts: Vec<(&Segment, Fill)> =
+    let mut parts: Vec<(&Segment, Pattern)> =
         parts.map(|part| (part, part.kind.fill(rank(part, ranks)))).collect();
     parts.sort_by_key(|(part, _)| (part.kind, rank(part, ranks)));
     parts
 }
 
 /// Draws the list of parts in the order in which they are stacked, and their sum.
-pub(super) fn list(bar: &Bar, parts: &[(&Segment, Fill)], unit: Unit, at: Rect, out: &mut Drawing) {
+pub(super) fn list(bar: &Bar, parts: &[(&Segment, Pattern)], unit: Unit, at: Rect, out: &mut Drawing) {
     let amounts: Vec<i64> = parts.iter().map(|(part, _)| part.bytes).collect();
     let shares = percents(bar.total_bytes, &amounts);
     let total = unit.round(bar.total_bytes);

@@ -23,7 +23,7 @@ pub enum Item {
     /// A closed polygon.
     Shape {
         points: Vec<(f64, f64)>,
-        fill: Fill,
+        fill: Pattern,
         /// Colour and width of the outline.
         stroke: Option<(Color, f64)>,
         data: Option<Data>,
@@ -35,7 +35,6 @@ pub enum Item {
         color: Color,
         width: f64,
         dashed: bool,
-        data: Option<Data>,
     },
     /// A single line of text.
     Text(Text),
@@ -56,8 +55,6 @@ pub struct Text {
     /// Which part of the text is at `x`.
     pub anchor: Anchor,
     pub bold: bool,
-    /// Rotation around the anchor, counterclockwise, in degrees.
-    pub turned: f64,
     pub color: Color,
 }
 
@@ -86,40 +83,6 @@ impl Text {
     }
 }
 
-/// Interior of a shape.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[allow(missing_docs)]
-pub enum Fill {
-    None,
-    Solid(Color),
-    Hatched(Pattern),
-}
-
-impl From<Pattern> for Fill {
-    fn from(pattern: Pattern) -> Fill {
-        if pattern.ink.is_some() { Fill::Hatched(pattern) } else { Fill::Solid(pattern.ground[0]) }
-    }
-}
-
-impl Fill {
-    /// Returns the colour of the interior; `None` if it is transparent.
-    pub(super) fn ground(&self) -> Option<Color> {
-        match self {
-            Fill::None => None,
-            Fill::Solid(color) => Some(*color),
-            Fill::Hatched(pattern) => Some(pattern.ground[0]),
-        }
-    }
-
-    /// Returns the colour and the lines of a hatched fill inside a polygon; `None` for other fills.
-    pub(super) fn hatch(&self, points: &[(f64, f64)]) -> Option<(Color, Vec<Stroke>)> {
-        match self {
-            Fill::Hatched(pattern) => Some((pattern.ink?[0], hatch(points, pattern))),
-            _ => None,
-        }
-    }
-}
-
 /// The bytes that a shape represents. SVG files contain them for programs that read the picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -137,7 +100,7 @@ impl Drawing {
     }
 
     /// Adds a rectangle; `x`, `y` is its upper left corner.
-    pub fn rect(&mut self, at: Rect, fill: Fill, stroke: Option<(Color, f64)>, data: Option<Data>) {
+    pub fn rect(&mut self, at: Rect, fill: Pattern, stroke: Option<(Color, f64)>, data: Option<Data>) {
         let Rect { x, y, width, height } = at;
         let points = vec![(x, y), (x + width, y), (x + width, y + height), (x, y + height)];
         self.items.push(Item::Shape { points, fill, stroke, data });
@@ -145,7 +108,7 @@ impl Drawing {
 
     /// Adds a solid line.
     pub fn line(&mut self, points: Vec<(f64, f64)>, color: Color, width: f64) {
-        self.items.push(Item::Line { points, color, width, dashed: false, data: None });
+        self.items.push(Item::Line { points, color, width, dashed: false });
     }
 
     /// Adds a text.
@@ -160,8 +123,8 @@ impl Drawing {
             Item::Shape { points, fill, stroke, data } => {
                 Item::Shape { points: moved(points), fill, stroke, data }
             }
-            Item::Line { points, color, width, dashed, data } => {
-                Item::Line { points: moved(points), color, width, dashed, data }
+            Item::Line { points, color, width, dashed } => {
+                Item::Line { points: moved(points), color, width, dashed }
             }
             Item::Text(text) => Item::Text(Text { x: text.x + x, y: text.y + y, ..text }),
         }));
@@ -180,13 +143,13 @@ pub struct Rect {
 
 pub(super) type Stroke = ((f64, f64), (f64, f64));
 
-/// Returns the hatch lines inside a polygon (even-odd rule). All polygons of a picture use one grid of lines. So lines of
-/// adjacent shapes meet, and the output formats need no clipping.
-fn hatch(points: &[(f64, f64)], pattern: &Pattern) -> Vec<Stroke> {
+/// Returns the colour of the hatch lines of a polygon, and the lines (even-odd rule); `None` for a plain pattern. All polygons of
+/// a picture use one grid of lines. So lines of adjacent shapes meet, and the output formats need no clipping.
+pub(super) fn hatch(points: &[(f64, f64)], pattern: &Pattern) -> Option<(Color, Vec<Stroke>)> {
     /// Maximum number of hatch lines, more than any picture needs: a full page with the smallest spacing.
     const MAX_LINES: f64 = 4096.0;
-    let angle = pattern.degrees.to_radians();
-    let (sin, cos) = angle.sin_cos();
+    let ink = pattern.ink?[0];
+    let (sin, cos) = pattern.degrees.to_radians().sin_cos();
     // Rotates the polygon so that the hatch lines are horizontal.
     let level = |(x, y): (f64, f64)| (x * cos - y * sin, x * sin + y * cos);
     let back = |(x, y): (f64, f64)| (x * cos + y * sin, y * cos - x * sin);
@@ -195,7 +158,7 @@ fn hatch(points: &[(f64, f64)], pattern: &Pattern) -> Vec<Stroke> {
     let high = turned.iter().map(|point| point.1).fold(f64::NEG_INFINITY, f64::max);
     let spacing = pattern.spacing;
     if spacing <= 0.0 || !low.is_finite() || !high.is_finite() || (high - low) / spacing > MAX_LINES {
-        return Vec::new();
+        return None;
     }
     let mut strokes = Vec::new();
     let mut line = (low / spacing).ceil();
@@ -205,7 +168,7 @@ fn hatch(points: &[(f64, f64)], pattern: &Pattern) -> Vec<Stroke> {
         strokes.extend(inside.map(|(from, to)| (back((from, y)), back((to, y)))));
         line += 1.0;
     }
-    strokes
+    Some((ink, strokes))
 }
 
 /// Returns the parts of a horizontal line that are inside a polygon (even-odd rule), as the x coordinates of their ends.
@@ -227,7 +190,7 @@ mod tests {
         let square = [(10.0, 10.0), (50.0, 10.0), (50.0, 30.0), (10.0, 30.0)];
         for degrees in [0.0, 45.0, -45.0, 90.0] {
             let pattern = Pattern { ground: [WHITE; 2], ink: Some([BLACK; 2]), degrees, spacing: 4.0 };
-            let strokes = hatch(&square, &pattern);
+            let (_, strokes) = hatch(&square, &pattern).expect("lines");
             assert!(strokes.len() >= 5, "{degrees}: {strokes:?}");
             for ((ax, ay), (bx, by)) in strokes {
                 for (x, y) in [(ax, ay), (bx, by)] {
@@ -237,7 +200,7 @@ mod tests {
         }
         let endless = [(0.0, 0.0), (1e12, 0.0), (1e12, 1e12)];
         let pattern = Pattern { ground: [WHITE; 2], ink: Some([BLACK; 2]), degrees: 45.0, spacing: 1.0 };
-        assert!(hatch(&endless, &pattern).is_empty(), "bounded");
-        assert!(hatch(&[], &pattern).is_empty());
+        assert_eq!(hatch(&endless, &pattern), None, "bounded");
+        assert_eq!(hatch(&[], &pattern), None);
     }
 }

@@ -19,7 +19,7 @@ mod timeline;
 
 pub use bar::{Bar, Kind, Segment, folded_to};
 pub use bars::bars;
-pub use drawing::{Anchor, Data, Drawing, Fill, Item, Rect, Text};
+pub use drawing::{Anchor, Data, Drawing, Item, Rect, Text};
 pub(crate) use frame::Frame;
 pub(crate) use of_report::by_name;
 pub use of_report::{Nothing, Options, Picture, bar, draw};

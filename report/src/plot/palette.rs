@@ -30,14 +30,6 @@ impl Color {
     }
 }
 
-/// Theme of the background.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Theme {
-    Light,
-    Dark,
-}
-
 /// Text colour on paper.
 pub const BLACK: Color = Color(0, 0, 0);
 /// Colour of paper, and of the part `Others` on paper.
@@ -63,12 +55,13 @@ const CATEGORIES: [[Color; 2]; RANKS] = [
     [Color(0x6a, 0x9a, 0xe8), Color(0xd2, 0xfa, 0xa2)], // periwinkle
 ];
 
-/// Returns the colour of a category. `rank` is its place by size, 0 for the largest; ranks beyond [`RANKS`] repeat the colours.
-pub fn category(rank: usize, theme: Theme) -> Color {
-    CATEGORIES[rank % RANKS][theme as usize]
+/// Returns the colours of a category for [light, dark] theme. `rank` is its place by size, 0 for the largest; ranks beyond
+/// [`RANKS`] repeat the colours.
+pub fn category(rank: usize) -> [Color; 2] {
+    CATEGORIES[rank % RANKS]
 }
 
-/// Appearance of a part that has no category.
+/// Appearance of an area: a background, and lines on it if the area stands for memory without a category.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pattern {
     /// Background colour for [light, dark] theme.
@@ -79,6 +72,13 @@ pub struct Pattern {
     pub degrees: f64,
     /// Distance between lines, in points (96-dpi pixels times 0.75).
     pub spacing: f64,
+}
+
+impl Pattern {
+    /// Returns a plain background in these colours for [light, dark] theme.
+    pub fn plain(ground: [Color; 2]) -> Self {
+        Pattern { ground, ..OTHERS }
+    }
 }
 
 /// Bytes that no rule matches: white on paper, grey on a dark page.
@@ -133,29 +133,29 @@ mod tests {
 
     #[test]
     fn neighbours_differ_for_every_eye_and_without_colour() {
-        for theme in [Theme::Light, Theme::Dark] {
+        for theme in [0, 1] {
             for rank in 0..RANKS {
-                let (one, next) = (category(rank, theme), category(rank + 1, theme));
+                let (one, next) = (category(rank)[theme], category(rank + 1)[theme]);
                 for kind in ["all", "protan", "deutan"] {
                     let (a, b) = (seen_by(kind, one), seen_by(kind, next));
                     let far = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
-                    assert!(far > 0.25, "{theme:?} {rank} {kind}: {far}");
+                    assert!(far > 0.25, "{theme} {rank} {kind}: {far}");
                 }
                 let (a, b) = (one.luminance() + 0.05, next.luminance() + 0.05);
-                assert!(a.max(b) / a.min(b) > 1.5, "{theme:?} {rank} in grey: {}", a.max(b) / a.min(b));
+                assert!(a.max(b) / a.min(b) > 1.5, "{theme} {rank} in grey: {}", a.max(b) / a.min(b));
             }
         }
     }
 
     #[test]
     fn no_two_categories_look_the_same() {
-        for theme in [Theme::Light, Theme::Dark] {
+        for theme in [0, 1] {
             for kind in ["all", "protan", "deutan"] {
                 for (rank, other) in (0..RANKS).flat_map(|rank| (0..rank).map(move |other| (rank, other))) {
                     let (a, b) =
-                        (seen_by(kind, category(rank, theme)), seen_by(kind, category(other, theme)));
+                        (seen_by(kind, category(rank)[theme]), seen_by(kind, category(other)[theme]));
                     let far = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
-                    assert!(far > 0.1, "{theme:?} {kind}: {rank} and {other} are {far} apart");
+                    assert!(far > 0.1, "{theme} {kind}: {rank} and {other} are {far} apart");
                 }
             }
         }
@@ -164,10 +164,10 @@ mod tests {
     #[test]
     fn text_on_a_colour_can_be_read() {
         for rank in 0..RANKS {
-            let color = category(rank, Theme::Light);
+            let color = category(rank)[0];
             let (a, b) = (color.luminance() + 0.05, color.text().luminance() + 0.05);
             assert!(a.max(b) / a.min(b) > 4.5, "{rank}");
         }
-        assert_eq!(category(0, Theme::Light).hex(), "#0072b2");
+        assert_eq!(category(0)[0].hex(), "#0072b2");
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! The same picture always gives the same bytes: the file contains no date.
 
-use super::drawing::{Drawing, Item, Text};
+use super::drawing::{Drawing, Item, Text, hatch};
 use super::helvetica::shown;
 use super::palette::Color;
 use super::svg::number;
@@ -71,10 +71,8 @@ impl Drawing {
             match item {
                 Item::Shape { points, fill, stroke, .. } => {
                     let outline = path(points);
-                    if let Some(ground) = fill.ground() {
-                        let _ = writeln!(out, "{} rg {outline}h f*", color(ground));
-                    }
-                    if let Some((ink, lines)) = fill.hatch(points) {
+                    let _ = writeln!(out, "{} rg {outline}h f*", color(fill.ground[0]));
+                    if let Some((ink, lines)) = hatch(points, fill) {
                         let lines: String = lines.iter().map(|(from, to)| path(&[*from, *to])).collect();
                         let _ = writeln!(out, "{} RG 0.7 w {lines}S", color(ink));
                     }
@@ -82,7 +80,7 @@ impl Drawing {
                         let _ = writeln!(out, "{} RG {} w {outline}h S", color(*ink), number(*width));
                     }
                 }
-                Item::Line { points, color: ink, width, dashed, .. } => {
+                Item::Line { points, color: ink, width, dashed } => {
                     let dash = if *dashed { ("[4 3] 0 d ", " [] 0 d") } else { ("", "") };
                     let (ink, width, line) = (color(*ink), number(*width), path(points));
                     let _ = writeln!(out, "{ink} RG {width} w {}{line}S{}", dash.0, dash.1);
@@ -94,11 +92,7 @@ impl Drawing {
     }
 
     fn words(&self, text: &Text, out: &mut String) {
-        let (sin, cos) = text.turned.to_radians().sin_cos();
-        // Moves from the anchor to the text's start, along the direction of the text.
         let shown: Text = Text { text: text.text.chars().map(shown).collect(), ..text.clone() };
-        let before = shown.before();
-        let (x, y) = (text.x - before * cos, self.height - text.y - before * sin);
         let mut letters = String::new();
         for letter in shown.text.chars() {
             match letter {
@@ -111,9 +105,10 @@ impl Drawing {
         }
         let font = if text.bold { 'B' } else { 'R' };
         let (ink, size) = (color(text.color), number(text.size));
-        let turn = [cos, sin, -sin, cos].map(|part| format!("{part:.4}")).join(" ");
-        let (x, y) = (number(x), number(y));
-        let _ = writeln!(out, "BT {ink} rg /{font} {size} Tf {turn} {x} {y} Tm ({letters}) Tj ET");
+        let (x, y) = (number(text.x - shown.before()), number(self.height - text.y));
+        // The first four numbers of `Tm` are a matrix that neither turns nor scales the text.
+        let place = format!("1.0000 0.0000 -0.0000 1.0000 {x} {y} Tm");
+        let _ = writeln!(out, "BT {ink} rg /{font} {size} Tf {place} ({letters}) Tj ET");
     }
 }
 

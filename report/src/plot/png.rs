@@ -1,7 +1,7 @@
 //! Draws a picture as pixels. Only polygons and lines occur, so two computations suffice: the fraction of a pixel that a polygon
 //! covers, and the distance of a pixel from a line. Letters are lines too (strokes.rs), so no font is needed.
 
-use super::drawing::{Drawing, Item, inside};
+use super::drawing::{Drawing, Item, hatch, inside};
 use super::palette::{Color, WHITE};
 use super::strokes;
 use miniz_oxide::deflate::compress_to_vec_zlib;
@@ -53,8 +53,8 @@ impl Canvas {
     fn paint(&mut self, item: &Item) {
         match item {
             Item::Shape { points, fill, stroke, .. } => {
-                fill.ground().iter().for_each(|color| self.fill(points, *color));
-                if let Some((ink, lines)) = fill.hatch(points) {
+                self.fill(points, fill.ground[0]);
+                if let Some((ink, lines)) = hatch(points, fill) {
                     lines.into_iter().for_each(|(from, to)| self.strokes(&[vec![from, to]], 0.7, ink));
                 }
                 if let (Some((color, width)), Some(&first)) = (stroke, points.first()) {
@@ -62,21 +62,17 @@ impl Canvas {
                     self.strokes(&[closed], *width, *color);
                 }
             }
-            Item::Line { points, color, width, dashed, .. } => {
+            Item::Line { points, color, width, dashed } => {
                 let pieces = if *dashed { dashes(points, 4.0, 3.0) } else { vec![points.clone()] };
                 self.strokes(&pieces, *width, *color);
             }
             Item::Text(text) => {
                 let shown = super::Text { text: strokes::shown(&text.text), ..text.clone() };
-                let (sin, cos) = text.turned.to_radians().sin_cos();
                 let before = shown.before();
-                let place = |(x, y): (f64, f64)| {
-                    let (x, y) = (x * text.size - before, y * text.size);
-                    (text.x + x * cos - y * sin, text.y - x * sin - y * cos)
-                };
-                let letters = strokes::strokes(&shown.text, text.bold);
+                let place = |(x, y): (f64, f64)| (text.x + (x * text.size - before), text.y - y * text.size);
+                let letters = strokes::strokes(&shown.text, text.bold).into_iter();
                 let letters: Vec<Vec<_>> =
-                    letters.into_iter().map(|line| line.into_iter().map(place).collect()).collect();
+                    letters.map(|line| line.into_iter().map(place).collect()).collect();
                 self.strokes(&letters, strokes::pen(text.bold) * text.size, text.color);
             }
         }
@@ -248,7 +244,8 @@ fn crc<'b>(bytes: impl Iterator<Item = &'b u8>) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::super::palette::BLACK;
-    use super::super::{Fill, Rect, Text};
+    use super::super::palette::Pattern;
+    use super::super::{Rect, Text};
     use super::*;
 
     fn pixel(png: &[u8], width: usize, x: usize, y: usize) -> [u8; 3] {
@@ -266,7 +263,12 @@ mod tests {
     fn pixels_are_where_shapes_are() {
         let mut drawing = Drawing::new("", 20.0, 10.0);
         let red = Color(255, 0, 0);
-        drawing.rect(Rect { x: 5.0, y: 2.0, width: 10.0, height: 5.25 }, Fill::Solid(red), None, None);
+        drawing.rect(
+            Rect { x: 5.0, y: 2.0, width: 10.0, height: 5.25 },
+            Pattern::plain([red; 2]),
+            None,
+            None,
+        );
         let png = drawing.png().expect("small");
         assert_eq!(&png[16..24], [0, 0, 0, 40, 0, 0, 0, 20]);
         assert_eq!(pixel(&png, 40, 9, 8), [255; 3]);
@@ -287,7 +289,6 @@ mod tests {
             size: 12.0,
             anchor: super::super::Anchor::Start,
             bold: false,
-            turned: 0.0,
             color: BLACK,
         };
         drawing.text(text);

@@ -3,9 +3,9 @@
 use super::axis::{Axis, GREY, GRID, LARGE, SMALL, amount, percents, words};
 use super::bar::{Bar, Segment, rank};
 use super::bars::MARGIN;
-use super::drawing::{Anchor, Data, Drawing, Fill, Rect, Text};
+use super::drawing::{Anchor, Data, Drawing, Rect, Text};
 use super::helvetica::{WIDER, fitted, told_apart, width};
-use super::palette::{BLACK, WHITE};
+use super::palette::{BLACK, Pattern, WHITE};
 use gpumem_model::units::thousands;
 
 const ROW: f64 = 17.0;
@@ -83,7 +83,7 @@ impl Rows<'_> {
             // A background hides the grid line behind the label.
             let width = label.width() + 4.0;
             let behind = Rect { x: label.x - 2.0, y: y - SMALL, width, height: SMALL * 1.3 };
-            out.rect(behind, Fill::Solid(WHITE), None, None);
+            out.rect(behind, Pattern::plain([WHITE; 2]), None, None);
             out.text(label);
         }
     }

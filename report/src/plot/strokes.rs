@@ -148,13 +148,12 @@ fn accented(letter: char) -> Option<(char, &'static [Mark])> {
     })
 }
 
-/// Returns a text's strokes, each a line through points. Coordinates are in multiples of the font size from the start of the
-/// text, with y upwards.
+/// Returns the strokes of a text that [`shown`] returned, each a line through points. Coordinates are in multiples of the font
+/// size from the start of the text, with y upwards.
 pub(super) fn strokes(text: &str, bold: bool) -> Vec<Vec<(f64, f64)>> {
     let mut out = Vec::new();
     let mut x = 0.0;
     for letter in text.chars() {
-        let letter = if is_known(letter) { letter } else { REPLACEMENT };
         letter_strokes(letter, x, bold, &mut out);
         x += f64::from(advance(letter, bold)) / 1000.0;
     }

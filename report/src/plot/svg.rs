@@ -1,7 +1,6 @@
 //! Writes a picture as SVG: one file without scripts, style sheets or external references.
 
-use super::drawing::{Anchor, Data, Drawing, Item, Text};
-use super::palette::Color;
+use super::drawing::{Anchor, Data, Drawing, Item, Text, hatch};
 use crate::encode::markup;
 use gpumem_model::escape::escape;
 use std::fmt::Write;
@@ -22,13 +21,13 @@ impl Drawing {
         for item in &self.items {
             match item {
                 Item::Shape { points, fill, stroke, data } => {
-                    let ground = fill.ground().map_or("none".to_owned(), Color::hex);
+                    let ground = fill.ground[0].hex();
                     let _ = write!(out, "<path d=\"{}Z\" fill=\"{ground}\"", path(points));
                     let edge = stroke.map(|(color, width)| {
                         format!(" stroke=\"{}\" stroke-width=\"{}\"", color.hex(), number(width))
                     });
                     let edge = edge.unwrap_or_default();
-                    let Some((ink, lines)) = fill.hatch(points) else {
+                    let Some((ink, lines)) = hatch(points, fill) else {
                         out.push_str(&edge);
                         closed(&mut out, data.as_ref());
                         continue;
@@ -42,12 +41,11 @@ impl Drawing {
                         let _ = writeln!(out, "<path d=\"{}Z\" fill=\"none\"{edge}/>", path(points));
                     }
                 }
-                Item::Line { points, color, width, dashed, data } => {
+                Item::Line { points, color, width, dashed } => {
                     let _ =
                         write!(out, "<path d=\"{}\" fill=\"none\" stroke=\"{}\"", path(points), color.hex());
                     let _ = write!(out, " stroke-width=\"{}\"", number(*width));
-                    out.push_str(if *dashed { " stroke-dasharray=\"4 3\"" } else { "" });
-                    closed(&mut out, data.as_ref());
+                    out.push_str(if *dashed { " stroke-dasharray=\"4 3\"/>\n" } else { "/>\n" });
                 }
                 Item::Text(item) => text(&mut out, item),
             }
@@ -72,7 +70,7 @@ fn closed(out: &mut String, data: Option<&Data>) {
 }
 
 fn text(out: &mut String, item: &Text) {
-    let Text { text, x, y, size, anchor, bold, turned, color } = item;
+    let Text { text, x, y, size, anchor, bold, color } = item;
     let _ = write!(out, "<text x=\"{}\" y=\"{}\" font-size=\"{}\"", number(*x), number(*y), number(*size));
     out.push_str(match anchor {
         Anchor::Start => "",
@@ -80,12 +78,9 @@ fn text(out: &mut String, item: &Text) {
         Anchor::End => " text-anchor=\"end\"",
     });
     out.push_str(if *bold { " font-weight=\"bold\"" } else { "" });
-    if *turned != 0.0 {
-        let _ = write!(out, " transform=\"rotate({} {} {})\"", number(-turned), number(*x), number(*y));
-    }
-    let width = item.width();
     if text.chars().count() > 1 {
-        let _ = write!(out, " textLength=\"{}\" lengthAdjust=\"spacingAndGlyphs\"", number(width));
+        let width = number(item.width());
+        let _ = write!(out, " textLength=\"{width}\" lengthAdjust=\"spacingAndGlyphs\"");
     }
     let _ = writeln!(out, " fill=\"{}\">{}</text>", color.hex(), escaped(text));
 }

@@ -1,6 +1,6 @@
 //! Draws memory over time: areas stacked by category, untrackable memory on top, and the bytes that NVML charged as a line.
 
-use super::axis::{Axis, GREY, LARGE, SMALL, words};
+use super::axis::{Axis, GREY, LARGE, SMALL, decimals, round_step, words};
 use super::bar::{Bar, Kind, Segment, folded, largest, merged, rank};
 use super::bars::{LIST, MARGIN, ROW, list, stacked};
 use super::drawing::{Anchor, Data, Drawing, Item, Rect, Text};
@@ -11,6 +11,7 @@ use crate::lines::clean_name;
 use crate::{By, Report, sum};
 use gpumem_model::cell::{self, SUM};
 use gpumem_model::run::{Clock, Device, Moment};
+use gpumem_model::series::Extremes;
 use gpumem_model::units::thousands;
 
 const WIDTH: f64 = 560.0;
@@ -74,7 +75,7 @@ pub(super) fn timeline(
     }
     let low = points.iter().map(|at| at.bar.span().0).min().unwrap_or(0);
     let stacked = points.iter().map(|at| at.bar.span().1).max().unwrap_or(0);
-    let high = readings.iter().map(|reading| reading.2).max().unwrap_or(0).max(stacked);
+    let high = readings.iter().map(|(_, used)| used.max).max().unwrap_or(0).max(stacked);
     let axis = Axis::new(low, high);
     let plot = Rect { x: MARGIN + SCALE, y: MARGIN + 32.0, width: WIDTH, height: HEIGHT };
     let width = plot.x + WIDTH + 24.0 + LIST + MARGIN;
@@ -153,8 +154,7 @@ fn is_sum(report: &Report<'_>, index: u32, by: By) -> bool {
 fn untrackable_at(device: &Device, time_ns: u64) -> Option<i64> {
     let buckets = &device.series.buckets;
     let until = buckets.partition_point(|bucket| bucket.time_ns <= time_ns);
-    let known = buckets.iter().take(until).rev().find_map(|bucket| bucket.untrackable);
-    known.map(|extremes| extremes.last)
+    Some(buckets[..until].iter().rev().find_map(|bucket| bucket.untrackable)?.last)
 }
 
 const ALARM: Color = Color(0xb8, 0x1f, 0x1f);
@@ -223,14 +223,11 @@ impl Chart<'_> {
             },
         };
         let span = span / unit;
-        let power = 10_f64.powf((span / STEPS).log10().floor());
-        let powers = [power, power * 10.0];
-        let mut steps = powers.iter().flat_map(|power| rounds.iter().map(move |round| round * power));
-        let step = steps.find(|step| span / step <= STEPS).unwrap_or(span.max(1.0));
+        let step = round_step(span, STEPS, rounds).unwrap_or(span.max(1.0));
         // The clock of an imported log counts lines, which keep their numbers; times start at 0 with the run.
         let origin = if clock == Clock::Lines { first as f64 } else { 0.0 };
         let mut mark = (origin / step).ceil() * step;
-        let decimals = (-step.log10()).ceil().max(0.0) as usize;
+        let decimals = decimals(step);
         let bottom = plot.y + plot.height;
         while mark - origin <= span * 1.0001 {
             let x = plot.x + plot.width * (mark - origin) / span.max(f64::MIN_POSITIVE);
@@ -275,7 +272,7 @@ impl Chart<'_> {
             let x = self.x(time_ns);
             let (color, stroke) = if is_alarm { (ALARM, 1.2) } else { (GREY, 0.8) };
             let points = vec![(x, plot.y), (x, plot.y + plot.height)];
-            self.out.items.push(Item::Line { points, color, width: stroke, dashed: true, data: None });
+            self.out.items.push(Item::Line { points, color, width: stroke, dashed: true });
             let half = width(&name, SMALL, is_alarm) / 2.0 + GAP;
             let middle = x.clamp(plot.x + half, (plot.x + plot.width - half).max(plot.x + half));
             let place = (middle - half, middle + half);
@@ -304,21 +301,20 @@ fn thinned(points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
     out
 }
 
-/// Returns (time, lowest, highest, last `used` value) of each bucket with NVML readings.
-fn readings(device: &Device) -> Vec<(u64, i64, i64, i64)> {
-    let read = device.series.buckets.iter().filter_map(|bucket| Some((bucket.time_ns, bucket.used?)));
-    read.map(|(time_ns, used)| (time_ns, used.min, used.max, used.last)).collect()
+/// Returns the time and the `used` bytes of each bucket (interval of the series) in which NVML was read.
+fn readings(device: &Device) -> Vec<(u64, Extremes)> {
+    device.series.buckets.iter().filter_map(|bucket| Some((bucket.time_ns, bucket.used?))).collect()
 }
 
 /// Returns the line of NVML's values in pieces, with gaps where NVML was not read for a long time.
-fn pieces(device: &Device, readings: &[(u64, i64, i64, i64)]) -> Vec<Vec<(u64, i64)>> {
+fn pieces(device: &Device, readings: &[(u64, Extremes)]) -> Vec<Vec<(u64, i64)>> {
     let mut distances: Vec<u64> =
         readings.iter().zip(readings.iter().skip(1)).map(|(a, b)| b.0.saturating_sub(a.0)).collect();
     distances.sort_unstable();
     let usual = distances.get(distances.len() / 2).copied().unwrap_or(0).max(device.series.width_ns);
     let mut pieces: Vec<Vec<(u64, i64)>> = Vec::new();
     let mut before = None;
-    for &(time, min, max, last) in readings {
+    for &(time, Extremes { min, max, last }) in readings {
         if before.is_none_or(|before: u64| time.saturating_sub(before) > usual.saturating_mul(20)) {
             pieces.push(Vec::new());
         }
