@@ -34,8 +34,8 @@ pub fn brief(ended: &[Ended<'_>], job: &str) -> Vec<String> {
     devices.sort_by_key(|(report, device)| (Reverse(weight(device)), report.run.process.pid, device.ordinal));
     let mut lines = match devices[..] {
         [] => vec!["no GPU memory: CUDA was initialised, but nothing was allocated".to_owned()],
-        [(report, device)] => alone(report, device),
-        _ => several(ended.len(), &devices),
+        [(report, device)] => one_device(report, device),
+        _ => several_devices(ended.len(), &devices),
     };
     let next = match ended {
         [] => return lines,
@@ -52,17 +52,17 @@ fn weight(device: &Device) -> i64 {
     device.peak.tracked_bytes.or(device.peak.used_bytes()).unwrap_or(0)
 }
 
-fn alone(report: &Report<'_>, device: &Device) -> Vec<String> {
+fn one_device(report: &Report<'_>, device: &Device) -> Vec<String> {
     let run = report.run;
     let times = Times::of(run);
     let peak = &device.peak;
     let unit = Unit::for_largest(peak.used_bytes().unwrap_or(0).max(weight(device)));
     let (pid, title) = (run.process.pid, device_title(device));
-    let head = format!("{}  pid {pid}  {title}{}{}", label(run), end(run), doubt(run));
+    let head = format!("{}  pid {pid}  {title}{}{}", label(run), end(run), inexact(run));
     let Some(tracked) = peak.tracked_bytes else {
         let used = device.peak_used.map(|(bytes, _)| signed(bytes)).or(device.last.used_bytes());
         let used = used.map_or("not known".to_owned(), |bytes| unit.amount_with_name(bytes));
-        return vec![head, format!("{}; highest value of NVML: {used}", unseen(run))];
+        return vec![head, format!("{}; highest value of NVML: {used}", why_untracked(run))];
     };
     let at = times.time(peak.time_ns);
     let (parts, idle) = composition(report, peak, unit, NAMED.0);
@@ -91,14 +91,14 @@ fn alone(report: &Report<'_>, device: &Device) -> Vec<String> {
 }
 
 /// Returns the reason why no memory of the process is tracked.
-fn unseen(run: &Run) -> &'static str {
+fn why_untracked(run: &Run) -> &'static str {
     match run.coverage.blocked_by {
         Some(_) => "its agent could not attach to CUPTI",
         None => "the process has no agent",
     }
 }
 
-fn several(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<String> {
+fn several_devices(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<String> {
     let mut names: Vec<&str> = devices.iter().map(|(_, device)| device.name.as_str()).collect();
     names.sort_unstable();
     names.dedup();
@@ -119,14 +119,14 @@ fn several(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<String> 
             run.process.claims.get("rank").map(|rank| format!(" rank {}", escape(rank))).unwrap_or_default();
         let peak = &device.peak;
         let what = match peak.tracked_bytes {
-            None => unseen(run).to_owned(),
+            None => why_untracked(run).to_owned(),
             Some(tracked) => {
                 let (parts, _) = composition(report, peak, unit, NAMED.1);
                 let gap = peak.untrackable_bytes.map_or("not known".to_owned(), |bytes| unit.amount(bytes));
                 format!("{}: {parts}; Untrackable {gap}", unit.amount(tracked))
             }
         };
-        format!("GPU {} pid {}{rank}{}  {what}", device.ordinal, run.process.pid, doubt(run))
+        format!("GPU {} pid {}{rank}{}  {what}", device.ordinal, run.process.pid, inexact(run))
     }));
     lines
 }
@@ -135,19 +135,18 @@ fn several(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<String> 
 /// returns the idle bytes.
 fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -> (String, i64) {
     let composition = report.composition(moment, report.by);
-    let more = [(report.by.name_of_rest(), composition.others), ("opaque pools", composition.opaque)];
-    let more = more.map(|(name, bytes)| (name.to_owned(), bytes));
-    let mut parts = ranked_parts(composition.categories.into_iter().chain(more));
+    let pool_idle = composition.pool_idle;
+    let mut parts = ranked_parts(composition.busy_parts(report.by));
     if parts.len() > named + 1 {
         parts = folded_parts(parts, named, |number| format!("{number} smaller"));
     }
-    if composition.pool_idle != 0 {
-        parts.push(("idle".to_owned(), composition.pool_idle));
+    if pool_idle != 0 {
+        parts.push(("idle".to_owned(), pool_idle));
     }
     let parts = apportioned(unit, unit.round(sum_of(&parts)), &parts);
     let parts: Vec<String> =
         parts.iter().map(|(name, amount)| format!("{} {amount}", escape(name))).collect();
-    (parts.join(" + "), composition.pool_idle)
+    (parts.join(" + "), pool_idle)
 }
 
 fn end(run: &Run) -> String {
@@ -161,7 +160,7 @@ fn end(run: &Run) -> String {
 }
 
 /// Returns the flags that explain why the numbers are too low.
-fn doubt(run: &Run) -> String {
+fn inexact(run: &Run) -> String {
     let coverage = &run.coverage;
     let flags = flags([
         (coverage.late, "late"),

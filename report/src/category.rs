@@ -155,16 +155,6 @@ pub struct Rules {
     pub rules: Vec<Rule>,
 }
 
-/// A cell that rules of different categories match; the first of these rules wins.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub struct Conflict {
-    pub cell: usize,
-    pub winner: String,
-    /// Category of a later rule that matches the cell too.
-    pub loser: String,
-}
-
 impl Rules {
     /// Returns the category of a cell with direct or block bytes; `None` for `Others` and for other classes of memory.
     pub fn category<'c>(&self, cell: impl Into<CellTraits<'c>>) -> Option<&str> {
@@ -176,20 +166,17 @@ impl Rules {
     }
 
     /// Returns cells that rules of several categories match by tag or library, so that the user can check the order of the rules.
-    /// A later rule that has only roles or phases is meant for the remaining memory, so its match is not a conflict.
-    pub fn conflicts(&self, cells: &[Cell]) -> Vec<Conflict> {
-        let mut conflicts = Vec::new();
+    /// Each is (tag, category of the first rule, category of a later rule); the first rule wins. A later rule that has only roles
+    /// or phases is meant for the remaining memory, so its match is not a conflict.
+    pub fn conflicts(&self, cells: &[Cell]) -> Vec<(String, String, String)> {
         let is_one = |cell: &CellTraits<'_>| is_named_by_rules(cell.class) && !cell.tag.is_some_and(is_sum);
-        let cells = cells.iter().map(CellTraits::from).enumerate();
-        for (index, cell) in cells.filter(|(_, cell)| is_one(cell)) {
+        let conflict = |cell: CellTraits<'_>| {
             let mut matching = self.rules.iter().filter(|rule| rule.matches(cell));
-            let Some(winner) = matching.next() else { continue };
-            if let Some(loser) = matching.find(|rule| rule.name != winner.name && rule.is_by_name()) {
-                let (winner, loser) = (winner.name.clone(), loser.name.clone());
-                conflicts.push(Conflict { cell: index, winner, loser });
-            }
-        }
-        conflicts
+            let winner = matching.next()?;
+            let loser = matching.find(|rule| rule.name != winner.name && rule.is_by_name())?;
+            Some((cell.tag.unwrap_or_default().to_owned(), winner.name.clone(), loser.name.clone()))
+        };
+        cells.iter().map(CellTraits::from).filter(is_one).filter_map(conflict).collect()
     }
 }
 
@@ -239,8 +226,8 @@ mod tests {
         let mut rules = Rules { rules: vec![rule("attention", glob("*att*"), Vec::new()), rest] };
         assert_eq!(rules.conflicts(std::slice::from_ref(&cell)), []);
         rules.rules.push(rule("blocks", glob("h.*"), Vec::new()));
-        let [conflict] = &rules.conflicts(&[cell])[..] else { panic!("one conflict") };
-        assert_eq!((&*conflict.winner, &*conflict.loser), ("attention", "blocks"));
+        let conflict = ["h.1/attn", "attention", "blocks"].map(str::to_owned);
+        assert_eq!(rules.conflicts(&[cell]), [conflict.into()]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Formats the verdicts on the growth of a run's memory: as a sentence, as a table, and as JSON.
 
 use super::table::{Align, Table, shorten};
-use super::{By, Report};
+use super::{By, Report, most_used};
 use crate::judge::trend_test::{Judgement, Verdict};
 use crate::judge::{Axis, Growth, judge_amounts, judge_samples, units};
 use crate::labels::{device_title, whose};
@@ -56,8 +56,7 @@ pub fn growth_report(report: &Report<'_>, device: &Device) -> Option<GrowthRepor
 /// Returns the verdicts on a device's amounts, with names of the groupings `kinds` only.
 fn growth_report_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Option<GrowthReport> {
     let growth = &device.details.growth;
-    let used = [&device.last, &device.peak].map(|moment| moment.used_bytes().or(moment.tracked_bytes));
-    let used = used.into_iter().flatten().max().unwrap_or(0);
+    let used = most_used(device).unwrap_or(0);
     // Points recorded while the agent could see no allocation are not evidence.
     let is_seen =
         device.peak.tracked_bytes.is_some_and(|bytes| bytes != 0) || report.run.coverage.blind_count == 0;
@@ -66,7 +65,7 @@ fn growth_report_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Optio
         |samples: &[(u64, i64)]| (!samples.is_empty()).then(|| judge_samples(growth, samples, used));
     let names_of =
         |by: By| if is_seen && kinds.contains(&by) { names(report, growth, by, used) } else { Vec::new() };
-    let told = GrowthReport {
+    let verdicts = GrowthReport {
         per: growth.axis,
         period_ns: growth.period_ns,
         tracked: has_points.then(|| judge_amounts(growth, &growth.named, used, 1)),
@@ -77,7 +76,7 @@ fn growth_report_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Optio
         structures: names_of(By::Structure),
         tags: names_of(By::Tag),
     };
-    (told.tracked.is_some() || told.gap.is_some() || told.used.is_some()).then_some(told)
+    (verdicts.tracked.is_some() || verdicts.gap.is_some() || verdicts.used.is_some()).then_some(verdicts)
 }
 
 /// Returns the categories or tags of a grouping with their verdicts, the fastest changes first.
@@ -154,7 +153,7 @@ fn moving(judgement: &Judgement, per: Axis) -> Option<String> {
 }
 
 /// Returns the verdict on one amount as text. `over` is text that states the judged duration; it may be empty.
-fn said(judgement: &Judgement, per: Axis, over: &str) -> String {
+fn verdict_text(judgement: &Judgement, per: Axis, over: &str) -> String {
     let sure = judgement.confidence.map(percent).unwrap_or_default();
     match judgement.verdict {
         Verdict::Growing | Verdict::Shrinking => {
@@ -172,33 +171,34 @@ fn said(judgement: &Judgement, per: Axis, over: &str) -> String {
 pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
     // A reader who may not see tags gets categories instead.
     let by = if report.veiled { By::Structure } else { By::Tag };
-    let mut told = growth_report_by(report, device, &[by])?;
-    told.tags.append(&mut told.structures);
-    let growth = &device.details.growth;
-    let over = |judgement: &Judgement| format!(" over {}", plural(units(growth, judgement), told.per.name()));
+    let mut verdicts = growth_report_by(report, device, &[by])?;
+    verdicts.tags.append(&mut verdicts.structures);
+    let (growth, per) = (&device.details.growth, verdicts.per);
+    let over = |judgement: &Judgement| format!(" over {}", plural(units(growth, judgement), per.name()));
     let is_judged = |judgement: &Judgement| judgement.verdict != Verdict::NotEnoughData;
     let mut parts = Vec::new();
-    if let Some(used) = told.used.filter(is_judged) {
-        parts.push(format!("used {}", said(&used, told.per, &over(&used))));
+    if let Some(used) = verdicts.used.filter(is_judged) {
+        parts.push(format!("used {}", verdict_text(&used, per, &over(&used))));
     }
-    if let Some(tracked) = told.tracked.filter(is_judged) {
-        let names = movers(&told, tracked.bytes_per_unit.filter(|_| tracked.verdict.moves()));
-        parts.push(format!("tracked {}{names}", said(&tracked, told.per, &over(&tracked))));
+    if let Some(tracked) = verdicts.tracked.filter(is_judged) {
+        let names = movers(&verdicts, tracked.bytes_per_unit.filter(|_| tracked.verdict.moves()));
+        parts.push(format!("tracked {}{names}", verdict_text(&tracked, per, &over(&tracked))));
     }
-    parts.extend(told.pool_slack.and_then(|slack| Some(format!("pool slack {}", moving(&slack, told.per)?))));
-    if let Some(gap) = told.gap.filter(|gap| is_judged(gap) || !parts.is_empty()) {
-        parts.push(format!("Untrackable {}", said(&gap, told.per, "")));
+    parts.extend(verdicts.pool_slack.and_then(|slack| Some(format!("pool slack {}", moving(&slack, per)?))));
+    if let Some(gap) = verdicts.gap.filter(|gap| is_judged(gap) || !parts.is_empty()) {
+        parts.push(format!("Untrackable {}", verdict_text(&gap, per, "")));
     }
     if parts.is_empty() {
         return None;
     }
-    let period = told.period_ns.map(|length_ns| format!(" (a period is {:.2} s)", length_ns as f64 / 1e9));
+    let period =
+        verdicts.period_ns.map(|length_ns| format!(" (a period is {:.2} s)", length_ns as f64 / 1e9));
     Some(format!("growth: {}{}", parts.join("; "), period.unwrap_or_default()))
 }
 
 /// Returns a text about the tags that grow or shrink. `whole` is the rate of the total if it changes; its unit is then used.
-fn movers(told: &GrowthReport, whole: Option<f64>) -> String {
-    let movers: Vec<&Named> = told.tags.iter().filter(|named| named.judgement.verdict.moves()).collect();
+fn movers(verdicts: &GrowthReport, whole: Option<f64>) -> String {
+    let movers: Vec<&Named> = verdicts.tags.iter().filter(|named| named.judgement.verdict.moves()).collect();
     if movers.is_empty() {
         return String::new();
     }
@@ -206,7 +206,7 @@ fn movers(told: &GrowthReport, whole: Option<f64>) -> String {
         let name = short(&named.name);
         match (whole, named.judgement.bytes_per_unit) {
             (Some(whole), Some(rate)) => format!("{name} {}", signed(rate, unit(whole))),
-            _ => format!("{name} {}", said(&named.judgement, told.per, "")),
+            _ => format!("{name} {}", verdict_text(&named.judgement, verdicts.per, "")),
         }
     });
     let before = if whole.is_some() { ": " } else { ", but " };
@@ -214,9 +214,9 @@ fn movers(told: &GrowthReport, whole: Option<f64>) -> String {
 }
 
 /// Returns whether any judged amount of the device still grows or shrinks.
-pub fn moves(told: &GrowthReport) -> bool {
-    let amounts = [&told.tracked, &told.pool_slack, &told.gap, &told.used];
-    let all = amounts.into_iter().flatten().chain(told.tags.iter().map(|named| &named.judgement));
+pub fn moves(verdicts: &GrowthReport) -> bool {
+    let amounts = [&verdicts.tracked, &verdicts.pool_slack, &verdicts.gap, &verdicts.used];
+    let all = amounts.into_iter().flatten().chain(verdicts.tags.iter().map(|named| &named.judgement));
     all.into_iter().any(|judgement| judgement.verdict.moves())
 }
 
@@ -226,7 +226,7 @@ pub fn table(report: &Report<'_>, all: bool) -> String {
     for device in &report.run.devices {
         out += &format!("\n{}\n", device_title(device));
         match growth_report(report, device) {
-            Some(told) => of_device(report, &told, &device.details.growth, all, &mut out),
+            Some(verdicts) => of_device(report, &verdicts, &device.details.growth, all, &mut out),
             None => out += "nothing to judge: no step, sample or allocation was observed\n",
         }
     }
@@ -236,15 +236,15 @@ pub fn table(report: &Report<'_>, all: bool) -> String {
     out + &format!("next: {} | {0} --json\n", report.command)
 }
 
-fn of_device(report: &Report<'_>, told: &GrowthReport, growth: &Growth, all: bool, out: &mut String) {
+fn of_device(report: &Report<'_>, verdicts: &GrowthReport, growth: &Growth, all: bool, out: &mut String) {
     let mut rows: Vec<(String, Option<&Judgement>)> = Vec::new();
     let row = |name: &str, amount| (name.to_owned(), Some(amount));
-    rows.extend(told.used.as_ref().map(|used| row("used", used)));
-    rows.extend(told.tracked.as_ref().map(|tracked| row("tracked without slack", tracked)));
+    rows.extend(verdicts.used.as_ref().map(|used| row("used", used)));
+    rows.extend(verdicts.tracked.as_ref().map(|tracked| row("tracked without slack", tracked)));
     let kinds: &[(&str, &[Named])] = match report.by {
-        By::Layer => &[("by layer", &told.layers), ("by tag", &told.tags)],
-        By::Structure => &[("by structure", &told.structures), ("by tag", &told.tags)],
-        By::Tag => &[("by tag", &told.tags)],
+        By::Layer => &[("by layer", &verdicts.layers), ("by tag", &verdicts.tags)],
+        By::Structure => &[("by structure", &verdicts.structures), ("by tag", &verdicts.tags)],
+        By::Tag => &[("by tag", &verdicts.tags)],
     };
     for (kind, names) in kinds {
         // Without `all`, omits names whose points are too few for a verdict.
@@ -261,13 +261,13 @@ fn of_device(report: &Report<'_>, told: &GrowthReport, growth: &Growth, all: boo
             rows.push((format!("  ({more} more{why}: --all)"), None));
         }
     }
-    rows.extend(told.pool_slack.as_ref().map(|slack| row("pool slack", slack)));
-    rows.extend(told.gap.as_ref().map(|gap| row("Untrackable", gap)));
+    rows.extend(verdicts.pool_slack.as_ref().map(|slack| row("pool slack", slack)));
+    rows.extend(verdicts.gap.as_ref().map(|gap| row("Untrackable", gap)));
     let rates = rows.iter().filter_map(|(_, judgement)| (*judgement)?.bytes_per_unit);
     let unit = unit(rates.map(f64::abs).fold(0.0, f64::max));
     let mut table =
         Table::new([Align::Left, Align::Right, Align::Left, Align::Right, Align::Right, Align::Right]);
-    let per = format!("{} per {}", unit.0, told.per.name());
+    let per = format!("{} per {}", unit.0, verdicts.per.name());
     table.row(["", per.as_str(), "verdict", "sure", "points", "over"]);
     for (name, judgement) in rows {
         let Some(judgement) = judgement else {
@@ -278,7 +278,7 @@ fn of_device(report: &Report<'_>, told: &GrowthReport, growth: &Growth, all: boo
             Some(bytes) => format!("one jump of {}", amount(bytes as f64)),
             None => judgement.verdict.name().to_owned(),
         };
-        let over = || plural(units(growth, judgement), told.per.name());
+        let over = || plural(units(growth, judgement), verdicts.per.name());
         table.row([
             name,
             judgement.bytes_per_unit.map_or("-".to_owned(), |rate| signed(rate, unit)),

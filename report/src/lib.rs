@@ -147,9 +147,7 @@ impl Part {
             Part::Unexplained => "unexplained",
         }
     }
-}
 
-impl Part {
     /// Returns whether an amount is computed from untrackable memory, which may have been measured at another time.
     fn rests_on_gap(self) -> bool {
         use Part::{Context, Heaps, LocalMemory, Modules, Unexplained, Untrackable, Used};
@@ -212,6 +210,11 @@ impl Statement {
         self.rows.iter().position(|row| row.part == part)
     }
 
+    /// Returns the number of rows that contain the row with index `row`.
+    fn depth(&self, row: usize) -> usize {
+        std::iter::successors(self.rows[row].parent, |parent| self.rows[*parent].parent).count()
+    }
+
     /// Returns the rows for categories and tags.
     pub fn categories(&self) -> impl Iterator<Item = &Row> {
         self.rows.iter().filter(|row| row.part == Part::Category)
@@ -245,6 +248,12 @@ impl Composition {
     /// Returns the categories sorted by amount, the largest first, without empty ones.
     pub fn ranked(self) -> Vec<(String, i64)> {
         ranked_parts(self.categories)
+    }
+
+    /// Returns all parts but idle memory, with the names that the rows of a statement have. `by` is the grouping.
+    fn busy_parts(self, by: By) -> impl Iterator<Item = (String, i64)> {
+        let rest = [(by.name_of_rest(), self.others), ("opaque pools", self.opaque)];
+        self.categories.into_iter().chain(rest.map(|(name, bytes)| (name.to_owned(), bytes)))
     }
 }
 
@@ -367,10 +376,7 @@ impl<'r> Report<'r> {
 
     /// Returns tags that rules of several categories match, as (tag, category that wins, other category).
     pub fn conflicts(&self) -> Vec<(String, String, String)> {
-        let cells = self.shown_cells();
-        let conflicts = self.rules(self.by).map(|rules| rules.conflicts(cells)).unwrap_or_default();
-        let tag = |cell: usize| cells[cell].tag.clone().unwrap_or_default();
-        conflicts.into_iter().map(|found| (tag(found.cell), found.winner, found.loser)).collect()
+        self.rules(self.by).map(|rules| rules.conflicts(self.shown_cells())).unwrap_or_default()
     }
 
     /// Returns the statement of a device with two columns: the last moment and the peak. At most `limit` categories have a row,
@@ -455,6 +461,34 @@ pub(crate) fn ooms(run: &Run) -> impl Iterator<Item = (&Device, &Oom)> {
 pub(crate) fn held(run: &Run, amounts: &[(u32, i64)], fits: impl Fn(&Cell) -> bool) -> i64 {
     let held = amounts.iter().filter(|(cell, _)| run.cells.get(*cell as usize).is_some_and(&fits));
     sum(held.map(|(_, bytes)| *bytes))
+}
+
+/// Returns the bytes that NVML charges at a moment, or the tracked bytes if NVML was not read.
+pub(crate) fn used_or_tracked(moment: &Moment) -> Option<i64> {
+    moment.used_bytes().or(moment.tracked_bytes)
+}
+
+/// Returns the larger of [`used_or_tracked`] at the last moment and at the peak of a device.
+pub(crate) fn most_used(device: &Device) -> Option<i64> {
+    used_or_tracked(&device.last).max(used_or_tracked(&device.peak))
+}
+
+/// Returns the largest total of a device's statement, without its sign: `used` or `tracked`, at the last moment or at the peak.
+pub(crate) fn largest_total(device: &Device) -> i64 {
+    let moments = [&device.last, &device.peak];
+    let totals = moments.iter().flat_map(|moment| [moment.used_bytes(), moment.tracked_bytes]).flatten();
+    totals.map(i64::saturating_abs).max().unwrap_or(0)
+}
+
+/// Returns whether the untrackable memory of a moment was measured at another time. Its amount is then printed with `~`.
+pub(crate) fn has_older_gap(moment: &Moment) -> bool {
+    moment.gap_distance_ns != 0 || moment.stale
+}
+
+/// Formats the time from a moment to the NVML reading that its untrackable memory is from: `12.0 s before`.
+pub(crate) fn gap_distance(run: &Run, moment: &Moment) -> String {
+    let side = if moment.gap_distance_ns < 0 { "before" } else { "after" };
+    format!("{} {side}", run.clock.distance(moment.gap_distance_ns.unsigned_abs()))
 }
 
 /// Adds up amounts by name. Sums that overflow become the largest number.

@@ -1,9 +1,8 @@
-//! A report divided into its parts, for a screen with its own layout. Texts and amounts are those of the text form.
+//! Divides a report into its parts, for a screen with its own layout. Texts and amounts are those of the text form.
 
 use super::{By, Composition, Report};
-use crate::labels::device_title;
 pub use crate::text::PrintedRow as Row;
-use crate::text::{Shown, heads, words};
+use crate::text::{Shown, heads, panel_without_rows};
 use gpumem_model::run::Device;
 
 /// The parts of a report.
@@ -12,6 +11,8 @@ use gpumem_model::run::Device;
 pub struct Panel {
     /// Name and owner of the process.
     pub heading: String,
+    /// Conclusions about the run.
+    pub verdict: Vec<String>,
     /// Reasons why the sums are too low.
     pub warnings: Vec<String>,
     /// Source of the run, and how complete its numbers are.
@@ -37,19 +38,13 @@ pub struct Table {
 /// Returns the parts of a report. `categories` is the maximum number of categories of each device; `usize::MAX` shows all.
 pub fn panel(report: &Report<'_>, categories: usize) -> Panel {
     let times = report.times();
-    let words = words(report);
-    let table = |(device, facts): (&Device, Vec<String>)| {
-        let (title, shown) = (device_title(device), Shown::of(report, device, categories));
-        let (unit, heads, rows) = (shown.unit.name, heads(report, device, times), shown.print(device));
-        Table { title, unit, heads, rows, facts }
-    };
-    Panel {
-        heading: words.heading,
-        warnings: words.warnings,
-        coverage: words.coverage,
-        devices: report.run.devices.iter().zip(words.facts).map(table).collect(),
-        tail: words.tail,
+    let mut panel = panel_without_rows(report);
+    for (device, table) in report.run.devices.iter().zip(&mut panel.devices) {
+        let shown = Shown::of(report, device, categories);
+        (table.unit, table.rows) = (shown.unit.name, shown.print(device));
+        table.heads = heads(report, device, times);
     }
+    panel
 }
 
 /// Returns memory over time as (time in ns, bytes by category), with the latest moment at the end. Each amount is valid until the

@@ -28,7 +28,8 @@ pub enum Limit {
 )]
 pub struct ParseLimitError(String);
 
-const UNITS: [(&str, i64); 10] = [
+/// Units of sizes with their bytes; the user may type them in upper or lower case. `B` must be the last one.
+const UNITS: [(&str, i64); 9] = [
     ("TiB", 1 << 40),
     ("GiB", 1 << 30),
     ("MiB", 1 << 20),
@@ -37,7 +38,6 @@ const UNITS: [(&str, i64); 10] = [
     ("GB", 1_000_000_000),
     ("MB", 1_000_000),
     ("kB", 1_000),
-    ("KB", 1_000),
     ("B", 1),
 ];
 
@@ -85,7 +85,7 @@ pub enum Of {
 }
 
 /// Rows of the statement, each with the name that the user types to select it.
-const PARTS: [(&str, Part); 13] = [
+pub(crate) const PARTS: [(&str, Part); 13] = [
     ("used", Part::Used),
     ("tracked", Part::Tracked),
     ("gap", Part::Untrackable),
@@ -101,16 +101,16 @@ const PARTS: [(&str, Part); 13] = [
     ("unexplained", Part::Unexplained),
 ];
 
-/// Result of comparing B with the limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// Result of comparing B with the limit, in the order of severity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// B exceeds A by no more than the limit.
     Within,
-    /// B exceeds A by more than the limit.
-    Above,
     /// The outcome depends on values that are unknown.
     Unknown,
+    /// B exceeds A by more than the limit.
+    Above,
 }
 
 /// An outcome with its numbers.
@@ -151,7 +151,7 @@ impl Of {
     }
 
     /// Returns the amount's name, its kind, and its values in A and B.
-    fn of(&self, pair: &Pair) -> (String, Kind, Columns) {
+    fn amounts(&self, pair: &Pair) -> (String, Kind, Columns) {
         let table = pair.table(By::Structure);
         let used = table.bytes(Part::Used);
         match self {
@@ -164,20 +164,20 @@ impl Of {
                     Part::Category | Part::Others | Part::PoolIdle | Part::Opaque => Kind::PartOfTracked,
                     _ => Kind::Gap,
                 };
-                ((*name).to_owned(), kind, nothing_where_known(table.bytes(*part), kind, table))
+                ((*name).to_owned(), kind, zero_if_omitted(table.bytes(*part), kind, table))
             }
             Of::Named(by, name) => {
                 let table = pair.table(*by);
                 let row = table.statement.categories().find(|row| row.name == *name);
                 let bytes = row.map_or([None, None], |row| row.bytes);
-                (escape(name), Kind::PartOfTracked, nothing_where_known(bytes, Kind::PartOfTracked, table))
+                (escape(name), Kind::PartOfTracked, zero_if_omitted(bytes, Kind::PartOfTracked, table))
             }
         }
     }
 }
 
 /// Returns the amounts of a row. If the table omits the row because it is zero, returns 0 where the total is known.
-fn nothing_where_known(bytes: Columns, kind: Kind, table: &super::Table) -> Columns {
+fn zero_if_omitted(bytes: Columns, kind: Kind, table: &super::Table) -> Columns {
     if bytes != [None, None] {
         return bytes;
     }
@@ -187,14 +187,9 @@ fn nothing_where_known(bytes: Columns, kind: Kind, table: &super::Table) -> Colu
 
 /// Compares B with A for each pair of devices, and returns the worst verdict.
 pub fn judge(diff: &Diff<'_>, of: &Of, limit: Limit) -> Verdict {
-    let verdicts = diff.pairs.iter().map(|pair| one(diff, pair, of, limit));
-    let rank = |verdict: &Verdict| match verdict.outcome {
-        Outcome::Above => 2,
-        Outcome::Unknown => 1,
-        Outcome::Within => 0,
-    };
+    let verdicts = diff.pairs.iter().map(|pair| judge_pair(diff, pair, of, limit));
     // `max_by_key` returns the last of equal elements, so the verdicts are reversed to get the first one.
-    verdicts.rev().max_by_key(rank).unwrap_or_else(|| Verdict {
+    verdicts.rev().max_by_key(|verdict| verdict.outcome).unwrap_or_else(|| Verdict {
         outcome: Outcome::Unknown,
         of: "used".to_owned(),
         limit_bytes: None,
@@ -204,8 +199,9 @@ pub fn judge(diff: &Diff<'_>, of: &Of, limit: Limit) -> Verdict {
     })
 }
 
-fn one(diff: &Diff<'_>, pair: &Pair, of: &Of, limit: Limit) -> Verdict {
-    let (name, kind, bytes) = of.of(pair);
+/// Compares B with A for one pair of devices.
+fn judge_pair(diff: &Diff<'_>, pair: &Pair, of: &Of, limit: Limit) -> Verdict {
+    let (name, kind, bytes) = of.amounts(pair);
     let side =
         |side: usize| bounds(bytes[side], kind, &diff.sides[side].run.coverage, &pair.moments[side], diff.at);
     let [a, b] = [side(0), side(1)];

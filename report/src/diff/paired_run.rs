@@ -30,7 +30,7 @@ impl PairedRun {
             let offset = if side == 0 { 0 } else { cells_of_a as u32 };
             match device.and_then(|device| run.devices.get(device)) {
                 Some(device) => shifted(compared(device, at), offset),
-                None => nothing(run),
+                None => zero_moment(run),
             }
         };
         let device = |(devices, _): &([Option<usize>; 2], Paired)| {
@@ -40,7 +40,9 @@ impl PairedRun {
             Device {
                 name: named.map(|device| device.name.clone()).unwrap_or_default(),
                 ordinal: named.map_or(0, |device| device.ordinal),
-                ..joined(moment(0, of_a), moment(1, of_b))
+                last: moment(0, of_a),
+                peak: moment(1, of_b),
+                ..Device::default()
             }
         };
         let source = Source { kind: a.source.kind.clone(), origin: String::new(), preset: None };
@@ -48,7 +50,7 @@ impl PairedRun {
             coverage: Coverage { covered: a.coverage.covered || b.coverage.covered, ..Coverage::default() },
             cells: a.cells.iter().chain(&b.cells).cloned().collect(),
             devices: paired.iter().map(device).collect(),
-            ..blank(source, a.clock)
+            ..empty_run(source, a.clock)
         };
         PairedRun { run, cells_of_a, paired }
     }
@@ -57,12 +59,12 @@ impl PairedRun {
         let sum = |of: fn(&Device) -> &Moment| {
             self.run.devices.iter().map(of).cloned().reduce(plus).unwrap_or_default()
         };
-        joined(sum(|device| &device.last), sum(|device| &device.peak))
+        Device { last: sum(|device| &device.last), peak: sum(|device| &device.peak), ..Device::default() }
     }
 }
 
 /// Returns a run that has no process, cells or devices.
-fn blank(source: Source, clock: Clock) -> Run {
+fn empty_run(source: Source, clock: Clock) -> Run {
     Run {
         source,
         clock,
@@ -84,10 +86,6 @@ pub(super) fn compared(device: &Device, at: At) -> &Moment {
     }
 }
 
-fn joined(a: Moment, b: Moment) -> Device {
-    Device { last: a, peak: b, ..Device::default() }
-}
-
 fn shifted(moment: &Moment, offset: u32) -> Moment {
     let mut shifted = moment.clone();
     shifted.remap(&|cell| Some(cell.saturating_add(offset)));
@@ -95,7 +93,7 @@ fn shifted(moment: &Moment, offset: u32) -> Moment {
 }
 
 /// Returns the moment of a device that the run does not use: zero bytes.
-fn nothing(run: &Run) -> Moment {
+fn zero_moment(run: &Run) -> Moment {
     if !run.coverage.covered {
         return Moment { uncovered_used_bytes: Some(0), ..Moment::default() };
     }
@@ -130,10 +128,10 @@ fn plus(a: Moment, b: Moment) -> Moment {
 
 /// Pairs devices of A with those of B by UUID, rank or number. Pairs the remaining devices in their order.
 fn pairs(a: &[Device], b: &[Device]) -> Vec<([Option<usize>; 2], Paired)> {
-    let mut left: Vec<usize> = (0..b.len()).collect();
-    let mut same = |device: &Device| {
+    let mut unpaired: Vec<usize> = (0..b.len()).collect();
+    let mut same_name = |device: &Device| {
         let is_same = |index: &usize| b.get(*index).is_some_and(|other| other.name == device.name);
-        let index = left.remove(left.iter().position(is_same)?);
+        let index = unpaired.remove(unpaired.iter().position(is_same)?);
         let begins = |with: &str| device.name.starts_with(with);
         let paired = match begins("GPU-") || begins("MIG-") {
             true => Paired::Uuid,
@@ -142,21 +140,21 @@ fn pairs(a: &[Device], b: &[Device]) -> Vec<([Option<usize>; 2], Paired)> {
         };
         Some((index, paired))
     };
-    let mut of_b: Vec<Option<(usize, Paired)>> = a.iter().map(&mut same).collect();
-    left.sort_by_key(|&index| b.get(index).map(|device| device.ordinal));
+    let mut of_b: Vec<Option<(usize, Paired)>> = a.iter().map(&mut same_name).collect();
+    unpaired.sort_by_key(|&index| b.get(index).map(|device| device.ordinal));
     let mut order: Vec<usize> = (0..a.len()).collect();
     order.sort_by_key(|&index| a.get(index).map(|device| device.ordinal));
-    let mut left = left.into_iter();
+    let mut unpaired = unpaired.into_iter();
     for index in order {
         if let Some(slot @ None) = of_b.get_mut(index) {
-            *slot = left.next().map(|index| (index, Paired::Order));
+            *slot = unpaired.next().map(|index| (index, Paired::Order));
         }
     }
-    let of_a = of_b.iter().enumerate().map(|(index, beside)| match beside {
+    let of_a = of_b.iter().enumerate().map(|(index, of_b)| match of_b {
         Some((other, paired)) => ([Some(index), Some(*other)], *paired),
         None => ([Some(index), None], Paired::Alone),
     });
-    of_a.chain(left.map(|index| ([None, Some(index)], Paired::Alone))).collect()
+    of_a.chain(unpaired.map(|index| ([None, Some(index)], Paired::Alone))).collect()
 }
 
 /// Combines several processes into one run: the ranks of a job, or the processes of a launcher. Each device of a process becomes
@@ -169,7 +167,7 @@ pub fn sum_of_ranks(title: &str, mut runs: Vec<Run>) -> Run {
     let first = runs.first();
     let none = Source { kind: String::new(), origin: String::new(), preset: None };
     let source = first.map_or(none, |run| run.source.clone());
-    let mut sum = blank(source, first.map_or(Clock::Lines, |run| run.clock));
+    let mut sum = empty_run(source, first.map_or(Clock::Lines, |run| run.clock));
     sum.process.facts.extend(command.map(|command| ("command".into(), command)));
     if runs.iter().any(|run| run.state == State::Open) {
         sum.state = State::Open;
@@ -201,7 +199,7 @@ mod tests {
     use super::*;
 
     fn device(name: &str, ordinal: u16) -> Device {
-        Device { name: name.into(), ordinal, ..joined(Moment::default(), Moment::default()) }
+        Device { name: name.into(), ordinal, ..Device::default() }
     }
 
     #[test]

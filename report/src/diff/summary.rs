@@ -4,7 +4,7 @@ use super::text::Shown;
 use super::{At, Diff, Pair, Paired, SIDES, difference};
 use crate::labels::device_name;
 use crate::lines::clean_name;
-use crate::{Part, Row};
+use crate::{Part, Row, Statement};
 use gpumem_model::escape::escape;
 use gpumem_model::time::Times;
 use gpumem_model::units::plural;
@@ -18,8 +18,8 @@ pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
         At::Peak => ("B's peak", "A's"),
         At::Now => ("B", "A"),
     };
-    let rows = &shown.statement.rows;
-    let at = |part: Part| shown.statement.row(part);
+    let Statement { rows } = &shown.table.statement;
+    let at = |part: Part| shown.table.statement.row(part);
     let known = |index: &usize| difference(rows[*index].bytes).is_some();
     let used = at(Part::Used).filter(known);
     let Some(head) = used.or(at(Part::Tracked).filter(known)) else {
@@ -68,7 +68,7 @@ pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
 
 /// Returns a sentence if memory that one side tracks by name may be untracked (in the gap) on the other side.
 pub(super) fn shift(shown: &Shown) -> Option<String> {
-    let of = |part: Part| shown.difference(shown.statement.row(part)?);
+    let of = |part: Part| shown.difference(shown.table.statement.row(part)?);
     let (tracked, gap) = (of(Part::Tracked)?, of(Part::Untrackable)?);
     let both = tracked.unsigned_abs().min(gap.unsigned_abs());
     // The differences of `tracked` and of the gap must be of similar size. A small one may be ordinary variation between runs.
@@ -152,19 +152,19 @@ pub(super) fn times(diff: &Diff<'_>, pair: &Pair) -> [String; 2] {
 
 /// Returns the reasons for inexact amounts as lines; a reason that holds for both sides is one line.
 pub(super) fn doubts(pair: &Pair) -> Vec<String> {
-    let mut said: Vec<(String, Vec<&str>)> = Vec::new();
+    let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
     for doubt in &pair.doubts {
-        match said.iter_mut().find(|(text, _)| *text == doubt.text) {
+        match reasons.iter_mut().find(|(text, _)| *text == doubt.text) {
             Some((_, sides)) if sides.contains(&doubt.side) => {}
             Some((_, sides)) => sides.push(doubt.side),
-            None => said.push((doubt.text.clone(), vec![doubt.side])),
+            None => reasons.push((doubt.text.clone(), vec![doubt.side])),
         }
     }
     let whose = |sides: &[&str]| match sides {
         [side] => (*side).to_owned(),
         _ => SIDES.join(" and "),
     };
-    said.iter().map(|(text, sides)| format!("{}: {}", whose(sides), escape(text))).collect()
+    reasons.iter().map(|(text, sides)| format!("{}: {}", whose(sides), escape(text))).collect()
 }
 
 /// Returns the difference as a percentage of `base`, such as `, +1.2 %`. Empty if it rounds to 0 or `base` is not positive.

@@ -5,7 +5,7 @@ use super::{Diff, Pair, Paired, SIDES, Table, difference, summary};
 use crate::labels::{device_name, label, source};
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table as Printed, shorten, width as width_of};
-use crate::{By, Columns, Part, Row, Statement};
+use crate::{By, Columns, Part, Row, Statement, has_older_gap};
 use gpumem_model::escape::escape;
 use gpumem_model::run::Moment;
 use gpumem_model::units::{Unit, thousands};
@@ -29,9 +29,9 @@ const ROWS: [(usize, usize); 3] = [(9, 4), (5, 3), (6, 3)];
 /// A table as printed: with few rows, in one unit, its amounts rounded so that each column adds up. The difference column is
 /// computed from the printed amounts, so each row adds up too.
 pub(super) struct Shown {
-    pub(super) statement: Statement,
+    pub(super) table: Table,
     pub(super) unit: Unit,
-    pub(super) only: Vec<Option<usize>>,
+    /// For each row, its amounts in multiples of the unit's last printed digit.
     steps: Vec<Columns>,
 }
 
@@ -39,14 +39,13 @@ impl Shown {
     /// Reduces a table to at most `limit` categories, one row for the unchanged ones, and one for smaller differences.
     pub(super) fn of(table: &Table, limit: usize) -> Self {
         let unit = unit(&table.statement);
-        let (statement, only) = folded(table, limit, unit.smallest());
-        Shown::from(statement, unit, only, None)
+        Shown::from(folded(table, limit, unit.smallest()), unit, None)
     }
 
-    /// Makes a table. `head` has the rounded amounts of the first row if another table already shows this row.
-    fn from(statement: Statement, unit: Unit, only: Vec<Option<usize>>, head: Option<Columns>) -> Self {
-        let steps = steps(&statement, unit, head);
-        Shown { statement, unit, only, steps }
+    /// Rounds the amounts of a table. `head` has those of the first row if another table already shows this row.
+    fn from(table: Table, unit: Unit, head: Option<Columns>) -> Self {
+        let steps = steps(&table.statement, unit, head);
+        Shown { table, unit, steps }
     }
 
     /// Returns B - A of a row, in multiples of the unit's last printed digit.
@@ -103,11 +102,11 @@ fn unit(statement: &Statement) -> Unit {
     Unit::for_largest(largest.unwrap_or(0))
 }
 
-/// Returns the statement with fewer categories, and the new rows' entries of `only` (the only side that has the name).
-fn folded(table: &Table, limit: usize, smallest: i64) -> (Statement, Vec<Option<usize>>) {
+/// Returns the table with at most `limit` categories, and none whose difference is below `smallest` bytes. The others are summed.
+fn folded(table: &Table, limit: usize, smallest: i64) -> Table {
     let rows = &table.statement.rows;
     let Some(first) = table.statement.row(Part::Category).filter(|_| limit < usize::MAX) else {
-        return (table.statement.clone(), table.only.clone());
+        return table.clone();
     };
     let count = table.statement.categories().count();
     let (before, rest) = rows.split_at(first);
@@ -139,7 +138,7 @@ fn folded(table: &Table, limit: usize, smallest: i64) -> (Statement, Vec<Option<
         table.only.get(index).copied().flatten()
     };
     let only = statement.rows.iter().map(only_of).collect();
-    (statement, only)
+    Table { statement, only }
 }
 
 /// Returns the sum of several rows as one row, whose name contains `what`.
@@ -154,18 +153,15 @@ fn sum(rows: &[&Row], what: &str) -> Option<Row> {
 
 /// Returns the comparison as text.
 pub fn text(diff: &Diff<'_>, layout: Layout) -> String {
-    let told = |saved: usize| {
+    // Each attempt shows one row less in each table.
+    let attempt = |less: usize| {
         let rows = ROWS
-            .map(|(most, least)| if layout.all { usize::MAX } else { most.saturating_sub(saved).max(least) });
+            .map(|(most, least)| if layout.all { usize::MAX } else { most.saturating_sub(less).max(least) });
         lines(diff, layout, rows)
     };
-    let most_saved = ROWS.iter().map(|(most, least)| most - least).max().unwrap_or(0);
-    let mut out = told(0);
-    let mut saved = 0;
-    while !layout.all && !layout.tags && out.len() > MOST_LINES && saved < most_saved {
-        saved += 1;
-        out = told(saved);
-    }
+    let most_less = ROWS.iter().map(|(most, least)| most - least).max().unwrap_or(0);
+    let fits = |out: &Vec<String>| layout.all || layout.tags || out.len() <= MOST_LINES;
+    let out = (0..most_less).map(attempt).find(fits).unwrap_or_else(|| attempt(most_less));
     out.join("\n") + "\n"
 }
 
@@ -199,8 +195,10 @@ fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> 
     page.rows.push(None);
     table(diff, whole, &shown, by, &mut page);
     if !layout.tags {
-        for (of, limit) in [(other(diff.by), second), (By::Tag, tags)] {
-            if of != diff.by && has_names(whole.table(of)) {
+        let other = if diff.by == By::Structure { By::Layer } else { By::Structure };
+        for (of, limit) in [(other, second), (By::Tag, tags)] {
+            let has_categories = whole.table(of).statement.row(Part::Category).is_some();
+            if of != diff.by && has_categories {
                 composition(whole, &shown, of, limit, layout, &mut page);
             }
         }
@@ -214,16 +212,8 @@ fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> 
     }
     page.print(&mut out);
     summary::doubts(whole).iter().for_each(|line| out.prose(&format!("note: {line}")));
-    out.prose(&next(diff));
+    out.prose(&next_commands(diff));
     out.lines
-}
-
-fn other(by: By) -> By {
-    if by == By::Structure { By::Layer } else { By::Structure }
-}
-
-fn has_names(table: &Table) -> bool {
-    table.statement.row(Part::Category).is_some()
 }
 
 /// Adds a row for each pair of devices, and a row for their sum.
@@ -255,7 +245,7 @@ fn devices(diff: &Diff<'_>, page: &mut Page) {
     let unit = unit(&statement);
     page.rows.push(None);
     page.rows.push(head(unit.name, SIDES, "B - A"));
-    page.take(&Shown::from(statement, unit, only, None), By::Structure, &[]);
+    page.add(&Shown::from(Table { statement, only }, unit, None), By::Structure, &[]);
 }
 
 fn head(name: &str, [a, b]: [&str; 2], differs: &str) -> Option<Line> {
@@ -269,43 +259,39 @@ fn table(diff: &Diff<'_>, pair: &Pair, shown: &Shown, by: By, page: &mut Page) {
     if !a.is_empty() || !b.is_empty() {
         page.rows.push(head("", [&a, &b], ""));
     }
-    page.take(shown, by, &pair.moments.each_ref());
+    page.add(shown, by, &pair.moments.each_ref());
 }
 
-/// Returns the printed sum of direct and block bytes, that is `tracked` without idle bytes and pools that report no blocks.
-fn apart(shown: &Shown) -> Columns {
-    let of = |part: Part| shown.statement.row(part).map_or([None, None], |row| shown.steps[row]);
+/// Returns the printed sum of the memory that can have a category: `tracked` without idle memory and opaque pools (pools that
+/// report no blocks).
+fn busy(shown: &Shown) -> Columns {
+    let of = |part: Part| shown.table.statement.row(part).map_or([None, None], |row| shown.steps[row]);
     let [tracked, idle, opaque] = [Part::Tracked, Part::PoolIdle, Part::Opaque].map(of);
     let without = |side: usize| Some(tracked[side]? - idle[side].unwrap_or(0) - opaque[side].unwrap_or(0));
     [without(0), without(1)]
 }
 
-/// Adds a table of direct and block bytes by another grouping, sorted by difference.
+/// Adds a table of the memory that can have a category by another grouping, sorted by difference.
 fn composition(pair: &Pair, above: &Shown, by: By, limit: usize, layout: Layout, page: &mut Page) {
     let table = pair.table(by);
-    let is_named = |row: &&Row| matches!(row.part, Part::Category | Part::Others);
-    let named: Vec<&Row> = table.statement.rows.iter().filter(is_named).collect();
+    // The row for bytes that no rule matches is omitted if it is zero on both sides.
+    let is_shown = |row: &Row| match row.part {
+        Part::Category => true,
+        Part::Others => row.bytes != [Some(0); 2],
+        _ => false,
+    };
+    let shown = table.statement.rows.iter().zip(&table.only).filter(|(row, _)| is_shown(row));
+    let (named, only): (Vec<&Row>, Vec<Option<usize>>) = shown.unzip();
     let Some(head) = sum(&named, "") else { return };
-    let head =
-        Row { part: Part::Tracked, name: format!("by {} (idle apart)", by.name()), parent: None, ..head };
-    let mut rows = vec![head];
-    let mut only = vec![None];
-    for (row, of) in table.statement.rows.iter().zip(&table.only).filter(|(row, _)| is_named(row)) {
-        rows.push(Row { parent: Some(0), ..row.clone() });
-        only.push(*of);
-    }
+    let name = format!("by {} (idle apart)", by.name());
+    let head = Row { part: Part::Tracked, name, parent: None, ..head };
+    let rows = named.into_iter().map(|row| Row { parent: Some(0), ..row.clone() });
+    let statement = Statement { rows: std::iter::once(head).chain(rows).collect() };
+    let only = std::iter::once(None).chain(only).collect();
     let limit = if layout.all { usize::MAX } else { limit };
     let unit = unit(&table.statement);
-    let (statement, only) = folded(&Table { statement: Statement { rows }, only }, limit, unit.smallest());
-    let mut shown = Shown::from(statement, unit, only, Some(apart(above)));
-    // Omits the row for bytes that no rule matches if it is zero on both sides.
-    let is_nothing = |row: &Row| row.part == Part::Others && row.bytes == [Some(0); 2];
-    if let Some(index) = shown.statement.rows.iter().position(is_nothing) {
-        shown.statement.rows.remove(index);
-        shown.steps.remove(index);
-        shown.only.remove(index);
-    }
-    page.take(&shown, by, &[]);
+    let table = folded(&Table { statement, only }, limit, unit.smallest());
+    page.add(&Shown::from(table, unit, Some(busy(above))), by, &[]);
 }
 
 /// A row before it is printed: name, a note, and in `cells` the texts for A, B and the difference.
@@ -326,12 +312,12 @@ struct Page {
 }
 
 impl Page {
-    fn take(&mut self, shown: &Shown, by: By, moments: &[&Moment]) {
-        let is_old = |moment: &&Moment| moment.gap_distance_ns != 0 || moment.stale;
-        let is_carried =
-            |row: &Row, column: usize| row.part.rests_on_gap() && moments.get(column).is_some_and(is_old);
-        let rows = &shown.statement.rows;
-        for (index, row) in rows.iter().enumerate() {
+    /// Adds the rows of a table. `moments` are those of its columns, if they are of one device.
+    fn add(&mut self, shown: &Shown, by: By, moments: &[&Moment]) {
+        let is_carried = |row: &Row, column: usize| {
+            row.part.rests_on_gap() && moments.get(column).is_some_and(|moment| has_older_gap(moment))
+        };
+        for (index, row) in shown.table.statement.rows.iter().enumerate() {
             let cell = |column: usize| match shown.steps[index][column] {
                 None => "-".to_owned(),
                 Some(steps) if is_carried(row, column) => format!("~{}", shown.unit.print(steps)),
@@ -339,9 +325,8 @@ impl Page {
             };
             let differs =
                 shown.difference(index).map_or("-".to_owned(), |steps| shown.unit.print_signed(steps));
-            let parent = |row: &Row| rows.get(row.parent?).filter(|parent| !std::ptr::eq(*parent, row));
-            let depth = std::iter::successors(parent(row), |row| parent(row)).take(4).count();
-            let note = match shown.only[index] {
+            let depth = shown.table.statement.depth(index);
+            let note = match shown.table.only[index] {
                 Some(0) => "in A, not in B",
                 Some(_) => "in B, not in A",
                 None => row.part.reliability(),
@@ -380,7 +365,7 @@ impl Page {
     }
 }
 
-fn next(diff: &Diff<'_>) -> String {
+fn next_commands(diff: &Diff<'_>) -> String {
     let typed = |side: usize| diff.sides.get(side).map(|side| side.typed.clone()).unwrap_or_default();
     let at = if diff.at == super::At::Now { " --now" } else { "" };
     let by = match diff.by {

@@ -42,64 +42,70 @@ pub(super) enum Kind {
 
 /// Returns the reasons why the compared moments of two devices are not exact.
 pub(super) fn of_devices(sides: &[Side<'_>; 2], devices: [Option<usize>; 2], at: At) -> Vec<Uncertainty> {
-    let mut doubts = Vec::new();
+    let mut reasons = Vec::new();
     for ((side, name), device) in sides.iter().zip(SIDES).zip(devices) {
         if let Some(device) = device.and_then(|device| side.run.devices.get(device)) {
-            of_device((name, side), device, at, &mut doubts);
+            of_device(name, &side.run.coverage, device, at, &mut reasons);
         }
     }
-    doubts
+    reasons
 }
 
-fn of_device((side, of): (&'static str, &Side<'_>), device: &Device, at: At, doubts: &mut Vec<Uncertainty>) {
-    let (coverage, moment) = (&of.run.coverage, compared(device, at));
-    let mut say = |code: &'static str, text: String| doubts.push(Uncertainty { side, code, text });
+fn of_device(
+    side: &'static str,
+    coverage: &Coverage,
+    device: &Device,
+    at: At,
+    reasons: &mut Vec<Uncertainty>,
+) {
+    let moment = compared(device, at);
+    let mut add = |code: &'static str, text: String| reasons.push(Uncertainty { side, code, text });
     if at == At::Peak && device.details.ooms.iter().any(|oom| oom.is_true() || oom.is_suspected()) {
-        say("oom", "memory ran out: its peak is what it received, not what it requested".into());
+        add("oom", "memory ran out: its peak is what it received, not what it requested".into());
     }
     if !coverage.covered {
         let why = match coverage.blocked_by {
             Some(_) => "blocked: its agent could not attach to CUPTI, so only NVML's number is known",
             None => "uncovered: the process has no agent, so only NVML's number is known",
         };
-        return say(if coverage.blocked_by.is_some() { "blocked" } else { "uncovered" }, why.into());
+        return add(if coverage.blocked_by.is_some() { "blocked" } else { "uncovered" }, why.into());
     }
     if moment.tracked_bytes.is_none() && device.name.starts_with(crate::labels::RANK) {
-        say("uncovered", format!("only NVML's number is known for {}: its sums have no names", device.name));
+        add("uncovered", format!("only NVML's number is known for {}: its sums have no names", device.name));
     }
     if coverage.late {
         let text = "its agent was loaded after the first allocations: older memory is in `predates the agent`, without names";
-        say("late", text.into());
+        add("late", text.into());
     }
     if coverage.blind_doubt {
-        say("blind", "the agent saw nothing for a time: sums and peak are not exact".into());
+        add("blind", "the agent saw nothing for a time: sums and peak are not exact".into());
     } else if moment.partial || (at == At::Now && coverage.partial_state) {
-        say("partial", "records were lost: its sums are not exact".into());
+        add("partial", "records were lost: its sums are not exact".into());
     } else if at == At::Peak && (coverage.partial_history || coverage.partial_state) {
-        say("partial", "records were lost: its peak is a lower bound".into());
+        add("partial", "records were lost: its peak is a lower bound".into());
     }
     match moment.torn {
         Some((low, high)) if low == high => {
-            say("torn", "a call was in progress while NVML was read: tracked is a lower bound".into());
+            add("torn", "a call was in progress while NVML was read: tracked is a lower bound".into());
         }
-        Some(_) => say("torn", "memory changed while NVML was read: tracked lies between two values".into()),
+        Some(_) => add("torn", "memory changed while NVML was read: tracked lies between two values".into()),
         None => {}
     }
     if moment.stale {
-        say("stale", "its sample ended before the agent's records arrived: Untrackable is uncertain".into());
+        add("stale", "its sample ended before the agent's records arrived: Untrackable is uncertain".into());
     }
     match (&moment.used_absence, moment.used_bytes()) {
         (_, None) => {
             let why = device.last.used_absence.as_ref();
             let why = why.map_or("NVML was not read".to_owned(), |why| format!("NVML says {why}"));
-            say("no_sample", format!("used and Untrackable are unknown: {why}"));
+            add("no_sample", format!("used and Untrackable are unknown: {why}"));
         }
         (Some(why), Some(_)) => {
             let text = format!("NVML's newest reading has no number ({why}): an older one is compared");
-            say("old_sample", text);
+            add("old_sample", text);
         }
         (None, Some(_)) if moment.gap_distance_ns != 0 => {
-            say("carried", "Untrackable was measured at another time than the peak (~)".into());
+            add("carried", "Untrackable was measured at another time than the peak (~)".into());
         }
         _ => {}
     }

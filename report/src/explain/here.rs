@@ -1,7 +1,7 @@
 //! Formats the numbers of a run that `gpumemctl explain WORD` shows with the explanation of a word.
 
 use crate::labels::{device_name, label};
-use crate::{By, Columns, Part, Report, Statement, held, ooms};
+use crate::{By, Columns, Part, Report, Statement, held, most_used, ooms};
 use gpumem_model::run::{Cell, Coverage, Device, Moment, Oom, Run, State};
 use gpumem_model::units::{Unit, plural, signed, thousands};
 
@@ -18,13 +18,9 @@ pub(super) struct Here<'r> {
 
 impl<'r> Here<'r> {
     pub(super) fn of(report: &'r Report<'_>) -> Option<Here<'r>> {
-        let most = |device: &&Device| {
-            let of = [&device.peak, &device.last].map(|moment| moment.used_bytes().or(moment.tracked_bytes));
-            of.into_iter().flatten().max()
-        };
-        let device = report.run.devices.iter().max_by_key(most)?;
+        let device = report.run.devices.iter().max_by_key(|device| most_used(device))?;
         let statement = report.statement_by(report.by, device, usize::MAX, 0);
-        let unit = Unit::for_largest(most(&device).unwrap_or(0));
+        let unit = Unit::for_largest(most_used(device).unwrap_or(0));
         Some(Here { report, run: report.run, device, statement, unit })
     }
 
@@ -81,14 +77,6 @@ impl<'r> Here<'r> {
             return Some(format!("no program or framework reported {what} of blocks"));
         }
         self.cells(|cell| of(cell) == Some(name))
-    }
-
-    pub(super) fn count(&self, number: u64, what: &str) -> Option<String> {
-        Some(plural(number, what))
-    }
-
-    pub(super) fn flag(&self, is: bool) -> Option<String> {
-        Some(if is { "yes" } else { "no" }.to_owned())
     }
 
     /// Formats an amount that may be unknown.

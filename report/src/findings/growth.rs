@@ -1,14 +1,14 @@
-//! Finds growing memory: by its amounts at the begin of each step, and over time for growth that steps do not show.
+//! Finds growing memory: from the amounts at the begin of each training step, and over time for growth that steps do not show.
 //!
-//! Fluctuating memory can hide growth in the sum, so the parts are judged, too. The judgement over time leaves out parameters,
-//! because a program that loads a model does not leak.
+//! Memory that fluctuates can hide growth in the sum, so categories and tags are judged, too. The judgement over time omits
+//! parameters, because a program that loads a model does not leak.
 
 use super::{Finding, Kind, Severity, mib};
 use crate::category::OTHERS;
 use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge};
 use crate::judge::{Axis, units};
 use crate::rules::NO_TAG;
-use crate::{By, Report, sum, sum_of, sums};
+use crate::{By, Report, most_used, sum, sum_of, sums};
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Class, Device, Oom};
@@ -17,19 +17,19 @@ use gpumem_model::units::plural;
 use gpumem_wire::Role;
 use std::collections::BTreeMap;
 
-/// Names in a finding.
+/// Maximum number of names in a finding.
 const NAMED: usize = 3;
-/// A name with less than this share of the growth is not mentioned.
+/// Minimum share of the growth that a name must have to be mentioned.
 const NAMED_SHARE: f64 = 0.1;
-/// Minimum share of the growth that the names, or their common path, must explain.
+/// Minimum share of the growth that the mentioned names must have together. Otherwise their common path is mentioned.
 const COMMON_SHARE: f64 = 0.6;
 /// Minimum growth, as a share of the process's memory.
 const MATERIAL_SHARE: f64 = 0.02;
 /// Minimum growth in bytes.
 const MATERIAL_BYTES: f64 = 8.0 * 1_048_576.0;
-/// Minimum duration in seconds for growth over time: a shorter program is still starting.
+/// Minimum duration in seconds for growth over time, because a shorter program is still starting.
 const LEAST_SECONDS: f64 = 3.0;
-/// Maximum number of judged points: the judgement of n points takes n * n steps.
+/// Maximum number of judged points. The time to judge grows with the square of their number.
 const MOST_POINTS: usize = 64;
 /// Growth over time replaces growth by steps only if it is this many times larger.
 const CLEARLY_LARGER: f64 = 1.5;
@@ -37,31 +37,32 @@ const CLEARLY_LARGER: f64 = 1.5;
 /// Growth of one device.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Growth {
-    /// Bytes that were added and not released.
+    /// Number of bytes that were added and not released.
     pub bytes: i64,
-    /// Unit of the rate.
+    /// Unit of time of the rate: `step`, `period` or `second`.
     axis: &'static str,
-    /// Number of units.
+    /// Number of these units for which the memory grew.
     over: u64,
     confidence: f64,
-    /// Tags that grow, with their bytes, largest first.
+    /// Tags that grow, and the bytes by which they grew; the largest first.
     names: Vec<(String, i64)>,
-    /// The structure that grows most.
+    /// The data structure (category) that grows most.
     structure: Option<String>,
 }
 
-/// Amounts of a device at common places on an axis.
+/// Memory of a device over time. Each series has one amount in bytes for each of `positions`.
 struct Course<'r> {
-    /// Step, period or second of each point.
-    places: Vec<f64>,
+    /// Number of the step or period of each point, or its time in seconds.
+    positions: Vec<f64>,
+    /// The sum of all memory that is judged.
     whole: Vec<i64>,
     tags: BTreeMap<&'r str, Vec<i64>>,
     structures: BTreeMap<&'r str, Vec<i64>>,
 }
 
-/// Returns the growth of a device up to `oom`, or up to its last moment.
+/// Returns the growth of a device's memory until `oom`, or until its last moment.
 pub(super) fn growth(report: &Report<'_>, device: &Device, oom: Option<&Oom>) -> Option<Growth> {
-    let used = used_at(device, oom);
+    let used = most_used_until(device, oom);
     let material = (used as f64 * MATERIAL_SHARE).max(MATERIAL_BYTES);
     let points = &device.details.growth;
     let by_step = Course::of_steps(report, device).and_then(|course| {
@@ -81,22 +82,22 @@ pub(super) fn growth(report: &Report<'_>, device: &Device, oom: Option<&Oom>) ->
     }
 }
 
-fn used_at(device: &Device, oom: Option<&Oom>) -> i64 {
+/// Returns the most bytes that the process used, including those at the time of `oom`.
+fn most_used_until(device: &Device, oom: Option<&Oom>) -> i64 {
     let own = oom.and_then(|oom| oom.device.as_ref()?.holders.first()).map(|own| own.used_bytes);
-    let moments = [&device.last, &device.peak].map(|moment| moment.used_bytes().or(moment.tracked_bytes));
-    own.into_iter().chain(moments.into_iter().flatten()).max().unwrap_or(0)
+    own.max(most_used(device)).unwrap_or(0)
 }
 
 impl<'r> Course<'r> {
-    fn new(places: Vec<f64>) -> Self {
-        let whole = vec![0; places.len()];
-        Course { places, whole, tags: BTreeMap::new(), structures: BTreeMap::new() }
+    fn new(positions: Vec<f64>) -> Self {
+        let whole = vec![0; positions.len()];
+        Course { positions, whole, tags: BTreeMap::new(), structures: BTreeMap::new() }
     }
 
-    /// Adds the bytes of a cell at a point.
+    /// Adds the bytes of a cell (memory with one tag, role and so on) at the point with index `at`.
     fn add(&mut self, report: &'r Report<'_>, cell: u32, at: usize, bytes: i64) {
         let Some(named) = report.run.cells.get(cell as usize) else { return };
-        let count = self.places.len();
+        let count = self.positions.len();
         let put = |series: &mut BTreeMap<&'r str, Vec<i64>>, name: &'r str| {
             let amounts = series.entry(name).or_insert_with(|| vec![0; count]);
             amounts[at] = amounts[at].saturating_add(bytes);
@@ -105,7 +106,7 @@ impl<'r> Course<'r> {
         put(&mut self.structures, report.category(cell, By::Structure).unwrap_or(OTHERS));
     }
 
-    /// Returns the amounts that were held when each step or period began.
+    /// Returns the amounts at the time when each step or period began.
     fn of_steps(report: &'r Report<'_>, device: &Device) -> Option<Self> {
         let points = &device.details.growth;
         if points.axis == Axis::Minute || points.points.is_empty() {
@@ -114,14 +115,14 @@ impl<'r> Course<'r> {
         let mut course = Course::new(points.points.iter().map(|(index, _)| *index as f64).collect());
         course.whole.clone_from(&points.named);
         for (cell, amounts) in &points.cells {
-            for (at, bytes) in amounts.iter().enumerate().take(course.places.len()) {
+            for (at, bytes) in amounts.iter().enumerate().take(course.positions.len()) {
                 course.add(report, *cell, at, *bytes);
             }
         }
         Some(course)
     }
 
-    /// Returns the fullest moments over time, without parameters and idle memory.
+    /// Returns the amounts at the highest moment of each interval of time, without parameters and idle memory.
     fn over_time(report: &'r Report<'_>, device: &'r Device, oom: Option<&Oom>) -> Option<Self> {
         let until_ns = oom.map_or(u64::MAX, |oom| oom.time_ns);
         let points = &device.details.timeline.points;
@@ -147,15 +148,16 @@ impl<'r> Course<'r> {
         Some(course)
     }
 
-    /// Judges the sum and, where it does not grow, its parts. Returns the judgement with the most growth, and the growth.
+    /// Judges the sum, the structures and the tags, and selects the one of the three that grows most. Returns the judgement of
+    /// its largest amount, and its growth.
     fn judged(&self, material: f64, axis: &'static str) -> Option<(Judgement, Growth)> {
         let judged = |amounts: &[i64], among: usize| {
-            let points = self.places.iter().copied().zip(amounts.iter().map(|bytes| *bytes as f64));
+            let points = self.positions.iter().copied().zip(amounts.iter().map(|bytes| *bytes as f64));
             let judgement = judge(&points.collect::<Vec<_>>(), material, ALPHA / among.max(1) as f64);
             (judgement.verdict == Verdict::Growing).then_some(judgement)
         };
         let parts = |series: &BTreeMap<&str, Vec<i64>>| {
-            // A part that never changed by a material amount needs no judgement.
+            // Amounts that never changed by the minimum need no judgement.
             let moves = |amounts: &&Vec<i64>| {
                 let (least, most) = (amounts.iter().min(), amounts.iter().max());
                 least.zip(most).is_some_and(|(least, most)| most.saturating_sub(*least) as f64 >= material)
@@ -196,11 +198,10 @@ impl<'r> Course<'r> {
         ))
     }
 
-    /// Returns the bytes that an amount has gained over the span of a judgement.
+    /// Returns the number of bytes by which an amount grew in the time that a judgement covers.
     fn added(&self, judgement: &Judgement, amounts: &[i64]) -> i64 {
         let Some((first, last)) = judgement.span else { return 0 };
-        let at =
-            |place: f64| self.places.iter().position(|found| *found >= place).and_then(|at| amounts.get(at));
+        let at = |position: f64| amounts.get(self.positions.iter().position(|found| *found >= position)?);
         match (at(first), at(last)) {
             (Some(first), Some(last)) => last.saturating_sub(*first),
             _ => 0,
@@ -208,7 +209,7 @@ impl<'r> Course<'r> {
     }
 }
 
-/// Returns the names with the most of `bytes`. If many modules share the bytes, returns the path above these modules.
+/// Returns the names with the largest share of `bytes`. If many modules share the bytes, returns the path that contains them.
 fn largest(mut names: Vec<(String, i64)>, bytes: i64) -> Vec<(String, i64)> {
     let has = |share: f64, added: i64| added as f64 >= bytes as f64 * share;
     let paths = names
@@ -228,7 +229,7 @@ fn largest(mut names: Vec<(String, i64)>, bytes: i64) -> Vec<(String, i64)> {
 }
 
 impl Growth {
-    /// Returns the finding.
+    /// Returns the growth as a finding. `used` is the number of bytes that the process used.
     pub fn finding(self, device: &Device, used: i64, severity: Severity) -> Finding {
         let rate = self.bytes as f64 / self.over.max(1) as f64;
         let rate = match rate / 1_048_576.0 {
@@ -236,20 +237,14 @@ impl Growth {
             mib => format!("{:.1} KiB", mib * 1024.0),
         };
         let names: Vec<String> = self.names.iter().map(|(name, _)| escape(name)).collect();
-        let structure = match self.structure.as_deref() {
-            Some(name) if name != OTHERS => escape(name),
-            _ => String::new(),
-        };
-        let grows = match (names.is_empty(), structure.is_empty()) {
-            (true, true) => "memory".to_owned(),
-            (true, false) => structure,
-            (false, true) => names.join(", "),
-            (false, false) if names == [structure.as_str()] => structure,
-            (false, false) => format!("{structure} of {}", names.join(", ")),
-        };
+        let structure = self.structure.as_deref().filter(|name| *name != OTHERS).map(escape);
+        let mut subject: Vec<String> = structure.into_iter().chain([names.join(", ")]).collect();
+        subject.retain(|words| !words.is_empty());
+        subject.dedup();
+        let subject = if subject.is_empty() { "memory".to_owned() } else { subject.join(" of ") };
         let share = 100.0 * self.bytes as f64 / used.max(1) as f64;
         let what = format!(
-            "{grows}: +{rate} per {} over {}, {} MiB in all, {share:.0} % of what the process used",
+            "{subject}: +{rate} per {} over {}, {} MiB in all, {share:.0} % of what the process used",
             self.axis,
             plural(self.over, self.axis),
             mib(self.bytes),
@@ -258,13 +253,13 @@ impl Growth {
             confidence: Some(self.confidence),
             names: self.names,
             structure: self.structure,
-            ..Finding::new(Kind::Growth, severity, device, (self.bytes, used), what)
+            ..Finding::new(Kind::Growth, severity, Some(device), (self.bytes, used), what)
         }
     }
 }
 
-/// Returns the finding for a run that growth did not end.
+/// Returns the finding on growth in a run that did not run out of memory.
 pub(super) fn finding(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let growth = growth(report, device, None)?;
-    Some(growth.finding(device, used_at(device, None), Severity::Warning))
+    Some(growth.finding(device, most_used_until(device, None), Severity::Warning))
 }

@@ -1,14 +1,8 @@
 //! Conclusions about a run: why memory ran out, which memory grows, which is unused, or that nothing is wrong.
 //!
-//! A finding explains bytes. The direct cause of an out-of-memory error comes first; the others follow by the bytes that they
-//! explain. A finding below [`LEAST_SHARE`] of the process's memory is omitted if there is a larger one. Every form of output
-//! shows the same list.
-//!
-//! ```text
-//! growth           growing memory, by the points of steps or, without steps, over time
-//! out_of_memory    causes of a failed request
-//! text             the conclusions as lines
-//! ```
+//! A finding explains a number of bytes. The direct cause of an out-of-memory error comes first. The others are sorted by the
+//! bytes that they explain. A finding below [`LEAST_SHARE`] of the process's memory is omitted if there is a larger one. Every
+//! form of output shows the same list.
 
 mod growth;
 mod out_of_memory;
@@ -16,7 +10,7 @@ pub mod text;
 
 pub(crate) use out_of_memory::{FRAGMENTED_SHARE, retained};
 
-use crate::{Report, held, ooms};
+use crate::{Report, held, ooms, used_or_tracked};
 use gpumem_model::run::{Class, Device, Fate, Oom, State};
 use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
@@ -28,7 +22,7 @@ const LEAST_SHARE: f64 = 0.02;
 const UNUSED_SHARE: f64 = 0.25;
 /// Minimum unexplained Untrackable memory, as a share of the process's memory.
 const UNEXPLAINED_SHARE: f64 = 0.10;
-/// Smaller amounts are not worth a finding.
+/// Minimum size in bytes of unused or unexplained memory for a finding.
 const LEAST_BYTES: i64 = 512 << 20;
 
 /// Kind of a finding.
@@ -37,21 +31,21 @@ const LEAST_BYTES: i64 = 512 << 20;
 pub enum Kind {
     /// A limit of the framework's pool, not the device, refused the request.
     PoolLimit,
-    /// One request is larger than the device can ever serve.
+    /// One request is larger than the memory of the device.
     LargeRequest,
     /// Memory that grows and is not released.
     Growth,
-    /// Outputs of forward passes that no backward pass follows keep all activations.
+    /// Activations are kept because no backward pass follows the forward passes.
     NoBackward,
     /// Memory of other processes.
     OtherProcesses,
     /// Unused memory of the framework's pool in pieces that are too small for a request.
     Fragmentation,
-    /// The memory that the program needs at one time does not fit.
+    /// The memory that the program needs at one time is larger than the device.
     TooLarge,
     /// Unused memory of the framework's pool.
     UnusedPool,
-    /// Memory charged to the process that no record explains.
+    /// Memory that NVML charges to the process and no record of the agent explains.
     Untrackable,
     /// Records are missing, so the numbers are too low.
     Losses,
@@ -61,9 +55,9 @@ pub enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// It ended the program.
+    /// The cause ended the program.
     Critical,
-    /// The program will end by it, or wastes much memory.
+    /// The program will run out of memory because of it, or wastes much memory.
     Warning,
     /// Information only.
     Note,
@@ -78,13 +72,12 @@ pub struct Finding {
     /// NVML index of the device; `None` if it is about the whole run.
     pub device: Option<u16>,
     pub bytes: i64,
-    /// `bytes` as a share of the bytes that the process used at that time, 0 to 1; of the device's size for
-    /// [`Kind::OtherProcesses`].
+    /// `bytes` as a share of the process's used bytes at that time, 0 to 1. For [`Kind::OtherProcesses`]: of the device's size.
     pub share: f64,
-    /// Confidence of the statistical test, 0 to 1; `None` if the finding follows from the figures without one.
+    /// Confidence of the statistical test, 0 to 1; `None` if no test was needed.
     pub confidence: Option<f64>,
     pub what: String,
-    /// Names with the most explained bytes, largest first.
+    /// Tags or categories with the most of `bytes`, and their bytes; the largest first.
     pub names: Vec<(String, i64)>,
     /// Category that contains most of the bytes of growing memory.
     #[serde(skip)]
@@ -94,12 +87,18 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Returns a finding without names, advice and confidence. `used`: bytes of which `bytes` are a share.
-    fn new(kind: Kind, severity: Severity, device: &Device, (bytes, used): (i64, i64), what: String) -> Self {
+    /// Returns a finding without names, advice and confidence. `bytes` are a share of `used`.
+    fn new(
+        kind: Kind,
+        severity: Severity,
+        device: Option<&Device>,
+        (bytes, used): (i64, i64),
+        what: String,
+    ) -> Self {
         Finding {
             kind,
             severity,
-            device: Some(device.ordinal),
+            device: device.map(|device| device.ordinal),
             bytes,
             share: bytes as f64 / used.max(1) as f64,
             confidence: None,
@@ -111,7 +110,7 @@ impl Finding {
     }
 }
 
-/// Returns whole MiB with separators.
+/// Formats bytes in whole MiB, with thousands separators.
 fn mib(bytes: i64) -> String {
     thousands(bytes.max(0) as u64 >> 20)
 }
@@ -120,15 +119,15 @@ fn mib(bytes: i64) -> String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It ended because memory ran out.
+    /// The process ended because memory ran out.
     OutOfMemory,
-    /// It ended, and memory may have run out.
+    /// The process ended, and memory may have run out.
     Suspected,
-    /// Memory ran out and the program went on.
+    /// Memory ran out and the process continued.
     Survived,
-    /// It ended otherwise.
+    /// The process ended for another reason.
     Ended,
-    /// It runs.
+    /// The process is running.
     Running,
 }
 
@@ -137,12 +136,12 @@ pub enum Outcome {
 #[allow(missing_docs)]
 pub struct Findings {
     pub outcome: Outcome,
-    /// Most important first; empty if nothing is wrong.
+    /// Findings, the most important first; empty if nothing is wrong.
     pub findings: Vec<Finding>,
 }
 
-/// Returns the record that decides the outcome, with its device: the last fatal one, else the last suspected one, else the last
-/// one that the program survived.
+/// Returns the out-of-memory record that decides the outcome, with its device: the last fatal one, else the last suspected one,
+/// else the last one that the program survived.
 fn decisive<'r>(report: &Report<'r>) -> Option<(&'r Device, &'r Oom, Outcome)> {
     let rank = |oom: &Oom| match oom.fate {
         Fate::Fatal { .. } if oom.is_true() => Some(Outcome::OutOfMemory),
@@ -185,40 +184,36 @@ impl Findings {
 }
 
 fn unused_pool(report: &Report<'_>, device: &Device) -> Option<Finding> {
-    let moment = &device.peak;
-    let idle = held(report.run, &moment.amounts, |cell| cell.class == Class::PoolIdle);
-    let used = moment.used_bytes().or(moment.tracked_bytes)?.max(1);
-    let share = idle as f64 / used as f64;
+    let idle = held(report.run, &device.peak.amounts, |cell| cell.class == Class::PoolIdle);
+    let used = used_or_tracked(&device.peak)?;
     let what = format!("{} MiB were cached by the allocator and not in use at the peak", mib(idle));
-    (share >= UNUSED_SHARE && idle >= LEAST_BYTES)
-        .then(|| Finding::new(Kind::UnusedPool, Severity::Note, device, (idle, used), what))
+    note(Kind::UnusedPool, device, (idle, used), UNUSED_SHARE, what)
 }
 
 fn untrackable(report: &Report<'_>, device: &Device) -> Option<Finding> {
     let moment = &device.last;
     let unexplained = report.run.coverage.covered.then(|| moment.gap_parts()).flatten()?.unexplained_bytes;
-    let used = moment.used_bytes()?.max(1);
-    let share = unexplained as f64 / used as f64;
     let what = format!("{} MiB are Untrackable and have no known cause", mib(unexplained));
-    (share >= UNEXPLAINED_SHARE && unexplained >= LEAST_BYTES)
-        .then(|| Finding::new(Kind::Untrackable, Severity::Note, device, (unexplained, used), what))
+    note(Kind::Untrackable, device, (unexplained, moment.used_bytes()?), UNEXPLAINED_SHARE, what)
+}
+
+/// Returns a note on `bytes`, if they are large and at least `least_share` of `used`.
+fn note(
+    kind: Kind,
+    device: &Device,
+    (bytes, used): (i64, i64),
+    least_share: f64,
+    what: String,
+) -> Option<Finding> {
+    let note = Finding::new(kind, Severity::Note, Some(device), (bytes, used), what);
+    (note.share >= least_share && bytes >= LEAST_BYTES).then_some(note)
 }
 
 fn losses(report: &Report<'_>) -> Option<Finding> {
     let coverage = &report.run.coverage;
     let is_partial = coverage.partial_state || coverage.partial_history && coverage.lost > 0;
-    is_partial.then(|| Finding {
-        kind: Kind::Losses,
-        severity: Severity::Note,
-        device: None,
-        bytes: 0,
-        share: 0.0,
-        confidence: None,
-        what: format!("{} are missing, so the numbers are too low", plural(coverage.lost, "record")),
-        names: Vec::new(),
-        structure: None,
-        advice: None,
-    })
+    let what = format!("{} are missing, so the numbers are too low", plural(coverage.lost, "record"));
+    is_partial.then(|| Finding::new(Kind::Losses, Severity::Note, None, (0, 0), what))
 }
 
 #[cfg(test)]

@@ -1,46 +1,48 @@
-//! Why a request failed: each cause without which it would have fitted, with the bytes that it explains.
+//! Finds why a request for memory failed: each cause without which the request would have fitted, with its bytes.
 
 use super::{Finding, Kind, Outcome, Severity, growth, mib};
 use crate::category::OTHERS;
-use crate::oom::holder_name;
-use crate::{By, Report, held, sum};
+use crate::oom::{holder_name, holders_of};
+use crate::{By, Report, held, names, sum};
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Cell, Device, Holder, Iteration, Moment, Oom, OomKind};
 use gpumem_model::units::signed;
 use gpumem_wire::Role;
 
-/// Parts of the process's memory in a sentence.
+/// Maximum number of parts of the process's memory in a sentence.
 const NAMED: usize = 3;
 /// If activations of this many training steps exist at once, steps do not free their activations.
 const STEPS_AT_ONCE: i64 = 3;
 /// Minimum unused memory, as a share of the process's memory, for a finding of fragmentation.
 pub(crate) const FRAGMENTED_SHARE: f64 = 0.15;
-/// A record without amounts uses those of another record within this time, in nanoseconds.
+/// An out-of-memory record without amounts uses those of another record at most this far away, in nanoseconds.
 const SAME_NS: u64 = 1_000_000_000;
 
 /// Data of a failed request, for finding its causes.
 struct Request<'r> {
     device: &'r Device,
     oom: &'r Oom,
-    /// Bytes that were needed from the driver.
+    /// Number of bytes that were requested from the driver.
     need: i64,
+    /// Number of free bytes of the device.
     free: i64,
-    /// Bytes of other processes.
+    /// Number of bytes that other processes used.
     others: i64,
-    /// Bytes that the process used.
+    /// Number of bytes that the process used, at least 1.
     used: i64,
-    /// Bytes of the device that processes can use.
+    /// Number of bytes of the device that processes can use.
     capacity: i64,
     severity: Severity,
 }
 
-/// Returns memory that the process kept and did not give back, if the request would have fitted without it.
+/// Returns the finding on memory that the process keeps (growth, or activations of many steps), if the request would have fitted
+/// without that memory.
 pub(crate) fn retained(report: &Report<'_>, device: &Device, oom: &Oom) -> Option<Finding> {
     Request::of(device, oom, Outcome::OutOfMemory).retained(report)
 }
 
-/// Returns what explains a failed request.
+/// Returns the causes of a failed request.
 pub(super) fn causes(report: &Report<'_>, device: &Device, oom: &Oom, outcome: Outcome) -> Vec<Finding> {
     let request = Request::of(device, oom, outcome);
     if let Some(finding) = request.pool_limit().or_else(|| request.too_large()) {
@@ -58,8 +60,7 @@ pub(super) fn causes(report: &Report<'_>, device: &Device, oom: &Oom, outcome: O
 
 impl<'r> Request<'r> {
     fn of(device: &'r Device, oom: &'r Oom, outcome: Outcome) -> Self {
-        let holders = oom.device.as_ref().map(|device| device.holders.as_slice()).unwrap_or_default();
-        let (own, others) = holders.split_first().unzip();
+        let (own, others) = holders_of(oom).split_first().unzip();
         let others = others.unwrap_or_default().iter().map(|holder| holder.used_bytes);
         let others = sum(others.chain(oom.device.as_ref().map(|device| device.others.1)));
         let parts = [Some(oom.tracked_bytes), oom.predates_bytes, oom.untrackable_bytes];
@@ -81,18 +82,13 @@ impl<'r> Request<'r> {
         }
     }
 
-    /// Returns memory that was kept and not given back, if the request would have fitted without it.
     fn retained(&self, report: &Report<'_>) -> Option<Finding> {
-        let grown = growth::growth(report, self.device, Some(self.oom));
-        let grown = grown.filter(|grown| self.would_fit(grown.bytes));
-        grown
-            .map(|grown| grown.finding(self.device, self.used, self.severity))
-            .or_else(|| self.no_backward(report))
-    }
-
-    /// Returns the processes that held memory of the device, this one first.
-    fn holders(&self) -> &[Holder] {
-        self.oom.device.as_ref().map(|device| device.holders.as_slice()).unwrap_or_default()
+        match growth::growth(report, self.device, Some(self.oom)) {
+            Some(grown) if self.would_fit(grown.bytes) => {
+                Some(grown.finding(self.device, self.used, self.severity))
+            }
+            _ => self.no_backward(report),
+        }
     }
 
     /// Returns whether the request would have fitted with `bytes` more free bytes.
@@ -101,7 +97,7 @@ impl<'r> Request<'r> {
     }
 
     fn finding(&self, kind: Kind, bytes: i64, what: String) -> Finding {
-        Finding::new(kind, self.severity, self.device, (bytes, self.used), what)
+        Finding::new(kind, self.severity, Some(self.device), (bytes, self.used), what)
     }
 
     fn pool_limit(&self) -> Option<Finding> {
@@ -136,7 +132,7 @@ impl<'r> Request<'r> {
         let grown = |holder: &Holder| {
             Some((holder.growth_bytes.filter(|bytes| *bytes > 0)?, holder.growth_ns?, holder_name(holder)))
         };
-        let grown = self.holders().iter().skip(1).filter_map(grown).max_by_key(|(bytes, ..)| *bytes);
+        let grown = holders_of(self.oom).iter().skip(1).filter_map(grown).max_by_key(|(bytes, ..)| *bytes);
         let grown = grown.map(|(bytes, in_ns, name)| {
             format!("; {name} took {} MiB in the {} s before", mib(bytes), in_ns.div_ceil(1_000_000_000))
         });
@@ -160,9 +156,8 @@ impl<'r> Request<'r> {
         let (idle, largest) = (signed(idle), signed(largest));
         let is_much = idle as f64 >= self.used as f64 * FRAGMENTED_SHARE;
         let fits = is_much && self.would_fit(idle) && largest < signed(self.oom.asked_bytes);
-        let is_torch = report.run.cells.iter().any(|cell| cell.pool.as_deref() == Some(crate::names::TORCH));
         fits.then(|| Finding {
-            advice: (is_torch && !self.oom.is_expandable)
+            advice: (names::has_torch(report.run) && !self.oom.is_expandable)
                 .then(|| "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned()),
             ..self.finding(
                 Kind::Fragmentation,
@@ -177,7 +172,8 @@ impl<'r> Request<'r> {
         })
     }
 
-    /// Returns the process's memory when the request failed; from a record close in time if this one has no amounts.
+    /// Returns the process's memory by cell when the request failed. If this record has no amounts, uses those of a record close
+    /// in time.
     fn held(&self) -> Option<Moment> {
         let of = |oom: &Oom| Moment { amounts: oom.amounts.clone(), ..Moment::default() };
         if self.oom.tracked_bytes != 0 {
@@ -187,7 +183,7 @@ impl<'r> Request<'r> {
         self.device.details.ooms.iter().rev().find(near).map(of)
     }
 
-    /// Returns the finding that activations of many steps are held, because no backward pass frees them.
+    /// Returns the finding that activations of many steps are kept, because no backward pass frees them.
     fn no_backward(&self, report: &Report<'_>) -> Option<Finding> {
         let is_activation = |cell: &Cell| cell.role.as_deref() == Role::Activation.name();
         let bytes = held(report.run, &self.held()?.amounts, is_activation);
@@ -208,7 +204,7 @@ impl<'r> Request<'r> {
         })
     }
 
-    /// Returns the finding that the memory needed at one time does not fit, with its largest parts.
+    /// Returns the finding that the memory that the process needs at one time does not fit, with its largest parts.
     fn largest(&self, report: &Report<'_>) -> Option<Finding> {
         let parts = report.composition(&self.held()?, By::Structure);
         let others = parts.others;

@@ -1,14 +1,14 @@
-//! The conclusions as lines for the top of a report.
+//! Writes the conclusions as lines for the top of a report.
 
 use super::{Finding, Findings, Kind, Outcome, decisive, mib};
 use crate::labels::exit;
-use crate::{Report, oom};
+use crate::{Report, oom, used_or_tracked};
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Fate, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::thousands;
 
-/// Returns how the run ended, if memory ran out, and then its findings.
+/// Returns a line on how memory ran out, if it did, and then the lines of the findings.
 pub fn lines(report: &Report<'_>) -> Vec<String> {
     let conclusions = Findings::of(report);
     outcome(report, &conclusions).into_iter().chain(list(report, &conclusions)).collect()
@@ -27,7 +27,7 @@ pub(crate) fn list(report: &Report<'_>, conclusions: &Findings) -> Vec<String> {
     };
     let mut lines: Vec<String> = (1..).zip(findings).map(line).collect();
     if lines.is_empty() && matches!(conclusions.outcome, Outcome::Ended | Outcome::Running) {
-        lines.extend(well(report));
+        lines.extend(no_problem(report));
     }
     lines
 }
@@ -44,7 +44,7 @@ pub(crate) fn outcome(report: &Report<'_>, conclusions: &Findings) -> Option<Str
                 _ => String::new(),
             };
             let phase = oom.phase.as_deref().filter(|phase| *phase != "between");
-            let of = match (phase, &oom.tag) {
+            let work = match (phase, &oom.tag) {
                 (Some(phase), Some(tag)) => format!(" in {phase} of {tag}"),
                 (Some(phase), None) => format!(" in {phase}"),
                 (None, Some(tag)) => format!(" by {tag}"),
@@ -52,7 +52,7 @@ pub(crate) fn outcome(report: &Report<'_>, conclusions: &Findings) -> Option<Str
             };
             let line = oom.stack.as_deref().and_then(oom::frame).map(|line| format!(" ({line})"));
             let step = oom.step.map(|step| format!(", step {}", thousands(step)));
-            let place = [Some(of), line, step].into_iter().flatten().collect::<String>();
+            let place = [Some(work), line, step].into_iter().flatten().collect::<String>();
             let free = oom.free_bytes().map(|free| format!("; {} MiB were free", mib(free)));
             Some(format!(
                 "OUT OF MEMORY at {when}{status}: {} MiB were requested{}{}",
@@ -68,7 +68,7 @@ pub(crate) fn outcome(report: &Report<'_>, conclusions: &Findings) -> Option<Str
 }
 
 /// Returns the line for a run without a problem; `None` if the data is not sufficient for that.
-fn well(report: &Report<'_>) -> Option<String> {
+fn no_problem(report: &Report<'_>) -> Option<String> {
     let run = report.run;
     let coverage = &run.coverage;
     let is_whole = !coverage.partial_state && !coverage.partial_history && coverage.blocked_by.is_none();
@@ -79,7 +79,7 @@ fn well(report: &Report<'_>) -> Option<String> {
         State::Interrupted => false,
     };
     let device = run.devices.iter().max_by_key(|device| device.peak.tracked_bytes)?;
-    let total = device.peak.used_bytes().or(device.peak.tracked_bytes).filter(|total| *total > 0)?;
+    let total = used_or_tracked(&device.peak).filter(|total| *total > 0)?;
     let (name, bytes) = report.composition(&device.peak, report.by).ranked().into_iter().next()?;
     (is_known && ended_well).then(|| {
         let share = 100.0 * bytes as f64 / total as f64;

@@ -9,13 +9,13 @@ use super::holdings::holdings;
 use crate::bridge::Bridge;
 use crate::encode::object;
 use crate::group::Identity;
-use crate::labels::{device_title, label};
+use crate::labels::label;
 use crate::lines::clean_name;
-use crate::oom::{beside_holders, held, sentence, told};
+use crate::oom::{beside_holders, held, kind, lines_by_record, sentence};
 use crate::own::{by_total, figures, lengths, name_of, remarks, title_of};
 use crate::steps::{grouped, split_largest, what};
 use crate::text;
-use crate::{By, Part, Report, iterations, largest_first, sum};
+use crate::{By, Part, Report, iterations, largest_first, largest_total, sum};
 use gpumem_model::ending::Ending;
 use gpumem_model::escape::escape;
 use gpumem_model::program_data::{Counter, LOST, Range};
@@ -105,7 +105,7 @@ impl Ranks {
 /// Returns the data of a page that shows these reports.
 pub(super) fn page(title: &str, reports: &[Report<'_>], limits: Limits) -> impl Serialize {
     let ranks = By::ALL.map(|by| Ranks::of(reports, by));
-    let largest = reports.iter().flat_map(|report| &report.run.devices).map(weight_of).max();
+    let largest = reports.iter().flat_map(|report| &report.run.devices).map(largest_total).max();
     let unit = Unit::for_largest(largest.unwrap_or(0));
     let mut room = limits.devices;
     let processes = reports.iter().map(|report| {
@@ -137,12 +137,6 @@ pub(super) fn page(title: &str, reports: &[Report<'_>], limits: Limits) -> impl 
     }
 }
 
-fn weight_of(device: &Device) -> i64 {
-    let moments = [&device.last, &device.peak];
-    let amounts = moments.iter().flat_map(|moment| [moment.used_bytes(), moment.tracked_bytes]);
-    amounts.flatten().map(i64::saturating_abs).max().unwrap_or(0)
-}
-
 /// The time from which the page counts a process's times, in ns of the run's clock.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Since(u64);
@@ -153,8 +147,8 @@ impl Since {
             let steps = device.details.steps.iter().filter(|step| step.from_ns > 0).map(|step| step.from_ns);
             let bucket = device.series.buckets.first().map(|bucket| bucket.time_ns);
             let point = device.details.timeline.points.first().map(|point| point.time_ns);
-            let told = [Some(device.last.time_ns), Some(device.peak.time_ns), bucket, point];
-            told.into_iter().flatten().chain(steps).min()
+            let times = [Some(device.last.time_ns), Some(device.peak.time_ns), bucket, point];
+            times.into_iter().flatten().chain(steps).min()
         };
         Since(report.run.devices.iter().filter_map(first).min().unwrap_or(0))
     }
@@ -192,13 +186,13 @@ pub(super) struct Context<'p> {
 fn process(of: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
     let Context { report, limits, since, .. } = of;
     let run = report.run;
-    let words = text::words(report);
-    let devices = run.devices.iter().zip(words.facts).map(|(device, facts)| {
+    let panel = text::panel_without_rows(report);
+    let devices = run.devices.iter().zip(panel.devices).map(|(device, table)| {
         let has_room = *room > 0;
         *room = room.saturating_sub(1);
-        let detail = has_room.then(|| detail(of, device, facts));
+        let detail = has_room.then(|| detail(of, device, table.facts));
         object! {
-            title: escape(&device_title(device)),
+            title: escape(&table.title),
             name: escape(&device.name),
             total: device.total_bytes,
             amounts: Identity::of(run, device),
@@ -217,13 +211,13 @@ fn process(of: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
         label: label(run),
         pid: run.process.pid,
         rank: run.process.claims.get("rank").map(|rank| escape(rank)),
-        heading: words.heading,
-        verdict: words.verdict,
-        warnings: words.warnings,
-        coverage: words.coverage,
+        heading: panel.heading,
+        verdict: panel.verdict,
+        warnings: panel.warnings,
+        coverage: panel.coverage,
         covered: run.coverage.covered,
         open: run.state == State::Open,
-        tail: words.tail,
+        tail: panel.tail,
         // `dated`: whether times span several days.
         clock: object! { kind, base, base_ns, dated: Times::of(run).is_dated() },
         ooms_dropped: run.coverage.ooms_dropped,
@@ -242,7 +236,7 @@ fn detail(of: Context<'_>, device: &Device, facts: Vec<String>) -> impl Serializ
     let course = course(of, device, &named);
     let (tags, libraries, holdings) = holdings(of, device);
     let (steps, other_steps) = steps(of, device);
-    let entries = told(report, device);
+    let entries = lines_by_record(report, device);
     let earlier_ooms = entries.len().saturating_sub(limits.ooms);
     let ooms = entries.into_iter().skip(earlier_ooms);
     object! {
@@ -304,7 +298,7 @@ fn rows(of: Context<'_>, device: &Device, by: By) -> (Vec<impl Serialize + use<>
             #[serde(flatten)]
             note: note.map(|note| object! { note }),
             // For each column: whether the amount was computed from untrackable memory that was measured at another time.
-            carried: [0, 1].map(|column| text::is_carried(device, row, column)),
+            carried: [0, 1].map(|column| text::has_older_reading(device, row, column)),
         }
     });
     (rows.collect(), named)
@@ -314,7 +308,7 @@ fn rows(of: Context<'_>, device: &Device, by: By) -> (Vec<impl Serialize + use<>
 fn steps(of: Context<'_>, device: &Device) -> (Vec<impl Serialize + use<>>, (i64, usize)) {
     let Context { unit, limits, since, .. } = of;
     let (steps, rest) = split_largest(grouped(&device.details.steps), limits.steps);
-    let told = steps.iter().map(|step| {
+    let shown = steps.iter().map(|step| {
         object! {
             t: since.t(step.time_ns),
             bytes: step.bytes,
@@ -323,7 +317,7 @@ fn steps(of: Context<'_>, device: &Device) -> (Vec<impl Serialize + use<>>, (i64
             note: step.note.as_deref().map(|note| object! { note: escape(note) }),
         }
     });
-    (told.collect(), (sum(rest.iter().map(|step| step.bytes)), rest.len()))
+    (shown.collect(), (sum(rest.iter().map(|step| step.bytes)), rest.len()))
 }
 
 fn iterations_of(device: &Device) -> Option<impl Serialize + use<>> {
@@ -348,11 +342,8 @@ fn oom(report: &Report<'_>, oom: &Oom, lines: Vec<String>, since: Since) -> impl
     let held = held(report, oom).into_iter();
     object! {
         t: since.t(oom.time_ns),
-        kind: match (oom.is_true(), oom.is_suspected()) {
-            (true, _) => "oom",
-            (_, true) => "suspected",
-            _ => "refused", // memory pressure: no allocation failed
-        },
+        // The script calls memory pressure `refused`: the driver refused a request, but no allocation failed.
+        kind: kind(oom).replace("pressure", "refused"),
         lines,
         // Memory of the process, as (name, bytes).
         held: held.map(|(name, bytes)| (clean_name(&name), bytes)).collect::<Vec<_>>(),

@@ -30,7 +30,7 @@ const MOST_CONFIDENCE: f64 = 0.999;
 const BOUNDS: f64 = 1.96;
 
 /// Verdict on an amount over time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// The amount changes by less than the minimum.
@@ -42,6 +42,7 @@ pub enum Verdict {
     /// The amount changed once, and has been flat since.
     OneJump,
     /// There are too few points for a verdict.
+    #[default]
     NotEnoughData,
 }
 
@@ -59,7 +60,7 @@ impl Verdict {
 }
 
 /// A verdict with its numbers. Rates are bytes per step, period or minute, depending on the unit of the points.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Judgement {
     /// The verdict.
     pub verdict: Verdict,
@@ -80,15 +81,7 @@ pub struct Judgement {
 impl Judgement {
     /// Returns the verdict for too few points.
     pub fn none(points: usize) -> Self {
-        Judgement {
-            verdict: Verdict::NotEnoughData,
-            bytes_per_unit: None,
-            low_high: None,
-            confidence: None,
-            points,
-            span: None,
-            jump_bytes: None,
-        }
+        Judgement { points, ..Judgement::default() }
     }
 
     /// Returns the number of steps, periods or minutes from the first to the last judged point.
@@ -105,9 +98,7 @@ pub fn judge(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
     if points.len() < LEAST_POINTS {
         return Judgement::none(points.len());
     }
-    let mut part = points;
-    let mut jump = None;
-    let mut alpha = alpha;
+    let (mut part, mut jump, mut alpha) = (points, None, alpha);
     while let Some(at) = cut(part) {
         let (before, after) = part.split_at(at);
         let step = level(after) - level(before);

@@ -1,7 +1,7 @@
 //! `gpumemctl oom --at TIME --gpu N`: processes of a device around a time. Shows which processes ended, which ran out of memory
 //! or may have, and which grew.
 
-use super::{Entry, entries, entry, one};
+use super::{Entry, entries, entry, full};
 use crate::encode::object;
 use crate::labels::{device_title, exit, label};
 use crate::rules::Groupings;
@@ -101,7 +101,7 @@ pub fn text(
     let devices = || seen.iter().flat_map(|seen| &seen.run.devices).filter(|device| is_it(device));
     let title = devices().next().map_or("this GPU".to_owned(), device_title);
     let (from, to) = (around.at_ns.saturating_sub(around.for_ns), around.at_ns.saturating_add(around.for_ns));
-    let (told, others): (Vec<&Found<'_>>, Vec<&Found<'_>>) =
+    let (out_of_memory, others): (Vec<&Found<'_>>, Vec<&Found<'_>>) =
         found.iter().partition(|found| !found.entries.is_empty());
     let count = match found.len() {
         0 if !hidden.is_empty() => "no process of yours".to_owned(),
@@ -111,7 +111,7 @@ pub fn text(
     };
     let (from, to) = (time(from), time(to));
     lines.push(format!("{title}, {from} to {to}: {count} ended or ran out of memory then"));
-    for found in &told {
+    for found in &out_of_memory {
         lines.push(String::new());
         let run = &found.seen.run;
         let id = found.seen.id.as_ref().map(|id| format!("  run {id}")).unwrap_or_default();
@@ -120,7 +120,7 @@ pub fn text(
         let mut report = Report::new(run, Groupings::of_run(run), None);
         report.id.clone_from(&found.seen.id);
         if let Some(entry) = found.entries.last() {
-            one(&report, *entry, Ending::of(run).as_ref(), &[], Times::of(run), &mut lines);
+            full(&report, *entry, Ending::of(run).as_ref(), &[], Times::of(run), &mut lines);
         }
         let more = found.entries.len().saturating_sub(1);
         if more > 0 {

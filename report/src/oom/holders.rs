@@ -14,6 +14,12 @@ const MOST_HOLDERS: usize = 6;
 /// Maximum number of names listed for the process's own memory.
 const NAMED: usize = 8;
 
+/// Returns the processes that held memory of the device at an out-of-memory event, the failed process first.
+pub(crate) fn holders_of(oom: &Oom) -> &[Holder] {
+    oom.device.as_ref().map(|device| device.holders.as_slice()).unwrap_or_default()
+}
+
+/// Adds the rows of the device's memory by holder, and the line on memory that no listed process holds.
 pub(super) fn holders(
     oom: &Oom,
     device: &OomDevice,
@@ -33,10 +39,10 @@ pub(super) fn holders(
     let mut steps = unit.apportion(total, &parts);
     // The first holder is the process itself: its row shows the same rounded total as the line on its own memory below.
     if let (Some(own), [first, .., last]) = (own.filter(|own| !own.is_tracked_only), steps.as_mut_slice()) {
-        let told = unit.round(own.total);
+        let rounded = unit.round(own.total);
         if parts.first() == Some(&own.total) {
-            *last += *first - told;
-            *first = told;
+            *last += *first - rounded;
+            *first = rounded;
         }
     }
     // Amounts in the line below the table count for the width of the amount column too.

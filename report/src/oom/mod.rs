@@ -21,7 +21,7 @@ use gpumem_model::run::{Device, Fate, Oom, OomKind, Run, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, plural, signed, thousands};
 use holders::composition;
-pub(super) use holders::name as holder_name;
+pub(super) use holders::{holders_of, name as holder_name};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -76,16 +76,16 @@ fn entries<'r>(run: &'r Run) -> Vec<Entry<'r>> {
 pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
     let run = report.run;
     let times = Times::of(run);
-    let mut told = entries(run);
+    let mut shown = entries(run);
     let mut caught: Vec<Entry<'_>> = Vec::new();
     let mut pressure: Vec<Entry<'_>> = Vec::new();
     if !form.all {
-        pressure = told.extract_if(.., |entry| entry.is_pressure()).collect();
+        pressure = shown.extract_if(.., |entry| entry.is_pressure()).collect();
         // A few survived OOMs are shown like the others. If there are many (in programs that search for their batch size), they
         // are only counted.
-        if told.len() > MOST {
-            caught = told.extract_if(.., |entry| entry.is_caught()).collect();
-            told.extend(caught.last().filter(|_| told.is_empty()).copied());
+        if shown.len() > MOST {
+            caught = shown.extract_if(.., |entry| entry.is_caught()).collect();
+            shown.extend(caught.last().filter(|_| shown.is_empty()).copied());
         }
     }
     let mut lines = Vec::new();
@@ -95,18 +95,18 @@ pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
         lines.push(format!("END {} pid {}: {what}", times.time(ending.time_ns), run.process.pid));
         lines.extend(ending.line.as_ref().map(|line| format!("    {line}")));
     }
-    let hidden = if form.all { 0 } else { told.len().saturating_sub(MOST) };
+    let hidden = if form.all { 0 } else { shown.len().saturating_sub(MOST) };
     if hidden > 0 {
         lines.push(format!("{} earlier (--all)", thousands(hidden as u64)));
     }
-    for entry in told.iter().skip(hidden) {
+    for entry in shown.iter().skip(hidden) {
         if !lines.is_empty() {
             lines.push(String::new());
         }
-        one(report, *entry, ending.as_ref(), form.job, times, &mut lines);
+        full(report, *entry, ending.as_ref(), form.job, times, &mut lines);
     }
-    if told.is_empty() {
-        lines.push(format!("{}: {}", whose(run), nothing(run)));
+    if shown.is_empty() {
+        lines.push(format!("{}: {}", whose(run), why_no_record(run)));
     }
     lines.extend(caught_lines(&caught, times));
     if let Some(last) = pressure.last().map(|entry| entry.oom) {
@@ -129,13 +129,13 @@ fn printed(lines: &[String]) -> impl Iterator<Item = String> {
     lines.iter().map(|line| escape(line).trim_end().to_owned())
 }
 
-/// Returns the out-of-memory records of a device, each with its full text, in the order of time.
-pub(super) fn told<'r>(report: &Report<'r>, device: &Device) -> Vec<(&'r Oom, Vec<String>)> {
+/// Returns the out-of-memory records of a device in the order of time, each with its lines of text.
+pub(super) fn lines_by_record<'r>(report: &Report<'r>, device: &Device) -> Vec<(&'r Oom, Vec<String>)> {
     let (times, ending) = (Times::of(report.run), Ending::of(report.run));
     let of_device = entries(report.run).into_iter().filter(|entry| std::ptr::eq(entry.device, device));
     let lines = |entry: Entry<'r>| {
         let mut lines = Vec::new();
-        one(report, entry, ending.as_ref(), &[], times, &mut lines);
+        full(report, entry, ending.as_ref(), &[], times, &mut lines);
         (entry.oom, printed(&lines).collect())
     };
     of_device.map(lines).collect()
@@ -147,7 +147,7 @@ pub(super) fn held(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64)> {
 }
 
 /// Returns the text that explains why a run has no out-of-memory record.
-fn nothing(run: &Run) -> &'static str {
+fn why_no_record(run: &Run) -> &'static str {
     match (run.coverage.covered, run.state) {
         _ if run.hears_of_ooms() => "GPU memory has not run out",
         (true, _) => "the file does not report OOMs, so whether memory ran out is unknown",
@@ -189,7 +189,8 @@ fn caught_lines(caught: &[Entry<'_>], times: Times) -> Vec<String> {
     lines
 }
 
-fn one(
+/// Adds all lines about one out-of-memory record. `job` has the runs of the job's other processes.
+fn full(
     report: &Report<'_>,
     entry: Entry<'_>,
     ending: Option<&Ending>,
@@ -230,7 +231,7 @@ fn one(
     lines.push(format!("verdict  {}", verdict::verdict(report, (device, oom), ending, unit)));
 }
 
-fn kind(oom: &Oom) -> &'static str {
+pub(super) fn kind(oom: &Oom) -> &'static str {
     match (oom.is_true(), oom.is_suspected()) {
         (true, _) => "oom",
         (_, true) => "suspected",

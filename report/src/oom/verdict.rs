@@ -1,6 +1,6 @@
 //! States why memory ran out and what would have helped, the most certain remedy first, or which other cause ended the process.
 
-use super::holders::{growth, name};
+use super::holders::{growth, holders_of, name};
 use crate::findings::{self, FRAGMENTED_SHARE};
 use crate::{Report, sum};
 use gpumem_model::ending::{Cause, Ending};
@@ -42,8 +42,7 @@ pub(super) fn verdict(
             unit.amount(free)
         ));
     }
-    let holders = oom.device.as_ref().map(|device| device.holders.as_slice()).unwrap_or_default();
-    let (own, others) = holders.split_first().unzip();
+    let (own, others) = holders_of(oom).split_first().unzip();
     let others = others.unwrap_or_default();
     let fits_without = |growth: i64| growth > 0 && free < need && free.saturating_add(growth) >= need;
     if let Some((holder, bytes)) = most_grown(others).filter(|(_, bytes)| fits_without(*bytes)) {
@@ -82,8 +81,7 @@ pub(super) fn verdict(
 fn fragmented(report: &Report<'_>, oom: &Oom, free: i64, need: i64, unit: Unit) -> Option<String> {
     let (idle, largest) = oom.idle_bytes.zip(oom.largest_idle_bytes)?;
     let asked = signed(oom.asked_bytes);
-    let own = oom.device.as_ref().and_then(|device| device.holders.first());
-    let used = own.map_or(oom.tracked_bytes, |own| own.used_bytes);
+    let used = holders_of(oom).first().map_or(oom.tracked_bytes, |own| own.used_bytes);
     if (signed(idle) as f64) < used as f64 * FRAGMENTED_SHARE {
         return None;
     }
@@ -108,12 +106,12 @@ fn suspicion(oom: &Oom, ending: Option<&Ending>, unit: Unit) -> String {
     }
     let free = oom.free_bytes().map_or("not known".to_owned(), |free| unit.amount(free));
     let mut words = vec![format!("suspected: it ended while {free} of the device was free")];
-    let holders = oom.device.as_ref().map(|device| device.holders.as_slice()).unwrap_or_default();
+    let holders = holders_of(oom);
     let grown = most_grown(holders).filter(|(_, bytes)| *bytes > 0);
-    if let Some((holder, told)) = grown.and_then(|(holder, _)| Some((holder, growth(holder, unit)?))) {
+    if let Some((holder, growth)) = grown.and_then(|(holder, _)| Some((holder, growth(holder, unit)?))) {
         let is_own = holders.first().is_some_and(|own| std::ptr::eq(own, holder));
         let who = if is_own { "itself".to_owned() } else { who(holder, holders.first()) };
-        words.push(format!("most grown: {who} ({told})"));
+        words.push(format!("most grown: {who} ({growth})"));
     }
     words.join("; ")
 }

@@ -9,7 +9,7 @@ use super::rows::{Rows, rows_of};
 use super::timeline;
 use crate::labels::{device_title, label};
 use crate::lines::listed;
-use crate::{By, Report};
+use crate::{By, Report, gap_distance};
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Device, Moment};
 use gpumem_model::units::{Unit, plural};
@@ -281,9 +281,7 @@ fn notes(report: &Report<'_>) -> Vec<String> {
                 "{of}no reading of NVML tells what the process used: Untrackable is not known and not in the sum"
             ));
         } else if moment.gap_distance_ns != 0 {
-            let side = if moment.gap_distance_ns < 0 { "before" } else { "after" };
-            let distance = run.clock.distance(moment.gap_distance_ns.unsigned_abs());
-            notes.push(format!("{of}Untrackable was measured {distance} {side} the peak"));
+            notes.push(format!("{of}Untrackable was measured {} the peak", gap_distance(run, moment)));
         }
         if moment.tracked_bytes.is_some() && moment.predates_bytes.is_none() {
             notes.push(format!("{of}what is older than the agent is not known and not in the sum"));

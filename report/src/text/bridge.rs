@@ -1,5 +1,5 @@
-//! Explains why nvidia-smi shows more memory than the framework, in two lines. They add up as printed, and their numbers are
-//! those of the table above them.
+//! Explains in two lines why nvidia-smi shows more memory than PyTorch. The lines add up as printed, and their numbers are those
+//! of the table above them.
 
 use super::table::Shown;
 use crate::bridge::{Bridge, Source, disagreement, own_word};
@@ -8,21 +8,22 @@ use crate::{Part, Report, sum};
 use gpumem_model::run::Device;
 use gpumem_model::units::{Unit, signed, thousands};
 
-/// The parts of a bridge, in steps of the unit.
-struct Steps {
+/// The parts of a bridge (PyTorch's memory and the memory outside it), in multiples of the unit's last printed digit.
+struct Printed {
     allocated: i64,
     idle: i64,
     outside: i64,
-    /// Both are part of `used`.
+    /// `None` if the amount is unknown or zero.
     predates: Option<i64>,
+    /// `None` if the amount is unknown.
     untrackable: Option<i64>,
 }
 
-/// Prints the lines below the table of a device.
+/// Adds the lines below the table of a device.
 pub(super) fn bridge(report: &Report<'_>, device: &Device, shown: &Shown, out: &mut Lines) {
     let Some(bridge) = Bridge::of(report.run, &device.last) else { return };
-    let steps = steps(report, device, shown, &bridge);
-    told(&bridge, shown.unit, steps, out);
+    let printed = printed(report, device, shown, &bridge);
+    sums(&bridge, shown.unit, printed, out);
     let amount = |bytes: u64| shown.unit.amount(signed(bytes));
     if let Some((own, ours)) = disagreement(device) {
         out.inset(&format!(
@@ -41,7 +42,7 @@ pub(super) fn bridge(report: &Report<'_>, device: &Device, shown: &Shown, out: &
     }
 }
 
-/// Prints the lines for several devices together.
+/// Adds the lines for all devices together.
 pub(super) fn of_all(report: &Report<'_>, out: &mut Lines) {
     let bridges = report.run.devices.iter().filter_map(|device| Bridge::of(report.run, &device.last));
     let Some(sum) = bridges.reduce(Bridge::plus) else { return };
@@ -58,31 +59,32 @@ pub(super) fn of_all(report: &Report<'_>, out: &mut Lines) {
         };
     let parts =
         unit.apportion(tracked_steps, &[sum.memory_allocated_bytes, sum.idle_bytes, sum.outside_bytes]);
-    let steps = Steps { allocated: parts[0], idle: parts[1], outside: parts[2], predates, untrackable };
-    told(&sum, unit, steps, out);
+    let printed = Printed { allocated: parts[0], idle: parts[1], outside: parts[2], predates, untrackable };
+    sums(&sum, unit, printed, out);
 }
 
-fn told(bridge: &Bridge, unit: Unit, steps: Steps, out: &mut Lines) {
+/// Adds the two lines with the sums.
+fn sums(bridge: &Bridge, unit: Unit, printed: Printed, out: &mut Lines) {
     let print = |steps: i64| unit.print(steps);
     let pending = match unit.round(bridge.pending_bytes) {
         0 if bridge.pending_bytes == 0 => String::new(),
         pending => format!(" (of it {} waiting for a stream)", print(pending)),
     };
-    let reserved = print(steps.allocated + steps.idle);
+    let reserved = print(printed.allocated + printed.idle);
     out.line(&format!("why nvidia-smi says more than torch ({}):", unit.name));
     match bridge.source {
         Source::Pool => out.inset(&format!(
             "memory_allocated {} + idle {}{pending} = memory_reserved {reserved}",
-            print(steps.allocated),
-            print(steps.idle)
+            print(printed.allocated),
+            print(printed.idle)
         )),
         Source::Driver => {
             let sum = match bridge.idle_bytes {
-                0 => print(steps.allocated),
+                0 => print(printed.allocated),
                 _ => format!(
                     "{} + idle in the driver's pools {} (read at most 1 s before) = {reserved}",
-                    print(steps.allocated),
-                    print(steps.idle)
+                    print(printed.allocated),
+                    print(printed.idle)
                 ),
             };
             out.inset(&format!(
@@ -90,14 +92,14 @@ fn told(bridge: &Bridge, unit: Unit, steps: Steps, out: &mut Lines) {
             ));
         }
     }
-    let tracked = steps.allocated + steps.idle + steps.outside;
-    let mut words = format!("+ outside torch {}", print(steps.outside));
-    if let Some(predates) = steps.predates {
+    let tracked = printed.allocated + printed.idle + printed.outside;
+    let mut words = format!("+ outside torch {}", print(printed.outside));
+    if let Some(predates) = printed.predates {
         words += &format!(" + predates the agent {}", print(predates));
     }
-    words += &match steps.untrackable {
+    words += &match printed.untrackable {
         Some(gap) => {
-            let used = tracked + gap + steps.predates.unwrap_or(0);
+            let used = tracked + gap + printed.predates.unwrap_or(0);
             format!(" + Untrackable {} = {}", print(gap), print(used))
         }
         None => format!(" = tracked {}; what nvidia-smi says is not known", print(tracked)),
@@ -105,9 +107,9 @@ fn told(bridge: &Bridge, unit: Unit, steps: Steps, out: &mut Lines) {
     out.inset(&words);
 }
 
-/// Computes the steps from those of the table's rows. Each row is split into idle, outside and other bytes, so that both add up
-/// to the same numbers.
-fn steps(report: &Report<'_>, device: &Device, shown: &Shown, bridge: &Bridge) -> Steps {
+/// Computes the rounded parts from those of the table's rows. Each row is divided into idle memory, memory outside PyTorch and
+/// other memory, so that the lines and the table add up to the same numbers.
+fn printed(report: &Report<'_>, device: &Device, shown: &Shown, bridge: &Bridge) -> Printed {
     let moment = &device.last;
     let outside = report.composition(&Bridge::outside(report.run, moment, bridge.source), report.by);
     let rows = &shown.statement.rows;
@@ -141,7 +143,7 @@ fn steps(report: &Report<'_>, device: &Device, shown: &Shown, bridge: &Bridge) -
     let tracked_steps = of(tracked).unwrap_or_else(|| {
         shown.unit.round(bridge.memory_reserved_bytes.saturating_add(bridge.outside_bytes))
     });
-    Steps {
+    Printed {
         allocated: tracked_steps - idle_steps - outside_steps,
         idle: idle_steps,
         outside: outside_steps,

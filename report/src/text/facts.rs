@@ -1,19 +1,20 @@
-//! Facts about a device outside its statement: the time of the measured gap, the content of `Others`, and other processes with
-//! memory there.
+//! Writes facts about a device below its table: when untrackable memory was measured, what `Others` contains, which other
+//! processes have memory on the device.
 
 use crate::labels::{free_name, rest_name};
 use crate::lines::{Lines, clean_name, listed};
 use crate::rules::NO_TAG;
 use crate::steps::largest;
-use crate::{By, Report, apportioned, growth, largest_first, sum, sum_of, sums};
+use crate::{By, Report, apportioned, gap_distance, growth, largest_first, sum, sum_of, sums};
 use gpumem_model::run::{Clock, Device};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, signed, thousands};
 use gpumem_model::window::WindowKind;
 
-/// Maximum number of names of a list.
+/// Maximum number of names in a list.
 const NAMED: usize = 3;
 
+/// Adds all facts about a device.
 pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mut Lines) {
     if let (Some(absence), Some(_)) = (&device.last.used_absence, device.last.used_bytes()) {
         let time = times.time(device.last.time_ns);
@@ -21,26 +22,21 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
             "NVML's newest reading has no number for this process ({absence}); the last one is of {time}"
         ));
     }
-    let gap_ns = device.peak.gap_distance_ns;
-    if gap_ns != 0 {
-        let side = if gap_ns < 0 { "before" } else { "after" };
-        let distance = report.run.clock.distance(gap_ns.unsigned_abs());
-        match report.window {
-            Some(window) if !window.exact => {
-                let most = device.last.gap_distance_ns.unsigned_abs().max(gap_ns.unsigned_abs());
-                let distance = report.run.clock.distance(most);
-                out.prose(&format!(
-                    "~ Untrackable is from the nearest stored sample, less than {distance} away"
-                ));
-            }
-            Some(window) => {
-                let of = if window.part == WindowKind::At { "that time" } else { "the highest moment" };
-                out.prose(&format!("~ Untrackable was measured {distance} {side} {of}"));
-            }
-            None => out.prose(&format!("~ Untrackable was measured {distance} {side} the peak")),
-        }
+    if device.peak.gap_distance_ns != 0 {
+        let moment = match report.window.map(|window| window.part) {
+            None => "the peak",
+            Some(WindowKind::At) => "that time",
+            Some(_) => "the highest moment",
+        };
+        out.prose(&if report.window.is_some_and(|window| !window.exact) {
+            let distances = [&device.last, &device.peak].map(|moment| moment.gap_distance_ns.unsigned_abs());
+            let most = report.run.clock.distance(distances[0].max(distances[1]));
+            format!("~ Untrackable is from the nearest stored sample, less than {most} away")
+        } else {
+            format!("~ Untrackable was measured {} {moment}", gap_distance(report.run, &device.peak))
+        });
     }
-    // A log has no driver events, so the absence of steps means nothing there.
+    // A log has no driver events, so it gives no causes of changes (steps) of untrackable memory.
     if report.run.clock != Clock::Lines {
         largest(device, times).iter().for_each(|line| out.prose(line));
     }
@@ -55,14 +51,12 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
     let others = report.others(&device.last, report.by);
     if report.by != By::Tag && !others.is_empty() {
         let unit = Unit::for_largest(sum_of(&others));
-        let named = others.iter().map(|(tag, bytes)| {
-            let tag = if tag.is_empty() { NO_TAG.to_owned() } else { clean_name(tag) };
-            format!("{tag} {}", unit.amount(*bytes))
-        });
-        out.prose(&format!("Others ({}): {}", unit.name, listed(named, NAMED)));
+        let name = |tag: &str| if tag.is_empty() { NO_TAG.to_owned() } else { clean_name(tag) };
+        let named = others.iter().map(|(tag, bytes)| (name(tag), *bytes));
+        out.prose(&list("Others", unit, named, NAMED));
     }
     inherited(report, device, out);
-    // Other processes at a past time are not recorded.
+    // The memory of other processes at a past time is not recorded.
     if report.window.is_none_or(|window| window.part != WindowKind::Between) {
         out.prose(&device_line(device, times));
     }
@@ -78,7 +72,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
     }
 }
 
-/// Prints memory that has only the process's tag, the largest first.
+/// Adds the amounts that have only the tag of the whole process, the largest first.
 fn inherited(report: &Report<'_>, device: &Device, out: &mut Lines) {
     let named = device.last.amounts.iter().filter_map(|(index, bytes)| {
         let cell = report.run.cells.get(*index as usize).filter(|cell| cell.inherited)?;
@@ -89,11 +83,17 @@ fn inherited(report: &Report<'_>, device: &Device, out: &mut Lines) {
         return;
     }
     let unit = Unit::for_largest(sum(named.iter().map(|(_, bytes)| *bytes)));
-    let told = named.iter().map(|(tag, bytes)| format!("{} {}", clean_name(tag), unit.amount(*bytes)));
-    let told = listed(told, NAMED);
-    out.prose(&format!("inherited from the process, by threads without a tag ({}): {told}", unit.name));
+    let named = named.into_iter().map(|(tag, bytes)| (clean_name(tag), bytes));
+    out.prose(&list("inherited from the process, by threads without a tag", unit, named, NAMED));
 }
 
+/// Returns a line such as `TITLE (MiB): NAME 3, NAME 2, 4 more`, with the first `limit` of the named amounts.
+fn list(title: &str, unit: Unit, named: impl IntoIterator<Item = (String, i64)>, limit: usize) -> String {
+    let named = named.into_iter().map(|(name, bytes)| format!("{name} {}", unit.amount(bytes)));
+    format!("{title} ({}): {}", unit.name, listed(named, limit))
+}
+
+/// Returns the line on the memory of the whole device.
 pub(super) fn device_line(device: &Device, times: Times) -> String {
     let Some(reading) = device.reading else { return "device: device memory was not read".into() };
     let total = device.total_bytes.unwrap_or(reading.used_bytes.saturating_add(reading.free_bytes));
@@ -111,15 +111,15 @@ pub(super) fn device_line(device: &Device, times: Times) -> String {
     format!("device ({}): {}{unified}", unit.name, equation(unit, &parts))
 }
 
-/// Returns the device's memory by holder: the process, other processes, and unowned memory. `None` if these were not read
-/// together.
+/// Returns the device's memory by holder: this process, other processes, and memory of no process. `None` if these amounts were
+/// not read at the same time.
 pub(crate) fn device_parts(device: &Device) -> Option<Vec<(String, i64)>> {
     let reading = device.reading?;
     let (unaccounted, used) = (device.unaccounted_bytes?, device.last.used_bytes()?);
     let mut parts = vec![("this process".to_owned(), used)];
     match device.tenants.as_slice() {
         [] => {}
-        // A process that the daemon hides has pid 0.
+        // A process that the reader may not see has pid 0.
         [(pid, used)] => {
             let who = if *pid == 0 { "another process".to_owned() } else { format!("pid {pid}") };
             parts.push((who, used.map_or(0, signed)));
@@ -137,7 +137,7 @@ pub(crate) fn device_parts(device: &Device) -> Option<Vec<(String, i64)>> {
         parts.push(("system".to_owned(), signed(system)));
     }
     parts.push((free_name(reading.unified).to_owned(), signed(reading.free_bytes)));
-    // The host's numbers do not include the kernel's own memory.
+    // On a device that shares the host's memory, the numbers do not include the kernel's own memory.
     if let Some(total) = device.total_bytes.filter(|_| !reading.unified) {
         let missing = signed(total).saturating_sub(sum_of(&parts));
         if missing != 0 {
@@ -147,7 +147,7 @@ pub(crate) fn device_parts(device: &Device) -> Option<Vec<(String, i64)>> {
     Some(parts)
 }
 
-/// Returns a sum such as `1 this + 2 that = 3`, which adds up as printed.
+/// Returns an equation such as `1 this process + 2 free = 3`, which adds up as printed.
 fn equation(unit: Unit, parts: &[(String, i64)]) -> String {
     let total = unit.round(sum_of(parts));
     let shown = apportioned(unit, total, parts);
@@ -155,6 +155,7 @@ fn equation(unit: Unit, parts: &[(String, i64)]) -> String {
     format!("{} = {}", shown.join(" + "), unit.print(total))
 }
 
+/// Adds the line on memory that is not part of `tracked`.
 fn beside(device: &Device, out: &mut Lines) {
     let beside = &device.beside;
     let kinds = [
@@ -165,12 +166,11 @@ fn beside(device: &Device, out: &mut Lines) {
         ("host VMM", beside.host_vmm_bytes),
         ("blocks in memory that was not seen", beside.unbooked_block_bytes),
     ];
-    let there: Vec<_> = kinds.iter().filter(|(_, bytes)| *bytes != 0).collect();
-    if there.is_empty() {
+    let Some(largest) = kinds.iter().map(|(_, bytes)| bytes.saturating_abs()).max().filter(|most| *most > 0)
+    else {
         return;
-    }
-    let unit = Unit::for_largest(there.iter().map(|(_, bytes)| bytes.saturating_abs()).max().unwrap_or(0));
-    let named: Vec<String> =
-        there.iter().map(|(name, bytes)| format!("{name} {}", unit.amount(*bytes))).collect();
-    out.prose(&format!("beside the sum ({}): {}", unit.name, named.join(", ")));
+    };
+    let named = kinds.into_iter().filter(|(_, bytes)| *bytes != 0);
+    let named = named.map(|(name, bytes)| (name.to_owned(), bytes));
+    out.prose(&list("beside the sum", Unit::for_largest(largest), named, usize::MAX));
 }

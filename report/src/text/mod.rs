@@ -14,11 +14,12 @@ pub use crate::lines::wrapped;
 pub(super) use facts::device_parts;
 pub use gpumem_model::escape::escape;
 pub use table::PrintedRow;
-pub(super) use table::{Shown, heads, is_carried, note};
+pub(super) use table::{Shown, has_older_reading, heads, note};
 
 use crate::Report;
 use crate::labels::device_title;
 use crate::lines::Lines;
+use crate::panel::{Panel, Table};
 use gpumem_model::run::Device;
 use gpumem_model::time::Times;
 
@@ -27,12 +28,12 @@ use gpumem_model::time::Times;
 pub struct Layout {
     /// Columns of the terminal; `None` if the output is piped, so that sentences are not wrapped.
     pub width: Option<usize>,
-    /// Maximum number of categories shown for each device; the rest is one row. Fewer are shown if the report would have more
-    /// than 35 lines, or 25 if `is_short`. `usize::MAX` shows all, and the tables of all devices if there are several.
+    /// Maximum number of categories shown for each device; the others are summed in one row. Fewer are shown if the report would
+    /// have more than 35 lines, or 25 if `is_short`. `usize::MAX` shows all, and the tables of all devices if there are several.
     pub categories: usize,
-    /// The terminal can show non-ASCII characters.
+    /// Whether the terminal can show non-ASCII characters.
     pub unicode: bool,
-    /// Show the outcome, the findings and one table of one moment, in at most 25 lines.
+    /// Whether only the first screen is shown: the outcome, the findings and one table of one moment, in at most 25 lines.
     pub is_short: bool,
 }
 
@@ -42,11 +43,11 @@ impl Default for Layout {
     }
 }
 
-/// Target for the number of lines of a report; categories are folded to reach it.
+/// Target for the number of lines of a report. Small categories are summed in one row to reach it.
 const MOST_LINES: usize = 35;
-/// The same for the first screen alone.
+/// Target for the number of lines of the first screen alone.
 const MOST_SHORT_LINES: usize = 25;
-/// Categories that are never folded for this.
+/// Number of categories that keep their rows even if the report then has more lines.
 const LEAST_CATEGORIES: usize = 6;
 
 /// Returns the report as text. A process on several devices has a row for each; `--all`, or a report on one device, shows the
@@ -73,7 +74,7 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
     });
     let facts: Vec<Vec<String>> = facts.collect();
     let tail = part(&|out| prose::tail(report, out));
-    let told = |categories: usize| {
+    let lines_with = |categories: usize| {
         let mut lines = head.clone();
         for (device, facts) in devices.iter().zip(&facts) {
             lines.push(String::new());
@@ -94,11 +95,11 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
         lines
     };
     let mut categories = layout.categories;
-    let mut lines = told(categories);
+    let mut lines = lines_with(categories);
     while !all && lines.len() > MOST_LINES && categories > LEAST_CATEGORIES {
         let too_many = (lines.len() - MOST_LINES).div_ceil(devices.len().max(1));
         categories = categories.saturating_sub(too_many).max(LEAST_CATEGORIES);
-        lines = told(categories);
+        lines = lines_with(categories);
     }
     lines.join("\n") + "\n"
 }
@@ -109,37 +110,27 @@ fn filled(width: Option<usize>, fill: &dyn Fn(&mut Lines)) -> Vec<String> {
     out.lines
 }
 
-/// Text of a report outside its tables, for other output forms.
-pub(super) struct Words {
-    pub heading: String,
-    /// The conclusions about the run.
-    pub verdict: Vec<String>,
-    pub warnings: Vec<String>,
-    /// Source and end of the run, and how complete its numbers are.
-    pub coverage: Vec<String>,
-    pub facts: Vec<Vec<String>>,
-    pub tail: Vec<String>,
-}
-
 /// Returns the name and owner of the process.
 pub(super) fn heading(report: &Report<'_>) -> String {
     escape(&prose::heading(report))
 }
 
-pub(super) fn words(report: &Report<'_>) -> Words {
+/// Returns the texts of a report, for other output forms: a panel whose tables have facts, but no headings and rows.
+pub(super) fn panel_without_rows(report: &Report<'_>) -> Panel {
     let times = Times::of(report.run);
     let part = |fill: &dyn Fn(&mut Lines)| filled(None, fill);
-    let warnings: Vec<String> = prose::warnings(report.run).iter().map(|line| escape(line)).collect();
-    let verdict: Vec<String> = prose::verdict(report).iter().map(|line| escape(line)).collect();
-    let coverage = part(&|out| prose::source(report, times, out));
-    let devices = report.run.devices.iter();
-    let facts = devices.map(|device| part(&|out| facts::facts(report, device, times, out))).collect();
-    Words {
+    let escaped = |lines: Vec<String>| lines.iter().map(|line| escape(line)).collect();
+    let table = |device: &Device| Table {
+        title: device_title(device),
+        facts: part(&|out| facts::facts(report, device, times, out)),
+        ..Table::default()
+    };
+    Panel {
         heading: heading(report),
-        verdict,
-        warnings,
-        coverage,
-        facts,
+        verdict: escaped(prose::verdict(report)),
+        warnings: escaped(prose::warnings(report.run)),
+        coverage: part(&|out| prose::source(report, times, out)),
+        devices: report.run.devices.iter().map(table).collect(),
         tail: part(&|out| prose::tail(report, out)),
     }
 }

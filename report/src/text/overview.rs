@@ -1,4 +1,4 @@
-//! A table of several devices of a process, with a row each.
+//! Writes a table with one row for each device of a process, and facts about all of them.
 
 use crate::group::{self, Identity, Line};
 use crate::labels::device_title;
@@ -26,7 +26,7 @@ pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
     largest(report, &lines, out);
     super::bridge::of_all(report, out);
     for device in devices {
-        if growth::growth_report(report, device).is_some_and(|told| growth::moves(&told))
+        if growth::growth_report(report, device).is_some_and(|verdicts| growth::moves(&verdicts))
             && let Some(line) = growth::line(report, device)
         {
             out.prose(&format!("GPU {} {line}", device.ordinal));
@@ -34,7 +34,7 @@ pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
     }
 }
 
-/// Returns the peak of tracked, and flags for amounts that are not certain.
+/// Returns the peak of `tracked`, and flags for amounts that are not exact.
 fn note(device: &Device, times: Times) -> String {
     let last = &device.last;
     let peak = device.peak.tracked_bytes.filter(|tracked| Some(*tracked) != last.tracked_bytes);
@@ -42,22 +42,18 @@ fn note(device: &Device, times: Times) -> String {
         let amount = Unit::for_largest(tracked).amount_with_name(tracked);
         format!("peak of tracked {amount} at {}", times.time(device.peak.time_ns))
     });
-    let doubt = flags([(last.partial, "partial"), (last.stale, "stale"), (last.torn.is_some(), "torn")]);
+    let inexact = flags([(last.partial, "partial"), (last.stale, "stale"), (last.torn.is_some(), "torn")]);
     let absence = last.used_absence.as_ref().map(|absence| format!("NVML says {absence}"));
-    let words = Some(doubt).filter(|doubt| !doubt.is_empty()).into_iter().chain(absence).chain(peak);
+    let words = Some(inexact).filter(|flags| !flags.is_empty()).into_iter().chain(absence).chain(peak);
     words.collect::<Vec<_>>().join(", ")
 }
 
-/// Prints the largest categories of all devices together.
+/// Adds the largest categories of all devices together.
 fn largest(report: &Report<'_>, lines: &[Line], out: &mut Lines) {
     let parts = report.run.devices.iter().flat_map(|device| {
         let composition = report.composition(&device.last, report.by);
-        let more = [
-            (report.by.name_of_rest(), composition.others),
-            ("idle", composition.pool_idle),
-            ("opaque pools", composition.opaque),
-        ];
-        composition.categories.into_iter().chain(more.map(|(name, bytes)| (name.to_owned(), bytes)))
+        let idle = ("idle".to_owned(), composition.pool_idle);
+        composition.busy_parts(report.by).chain([idle])
     });
     let mut sums = ranked_parts(sums(parts));
     if sums.is_empty() {
@@ -67,7 +63,7 @@ fn largest(report: &Report<'_>, lines: &[Line], out: &mut Lines) {
         sums = folded_parts(sums, NAMED, |number| format!("({number} smaller)"));
     }
     let total = sum_of(&sums);
-    // Uses the sum that is printed above, which is rounded by row.
+    // The total is the sum that the table above shows, which was rounded by row.
     let above = group::tracked(lines)
         .filter(|_| sum(lines.iter().filter_map(|line| line.amounts.tracked_bytes)) == total);
     let (unit, printed) = above.unwrap_or_else(|| {

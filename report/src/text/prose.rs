@@ -1,5 +1,5 @@
-//! Text above and below the tables: name and owner of the process, how complete the numbers are, and suggestions for next
-//! commands.
+//! Writes the text above and below the tables: name and owner of the process, how complete the numbers are, and suggestions for
+//! next commands.
 
 use crate::labels::{self, device_title, exit, label};
 use crate::lines::{Lines, in_brackets};
@@ -12,6 +12,7 @@ use gpumem_model::time::Times;
 use gpumem_model::units::{plural, thousands};
 use gpumem_model::window::{Window, WindowKind};
 
+/// Adds everything before the tables.
 pub(super) fn head(report: &Report<'_>, times: Times, out: &mut Lines) {
     out.prose(&heading(report));
     verdict(report).iter().for_each(|line| out.prose(line));
@@ -39,7 +40,7 @@ pub(super) fn source(report: &Report<'_>, times: Times, out: &mut Lines) {
     }
 }
 
-/// Adds everything after the facts of the devices.
+/// Adds everything after the tables and facts of the devices.
 pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
     own::line(report.run).iter().for_each(|line| out.prose(line));
     for caveat in &report.run.caveats {
@@ -56,46 +57,44 @@ pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
     navigation(report, true, out);
 }
 
-/// Adds other processes that can be reported, and the next commands.
+/// Adds how to report other processes, and suggestions for next commands.
 pub(super) fn navigation(report: &Report<'_>, is_verbose: bool, out: &mut Lines) {
-    others(&report.others, out);
+    other_processes(&report.others, out);
     if let Some((job, more)) = &report.job {
         let more = plural(*more, "more process").replace("processs", "processes");
         out.prose(&format!("its job has {more}: gpumemctl report {job}"));
     }
-    out.prose(&(next(report, is_verbose) + &ooms(report)));
+    out.prose(&(next_commands(report, is_verbose) + &ooms(report)));
 }
 
-/// Returns the sentence whether memory ran out; empty if that is unknown.
+/// Returns the words on whether memory ran out; empty if that is unknown.
 fn ooms(report: &Report<'_>) -> String {
     let run = report.run;
-    let mut asked = report.command.replacen("gpumemctl report", "gpumemctl oom", 1);
+    let mut command = report.command.replacen("gpumemctl report", "gpumemctl oom", 1);
     // `oom` shows the whole run, and has no categories.
     for flag in [" --since ", " --at ", " --between ", " --rules "] {
-        asked.truncate(asked.find(flag).unwrap_or(asked.len()));
+        command.truncate(command.find(flag).unwrap_or(command.len()));
     }
-    let all = run.devices.iter().flat_map(|device| &device.details.ooms);
-    let (ooms, pressure): (Vec<&Oom>, Vec<&Oom>) = all.partition(|oom| oom.is_true());
-    let count = |entries: &[&Oom]| gpumem_model::oom::times(entries.iter().copied());
-    let (suspected, pressure): (Vec<&Oom>, Vec<&Oom>) =
-        pressure.into_iter().partition(|oom| oom.is_suspected());
-    match (count(&ooms), count(&pressure)) {
+    let all = || crate::ooms(run).map(|(_, oom)| oom);
+    let count = |fits: fn(&&Oom) -> bool| gpumem_model::oom::times(all().filter(fits));
+    match (count(|oom| oom.is_true()), count(|oom| !oom.is_true() && !oom.is_suspected())) {
         (0, _) if gpumem_model::ending::Ending::of(run).is_some() => {
-            format!("    oom: none, ended by something else ({asked})")
+            format!("    oom: none, ended by something else ({command})")
         }
-        _ if !suspected.is_empty() => format!("    oom: suspected ({asked})"),
+        _ if all().any(Oom::is_suspected) => format!("    oom: suspected ({command})"),
         (0, 0) if !run.hears_of_ooms() => String::new(),
         (0, 0) => "    oom: none".to_owned(),
-        (0, times) => format!("    oom: none, pressure {} times ({asked})", thousands(times)),
-        (number, _) => format!("    oom: {} ({asked})", thousands(number)),
+        (0, times) => format!("    oom: none, pressure {} times ({command})", thousands(times)),
+        (number, _) => format!("    oom: {} ({command})", thousands(number)),
     }
 }
 
+/// Returns the command, run, owner and GPU of the process.
 pub(super) fn heading(report: &Report<'_>) -> String {
     heading_of(report, &label(report.run))
 }
 
-/// Returns the heading with this text for the command.
+/// Returns the heading with `command` as the text for the command.
 pub(super) fn heading_of(report: &Report<'_>, command: &str) -> String {
     let run = report.run;
     let mut parts = vec![command.to_owned()];
@@ -115,12 +114,12 @@ pub(super) fn heading_of(report: &Report<'_>, command: &str) -> String {
     parts.join("  ")
 }
 
-/// Returns the conclusions about the whole run; a part of its life has none.
+/// Returns the conclusions about the whole run; none if the report is about a part of its life.
 pub(super) fn verdict(report: &Report<'_>) -> Vec<String> {
     if report.window.is_some() { Vec::new() } else { findings::text::lines(report) }
 }
 
-/// Returns the reasons why the sums are too low; each gets a line at the top.
+/// Returns the reasons why the sums are too low, one for each line at the top of the report.
 pub(super) fn warnings(run: &Run) -> Vec<String> {
     let coverage = &run.coverage;
     let mut lines = Vec::new();
@@ -152,19 +151,20 @@ pub(super) fn warnings(run: &Run) -> Vec<String> {
     lines
 }
 
-/// Returns the line on the reported part of the process's life.
+/// Returns the line that states which part of the process's life is reported.
 pub(super) fn window_line(window: Window, times: Times) -> String {
     let (from, to) = (times.time(window.from_ns), times.time(window.to_ns));
     let length = times.clock().distance(window.to_ns - window.from_ns.min(window.to_ns));
-    let of = match window.part {
+    let part = match window.part {
         WindowKind::At => format!("memory at {from}"),
         WindowKind::Since => format!("since {from}, {length}"),
         WindowKind::Between => format!("{from} to {to}, {length}"),
     };
     let counts = if window.exact && window.part != WindowKind::At { "the window" } else { "the whole run" };
-    format!("{of}; counts cover {counts}")
+    format!("{part}; counts cover {counts}")
 }
 
+/// Returns where the run comes from, and how it ended.
 fn provenance(run: &Run, times: Times) -> String {
     let state = match run.state {
         State::Open => "running".to_owned(),
@@ -184,7 +184,7 @@ fn provenance(run: &Run, times: Times) -> String {
     format!("{}; {state}", labels::source(run))
 }
 
-/// Returns the time at which the run ended, or else of its last moment; 0 without any.
+/// Returns the time at which the run ended, or else the time of its last moment, in ns of the run's clock; 0 without any.
 pub(super) fn end_ns(run: &Run) -> u64 {
     match run.state {
         State::Closed { time_ns, .. } | State::Rolled { time_ns } => time_ns,
@@ -200,9 +200,9 @@ fn blind(run: &Run, times: Times) -> Option<String> {
     let end_ns = end_ns(run);
     let length = |window: &BlindWindow| window.to_ns.unwrap_or(end_ns).saturating_sub(window.from_ns);
     let longest = coverage.blind.iter().max_by_key(|window| (window.to_ns.is_none(), length(window)))?;
-    let lasting = coverage.blind.iter().filter(|window| window.to_ns.is_none()).map(length);
-    let lasting = lasting.fold(0, u64::saturating_add);
-    let total = run.clock.distance(coverage.blind_ns.saturating_add(lasting));
+    // `blind_ns` does not contain intervals that have not ended.
+    let open = coverage.blind.iter().filter(|window| window.to_ns.is_none()).map(length);
+    let total = run.clock.distance(open.fold(coverage.blind_ns, u64::saturating_add));
     let often = match coverage.blind_count {
         0 | 1 => String::new(),
         count => format!(" in {count} times, the longest"),
@@ -212,6 +212,7 @@ fn blind(run: &Run, times: Times) -> Option<String> {
     Some(format!("blind {total}{often}: {} {from}-{until}", escape(&longest.why)))
 }
 
+/// Returns the line that states how complete the numbers are.
 fn coverage(run: &Run, times: Times) -> String {
     let coverage = &run.coverage;
     if !coverage.covered {
@@ -251,15 +252,16 @@ fn coverage(run: &Run, times: Times) -> String {
     parts.join(", ")
 }
 
-/// Returns the best naming layer, the share of memory with a name, and the naming layers that do not work fully.
+/// Returns the best source of names (`layer`: for example a framework's hooks), the share of memory with a name, and the sources
+/// that do not work fully.
 fn names(run: &Run) -> Option<String> {
     let layers = &run.coverage.layers;
     let level = layers::level(layers)?;
     let (mut named, mut by_line, mut all) = (0_i64, 0_i64, 0_i64);
     for device in &run.devices {
-        let (of, sum) = crate::named(run, &device.last);
+        let (with_name, with_or_without) = crate::named(run, &device.last);
         by_line = by_line.saturating_add(crate::named_by_line(run, &device.last));
-        (named, all) = (named.saturating_add(of), all.saturating_add(sum));
+        (named, all) = (named.saturating_add(with_name), all.saturating_add(with_or_without));
     }
     let share = match (all, by_line) {
         (1.., 0) => format!(" ({:.1} % of bytes)", share(named, all)),
@@ -274,13 +276,13 @@ fn names(run: &Run) -> Option<String> {
     Some(format!("names: {level}{share}{}", escape(&lacking)))
 }
 
-/// Returns a percentage rounded down, so that only the whole is 100 %.
+/// Returns `part` as a percentage of `whole`, rounded down so that only the whole is 100 %.
 fn share(part: i64, whole: i64) -> f64 {
     (1000.0 * part as f64 / whole as f64).floor() / 10.0
 }
 
-/// Prints the pids of other processes in the same file.
-fn others(pids: &[u32], out: &mut Lines) {
+/// Adds the pids of other processes in the same file.
+fn other_processes(pids: &[u32], out: &mut Lines) {
     const NAMED: usize = 8;
     if pids.is_empty() {
         return;
@@ -293,7 +295,7 @@ fn others(pids: &[u32], out: &mut Lines) {
     out.prose(&format!("other processes in this file: --pid {} ({count})", named.join(" | ")));
 }
 
-fn next(report: &Report<'_>, is_verbose: bool) -> String {
+fn next_commands(report: &Report<'_>, is_verbose: bool) -> String {
     let run = report.run;
     let is_asked_of_daemon = report.command == format!("gpumemctl report {}", run.process.pid);
     if is_asked_of_daemon && !run.coverage.covered && run.state == State::Open {
@@ -306,7 +308,7 @@ fn next(report: &Report<'_>, is_verbose: bool) -> String {
     if let [first, _, ..] = run.devices.as_slice() {
         options.push(format!("--device {}", first.ordinal));
     }
-    let others = [By::Layer, By::Structure, By::Tag].into_iter().filter(|by| *by != report.by);
+    let others = By::ALL.into_iter().filter(|by| *by != report.by);
     options.extend(others.map(|by| format!("--by {}", by.name())));
     if matches!(run.devices.as_slice(), [device] if growth::line(report, device).is_some()) {
         options.push("--growth".to_owned());

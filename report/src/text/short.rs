@@ -1,4 +1,4 @@
-//! The first screen of a report: how the run ended, what explains it, and one table of one moment.
+//! Writes the first screen of a report: how the run ended, what explains its memory, and one table of one moment.
 
 use super::prose;
 use super::table::{note, printed};
@@ -6,39 +6,38 @@ use crate::findings::{self, Finding, Findings};
 use crate::labels::command_line;
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table, shorten};
-use crate::{Part, Report, Row};
+use crate::{Part, Report, Row, gap_distance, has_older_gap, used_or_tracked};
 use gpumem_model::run::{Clock, Device, Moment, Run, State};
 use gpumem_model::time::{Times, duration};
 use gpumem_model::units::{Unit, plural, signed};
 use gpumem_model::window::WindowKind;
 
-/// Columns for the command in the title.
+/// Maximum width of the command in the title, in columns of the terminal.
 const COMMAND: usize = 72;
-/// Columns for names in a table.
+/// Maximum width of the names in the table, in columns.
 const NAME: usize = 56;
-/// Columns of a table beside names.
+/// Width of the table without names, in columns.
 const NUMBERS: usize = 24;
-/// Categories smaller than the total divided by this are summed in one row.
+/// Divisor: categories smaller than the total divided by this are summed in one row.
 const SMALLEST_PART: i64 = 1_000;
-/// Lines after the notes.
+/// Number of lines after the notes.
 const LINES_AFTER_NOTES: usize = 2;
-/// Number of lines that are not rows of the table.
+/// Number of lines on the screen that are not rows of the table.
 const OTHER_LINES: usize = 13;
 
-/// Returns the moment that the table shows, with its name: the one with the most used bytes.
+/// Returns the moment that the table shows (the one with the most used bytes), and its name.
 fn moment<'d>(report: &Report<'_>, device: &'d Device) -> (&'d Moment, &'static str) {
     let last = if report.run.state == State::Open { "now" } else { "at the end" };
     let kind = report.window.map(|window| window.part);
-    let used = |moment: &Moment| moment.used_bytes().or(moment.tracked_bytes);
     match kind {
         Some(WindowKind::At) => (&device.peak, "at that time"),
         Some(_) => (&device.peak, "at the highest moment"),
-        None if used(&device.last) > used(&device.peak) => (&device.last, last),
+        None if used_or_tracked(&device.last) > used_or_tracked(&device.peak) => (&device.last, last),
         None => (&device.peak, "at the peak"),
     }
 }
 
-/// Returns the report with at most `most` lines, as far as folding small categories can reach that.
+/// Returns the first screen with at most `most` lines, as far as that is possible by summing small categories.
 pub(super) fn lines(
     report: &Report<'_>,
     categories: usize,
@@ -48,7 +47,7 @@ pub(super) fn lines(
     let run = report.run;
     let times = report.times();
     let mut out = Lines::new(width);
-    out.prose(&title(report));
+    out.prose(&prose::heading_of(report, &command_line(run, COMMAND)));
     // Conclusions are about the whole run.
     let findings = match report.window {
         None => conclusions(report, times, &mut out),
@@ -69,41 +68,37 @@ pub(super) fn lines(
         _ => super::overview::overview(report, times, &mut out),
     }
     out.line("");
-    out.prose(&format!("data: {}", data(report, times)));
+    out.prose(&format!("data: {}", data(report)));
     notes(run, most.saturating_sub(out.lines.len() + LINES_AFTER_NOTES), &mut out);
     prose::navigation(report, false, &mut out);
     out.lines
 }
 
-fn title(report: &Report<'_>) -> String {
-    prose::heading_of(report, &command_line(report.run, COMMAND))
-}
-
-/// Adds the outcome and the findings; without findings, that nothing is wrong, if the data can show it. Returns the findings.
+/// Adds the lines of the outcome and the findings. Without findings, adds that nothing is wrong, if the data is sufficient for
+/// that. Returns the findings.
 fn conclusions(report: &Report<'_>, times: Times, out: &mut Lines) -> Vec<Finding> {
     let found = Findings::of(report);
-    match findings::text::outcome(report, &found) {
-        Some(outcome) => out.prose(&outcome),
-        None => out.prose(&state(report.run, times)),
-    }
+    let outcome = findings::text::outcome(report, &found);
+    out.prose(&outcome.unwrap_or_else(|| state(report.run, times)));
     findings::text::list(report, &found).iter().for_each(|line| out.prose(line));
     found.findings
 }
 
-/// Returns the time from the first to the last moment of the run in nanoseconds.
-fn length(run: &Run) -> Option<u64> {
-    let from = run.devices.iter().filter_map(|device| device.series.buckets.first());
-    let from = from.map(|bucket| bucket.time_ns).min()?;
-    (run.clock != Clock::Lines).then(|| prose::end_ns(run).saturating_sub(from))
+/// Returns the time from the first to the last moment of the run as text, after a blank and `word`; empty if it is unknown.
+fn length(run: &Run, word: &str) -> String {
+    let from = run.devices.iter().filter_map(|device| Some(device.series.buckets.first()?.time_ns)).min();
+    match from {
+        Some(from) if run.clock != Clock::Lines => {
+            format!(" {word} {}", duration(prose::end_ns(run).saturating_sub(from)))
+        }
+        _ => String::new(),
+    }
 }
 
 fn state(run: &Run, times: Times) -> String {
-    let length = length(run).map(duration);
-    let after = length.as_ref().map(|length| format!(" after {length}")).unwrap_or_default();
+    let after = length(run, "after");
     match run.state {
-        State::Open => {
-            format!("running{}", length.map(|length| format!(" for {length}")).unwrap_or_default())
-        }
+        State::Open => format!("running{}", length(run, "for")),
         State::Closed { status: Some(status), .. } => {
             format!("ended{after}, {}", crate::labels::exit(status))
         }
@@ -117,14 +112,15 @@ fn state(run: &Run, times: Times) -> String {
     }
 }
 
-/// A row of the table, with the causes of its amount as a note.
+/// A row of the table.
 struct Line {
+    /// Name, and amount as printed.
     cells: [String; 2],
     bytes: Option<i64>,
     note: String,
 }
 
-/// Adds the table of one moment: each part with its share, and the total.
+/// Adds the table of one moment: each part of the memory with its share, and the total.
 fn statement(
     report: &Report<'_>,
     device: &Device,
@@ -133,13 +129,13 @@ fn statement(
     out: &mut Lines,
 ) {
     let times = report.times();
-    let total = moment.used_bytes().or(moment.tracked_bytes);
+    let total = used_or_tracked(moment);
     let unit = Unit::for_largest(total.unwrap_or(0));
     let lines = rows(report, device, moment, (unit, most), findings);
     let room = out.width.map_or(NAME, |width| width.saturating_sub(NUMBERS).clamp(10, NAME));
     let mut table = Table::of_numbers(1, 3);
     table.row([format!("{when}, {}", times.time(moment.time_ns)), unit.name.to_owned(), "%".to_owned()]);
-    let mut shares = Shares { total: total.unwrap_or(0), seen: 0, shown: 0 };
+    let mut shares = Shares { total: total.unwrap_or(0), bytes: 0, printed: 0 };
     let last = lines.len() - 1;
     for (number, Line { cells: [name, amount], bytes, .. }) in lines.iter().enumerate() {
         let share = if number == last { String::new() } else { shares.next(*bytes) };
@@ -157,7 +153,7 @@ fn statement(
     }
 }
 
-/// Returns at most about `most` rows of a moment, without those that print as 0, and last the total.
+/// Returns at most about `most` rows of a moment, without rows that print as 0. The last row is the total.
 fn rows(
     report: &Report<'_>,
     device: &Device,
@@ -165,7 +161,7 @@ fn rows(
     (unit, most): (Unit, usize),
     findings: &[Finding],
 ) -> Vec<Line> {
-    let total = moment.used_bytes().or(moment.tracked_bytes).unwrap_or(0);
+    let total = used_or_tracked(moment).unwrap_or(0);
     let smallest = unit.smallest().max(total / SMALLEST_PART);
     let statement = report.statement_of(report.by, [moment, moment], most, smallest);
     let amounts: Vec<Option<i64>> = printed(&statement, unit).into_iter().map(|[amount, _]| amount).collect();
@@ -174,7 +170,7 @@ fn rows(
         _ => clean_name(&row.name),
     };
     let text = |amount: Option<i64>| amount.map_or("-".to_owned(), |amount| unit.print(amount));
-    let near = if moment.gap_distance_ns != 0 || moment.stale { "~" } else { "" };
+    let near = if has_older_gap(moment) { "~" } else { "" };
     let grows = |row: &Row| findings.iter().any(|finding| finding.structure.as_deref() == Some(&row.name));
     let mut lines: Vec<Line> = Vec::new();
     let (mut whole, mut causes) = (None, Vec::new());
@@ -209,23 +205,25 @@ fn rows(
 /// Shares of a total in tenths of a per cent, rounded so that they add up as printed.
 struct Shares {
     total: i64,
-    seen: i64,
-    shown: i64,
+    /// Sum of the amounts so far, in bytes.
+    bytes: i64,
+    /// Sum of the printed shares so far, in tenths of a per cent.
+    printed: i64,
 }
 
 impl Shares {
     fn next(&mut self, bytes: Option<i64>) -> String {
         let Some(bytes) = bytes.filter(|_| self.total > 0) else { return "-".to_owned() };
-        self.seen = self.seen.saturating_add(bytes);
-        let shown = (1_000.0 * self.seen as f64 / self.total as f64).round() as i64;
-        let tenths = shown - std::mem::replace(&mut self.shown, shown);
+        self.bytes = self.bytes.saturating_add(bytes);
+        let printed = (1_000.0 * self.bytes as f64 / self.total as f64).round() as i64;
+        let tenths = printed - std::mem::replace(&mut self.printed, printed);
         format!("{:.1}", tenths as f64 / 10.0)
     }
 }
 
-/// Adds the line of the whole device, with its time if that is not the time of the table.
+/// Adds the line on the memory of the whole device, with its time if that is not the time of the table.
 fn device_line(report: &Report<'_>, device: &Device, moment: &Moment, out: &mut Lines) {
-    // Other processes at a past time are not recorded.
+    // The memory of other processes at a past time is not recorded.
     let is_past = report.window.is_some_and(|window| window.part == WindowKind::Between);
     if is_past || device.reading.is_none() {
         return;
@@ -237,7 +235,7 @@ fn device_line(report: &Report<'_>, device: &Device, moment: &Moment, out: &mut 
 }
 
 /// Returns `complete`, or the reasons why the numbers are not complete.
-fn data(report: &Report<'_>, times: Times) -> String {
+fn data(report: &Report<'_>) -> String {
     let run = report.run;
     let coverage = &run.coverage;
     let mut words = prose::warnings(run);
@@ -262,9 +260,8 @@ fn data(report: &Report<'_>, times: Times) -> String {
     for device in &run.devices {
         let moment = moment(report, device).0;
         if moment.gap_distance_ns != 0 && run.devices.len() == 1 {
-            let side = if moment.gap_distance_ns < 0 { "before" } else { "after" };
-            let distance = times.clock().distance(moment.gap_distance_ns.unsigned_abs());
-            words.push(format!("~ NVML was read {distance} {side} the moment of the table"));
+            let distance = gap_distance(run, moment);
+            words.push(format!("~ NVML was read {distance} the moment of the table"));
         }
     }
     words.join("; ")

@@ -1,16 +1,16 @@
-//! A series as one line of a terminal.
+//! Draws memory over time as one line of a terminal.
 
 use gpumem_model::series::{Bucket, Extremes, Series};
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
 
-/// Selects the value of a bucket that is drawn.
-type Of = fn(&Bucket) -> Option<Extremes>;
+/// Selects the drawn value of a bucket (an interval of the series).
+type Value = fn(&Bucket) -> Option<Extremes>;
 
-/// Columns if the terminal's width is unknown.
+/// Maximum number of columns of the drawing; also used if the terminal's width is unknown.
 const COLUMNS: usize = 60;
 const HEAD: &str = "over time ";
-/// Fewer columns are not drawn.
+/// Minimum number of columns of a drawing.
 const LEAST: usize = 8;
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// Characters for terminals without Unicode.
@@ -19,14 +19,14 @@ const PLAIN: [char; 8] = ['_', '.', '-', ':', '=', '+', '*', '#'];
 /// Returns a line such as `over time ▁▂▅█ used, 0 to 71,204 MiB, 10:30:00Z-10:45:12Z`. It shows NVML's figure, or tracked memory
 /// if NVML was read for a smaller part of the time. `None` if there is nothing to draw.
 pub(super) fn line(series: &Series, times: Times, width: Option<usize>, unicode: bool) -> Option<String> {
-    let span = |of: Of| {
+    let span = |of: Value| {
         let first = series.buckets.iter().find(|bucket| of(bucket).is_some())?.time_ns;
         let last = series.buckets.iter().rfind(|bucket| of(bucket).is_some())?.time_ns;
         Some((first, last.max(first))) // the run's writer may have used another order
     };
     let is_read = series.buckets.iter().filter(|bucket| bucket.used.is_some()).count() >= LEAST;
     let length = |span: Option<(u64, u64)>| span.map_or(0, |(first, last)| last - first);
-    let (used, tracked): (Of, Of) = (|bucket| bucket.used, |bucket| bucket.tracked);
+    let (used, tracked): (Value, Value) = (|bucket| bucket.used, |bucket| bucket.tracked);
     let is_used = is_read && length(span(used)) >= length(span(tracked)) / 5 * 4;
     let (name, of) = if is_used { ("used", used) } else { ("tracked", tracked) };
     let (first, last) = span(of)?;
@@ -52,12 +52,7 @@ pub(super) fn line(series: &Series, times: Times, width: Option<usize>, unicode:
 }
 
 /// Returns the highest value in each of `count` equal intervals. An interval without buckets has the last known value.
-fn columns(
-    series: &Series,
-    of: fn(&Bucket) -> Option<Extremes>,
-    (first, last): (u64, u64),
-    count: usize,
-) -> Vec<i64> {
+fn columns(series: &Series, of: Value, (first, last): (u64, u64), count: usize) -> Vec<i64> {
     let span = u128::from(last - first) + u128::from(series.width_ns.max(1));
     let mut highest: Vec<Option<(i64, i64)>> = vec![None; count];
     for bucket in &series.buckets {

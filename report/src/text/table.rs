@@ -1,9 +1,9 @@
-//! The statement of a device as a table, at two moments. Numbers are never truncated: if the terminal is too narrow, the table is
-//! wider than the terminal.
+//! Prints the statement of a device (its memory as rows that add up) as a table with two moments as columns. Numbers are never
+//! truncated: if the terminal is too narrow, the table is wider than the terminal.
 
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table, shorten};
-use crate::{By, Columns, Part, Report, Row, Statement};
+use crate::{By, Columns, Part, Report, Row, Statement, has_older_gap, largest_total};
 use gpumem_model::run::{Device, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
@@ -12,9 +12,8 @@ use gpumem_model::window::WindowKind;
 const GAP: &str = "  ";
 /// The most frequent note after the columns.
 const NOTE: &str = "upper bound";
-/// If names would get fewer columns than this, notes are printed on separate lines, because even `  unexplained` would be
-/// truncated.
-const WORTH_A_LINE: usize = 13;
+/// Minimum width of names in columns, enough for `  unexplained`. Notes get lines of their own if names would have less.
+const LEAST_NAME: usize = 13;
 
 /// Returns the headings and the times of the two columns of amounts.
 pub(crate) fn heads(report: &Report<'_>, device: &Device, times: Times) -> [[String; 2]; 2] {
@@ -28,7 +27,7 @@ pub(crate) fn heads(report: &Report<'_>, device: &Device, times: Times) -> [[Str
     [heads.map(str::to_owned), [&device.last, &device.peak].map(|moment| times.time(moment.time_ns))]
 }
 
-/// Apportions each column from the top, so that it adds up as printed.
+/// Rounds each column from the top, so that it adds up as printed. Returns multiples of the unit's last printed digit.
 pub(super) fn printed(statement: &Statement, unit: Unit) -> Vec<Columns> {
     let round = |row: &Row| row.bytes.map(|bytes| bytes.map(|bytes| unit.round(bytes)));
     let mut steps: Vec<Columns> = statement.rows.iter().map(round).collect();
@@ -51,18 +50,38 @@ pub(super) fn printed(statement: &Statement, unit: Unit) -> Vec<Columns> {
 pub(crate) struct Shown {
     pub(crate) statement: Statement,
     pub(crate) unit: Unit,
+    /// For each row, its amounts in multiples of the unit's last printed digit.
     pub(crate) steps: Vec<Columns>,
 }
 
 impl Shown {
+    /// Makes the statement with at most `categories` categories; `usize::MAX` shows all.
     pub(crate) fn of(report: &Report<'_>, device: &Device, categories: usize) -> Self {
-        let moments = [&device.last, &device.peak];
-        let totals = moments.iter().flat_map(|moment| [moment.used_bytes(), moment.tracked_bytes]).flatten();
-        let unit = Unit::for_largest(totals.map(i64::saturating_abs).max().unwrap_or(0));
+        let unit = Unit::for_largest(largest_total(device));
         let smallest = if categories == usize::MAX { 0 } else { unit.smallest() };
         let statement = report.statement(device, categories, smallest);
         let steps = printed(&statement, unit);
         Shown { statement, unit, steps }
+    }
+
+    /// Returns the rows as printed.
+    pub(crate) fn print(&self, device: &Device) -> Vec<PrintedRow> {
+        let Shown { statement, unit, steps } = self;
+        let row = |(index, row): (usize, &Row)| {
+            let cell = |column: usize| {
+                let older = if has_older_reading(device, row, column) { "~" } else { "" };
+                steps[index][column].map_or("-".to_owned(), |steps| format!("{older}{}", unit.print(steps)))
+            };
+            PrintedRow {
+                part: row.part,
+                depth: statement.depth(index),
+                name: clean_name(&row.name),
+                cells: [cell(0), cell(1)],
+                bytes: row.bytes,
+                note: note(row, device),
+            }
+        };
+        statement.rows.iter().enumerate().map(row).collect()
     }
 }
 
@@ -71,45 +90,18 @@ impl Shown {
 #[allow(missing_docs)]
 pub struct PrintedRow {
     pub part: Part,
+    /// Number of rows that contain this row.
     pub depth: usize,
     /// Name, without control characters.
     pub name: String,
+    /// Amounts as printed, at the last moment and at the peak.
     pub cells: [String; 2],
     /// Bytes at the last moment and at the peak; `None` where unknown.
     pub bytes: Columns,
     pub note: String,
 }
 
-impl Shown {
-    pub(crate) fn print(&self, device: &Device) -> Vec<PrintedRow> {
-        let Shown { statement, unit, steps } = self;
-        let cell = |row: usize, column: usize| match (
-            steps[row][column],
-            is_carried(device, &statement.rows[row], column),
-        ) {
-            (None, _) => "-".to_owned(),
-            (Some(steps), true) => format!("~{}", unit.print(steps)),
-            (Some(steps), false) => unit.print(steps),
-        };
-        let depth = |mut row: usize| {
-            let mut depth = 0;
-            while let Some(parent) = statement.rows[row].parent {
-                (row, depth) = (parent, depth + 1);
-            }
-            depth
-        };
-        let row = |(row, of): (usize, &Row)| PrintedRow {
-            part: of.part,
-            depth: depth(row),
-            name: clean_name(&of.name),
-            cells: [cell(row, 0), cell(row, 1)],
-            bytes: of.bytes,
-            note: note(of, device),
-        };
-        statement.rows.iter().enumerate().map(row).collect()
-    }
-}
-
+/// Adds the table of a device.
 pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &Shown, out: &mut Lines) {
     let heads = heads(report, device, times);
     let rows = shown.print(device);
@@ -117,7 +109,7 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &
     heads.iter().chain(rows.iter().map(|row| &row.cells)).for_each(|cells| numbers.row(cells));
     let room = out.width.map_or(usize::MAX, |terminal| {
         let free = terminal.saturating_sub(numbers.width());
-        free.saturating_sub(GAP.len() + NOTE.len()).max(free.min(WORTH_A_LINE))
+        free.saturating_sub(GAP.len() + NOTE.len()).max(free.min(LEAST_NAME))
     });
     let room = room.clamp(10, 60);
     let mut table = Table::of_numbers(1, 3);
@@ -137,6 +129,7 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &
     }
 }
 
+/// Returns the note after a row: how reliable it is, or why it is unknown.
 pub(crate) fn note(row: &Row, device: &Device) -> String {
     let is_negative = |bytes: &Option<i64>| bytes.is_some_and(|bytes| bytes < 0);
     let negative = row.bytes.iter().any(is_negative);
@@ -155,8 +148,8 @@ pub(crate) fn note(row: &Row, device: &Device) -> String {
     }
 }
 
-/// Returns whether an amount uses a gap that was measured at another time.
-pub(crate) fn is_carried(device: &Device, row: &Row, column: usize) -> bool {
-    let moment = [&device.last, &device.peak][column];
-    row.part.rests_on_gap() && (moment.gap_distance_ns != 0 || moment.stale)
+/// Returns whether an amount is computed from untrackable memory that was measured at another time. `column` is 0 for the last
+/// moment and 1 for the peak.
+pub(crate) fn has_older_reading(device: &Device, row: &Row, column: usize) -> bool {
+    row.part.rests_on_gap() && has_older_gap([&device.last, &device.peak][column])
 }
