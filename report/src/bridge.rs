@@ -10,7 +10,7 @@
 
 use super::names::{TORCH, library};
 use crate::{held, sum};
-use gpumem_model::run::{Cell, Class, Device, Moment, Run};
+use gpumem_model::run::{Cell, Class, Device, Moment, Pool, Run};
 use serde::Serialize;
 
 /// Where PyTorch's memory comes from.
@@ -54,7 +54,7 @@ fn is_torch_library(path: &str) -> bool {
 impl Bridge {
     /// Returns the bridge of a moment; `None` if PyTorch has no memory in the process.
     pub fn of(run: &Run, moment: &Moment) -> Option<Self> {
-        moment.tracked_bytes?;
+        let tracked = moment.tracked_bytes?;
         let source = if super::names::has_torch(run) {
             Source::Pool
         } else {
@@ -74,7 +74,10 @@ impl Bridge {
             outside_bytes: sum(outside.amounts.iter().map(|(_, bytes)| *bytes)),
             predates_bytes: moment.predates_bytes,
             untrackable_bytes: moment.untrackable_bytes,
-            used_bytes: moment.used_bytes(),
+            used_bytes: moment
+                .predates_bytes
+                .zip(moment.untrackable_bytes)
+                .map(|(predates, gap)| sum([predates, tracked, gap])),
         })
     }
 
@@ -85,22 +88,6 @@ impl Bridge {
         };
         let amounts = moment.amounts.iter().filter(is_outside).copied().collect();
         Moment { amounts, ..Moment::default() }
-    }
-
-    /// Returns the sum of two bridges. A value that is unknown in either is unknown in the sum.
-    pub(super) fn plus(self, other: Bridge) -> Bridge {
-        let both = |a: Option<i64>, b: Option<i64>| Some(a?.saturating_add(b?));
-        Bridge {
-            source: self.source,
-            memory_allocated_bytes: self.memory_allocated_bytes.saturating_add(other.memory_allocated_bytes),
-            idle_bytes: self.idle_bytes.saturating_add(other.idle_bytes),
-            pending_bytes: self.pending_bytes.saturating_add(other.pending_bytes),
-            memory_reserved_bytes: self.memory_reserved_bytes.saturating_add(other.memory_reserved_bytes),
-            outside_bytes: self.outside_bytes.saturating_add(other.outside_bytes),
-            predates_bytes: both(self.predates_bytes, other.predates_bytes),
-            untrackable_bytes: both(self.untrackable_bytes, other.untrackable_bytes),
-            used_bytes: both(self.used_bytes, other.used_bytes),
-        }
     }
 }
 
@@ -131,12 +118,15 @@ fn part(cell: &Cell, source: Source) -> Part {
 /// Returns PyTorch's total of live blocks and the agent's total, if they differed at the last comparison. They also differ if
 /// PyTorch had blocks before the agent was loaded.
 pub(super) fn disagreement(device: &Device) -> Option<(u64, u64)> {
-    let pool = device.details.pools.iter().find(|pool| pool.name.as_deref() == Some(TORCH))?;
-    pool.check.filter(|(own, ours)| own != ours)
+    pool(device)?.check.filter(|(own, ours)| own != ours)
+}
+
+fn pool(device: &Device) -> Option<&Pool> {
+    device.details.pools.iter().find(|pool| pool.name.as_deref() == Some(TORCH))
 }
 
 /// Returns the (reserved, allocated) bytes that PyTorch last reported; `None` if a comparison found them equal to the agent's.
-pub(super) fn own_word(device: &Device) -> Option<(u64, u64)> {
-    let pool = device.details.pools.iter().find(|pool| pool.name.as_deref() == Some(TORCH))?;
+pub(super) fn reported_totals(device: &Device) -> Option<(u64, u64)> {
+    let pool = pool(device)?;
     pool.own.filter(|_| pool.check.is_none_or(|(own, ours)| own != ours))
 }

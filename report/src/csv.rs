@@ -5,9 +5,10 @@
 //! without an agent), or a part of untrackable memory: `context`, `modules`, `local_memory`, `heaps`, `rounding`, `unexplained`.
 
 use super::{By, Report};
-use crate::category::OTHERS;
+use crate::category::{OTHERS, is_named_by_rules};
 use crate::encode::csv_field;
-use gpumem_model::run::{Class, Device, Moment};
+use gpumem_model::names::Named;
+use gpumem_model::run::{Device, Moment};
 use gpumem_model::units::signed;
 use std::fmt::Write;
 
@@ -40,19 +41,13 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
             row("direct", [OTHERS, OTHERS, "", "", "", "", ""], bytes);
             continue;
         };
-        let (part, named) = match cell.class {
-            Class::Direct => ("direct", true),
-            Class::Block => ("block", true),
-            Class::PoolIdle => ("pool_idle", false),
-            Class::Opaque => ("opaque", false),
-        };
-        let fallback = if named { OTHERS } else { "" };
+        let fallback = if is_named_by_rules(cell.class) { OTHERS } else { "" };
         let layer = report.category(index, By::Layer).unwrap_or(fallback);
         let structure = report.category(index, By::Structure).unwrap_or(fallback);
         let [tag, origin, role, phase, library] =
             [&cell.tag, &cell.origin, &cell.role, &cell.phase, &cell.library]
                 .map(|text| text.as_deref().unwrap_or_default());
-        row(part, [layer, structure, tag, origin, role, phase, library], bytes);
+        row(cell.class.name_or_unknown(), [layer, structure, tag, origin, role, phase, library], bytes);
     }
     if moment.tracked_bytes.is_none() {
         if let Some(used) = moment.uncovered_used_bytes {

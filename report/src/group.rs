@@ -49,6 +49,12 @@ impl Identity {
             peak_bytes: None,
         }
     }
+
+    /// Returns the amounts in the order of [`COLUMNS`].
+    fn columns(&self) -> [Option<i64>; 6] {
+        let Identity { used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes, peak_bytes } = *self;
+        [used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes, peak_bytes]
+    }
 }
 
 /// A row of the table: its names, its amounts, and a note.
@@ -62,9 +68,11 @@ pub struct Line {
 
 /// Headings of the amount columns. `predates` is shown only if some row is not zero, `peak` only if some row has it.
 pub(crate) const COLUMNS: [&str; 6] = ["used", "predates", "tracked", "idle", "Untrackable", "peak"];
+const USED: usize = 0;
 const PREDATES: usize = 1;
-const PEAK: usize = 5;
 const TRACKED: usize = 2;
+const GAP: usize = 4;
+const PEAK: usize = 5;
 
 /// Returns the table's lines: headings, rows, and the sums of the known amounts.
 pub fn table(heads: &[&str], lines: &[Line]) -> Vec<String> {
@@ -119,17 +127,16 @@ fn steps(lines: &[Line], unit: Unit) -> Vec<[Option<i64>; 6]> {
     let total = unit.round(sum(known.iter().copied()));
     let mut used = unit.apportion(total, &known).into_iter();
     let row = |line: &Line| {
-        let amounts = &line.amounts;
-        let used = amounts.used_bytes.and_then(|_| used.next());
-        let round = |bytes: Option<i64>| bytes.map(|bytes| unit.round(bytes));
-        let (idle, peak) = (round(amounts.idle_bytes), round(amounts.peak_bytes));
-        match (used, amounts.predates_bytes, amounts.tracked_bytes, amounts.gap_bytes) {
-            (Some(steps), Some(predates), Some(tracked), Some(gap)) => {
-                let parts = unit.apportion(steps, &[predates, tracked, gap]);
-                [Some(steps), Some(parts[0]), Some(parts[1]), idle, Some(parts[2]), peak]
-            }
-            (used, predates, tracked, gap) => [used, round(predates), round(tracked), idle, round(gap), peak],
+        let amounts = line.amounts.columns();
+        let mut row = amounts.map(|bytes| bytes.map(|bytes| unit.round(bytes)));
+        row[USED] = amounts[USED].and_then(|_| used.next());
+        let parts: Option<Vec<i64>> =
+            [PREDATES, TRACKED, GAP].map(|column| amounts[column]).into_iter().collect();
+        if let (Some(total), Some(parts)) = (row[USED], parts) {
+            let parts = unit.apportion(total, &parts).into_iter().map(Some);
+            [PREDATES, TRACKED, GAP].into_iter().zip(parts).for_each(|(column, part)| row[column] = part);
         }
+        row
     };
     lines.iter().map(row).collect()
 }
@@ -170,20 +177,9 @@ pub fn csv(runs: &[&Run]) -> String {
     for run in runs {
         let rank = run.process.claims.get("rank").map(|rank| csv_field(rank)).unwrap_or_default();
         for device in &run.devices {
-            let amounts = Identity::of(run, device);
-            let _ = write!(out, "{rank},{},{}", run.process.pid, csv_field(&device.name));
-            let bytes = [
-                amounts.used_bytes,
-                amounts.predates_bytes,
-                amounts.tracked_bytes,
-                amounts.idle_bytes,
-                amounts.gap_bytes,
-                device.peak.tracked_bytes,
-            ];
-            for bytes in bytes {
-                let _ = write!(out, ",{}", csv_number(bytes));
-            }
-            out.push('\n');
+            let amounts = Identity { peak_bytes: device.peak.tracked_bytes, ..Identity::of(run, device) };
+            let bytes = amounts.columns().map(csv_number).join(",");
+            let _ = writeln!(out, "{rank},{},{},{bytes}", run.process.pid, csv_field(&device.name));
         }
     }
     out

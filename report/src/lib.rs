@@ -42,6 +42,7 @@ use gpumem_model::time::Times;
 use gpumem_model::timeline::Point;
 use gpumem_model::units::{Unit, thousands};
 use gpumem_model::window::Window;
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// How the rows below `tracked` are grouped.
@@ -98,7 +99,8 @@ pub struct Report<'r> {
 }
 
 /// Kind of a statement's row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Part {
     /// Bytes that NVML charges to the process: the sum of `Predates`, `Tracked` and `Untrackable`.
     Used,
@@ -111,6 +113,7 @@ pub enum Part {
     /// Tracked bytes that no rule matches.
     Others,
     /// Bytes of pool segments that are in no block, so they can be allocated again.
+    #[serde(rename = "idle")]
     PoolIdle,
     /// Bytes of pools that report no blocks, so their use is unknown.
     Opaque,
@@ -129,25 +132,6 @@ pub enum Part {
 }
 
 impl Part {
-    /// Returns the name that JSON and CSV use.
-    fn key(self) -> &'static str {
-        match self {
-            Part::Used => "used",
-            Part::Predates => "predates",
-            Part::Tracked => "tracked",
-            Part::Category => "category",
-            Part::Others => "others",
-            Part::PoolIdle => "idle",
-            Part::Opaque => "opaque",
-            Part::Untrackable => "untrackable",
-            Part::Context => "context",
-            Part::Modules => "modules",
-            Part::LocalMemory => "local_memory",
-            Part::Heaps => "heaps",
-            Part::Unexplained => "unexplained",
-        }
-    }
-
     /// Returns whether an amount is computed from untrackable memory, which may have been measured at another time.
     fn rests_on_gap(self) -> bool {
         use Part::{Context, Heaps, LocalMemory, Modules, Unexplained, Untrackable, Used};

@@ -15,10 +15,10 @@
 //! Times are microseconds since the first event of the trace; `otherData` gives that event's time on the run's own clock. Lines
 //! of imported logs have no time, so each line counts as a microsecond. Events are in the order of time.
 //!
-//! Events are written one by one, and the arguments of an event exist only while it is written. The number of events of a run is
-//! bounded, regardless of the number of its records.
+//! Events are written one by one, and the amounts by category of an event become JSON only when it is written. The number of
+//! events of a run is bounded, regardless of the number of its records.
 
-use super::{By, Report, sum};
+use super::{Report, sum};
 use crate::labels::{device_name, label};
 use crate::plot;
 use gpumem_model::escape::in_json;
@@ -32,16 +32,19 @@ use std::io::{self, Write};
 /// Maximum number of categories of a counter: the largest ones. The others are summed as one.
 const CATEGORIES: usize = 60;
 
-type Args = Map<String, Value>;
-
 /// An event with its absolute time, which is written as a time since the first event.
+#[derive(Default)]
 struct Event<'r> {
     time_ns: u64,
     length_ns: Option<u64>,
+    /// Kind of the event in the trace format: `C` counter, `X` interval, `i` instant.
     phase: &'static str,
     name: String,
     thread: u32,
-    args: Box<dyn Fn() -> Args + 'r>,
+    /// Arguments of the event; those that are null are not written.
+    values: Vec<(&'static str, Value)>,
+    /// Further arguments: names, and one amount for each.
+    amounts: (&'r [String], &'r [i64]),
 }
 
 /// Returns the trace as a JSON string.
@@ -60,26 +63,26 @@ pub fn write(report: &Report<'_>, out: &mut dyn Write) -> io::Result<()> {
     let run = report.run;
     let pid = if run.process.pid == 0 { 1 } else { run.process.pid };
     let mut about: Vec<Value> = Vec::new();
-    let mut say = |name: &str, thread: u32, key: &str, value: Value| {
+    let mut metadata = |name: &str, thread: u32, key: &str, value: Value| {
         about.push(json!({ "ph": "M", "name": name, "pid": pid, "tid": thread, "args": { key: value } }));
     };
-    say("process_name", 0, "name", label(run).into());
+    metadata("process_name", 0, "name", label(run).into());
     if run.clock == Clock::Lines {
-        say("process_labels", 0, "labels", "a microsecond is a line of the log".into());
+        metadata("process_labels", 0, "labels", "a microsecond is a line of the log".into());
     }
-    let held: Vec<Held> = run.devices.iter().map(|device| Held::of(report, device)).collect();
+    let tracked: Vec<Tracked> = run.devices.iter().map(|device| Tracked::of(report, device)).collect();
     let mut events = Vec::new();
-    for (thread, (device, held)) in (1_u32..).zip(run.devices.iter().zip(&held)) {
-        say("thread_name", thread, "name", device_name(device).into());
-        say("thread_sort_index", thread, "sort_index", thread.into());
-        of_device(report, device, held, thread, &mut events);
+    for (thread, (device, tracked)) in (1_u32..).zip(run.devices.iter().zip(&tracked)) {
+        metadata("thread_name", thread, "name", device_name(device).into());
+        metadata("thread_sort_index", thread, "sort_index", thread.into());
+        of_device(report, device, tracked, thread, &mut events);
     }
     let rows = ranges(&run.own, run.devices.len() as u32 + 1, &mut events);
     for (thread, name) in rows {
-        say("thread_name", thread, "name", name.into());
-        say("thread_sort_index", thread, "sort_index", thread.into());
+        metadata("thread_name", thread, "name", name.into());
+        metadata("thread_sort_index", thread, "sort_index", thread.into());
     }
-    counted(&run.own, &mut events);
+    counters(&run.own, &mut events);
     if run.devices.is_empty() {
         events.extend(run.coverage.marks.iter().map(|named| mark(named, 0)));
     }
@@ -90,7 +93,7 @@ pub fn write(report: &Report<'_>, out: &mut dyn Write) -> io::Result<()> {
     let other = json!({ "generator": "gpumemd", "first_ns": first_ns, "clock": clock, "source": source, "origin": origin });
     let harmless = |value: &Value| in_json(&value.to_string(), |_| false);
     write!(out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[", harmless(&other))?;
-    let lines = about.into_iter().chain(events.iter().map(|event| event.line(first_ns, pid, run.clock)));
+    let lines = about.into_iter().chain(events.iter().map(|event| event.json(first_ns, pid, run.clock)));
     for (number, line) in lines.enumerate() {
         write!(out, "{}{}", if number == 0 { "\n" } else { ",\n" }, harmless(&line))?;
     }
@@ -98,14 +101,15 @@ pub fn write(report: &Report<'_>, out: &mut dyn Write) -> io::Result<()> {
 }
 
 impl<'r> Event<'r> {
-    fn new(
+    fn new<const N: usize>(
         phase: &'static str,
         time_ns: u64,
         name: impl Into<String>,
         thread: u32,
-        args: impl Fn() -> Args + 'r,
+        values: [(&'static str, Value); N],
     ) -> Self {
-        Event { time_ns, length_ns: None, phase, name: name.into(), thread, args: Box::new(args) }
+        let (name, values) = (name.into(), values.into());
+        Event { time_ns, phase, name, thread, values, ..Event::default() }
     }
 
     /// Makes the event an interval that ends at `end_ns`.
@@ -113,65 +117,68 @@ impl<'r> Event<'r> {
         Event { length_ns: Some(end_ns.saturating_sub(self.time_ns)), ..self }
     }
 
-    fn line(&self, first_ns: u64, pid: u32, clock: Clock) -> Value {
+    fn json(&self, first_ns: u64, pid: u32, clock: Clock) -> Value {
         let micros = |ns: u64| match clock {
             Clock::Lines => ns as f64,
             Clock::Monotonic { .. } => ns as f64 / 1000.0,
         };
-        let mut line = json!({
+        let values = self.values.iter().filter(|(_, value)| !value.is_null());
+        let values = values.map(|(name, value)| ((*name).to_owned(), value.clone()));
+        let amounts = self.amounts.0.iter().cloned().zip(self.amounts.1.iter().map(|bytes| (*bytes).into()));
+        let mut json = json!({
             "ph": self.phase,
             "name": self.name,
             "pid": pid,
             "tid": self.thread,
             "ts": micros(self.time_ns - first_ns),
-            "args": (self.args)(),
+            "args": values.chain(amounts).collect::<Map<_, _>>(),
         });
-        if let Some(line) = line.as_object_mut() {
-            if let Some(length_ns) = self.length_ns {
-                line.insert("dur".into(), micros(length_ns).into());
-            }
-            if self.phase == "i" {
-                line.insert("s".into(), "t".into());
-            }
+        if let Some(length_ns) = self.length_ns {
+            json["dur"] = micros(length_ns).into();
         }
-        line
-    }
-}
-
-struct Counters {
-    name: String,
-    thread: u32,
-}
-
-impl Counters {
-    fn event<'r>(&self, time_ns: u64, what: &str, args: impl Fn() -> Args + 'r) -> Event<'r> {
-        Event::new("C", time_ns, format!("{} {what}", self.name), self.thread, args)
-    }
-
-    fn bytes<'r>(&self, time_ns: u64, what: &str, bytes: i64) -> Event<'r> {
-        self.event(time_ns, what, move || args([("bytes", bytes.into())]))
+        if self.phase == "i" {
+            json["s"] = "t".into();
+        }
+        json
     }
 }
 
 fn of_device<'r>(
     report: &Report<'r>,
     device: &'r Device,
-    held: &'r Held,
+    tracked: &'r Tracked,
     thread: u32,
     events: &mut Vec<Event<'r>>,
 ) {
-    let counters = Counters { name: format!("GPU {}", device.ordinal), thread };
-    let is_point = |time_ns: u64| device.peak_used.is_some_and(|(_, peak_ns)| peak_ns == time_ns);
+    let counter = |what: &str, time_ns: u64, bytes: i64| {
+        let name = format!("GPU {} {what}", device.ordinal);
+        Event::new("C", time_ns, name, thread, [("bytes", bytes.into())])
+    };
+    let is_peak = |time_ns: u64| device.peak_used.is_some_and(|(_, peak_ns)| peak_ns == time_ns);
     for bucket in &device.series.buckets {
         // Only the last reading of a bucket becomes an event, because the times of its other readings are unknown. The peak has
         // its own time and is added below.
-        let value = |name: &str, last: i64| counters.bytes(bucket.time_ns, name, last);
-        let used = bucket.used.filter(|_| !is_point(bucket.time_ns));
-        events.extend(used.map(|used| value("used", used.last)));
-        events.extend(bucket.untrackable.map(|untrackable| value("untrackable", untrackable.last)));
+        let used = bucket.used.filter(|_| !is_peak(bucket.time_ns));
+        let values = [("used", used), ("untrackable", bucket.untrackable)];
+        events.extend(
+            values.iter().filter_map(|(what, value)| Some(counter(what, bucket.time_ns, (*value)?.last))),
+        );
     }
-    events.extend(device.peak_used.map(|(used, time_ns)| counters.bytes(time_ns, "used", signed(used))));
-    held.say(report.by, device, &counters, events);
+    events.extend(device.peak_used.map(|(used, time_ns)| counter("used", time_ns, signed(used))));
+    for (moment, amounts) in tracked.moments.iter().zip(&tracked.amounts) {
+        events.push(counter("tracked", moment.time_ns, moment.tracked_bytes.unwrap_or(0)));
+        let name = format!("GPU {} by {}", device.ordinal, report.by.name());
+        // A viewer keeps the last value of a name that an event lacks, so each event has all names.
+        let event = Event::new("C", moment.time_ns, name, thread, []);
+        events.push(Event { amounts: (&tracked.names, amounts), ..event });
+    }
+    if tracked.moments.is_empty() {
+        // Runs of older versions have only buckets. Uses their last values, because the time of the highest is unknown.
+        let buckets = device.series.buckets.iter();
+        events.extend(
+            buckets.filter_map(|bucket| Some(counter("tracked", bucket.time_ns, bucket.tracked?.last))),
+        );
+    }
     let rows = device.details.iterations.rows.iter().chain(&device.details.iterations.open);
     events.extend(rows.map(|row| iteration(row, thread)));
     events.extend(device.details.ooms.iter().map(|entry| oom(entry, thread)));
@@ -183,22 +190,22 @@ fn of_device<'r>(
 }
 
 /// Adds an event for each change of the program's counters.
-fn counted<'r>(own: &'r ProgramData, events: &mut Vec<Event<'r>>) {
+fn counters(own: &ProgramData, events: &mut Vec<Event<'_>>) {
     for counter in &own.counters {
         let name = format!("counter {}", counter.name.as_deref().unwrap_or(LOST));
         // The last value is repeated at the end of the counter's life, so that its line extends to there.
         let last = (counter.until_ns, counter.value);
         let is_new = counter.points.last().is_none_or(|(time_ns, _)| *time_ns < last.0);
         let points = counter.points.iter().copied().chain(is_new.then_some(last));
-        events.extend(points.map(|(time_ns, value)| {
-            Event::new("C", time_ns, name.as_str(), 0, move || args([("value", value.into())]))
-        }));
+        events.extend(
+            points.map(|(time_ns, value)| Event::new("C", time_ns, &*name, 0, [("value", value.into())])),
+        );
     }
 }
 
 /// Adds the program's ranges. Returns the ids of the rows, starting at `first`, with their names. NVTX permits ranges of a thread
 /// that overlap without being nested; such a range goes to an additional row.
-fn ranges<'r>(own: &'r ProgramData, first: u32, events: &mut Vec<Event<'r>>) -> Vec<(u32, String)> {
+fn ranges(own: &ProgramData, first: u32, events: &mut Vec<Event<'_>>) -> Vec<(u32, String)> {
     let mut spans: Vec<&Span> = own.spans.iter().collect();
     // Outer ranges come before those nested in them.
     spans.sort_by_key(|Span(_, thread, from_ns, to_ns)| (*thread, *from_ns, Reverse(*to_ns)));
@@ -217,27 +224,28 @@ fn ranges<'r>(own: &'r ProgramData, first: u32, events: &mut Vec<Event<'r>>) -> 
             None => rows.push((thread, vec![to_ns])),
         }
         let name = own.ranges.get(range as usize).map_or(LOST, |range| range.title());
-        let args = move || args([("thread", thread.into())]);
-        events.push(Event::new("X", from_ns, name, first + at as u32, args).until(to_ns));
+        let event = Event::new("X", from_ns, name, first + at as u32, [("thread", thread.into())]);
+        events.push(event.until(to_ns));
     }
     (first..).zip(rows).map(|(row, (thread, _))| (row, format!("ranges of thread {thread}"))).collect()
 }
 
-fn mark(mark: &Mark, thread: u32) -> Event<'_> {
+fn mark<'r>(mark: &Mark, thread: u32) -> Event<'r> {
     let name = mark.name.as_deref().unwrap_or(LOST);
-    Event::new("i", mark.time_ns, name, thread, || args([("by", mark.by.clone().into())]))
+    Event::new("i", mark.time_ns, name, thread, [("by", mark.by.as_str().into())])
 }
 
 /// `tracked` in total and by category, at moments when it is exact.
-struct Held {
+struct Tracked {
     moments: Vec<Moment>,
+    /// Names of the categories.
     names: Vec<String>,
     /// For each moment, the bytes for each of `names`.
     amounts: Vec<Vec<i64>>,
 }
 
-impl Held {
-    fn of(report: &Report<'_>, device: &Device) -> Held {
+impl Tracked {
+    fn of(report: &Report<'_>, device: &Device) -> Self {
         let moments = moments(device);
         let bars = moments.iter().map(|moment| plot::bar(report, moment, report.by, ""));
         let (names, bars) = plot::folded_to(&bars.collect::<Vec<_>>(), CATEGORIES);
@@ -245,23 +253,7 @@ impl Held {
             sum(bar.segments.iter().filter(|part| part.name == *name).map(|part| part.bytes))
         };
         let amounts = bars.iter().map(|bar| names.iter().map(|name| of(bar, name)).collect()).collect();
-        Held { moments, names, amounts }
-    }
-
-    fn say<'r>(&'r self, by: By, device: &Device, counters: &Counters, events: &mut Vec<Event<'r>>) {
-        let what = format!("by {}", by.name());
-        for (moment, amounts) in self.moments.iter().zip(&self.amounts) {
-            events.push(counters.bytes(moment.time_ns, "tracked", moment.tracked_bytes.unwrap_or(0)));
-            // A viewer keeps the last value of a name that an event lacks, so each event has all names.
-            let parts = || self.names.iter().cloned().zip(amounts.iter().map(|bytes| (*bytes).into()));
-            events.push(counters.event(moment.time_ns, &what, move || parts().collect()));
-        }
-        if self.moments.is_empty() {
-            // Runs of older versions have only buckets. Uses their last values, because the time of the highest is unknown.
-            let buckets = device.series.buckets.iter();
-            let tracked = buckets.filter_map(|bucket| Some((bucket.time_ns, bucket.tracked?.last)));
-            events.extend(tracked.map(|(time_ns, bytes)| counters.bytes(time_ns, "tracked", bytes)));
-        }
+        Tracked { moments, names, amounts }
     }
 }
 
@@ -285,55 +277,47 @@ fn moments(device: &Device) -> Vec<Moment> {
     moments
 }
 
-fn iteration(row: &Iteration, thread: u32) -> Event<'_> {
+fn iteration<'r>(row: &Iteration, thread: u32) -> Event<'r> {
     let name = match row.first == row.last {
         true => format!("step {}", row.first),
         false => format!("steps {} to {}", row.first, row.last),
     };
-    let args = || {
-        args([
-            ("tracked_peak_bytes", row.tracked.peak_bytes.into()),
-            ("activations_peak_bytes", row.activations.peak_bytes.into()),
-            ("temporaries_peak_bytes", row.temporaries.peak_bytes.into()),
-        ])
-    };
-    Event::new("X", row.start_ns, name, thread, args).until(row.end_ns)
+    let values = [
+        ("tracked_peak_bytes", row.tracked.peak_bytes.into()),
+        ("activations_peak_bytes", row.activations.peak_bytes.into()),
+        ("temporaries_peak_bytes", row.temporaries.peak_bytes.into()),
+    ];
+    Event::new("X", row.start_ns, name, thread, values).until(row.end_ns)
 }
 
-fn oom(entry: &Oom, thread: u32) -> Event<'_> {
-    let fate = match entry.fate {
+fn oom<'r>(oom: &Oom, thread: u32) -> Event<'r> {
+    let fate = match oom.fate {
         Fate::Open => "open",
         Fate::Fatal { .. } => "fatal",
         Fate::Survived => "survived",
     };
-    let args = move || {
-        let asked = entry.asked_bytes.into();
-        let mut args = args([("asked_bytes", asked), ("fate", fate.into()), ("count", entry.count.into())]);
-        args.extend(texts([("tag", &entry.tag), ("phase", &entry.phase)]));
-        args.extend(entry.free_bytes().map(|bytes| ("free_bytes".to_owned(), bytes.into())));
-        args
-    };
-    let name = if entry.is_true() { "OOM" } else { "memory pressure" };
-    Event::new("i", entry.time_ns, name, thread, args)
+    let values = [
+        ("asked_bytes", oom.asked_bytes.into()),
+        ("fate", fate.into()),
+        ("count", oom.count.into()),
+        ("tag", json!(oom.tag)),
+        ("phase", json!(oom.phase)),
+        ("free_bytes", json!(oom.free_bytes())),
+    ];
+    let name = if oom.is_true() { "OOM" } else { "memory pressure" };
+    Event::new("i", oom.time_ns, name, thread, values)
 }
 
-fn gap(step: &UntrackableChange, thread: u32) -> Event<'_> {
+fn gap<'r>(step: &UntrackableChange, thread: u32) -> Event<'r> {
     let unit = Unit::for_largest(step.bytes);
     let sign = if step.bytes < 0 { "" } else { "+" };
     let name = format!("Untrackable {sign}{}: {}", unit.amount_with_name(step.bytes), step.cause);
-    let args = || {
-        let (cause, kind) = (step.cause.clone().into(), step.kind.clone().into());
-        let mut args = args([("bytes", step.bytes.into()), ("cause", cause), ("kind", kind)]);
-        args.extend(texts([("tag", &step.tag), ("library", &step.library)]));
-        args
-    };
-    Event::new("i", step.time_ns, name, thread, args)
-}
-
-fn args<const N: usize>(values: [(&str, Value); N]) -> Args {
-    values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
-}
-
-fn texts(of: [(&str, &Option<String>); 2]) -> impl Iterator<Item = (String, Value)> {
-    of.map(|(name, text)| text.clone().map(|text| (name.to_owned(), text.into()))).into_iter().flatten()
+    let values = [
+        ("bytes", step.bytes.into()),
+        ("cause", step.cause.as_str().into()),
+        ("kind", step.kind.as_str().into()),
+        ("tag", json!(step.tag)),
+        ("library", json!(step.library)),
+    ];
+    Event::new("i", step.time_ns, name, thread, values)
 }

@@ -11,6 +11,7 @@ mod summary;
 pub mod text;
 mod uncertainty;
 
+pub(crate) use paired_run::sum_of_moments;
 pub use paired_run::sum_of_ranks;
 pub use uncertainty::Uncertainty;
 

@@ -57,7 +57,7 @@ impl PairedRun {
 
     pub(super) fn total(&self) -> Device {
         let sum = |of: fn(&Device) -> &Moment| {
-            self.run.devices.iter().map(of).cloned().reduce(plus).unwrap_or_default()
+            self.run.devices.iter().map(of).cloned().reduce(sum_of_moments).unwrap_or_default()
         };
         Device { last: sum(|device| &device.last), peak: sum(|device| &device.peak), ..Device::default() }
     }
@@ -107,7 +107,7 @@ fn zero_moment(run: &Run) -> Moment {
 }
 
 /// Returns the sum of two moments of one process. A value that is unknown in either moment is unknown in the sum.
-fn plus(a: Moment, b: Moment) -> Moment {
+pub(crate) fn sum_of_moments(a: Moment, b: Moment) -> Moment {
     let sum = |a: Option<i64>, b: Option<i64>| Some(a?.saturating_add(b?));
     let uncovered = a.uncovered_used_bytes.zip(b.uncovered_used_bytes);
     Moment {

@@ -23,6 +23,7 @@ use gpumem_model::run::{Clock, Device, Iteration, Oom, OomDevice, Run, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, plural};
 use serde::Serialize;
+use serde_json::json;
 use std::collections::BTreeMap;
 
 /// Code of bytes that no rule matches.
@@ -290,7 +291,7 @@ fn rows(of: Context<'_>, device: &Device, by: By) -> (Vec<impl Serialize + use<>
         let is_smaller = code == Some(SMALLER) && !is_category(&row.name);
         object! {
             name: clean_name(&row.name),
-            part: if is_smaller { "smaller" } else { row.part.key() },
+            part: if is_smaller { json!("smaller") } else { json!(row.part) },
             parent: row.parent,
             bytes: row.bytes,
             #[serde(flatten)]

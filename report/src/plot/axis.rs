@@ -110,9 +110,15 @@ pub(super) fn decimals(step: f64) -> usize {
     (-step.log10()).ceil().max(0.0) as usize
 }
 
-/// Formats an amount of a list. An amount above zero that rounds to zero is printed as less than one unit of the last digit.
-pub(super) fn amount(unit: Unit, steps: i64, bytes: i64) -> String {
-    if steps == 0 && bytes > 0 { format!("<{}", unit.print(1)) } else { unit.print(steps) }
+/// Formats the parts of a total, each as amount and percentage (see [`percents`]), so that both add up as printed. An amount above
+/// zero that rounds to zero is printed as less than one unit of the last digit.
+pub(super) fn amounts(unit: Unit, total: i64, parts: &[i64]) -> Vec<(String, String)> {
+    let steps = unit.apportion(unit.round(total), parts);
+    let print = |(steps, bytes): (i64, &i64)| match steps {
+        0 if *bytes > 0 => format!("<{}", unit.print(1)),
+        steps => unit.print(steps),
+    };
+    steps.into_iter().zip(parts).map(print).zip(percents(total, parts)).collect()
 }
 
 /// Formats percentages with one decimal digit that add up to 100 as printed; empty texts if the total is not positive.

@@ -83,8 +83,8 @@ pub(super) fn ranks(bars: &[Bar]) -> Vec<Vec<String>> {
         is_shared
     });
     match is_shared {
-        true => vec![largest(bars); bars.len()],
-        false => bars.iter().map(|bar| largest(std::slice::from_ref(bar))).collect(),
+        true => vec![largest(bars, RANKS); bars.len()],
+        false => bars.iter().map(|bar| largest(std::slice::from_ref(bar), RANKS)).collect(),
     }
 }
 
@@ -92,13 +92,8 @@ pub(super) fn categories(bar: &Bar) -> impl Iterator<Item = &Segment> {
     bar.segments.iter().filter(|part| part.kind == Kind::Category)
 }
 
-/// Returns the categories in all of `bars` that get their own colours, the largest first.
-pub(super) fn largest(bars: &[Bar]) -> Vec<String> {
-    most(bars, RANKS)
-}
-
 /// Returns the largest categories in all of `bars`. There are at most `limit`, and one less if a part for the rest is needed.
-pub(super) fn most(bars: &[Bar], limit: usize) -> Vec<String> {
+pub(super) fn largest(bars: &[Bar], limit: usize) -> Vec<String> {
     let mut all: BTreeMap<&str, i64> = BTreeMap::new();
     for part in bars.iter().flat_map(categories) {
         let weight = all.entry(&part.name).or_default();
@@ -189,9 +184,8 @@ pub(super) fn merged(bar: Bar) -> Bar {
 
 /// Sums small categories so that the bars have at most `limit` names. Returns these names, the largest first, and the bars.
 pub fn folded_to(bars: &[Bar], limit: usize) -> (Vec<String>, Vec<Bar>) {
-    let kept = most(bars, limit);
-    let bars: Vec<Bar> = bars.iter().map(|bar| merged(folded(bar, &kept))).collect();
-    let mut names = kept;
+    let mut names = largest(bars, limit);
+    let bars: Vec<Bar> = bars.iter().map(|bar| merged(folded(bar, &names))).collect();
     for part in bars.iter().flat_map(|bar| &bar.segments).filter(|part| part.kind != Kind::Category) {
         if !names.contains(&part.name) {
             names.push(part.name.clone());

@@ -1,10 +1,10 @@
 //! Stacked bars side by side on one scale, each with a list of its parts. Used to show layers next to data structures, and two
 //! runs.
 
-use super::axis::{Axis, GREY, LARGE, SMALL, amount, percents, words};
+use super::axis::{Axis, GREY, LARGE, SMALL, amounts, percents, words};
 use super::bar::{Bar, Segment, folded, rank, ranks};
 use super::drawing::{Anchor, Data, Drawing, Rect, Text};
-use super::helvetica::{WIDER, fitted, told_apart};
+use super::helvetica::{WIDER, distinct, fitted};
 use super::palette::{BLACK, Pattern};
 use crate::sum;
 use gpumem_model::units::{Unit, thousands};
@@ -42,13 +42,13 @@ pub fn bars(bars: &[Bar]) -> Drawing {
     axis.scale(plot, &mut out);
     for (index, (bar, ranks)) in bars.iter().zip(&ranks).enumerate() {
         let x = plot.x + column * index as f64;
-        one(bar, ranks, &axis, Rect { x, width: column, ..plot }, &mut out);
+        column_of(bar, ranks, &axis, Rect { x, width: column, ..plot }, &mut out);
     }
     out
 }
 
 /// Draws one bar with its title, labels and list.
-fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) {
+fn column_of(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) {
     let parts = stacked(bar, ranks);
     let x = plot.x + SIDE;
     // Grid lines end before the list of parts.
@@ -115,23 +115,21 @@ pub(super) fn stacked<'b>(bar: &'b Bar, ranks: &[String]) -> Vec<(&'b Segment, P
 
 /// Draws the list of parts in the order in which they are stacked, and their sum.
 pub(super) fn list(bar: &Bar, parts: &[(&Segment, Pattern)], unit: Unit, at: Rect, out: &mut Drawing) {
-    let amounts: Vec<i64> = parts.iter().map(|(part, _)| part.bytes).collect();
-    let shares = percents(bar.total_bytes, &amounts);
-    let total = unit.round(bar.total_bytes);
-    let printed = unit.apportion(total, &amounts);
+    let bytes: Vec<i64> = parts.iter().map(|(part, _)| part.bytes).collect();
+    let amounts = amounts(unit, bar.total_bytes, &bytes);
     let (amounts_at, shares_at) = (at.x + at.width - 58.0, at.x + at.width - 12.0);
     let room = (amounts_at - at.x - 16.0 - AMOUNT) / WIDER;
     let names: Vec<&str> = parts.iter().map(|(part, _)| part.name.as_str()).collect();
-    let names = told_apart(&names, SMALL, room);
+    let names = distinct(&names, SMALL, room);
     // The list is centred vertically next to the bar.
     let height = ROW * (parts.len() as f64 + 1.0);
     let mut y = at.y + ((at.height - height) / 2.0).max(0.0) + SMALL;
     let right = |text: &str, x: f64, y: f64| Text { anchor: Anchor::End, ..words(text, x, y, SMALL) };
-    for ((((part, fill), share), &steps), name) in parts.iter().zip(&shares).zip(&printed).zip(&names).rev() {
+    for (((_, fill), (amount, share)), name) in parts.iter().zip(&amounts).zip(&names).rev() {
         let swatch = Rect { x: at.x, y: y - SMALL * 0.8, width: 11.0, height: 9.0 };
         out.rect(swatch, *fill, Some((BLACK, 0.5)), None);
         out.text(words(name, at.x + 16.0, y, SMALL));
-        out.text(right(&amount(unit, steps, part.bytes), amounts_at, y));
+        out.text(right(amount, amounts_at, y));
         if !share.is_empty() {
             out.text(right(share, shares_at, y));
         }
@@ -140,7 +138,7 @@ pub(super) fn list(bar: &Bar, parts: &[(&Segment, Pattern)], unit: Unit, at: Rec
     out.line(vec![(at.x, y - ROW * 0.72), (shares_at, y - ROW * 0.72)], GREY, 0.5);
     let sum = format!("total {}", unit.name);
     out.text(words(&sum, at.x + 16.0, y, SMALL));
-    out.text(right(&unit.print(total), amounts_at, y));
+    out.text(right(&unit.amount(bar.total_bytes), amounts_at, y));
     if bar.total_bytes > 0 {
         out.text(right("100.0 %", shares_at, y));
     }

@@ -87,20 +87,20 @@ fn fitting(
 pub const WIDER: f64 = 1.14;
 
 /// Shortens the names of a list like [`fitted`]. Names that would become equal show the part in which they differ.
-pub fn told_apart(names: &[&str], size: f64, room: f64) -> Vec<String> {
+pub fn distinct(names: &[&str], size: f64, room: f64) -> Vec<String> {
     let short: Vec<String> = names.iter().map(|name| fitted(name, size, false, room)).collect();
     let alike = |index: usize| -> Vec<&str> {
         let own = short.get(index);
         names.iter().zip(&short).filter(|(_, other)| Some(*other) == own).map(|(name, _)| *name).collect()
     };
-    let tell = |(index, name): (usize, &&str)| {
+    let shorten = |(index, name): (usize, &&str)| {
         let alike = alike(index);
         let same = alike.iter().fold(name.len(), |same, other| {
             let common = name.chars().zip(other.chars()).take_while(|(a, b)| a == b);
             same.min(if name == other { same } else { common.map(|(letter, _)| letter.len_utf8()).sum() })
         });
-        let is_told = alike.iter().all(|other| other == name);
-        match name.get(..same).filter(|_| !is_told) {
+        let is_distinct = alike.iter().all(|other| other == name);
+        match name.get(..same).filter(|_| !is_distinct) {
             // Starts at the path component in which the names differ.
             Some(common) => {
                 let from =
@@ -110,7 +110,7 @@ pub fn told_apart(names: &[&str], size: f64, room: f64) -> Vec<String> {
             None => fitted(name, size, false, room),
         }
     };
-    names.iter().enumerate().map(tell).collect()
+    names.iter().enumerate().map(shorten).collect()
 }
 
 /// Shortens a text to the width `room`, with two dots in place of its end.
@@ -150,11 +150,11 @@ mod tests {
     }
 
     #[test]
-    fn long_names_of_a_list_are_told_apart() {
+    fn long_names_of_a_list_are_distinct() {
         let names: Vec<String> =
             (0..30).map(|layer| format!("model/layers.{layer}/self_attention/output_projection")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).chain(["short", "same", "same"]).collect();
-        let told = told_apart(&names, 9.0, 110.0);
+        let told = distinct(&names, 9.0, 110.0);
         let different: std::collections::BTreeSet<&String> = told.iter().collect();
         assert_eq!(different.len(), 32, "{told:?}");
         assert!(told.iter().all(|name| width(name, 9.0, false) <= 110.0), "{told:?}");

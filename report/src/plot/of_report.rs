@@ -5,6 +5,7 @@ use super::bar::{self, Bar, Kind, Segment};
 use super::bars::bars;
 use super::drawing::Drawing;
 use super::frame::Frame;
+use super::palette::RANKS;
 use super::rows::{Rows, rows_of};
 use super::timeline;
 use crate::labels::{device_title, label};
@@ -130,7 +131,7 @@ fn peak(report: &Report<'_>, device: &Device, hidden: &mut Hidden<'_>) -> Drawin
 fn categories(report: &Report<'_>, device: &Device, hidden: &mut Hidden<'_>) -> Drawing {
     let what = titled(report, device, by_name(report.by));
     let bar = hidden.hide(bar(report, &device.peak, report.by, &what));
-    let kept = bar::most(std::slice::from_ref(&bar), MOST_ROWS);
+    let kept = bar::largest(std::slice::from_ref(&bar), MOST_ROWS);
     rows(&[bar::folded(&bar, &kept)], 380.0, 240.0).remove(0)
 }
 
@@ -138,7 +139,7 @@ fn categories(report: &Report<'_>, device: &Device, hidden: &mut Hidden<'_>) -> 
 fn rows(all: &[Bar], width: f64, longest: f64) -> Vec<Drawing> {
     let low = all.iter().map(|bar| bar.parts_span().0).min().unwrap_or(0);
     let high = all.iter().map(|bar| bar.parts_span().1).max().unwrap_or(0);
-    let (names, ranks, axis) = (&rows_of(all), &bar::largest(all), Axis::new(low, high));
+    let (names, ranks, axis) = (&rows_of(all), &bar::largest(all, RANKS), Axis::new(low, high));
     let rows = Rows { names, ranks, axis, width, longest };
     all.iter().map(|bar| rows.panel(bar)).collect()
 }
@@ -163,7 +164,7 @@ fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing
     let mut all: Vec<Bar> = Vec::new();
     for report in reports {
         for device in &report.run.devices {
-            all.push(bar(report, &device.peak, by, &titled(report, device, &called(report))));
+            all.push(bar(report, &device.peak, by, &titled(report, device, &run_name(report))));
         }
     }
     if all.len() > MOST {
@@ -181,10 +182,10 @@ fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing
         notes: Hidden { options, names }.note().into_iter().collect(),
     };
     // A note that holds for all runs is shown once.
-    let said: Vec<_> = reports.iter().map(|report| (called(report), notes(report))).collect();
-    for (name, own) in &said {
+    let all_notes: Vec<_> = reports.iter().map(|report| (run_name(report), notes(report))).collect();
+    for (name, own) in &all_notes {
         for note in own {
-            let is_common = said.iter().all(|(_, other)| other.contains(note));
+            let is_common = all_notes.iter().all(|(_, other)| other.contains(note));
             let note = if is_common { note.clone() } else { format!("{name}: {note}") };
             if !frame.notes.contains(&note) {
                 frame.notes.push(note);
@@ -194,14 +195,14 @@ fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing
     if let [_, _] = all.as_slice() {
         return Ok(frame.around(vec![bars(&all)], 1));
     }
-    let ranks = bar::largest(&all);
+    let ranks = bar::largest(&all, RANKS);
     let all: Vec<Bar> = all.iter().map(|bar| bar::merged(bar::folded(bar, &ranks))).collect();
     let columns = (1..).find(|columns| columns * columns >= all.len()).unwrap_or(1);
     Ok(frame.around(rows(&all, 170.0, 130.0), columns))
 }
 
 /// Returns the name of a run among other runs: its id or file, because commands are often the same.
-fn called(report: &Report<'_>) -> String {
+fn run_name(report: &Report<'_>) -> String {
     let run = report.run;
     match &report.id {
         Some(id) => format!("{id} {}", label(run)),

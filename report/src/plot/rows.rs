@@ -1,10 +1,10 @@
 //! Draws categories as horizontal bars, one in each row with its name. Suits any number and length of names.
 
-use super::axis::{Axis, GREY, GRID, LARGE, SMALL, amount, percents, words};
+use super::axis::{Axis, GREY, GRID, LARGE, SMALL, amounts, words};
 use super::bar::{Bar, Segment, rank};
 use super::bars::MARGIN;
 use super::drawing::{Anchor, Data, Drawing, Rect, Text};
-use super::helvetica::{WIDER, fitted, told_apart, width};
+use super::helvetica::{WIDER, distinct, fitted, width};
 use super::palette::{BLACK, Pattern, WHITE};
 use gpumem_model::units::thousands;
 
@@ -55,17 +55,14 @@ impl Rows<'_> {
 
     fn fill(&self, bar: &Bar, plot: Rect, out: &mut Drawing) {
         let of = |row: &Segment| bar.segments.iter().find(|part| part.is_like(row)).map(|part| part.bytes);
-        let amounts: Vec<Option<i64>> = self.names.iter().map(of).collect();
+        let bytes: Vec<Option<i64>> = self.names.iter().map(of).collect();
         let names: Vec<&str> = self.names.iter().map(|row| row.name.as_str()).collect();
-        let names = told_apart(&names, SMALL, self.longest / WIDER);
-        let known: Vec<i64> = amounts.iter().map(|bytes| bytes.unwrap_or(0)).collect();
-        let shares = percents(bar.total_bytes, &known);
-        let printed = self.axis.unit.apportion(self.axis.unit.round(bar.total_bytes), &known);
+        let names = distinct(&names, SMALL, self.longest / WIDER);
+        let known: Vec<i64> = bytes.iter().map(|bytes| bytes.unwrap_or(0)).collect();
+        let amounts = amounts(self.axis.unit, bar.total_bytes, &known);
         let zero = plot.x + self.axis.along(plot.width, 0.0);
-        let labels = names.iter().zip(&printed).zip(&shares);
-        for (index, ((row, bytes), ((name, &steps), share))) in
-            self.names.iter().zip(&amounts).zip(labels).enumerate()
-        {
+        let rows = self.names.iter().zip(bytes).zip(names.iter().zip(&amounts));
+        for (index, ((row, bytes), (name, (amount, share)))) in rows.enumerate() {
             let top = plot.y + 2.0 + ROW * index as f64;
             let y = top + ROW * 0.68;
             out.text(Text { anchor: Anchor::End, ..words(name, plot.x - 6.0, y, SMALL) });
@@ -73,12 +70,12 @@ impl Rows<'_> {
                 out.text(Text { color: GREY, ..words("-", zero + 5.0, y, SMALL) });
                 continue;
             };
-            let end = plot.x + self.axis.along(plot.width, *bytes as f64);
+            let end = plot.x + self.axis.along(plot.width, bytes as f64);
             let width = (end - zero).abs().max(0.3);
             let at = Rect { x: zero.min(end), y: top + 2.5, width, height: ROW - 5.0 };
-            let data = Data { of: bar.title.clone(), name: row.name.clone(), bytes: *bytes };
+            let data = Data { of: bar.title.clone(), name: row.name.clone(), bytes };
             out.rect(at, row.kind.fill(rank(row, self.ranks)), Some((BLACK, 0.5)), Some(data));
-            let label = format!("{}  {share}", amount(self.axis.unit, steps, *bytes));
+            let label = format!("{amount}  {share}");
             let label = words(label.trim_end(), at.x + at.width + 5.0, y, SMALL);
             // A background hides the grid line behind the label.
             let width = label.width() + 4.0;

@@ -5,7 +5,7 @@ use super::bar::{Bar, Kind, Segment, folded, largest, merged, rank};
 use super::bars::{LIST, MARGIN, ROW, list, stacked};
 use super::drawing::{Anchor, Data, Drawing, Item, Rect, Text};
 use super::helvetica::{fitted, width};
-use super::palette::{BLACK, Color, WHITE};
+use super::palette::{BLACK, Color, RANKS, WHITE};
 use crate::labels::device_title;
 use crate::lines::clean_name;
 use crate::{By, Report, sum};
@@ -64,7 +64,7 @@ pub(super) fn timeline(
 ) -> Option<Drawing> {
     let mut points = points(report, device, by);
     let bars: Vec<Bar> = points.iter().map(|at| at.bar.clone()).collect();
-    let mut ranks = largest(&bars);
+    let mut ranks = largest(&bars, RANKS);
     ranks.retain(|name| !hidden.contains(name));
     for at in &mut points {
         at.bar = merged(folded(&at.bar, &ranks));

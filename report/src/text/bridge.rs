@@ -2,7 +2,8 @@
 //! of the table above them.
 
 use super::table::Shown;
-use crate::bridge::{Bridge, Source, disagreement, own_word};
+use crate::bridge::{Bridge, Source, disagreement, reported_totals};
+use crate::diff::sum_of_moments;
 use crate::lines::Lines;
 use crate::{Part, Report, sum};
 use gpumem_model::run::Device;
@@ -33,7 +34,7 @@ pub(super) fn bridge(report: &Report<'_>, device: &Device, shown: &Shown, out: &
             thousands(i128::from(own) - i128::from(ours))
         ));
     }
-    if let (true, Some((reserved, allocated))) = (report.run.coverage.late, own_word(device)) {
+    if let (true, Some((reserved, allocated))) = (report.run.coverage.late, reported_totals(device)) {
         out.inset(&format!(
             "torch's own numbers: memory_allocated {}, memory_reserved {}; memory older than the agent is in `predates`",
             amount(allocated),
@@ -44,8 +45,11 @@ pub(super) fn bridge(report: &Report<'_>, device: &Device, shown: &Shown, out: &
 
 /// Adds the lines for all devices together.
 pub(super) fn of_all(report: &Report<'_>, out: &mut Lines) {
-    let bridges = report.run.devices.iter().filter_map(|device| Bridge::of(report.run, &device.last));
-    let Some(sum) = bridges.reduce(Bridge::plus) else { return };
+    let moments = report.run.devices.iter().map(|device| &device.last);
+    let moments = moments.filter(|moment| moment.tracked_bytes.is_some()).cloned();
+    let Some(sum) = moments.reduce(sum_of_moments).and_then(|sum| Bridge::of(report.run, &sum)) else {
+        return;
+    };
     let tracked = sum.memory_reserved_bytes.saturating_add(sum.outside_bytes);
     let largest = sum.used_bytes.unwrap_or(0).max(tracked);
     let unit = Unit::for_largest(largest);
