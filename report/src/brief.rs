@@ -2,7 +2,7 @@
 
 use super::{Report, apportioned, folded_parts, ooms, ranked_parts, sum_of};
 use crate::labels::{device_title, label};
-use crate::lines::{flags, in_brackets};
+use crate::lines::{count_processes, flags, in_brackets};
 use crate::rules::Groupings;
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Device, Moment, Run, State};
@@ -107,11 +107,7 @@ fn several_devices(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<
         0 => String::new(),
         more => format!("; {} smaller are not shown", thousands(more as u64)),
     };
-    let processes = match processes {
-        1 => "1 process".to_owned(),
-        many => format!("{} processes", thousands(many as u64)),
-    };
-    let gpus = plural(names.len() as u64, "GPU");
+    let (processes, gpus) = (count_processes(processes), plural(names.len() as u64, "GPU"));
     let mut lines = vec![format!("{processes} on {gpus}, peaks of tracked in {}{more}", unit.name)];
     lines.extend(devices.iter().take(DEVICES).map(|(report, device)| {
         let run = report.run;
@@ -136,10 +132,8 @@ fn several_devices(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<
 fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -> (String, i64) {
     let composition = report.composition(moment, report.by);
     let pool_idle = composition.pool_idle;
-    let mut parts = ranked_parts(composition.busy_parts(report.by));
-    if parts.len() > named + 1 {
-        parts = folded_parts(parts, named, |number| format!("{number} smaller"));
-    }
+    let parts = ranked_parts(composition.busy_parts(report.by));
+    let mut parts = folded_parts(parts, named + 1, |number| format!("{number} smaller"));
     if pool_idle != 0 {
         parts.push(("idle".to_owned(), pool_idle));
     }

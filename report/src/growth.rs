@@ -170,7 +170,7 @@ fn verdict_text(judgement: &Judgement, per: Axis, over: &str) -> String {
 /// Returns a sentence such as `growth: tracked flat over 400 steps; gap flat`; `None` without data to judge.
 pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
     // A reader who may not see tags gets categories instead.
-    let by = if report.veiled { By::Structure } else { By::Tag };
+    let by = if report.hides_tags { By::Structure } else { By::Tag };
     let mut verdicts = growth_report_by(report, device, &[by])?;
     verdicts.tags.append(&mut verdicts.structures);
     let (growth, per) = (&device.details.growth, verdicts.per);
@@ -213,11 +213,12 @@ fn movers(verdicts: &GrowthReport, whole: Option<f64>) -> String {
     before.to_owned() + &listed(named, NAMED)
 }
 
-/// Returns whether any judged amount of the device still grows or shrinks.
-pub fn moves(verdicts: &GrowthReport) -> bool {
-    let amounts = [&verdicts.tracked, &verdicts.pool_slack, &verdicts.gap, &verdicts.used];
-    let all = amounts.into_iter().flatten().chain(verdicts.tags.iter().map(|named| &named.judgement));
-    all.into_iter().any(|judgement| judgement.verdict.moves())
+impl GrowthReport {
+    /// Returns whether the device's memory as a whole, or that of a tag, still grows or shrinks.
+    pub(crate) fn moves(&self) -> bool {
+        let amounts = [&self.tracked, &self.pool_slack, &self.gap, &self.used].into_iter().flatten();
+        amounts.chain(self.tags.iter().map(|tag| &tag.judgement)).any(|judgement| judgement.verdict.moves())
+    }
 }
 
 /// Returns the verdicts on all devices as a table. With `all`, lists every category and tag.

@@ -93,7 +93,7 @@ pub struct Report<'r> {
     /// The command that the user typed, without the options for rows and form. Suggested next commands begin with it.
     pub command: String,
     /// Whether tags are hidden because the reader is not permitted to see them.
-    veiled: bool,
+    hides_tags: bool,
     /// Category of each cell by layer, by structure, and by tag.
     categories: [Vec<Option<String>>; 3],
 }
@@ -302,7 +302,7 @@ impl<'r> Report<'r> {
             job: None,
             window: None,
             command: "gpumemctl report".to_owned(),
-            veiled: false,
+            hides_tags: false,
             categories,
         }
     }
@@ -345,7 +345,7 @@ impl<'r> Report<'r> {
 
     /// Returns the cells whose tags may be shown: none if tags are hidden.
     fn shown_cells(&self) -> &[Cell] {
-        if self.veiled { &[] } else { &self.run.cells }
+        if self.hides_tags { &[] } else { &self.run.cells }
     }
 
     /// Returns the tags in `Others` at a moment, the largest first. An empty name means memory without a tag.
@@ -366,15 +366,10 @@ impl<'r> Report<'r> {
     /// Returns the statement of a device with two columns: the last moment and the peak. At most `limit` categories have a row,
     /// and none that is smaller than `smallest` bytes at both moments. The others are summed in one row.
     pub fn statement(&self, device: &Device, limit: usize, smallest: i64) -> Statement {
-        self.statement_by(self.by, device, limit, smallest)
+        self.statement_of(self.by, [&device.last, &device.peak], limit, smallest)
     }
 
-    /// Returns the statement described at [`Report::statement`], with rows grouped by `by`.
-    pub fn statement_by(&self, by: By, device: &Device, limit: usize, smallest: i64) -> Statement {
-        self.statement_of(by, [&device.last, &device.peak], limit, smallest)
-    }
-
-    /// Returns the statement of two moments of a device, each a column.
+    /// Returns the statement described at [`Report::statement`], grouped by `by`, with these moments of a device as columns.
     fn statement_of(&self, by: By, moments: [&Moment; 2], limit: usize, smallest: i64) -> Statement {
         let compositions = moments.map(|moment| self.composition(moment, by));
         let mut statement = Statement::default();
@@ -492,9 +487,8 @@ pub(crate) fn largest_first<K: Ord, B: Ord>(amounts: impl IntoIterator<Item = (K
     amounts
 }
 
+/// Rows for the parts of `Untrackable`: kind, name and bytes.
 type GapRow = (Part, &'static str, fn(&UntrackableParts) -> i64);
-
-/// Rows for the parts of `Untrackable`.
 const GAP: [GapRow; 5] = [
     (Part::Context, "context", |parts| parts.context_bytes),
     (Part::Modules, "modules", |parts| parts.modules_bytes),
@@ -527,31 +521,41 @@ pub(crate) fn apportioned(unit: Unit, total: i64, parts: &[(String, i64)]) -> Ve
     parts.iter().zip(steps).map(|((name, _), steps)| (name.as_str(), unit.print(steps))).collect()
 }
 
-/// Keeps the first `limit` amounts and adds up the others as one. `name` makes its name from the number of the others.
+/// Reduces amounts to at most `limit`: adds up the last ones as one. `name` makes its name from the number of these.
 pub(crate) fn folded_parts(
     mut parts: Vec<(String, i64)>,
     limit: usize,
     name: impl Fn(&str) -> String,
 ) -> Vec<(String, i64)> {
-    let rest = parts.split_off(limit.min(parts.len()));
-    if !rest.is_empty() {
+    if parts.len() > limit {
+        let rest = parts.split_off(limit - 1);
         parts.push((name(&thousands(rest.len() as u64)), sum_of(&rest)));
     }
     parts
 }
 
+/// Adds up amounts of two columns by name. Sorts them by the larger of the two amounts, the largest first.
+pub(crate) fn ranked_columns<K: Ord>(amounts: impl Iterator<Item = (K, [i64; 2])>) -> Vec<(K, [i64; 2])> {
+    let mut sums: BTreeMap<K, [i64; 2]> = BTreeMap::new();
+    for (name, bytes) in amounts {
+        let sum = sums.entry(name).or_default();
+        *sum = [0, 1].map(|column| sum[column].saturating_add(bytes[column]));
+    }
+    let mut sums: Vec<(K, [i64; 2])> = sums.into_iter().collect();
+    sums.sort_by(|a, b| larger(b.1).cmp(&larger(a.1)).then_with(|| a.0.cmp(&b.0)));
+    sums
+}
+
+fn larger([a, b]: [i64; 2]) -> i64 {
+    a.saturating_abs().max(b.saturating_abs())
+}
+
 /// Sorts categories by the larger of their two amounts. Adds up those beyond `limit` or below `smallest` in one row.
 fn ranked(compositions: &[Composition; 2], limit: usize, smallest: i64) -> Vec<(String, Columns)> {
-    let mut all: BTreeMap<&str, [i64; 2]> = BTreeMap::new();
-    for (column, composition) in compositions.iter().enumerate() {
-        for (name, bytes) in &composition.categories {
-            all.entry(name).or_default()[column] = *bytes;
-        }
-    }
-    let mut all: Vec<(&str, [i64; 2])> = all.into_iter().collect();
-    let weight = |[a, b]: &[i64; 2]| a.saturating_abs().max(b.saturating_abs());
-    all.sort_by(|a, b| weight(&b.1).cmp(&weight(&a.1)).then_with(|| a.0.cmp(b.0)));
-    let large = all.iter().filter(|(_, amounts)| weight(amounts) >= smallest).count();
+    let [last, peak] = compositions.each_ref().map(|composition| composition.categories.iter());
+    let last = last.map(|(name, bytes)| (name.as_str(), [*bytes, 0]));
+    let mut all = ranked_columns(last.chain(peak.map(|(name, bytes)| (name.as_str(), [0, *bytes]))));
+    let large = all.iter().filter(|(_, amounts)| larger(*amounts) >= smallest).count();
     let named = if large.min(limit) < all.len() { large.min(limit.saturating_sub(1)) } else { all.len() };
     let rest = all.split_off(named);
     let mut rows: Vec<(String, Columns)> =

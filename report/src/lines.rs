@@ -36,6 +36,11 @@ pub(crate) fn listed(names: impl IntoIterator<Item = String>, limit: usize) -> S
     listed.join(", ")
 }
 
+/// Returns a number of processes as text: `1 process`, `12 processes`.
+pub(crate) fn count_processes(count: usize) -> String {
+    thousands(count as u64) + if count == 1 { " process" } else { " processes" }
+}
+
 /// Returns the words whose condition is true, separated by commas: `late, partial`.
 pub(crate) fn flags<const N: usize>(words: [(bool, &str); N]) -> String {
     let words = words.into_iter().filter_map(|(is_true, word)| is_true.then_some(word));

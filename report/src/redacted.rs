@@ -56,6 +56,6 @@ impl RedactedRun {
         let names = |by: &By| self.categories[*by as usize].iter().any(Option::is_some);
         let by = [By::Layer, By::Structure].into_iter().find(names).unwrap_or(By::Structure);
         let report = Report::with(&self.run, self.groupings.clone(), by, self.categories.clone());
-        Report { veiled: true, ..report }
+        Report { hides_tags: true, ..report }
     }
 }

@@ -66,7 +66,7 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
     let mut table = Table::of_numbers(1, 2);
     let mut amounts = unit.apportion(total, &bytes).into_iter().map(|steps| unit.print_signed(steps));
     for (step, amount) in order.iter().zip(amounts.by_ref()) {
-        table.row_with_note([times.time(step.time_ns), amount], &what(step, unit));
+        table.row_with_note([times.time(step.time_ns), amount], &description(step, unit));
     }
     if let Some(amount) = amounts.next() {
         let note = format!("({} more)", thousands(smaller.len() as u64));
@@ -121,14 +121,14 @@ pub(super) fn split_largest(
 }
 
 /// Returns the text that follows a step's time and bytes.
-pub(super) fn what(step: &UntrackableChange, unit: Unit) -> String {
+pub(super) fn description(step: &UntrackableChange, unit: Unit) -> String {
     let mut words = vec![step.cause.clone()];
     if step.cause == "smaller steps" {
         words[0] = format!("{} {}", thousands(step.events), step.cause);
     } else if step.kind != "none" && !step.kind.is_empty() {
         words[0] += &format!(" ({})", step.kind.replace('_', " "));
     }
-    words.extend(place(step));
+    words.extend(location(step));
     let amount = |bytes: i64| unit.print_signed(unit.round(bytes));
     let parts = step.parts.each().into_iter().filter(|(_, _, bytes)| *bytes != 0);
     let parts: Vec<String> =
@@ -145,7 +145,7 @@ pub(super) fn what(step: &UntrackableChange, unit: Unit) -> String {
 }
 
 /// Returns where the step happened (tag and library), as far as known.
-fn place(step: &UntrackableChange) -> Vec<String> {
+fn location(step: &UntrackableChange) -> Vec<String> {
     let near = if step.cause.ends_with("between events") { "near tag" } else { "tag" };
     let tag = step.tag.as_ref().map(|tag| format!("{near} {tag}"));
     let library = step.library.as_ref().map(|library| format!("by {library}"));
@@ -153,7 +153,7 @@ fn place(step: &UntrackableChange) -> Vec<String> {
 }
 
 /// Returns a sentence on the largest growth without a known cause, if it is large enough.
-pub(super) fn largest(device: &Device, times: Times) -> Option<String> {
+pub(super) fn largest_unexplained(device: &Device, times: Times) -> Option<String> {
     let steps = device.details.steps.iter().filter(|step| step.cause != "smaller steps");
     let step = steps.max_by_key(|step| step.parts.unexplained_bytes)?;
     let bytes = step.parts.unexplained_bytes;
@@ -163,7 +163,7 @@ pub(super) fn largest(device: &Device, times: Times) -> Option<String> {
     }
     let unit = Unit::for_largest(bytes);
     let amount = unit.print_signed(unit.round(bytes));
-    let words = [vec![step.cause.clone()], place(step)].concat().join(", ");
+    let words = [vec![step.cause.clone()], location(step)].concat().join(", ");
     let time = times.time(step.time_ns);
     Some(format!("largest unexplained step: {amount} {} at {time}, {words} (--steps)", unit.name))
 }
@@ -257,14 +257,19 @@ pub(super) mod tests {
 
     #[test]
     fn the_largest_unexplained_step_is_told_if_it_is_large() {
-        let said =
-            largest(&device(vec![step(5, 178 * MIB, "between events"), step(9, -999 * MIB, "x")]), times());
+        let said = largest_unexplained(
+            &device(vec![step(5, 178 * MIB, "between events"), step(9, -999 * MIB, "x")]),
+            times(),
+        );
         let expected =
             "largest unexplained step: +178.0 MiB at 00:00:05Z, between events, near tag model/x (--steps)";
         assert_eq!(said.as_deref(), Some(expected));
-        assert!(largest(&device(vec![step(5, 63 * MIB, "a")]), times()).is_some(), "used is not known");
+        assert!(
+            largest_unexplained(&device(vec![step(5, 63 * MIB, "a")]), times()).is_some(),
+            "used is not known"
+        );
         let mut known = device(vec![step(5, 63 * MIB, "a")]);
         known.last.uncovered_used_bytes = Some(10 << 30);
-        assert_eq!(largest(&known, times()), None);
+        assert_eq!(largest_unexplained(&known, times()), None);
     }
 }

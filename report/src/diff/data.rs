@@ -10,7 +10,7 @@
 
 use super::gate::Verdict;
 use super::text::Shown;
-use super::{At, Diff, Pair, Paired, SIDES, Side, difference, summary};
+use super::{At, Diff, Pair, Pairing, SIDES, Side, difference, summary};
 use crate::encode::{csv_field, csv_number, object};
 use crate::labels::label;
 use crate::plot::{Bar, Drawing, Frame, Kind, Segment, bars, by_name};
@@ -60,7 +60,7 @@ fn side_json(side: &Side<'_>) -> impl Serialize {
 }
 
 /// Returns the JSON of a pair of devices. `paired` is how they were matched; `None` for the sum of all pairs.
-fn pair_json(diff: &Diff<'_>, pair: &Pair, paired: Option<Paired>) -> impl Serialize {
+fn pair_json(diff: &Diff<'_>, pair: &Pair, paired: Option<Pairing>) -> impl Serialize {
     let table = pair.table(By::Structure);
     let of = |part: Part| amounts(table.bytes(part));
     let tracked = table.bytes(Part::Tracked);

@@ -49,7 +49,7 @@ pub struct Side<'r> {
 /// How two devices were matched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Paired {
+pub enum Pairing {
     /// Both devices have the same UUID.
     Uuid,
     /// Both devices have the same number, and neither has a UUID (imported runs).
@@ -77,7 +77,7 @@ pub struct Pair {
     /// Indices of the devices in the runs of A and B; both `None` for the sum.
     pub devices: [Option<usize>; 2],
     /// How the two devices were matched.
-    pub paired: Paired,
+    pub paired: Pairing,
     /// The compared moments of A and B. Both refer to cells of one list, which contains the cells of both runs.
     pub moments: [Moment; 2],
     /// Tables by layer, by structure and by tag.
@@ -134,7 +134,7 @@ impl<'r> Diff<'r> {
         let report = Report::new(&joint.run, groupings, None);
         let known = By::ALL.map(|by| known_names(&report, &joint, by));
         let pair = |number: usize, device: &Device| {
-            let (devices, paired) = joint.paired.get(number).copied().unwrap_or(([None; 2], Paired::Alone));
+            let (devices, paired) = joint.paired.get(number).copied().unwrap_or(([None; 2], Pairing::Alone));
             Pair {
                 devices,
                 paired,
@@ -221,8 +221,8 @@ fn known_names(report: &Report<'_>, joint: &PairedRun, by: By) -> [BTreeSet<Stri
 
 /// Returns the statement of a device of the combined run, whose two moments are those of A and B.
 fn table(report: &Report<'_>, device: &Device, by: By, known: &[BTreeSet<String>; 2]) -> Table {
-    let mut statement = report.statement_by(by, device, usize::MAX, 0);
     let moments = [&device.last, &device.peak];
+    let mut statement = report.statement_of(by, moments, usize::MAX, 0);
     for row in &mut statement.rows {
         for (bytes, moment) in row.bytes.iter_mut().zip(moments) {
             // Without an agent nothing is divided into categories: such an amount is unknown, not zero.

@@ -3,7 +3,7 @@
 //! For a comparison, B's cells are appended to A's, and each device has A's moment as its last and B's as its peak. So one report
 //! applies the same rules to both sides and shortens tag paths to the same depth. For a job, the runs of its ranks are summed.
 
-use super::{At, Paired};
+use super::{At, Pairing};
 use crate::labels::{RANK, rank};
 use crate::sums;
 use gpumem_model::fields::Field;
@@ -17,7 +17,7 @@ pub(super) struct PairedRun {
     /// Number of cells of A; the cells of B follow them.
     pub(super) cells_of_a: usize,
     /// For each device of the combined run: the indices of the devices of A and B, and how they were matched.
-    pub(super) paired: Vec<([Option<usize>; 2], Paired)>,
+    pub(super) paired: Vec<([Option<usize>; 2], Pairing)>,
 }
 
 impl PairedRun {
@@ -33,7 +33,7 @@ impl PairedRun {
                 None => zero_moment(run),
             }
         };
-        let device = |(devices, _): &([Option<usize>; 2], Paired)| {
+        let device = |(devices, _): &([Option<usize>; 2], Pairing)| {
             let [of_a, of_b] = *devices;
             let named = of_a.and_then(|device| a.devices.get(device));
             let named = named.or(of_b.and_then(|device| b.devices.get(device)));
@@ -127,34 +127,34 @@ pub(crate) fn sum_of_moments(a: Moment, b: Moment) -> Moment {
 }
 
 /// Pairs devices of A with those of B by UUID, rank or number. Pairs the remaining devices in their order.
-fn pairs(a: &[Device], b: &[Device]) -> Vec<([Option<usize>; 2], Paired)> {
+fn pairs(a: &[Device], b: &[Device]) -> Vec<([Option<usize>; 2], Pairing)> {
     let mut unpaired: Vec<usize> = (0..b.len()).collect();
     let mut same_name = |device: &Device| {
         let is_same = |index: &usize| b.get(*index).is_some_and(|other| other.name == device.name);
         let index = unpaired.remove(unpaired.iter().position(is_same)?);
         let begins = |with: &str| device.name.starts_with(with);
         let paired = match begins("GPU-") || begins("MIG-") {
-            true => Paired::Uuid,
-            false if begins(RANK) => Paired::Rank,
-            false => Paired::Number,
+            true => Pairing::Uuid,
+            false if begins(RANK) => Pairing::Rank,
+            false => Pairing::Number,
         };
         Some((index, paired))
     };
-    let mut of_b: Vec<Option<(usize, Paired)>> = a.iter().map(&mut same_name).collect();
+    let mut of_b: Vec<Option<(usize, Pairing)>> = a.iter().map(&mut same_name).collect();
     unpaired.sort_by_key(|&index| b.get(index).map(|device| device.ordinal));
     let mut order: Vec<usize> = (0..a.len()).collect();
     order.sort_by_key(|&index| a.get(index).map(|device| device.ordinal));
     let mut unpaired = unpaired.into_iter();
     for index in order {
         if let Some(slot @ None) = of_b.get_mut(index) {
-            *slot = unpaired.next().map(|index| (index, Paired::Order));
+            *slot = unpaired.next().map(|index| (index, Pairing::Order));
         }
     }
     let of_a = of_b.iter().enumerate().map(|(index, of_b)| match of_b {
         Some((other, paired)) => ([Some(index), Some(*other)], *paired),
-        None => ([Some(index), None], Paired::Alone),
+        None => ([Some(index), None], Pairing::Alone),
     });
-    of_a.chain(unpaired.map(|index| ([None, Some(index)], Paired::Alone))).collect()
+    of_a.chain(unpaired.map(|index| ([None, Some(index)], Pairing::Alone))).collect()
 }
 
 /// Combines several processes into one run: the ranks of a job, or the processes of a launcher. Each device of a process becomes
@@ -208,19 +208,22 @@ mod tests {
         let y = || device("GPU-y", 1);
         let z = || device("GPU-z", 0);
         let pair = |a, b| [Some(a), Some(b)];
-        assert_eq!(pairs(&[x(), y()], &[y(), x()]), [(pair(0, 1), Paired::Uuid), (pair(1, 0), Paired::Uuid)]);
+        assert_eq!(
+            pairs(&[x(), y()], &[y(), x()]),
+            [(pair(0, 1), Pairing::Uuid), (pair(1, 0), Pairing::Uuid)]
+        );
         // Devices of different machines are compared by order: the first with the first.
         assert_eq!(
             pairs(&[x(), y()], &[z()]),
-            [([Some(0), None], Paired::Alone), (pair(1, 0), Paired::Order)]
+            [([Some(0), None], Pairing::Alone), (pair(1, 0), Pairing::Order)]
         );
         assert_eq!(
             pairs(&[x()], &[x(), z()]),
-            [(pair(0, 0), Paired::Uuid), ([None, Some(1)], Paired::Alone)]
+            [(pair(0, 0), Pairing::Uuid), ([None, Some(1)], Pairing::Alone)]
         );
         assert_eq!(
             pairs(&[device("ordinal-0", 0)], &[device("ordinal-0", 0)]),
-            [(pair(0, 0), Paired::Number)]
+            [(pair(0, 0), Pairing::Number)]
         );
         assert_eq!(pairs(&[], &[]), []);
     }

@@ -1,7 +1,7 @@
 //! Sentences of a comparison: how large the difference is, what causes it, and how the devices were matched.
 
 use super::text::Shown;
-use super::{At, Diff, Pair, Paired, SIDES, difference};
+use super::{At, Diff, Pair, Pairing, SIDES, difference};
 use crate::labels::device_name;
 use crate::lines::clean_name;
 use crate::{Part, Row, Statement};
@@ -111,18 +111,18 @@ pub(super) fn basis(diff: &Diff<'_>) -> String {
     match diff.pairs.as_slice() {
         [pair] => words.extend(paired(diff, pair)),
         pairs => {
-            let count = |paired: Paired| pairs.iter().filter(|pair| pair.paired == paired).count() as u64;
+            let count = |paired: Pairing| pairs.iter().filter(|pair| pair.paired == paired).count() as u64;
             let hows = [
-                (Paired::Uuid, "by UUID"),
-                (Paired::Number, "by number"),
-                (Paired::Rank, "by rank"),
-                (Paired::Order, "in their order"),
-                (Paired::Alone, "on one side only"),
+                (Pairing::Uuid, "by UUID"),
+                (Pairing::Number, "by number"),
+                (Pairing::Rank, "by rank"),
+                (Pairing::Order, "in their order"),
+                (Pairing::Alone, "on one side only"),
             ];
             let hows =
                 hows.into_iter().map(|(how, words)| (count(how), words)).filter(|(count, _)| *count > 0);
             let hows: Vec<String> = hows.map(|(count, how)| format!("{count} {how}")).collect();
-            let what = if count(Paired::Rank) > 0 { "rank" } else { "device" };
+            let what = if count(Pairing::Rank) > 0 { "rank" } else { "device" };
             words.push(format!("{} ({})", plural(pairs.len() as u64, what), hows.join(", ")));
         }
     }
@@ -134,9 +134,9 @@ pub(super) fn basis(diff: &Diff<'_>) -> String {
 pub(super) fn paired(diff: &Diff<'_>, pair: &Pair) -> Option<String> {
     Some(match (diff.device(pair, 0), diff.device(pair, 1)) {
         (Some(a), Some(b)) => match pair.paired {
-            Paired::Uuid => format!("the same device, {} (by UUID)", device_name(a)),
-            Paired::Number => format!("{} of both (by number)", device_name(a)),
-            Paired::Rank => format!("{} of both", device_name(a)),
+            Pairing::Uuid => format!("the same device, {} (by UUID)", device_name(a)),
+            Pairing::Number => format!("{} of both (by number)", device_name(a)),
+            Pairing::Rank => format!("{} of both", device_name(a)),
             _ => format!("{} of A with {} of B (in their order)", device_name(a), device_name(b)),
         },
         (Some(a), None) => format!("{} in A only", device_name(a)),

@@ -1,7 +1,7 @@
 //! The comparison as text for a terminal: a sentence, a table, the same bytes by the other grouping, and the tags that differ
 //! most. The rows and columns of tables add up as printed.
 
-use super::{Diff, Pair, Paired, SIDES, Table, difference, summary};
+use super::{Diff, Pair, Pairing, SIDES, Table, difference, summary};
 use crate::labels::{device_name, label, source};
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table as Printed, shorten, width as width_of};
@@ -237,7 +237,7 @@ fn devices(diff: &Diff<'_>, page: &mut Page) {
     });
     let bytes = diff.whole().map_or([None, None], |pair| pair.table(diff.by).bytes(part));
     let what = if part == Part::Used { "used" } else { "tracked" };
-    let is_job = diff.pairs.iter().any(|pair| pair.paired == Paired::Rank);
+    let is_job = diff.pairs.iter().any(|pair| pair.paired == Pairing::Rank);
     let whose = if is_job { "ranks" } else { "devices" };
     let sum = Row { part: Part::Used, name: format!("{what}, all {whose}"), parent: None, bytes };
     let statement = Statement { rows: std::iter::once(sum).chain(rows).collect() };

@@ -19,7 +19,7 @@ pub(super) struct Here<'r> {
 impl<'r> Here<'r> {
     pub(super) fn of(report: &'r Report<'_>) -> Option<Here<'r>> {
         let device = report.run.devices.iter().max_by_key(|device| most_used(device))?;
-        let statement = report.statement_by(report.by, device, usize::MAX, 0);
+        let statement = report.statement(device, usize::MAX, 0);
         let unit = Unit::for_largest(most_used(device).unwrap_or(0));
         Some(Here { report, run: report.run, device, statement, unit })
     }
@@ -40,7 +40,7 @@ impl<'r> Here<'r> {
     }
 
     /// Formats the amounts at the last moment and at the peak.
-    pub(super) fn two(&self, columns: Columns) -> Option<String> {
+    pub(super) fn last_and_peak(&self, columns: Columns) -> Option<String> {
         let word = if self.run.state == State::Open { "now" } else { "last" };
         let [last, peak] = columns.map(|bytes| bytes.map_or(UNKNOWN.to_owned(), |bytes| self.amount(bytes)));
         let is_unknown = columns == [None, None];
@@ -50,7 +50,7 @@ impl<'r> Here<'r> {
     /// Formats the amounts of a statement's row. The statement omits a row that is zero; it is `none`.
     pub(super) fn row(&self, part: Part) -> Option<String> {
         match self.statement.row(part) {
-            Some(row) => self.two(self.statement.rows[row].bytes),
+            Some(row) => self.last_and_peak(self.statement.rows[row].bytes),
             _ if self.coverage().covered => Some("none".to_owned()),
             _ => Some("unknown: the process has no agent".to_owned()),
         }
@@ -62,13 +62,13 @@ impl<'r> Here<'r> {
             let parts = moment.gap_parts()?.each();
             parts.into_iter().find(|(part, ..)| *part == name).map(|(.., bytes)| bytes)
         };
-        self.two([of(&self.device.last), of(&self.device.peak)])
+        self.last_and_peak([of(&self.device.last), of(&self.device.peak)])
     }
 
     /// Formats the sum of the cells that `fits` selects, at the last moment and at the peak.
     pub(super) fn cells(&self, fits: impl Fn(&Cell) -> bool) -> Option<String> {
         let of = |moment: &Moment| moment.tracked_bytes.map(|_| held(self.run, &moment.amounts, &fits));
-        self.two([of(&self.device.last), of(&self.device.peak)])
+        self.last_and_peak([of(&self.device.last), of(&self.device.peak)])
     }
 
     /// Formats the sum of the cells with the role or phase `name`. `of` returns a cell's role or phase; `what` names both.
@@ -86,9 +86,9 @@ impl<'r> Here<'r> {
 
     /// Formats the state of a source of names (such as a framework's hooks), and the reason for that state.
     pub(super) fn layer(&self, name: &str) -> Option<String> {
-        let said = self.coverage().layers.iter().find(|said| said.layer == name)?;
-        let why = if said.reason.is_empty() { String::new() } else { format!(": {}", said.reason) };
-        Some(format!("{}{why}", said.state))
+        let layer = self.coverage().layers.iter().find(|layer| layer.layer == name)?;
+        let why = if layer.reason.is_empty() { String::new() } else { format!(": {}", layer.reason) };
+        Some(format!("{}{why}", layer.state))
     }
 
     /// Formats the number and sum of the changes of untrackable memory that have this cause; `None` if there are none.
@@ -115,7 +115,7 @@ impl<'r> Here<'r> {
             let bytes = of.map(|(moment, of)| {
                 moment.tracked_bytes.map(|_| of.categories.get(&name).copied().unwrap_or(0))
             });
-            Some((name, by, self.two(bytes)?))
+            Some((name, by, self.last_and_peak(bytes)?))
         })
     }
 

@@ -13,8 +13,12 @@ use std::collections::BTreeMap;
 
 /// Returns the memory of a device over time. `named` has, for each grouping, the unescaped names of the categories that have a
 /// row. At each point, the rows of a grouping plus `idle` and `opaque` add up to `tracked`.
-pub(super) fn course(of: Context<'_>, device: &Device, named: &[&[String]; 3]) -> impl Serialize + use<> {
-    let Context { report, ranks, limits, since, .. } = of;
+pub(super) fn course(
+    context: Context<'_>,
+    device: &Device,
+    named: &[&[String]; 3],
+) -> impl Serialize + use<> {
+    let Context { report, ranks, limits, since, .. } = context;
     let timeline = &device.details.timeline;
     let points: Vec<&Point> = thinned(&timeline.points, limits.points);
     let class = |cell: u32| report.run.cells.get(cell as usize).map(|cell| cell.class);

@@ -13,7 +13,7 @@ use crate::labels::label;
 use crate::lines::clean_name;
 use crate::oom::{beside_holders, held, kind, lines_by_record, sentence};
 use crate::own::{by_total, figures, lengths, name_of, remarks, title_of};
-use crate::steps::{grouped, split_largest, what};
+use crate::steps::{description, grouped, split_largest};
 use crate::text;
 use crate::{By, Part, Report, iterations, largest_first, largest_total, sum};
 use gpumem_model::ending::Ending;
@@ -184,14 +184,14 @@ pub(super) struct Context<'p> {
     pub since: Since,
 }
 
-fn process(of: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
-    let Context { report, limits, since, .. } = of;
+fn process(context: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
+    let Context { report, limits, since, .. } = context;
     let run = report.run;
     let panel = text::panel_without_rows(report);
     let devices = run.devices.iter().zip(panel.devices).map(|(device, table)| {
         let has_room = *room > 0;
         *room = room.saturating_sub(1);
-        let detail = has_room.then(|| detail(of, device, table.facts));
+        let detail = has_room.then(|| detail(context, device, table.facts));
         object! {
             title: escape(&table.title),
             name: escape(&device.name),
@@ -230,13 +230,13 @@ fn process(of: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
     }
 }
 
-fn detail(of: Context<'_>, device: &Device, facts: Vec<String>) -> impl Serialize + use<> {
-    let Context { report, limits, since, .. } = of;
-    let statements = By::ALL.map(|by| rows(of, device, by));
+fn detail(context: Context<'_>, device: &Device, facts: Vec<String>) -> impl Serialize + use<> {
+    let Context { report, limits, since, .. } = context;
+    let statements = By::ALL.map(|by| rows(context, device, by));
     let named = statements.each_ref().map(|(_, named)| named.as_slice());
-    let course = course(of, device, &named);
-    let (tags, libraries, holdings) = holdings(of, device);
-    let (steps, other_steps) = steps(of, device);
+    let course = course(context, device, &named);
+    let (tags, libraries, holdings) = holdings(context, device);
+    let (steps, other_steps) = steps(context, device);
     let entries = lines_by_record(report, device);
     let earlier_ooms = entries.len().saturating_sub(limits.ooms);
     let ooms = entries.into_iter().skip(earlier_ooms);
@@ -271,11 +271,12 @@ fn marks(report: &Report<'_>, since: Since) -> Vec<impl Serialize + use<>> {
 }
 
 /// Returns a statement's rows, and the unescaped names of the categories that have a row.
-fn rows(of: Context<'_>, device: &Device, by: By) -> (Vec<impl Serialize + use<>>, Vec<String>) {
-    let Context { report, ranks, unit, .. } = of;
-    let statement = report.statement_by(by, device, ROWS, unit.smallest());
-    let moments = [&device.last, &device.peak].map(|moment| report.composition(moment, by));
-    let is_category = |name: &str| moments.iter().any(|moment| moment.categories.contains_key(name));
+fn rows(context: Context<'_>, device: &Device, by: By) -> (Vec<impl Serialize + use<>>, Vec<String>) {
+    let Context { report, ranks, unit, .. } = context;
+    let moments = [&device.last, &device.peak];
+    let statement = report.statement_of(by, moments, ROWS, unit.smallest());
+    let compositions = moments.map(|moment| report.composition(moment, by));
+    let is_category = |name: &str| compositions.iter().any(|of| of.categories.contains_key(name));
     let mut named = Vec::new();
     let rows = statement.rows.iter().map(|row| {
         let code = (row.part == Part::Category).then(|| match is_category(&row.name) {
@@ -306,14 +307,14 @@ fn rows(of: Context<'_>, device: &Device, by: By) -> (Vec<impl Serialize + use<>
 }
 
 /// Returns the largest changes of untrackable memory (the gap) in the order of time, and the sum and number of the other changes.
-fn steps(of: Context<'_>, device: &Device) -> (Vec<impl Serialize + use<>>, (i64, usize)) {
-    let Context { unit, limits, since, .. } = of;
+fn steps(context: Context<'_>, device: &Device) -> (Vec<impl Serialize + use<>>, (i64, usize)) {
+    let Context { unit, limits, since, .. } = context;
     let (steps, rest) = split_largest(grouped(&device.details.steps), limits.steps);
     let shown = steps.iter().map(|step| {
         object! {
             t: since.t(step.time_ns),
             bytes: step.bytes,
-            what: escape(&what(step, unit)),
+            what: escape(&description(step, unit)),
             #[serde(flatten)]
             note: step.note.as_deref().map(|note| object! { note: escape(note) }),
         }

@@ -2,7 +2,7 @@
 
 use super::data::{Context, SMALLER};
 use crate::lines::clean_name;
-use crate::{By, names};
+use crate::{By, names, ranked_columns};
 use gpumem_model::run::{Class, Device};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -37,13 +37,13 @@ impl Strings {
 
 /// Returns tags, libraries and holdings, the largest first. Holdings beyond `limit` are merged by layer and structure. The bytes
 /// of all holdings add up to the tracked bytes at the end and at the peak.
-pub(super) fn holdings(of: Context<'_>, device: &Device) -> (Vec<String>, Vec<String>, Vec<Holding>) {
+pub(super) fn holdings(context: Context<'_>, device: &Device) -> (Vec<String>, Vec<String>, Vec<Holding>) {
     let last = device.last.amounts.iter().map(|&(cell, bytes)| (cell, [bytes, 0]));
     let peak = device.peak.amounts.iter().map(|&(cell, bytes)| (cell, [0, bytes]));
-    let cells = largest(last.chain(peak));
+    let cells = ranked_columns(last.chain(peak));
     let (mut tags, mut libraries) = (Strings::default(), Strings::default());
-    let rows = largest(cells.into_iter().enumerate().map(|(number, (index, bytes))| {
-        (key(of, index, number < of.limits.holdings, &mut tags, &mut libraries), bytes)
+    let rows = ranked_columns(cells.into_iter().enumerate().map(|(number, (index, bytes))| {
+        (key(context, index, number < context.limits.holdings, &mut tags, &mut libraries), bytes)
     }));
     let rows = rows.into_iter().map(|((tag, layer, structure, class, library), [last, peak])| {
         Holding(tag, layer, structure, class, library, last, peak)
@@ -51,21 +51,8 @@ pub(super) fn holdings(of: Context<'_>, device: &Device) -> (Vec<String>, Vec<St
     (tags.all, libraries.all, rows.collect())
 }
 
-/// Returns the sums by key, sorted by the larger of their two amounts, the largest first.
-fn largest<K: Ord>(amounts: impl Iterator<Item = (K, [i64; 2])>) -> Vec<(K, [i64; 2])> {
-    let mut sums: BTreeMap<K, [i64; 2]> = BTreeMap::new();
-    for (key, bytes) in amounts {
-        let sum = sums.entry(key).or_default();
-        *sum = [0, 1].map(|column| sum[column].saturating_add(bytes[column]));
-    }
-    let mut sums: Vec<(K, [i64; 2])> = sums.into_iter().collect();
-    let weight = |[last, peak]: [i64; 2]| last.saturating_abs().max(peak.saturating_abs());
-    sums.sort_by(|a, b| weight(b.1).cmp(&weight(a.1)).then_with(|| a.0.cmp(&b.0)));
-    sums
-}
-
-fn key(of: Context<'_>, index: u32, is_named: bool, tags: &mut Strings, libraries: &mut Strings) -> Key {
-    let Context { report, ranks, .. } = of;
+fn key(context: Context<'_>, index: u32, is_named: bool, tags: &mut Strings, libraries: &mut Strings) -> Key {
+    let Context { report, ranks, .. } = context;
     let cell = report.run.cells.get(index as usize);
     let class = match cell.map(|cell| cell.class) {
         Some(Class::PoolIdle) => return (-1, -1, -1, 1, -1),

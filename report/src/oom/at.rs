@@ -4,6 +4,7 @@
 use super::{Entry, entries, entry, full};
 use crate::encode::object;
 use crate::labels::{device_title, exit, label};
+use crate::lines::count_processes;
 use crate::rules::Groupings;
 use crate::{Report, ooms};
 use gpumem_model::ending::Ending;
@@ -106,8 +107,7 @@ pub fn text(
     let count = match found.len() {
         0 if !hidden.is_empty() => "no process of yours".to_owned(),
         0 => "no process".to_owned(),
-        1 => "1 process".to_owned(),
-        many => format!("{many} processes"),
+        count => count_processes(count),
     };
     let (from, to) = (time(from), time(to));
     lines.push(format!("{title}, {from} to {to}: {count} ended or ran out of memory then"));

@@ -133,10 +133,7 @@ pub(super) fn composition(report: &Report<'_>, oom: &Oom) -> Own {
         ("predates the agent", oom.predates_bytes.unwrap_or(0)),
         ("Untrackable", oom.untrackable_bytes.unwrap_or(0)),
     ];
-    let mut parts = composition.ranked();
-    if parts.len() > NAMED {
-        parts = folded_parts(parts, NAMED - 1, |number| format!("({number} smaller)"));
-    }
+    let mut parts = folded_parts(composition.ranked(), NAMED, |number| format!("({number} smaller)"));
     let beside = beside.into_iter().filter(|(_, bytes)| *bytes != 0);
     parts.extend(beside.map(|(name, bytes)| (name.to_owned(), bytes)));
     let is_tracked_only = oom.untrackable_bytes.is_none() || oom.predates_bytes.is_none();

@@ -75,17 +75,13 @@ pub(super) fn rank(part: &Segment, ranks: &[String]) -> Option<usize> {
 /// Returns for each bar the categories with their own colours, the largest first. If bars have names in common, all bars get the
 /// same list, so that a name has the same colour and place in all bars.
 pub(super) fn ranks(bars: &[Bar]) -> Vec<Vec<String>> {
-    let mut seen = BTreeSet::new();
-    let is_shared = bars.iter().any(|bar| {
-        let own: BTreeSet<&str> = categories(bar).map(|part| part.name.as_str()).collect();
-        let is_shared = own.iter().any(|name| seen.contains(name));
-        seen.extend(own);
-        is_shared
-    });
-    match is_shared {
-        true => vec![largest(bars, RANKS); bars.len()],
-        false => bars.iter().map(|bar| largest(std::slice::from_ref(bar), RANKS)).collect(),
+    let one_by_one = || bars.iter().map(std::slice::from_ref);
+    let count =
+        |bars: &[Bar]| bars.iter().flat_map(categories).map(|part| &part.name).collect::<BTreeSet<_>>().len();
+    if count(bars) < one_by_one().map(count).sum() {
+        return vec![largest(bars, RANKS); bars.len()];
     }
+    one_by_one().map(|bar| largest(bar, RANKS)).collect()
 }
 
 pub(super) fn categories(bar: &Bar) -> impl Iterator<Item = &Segment> {

@@ -22,5 +22,5 @@ pub use bars::bars;
 pub use drawing::{Anchor, Data, Drawing, Item, Rect, Text};
 pub(crate) use frame::Frame;
 pub(crate) use of_report::by_name;
-pub use of_report::{Nothing, Options, Picture, bar, draw};
+pub use of_report::{NothingToDraw, Options, Picture, bar, draw};
 pub use png::TooLarge;

@@ -43,15 +43,15 @@ pub struct Options {
 /// Error: there is nothing to draw, for the reason that the text gives.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Nothing(String);
+pub struct NothingToDraw(String);
 
 /// Draws a picture of runs; only [`Picture::Compare`] accepts more than one.
 ///
 /// # Errors
 /// If the runs have nothing to show, or are too many.
-pub fn draw(reports: &[Report<'_>], picture: Picture, options: &Options) -> Result<Drawing, Nothing> {
-    let Some(report) = reports.first() else { return Err(Nothing("no run to draw".into())) };
-    let nothing = || Nothing("the run had no memory on any GPU: there is nothing to draw".into());
+pub fn draw(reports: &[Report<'_>], picture: Picture, options: &Options) -> Result<Drawing, NothingToDraw> {
+    let Some(report) = reports.first() else { return Err(NothingToDraw("no run to draw".into())) };
+    let nothing = || NothingToDraw("the run had no memory on any GPU: there is nothing to draw".into());
     if reports.iter().all(|report| report.run.devices.is_empty()) {
         return Err(nothing());
     }
@@ -59,7 +59,7 @@ pub fn draw(reports: &[Report<'_>], picture: Picture, options: &Options) -> Resu
         Picture::Compare => compare(reports, options),
         _ if reports.len() > 1 => {
             let runs = plural(reports.len() as u64, "run");
-            Err(Nothing(format!("{runs} are drawn side by side only: --plot compare")))
+            Err(NothingToDraw(format!("{runs} are drawn side by side only: --plot compare")))
         }
         Picture::Peak => of_devices(report, options, |device, hidden| Some(peak(report, device, hidden)))
             .ok_or_else(nothing),
@@ -144,7 +144,7 @@ fn rows(all: &[Bar], width: f64, longest: f64) -> Vec<Drawing> {
     all.iter().map(|bar| rows.panel(bar)).collect()
 }
 
-fn over_time(report: &Report<'_>, options: &Options) -> Result<Drawing, Nothing> {
+fn over_time(report: &Report<'_>, options: &Options) -> Result<Drawing, NothingToDraw> {
     // All devices share one time axis.
     let spans = report.run.devices.iter().filter_map(timeline::span);
     let span = spans.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or_default();
@@ -154,10 +154,10 @@ fn over_time(report: &Report<'_>, options: &Options) -> Result<Drawing, Nothing>
         timeline::timeline(report, device, report.by, &names, span)
     });
     let why = "no data over time: the run was made by an older version, or nothing was observed";
-    drawn.ok_or_else(|| Nothing(why.into()))
+    drawn.ok_or_else(|| NothingToDraw(why.into()))
 }
 
-fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing> {
+fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, NothingToDraw> {
     /// Maximum number of panels of a picture: eight by eight.
     const MOST: usize = 64;
     let by = reports.first().map_or(By::Layer, |report| report.by);
@@ -168,7 +168,7 @@ fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing
         }
     }
     if all.len() > MOST {
-        return Err(Nothing(format!("{} panels are too many; at most {MOST} can be drawn", all.len())));
+        return Err(NothingToDraw(format!("{} panels are too many; at most {MOST} can be drawn", all.len())));
     }
     let (all, names) = match options.hide_below {
         Some(percent) => bar::hide(&all, percent),

@@ -4,7 +4,7 @@
 use crate::labels::{free_name, rest_name};
 use crate::lines::{Lines, clean_name, listed};
 use crate::rules::NO_TAG;
-use crate::steps::largest;
+use crate::steps::largest_unexplained;
 use crate::{By, Report, apportioned, gap_distance, growth, largest_first, sum, sum_of, sums};
 use gpumem_model::run::{Clock, Device};
 use gpumem_model::time::Times;
@@ -38,7 +38,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
     }
     // A log has no driver events, so it gives no causes of changes (steps) of untrackable memory.
     if report.run.clock != Clock::Lines {
-        largest(device, times).iter().for_each(|line| out.prose(line));
+        largest_unexplained(device, times).iter().for_each(|line| out.prose(line));
     }
     if let Some((low, high)) = device.last.torn {
         let unit = Unit::for_largest(high);

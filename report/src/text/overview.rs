@@ -8,7 +8,8 @@ use gpumem_model::run::Device;
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
 
-const NAMED: usize = 8;
+/// Maximum number of categories in the line on all devices.
+const NAMED: usize = 9;
 
 pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
     let devices = &report.run.devices;
@@ -26,7 +27,7 @@ pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
     largest(report, &lines, out);
     super::bridge::of_all(report, out);
     for device in devices {
-        if growth::growth_report(report, device).is_some_and(|verdicts| growth::moves(&verdicts))
+        if growth::growth_report(report, device).is_some_and(|verdicts| verdicts.moves())
             && let Some(line) = growth::line(report, device)
         {
             out.prose(&format!("GPU {} {line}", device.ordinal));
@@ -55,12 +56,9 @@ fn largest(report: &Report<'_>, lines: &[Line], out: &mut Lines) {
         let idle = ("idle".to_owned(), composition.pool_idle);
         composition.busy_parts(report.by).chain([idle])
     });
-    let mut sums = ranked_parts(sums(parts));
+    let sums = folded_parts(ranked_parts(sums(parts)), NAMED, |number| format!("({number} smaller)"));
     if sums.is_empty() {
         return;
-    }
-    if sums.len() > NAMED + 1 {
-        sums = folded_parts(sums, NAMED, |number| format!("({number} smaller)"));
     }
     let total = sum_of(&sums);
     // The total is the sum that the table above shows, which was rounded by row.

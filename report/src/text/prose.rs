@@ -134,20 +134,20 @@ pub(super) fn warnings(run: &Run) -> Vec<String> {
         (None, _) => {}
     }
     let partial = coverage.partial_state || run.devices.iter().any(|device| device.last.partial);
-    if coverage.blind_doubt {
-        lines.push(
-            "PARTIAL: sums and peak are not exact, because the agent missed allocations and frees while it was blind"
-                .into(),
-        );
+    let inexact = if coverage.blind_doubt {
+        "PARTIAL: sums and peak are not exact, because the agent missed allocations and frees while it was blind"
     } else if coverage.partial_state && run.state == State::Open {
-        lines.push("PARTIAL: sums are not exact until the agent restates them; peak is a lower bound".into());
+        "PARTIAL: sums are not exact until the agent restates them; peak is a lower bound"
     } else if partial {
-        lines.push("PARTIAL: sums are not exact, because records were lost; peak is a lower bound".into());
+        "PARTIAL: sums are not exact, because records were lost; peak is a lower bound"
     } else if coverage.partial_history && coverage.lost == 0 && coverage.withheld > 0 {
-        lines.push("peak is a lower bound: records were withheld on request (pause)".into());
+        "peak is a lower bound: records were withheld on request (pause)"
     } else if coverage.partial_history {
-        lines.push("peak is a lower bound: records were lost".into());
-    }
+        "peak is a lower bound: records were lost"
+    } else {
+        return lines;
+    };
+    lines.push(inexact.to_owned());
     lines
 }
 

@@ -175,24 +175,28 @@ fn rows(
     let mut lines: Vec<Line> = Vec::new();
     let (mut whole, mut causes) = (None, Vec::new());
     for (row, amount) in statement.rows.iter().zip(amounts) {
-        let (bytes, cells) = (row.bytes[0], [name(row), text(amount)]);
+        let mut cells = [name(row), text(amount)];
+        let mut row_note = String::new();
         match row.part {
-            Part::Used => whole = amount.map(|_| ("total = nvidia-smi", format!("{near}{}", cells[1]))),
+            Part::Used => {
+                whole = amount.map(|_| ("total = nvidia-smi", format!("{near}{}", cells[1])));
+                continue;
+            }
             Part::Tracked if statement.has_parts(row) => {
                 whole = whole.or(Some(("total tracked", text(amount))));
+                continue;
             }
-            Part::Untrackable if amount.is_some() => {
-                let cells = [cells[0].clone(), format!("{near}{}", cells[1])];
-                lines.push(Line { cells, bytes, note: String::new() });
+            Part::Untrackable if amount.is_some() => cells[1].insert_str(0, near),
+            Part::Untrackable => row_note = note(row, device),
+            _ if amount == Some(0) => continue,
+            part if part.rests_on_gap() => {
+                causes.push(cells.join(" "));
+                continue;
             }
-            Part::Untrackable => lines.push(Line { cells, bytes, note: note(row, device) }),
-            _ if amount == Some(0) => {}
-            part if part.rests_on_gap() => causes.push(cells.join(" ")),
-            _ => {
-                let note = if grows(row) { "<- grows" } else { "" };
-                lines.push(Line { cells, bytes, note: note.to_owned() });
-            }
+            _ if grows(row) => row_note = "<- grows".to_owned(),
+            _ => {}
         }
+        lines.push(Line { cells, bytes: row.bytes[0], note: row_note });
     }
     if let Some(untrackable) = lines.last_mut().filter(|_| !causes.is_empty()) {
         untrackable.note = causes.join(", ");
