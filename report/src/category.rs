@@ -17,27 +17,12 @@ const MAX_PATTERN_BYTES: usize = 1 << 15;
 
 /// A pattern that a whole text must match.
 #[derive(Debug, Clone)]
-pub struct Pattern(Matcher);
-
-#[derive(Debug, Clone)]
-enum Matcher {
+pub enum Pattern {
     /// A glob, as the pieces between its stars. Most patterns are globs and are tried on every tag, so globs have a fast
     /// implementation.
     Glob(Box<[Box<str>]>),
+    /// A regular expression, anchored at both ends.
     Expression(Regex),
-}
-
-/// A pattern that cannot be used; the text gives the pattern and the reason.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct PatternError(String);
-
-impl PatternError {
-    fn new(pattern: &str, reason: &regex_lite::Error) -> Self {
-        let shown: String = pattern.chars().take(80).collect();
-        let more = if shown.len() < pattern.len() { "..." } else { "" };
-        PatternError(format!("pattern \"{shown}{more}\": {reason}"))
-    }
 }
 
 impl Pattern {
@@ -45,10 +30,10 @@ impl Pattern {
     /// sequence of characters (including `/`), `?` matches one character, and all others match themselves.
     ///
     /// # Errors
-    /// If the expression does not parse, or is too large.
-    pub fn new(text: &str) -> Result<Self, PatternError> {
+    /// If the expression does not parse, or is too large. The text gives the pattern and the reason.
+    pub fn new(text: &str) -> Result<Self, String> {
         let Some(expression) = text.strip_prefix("re:") else {
-            return Ok(Pattern(Matcher::Glob(text.split('*').map(Into::into).collect())));
+            return Ok(Pattern::Glob(text.split('*').map(Into::into).collect()));
         };
         // The expression is compiled without anchors first, because `a)|(b` is valid only between the anchors' parentheses.
         let build = |expression: &str| {
@@ -58,15 +43,18 @@ impl Pattern {
                 .build()
         };
         let anchored = build(expression).and_then(|_| build(&format!("^(?:{expression})$")));
-        let anchored = anchored.map_err(|reason| PatternError::new(text, &reason))?;
-        Ok(Pattern(Matcher::Expression(anchored)))
+        anchored.map(Pattern::Expression).map_err(|reason| {
+            let shown: String = text.chars().take(80).collect();
+            let more = if shown.len() < text.len() { "..." } else { "" };
+            format!("pattern \"{shown}{more}\": {reason}")
+        })
     }
 
     /// Returns whether the whole of `text` matches.
     pub fn matches(&self, text: &str) -> bool {
-        match &self.0 {
-            Matcher::Glob(glob) => glob_matches(glob, text),
-            Matcher::Expression(expression) => expression.is_match(text),
+        match self {
+            Pattern::Glob(glob) => glob_matches(glob, text),
+            Pattern::Expression(expression) => expression.is_match(text),
         }
     }
 }

@@ -76,8 +76,17 @@ impl Lines {
 
     /// Adds a sentence, wrapped at the terminal's width, with indented continuation lines.
     pub(crate) fn prose(&mut self, text: &str) {
-        let width = self.width.map_or(usize::MAX, |width| width.max(NARROWEST));
-        wrap(text, width).iter().for_each(|line| self.line(line));
+        self.wrapped("", text);
+    }
+
+    /// Adds an indented sentence that belongs to the line above.
+    pub(crate) fn inset(&mut self, text: &str) {
+        self.wrapped("  ", text);
+    }
+
+    fn wrapped(&mut self, indent: &str, text: &str) {
+        let width = self.width.map_or(usize::MAX, |width| width.max(NARROWEST) - indent.len());
+        wrap(text, width).iter().for_each(|line| self.line(&format!("{indent}{line}")));
     }
 
     /// Adds a row of a table with its note, on a separate line if the terminal is too narrow for both.
@@ -91,13 +100,6 @@ impl Lines {
             let depth = line.len() - line.trim_start_matches(' ').len();
             self.line(&format!("{}{GAP}{note}", " ".repeat(depth)));
         }
-    }
-
-    /// Adds an indented sentence that belongs to the line above.
-    pub(crate) fn inset(&mut self, text: &str) {
-        const INSET: &str = "  ";
-        let width = self.width.map_or(usize::MAX, |width| width.max(NARROWEST) - INSET.len());
-        wrap(text, width).iter().for_each(|line| self.line(&format!("{INSET}{line}")));
     }
 }
 

@@ -188,7 +188,7 @@ fn rule(entry: Entry) -> Result<Rule, String> {
         return Err("matches nothing: add tag, role, phase or library".into());
     }
     let patterns = |texts: &[String]| -> Result<Vec<Pattern>, String> {
-        texts.iter().map(|text| Pattern::new(text).map_err(|error| error.to_string())).collect()
+        texts.iter().map(|text| Pattern::new(text)).collect()
     };
     fn named<T: Named>(texts: &[String], what: &str, all: &[&str]) -> Result<Vec<T>, String> {
         let unknown = |text: &str| format!("{what} \"{text}\" does not exist; there are: {}", all.join(", "));

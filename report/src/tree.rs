@@ -100,10 +100,10 @@ fn fill(report: &Report<'_>, device: &Device, node: &mut Node) {
 fn path(cell: &Cell) -> Vec<&str> {
     let pool = cell.pool.as_deref();
     match cell.class {
-        Class::PoolIdle if cell.pending => {
-            ["pool idle", "waits for a stream"].into_iter().chain(pool).collect()
+        Class::PoolIdle => {
+            let pending = cell.pending.then_some("waits for a stream");
+            ["pool idle"].into_iter().chain(pending).chain(pool).collect()
         }
-        Class::PoolIdle => std::iter::once("pool idle").chain(pool).collect(),
         Class::Opaque => std::iter::once("opaque pools").chain(pool).collect(),
         Class::Direct | Class::Block => {
             let mut path: Vec<&str> = match (&cell.tag, &cell.library) {

@@ -21,13 +21,6 @@ pub enum Limit {
     Millionths(i64),
 }
 
-/// Error for text that is not a valid limit.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0:?} is not a limit: give a size with its unit (500MiB, 1.5GiB, 200MB, 4096B) or a share of A (2%)"
-)]
-pub struct ParseLimitError(String);
-
 /// Units of sizes with their bytes; the user may type them in upper or lower case. `B` must be the last one.
 const UNITS: [(&str, i64); 9] = [
     ("TiB", 1 << 40),
@@ -42,10 +35,14 @@ const UNITS: [(&str, i64); 9] = [
 ];
 
 impl FromStr for Limit {
-    type Err = ParseLimitError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, ParseLimitError> {
-        let wrong = || ParseLimitError(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            format!(
+                "{text:?} is not a limit: give a size with its unit (500MiB, 1.5GiB, 200MB, 4096B) or a share of A (2%)"
+            )
+        };
         if let Some(share) = text.strip_suffix('%') {
             return decimal(share.trim_end(), 10_000).map(Limit::Millionths).ok_or_else(wrong);
         }

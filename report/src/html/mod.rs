@@ -64,12 +64,11 @@ fn page(title: Option<&str>, reports: &[Report<'_>], words: &str) -> String {
             markup(words)
         )
     };
-    let script = script(FILE);
     within(Limits::default(), MAX_BYTES, |limits| {
         let data = data::page(&title, reports, limits);
         // Keys are strings and numbers are finite, so serialisation cannot fail.
         let data = inert(&serde_json::to_string(&data).unwrap_or_default());
-        assembled(&title, &style(""), &body(&data), &script, "").page
+        assembled(&title, "", &body(&data), FILE, "").page
     })
 }
 
@@ -113,22 +112,17 @@ pub fn shell(title: &str, own_style: &str, own_script: &str, words: &str) -> She
         "<a class=\"skip\" href=\"#main\">to the numbers</a>\n<main id=\"main\" tabindex=\"-1\"><noscript>{}</noscript></main>\n",
         markup(words)
     );
-    assembled(title, &style(own_style), &body, &script(own_script), " connect-src 'self';")
+    assembled(title, own_style, &body, own_script, " connect-src 'self';")
 }
 
-fn style(own: &str) -> String {
-    STYLE.to_owned() + &color_style() + own
-}
-
-fn script(own: &str) -> String {
-    SCRIPT.to_owned() + own
-}
-
-fn assembled(title: &str, style: &str, body: &str, script: &str, more_policy: &str) -> Shell {
+/// Returns the page with this body. The style and the script of all pages are followed by its own.
+fn assembled(title: &str, own_style: &str, body: &str, own_script: &str, more_policy: &str) -> Shell {
+    let style = STYLE.to_owned() + &color_style() + own_style;
+    let script = SCRIPT.to_owned() + own_script;
     let policy = format!(
         "default-src 'none'; script-src '{}'; style-src '{}';{more_policy} base-uri 'none'; form-action 'none'",
-        hash_source(script),
-        hash_source(style)
+        hash_source(&script),
+        hash_source(&style)
     );
     let mut page = String::with_capacity(body.len() + script.len() + style.len() + 2048);
     let _ = write!(

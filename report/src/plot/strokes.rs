@@ -173,46 +173,39 @@ fn is_known(letter: char) -> bool {
     matches!(letter, ' '..='~' | '\u{a0}' | '·' | '×' | '°' | 'ß' | REPLACEMENT) || accented(letter).is_some()
 }
 
+/// Returns the strokes of a character without an accent.
+fn marks_of(letter: char) -> &'static [Mark] {
+    match letter {
+        'ı' => &[Path(&[(139, 486), (139, 40)])],
+        '·' => &[Path(&[(139, 270)])],
+        '°' => &[Arc((200, 570), (105, 105), (0, 360))],
+        '×' => &[Path(&[(110, 437), (474, 73)]), Path(&[(474, 437), (110, 73)])],
+        'ß' => SHARP_S,
+        letter => ASCII.get((u32::from(letter) as usize).wrapping_sub(0x20)).copied().unwrap_or_default(),
+    }
+}
+
 fn letter_strokes(letter: char, x: f64, bold: bool, out: &mut Vec<Vec<(f64, f64)>>) {
-    let marks_of = |letter: char| -> &'static [Mark] {
-        ASCII.get((u32::from(letter) as usize).wrapping_sub(0x20)).copied().unwrap_or_default()
-    };
-    // Bold letters are wider but have the same strokes, so the strokes are centred in the width.
-    let slack =
-        |letter: char| (f64::from(advance(letter, bold)) - f64::from(advance(letter, false))) / 2000.0;
     let mut draw = |marks: &[Mark], dx: f64, dy: f64, flip: f64| {
         out.extend(marks.iter().map(|mark| {
             let points = points(*mark).into_iter();
             points.map(|(px, py)| (dx + px * flip / 1000.0, dy + py * flip / 1000.0)).collect::<Vec<_>>()
         }));
     };
-    if let Some((base, accent)) = accented(letter) {
-        let x = x + slack(letter);
-        let room = f64::from(advance(letter, false)) / 2000.0;
-        match base {
-            'ı' => draw(&[Path(&[(139, 486), (139, 40)])], x, 0.0, 1.0),
-            base => draw(marks_of(base), x, 0.0, 1.0),
-        }
-        let is_below = matches!(letter, 'Ç' | 'ç');
-        let height = if is_below {
-            0.0
-        } else if base.is_uppercase() {
-            0.76
-        } else {
-            0.58
-        };
-        return draw(accent, x + room, height, 1.0);
+    // Bold letters are wider but have the same strokes, so the strokes are centred in the width.
+    let (width, plain) = (f64::from(advance(letter, bold)), f64::from(advance(letter, false)));
+    let x = x + (width - plain) / 2000.0;
+    if letter == REPLACEMENT {
+        return draw(marks_of('?'), x + 0.58, 0.52, -1.0); // an inverted question mark
     }
-    let x = x + slack(letter);
-    match letter {
-        // Draws an inverted question mark.
-        REPLACEMENT => draw(marks_of('?'), x + 0.58, 0.52, -1.0),
-        '·' => draw(&[Path(&[(139, 270)])], x, 0.0, 1.0),
-        '°' => draw(&[Arc((200, 570), (105, 105), (0, 360))], x, 0.0, 1.0),
-        '×' => draw(&[Path(&[(110, 437), (474, 73)]), Path(&[(474, 437), (110, 73)])], x, 0.0, 1.0),
-        'ß' => draw(SHARP_S, x, 0.0, 1.0),
-        letter => draw(marks_of(letter), x, 0.0, 1.0),
-    }
+    let (base, accent) = accented(letter).unwrap_or((letter, &[]));
+    draw(marks_of(base), x, 0.0, 1.0);
+    let height = match letter {
+        'Ç' | 'ç' => 0.0,
+        _ if base.is_uppercase() => 0.76,
+        _ => 0.58,
+    };
+    draw(accent, x + plain / 2000.0, height, 1.0);
 }
 
 fn points(mark: Mark) -> Vec<(f64, f64)> {
