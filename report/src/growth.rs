@@ -4,7 +4,7 @@ use super::table::{Align, Table, shorten};
 use super::{By, Report, most_used};
 use crate::judge::trend_test::{Judgement, Verdict};
 use crate::judge::{Axis, Growth, judge_amounts, judge_samples, units};
-use crate::labels::{device_title, whose};
+use crate::labels::{device_title, label_with_pid};
 use crate::lines::listed;
 use gpumem_model::escape::escape;
 use gpumem_model::run::Device;
@@ -223,7 +223,7 @@ impl GrowthReport {
 
 /// Returns the verdicts on all devices as a table. With `all`, lists every category and tag.
 pub fn table(report: &Report<'_>, all: bool) -> String {
-    let mut out = format!("{}\n", whose(report.run));
+    let mut out = format!("{}\n", label_with_pid(report.run));
     for device in &report.run.devices {
         out += &format!("\n{}\n", device_title(device));
         match growth_report(report, device) {

@@ -6,7 +6,7 @@ mod columns;
 use super::Report;
 use super::table::Table;
 use crate::encode::{csv_field, csv_number, object};
-use crate::labels::{device_title, whose};
+use crate::labels::{device_title, label_with_pid};
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Iteration, Iterations};
 use gpumem_model::units::{Unit, thousands};
@@ -67,7 +67,7 @@ pub fn text(report: &Report<'_>, choice: Choice) -> String {
     let mut out = String::new();
     for device in &run.devices {
         let table = choice.of(&device.details.iterations);
-        let title = format!("{}  {}", whose(run), device_title(device));
+        let title = format!("{}  {}", label_with_pid(run), device_title(device));
         let _ = writeln!(out, "{}{}", if out.is_empty() { "" } else { "\n" }, escape(&title));
         out += &rows(&table);
         if choice.columns {

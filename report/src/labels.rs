@@ -19,7 +19,7 @@ pub fn label(run: &Run) -> String {
 }
 
 /// Returns the label of a run with its pid, if known.
-pub(crate) fn whose(run: &Run) -> String {
+pub(crate) fn label_with_pid(run: &Run) -> String {
     match run.process.pid {
         0 => label(run),
         pid => format!("{}  pid {pid}", label(run)),

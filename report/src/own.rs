@@ -3,7 +3,7 @@
 use super::Report;
 use super::table::{Table, shorten};
 use crate::encode::object;
-use crate::labels::whose;
+use crate::labels::label_with_pid;
 use crate::lines::{clean_name, listed};
 use gpumem_model::escape::escape;
 use gpumem_model::program_data::{Counter, LOST, ProgramData, Range};
@@ -22,7 +22,7 @@ const NOTHING: &str = "the program reported no counter, step or range: call gpum
 /// Returns counters and ranges as two tables.
 pub fn text(report: &Report<'_>) -> String {
     let (run, own) = (report.run, &report.run.own);
-    let mut out = format!("{}\n", escape(&whose(run)));
+    let mut out = format!("{}\n", escape(&label_with_pid(run)));
     if own.is_empty() {
         return out + NOTHING + "\n";
     }

@@ -2,7 +2,7 @@
 
 use super::table::Table;
 use super::{Report, sum};
-use crate::labels::{device_title, whose};
+use crate::labels::{device_title, label_with_pid};
 use gpumem_model::escape::escape;
 use gpumem_model::program_data::LOST;
 use gpumem_model::run::{Clock, Device, UntrackableChange};
@@ -29,7 +29,7 @@ pub fn text(report: &Report<'_>) -> String {
         if !lines.is_empty() {
             lines.push(String::new());
         }
-        list(device, times, &format!("{}  {}", whose(run), device_title(device)), &mut lines);
+        list(device, times, &format!("{}  {}", label_with_pid(run), device_title(device)), &mut lines);
     }
     if lines.is_empty() {
         lines.push("no GPU memory was observed".to_owned());

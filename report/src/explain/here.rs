@@ -8,7 +8,7 @@ use gpumem_model::units::{Unit, plural, signed, thousands};
 const UNKNOWN: &str = "not known";
 
 /// A run, and its device that has the most memory.
-pub(super) struct Here<'r> {
+pub(super) struct ExplainedRun<'r> {
     pub(super) report: &'r Report<'r>,
     pub(super) run: &'r Run,
     pub(super) device: &'r Device,
@@ -16,15 +16,15 @@ pub(super) struct Here<'r> {
     unit: Unit,
 }
 
-impl<'r> Here<'r> {
-    pub(super) fn of(report: &'r Report<'_>) -> Option<Here<'r>> {
+impl<'r> ExplainedRun<'r> {
+    pub(super) fn of(report: &'r Report<'_>) -> Option<ExplainedRun<'r>> {
         let device = report.run.devices.iter().max_by_key(|device| most_used(device))?;
         let statement = report.statement(device, usize::MAX, 0);
         let unit = Unit::for_largest(most_used(device).unwrap_or(0));
-        Some(Here { report, run: report.run, device, statement, unit })
+        Some(ExplainedRun { report, run: report.run, device, statement, unit })
     }
 
-    pub(super) fn whose(&self) -> String {
+    pub(super) fn title(&self) -> String {
         let pid = self.run.process.pid;
         let pid = if pid == 0 { String::new() } else { format!(" pid {pid}") };
         let id = self.report.id.as_ref().map(|id| format!(" {id}")).unwrap_or_default();

@@ -11,7 +11,7 @@ use crate::category::Rules;
 use crate::lines::Lines;
 use crate::rules::{Groupings, PRESETS};
 use gpumem_model::escape::escape;
-use here::Here;
+use here::ExplainedRun;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -84,7 +84,7 @@ pub fn is_known(word: &str) -> bool {
 /// Explains a word. `report` is the run whose numbers are shown, if any. For an unknown word, returns `Err` with the most similar
 /// known words.
 pub fn explain(word: &str, report: Option<&Report<'_>>, width: Option<usize>) -> Result<String, Vec<String>> {
-    let here = report.and_then(Here::of);
+    let here = report.and_then(ExplainedRun::of);
     let mut out = Lines::new(width);
     if let Some(entry) = find(word) {
         let [name, others @ ..] = entry.names.as_slice() else { return Err(Vec::new()) };
@@ -93,7 +93,7 @@ pub fn explain(word: &str, report: Option<&Report<'_>>, width: Option<usize>) ->
         out.inset(&entry.means);
         let numbers = here.as_ref().and_then(|here| Some((here, numbers::number(here, &entry.here)?)));
         if let Some((here, numbers)) = numbers {
-            out.inset(&format!("here: {numbers}  ({})", here.whose()));
+            out.inset(&format!("here: {numbers}  ({})", here.title()));
         }
         if !entry.todo.is_empty() {
             out.inset(&format!("do: {}", entry.todo));
@@ -148,7 +148,7 @@ fn preset_category(word: &str) -> Option<Vec<String>> {
 }
 
 /// Explains a category that preset rules or the run's rules define, or that the report derived from a path or library.
-fn category(word: &str, report: Option<&Report<'_>>, here: Option<&Here<'_>>) -> Option<Vec<String>> {
+fn category(word: &str, report: Option<&Report<'_>>, here: Option<&ExplainedRun<'_>>) -> Option<Vec<String>> {
     let presets = preset_category(word);
     let of_run = here.and_then(|here| here.category(&|name: &str| plain(name) == plain(word)));
     if presets.is_none() && of_run.is_none() {
@@ -168,20 +168,20 @@ fn category(word: &str, report: Option<&Report<'_>>, here: Option<&Here<'_>>) ->
         _ => "A name without a rule: a common prefix of tags, or the library that allocated.".to_owned(),
     });
     if let (Some((_, by, numbers)), Some(here)) = (of_run, here) {
-        lines.push(format!("here: {numbers}, by {}  ({})", by.name(), here.whose()));
+        lines.push(format!("here: {numbers}, by {}  ({})", by.name(), here.title()));
     }
     lines.push("do: its tags are in gpumemctl report --tags; your own rules: --rules FILE".to_owned());
     Some(lines)
 }
 
-fn tag(word: &str, here: Option<&Here<'_>>) -> Option<Vec<String>> {
+fn tag(word: &str, here: Option<&ExplainedRun<'_>>) -> Option<Vec<String>> {
     let here = here?;
     let numbers = here.tag(word)?;
     Some(vec![
         escape(word),
         "A tag: the path under which these bytes were allocated (scopes, ranges, modules), innermost last."
             .to_owned(),
-        format!("here: {numbers}  ({})", here.whose()),
+        format!("here: {numbers}  ({})", here.title()),
         "do: gpumemctl report --tags lists all of them, --growth says which grow".to_owned(),
     ])
 }

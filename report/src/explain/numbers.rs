@@ -1,6 +1,6 @@
 //! Table of the numbers of a run that entries of words.toml refer to, as `here = "NAME ARGUMENT"`.
 
-use super::here::Here;
+use super::here::ExplainedRun;
 use crate::Part;
 use crate::diff::gate::PARTS;
 use gpumem_model::layers;
@@ -8,7 +8,7 @@ use gpumem_model::run::{Class, OomKind};
 use gpumem_model::units::plural;
 
 /// Returns a number of a run as text; `None` if the run does not have it. The second parameter is ARGUMENT of words.toml.
-type Number = fn(&Here<'_>, &str) -> Option<String>;
+type Number = fn(&ExplainedRun<'_>, &str) -> Option<String>;
 
 pub(super) const NUMBERS: &[(&str, Number)] = &[
     ("absence", |here, _| here.device.last.used_absence.clone().or(Some("everything is known".to_owned()))),
@@ -81,7 +81,7 @@ pub(super) const NUMBERS: &[(&str, Number)] = &[
 ];
 
 /// Returns the number for `named`, the value of `here` in words.toml.
-pub(super) fn number(here: &Here<'_>, named: &str) -> Option<String> {
+pub(super) fn number(here: &ExplainedRun<'_>, named: &str) -> Option<String> {
     let (name, argument) = named.split_once(' ').unwrap_or((named, ""));
     let (_, number) = NUMBERS.iter().find(|(other, _)| *other == name)?;
     number(here, argument)
@@ -104,7 +104,7 @@ pub(super) fn row(name: &str) -> Option<Part> {
     PARTS.iter().find(|(other, _)| *other == name).map(|(_, part)| *part)
 }
 
-fn cells(here: &Here<'_>, which: &str) -> Option<String> {
+fn cells(here: &ExplainedRun<'_>, which: &str) -> Option<String> {
     here.cells(|cell| match which {
         "block" => cell.class == Class::Block,
         "direct" => cell.class == Class::Direct,
@@ -115,7 +115,7 @@ fn cells(here: &Here<'_>, which: &str) -> Option<String> {
     })
 }
 
-fn ooms(here: &Here<'_>, which: &str) -> Option<String> {
+fn ooms(here: &ExplainedRun<'_>, which: &str) -> Option<String> {
     here.ooms(|oom| match which {
         "confirmed" => oom.is_true(),
         "pressure" => oom.kind == OomKind::Pressure && !oom.is_true(),
@@ -125,7 +125,7 @@ fn ooms(here: &Here<'_>, which: &str) -> Option<String> {
 }
 
 /// Returns the sum of all memory that is reported beside `tracked`: managed, page-locked and imported memory.
-fn beside(here: &Here<'_>) -> i64 {
+fn beside(here: &ExplainedRun<'_>) -> i64 {
     let beside = &here.device.beside;
     let host = [beside.managed_bytes, beside.pinned_bytes, beside.registered_bytes, beside.host_vmm_bytes];
     crate::sum(host.into_iter().chain([beside.imported_bytes]))

@@ -66,13 +66,12 @@ pub(super) fn growth(report: &Report<'_>, device: &Device, oom: Option<&Oom>) ->
     let material = (used as f64 * MATERIAL_SHARE).max(MATERIAL_BYTES);
     let points = &device.details.growth;
     let by_step = Course::of_steps(report, device).and_then(|course| {
-        let (judgement, growth) = course.judged(material, points.axis.name())?;
-        Some(Growth { over: units(points, &judgement), ..growth })
+        course.judged(material, points.axis.name(), |judgement| Some(units(points, judgement)))
     });
     let by_time = Course::over_time(report, device, oom).and_then(|course| {
-        let (judgement, growth) = course.judged(material, "second")?;
-        let seconds = judgement.units();
-        (seconds >= LEAST_SECONDS).then(|| Growth { over: seconds.round() as u64, ..growth })
+        let seconds =
+            |judgement: &Judgement| Some(judgement.units()).filter(|length| *length >= LEAST_SECONDS);
+        course.judged(material, "second", |judgement| Some(seconds(judgement)?.round() as u64))
     });
     match (by_step, by_time) {
         (Some(by_step), Some(by_time)) if by_time.bytes as f64 > by_step.bytes as f64 * CLEARLY_LARGER => {
@@ -148,13 +147,18 @@ impl<'r> Course<'r> {
         Some(course)
     }
 
-    /// Judges the sum, the structures and the tags, and selects the one of the three that grows most. Returns the judgement of
-    /// its largest amount, and its growth.
-    fn judged(&self, material: f64, axis: &'static str) -> Option<(Judgement, Growth)> {
+    /// Judges the sum, the structures and the tags, and returns the growth of the one of the three that grows most. `over` returns
+    /// the number of units of `axis` that a judgement covers; `None` if these are too few.
+    fn judged(
+        &self,
+        material: f64,
+        axis: &'static str,
+        over: impl Fn(&Judgement) -> Option<u64>,
+    ) -> Option<Growth> {
         let judged = |amounts: &[i64], among: usize| {
             let points = self.positions.iter().copied().zip(amounts.iter().map(|bytes| *bytes as f64));
             let judgement = judge(&points.collect::<Vec<_>>(), material, ALPHA / among.max(1) as f64);
-            (judgement.verdict == Verdict::Growing).then_some(judgement)
+            (judgement.verdict == Verdict::Growing).then(|| (self.added(&judgement, amounts), judgement))
         };
         let parts = |series: &BTreeMap<&str, Vec<i64>>| {
             // Amounts that never changed by the minimum need no judgement.
@@ -162,16 +166,10 @@ impl<'r> Course<'r> {
                 let (least, most) = (amounts.iter().min(), amounts.iter().max());
                 least.zip(most).is_some_and(|(least, most)| most.saturating_sub(*least) as f64 >= material)
             };
-            let growing = series.values().filter(moves);
-            let growing = growing.filter_map(|amounts| Some((judged(amounts, series.len())?, amounts)));
-            growing
-                .map(|(judgement, amounts)| (self.added(&judgement, amounts), judgement))
-                .collect::<Vec<_>>()
+            let moving = series.values().filter(moves);
+            moving.filter_map(|amounts| judged(amounts, series.len())).collect::<Vec<_>>()
         };
-        let whole: Vec<_> = judged(&self.whole, 1)
-            .map(|judgement| (self.added(&judgement, &self.whole), judgement))
-            .into_iter()
-            .collect();
+        let whole = judged(&self.whole, 1).into_iter().collect();
         let groups = [whole, parts(&self.structures), parts(&self.tags)];
         let added = |group: &Vec<(i64, Judgement)>| sum(group.iter().map(|(bytes, _)| *bytes));
         let group = groups.iter().max_by_key(|group| added(group))?;
@@ -185,17 +183,14 @@ impl<'r> Course<'r> {
             added.map(|(name, amounts)| ((*name).to_owned(), self.added(&judgement, amounts))).collect()
         };
         let structure = added(&self.structures).into_iter().max_by_key(|(_, bytes)| *bytes);
-        Some((
-            judgement,
-            Growth {
-                bytes,
-                axis,
-                over: 0,
-                confidence: judgement.confidence.unwrap_or(0.0),
-                names: largest(added(&self.tags), bytes),
-                structure: structure.map(|(name, _)| name),
-            },
-        ))
+        Some(Growth {
+            bytes,
+            axis,
+            over: over(&judgement)?,
+            confidence: judgement.confidence.unwrap_or(0.0),
+            names: largest(added(&self.tags), bytes),
+            structure: structure.map(|(name, _)| name),
+        })
     }
 
     /// Returns the number of bytes by which an amount grew in the time that a judgement covers.

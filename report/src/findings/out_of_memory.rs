@@ -174,7 +174,7 @@ impl<'r> Request<'r> {
 
     /// Returns the process's memory by cell when the request failed. If this record has no amounts, uses those of a record close
     /// in time.
-    fn held(&self) -> Option<Moment> {
+    fn moment(&self) -> Option<Moment> {
         let of = |oom: &Oom| Moment { amounts: oom.amounts.clone(), ..Moment::default() };
         if self.oom.tracked_bytes != 0 {
             return Some(of(self.oom));
@@ -186,7 +186,7 @@ impl<'r> Request<'r> {
     /// Returns the finding that activations of many steps are kept, because no backward pass frees them.
     fn no_backward(&self, report: &Report<'_>) -> Option<Finding> {
         let is_activation = |cell: &Cell| cell.role.as_deref() == Role::Activation.name();
-        let bytes = held(report.run, &self.held()?.amounts, is_activation);
+        let bytes = held(report.run, &self.moment()?.amounts, is_activation);
         let rows = &self.device.details.iterations.rows;
         let of_a_step = rows.iter().map(|row: &Iteration| row.activations.peak_bytes).max()?;
         let is_much = of_a_step > 0 && bytes / STEPS_AT_ONCE >= of_a_step;
@@ -206,7 +206,7 @@ impl<'r> Request<'r> {
 
     /// Returns the finding that the memory that the process needs at one time does not fit, with its largest parts.
     fn largest(&self, report: &Report<'_>) -> Option<Finding> {
-        let parts = report.composition(&self.held()?, By::Structure);
+        let parts = report.composition(&self.moment()?, By::Structure);
         let others = parts.others;
         let mut parts = parts.ranked();
         parts.push((OTHERS.to_owned(), others));

@@ -1,6 +1,6 @@
 //! Memory over time for the page: the timeline by category, and the series of NVML readings. Thins both to the page's limits.
 
-use super::data::{Context, Since};
+use super::data::{Context, TimeOrigin};
 use crate::encode::object;
 use crate::{By, held};
 use gpumem_model::cell::is_sum;
@@ -60,7 +60,7 @@ pub(super) fn course(
     let merge = device.series.buckets.len().div_ceil(limits.buckets.max(1)).max(1);
     let buckets = device.series.buckets.chunks(merge);
     object! {
-        t: points.iter().map(|point| since.t(point.time_ns)).collect::<Vec<_>>(),
+        t: points.iter().map(|point| since.offset_ns(point.time_ns)).collect::<Vec<_>>(),
         tracked: points.iter().map(|point| point.tracked_bytes()).collect::<Vec<_>>(),
         idle: of_class(Class::PoolIdle),
         opaque: of_class(Class::Opaque),
@@ -84,13 +84,13 @@ fn thinned(points: &[Point], limit: usize) -> Vec<&Point> {
 type BucketJson = (i64, Option<[i64; 3]>, Option<[i64; 3]>, Option<[i64; 3]>);
 
 /// Merges adjacent buckets of the series into one.
-fn bucket(buckets: &[Bucket], since: Since) -> BucketJson {
+fn bucket(buckets: &[Bucket], since: TimeOrigin) -> BucketJson {
     let merged = |of: fn(&Bucket) -> Option<Extremes>| {
         let all = buckets.iter().filter_map(of);
         all.map(|one| [one.min, one.max, one.last])
             .reduce(|sum, one| [sum[0].min(one[0]), sum[1].max(one[1]), one[2]])
     };
-    let first = buckets.first().map_or(0, |bucket| since.t(bucket.time_ns));
+    let first = buckets.first().map_or(0, |bucket| since.offset_ns(bucket.time_ns));
     let untrackable = merged(|bucket| bucket.untrackable);
     (first, merged(|bucket| bucket.used), merged(|bucket| bucket.tracked), untrackable)
 }

@@ -11,7 +11,7 @@ use crate::encode::object;
 use crate::group::Identity;
 use crate::labels::label;
 use crate::lines::clean_name;
-use crate::oom::{beside_holders, held, kind, lines_by_record, sentence};
+use crate::oom::{beside_holders, kind, lines_by_record, memory_by_name, sentence};
 use crate::own::{by_total, figures, lengths, name_of, remarks, title_of};
 use crate::steps::{description, grouped, split_largest};
 use crate::text;
@@ -110,7 +110,7 @@ pub(super) fn page(title: &str, reports: &[Report<'_>], limits: Limits) -> impl 
     let unit = Unit::for_largest(largest.unwrap_or(0));
     let mut room = limits.devices;
     let processes = reports.iter().map(|report| {
-        process(Context { report, ranks: &ranks, unit, limits, since: Since::of(report) }, &mut room)
+        process(Context { report, ranks: &ranks, unit, limits, since: TimeOrigin::of(report) }, &mut room)
     });
     let processes: Vec<_> = processes.collect();
     let rules = |by: By| match by {
@@ -140,9 +140,9 @@ pub(super) fn page(title: &str, reports: &[Report<'_>], limits: Limits) -> impl 
 
 /// The time from which the page counts a process's times, in ns of the run's clock.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Since(u64);
+pub(super) struct TimeOrigin(u64);
 
-impl Since {
+impl TimeOrigin {
     fn of(report: &Report<'_>) -> Self {
         let first = |device: &Device| {
             let steps = device.details.steps.iter().filter(|step| step.from_ns > 0).map(|step| step.from_ns);
@@ -151,11 +151,11 @@ impl Since {
             let times = [Some(device.last.time_ns), Some(device.peak.time_ns), bucket, point];
             times.into_iter().flatten().chain(steps).min()
         };
-        Since(report.run.devices.iter().filter_map(first).min().unwrap_or(0))
+        TimeOrigin(report.run.devices.iter().filter_map(first).min().unwrap_or(0))
     }
 
     /// Returns a time as ns since the start; negative for earlier times.
-    pub fn t(self, time_ns: u64) -> i64 {
+    pub fn offset_ns(self, time_ns: u64) -> i64 {
         let distance = i128::from(time_ns) - i128::from(self.0);
         distance.clamp(i64::MIN.into(), i64::MAX.into()) as i64
     }
@@ -181,7 +181,7 @@ pub(super) struct Context<'p> {
     pub ranks: &'p [Ranks; 3],
     pub unit: Unit,
     pub limits: Limits,
-    pub since: Since,
+    pub since: TimeOrigin,
 }
 
 fn process(context: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
@@ -197,11 +197,11 @@ fn process(context: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
             name: escape(&device.name),
             total: device.total_bytes,
             amounts: Identity::of(run, device),
-            last_t: since.t(device.last.time_ns),
-            peak_t: since.t(device.peak.time_ns),
+            last_t: since.offset_ns(device.last.time_ns),
+            peak_t: since.offset_ns(device.peak.time_ns),
             peak_tracked: device.peak.tracked_bytes,
             // Highest NVML reading of the used bytes, and its time.
-            peak_used: device.peak_used.map(|(bytes, time_ns)| (bytes, since.t(time_ns))),
+            peak_used: device.peak_used.map(|(bytes, time_ns)| (bytes, since.offset_ns(time_ns))),
             #[serde(flatten)]
             detail: detail.map(|detail| object! { detail }),
         }
@@ -264,10 +264,10 @@ fn detail(context: Context<'_>, device: &Device, facts: Vec<String>) -> impl Ser
 }
 
 /// Returns the times that the user or the program marked with a name.
-fn marks(report: &Report<'_>, since: Since) -> Vec<impl Serialize + use<>> {
+fn marks(report: &Report<'_>, since: TimeOrigin) -> Vec<impl Serialize + use<>> {
     let name = |name: Option<&str>| name.map_or_else(|| LOST.to_owned(), clean_name);
     let marks = report.run.coverage.marks.iter();
-    marks.map(|mark| object! { t: since.t(mark.time_ns), name: name(mark.name.as_deref()) }).collect()
+    marks.map(|mark| object! { t: since.offset_ns(mark.time_ns), name: name(mark.name.as_deref()) }).collect()
 }
 
 /// Returns a statement's rows, and the unescaped names of the categories that have a row.
@@ -312,7 +312,7 @@ fn steps(context: Context<'_>, device: &Device) -> (Vec<impl Serialize + use<>>,
     let (steps, rest) = split_largest(grouped(&device.details.steps), limits.steps);
     let shown = steps.iter().map(|step| {
         object! {
-            t: since.t(step.time_ns),
+            t: since.offset_ns(step.time_ns),
             bytes: step.bytes,
             what: escape(&description(step, unit)),
             #[serde(flatten)]
@@ -340,10 +340,10 @@ fn iterations_of(device: &Device) -> Option<impl Serialize + use<>> {
     })
 }
 
-fn oom(report: &Report<'_>, oom: &Oom, lines: Vec<String>, since: Since) -> impl Serialize + use<> {
-    let held = held(report, oom).into_iter();
+fn oom(report: &Report<'_>, oom: &Oom, lines: Vec<String>, since: TimeOrigin) -> impl Serialize + use<> {
+    let held = memory_by_name(report, oom).into_iter();
     object! {
-        t: since.t(oom.time_ns),
+        t: since.offset_ns(oom.time_ns),
         // The script calls memory pressure `refused`: the driver refused a request, but no allocation failed.
         kind: kind(oom).replace("pressure", "refused"),
         lines,

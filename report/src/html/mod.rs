@@ -64,7 +64,7 @@ fn page(title: Option<&str>, reports: &[Report<'_>], words: &str) -> String {
             markup(words)
         )
     };
-    within(Limits::default(), MAX_BYTES, |limits| {
+    limited(Limits::default(), MAX_BYTES, |limits| {
         let data = data::page(&title, reports, limits);
         // Keys are strings and numbers are finite, so serialisation cannot fail.
         let data = inert(&serde_json::to_string(&data).unwrap_or_default());
@@ -73,10 +73,10 @@ fn page(title: Option<&str>, reports: &[Report<'_>], words: &str) -> String {
 }
 
 /// Halves the limits until the result has at most `most_bytes`, or until the limits are at their minimum.
-fn within(limits: Limits, most_bytes: usize, made: impl Fn(Limits) -> String) -> String {
+fn limited(limits: Limits, most_bytes: usize, make: impl Fn(Limits) -> String) -> String {
     let mut limits = limits;
     loop {
-        let text = made(limits);
+        let text = make(limits);
         match limits.halved() {
             Some(fewer) if text.len() > most_bytes => limits = fewer,
             _ => return text,
@@ -90,7 +90,7 @@ pub fn data(report: &Report<'_>, tags: bool, most_bytes: usize) -> String {
     let title = text::heading(report);
     // The page requests and draws it every 2 seconds, so it has fewer points than a saved report.
     let limits = Limits { points: 128, buckets: 256, steps: 64, ooms: 16, devices: 16, holdings: 2048, tags };
-    within(limits, most_bytes, |limits| {
+    limited(limits, most_bytes, |limits| {
         let data = data::page(&title, std::slice::from_ref(report), limits);
         inert(&serde_json::to_string(&data).unwrap_or_default())
     })

@@ -33,7 +33,7 @@ pub struct Seen {
 }
 
 /// A process that ended or ran out of memory within the searched time.
-struct Found<'r> {
+struct ProcessEnd<'r> {
     seen: &'r Seen,
     device: &'r Device,
     /// Wall-clock time in ns since 1970.
@@ -44,43 +44,43 @@ struct Found<'r> {
 impl Around {
     /// Returns whether the run's process ended or ran out of memory within the searched time.
     pub fn concerns(self, run: &Run) -> bool {
-        let times = ooms(run).map(|(_, oom)| on_the_wall(run, oom.last_ns));
-        times.chain([ended(run)]).any(|time_ns| self.has(time_ns))
+        let times = ooms(run).map(|(_, oom)| wall_time_ns(run, oom.last_ns));
+        times.chain([end_ns(run)]).any(|time_ns| self.contains(time_ns))
     }
 
-    fn has(self, time_ns: Option<i64>) -> bool {
+    fn contains(self, time_ns: Option<i64>) -> bool {
         time_ns.is_some_and(|time_ns| time_ns.abs_diff(self.at_ns) <= self.for_ns.unsigned_abs())
     }
 }
 
-fn on_the_wall(run: &Run, time_ns: u64) -> Option<i64> {
+fn wall_time_ns(run: &Run, time_ns: u64) -> Option<i64> {
     match run.clock {
         Clock::Monotonic { wall_offset_ns } => signed(time_ns).checked_add(wall_offset_ns?),
         Clock::Lines => None,
     }
 }
 
-fn ended(run: &Run) -> Option<i64> {
+fn end_ns(run: &Run) -> Option<i64> {
     match run.state {
-        State::Closed { time_ns, .. } => on_the_wall(run, time_ns),
+        State::Closed { time_ns, .. } => wall_time_ns(run, time_ns),
         _ => None,
     }
 }
 
 /// Returns the processes found on the devices that `is_it` selects, in the order of time.
-fn found<'r>(seen: &'r [Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) -> Vec<Found<'r>> {
+fn found<'r>(seen: &'r [Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) -> Vec<ProcessEnd<'r>> {
     let mut found = Vec::new();
     for seen in seen {
         for device in seen.run.devices.iter().filter(|device| is_it(device)) {
             let mut here = entries(&seen.run);
             here.retain(|entry| {
-                let is_then = around.has(on_the_wall(&seen.run, entry.oom.last_ns));
+                let is_then = around.contains(wall_time_ns(&seen.run, entry.oom.last_ns));
                 is_then && !entry.is_pressure() && entry.device.name == device.name
             });
-            let last = here.last().and_then(|entry| on_the_wall(&seen.run, entry.oom.last_ns));
-            let ended = ended(&seen.run).filter(|ended| around.has(Some(*ended)));
+            let last = here.last().and_then(|entry| wall_time_ns(&seen.run, entry.oom.last_ns));
+            let ended = end_ns(&seen.run).filter(|ended| around.contains(Some(*ended)));
             if let Some(time_ns) = last.or(ended) {
-                found.push(Found { seen, device, time_ns, entries: here });
+                found.push(ProcessEnd { seen, device, time_ns, entries: here });
             }
         }
     }
@@ -102,7 +102,7 @@ pub fn text(
     let devices = || seen.iter().flat_map(|seen| &seen.run.devices).filter(|device| is_it(device));
     let title = devices().next().map_or("this GPU".to_owned(), device_title);
     let (from, to) = (around.at_ns.saturating_sub(around.for_ns), around.at_ns.saturating_add(around.for_ns));
-    let (out_of_memory, others): (Vec<&Found<'_>>, Vec<&Found<'_>>) =
+    let (out_of_memory, others): (Vec<&ProcessEnd<'_>>, Vec<&ProcessEnd<'_>>) =
         found.iter().partition(|found| !found.entries.is_empty());
     let count = match found.len() {
         0 if !hidden.is_empty() => "no process of yours".to_owned(),
@@ -131,7 +131,7 @@ pub fn text(
         lines.push(String::new());
         lines.push("ended then without signs of an OOM:".to_owned());
     }
-    lines.extend(others.iter().map(|found| format!("  {} {}", time(found.time_ns), plain(found))));
+    lines.extend(others.iter().map(|found| format!("  {} {}", time(found.time_ns), end_line(found))));
     for (user, count) in hidden {
         let belong = match count {
             1 => "1 hidden process belongs".to_owned(),
@@ -146,7 +146,7 @@ pub fn text(
 }
 
 /// Returns the line for a process that ended without a sign of running out of GPU memory.
-fn plain(found: &Found<'_>) -> String {
+fn end_line(found: &ProcessEnd<'_>) -> String {
     let (run, device) = (&found.seen.run, found.device);
     let total = device.total_bytes.map_or(0, signed);
     let used = device.last.used_bytes();
@@ -181,7 +181,7 @@ pub fn json(
             user: run.process.facts.get("user"),
             device: &found.device.name,
             // Wall-clock time in ns since 1970.
-            ended_ns: ended(run),
+            ended_ns: end_ns(run),
             status: match run.state {
                 State::Closed { status, .. } => status,
                 _ => None,

@@ -23,7 +23,7 @@ pub(crate) fn holders_of(oom: &Oom) -> &[Holder] {
 pub(super) fn holders(
     oom: &Oom,
     device: &OomDevice,
-    own: Option<&Own>,
+    own: Option<&ProcessMemory>,
     unit: Unit,
     times: Times,
     lines: &mut Vec<String>,
@@ -101,14 +101,14 @@ pub(crate) fn name(holder: &Holder) -> String {
     }
 }
 
-pub(super) struct Own {
+pub(super) struct ProcessMemory {
     pub parts: Vec<(String, i64)>,
     pub total: i64,
     /// Whether `total` covers only tracked memory, because another part of `used` is unknown.
     pub is_tracked_only: bool,
 }
 
-impl Own {
+impl ProcessMemory {
     pub fn sum(&self, unit: Unit) -> String {
         let total = unit.round(self.total);
         // Omits parts that round to zero.
@@ -123,7 +123,7 @@ impl Own {
     }
 }
 
-pub(super) fn composition(report: &Report<'_>, oom: &Oom) -> Own {
+pub(super) fn composition(report: &Report<'_>, oom: &Oom) -> ProcessMemory {
     let moment = Moment { amounts: oom.amounts.clone(), ..Moment::default() };
     let composition = report.composition(&moment, report.by);
     let beside = [
@@ -137,5 +137,5 @@ pub(super) fn composition(report: &Report<'_>, oom: &Oom) -> Own {
     let beside = beside.into_iter().filter(|(_, bytes)| *bytes != 0);
     parts.extend(beside.map(|(name, bytes)| (name.to_owned(), bytes)));
     let is_tracked_only = oom.untrackable_bytes.is_none() || oom.predates_bytes.is_none();
-    Own { total: sum_of(&parts), parts, is_tracked_only }
+    ProcessMemory { total: sum_of(&parts), parts, is_tracked_only }
 }

@@ -12,7 +12,7 @@ pub use verdict::sentence;
 use super::Report;
 use super::names::library;
 use crate::encode::object;
-use crate::labels::{device_name, exit, whose};
+use crate::labels::{device_name, exit, label_with_pid};
 use crate::lines::span;
 use crate::ooms;
 use gpumem_model::ending::Ending;
@@ -106,7 +106,7 @@ pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
         full(report, *entry, ending.as_ref(), form.job, times, &mut lines);
     }
     if shown.is_empty() {
-        lines.push(format!("{}: {}", whose(run), why_no_record(run)));
+        lines.push(format!("{}: {}", label_with_pid(run), why_no_record(run)));
     }
     lines.extend(caught_lines(&caught, times));
     if let Some(last) = pressure.last().map(|entry| entry.oom) {
@@ -142,7 +142,7 @@ pub(super) fn lines_by_record<'r>(report: &Report<'r>, device: &Device) -> Vec<(
 }
 
 /// Returns the process's memory by name at the OOM, the largest first; empty for a suspected OOM.
-pub(super) fn held(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64)> {
+pub(super) fn memory_by_name(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64)> {
     if oom.is_suspected() { Vec::new() } else { composition(report, oom).parts }
 }
 

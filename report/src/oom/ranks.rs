@@ -37,17 +37,17 @@ pub(super) fn ranks(run: &Run, others: &[Run], time_ns: u64, unit: Unit) -> Opti
     let is_well = |rank: &&Rank| rank.ended.is_none_or(|ended| ended >= 0) && !rank.ran_out;
     let well: Vec<&Rank> = ranks.iter().filter(is_well).collect();
     if !well.is_empty() {
-        words.push(format!("alive {}{}", names(&well), held(&well, unit)));
+        words.push(format!("alive {}{}", rank_ranges(&well), used_range(&well, unit)));
     }
     let out: Vec<&Rank> = ranks.iter().filter(|rank| rank.ran_out).collect();
     if !out.is_empty() {
-        words.push(format!("ran out too {}{}", names(&out), held(&out, unit)));
+        words.push(format!("ran out too {}{}", rank_ranges(&out), used_range(&out, unit)));
     }
     let is_gone = |rank: &&Rank| rank.ended.is_some_and(|ended| ended < 0) && !rank.ran_out;
     let gone: Vec<&Rank> = ranks.iter().filter(is_gone).collect();
     if !gone.is_empty() {
         let first = gone.iter().filter_map(|rank| rank.ended).min().unwrap_or(0);
-        words.push(format!("ended before {} (the first {} before)", names(&gone), seconds(-first)));
+        words.push(format!("ended before {} (the first {} before)", rank_ranges(&gone), seconds(-first)));
     }
     let follows: Vec<&&Rank> = well.iter().filter(|rank| rank.ended.is_some()).collect();
     if let Some(first) = follows.iter().filter_map(|rank| rank.ended).min() {
@@ -85,7 +85,7 @@ fn rank(run: &Run, time_ns: u64) -> Rank {
 }
 
 /// Returns the ranks as text, with ranges such as `0-2, 4, 6-7`.
-fn names(ranks: &[&Rank]) -> String {
+fn rank_ranges(ranks: &[&Rank]) -> String {
     let mut spans: Vec<(u64, u64, &str)> = Vec::new();
     for rank in ranks {
         match spans.last_mut() {
@@ -103,7 +103,7 @@ fn names(ranks: &[&Rank]) -> String {
 }
 
 /// Returns the range of the ranks' used memory, such as ` (used 68,120 to 70,112)`.
-fn held(ranks: &[&Rank], unit: Unit) -> String {
+fn used_range(ranks: &[&Rank], unit: Unit) -> String {
     let used = || ranks.iter().filter_map(|rank| rank.used);
     let ends = used().min().zip(used().max());
     let ends = ends.map(|(least, most)| span(unit.amount(least), unit.amount(most)));

@@ -47,7 +47,7 @@ pub(super) fn verdict(
     let fits_without = |growth: i64| growth > 0 && free < need && free.saturating_add(growth) >= need;
     if let Some((holder, bytes)) = most_grown(others).filter(|(_, bytes)| fits_without(*bytes)) {
         let left = unit.amount(free.saturating_add(bytes));
-        words.push(format!("fits without {}'s growth ({left} free)", who(holder, own)));
+        words.push(format!("fits without {}'s growth ({left} free)", holder_label(holder, own)));
     }
     if words.is_empty() {
         // In a process that started recently, memory that it has set up is not growth.
@@ -110,7 +110,7 @@ fn suspicion(oom: &Oom, ending: Option<&Ending>, unit: Unit) -> String {
     let grown = most_grown(holders).filter(|(_, bytes)| *bytes > 0);
     if let Some((holder, growth)) = grown.and_then(|(holder, _)| Some((holder, growth(holder, unit)?))) {
         let is_own = holders.first().is_some_and(|own| std::ptr::eq(own, holder));
-        let who = if is_own { "itself".to_owned() } else { who(holder, holders.first()) };
+        let who = if is_own { "itself".to_owned() } else { holder_label(holder, holders.first()) };
         words.push(format!("most grown: {who} ({growth})"));
     }
     words.join("; ")
@@ -122,7 +122,7 @@ fn most_grown(holders: &[Holder]) -> Option<(&Holder, i64)> {
 }
 
 /// Returns the holder's user if it differs from the process's own user, else user and pid.
-fn who(holder: &Holder, own: Option<&Holder>) -> String {
+fn holder_label(holder: &Holder, own: Option<&Holder>) -> String {
     match &holder.user {
         Some(user) if own.is_none_or(|own| own.user.as_ref() != Some(user)) => escape(user),
         _ => name(holder),

@@ -42,13 +42,13 @@ pub fn bars(bars: &[Bar]) -> Drawing {
     axis.scale(plot, &mut out);
     for (index, (bar, ranks)) in bars.iter().zip(&ranks).enumerate() {
         let x = plot.x + column * index as f64;
-        column_of(bar, ranks, &axis, Rect { x, width: column, ..plot }, &mut out);
+        bar_with_list(bar, ranks, &axis, Rect { x, width: column, ..plot }, &mut out);
     }
     out
 }
 
 /// Draws one bar with its title, labels and list.
-fn column_of(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) {
+fn bar_with_list(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) {
     let parts = stacked(bar, ranks);
     let x = plot.x + SIDE;
     // Grid lines end before the list of parts.
