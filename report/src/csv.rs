@@ -12,13 +12,10 @@ use gpumem_model::run::{Device, Moment};
 use gpumem_model::units::signed;
 use std::fmt::Write;
 
-/// First line of the CSV.
-pub const HEADER: &str = "device,moment,time_ns,part,layer,structure,tag,origin,role,phase,library,bytes";
-
 /// Returns the report as CSV.
 pub fn csv(report: &Report<'_>) -> String {
-    let mut out = String::from(HEADER);
-    out.push('\n');
+    let head = "device,moment,time_ns,part,layer,structure,tag,origin,role,phase,library,bytes\n";
+    let mut out = head.to_owned();
     for device in &report.run.devices {
         for (name, moment) in [("last", &device.last), ("peak", &device.peak)] {
             moment_rows(report, device, name, moment, &mut out);
@@ -37,7 +34,7 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
     };
     for &(index, bytes) in &moment.amounts {
         // A run that no daemon wrote may refer to a cell that it does not contain; the cell's bytes stay in the sum.
-        let Some(cell) = report.run.cells.get(index as usize) else {
+        let Some(cell) = report.cell(index) else {
             row("direct", [OTHERS, OTHERS, "", "", "", "", ""], bytes);
             continue;
         };

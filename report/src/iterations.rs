@@ -121,7 +121,7 @@ pub(super) fn folded(table: &Iterations) -> (Vec<Iteration>, Vec<&'static Column
 
 /// First line of the CSV: process and device, then the columns that pytorch_mem_profiler has too, under its names, and then the
 /// exact bytes of each amount.
-pub const HEADER: &str = "pid,device,epoch,iteration,peak_cached,current_cached,total_feature_map_usage,\
+const HEADER: &str = "pid,device,epoch,iteration,peak_cached,current_cached,total_feature_map_usage,\
 total_weight_usage,total_layer_weight_gradient_usage,intermediate_gradients,count,partial,peak_tracked_bytes,\
 peak_cached_bytes,current_cached_bytes,feature_map_bytes,weight_bytes,weight_gradient_bytes,\
 intermediate_gradient_bytes,optimizer_state_bytes,temporary_bytes,input_bytes,workspace_bytes,buffer_bytes,\

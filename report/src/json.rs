@@ -13,17 +13,12 @@ use gpumem_model::run::{Device, Moment, UntrackableChange, UntrackableParts};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// Value of the field `schema` in the JSON.
-pub const SCHEMA: &str = "gpumem.report";
-/// Value of the field `version` in the JSON.
-pub const VERSION: u32 = 1;
-
 /// Returns the report as one JSON document.
 pub fn json(report: &Report<'_>) -> String {
     let run = report.run;
     gpumem_model::escape::json(&object! {
-        schema: SCHEMA,
-        version: VERSION,
+        schema: "gpumem.report",
+        version: 1,
         run: report.id.as_deref(),
         rules: &report.groupings.name,
         source: &run.source,
@@ -83,7 +78,7 @@ fn moment_json(report: &Report<'_>, moment: &Moment) -> impl Serialize {
     let by_layer = report.composition(moment, By::Layer);
     let (named_bytes, nameable_bytes) = named(report.run, moment);
     let cells = moment.amounts.iter().filter_map(|&(index, bytes)| {
-        let cell = report.run.cells.get(index as usize)?;
+        let cell = report.cell(index)?;
         Some(object! { #[serde(flatten)] cell, bytes })
     });
     object! {

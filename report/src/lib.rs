@@ -307,6 +307,10 @@ impl<'r> Report<'r> {
         }
     }
 
+    fn cell(&self, index: u32) -> Option<&'r Cell> {
+        self.run.cells.get(index as usize)
+    }
+
     /// Returns the category of the cell with index `cell`; `None` for `Others`, and for idle and opaque bytes (see [`Part`]).
     pub fn category(&self, cell: u32, by: By) -> Option<&str> {
         self.categories[by as usize].get(cell as usize)?.as_deref()
@@ -324,7 +328,7 @@ impl<'r> Report<'r> {
     pub fn composition(&self, moment: &Moment, by: By) -> Composition {
         let mut composition = Composition::default();
         for &(index, bytes) in &moment.amounts {
-            match self.run.cells.get(index as usize).map(|cell| cell.class) {
+            match self.cell(index).map(|cell| cell.class) {
                 Some(Class::PoolIdle) => composition.pool_idle += bytes,
                 Some(Class::Opaque) => composition.opaque += bytes,
                 Some(Class::Direct | Class::Block) | None => match self.category(index, by) {

@@ -77,7 +77,7 @@ fn fill(report: &Report<'_>, device: &Device, node: &mut Node) {
         return;
     }
     for &(index, bytes) in &moment.amounts {
-        match report.run.cells.get(index as usize) {
+        match report.cell(index) {
             Some(cell) => node.add(std::iter::once("tracked").chain(path(cell)), bytes),
             None => node.add(["tracked", NO_TAG], bytes),
         }

@@ -20,18 +20,13 @@ use gpumem_model::run::{Moment, UntrackableParts};
 use serde::Serialize;
 use std::fmt::Write;
 
-/// Value of `schema` in the JSON.
-pub const SCHEMA: &str = "gpumem.diff";
-/// Value of `version` in the JSON.
-pub const VERSION: u32 = 1;
-
 /// Returns the comparison as one JSON document.
 pub fn json(diff: &Diff<'_>, gate: Option<&Verdict>) -> String {
     let sentence =
         diff.whole().map(|pair| summary::sentence(diff, pair, &Shown::of(pair.table(diff.by), usize::MAX)));
     gpumem_model::escape::json(&object! {
-        schema: SCHEMA,
-        version: VERSION,
+        schema: "gpumem.diff",
+        version: 1,
         at: if diff.at == At::Peak { "peak" } else { "now" },
         rules: &diff.rules,
         // The first sentence of the text form of the comparison.
@@ -159,12 +154,10 @@ fn leaves(pair: &Pair, by: By) -> Vec<Leaf> {
     leaves
 }
 
-/// First line of the CSV.
-pub const CSV_HEADER: &str = "device_a,device_b,grouping,part,name,a_bytes,b_bytes,difference_bytes,only_in";
-
 /// Returns the comparison as CSV.
 pub fn csv(diff: &Diff<'_>) -> String {
-    let mut out = format!("{CSV_HEADER}\n");
+    let head = "device_a,device_b,grouping,part,name,a_bytes,b_bytes,difference_bytes,only_in\n";
+    let mut out = head.to_owned();
     for pair in &diff.pairs {
         By::ALL.into_iter().for_each(|by| csv_rows(diff, pair, by, &mut out));
     }

@@ -95,7 +95,7 @@ impl<'r> Course<'r> {
 
     /// Adds the bytes of a cell (memory with one tag, role and so on) at the point with index `at`.
     fn add(&mut self, report: &'r Report<'_>, cell: u32, at: usize, bytes: i64) {
-        let Some(named) = report.run.cells.get(cell as usize) else { return };
+        let Some(named) = report.cell(cell) else { return };
         let count = self.positions.len();
         let put = |series: &mut BTreeMap<&'r str, Vec<i64>>, name: &'r str| {
             let amounts = series.entry(name).or_insert_with(|| vec![0; count]);
@@ -134,7 +134,7 @@ impl<'r> Course<'r> {
         let mut course = Course::new(points.iter().map(|point| seconds(point.time_ns)).collect());
         for (at, point) in points.iter().enumerate() {
             for &(cell, bytes) in &point.amounts {
-                let counts = report.run.cells.get(cell as usize).is_some_and(|cell| {
+                let counts = report.cell(cell).is_some_and(|cell| {
                     matches!(cell.class, Class::Direct | Class::Block)
                         && cell.role.as_deref() != Role::Parameter.name()
                 });

@@ -21,10 +21,8 @@ pub(super) fn course(
     let Context { report, ranks, limits, since, .. } = context;
     let timeline = &device.details.timeline;
     let points: Vec<&Point> = thinned(&timeline.points, limits.points);
-    let class = |cell: u32| report.run.cells.get(cell as usize).map(|cell| cell.class);
-    let is_several = |cell: u32| {
-        report.run.cells.get(cell as usize).is_some_and(|cell| cell.tag.as_deref().is_some_and(is_sum))
-    };
+    let is_several =
+        |cell: u32| report.cell(cell).is_some_and(|cell| cell.tag.as_deref().is_some_and(is_sum));
     let of_class = |wanted: Class| {
         let bytes = |point: &&Point| held(report.run, &point.amounts, |cell| cell.class == wanted);
         points.iter().map(bytes).collect::<Vec<_>>()
@@ -38,7 +36,7 @@ pub(super) fn course(
         for (at, point) in points.iter().enumerate() {
             smaller[at] = point.rest_bytes;
             for &(cell, bytes) in &point.amounts {
-                if matches!(class(cell), Some(Class::PoolIdle | Class::Opaque)) {
+                if matches!(report.cell(cell).map(|cell| cell.class), Some(Class::PoolIdle | Class::Opaque)) {
                     continue;
                 }
                 let row = match report.category(cell, by) {

@@ -5,7 +5,7 @@
 //! also selects the colour. Code `-1` is `Others`, `-2` stands for categories too small to be named.
 
 use super::course::course;
-use super::holdings::holdings;
+use super::holdings::{Strings, holdings};
 use crate::bridge::Bridge;
 use crate::encode::object;
 use crate::group::Identity;
@@ -69,10 +69,7 @@ impl Limits {
 }
 
 /// Categories of one grouping on all devices of the page, ranked by size.
-pub(super) struct Ranks {
-    codes: BTreeMap<String, i32>,
-    names: Vec<String>,
-}
+pub(super) struct Ranks(Strings);
 
 impl Ranks {
     fn of(reports: &[Report<'_>], by: By) -> Self {
@@ -90,16 +87,16 @@ impl Ranks {
                 }
             }
         }
-        let mut ranked = largest_first(weights);
-        ranked.truncate(MOST_NAMES);
-        let names = ranked.iter().map(|(name, _)| clean_name(name)).collect();
-        let ranked = ranked.into_iter().zip(0_i32..);
-        Ranks { codes: ranked.map(|((name, _), rank)| (name, rank)).collect(), names }
+        let mut names = Strings::default();
+        for (name, _) in largest_first(weights).iter().take(MOST_NAMES) {
+            names.code(name);
+        }
+        Ranks(names)
     }
 
     /// Returns the code of a category for its unescaped name.
     pub fn code(&self, name: Option<&str>) -> i32 {
-        name.map_or(OTHERS, |name| self.codes.get(name).copied().unwrap_or(SMALLER))
+        name.map_or(OTHERS, |name| self.0.codes.get(name).copied().unwrap_or(SMALLER))
     }
 }
 
@@ -126,7 +123,7 @@ pub(super) fn page(title: &str, reports: &[Report<'_>], limits: Limits) -> impl 
         unit: object! { name: unit.name, step: unit.step() },
         // Names of the categories, ordered by rank.
         groupings: groupings
-            .map(|(by, ranks)| object! { name: by.name(), rules: rules(by), names: ranks.names })
+            .map(|(by, ranks)| object! { name: by.name(), rules: rules(by), names: ranks.0.all })
             .collect::<Vec<_>>(),
         // Index of the grouping that the page shows first.
         by: reports.first().map_or(0, |report| report.by as usize),

@@ -18,13 +18,16 @@ type Key = (i32, i32, i32, u8, i32);
 
 /// A list of strings without repetitions; a string's code is its index in the list.
 #[derive(Default)]
-struct Strings {
-    codes: BTreeMap<String, i32>,
-    all: Vec<String>,
+pub(super) struct Strings {
+    /// Codes by unescaped string.
+    pub codes: BTreeMap<String, i32>,
+    /// The strings without control characters.
+    pub all: Vec<String>,
 }
 
 impl Strings {
-    fn code(&mut self, text: &str) -> i32 {
+    /// Returns the code of a string, which is added if it is not in the list.
+    pub fn code(&mut self, text: &str) -> i32 {
         if let Some(code) = self.codes.get(text) {
             return *code;
         }
@@ -53,7 +56,7 @@ pub(super) fn holdings(context: Context<'_>, device: &Device) -> (Vec<String>, V
 
 fn key(context: Context<'_>, index: u32, is_named: bool, tags: &mut Strings, libraries: &mut Strings) -> Key {
     let Context { report, ranks, .. } = context;
-    let cell = report.run.cells.get(index as usize);
+    let cell = report.cell(index);
     let class = match cell.map(|cell| cell.class) {
         Some(Class::PoolIdle) => return (-1, -1, -1, 1, -1),
         Some(Class::Opaque) => return (-1, -1, -1, 2, -1),

@@ -6,7 +6,7 @@
 pub mod trend_test;
 
 pub use gpumem_model::growth::{Axis, Growth};
-use trend_test::{ALPHA, Judgement, Verdict, judge};
+use trend_test::{ALPHA, Judgement, judge};
 
 /// Minutes of data that a verdict per minute requires, because a shorter run is still starting.
 const LEAST_MINUTES: f64 = 10.0;
@@ -65,11 +65,4 @@ pub fn units(growth: &Growth, judgement: &Judgement) -> u64 {
         Axis::Minute => 0.0,
     };
     (judgement.units() + stride).round() as u64
-}
-
-impl Verdict {
-    /// Returns whether the amount still grows or shrinks.
-    pub fn moves(self) -> bool {
-        matches!(self, Verdict::Growing | Verdict::Shrinking)
-    }
 }

@@ -57,6 +57,11 @@ impl Verdict {
             Verdict::NotEnoughData => "not enough data",
         }
     }
+
+    /// Returns whether the amount still grows or shrinks.
+    pub fn moves(self) -> bool {
+        matches!(self, Verdict::Growing | Verdict::Shrinking)
+    }
 }
 
 /// A verdict with its numbers. Rates are bytes per step, period or minute, depending on the unit of the points.

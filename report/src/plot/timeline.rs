@@ -146,7 +146,7 @@ fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
 
 /// Returns whether a cell is a sum of small cells, which the point does not record individually, and has no category of its own.
 fn is_sum(report: &Report<'_>, index: u32, by: By) -> bool {
-    let tag = report.run.cells.get(index as usize).and_then(|cell| cell.tag.as_deref());
+    let tag = report.cell(index).and_then(|cell| cell.tag.as_deref());
     tag.is_some_and(cell::is_sum) && report.category(index, by).is_none_or(|name| name == SUM)
 }
 

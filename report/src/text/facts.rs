@@ -75,7 +75,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
 /// Adds the amounts that have only the tag of the whole process, the largest first.
 fn inherited(report: &Report<'_>, device: &Device, out: &mut Lines) {
     let named = device.last.amounts.iter().filter_map(|(index, bytes)| {
-        let cell = report.run.cells.get(*index as usize).filter(|cell| cell.inherited)?;
+        let cell = report.cell(*index).filter(|cell| cell.inherited)?;
         Some((cell.tag.as_deref()?, *bytes))
     });
     let named = largest_first(sums(named).into_iter().filter(|(_, bytes)| *bytes > 0));
