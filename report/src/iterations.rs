@@ -33,20 +33,13 @@ pub(crate) static COLUMNS: [Column; 12] = [
     ("copies", |row| row.parameter_copies.last_bytes),
 ];
 
-/// Which iterations and columns are shown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Which iterations and columns are shown. The default is all iterations, without columns for individual parameters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Choice {
-    /// Shows only iterations whose number is a multiple of this.
+    /// Shows only iterations whose number is a multiple of this; 0 and 1 show all.
     pub every: u64,
     /// Whether each parameter and each gradient is shown, too.
     pub columns: bool,
-}
-
-impl Default for Choice {
-    /// Shows all iterations, without columns for individual parameters.
-    fn default() -> Self {
-        Choice { every: 1, columns: false }
-    }
 }
 
 impl Choice {

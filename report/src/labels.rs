@@ -20,10 +20,14 @@ pub fn label(run: &Run) -> String {
 
 /// Returns the label of a run with its pid, if known.
 pub(crate) fn label_with_pid(run: &Run) -> String {
-    match run.process.pid {
-        0 => label(run),
-        pid => format!("{}  pid {pid}", label(run)),
-    }
+    let pid = pid(run);
+    if pid.is_empty() { label(run) } else { format!("{} {pid}", label(run)) }
+}
+
+/// Returns the pid of a run after a blank, such as ` pid 4711`; empty if it is unknown.
+pub(crate) fn pid(run: &Run) -> String {
+    let pid = run.process.pid;
+    if pid == 0 { String::new() } else { format!(" pid {pid}") }
 }
 
 /// Returns where a run comes from: `on MACHINE`, or `from FORMAT FILE`.

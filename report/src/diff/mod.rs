@@ -47,7 +47,7 @@ pub struct Side<'r> {
 }
 
 /// How two devices were matched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pairing {
     /// Both devices have the same UUID.
@@ -250,15 +250,11 @@ fn table(report: &Report<'_>, device: &Device, by: By, known: &[BTreeSet<String>
         (Reverse(differs), Reverse(size), row.name.clone())
     });
     let only = statement.rows.iter().map(|row| {
-        let is_nothing = |side: usize| row.bytes[side] == Some(0);
         let has_only = |&side: &usize| {
-            row.part == Part::Category
-                && is_nothing(1 - side)
-                && !is_nothing(side)
-                && !known[1 - side].contains(&row.name)
+            let is_zero_on_other = row.bytes[1 - side] == Some(0) && row.bytes[side] != Some(0);
+            row.part == Part::Category && is_zero_on_other && !known[1 - side].contains(&row.name)
         };
         [0, 1].into_iter().find(has_only)
     });
-    let only = only.collect();
-    Table { statement, only }
+    Table { only: only.collect(), statement }
 }

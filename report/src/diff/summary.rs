@@ -4,7 +4,7 @@ use super::text::Shown;
 use super::{At, Diff, Pair, Pairing, SIDES, difference};
 use crate::labels::device_name;
 use crate::lines::clean_name;
-use crate::{Part, Row, Statement};
+use crate::{Part, Row, Statement, sums};
 use gpumem_model::escape::escape;
 use gpumem_model::time::Times;
 use gpumem_model::units::plural;
@@ -111,18 +111,17 @@ pub(super) fn basis(diff: &Diff<'_>) -> String {
     match diff.pairs.as_slice() {
         [pair] => words.extend(paired(diff, pair)),
         pairs => {
-            let count = |paired: Pairing| pairs.iter().filter(|pair| pair.paired == paired).count() as u64;
-            let hows = [
-                (Pairing::Uuid, "by UUID"),
-                (Pairing::Number, "by number"),
-                (Pairing::Rank, "by rank"),
-                (Pairing::Order, "in their order"),
-                (Pairing::Alone, "on one side only"),
-            ];
-            let hows =
-                hows.into_iter().map(|(how, words)| (count(how), words)).filter(|(count, _)| *count > 0);
-            let hows: Vec<String> = hows.map(|(count, how)| format!("{count} {how}")).collect();
-            let what = if count(Pairing::Rank) > 0 { "rank" } else { "device" };
+            let name = |pairing: Pairing| match pairing {
+                Pairing::Uuid => "by UUID",
+                Pairing::Number => "by number",
+                Pairing::Rank => "by rank",
+                Pairing::Order => "in their order",
+                Pairing::Alone => "on one side only",
+            };
+            let counts = sums(pairs.iter().map(|pair| (pair.paired, 1)));
+            let hows: Vec<String> =
+                counts.iter().map(|(how, count)| format!("{count} {}", name(*how))).collect();
+            let what = if counts.contains_key(&Pairing::Rank) { "rank" } else { "device" };
             words.push(format!("{} ({})", plural(pairs.len() as u64, what), hows.join(", ")));
         }
     }

@@ -17,15 +17,13 @@ pub struct Uncertainty {
 }
 
 /// Lower and upper bound of an amount; `None` where there is no such bound.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Bounds {
     pub(super) low: Option<i64>,
     pub(super) high: Option<i64>,
 }
 
 impl Bounds {
-    pub(super) const UNKNOWN: Bounds = Bounds { low: None, high: None };
-
     pub(super) fn exact(bytes: i64) -> Self {
         Bounds { low: Some(bytes), high: Some(bytes) }
     }
@@ -113,7 +111,7 @@ fn of_device(
 
 /// Returns the bounds of an amount at a moment. Untrackable memory measured near the peak counts as measured at the peak.
 pub(super) fn bounds(bytes: Option<i64>, kind: Kind, coverage: &Coverage, moment: &Moment, at: At) -> Bounds {
-    let Some(bytes) = bytes else { return Bounds::UNKNOWN };
+    let Some(bytes) = bytes else { return Bounds::default() };
     let is_lower = at == At::Peak && (coverage.partial_history || coverage.partial_state);
     let is_vague = coverage.blind_doubt || moment.partial || (at == At::Now && coverage.partial_state);
     // NVML read this value directly, so it is exact at the time of the reading.
@@ -124,7 +122,7 @@ pub(super) fn bounds(bytes: Option<i64>, kind: Kind, coverage: &Coverage, moment
         || (kind == Kind::Gap && (is_lower || moment.stale))
         || (kind == Kind::PartOfTracked && is_lower)
     {
-        return Bounds::UNKNOWN;
+        return Bounds::default();
     }
     let mut bounds = Bounds::exact(bytes);
     if is_lower {

@@ -1,6 +1,6 @@
 //! Formats the numbers of a run that `gpumemctl explain WORD` shows with the explanation of a word.
 
-use crate::labels::{device_name, label};
+use crate::labels::{device_name, label, pid};
 use crate::{By, Columns, Part, Report, Statement, held, most_used, ooms};
 use gpumem_model::run::{Cell, Coverage, Device, Moment, Oom, Run, State};
 use gpumem_model::units::{Unit, plural, signed, thousands};
@@ -25,10 +25,8 @@ impl<'r> ExplainedRun<'r> {
     }
 
     pub(super) fn title(&self) -> String {
-        let pid = self.run.process.pid;
-        let pid = if pid == 0 { String::new() } else { format!(" pid {pid}") };
         let id = self.report.id.as_ref().map(|id| format!(" {id}")).unwrap_or_default();
-        format!("{}{id}{pid}, {}", label(self.run), device_name(self.device))
+        format!("{}{id}{}, {}", label(self.run), pid(self.run), device_name(self.device))
     }
 
     pub(super) fn coverage(&self) -> &'r Coverage {

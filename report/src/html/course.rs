@@ -18,7 +18,7 @@ pub(super) fn course(
     device: &Device,
     named: &[&[String]; 3],
 ) -> impl Serialize + use<> {
-    let Context { report, ranks, limits, since, .. } = context;
+    let Context { report, ranks, limits, origin, .. } = context;
     let timeline = &device.details.timeline;
     let points: Vec<&Point> = thinned(&timeline.points, limits.points);
     let is_several =
@@ -58,7 +58,7 @@ pub(super) fn course(
     let merge = device.series.buckets.len().div_ceil(limits.buckets.max(1)).max(1);
     let buckets = device.series.buckets.chunks(merge);
     object! {
-        t: points.iter().map(|point| since.offset_ns(point.time_ns)).collect::<Vec<_>>(),
+        t: points.iter().map(|point| origin.offset_ns(point.time_ns)).collect::<Vec<_>>(),
         tracked: points.iter().map(|point| point.tracked_bytes()).collect::<Vec<_>>(),
         idle: of_class(Class::PoolIdle),
         opaque: of_class(Class::Opaque),
@@ -66,7 +66,7 @@ pub(super) fn course(
         stacks,
         // Width of one bucket of the series, in ns.
         width: signed(device.series.width_ns).saturating_mul(merge as i64),
-        buckets: buckets.map(|buckets| bucket(buckets, since)).collect::<Vec<_>>(),
+        buckets: buckets.map(|buckets| bucket(buckets, origin)).collect::<Vec<_>>(),
     }
 }
 
@@ -78,17 +78,15 @@ fn thinned(points: &[Point], limit: usize) -> Vec<&Point> {
     points.iter().enumerate().filter(|(at, _)| is_kept(*at)).map(|(_, point)| point).collect()
 }
 
-/// Time of a bucket, then its used, tracked and untrackable bytes, each as (lowest, highest, last) value.
-type BucketJson = (i64, Option<[i64; 3]>, Option<[i64; 3]>, Option<[i64; 3]>);
-
-/// Merges adjacent buckets of the series into one.
-fn bucket(buckets: &[Bucket], since: TimeOrigin) -> BucketJson {
+/// Merges adjacent buckets of the series into one. Returns its time, then its used, tracked and untrackable bytes, each as
+/// (lowest, highest, last) value.
+fn bucket(buckets: &[Bucket], origin: TimeOrigin) -> impl Serialize + use<> {
     let merged = |of: fn(&Bucket) -> Option<Extremes>| {
         let all = buckets.iter().filter_map(of);
         all.map(|one| [one.min, one.max, one.last])
             .reduce(|sum, one| [sum[0].min(one[0]), sum[1].max(one[1]), one[2]])
     };
-    let first = buckets.first().map_or(0, |bucket| since.offset_ns(bucket.time_ns));
+    let first = buckets.first().map_or(0, |bucket| origin.offset_ns(bucket.time_ns));
     let untrackable = merged(|bucket| bucket.untrackable);
     (first, merged(|bucket| bucket.used), merged(|bucket| bucket.tracked), untrackable)
 }

@@ -107,7 +107,7 @@ pub(super) fn page(title: &str, reports: &[Report<'_>], limits: Limits) -> impl 
     let unit = Unit::for_largest(largest.unwrap_or(0));
     let mut room = limits.devices;
     let processes = reports.iter().map(|report| {
-        process(Context { report, ranks: &ranks, unit, limits, since: TimeOrigin::of(report) }, &mut room)
+        process(Context { report, ranks: &ranks, unit, limits, origin: TimeOrigin::of(report) }, &mut room)
     });
     let processes: Vec<_> = processes.collect();
     let rules = |by: By| match by {
@@ -178,11 +178,11 @@ pub(super) struct Context<'p> {
     pub ranks: &'p [Ranks; 3],
     pub unit: Unit,
     pub limits: Limits,
-    pub since: TimeOrigin,
+    pub origin: TimeOrigin,
 }
 
 fn process(context: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
-    let Context { report, limits, since, .. } = context;
+    let Context { report, limits, origin, .. } = context;
     let run = report.run;
     let panel = text::panel_without_rows(report);
     let devices = run.devices.iter().zip(panel.devices).map(|(device, table)| {
@@ -194,17 +194,17 @@ fn process(context: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
             name: escape(&device.name),
             total: device.total_bytes,
             amounts: Identity::of(run, device),
-            last_t: since.offset_ns(device.last.time_ns),
-            peak_t: since.offset_ns(device.peak.time_ns),
+            last_t: origin.offset_ns(device.last.time_ns),
+            peak_t: origin.offset_ns(device.peak.time_ns),
             peak_tracked: device.peak.tracked_bytes,
             // Highest NVML reading of the used bytes, and its time.
-            peak_used: device.peak_used.map(|(bytes, time_ns)| (bytes, since.offset_ns(time_ns))),
+            peak_used: device.peak_used.map(|(bytes, time_ns)| (bytes, origin.offset_ns(time_ns))),
             #[serde(flatten)]
             detail: detail.map(|detail| object! { detail }),
         }
     });
     let devices: Vec<_> = devices.collect();
-    let (kind, base, base_ns) = since.clock(run.clock);
+    let (kind, base, base_ns) = origin.clock(run.clock);
     object! {
         label: label(run),
         pid: run.process.pid,
@@ -228,7 +228,7 @@ fn process(context: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
 }
 
 fn detail(context: Context<'_>, device: &Device, facts: Vec<String>) -> impl Serialize + use<> {
-    let Context { report, limits, since, .. } = context;
+    let Context { report, limits, origin, .. } = context;
     let statements = By::ALL.map(|by| rows(context, device, by));
     let named = statements.each_ref().map(|(_, named)| named.as_slice());
     let course = course(context, device, &named);
@@ -253,18 +253,20 @@ fn detail(context: Context<'_>, device: &Device, facts: Vec<String>) -> impl Ser
         // Sum in bytes and number of the gap's changes that are not in `steps`.
         other_steps,
         iterations: iterations_of(device),
-        ooms: ooms.map(|(entry, lines)| oom(report, entry, lines, since)).collect::<Vec<_>>(),
+        ooms: ooms.map(|(entry, lines)| oom(report, entry, lines, origin)).collect::<Vec<_>>(),
         // Number of earlier OOMs that are not in the list.
         earlier_ooms,
-        marks: marks(report, since),
+        marks: marks(report, origin),
     }
 }
 
 /// Returns the times that the user or the program marked with a name.
-fn marks(report: &Report<'_>, since: TimeOrigin) -> Vec<impl Serialize + use<>> {
+fn marks(report: &Report<'_>, origin: TimeOrigin) -> Vec<impl Serialize + use<>> {
     let name = |name: Option<&str>| name.map_or_else(|| LOST.to_owned(), clean_name);
     let marks = report.run.coverage.marks.iter();
-    marks.map(|mark| object! { t: since.offset_ns(mark.time_ns), name: name(mark.name.as_deref()) }).collect()
+    marks
+        .map(|mark| object! { t: origin.offset_ns(mark.time_ns), name: name(mark.name.as_deref()) })
+        .collect()
 }
 
 /// Returns a statement's rows, and the unescaped names of the categories that have a row.
@@ -305,11 +307,11 @@ fn rows(context: Context<'_>, device: &Device, by: By) -> (Vec<impl Serialize + 
 
 /// Returns the largest changes of untrackable memory (the gap) in the order of time, and the sum and number of the other changes.
 fn steps(context: Context<'_>, device: &Device) -> (Vec<impl Serialize + use<>>, (i64, usize)) {
-    let Context { unit, limits, since, .. } = context;
+    let Context { unit, limits, origin, .. } = context;
     let (steps, rest) = split_largest(grouped(&device.details.steps), limits.steps);
     let shown = steps.iter().map(|step| {
         object! {
-            t: since.offset_ns(step.time_ns),
+            t: origin.offset_ns(step.time_ns),
             bytes: step.bytes,
             what: escape(&description(step, unit)),
             #[serde(flatten)]
@@ -337,10 +339,10 @@ fn iterations_of(device: &Device) -> Option<impl Serialize + use<>> {
     })
 }
 
-fn oom(report: &Report<'_>, oom: &Oom, lines: Vec<String>, since: TimeOrigin) -> impl Serialize + use<> {
+fn oom(report: &Report<'_>, oom: &Oom, lines: Vec<String>, origin: TimeOrigin) -> impl Serialize + use<> {
     let held = memory_by_name(report, oom).into_iter();
     object! {
-        t: since.offset_ns(oom.time_ns),
+        t: origin.offset_ns(oom.time_ns),
         // The script calls memory pressure `refused`: the driver refused a request, but no allocation failed.
         kind: kind(oom).replace("pressure", "refused"),
         lines,

@@ -12,7 +12,7 @@ pub use verdict::sentence;
 use super::Report;
 use super::names::library;
 use crate::encode::object;
-use crate::labels::{device_name, exit, label_with_pid};
+use crate::labels::{device_name, exit, label_with_pid, pid};
 use crate::lines::span;
 use crate::ooms;
 use gpumem_model::ending::Ending;
@@ -207,12 +207,8 @@ fn full(
         0 | 1 => String::new(),
         count => format!("  {} until {}", plural(count, "time"), times.time(oom.last_ns)),
     };
-    let pid = match report.run.process.pid {
-        0 => String::new(),
-        pid => format!(" pid {pid}"),
-    };
     let (kind, time) = (kind(oom).to_uppercase(), times.time(oom.time_ns));
-    let (name, fate) = (device_name(device), fate(oom));
+    let (name, pid, fate) = (device_name(device), pid(report.run), fate(oom));
     lines.push(format!("{kind} #{number} {time} {name}{pid} {fate}{often}  ({})", unit.name));
     lines.push(request(oom, unit));
     let place = place(oom);

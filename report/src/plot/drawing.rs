@@ -118,16 +118,15 @@ impl Drawing {
 
     /// Adds all items of another picture, moved right by `x` and down by `y`.
     pub fn place(&mut self, other: Drawing, x: f64, y: f64) {
-        let moved = |points: Vec<(f64, f64)>| points.into_iter().map(|(px, py)| (px + x, py + y)).collect();
-        self.items.extend(other.items.into_iter().map(|item| match item {
-            Item::Shape { points, fill, stroke, data } => {
-                Item::Shape { points: moved(points), fill, stroke, data }
+        for mut item in other.items {
+            match &mut item {
+                Item::Shape { points, .. } | Item::Line { points, .. } => {
+                    points.iter_mut().for_each(|point| *point = (point.0 + x, point.1 + y));
+                }
+                Item::Text(text) => (text.x, text.y) = (text.x + x, text.y + y),
             }
-            Item::Line { points, color, width, dashed } => {
-                Item::Line { points: moved(points), color, width, dashed }
-            }
-            Item::Text(text) => Item::Text(Text { x: text.x + x, y: text.y + y, ..text }),
-        }));
+            self.items.push(item);
+        }
     }
 }
 

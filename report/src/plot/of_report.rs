@@ -61,13 +61,12 @@ pub fn draw(reports: &[Report<'_>], picture: Picture, options: &Options) -> Resu
             let runs = plural(reports.len() as u64, "run");
             Err(NothingToDraw(format!("{runs} are drawn side by side only: --plot compare")))
         }
-        Picture::Peak => of_devices(report, options, |device, hidden| Some(peak(report, device, hidden)))
-            .ok_or_else(nothing),
-        Picture::Categories => {
-            of_devices(report, options, |device, hidden| Some(categories(report, device, hidden)))
+        Picture::Timeline => over_time(report, options),
+        Picture::Peak | Picture::Categories => {
+            let draw = if picture == Picture::Peak { peak } else { categories };
+            of_devices(report, options, |device, hidden| Some(draw(report, device, hidden)))
                 .ok_or_else(nothing)
         }
-        Picture::Timeline => over_time(report, options),
     }
 }
 
@@ -161,12 +160,11 @@ fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing
     /// Maximum number of panels of a picture: eight by eight.
     const MOST: usize = 64;
     let by = reports.first().map_or(By::Layer, |report| report.by);
-    let mut all: Vec<Bar> = Vec::new();
-    for report in reports {
-        for device in &report.run.devices {
-            all.push(bar(report, &device.peak, by, &titled(report, device, &run_name(report))));
-        }
-    }
+    let all = reports.iter().flat_map(|report| {
+        let title = |device: &Device| titled(report, device, &run_name(report));
+        report.run.devices.iter().map(move |device| bar(report, &device.peak, by, &title(device)))
+    });
+    let all: Vec<Bar> = all.collect();
     if all.len() > MOST {
         return Err(NothingToDraw(format!("{} panels are too many; at most {MOST} can be drawn", all.len())));
     }

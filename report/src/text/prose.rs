@@ -224,8 +224,7 @@ fn coverage(run: &Run, times: Times) -> String {
         };
         return format!("uncovered: {why}, NVML only{blind}");
     }
-    let mut parts =
-        vec![if coverage.late { "covered late".to_owned() } else { "covered since start".to_owned() }];
+    let mut parts = vec![if coverage.late { "covered late" } else { "covered since start" }.to_owned()];
     parts.extend(names(run));
     parts.push(format!(
         "{} of {}",
