@@ -163,12 +163,16 @@ fn timeline(report: &Report<'_>, device: &Device) -> impl Serialize {
     object! { width_ns: timeline.width_ns, layers, structures, points }
 }
 
-fn names(of: &[Composition]) -> Vec<String> {
-    let names: BTreeSet<&String> = of.iter().flat_map(|composition| composition.categories.keys()).collect();
+fn names(compositions: &[Composition]) -> Vec<String> {
+    let names: BTreeSet<&String> =
+        compositions.iter().flat_map(|composition| composition.categories.keys()).collect();
     names.into_iter().cloned().chain([OTHERS.to_owned()]).collect()
 }
 
-fn column(names: &[String], of: &Composition) -> Vec<i64> {
+fn column(names: &[String], composition: &Composition) -> Vec<i64> {
     let named = names.iter().take(names.len().saturating_sub(1));
-    named.map(|name| of.categories.get(name).copied().unwrap_or(0)).chain([of.others]).collect()
+    named
+        .map(|name| composition.categories.get(name).copied().unwrap_or(0))
+        .chain([composition.others])
+        .collect()
 }

@@ -183,8 +183,8 @@ fn zero_if_omitted(bytes: Columns, kind: Kind, table: &super::Table) -> Columns 
 }
 
 /// Compares B with A for each pair of devices, and returns the worst verdict.
-pub fn judge(diff: &Diff<'_>, of: &Of, limit: Limit) -> Verdict {
-    let verdicts = diff.pairs.iter().map(|pair| judge_pair(diff, pair, of, limit));
+pub fn judge(diff: &Diff<'_>, amount: &Of, limit: Limit) -> Verdict {
+    let verdicts = diff.pairs.iter().map(|pair| judge_pair(diff, pair, amount, limit));
     // `max_by_key` returns the last of equal elements, so the verdicts are reversed to get the first one.
     verdicts.rev().max_by_key(|verdict| verdict.outcome).unwrap_or_else(|| Verdict {
         outcome: Outcome::Unknown,
@@ -197,8 +197,8 @@ pub fn judge(diff: &Diff<'_>, of: &Of, limit: Limit) -> Verdict {
 }
 
 /// Compares B with A for one pair of devices.
-fn judge_pair(diff: &Diff<'_>, pair: &Pair, of: &Of, limit: Limit) -> Verdict {
-    let (name, kind, bytes) = of.amounts(pair);
+fn judge_pair(diff: &Diff<'_>, pair: &Pair, amount: &Of, limit: Limit) -> Verdict {
+    let (name, kind, bytes) = amount.amounts(pair);
     let side =
         |side: usize| bounds(bytes[side], kind, &diff.sides[side].run.coverage, &pair.moments[side], diff.at);
     let [a, b] = [side(0), side(1)];

@@ -69,12 +69,17 @@ impl<'r> ExplainedRun<'r> {
         self.last_and_peak([of(&self.device.last), of(&self.device.peak)])
     }
 
-    /// Formats the sum of the cells with the role or phase `name`. `of` returns a cell's role or phase; `what` names both.
-    pub(super) fn named(&self, what: &str, of: fn(&Cell) -> Option<&str>, name: &str) -> Option<String> {
-        if self.run.cells.iter().all(|cell| of(cell).is_none()) {
+    /// Formats the sum of the cells with the role or phase `name`. `trait_of` returns a cell's role or phase; `what` names both.
+    pub(super) fn named(
+        &self,
+        what: &str,
+        trait_of: fn(&Cell) -> Option<&str>,
+        name: &str,
+    ) -> Option<String> {
+        if self.run.cells.iter().all(|cell| trait_of(cell).is_none()) {
             return Some(format!("no program or framework reported {what} of blocks"));
         }
-        self.cells(|cell| of(cell) == Some(name))
+        self.cells(|cell| trait_of(cell) == Some(name))
     }
 
     /// Formats an amount that may be unknown.

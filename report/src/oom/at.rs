@@ -53,6 +53,7 @@ impl Around {
     }
 }
 
+/// Converts a time of the run's clock to wall-clock time in ns since 1970; `None` if the run has no wall-clock time.
 fn wall_time_ns(run: &Run, time_ns: u64) -> Option<i64> {
     match run.clock {
         Clock::Monotonic { wall_offset_ns } => signed(time_ns).checked_add(wall_offset_ns?),
@@ -60,6 +61,7 @@ fn wall_time_ns(run: &Run, time_ns: u64) -> Option<i64> {
     }
 }
 
+/// Returns the wall-clock time at which the process ended, in ns since 1970; `None` if it has not ended or this is unknown.
 fn end_ns(run: &Run) -> Option<i64> {
     match run.state {
         State::Closed { time_ns, .. } => wall_time_ns(run, time_ns),
@@ -67,11 +69,11 @@ fn end_ns(run: &Run) -> Option<i64> {
     }
 }
 
-/// Returns the processes found on the devices that `is_it` selects, in the order of time.
-fn found<'r>(seen: &'r [Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) -> Vec<ProcessEnd<'r>> {
+/// Returns the processes found on the devices that `is_selected` selects, in the order of time.
+fn found<'r>(seen: &'r [Seen], is_selected: &dyn Fn(&Device) -> bool, around: Around) -> Vec<ProcessEnd<'r>> {
     let mut found = Vec::new();
     for seen in seen {
-        for device in seen.run.devices.iter().filter(|device| is_it(device)) {
+        for device in seen.run.devices.iter().filter(|device| is_selected(device)) {
             let mut here = entries(&seen.run);
             here.retain(|entry| {
                 let is_then = around.contains(wall_time_ns(&seen.run, entry.oom.last_ns));
@@ -91,15 +93,15 @@ fn found<'r>(seen: &'r [Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) 
 /// Returns the text form. `hidden` counts the processes of other users whose runs the reader may not see.
 pub fn text(
     seen: &[Seen],
-    is_it: &dyn Fn(&Device) -> bool,
+    is_selected: &dyn Fn(&Device) -> bool,
     around: Around,
     hidden: &BTreeMap<String, usize>,
 ) -> String {
-    let found = found(seen, is_it, around);
+    let found = found(seen, is_selected, around);
     let mut lines: Vec<String> = Vec::new();
     let clock = Clock::Monotonic { wall_offset_ns: Some(0) };
     let time = |ns: i64| clock.time(u64::try_from(ns).unwrap_or(0));
-    let devices = || seen.iter().flat_map(|seen| &seen.run.devices).filter(|device| is_it(device));
+    let devices = || seen.iter().flat_map(|seen| &seen.run.devices).filter(|device| is_selected(device));
     let title = devices().next().map_or("this GPU".to_owned(), device_title);
     let (from, to) = (around.at_ns.saturating_sub(around.for_ns), around.at_ns.saturating_add(around.for_ns));
     let (out_of_memory, others): (Vec<&ProcessEnd<'_>>, Vec<&ProcessEnd<'_>>) =
@@ -167,11 +169,11 @@ fn end_line(found: &ProcessEnd<'_>) -> String {
 /// Returns the processes around a time as one JSON document (docs/oom.md).
 pub fn json(
     seen: &[Seen],
-    is_it: &dyn Fn(&Device) -> bool,
+    is_selected: &dyn Fn(&Device) -> bool,
     around: Around,
     hidden: &BTreeMap<String, usize>,
 ) -> String {
-    let found = found(seen, is_it, around);
+    let found = found(seen, is_selected, around);
     let processes = found.iter().map(|found| {
         let run = &found.seen.run;
         let report = Report::new(run, Groupings::of_run(run), None);

@@ -101,6 +101,7 @@ pub(crate) fn name(holder: &Holder) -> String {
     }
 }
 
+/// Memory of the process itself at an out-of-memory event, by name.
 pub(super) struct ProcessMemory {
     pub parts: Vec<(String, i64)>,
     pub total: i64,
@@ -109,6 +110,7 @@ pub(super) struct ProcessMemory {
 }
 
 impl ProcessMemory {
+    /// Returns the parts and their total as an equation that adds up as printed.
     pub fn sum(&self, unit: Unit) -> String {
         let total = unit.round(self.total);
         // Omits parts that round to zero.

@@ -97,12 +97,12 @@ impl Axis {
     }
 }
 
-/// Returns the smallest step that divides `span` into at most `most` parts and is one of `rounds` times a power of ten.
-pub(super) fn round_step(span: f64, most: f64, rounds: &[f64]) -> Option<f64> {
-    let power = 10_f64.powf((span / most).log10().floor());
+/// Returns the smallest step that divides `span` into at most `max_parts` parts and is one of `rounds` times a power of ten.
+pub(super) fn round_step(span: f64, max_parts: f64, rounds: &[f64]) -> Option<f64> {
+    let power = 10_f64.powf((span / max_parts).log10().floor());
     let steps =
         [power, power * 10.0].into_iter().flat_map(|power| rounds.iter().map(move |round| round * power));
-    steps.into_iter().find(|step| span / step <= most)
+    steps.into_iter().find(|step| span / step <= max_parts)
 }
 
 /// Returns the number of digits after the decimal point that multiples of `step` need.

@@ -64,7 +64,7 @@ fn bar_with_list(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut
         *edge = edge.saturating_add(part.bytes);
         let (a, b) = (axis.y(plot, from as f64), axis.y(plot, *edge as f64));
         let at = Rect { x, y: a.min(b), width: BAR, height: (a - b).abs() };
-        let data = Data { of: bar.title.clone(), name: part.name.clone(), bytes: part.bytes };
+        let data = Data { container: bar.title.clone(), name: part.name.clone(), bytes: part.bytes };
         out.rect(at, *fill, Some((BLACK, 0.5)), Some(data));
         let share = part.bytes as f64 / bar.total_bytes.max(1) as f64;
         // A small bar next to a far larger one may have no room for the label.

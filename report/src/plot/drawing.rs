@@ -88,7 +88,7 @@ impl Text {
 #[allow(missing_docs)]
 pub struct Data {
     /// Name of the bar, panel or series that contains the shape.
-    pub of: String,
+    pub container: String,
     pub name: String,
     pub bytes: i64,
 }

@@ -73,7 +73,7 @@ impl Rows<'_> {
             let end = plot.x + self.axis.along(plot.width, bytes as f64);
             let width = (end - zero).abs().max(0.3);
             let at = Rect { x: zero.min(end), y: top + 2.5, width, height: ROW - 5.0 };
-            let data = Data { of: bar.title.clone(), name: row.name.clone(), bytes };
+            let data = Data { container: bar.title.clone(), name: row.name.clone(), bytes };
             out.rect(at, row.kind.fill(rank(row, self.ranks)), Some((BLACK, 0.5)), Some(data));
             let label = format!("{amount}  {share}");
             let label = words(label.trim_end(), at.x + at.width + 5.0, y, SMALL);

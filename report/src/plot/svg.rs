@@ -57,15 +57,15 @@ impl Drawing {
 
 /// Ends an element. Adds the bytes that it represents as attributes and tooltip.
 fn closed(out: &mut String, data: Option<&Data>) {
-    let Some(Data { of, name, bytes }) = data else {
+    let Some(Data { container, name, bytes }) = data else {
         out.push_str("/>\n");
         return;
     };
-    let (of, name) = (escaped(of), escaped(name));
+    let (container, name) = (escaped(container), escaped(name));
     let thousands = gpumem_model::units::thousands(*bytes);
     let _ = writeln!(
         out,
-        " data-of=\"{of}\" data-name=\"{name}\" data-bytes=\"{bytes}\"><title>{name}: {thousands} bytes</title></path>"
+        " data-of=\"{container}\" data-name=\"{name}\" data-bytes=\"{bytes}\"><title>{name}: {thousands} bytes</title></path>"
     );
 }
 

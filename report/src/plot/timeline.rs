@@ -186,7 +186,7 @@ impl Chart<'_> {
                 [(*from, y), (*to, y)]
             }))
         };
-        let of = device_title(self.device);
+        let container = device_title(self.device);
         let mut floor: Vec<i64> = vec![0; points.len()];
         for layer in layers {
             let amount = |at: &At| {
@@ -200,7 +200,7 @@ impl Chart<'_> {
             let fill = layer.kind.fill(rank(&layer, &self.ranks));
             // White areas need an outline to be visible.
             let edge = if layer.kind == Kind::Others { (GREY, 0.4) } else { (WHITE, 0.25) };
-            let data = Some(Data { of: of.clone(), name: layer.name, bytes });
+            let data = Some(Data { container: container.clone(), name: layer.name, bytes });
             self.out.items.push(Item::Shape { points: outline, fill, stroke: Some(edge), data });
             floor = top;
         }

@@ -37,12 +37,12 @@ fn moment<'d>(report: &Report<'_>, device: &'d Device) -> (&'d Moment, &'static 
     }
 }
 
-/// Returns the first screen with at most `most` lines, as far as that is possible by summing small categories.
+/// Returns the first screen with at most `max_lines` lines, as far as that is possible by summing small categories.
 pub(super) fn lines(
     report: &Report<'_>,
     categories: usize,
     width: Option<usize>,
-    most: usize,
+    max_lines: usize,
 ) -> Vec<String> {
     let run = report.run;
     let times = report.times();
@@ -59,7 +59,7 @@ pub(super) fn lines(
     match run.devices.as_slice() {
         [] => out.prose("no GPU memory was observed"),
         [device] => {
-            let rows = categories.min(most.saturating_sub(OTHER_LINES));
+            let rows = categories.min(max_lines.saturating_sub(OTHER_LINES));
             out.line("");
             let shown = moment(report, device);
             statement(report, device, shown, (rows, &findings), &mut out);
@@ -69,7 +69,7 @@ pub(super) fn lines(
     }
     out.line("");
     out.prose(&format!("data: {}", data(report)));
-    notes(run, most.saturating_sub(out.lines.len() + LINES_AFTER_NOTES), &mut out);
+    notes(run, max_lines.saturating_sub(out.lines.len() + LINES_AFTER_NOTES), &mut out);
     prose::navigation(report, false, &mut out);
     out.lines
 }
@@ -125,13 +125,13 @@ fn statement(
     report: &Report<'_>,
     device: &Device,
     (moment, when): (&Moment, &str),
-    (most, findings): (usize, &[Finding]),
+    (max_rows, findings): (usize, &[Finding]),
     out: &mut Lines,
 ) {
     let times = report.times();
     let total = used_or_tracked(moment);
     let unit = Unit::for_largest(total.unwrap_or(0));
-    let lines = rows(report, device, moment, (unit, most), findings);
+    let lines = rows(report, device, moment, (unit, max_rows), findings);
     let room = out.width.map_or(NAME, |width| width.saturating_sub(NUMBERS).clamp(10, NAME));
     let mut table = Table::of_numbers(1, 3);
     table.row([format!("{when}, {}", times.time(moment.time_ns)), unit.name.to_owned(), "%".to_owned()]);
@@ -153,17 +153,17 @@ fn statement(
     }
 }
 
-/// Returns at most about `most` rows of a moment, without rows that print as 0. The last row is the total.
+/// Returns at most about `max_rows` rows of a moment, without rows that print as 0. The last row is the total.
 fn rows(
     report: &Report<'_>,
     device: &Device,
     moment: &Moment,
-    (unit, most): (Unit, usize),
+    (unit, max_rows): (Unit, usize),
     findings: &[Finding],
 ) -> Vec<Line> {
     let total = used_or_tracked(moment).unwrap_or(0);
     let smallest = unit.smallest().max(total / SMALLEST_PART);
-    let statement = report.statement_of(report.by, [moment, moment], most, smallest);
+    let statement = report.statement_of(report.by, [moment, moment], max_rows, smallest);
     let amounts: Vec<Option<i64>> = printed(&statement, unit).into_iter().map(|[amount, _]| amount).collect();
     let name = |row: &Row| match row.part {
         Part::PoolIdle => "cached by the allocator".to_owned(),
@@ -271,9 +271,9 @@ fn data(report: &Report<'_>) -> String {
     words.join("; ")
 }
 
-/// Adds at most `most` notes, and the number of the others.
-fn notes(run: &Run, most: usize, out: &mut Lines) {
-    let shown = if run.caveats.len() > most { most.saturating_sub(1) } else { run.caveats.len() };
+/// Adds at most `max_notes` notes, and the number of the others.
+fn notes(run: &Run, max_notes: usize, out: &mut Lines) {
+    let shown = if run.caveats.len() > max_notes { max_notes.saturating_sub(1) } else { run.caveats.len() };
     let (shown, others) = run.caveats.split_at(shown);
     shown.iter().for_each(|caveat| out.prose(&format!("note: {}", caveat.text)));
     if !others.is_empty() {

@@ -19,9 +19,9 @@ const PLAIN: [char; 8] = ['_', '.', '-', ':', '=', '+', '*', '#'];
 /// Returns a line such as `over time ▁▂▅█ used, 0 to 71,204 MiB, 10:30:00Z-10:45:12Z`. It shows NVML's figure, or tracked memory
 /// if NVML was read for a smaller part of the time. `None` if there is nothing to draw.
 pub(super) fn line(series: &Series, times: Times, width: Option<usize>, unicode: bool) -> Option<String> {
-    let span = |of: Value| {
-        let first = series.buckets.iter().find(|bucket| of(bucket).is_some())?.time_ns;
-        let last = series.buckets.iter().rfind(|bucket| of(bucket).is_some())?.time_ns;
+    let span = |value: Value| {
+        let first = series.buckets.iter().find(|bucket| value(bucket).is_some())?.time_ns;
+        let last = series.buckets.iter().rfind(|bucket| value(bucket).is_some())?.time_ns;
         Some((first, last.max(first))) // the run's writer may have used another order
     };
     let is_read = series.buckets.iter().filter(|bucket| bucket.used.is_some()).count() >= LEAST;
@@ -52,11 +52,11 @@ pub(super) fn line(series: &Series, times: Times, width: Option<usize>, unicode:
 }
 
 /// Returns the highest value in each of `count` equal intervals. An interval without buckets has the last known value.
-fn columns(series: &Series, of: Value, (first, last): (u64, u64), count: usize) -> Vec<i64> {
+fn columns(series: &Series, value: Value, (first, last): (u64, u64), count: usize) -> Vec<i64> {
     let span = u128::from(last - first) + u128::from(series.width_ns.max(1));
     let mut highest: Vec<Option<(i64, i64)>> = vec![None; count];
     for bucket in &series.buckets {
-        let Some(extremes) = of(bucket) else { continue };
+        let Some(extremes) = value(bucket) else { continue };
         let at = u128::from(bucket.time_ns.saturating_sub(first)) * count as u128 / span.max(1);
         let Some(column) = usize::try_from(at).ok().and_then(|at| highest.get_mut(at)) else { continue };
         let most = column.map_or(extremes.max, |(most, _)| most.max(extremes.max));
