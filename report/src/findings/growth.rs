@@ -147,8 +147,8 @@ impl<'r> Course<'r> {
         Some(course)
     }
 
-    /// Judges the sum, the structures and the tags, and returns the growth of the one of the three that grows most. `over` returns
-    /// the number of units of `axis` that a judgement covers; `None` if these are too few.
+    /// Judges the sum, the structures and the tags, and returns the growth of the one of the three that grows most. `over`
+    /// returns the number of units of `axis` that a judgement covers; `None` if these are too few.
     fn judged(
         &self,
         material: f64,

@@ -110,8 +110,8 @@ pub(super) fn decimals(step: f64) -> usize {
     (-step.log10()).ceil().max(0.0) as usize
 }
 
-/// Formats the parts of a total, each as amount and percentage (see [`percents`]), so that both add up as printed. An amount above
-/// zero that rounds to zero is printed as less than one unit of the last digit.
+/// Formats the parts of a total, each as amount and percentage (see [`percents`]), so that both add up as printed. An amount
+/// above zero that rounds to zero is printed as less than one unit of the last digit.
 pub(super) fn amounts(unit: Unit, total: i64, parts: &[i64]) -> Vec<(String, String)> {
     let steps = unit.apportion(unit.round(total), parts);
     let print = |(steps, bytes): (i64, &i64)| match steps {
