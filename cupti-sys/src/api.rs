@@ -6,26 +6,26 @@ use core::mem::{offset_of, size_of};
 
 /// A CUptiResult. A plain integer, because newer libraries define more values.
 pub type CuptiResult = u32;
-/// Opaque.
+/// A CUpti_SubscriberHandle: identifies a subscription.
 pub type SubscriberHandle = *mut c_void;
-/// Writes the number of a context or its device.
+/// Writes CUPTI's number of a context, or of its device.
 pub type GetNumber = unsafe extern "C" fn(*const c_void, *mut u32) -> CuptiResult;
-/// `userdata`, domain, id, data.
+/// Callback function. Arguments: `userdata`, domain, id, data.
 pub type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
 
 /// `CUpti_SubscriberParams`, from CUPTI 13.0.
 #[repr(C)]
 #[derive(Debug)]
 pub struct SubscriberParams {
-    /// [`SubscriberParams::BYTES_13_0`] or [`SubscriberParams::BYTES_13_2`]: 13.0 refuses the larger one.
+    /// Size of this struct: `BYTES_13_0` or `BYTES_13_2`. CUPTI 13.0 and 13.1 refuse the larger one.
     pub struct_bytes: usize,
     /// Name of this subscriber, at most 53 bytes.
     pub name: *const c_char,
-    /// Buffer for the name of the current subscriber, at least 64 bytes.
+    /// Buffer of at least 64 bytes for the name of the client that holds the subscription.
     pub holder: *mut c_char,
     /// Size of `holder` in bytes.
     pub holder_bytes: usize,
-    /// From 13.2: several clients may subscribe.
+    /// Whether other clients may subscribe, too. From CUPTI 13.2.
     pub allow_multiple: u8,
 }
 
@@ -38,7 +38,7 @@ impl SubscriberParams {
 const _: () = assert!(size_of::<SubscriberParams>() == SubscriberParams::BYTES_13_2);
 const _: () = assert!(offset_of!(SubscriberParams, allow_multiple) == SubscriberParams::BYTES_13_0);
 
-/// A libcupti. Optional functions are absent in older ones.
+/// Functions of a libcupti. Older versions do not have the optional ones.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub struct Api {
@@ -60,8 +60,8 @@ pub struct Api {
 }
 
 impl Api {
-    /// Loads the libcupti at `path`, or takes the loaded one. It stays loaded until the process ends. `None` if the file is no
-    /// libcupti; then it is not loaded, or no longer.
+    /// Loads the libcupti at `path`, unless it is loaded already. It stays loaded until the process ends. `None` if the file
+    /// is not a libcupti; it is unloaded then.
     pub fn open(path: &CStr) -> Option<Self> {
         let library = Library::open(path)?;
         let api = Self::of(library);
@@ -89,12 +89,12 @@ impl Api {
     /// Returns CUPTI's version: 17 to 28 up to CUDA 12.9, then 130001 and so on; `None` if the call fails.
     pub fn version(&self) -> Option<u32> {
         let mut version = 0;
-        // SAFETY: a function of this library, with a place for its answer.
+        // SAFETY: a function of this library, with room for its answer.
         (unsafe { self.get_version?(&mut version) } == 0).then_some(version)
     }
 }
 
-/// Returns what a result means for a user whose process is not covered. Not cuptiGetResultString, which returns nothing if a
+/// Returns a text for the user: why CUPTI does not report driver calls. Not cuptiGetResultString, which returns nothing if a
 /// library of CUDA 13.3 or later cannot start.
 pub fn friendly(result: CuptiResult) -> &'static str {
     match result {

@@ -1,4 +1,4 @@
-//! Arguments of a callback. All layouts are the same in CUPTI 11.7 to 13.5.
+//! Arguments of CUPTI callbacks. All layouts are the same in CUPTI 11.7 to 13.5.
 
 use core::ffi::{c_char, c_void};
 use core::mem::{offset_of, size_of};
@@ -7,9 +7,9 @@ use core::mem::{offset_of, size_of};
 pub mod domain {
     /// Calls of the driver API.
     pub const DRIVER_API: u32 = 1;
-    /// Contexts, modules, graphs.
+    /// Changes of contexts, modules and graphs.
     pub const RESOURCE: u32 = 3;
-    /// CUPTI about itself, from 12.2.
+    /// Errors of CUPTI itself; from CUDA 12.2.
     pub const STATE: u32 = 6;
 }
 
@@ -18,25 +18,25 @@ pub const ENTER: u32 = 0;
 /// The call has returned.
 pub const EXIT: u32 = 1;
 
-/// `CUpti_CallbackData`: of an API call.
+/// `CUpti_CallbackData`: argument of callbacks for API calls.
 #[repr(C)]
 #[derive(Debug)]
 pub struct CallbackData {
     /// [`ENTER`] or [`EXIT`].
     pub site: u32,
-    /// Static.
+    /// Static C string.
     pub function_name: *const c_char,
-    /// A struct of params.rs; valid during the callback only.
+    /// The call's parameters, with a layout of params.rs. Valid during the callback only.
     pub params: *const c_void,
     /// CUresult of a driver call; valid at EXIT only.
     pub return_value: *const u32,
-    /// Name of the kernel in a kernel launch.
+    /// For a kernel launch, the kernel's name.
     pub symbol_name: *const c_char,
     /// The thread's current context or null; may differ between ENTER and EXIT.
     pub context: *const c_void,
-    /// Unique in the process.
+    /// CUPTI's number of the context, unique in the process.
     pub context_uid: u32,
-    /// A word shared by ENTER and EXIT of one call.
+    /// A word for the subscriber's data: the same at ENTER and EXIT of one call.
     pub correlation_data: *mut u64,
     /// Number of the call, equal at ENTER and EXIT.
     pub correlation_id: u32,
@@ -47,15 +47,15 @@ const _: () = assert!(offset_of!(CallbackData, context) == 40 && offset_of!(Call
 const _: () = assert!(offset_of!(CallbackData, correlation_data) == 56);
 const _: () = assert!(offset_of!(CallbackData, correlation_id) == 64);
 
-/// `CUpti_ResourceData`.
+/// `CUpti_ResourceData`: argument of callbacks in the RESOURCE domain.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ResourceData {
-    /// The context that it is about.
+    /// The context that has changed, or whose resource has.
     pub context: *const c_void,
-    /// The stream, for stream ids.
+    /// The stream, if the callback id is about a stream.
     pub stream: *const c_void,
-    /// [`ModuleResourceData`] or [`GraphData`].
+    /// Points to [`ModuleResourceData`] or [`GraphData`], depending on the callback id.
     pub descriptor: *const c_void,
 }
 const _: () = assert!(size_of::<ResourceData>() == 24 && offset_of!(ResourceData, descriptor) == 16);
@@ -64,11 +64,11 @@ const _: () = assert!(size_of::<ResourceData>() == 24 && offset_of!(ResourceData
 #[repr(C)]
 #[derive(Debug)]
 pub struct ModuleResourceData {
-    /// CUPTI's number for it.
+    /// CUPTI's number of the module.
     pub module_id: u32,
-    /// Size of the ELF image at `cubin`.
+    /// Size of the ELF image at `cubin`, in bytes.
     pub cubin_bytes: usize,
-    /// Host memory, valid during the callback only.
+    /// The module's ELF image in host memory; valid during the callback only.
     pub cubin: *const u8,
 }
 const _: () = assert!(size_of::<ModuleResourceData>() == 24 && offset_of!(ModuleResourceData, cubin) == 16);
@@ -82,7 +82,7 @@ pub struct GraphData {
     pub original_graph: *const c_void,
     pub node: *const c_void,
     pub original_node: *const c_void,
-    /// [`GraphData::MEM_ALLOC`], [`GraphData::MEM_FREE`] and others.
+    /// CUgraphNodeType: [`GraphData::MEM_ALLOC`], [`GraphData::MEM_FREE`] or another one.
     pub node_type: u32,
     pub dependency: *const c_void,
     pub graph_exec: *const c_void,

@@ -1,4 +1,4 @@
-//! The driver calls that we make, in the libcuda that the process has loaded. Never loaded by us.
+//! The driver calls that the agent makes, in the libcuda that the process has loaded. The agent never loads libcuda.
 
 use crate::CuResult;
 use crate::library::Library;
@@ -26,7 +26,7 @@ pub mod device_attribute {
     pub const THREADS_PER_MULTIPROCESSOR: c_int = 39;
 }
 
-/// Declares the functions: field, symbols (the first that the driver has), parameters.
+/// Declares the functions: field, symbol, a second symbol for drivers without the first one, parameters.
 macro_rules! functions {
     ($( $field:ident = $first:literal $(or $other:literal)? ($($parameter:ty),*) )*) => {
         /// The loaded driver's functions; each may be missing in an old driver.
@@ -40,8 +40,8 @@ macro_rules! functions {
             /// Returns the functions of the loaded libcuda; `None` if there is none.
             pub fn loaded() -> Option<Self> {
                 let library = Library::loaded(c"libcuda.so.1").or_else(|| Library::loaded(c"libcuda.so"))?;
-                // SAFETY: each type is that of the function in cuda.h of CUDA 11.8 to 13.5; CUdevice is an int, a
-                // CUmemoryPool a pointer that we only hand back.
+                // SAFETY: each type is that of the function in cuda.h of CUDA 11.8 to 13.5. A CUdevice is an int, a
+                // CUmemoryPool a pointer that is only passed back to the driver.
                 Some(unsafe { Driver {
                     $( $field: library.function($first)$( .or_else(|| library.function($other)) )?, )*
                 } })
@@ -72,7 +72,7 @@ impl Driver {
     /// Returns the driver's CUDA version, 12040 for 12.4. Works before cuInit has returned.
     pub fn version(&self) -> Option<u32> {
         let mut version = 0;
-        // SAFETY: a function of this driver, with a place for its answer.
+        // SAFETY: a function of this driver, with room for its answer.
         let result = unsafe { self.driver_get_version?(&mut version) };
         (result == 0).then_some(u32::try_from(version).ok()).flatten()
     }

@@ -1,16 +1,15 @@
-//! Callback ids. Names are those of the header, so that they can be searched for.
+//! Callback ids of CUPTI. Their names are those of the driver's functions in NVIDIA's headers.
 #![allow(non_upper_case_globals, missing_docs)]
 
 macro_rules! ids {
     ($( $name:ident = $id:literal ),* $(,)?) => {
         $( pub const $name: u32 = $id; )*
-        /// Name and number of each driver id; a check compares them with cuptiGetCallbackName.
+        /// Name and number of each driver id; a test compares them with cuptiGetCallbackName.
         pub const DRIVER: &[(&str, u32)] = &[$( (stringify!($name), $id) ),*];
     };
 }
 
-// Introduced between CUDA 2.0 and 13.4. An older library rejects a newer id in
-// cuptiEnableCallback; such an id can be skipped.
+// Ids of CUDA 2.0 to 13.4. In cuptiEnableCallback an older library rejects a newer id, which may be ignored.
 ids! {
     cuInit = 1,
     cuDeviceGetCount = 4,
@@ -156,7 +155,7 @@ pub mod resource {
 
 /// Ids of the STATE domain, from CUDA 12.2.
 pub mod state {
-    /// CUPTI has finalized itself after an error: a subscription no longer works.
+    /// CUPTI has finalized itself after an error: subscriptions no longer work.
     pub const FATAL_ERROR: u32 = 1;
     pub const ERROR: u32 = 2;
 }

@@ -1,9 +1,9 @@
-//! dlopen and dlsym.
+//! Loads libraries and finds their symbols (dlopen and dlsym).
 
 use core::ffi::{CStr, c_int, c_void};
 
-/// A loaded library. It must stay loaded once one of its functions was called: NVIDIA's libraries register a destructor for
-/// thread-specific data, which the C library calls when the thread ends. After an unload that call would crash.
+/// A loaded library. After the first call of one of its functions it must stay loaded. NVIDIA's libraries register a
+/// destructor of thread-specific data, which the C library calls when the thread ends. After an unload that would crash.
 #[derive(Debug, Clone, Copy)]
 pub struct Library(*mut c_void);
 
@@ -14,17 +14,17 @@ unsafe impl Sync for Library {}
 
 impl Library {
     fn with_flags(path: &CStr, flags: c_int) -> Option<Self> {
-        // SAFETY: `path` is a C string. The library's constructors run, as with any other way to load it.
+        // SAFETY: `path` is a C string. The library's constructors run, as they do however it is loaded.
         let handle = unsafe { libc::dlopen(path.as_ptr(), flags) };
         (!handle.is_null()).then_some(Library(handle))
     }
 
-    /// Loads `path` with local symbols (RTLD_LOCAL).
+    /// Loads the library at `path` with local symbols (RTLD_LOCAL).
     pub fn open(path: &CStr) -> Option<Self> {
         Self::with_flags(path, libc::RTLD_NOW | libc::RTLD_LOCAL)
     }
 
-    /// Returns `path` if it is already loaded.
+    /// Returns the library at `path` if it is already loaded.
     pub fn loaded(path: &CStr) -> Option<Self> {
         Self::with_flags(path, libc::RTLD_NOW | libc::RTLD_NOLOAD)
     }
@@ -42,7 +42,7 @@ impl Library {
         (!address.is_null()).then_some(address)
     }
 
-    /// Returns the function of that name.
+    /// Returns the function with this name.
     ///
     /// # Safety
     /// `F` must be the type of a function pointer, and the right one for that symbol.

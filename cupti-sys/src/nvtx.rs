@@ -1,19 +1,19 @@
 //! Tables that an NVTX library passes to an injected library (`InitializeInjectionNvtx2`), and the ids of its functions.
-//! Checked against NVTX 3 headers, the older libnvToolsExt (version 2) and the Python package.
+//! Compared with the NVTX 3 headers, the older libnvToolsExt (version 2) and the Python package.
 //!
-//! A table is an array of pointers to function pointers of the caller: `*table[id] = function`. Its length differs between
-//! versions; an id at or beyond the length does not exist.
+//! A table points to the caller's function pointers; the injected library replaces them: `*table[id] = function`. Its length
+//! differs between versions. An id at or beyond the length does not exist.
 
 use std::ffi::c_int;
 
-/// Export table of the functions.
+/// Id of the export table [`Callbacks`].
 pub const ETID_CALLBACKS: u32 = 1;
-/// Export table of the version; absent in version 2.
+/// Id of the export table [`VersionInfo`], which version 2 does not have.
 pub const ETID_VERSION_INFO: u32 = 3;
 
-/// Module of calls without a domain.
+/// Id of the module with the calls that name no domain.
 pub const MODULE_CORE: u32 = 1;
-/// Module of calls with a domain.
+/// Id of the module with the calls that name a domain.
 pub const MODULE_CORE2: u32 = 5;
 
 /// Array of pointers to the caller's function pointers.
@@ -50,7 +50,7 @@ pub type GetExportTable = unsafe extern "C" fn(id: u32) -> *const std::ffi::c_vo
 /// NVTX version of the agent.
 pub const VERSION: u32 = 3;
 
-/// Numbers in [`MODULE_CORE`].
+/// Ids of functions in [`MODULE_CORE`].
 #[allow(missing_docs)]
 pub mod core {
     pub const MARK_EX: u32 = 1;
@@ -66,7 +66,7 @@ pub mod core {
     pub const RANGE_POP: u32 = 11;
 }
 
-/// Numbers in [`MODULE_CORE2`].
+/// Ids of functions in [`MODULE_CORE2`].
 #[allow(missing_docs)]
 pub mod core2 {
     pub const DOMAIN_MARK_EX: u32 = 1;
@@ -81,7 +81,7 @@ pub mod core2 {
     pub const DOMAIN_DESTROY: u32 = 14;
 }
 
-/// Result of a push or pop without tracking (`NoPushPopTracking`).
+/// Result of a push or pop that is not followed (`NoPushPopTracking`).
 pub const NOT_TRACKED: c_int = -2;
 
 /// `nvtxEventAttributes_t`.
@@ -90,7 +90,7 @@ pub const NOT_TRACKED: c_int = -2;
 #[allow(missing_docs)]
 pub struct EventAttributes {
     pub version: u16,
-    /// Size in bytes of the structure in the program's NVTX version.
+    /// Size of this structure in the program's NVTX version, in bytes.
     pub size: u16,
     pub category: u32,
     pub color_type: i32,
@@ -101,16 +101,16 @@ pub struct EventAttributes {
     /// One of the `MESSAGE_` constants.
     pub message_type: i32,
     pub padding: u32,
-    /// Pointer to a string, or handle of a registered string.
+    /// Pointer to a string, or the handle of a registered string.
     pub message: usize,
 }
 const _: () = assert!(size_of::<EventAttributes>() == 48);
 const _: () = assert!(std::mem::offset_of!(EventAttributes, message_type) == 32);
 const _: () = assert!(std::mem::offset_of!(EventAttributes, message) == 40);
 
-/// NUL-terminated UTF-8.
+/// `message` points to NUL-terminated UTF-8.
 pub const MESSAGE_ASCII: i32 = 1;
-/// NUL-terminated `wchar_t`, 4 bytes each.
+/// `message` points to NUL-terminated `wchar_t` of 4 bytes each.
 pub const MESSAGE_UNICODE: i32 = 2;
-/// Handle returned by a register call.
+/// `message` is a handle that a register call has returned.
 pub const MESSAGE_REGISTERED: i32 = 3;

@@ -1,13 +1,13 @@
-//! Parameters of driver calls, as CUPTI hands them over: a struct per shape, shared by the calls that have it.
-//! Sizes and offsets are those of the headers of CUDA 11.8 to 13.5, checked when this is compiled.
+//! Parameters of driver calls, as CUPTI passes them: one struct for each layout, shared by the calls with that layout.
+//! Sizes and offsets are those of the headers of CUDA 11.8 to 13.5; they are checked at compile time.
 //!
-//! Out-parameters are pointers into the caller's memory: valid during the callback, filled at EXIT.
+//! Out-parameters point into the caller's memory: the pointers are valid during the callback, their targets at EXIT.
 #![allow(missing_docs)]
 
 use core::ffi::c_void;
 use core::mem::{offset_of, size_of};
 
-macro_rules! shapes {
+macro_rules! layouts {
     ($( $(#[$doc:meta])* $name:ident = $bytes:literal { $( $field:ident @ $offset:literal : $type:ty ),* $(,)? } )*) => { $(
         $(#[$doc])*
         #[repr(C)]
@@ -21,25 +21,19 @@ macro_rules! shapes {
 /// A C pointer to a number; null if the caller passed null.
 pub type Out = *const u64;
 
-shapes! {
-    /// cuMemAlloc_v2, cuMemAllocHost_v2.
+layouts! {
+    /// cuMemAlloc_v2, cuMemAllocHost_v2; the first parameters of cuMemAllocManaged, cuMemHostAlloc.
     Alloc = 16 { out @ 0: Out, bytes @ 8: usize }
-    /// cuMemAlloc of CUDA 2: 32-bit sizes and device pointers.
+    /// cuMemAlloc of CUDA 2: size and device pointer have 32 bits.
     AllocV1 = 16 { out @ 0: *const u32, bytes @ 8: u32 }
-    /// cuMemAllocHost of CUDA 2: its size has 32 bits, its pointer is the host's.
+    /// cuMemAllocHost of CUDA 2: its size has 32 bits, its host pointer 64.
     AllocHostV1 = 16 { out @ 0: Out, bytes @ 8: u32 }
-    /// cuMemAllocManaged, cuMemHostAlloc.
-    AllocFlags = 24 { out @ 0: Out, bytes @ 8: usize, flags @ 16: u32 }
     /// cuMemHostRegister and _v2.
     Register = 24 { address @ 0: u64, bytes @ 8: usize, flags @ 16: u32 }
     /// cuMemAllocPitch_v2.
     AllocPitch = 40 { out @ 0: Out, pitch @ 8: *const usize, width @ 16: usize, height @ 24: usize, element @ 32: u32 }
     /// cuMemAllocPitch of CUDA 2.
     AllocPitchV1 = 32 { out @ 0: *const u32, pitch @ 8: *const u32, width @ 16: u32, height @ 20: u32, element @ 24: u32 }
-    /// Calls whose first parameter is an address or a handle of 8 bytes: frees, destroys, releases.
-    Handle = 8 { handle @ 0: u64 }
-    /// cuMemFree of CUDA 2, and calls whose only parameter is a device.
-    Small = 4 { value @ 0: u32 }
     /// cuMemFreeAsync.
     FreeAsync = 16 { address @ 0: u64, stream @ 8: u64 }
     /// cuMemAllocAsync.
@@ -48,12 +42,8 @@ shapes! {
     AllocFromPool = 32 { out @ 0: Out, bytes @ 8: usize, pool @ 16: u64, stream @ 24: u64 }
     /// cuMemPoolCreate.
     PoolCreate = 16 { out @ 0: Out, properties @ 8: *const PoolProperties }
-    /// cuMemPoolTrimTo.
-    PoolTrim = 16 { pool @ 0: u64, keep_bytes @ 8: usize }
     /// cuMemPoolImportFromShareableHandle.
     PoolImport = 32 { out @ 0: Out, handle @ 8: u64, kind @ 16: u32, flags @ 24: u64 }
-    /// cuMemPoolImportPointer.
-    PoolImportPointer = 24 { out @ 0: Out, pool @ 8: u64, data @ 16: *const c_void }
     /// cuDeviceSetMemPool.
     DeviceSetPool = 16 { device @ 0: u32, pool @ 8: u64 }
     /// cuMemSetMemPool, from CUDA 13.0.
@@ -66,20 +56,14 @@ shapes! {
     Range = 16 { address @ 0: u64, bytes @ 8: usize }
     /// cuMemRetainAllocationHandle.
     MemRetain = 16 { out @ 0: Out, address @ 8: u64 }
-    /// cuMemExportToShareableHandle; `kind` gives the type of `out`.
+    /// cuMemExportToShareableHandle; `kind` determines the type of `out`.
     MemExport = 32 { out @ 0: *const i32, handle @ 8: u64, kind @ 16: u32, flags @ 24: u64 }
     /// cuMemImportFromShareableHandle.
     MemImport = 24 { out @ 0: Out, os_handle @ 8: u64, kind @ 16: u32 }
     /// cuMulticastCreate.
     MulticastCreate = 16 { out @ 0: Out, properties @ 8: *const c_void }
-    /// cuIpcOpenMemHandle and _v2: the handle lies in the struct.
-    IpcOpen = 80 { out @ 0: Out, handle @ 8: [u64; 8], flags @ 72: u32 }
     /// cuImportExternalMemory.
     ImportExternal = 16 { out @ 0: Out, description @ 8: *const ExternalMemory }
-    /// cuExternalMemoryGetMappedBuffer.
-    MappedBuffer = 24 { out @ 0: Out, memory @ 8: u64, description @ 16: *const ExternalBuffer }
-    /// cuExternalMemoryGetMappedMipmappedArray.
-    MappedMipmap = 24 { out @ 0: Out, memory @ 8: u64, description @ 16: *const c_void }
     /// cuArrayCreate, cuArray3DCreate and their _v2; they differ in the type of the description.
     ArrayCreate = 16 { out @ 0: Out, description @ 8: *const c_void }
     /// cuMipmappedArrayCreate.
@@ -107,7 +91,7 @@ shapes! {
 }
 
 // Types that parameters point to.
-shapes! {
+layouts! {
     /// CUmemLocation.
     Location = 8 { kind @ 0: u32, id @ 4: u32 }
     /// CUmemAllocationProp.
@@ -116,8 +100,8 @@ shapes! {
     PoolProperties = 88 { kind @ 0: u32, handle_types @ 4: u32, location @ 8: Location, security @ 16: u64, max_bytes @ 24: u64, usage @ 32: u16, rest @ 34: [u8; 54] }
     /// CUDA_MEM_ALLOC_NODE_PARAMS.
     AllocNode = 120 { pool @ 0: PoolProperties, access @ 88: u64, access_count @ 96: usize, bytes @ 104: usize, address @ 112: u64 }
-    /// CUgraphNodeParams: `alloc` when `kind` is MEM_ALLOC; `alloc.pool.kind` and `handle_types` are the address when it
-    /// is MEM_FREE.
+    /// CUgraphNodeParams. If `kind` is MEM_ALLOC, `alloc` has the parameters. If it is MEM_FREE, the first 8 bytes of `alloc`
+    /// (`alloc.pool.kind` and `handle_types`) are the address.
     GraphNode = 256 { kind @ 0: u32, reserved @ 4: [u32; 3], alloc @ 16: AllocNode, rest @ 136: [u64; 15] }
     /// CUDA_ARRAY_DESCRIPTOR.
     Array2d = 24 { width @ 0: usize, height @ 8: usize, format @ 16: u32, channels @ 20: u32 }
@@ -127,10 +111,8 @@ shapes! {
     Array2dV1 = 16 { width @ 0: u32, height @ 4: u32, format @ 8: u32, channels @ 12: u32 }
     /// CUDA_ARRAY3D_DESCRIPTOR_v1: of cuArray3DCreate.
     Array3dV1 = 24 { width @ 0: u32, height @ 4: u32, depth @ 8: u32, format @ 12: u32, channels @ 16: u32, flags @ 20: u32 }
-    /// CUDA_EXTERNAL_MEMORY_HANDLE_DESC, to its size.
+    /// First fields of CUDA_EXTERNAL_MEMORY_HANDLE_DESC, up to the size of the memory.
     ExternalMemory = 32 { kind @ 0: u32, handle @ 8: [u64; 2], bytes @ 24: u64 }
-    /// CUDA_EXTERNAL_MEMORY_BUFFER_DESC, to its size.
-    ExternalBuffer = 16 { offset @ 0: u64, bytes @ 8: u64 }
 }
 
 impl Location {
@@ -172,7 +154,7 @@ impl From<Array3dV1> for Array3d {
 }
 
 impl Array3d {
-    /// CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING: no memory yet.
+    /// CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING: an array with one of these flags has no memory yet.
     pub const UNBACKED: u32 = 0x40 | 0x80;
 }
 
@@ -181,7 +163,7 @@ impl Array3d {
 pub enum Pixel {
     /// Bytes for each channel.
     Channel(u64),
-    /// Bits for each pixel, independent of its channels. Planes of lower resolution count with their average for each pixel.
+    /// Bits for each pixel, whatever its channels. Planes of lower resolution count with their average bits for each pixel.
     Bits(u64),
     /// Bytes for each block of 4 x 4 pixels.
     Block(u64),
