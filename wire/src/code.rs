@@ -1,5 +1,5 @@
-//! Small integers (codes) inside records. An unknown number is read as `Unknown`, because a newer
-//! peer may send more values and must not be refused.
+//! Codes: small integers inside records, each list an enum. An unknown number is read as `Unknown`, because a newer peer may
+//! send more values and must not be refused.
 
 macro_rules! codes {
     ($( $(#[$doc:meta])* $name:ident { $( $(#[$item_doc:meta])* $item:ident = $number:literal ),* $(,)? } )*) => { $(
@@ -8,7 +8,7 @@ macro_rules! codes {
         #[repr(u8)]
         #[allow(missing_docs)]
         pub enum $name {
-            /// Absent, or a number unknown to this version.
+            /// No value, or a number unknown to this version.
             #[default]
             Unknown = 0,
             $( $(#[$item_doc])* $item = $number, )*
@@ -32,7 +32,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Kind of memory, which decides whether NVML charges it to the process.
+    /// Kind of memory. It decides whether NVML charges the memory to the process.
     MemoryKind {
         /// cuMemAlloc and its variants: device memory.
         Device = 1,
@@ -40,17 +40,17 @@ codes! {
         Pitched = 2,
         /// Arrays and mipmaps: device memory in a tiled layout, usually `ESTIMATED`.
         Array = 3,
-        /// Carved from a driver pool in stream order; the pool's reserved bytes are the physical ones.
+        /// Allocated from a driver pool in stream order. The pool's reserved bytes are the physical memory.
         StreamOrdered = 4,
         /// cuMemCreate on a device.
         Vmm = 5,
-        /// cuMemAllocManaged: migrates; NVML charges it to no process.
+        /// cuMemAllocManaged: memory that migrates between host and device; NVML charges it to no process.
         Managed = 16,
         /// Page-locked host memory that the driver allocated.
         Pinned = 17,
         /// The program's host memory, registered with the driver.
         Registered = 18,
-        /// Another process's or API's memory, mapped here (IPC, shareable handle, external memory).
+        /// Memory of another process or API, mapped in this one (IPC, shareable handle, external memory).
         Imported = 19,
         /// cuMemCreate on a host location.
         HostVmm = 20,
@@ -61,14 +61,14 @@ codes! {
         /// A weight that training updates.
         Parameter = 1,
         Gradient = 2,
-        /// State that an optimizer keeps per parameter.
+        /// State that an optimizer keeps for each parameter.
         OptimizerState = 3,
-        /// Kept from forward for backward.
+        /// Result of the forward pass, kept for the backward pass.
         Activation = 4,
         Input = 5,
         /// Allocated and freed within one phase.
         Temporary = 6,
-        /// Scratch of a library (cuBLAS, cuDNN, NCCL).
+        /// Scratch memory of a library (cuBLAS, cuDNN, NCCL).
         Workspace = 7,
         /// State that is saved but not trained (running means, masks).
         Buffer = 8,
@@ -80,7 +80,7 @@ codes! {
 
     /// Part of a training step.
     Phase {
-        /// Building the model, before the first step.
+        /// Before the first step, while the model is built.
         Setup = 1,
         Forward = 2,
         Backward = 3,
@@ -97,7 +97,7 @@ codes! {
         Driver = 1,
         /// The driver's pool for graph memory nodes: the driver reserves its memory; the agent polls its totals.
         Graph = 2,
-        /// A framework that carves segments out of driver allocations.
+        /// A framework that divides driver allocations into blocks.
         Framework = 3,
     }
 
@@ -115,22 +115,22 @@ codes! {
 
     /// State of a freed block.
     FreeState {
-        /// Free for the next request.
+        /// The pool can use the block for the next request.
         Done = 1,
-        /// Freed by its owner; a stream may still use it (record_stream).
+        /// The owner has freed the block, but a stream may still use it (record_stream).
         Pending = 2,
     }
 
-    /// Whether the agent receives driver calls.
+    /// Whether the agent observes driver calls.
     AgentState {
         /// Callbacks arrive.
         Covered = 1,
-        /// The agent attached after the first allocation; older memory is `predates`.
+        /// The agent started after the first allocation. Older memory is reported as `predates`.
         Late = 2,
-        /// Another CUPTI client holds the subscription; the payload is its name, if known.
+        /// Another CUPTI client holds the subscription. The payload is its name, if known.
         Blocked = 3,
         Paused = 4,
-        /// Disabled permanently after a fault in the agent; the payload is the reason.
+        /// The agent has disabled itself permanently after a fault. The payload is the reason.
         Disarmed = 5,
     }
 
@@ -142,17 +142,17 @@ codes! {
         Device = 2,
     }
 
-    /// Driver activity that changes Untrackable.
+    /// Driver activity that changes the memory of a process outside of allocations (Untrackable).
     DriverEventKind {
         ContextCreated = 1,
-        /// A module was loaded; bytes are its loadable sections, an upper bound under lazy loading.
+        /// A module was loaded. `bytes` is the size of its loadable sections, an upper bound under lazy loading.
         ModuleLoaded = 2,
         ModuleUnloaded = 3,
-        /// CU_LIMIT_STACK_SIZE was set; value in bytes per thread.
+        /// CU_LIMIT_STACK_SIZE was set to `value` bytes for each thread.
         StackLimit = 4,
-        /// CU_LIMIT_PRINTF_FIFO_SIZE was set; value in bytes.
+        /// CU_LIMIT_PRINTF_FIFO_SIZE was set to `value` bytes.
         PrintfLimit = 5,
-        /// CU_LIMIT_MALLOC_HEAP_SIZE was set; value in bytes.
+        /// CU_LIMIT_MALLOC_HEAP_SIZE was set to `value` bytes.
         HeapLimit = 6,
         GraphInstantiated = 7,
         GraphDestroyed = 8,
@@ -161,7 +161,7 @@ codes! {
         /// A library of kernels was loaded.
         LibraryLoaded = 11,
         GreenContextCreated = 12,
-        /// A call that will create a context was entered: the current charge does not include the context.
+        /// A call that will create a context has begun: NVML's figure does not include the context yet.
         ContextCreating = 13,
     }
 
@@ -181,24 +181,24 @@ codes! {
         Gpu = 1,
         /// UUID of a MIG instance.
         Mig = 2,
-        /// No UUID: only an ordinal, in imports.
+        /// Only a number, no UUID; in imports.
         Ordinal = 3,
     }
 
-    /// Why a reading is absent. Unknown is never zero.
+    /// Why a value of NVML is absent. An unknown value is never written as zero.
     Absence {
         /// NVML answers "not available" (WSL, some MIG).
         NotAvailable = 1,
-        /// NVML refuses.
+        /// NVML refuses for lack of permission.
         NoPermission = 2,
-        /// The process was not in any list.
+        /// The process was in none of NVML's lists.
         NotListed = 3,
         GpuLost = 4,
-        /// The call did not return in time.
+        /// The NVML call did not return in time.
         Timeout = 5,
-        /// The device does not offer it.
+        /// The device does not offer this value.
         NotSupported = 6,
-        /// The bytes are unreliable (pid namespace of old drivers).
+        /// The value is unreliable, because old drivers confuse pid namespaces.
         WrongNamespace = 7,
         /// The value is larger than the device.
         Impossible = 8,
@@ -235,11 +235,11 @@ codes! {
         /// Scopes of the C API and of Python.
         Scopes = 3,
         Nvtx = 4,
-        /// Path of the module whose Python frame made the allocation.
+        /// Names of modules, from the Python frames that made the allocation.
         ModulePath = 5,
-        /// Backward allocations, named after the forward pass by autograd's sequence numbers.
+        /// Names of the forward pass for allocations of the backward pass, by autograd's sequence numbers.
         Autograd = 6,
-        /// Modules, parameters and optimizers, read from Python.
+        /// Exact roles: modules, parameters and optimizers, read from Python.
         Roles = 7,
         /// Python stacks recorded by the framework (imports).
         Stacks = 8,
@@ -247,15 +247,15 @@ codes! {
 
     /// State of a naming layer.
     LayerState {
-        /// Working; its self-test passed.
+        /// The layer works, and its self-test passed.
         Active = 1,
-        /// Working in part; the reason gives the part.
+        /// A part of the layer works; the reason names the part.
         Degraded = 2,
         /// Not needed: the process has no PyTorch, no Python or no scope.
         Absent = 3,
-        /// Switched off.
+        /// Switched off by the user.
         Off = 4,
-        /// Its self-test failed, or it found an unsupported version.
+        /// The self-test failed, or the version of what it reads is not supported.
         Failed = 5,
     }
 
@@ -265,24 +265,24 @@ codes! {
         ReportJson = 2,
     }
 
-    /// Outcome of an out-of-memory error, as far as the reporter knows.
+    /// Outcome of an out-of-memory error, as far as the sender of the record knows it.
     OomOutcome {
-        /// The request failed after every retry.
+        /// The request failed after all retries.
         Fatal = 1,
         /// The caller handled the error and continued.
         Survived = 2,
     }
 }
 
-/// A reading in bytes that may be absent. On the wire absence is `u64::MAX` (NVML's own sentinel).
+/// A number of bytes that may be absent. On the wire, `u64::MAX` means absent, as in NVML.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Reading(pub Option<u64>);
 
 impl Reading {
-    /// Returns a present reading.
+    /// Returns a present value.
     pub const fn of(bytes: u64) -> Self {
         Reading(Some(bytes))
     }
-    /// An absent reading.
+    /// An absent value.
     pub const ABSENT: Reading = Reading(None);
 }

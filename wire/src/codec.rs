@@ -1,4 +1,4 @@
-//! Encodes and decodes records. Both directions are generated from one table, so that they cannot disagree.
+//! Encodes and decodes records. Both directions are generated from the table `records!`, so that they cannot disagree.
 //!
 //! A **slot** is 64 bytes, little-endian:
 //!
@@ -6,24 +6,24 @@
 //! offset size field
 //!      0    8 seq       0: the record has no place in the order (in a ring: the slot is not committed)
 //!      8    8 time_ns
-//!     16    8 address   per kind, see the table
-//!     24    8 bytes     per kind
-//!     32    8 aux       per kind
+//!     16    8 address   meaning depends on the kind, see the table
+//!     24    8 bytes     depends on the kind
+//!     32    8 aux       depends on the kind
 //!     40    4 tag
 //!     44    4 stack
 //!     48    4 thread
 //!     52    4 context
 //!     56    2 module
-//!     58    2 result    per kind: CUresult, NVML code, errno; 0 is success
+//!     58    2 result    depends on the kind: CUresult, NVML code, errno; 0 is success
 //!     60    1 kind      number in the table
 //!     61    1 device
 //!     62    1 flags
-//!     63    1 detail    per kind: a code of code.rs
+//!     63    1 detail    depends on the kind: a code of code.rs
 //! ```
 //!
-//! A record's payload (names, facts) follows the slot in a frame; a ring contains only records
-//! without payload. In the table, `field: Type => place` gives the place of a field; `payload` is
-//! the data after the slot. A place that a kind does not use is 0 and is ignored when read.
+//! A record's payload (names, facts) follows the slot in a frame; a ring contains only records without payload. In the table,
+//! `field: Type => place` gives the place of a field; the place `payload` is the data after the slot. A place that a kind does
+//! not use is 0 and is ignored when read.
 
 use crate::code::*;
 use crate::event::{Flags, Record, Stamp};
@@ -39,10 +39,8 @@ pub type Words = [u64; SLOT_BYTES / 8];
 /// Why decoding failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
-    /// A kind unknown to this version; readers skip and count it.
+    /// A kind unknown to this version; readers skip and count the record.
     UnknownKind(u8),
-    /// The frame is shorter than a slot.
-    Short(usize),
     /// The payload of this kind is text but is not valid UTF-8.
     Payload(u8),
 }
@@ -51,7 +49,6 @@ impl core::fmt::Display for Error {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Error::UnknownKind(kind) => write!(f, "record kind {kind} is unknown to this version"),
-            Error::Short(len) => write!(f, "{len} bytes are too few for a record of {SLOT_BYTES}"),
             Error::Payload(kind) => write!(f, "record kind {kind} has a payload that is not UTF-8"),
         }
     }
@@ -70,7 +67,7 @@ struct Places<'a> {
     payload: &'a [u8],
 }
 
-/// A field type that can live in a place of type `P`.
+/// A field type that is stored in a place of type `P`. `get` returns `None` for an invalid value.
 trait Place<P>: Sized {
     fn put(self) -> P;
     fn get(place: P) -> Option<Self>;
@@ -169,8 +166,7 @@ impl<'a> Place<&'a [u8]> for &'a str {
 
 macro_rules! records {
     ($( $(#[$doc:meta])* $number:literal $kind:ident { $( $field:ident : $type:ty => $place:ident ),* $(,)? } )*) => {
-        /// Content of a record, by kind. Field names describe the fields, suffixes give the units;
-        /// the table in codec.rs gives their places.
+        /// Content of a record, by kind. The suffix of a field's name gives its unit, the table in codec.rs its place.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[allow(missing_docs)]
         pub enum Body<'a> {
@@ -214,70 +210,68 @@ macro_rules! records {
 }
 
 records! {
-    // Origin of the records, and the names that later records use.
+    // The sender of the records, and the names that later records use.
 
-    /// First record of an agent. `thread` is the pid that the agent reads (a claim; the peer's
-    /// credentials decide), `start_ticks` field 22 of /proc/self/stat, which must match.
-    /// `versions` is MAJOR << 16 | MINOR; `instance` differs between the programs that one process runs
-    /// by exec(). Payload: `key=value` lines with claims about rank and job.
+    /// First record of an agent. `thread` is the pid that the agent reads; the socket's peer credentials decide whether it is
+    /// right. `start_ticks` is field 22 of /proc/self/stat, which must match. `versions` is MAJOR << 16 | MINOR. `instance`
+    /// differs between the programs that one process runs by exec(). Payload: `key=value` lines about rank and job.
     1 Hello { start_ticks: u64 => address, versions: u64 => bytes, capabilities: u64 => aux, instance: u16 => result, claims: &'a str => payload }
-    /// `time_ns` on the wall clock and on CLOCK_BOOTTIME: one per recording, and after a clock jump.
+    /// The moment `time_ns` on the wall clock and on CLOCK_BOOTTIME. Sent once in a recording, and after a clock jump.
     2 ClockAnchor { realtime_ns: u64 => address, boottime_ns: u64 => bytes, clock: ClockKind => detail }
-    /// Introduces the device slot `device`. `ordinal` is the sender's number for it (CUDA's or NVML's).
+    /// Defines the device slot `device`. `ordinal` is the sender's number of the device (CUDA's or NVML's).
     3 Device { uuid_high: u64 => address, uuid_low: u64 => aux, total_bytes: Reading => bytes, ordinal: u16 => result, id: DeviceIdKind => detail, name: &'a str => payload }
-    /// Introduces the id `tag`: a path `a/b/c`, at most 255 bytes.
+    /// Defines the id `tag`: a name as a path `a/b/c`, at most 255 bytes.
     4 Tag { path: &'a str => payload }
-    /// Introduces the id `module`: a library or executable mapped at `base`.
+    /// Defines the id `module`: a library or executable mapped at `base`.
     5 Module { base: u64 => address, bytes: u64 => bytes, path: &'a str => payload }
-    /// Introduces the id `stack`.
+    /// Defines the id `stack`: the frames of a call stack.
     6 Stack { format: FrameFormat => detail, frames: &'a [u8] => payload }
-    /// Used in recordings of several origins. The following records come from process `thread`, started
-    /// at `start_ticks`; pid 0 is the daemon.
+    /// Used in recordings of several processes. The following records come from process `thread`, started at `start_ticks`; pid
+    /// 0 is the daemon.
     7 Origin { start_ticks: u64 => address }
 
     // Driver allocations.
 
-    /// An allocation succeeded (recorded at EXIT). `pool` is 0 without a pool; the driver pool of a
-    /// stream-ordered allocation; the framework pool if the whole allocation is its segment. The call was entered
-    /// `took_us` earlier (rounded up; 65,535 means that or longer): NVML may have charged it since then.
+    /// An allocation succeeded; recorded when the call returns. `pool` is the driver pool of a stream-ordered allocation, the
+    /// framework pool if the whole allocation is one of its segments, or 0. The call began `took_us` earlier (rounded up;
+    /// 65,535 means that or longer), and NVML may include the allocation since then.
     16 AllocEnd { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux, took_us: u16 => result, memory: MemoryKind => detail }
-    /// A free was entered: the address is unbound now; `FreeEnd` subtracts its bytes.
+    /// A free began: the driver may reuse the address from now on. The bytes are subtracted at `FreeEnd`.
     17 FreeBegin { address: u64 => address }
-    /// The free, unmap or release that was entered as `begin_seq` returned `result`.
+    /// The free, unmap or release whose begin is record `begin_seq` returned `result`.
     18 FreeEnd { begin_seq: u64 => aux, result: u16 => result }
     /// An allocation failed.
     19 AllocFailed { bytes: u64 => bytes, pool: u64 => aux, device_free_bytes: Reading => address, result: u16 => result, memory: MemoryKind => detail }
-    /// Memory of another owner was mapped here; for shareable handles `address` is the handle.
+    /// Memory of another process or API was mapped; for shareable handles `address` is the handle.
     20 Import { address: u64 => address, bytes: u64 => bytes, source: ImportSource => detail }
-    /// Bytes on `device` allocated before the agent started (from a pool's own total).
+    /// Bytes on `device` that were allocated before the agent started, computed from a pool's own total.
     21 Baseline { bytes: u64 => bytes }
 
-    // Pools: of the driver, of graphs, of frameworks.
+    // Pools of the driver, of graphs and of frameworks.
 
-    /// A pool exists on `device`, named by `tag`. `parent` is the pool whose block its segments lie in, or
-    /// 0. With `reports_blocks` 0 it is opaque until its first block (restated after that: 1).
+    /// A pool exists on `device`; `tag` is its name. `parent` is the pool from whose blocks its segments come, or 0. With
+    /// `reports_blocks` 0 the use of its memory is unknown until its first block; after that the field is 1 in a resync.
     24 PoolCreate { pool: u64 => address, parent: u64 => aux, reports_blocks: u16 => result, owner: PoolOwner => detail }
     /// The pool's own totals of reserved and used bytes. A driver pool may have changed to these totals up to `took_us`
-    /// earlier, and NVML may have charged the change since then. `took_us` is rounded up; 65,535: that or longer; 0: unknown.
+    /// earlier, and NVML may include the change since then. `took_us` is rounded up; 65,535: that or longer; 0: unknown.
     25 PoolState { pool: u64 => address, reserved_bytes: u64 => bytes, used_bytes: u64 => aux, took_us: u16 => result }
     /// The pool was destroyed; it exists until its last allocation is freed.
     26 PoolDestroy { pool: u64 => address }
-    /// The owner's own total of live block bytes, to be compared with ours.
+    /// The owner's own total of live block bytes; the daemon compares it with the sum of the reported blocks.
     27 PoolCheck { pool: u64 => address, total_bytes: u64 => bytes }
 
     // Virtual memory management: physical handles, and their mappings.
 
-    /// cuMemCreate succeeded. When restated, `references` is the reference count at the resync's
-    /// `after_seq` (later retains and releases follow as records). It may be 0 while mappings exist. The
-    /// mappings of a handle are restated before the next handle.
+    /// cuMemCreate succeeded. In a resync, `references` is the reference count at `after_seq`; later retains and releases
+    /// follow as records. The count may be 0 while mappings exist. A handle's mappings are sent again before the next handle.
     32 VmmCreate { handle: u64 => address, bytes: u64 => bytes, references: u16 => result, memory: MemoryKind => detail }
-    /// cuMemMap succeeded: the handle gained a mapping.
+    /// cuMemMap succeeded: `handle` is mapped at `address`.
     33 VmmMap { address: u64 => address, bytes: u64 => bytes, handle: u64 => aux }
-    /// cuMemUnmap was entered; `FreeEnd` has its result.
+    /// cuMemUnmap began; `FreeEnd` has its result.
     34 VmmUnmap { address: u64 => address, bytes: u64 => bytes }
-    /// cuMemRetainAllocationHandle gave `handle` for the mapping at `address`.
+    /// cuMemRetainAllocationHandle returned `handle` for the mapping at `address`.
     35 VmmRetain { handle: u64 => aux, address: u64 => address }
-    /// cuMemRelease was entered; `FreeEnd` has its result.
+    /// cuMemRelease began; `FreeEnd` has its result.
     36 VmmRelease { handle: u64 => address }
 
     // Contexts.
@@ -287,32 +281,32 @@ records! {
     /// Context `context` was destroyed, together with the memory given by `scope`.
     41 ContextDestroy { scope: DestroyScope => detail }
 
-    // Framework pools: segments, and the blocks carved from them.
+    // Framework pools: segments, and the blocks into which they are divided.
 
-    /// The pool's owner obtained [address, address+bytes) to carve blocks from.
+    /// The pool's owner obtained [address, address+bytes), which it will divide into blocks.
     48 SegmentAdd { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux }
     /// The pool's owner released that range: several segments, one, or part of one.
     49 SegmentRemove { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux }
-    /// A block was handed out (after rounding), on stream `context`.
+    /// A pool returned a block to the program, on stream `context`; `bytes` is its rounded size.
     50 BlockAlloc { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux, use_as: (Role, Phase) => detail }
-    /// A block was returned; `Pending` while a stream may still use it.
+    /// The program returned a block to its pool. `Pending`: a stream may still use it.
     51 BlockFree { address: u64 => address, pool: u64 => aux, state: FreeState => detail }
-    /// Sets tag, role and phase, each unless 0, of the allocation (pool 0) or block created by record `block_seq`. Also sent
-    /// for freed blocks, because a peak may still contain them. When restated, it follows each row that was ever retagged, with
-    /// that row's `seq` and all current values (0: unknown); `stack` is then the first tag, if another tag replaced it.
+    /// Sets tag, role and phase, each unless 0, of the block (or with pool 0 the allocation) made by record `block_seq`. Also
+    /// sent for freed blocks, because a peak may still contain them. In a resync it follows each row that was ever retagged,
+    /// with that row's `seq` and all current values (0: unknown). `stack` is then the first tag, if it was replaced.
     52 Retag { address: u64 => address, block_seq: u64 => bytes, pool: u64 => aux, use_as: (Role, Phase) => detail }
     /// The process entered a phase.
     53 PhaseBegin { phase: Phase => detail }
 
     // Out of memory.
 
-    /// A driver allocation failed, and the framework will release cached memory and retry: not an OOM yet. Here and in `Oom`,
-    /// `context` may hold the thread's phase: see [`crate::PHASE_SAID`].
+    /// A driver allocation failed, and the framework will release cached memory and retry. So it is not an OOM yet. Here and
+    /// in `Oom`, `context` may hold the thread's phase: see [`crate::PHASE_SAID`].
     57 Pressure { bytes: u64 => bytes, device_free_bytes: Reading => address }
-    /// An allocation failed for good; totals are the pool's own.
+    /// An allocation failed after all retries; the totals are the pool's own.
     58 Oom { bytes: u64 => bytes, pool_used_bytes: Reading => address, pool_reserved_bytes: Reading => aux, outcome: OomOutcome => detail, result: u16 => result }
 
-    // Causes of Untrackable, and marks in time.
+    // Causes of memory outside of allocations (Untrackable), and marks in time.
 
     /// A driver event that uses memory outside of allocations.
     64 DriverEvent { bytes: u64 => bytes, value: u64 => aux, event: DriverEventKind => detail }
@@ -320,33 +314,34 @@ records! {
     72 Step { number: u64 => aux }
     /// Counter `tag` has this value.
     73 Counter { value: i64 => bytes }
-    /// A named moment; `tag` is its name.
+    /// A point in time that the program marks; `tag` is its name.
     74 Marker { }
     /// Scope `tag` begins or ends on `thread`.
     75 Scope { edge: Edge => detail }
     /// Epoch `number` begins; it restarts step numbers.
     76 Epoch { number: u64 => aux }
 
-    // The stream about itself.
+    // State of the stream of records.
 
     /// `count` ordered records, from `first_seq` on, were dropped.
     80 Lost { count: u64 => bytes, first_seq: u64 => aux }
-    /// Everything up to `last_seq` and `time_ns` has been sent. The oldest driver call still in
-    /// flight was entered at `in_flight_since_ns`; 0 for none.
+    /// All records up to number `last_seq` and time `time_ns` have been sent. `in_flight_since_ns` is the time at which the
+    /// oldest driver call that has not returned began; 0 for none.
     81 Watermark { last_seq: u64 => aux, in_flight_since_ns: u64 => bytes }
-    /// The state follows: every live row is restated. Rows created after `after_seq` may be missing, because the ring has them.
-    /// Pools come first (outer ones before inner ones), the rest in any order (but see `VmmCreate`). A block that waits for a
-    /// stream is followed by its `BlockFree`. All ordered records up to `after_seq` were sent before.
+    /// The state follows: the record of every live row is sent again. Rows made after `after_seq` may be missing, because their
+    /// records follow. All ordered records up to `after_seq` were sent before. Pools come first, each after its parent, the
+    /// other rows in any order (but see `VmmCreate`). A freed block that a stream may still use is followed by its `BlockFree`.
     82 ResyncBegin { epoch: u64 => address, after_seq: u64 => aux }
-    /// End of the state: `rows` rows were restated (names do not count) while the ring grew to `head_seq`.
-    /// The state is exact once the ordered records up to `head_seq` have arrived.
+    /// End of the state: `rows` records were sent again (names do not count). Meanwhile records up to `head_seq` were made; the
+    /// state is exact once they have arrived.
     83 ResyncEnd { epoch: u64 => address, head_seq: u64 => aux, rows: u64 => bytes }
     /// The agent stops sending.
     84 Bye { reason: ByeReason => detail }
-    /// Whether the agent receives driver calls. `result` is CUPTI's; the payload names the blocking client or the cause.
+    /// Whether the agent observes driver calls. `result` is CUPTI's; the payload is the client that prevents it, or the reason.
     85 Agent { result: u16 => result, state: AgentState => detail, detail: &'a str => payload }
 
-    /// State of a naming layer; the payload is the reason. Sent for each layer at every connection, and on each change.
+    /// State of a naming layer (a source of names); the payload is the reason. Sent for each layer at every connection, and on
+    /// each change.
     86 Layer { layer: Layer => result, state: LayerState => detail, reason: &'a str => payload }
 
     /// Result of a command (`RecordControl`, `Pause`, `Resume`, `Dump`, by its number). `result` is an errno, 0 for success;
@@ -355,20 +350,20 @@ records! {
 
     // Observations of the daemon, for recordings.
 
-    /// A reading of `device` begins: device memory, then the process lists, then device memory again.
+    /// A reading of `device` by NVML begins: device memory, then the process lists, then device memory again.
     96 SampleBegin { number: u64 => aux }
-    /// Device memory. `reserved_bytes` is the driver's share, if NVML reports it separately. `unified`: the device uses host
-    /// memory; both amounts are the host's, and `free_bytes` is the host's available memory.
+    /// Device memory. `reserved_bytes` is the driver's part, if NVML reports it separately. `unified`: the device uses host
+    /// memory. Then used and free bytes are the host's, and `free_bytes` is the host's available memory.
     97 DeviceSample { used_bytes: u64 => bytes, free_bytes: u64 => address, reserved_bytes: Reading => aux, unified: bool => detail }
     /// Memory that NVML charges to pid `thread`. Bits of `lists`: 0 compute, 1 graphics, 2 MPS.
     98 ProcessSample { start_ticks: u64 => address, used_bytes: Reading => bytes, absence: Absence => result, lists: u8 => detail }
-    /// The reading ended at `time_ns`. With `result` not 0 the process list failed.
+    /// The reading ended at `time_ns`. If `result` is not 0, the process lists could not be read.
     99 SampleEnd { number: u64 => aux, result: u16 => result }
     /// Process `thread`: payload `key=value` lines from /proc (comm, command, user, cgroup, exe).
     100 ProcessFacts { start_ticks: u64 => address, uid: Reading => bytes, parent_pid: u64 => aux, facts: &'a str => payload }
     /// Process `thread` ended; `status` has the form of waitpid's, if available.
     101 ProcessGone { start_ticks: u64 => address, status: Reading => bytes }
-    /// A source of this name is up or down, and why.
+    /// Whether NVML can be read (on `device`, unless that is none), and the reason if not.
     102 Source { up: bool => detail, reason: &'a str => payload }
     /// Time passes: nothing else happened up to `time_ns`.
     103 Tick { }
@@ -377,33 +372,33 @@ records! {
     104 AccountedPeak { start_ticks: u64 => address, peak_bytes: u64 => bytes }
     /// NVML reported Xid `xid` on `device`.
     105 DeviceFault { xid: u64 => aux }
-    /// Part of the bytes that NVML charges to pid `thread` on `device`: those that confidential computing protects.
+    /// Bytes protected by confidential computing, a part of those that NVML charges to pid `thread` on `device`.
     106 ProtectedSample { start_ticks: u64 => address, protected_bytes: u64 => bytes }
     /// A mark that was set from outside of process `thread`.
     108 ProcessMark { start_ticks: u64 => address, name: &'a str => payload }
 
-    /// Counts from before a restart of the daemon, for process `thread`: `events` ordered records were applied, `lost` were
-    /// lost. `seq` is the last one received from the program `instance` (see `Hello`); 0 if only the counts are known.
+    /// Counts of process `thread` from before a restart of the daemon: `events` ordered records were applied, `lost` were
+    /// lost. `seq` is the last record received from the program `instance` (see `Hello`); 0 if only the counts are known.
     109 EarlierLife { start_ticks: u64 => address, events: u64 => bytes, lost: u64 => aux, instance: u16 => result }
 
     // From the daemon to an agent.
 
-    /// The daemon accepted the Hello. `epoch` numbers this connection's resyncs.
+    /// The daemon has accepted the Hello. `epoch` is the number for the agent's next resync.
     112 Welcome { epoch: u64 => address, versions: u64 => bytes, capabilities: u64 => aux }
-    /// Requests the whole state.
+    /// Requests the whole state, to be sent between `ResyncBegin` and `ResyncEnd` with this `epoch`.
     113 ResyncRequest { epoch: u64 => address }
     /// Starts or stops a recording by the agent to a file, in addition to this connection. Payload: the file, which must not
     /// exist (empty for a name with host, rank and pid), then limits, each after a NUL: `steps=FIRST:LAST`, `for=SECONDS`,
     /// `max_size=BYTES`. An agent refuses a limit that it does not know.
     114 RecordControl { on: bool => detail, path: &'a str => payload }
-    /// Stops events; the agent still tracks allocations.
+    /// Stops sending records; the agent still tracks allocations.
     115 Pause { }
-    /// Restarts events; the agent sends its state.
+    /// Continues sending records; the agent first sends its state.
     116 Resume { }
     /// Writes the current state to a file; the payload is as in `RecordControl`.
     117 Dump { path: &'a str => payload }
 
-    // Instead of a Hello: a program requests data about itself.
+    // On a separate connection without a Hello: a program requests its own report.
 
     /// First and only record of a connection. Payload: options as `key=value` lines.
     118 Ask { what: AskKind => detail, options: &'a str => payload }

@@ -1,4 +1,4 @@
-//! Containers 2 and 3: a **packet** (SOCK_SEQPACKET) is a sequence of frames, a **recording** is a header followed by frames.
+//! Packets and recordings. A **packet** (SOCK_SEQPACKET) is a sequence of frames, a **recording** is a header and then frames.
 //!
 //! ```text
 //! frame      u32 length of slot and payload (64 + payload), little-endian, at most MAX_FRAME_BYTES
@@ -13,13 +13,13 @@ use crate::codec::{Error as CodecError, SLOT_BYTES, Slot};
 use crate::event::Record;
 use crate::{MAJOR, MINOR};
 
-/// Maximum bytes of a frame after its length; larger than any record. Readers need a buffer of this size.
+/// Maximum size of a frame without its length, in bytes; larger than any record. Readers need a buffer of this size.
 pub const MAX_FRAME_BYTES: usize = 64 * 1024;
-/// Bytes of a frame's length.
+/// Size of the length before a frame, in bytes.
 pub const PREFIX_BYTES: usize = 4;
 /// First bytes of a recording.
 pub const MAGIC: [u8; 8] = *b"GPUMEMR\n";
-/// Size of a recording's header.
+/// Size of a recording's header, in bytes.
 pub const HEADER_BYTES: usize = 16;
 
 /// Returns the header of a recording of this version.
@@ -43,12 +43,12 @@ pub fn read_header(bytes: &[u8]) -> Option<(u16, u16)> {
 pub enum Error {
     /// The bytes end inside a frame.
     Cut {
-        /// Available bytes of the frame, prefix included.
+        /// Number of bytes that are there, with the length.
         have: usize,
-        /// Size of the frame according to its length, prefix included.
+        /// Size of the frame according to its length, with the length.
         need: usize,
     },
-    /// An invalid length; the bytes after it cannot be decoded.
+    /// The length of a frame is invalid; the bytes after it cannot be decoded.
     Length(u32),
 }
 
@@ -97,7 +97,7 @@ pub fn split_frame(bytes: &[u8]) -> Result<Option<(&Slot, &[u8], &[u8])>, Error>
     Ok(Some((slot, payload, rest)))
 }
 
-/// Iterates over the frames of a packet, one record each; ends after the first [`Error`] of the framing.
+/// Iterates over the records of a packet; ends after the first [`Error`], which makes the following bytes unreadable.
 pub fn records(packet: &[u8]) -> impl Iterator<Item = Result<Result<Record<'_>, CodecError>, Error>> {
     let mut rest = Some(packet);
     core::iter::from_fn(move || {
@@ -110,13 +110,13 @@ pub fn records(packet: &[u8]) -> impl Iterator<Item = Result<Result<Record<'_>, 
 }
 
 impl Record<'_> {
-    /// Bytes of this record's frame, prefix included.
+    /// Returns the size of this record's frame with its length, in bytes.
     pub fn frame_bytes(&self) -> usize {
         PREFIX_BYTES + SLOT_BYTES + self.encode().1.len()
     }
 
-    /// Writes the frame to the front of `out` and returns its length; `None` if it does not fit,
-    /// or if the payload is longer than a frame can be.
+    /// Writes the frame to the beginning of `out` and returns its size; `None` if it does not fit there, or if the payload is too
+    /// long for a frame.
     pub fn write_frame(&self, out: &mut [u8]) -> Option<usize> {
         let (slot, payload) = self.encode();
         let len = SLOT_BYTES + payload.len();
@@ -129,12 +129,12 @@ impl Record<'_> {
         Some(PREFIX_BYTES + len)
     }
 
-    /// Appends the frame to `out`. A payload longer than a frame can hold is cut at a character's
-    /// end, or at an address's; writers keep names far below that.
+    /// Appends the frame to `out`. A payload that is too long for a frame is cut at the end of a character, or of an address.
+    /// Names are far below that limit.
     #[cfg(any(feature = "std", test))]
     pub fn append_frame(&self, out: &mut std::vec::Vec<u8>) {
         let (slot, mut payload) = self.encode();
-        let room = MAX_FRAME_BYTES - SLOT_BYTES; // a multiple of 8: addresses end with it
+        let room = MAX_FRAME_BYTES - SLOT_BYTES; // a multiple of 8, so no address is cut
         if payload.len() > room {
             payload = &payload[..room];
             let addresses =

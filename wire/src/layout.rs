@@ -1,57 +1,54 @@
-//! Container 1: the memfd that an agent passes with its Hello, sealed against shrinking. The
-//! daemon never maps it: it checks the seals and the size, and reads with pread.
+//! Layout of an agent's shared memory: a memfd, sealed against shrinking, that the agent passes with its Hello. The daemon never
+//! maps it: it checks the seals and the size, and reads with pread.
 //!
 //! ```text
 //! 0         header, 4096 bytes, see `Header`
-//! ring      `ring_slots` slots of 64 bytes (a power of two). Ordered record n (from 1) lies in slot
-//!           (n - 1) mod ring_slots. The writer stores everything but `seq`, then `seq` (release): a
-//!           slot holds record n if and only if its seq is n.
-//! live      `live_rows` rows of 64 bytes: each the slot of the record that made the row
-//!           (AllocEnd, VmmCreate, VmmMap, PoolCreate, SegmentAdd, BlockAlloc), seq 0 while empty
-//!           or being written.
-//! names     `name_bytes` bytes: frames (frame.rs) of Device, Tag, Module and Stack records, one after
-//!           another, valid up to `names_end`.
+//! ring      `ring_slots` slots of 64 bytes (a power of two). Ordered record n (from 1) lies in slot (n - 1) mod ring_slots. The
+//!           writer stores everything but `seq`, then `seq` (release): a slot has record n if and only if its seq is n.
+//! live      the live table: `live_rows` rows of 64 bytes. Each is the slot of the record that made the row (AllocEnd, VmmCreate,
+//!           VmmMap, PoolCreate, SegmentAdd, BlockAlloc); its seq is 0 while the row is empty or being written.
+//! names     `name_bytes` bytes: frames (frame.rs) of Device, Tag, Module and Stack records, valid up to `names_end`.
 //! ```
 
 use crate::SLOT_BYTES;
 
-/// Size of the header.
+/// Size of the header, in bytes.
 pub const HEADER_BYTES: usize = 4096;
 /// First bytes of the header.
 pub const MAGIC: [u8; 8] = *b"GPUMEML\n";
 
-/// Fields of the header. `head_seq`, `lost` and `names_end` change while the agent runs; the others are
-/// written once, before the memfd is passed.
+/// Fields of the header. `head_seq`, `lost` and `names_end` change while the agent runs; the others are written before the
+/// memfd is passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Format versions, as in recordings.
+    /// Version of the format: see [`crate::MAJOR`].
     pub major: u16,
-    /// See [`crate::MINOR`].
+    /// Version of the format: see [`crate::MINOR`].
     pub minor: u16,
     /// The agent's pid in its own pid namespace.
     pub pid: u32,
-    /// Field 22 of the agent's /proc/self/stat.
+    /// Start time of the process: field 22 of its /proc/self/stat, in clock ticks after the boot.
     pub start_ticks: u64,
-    /// Slots in the ring: a power of two.
+    /// Number of slots in the ring: a power of two.
     pub ring_slots: u64,
-    /// Rows in the live table.
+    /// Number of rows in the live table.
     pub live_rows: u64,
-    /// Bytes for names.
+    /// Size of the part for names, in bytes.
     pub name_bytes: u64,
-    /// Last seq that a thread reserved; its slot may not be committed yet.
+    /// Last `seq` that a thread has reserved; its record may not be written yet.
     pub head_seq: u64,
-    /// Ordered records lost because the ring was full.
+    /// Number of ordered records lost because the ring was full.
     pub lost: u64,
-    /// End of the valid names, from the start of that part.
+    /// End of the valid names, in bytes from the start of their part.
     pub names_end: u64,
 }
 
-/// Why a memfd is not a valid agent's shared memory.
+/// Why a memfd is not an agent's shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
     /// The memfd does not begin with the magic bytes of the header.
     Magic,
-    /// Another major version.
+    /// The format has another major version.
     Version(u16),
     /// The parts do not fit into the file, or the ring size is not a power of two.
     Size,
@@ -95,7 +92,7 @@ impl Header {
     /// Reads a header and checks that its parts fit into a file of `file_bytes`.
     ///
     /// # Errors
-    /// [`Error`]: the owner of the memfd is a stranger and may have written anything.
+    /// [`Error`] if the bytes are not a valid header: the process that made the memfd may have written anything.
     pub fn decode(bytes: &[u8; 72], file_bytes: u64) -> Result<Self, Error> {
         if bytes[..8] != MAGIC {
             return Err(Error::Magic);

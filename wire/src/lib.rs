@@ -1,22 +1,19 @@
 //! The binary format between agents and the daemon, and of recordings.
 //!
-//! One record, three containers:
-//!
 //! ```text
-//! event.rs    Record = Stamp (position, time, tag, thread, device) + Body (content by kind)
+//! event.rs    Record = Stamp (number, time, tag, thread, device) + Body (content by kind)
 //! code.rs     small integers inside records: memory kinds, roles, phases, reasons
-//! codec.rs    Record <-> Slot, the 64 bytes that all three containers share; one table for both directions
-//! layout.rs   container 1: the sealed memfd of an agent: ring of slots, live table, name tables
-//! frame.rs    containers 2 and 3: packets and recordings, length-prefixed slots with their payload
+//! codec.rs    Record <-> Slot, its 64 bytes without the payload; one table for both directions
+//! layout.rs   shared memory of an agent: ring of slots, live table, names
+//! frame.rs    packets and recordings: frames of a length, a slot and its payload
 //! ```
 //!
-//! The crate is `no_std`, allocates nothing and contains no unsafe code; the feature `std` adds
-//! only conveniences over `Vec` and `io`. Bytes are little-endian everywhere.
+//! The crate is `no_std`, allocates nothing and contains no unsafe code; the feature `std` adds only `Record::append_frame`,
+//! which appends to a `Vec`. All numbers are little-endian.
 //!
-//! **Compatibility.** A reader refuses only another [`MAJOR`] version. Within a major version a
-//! record keeps its number and its slot, a new record takes a new number, and a reader that does not
-//! know a number skips the frame and counts it ([`codec::Error::UnknownKind`]). A code that a reader
-//! does not know reads as that code's `Unknown`. tests/golden/wire holds the bytes of every version.
+//! **Compatibility.** A reader refuses only another [`MAJOR`] version. Within a major version the number and slot of a kind of
+//! record do not change, and a new kind takes a new number. A reader skips a frame of an unknown kind and counts it
+//! ([`codec::Error::UnknownKind`]). It reads an unknown code as `Unknown`. tests/golden/wire has the bytes of every version.
 #![no_std]
 #![forbid(unsafe_code)]
 
