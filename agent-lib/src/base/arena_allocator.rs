@@ -1,8 +1,9 @@
-//! Reserve memory for the agent when the program has used up all memory (RLIMIT_AS, or a system without overcommit). The
-//! standard library ends the process when an allocation fails, but the program may be prepared for that moment.
+//! Allocator of the agent with reserve memory, for when the program has used up all memory (RLIMIT_AS, or a system without
+//! overcommit). Rust's standard library ends the process when an allocation fails, but the program may handle that failure.
 //!
-//! The linker redirects the standard library's calls of the allocator to the functions here (build.rs). They ask the C library
-//! first, then a small arena in static storage, which costs nothing until it is touched. When that is empty the sender waits.
+//! The linker redirects the standard library's calls of malloc() and so on to the functions here (build.rs). They call the C
+//! library. If that fails, they allocate from an arena in static storage, which uses no memory until it is touched. If the
+//! arena is full, the sender waits; other threads get null.
 #![cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 use crate::base::own_thread;
@@ -10,9 +11,9 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// Size of the arena: a report of a large program fits.
+/// Size of the arena in bytes: enough for a report of a large program.
 const ARENA_BYTES: usize = 2 << 20;
-/// Alignment of all pieces. The word before a piece holds its size.
+/// Smallest alignment of a piece of the arena. The word before a piece contains its size.
 const ALIGN: usize = 16;
 
 #[repr(align(4096))]
@@ -21,10 +22,10 @@ struct Arena(UnsafeCell<[u8; ARENA_BYTES]>);
 unsafe impl Sync for Arena {}
 
 static ARENA: Arena = Arena(UnsafeCell::new([0; ARENA_BYTES]));
-/// Number of pieces in use << 32 | bytes up to the end of the last one. The arena starts again when no piece is in use.
+/// Number of pieces in use << 32 | bytes up to the end of the last piece. The second number returns to 0 when no piece is in use.
 static USED: AtomicU64 = AtomicU64::new(0);
 
-/// Returns a piece; null if there is no room.
+/// Returns a piece of the arena; null if there is no room.
 fn take(bytes: usize, align: usize) -> *mut c_void {
     let align = align.max(ALIGN);
     let base = ARENA.0.get() as usize;
@@ -38,7 +39,7 @@ fn take(bytes: usize, align: usize) -> *mut c_void {
     if taken.is_err() {
         return std::ptr::null_mut();
     }
-    // SAFETY: inside the arena and of this piece: there is room for a word before the returned address.
+    // SAFETY: inside the arena: the piece begins one word before the returned address.
     unsafe { ((place - size_of::<usize>()) as *mut usize).write_unaligned(bytes) };
     place as *mut c_void
 }
@@ -47,7 +48,7 @@ fn is_ours(at: *mut c_void) -> bool {
     (at as usize).checked_sub(ARENA.0.get() as usize).is_some_and(|offset| offset < ARENA_BYTES)
 }
 
-/// Returns the size of a piece.
+/// Returns the size of a piece in bytes.
 ///
 /// # Safety
 /// `at` must be a piece of the arena.
@@ -56,22 +57,23 @@ unsafe fn bytes_of(at: *mut c_void) -> usize {
     unsafe { at.cast::<usize>().sub(1).read_unaligned() }
 }
 
-fn give_back() {
+fn free_piece() {
     let _ =
         USED.fetch_update(AcqRel, Acquire, |used| Some(if used >> 32 <= 1 { 0 } else { used - (1 << 32) }));
 }
 
-/// Allocates when the C library has no memory. The sender waits and retries; other threads get null if the arena is full.
-fn in_need(bytes: usize, align: usize, again: impl Fn() -> *mut c_void) -> *mut c_void {
+/// Allocates from the arena, after the C library has returned null. If the arena is full, the sender waits and calls `retry`;
+/// other threads get null.
+fn from_arena(bytes: usize, align: usize, retry: impl Fn() -> *mut c_void) -> *mut c_void {
     let mut at = take(bytes, align);
     while at.is_null() && own_thread::is_here() {
         own_thread::nap();
-        at = again();
+        at = retry();
     }
     at
 }
 
-// The C library's own functions, under versions that every glibc has: see glibc.rs.
+// The C library's own functions, with symbol versions that every glibc has: see glibc.rs.
 crate::base::glibc::old!("gpumem_real_", first!(): "malloc" "calloc" "realloc" "posix_memalign" "free");
 
 unsafe extern "C" {
@@ -86,7 +88,7 @@ unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     // SAFETY: as malloc().
     let at = unsafe { gpumem_real_malloc(bytes) };
     // SAFETY: as above.
-    if at.is_null() { in_need(bytes, ALIGN, || unsafe { gpumem_real_malloc(bytes) }) } else { at }
+    if at.is_null() { from_arena(bytes, ALIGN, || unsafe { gpumem_real_malloc(bytes) }) } else { at }
 }
 
 unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
@@ -94,16 +96,16 @@ unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
     let at = unsafe { gpumem_real_calloc(count, bytes) };
     let Some(bytes) = count.checked_mul(bytes).filter(|_| at.is_null()) else { return at };
     // SAFETY: as calloc().
-    let at = in_need(bytes, ALIGN, || unsafe { gpumem_real_calloc(1, bytes) });
+    let at = from_arena(bytes, ALIGN, || unsafe { gpumem_real_calloc(1, bytes) });
     if is_ours(at) {
-        // SAFETY: a piece of this size, which may have been used before.
+        // SAFETY: a piece of this size. It may have been used before.
         unsafe { at.cast::<u8>().write_bytes(0, bytes) };
     }
     at
 }
 
 unsafe extern "C" fn realloc(old: *mut c_void, bytes: usize) -> *mut c_void {
-    // SAFETY: as realloc(): if it fails, the old memory stays valid. A piece of the arena is freed once there is another one.
+    // SAFETY: as realloc(): if it fails, the old memory stays valid. A piece of the arena is copied before it is freed.
     unsafe {
         let ours = is_ours(old);
         let moved = if ours { std::ptr::null_mut() } else { gpumem_real_realloc(old, bytes) };
@@ -121,14 +123,14 @@ unsafe extern "C" fn realloc(old: *mut c_void, bytes: usize) -> *mut c_void {
 }
 
 unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, bytes: usize) -> c_int {
-    let ask = || {
+    let allocate = || {
         let mut at = std::ptr::null_mut();
         // SAFETY: `at` has room for the answer.
         unsafe { gpumem_real_posix_memalign(&mut at, align, bytes) };
         at
     };
-    let at = ask();
-    let at = if at.is_null() { in_need(bytes, align, ask) } else { at };
+    let at = allocate();
+    let at = if at.is_null() { from_arena(bytes, align, allocate) } else { at };
     if at.is_null() {
         return libc::ENOMEM;
     }
@@ -139,7 +141,7 @@ unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, bytes: 
 
 unsafe extern "C" fn free(at: *mut c_void) {
     match is_ours(at) {
-        true => give_back(),
+        true => free_piece(),
         // SAFETY: as free().
         false => unsafe { gpumem_real_free(at) },
     }

@@ -1,8 +1,7 @@
-//! Texts and numbers that cross the C API.
+//! Converts texts and numbers that programs pass through the C API.
 
 use gpumem_wire::{Phase, Role};
 use std::ffi::c_char;
-use std::os::unix::ffi::OsStrExt;
 
 /// Returns the bytes of a C string; empty for null.
 ///
@@ -37,28 +36,25 @@ pub(crate) unsafe fn store(place: *mut u64, value: u64) {
     }
 }
 
-/// Returns a text from the program; replaces bytes that are not UTF-8.
+/// Returns the bytes as a text; replaces those that are not UTF-8.
 pub(crate) fn text(bytes: &[u8]) -> String {
-    std::ffi::OsStr::from_bytes(bytes).to_string_lossy().into_owned()
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Lets `write` fill a C string in the caller's buffer; returns its length.
+/// Lets `write` fill the caller's buffer with a C string; returns the string's length.
 ///
 /// # Safety
 /// `out` is null or has room for `bytes` bytes.
 pub(crate) unsafe fn fill(out: *mut c_char, bytes: u64, write: impl FnOnce(&mut [u8]) -> usize) -> u64 {
-    let Some(most) = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_sub(1)) else { return 0 };
-    if out.is_null() {
-        return 0;
-    }
+    let Some(longest) = (bytes as usize).checked_sub(1).filter(|_| !out.is_null()) else { return 0 };
     // SAFETY: the caller guarantees the buffer.
-    let room = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), most + 1) };
-    let used = write(&mut room[..most]).min(most);
-    room[used] = 0;
+    let buffer = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), longest + 1) };
+    let used = write(&mut buffer[..longest]).min(longest);
+    buffer[used] = 0;
     used as u64
 }
 
-/// Writes `text` to `buffer` if it fits; returns its length.
+/// Writes `text` to `buffer` if it fits; returns the length of `text`.
 ///
 /// # Safety
 /// `buffer` has room for `capacity` bytes, or is null.
@@ -71,15 +67,14 @@ pub(crate) unsafe fn copy(text: &str, buffer: *mut c_char, capacity: u64) -> u64
     len
 }
 
-/// Returns a copy of a text that the program frees; null without memory.
+/// Returns a copy of a text, which the program frees; null without memory.
 pub(crate) fn handed(text: &str) -> *mut c_char {
-    // Allocated by the C library, so that the program can free it, and not by base/arena_allocator.rs. The agent's texts
-    // contain no 0.
+    // Allocated by the C library and not by base/arena_allocator.rs, so that the program can free it. The text has no 0 byte.
     // SAFETY: copies at most as many bytes as the text has.
     unsafe { libc::strndup(text.as_ptr().cast(), text.len()) }
 }
 
-/// Converts role and phase from their numbers on the wire; unknown for invalid numbers.
+/// Converts the numbers of role and phase on the wire; `Unknown` for invalid numbers.
 pub(crate) fn use_as(role: i32, phase: i32) -> (Role, Phase) {
     let code = |number: i32| u8::try_from(number).unwrap_or(0);
     (Role::from_code(code(role)), Phase::from_code(code(phase)))

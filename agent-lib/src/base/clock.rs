@@ -1,22 +1,23 @@
 //! CLOCK_MONOTONIC in nanoseconds, computed from the processor's time stamp counter where that is reliable.
 //!
-//! A vDSO call costs 20 to 40 ns, as much as the rest of a record. The counter and one multiplication cost 10 ns. The counter
-//! is used if the kernel itself uses it as clock source. The sender measures both clocks, first often, then about once a
-//! second. It adjusts the line so that it stays continuous and meets the kernel's clock one period later. After a jump (a
-//! virtual machine was moved, the machine slept) the line follows at once. After too many jumps only the kernel's clock
-//! is used.
+//! A call of clock_gettime costs 20 to 40 ns, as much as the rest of a record. The counter and one multiplication cost 10 ns.
+//! The counter is used if the kernel uses it as clock source, too. Times are a linear function of the counter, the line. The
+//! sender compares the line with the kernel's clock, first often, then about once a second. It then changes the slope, so that
+//! the line stays continuous and meets the kernel's clock one period later. After a jump (a virtual machine was moved, the
+//! machine slept) the line is set to the kernel's clock at once. After too many jumps only the kernel's clock is used.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 
-/// Largest difference of times on both sides of a watermark, in ns: out-of-order reads of the counter, and the slope's error.
+/// Largest error of a time in ns, from out-of-order reads of the counter and the error of the slope. Watermarks are earlier by it.
 pub(crate) const MARGIN_NS: u64 = 20_000;
-/// A larger difference is a jump, not a drift.
+/// A larger difference from the kernel's clock, in ns, is a jump and not a drift.
 const JUMP_NS: i64 = 1_000_000;
-/// Maximum number of jumps; after more, the counter is no longer used.
+/// After more jumps the counter is no longer used.
 const JUMPS_ALLOWED: u32 = 8;
-/// Time until the first slope is computed.
+/// Time until the first slope is computed, in ns.
 const FIRST_NS: u64 = 20_000_000;
-/// Longest time between measurements. It grows with the slope's age, so that errors of slope and of measurement stay alike.
+/// Longest time between measurements, in ns. The time grows with the age of the slope: then the slope's error stays about as
+/// small as that of a measurement.
 const PERIOD_NS: u64 = 1_000_000_000;
 
 pub(crate) fn kernel_ns() -> u64 {
@@ -32,7 +33,7 @@ pub(crate) fn clock_ns(clock: libc::clockid_t) -> u64 {
 
 #[cold]
 #[inline(never)]
-fn asked() -> u64 {
+fn kernel_ns_cold() -> u64 {
     kernel_ns()
 }
 
@@ -47,14 +48,14 @@ fn ticks() -> u64 {
     0
 }
 
-/// Value of `version` without a line: every call asks the kernel.
+/// Value of `Clock::version` while there is no line: the kernel's clock is read.
 const NONE: u32 = u32::MAX;
 
-/// The line: `time = base_ns + (ticks - base_ticks) * slope / 2^32`.
+/// The line: `time = base_ns + (ticks - base_ticks) * slope / 2^32`, where `ticks` is the counter.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Clock {
-    /// Odd while the line is being adjusted, and before there is one.
+    /// Odd while the line is being changed, and before there is one.
     version: AtomicU32,
     base_ticks: AtomicU64,
     base_ns: AtomicU64,
@@ -63,6 +64,7 @@ pub struct Clock {
 
 #[derive(Debug, Default)]
 pub(crate) struct Calibration {
+    /// Counter and kernel's clock at the start of the measurements, or after the last jump.
     start: Option<(u64, u64)>,
     last_ns: u64,
     jumps: u32,
@@ -79,19 +81,19 @@ impl Clock {
         }
     }
 
-    /// Returns the current time.
+    /// Returns the current time in ns.
     #[inline(always)]
     pub fn now(&self) -> u64 {
         let version = self.version.load(Acquire);
         if version & 1 != 0 {
-            return asked();
+            return kernel_ns_cold();
         }
         let base_ticks = self.base_ticks.load(Relaxed);
         let base_ns = self.base_ns.load(Relaxed);
         let slope = self.slope.load(Relaxed);
         fence(Acquire);
         if self.version.load(Relaxed) != version {
-            return asked();
+            return kernel_ns_cold();
         }
         line(base_ticks, base_ns, slope, ticks())
     }
@@ -106,7 +108,7 @@ impl Clock {
         self.version.store((version | 1).wrapping_add(1), Release);
     }
 
-    /// Adjusts the line if a measurement is due. One thread calls it regularly; most calls do nothing.
+    /// Measures and adjusts the line, if it is time. One thread calls this regularly; most calls do nothing.
     pub(crate) fn calibrate(&self, state: &mut Calibration) {
         if state.given_up {
             return;
@@ -132,15 +134,15 @@ impl Clock {
         if ticked == 0 {
             return self.give_up(state);
         }
-        // The slope over the whole lifetime: its error shrinks as time passes.
+        // The slope since the start: its error decreases as time passes.
         let slope = ((u128::from(passed) << 32) / u128::from(ticked)) as u64;
         state.last_ns = ns;
         if is_first {
             return self.set(ticks, ns, slope);
         }
-        let told =
+        let computed_ns =
             line(self.base_ticks.load(Relaxed), self.base_ns.load(Relaxed), self.slope.load(Relaxed), ticks);
-        let ahead = told.wrapping_sub(ns) as i64;
+        let ahead = computed_ns.wrapping_sub(ns) as i64;
         if ahead.abs() > JUMP_NS {
             state.jumps += 1;
             state.start = Some((ticks, ns));
@@ -149,10 +151,10 @@ impl Clock {
             }
             return self.set(ticks, ns, slope);
         }
-        // Continuous now, and right one period from now.
+        // The line is continuous now, and meets the kernel's clock one period later.
         let correction = -i128::from(ahead) * i128::from(slope) / i128::from(period(ns, start_ns));
         let slope = (i128::from(slope) + correction).max(1) as u64;
-        self.set(ticks, told, slope);
+        self.set(ticks, computed_ns, slope);
     }
 
     fn give_up(&self, state: &mut Calibration) {
@@ -168,13 +170,13 @@ fn period(last_ns: u64, start_ns: u64) -> u64 {
 
 #[inline(always)]
 fn line(base_ticks: u64, base_ns: u64, slope: u64, ticks: u64) -> u64 {
-    // The counter may have been read before the line was adjusted, and so be a little before the base.
+    // The counter may have been read a little before the line's base was set.
     let since = ticks.wrapping_sub(base_ticks);
     let since = if since as i64 > 0 { since } else { 0 };
     base_ns.wrapping_add(((u128::from(since) * u128::from(slope)) >> 32) as u64)
 }
 
-/// Reads both clocks at one time: the tightest of a few tries.
+/// Reads counter and kernel's clock at the same time: returns the pair that took the shortest time, of five.
 fn measure() -> (u64, u64) {
     let tries = (0..5).map(|_| {
         let before = ticks();
@@ -185,7 +187,7 @@ fn measure() -> (u64, u64) {
     tries.min_by_key(|(width, ..)| *width).map_or((0, 0), |(_, ticks, ns)| (ticks, ns))
 }
 
-/// Whether the kernel uses the counter. Not on other processors, and not if it has found the counter unreliable.
+/// Whether the kernel uses the counter. It does not on other processors, or if it has found the counter unreliable.
 fn kernel_uses_the_counter() -> bool {
     let source = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     cfg!(target_arch = "x86_64") && std::fs::read_to_string(source).is_ok_and(|source| source.trim() == "tsc")

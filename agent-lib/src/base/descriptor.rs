@@ -1,7 +1,8 @@
-//! The agent's file descriptors: they get high numbers, and are verified before use.
+//! The agent's file descriptors: they get high numbers, and the agent checks before use that they are still its own.
 //!
-//! The program's own descriptors keep the numbers that they have without the agent. A program without standard output would
-//! write its lines into whatever has the number 1. One that closes all descriptors expects low numbers.
+//! With high numbers the program's own descriptors keep the numbers that they have without the agent. A program that was started
+//! without standard output would write its output to the file with number 1. One that closes all descriptors expects low
+//! numbers.
 
 use crate::base::own_thread::soft_limit;
 use std::fs::File;
@@ -9,9 +10,10 @@ use std::io::Write;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, RawFd};
 
-/// Lowest number if the limit allows it: above the numbers of usual programs, below usual limits and that of `select()`.
+/// Lowest number for a descriptor, if RLIMIT_NOFILE allows it: above the numbers of usual programs, and below usual limits and
+/// the limit of `select()`.
 const FLOOR: RawFd = 512;
-/// The agent never uses the numbers of standard input, output and error.
+/// Lowest number in any case: above those of standard input, output and error.
 const LOWEST: RawFd = 3;
 
 /// Moves a new descriptor to a high number with close-on-exec; returns -1 if no usable number is free.
@@ -38,7 +40,7 @@ pub(crate) fn up(fd: RawFd) -> RawFd {
     fd
 }
 
-/// Moves a file to a high descriptor number. Its low number is in use only during this call, not while the file is read.
+/// Moves a file's descriptor to a high number. The low number is in use only during this call.
 ///
 /// # Errors
 /// Fails with EMFILE if no usable number is free.
@@ -51,7 +53,8 @@ pub fn file_up(file: File) -> std::io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// A descriptor with its file, verified before use: hosts close descriptors that they do not know and reuse the numbers.
+/// A descriptor and the file to which it refers. Host programs may close descriptors that they do not know, and reuse the
+/// numbers. So the file is compared before each use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub fd: RawFd,
@@ -78,7 +81,7 @@ impl Identity {
     }
 }
 
-/// A descriptor of the agent that is closed when the value is dropped; -1 for none.
+/// A descriptor of the agent, closed when the value is dropped; -1 for none.
 #[derive(Debug)]
 pub(crate) struct Owned(pub RawFd);
 
@@ -89,7 +92,7 @@ impl Drop for Owned {
     }
 }
 
-/// A file that is written for a long time. If its descriptor's number was reused, it is neither written nor closed.
+/// A file that stays open for a long time. If the host has reused its descriptor's number, it is neither written nor closed.
 #[derive(Debug)]
 pub(crate) struct Kept {
     file: ManuallyDrop<File>,
@@ -99,18 +102,18 @@ pub(crate) struct Kept {
 impl Kept {
     pub(crate) fn new(file: File) -> std::io::Result<Self> {
         let file = file_up(file)?;
-        let identity = Identity::of(file.as_raw_fd()).ok_or_else(gone)?;
+        let identity = Identity::of(file.as_raw_fd()).ok_or_else(closed)?;
         Ok(Kept { file: ManuallyDrop::new(file), identity })
     }
 }
 
-fn gone() -> std::io::Error {
+fn closed() -> std::io::Error {
     std::io::Error::from_raw_os_error(libc::EBADF)
 }
 
 impl Write for Kept {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if self.identity.holds() { self.file.write(bytes) } else { Err(gone()) }
+        if self.identity.holds() { self.file.write(bytes) } else { Err(closed()) }
     }
 
     fn flush(&mut self) -> std::io::Result<()> {

@@ -1,16 +1,16 @@
-//! Data from ELF images: the loaded size of a cubin (without symbols and debug data), and the range of a file's functions.
+//! Reads ELF images: the loaded size of a cubin (without symbols and debug data), and the address range of a file's functions.
 //!
-//! Functions are those that the unwinder knows, because the executable segment often holds constants, too.
+//! The functions are those in the unwinder's table, because the executable segment may contain constants, too.
 
 use libc::{Elf64_Ehdr, Elf64_Phdr, Elf64_Shdr, Elf64_Sym};
 
-/// SHF_ALLOC.
+/// Flag SHF_ALLOC of a section: it is loaded into memory.
 const ALLOCATED: u64 = 2;
 
-/// Structures that are read from bytes.
+/// A structure that can be read from bytes.
 ///
 /// # Safety
-/// Any bytes must be a value: it consists of numbers.
+/// The type must consist of numbers, so that any bytes are a valid value.
 pub(crate) unsafe trait Plain: Copy {}
 // SAFETY: they consist of numbers.
 unsafe impl Plain for Elf64_Ehdr {}
@@ -23,29 +23,29 @@ unsafe impl Plain for Elf64_Sym {}
 
 /// Reads a structure at the beginning of `bytes`.
 pub(crate) fn from_bytes<T: Plain>(bytes: &[u8]) -> Option<T> {
-    // SAFETY: the bytes are there, and any bytes are a value.
+    // SAFETY: there are enough bytes, and any bytes are a valid value.
     (bytes.len() >= size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
 /// An ELF file, read with a function that fills a buffer with the bytes from an offset on. The file may be damaged.
 pub(crate) struct ElfFile<'a> {
-    fill: &'a dyn Fn(u64, &mut [u8]) -> Option<()>,
+    read: &'a dyn Fn(u64, &mut [u8]) -> Option<()>,
     pub head: Elf64_Ehdr,
 }
 
 impl<'a> ElfFile<'a> {
     /// Reads the header; `None` unless it is that of a 64-bit ELF.
-    pub(crate) fn new(fill: &'a dyn Fn(u64, &mut [u8]) -> Option<()>) -> Option<Self> {
+    pub(crate) fn new(read: &'a dyn Fn(u64, &mut [u8]) -> Option<()>) -> Option<Self> {
         let mut head = [0; size_of::<Elf64_Ehdr>()];
-        fill(0, &mut head)?;
-        head.starts_with(b"\x7fELF\x02").then_some(ElfFile { fill, head: from_bytes(&head)? })
+        read(0, &mut head)?;
+        head.starts_with(b"\x7fELF\x02").then_some(ElfFile { read, head: from_bytes(&head)? })
     }
 
-    /// Reads entry `number` of a table of structures with `each` bytes.
+    /// Reads entry `number` of the table at offset `table`, whose entries have `each` bytes.
     fn entry<T: Plain>(&self, table: u64, each: u16, number: u64) -> Option<T> {
         let mut bytes = [0; 64];
         let bytes = bytes.get_mut(..size_of::<T>()).filter(|bytes| usize::from(each) >= bytes.len())?;
-        (self.fill)(table.checked_add(number.checked_mul(each.into())?)?, bytes)?;
+        (self.read)(table.checked_add(number.checked_mul(each.into())?)?, bytes)?;
         from_bytes(bytes)
     }
 
@@ -53,34 +53,35 @@ impl<'a> ElfFile<'a> {
         self.entry(self.head.e_shoff, self.head.e_shentsize, number)
     }
 
-    /// Returns at most `most` section headers, up to the end of the file.
-    pub(crate) fn sections(&self, most: u16) -> impl Iterator<Item = Elf64_Shdr> {
-        (0..self.head.e_shnum.min(most).into()).map_while(|number| self.section(number))
+    /// Returns at most `limit` section headers, up to the end of the file.
+    pub(crate) fn sections(&self, limit: u16) -> impl Iterator<Item = Elf64_Shdr> {
+        (0..self.head.e_shnum.min(limit).into()).map_while(|number| self.section(number))
     }
 
-    /// Returns at most `most` program headers, up to the end of the file.
-    pub(crate) fn segments(&self, most: u16) -> impl Iterator<Item = Elf64_Phdr> {
+    /// Returns at most `limit` program headers, up to the end of the file.
+    pub(crate) fn segments(&self, limit: u16) -> impl Iterator<Item = Elf64_Phdr> {
         let (table, each) = (self.head.e_phoff, self.head.e_phentsize);
-        (0..self.head.e_phnum.min(most).into()).map_while(move |number| self.entry(table, each, number))
+        (0..self.head.e_phnum.min(limit).into()).map_while(move |number| self.entry(table, each, number))
     }
 }
 
-/// Returns the sum of the sections with SHF_ALLOC; 0 if `image` is not a 64-bit ELF.
+/// Returns the total bytes of the sections that are loaded; 0 if `image` is not a 64-bit ELF.
 pub(crate) fn loadable_bytes(image: &[u8]) -> u64 {
-    let fill = |offset: u64, out: &mut [u8]| {
+    let read = |offset: u64, out: &mut [u8]| {
         out.copy_from_slice(image.get(usize::try_from(offset).ok()?..)?.get(..out.len())?);
         Some(())
     };
-    ElfFile::new(&fill).map_or(0, |file| {
+    ElfFile::new(&read).map_or(0, |file| {
         let loaded = file.sections(u16::MAX).filter(|section| section.sh_flags & ALLOCATED != 0);
         loaded.map(|section| section.sh_size).fold(0, u64::saturating_add)
     })
 }
 
-/// .eh_frame_hdr as linkers write it: version 1; a relative pointer; a count; a table of pairs of function and description.
+/// First bytes of .eh_frame_hdr as linkers write it: version 1, then the encodings of a relative pointer, of a count, and of a
+/// table with pairs of a function and its description.
 const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 
-/// Returns the range from the first function to the end of the last one; `None` if the table has another format.
+/// Returns the addresses of the first function and of the end of the last one. `None` if the table at `header` has another format.
 ///
 /// # Safety
 /// `bytes` bytes from `header` on must be readable, and so must everything between `start` and `end`.
@@ -103,7 +104,7 @@ pub(crate) unsafe fn functions(
     let last = header + 12 + (count - 1) * 8;
     let (first, last, description) =
         (near(header, header + 12)?, near(header, last)?, near(header, last + 4)?);
-    // Fields: length, offset of the common part, function (relative to this place), its bytes.
+    // A description has four words: length, offset of the common part, function (relative to this word), its size in bytes.
     let described = start <= description && description.checked_add(16)? <= end;
     let known = described && near(description + 8, description + 8) == Some(last);
     let to = if known { last + word(description + 12) as usize } else { end };

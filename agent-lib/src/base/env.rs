@@ -52,8 +52,8 @@ pub(crate) const NVTX_INJECTION: &str = "NVTX_INJECTION64_PATH";
 /// Kineto's: it finalizes CUPTI some time after each trace.
 pub(crate) const TEARDOWN: &str = "TEARDOWN_CUPTI";
 
-/// Rank, local rank and world size, by launcher. The first launcher that sets a rank counts, because a launcher inside of
-/// another inherits its variables. For example, an `mpirun` in a Slurm job has SLURM_PROCID from the task that started it.
+/// Variables of rank, local rank and world size, for each launcher. The first launcher whose rank is set counts, because a
+/// launcher started by another inherits its variables. For example, an `mpirun` in a Slurm job inherits SLURM_PROCID.
 const RANKS: &[[&str; 3]] = &[
     ["RANK", "LOCAL_RANK", "WORLD_SIZE"],
     ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"],
@@ -64,11 +64,11 @@ const RANKS: &[[&str; 3]] = &[
 
 const RANK_CLAIMS: [&str; 3] = ["rank", "local_rank", "world_size"];
 
-/// Set in tasks of Slurm. In a batch script, which is not a task, SLURM_PROCID is 0 all the same.
+/// Set in tasks of Slurm. A batch script is not a task, although its SLURM_PROCID is 0.
 const SLURM_STEP: &str = "SLURM_STEP_ID";
 
-/// Further variables of launchers, and of Kubernetes' downward API by convention, with their names in a Hello. The downward API
-/// has no name of the container, and CONTAINER_NAME has other meanings elsewhere.
+/// Further variables of launchers and Kubernetes, with their names in a Hello. POD_NAME and so on are conventional names for the
+/// downward API. It does not provide the container's name, and CONTAINER_NAME has other meanings elsewhere.
 const CLAIMS: &[(&str, &str)] = &[
     ("job", JOB),
     ("slurm_job", "SLURM_JOB_ID"),
@@ -96,26 +96,26 @@ fn claims(get: impl Fn(&str) -> Option<OsString>) -> String {
     lines
 }
 
-/// Returns the name of this program as a claim. Once the process has ended, the daemon has no other source for its name.
+/// Returns a line with the name of this program. After the process has ended, the daemon has no other source for its name.
 fn program() -> String {
     let comm = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
     comm.lines().next().map_or_else(String::new, |comm| format!("comm={comm}\n"))
 }
 
-/// Where the system's daemon listens.
+/// Socket of the system's daemon.
 pub(crate) const SYSTEM_SOCKET: &str = "/run/gpumemd/agent.sock";
 
 /// The agent's settings, as read from the environment.
 #[derive(Debug, Clone, Default)]
-#[allow(missing_docs)] // the others are the variables of their names
+#[allow(missing_docs)] // the other fields have the names of their variables
 pub struct Settings {
     pub disabled: bool,
-    /// Sockets on which the daemon may listen, best first.
+    /// Sockets on which a daemon may listen, in the order in which they are tried.
     pub sockets: Vec<PathBuf>,
-    /// The last of `sockets`, if its directory could have been made by any user: its owner is checked first.
+    /// The last of `sockets`, if any user could have made its directory. The directory's owner is checked before connecting.
     pub doubtful_socket: Option<PathBuf>,
     pub record: Option<PathBuf>,
-    /// Real paths.
+    /// Directories without symbolic links in their paths.
     pub record_dirs: Vec<PathBuf>,
     pub ring_slots: u64,
     pub exit_wait_ms: u64,
@@ -136,7 +136,7 @@ pub struct Settings {
     pub claims: String,
 }
 
-/// Switches of the layers of names. All but `lines` are on unless the environment sets `0`.
+/// Switches of the layers (sources) of names. All but `lines` are on unless the environment sets `0`.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub struct Layers {
@@ -182,13 +182,13 @@ fn is_set(name: &str) -> bool {
     get(name).is_some_and(|value| value != "0")
 }
 
-/// Whether this program is an MPS server. The kernel charges its contexts to the users of other programs, and an agent in it
-/// would observe all those programs. The server inherits the variables of the shell or job that started its control daemon.
+/// Whether this program is an MPS server, which uses the GPU for other programs. An agent in it would observe all those programs.
+/// The server inherits the variables of the shell or job that started its control daemon.
 ///
-/// It is recognized by its file, because the kernel's name of 15 letters can be changed and is also the control daemon's.
-fn serves_others() -> bool {
+/// It is recognized by its file. Its name in the kernel has 15 letters, can be changed, and is also the control daemon's.
+fn is_mps_server() -> bool {
     let program = std::fs::read_link("/proc/self/exe").ok();
-    // A file that an update replaces while it runs ends in " (deleted)".
+    // If an update has replaced the file of the running program, the name ends in " (deleted)".
     let name = program.as_ref().and_then(|program| program.file_name()?.to_str());
     name.is_some_and(|name| name.split(' ').next() == Some("nvidia-cuda-mps-server"))
 }
@@ -211,10 +211,7 @@ fn record_dirs(get: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
 }
 
 fn with_pid(path: &OsStr, pid: u32) -> PathBuf {
-    match path.to_str() {
-        Some(text) => text.replace("%p", &pid.to_string()).into(),
-        None => path.into(),
-    }
+    path.to_str().map_or_else(|| path.into(), |text| text.replace("%p", &pid.to_string()).into())
 }
 
 impl Settings {
@@ -226,7 +223,7 @@ impl Settings {
         let usual = || users.into_iter().chain([SYSTEM_SOCKET.into()]).chain(doubtful_socket.clone());
         let sockets = socket.map_or_else(|| usual().collect(), |socket| vec![socket]);
         Settings {
-            disabled: is_set(DISABLE) || serves_others(),
+            disabled: is_set(DISABLE) || is_mps_server(),
             sockets,
             doubtful_socket,
             record: get(RECORD).map(|path| with_pid(&path, pid)),

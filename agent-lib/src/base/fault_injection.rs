@@ -1,5 +1,5 @@
-//! Deliberate panics for tests, only in debug builds. `GPUMEM_FAULT=guard:7` panics in the seventh callback, `torch.report:7`
-//! in the seventh report of PyTorch's allocator. Each injection point has a name.
+//! Deliberate panics for tests, only in debug builds. Each injection point has a name: `GPUMEM_FAULT=guard:7` panics in the
+//! seventh callback, `torch.report:7` in the seventh call of PyTorch's allocator to the agent.
 
 #[cfg(not(debug_assertions))]
 mod on_purpose {
@@ -27,14 +27,12 @@ mod on_purpose {
     }
 
     /// Panics if this point and its count are the requested ones, at the caller's line.
-    #[allow(clippy::panic)]
     #[track_caller]
     pub(crate) fn at(place: &str) {
         if let Some(Some((wanted, number))) = WANTED.get()
             && wanted == place
             && MET.fetch_add(1, Relaxed) + 1 == *number
         {
-            #[allow(clippy::panic)] // the purpose of this function
             std::panic::panic_any(format!("on purpose, at {place}"));
         }
     }

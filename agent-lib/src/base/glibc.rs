@@ -1,5 +1,5 @@
-//! Compatibility with glibc 2.17. The linker redirects each call of a function below, also from the standard library, to the
-//! name with the prefix `__wrap_` (build.rs). The functions here call the version that every glibc has.
+//! Compatibility with glibc 2.17 and later. The linker redirects each call of a function below, also from the standard library,
+//! to the name with the prefix `__wrap_` (build.rs). These functions call the symbol version that every glibc has.
 #![cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 use std::ffi::{c_char, c_int, c_long, c_void};
@@ -17,14 +17,14 @@ macro_rules! arch {
         $aarch64
     };
 }
-/// Version of the functions that glibc has had from the beginning.
+/// Symbol version of functions that the first glibc for the processor has.
 macro_rules! first {
     () => {
         $crate::base::glibc::arch!("GLIBC_2.2.5", "GLIBC_2.17")
     };
 }
 
-/// Defines functions named `prefix` and their name that jump to this old version of them.
+/// Defines functions whose names are `$prefix` and `$name`. Each jumps to `$name` with this symbol version.
 macro_rules! old {
     ($prefix:literal, $version:tt!$arguments:tt: $( $name:literal )*) => { $(
         std::arch::global_asm!(
@@ -49,7 +49,7 @@ old!("__wrap_", first!(): "dlopen" "dlclose" "dlsym"
     "pthread_key_create" "pthread_key_delete" "pthread_setspecific");
 old!("__wrap_", arch!("GLIBC_2.12", "GLIBC_2.17"): "pthread_setname_np");
 
-/// Defines `name` as one of the functions below: older systems do not have it under any version.
+/// Defines `__wrap_$name` as `$function`, because older systems do not have `$name` with any version.
 macro_rules! own {
     ($( $name:literal = $function:path ),* $(,)?) => { $(
         std::arch::global_asm!(
@@ -69,7 +69,7 @@ pub(crate) use {arch, first, old, own};
 
 own!("fstat" = fstat, "fstat64" = fstat, "stat64" = stat, "lstat64" = lstat, "gettid" = gettid);
 
-// The kernel's struct equals glibc's on both processors; syscall() sets errno.
+// The kernel's `struct stat` equals glibc's on both processors; syscall() sets errno.
 
 unsafe extern "C" fn fstat(fd: c_int, to: *mut c_void) -> c_int {
     // SAFETY: as fstat().

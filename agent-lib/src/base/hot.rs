@@ -1,5 +1,6 @@
-//! Words of the process that each report of PyTorch's allocator reads, in one cache line. Separately, each would take a cache
-//! line, and its address another: lines that the training needs itself. Each word belongs to the file that its comment names.
+//! Global words that are read for each block of PyTorch's allocator, in one cache line. As separate statics, each word would use
+//! a cache line, and its address another one; the training needs these lines itself. A field's comment names the file that
+//! uses the word.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize};
 
@@ -12,9 +13,9 @@ pub(crate) struct HotWords {
     pub peaks_open: AtomicBool,
     /// driver/core.rs.
     pub core: AtomicPtr<()>,
-    /// naming/python/mod.rs: the interpreter whose frames are read; null while none are.
+    /// naming/python/mod.rs: the interpreter whose frames are read; null while no frames are read.
     pub interpreter: AtomicPtr<()>,
-    /// naming/autograd.rs, like the following.
+    /// naming/autograd.rs, like the words after it.
     pub nodes: AtomicPtr<()>,
     pub next_number: AtomicUsize,
     pub offsets: AtomicU64,

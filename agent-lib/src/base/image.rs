@@ -1,7 +1,7 @@
-//! Finds where a mapped library stores the addresses of imported functions, and where a library defines them. Reads the program
-//! headers and the tables that they point to, in memory, while the loader holds its lock. Allocates nothing.
+//! Finds the words in which a mapped library stores the addresses of imported functions (slots), and the functions that a library
+//! defines. Reads the program headers and dynamic tables in memory, while the loader's lock is held. Allocates nothing.
 //!
-//! A file may be damaged or hostile. Each read is checked against the readable segments; anything outside is absent.
+//! A file may be damaged or hostile. Each read is checked against the readable segments; what lies outside counts as absent.
 
 use libc::{Elf64_Phdr, Elf64_Rel, Elf64_Sym, PF_R, PF_W, PF_X, PT_DYNAMIC, PT_GNU_RELRO, PT_LOAD};
 use std::ffi::CStr;
@@ -21,13 +21,13 @@ mod tag {
     pub(crate) const GNU_HASH: i64 = 0x6fff_fef5;
 }
 
-/// Relocations that fill a slot with a function's address: through the PLT, and without one (`-fno-plt`, as in conda-forge).
-const FILLED: [u32; 2] = if cfg!(target_arch = "aarch64") { [1026, 1025] } else { [7, 6] };
+/// Types of relocations that store a function's address in a slot: with a PLT, and without one (`-fno-plt`, as in conda-forge).
+const STORES_ADDRESS: [u32; 2] = if cfg!(target_arch = "aarch64") { [1026, 1025] } else { [7, 6] };
 
-/// Maximum number of relocations of a table to search: libtorch_cpu has 1.5 million, libc10_cuda 600.
-const MOST: usize = 1 << 22;
-/// Maximum number of symbols with one hash to check.
-const CHAIN: usize = 1 << 12;
+/// Maximum number of relocations to search in a table: libtorch_cpu has 1.5 million, libc10_cuda 600.
+const MAX_RELOCATIONS: usize = 1 << 22;
+/// Maximum number of symbols to check in one bucket of a hash table.
+const MAX_CHAIN: usize = 1 << 12;
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -39,7 +39,7 @@ struct Entry {
 /// A mapped file.
 #[derive(Debug, Clone, Copy)]
 pub struct Image<'a> {
-    /// Distance of the addresses in memory from those in the headers.
+    /// Difference between the addresses in memory and those in the headers.
     pub(crate) base: usize,
     pub(crate) headers: &'a [Elf64_Phdr],
 }
@@ -47,9 +47,9 @@ pub struct Image<'a> {
 /// The slot that holds an imported function's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
-    /// Address of the slot: an aligned word of the library.
+    /// Address of the slot, an aligned word of the library.
     pub at: usize,
-    /// The loader makes its page read-only once everything is bound.
+    /// Whether the loader makes the slot's page read-only after relocation.
     pub(crate) is_sealed: bool,
 }
 
@@ -75,7 +75,7 @@ impl<'a> Image<'a> {
         Some((start, start.checked_add(usize::try_from(header.p_memsz).ok()?)?))
     }
 
-    /// Returns the segments of a kind with these flags.
+    /// Returns start and end of each segment of a kind with these flags.
     fn segments(&self, kind: u32, flags: u32) -> impl Iterator<Item = (usize, usize)> {
         let wanted = move |header: &&Elf64_Phdr| header.p_type == kind && header.p_flags & flags == flags;
         self.headers.iter().filter(wanted).filter_map(|header| self.range(header))
@@ -90,7 +90,7 @@ impl<'a> Image<'a> {
         self.end(address, PF_X).is_some()
     }
 
-    /// Whether `value` is an offset from the base, as the file contains it, and not an address in memory.
+    /// Whether `value` is an address as in the file, relative to the base, and not an address in memory.
     pub(crate) fn is_offset(&self, value: usize) -> bool {
         let ends = self.headers.iter().filter(|header| header.p_type == PT_LOAD);
         ends.map(|load| load.p_vaddr.saturating_add(load.p_memsz)).any(|end| (value as u64) < end)
@@ -99,7 +99,7 @@ impl<'a> Image<'a> {
     /// Reads the value at `at`, which need not be aligned.
     fn read<T: Copy>(&self, at: usize) -> Option<T> {
         let end = self.end(at, PF_R)?;
-        // SAFETY: inside of a readable segment; all `T` here are plain numbers.
+        // SAFETY: inside of a readable segment; each `T` used consists of numbers.
         (end - at >= size_of::<T>()).then(|| unsafe { (at as *const T).read_unaligned() })
     }
 
@@ -109,7 +109,8 @@ impl<'a> Image<'a> {
         entries.take_while(|entry| entry.tag != 0).find(|entry| entry.tag == tag).map(|entry| entry.value)
     }
 
-    /// Returns an address of the dynamic section. glibc's loader adds the base if the section is writable; musl's does not.
+    /// Returns the address in an entry of the dynamic section. glibc's loader has added the base if the section is writable; musl's
+    /// never does.
     fn address(&self, tag: i64) -> Option<usize> {
         let value = self.entry(tag)? as usize;
         Some(if self.end(value, PF_R).is_some() { value } else { self.base.wrapping_add(value) })
@@ -127,22 +128,19 @@ impl<'a> Image<'a> {
     /// Whether the name at `offset` in the string table is `name`.
     fn is_named(&self, tables: &Symbols, offset: u32, name: &CStr) -> bool {
         let name = name.to_bytes_with_nul();
-        let is = || {
-            let offset = offset as usize;
-            let at = tables.names.checked_add(offset)?;
+        let equals = || {
+            let at = tables.names.checked_add(offset as usize)?;
             let end = self.end(at, PF_R)?.min(tables.names.checked_add(tables.name_bytes)?);
-            let room = end.checked_sub(at)?;
-            if room < name.len() {
+            if end.checked_sub(at)? < name.len() {
                 return None;
             }
             // SAFETY: inside of a readable segment.
-            let there = unsafe { std::slice::from_raw_parts(at as *const u8, name.len()) };
-            Some(there == name)
+            Some(unsafe { std::slice::from_raw_parts(at as *const u8, name.len()) } == name)
         };
-        is().unwrap_or(false)
+        equals().unwrap_or(false)
     }
 
-    /// Returns the slots through which the functions `wanted` are called; each function may have several names.
+    /// Returns the slots of the functions `wanted`; each function may have several names.
     pub fn slots<const N: usize>(&self, wanted: &[&[&CStr]; N]) -> [Option<Slot>; N] {
         let mut found = [None; N];
         let Some(tables) = self.symbols() else { return found };
@@ -173,12 +171,12 @@ impl<'a> Image<'a> {
         found: &mut [Option<Slot>],
     ) {
         let Some(end) = self.end(start, PF_R) else { return };
-        let count = (bytes.min(end - start) / each).min(MOST);
+        let count = (bytes.min(end - start) / each).min(MAX_RELOCATIONS);
         for index in 0..count {
             let at = start + index * each;
-            // SAFETY: `count` limits it to a readable segment.
+            // SAFETY: `count` limits the reads to a readable segment.
             let relocation = unsafe { (at as *const Elf64_Rel).read_unaligned() };
-            if !FILLED.contains(&(relocation.r_info as u32)) {
+            if !STORES_ADDRESS.contains(&(relocation.r_info as u32)) {
                 continue;
             }
             let Some(symbol) = self.symbol(tables, (relocation.r_info >> 32) as usize) else { continue };
@@ -210,7 +208,7 @@ impl<'a> Image<'a> {
         };
         let symbol = self.symbol(&tables, index)?;
         let (kind, binding) = (symbol.st_info & 15, symbol.st_info >> 4);
-        // A function or untyped, global or weak, and defined. Not an indirect function, which would have to be called.
+        // Defined, a function or without a type, global or weak. An indirect function would have to be called to find its address.
         if symbol.st_shndx == 0 || !matches!(kind, 0 | 2) || !matches!(binding, 1 | 2) {
             return None;
         }
@@ -237,7 +235,7 @@ impl<'a> Image<'a> {
         let start: u32 = self.read(table.checked_add((hash % buckets) as usize * 4)?)?;
         let chains = table.checked_add(buckets as usize * 4)?;
         let begin = start.checked_sub(first).filter(|_| start != 0)? as usize;
-        for index in begin..begin + CHAIN {
+        for index in begin..begin + MAX_CHAIN {
             let link: u32 = self.read(chains.checked_add(index * 4)?)?;
             if link | 1 == hash | 1 {
                 let number = index + first as usize;
@@ -265,7 +263,7 @@ impl<'a> Image<'a> {
         });
         let mut index: u32 = self.read(at.checked_add(8 + (hash % buckets) as usize * 4)?)?;
         let chains = at.checked_add(8 + buckets as usize * 4)?;
-        for _ in 0..CHAIN {
+        for _ in 0..MAX_CHAIN {
             if index == 0 || index >= symbols {
                 return None;
             }
@@ -278,7 +276,7 @@ impl<'a> Image<'a> {
         None
     }
 
-    /// Returns the range of whole pages around `at` that the loader makes read-only.
+    /// Returns the range of whole pages with `at` that the loader makes read-only.
     pub(crate) fn sealed_pages(&self, at: usize, page: usize) -> Option<(usize, usize)> {
         let mut pages =
             self.segments(PT_GNU_RELRO, 0).map(|(start, end)| (start & !(page - 1), end & !(page - 1)));
@@ -326,8 +324,8 @@ mod tests {
             file.bytes(AT_NAMES + 1, b"other\0wanted\0");
             file.symbol(1, 1, 0, 0);
             file.symbol(2, 7, 0, 0);
-            file.relocation(0, AT_SLOT - 8, 1, FILLED[0]);
-            file.relocation(1, AT_SLOT, 2, FILLED[0]);
+            file.relocation(0, AT_SLOT - 8, 1, STORES_ADDRESS[0]);
+            file.relocation(1, AT_SLOT, 2, STORES_ADDRESS[0]);
             file
         }
 
@@ -408,12 +406,12 @@ mod tests {
         file.set_dynamic(5, tag::PLTREL, tag::REL as u64);
         file.set_dynamic(4, tag::PLTRELSZ, 32);
         file.set(AT_RELOCATIONS + 16, AT_SLOT);
-        file.set(AT_RELOCATIONS + 24, 2 << 32 | u64::from(FILLED[0]));
+        file.set(AT_RELOCATIONS + 24, 2 << 32 | u64::from(STORES_ADDRESS[0]));
         assert_eq!(file.found(), Some(AT_SLOT));
         let mut file = File::new(); // without a PLT
         file.set_dynamic(3, tag::RELA, AT_RELOCATIONS);
         file.set_dynamic(4, tag::RELASZ, 48);
-        file.relocation(1, AT_SLOT, 2, FILLED[1]);
+        file.relocation(1, AT_SLOT, 2, STORES_ADDRESS[1]);
         assert_eq!(file.found(), Some(AT_SLOT));
         assert!(!file.image().slots(&[&[NAME]])[0].is_some_and(|slot| slot.is_sealed));
         file.header(PT_GNU_RELRO, PF_R, AT_SLOT, 8);

@@ -1,6 +1,6 @@
-//! Files as the loader has mapped them, and writing a word in a page that the loader makes read-only after relocation.
+//! Finds the files that the loader has mapped, and writes a word in a page that the loader makes read-only after relocation.
 //!
-//! /proc/self/maps shows whether such a page is writable now. It is read in pieces into a fixed buffer.
+//! /proc/self/maps shows whether such a page is writable now. It is read in pieces into a fixed buffer, without allocation.
 
 use super::image::Image;
 use std::ffi::{CStr, c_int, c_void};
@@ -8,10 +8,10 @@ use std::ffi::{CStr, c_int, c_void};
 /// A mapped file, while the loader's lock is held.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MappedFile<'a> {
-    /// Its path; empty for the program.
+    /// Path of the file; empty for the program.
     pub path: &'a [u8],
     pub image: Image<'a>,
-    /// Files mapped and unmapped so far.
+    /// Numbers of files that the loader has mapped and unmapped so far; 0 if it does not report them.
     pub changes: (u64, u64),
 }
 
@@ -19,7 +19,7 @@ impl<'a> MappedFile<'a> {
     /// # Safety
     /// `info` must be what dl_iterate_phdr passes, with its size.
     unsafe fn new(info: &'a libc::dl_phdr_info, bytes: usize) -> Self {
-        // SAFETY: the headers of a mapped file, and its name: null or a C string.
+        // SAFETY: the headers of a mapped file; its name is null or a C string.
         unsafe {
             let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
             let name = info.dlpi_name;
@@ -35,8 +35,8 @@ impl<'a> MappedFile<'a> {
     }
 }
 
-/// Calls `visit` with each mapped file in the loader's order until it returns true. `visit` runs with the loader's lock and must
-/// not allocate where another thread may hold the allocator's lock and wait for the loader.
+/// Calls `visit` with each mapped file in the loader's order until it returns true. The loader's lock is held meanwhile. So `visit`
+/// must not allocate if another thread may wait for the loader while it holds the allocator's lock.
 pub(crate) fn find_mapped<F: FnMut(MappedFile<'_>) -> bool>(mut visit: F) {
     unsafe extern "C" fn call<F: FnMut(MappedFile<'_>) -> bool>(
         info: *mut libc::dl_phdr_info,
@@ -50,24 +50,25 @@ pub(crate) fn find_mapped<F: FnMut(MappedFile<'_>) -> bool>(mut visit: F) {
     unsafe { libc::dl_iterate_phdr(Some(call::<F>), (&raw mut visit).cast()) };
 }
 
-/// Writes a slot in a page that the loader makes read-only. Returns false if the page could not be made writable.
+/// Calls `write`, which writes the word at `at`, in a page that the loader makes read-only. Returns false if the page could not be
+/// made writable.
 #[cold]
 pub(crate) fn write_sealed(image: &Image<'_>, at: usize, write: impl FnOnce()) -> bool {
     // SAFETY: passes no pointers.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(4096);
     let Some(_) = image.sealed_pages(at, page) else {
-        write(); // on the last page, which is sealed only in whole pages
+        write(); // the loader makes only whole pages read-only, so not the last one
         return true;
     };
     match is_page_writable(at) {
-        // The loader has not finished with this file and seals the page afterwards.
+        // The loader has not finished with this file; it makes the page read-only afterwards.
         Some(true) => {
             write();
             true
         }
         Some(false) => {
             let start = (at & !(page - 1)) as *mut c_void;
-            // SAFETY: a page of a mapped file, which stays readable all the time.
+            // SAFETY: a page of a mapped file, which is readable all the time.
             unsafe {
                 if libc::mprotect(start, page, libc::PROT_READ | libc::PROT_WRITE) != 0 {
                     return false;
@@ -96,7 +97,7 @@ fn is_page_writable(at: usize) -> Option<bool> {
     found
 }
 
-/// Bytes of a line to keep: `start-end rwxp` at its beginning. File names come after that.
+/// Number of bytes of a line that are stored: `start-end rwxp` and more. File names come after that.
 const LINE_BYTES: usize = 64;
 
 /// Like `is_page_writable`. `read` returns the number of next bytes of the file, 0 at the end.
@@ -112,7 +113,7 @@ pub(crate) fn is_writable(at: usize, mut read: impl FnMut(&mut [u8]) -> usize) -
                 }
                 continue;
             }
-            let found = line.get(..filled).and_then(|line| of_line(line, at));
+            let found = line.get(..filled).and_then(|line| parse_line(line, at));
             if found.is_some() {
                 return found;
             }
@@ -121,9 +122,9 @@ pub(crate) fn is_writable(at: usize, mut read: impl FnMut(&mut [u8]) -> usize) -
     }
 }
 
-/// Parses a line `start-end rwxp ...`; `None` if it does not contain `at`.
-fn of_line(line: &[u8], at: usize) -> Option<bool> {
-    // Cut or non-ASCII bytes belong to a file name, behind the part that is parsed.
+/// Parses a line `start-end rwxp ...`: whether the range is writable; `None` if `at` is not in it.
+fn parse_line(line: &[u8], at: usize) -> Option<bool> {
+    // Bytes that are not ASCII belong to a file name, after the part that is parsed.
     let end = line.iter().position(|byte| !byte.is_ascii()).unwrap_or(line.len());
     let line = std::str::from_utf8(line.get(..end)?).ok()?;
     let (range, rest) = line.split_once(' ')?;

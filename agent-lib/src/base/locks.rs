@@ -1,9 +1,9 @@
-//! Locks that can be reset after a fork: the thread that holds one does not exist in the child.
+//! Locks that are free in a forked child, where the thread that held a lock does not exist.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 use std::sync::{LockResult, Mutex, MutexGuard, TryLockResult};
 
-/// Increases in a forked child that starts its own agent, which makes all its mutexes anew.
+/// Number of forks before this process: increases in a forked child that starts its own agent.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// Makes every [`ForkMutex`] free in a forked child, before the child starts its own agent.
@@ -11,8 +11,8 @@ pub(crate) fn reset_after_fork() {
     GENERATION.fetch_add(1, AcqRel);
 }
 
-/// A mutex that is free in a forked child that starts its own agent. The thread that held it does not exist there, and the value
-/// may be half changed. So the child makes a new mutex on first use and leaks its parent's.
+/// A mutex that is free in a forked child that starts its own agent. The parent's value may be half changed there. So the child
+/// makes a new mutex with a new value on first use, and leaks the parent's.
 #[derive(Debug)]
 pub(crate) struct ForkMutex<T: 'static> {
     at: AtomicPtr<(u32, Mutex<T>)>,
@@ -25,23 +25,23 @@ impl<T> ForkMutex<T> {
     }
 
     fn mutex(&self) -> &'static Mutex<T> {
-        let (known, now) = (self.at.load(Acquire), GENERATION.load(Acquire));
+        let (current, now) = (self.at.load(Acquire), GENERATION.load(Acquire));
         // SAFETY: null, or leaked below.
-        if let Some((generation, mutex)) = unsafe { known.as_ref() }
+        if let Some((generation, mutex)) = unsafe { current.as_ref() }
             && *generation == now
         {
             return mutex;
         }
         let fresh = Box::into_raw(Box::new((now, Mutex::new((self.make)()))));
-        let at = match self.at.compare_exchange(known, fresh, AcqRel, Acquire) {
+        let at = match self.at.compare_exchange(current, fresh, AcqRel, Acquire) {
             Ok(_) => fresh,
             Err(others) => {
-                // SAFETY: made here, and no other thread has its address.
+                // SAFETY: made above, and no other thread has the address.
                 drop(unsafe { Box::from_raw(fresh) });
                 others
             }
         };
-        // SAFETY: leaked here, by this thread or another one.
+        // SAFETY: leaked by this thread or another one.
         unsafe { &(*at).1 }
     }
 
@@ -54,7 +54,7 @@ impl<T> ForkMutex<T> {
     }
 }
 
-/// A spin lock that a forked child can reset: held for a few hundred instructions.
+/// A spin lock, for holding times of a few hundred instructions. A forked child can reset it.
 #[derive(Debug, Default)]
 pub(crate) struct SpinLock(AtomicBool);
 

@@ -1,6 +1,8 @@
-//! The memory that is passed to the daemon: a memfd with the layout of wire's layout.rs, mapped here as words.
+//! The memory shared with the daemon: a memfd with the layout of wire/src/layout.rs, mapped as atomic words. Also anonymous memory
+//! for tables, and prefetching.
 //!
-//! It is sealed against growing and shrinking before any other process has it, so neither side can cause a fault in the other.
+//! The memfd is sealed against growing and shrinking before another process has it. So neither process can cause a fault in the
+//! other.
 
 use crate::base::own_thread::soft_limit;
 use gpumem_wire::SLOT_BYTES;
@@ -9,10 +11,10 @@ use std::ffi::{CStr, CString};
 use std::ops::Deref;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
-/// Atomics of ring.rs and names.rs: tests/races replaces them by loom's.
+/// Atomics for ring.rs, names.rs and threads/table.rs: tests/races replaces them by those of loom.
 pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 
-/// A slot or a row.
+/// A slot of the ring, or a row of the live table.
 pub(crate) type Words = [AtomicU64; SLOT_BYTES / 8];
 const _: () = assert!(size_of::<Words>() == SLOT_BYTES);
 
@@ -26,19 +28,19 @@ pub(crate) fn name_of(pid: u32, functions: usize) -> Option<CString> {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
-    /// Slots of the ring: a power of two.
+    /// Number of slots in the ring: a power of two.
     pub ring_slots: u64,
     pub live_rows: u64,
-    /// Bytes for names: a multiple of 8.
+    /// Size of the part for names in bytes: a multiple of 8.
     pub name_bytes: u64,
 }
 
-/// The mapping. It lives as long as the process, since callbacks may arrive at any time.
+/// The mapped memfd. It is never unmapped, because callbacks may arrive at any time.
 #[derive(Debug, Clone, Copy)]
 pub struct Shared {
-    /// Used only by the sender. The host may have closed it, see descriptor.rs.
+    /// Descriptor of the memfd, used only by the sender. The host may have closed it: see descriptor.rs.
     pub(crate) fd: RawFd,
-    /// The header as of the memfd's creation.
+    /// The header as it was when the memfd was created.
     pub(crate) header: Header,
     base: *mut u8,
 }
@@ -48,8 +50,8 @@ unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-/// Returns anonymous zeroed memory for the life of the process; `None` if there is none. It costs nothing until it is touched.
-/// It does not come from the host's allocator, which may itself call the driver.
+/// Returns zeroed memory that is never freed; `None` if there is none. Untouched pages use no memory. It is mapped and not
+/// allocated, because the host's allocator may call the driver.
 pub(crate) fn anonymous<T>(count: usize) -> Option<&'static [T]> {
     let bytes = count.checked_mul(size_of::<T>())?.max(1);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -59,11 +61,11 @@ pub(crate) fn anonymous<T>(count: usize) -> Option<&'static [T]> {
     if base == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: page-aligned, zeroed, never unmapped; users store atomics in it, for which zero is a valid value.
+    // SAFETY: page-aligned, zeroed and never unmapped. `T` is made of atomics, for which zero is a valid value.
     Some(unsafe { std::slice::from_raw_parts(base.cast(), count) })
 }
 
-/// An array of atomics that starts with zeros.
+/// An array of default values, of any length: std has `Default` only for arrays of up to 32 elements.
 #[derive(Debug)]
 pub(crate) struct Zeros<T, const COUNT: usize>([T; COUNT]);
 
@@ -96,11 +98,11 @@ impl<T: 'static, const COUNT: usize> LazyTable<T, COUNT> {
         if table.is_null() {
             return &[];
         }
-        // SAFETY: `make` stored a zeroed mapping of that size, which is never unmapped.
+        // SAFETY: `make` has stored a zeroed mapping of this size, which is never unmapped.
         unsafe { std::slice::from_raw_parts(table, COUNT) }
     }
 
-    /// Makes the table, if there is none; returns false without memory. Must not be called in a hook.
+    /// Makes the table, if there is none; returns false without memory. Must not be called in a callback: it calls mmap.
     pub(crate) fn make(&self) -> bool {
         if !self.get().is_empty() {
             return true;
@@ -131,11 +133,11 @@ impl Shared {
             names_end: 0,
         };
         let bytes = header.file_bytes()?;
-        if soft_limit(libc::RLIMIT_FSIZE).is_some_and(|most| bytes > most) {
-            return None; // the kernel would end the program with SIGXFSZ
+        if soft_limit(libc::RLIMIT_FSIZE).is_some_and(|limit| bytes > limit) {
+            return None; // the kernel would send SIGXFSZ, which ends the program
         }
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // By number: glibc has the function only since 2.27.
+        // By its number, because glibc has the function only since 2.27.
         // SAFETY: passes a C string and flags.
         let fd = unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), flags) } as RawFd;
         let fd = crate::base::descriptor::up(fd);
@@ -198,7 +200,7 @@ impl Shared {
         self.slots(self.header.live_offset().unwrap_or(0), self.header.live_rows)
     }
 
-    /// Returns the first byte for names; names.rs decides which thread writes where.
+    /// Returns the address of the part for names. In names.rs, threads reserve ranges of it.
     pub(crate) fn names(&self) -> *mut u8 {
         // SAFETY: inside the mapping.
         unsafe { self.base.add(self.header.names_offset().unwrap_or(0) as usize) }
@@ -207,8 +209,8 @@ impl Shared {
 
 #[inline(always)]
 pub(crate) fn fetch_to_write<T>(line: &T) {
-    // The intrinsic becomes a prefetch for reading, unless all code is compiled for newer processors. Processors that do not
-    // know this instruction ignore it, and no such processor is used with a GPU.
+    // The compiler's intrinsic would prefetch for reading, unless all code is compiled for newer processors. Old processors
+    // ignore this instruction.
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint; it reads nothing.
     unsafe {

@@ -1,24 +1,25 @@
-//! The agent's own thread: whether it runs, whether it is the calling one, its connection; protection against pthread_cancel.
-//! And the kernel's data of the process.
+//! State of the agent's own thread, the sender: whether it runs, and its connection. Also protection against pthread_cancel, and
+//! the kernel's data about the process.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
 
+/// Whether the agent's thread has ended.
 pub(crate) static FINISHED: AtomicBool = AtomicBool::new(false);
 
 /// The kernel id of the agent's thread.
 pub(crate) static THREAD: AtomicU32 = AtomicU32::new(0);
 
-/// The process that the agent's thread belongs to: forked children have none.
+/// Pid of the process that has started the agent's thread. In a forked child it is the parent's: the child has no such thread.
 pub(crate) static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// The connection to the daemon; -1 for none. The fork handler closes it in the child.
+/// Descriptor of the connection to the daemon; -1 for none. The fork handler closes it in the child.
 pub(crate) static SOCKET: AtomicI32 = AtomicI32::new(-1);
 
-/// A connection to a daemon was attempted since this process began.
+/// Whether the agent has tried to connect to a daemon since this process began.
 pub(crate) static TRIED: AtomicBool = AtomicBool::new(false);
 
-/// Returns the kernel id of the calling thread. By number: glibc has gettid only since 2.30.
+/// Returns the kernel id of the calling thread. A direct system call, because glibc has gettid only since 2.30.
 pub(crate) fn kernel_id() -> u32 {
     // SAFETY: takes no arguments.
     unsafe { libc::syscall(libc::SYS_gettid) as u32 }
@@ -36,7 +37,7 @@ pub(crate) fn soft_limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     (unsafe { libc::getrlimit(resource, &mut limit) } == 0).then_some(limit.rlim_cur)
 }
 
-/// Returns fields of `/proc/self/stat` from field 3 on. The command, field 2, may contain any bytes in its parentheses.
+/// Returns the fields of `/proc/self/stat` from field 3 on. Field 2, the command in parentheses, may contain any bytes.
 fn fields_of(stat: &[u8]) -> impl Iterator<Item = &str> {
     let name_end = stat.iter().rposition(|&byte| byte == b')');
     let rest = name_end.and_then(|end| std::str::from_utf8(stat.get(end + 1..)?).ok());
@@ -49,8 +50,8 @@ pub(crate) fn start_ticks() -> u64 {
     fields_of(&stat).nth(19).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
 }
 
-/// Whether the agent's thread is the last one, after a `main` that left with `pthread_exit`. It takes no signal and would run
-/// forever. When it returns, the C library ends the process as it would without the agent. False without /proc.
+/// Whether the agent's thread is the last one of the process, after `main` was left by `pthread_exit`. It would run forever,
+/// because no signal is delivered to it. When it ends, the C library ends the process, as without the agent. False without /proc.
 pub(crate) fn is_alone() -> bool {
     let stat = std::fs::read("/proc/self/stat").unwrap_or_default();
     let mut fields = fields_of(&stat);
@@ -58,20 +59,20 @@ pub(crate) fn is_alone() -> bool {
     fields.next() == Some("Z") && fields.nth(16) == Some("2")
 }
 
-/// Sleeps 5 ms without using memory. For the sender.
+/// Sleeps 5 ms, without allocating. For the sender.
 pub(crate) fn nap() {
-    let while_ns = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
     // SAFETY: nothing is written.
-    unsafe { libc::nanosleep(&while_ns, std::ptr::null_mut()) };
+    unsafe { libc::nanosleep(&time, std::ptr::null_mut()) };
 }
 
-/// Whether the agent's thread runs in this process. Requests are answered only then.
+/// Whether the agent's thread runs in this process. If not, requests would never be answered.
 pub(crate) fn is_running() -> bool {
     OWNER.load(Acquire) == std::process::id() && !FINISHED.load(Acquire)
 }
 
-/// Whether a connection was attempted and there is none.
-pub(crate) fn is_unheard() -> bool {
+/// Whether the agent has tried to connect and there is no connection.
+pub(crate) fn is_unconnected() -> bool {
     TRIED.load(Acquire) && !connected()
 }
 
@@ -79,8 +80,8 @@ pub(crate) fn connected() -> bool {
     SOCKET.load(Acquire) >= 0
 }
 
-/// Defers cancellation of this thread (pthread_cancel) while the value lives: the C library would unwind the agent's frames,
-/// which ends the process. For code that waits, reads or writes. Callbacks have no cancellation point.
+/// Defers cancellation of this thread (pthread_cancel) while the value exists. A cancelled thread unwinds the agent's frames, which
+/// ends the process. Needed for code that waits, reads or writes; callbacks have no cancellation point.
 #[derive(Debug)]
 pub(crate) struct Uncancelled(c_int);
 

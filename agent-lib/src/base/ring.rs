@@ -1,15 +1,16 @@
-//! The ring of records: bounded, with fixed-size slots. A record's number gives its slot and the total order.
+//! The ring of records: a bounded queue with slots of fixed size, written by all threads and read by the sender. The numbers of
+//! records give their order, and each its slot.
 //!
 //! A writer takes its number first. So a dropped record leaves a gap in the numbers, and the reader notices the loss. When the
 //! ring is full, the newest record is dropped: a slot with an unsent record is not overwritten.
 //!
-//! A slot has one writer at a time without any lock. Number n may be written only when n - slots was sent, and the sender
-//! passes a number only when its writer has finished (threads/table.rs).
+//! A slot has one writer at a time without any lock. Record n may be written only after record n - slots was sent. The sender
+//! goes on to the next number only after the writer of this one has finished (threads/table.rs).
 
 use crate::base::memfd::{AtomicU64, Shared, Words, fetch_to_read, fetch_to_write};
 use std::sync::atomic::Ordering::*;
 
-/// A slot as words; word 0 is `seq`.
+/// A record without payload, as the words of its slot; word 0 is `seq`, its number.
 pub type Row = [u64; 8];
 
 /// The ring; see the module's docs.
@@ -23,7 +24,7 @@ pub struct Ring {
     sent: Sent,
 }
 
-/// State of a record number.
+/// State of the record with a number.
 #[derive(Debug)]
 pub enum Made {
     /// The record is complete.
@@ -34,7 +35,7 @@ pub enum Made {
     Unfinished,
 }
 
-/// Last number sent. In a separate cache line: the sender writes it, and every record reads it.
+/// Number of the last record sent. In a cache line of its own: the sender writes it, and each writer reads it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Sent(AtomicU64);
@@ -94,7 +95,7 @@ impl Ring {
         self.lost.fetch_add(1, Relaxed);
     }
 
-    /// Prefetches a coming record's slot, for which the next locked instruction would wait: the sender's core has the line.
+    /// Prefetches the slot of a future record. The sender's core has its cache line, and the write would have to wait for it.
     #[inline(always)]
     pub(crate) fn expect(&self, seq: u64) {
         fetch_to_write(self.slot(seq));
@@ -112,8 +113,8 @@ impl Ring {
             .then(|| std::array::from_fn(|index| u64::from_le(slot[index].load(Relaxed))))
     }
 
-    /// Returns the state of `seq`. A number without a record is still being written, or lost. `quiesce` waits until no thread
-    /// is writing a number up to `until`, which decides that. Up to `quiet` it is decided already.
+    /// Returns the state of record `seq`. A record that is not there is still being written, or lost. To decide this, `quiesce`
+    /// waits until no thread is writing a number up to `until`. Up to number `quiet` this was done before.
     #[inline(always)]
     pub fn made(&self, seq: u64, until: u64, quiet: &mut u64, quiesce: impl FnOnce(u64) -> bool) -> Made {
         let mut row = self.get(seq);
@@ -127,12 +128,12 @@ impl Ring {
         row.map_or(Made::Lost, Made::Record)
     }
 
-    /// Returns the number up to which all records were sent, or will never come.
+    /// Returns the number up to which all records were sent or are lost.
     pub fn sent(&self) -> u64 {
         self.sent.0.load(Relaxed)
     }
 
-    /// Releases the slots up to `seq` to writers.
+    /// Allows writers to reuse the slots of records up to `seq`.
     pub fn set_sent(&self, seq: u64) {
         self.sent.0.store(seq, Release);
     }

@@ -116,9 +116,9 @@ impl Core {
 
     #[cold]
     fn give_back(&self, call: &Call, seq: u64) {
-        self.astray.fetch_add(call.more_taken.into(), Relaxed);
+        self.unrestored_rows.fetch_add(call.more_taken.into(), Relaxed);
         if let Some(taken) = call.taken {
-            if call.begin_seq <= self.said_after.load(Acquire) {
+            if call.begin_seq <= self.resync_after_seq.load(Acquire) {
                 self.restored.fetch_add(1, AcqRel); // no later record contains the free's begin
             }
             self.restore(&taken, seq);

@@ -40,11 +40,11 @@ pub struct Core {
     /// Seq of the last record that changed references of a VMM handle; see sender/resync.rs.
     pub references_changed: AtomicU64,
     /// Number of the last record that the current resync includes, or the last resync.
-    pub(crate) said_after: AtomicU64,
+    pub(crate) resync_after_seq: AtomicU64,
     /// Rows that were restored because their free, entered before the resync, failed.
     pub(crate) restored: AtomicU64,
     /// Rows that a failed call removed and that could not be restored: a resync does not include them.
-    pub(crate) astray: AtomicU64,
+    pub(crate) unrestored_rows: AtomicU64,
 }
 
 impl Core {
@@ -98,9 +98,9 @@ impl Core {
             process_tag: AtomicU32::new(0),
             pools_made: AtomicU64::new(0),
             references_changed: AtomicU64::new(0),
-            said_after: AtomicU64::new(0),
+            resync_after_seq: AtomicU64::new(0),
             restored: AtomicU64::new(0),
-            astray: AtomicU64::new(0),
+            unrestored_rows: AtomicU64::new(0),
         }))
     }
 }

@@ -187,7 +187,7 @@ impl Core {
     pub(crate) fn mapping_restored(&self, taken: &RowCopy, address: u64) {
         let counted = self.backing_of(taken).and_then(|key| self.recorder.live.count(key, 0, 1));
         if counted.is_none() {
-            self.astray.fetch_add(1, AcqRel); // the mapping was the last one, so the handle's row is gone
+            self.unrestored_rows.fetch_add(1, AcqRel); // the mapping was the last one, so the handle's row is gone
         }
         self.recorder.live.insert(Key::Mapping(address), &taken.row, taken.beside);
     }

@@ -23,7 +23,7 @@ pub(crate) fn report(core: &'static Core, what: AskKind, options: &str) -> Optio
     let start = Instant::now();
     while core.recorder.ring.sent() < head
         && start.elapsed() < CATCH_UP
-        && !own_thread::is_unheard()
+        && !own_thread::is_unconnected()
         && own_thread::is_running()
     {
         crate::base::wake::wake();

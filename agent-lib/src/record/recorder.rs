@@ -10,7 +10,7 @@ use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, NONE_DEVICE, Record, Stamp};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// The parts that are needed to make records. The most used parts come first, so that they share few cache lines.
+/// Everything needed to make records. The fields used most come first, so that they share few cache lines.
 #[derive(Debug)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -21,25 +21,25 @@ pub struct Recorder {
     pub names: Names,
 }
 
-/// The fields of a record's stamp that its maker sets.
+/// The fields of a record's stamp that the code making the record sets.
 #[derive(Debug, Clone, Copy)]
 pub struct RecordContext {
-    /// Tag; see `Core::named`.
+    /// Id of the name; see `Core::named`. 0 for none.
     pub tag: u32,
-    /// Flags.
+    /// Flags of the stamp.
     pub flags: Flags,
-    /// Stack; 0 for none.
+    /// Id of the call stack; 0 for none.
     pub stack: u32,
-    /// CUPTI's contextUid, or the meaning that the kind of record gives it.
+    /// CUPTI's number of the context; other kinds of records use it as `Stamp::context` describes.
     pub context: u32,
-    /// Library that made the call; 0 for unknown.
+    /// Id of the library that made the call; 0 for unknown.
     pub module: u16,
-    /// Device slot.
+    /// Slot of the device.
     pub device: u8,
 }
 
 impl RecordContext {
-    /// No tag, no device.
+    /// A context without tag and device.
     pub const NOWHERE: RecordContext =
         RecordContext { tag: 0, flags: Flags(0), stack: 0, context: 0, module: 0, device: NONE_DEVICE };
 
@@ -53,8 +53,13 @@ impl RecordContext {
 }
 
 impl Recorder {
+    /// Returns the stamp of a record that is made now and has no number.
+    pub(crate) fn stamp(&self) -> Stamp {
+        Stamp { time_ns: self.clock.now(), ..Stamp::default() }
+    }
+
     /// Makes a numbered record and returns its number. `keep` updates the live table after the number is taken and before the
-    /// record enters the ring. So once a record was sent, its effect on the table can be read.
+    /// record enters the ring. So once a record was sent, the table contains its effect.
     #[inline(always)]
     pub(crate) fn record(
         &self,
@@ -72,7 +77,7 @@ impl Recorder {
         self.record(thread, at, body, no_row)
     }
 
-    /// Makes a record and adds its row under `key`.
+    /// Makes a record and adds it to the live table under `key`.
     #[inline(always)]
     pub(crate) fn insert(
         &self,
@@ -118,9 +123,9 @@ impl Recorder {
             flags: at.flags,
         };
         let row = Record { stamp, body }.words().0;
-        fault_injection::at("record"); // a number is taken, and it has no record
+        fault_injection::at("record"); // the number is taken, but there is no record
         keep(self, &row);
-        fault_injection::at("kept"); // in the table, but not in the ring
+        fault_injection::at("kept"); // the row is in the table, but the record is not in the ring
         self.ring.put(&row);
         thread.making.end();
         self.ring.expect(seq + AHEAD);
@@ -128,21 +133,21 @@ impl Recorder {
     }
 }
 
-/// Number of slots ahead of the record that are fetched into the cache.
+/// Distance of the slot that is prefetched from the slot just written.
 const AHEAD: u64 = 2;
 
-/// Changes no row of the live table.
+/// For records that change no row of the live table.
 #[inline(always)]
 pub(crate) fn no_row(_: &Recorder, _: &Row) {}
 
-/// Steps, phases, marks and counters.
+/// Class of records: steps, phases, marks and counters.
 pub(crate) const MARKS: u8 = 1;
-/// Begin and end of scopes.
+/// Class of records: begin and end of scopes.
 pub(crate) const RANGES: u8 = 2;
-/// Driver events beyond memory: modules, streams, graphs ...
+/// Class of records: driver calls that do not allocate memory, for modules, streams and graphs.
 pub(crate) const API: u8 = 4;
 
-/// Classes whose records are made: `MARKS`, `RANGES` and `API`.
+/// Bits of the classes (`MARKS`, `RANGES`, `API`) whose records are made.
 static CLASSES: AtomicU8 = AtomicU8::new(MARKS | API);
 
 #[inline(always)]

@@ -1,83 +1,82 @@
-//! Keeps the CUPTI subscription among other clients: checks that it works, and decides when to request a new one.
+//! Keeps the CUPTI subscription: checks that its callbacks arrive, and decides when to request a new one.
 //!
-//! CUPTI has no lock that several clients could share. So there is a risk of calling into it while another client finalizes it.
-//! To avoid that, nothing is called while a subscription works. After its callbacks have stopped, at least two seconds pass
-//! before the first attempt (finalizing takes milliseconds). Each refusal doubles the delay.
+//! CUPTI has no lock that several clients could share, so a call may coincide with another client's finalizing of CUPTI. To
+//! avoid that, the agent calls nothing while its subscription works. After the last callback at least two seconds pass before
+//! the first attempt (finalizing takes milliseconds). Each refusal doubles the delay.
 
 use crate::driver::core::Core;
 use crate::sources::cupti::subscribe::{self, Held, Pulse};
-use std::ops::RangeInclusive;
 
-/// Delay between attempts to subscribe: first and longest.
-const RETRY_NS: RangeInclusive<u64> = 1_000_000_000..=60_000_000_000;
+/// Delay before the first attempt to subscribe, in ns. Each failed attempt doubles it.
+const FIRST_DELAY_NS: u64 = 1_000_000_000;
+/// Longest delay between attempts to subscribe, in ns.
+const LONGEST_DELAY_NS: u64 = 60_000_000_000;
 /// Maximum number of checks in quick succession for a new subscription's first callback. Some drivers never report this call.
-const EAGER: u32 = 50;
-/// Checks in a row without a callback after which the subscription counts as lost.
-const SILENCES: u32 = 2;
+const QUICK_CHECKS: u32 = 50;
+/// Number of checks in a row without a callback after which the subscription counts as lost.
+const SILENT_CHECKS: u32 = 2;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Client {
-    /// 0: no attempt is due.
+    /// Time of the next attempt to subscribe; 0 until it is set.
     next_attempt_ns: u64,
-    wait_ns: u64,
-    /// Time of the last callback. While there is none for this very subscription, missing callbacks mean nothing.
-    heard_ns: Option<u64>,
-    silences: u32,
-    /// The next check should come with the next round.
-    pub is_eager: bool,
-    /// Number of the subscription that this state is about.
+    failed_attempts: u32,
+    /// Time of the last check that found a callback of this subscription. Before the first one, missing callbacks mean nothing.
+    last_callback_ns: Option<u64>,
+    /// Number of checks since then that found none.
+    silent_checks: u32,
+    /// The next check should be made in the sender's next round.
+    pub check_soon: bool,
+    /// Number of the subscription that this state describes.
     subscription: u64,
 }
 
-impl Default for Client {
-    fn default() -> Self {
-        let wait_ns = *RETRY_NS.start();
-        Client { next_attempt_ns: 0, wait_ns, heard_ns: None, silences: 0, is_eager: false, subscription: 0 }
-    }
-}
-
 impl Client {
-    /// Checks the subscription, once a second, outside of the agent. Returns true if callbacks arrive again after a pause.
-    pub(crate) fn look(&mut self, core: &Core, now: u64) -> bool {
-        let before = self.subscription;
-        self.look_after(core, now);
-        let (held, number) = subscribe::held();
-        self.is_eager = held == Held::Ours && self.heard_ns.is_none() && self.silences < EAGER;
-        held == Held::Ours && number > 1 && number != before
+    fn of(subscription: u64) -> Self {
+        Client { subscription, ..Client::default() }
     }
 
-    fn look_after(&mut self, core: &Core, now: u64) {
+    /// Checks the subscription, once a second, outside of the agent. Returns true if callbacks arrive again after a pause.
+    pub(crate) fn check(&mut self, core: &Core, now: u64) -> bool {
+        let before = self.subscription;
         let (held, number) = subscribe::held();
         if number != self.subscription {
-            *self = Client { subscription: number, ..Client::default() };
+            *self = Client::of(number);
         }
         match held {
-            Held::Ours => self.listen(core, now),
+            Held::Ours => self.check_callbacks(core, now),
             // The subscription was not lost: its callbacks arrive again without a new one.
             Held::Lost if subscribe::check_pulse(core) == Pulse::Heard => subscribe::found(core),
             Held::Lost | Held::Nothing => self.retry(core, now),
-            Held::Unwanted => *self = Client { subscription: number, ..Client::default() },
+            Held::Unwanted => *self = Client::of(number),
         }
+        let (held, number) = subscribe::held();
+        self.check_soon =
+            held == Held::Ours && self.last_callback_ns.is_none() && self.silent_checks < QUICK_CHECKS;
+        held == Held::Ours && number > 1 && number != before
     }
 
-    fn listen(&mut self, core: &Core, now: u64) {
-        match (subscribe::check_pulse(core), self.heard_ns) {
-            (Pulse::Heard, _) => (self.heard_ns, self.silences) = (Some(now), 0),
-            (Pulse::Silent, Some(heard_ns)) => {
-                self.silences += 1;
-                if self.silences >= SILENCES {
-                    subscribe::lost(heard_ns);
-                    (self.silences, self.next_attempt_ns) = (0, now + self.wait_ns);
+    fn check_callbacks(&mut self, core: &Core, now: u64) {
+        match (subscribe::check_pulse(core), self.last_callback_ns) {
+            (Pulse::Heard, _) => (self.last_callback_ns, self.silent_checks) = (Some(now), 0),
+            (Pulse::Silent, last_callback_ns) => {
+                self.silent_checks = self.silent_checks.saturating_add(1);
+                if let Some(last) = last_callback_ns.filter(|_| self.silent_checks >= SILENT_CHECKS) {
+                    subscribe::lost(last);
+                    (self.silent_checks, self.next_attempt_ns) = (0, now + self.delay_ns());
                 }
             }
-            (Pulse::Silent, None) => self.silences = self.silences.saturating_add(1),
             (Pulse::Unknown, _) => {}
         }
     }
 
+    fn delay_ns(&self) -> u64 {
+        (FIRST_DELAY_NS << self.failed_attempts.min(6)).min(LONGEST_DELAY_NS)
+    }
+
     fn retry(&mut self, core: &Core, now: u64) {
         if self.next_attempt_ns == 0 {
-            self.next_attempt_ns = now + self.wait_ns; // injection or resume has made the first attempt
+            self.next_attempt_ns = now + self.delay_ns(); // injection or resume has made the first attempt
         }
         if now < self.next_attempt_ns {
             return;
@@ -86,11 +85,10 @@ impl Client {
         if subscribe::is_uninitialised(core) {
             subscribe::note_no_device();
         } else if subscribe::attach(core) {
-            *self = Client { subscription: subscribe::held().1, ..Client::default() };
-            self.listen(core, now);
-            return;
+            *self = Client::of(subscribe::held().1);
+            return self.check_callbacks(core, now);
         }
-        self.wait_ns = (self.wait_ns * 2).min(*RETRY_NS.end());
-        self.next_attempt_ns = now + self.wait_ns;
+        self.failed_attempts = self.failed_attempts.saturating_add(1);
+        self.next_attempt_ns = now + self.delay_ns();
     }
 }

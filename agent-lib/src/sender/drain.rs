@@ -1,4 +1,4 @@
-//! Sends new names and records, and then the watermark: the number up to which the records are complete.
+//! Sends new names and records, and then a watermark: the number up to which all records were sent. Receives commands.
 
 use super::{Sender, finishing};
 use crate::base::clock::MARGIN_NS;
@@ -10,51 +10,52 @@ use gpumem_wire::{Body, ByeReason, Flags, Record, Stamp, frame};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Longest wait for a thread to finish a record; after it, the round ends and a later one continues.
-pub(super) const PATIENCE: Duration = Duration::from_millis(20);
-/// How many slots ahead of the reader are prefetched: they lie in the caches of other cores.
-const AHEAD: u64 = 8;
-/// Maximum number of records in a round, so that a busy program does not delay the watermark.
-const ROUND: u64 = 16 * 1024;
+/// Timeout for a thread to finish its record. After it, the round ends, and a later round continues.
+pub(super) const QUIESCE_TIMEOUT: Duration = Duration::from_millis(20);
+/// Number of slots by which prefetching is ahead of reading: slots lie in the caches of other cores.
+const PREFETCHED: u64 = 8;
+/// Maximum number of records before the next watermark, so that a busy program does not delay it.
+const MAX_RECORDS: u64 = 16 * 1024;
 
 impl Sender {
-    pub(super) fn say(&mut self, body: Body<'_>) -> bool {
-        let stamp = Stamp { time_ns: self.core.recorder.clock.now(), ..Stamp::default() };
-        self.link.frame(&Record { stamp, body })
+    /// Sends a record without a number. Returns false if the link has ended.
+    pub(super) fn send(&mut self, body: Body<'_>) -> bool {
+        self.link.frame(&Record { stamp: self.core.recorder.stamp(), body })
     }
 
-    /// Sends names, records, state and watermark. Returns whether there was anything but a heartbeat.
+    /// Sends names, records, changed reports and a watermark. Returns whether there were new records.
     pub(super) fn send_new(&mut self) -> bool {
         let mut busy = false;
         while self.link.is_up() {
-            // The order matters: a call in flight at `now` is either still in flight or has its number up to `head`.
+            // The order matters: a driver call in flight at `now` is still in flight at the second line, or its record has a
+            // number up to `head`.
             let now = self.core.recorder.clock.now() - MARGIN_NS;
             let in_flight_since_ns = threads::moving_since_ns();
             let head = self.core.recorder.ring.head();
-            let until = head.min(self.progress.taken + ROUND);
-            let before = self.progress.taken;
+            let until = head.min(self.progress.packed_seq + MAX_RECORDS);
+            let before = self.progress.packed_seq;
             self.core.devices.introduce_awaited(&self.core.recorder, self.thread);
             let whole = self.send_names(Flags(0)) && self.send_records(until);
-            busy |= self.progress.taken > before;
-            self.send_state();
-            if whole && self.progress.taken == head && self.progress.muted_since.is_none() {
+            busy |= self.progress.packed_seq > before;
+            self.send_changes();
+            if whole && self.progress.packed_seq == head && self.progress.muted_since.is_none() {
                 let body = Body::Watermark { last_seq: head, in_flight_since_ns };
                 let stamp = Stamp { time_ns: now, ..Stamp::default() };
                 self.link.frame(&Record { stamp, body });
             }
             self.flush();
-            if !whole || self.progress.taken == head {
+            if !whole || self.progress.packed_seq == head {
                 break;
             }
         }
         busy
     }
 
-    /// Sends the packet and releases its slots in the ring.
+    /// Sends the packet, and allows writers to reuse the slots of its records.
     pub(super) fn flush(&mut self) -> bool {
         let sent = self.link.flush();
         if sent && !self.dumping {
-            self.core.recorder.ring.set_sent(self.progress.taken);
+            self.core.recorder.ring.set_sent(self.progress.packed_seq);
         }
         sent
     }
@@ -64,9 +65,9 @@ impl Sender {
         while self.progress.names_sent < end {
             let start = self.link.packet().len();
             let next = self.core.recorder.names.copy(self.progress.names_sent, end, self.link.packet());
-            mark(&mut self.link.packet()[start..], flags);
+            set_flags(&mut self.link.packet()[start..], flags);
             if next == self.progress.names_sent && start == 0 {
-                return true; // its thread has not finished writing it; a later round sends it
+                return true; // a thread has not finished writing the next name; a later round sends it
             }
             self.progress.names_sent = next;
             if self.progress.names_sent < end && !self.flush() {
@@ -76,20 +77,23 @@ impl Sender {
         true
     }
 
-    /// Sends finished records up to `until`; a missing number counts as a loss. Returns false if not all could be sent.
+    /// Sends the finished records up to number `until`. A missing number counts as a loss. Returns false if some could not be
+    /// sent.
     pub(super) fn send_records(&mut self, until: u64) -> bool {
         if self.progress.muted_since.is_some() {
-            // Muted: skips the records once their writers have finished.
-            let is_quiet = self.progress.taken >= until || threads::quiesce(until, PATIENCE);
-            self.progress.taken = if is_quiet { self.progress.taken.max(until) } else { self.progress.taken };
+            // While muted, records are skipped once their writers have finished.
+            let is_quiet = self.progress.packed_seq >= until || threads::quiesce(until, QUIESCE_TIMEOUT);
+            if is_quiet {
+                self.progress.packed_seq = self.progress.packed_seq.max(until);
+            }
             return is_quiet;
         }
         let mut quiet = 0;
-        while self.progress.taken < until {
-            let seq = self.progress.taken + 1;
-            self.core.recorder.ring.expect_to_read(seq + AHEAD);
+        while self.progress.packed_seq < until {
+            let seq = self.progress.packed_seq + 1;
+            self.core.recorder.ring.expect_to_read(seq + PREFETCHED);
             let ring = &self.core.recorder.ring;
-            match ring.made(seq, until, &mut quiet, |until| threads::quiesce(until, PATIENCE)) {
+            match ring.made(seq, until, &mut quiet, |until| threads::quiesce(until, QUIESCE_TIMEOUT)) {
                 Made::Unfinished => return false,
                 Made::Record(row) => {
                     if frame::PREFIX_BYTES + row.len() * 8 > self.link.room() && !self.flush() {
@@ -97,53 +101,54 @@ impl Sender {
                     }
                     self.link.slot(&row);
                 }
-                Made::Lost => self.progress.losses = true,
+                Made::Lost => self.progress.has_losses = true,
             }
-            self.progress.taken = seq;
+            self.progress.packed_seq = seq;
         }
         true
     }
 
-    pub(super) fn send_state(&mut self) {
+    /// Sends reports of the agent and its layers of names that have changed.
+    pub(super) fn send_changes(&mut self) {
         if self.progress.layers_version != Some(status::layers_version()) {
             self.progress.layers_version = Some(status::layers_version());
             for status::LayerReport { layer, state, reason } in status::layers() {
-                self.say(Body::Layer { layer, state, reason: &reason });
+                self.send(Body::Layer { layer, state, reason: &reason });
             }
         }
         let refused = self.core.recorder.live.refused.load(Relaxed) + threads::refused();
-        let is_full = self.core.recorder.names.refused.load(Relaxed) > 0; // a flag: a count would grow all the time
-        let told = (self.core.astray.load(Relaxed), refused, is_full);
+        let is_full = self.core.recorder.names.refused.load(Relaxed) > 0; // not the count, which would be sent with each change
+        let shortages = (self.core.unrestored_rows.load(Relaxed), refused, is_full);
         let version = status::version();
-        if self.progress.state_version == Some(version) && self.told == told {
+        if self.progress.state_version == Some(version) && self.shortages == shortages {
             return;
         }
         self.progress.state_version = Some(version);
-        self.told = told;
-        self.say_state(self.progress.state_said);
+        self.shortages = shortages;
+        self.send_reports(self.progress.reports_sent);
     }
 
-    /// Sends the reports of the agent's state after the number `after`.
-    pub(super) fn say_state(&mut self, after: u64) {
-        let (astray, refused, is_full) = self.told;
-        let said = status::reports_after(after, self.core.recorder.clock.now());
-        for (index, StatusReport { number, time_ns, state, result, mut detail }) in
-            said.iter().cloned().enumerate()
-        {
-            let rows = format!("{} rows found no place: the state is incomplete", refused + astray);
+    /// Sends the reports of the agent's state with numbers above `after`, and at least the last one.
+    pub(super) fn send_reports(&mut self, after: u64) {
+        let (unrestored, refused, is_full) = self.shortages;
+        let mut reports = status::reports_after(after, self.core.recorder.clock.now());
+        if let Some(StatusReport { detail, .. }) = reports.last_mut() {
+            let rows = format!("{} rows found no place: the state is incomplete", refused + unrestored);
             let names = "the table of names is full: new names are dropped".to_owned();
-            let more = [(refused + astray > 0, rows), (is_full, names)];
-            for (_, more) in more.into_iter().filter(|(so, _)| *so && index + 1 == said.len()) {
-                detail = if detail.is_empty() { more } else { format!("{detail}; {more}") };
+            for (_, more) in [(refused + unrestored > 0, rows), (is_full, names)].iter().filter(|(so, _)| *so)
+            {
+                *detail = if detail.is_empty() { more.clone() } else { format!("{detail}; {more}") };
             }
-            self.progress.state_said = number;
+        }
+        for StatusReport { number, time_ns, state, result, detail } in reports {
+            self.progress.reports_sent = number;
             let stamp = Stamp { time_ns, ..Stamp::default() };
             self.link.frame(&Record { stamp, body: Body::Agent { result, state, detail: &detail } });
         }
     }
 
-    fn obey_daemon(&mut self, body: &Body<'_>) {
-        let wish = match *body {
+    fn handle_command(&mut self, body: &Body<'_>) {
+        let request = match *body {
             Body::RecordControl { on: true, path } => {
                 RecordingLimits::of_command(path).map(|(path, limits)| RecordingRequest::Start(path, limits))
             }
@@ -153,36 +158,36 @@ impl Sender {
             Body::Resume {} => Some(RecordingRequest::Mute(Some(false))),
             _ => return,
         };
-        self.command(body.kind(), wish);
+        self.command(body.kind(), request);
     }
 
-    pub(super) fn say_bye(&mut self, reason: ByeReason) {
-        self.forget_window();
+    pub(super) fn send_bye(&mut self, reason: ByeReason) {
+        self.cancel_window();
         if self.link.is_up() {
-            self.say_state(self.progress.state_said);
-            self.say_skipped();
-            self.say(Body::Bye { reason });
+            self.send_reports(self.progress.reports_sent);
+            self.send_withheld_count();
+            self.send(Body::Bye { reason });
             self.flush();
         }
     }
 
-    /// Handles a welcome. A second one is from a daemon that inherited the connection; it gets all reports again.
-    fn be_welcomed(&mut self, epoch: u64) {
+    /// Handles a Welcome. The second one on a connection comes from a daemon that inherited it, which gets all reports again.
+    fn handle_welcome(&mut self, epoch: u64) {
         self.link.be_welcomed();
         if std::mem::replace(&mut self.epoch, epoch) != 0 {
             self.progress.layers_version = None;
         }
     }
 
-    /// Reads the daemon's commands. Unknown ones are ignored.
-    pub(super) fn listen(&mut self) {
+    /// Receives and handles the daemon's commands; ignores unknown ones.
+    pub(super) fn receive_commands(&mut self) {
         let mut buffer = [0_u8; 8192];
         while let Some(packet) = self.link.receive(&mut buffer) {
             for record in frame::records(packet).flatten().flatten() {
                 match record.body {
-                    Body::Welcome { epoch, .. } => self.be_welcomed(epoch),
+                    Body::Welcome { epoch, .. } => self.handle_welcome(epoch),
                     Body::ResyncRequest { epoch } => self.progress.resync = Some(epoch),
-                    body => self.obey_daemon(&body),
+                    body => self.handle_command(&body),
                 }
             }
             if finishing() {
@@ -192,8 +197,8 @@ impl Sender {
     }
 }
 
-/// Sets flags on every frame in a sequence.
-fn mark(frames: &mut [u8], flags: Flags) {
+/// Sets flags in the stamp of each of `frames`.
+fn set_flags(frames: &mut [u8], flags: Flags) {
     let mut at = 0;
     while flags != Flags(0)
         && let Some(prefix) = frames.get(at..).and_then(|rest| rest.first_chunk::<4>())

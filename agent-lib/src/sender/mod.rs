@@ -1,5 +1,6 @@
-//! The agent's one thread, the sender. It sends records and names to a socket or file, and the state on request, and makes
-//! periodic checks. It may wait for the daemon without limit. Only exit waits for it, up to GPUMEM_EXIT_WAIT_MS.
+//! The sender, the agent's only thread. It sends records and names to a socket or file, and on request the whole state. It also
+//! makes periodic checks. It may wait for the daemon without limit. Only the end of the program waits for it, up to
+//! GPUMEM_EXIT_WAIT_MS.
 
 mod client;
 mod drain;
@@ -21,48 +22,49 @@ use crate::sources::nvtx;
 use crate::sources::torch::health::Health;
 use crate::threads::{self, Thread};
 use client::Client;
-use gpumem_wire::{AgentState, Body, ByeReason, Record, Stamp};
+use gpumem_wire::{AgentState, Body, ByeReason, Record};
 use link::Link;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Duration;
 
-/// Shortest and first pause between rounds with something to send. Mere allocating fills an eighth of the ring in that time.
+/// Shortest and first pause between rounds with something to send. A program that only allocates fills an eighth of the ring in
+/// that time.
 const BUSY: Duration = Duration::from_millis(10);
-/// Longest pause while there is something to send, for a ring of `USUAL_SLOTS`, unless more than a quarter of the ring fills in
-/// that time. Each round costs the program's processors 50 us, whatever it sends: a timer, wake-ups of this thread and of the
-/// daemon, system calls. With longer pauses busy programs fill the socket's buffer and then wait for the daemon.
+/// Longest pause while there is something to send, for a ring of `USUAL_SLOTS`. It is shorter if more than a quarter of the ring
+/// fills in that time. Each round costs the program's processors 50 us, whatever it sends: a timer, wake-ups of this thread and
+/// of the daemon, system calls. With longer pauses busy programs would fill the socket's buffer and wait for the daemon.
 const STEADY: Duration = Duration::from_millis(20);
 /// Ring size for `STEADY`; a smaller ring fills sooner, so its pauses are shorter.
 const USUAL_SLOTS: u64 = 1 << 16;
-/// Longest pause otherwise: the heartbeat, also without a daemon. The sender checks for new libraries (PyTorch, libraries with
-/// NVTX, modules that allocate). They must be found before they have done much, or their first blocks have no name.
+/// Longest pause while there is nothing to send, also without a daemon. Each round searches for new libraries (PyTorch, libraries
+/// with NVTX, modules that allocate). The later they are found, the more of their blocks have no name.
 const IDLE: Duration = Duration::from_millis(100);
-/// Interval of the checks of pools and threads, in nanoseconds.
-const LOOK_NS: u64 = 1_000_000_000;
+/// Interval of the checks of pools, threads and subscription, in ns.
+const CHECK_NS: u64 = 1_000_000_000;
 
-/// The process exits: the sender sends its records and stops.
+/// Whether the process exits. The sender then sends all remaining records and stops.
 static FINISHING: AtomicBool = AtomicBool::new(false);
 
 /// How much was sent on a connection.
 #[derive(Debug, Default)]
 struct Progress {
-    /// End of the names that were sent.
+    /// End of the names that were sent, in bytes from their start.
     names_sent: u64,
-    /// All records up to this one are in packets or lost.
-    taken: u64,
-    /// Records were found missing since the last resync.
-    losses: bool,
-    /// Epoch of the resync that is due.
+    /// Number up to which all records are in packets or lost.
+    packed_seq: u64,
+    /// Whether records were lost since the last resync.
+    has_losses: bool,
+    /// Request (`epoch`) to which the next resync replies; `None` if no resync is due.
     resync: Option<u64>,
     /// Version of the status that was sent.
     state_version: Option<u64>,
-    /// Version of the layers' reports that were sent.
+    /// Version of the reports of the layers of names that were sent.
     layers_version: Option<u64>,
-    /// Number of the last state report that was sent.
-    state_said: u64,
-    /// Records from this one on are withheld.
+    /// Number of the last report of the agent's state that was sent.
+    reports_sent: u64,
+    /// Number of the first record that is withheld since the last report of such records; `None` while not muted.
     muted_since: Option<u64>,
 }
 
@@ -73,21 +75,23 @@ struct Sender {
     link: Link,
     calibration: Calibration,
     progress: Progress,
-    /// Last values sent: `Core::astray`, `Live::refused`, and whether names have found no room.
-    told: (u64, u64, bool),
+    /// Last values sent: `Core::unrestored_rows`, `Live::refused`, and whether names have found no room.
+    shortages: (u64, u64, bool),
+    /// Number from the daemon's Welcome, for resyncs; 0 before it.
     epoch: u64,
-    next_look_ns: u64,
-    /// All threads of the host have ended.
-    alone: bool,
+    next_check_ns: u64,
+    /// Whether all threads of the host program have ended.
+    is_alone: bool,
     muted_by_daemon: bool,
-    /// The link is a file for a dump: records written there do not count as sent.
+    /// Whether the link is a file for a dump. Records written there do not count as sent.
     dumping: bool,
-    /// 0: none is due.
+    /// Time of the next periodic dump; 0 for none.
     next_dump_ns: u64,
     /// Time at which the additional recording ends; 0 for no limit.
     record_until_ns: u64,
-    window: Option<record::Window>,
-    /// A recording that has reached its limit, until its end is requested.
+    /// A recording that waits for its first step.
+    window: Option<record::StepWindow>,
+    /// File of a recording that has ended at its limit, until the program requests its end.
     ended: Option<PathBuf>,
     client: Client,
     torch: Health,
@@ -105,7 +109,7 @@ pub(crate) fn start(core: &'static Core) {
     callers::look(core);
     wake::prepare();
     let mut old = std::mem::MaybeUninit::uninit();
-    // SAFETY: the signal sets are on this stack. The new thread inherits the mask, so it never gets a signal of the host.
+    // SAFETY: the signal sets are on this stack. The new thread inherits the mask, so no signal of the host is delivered to it.
     unsafe {
         let mut all = std::mem::MaybeUninit::uninit();
         libc::sigfillset(all.as_mut_ptr());
@@ -127,12 +131,12 @@ pub(crate) fn start(core: &'static Core) {
     }
 }
 
-/// Disarms the agent when its thread cannot be started (RLIMIT_NPROC, the cgroup's pids.max): records would never be sent. The
-/// daemon gets the reason from the calling thread. Nothing here waits: the connection is new, and its buffer empty.
+/// Disarms the agent when its thread cannot be started (RLIMIT_NPROC, the cgroup's pids.max), because records would never be
+/// sent. The calling thread sends the reason to the daemon. It never waits, because the connection's buffer is empty.
 #[cold]
 fn give_up(core: &Core, error: &std::io::Error) {
     status::disarm();
-    FINISHING.store(true, Release); // limits any wait
+    FINISHING.store(true, Release); // so that the link waits at most a short time
     let result = error.raw_os_error().and_then(|number| u16::try_from(number).ok()).unwrap_or(0);
     let detail = format!(
         "its thread could not be started: {error} (RLIMIT_NPROC or the cgroup's pids.max is reached)"
@@ -140,11 +144,11 @@ fn give_up(core: &Core, error: &std::io::Error) {
     report_status(AgentState::Disarmed, result, &detail);
     let mut link = Link::new(core);
     if link.connect(core) {
-        let stamp = Stamp { time_ns: core.recorder.clock.now(), ..Stamp::default() };
+        let stamp = core.recorder.stamp();
         let body = Body::Agent { result, state: AgentState::Disarmed, detail: &detail };
         link.frame(&Record { stamp, body });
         link.frame(&Record { stamp, body: Body::Bye { reason: ByeReason::Disarmed } });
-        link.flush(); // it stays open until the program ends: see `link::last_words`
+        link.flush(); // the connection stays open until the program ends: see `link::last_words`
     }
 }
 
@@ -167,7 +171,7 @@ fn finishing() -> bool {
     FINISHING.load(Acquire)
 }
 
-/// Sleeps until an event of `fds`, a wake-up or the timeout.
+/// Sleeps until an event of `fds`, a call of `wake`, or the timeout.
 fn wait(fds: &[(RawFd, i16)], time: Duration) {
     let mut polled = [libc::pollfd { fd: -1, events: 0, revents: 0 }; 3];
     let wake = (wake::descriptor(), libc::POLLIN);
@@ -187,12 +191,12 @@ pub(crate) fn wait_readable(fd: RawFd, time: Duration) -> bool {
     unsafe { libc::poll(&mut polled, 1, time) > 0 }
 }
 
-/// Returns the pause after the pause `last` and a round that took `taken` records out of a ring of `slots`.
+/// Returns the pause after a round that took `taken` records out of a ring of `slots`. `last` is the pause before the round.
 fn pause_of(last: Duration, taken: u64, slots: u64) -> Duration {
     let longest = (STEADY * slots.min(USUAL_SLOTS) as u32 / USUAL_SLOTS as u32).max(BUSY);
     let pause = match taken {
-        0 => BUSY,                   // busy with something else
-        _ if last > longest => BUSY, // activity begins
+        0 => BUSY,                   // a resync or a command
+        _ if last > longest => BUSY, // first records after an idle time
         _ if taken > slots / 4 => last / 2,
         _ if taken <= slots / 8 => last * 2,
         _ => last,
@@ -208,10 +212,10 @@ impl Sender {
             link: Link::new(core),
             calibration: Calibration::default(),
             progress: Progress::default(),
-            told: (0, 0, false),
+            shortages: (0, 0, false),
             epoch: 0,
-            next_look_ns: 0,
-            alone: false,
+            next_check_ns: 0,
+            is_alone: false,
             muted_by_daemon: false,
             dumping: false,
             next_dump_ns: 0,
@@ -229,19 +233,19 @@ impl Sender {
         let mut pause = BUSY;
         loop {
             fault_injection::at("sender");
-            let last = finishing() || self.alone;
-            let taken = self.progress.taken;
+            let is_last = finishing() || self.is_alone;
+            let taken = self.progress.packed_seq;
             let busy = self.round();
-            if last || status::panicked() {
+            if is_last || status::panicked() {
                 let reason = if status::panicked() { ByeReason::Disarmed } else { ByeReason::Exit };
-                self.say_bye(reason);
+                self.send_bye(reason);
                 self.link.close();
                 return true;
             }
             if finishing() {
                 continue;
             }
-            let taken = self.progress.taken.saturating_sub(taken);
+            let taken = self.progress.packed_seq.saturating_sub(taken);
             pause = if busy {
                 pause_of(pause, taken, self.core.recorder.ring.slots())
             } else {
@@ -251,14 +255,14 @@ impl Sender {
         }
     }
 
-    /// Runs one round; returns whether there was much to do.
+    /// Runs one round; returns whether there was anything to send or a request.
     fn round(&mut self) -> bool {
         self.core.recorder.clock.calibrate(&mut self.calibration);
-        callers::look(self.core); // every time: a library may allocate as soon as it is loaded
+        callers::look(self.core); // in each round: a library may allocate as soon as it is loaded
         nvtx::look(self.core);
         self.torch.look_for_torch(self.core);
         scope::look();
-        self.look_around();
+        self.run_checks();
         if status::armed() {
             crate::sources::python_host::run::look(self.core);
         }
@@ -268,48 +272,48 @@ impl Sender {
         if !self.link.has_main() {
             self.connect();
         }
-        let mut busy = self.obey();
+        let mut busy = self.handle_requests();
         if !self.link.is_up() {
             return false;
         }
-        self.follow_mute();
-        self.listen();
+        self.apply_mute();
+        self.receive_commands();
         if !self.link.may_speak() {
             return busy;
         }
         busy |= self.send_new();
-        if self.progress.losses && self.progress.resync.is_none() {
+        if self.progress.has_losses && self.progress.resync.is_none() {
             self.progress.resync = Some(self.epoch);
         }
         if let Some(epoch) = self.progress.resync
             && self.link.is_up()
         {
-            self.say_state_again(epoch);
+            self.send_state(epoch);
             busy = true;
         }
         busy
     }
 
-    /// Connects to the daemon. A new connection starts from the beginning, but skips records that the old connection has sent.
+    /// Connects to the daemon, if an attempt is due. A new connection gets all names again, but no records that were sent before.
     fn connect(&mut self) {
         if !self.link.connect(self.core) {
             return;
         }
         self.epoch = 0;
-        let Progress { losses, muted_since, .. } = self.progress;
-        // The packet of the old connection was not sent.
-        let taken = self.core.recorder.ring.sent();
-        self.progress = Progress { taken, losses, muted_since, ..Progress::default() };
+        let Progress { has_losses, muted_since, .. } = self.progress;
+        // Records of the old connection's last packet were not sent.
+        let packed_seq = self.core.recorder.ring.sent();
+        self.progress = Progress { packed_seq, has_losses, muted_since, ..Progress::default() };
     }
 
     /// Checks subscription, pools and threads once a second.
-    fn look_around(&mut self) {
+    fn run_checks(&mut self) {
         let now = self.core.recorder.clock.now();
-        if finishing() || now < self.next_look_ns {
+        if finishing() || now < self.next_check_ns {
             return;
         }
-        self.next_look_ns = now + LOOK_NS;
-        self.alone = own_thread::is_alone();
+        self.next_check_ns = now + CHECK_NS;
+        self.is_alone = own_thread::is_alone();
         if let Some(thread) = self.thread.filter(|_| status::armed()) {
             thread.inside(|| {
                 self.core.poll_pools(thread);
@@ -320,12 +324,12 @@ impl Sender {
         self.torch.look(self.core, self.thread);
         callers::reclaim(now);
         if self.core.devices.driver().is_some() && status::armed() {
-            // Calls that were in flight have returned without a callback. A resync omits their rows.
-            if self.client.look(self.core, now) && self.link.is_up() {
+            // The ends of calls in flight at the pause were not observed. A resync omits the rows that these calls removed.
+            if self.client.check(self.core, now) && self.link.is_up() {
                 self.progress.resync = Some(self.epoch);
             }
-            if self.client.is_eager {
-                self.next_look_ns = now; // with the next round
+            if self.client.check_soon {
+                self.next_check_ns = now; // in the next round
             }
         }
     }

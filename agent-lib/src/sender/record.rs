@@ -1,4 +1,5 @@
-//! Requests of the program and the daemon: additional recordings, dumps, and withholding history while muted.
+//! Handles requests of the program and the daemon: recordings in addition to the connection, dumps (the current state as a
+//! file), and muting (records are withheld).
 
 use super::link::Link;
 use super::{Progress, Sender};
@@ -9,15 +10,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Attempts to send a consistent state while the program continues.
+/// Maximum number of attempts to send a consistent state while the program continues.
 const TRIES: usize = 50;
 
-/// A recording that waits for its first step.
+/// A recording of certain training steps, the first of which has not begun.
 #[derive(Debug)]
-pub(super) struct Window {
-    /// Link to its file, which contains only the head so far.
+pub(super) struct StepWindow {
+    /// Link to the recording's file, which contains only its header and Hello so far.
     link: Link,
     path: PathBuf,
+    /// First and last step.
     steps: (u64, u64),
     limits: RecordingLimits,
 }
@@ -38,22 +40,13 @@ fn written(path: PathBuf, is_whole: bool) -> Outcome {
     }
 }
 
-/// A link to which the state was written.
-struct State {
-    link: Link,
-    is_whole: bool,
-    /// Records up to this one are in it.
-    taken: u64,
-    /// End of the names in it.
-    names_sent: u64,
-}
-
 impl Sender {
-    pub(super) fn obey(&mut self) -> bool {
+    /// Handles all requests of the program; returns whether there were any.
+    pub(super) fn handle_requests(&mut self) -> bool {
         let mut any = false;
-        while let Some((number, wish)) = recordings::next() {
+        while let Some((number, request)) = recordings::next() {
             any = true;
-            let outcome = self.fulfil(wish);
+            let outcome = self.handle_request(request);
             recordings::done(number, outcome);
         }
         self.end_when_due();
@@ -61,27 +54,27 @@ impl Sender {
         any
     }
 
-    /// Carries out a command of the daemon; `None`: one of a newer daemon.
-    pub(super) fn command(&mut self, command: u8, wish: Option<RecordingRequest>) {
-        let outcome = match wish {
+    /// Handles and answers a command of the daemon; `None` for one with a limit that this agent does not know.
+    pub(super) fn command(&mut self, command: u8, request: Option<RecordingRequest>) {
+        let outcome = match request {
             Some(RecordingRequest::Start(path, _) | RecordingRequest::Dump { path, .. })
                 if let Err(refused) = self.may_create(&path) =>
             {
                 refused
             }
-            Some(wish) => self.fulfil(wish),
+            Some(request) => self.handle_request(request),
             None => {
                 let told = "this agent does not support this limit of recordings".to_owned();
                 RecordingReply { errno: libc::EINVAL as u16, told }
             }
         };
         let body = Body::Done { result: outcome.errno, command, told: &outcome.told };
-        self.say(body);
+        self.send(body);
         self.flush();
     }
 
-    fn fulfil(&mut self, wish: RecordingRequest) -> RecordingReply {
-        let outcome = match wish {
+    fn handle_request(&mut self, request: RecordingRequest) -> RecordingReply {
+        let outcome = match request {
             RecordingRequest::Start(path, limits) => self.start_recording(&path, limits),
             RecordingRequest::Step(number) => self.step(number),
             RecordingRequest::Stop => {
@@ -92,7 +85,7 @@ impl Sender {
             }
             RecordingRequest::Mute(by_daemon) => {
                 self.muted_by_daemon = by_daemon.unwrap_or(self.muted_by_daemon);
-                self.follow_mute();
+                self.apply_mute();
                 Ok(PathBuf::new())
             }
             RecordingRequest::Dump { path, finished } => {
@@ -109,8 +102,8 @@ impl Sender {
         outcome.map_or_else(|failed| failed, |path| RecordingReply::done(&path))
     }
 
-    /// Fails if the server is neither root, nor this program's user, nor the system's daemon, or if the program's environment does
-    /// not permit that directory.
+    /// Returns an error if the server is neither root, nor this program's user, nor the system's daemon, or if the program's
+    /// environment does not permit files in that directory.
     fn may_create(&self, name: &str) -> Result<(), RecordingReply> {
         if let Some(uid) = self.link.stranger() {
             let told = format!(
@@ -137,7 +130,7 @@ impl Sender {
         let (link, path) = self.create_link(name)?;
         self.ended = None;
         let Some(steps) = limits.steps else { return self.begin_recording(link, path, limits) };
-        self.window = Some(Window { link, path: path.clone(), steps, limits });
+        self.window = Some(StepWindow { link, path: path.clone(), steps, limits });
         recordings::wait_for(steps.0);
         Ok(path)
     }
@@ -149,36 +142,36 @@ impl Sender {
         link.map_err(|error| RecordingReply::failed(&path, &error)).map(|link| (link, path.clone()))
     }
 
-    /// Starts a recording with the state and everything that follows. `link` leads to a new file with its head.
+    /// Starts a recording: writes the state, and from now on each packet. `link` leads to a new file with its header.
     fn begin_recording(&mut self, link: Link, path: PathBuf, limits: RecordingLimits) -> Outcome {
         self.send_new();
         self.flush();
-        let state = self.say_state_to(link, self.progress.taken);
-        let is_whole = state.is_whole && self.catch_up(state.taken);
+        let (link, is_whole, written_to) = self.write_state_to(link, self.progress.packed_seq);
+        let is_whole = is_whole && self.catch_up(written_to.packed_seq);
         let path = written(path, is_whole)?;
         let bytes = std::fs::metadata(&path).map_or(0, |about| about.len());
         if limits.max_bytes.is_some_and(|most| bytes > most) {
-            // The agent's own file, which was not announced yet.
+            // The file is the agent's own, and its path was not returned yet.
             let _ = std::fs::remove_file(&path);
             let told = format!("{}: the state alone has {bytes} bytes", path.display());
             return Err(RecordingReply { errno: libc::EFBIG as u16, told });
         }
-        // Names that arrived meanwhile are sent twice on one of the links, which does no harm.
-        self.progress.names_sent = self.progress.names_sent.min(state.names_sent);
-        self.link.record_beside(state.link, path.clone(), bytes, limits.max_bytes);
+        // Names added meanwhile are sent twice on one of the links, which does no harm.
+        self.progress.names_sent = self.progress.names_sent.min(written_to.names_sent);
+        self.link.record_beside(link, path.clone(), bytes, limits.max_bytes);
         self.record_until_ns =
             limits.for_ns.map_or(0, |for_ns| self.core.recorder.clock.now().saturating_add(for_ns));
         Ok(path)
     }
 
-    /// Handles a step: the first of a window, or the one after its last.
+    /// Starts the recording that waits for this step, or ends the one whose last step was the previous step.
     fn step(&mut self, number: u64) -> Outcome {
         if let Some(window) = self.window.take_if(|window| number >= window.steps.0) {
             let (_, last) = window.steps;
             if number > last {
                 // The window's steps were all skipped.
                 self.window = Some(window);
-                self.forget_window();
+                self.cancel_window();
                 return Ok(PathBuf::new());
             }
             recordings::wait_for(last + 1);
@@ -188,15 +181,16 @@ impl Sender {
         self.stop_recording()
     }
 
-    /// Cancels a window whose first step has not come; returns whether there was one.
-    pub(super) fn forget_window(&mut self) -> bool {
+    /// Cancels a recording that waits for its first step; returns whether there was one.
+    pub(super) fn cancel_window(&mut self) -> bool {
         let Some(window) = self.window.take() else { return false };
         recordings::wait_for(u64::MAX);
-        // The agent's own file, in which nothing was recorded.
+        // The file is the agent's own, and has no records.
         let _ = std::fs::remove_file(&window.path);
         true
     }
 
+    /// Ends the additional recording if it has reached its limit of time or size.
     fn end_when_due(&mut self) {
         let is_late = self.record_until_ns != 0 && self.core.recorder.clock.now() >= self.record_until_ns;
         if self.link.is_recording_beside() && (is_late || self.link.is_beside_full()) {
@@ -205,65 +199,66 @@ impl Sender {
         }
     }
 
-    /// Sends everything up to `seq` on the main link, too, and nothing more. Without a link those records are dropped.
+    /// Sends the records up to `seq` on the main link, too, and no others. Without a main link they are skipped.
     fn catch_up(&mut self, seq: u64) -> bool {
         for _ in 0..TRIES {
-            if self.progress.taken >= seq {
+            if self.progress.packed_seq >= seq {
                 break;
             }
             if self.link.is_up() {
                 self.send_records(seq);
                 self.flush();
             } else {
-                self.progress.taken = seq;
+                self.progress.packed_seq = seq;
             }
         }
         if !self.link.is_up() {
-            self.core.recorder.ring.set_sent(self.progress.taken);
+            self.core.recorder.ring.set_sent(self.progress.packed_seq);
         }
-        self.progress.taken == seq
+        self.progress.packed_seq == seq
     }
 
     fn stop_recording(&mut self) -> Outcome {
         self.record_until_ns = 0;
-        if self.forget_window() {
+        if self.cancel_window() {
             return Ok(PathBuf::new());
         }
         let Some(path) =
             self.link.recording().filter(|_| self.link.is_recording_beside()).map(Path::to_owned)
         else {
-            // A later stop request returns the recording that has reached its limit.
+            // A recording that has ended at its limit is returned to the first request to stop it.
             return Ok(self.ended.take().unwrap_or_default());
         };
         let outcome = self.write_out(path.clone());
         self.ended = Some(path.clone());
-        let stamp = Stamp { time_ns: self.core.recorder.clock.now(), ..Stamp::default() };
-        match self.link.end_beside(&Record { stamp, body: Body::Bye { reason: ByeReason::Requested } }) {
+        let (stamp, body) = (self.core.recorder.stamp(), Body::Bye { reason: ByeReason::Requested });
+        match self.link.end_beside(&Record { stamp, body }) {
             Ok(()) => outcome,
             Err(error) => Err(RecordingReply::failed(&path, &error)),
         }
     }
 
+    /// Writes all records made so far to the current recording.
     fn write_out(&mut self, path: PathBuf) -> Outcome {
         let head = self.core.recorder.ring.head();
         for _ in 0..TRIES {
             self.send_new();
-            if self.progress.taken >= head {
+            if self.progress.packed_seq >= head {
                 break;
             }
         }
         self.flush();
-        written(path, self.link.recording().is_some() && self.progress.taken >= head)
+        written(path, self.link.recording().is_some() && self.progress.packed_seq >= head)
     }
 
-    /// Writes the current state to a separate file. The main link continues unchanged.
+    /// Writes the current state to a file of its own. The main link is not affected.
     fn dump(&mut self, name: &str) -> Outcome {
         let (link, path) = self.create_link(name)?;
         self.flush();
-        let State { mut link, is_whole, taken, .. } = self.say_state_to(link, self.core.recorder.ring.head());
-        let stamp = Stamp { time_ns: self.core.recorder.clock.now(), ..Stamp::default() };
+        let (mut link, is_whole, written_to) = self.write_state_to(link, self.core.recorder.ring.head());
+        let stamp = self.core.recorder.stamp();
         for body in [
-            Body::Watermark { last_seq: taken, in_flight_since_ns: 0 },
+            Body::Watermark { last_seq: written_to.packed_seq, in_flight_since_ns: 0 },
             Body::Bye { reason: ByeReason::Requested },
         ] {
             link.frame(&Record { stamp, body });
@@ -271,25 +266,26 @@ impl Sender {
         written(path, link.flush() && is_whole)
     }
 
-    /// Writes names, state, and the records after `taken` to another link. The main link continues unchanged.
-    fn say_state_to(&mut self, other: Link, taken: u64) -> State {
+    /// Writes names, state, and the records after `packed_seq` to another link. The main link is not affected. Returns the other
+    /// link, whether the state is complete, and what was written.
+    fn write_state_to(&mut self, other: Link, packed_seq: u64) -> (Link, bool, Progress) {
         let link = std::mem::replace(&mut self.link, other);
-        let progress = Progress { taken, ..Progress::default() };
-        let kept = std::mem::replace(&mut self.progress, progress);
+        let progress = Progress { packed_seq, ..Progress::default() };
+        let main = std::mem::replace(&mut self.progress, progress);
         self.dumping = true;
-        self.send_state();
+        self.send_changes();
         self.progress.resync = Some(self.epoch);
         for _ in 0..TRIES {
             let Some(epoch) = self.progress.resync else { break };
-            self.say_state_again(epoch);
+            self.send_state(epoch);
         }
         let is_whole = self.progress.resync.is_none() && self.link.flush();
         let other = std::mem::replace(&mut self.link, link);
-        let Progress { taken, names_sent, .. } = std::mem::replace(&mut self.progress, kept);
         self.dumping = false;
-        State { link: other, is_whole, taken, names_sent }
+        (other, is_whole, std::mem::replace(&mut self.progress, main))
     }
 
+    /// Writes the periodic dump if its time has come.
     fn dump_when_due(&mut self) {
         let period_ns = recordings::DUMP_PERIOD_NS.load(Relaxed);
         let now = self.core.recorder.clock.now();
@@ -302,24 +298,24 @@ impl Sender {
         }
         if now >= self.next_dump_ns {
             self.next_dump_ns = now + period_ns;
-            // After a failed dump, the next one may succeed.
+            // A failure is ignored: the next dump may succeed.
             let _ = self.dump(&recordings::dump_file());
         }
     }
 
-    /// Starts to withhold history, or sends it again.
-    pub(super) fn follow_mute(&mut self) {
+    /// Begins or ends withholding records, as the program and the daemon request it.
+    pub(super) fn apply_mute(&mut self) {
         let muted = recordings::is_muted() || self.muted_by_daemon;
         match (self.progress.muted_since, muted) {
             (None, true) => {
                 let head = self.core.recorder.ring.head();
                 self.send_records(head);
                 self.flush();
-                self.progress.muted_since = Some(self.progress.taken + 1);
+                self.progress.muted_since = Some(self.progress.packed_seq + 1);
             }
             (Some(_), false) => {
                 self.send_records(self.core.recorder.ring.head()); // skips the muted records
-                self.say_skipped();
+                self.send_withheld_count();
                 self.progress.muted_since = None;
                 self.progress.resync = Some(self.epoch);
             }
@@ -327,15 +323,14 @@ impl Sender {
         }
     }
 
-    /// Records how much was withheld. The state follows.
-    pub(super) fn say_skipped(&mut self) {
+    /// Sends the number of records withheld so far.
+    pub(super) fn send_withheld_count(&mut self) {
         let Some(first_seq) = self.progress.muted_since else { return };
-        let count = (self.progress.taken + 1).saturating_sub(first_seq);
+        let count = (self.progress.packed_seq + 1).saturating_sub(first_seq);
         if count > 0 {
-            let stamp =
-                Stamp { time_ns: self.core.recorder.clock.now(), context: WITHHELD, ..Stamp::default() };
+            let stamp = Stamp { context: WITHHELD, ..self.core.recorder.stamp() };
             self.link.frame(&Record { stamp, body: Body::Lost { count, first_seq } });
-            self.progress.muted_since = Some(self.progress.taken + 1);
+            self.progress.muted_since = Some(self.progress.packed_seq + 1);
         }
     }
 }
