@@ -304,7 +304,8 @@ exports! {
             _ => { high_water::end(); 1 }
         }
     }
-    /// Writes the peak bytes of driver allocations and of pools' blocks in the current range. Returns 0 if no range is open, else 1.
+    /// Writes the peak bytes of driver allocations and of pools' blocks in the current range. Returns 0 if no range is open, else
+    /// 1.
     gpumem_peak_bytes as peak_bytes(cuda_ordinal: c_int, bytes: *mut u64, block_bytes: *mut u64) -> c_int {
         0; |_, _| {
             let device = usize::try_from(cuda_ordinal).ok().filter(|&device| device < high_water::DEVICES && high_water::open());

@@ -5,7 +5,8 @@
 //! local to the sender and are defined by its records `Tag`, `Stack`, `Module` and `Device`.
 //!
 //! In a **resync** the agent sends its state: for each row of live memory it repeats the record that made it, with
-//! [`Flags::RESTATED`] and the original `seq`, between `ResyncBegin` and `ResyncEnd`. A row that is not repeated no longer exists.
+//! [`Flags::RESTATED`] and the original `seq`, between `ResyncBegin` and `ResyncEnd`. A row that is not repeated no longer
+//! exists.
 
 /// `Stamp::device` when a record concerns no device.
 pub const NONE_DEVICE: u8 = 255;

@@ -1,8 +1,7 @@
 //! The agent's file descriptors: they get high numbers, and the agent checks before use that they are still its own.
 //!
 //! With high numbers the program's own descriptors keep the numbers that they have without the agent. A program that was started
-//! without standard output would write its output to the file with number 1. One that closes all descriptors expects low
-//! numbers.
+//! without standard output would write its output to the file with number 1. One that closes all descriptors expects low numbers.
 
 use crate::base::own_thread::soft_limit;
 use std::fs::File;

@@ -81,7 +81,8 @@ pub(crate) fn loadable_bytes(image: &[u8]) -> u64 {
 /// table with pairs of a function and its description.
 const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 
-/// Returns the addresses of the first function and of the end of the last one. `None` if the table at `header` has another format.
+/// Returns the addresses of the first function and of the end of the last one. `None` if the table at `header` has another
+/// format.
 ///
 /// # Safety
 /// `bytes` bytes from `header` on must be readable, and so must everything between `start` and `end`.

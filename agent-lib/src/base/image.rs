@@ -109,8 +109,8 @@ impl<'a> Image<'a> {
         entries.take_while(|entry| entry.tag != 0).find(|entry| entry.tag == tag).map(|entry| entry.value)
     }
 
-    /// Returns the address in an entry of the dynamic section. glibc's loader has added the base if the section is writable; musl's
-    /// never does.
+    /// Returns the address in an entry of the dynamic section. glibc's loader has added the base if the section is writable;
+    /// musl's never does.
     fn address(&self, tag: i64) -> Option<usize> {
         let value = self.entry(tag)? as usize;
         Some(if self.end(value, PF_R).is_some() { value } else { self.base.wrapping_add(value) })
@@ -208,7 +208,8 @@ impl<'a> Image<'a> {
         };
         let symbol = self.symbol(&tables, index)?;
         let (kind, binding) = (symbol.st_info & 15, symbol.st_info >> 4);
-        // Defined, a function or without a type, global or weak. An indirect function would have to be called to find its address.
+        // Defined, a function or without a type, global or weak. An indirect function would have to be called to find its
+        // address.
         if symbol.st_shndx == 0 || !matches!(kind, 0 | 2) || !matches!(binding, 1 | 2) {
             return None;
         }

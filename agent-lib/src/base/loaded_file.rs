@@ -35,8 +35,8 @@ impl<'a> MappedFile<'a> {
     }
 }
 
-/// Calls `visit` with each mapped file in the loader's order until it returns true. The loader's lock is held meanwhile. So `visit`
-/// must not allocate if another thread may wait for the loader while it holds the allocator's lock.
+/// Calls `visit` with each mapped file in the loader's order until it returns true. The loader's lock is held meanwhile. So
+/// `visit` must not allocate if another thread may wait for the loader while it holds the allocator's lock.
 pub(crate) fn find_mapped<F: FnMut(MappedFile<'_>) -> bool>(mut visit: F) {
     unsafe extern "C" fn call<F: FnMut(MappedFile<'_>) -> bool>(
         info: *mut libc::dl_phdr_info,
@@ -50,8 +50,8 @@ pub(crate) fn find_mapped<F: FnMut(MappedFile<'_>) -> bool>(mut visit: F) {
     unsafe { libc::dl_iterate_phdr(Some(call::<F>), (&raw mut visit).cast()) };
 }
 
-/// Calls `write`, which writes the word at `at`, in a page that the loader makes read-only. Returns false if the page could not be
-/// made writable.
+/// Calls `write`, which writes the word at `at`, in a page that the loader makes read-only. Returns false if the page could not
+/// be made writable.
 #[cold]
 pub(crate) fn write_sealed(image: &Image<'_>, at: usize, write: impl FnOnce()) -> bool {
     // SAFETY: passes no pointers.

@@ -1,5 +1,5 @@
-//! The memory shared with the daemon: a memfd with the layout of wire/src/layout.rs, mapped as atomic words. Also anonymous memory
-//! for tables, and prefetching.
+//! The memory shared with the daemon: a memfd with the layout of wire/src/layout.rs, mapped as atomic words. Also anonymous
+//! memory for tables, and prefetching.
 //!
 //! The memfd is sealed against growing and shrinking before another process has it. So neither process can cause a fault in the
 //! other.

@@ -80,8 +80,8 @@ pub(crate) fn connected() -> bool {
     SOCKET.load(Acquire) >= 0
 }
 
-/// Defers cancellation of this thread (pthread_cancel) while the value exists. A cancelled thread unwinds the agent's frames, which
-/// ends the process. Needed for code that waits, reads or writes; callbacks have no cancellation point.
+/// Defers cancellation of this thread (pthread_cancel) while the value exists. A cancelled thread unwinds the agent's frames,
+/// which ends the process. Needed for code that waits, reads or writes; callbacks have no cancellation point.
 #[derive(Debug)]
 pub(crate) struct Uncancelled(c_int);
 

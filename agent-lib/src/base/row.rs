@@ -1,9 +1,10 @@
-//! Rows of the live table: the fields of the record that made the row, additional data, and the key.
+//! Rows of the live table. A row is the record that made it (an allocation, block, handle, mapping, pool or segment), additional
+//! data, and a key.
 
 use crate::base::ring::Row;
 use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Phase, PoolOwner, Role, Slot};
 
-/// A key's hash is larger than this.
+/// Marks a place of the live table as being written. Hashes of keys are larger.
 pub(crate) const WRITING: u64 = 1;
 
 /// The key of a row.
@@ -11,17 +12,17 @@ pub(crate) const WRITING: u64 = 1;
 pub enum Key {
     /// A driver allocation or import, by address.
     Allocation(u64),
-    /// A VMM handle that has references, by its number.
+    /// A handle of physical memory (cuMemCreate) that has references, by its number.
     Handle(u64),
-    /// A VMM handle without references that still has mappings, by the seq that made it: its number may be reused.
+    /// A handle without references that still has mappings, by the seq of its record: the driver may reuse its number.
     Backing(u64),
-    /// A VMM mapping, by address.
+    /// A mapping of a handle, by address.
     Mapping(u64),
-    /// A pool.
+    /// A pool, by id.
     Pool(u64),
-    /// Pool and address.
+    /// A segment of a framework's pool: pool and address.
     Segment(u64, u64),
-    /// Pool and address.
+    /// A block of a framework's pool: pool and address.
     Block(u64, u64),
 }
 
@@ -43,7 +44,7 @@ impl Key {
     }
 }
 
-/// Mixes two words: folds both halves of a 128-bit product.
+/// Returns a hash of two words.
 #[inline(always)]
 pub(crate) fn mix(a: u64, b: u64) -> u64 {
     let product = u128::from(a ^ 0x2d35_8dcc_aa6c_78a5) * u128::from(b ^ 0x8bb8_4b93_962e_acc9);
@@ -54,23 +55,23 @@ pub(crate) fn mix(a: u64, b: u64) -> u64 {
 /// Data of a row that its record has no field for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct RowExtra {
-    /// First tag; the row's own is the latest. Meaningful if `RETAGGED`.
+    /// Tag of the row before its first retag; the row itself has the current tag. Only if `RETAGGED` is set.
     pub(crate) first_tag: u32,
-    /// Role and phase as in `Retag`, of rows that have no place for it.
+    /// Role and phase that retags have set, four bits each.
     pub(crate) use_as: u8,
-    /// `RETAGGED`, `PENDING`.
+    /// `RETAGGED` and `PENDING`.
     pub(crate) flags: u8,
-    /// VMM: references of the handle. Imports: number of times that it was opened.
+    /// For handles, the reference count. For imports, the number of times that the memory is open.
     pub(crate) references: u32,
-    /// VMM: live mappings of the handle.
+    /// For handles, the number of mappings.
     pub(crate) mappings: u32,
-    /// VMM mappings: seq of the handle's row.
+    /// For mappings, the seq of the handle's row.
     pub(crate) backing: u64,
 }
 
 impl RowExtra {
     pub(crate) const RETAGGED: u8 = 1;
-    /// A block that its owner has freed and a stream may still use.
+    /// The owner has freed the block, but a stream may still use it.
     pub(crate) const PENDING: u8 = 2;
 
     /// Data of a new handle or import.
@@ -96,7 +97,7 @@ impl RowExtra {
 /// A copy of a row.
 #[derive(Debug, Clone, Copy)]
 pub struct RowCopy {
-    /// The record that made it.
+    /// The record that made the row.
     pub row: Row,
     pub(crate) beside: RowExtra,
 }
@@ -111,7 +112,7 @@ impl RowCopy {
         use_of(if kind_of(&self.row) == kind::BLOCK_ALLOC { (self.row[7] >> 56) as u8 } else { 0 })
     }
 
-    /// Returns the role and the phase of the last retag that set them.
+    /// Returns the role and the phase that retags have set.
     pub(crate) fn later_use(&self) -> (Role, Phase) {
         use_of(if self.is_retagged() { self.beside.use_as } else { 0 })
     }
@@ -136,18 +137,18 @@ impl RowCopy {
         if kind_of(&self.row) == kind::BLOCK_ALLOC { self.row[4] } else { 0 }
     }
 
-    /// Returns the record that changes the name, role or phase of the row.
+    /// Returns the content of a record that changes the tag, role or phase of the row.
     pub(crate) fn retag(&self, use_as: (Role, Phase)) -> Body<'static> {
         Body::Retag { address: self.row[2], block_seq: self.seq(), pool: self.pool(), use_as }
     }
 }
 
-/// Splits a byte of role and phase, as on the wire.
+/// Returns role and phase from a byte, as on the wire.
 fn use_of(byte: u8) -> (Role, Phase) {
     (Role::from_code(byte & 15), Phase::from_code(byte >> 4))
 }
 
-/// Converts words to bytes.
+/// Converts the words of a record to bytes.
 pub fn slot_of(row: &Row) -> Slot {
     let mut slot = [0; 64];
     for (place, word) in slot.chunks_exact_mut(8).zip(row) {
@@ -156,7 +157,7 @@ pub fn slot_of(row: &Row) -> Slot {
     slot
 }
 
-/// Numbers on the wire of the records that make rows.
+/// Kinds (wire/src/codec.rs) of the records that make rows.
 #[allow(missing_docs)]
 pub(crate) mod kind {
     pub(crate) const ALLOC_END: u8 = 16;
@@ -192,7 +193,7 @@ pub(crate) fn memory_of(row: &Row) -> MemoryKind {
     MemoryKind::from_code((row[7] >> 56) as u8)
 }
 
-/// Returns the key of a row; `None` for kinds that make no row (wire/src/layout.rs).
+/// Returns the key of a row; `None` if this kind of record makes no row (wire/src/layout.rs).
 pub(crate) fn key_of(taken: &RowCopy) -> Option<Key> {
     let row = &taken.row;
     let (address, aux) = (row[2], row[4]);
@@ -218,14 +219,14 @@ fn handle_key(taken: &RowCopy) -> Key {
     }
 }
 
-/// The name of memory that a thread allocates, from one source of names or from all.
+/// The name for memory that a thread allocates, from one source of names or from all of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AllocationName {
-    /// The tag; 0 for none.
+    /// Id of the name; 0 for none.
     pub tag: u32,
-    /// `INHERITED` or nothing.
+    /// [`Flags::INHERITED`] or no flag.
     pub flags: Flags,
-    /// The phase; unknown if no source gives one.
+    /// Phase of training; `Unknown` if no source of names has one.
     pub phase: Phase,
     pub(crate) role: Role,
 }

@@ -1,13 +1,13 @@
-//! Tests whether a filter of system calls (seccomp) allows those of the agent. Some filters end a process that makes a call
-//! that is not on their list. So if there is a filter at all, as in most containers, a child tries the calls that the agent
-//! makes and CUDA does not. The child has the same filter, and its end harms nothing.
+//! Tests whether a filter of system calls (seccomp) allows those of the agent. Some filters end a process that makes a forbidden
+//! call. So if there is a filter, as in most containers, a child process tries the calls that the agent makes and CUDA does not.
+//! The child has the same filter. If the filter ends the child, the program is not affected.
 
 use std::ffi::{c_int, c_long};
 
-/// Result of PR_GET_SECCOMP: a filter is installed, by the program or a parent.
+/// Result of PR_GET_SECCOMP if the program or a parent process has installed a filter.
 const FILTER: c_int = 2;
 
-/// Whether the agent's system calls are allowed, or at worst fail.
+/// Whether the agent can make its system calls: they may fail, but do not end the process.
 pub(crate) fn syscalls_allowed() -> bool {
     // SAFETY: no memory is involved.
     let mode = unsafe { libc::prctl(libc::PR_GET_SECCOMP, 0, 0, 0, 0) };
@@ -15,14 +15,14 @@ pub(crate) fn syscalls_allowed() -> bool {
 }
 
 fn survives() -> bool {
-    // SAFETY: signal sets on this stack, errno of this thread, and a child that shares nothing and only makes system calls.
-    // Only this thread is notified of its end, so a program that waits for its children does not see it.
+    // SAFETY: signal sets on this stack, errno of this thread, and a child that shares no memory and only makes system calls. The
+    // child's end sends no signal, and only a wait with __WALL returns it, so the program does not see it.
     unsafe {
         let mut all = std::mem::MaybeUninit::uninit();
         let mut old = std::mem::MaybeUninit::uninit();
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
-        // Not fork(): it would run the program's fork handlers for a child that does not belong to the program.
+        // Not fork(): it would run the program's fork handlers.
         let child = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
         if child == 0 {
             try_all();
@@ -36,12 +36,12 @@ fn survives() -> bool {
             }
         }
         libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut());
-        // If no child can be created, the filter refuses calls without ending the process. It will refuse other calls likewise.
+        // If no child could be created, the filter made the call fail. Then it probably makes other calls fail, too.
         child < 0 || (got >= 0 && status == 0)
     }
 }
 
-/// Makes the calls in the child. Writes no memory but this stack, and never waits.
+/// Makes the agent's system calls, in the child. Writes only to this stack, and never waits.
 ///
 /// # Safety
 /// Must run in a separate process.
@@ -52,7 +52,7 @@ unsafe fn try_all() -> ! {
     let zero = [0_u64; 2]; // a timespec
     let at_once = zero.as_ptr() as usize;
     let cloexec = libc::MFD_CLOEXEC as usize;
-    let no_fd = usize::MAX; // -1: refused by the kernel itself, after the filter
+    let no_fd = usize::MAX; // -1: the call passes the filter and then fails
     let calls: &[(c_long, [usize; 6])] = &[
         // If the child is ended, it writes no core file, which would contain the program's memory.
         (libc::SYS_prctl, [libc::PR_SET_DUMPABLE as usize, 0, 0, 0, 0, 0]),

@@ -1,20 +1,20 @@
-//! Wakes the sender through a pipe. The pipe's identity is checked before each use: hosts close descriptors that they do not
-//! know, and a write to another file would be worse than a late sample.
+//! Wakes the sender through a pipe. Before each use the descriptor is checked: the host may have closed it and reused its number,
+//! and the agent must not write to another file.
 
 use crate::base::descriptor::{self, Identity};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
 
-/// The pipe's ends; -1 before it is made and when it is lost.
+/// Descriptors of the pipe's ends; -1 before it is made, and after the host has closed it.
 static READ: AtomicI32 = AtomicI32::new(-1);
 static WRITE: AtomicI32 = AtomicI32::new(-1);
-/// Identity of the pipe, the same for both ends.
+/// Device and inode of the pipe, the same for both ends.
 static DEVICE: AtomicU64 = AtomicU64::new(0);
 static INODE: AtomicU64 = AtomicU64::new(0);
-/// The pipe was written to and not read since; a second write is not needed.
+/// Whether a byte was written to the pipe and not read since. Then no second byte is needed.
 static WOKEN: AtomicBool = AtomicBool::new(false);
 
-/// Makes the pipe. In a forked child the parent's pipe stays open, because the parent uses it.
+/// Makes the pipe. A forked child makes its own and leaves the parent's open.
 pub(crate) fn prepare() {
     let mut ends = [-1; 2];
     // SAFETY: `ends` has room for two descriptors.
@@ -41,7 +41,8 @@ fn checked(end: &AtomicI32) -> Option<RawFd> {
     (fd >= 0).then_some(fd)
 }
 
-/// Wakes the sender: two system calls, unless it is awake. For rare and expensive driver calls. Preserves the host's errno.
+/// Wakes the sender with two system calls, unless it was woken before. For rare and expensive driver calls. Preserves the host's
+/// errno.
 #[cold]
 pub(crate) fn wake() {
     if WOKEN.swap(true, AcqRel) {
@@ -52,7 +53,7 @@ pub(crate) fn wake() {
         let errno = libc::__errno_location();
         let before = *errno;
         if let Some(fd) = checked(&WRITE) {
-            // Not write(): a cancelled thread would end there, with the agent's frames on its stack.
+            // Not write(), at which the C library may cancel the thread while the agent's frames are on its stack.
             libc::syscall(libc::SYS_write, fd, [1_u8].as_ptr(), 1_usize);
         }
         *errno = before;
@@ -64,8 +65,8 @@ pub(crate) fn descriptor() -> RawFd {
     checked(&READ).unwrap_or(-1)
 }
 
-/// Empties the pipe if it is `readable`. A thread may have been stopped between setting `WOKEN` and writing, and its late byte
-/// must not stay. Everything recorded before is handled by the round that follows.
+/// Empties the pipe if it is `readable`, when the sender is awake. Also without `WOKEN`: a thread may have been stopped between
+/// setting it and writing its byte.
 pub(crate) fn taken(readable: bool) {
     if readable {
         let mut bytes = [0_u8; 16];
@@ -73,7 +74,7 @@ pub(crate) fn taken(readable: bool) {
         // SAFETY: the buffer has this length; the read does not block.
         let read = unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), bytes.len()) };
         if read == 0 {
-            READ.store(-1, Release); // the host has closed the other end, and this one would stay readable
+            READ.store(-1, Release); // the host has closed the other end, so this one would always be readable
         }
     }
     WOKEN.store(false, Release);

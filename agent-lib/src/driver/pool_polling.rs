@@ -156,8 +156,7 @@ impl Core {
     fn read_pool(&self, id: u64, device: u8) -> Option<(u64, u64)> {
         let driver = self.devices.driver()?;
         let (mut reserved, mut used) = (0, 0);
-        // SAFETY: functions of the loaded driver, with room for 64-bit answers. The pool was just named, or cannot be
-        // destroyed.
+        // SAFETY: functions of the loaded driver, with room for 64-bit answers. The pool was just named, or cannot be destroyed.
         let done = unsafe {
             if id >> 48 == GRAPH >> 48 {
                 let get = driver.graph_mem_get_attribute?;

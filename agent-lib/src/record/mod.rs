@@ -1,4 +1,4 @@
-//! Making and keeping records: names, the table of live rows, its high-water mark, and the agent's reports about itself.
+//! Makes records. Also names, the live table with its high-water mark, and the agent's reports about itself.
 
 pub(crate) mod high_water;
 pub(crate) mod live;

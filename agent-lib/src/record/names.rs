@@ -1,21 +1,22 @@
-//! Names: frames of Device, Tag, Module and Stack records in the memfd, and the table that turns scope names into tags.
+//! Names: frames of Device, Tag, Module and Stack records in the memfd, and a table from names to tags. A tag is the number of a
+//! name with its parents, such as `model/layer`.
 //!
-//! A writer reserves its range, fills it, and marks it as done. Then it moves `names_end` over everything that is done. So the
-//! end is never behind an unfinished frame, and no thread waits for another.
+//! A writer reserves a range of the memfd, writes its frame there, and marks the frame as done. Then it moves `names_end` over
+//! all frames that are done. So `names_end` never passes an unfinished frame, and no thread waits for another.
 //!
-//! A tag's number is its index in the table plus one, so a thread gets it at once, even while another thread adds the name. A
-//! 64-bit hash of (parent, name) identifies names: with 100,000 names a collision has a probability of 3 in 10^10.
+//! A tag is the index in the table plus one. So a thread gets it at once, even while another thread adds the name. A 64-bit hash
+//! of (parent, name) identifies a name: with 100,000 names a collision has a probability of 3 in 10^10.
 
 use crate::base::memfd::{AtomicU32, AtomicU64, Shared, anonymous, fence};
 use crate::base::row::mix;
 use gpumem_wire::{Body, MAX_TAG_BYTES, Record, Stamp, frame};
 use std::sync::atomic::Ordering::*;
 
-/// Size of the table of tags, a power of two.
+/// Number of places in the table of tags, a power of two.
 const PLACES: usize = if cfg!(loom) { 8 } else { 1 << 17 };
-/// Places that a lookup tries.
+/// Maximum number of places that a lookup tries.
 const REACH: usize = if cfg!(loom) { 8 } else { 64 };
-/// No two frames begin in the same cell of this size, in bytes.
+/// Size in bytes of the cells into which the part for names is divided. Frames are larger, so at most one begins in each cell.
 const CELL: u64 = 64;
 const _: () = assert!(CELL <= (frame::PREFIX_BYTES + gpumem_wire::SLOT_BYTES) as u64);
 
@@ -26,17 +27,17 @@ pub struct Names {
     bytes: u64,
     end: &'static AtomicU64,
     reserved: AtomicU64,
-    /// For each cell, the length of the frame that begins in it, once it is done.
+    /// For each cell, the length of the finished frame that begins in it; else 0.
     done: &'static [AtomicU32],
-    /// Hash of (parent, name), 0 while free.
+    /// For each place of the table, the hash of (parent, name); 0 while the place is free.
     keys: &'static [AtomicU64],
-    /// Position of the tag's path: offset << 16 | length; 0 until it is written.
+    /// For each place, offset << 16 | length of the name with its parents; 0 until it is written.
     paths: &'static [AtomicU64],
-    /// Names that found no room.
+    /// Number of names for which there was no room.
     pub refused: AtomicU64,
 }
 
-// SAFETY: a range behind `base` is written only by the thread that reserved it, and read only when it is done.
+// SAFETY: a range at `base` is written only by the thread that reserved it, and read only once its frame is done.
 unsafe impl Send for Names {}
 // SAFETY: as above.
 unsafe impl Sync for Names {}
@@ -57,7 +58,7 @@ impl Names {
         })
     }
 
-    /// Copies the names of the parent after a fork. What the parent's threads add later is not included.
+    /// Copies the finished names of the parent process, after a fork.
     pub(crate) fn adopt(&self, parent: &Names) {
         let end = parent.end().min(self.bytes);
         // SAFETY: copies finished frames of the parent's mapping to this one, which no other thread uses yet.
@@ -80,12 +81,13 @@ impl Names {
         self.end.store(end, Release);
     }
 
-    /// Returns the end of the readable frames.
+    /// Returns the end of the finished frames.
     pub fn end(&self) -> u64 {
         self.end.load(Acquire)
     }
 
-    /// Copies finished frames from `from` on to `out`, as many as fit into its capacity; returns where the next one begins.
+    /// Appends the finished frames between `from` and `to` to `out`, as many as fit into its capacity. Returns the offset of the
+    /// next frame.
     pub fn copy(&self, from: u64, to: u64, out: &mut Vec<u8>) -> u64 {
         let mut at = from;
         while at < to {
@@ -128,13 +130,13 @@ impl Names {
             at += part.len() as u64;
         }
         self.done[(start / CELL) as usize].store(len as u32, Release);
-        // If two threads finish at once, one must see the other's frame. Else the later one stays behind the end.
+        // If two threads finish at once, one must see the other's frame. Otherwise the end would stay before the later frame.
         fence(SeqCst);
         self.advance();
         Some(at - payload.len() as u64)
     }
 
-    /// Moves the end over everything that is done.
+    /// Moves the end over all frames that are done.
     fn advance(&self) {
         loop {
             let end = self.end.load(Acquire);
@@ -195,7 +197,7 @@ impl Names {
     /// Returns the tag `outer/inner` of two tags; `outer` if there is no room for it.
     #[inline]
     pub fn join(&self, outer: u32, inner: u32) -> u32 {
-        // The key is a special name, so that the tag is found by the two numbers alone. No text contains these bytes.
+        // The two numbers identify the tag: the hash is that of a special name, which no text can equal.
         let mut key = [0xff; 6];
         key[..4].copy_from_slice(&inner.to_le_bytes());
         let Some(place) = self.place(hash(outer, &key)) else { return outer };
@@ -208,7 +210,7 @@ impl Names {
         place as u32 + 1
     }
 
-    /// Writes the name of a new tag; returns 0 without room. Two threads may do so for one tag: a repeated name does no harm.
+    /// Writes the name of a new tag; returns 0 if there is no room. Two threads may do this for one tag, which does no harm.
     #[cold]
     #[inline(never)]
     fn introduce(&self, place: usize, parent: u32, name: &[u8]) -> u32 {
@@ -247,14 +249,14 @@ impl Names {
         }
     }
 
-    /// Returns the path of a tag.
+    /// Returns the name of a tag with its parents.
     pub fn path(&self, tag: u32) -> Option<&[u8]> {
         let at = self.paths.get((tag as usize).checked_sub(1)?)?.load(Acquire);
         (at != 0).then(|| self.read(at >> 16, at & 0xffff))
     }
 }
 
-/// Escapes bytes that are not UTF-8 as `\xE9`, at most three; zeros follow. So different names stay different.
+/// Returns up to three bytes that are not UTF-8 as text, each like `\xE9`, and then zeros. So different names stay different.
 fn escapes(bytes: &[u8]) -> [u8; 12] {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     let mut out = [0; 12];

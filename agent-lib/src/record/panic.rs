@@ -1,4 +1,4 @@
-//! Panics of the agent: their location is kept for the daemon, and nothing is printed to the program's standard error.
+//! Handles panics of the agent: stores the location of the first one for the daemon, and prints nothing to standard error.
 
 use crate::base::own_thread::{self, Uncancelled};
 use crate::record::status;
@@ -7,14 +7,15 @@ use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::sync::{Mutex, TryLockError};
 
-/// Location of the first panic.
+/// Location of the first panic as text; empty if there was none.
 static WHERE: Mutex<String> = Mutex::new(String::new());
 static INSTALLED: AtomicBool = AtomicBool::new(false);
-/// Kernel ids of host threads that start or end the agent; 0 for none. Several may do so at once, for example when one forks while
+/// Kernel ids of host threads inside of `shielded`; 0 for none. There may be several, for example if one thread forks while
 /// another one loads the driver.
 static SHIELDED: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 
-/// Installs the hook. The library has its own copy of the standard library, so the program's panics are printed as before.
+/// Installs the panic hook. The library has its own copy of Rust's standard library, so a Rust program's own panics are printed
+/// as before.
 pub(crate) fn install_hook() {
     if INSTALLED.swap(true, AcqRel) {
         return;
@@ -23,13 +24,13 @@ pub(crate) fn install_hook() {
     std::panic::set_hook(Box::new(move |panic| if is_ours() { note(panic) } else { before(panic) }));
 }
 
-/// Whether the thread is inside of the agent. In tests the library is a part of the program.
+/// Whether the calling thread is inside of the agent. In tests other threads use the same hook.
 fn is_ours() -> bool {
     let is_busy = || threads::current().is_some_and(|thread| thread.busy.load(Relaxed) != 0);
     own_thread::is_here() || is_shielded(own_thread::kernel_id()) || is_busy()
 }
 
-/// Forgets the threads of the parent; the only thread of the child keeps its place.
+/// Removes the threads of the parent process; keeps the child's only thread.
 pub(crate) fn reset_after_fork() {
     let id = own_thread::kernel_id();
     let of_parent = SHIELDED.iter().filter(|shielded| shielded.load(Relaxed) != id);
@@ -42,23 +43,24 @@ fn is_shielded(id: u32) -> bool {
 
 fn note(panic: &PanicHookInfo<'_>) {
     let Some(place) = panic.location() else { return };
-    let mut known = match WHERE.try_lock() {
-        Ok(known) => known,
-        Err(TryLockError::Poisoned(known)) => known.into_inner(),
+    let mut first = match WHERE.try_lock() {
+        Ok(first) => first,
+        Err(TryLockError::Poisoned(first)) => first.into_inner(),
         Err(TryLockError::WouldBlock) => return,
     };
-    if known.is_empty() {
+    if first.is_empty() {
         let file = place.file().rsplit('/').next().unwrap_or_default();
-        *known = format!(" ({file}:{})", place.line());
+        *first = format!(" ({file}:{})", place.line());
     }
 }
 
 /// Returns the location of the first panic in parentheses after a space; empty if it is unknown.
 pub(crate) fn first_panic_location() -> String {
-    WHERE.try_lock().map(|known| known.clone()).unwrap_or_default()
+    WHERE.try_lock().map(|first| first.clone()).unwrap_or_default()
 }
 
-/// Runs `work` whether or not the agent is armed; a panic disarms it. For starting and stopping.
+/// Runs `work`, even if the agent is not armed. A panic in it disarms the agent, and `absent` is returned. For start, fork and
+/// exit.
 pub(crate) fn shielded<T>(absent: T, work: impl FnOnce() -> T) -> T {
     let _uncancelled = Uncancelled::now();
     let id = own_thread::kernel_id();

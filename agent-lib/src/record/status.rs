@@ -1,4 +1,5 @@
-//! The agent's status: whether it is armed, and its reports about itself and about each layer of names.
+//! The agent's status: whether it is armed, that is, whether it observes the program. Also its reports about itself and about
+//! each layer of names (a source of names, for example NVTX).
 
 use crate::base::hot::HOT_WORDS;
 use crate::base::locks::ForkMutex;
@@ -6,36 +7,36 @@ use crate::record::panic;
 use gpumem_wire::{AgentState, Layer, LayerState};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
 
-/// Whether callbacks and the C API do something: one of the following.
+/// Phase of the agent: `FRESH`, `ARMED` or `SILENT`.
 const PHASE: &AtomicU8 = &HOT_WORDS.phase;
-/// No function of the library was called yet.
+/// The agent has not been started: no function of the library was called.
 const FRESH: u8 = 0;
-/// Armed: functions of the library record.
+/// Callbacks and functions of the C API make records.
 const ARMED: u8 = 1;
-/// Functions of the library do nothing: disabled, replaced by another copy, or stopped by a fork (in the child), a panic or the
-/// exit.
+/// Callbacks and functions of the C API do nothing: the agent is disabled, another copy of it runs, this is a forked child, the
+/// agent has panicked, or the program exits.
 const SILENT: u8 = 2;
-/// A panic was caught. The sender reports it.
+/// Whether a panic of the agent was caught. The sender reports it.
 static PANICKED: AtomicBool = AtomicBool::new(false);
-/// Counts changes of the reports. The sender compares it with the last one that it sent.
+/// Number of changes of the reports. The sender compares it with that of the reports it has sent.
 static VERSION: AtomicU64 = AtomicU64::new(0);
-/// Not for callbacks: locked while starting, by the sender, and by pause and resume.
+/// Reports of the agent's state, oldest first. Not for callbacks: locked while starting, by the sender, and by pause and resume.
 static REPORTS: ForkMutex<Vec<StatusReport>> = ForkMutex::new(Vec::new);
-/// Maximum number of reports to keep for daemons that connect later: they need the times in which the agent was blind.
-const KEPT: usize = 65;
+/// Maximum number of stored reports. A daemon that connects later needs them: at some times driver calls were not observed.
+const MAX_REPORTS: usize = 65;
 
 /// A report of the agent's state, and its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatusReport {
-    /// Number, from 1 on.
+    /// Number of the report, from 1 on.
     pub number: u64,
-    /// Time from which the state holds.
+    /// Time since which the agent is in this state.
     pub time_ns: u64,
-    /// The state.
+    /// State of the agent.
     pub state: AgentState,
-    /// CUPTI's result.
+    /// Result of CUPTI or the driver; 0 for none.
     pub(crate) result: u16,
-    /// The holder of the subscription, or the reason.
+    /// The client that holds the CUPTI subscription, or the reason of the state.
     pub(crate) detail: String,
 }
 
@@ -68,18 +69,18 @@ pub(crate) fn disarm_after_panic() {
 
 /// Reports the agent's state since `time_ns`. Not in a callback: it locks and allocates.
 pub(crate) fn report(time_ns: u64, state: AgentState, result: u16, detail: &str) {
-    let Ok(mut said) = REPORTS.lock() else { return };
-    let last = said.last();
+    let Ok(mut reports) = REPORTS.lock() else { return };
+    let last = reports.last();
     if last.is_some_and(|last| last.state == state && last.result == result && last.detail == detail) {
         return;
     }
-    // Never before the last report: readers expect them in order.
+    // Not earlier than the last report: readers expect times in order.
     let time_ns = last.map_or(time_ns, |last| time_ns.max(last.time_ns));
     let number = last.map_or(1, |last| last.number + 1);
-    if said.len() >= KEPT {
-        said.drain(1..3); // drops a pause and its end; the first report stays
+    if reports.len() >= MAX_REPORTS {
+        reports.drain(1..3); // drops a pause and its end; keeps the first report
     }
-    said.push(StatusReport { number, time_ns, state, result, detail: detail.to_owned() });
+    reports.push(StatusReport { number, time_ns, state, result, detail: detail.to_owned() });
     VERSION.fetch_add(1, Release);
 }
 
@@ -87,37 +88,42 @@ pub(crate) fn version() -> u64 {
     VERSION.load(Acquire)
 }
 
-/// Returns the reports after the number `after`, oldest first, and always the last one. Empty before CUPTI was searched for.
+/// Returns the reports with numbers above `after`, oldest first, and always the last one. Empty before the first report.
 pub fn reports_after(after: u64, now_ns: u64) -> Vec<StatusReport> {
-    let mut said = REPORTS.lock().map(|said| said.clone()).unwrap_or_default();
-    let number = said.last().map_or(0, |last| last.number);
-    said.retain(|said| said.number > after || said.number == number);
+    let mut reports = REPORTS.lock().map(|reports| reports.clone()).unwrap_or_default();
+    let number = reports.last().map_or(0, |last| last.number);
+    reports.retain(|report| report.number > after || report.number == number);
     if PANICKED.load(Relaxed) {
         let detail = format!(
             "a fault in the agent{}: it no longer observes this process",
             panic::first_panic_location()
         );
-        said.push(StatusReport { number, time_ns: now_ns, state: AgentState::Disarmed, result: 0, detail });
+        reports.push(StatusReport {
+            number,
+            time_ns: now_ns,
+            state: AgentState::Disarmed,
+            result: 0,
+            detail,
+        });
     }
-    said
+    reports
 }
 
 /// Whether, according to the last report, driver calls are not observed. Not for callbacks.
 pub(crate) fn is_blind() -> bool {
-    let is_blind = |said: &StatusReport| {
-        matches!(said.state, AgentState::Blocked | AgentState::Paused | AgentState::Disarmed)
-    };
-    REPORTS.lock().is_ok_and(|said| said.last().is_some_and(is_blind))
+    use AgentState::{Blocked, Disarmed, Paused};
+    let is_blind = |last: &StatusReport| matches!(last.state, Blocked | Paused | Disarmed);
+    REPORTS.lock().is_ok_and(|reports| reports.last().is_some_and(is_blind))
 }
 
 pub(crate) fn panicked() -> bool {
     PANICKED.load(Relaxed)
 }
 
-/// State of a layer of names.
+/// Report of the state of a layer of names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerReport {
-    /// The layer.
+    /// The layer of names.
     pub layer: Layer,
     /// State of the layer.
     pub state: LayerState,
@@ -125,9 +131,9 @@ pub struct LayerReport {
     pub reason: String,
 }
 
-/// Not for callbacks.
+/// Last report of each layer. Not for callbacks.
 static LAYERS: ForkMutex<Vec<LayerReport>> = ForkMutex::new(Vec::new);
-/// Counts changes of the layers' reports. The sender compares it with the last one that it sent.
+/// Number of changes of the layers' reports. The sender compares it with that of the reports it has sent.
 static LAYERS_VERSION: AtomicU64 = AtomicU64::new(0);
 
 /// Reports the state of a layer from now on. Not in a callback: it locks and allocates.
@@ -165,7 +171,7 @@ pub(crate) fn layers_version() -> u64 {
     LAYERS_VERSION.load(Acquire)
 }
 
-/// Returns the current report of each layer.
+/// Returns the last report of each layer.
 pub fn layers() -> Vec<LayerReport> {
     LAYERS.lock().map(|layers| layers.clone()).unwrap_or_default()
 }

@@ -8,14 +8,14 @@ pub(crate) const FREE: u64 = 0;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Chunk {
-    /// Hashes; or `FREE`, or marked as being written.
+    /// For each row: the hash of its key, `FREE`, or `WRITING` (base/row.rs).
     pub keys: [AtomicU64; KEYS],
-    /// Low half: number of rows placed further away. Above: a bit for each key whose row has additional data.
+    /// Low half: number of rows that tried this chunk and lie in a later one. High half: a bit for each row with additional data.
     pub passed: AtomicU64,
 }
 
 impl Chunk {
-    /// Whether rows that tried this chunk lie further away.
+    /// Whether rows that tried this chunk lie in a later one.
     #[inline(always)]
     pub(crate) fn is_passed(&self) -> bool {
         self.passed.load(Acquire) as u32 != 0
@@ -39,13 +39,13 @@ impl Chunk {
         if free & 1 << (2 * favourite) != 0 { favourite } else { first(free) }
     }
 
-    /// Returns a bit for each key that equals `word`: bit 2 n for key n. A loop over the keys takes three times as much code.
-    /// Code size matters: most of the cost for a training is that the agent's code displaces the program's from the cache.
+    /// Returns a bit for each key that equals `word`: bit 2 n for key n. A loop over the keys takes three times as much code. The
+    /// size matters: most of the agent's cost for a training is that its code displaces the program's from the cache.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(crate) fn equal(&self, word: u64) -> u32 {
         let halves: u32;
-        // SAFETY: reads the 64 bytes of this chunk, which is aligned to them; each word is read as a whole.
+        // SAFETY: reads the 64 bytes of this chunk, which is aligned to 64; each word is read as a whole.
         unsafe {
             std::arch::asm!(
                 "movq {word}, {hash}",
@@ -81,7 +81,7 @@ impl Chunk {
     }
 }
 
-/// Returns the first place in those bits; `KEYS` for none.
+/// Returns the first place among the bits that `equal` has returned; `KEYS` for none.
 #[inline(always)]
 fn first(equal: u32) -> usize {
     ((equal | 1 << (2 * KEYS)).trailing_zeros() / 2) as usize
@@ -93,7 +93,7 @@ pub(super) fn beside_bit(place: usize) -> u64 {
     1 << (32 + place)
 }
 
-/// Returns a row's preferred place, used if it is free. The hash alone gives its address, so it needs no load of the chunk.
+/// Returns the preferred place in a chunk for a row. It follows from the hash, so its address is known without reading the chunk.
 #[inline(always)]
 pub(super) fn favourite(hash: u64) -> usize {
     ((hash >> 48) as usize * KEYS) >> 16

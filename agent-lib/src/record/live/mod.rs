@@ -1,20 +1,21 @@
-//! The live table: rows of live memory, updated by callbacks themselves, so that a full ring makes no sum wrong.
+//! The live table: one row for each live allocation, block, handle, mapping, pool and segment. Callbacks update it themselves, so
+//! the state is correct even if the ring is full and records are lost.
 //!
-//! It is a bounded hash table without locks. The rows lie in the memfd, as layout.rs describes (each is the slot of the record
-//! that made it; seq is 0 while it is empty or being written). In addition, in private memory:
+//! It is a bounded hash table without locks. The rows lie in the memfd, as wire/src/layout.rs describes: each is the record that
+//! made it, and its seq is 0 while the row is empty or being written. In private memory there are, in addition:
 //!
 //! ```text
-//! chunk   7 keys (hashes; 0 free, 1 being written); number of rows that probed past this chunk, and which of its rows
-//!         have additional data: one cache line
-//! beside  for each row the data that the record has no room for: retags, VMM counts. Unused by most rows, and then not touched
+//! chunk   7 keys (hashes; 0 free, 1 being written), the number of rows that tried this chunk and lie in a later one, and which
+//!         rows have additional data: one cache line
+//! beside  for each row, data for which the record has no room: retags, counts of handles. Most rows have none
 //! ```
 //!
-//! A row lies in the first chunk with a free place, starting at its home (`chunk_at`). Each chunk that it passed counts it. So
-//! a lookup ends at a chunk that no row passed, and removal leaves no tombstones.
+//! A row lies in the first chunk with a free place, starting at its home chunk (`chunk_at`). Each full chunk that it tried counts
+//! it. So a lookup ends at a chunk that no row has passed, and removal leaves no tombstones.
 //!
-//! The order of events keeps this simple. A key is removed when the free of its address is *entered*, before the driver can
-//! reuse the address. It is added when the allocation has *returned*. So operations on one key never race, unless the program
-//! itself races. Operations on different keys meet only at free places, which are claimed by compare-and-swap.
+//! A key is removed when the free of its address *begins*, before the driver can reuse the address. It is added when the
+//! allocation has *returned*. So operations on one key never race, unless the program itself races. Operations on different keys
+//! meet only at free places, which are claimed by compare-and-swap.
 
 mod chunk;
 
@@ -28,16 +29,17 @@ use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 /// Largest distance of a row from its home, in chunks. At 80 % load one in a million rows is further than 8.
 const REACH: usize = 64;
 
-/// Chunks of the first and second level: 3,584 rows in 229 kB, and 14,336 more in 917 kB.
+/// Number of chunks of the first and second level: 3,584 rows in 229 kB, and 14,336 rows in 917 kB.
 const NEAR: usize = 512;
 const MIDDLE: usize = 2048;
 
-/// Copies a row word by word. For a copy as a whole the compiler takes the original's address, which keeps it out of registers.
+/// Copies a row word by word, so that the compiler can keep the original in registers.
 #[inline(always)]
 fn words_of(row: &Row) -> Row {
     std::array::from_fn(|word| row[word])
 }
 
+/// A place in the table: a key of a chunk, and its row.
 #[derive(Debug, Clone, Copy)]
 struct RowLocation {
     chunk: &'static Chunk,
@@ -56,11 +58,11 @@ impl RowLocation {
     }
 }
 
-/// The place of a key's row, or the place that the row of a new key will take if no other thread takes it first.
+/// The place of a key's row. For a new key, the place that its row will get if no other thread claims it first.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowSlot {
     hash: u64,
-    /// `None`: a search is needed.
+    /// The place, if it is in the home chunk; with `None` a search is needed.
     at_home: Option<RowLocation>,
 }
 
@@ -70,24 +72,24 @@ pub(crate) struct RowSlot {
 pub struct Live {
     rows: &'static [Words],
     chunks: &'static [Chunk],
-    /// Chunks of the first level: a power of two.
+    /// Number of chunks of the first level: a power of two.
     near: usize,
-    /// Chunks of the second level: a power of two, or none.
+    /// Number of chunks of the second level: a power of two, or 0.
     middle: usize,
     /// Maximum number of chunks that a lookup tries.
     reach: usize,
-    /// Rows that found no place. If this is not 0, the state is incomplete.
+    /// Number of rows for which there was no place. If it is not 0, the state is incomplete.
     pub refused: AtomicU64,
     beside: &'static [[AtomicU64; 3]],
 }
 
-/// Returns the rows of a table for at least `wanted`: whole chunks, whose number is a power of two.
+/// Returns the number of rows of a table with at least `wanted` rows: whole chunks, whose number is a power of two.
 pub(crate) fn rows_for(wanted: u64) -> u64 {
     wanted.div_ceil(KEYS as u64).next_power_of_two() * KEYS as u64
 }
 
 impl Live {
-    /// Creates a table over `rows`, whose number comes from `rows_for`; `None` without memory.
+    /// Creates a table with `rows`, whose number `rows_for` has returned; `None` without memory.
     pub(crate) fn new(rows: &'static [Words]) -> Option<Self> {
         let chunks = anonymous::<Chunk>(rows.len() / KEYS)?;
         let (near, middle) = match chunks.len() {
@@ -107,8 +109,9 @@ impl Live {
         })
     }
 
-    /// Returns the chunk to try at `distance`: first one of few, then one of more, then neighbours in the rest. So a program
-    /// with few rows uses few pages. A row in a table of 20 MB costs two cache misses and two TLB misses.
+    /// Returns the index of the chunk to try at `distance`: 0 is in the first level, 1 in the larger second level, the others are
+    /// neighbours in the third. So a program with few rows uses few pages: a row of a table of 20 MB costs two cache misses and
+    /// two TLB misses.
     #[inline(always)]
     fn chunk_at(&self, hash: u64, distance: usize) -> usize {
         match distance {
@@ -140,7 +143,7 @@ impl Live {
         unsafe { (self.chunks.get_unchecked(at), self.rows.as_ptr().add(at * KEYS)) }
     }
 
-    /// Finds the row of `hash`: distance from home, and place.
+    /// Finds the row of `hash`; returns its distance from home and its place.
     #[inline(always)]
     fn find(&self, hash: u64) -> Option<(usize, RowLocation)> {
         for (distance, at) in self.walk(hash) {
@@ -157,7 +160,8 @@ impl Live {
         None
     }
 
-    /// Adds `row`, with its seq in the first word. Replaces a row whose end was missed. Returns false without a place.
+    /// Adds `row`, whose first word is its seq. Replaces a row with the same key: its end was not observed. Returns false if
+    /// there is no place.
     #[inline(always)]
     pub(crate) fn insert(&self, key: Key, row: &Row, beside: RowExtra) -> bool {
         let RowSlot { hash, at_home } = self.spot_for(key.hash());
@@ -166,17 +170,17 @@ impl Live {
     }
 
     /// Returns the place for the row of a new key with this hash, and prefetches its cache line. That line is rarely in a near
-    /// cache, and the program's next locked instruction would wait for it.
+    /// cache, and the program's next locked instruction would wait for the write to it.
     #[inline(always)]
     pub(crate) fn spot_for(&self, hash: u64) -> RowSlot {
         let (chunk, rows) = self.home(hash);
-        // Nearly always: a new key, and a free place at home.
+        // Nearly always the key is new, and its home chunk has a free place.
         let is_new = !chunk.is_passed() && chunk.equal(hash) == 0;
         let number = if is_new { chunk.free_place(favourite(hash)) } else { KEYS };
         Self::fetch_row(hash, chunk, number, rows)
     }
 
-    /// Returns the place of the row with this hash, if it is at home. Prefetches it as `spot_for` does.
+    /// Returns the place of the row with this hash, if it is in its home chunk. Prefetches the row, as `spot_for` does.
     #[inline(always)]
     pub(crate) fn spot_of(&self, hash: u64) -> RowSlot {
         let (chunk, rows) = self.home(hash);
@@ -244,7 +248,7 @@ impl Live {
 
     #[inline(always)]
     fn write(&self, place: RowLocation, row: &Row, beside: Option<RowExtra>) {
-        fence(Release); // a reader that sees the following stores also sees the 0 that removal left
+        fence(Release); // a reader that sees the following stores also sees that the seq was 0
         if let Some(beside) = beside.filter(|beside| *beside != RowExtra::default()) {
             self.write_beside(place, beside);
         }
@@ -304,12 +308,12 @@ impl Live {
             self.unpass(hash, distance);
         }
         if high_water::open() {
-            high_water::gone(&row, self.parent_of(&row));
+            high_water::row_removed(&row, self.parent_of(&row));
         }
         Some(RowCopy { row, beside })
     }
 
-    /// Takes the row of `hash` exclusively: of two frees of one address only one gets it.
+    /// Claims the row of `hash` for removal: of two frees of one address, only one succeeds.
     #[inline(always)]
     fn seize(place: RowLocation, hash: u64) -> bool {
         place.key().compare_exchange(hash, WRITING, AcqRel, Relaxed).is_ok()
@@ -331,7 +335,8 @@ impl Live {
         place.key().store(FREE, Release);
     }
 
-    /// Removes the row that `spot_of` has found without reading it: from another core's cache, that takes half a free's time.
+    /// Removes the row that `spot_of` has found, without reading it: reading from another core's cache takes half of a free's
+    /// time.
     #[inline(always)]
     pub(crate) fn discard_at(&self, spot: RowSlot) {
         match spot.at_home.filter(|place| !high_water::open() && Self::seize(*place, spot.hash)) {
@@ -363,7 +368,7 @@ impl Live {
         self.read(place)
     }
 
-    /// Reads the row at a place, if there is one. The copy is consistent, whatever other threads do.
+    /// Reads the row at a place, if there is one. `None`, too, if another thread changes it meanwhile.
     fn read(&self, place: RowLocation) -> Option<RowCopy> {
         let words = place.row;
         let seq = u64::from_le(words[0].load(Acquire));
@@ -385,10 +390,10 @@ impl Live {
     #[cold]
     #[inline(never)]
     fn count_new(&self, row: Row) {
-        high_water::born(&row, self.parent_of(&row));
+        high_water::row_added(&row, self.parent_of(&row));
     }
 
-    /// Begins a range of the high-water mark; false if there is no memory for it. Must not be called in a hook.
+    /// Begins a range of the high-water mark; returns false without memory. Must not be called in a callback.
     pub(crate) fn begin_high_water(&self) -> bool {
         high_water::begin(|| self.scan().map(|taken| (taken.row, self.parent_of(&taken.row))).collect())
     }
@@ -404,7 +409,7 @@ impl Live {
         used.filter_map(|(at, number)| self.read(self.place(at, number)))
     }
 
-    /// Removes every row for which `key_of` returns a key. For ends of contexts and pools.
+    /// Removes each row for which `key_of` returns a key. For the end of a context or a pool.
     pub(crate) fn remove_where(&self, key_of: impl Fn(&RowCopy) -> Option<Key>) {
         for taken in self.scan() {
             if let Some(key) = key_of(&taken) {
@@ -413,8 +418,8 @@ impl Live {
         }
     }
 
-    /// Changes one word in a row, and its additional data. If another thread frees the block meanwhile, a retag may name the
-    /// block's next owner instead.
+    /// Changes one word of a row, and its additional data; returns the row as it was before. If another thread frees the block
+    /// meanwhile, the change may apply to the next row at this place.
     pub(crate) fn update(
         &self,
         key: Key,
@@ -423,15 +428,15 @@ impl Live {
     ) -> Option<RowCopy> {
         let (_, place) = self.find(key.hash())?;
         let before = self.read(place)?;
-        let lies_beside = self.open_beside(place);
+        let words = self.open_beside(place);
         let mut beside = before.beside;
         let value = change(before.row[word], &mut beside);
         if word == 5 && high_water::open() {
-            high_water::renamed(&before.row, self.parent_of(&before.row), value as u32);
+            high_water::row_retagged(&before.row, self.parent_of(&before.row), value as u32);
         }
         place.row[word].store(value.to_le(), Release);
         for word in [0, 2] {
-            lies_beside[word].store(beside.words()[word], Relaxed);
+            words[word].store(beside.words()[word], Relaxed);
         }
         Some(before)
     }
@@ -444,7 +449,7 @@ impl Live {
         });
     }
 
-    /// Adds to the counts of the row of `key` and returns the row with the new counts. `None` if there is no such row.
+    /// Adds to the counts of references and mappings of a row. Returns the row with the new counts; `None` if there is none.
     pub(crate) fn count(&self, key: Key, references: i32, mappings: i32) -> Option<RowCopy> {
         let (_, place) = self.find(key.hash())?;
         let counts = &self.open_beside(place)[1];
