@@ -1,5 +1,5 @@
-//! `libgpumem.so`: the agent of gpumemd inside of a process that uses a GPU. It never blocks and never allocates in a callback,
-//! never unwinds into the host, and is disarmed in forked children.
+//! `libgpumem.so`: the agent, the part of gpumemd inside of a process that uses a GPU. In a callback it never blocks and never
+//! allocates. A panic of the agent never reaches the host program. In forked children the agent does nothing.
 //!
 //! ```text
 //! lib.rs    every exported symbol                        include/gpumem.h: the C API
@@ -7,16 +7,17 @@
 //! sender/   the agent's thread: ring -> socket or file; resync
 //! sources/  CUPTI's callbacks, NVTX, PyTorch's allocator, Python code in the interpreter, functions of the C API
 //! naming/   names of allocations: scopes, modules, nodes of the backward pass, callers
-//! driver/   state that driver calls change: allocations, handles and mappings, pools, devices
-//! record/   making of records, the live table, names, the agent's status
+//! driver/   effects of driver calls: allocations, handles and mappings, pools, devices
+//! record/   records, the live table, names, the agent's status
 //! threads/  data of each thread, and the table of threads
 //! base/     memory, descriptors, locks, clocks, settings, ELF images
 //! ```
 //!
 //! A folder imports only from folders below it in this list.
 //!
-//! The symbols here are the whole interface: the driver calls `InitializeInjection`, programs call the rest through gpumem.h.
-//! Strings are null, or UTF-8 ending with 0; other bytes are shown as `\xE9`.
+//! The symbols in this file are the whole interface: the driver calls `InitializeInjection`, NVTX libraries call
+//! `InitializeInjectionNvtx2`, programs call the others through gpumem.h. Strings are null, or UTF-8 ending with 0; other bytes
+//! are shown like `\xE9`.
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![allow(clippy::unused_unit)] // the exports table states every result
 
@@ -50,8 +51,8 @@ macro_rules! text {
     };
 }
 
-/// Declares the exported functions: each has a symbol, a name in [`Functions`], a result while nothing is recorded, and its
-/// work. A copy of the library that came second forwards the call to the first.
+/// Declares the exported functions: each has a symbol, a name in [`Functions`], a result for when nothing is recorded, and its
+/// work. A second copy of the library in the process forwards the call to the first.
 macro_rules! exports {
     ($( $(#[$doc:meta])* $symbol:ident as $field:ident ( $($arg:ident : $type:ty),* ) -> $result:ty {
         $absent:expr; |$core:pat_param, $thread:pat_param| $work:expr
@@ -74,7 +75,7 @@ macro_rules! exports {
             $( $field: $symbol, )*
         };
 
-        /// Returns the functions' addresses by their names in [`Functions`], for Python code, which gets addresses.
+        /// Returns the name in [`Functions`] and address of each function, for Python code, which calls them by address.
         pub(crate) fn addresses() -> Vec<(&'static str, usize)> {
             vec![$( (stringify!($field), $symbol as *const () as usize), )*]
         }
@@ -103,14 +104,14 @@ macro_rules! exports {
     };
 }
 
-/// Called by the driver inside of cuInit. Always returns 1: after 0 the driver would unload the library and load it again.
+/// Called by the driver in cuInit. Always returns 1: after 0 the driver would unload the library and load it again.
 #[unsafe(no_mangle)]
 pub extern "C" fn InitializeInjection() -> c_int {
     shielded((), attach::injected);
     1
 }
 
-/// Called by each library with its first NVTX call, under its own lock. After a result of 0 all its NVTX calls do nothing.
+/// Called by each library with its first NVTX call, while the library's own lock is held. After 0 all its NVTX calls do nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn InitializeInjectionNvtx2(get_export_table: Option<GetExportTable>) -> c_int {
     shielded(0, || attach::injected_into_nvtx(get_export_table))
@@ -123,7 +124,7 @@ exports! {
     gpumem_push as push(name: *const c_char) -> () { (); |core, thread| core.push_scope(thread, text!(name)) }
     /// Closes the innermost scope of this thread.
     gpumem_pop as pop() -> () { (); |core, thread| core.pop_scope(thread) }
-    /// Sets the tag of threads without scopes.
+    /// Sets the tag for memory of threads without open scopes.
     gpumem_process_tag as process_tag(path: *const c_char) -> () { (); |core, _| core.set_process_tag(text!(path)) }
     /// Marks the start of step `number`.
     gpumem_step as step(number: u64) -> () {
@@ -182,15 +183,16 @@ exports! {
     gpumem_pool_state as pool_state(pool: u64, reserved_bytes: u64, used_bytes: u64) -> () {
         (); |core, thread| core.pool_state(thread, pool, reserved_bytes, used_bytes)
     }
-    /// Passes a pool's own total of live block bytes; the daemon compares it with the reported blocks.
+    /// Reports a pool's own total of live block bytes. The daemon compares it with the sum of the reported blocks.
     gpumem_pool_check as pool_check(pool: u64, total_bytes: u64) -> () {
         (); |core, thread| core.pool_check(thread, pool, total_bytes)
     }
-    /// Changes the name, role and phase of a block. With pool 0: of the PyTorch block at this address, or else the allocation.
+    /// Changes name, role and phase of a block. With pool 0: of the PyTorch block at this address, or if there is none, of the
+    /// allocation.
     gpumem_retag as retag(pool: u64, address: u64, path: *const c_char, role: c_int, phase: c_int) -> () {
         (); |core, thread| core.retag(thread, pool, address, text!(path), c_text::use_as(role, phase))
     }
-    /// Reports changed module paths, `bytes` of text; see sources/torch/rename.rs. Returns the number of the next record.
+    /// Reports changed module paths, a text of `bytes` bytes; see sources/torch/rename.rs. Returns the number of the next record.
     gpumem_rename as rename(paths: *const c_char, bytes: u64) -> u64 {
         0; |core, thread| {
             // SAFETY: the caller guarantees this number of bytes.
@@ -198,11 +200,11 @@ exports! {
             core.rename(thread, paths)
         }
     }
-    /// Updates the cached names of modules. Called once all moved modules were reported.
+    /// Updates the cached names of modules, after all moved modules were reported.
     gpumem_modules_settle as modules_settle() -> () { (); |core, _| python::MODULES.settle(&core.recorder.names) }
-    /// Reports that a sweep has named all parameters.
+    /// Reports that all parameters have names now.
     gpumem_parameters_named as parameters_named() -> () { (); |_, _| python::MODULES.name_parameters() }
-    /// Sets the state of the layer of exact roles (a number of the wire format), and the reason.
+    /// Sets the state of the layer of exact roles (a number of `LayerState`), and the reason.
     gpumem_roles as roles(state: c_int, reason: *const c_char) -> () {
         (); |_, _| run::say_roles(state, text!(reason))
     }
@@ -246,7 +248,7 @@ exports! {
     gpumem_module as module(object: u64, kind: u64, parent: u64, name: *const c_char) -> () {
         (); |core, _| python::say_module(core, object, kind, parent, text!(name))
     }
-    /// Removes a module object that is about to be freed.
+    /// Removes a module object that will be freed.
     gpumem_module_gone as module_gone(object: u64) -> () { (); |_, _| python::MODULES.gone(object) }
     /// Registers the meaning of a code object; see `python::say_code`. The caller keeps the object alive.
     gpumem_code as code(code_object: u64, what: c_int) -> () { (); |core, _| python::say_code(core, code_object, what) }
@@ -268,11 +270,11 @@ exports! {
             c_int::from(proved.is_ok())
         }
     }
-    /// Returns the number of module calls so far with an object that was not registered.
+    /// Returns the number of calls so far of module objects that were not registered.
     gpumem_modules_unknown as modules_unknown() -> u64 {
         0; |_, _| python::MODULES.unknown.load(std::sync::atomic::Ordering::Relaxed)
     }
-    /// Writes the name that an allocation by this thread would get now, and its Python stack. Returns the length of the text.
+    /// Writes the name and Python stack that an allocation by this thread would get now. Returns the length of the text.
     gpumem_here as here(out: *mut c_char, bytes: u64) -> u64 {
         0; |core, thread| {
             // SAFETY: the caller guarantees a buffer of this size.
@@ -296,7 +298,7 @@ exports! {
         // SAFETY: the caller guarantees null or a buffer of this capacity.
         0; |core, _| unsafe { c_text::copy(&snapshot::text(core, what), buffer, capacity) }
     }
-    /// Controls a range whose peak is recorded: 1 begins it, 2 restarts it, 0 ends it. Returns 0 if there is no memory for it.
+    /// Controls a range of time whose peak is recorded: 1 begins it, 2 restarts it, 0 ends it. Returns 0 if memory is missing.
     gpumem_peak as peak(what: c_int) -> c_int {
         0; |core, _| match what {
             1 => c_int::from(core.recorder.live.begin_high_water()),
@@ -331,18 +333,18 @@ exports! {
     gpumem_start as start() -> c_int { 0; |core, _| control::start(core).into() }
     /// Ends the recording; returns 1 if it is complete, or if none was open.
     gpumem_stop as stop() -> c_int { 0; |core, _| done(control::post(core, RecordingRequest::Stop)) }
-    /// Withholds history from now on; calls nest.
+    /// Withholds records from now on. Calls nest.
     gpumem_mute as mute() -> () { (); |core, _| control::mute(core) }
     /// Undoes one call of gpumem_mute.
     gpumem_unmute as unmute() -> () { (); |core, _| control::unmute(core) }
-    /// Writes the state, or the rest of a recording; returns 1 if it is written.
+    /// Writes the current state, or the records so far of the current recording. Returns 1 if that succeeds.
     gpumem_dump as dump(path: *const c_char, finished: c_int) -> c_int {
         0; |core, _| {
             let path = c_text::text(text!(path));
             done(control::post(core, RecordingRequest::Dump { path, finished: finished != 0 }))
         }
     }
-    /// Returns a report, to be freed with gpumem_free; null for an unknown format or order.
+    /// Returns a report, to be freed with gpumem_free. Returns null for an unknown format or order.
     gpumem_dumps as dumps(format: *const c_char, sort: *const c_char, ascending: c_int, reset: c_int) -> *mut c_char {
         std::ptr::null_mut(); |core, _| {
             let format = match text!(format) {

@@ -1,6 +1,12 @@
 //! Codes: small integers inside records, each list an enum. An unknown number is read as `Unknown`, because a newer peer may
 //! send more values and must not be refused.
 
+/// A code, in generic code.
+pub(crate) trait Code: Sized {
+    fn number(self) -> u8;
+    fn of_number(number: u8) -> Self;
+}
+
 macro_rules! codes {
     ($( $(#[$doc:meta])* $name:ident { $( $(#[$item_doc:meta])* $item:ident = $number:literal ),* $(,)? } )*) => { $(
         $(#[$doc])*
@@ -26,6 +32,16 @@ macro_rules! codes {
                     $( $number => $name::$item, )*
                     _ => $name::Unknown,
                 }
+            }
+        }
+        impl Code for $name {
+            #[inline(always)]
+            fn number(self) -> u8 {
+                self.to_code()
+            }
+            #[inline(always)]
+            fn of_number(number: u8) -> Self {
+                Self::from_code(number)
             }
         }
     )* };

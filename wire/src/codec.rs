@@ -73,94 +73,55 @@ trait Place<P>: Sized {
     fn get(place: P) -> Option<Self>;
 }
 
-macro_rules! plain_places {
-    ($($field:ty as $place:ty),*) => { $(
-        impl Place<$place> for $field {
+macro_rules! places {
+    ($( $type:ty as $place:ty: |$field:ident| $put:expr, |$stored:ident| $get:expr; )*) => { $(
+        impl<'a> Place<$place> for $type {
             #[inline(always)]
-            fn put(self) -> $place { self as $place }
+            fn put(self) -> $place {
+                let $field = self;
+                $put
+            }
             #[inline(always)]
-            fn get(place: $place) -> Option<Self> { Some(place as $field) }
+            fn get($stored: $place) -> Option<Self> {
+                $get
+            }
         }
     )* };
 }
-plain_places!(u64 as u64, i64 as u64, u16 as u16, u8 as u8);
 
-macro_rules! code_places {
-    ($place:ty: $($code:ty),*) => { $(
-        impl Place<$place> for $code {
-            #[inline(always)]
-            fn put(self) -> $place { self.to_code().into() }
-            #[inline(always)]
-            fn get(place: $place) -> Option<Self> { Some(<$code>::from_code(u8::try_from(place).unwrap_or(0))) }
-        }
-    )* };
+places! {
+    u64 as u64: |field| field, |stored| Some(stored);
+    i64 as u64: |field| field.cast_unsigned(), |stored| Some(stored.cast_signed());
+    u16 as u16: |field| field, |stored| Some(stored);
+    u8 as u8: |field| field, |stored| Some(stored);
+    bool as u8: |field| field.into(), |stored| Some(stored != 0);
+    Reading as u64: |field| field.0.unwrap_or(u64::MAX), |stored| Some(Reading((stored != u64::MAX).then_some(stored)));
+    // A role and a phase in one byte, four bits each.
+    (Role, Phase) as u8: |field| field.0.to_code() | field.1.to_code() << 4,
+        |stored| Some((Role::from_code(stored & 15), Phase::from_code(stored >> 4)));
+    &'a [u8] as &'a [u8]: |field| field, |stored| Some(stored);
+    &'a str as &'a [u8]: |field| field.as_bytes(), |stored| core::str::from_utf8(stored).ok();
 }
-code_places!(u16: Layer, Absence);
-code_places!(
-    u8: MemoryKind,
-    Role,
-    Phase,
-    PoolOwner,
-    ImportSource,
-    FreeState,
-    AgentState,
-    DestroyScope,
-    DriverEventKind,
-    ClockKind,
-    DeviceIdKind,
-    FrameFormat,
-    Edge,
-    ByeReason,
-    LayerState,
-    AskKind,
-    OomOutcome
-);
 
-/// A role and a phase in one byte, four bits each.
-impl Place<u8> for (Role, Phase) {
+impl<C: Code> Place<u8> for C {
     #[inline(always)]
     fn put(self) -> u8 {
-        self.0.to_code() | self.1.to_code() << 4
+        self.number()
     }
     #[inline(always)]
     fn get(place: u8) -> Option<Self> {
-        Some((Role::from_code(place & 15), Phase::from_code(place >> 4)))
+        Some(C::of_number(place))
     }
 }
 
-impl Place<u8> for bool {
-    fn put(self) -> u8 {
-        self.into()
+impl<C: Code> Place<u16> for C {
+    #[inline(always)]
+    fn put(self) -> u16 {
+        self.number().into()
     }
-    fn get(place: u8) -> Option<Self> {
-        Some(place != 0)
-    }
-}
-
-impl Place<u64> for Reading {
-    fn put(self) -> u64 {
-        self.0.unwrap_or(u64::MAX)
-    }
-    fn get(place: u64) -> Option<Self> {
-        Some(Reading((place != u64::MAX).then_some(place)))
-    }
-}
-
-impl<'a> Place<&'a [u8]> for &'a [u8] {
-    fn put(self) -> &'a [u8] {
-        self
-    }
-    fn get(place: &'a [u8]) -> Option<Self> {
-        Some(place)
-    }
-}
-
-impl<'a> Place<&'a [u8]> for &'a str {
-    fn put(self) -> &'a [u8] {
-        self.as_bytes()
-    }
-    fn get(place: &'a [u8]) -> Option<Self> {
-        core::str::from_utf8(place).ok()
+    #[inline(always)]
+    fn get(place: u16) -> Option<Self> {
+        Some(C::of_number(u8::try_from(place).unwrap_or(0)))
     }
 }
 
@@ -406,6 +367,16 @@ records! {
     119 Answer { result: u16 => result, last: bool => detail, text: &'a [u8] => payload }
 }
 
+/// Converts the words of a slot to bytes.
+#[inline]
+pub fn slot_of(words: &Words) -> Slot {
+    let mut slot = [0; SLOT_BYTES];
+    for (place, word) in slot.chunks_exact_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    slot
+}
+
 macro_rules! at {
     ($slot:ident, $type:ty, $offset:literal) => {
         <$type>::from_le_bytes(*$slot[$offset..].first_chunk().expect("offset lies within a slot"))
@@ -438,11 +409,7 @@ impl<'a> Record<'a> {
     #[inline]
     pub fn encode(&self) -> (Slot, &'a [u8]) {
         let (words, payload) = self.words();
-        let mut slot = [0; SLOT_BYTES];
-        for (place, word) in slot.chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_le_bytes());
-        }
-        (slot, payload)
+        (slot_of(&words), payload)
     }
 
     /// Decodes a slot and its payload.

@@ -19,7 +19,7 @@ pub const MAGIC: [u8; 8] = *b"GPUMEML\n";
 
 /// Fields of the header. `head_seq`, `lost` and `names_end` change while the agent runs; the others are written before the
 /// memfd is passed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Header {
     /// Version of the format: see [`crate::MAJOR`].
     pub major: u16,
@@ -69,12 +69,9 @@ impl core::error::Error for Error {}
 impl Header {
     /// Returns the 72 bytes that the header uses; the rest of its 4096 bytes is zero.
     pub fn encode(&self) -> [u8; 72] {
-        let mut out = [0; 72];
-        out[..8].copy_from_slice(&MAGIC);
-        out[8..10].copy_from_slice(&self.major.to_le_bytes());
-        out[10..12].copy_from_slice(&self.minor.to_le_bytes());
-        out[12..16].copy_from_slice(&self.pid.to_le_bytes());
         let words = [
+            u64::from_le_bytes(MAGIC),
+            u64::from(self.major) | u64::from(self.minor) << 16 | u64::from(self.pid) << 32,
             self.start_ticks,
             self.ring_slots,
             self.live_rows,
@@ -83,7 +80,8 @@ impl Header {
             self.lost,
             self.names_end,
         ];
-        for (place, word) in out[16..].chunks_exact_mut(8).zip(words) {
+        let mut out = [0; 72];
+        for (place, word) in out.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
         out
@@ -99,9 +97,9 @@ impl Header {
         }
         let word = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().expect("within 72 bytes"));
         let header = Header {
-            major: u16::from_le_bytes([bytes[8], bytes[9]]),
-            minor: u16::from_le_bytes([bytes[10], bytes[11]]),
-            pid: u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]),
+            major: word(8) as u16,
+            minor: (word(8) >> 16) as u16,
+            pid: (word(8) >> 32) as u32,
             start_ticks: word(16),
             ring_slots: word(24),
             live_rows: word(32),

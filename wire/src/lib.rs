@@ -27,7 +27,7 @@ pub mod frame;
 pub mod layout;
 
 pub use code::*;
-pub use codec::{Error as CodecError, SLOT_BYTES, Slot, Words};
+pub use codec::{Error as CodecError, SLOT_BYTES, Slot, Words, slot_of};
 pub use event::{Body, Flags, NONE_DEVICE, PHASE_SAID, Record, Stamp, WITHHELD};
 
 /// Version of the format; readers refuse any other.

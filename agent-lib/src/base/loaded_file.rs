@@ -56,30 +56,21 @@ pub(crate) fn find_mapped<F: FnMut(MappedFile<'_>) -> bool>(mut visit: F) {
 pub(crate) fn write_sealed(image: &Image<'_>, at: usize, write: impl FnOnce()) -> bool {
     // SAFETY: passes no pointers.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(4096);
-    let Some(_) = image.sealed_pages(at, page) else {
-        write(); // the loader makes only whole pages read-only, so not the last one
-        return true;
-    };
-    match is_page_writable(at) {
-        // The loader has not finished with this file; it makes the page read-only afterwards.
-        Some(true) => {
+    // The loader makes only whole pages read-only, so not the last one. If the page is writable now, the loader has not finished
+    // with this file and makes the page read-only afterwards.
+    let is_writable = image.sealed_pages(at, page).map_or(Some(true), |_| is_page_writable(at));
+    let start = (at & !(page - 1)) as *mut c_void;
+    // SAFETY: a page of a mapped file, which is readable all the time.
+    let protect = |access| unsafe { libc::mprotect(start, page, access) == 0 };
+    match is_writable {
+        Some(true) => write(),
+        Some(false) if protect(libc::PROT_READ | libc::PROT_WRITE) => {
             write();
-            true
+            protect(libc::PROT_READ);
         }
-        Some(false) => {
-            let start = (at & !(page - 1)) as *mut c_void;
-            // SAFETY: a page of a mapped file, which is readable all the time.
-            unsafe {
-                if libc::mprotect(start, page, libc::PROT_READ | libc::PROT_WRITE) != 0 {
-                    return false;
-                }
-                write();
-                libc::mprotect(start, page, libc::PROT_READ);
-            }
-            true
-        }
-        None => false,
+        _ => return false,
     }
+    true
 }
 
 /// Whether the page of `at` is writable now, according to /proc/self/maps, read with system calls only.

@@ -128,9 +128,7 @@ impl Shared {
             ring_slots: sizes.ring_slots.next_power_of_two(),
             live_rows: sizes.live_rows,
             name_bytes: sizes.name_bytes,
-            head_seq: 0,
-            lost: 0,
-            names_end: 0,
+            ..Header::default()
         };
         let bytes = header.file_bytes()?;
         if soft_limit(libc::RLIMIT_FSIZE).is_some_and(|limit| bytes > limit) {

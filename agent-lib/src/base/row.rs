@@ -2,7 +2,8 @@
 //! data, and a key.
 
 use crate::base::ring::Row;
-use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Phase, PoolOwner, Role, Slot};
+pub use gpumem_wire::slot_of;
+use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Phase, PoolOwner, Role};
 
 /// Marks a place of the live table as being written. Hashes of keys are larger.
 pub(crate) const WRITING: u64 = 1;
@@ -146,15 +147,6 @@ impl RowCopy {
 /// Returns role and phase from a byte, as on the wire.
 fn use_of(byte: u8) -> (Role, Phase) {
     (Role::from_code(byte & 15), Phase::from_code(byte >> 4))
-}
-
-/// Converts the words of a record to bytes.
-pub fn slot_of(row: &Row) -> Slot {
-    let mut slot = [0; 64];
-    for (place, word) in slot.chunks_exact_mut(8).zip(row) {
-        place.copy_from_slice(&word.to_le_bytes());
-    }
-    slot
 }
 
 /// Kinds (wire/src/codec.rs) of the records that make rows.

@@ -1,8 +1,8 @@
-//! Records allocations, frees, imports and ends of contexts, and updates their rows in the live table; also later names of
-//! rows. Callbacks call sources/cupti/effects.rs, which calls this and then the features that follow driver calls.
+//! Records allocations, frees, imports, ends of contexts and later changes of names, and updates the rows of the live table.
+//! Callbacks call sources/cupti/effects.rs, which calls these functions, and then features that depend on driver calls.
 //!
-//! A free removes its row at ENTER, before the driver can give the address to another thread. If the call failed, the row is
-//! restored at EXIT. An allocation adds its row at EXIT. Handles are in vmm.rs.
+//! The row of a free is removed when the call begins, before the driver can give the address to another thread. If the call
+//! fails, the row is restored. The row of an allocation is added when the call has returned. Handles are in vmm.rs.
 
 use crate::base::row::{
     Key, RowCopy, RowExtra, context_of, device_of, key_of, kind, kind_of, memory_of, pool_owner,
@@ -14,8 +14,8 @@ use cupti_sys::CUDA_ERROR_DEINITIALIZED;
 use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, PoolOwner, Reading};
 use std::sync::atomic::Ordering::*;
 
-/// Returns the duration of a call in microseconds, rounded up, until the record's time; `u32::MAX` if its begin was not observed.
-/// A second reading of the clock would be wrong: a thread stopped between both readings would seem to enter its call later.
+/// Returns the duration of a call from its begin to the time of its record, in microseconds, rounded up; `u32::MAX` if the begin
+/// was not observed. The clock is read only once: a thread stopped between two readings would seem to begin its call later.
 #[inline(always)]
 pub(crate) fn took_us(entered_ns: Option<u64>, time_ns: u64) -> u32 {
     let Some(entered_ns) = entered_ns else { return u32::MAX };
@@ -28,7 +28,7 @@ pub(crate) fn took_us_short(entered_ns: Option<u64>, time_ns: u64) -> u16 {
     u16::try_from(took_us(entered_ns, time_ns)).unwrap_or(u16::MAX)
 }
 
-/// Ids of framework pools: "gp" and a number. No handle of a driver pool is such an address.
+/// Ids of framework pools: "gp" in the upper bits, and a number. No handle of a driver pool has such a value.
 const POOL_IDS: u64 = 0x6770 << 48;
 
 /// An allocation: the request and its result.
@@ -39,7 +39,7 @@ pub struct Allocation {
     pub bytes: u64,
     pub pool: u64,
     pub memory: MemoryKind,
-    /// Time of ENTER; `None` if it was not observed.
+    /// Time at which the call began; `None` if that was not observed.
     pub entered_ns: Option<u64>,
 }
 
@@ -57,7 +57,7 @@ impl Core {
         })
     }
 
-    /// Records an allocation that failed; returns the device's free bytes, if the driver returns them.
+    /// Records an allocation that failed. Returns the device's free bytes, if the driver returns them.
     #[cold]
     pub(crate) fn book_failed_allocation(
         &self,
@@ -75,7 +75,7 @@ impl Core {
         device_free_bytes
     }
 
-    /// Records the begin of a free and removes its row. `call` keeps the row until the free returns.
+    /// Records the begin of a free and removes its row. `call` stores the row until the free returns.
     #[inline(always)]
     pub(crate) fn book_free_entered(
         &self,
@@ -108,35 +108,30 @@ impl Core {
             Body::FreeEnd { begin_seq: call.begin_seq, result: u16::try_from(result).unwrap_or(u16::MAX) };
         self.recorder.record(thread, at, body, |_, row| {
             if failed {
-                self.give_back(call, row[0]);
+                self.restore(call, row[0]);
             }
         });
         failed
     }
 
+    /// Restores the row that the begin of a failed call has removed. `seq` is the number of the record of the failure.
     #[cold]
-    fn give_back(&self, call: &Call, seq: u64) {
+    fn restore(&self, call: &Call, seq: u64) {
         self.unrestored_rows.fetch_add(call.more_taken.into(), Relaxed);
-        if let Some(taken) = call.taken {
-            if call.begin_seq <= self.resync_after_seq.load(Acquire) {
-                self.restored.fetch_add(1, AcqRel); // no later record contains the free's begin
-            }
-            self.restore(&taken, seq);
+        let Some(taken) = call.taken else { return };
+        if call.begin_seq <= self.resync_after_seq.load(Acquire) {
+            self.restored.fetch_add(1, AcqRel); // the begin of the free was sent before the resync
         }
-    }
-
-    fn restore(&self, taken: &RowCopy, seq: u64) {
-        match key_of(taken) {
-            Some(Key::Handle(_) | Key::Backing(_)) => self.reference_restored(taken, seq),
-            Some(Key::Mapping(address)) => self.mapping_restored(taken, address),
-            Some(key) => {
-                self.recorder.live.insert(key, &taken.row, taken.beside);
-            }
+        match key_of(&taken) {
+            Some(Key::Handle(_) | Key::Backing(_)) => self.reference_restored(&taken, seq),
+            Some(Key::Mapping(address)) => self.mapping_restored(&taken, address),
+            Some(key) => drop(self.recorder.live.insert(key, &taken.row, taken.beside)),
             None => {}
         }
     }
 
-    /// Records that memory of another owner was mapped. If it is opened again at the same address, only its count increases.
+    /// Records that memory of another process or API was mapped. If IPC memory is opened again at the same address, only its
+    /// count increases.
     pub(crate) fn imported(
         &self,
         thread: &Thread,
@@ -155,7 +150,7 @@ impl Core {
         self.recorder.insert(thread, at, body, key, RowExtra::REFERENCED);
     }
 
-    /// Counts the close of an import. Returns whether it was opened more than once, so that it stays.
+    /// Decreases the count of an import that is closed. Returns whether it stays open, because it was opened more than once.
     pub(crate) fn import_stays_open(&self, address: u64) -> bool {
         let key = Key::Allocation(address);
         let stays = self.recorder.live.get(key).is_some_and(|row| row.beside.references > 1);
@@ -165,7 +160,7 @@ impl Core {
         stays
     }
 
-    /// Records the end of a context or the reset of a device, and removes its allocations, which are not freed separately.
+    /// Records the end of a context or the reset of a device, and removes its allocations. There are no calls that free them.
     pub(crate) fn context_ended(&self, thread: &Thread, at: RecordContext, scope: DestroyScope) {
         self.recorder.record(thread, at, Body::ContextDestroy { scope }, |recorder, _| {
             recorder.live.remove_where(|taken| {
@@ -174,16 +169,16 @@ impl Core {
                     return None;
                 }
                 let key = key_of(taken)?;
-                let goes = match (scope, key) {
+                let ends = match (scope, key) {
                     (DestroyScope::Context, Key::Allocation(_)) => {
                         context_of(row) == at.context && memory_of(row) != MemoryKind::StreamOrdered
                     }
                     (DestroyScope::Context, _) => false,
-                    // Only its owner ends it; now it has no segments.
+                    // A framework's pool stays until the framework removes it, but without segments.
                     (DestroyScope::Device, Key::Pool(_)) => pool_owner(row) != PoolOwner::Framework,
                     _ => true,
                 };
-                goes.then_some(key)
+                ends.then_some(key)
             });
         });
         if scope == DestroyScope::Device {
@@ -198,14 +193,14 @@ impl Core {
     /// Records a later name, role or phase, and updates the row of `key`.
     pub(crate) fn say_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
         self.recorder.record(thread, RecordContext::tagged(tag), body, |recorder, row| {
-            let said = (row[7] >> 56) as u8;
-            // The word of tag and stack: the tag is its low half.
+            let use_as = (row[7] >> 56) as u8;
+            // Word 5 contains tag and stack; the tag is its low half.
             recorder.live.update(key, 5, |word, beside| {
                 if beside.flags & RowExtra::RETAGGED == 0 {
                     beside.first_tag = word as u32;
                     beside.flags |= RowExtra::RETAGGED;
                 }
-                let (role, phase) = (said & 15, said >> 4);
+                let (role, phase) = (use_as & 15, use_as >> 4);
                 let old = beside.use_as;
                 let role = if role == 0 { old & 15 } else { role };
                 let phase = if phase == 0 { old >> 4 } else { phase };

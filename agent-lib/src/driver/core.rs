@@ -1,4 +1,4 @@
-//! `Core`: the recorder and the state of the driver, one for each process.
+//! `Core`: the agent's whole state of a process, that is, the recorder and the state of the driver.
 
 use crate::base::clock::Clock;
 use crate::base::env::Settings;
@@ -18,7 +18,7 @@ use crate::record::status;
 use gpumem_wire::AgentState;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// The agent's state of a process: made once and never freed. The recorder comes first, because each record uses it.
+/// The agent's state of a process, made once and never freed. The recorder comes first, because each record uses it.
 #[derive(Debug)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -26,7 +26,7 @@ pub struct Core {
     pub recorder: Recorder,
     pub(crate) settings: Settings,
     pub(crate) pid: u32,
-    /// Start time of the process: field 22 of /proc/self/stat.
+    /// Start time of the process: field 22 of /proc/self/stat, in clock ticks after the boot.
     pub(crate) start_ticks: u64,
     pub(crate) shared: Shared,
     pub(crate) devices: Devices,
@@ -36,19 +36,20 @@ pub struct Core {
     pub(crate) multicast: Multicast,
     /// Tag of threads without open scopes; 0 for none.
     pub(crate) process_tag: AtomicU32,
+    /// Number of framework pools so far.
     pub(crate) pools_made: AtomicU64,
-    /// Seq of the last record that changed references of a VMM handle; see sender/resync.rs.
+    /// Number of the last record that changed a reference count of a handle; see sender/resync.rs.
     pub references_changed: AtomicU64,
-    /// Number of the last record that the current resync includes, or the last resync.
+    /// Number up to which the current or last resync includes the effects of records.
     pub(crate) resync_after_seq: AtomicU64,
-    /// Rows that were restored because their free, entered before the resync, failed.
+    /// Number of rows restored because their free failed, if the resync after the begin of the free did not have the row.
     pub(crate) restored: AtomicU64,
-    /// Rows that a failed call removed and that could not be restored: a resync does not include them.
+    /// Number of rows that a failed call has removed and that could not be restored. They are missing in resyncs.
     pub(crate) unrestored_rows: AtomicU64,
 }
 
 impl Core {
-    /// Returns the process's core, once it is installed.
+    /// Returns the core of the process; `None` until it is installed.
     #[inline(always)]
     pub fn get() -> Option<&'static Core> {
         let core = HOT_WORDS.core.load(Acquire).cast::<Core>();
@@ -56,7 +57,7 @@ impl Core {
         unsafe { core.as_ref() }
     }
 
-    /// Installs this core as the process's. Called by one thread.
+    /// Makes this core that of the process. Called by one thread.
     pub(crate) fn install(core: Box<Core>) -> &'static Core {
         let core: &'static Core = Box::leak(core);
         HOT_WORDS.core.store(std::ptr::from_ref(core).cast_mut().cast(), Release);
@@ -67,7 +68,7 @@ impl Core {
         self.devices.slot(&self.recorder, ordinal)
     }
 
-    /// Makes a new core; `None` without memory for it. `functions` is the address of the table of exported functions.
+    /// Creates a core; `None` without memory. `functions` is the address of the table of exported functions.
     pub(crate) fn new(settings: Settings, functions: usize) -> Option<Box<Core>> {
         let pid = std::process::id();
         let start_ticks = own_thread::start_ticks();
@@ -105,7 +106,7 @@ impl Core {
     }
 }
 
-/// Reports the agent's state from now on; see record/status.rs. Not in a callback: it locks and allocates.
+/// Reports the agent's state since now; see record/status.rs. Not in a callback: it locks and allocates.
 pub fn report_status(state: AgentState, result: u16, detail: &str) {
     let now = Core::get().map_or(0, |core| core.recorder.clock.now());
     status::report(now, state, result, detail);

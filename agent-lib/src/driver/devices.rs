@@ -1,4 +1,4 @@
-//! Devices and contexts. A device's slot is its CUDA ordinal; the daemon identifies it by its UUID.
+//! The process's devices and contexts. A device's slot in records is its CUDA ordinal. A Device record tells the daemon its UUID.
 
 use crate::base::memfd::Zeros;
 use crate::record::recorder::Recorder;
@@ -10,10 +10,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 const DEVICES: usize = 64;
-/// Contexts at a time.
+/// Maximum number of contexts at a time.
 const CONTEXTS: usize = 256;
 
-/// A context that is alive, or a free place.
+/// An existing context, or a free place.
 #[derive(Debug, Default)]
 struct Context {
     /// CUcontext; 0 while the place is free, 1 while it is being written.
@@ -26,11 +26,12 @@ struct Context {
 #[derive(Debug, Default)]
 pub(crate) struct Devices {
     driver: OnceLock<Driver>,
-    /// Slots that a resource callback has used before their device was recorded, one bit each.
+    /// One bit for each device that a resource callback has used before it was recorded.
     awaited: AtomicU64,
+    /// For each device, whether it was recorded.
     introduced: Zeros<AtomicBool, DEVICES>,
     contexts: Zeros<Context, CONTEXTS>,
-    /// Primary context of each device; 0 while it is unknown.
+    /// Primary context of each device; 0 if unknown.
     primary: Zeros<AtomicUsize, DEVICES>,
 }
 
@@ -47,13 +48,14 @@ impl Devices {
         self.contexts.iter().find(|context| context.handle.load(Acquire) == handle)
     }
 
-    /// Sets the number of a context if it is still 0, because cuptiGetContextId failed when the context was created.
+    /// Sets CUPTI's number of a context, if it is unknown: cuptiGetContextId may fail when the context is created.
     pub(crate) fn learn_uid(&self, handle: usize, uid: u32) {
         if let Some(context) = self.context(handle) {
             let _ = context.uid.compare_exchange(0, uid, Relaxed, Relaxed);
         }
     }
 
+    /// Returns device and CUPTI's number of a context that was added.
     pub(crate) fn known(&self, handle: usize) -> Option<(u8, u32)> {
         if handle <= 1 {
             return None;
@@ -68,14 +70,14 @@ impl Devices {
         }
     }
 
-    /// Sets the primary context of a device if none is set. A context of no known call is assumed to be the primary one.
+    /// Sets the primary context of a device, if it is unknown. Used for a context that no observed call has created.
     pub(crate) fn set_primary_if_unknown(&self, ordinal: u32, handle: usize) {
         if let Some(primary) = self.primary.get(ordinal as usize) {
             let _ = primary.compare_exchange(0, handle, Relaxed, Relaxed);
         }
     }
 
-    /// Returns the primary context of a device, if the program has retained it.
+    /// Returns the primary context of a device, if it is known.
     pub(crate) fn primary(&self, ordinal: i32) -> Option<*mut std::ffi::c_void> {
         let primary = self.primary.get(usize::try_from(ordinal).ok()?)?.load(Relaxed);
         (primary != 0).then_some(primary as *mut std::ffi::c_void)
@@ -113,7 +115,7 @@ impl Devices {
         (unsafe { get(&mut free, &mut total) } == 0).then_some((free as u64, total as u64))
     }
 
-    /// Whether the driver has this device; true if the driver's call fails. Only for callbacks of calls.
+    /// Whether the driver has this device; true if the driver's call fails. Not in resource callbacks, which must not call it.
     pub(crate) fn exists(&self, ordinal: u32) -> bool {
         match self.count() {
             Some((0, count)) => i64::from(ordinal) < i64::from(count),
@@ -121,7 +123,8 @@ impl Devices {
         }
     }
 
-    /// Whether cuDevicePrimaryCtxRetain, just entered, will create a context; as far as known, if the driver does not answer.
+    /// Whether cuDevicePrimaryCtxRetain, which begins now, will create a context. If the driver does not answer, this depends on
+    /// the contexts that were added.
     pub(crate) fn retain_creates(&self, ordinal: u32) -> bool {
         if self.primary.get(ordinal as usize).is_some_and(|primary| primary.load(Relaxed) != 0) {
             return false;
@@ -140,7 +143,8 @@ impl Devices {
         ordinal as u8
     }
 
-    /// Returns the slot for a callback that must not call the driver. The sender records the device before it is named.
+    /// Returns the slot of a device, in a callback that must not call the driver. The sender records the device before it sends
+    /// records that refer to it.
     pub(crate) fn slot_in_resource(&self, ordinal: u32) -> u8 {
         let Some(introduced) = self.introduced.get(ordinal as usize) else { return NONE_DEVICE };
         if !introduced.load(Relaxed) {
@@ -149,7 +153,7 @@ impl Devices {
         ordinal as u8
     }
 
-    /// Records the devices that resource callbacks have used so far. On the sender's thread.
+    /// Records the devices that resource callbacks have used so far. Called by the sender.
     pub(crate) fn introduce_awaited(&self, recorder: &Recorder, thread: Option<&Thread>) {
         if self.awaited.load(Relaxed) == 0 {
             return;
@@ -198,7 +202,7 @@ impl Devices {
         let end = name.iter().position(|&byte| byte == 0).unwrap_or(0);
         let name = std::str::from_utf8(&name[..end]).unwrap_or("");
         if id == DeviceIdKind::Gpu && name.contains(" MIG ") {
-            id = DeviceIdKind::Mig; // the driver returns the instance's own UUID then
+            id = DeviceIdKind::Mig; // the UUID is that of the MIG instance
         }
         let (high, low) = uuid.split_at(8);
         let half = |half: &[u8]| half.first_chunk().copied().map_or(0, u64::from_be_bytes);
@@ -210,14 +214,15 @@ impl Devices {
             id,
             name,
         };
-        // The number of threads that can run at a time determines the cost of their stacks.
+        // These numbers determine how many threads can run at a time, and so the memory for their stacks.
         let (many, each) = (u16::try_from(multiprocessors), u16::try_from(threads));
         let context = u32::from(many.unwrap_or(0)) << 16 | u32::from(each.unwrap_or(0));
         let stamp = Stamp { device: ordinal as u8, context, ..Stamp::default() };
         recorder.names.add(&Record { stamp, body });
     }
 
-    /// Adds a context. Returns false if it was added before; a context beyond the table's size is reported and not added.
+    /// Adds a context; returns false if it was added before. If the table is full, the context is not added, but true is
+    /// returned.
     pub(crate) fn remember_context(&self, handle: usize, uid: u32, device: u8) -> bool {
         if handle <= 1 || self.context(handle).is_some() {
             return false;
@@ -234,7 +239,7 @@ impl Devices {
         true
     }
 
-    /// Removes a context that is about to be destroyed. Returns its device and number, if it was known.
+    /// Removes a context that is about to be destroyed. Returns its device and CUPTI's number, if it was added.
     pub(crate) fn forget_context(&self, handle: usize) -> Option<(u8, u32)> {
         let known = self.known(handle)?;
         if let Some(context) = self.context(handle) {

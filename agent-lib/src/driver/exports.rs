@@ -1,22 +1,22 @@
-//! Memory handles that were exported to a file descriptor. The driver keeps the memory until the descriptor is closed, even
-//! after the last release and unmap. There is no callback for a close.
+//! Memory handles that the program has exported to file descriptors. The driver keeps the memory until the descriptor is closed,
+//! even after the last release and unmap. There is no callback when a descriptor is closed.
 //!
 //! Each export is recorded as a mapping of the handle at an address that the driver never uses. The mapping is removed when the
-//! descriptor is closed, which is checked at each release of a handle and once a second. Duplicated descriptors and descriptors
-//! in other processes are not followed: after the first close, the figure is a lower bound.
+//! descriptor is closed, which is checked at each release of a handle and once a second. Copies of the descriptor, also in other
+//! processes, are unknown: after the first close, the recorded memory is a lower bound.
 
 use crate::base::descriptor::Identity;
 use crate::base::memfd::Zeros;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Exports that can be followed at a time. For further exports, the memory is counted until the handle's last release.
+/// Maximum number of exports at a time. With further exports, memory is counted only until the handle's last release.
 const PLACES: usize = 256;
-/// Addresses of exports: "ex" and the place. The driver maps nothing there.
+/// Address of the first export's mapping: "ex" in the upper bits. The driver maps nothing there.
 const ADDRESSES: u64 = 0x6578 << 48;
-/// Distance between two exports' addresses: mappings start at multiples of this.
+/// Distance between the addresses of two exports, and size of each mapping: mappings start at multiples of this.
 const STEP: u64 = 2 << 20;
 
-/// A descriptor that was open at the last check, or a free place.
+/// An exported descriptor that was open at the last check, or a free place.
 #[derive(Debug, Default)]
 struct Export {
     /// `FREE`, `CHANGING` while it is being written, or `OPEN`.
@@ -40,13 +40,13 @@ impl Export {
 
 #[derive(Debug, Default)]
 pub(crate) struct Exports {
-    /// Number of places that are not free; while it is 0, the places are not searched.
+    /// Number of places that are not free. If it is 0, the places are not searched.
     count: AtomicUsize,
     places: Zeros<Export, PLACES>,
 }
 
 impl Exports {
-    /// Adds an export. `map` records a mapping at an address with a size; it is not called if the table is full.
+    /// Adds an export, unless the table is full. `map` records a mapping with this address and size.
     pub(crate) fn follow(&self, file: Identity, map: impl FnOnce(u64, u64)) {
         let claim = |(_, export): &(usize, &Export)| {
             export.state.compare_exchange(FREE, CHANGING, AcqRel, Relaxed).is_ok()
@@ -60,7 +60,7 @@ impl Exports {
         export.state.store(OPEN, Release);
     }
 
-    /// Removes the exports whose descriptors were closed. `unmap` records the end of the mapping at an address with a size.
+    /// Removes the exports whose descriptors were closed. `unmap` records the end of the mapping with this address and size.
     pub(crate) fn drop_closed(&self, unmap: impl Fn(u64, u64)) {
         if self.count.load(Acquire) == 0 {
             return;

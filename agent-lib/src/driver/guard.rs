@@ -1,4 +1,4 @@
-//! The only entry from the host: every function that the host calls goes through [`guard`].
+//! [`guard`]: every function that the host program or the driver calls runs its work in it.
 
 use crate::base::fault_injection;
 use crate::driver::core::Core;
@@ -8,8 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 /// Runs `work`. Returns `absent` instead if the agent is disarmed, if the thread has no place in the table, or if the thread is
-/// already inside of the agent. The last case occurs in signal handlers and in the agent's driver calls. A panic is caught here
-/// and disarms the agent.
+/// inside of the agent already (in a signal handler, or in a driver call of the agent). A panic is caught and disarms the agent.
 #[inline(always)]
 pub fn guard<T>(absent: T, work: impl FnOnce(&'static Core, &'static Thread) -> T) -> T {
     if !status::armed() {
@@ -26,7 +25,7 @@ pub fn guard<T>(absent: T, work: impl FnOnce(&'static Core, &'static Thread) -> 
     };
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(value) => {
-            thread.busy.store(0, Release); // publishes all stores of the thread's work
+            thread.busy.store(0, Release); // makes the stores of `work` visible to whoever sees this one
             value
         }
         Err(panic) => {

@@ -1,4 +1,4 @@
-//! State of the driver as its calls change it: allocations, handles, mappings, pools, devices.
+//! Records the driver's calls and stores their effects: allocations, handles, mappings, pools and devices.
 
 pub mod allocations;
 pub mod core;

@@ -1,11 +1,12 @@
-//! Multicast objects have handles like memory but no memory of their own, so their cuMemMap and cuMemRelease are ignored.
+//! Handles of multicast objects. They look like handles of memory, but have no memory, so their cuMemMap and cuMemRelease are
+//! ignored.
 
 use crate::base::memfd::Zeros;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 const PLACES: usize = 256;
 
-/// A small set of numbers; a lookup in an empty one costs one load.
+/// A set of at most `PLACES` numbers, without locks. A lookup in an empty set costs one load.
 #[derive(Debug, Default)]
 pub(crate) struct Few {
     count: AtomicUsize,
@@ -13,7 +14,7 @@ pub(crate) struct Few {
 }
 
 impl Few {
-    /// Adds a number; ignores it if the set is full.
+    /// Adds a number, unless it is 0 or the set is full.
     pub(crate) fn add(&self, number: u64) {
         let free = |place: &&AtomicU64| place.compare_exchange(0, number, AcqRel, Relaxed).is_ok();
         if number != 0 && self.numbers.iter().any(|place| free(&place)) {
@@ -26,6 +27,7 @@ impl Few {
         self.count.load(Acquire) > 0 && self.numbers.iter().any(|place| place.load(Acquire) == number)
     }
 
+    /// Removes a number; returns whether the set had it.
     pub(crate) fn remove(&self, number: u64) -> bool {
         let found = self.has(number)
             && self.numbers.iter().any(|place| place.compare_exchange(number, 0, AcqRel, Relaxed).is_ok());
@@ -36,15 +38,15 @@ impl Few {
     }
 }
 
-/// Handles of multicast objects, and addresses at which they are mapped.
+/// Handles of multicast objects, and the addresses at which these objects are mapped.
 #[derive(Debug, Default)]
 pub(crate) struct Multicast {
-    objects: Few,
+    pub(super) objects: Few,
     mappings: Few,
 }
 
 impl Multicast {
-    /// Adds a handle that cuMulticastCreate returned. It stays until a new cuMemCreate returns the same number.
+    /// Adds a handle that cuMulticastCreate returned. It is removed when cuMemCreate returns the same number.
     pub(crate) fn remember(&self, handle: u64) {
         if !self.objects.has(handle) {
             self.objects.add(handle);
@@ -54,11 +56,6 @@ impl Multicast {
     #[inline(always)]
     pub(crate) fn is_object(&self, handle: u64) -> bool {
         self.objects.has(handle)
-    }
-
-    /// Removes a handle: the number now belongs to memory.
-    pub(crate) fn forget(&self, handle: u64) {
-        self.objects.remove(handle);
     }
 
     pub(crate) fn remember_mapping(&self, address: u64) {

@@ -1,4 +1,4 @@
-//! Reads the sizes of the driver's pools and records them when they change; pools.rs describes when.
+//! Polls the driver's pools: reads their sizes and records changes. pools.rs describes when.
 
 use super::pools::{GRAPH, Pool, graph_memory};
 use crate::base::row::{Key, RowExtra};
@@ -10,9 +10,9 @@ use cupti_sys::pool_attribute::*;
 use gpumem_wire::{Body, PoolOwner};
 use std::sync::atomic::Ordering::*;
 
-/// Minimum interval between two polls of a pool at the EXIT of calls.
+/// Minimum interval between two polls of a pool that calls cause, in ns.
 pub(crate) const EVERY_NS: u64 = 100_000_000;
-/// Interval for a pool that was trimmed.
+/// Interval for a pool that must be polled now: it was trimmed, or may have grown.
 pub(crate) const AT_ONCE: u64 = 0;
 
 impl Core {
@@ -34,12 +34,12 @@ impl Core {
         pool
     }
 
-    /// Adds and records a driver pool, the first time that it is seen.
+    /// Adds and records a driver pool when it is first used.
     pub(crate) fn pool_seen(&self, thread: &Thread, id: u64, device: u8, owner: PoolOwner) {
         if id <= 1 || self.driver_pools.find(id).is_some() {
             return;
         }
-        self.driver_pools.forget_elsewhere(id); // the number now belongs to another pool
+        self.driver_pools.forget_elsewhere(id); // the id belonged to a pool that was destroyed
         let claim = |pool: &&Pool| {
             pool.id.load(Relaxed) == 0 && pool.id.compare_exchange(0, 1, AcqRel, Relaxed).is_ok()
         };
@@ -74,21 +74,21 @@ impl Core {
         self.recorder.remove(thread, RecordContext::on(device), body, Key::Pool(id));
     }
 
-    /// Returns the pool of a device's graph memory, added when the program first puts memory nodes into a graph.
+    /// Returns the pool of a device's graph memory; adds it when the program first adds a memory node to a graph.
     pub(crate) fn graph_memory_used(&self, thread: &Thread, device: u8) -> u64 {
         let id = graph_memory(device);
         self.pool_seen(thread, id, device, PoolOwner::Graph);
         id
     }
 
-    /// Polls the reserved bytes of a pool, unless that was done `every_ns` ago or later, and records them if they changed.
+    /// Polls a pool, unless it was polled less than `every_ns` ago.
     pub(crate) fn poll_pool(&self, thread: &Thread, id: u64, every_ns: u64) {
         if let Some(pool) = self.driver_pools.find(id) {
             self.poll(thread, pool, every_ns);
         }
     }
 
-    /// Polls a pool after an allocation of `bytes`: at once if the pool may have grown, because no later call needs to show that.
+    /// Polls a pool after an allocation of `bytes`: at once if the pool may have grown, because there may be no later call.
     pub(crate) fn poll_pool_for(&self, thread: &Thread, id: u64, bytes: u64) {
         let Some(pool) = self.driver_pools.find(id) else { return };
         let taken = pool.taken.fetch_add(bytes, Relaxed).saturating_add(bytes);
@@ -102,7 +102,7 @@ impl Core {
             if id <= 1 {
                 continue;
             }
-            // Either the thread that destroys the pool sees `asking`, or this thread sees that the pool is gone.
+            // Either a thread that destroys the pool sees `asking`, or this thread sees that the pool was removed.
             self.driver_pools.asking.store(id, SeqCst);
             if pool.id.load(SeqCst) == id {
                 self.poll(thread, pool, EVERY_NS);
@@ -114,7 +114,7 @@ impl Core {
     fn poll(&self, thread: &Thread, pool: &Pool, every_ns: u64) {
         let entered_ns = thread.moving_since_ns.load(Relaxed);
         if every_ns == AT_ONCE && entered_ns != 0 {
-            pool.entered_ns.fetch_min(entered_ns, AcqRel); // for a different thread that may be polling the pool now
+            pool.entered_ns.fetch_min(entered_ns, AcqRel); // another thread may be polling the pool now
         }
         let now = self.recorder.clock.now();
         if now.saturating_sub(pool.polled_ns.load(Relaxed)) < every_ns || pool.asked.fetch_add(1, AcqRel) != 0
@@ -132,7 +132,7 @@ impl Core {
 
     fn poll_once(&self, thread: &Thread, pool: &Pool) {
         let now = self.recorder.clock.now();
-        // The order matters: a call that has changed the pool by now is either still in flight or has stored its time.
+        // The order matters: a call that has changed the pool before this line is still in flight, or has stored its time.
         let under_way = Some(threads::moving_since_ns()).filter(|&since| since != 0);
         let left = pool.entered_ns.swap(u64::MAX, AcqRel);
         let entered_ns = under_way.unwrap_or(now).min(left).min(now);
@@ -156,7 +156,8 @@ impl Core {
     fn read_pool(&self, id: u64, device: u8) -> Option<(u64, u64)> {
         let driver = self.devices.driver()?;
         let (mut reserved, mut used) = (0, 0);
-        // SAFETY: functions of the loaded driver, with room for 64-bit answers. The pool was just named, or cannot be destroyed.
+        // SAFETY: functions of the loaded driver, with room for 64-bit answers. The pool exists: the calling thread uses it now,
+        // or is the sender, for which the end of a pool waits.
         let done = unsafe {
             if id >> 48 == GRAPH >> 48 {
                 let get = driver.graph_mem_get_attribute?;

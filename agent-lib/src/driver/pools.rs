@@ -1,11 +1,12 @@
-//! Pools of the driver. Their reserved bytes are polled: they shrink at synchronisations, for which there is no callback.
+//! Pools of the driver. Their reserved bytes are polled, because pools shrink at synchronisations, which have no callback.
 //!
-//! A pool is polled at the EXIT of calls that may change it: at once if it may have grown or was trimmed, else at most ten
-//! times a second. The sender polls it once a second, so no figure is older than that while callbacks arrive.
+//! A pool is polled when a call that may change it returns: at once if the pool may have grown or was trimmed, else at most ten
+//! times a second. The sender polls each pool once a second.
 //!
-//! The program could destroy a pool while the sender polls it, so cuMemPoolDestroy waits microseconds for the sender.
+//! The program could destroy a pool while the sender polls it, so the callback of cuMemPoolDestroy waits for the sender, for
+//! microseconds.
 //!
-//! Each value is recorded with the earliest time from which it may have held: NVML may be read between change and record.
+//! Each value is recorded with the earliest time since which it may be valid: NVML may be read between change and record.
 
 use crate::base::memfd::Zeros;
 use crate::driver::multicast::Few;
@@ -13,28 +14,29 @@ use crate::threads;
 use gpumem_wire::MemoryKind;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// Pools at a time that are polled. For further pools, only their allocations are recorded.
+/// Maximum number of pools at a time. Of further pools, only the allocations are recorded.
 const POOLS: usize = 128;
 const DEVICES: usize = 64;
-/// Turns that a thread waits for the sender: half a second in all, in case a debugger has stopped the sender.
-const PATIENCE: u32 = 5_064;
-/// Ids of graph memory, one pool for each device: "gm" and the device. No address has this form.
+/// Maximum number of calls of `wait_a_turn` for the sender, half a second: a debugger may have stopped the sender.
+const MAX_TURNS: u32 = 5_064;
+/// Ids of the pools of graph memory, one for each device: "gm" in the upper bits, and the device. No address has such a value.
 pub(super) const GRAPH: u64 = 0x676d << 48;
 
-/// A pool that is alive, or a free place.
+/// An existing pool, or a free place.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     /// 0 while the place is free, 1 while it is being written.
     pub(super) id: AtomicU64,
     pub(super) device: AtomicU32,
-    /// Number of threads that requested a poll. The first one polls until no other has requested one meanwhile.
+    /// Number of threads that request a poll now. The first one polls until no other has requested one meanwhile.
     pub(super) asked: AtomicU32,
-    /// ENTER time of the oldest call that may have changed the pool and has returned; `u64::MAX` for none.
+    /// Time at which the oldest call began that has returned and may have changed the pool since the last poll; `u64::MAX` for
+    /// none.
     pub(super) entered_ns: AtomicU64,
     pub(super) polled_ns: AtomicU64,
     pub(super) reserved: AtomicU64,
     pub(super) used: AtomicU64,
-    /// Bytes allocated from it since the last poll; frees are not subtracted.
+    /// Bytes allocated from the pool since the last poll. Frees are not subtracted.
     pub(super) taken: AtomicU64,
 }
 
@@ -50,7 +52,7 @@ pub struct DriverPools {
     pub(super) current: Zeros<AtomicU64, DEVICES>,
     /// The pool that the sender is polling; 0 for none.
     pub(super) asking: AtomicU64,
-    /// Pools without device memory: of managed and of host memory. They are neither recorded nor polled.
+    /// Ids of pools of managed and of host memory. These pools are neither recorded nor polled.
     pub(super) managed: Few,
     pub(super) host: Few,
 }
@@ -60,6 +62,7 @@ impl DriverPools {
         if id <= 1 { None } else { self.pools.iter().find(|pool| pool.id.load(Acquire) == id) }
     }
 
+    /// Adds a pool of managed or host memory.
     pub(crate) fn set_memory_kind(&self, id: u64, memory: MemoryKind) {
         self.forget_elsewhere(id);
         match memory {
@@ -68,7 +71,7 @@ impl DriverPools {
         }
     }
 
-    /// Returns the kind of memory of a pool without device memory.
+    /// Returns the kind of memory of a pool of managed or host memory; `None` for other pools.
     #[inline]
     pub(crate) fn memory_elsewhere(&self, id: u64) -> Option<MemoryKind> {
         if self.managed.has(id) {
@@ -77,6 +80,7 @@ impl DriverPools {
         self.host.has(id).then_some(MemoryKind::Pinned)
     }
 
+    /// Removes a pool of managed or host memory; returns whether there was one.
     pub(super) fn forget_elsewhere(&self, id: u64) -> bool {
         let (managed, host) = (self.managed.remove(id), self.host.remove(id));
         managed || host
@@ -85,7 +89,7 @@ impl DriverPools {
     /// Waits until the sender has finished its current poll, which may be of a pool that was just removed.
     pub(super) fn wait_for_sender(&self) {
         let asking = self.asking.load(SeqCst);
-        for turn in 0..PATIENCE {
+        for turn in 0..MAX_TURNS {
             if asking == 0 || self.asking.load(SeqCst) != asking {
                 return;
             }
@@ -93,12 +97,12 @@ impl DriverPools {
         }
     }
 
-    /// Returns the device of a pool, if the pool was seen.
+    /// Returns the device of a pool, if the pool is known.
     pub fn device_of(&self, id: u64) -> Option<u8> {
         self.find(id).map(|pool| pool.device.load(Relaxed) as u8)
     }
 
-    /// Removes the pools of a device that is reset; they are added and recorded again when they are used again.
+    /// Removes the pools of a device that is reset. A pool is added and recorded again when it is used again.
     pub(crate) fn forget_device(&self, device: u32) {
         for pool in self.pools.iter().filter(|pool| pool.device.load(Relaxed) == device) {
             let id = pool.id.load(Acquire);
@@ -110,7 +114,7 @@ impl DriverPools {
         self.set_current(device, 0);
     }
 
-    /// Returns reserved and used bytes as last polled.
+    /// Returns the reserved and used bytes of a pool at the last poll.
     pub(crate) fn state(&self, id: u64) -> Option<(u64, u64)> {
         let pool = self.find(id)?;
         Some((pool.reserved.load(Relaxed), pool.used.load(Relaxed)))

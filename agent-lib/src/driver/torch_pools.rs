@@ -1,4 +1,4 @@
-//! State of PyTorch's allocator for each device.
+//! State of PyTorch's allocator, for each device.
 
 use crate::base::locks::SpinLock;
 use crate::base::memfd::anonymous;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::*
 /// Devices that a process can have, as in devices.rs.
 pub(crate) const DEVICES: usize = 64;
 
-/// Maximum number of pending blocks of a device at a time; further ones count as free.
+/// Maximum number of blocks of a device at a time that wait for events. Further blocks count as free.
 pub(crate) const MOST: usize = 1024;
 
 /// A freed block that a stream may still use, or a free place.
@@ -17,38 +17,39 @@ pub(crate) struct Waiting {
     /// Address of the block; 0 while the place is free.
     pub(crate) address: AtomicU64,
     pub(crate) bytes: AtomicU64,
-    /// Events that it waits for; 0 for one that is over.
+    /// Events that must end before the block is free; 0 for one that has ended.
     pub(crate) events: [AtomicU64; EVENTS],
 }
 
-/// State of a device. All fields but `check_due` are written under the mutex of PyTorch's allocator for that device: by one
-/// thread at a time. The fields that each report uses come first, in one cache line.
+/// PyTorch's allocator on a device. A *report* is its call for the use or free of a block. All fields but `check_due` are written
+/// while PyTorch holds its mutex for the device. The fields that each report uses come first, in one cache line.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub struct Device {
-    /// Id of its pool; 0 until the first report.
+    /// Id of the allocator's pool; 0 until the first report.
     pub(crate) pool: AtomicU64,
-    /// Bytes of blocks by the agent's own sum, which each report's total must equal.
+    /// Sum of the bytes of blocks in use, by the agent. Each report has PyTorch's total, which must be equal.
     pub(crate) sum: AtomicI64,
-    /// Reserved bytes by the last report.
+    /// Reserved bytes in the last report.
     pub(crate) reserved: AtomicU64,
-    /// Bytes of segments that were recorded: equal to `reserved`, unless some are older than the agent.
+    /// Bytes of recorded segments. They equal `reserved`, unless some segments are older than the agent.
     pub segments: AtomicU64,
     /// `reserved` minus `segments` at the last report. Between reports they differ while a segment is added or removed.
     pub(crate) unseen: AtomicI64,
     /// Bytes of live blocks that are older than the agent.
     pub older: AtomicU64,
     pub(crate) reports: AtomicU64,
+    /// Number of freed blocks that wait for events.
     pub(crate) pending: AtomicU32,
-    /// The sender requests the pool's totals with the next report.
+    /// Whether the pool's totals are to be recorded at the next report. Set by the sender.
     pub(crate) check_due: AtomicBool,
-    /// Bytes of `unseen` that were recorded as older than the agent.
+    /// Part of `unseen` that was recorded as older than the agent.
     pub(crate) baseline: AtomicI64,
     /// Sum of the differences between the agent's sum and the reported totals.
     pub drift: AtomicU64,
-    /// Remaining searches for a block's segment among all rows.
+    /// Number of times that a block's segment may still be searched among all rows.
     pub(crate) searches: AtomicU32,
-    /// This device's UUID has not been read from the driver yet; the sender reads it.
+    /// Whether the device's UUID must still be read from the driver, by the sender.
     pub(crate) is_unknown: AtomicBool,
     pub(crate) turn: SpinLock,
     pub(crate) waiting: &'static [Waiting],
@@ -61,7 +62,7 @@ impl Device {
         self.drift.fetch_add(bytes, Relaxed);
     }
 
-    /// Subtracts bytes of older blocks that are gone, or known now.
+    /// Subtracts bytes of blocks older than the agent that were freed, or are recorded now.
     pub(crate) fn forget_older(&self, bytes: u64) {
         let _ = self.older.fetch_update(Relaxed, Relaxed, |older| Some(older.saturating_sub(bytes)));
     }
@@ -75,18 +76,19 @@ pub(crate) struct TorchPool<'a> {
     pub slot: u8,
 }
 
-/// State of the process. A forked child that starts its own agent gets a new state as part of its new `Core`.
+/// State of PyTorch's allocator in the process, as a part of [`Core`](crate::driver::core::Core).
 #[derive(Debug)]
 pub struct State {
     /// Devices by their number in the program.
     pub devices: [Device; DEVICES],
-    /// The driver had a context before the agent started: unknown segments are older than the agent.
+    /// Whether the driver had a context before the agent started. Then unknown segments are older than the agent.
     pub is_late: AtomicBool,
+    /// Number of pools made so far.
     pub(crate) made: AtomicU32,
-    /// Number of allocations made without a caching allocator, where each tensor is a separate allocation.
+    /// Number of allocations without a caching allocator, where each tensor is a driver allocation of its own.
     pub(crate) single_tensors: AtomicU64,
     pub(crate) stacks: AtomicU32,
-    /// Pending frees for which there was no room in `waiting`.
+    /// Number of freed blocks that must wait for events and for which there was no room in `waiting`.
     pub untold_pending: AtomicU64,
 }
 
@@ -94,7 +96,7 @@ const SEARCHES: u32 = 32;
 
 impl State {
     pub(crate) fn new() -> Option<Self> {
-        let waiting = anonymous::<Waiting>(DEVICES * MOST)?; // untouched until a block waits
+        let waiting = anonymous::<Waiting>(DEVICES * MOST)?; // uses no memory until a block waits
         let device = |index: usize| Device {
             searches: AtomicU32::new(SEARCHES),
             waiting: waiting.get(index * MOST..(index + 1) * MOST).unwrap_or_default(),
@@ -110,7 +112,7 @@ impl State {
         })
     }
 
-    /// Returns the pool of a device, once it was made.
+    /// Returns the pool of a device, if it was made.
     pub(crate) fn pool(&self, slot: u8) -> Option<TorchPool<'_>> {
         let device = self.devices.get(usize::from(slot))?;
         let id = device.pool.load(Relaxed);

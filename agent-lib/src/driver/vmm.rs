@@ -1,6 +1,8 @@
-//! Handles of physical memory and their mappings. The memory is freed when both references and mappings are zero.
+//! Records handles of physical memory (cuMemCreate) and their mappings (cuMemMap). The memory is freed when a handle has neither
+//! references nor mappings.
 //!
-//! The driver may reuse a handle's number once its last release was entered. Then the row is found by the seq in its mappings.
+//! The driver may reuse a handle's number when its last release has begun. From then on the handle's row has the key `Backing`:
+//! the seq of its record, which is also in the rows of its mappings.
 
 use crate::base::descriptor::Identity;
 use crate::base::row::{Key, RowCopy, RowExtra, kind, kind_of};
@@ -17,7 +19,8 @@ const GRANULE: u64 = 2 << 20;
 const MOST_MAPPINGS: u64 = 1 << 16;
 
 impl Core {
-    /// Stores the record's number before counts change, so that a resync that reads them meanwhile reads them again.
+    /// Notes, before counts change, the number of the record that changes them. A resync that reads them meanwhile reads them
+    /// again.
     pub(crate) fn references_change(&self, seq: u64) {
         self.references_changed.fetch_max(seq, AcqRel);
     }
@@ -31,7 +34,7 @@ impl Core {
         memory: MemoryKind,
         entered_ns: Option<u64>,
     ) {
-        self.multicast.forget(handle);
+        self.multicast.objects.remove(handle); // the number belongs to memory now
         let body = |time_ns: u64, at: &mut RecordContext| {
             at.context = took_us(entered_ns, time_ns);
             Body::VmmCreate { handle, bytes, references: 1, memory }
@@ -62,7 +65,7 @@ impl Core {
                         backing.beside.references = 1;
                         backing.row[2] = handle;
                         recorder.live.insert(Key::Handle(handle), &backing.row, backing.beside);
-                        // The number may differ from the old one, which an adopted page does not have (sources/torch/adopt.rs).
+                        // The handle may have another number now. A page found by sources/torch/adopt.rs had none before.
                         recorder.live.update(Key::Mapping(mapping.row[2]), 4, |_, _| handle);
                     }
                 }
@@ -72,7 +75,7 @@ impl Core {
         });
     }
 
-    /// Returns the mapping that contains `address`: usually it begins there, else it is the nearest one that begins before.
+    /// Returns the mapping that contains `address`. It usually begins there.
     fn mapping_at(&self, address: u64) -> Option<RowCopy> {
         let first = address & !(GRANULE - 1);
         let before = (0..MOST_MAPPINGS).map_while(|back| first.checked_sub(back * GRANULE));
@@ -151,8 +154,7 @@ impl Core {
         address: u64,
         bytes: u64,
     ) {
-        let mut taken: Option<RowCopy> = None;
-        let mut more = 0;
+        let (taken, more) = (&mut call.taken, &mut call.more_taken);
         call.begin_seq =
             self.recorder.record(thread, at, Body::VmmUnmap { address, bytes }, |recorder, row| {
                 self.references_change(row[0]);
@@ -167,12 +169,11 @@ impl Core {
                     self.unmapped(&mapping);
                     place += mapping.row[3].max(1);
                     match taken {
-                        None => taken = Some(mapping),
-                        Some(_) => more += 1,
+                        None => *taken = Some(mapping),
+                        Some(_) => *more += 1,
                     }
                 }
             });
-        (call.taken, call.more_taken) = (taken, more);
     }
 
     pub(crate) fn unmapped(&self, mapping: &RowCopy) {
@@ -187,7 +188,7 @@ impl Core {
     pub(crate) fn mapping_restored(&self, taken: &RowCopy, address: u64) {
         let counted = self.backing_of(taken).and_then(|key| self.recorder.live.count(key, 0, 1));
         if counted.is_none() {
-            self.unrestored_rows.fetch_add(1, AcqRel); // the mapping was the last one, so the handle's row is gone
+            self.unrestored_rows.fetch_add(1, AcqRel); // it was the last mapping, so the handle's row was removed
         }
         self.recorder.live.insert(Key::Mapping(address), &taken.row, taken.beside);
     }
@@ -197,7 +198,7 @@ impl Core {
         let is_own = |row: RowCopy| kind_of(&row.row) == kind::VMM_CREATE;
         let Some(file) = Identity::of(descriptor) else { return };
         if !self.recorder.live.get(Key::Handle(handle)).is_some_and(is_own) {
-            return; // imported: the memory is counted in the exporting process
+            return; // an imported handle: the memory belongs to another process
         }
         self.exports.follow(file, |address, bytes| {
             self.map_handle(thread, at, address, bytes, handle);
@@ -207,7 +208,7 @@ impl Core {
     /// Drops the exports whose descriptors were closed.
     pub(crate) fn look_at_exports(&self, thread: &Thread) {
         self.exports.drop_closed(|address, bytes| {
-            // Unless a reset of the device has removed it.
+            // A reset of the device may have removed the mapping.
             if self.recorder.live.get(Key::Mapping(address)).is_some() {
                 let mut call = Call::new(0, self.recorder.clock.now());
                 self.book_unmap_entered(thread, RecordContext::NOWHERE, &mut call, address, bytes);

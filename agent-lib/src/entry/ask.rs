@@ -1,4 +1,4 @@
-//! Queries the daemon for its report of this process, as other viewers get it. Not for hooks: it waits for the reply.
+//! Requests the daemon's report of this process. Not for callbacks: it waits for the reply.
 
 use crate::base::own_thread::{self, Uncancelled};
 use crate::base::seccomp::syscalls_allowed;
@@ -8,21 +8,21 @@ use gpumem_wire::{AskKind, Body, Record, Stamp, frame};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-/// Timeout for sending earlier records.
-const CATCH_UP: Duration = Duration::from_millis(300);
+/// Timeout for sending the records made so far, which the report should include.
+const SEND_TIMEOUT: Duration = Duration::from_millis(300);
 /// Timeout for the daemon's reply.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// Longest report accepted, in bytes.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum size of a report, in bytes.
 const LONGEST: usize = 64 << 20;
 
-/// Returns the daemon's report of this process; `None` if no daemon answers or it has none. `options`: `key=value` lines.
+/// Returns the daemon's report of this process; `None` if no daemon answers or it has no report. `options`: `key=value` lines.
 pub(crate) fn report(core: &'static Core, what: AskKind, options: &str) -> Option<String> {
     let _uncancelled = Uncancelled::now();
     sender::start(core);
     let head = core.recorder.ring.head();
     let start = Instant::now();
     while core.recorder.ring.sent() < head
-        && start.elapsed() < CATCH_UP
+        && start.elapsed() < SEND_TIMEOUT
         && !own_thread::is_unconnected()
         && own_thread::is_running()
     {
@@ -30,7 +30,7 @@ pub(crate) fn report(core: &'static Core, what: AskKind, options: &str) -> Optio
         std::thread::sleep(Duration::from_micros(500));
     }
     if !syscalls_allowed() {
-        return None; // this thread has a filter that the sender does not have
+        return None; // the calling thread may have a filter that the sender does not have
     }
     let options = format!("start_ticks={}\nseq={head}\n{options}", core.start_ticks);
     let stamp = Stamp { time_ns: core.recorder.clock.now(), thread: core.pid, ..Stamp::default() };
@@ -45,7 +45,7 @@ fn read(socket: RawFd) -> Option<String> {
     let mut text = Vec::new();
     let mut buffer = vec![0_u8; frame::MAX_FRAME_BYTES];
     loop {
-        let left = PATIENCE.checked_sub(start.elapsed())?;
+        let left = REPLY_TIMEOUT.checked_sub(start.elapsed())?;
         if !wait_readable(socket, left) {
             continue;
         }

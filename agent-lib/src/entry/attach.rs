@@ -1,4 +1,4 @@
-//! Starts the agent inside of `InitializeInjection`, on the thread that called cuInit. It takes a few milliseconds.
+//! Starts the agent, usually in `InitializeInjection` on the thread that calls cuInit. It takes a few milliseconds.
 
 use crate::base::env::Settings;
 use crate::base::fault_injection;
@@ -16,7 +16,8 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::time::Duration;
 
-/// The process that is starting the agent, 0 for none. Not a mutex: a child that is forked meanwhile would wait forever.
+/// Lock for starting the agent: pid of the process of which a thread holds it; 0 for none. Not a mutex, for which a child that is
+/// forked meanwhile would wait forever.
 static STARTING: AtomicU32 = AtomicU32::new(0);
 
 struct Starting;
@@ -25,7 +26,7 @@ impl Starting {
     fn take(pid: u32) -> Self {
         while let Err(holder) = STARTING.compare_exchange(0, pid, Acquire, Relaxed) {
             if holder != pid && STARTING.compare_exchange(holder, pid, Acquire, Relaxed).is_ok() {
-                break; // left by the parent: its thread does not exist here
+                break; // a thread of the parent process held it at the fork
             }
             std::thread::sleep(Duration::from_micros(50));
         }
@@ -44,8 +45,8 @@ fn settings() -> Settings {
     Settings::read(std::process::id(), unsafe { libc::getuid() })
 }
 
-/// Returns the functions of another copy of the library in this process, if it was first. The very first call of the C API may
-/// come before CUDA is initialised. Then only the memory is made, so that scopes and names count from the beginning.
+/// Returns the functions of another copy of the library, if that copy was started first. The first call of the C API may come
+/// before CUDA is initialised. Then the agent's memory is made, so that scopes and names are recorded from the beginning.
 #[cold]
 pub(crate) fn elsewhere() -> Option<&'static Functions> {
     if status::fresh() {
@@ -56,27 +57,27 @@ pub(crate) fn elsewhere() -> Option<&'static Functions> {
     second_copy::first()
 }
 
-/// Returns the process's agent, made on first use; `None` if it is disabled or another copy runs.
+/// Returns the process's core, which is made on first use; `None` if the agent is disabled or another copy runs.
 #[cold]
 fn ready() -> Option<&'static Core> {
     if status::fresh() {
         elsewhere();
     }
-    // A forked child is silent until it initialises CUDA itself. NVTX functions that it gets now work from then on.
+    // In a forked child nothing is recorded until it initialises CUDA itself. NVTX functions installed now work from then on.
     Core::get().filter(|core| status::armed() || core.pid != std::process::id())
 }
 
-/// Makes the memory and installs the handlers, without the driver. `None` if disabled, or if another copy runs.
+/// Makes the core and installs the handlers, without the driver. `None` if the agent is disabled or another copy runs.
 fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
     let pid = std::process::id();
     let _starting = Starting::take(pid);
-    // Initialises the thread-locals of this thread now. Doing so later without memory would end the process.
+    // Initialises Rust's thread-local data of this thread now. If memory is used up later, this would end the process.
     std::hint::black_box(std::thread::current().id());
     let old = Core::get();
     if let Some(core) = old.filter(|core| core.pid == pid) {
         return Some(core);
     }
-    if second_copy::first().is_some() || second_copy::look(pid).is_some() {
+    if second_copy::first().is_some() || second_copy::find(pid).is_some() {
         status::disarm();
         return None;
     }
@@ -90,7 +91,7 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
         return None;
     };
     if let Some(parent) = old {
-        // Forked before CUDA was initialised: open scopes keep their names, everything else is reset.
+        // The process was forked before CUDA was initialised. Names and open scopes are kept, everything else is reset.
         fork::reset();
         core.recorder.names.adopt(&parent.recorder.names);
         threads::reset_after_fork();
@@ -107,13 +108,13 @@ pub fn start_with(settings: Settings) -> Option<&'static Core> {
     let core = prepare(|| settings)?;
     crate::naming::python::started(core);
     sender::start(core);
-    status::armed().then_some(core) // without the sender there is no agent
+    status::armed().then_some(core) // disarmed if the sender's thread could not be started
 }
 
-/// The process of which a thread is inside of `injected`; 0 for none.
+/// Pid of the process of which a thread is inside of `injected`; 0 for none.
 static INJECTING: AtomicU32 = AtomicU32::new(0);
 
-/// Starts the agent, in cuInit or when a program attaches late. Not recursive: subscribing may make CUPTI call cuInit.
+/// Starts the agent, in cuInit or later when a program loads it. A nested call does nothing: CUPTI may call cuInit itself.
 pub(crate) fn injected() {
     let pid = std::process::id();
     if INJECTING.swap(pid, Acquire) != pid {
@@ -122,7 +123,7 @@ pub(crate) fn injected() {
     }
 }
 
-/// Called by a library with its first NVTX call. Returns 0 if the library's NVTX calls must do nothing.
+/// Called by a library with its first NVTX call. Returns 0 if the library's NVTX calls are not needed.
 pub(crate) fn injected_into_nvtx(get_export_table: Option<GetExportTable>) -> c_int {
     let Some(get) = get_export_table else { return 0 };
     match ready() {
@@ -148,7 +149,7 @@ fn inject() {
         core.devices.set_driver(driver);
         for ordinal in active_devices(&core.devices) {
             subscribe::note_late();
-            core.device(ordinal); // records the device, to which its earlier memory is attributed
+            core.device(ordinal); // records the device, so that earlier memory can be attributed to it
             core.torch.is_late.store(true, Relaxed);
         }
         subscribe::attach(core);
@@ -156,12 +157,12 @@ fn inject() {
     if core.settings.layers.torch {
         torch::patch::look(true);
     }
-    // Not left to the sender, which may be late: the Python code should run before the program's next statement.
+    // Called here, too, and not only by the sender, so that the Python code runs before the program's next statement.
     crate::sources::python_host::run::look(core);
 }
 
-/// Returns the devices that have a context already: their allocations before the agent's start were not observed. Inside of
-/// cuInit the driver returns that it is not initialised, so the list is empty.
+/// Returns the devices whose primary context exists already: allocations on them may be older than the agent. There are none
+/// during cuInit, because the driver returns an error then.
 fn active_devices(devices: &Devices) -> impl Iterator<Item = u32> {
     let count = devices.count().filter(|(result, _)| *result == 0).map_or(0, |(_, count)| count);
     let active = (0..count).filter(|&device| devices.is_primary_active(device) == Some(true));

@@ -1,4 +1,4 @@
-//! Exported functions that need the sender: they start it, and then send it a request.
+//! Exported functions that start the sender and send it a request, and `gpumem_configure`.
 
 use crate::base::own_thread::Uncancelled;
 use crate::driver::core::Core;
@@ -11,10 +11,12 @@ use crate::sources::api::recordings::{
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
+/// Shortest period of periodic dumps, in seconds.
 const LEAST_PERIOD_S: f64 = 0.1;
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Timeout of a step's request to the sender; the next step retries.
-const STEP_PATIENCE: Duration = Duration::from_secs(1);
+/// Timeout of a request to the sender.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of the request at a step; the next step makes it again.
+const STEP_TIMEOUT: Duration = Duration::from_secs(1);
 
 fn switch(value: &str) -> Option<bool> {
     match value.to_ascii_lowercase().as_str() {
@@ -55,14 +57,10 @@ pub(crate) fn configure(core: &'static Core, key: &str, value: &str) -> bool {
         }
         _ => return false,
     };
-    let is_on = switch(value);
-    if let Some(is_on) = is_on {
-        recorder::set_recorded(class, is_on);
-    }
-    is_on.is_some()
+    switch(value).map(|is_on| recorder::set_recorded(class, is_on)).is_some()
 }
 
-/// Begins a recording with the file and limits that `configure` set. Returns whether it was begun.
+/// Starts a recording with the file and limits that `configure` has set. Returns whether it was started.
 pub(crate) fn start(core: &'static Core) -> bool {
     let request = slot().map(|slot| RecordingRequest::Start(slot.record_file.clone(), slot.limits));
     request.is_some_and(|request| post(core, request).errno == 0)
@@ -85,7 +83,7 @@ pub(crate) fn unmute(core: &'static Core) {
 pub(crate) fn post(core: &'static Core, request: RecordingRequest) -> RecordingReply {
     let _uncancelled = Uncancelled::now();
     sender::start(core);
-    request_with_timeout(request, PATIENCE)
+    request_with_timeout(request, REQUEST_TIMEOUT)
 }
 
 /// Notifies the sender that a step begins, if a recording waits for it. Called before the step is recorded.
@@ -100,6 +98,6 @@ pub(crate) fn step(core: &'static Core, number: u64) {
 fn crossed(core: &'static Core, number: u64) {
     let _uncancelled = Uncancelled::now();
     sender::start(core);
-    // If the sender is late, the window begins with the next step.
-    let _ = request_with_timeout(RecordingRequest::Step(number), STEP_PATIENCE);
+    // If the sender does not reply in time, the recording begins with the next step.
+    let _ = request_with_timeout(RecordingRequest::Step(number), STEP_TIMEOUT);
 }

@@ -1,7 +1,8 @@
-//! The agent's own report of this process's live memory, used where no daemon answers. It contains no NVML data, so no memory
-//! outside of known allocations, and no history. Not for hooks: it allocates.
+//! The agent's own report of this process's live memory, used if no daemon answers. It has no data of NVML, so no memory outside
+//! of recorded allocations, and no history. Not for callbacks: it allocates.
 //!
-//! A line sums rows with the same device, class, kind, tag and role. Classes overlap: blocks lie in segments and allocations.
+//! A line is the sum of rows with the same device, class, kind, tag and role. Classes overlap: blocks lie in segments and
+//! allocations.
 
 use crate::base::row::{self, RowCopy, kind, kind_of, memory_of};
 use crate::driver::core::Core;
@@ -17,7 +18,7 @@ struct Key {
     class: &'static str,
     kind: &'static str,
     tag: String,
-    /// Empty if it is unknown.
+    /// Empty if unknown.
     role: String,
 }
 
@@ -35,7 +36,7 @@ impl Sum {
     }
 }
 
-/// Returns the figure of a line that decides the order of this name; empty means the total. `None` if it is unknown.
+/// Returns the value by which lines are sorted for this name of an order; the empty name means the total. `None` for other names.
 pub(crate) fn order_of(name: &str) -> Option<fn(&Sum) -> u64> {
     Some(match name {
         "" | "total" => |sum| sum.total,
@@ -43,12 +44,12 @@ pub(crate) fn order_of(name: &str) -> Option<fn(&Sum) -> u64> {
         "min" => |sum| sum.least,
         "max" => |sum| sum.greatest,
         "count" => |sum| sum.count,
-        "name" => |_| 0, // lines with equal figures are ordered by name
+        "name" => |_| 0, // lines with equal values are sorted by name
         _ => return None,
     })
 }
 
-/// Returns the daemon's report, or else the agent's own: text, or JSON as described in docs/c-api.md.
+/// Returns the daemon's report, or if there is none, the agent's own: text, or JSON as described in docs/c-api.md.
 pub(crate) fn dumps(
     core: &'static Core,
     what: AskKind,
@@ -56,8 +57,8 @@ pub(crate) fn dumps(
     ascending: bool,
     reset: bool,
 ) -> String {
-    let told = crate::entry::ask::report(core, what, "");
-    let report = told.unwrap_or_else(|| summary(core, what, order, ascending));
+    let report =
+        crate::entry::ask::report(core, what, "").unwrap_or_else(|| summary(core, what, order, ascending));
     if reset {
         counters::all(core, true);
     }
@@ -75,7 +76,7 @@ fn summary(core: &Core, what: AskKind, order: fn(&Sum) -> u64, ascending: bool) 
         sum.greatest = sum.greatest.max(bytes);
     }
     let mut lines: Vec<(Key, Sum)> = lines.into_iter().collect();
-    // Devices and classes stay together.
+    // By device and class first, and within a class by the order.
     lines.sort_by(|(a, of_a), (b, of_b)| {
         let sums = order(of_a).cmp(&order(of_b)).then_with(|| b.tag.cmp(&a.tag));
         let sums = if ascending { sums } else { sums.reverse() };
@@ -199,8 +200,8 @@ pub(crate) fn memory_info(core: &Core, ordinal: i32) -> Option<(u64, u64)> {
     }
     let (driver, context) = (devices.driver()?, devices.primary(ordinal)?);
     let (push, pop) = (driver.ctx_push_current?, driver.ctx_pop_current?);
-    // SAFETY: functions of the loaded driver with room for their answers, not inside of a callback. The pushed context is the
-    // primary one of its device, which lives as long as the program keeps it, and it is popped again.
+    // SAFETY: functions of the loaded driver, with room for their answers. The pushed context is the primary one of its device,
+    // which exists as long as the program keeps it. It is popped again.
     unsafe {
         if push(context) != 0 {
             return None;

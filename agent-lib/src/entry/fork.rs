@@ -1,4 +1,4 @@
-//! Handles forks and exit. A child is disarmed before anything else runs in it: it must not send records as its parent.
+//! Handles forks and exit. A forked child is disarmed first of all: it must not send records as if it were its parent.
 
 use crate::base::{fault_injection, locks};
 use crate::naming::{callers, python};
@@ -21,7 +21,7 @@ pub(crate) fn install() {
     }
 }
 
-/// Waits until the sender has released the loader's lock, which must be free in the child.
+/// Waits until the sender has released the loader's lock: if it were held at the fork, the child could never take it.
 extern "C" fn before() {
     panic::shielded((), || {
         fault_injection::at("fork");
@@ -33,7 +33,8 @@ extern "C" fn in_parent() {
     callers::after_fork();
 }
 
-/// Disarms the child: only stores and close(). With the socket open in the child, the daemon would never see the parent's end.
+/// Disarms the child, with stores and close() only. If the child had the socket open, the daemon would not notice the parent's
+/// end.
 extern "C" fn in_child() {
     status::disarm();
     callers::in_child();
@@ -43,7 +44,7 @@ extern "C" fn in_child() {
     sender::close_in_child();
 }
 
-/// Waits, with a timeout, until the sender has sent the last records; not in forked children.
+/// Waits, with a timeout, until the sender has sent the last records. Does nothing in forked children.
 extern "C" fn at_exit() {
     panic::shielded((), || {
         fault_injection::at("exit");
@@ -51,8 +52,8 @@ extern "C" fn at_exit() {
     });
 }
 
-/// Releases locks in a forked child that starts its own agent: other threads of its parent may have held them. What they guard
-/// (reports, counters, requests, the subscription) belongs to the parent and starts empty.
+/// Frees locks in a forked child that starts its own agent, because threads of the parent may have held them. Their data
+/// (reports, counters, requests, the subscription) start empty.
 pub(crate) fn reset() {
     panic::reset_after_fork();
     locks::reset_after_fork();

@@ -1,4 +1,4 @@
-//! Start and end of the agent, and exported functions that need the sender.
+//! Start and end of the agent, and the work of exported functions that need the sender.
 
 pub(crate) mod ask;
 pub mod attach;

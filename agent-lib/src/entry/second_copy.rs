@@ -1,10 +1,11 @@
-//! Other libraries in the process: a second copy of the agent, and another tool's injection library.
+//! Finds another copy of the agent in the process, and loads another tool's injection library.
 //!
-//! If there are two copies of the agent in one process (the injected file and a wheel's), the second forwards to the first.
+//! If a process has two copies of the agent (the injected file and that of a Python wheel), the second forwards calls to the
+//! first.
 //!
-//! The second copy finds the first by the name of its memfd in /proc/self/fd, with the pid and the address of the table of
-//! functions. A program may clear an environment variable, and children would inherit it; file names differ between copies. In
-//! a forked child the name contains the parent's pid, and exec() closes the memfd.
+//! The second copy finds the first by the name of its memfd in /proc/self/fd: it contains the pid, and the address of the table
+//! of functions. In a forked child the name has the parent's pid, and exec() closes the memfd. An environment variable would not
+//! work: a program may clear it, and children would inherit it. File names of the copies differ.
 
 use crate::Functions;
 use crate::base::memfd::PREFIX;
@@ -12,7 +13,7 @@ use crate::sources::cupti::find::c_path;
 use cupti_sys::Library;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 
-/// First word of the table: identifies it as one. It contains the table's size, which changes with its layout.
+/// First word of a table of functions, to recognize it. It contains the table's size, because that changes with its layout.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"gpumem\0\0") | (size_of::<Functions>() as u64) << 48;
 
 static FIRST: AtomicPtr<Functions> = AtomicPtr::new(std::ptr::null_mut());
@@ -28,8 +29,8 @@ pub(crate) fn first() -> Option<&'static Functions> {
     unsafe { FIRST.load(Acquire).as_ref() }
 }
 
-/// Searches for another copy that has started in this process.
-pub(crate) fn look(pid: u32) -> Option<&'static Functions> {
+/// Searches for another copy of the agent that was started in this process.
+pub(crate) fn find(pid: u32) -> Option<&'static Functions> {
     let names = std::fs::read_dir("/proc/self/fd").ok()?.flatten();
     let address = names.filter_map(|entry| {
         let link = std::fs::read_link(entry.path()).ok()?;
@@ -39,7 +40,7 @@ pub(crate) fn look(pid: u32) -> Option<&'static Functions> {
         (owner.parse() == Ok(pid) && address.is_multiple_of(align_of::<Functions>())).then_some(address)
     });
     let table = address.map(|address| address as *mut Functions).find(|table| !table.is_null())?;
-    // SAFETY: a copy of this library made that memfd, and put the address of its table into the name.
+    // SAFETY: a copy of this library has made the memfd and put the address of its table into the name.
     let functions = unsafe { &*table };
     if functions.magic != MAGIC {
         return None;
@@ -56,7 +57,7 @@ pub(crate) fn chain(path: &std::path::Path) {
     let initialize: Option<unsafe extern "C" fn() -> i32> =
         unsafe { library.function(c"InitializeInjection") };
     if let Some(initialize) = initialize {
-        // SAFETY: called once, where the driver would have called it.
+        // SAFETY: called once, at the time at which the driver would have called it.
         unsafe { initialize() };
     }
 }

@@ -1,7 +1,8 @@
-//! Data of each thread: its tag stack, its open driver calls, and whether it is making a record.
+//! Data of each thread: its open scopes and driver calls, and whether it is making a record.
 //!
-//! Threads claim a place in a table (table.rs) on first use. A thread-local word points to it, without a destructor: callbacks
-//! arrive while thread-local storage is destroyed. The sender asks the kernel which threads have ended.
+//! A thread claims a place in a table (table.rs) when it first calls the agent. A thread-local word points to the place. It has
+//! no destructor, because callbacks also arrive while thread-local storage is destroyed. So the sender finds threads that have
+//! ended.
 
 pub(crate) mod per_feature;
 pub(crate) mod stack;
@@ -15,42 +16,43 @@ use crate::threads::table::{RecordInProgress, SlotTable, TableSlot};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Threads at a time; records of further threads are lost, and their number is reported.
-const MOST: usize = 4096;
-/// Scopes that a thread can nest; deeper ones count for the innermost that fits.
+/// Maximum number of threads at a time. Calls of further threads make no records; the number of these threads is reported.
+const MAX_THREADS: usize = 4096;
+/// Maximum depth of nested scopes of a thread. Deeper scopes are ignored: their memory gets the name of the deepest one here.
 pub(crate) const DEPTH: usize = 64;
-/// Owners of scopes: the C API, NVTX's default domain, and 32 named domains.
+/// Number of owners of scopes: the C API, NVTX's default domain, and 32 named domains of NVTX.
 pub(crate) const OWNERS: usize = 34;
-/// Driver calls that can be open on a thread at a time: one, and nested calls.
+/// Maximum number of driver calls that have begun and not returned on a thread: one call, and calls nested in it.
 pub(crate) const CALLS: usize = 4;
 
-/// A driver call between ENTER and EXIT.
+/// A driver call between its begin (ENTER) and its return (EXIT).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Call {
-    /// CUPTI's correlation id, the same at ENTER and EXIT.
+    /// CUPTI's correlation id, the same at begin and return.
     pub(crate) correlation: u32,
     pub(crate) entered_ns: u64,
-    /// Id of the call, for nested resource callbacks.
+    /// CUPTI's id of the function, for resource callbacks inside of the call.
     pub(crate) id: u32,
-    /// Address of its parameters, for nested resource callbacks.
+    /// Address of the call's parameters, for resource callbacks inside of the call.
     pub(crate) params: usize,
-    /// Number of the record made at ENTER; 0 for none.
+    /// Number of the record made at the begin; 0 for none.
     pub(crate) begin_seq: u64,
-    /// The row that ENTER removed, to be restored if the call fails.
+    /// The row that was removed at the begin. It is restored if the call fails.
     pub(crate) taken: Option<RowCopy>,
-    /// Number of further rows that ENTER removed.
+    /// Number of further rows that were removed at the begin.
     pub(crate) more_taken: u32,
+    /// Whether the call will create a context.
     pub(crate) creating: bool,
-    /// A graph node was made inside: the stream is being captured.
+    /// Whether a graph node was made inside of the call: its stream is being captured.
     pub(crate) captured: bool,
-    /// Address of an allocation that a nested call has recorded already.
+    /// Address of an allocation that a nested call has recorded; 0 for none.
     pub(crate) reported: u64,
-    /// The pool whose segment that row was; 0 for none.
+    /// The pool whose segment the removed row was; 0 for none.
     pub(crate) segment_of: u64,
 }
 
 impl Call {
-    /// Creates a call that was entered at this time.
+    /// Creates a call that began at this time.
     pub fn new(correlation: u32, entered_ns: u64) -> Self {
         Call { correlation, entered_ns, ..Call::default() }
     }
@@ -59,23 +61,24 @@ impl Call {
 /// Data that only the thread itself uses.
 #[derive(Debug)]
 pub(crate) struct OwnerData {
-    /// Number of open scopes; may be more than `DEPTH`.
+    /// Number of open scopes; may be larger than `DEPTH`.
     pub depth: usize,
-    /// For each open scope, the tag in force when it was opened.
+    /// For each open scope, the tag of the thread before it was opened.
     pub outer: [u32; DEPTH],
-    /// For each open scope, its owner: see [`OWNERS`].
+    /// For each open scope, the number of its owner: see [`OWNERS`].
     pub owner: [u8; DEPTH],
     /// For each owner, the number of its open scopes.
     pub open_scopes: [u16; OWNERS],
+    /// Open driver calls, the outermost first, and their number.
     pub calls: [Option<Call>; CALLS],
     pub open: usize,
-    /// A pool whose first block was noted.
+    /// The pool of the thread's last block in the C API: its row is marked as a pool that reports blocks.
     pub block_pool: u64,
     pub callers: Callers,
 }
 
 impl OwnerData {
-    /// Removes open calls whose return was missed because callbacks were interrupted. `thread` is the owner.
+    /// Removes open calls whose return was not observed, because no callbacks arrived then. `thread` is the owner.
     #[inline(always)]
     pub(crate) fn forget_unheard(&mut self, thread: &Thread) {
         let outermost = self.calls[0].filter(|_| self.open != 0);
@@ -100,33 +103,33 @@ impl OwnerData {
         self.calls.get_mut(self.open.checked_sub(1)?)?.as_mut()
     }
 
-    /// Removes and returns the call that returns now. Nested calls that never returned are removed, too.
+    /// Removes and returns the call that returns now. Removes calls nested in it, too: their return was not observed.
     #[inline(always)]
     pub(crate) fn returned(&mut self, correlation: u32) -> Option<Call> {
         let is_it = |call: &Option<Call>| call.is_some_and(|call| call.correlation == correlation);
-        let place = self.calls[..self.open].iter().rposition(is_it)?;
-        self.open = place;
-        self.calls[place].take()
+        self.open = self.calls[..self.open].iter().rposition(is_it)?;
+        self.calls[self.open].take()
     }
 }
 
-/// A thread's place. What a report of PyTorch's allocator reads comes first: one cache line and the beginning of the next.
+/// A place of the table, with the data of its thread. The fields used for each block of PyTorch come first: one cache line and
+/// the beginning of the next.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct Thread {
-    /// Its kernel id, 0 while the place is free.
+    /// Kernel id of the thread; 0 while the place is free.
     pub id: AtomicU32,
-    /// Not 0 while the thread is inside of the library: the guard against re-entry.
+    /// Not 0 while the thread is inside of the agent: calls of the agent from there are ignored.
     pub(crate) busy: AtomicU32,
     pub(crate) making: RecordInProgress,
-    /// Tag of the innermost open scope, 0 for none. Only its thread writes it: `push` and `pop`, and Python. Python keeps the
-    /// address (`gpumem_scope_word`) and restores the value that it found there.
+    /// Tag of the innermost open scope; 0 for none. Only the thread itself writes it: in `push` and `pop`, and in Python code.
+    /// Python has the address (`gpumem_scope_word`), and restores the value that was there before.
     pub(crate) scope: AtomicU32,
     pub(crate) autograd: AutogradThread,
     pub(crate) torch: ThreadAllocatorState,
-    /// ENTER time of the outermost open call that allocates or trims a pool; 0 for none.
+    /// Time at which the outermost open call that allocates or trims a pool began (ns); 0 for none.
     pub(crate) moving_since_ns: AtomicU64,
-    /// The context whose device was looked up last << 8 | that device's slot.
+    /// Cache: the context whose device was last determined << 8 | the slot of that device.
     context: AtomicU64,
     own: UnsafeCell<OwnerData>,
 }
@@ -134,7 +137,7 @@ pub struct Thread {
 // SAFETY: only the thread that has the place uses `own` (see `Thread::own`); the rest is atomic.
 unsafe impl Sync for Thread {}
 
-static PLACES: SlotTable<Thread, MOST> = SlotTable {
+static PLACES: SlotTable<Thread, MAX_THREADS> = SlotTable {
     table: AtomicPtr::new(std::ptr::null_mut()),
     used: AtomicUsize::new(0),
     next: AtomicUsize::new(0),
@@ -154,7 +157,7 @@ impl TableSlot for Thread {
         self.clear_calls();
         self.scope.store(0, Relaxed);
         self.autograd.reset();
-        // SAFETY: the place belongs to this thread since its `id` was set; no other thread uses `own`.
+        // SAFETY: this thread has claimed the place, and no other thread uses `own`.
         unsafe {
             (*self.own.get()) = OwnerData {
                 depth: 0,
@@ -170,16 +173,16 @@ impl TableSlot for Thread {
     }
 
     fn end(&self) {
-        // Everything that the thread has done is visible: the kernel orders it. Race detectors need this load.
+        // The kernel makes all stores of the ended thread visible. Race detectors do not know that and need this load.
         let _ = self.busy.load(Acquire);
         self.moving_since_ns.store(0, Release);
     }
 }
 
-/// The thread-local word that points to a thread's place.
+/// The thread-local word that points to the calling thread's place.
 ///
-/// Not `thread_local!`: in a library that is loaded late, its first use on a thread allocates, and the host's allocator may
-/// call the driver. A word in static TLS (8 bytes of the loader's reserve) needs neither.
+/// Not `thread_local!`: in a library that is loaded late, its first use on a thread allocates, and the host's allocator may call
+/// the driver. A word in static TLS never allocates; it uses 8 bytes of the loader's reserve.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod word {
     use super::Thread;
@@ -243,12 +246,12 @@ mod word {
     }
 }
 
-/// Allocates the table, once; returns false without memory.
+/// Allocates the table, if there is none; returns false without memory.
 pub(crate) fn prepare() -> bool {
     if !PLACES.table.load(Acquire).is_null() {
         return true;
     }
-    let Some(table) = anonymous::<Thread>(MOST) else { return false };
+    let Some(table) = anonymous::<Thread>(MAX_THREADS) else { return false };
     PLACES.table.store(table.as_ptr().cast_mut(), Release);
     true
 }
@@ -258,7 +261,7 @@ pub fn all() -> &'static [Thread] {
     PLACES.all()
 }
 
-/// Returns the number of threads that found no place.
+/// Returns the number of threads for which there was no place.
 pub fn refused() -> u64 {
     PLACES.refused.load(Relaxed)
 }
@@ -270,7 +273,7 @@ pub fn current() -> Option<&'static Thread> {
     if place.is_null() {
         return claim();
     }
-    // SAFETY: it points into the table, which is never unmapped.
+    // SAFETY: the word points into the table, which is never unmapped.
     Some(unsafe { &*place })
 }
 
@@ -282,8 +285,8 @@ fn claim() -> Option<&'static Thread> {
     Some(place)
 }
 
-/// Frees the places of all threads but the calling one, in a forked child that starts its own agent. The calling thread has a
-/// new id there.
+/// Frees the places of all threads but the calling one, in a forked child that starts its own agent. There the calling thread has
+/// another kernel id.
 pub(crate) fn reset_after_fork() {
     let mine = word::get();
     let id = own_thread::kernel_id();
@@ -298,14 +301,12 @@ pub(crate) fn reset_after_fork() {
     }
 }
 
-/// Turns of [`wait_a_turn`] in which the thread only lets others run.
-const AWAKE: u32 = 64;
-
-/// Waits for a task of the sender of some microseconds: first lets others run, then sleeps for 100 us each time.
+/// Waits a moment for the sender, in a loop that passes its iteration: the first 64 times lets other threads run, then sleeps 100
+/// us.
 pub(crate) fn wait_a_turn(turn: u32) {
     const NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
     // SAFETY: nothing is written.
-    unsafe { if turn < AWAKE { libc::sched_yield() } else { libc::nanosleep(&NAP, std::ptr::null_mut()) } };
+    unsafe { if turn < 64 { libc::sched_yield() } else { libc::nanosleep(&NAP, std::ptr::null_mut()) } };
 }
 
 impl Thread {
@@ -316,7 +317,7 @@ impl Thread {
         self.torch.reset();
     }
 
-    /// Returns the device slot of `context`, if it was this thread's last one.
+    /// Returns the device slot of `context`, if it is in the thread's cache.
     #[inline(always)]
     pub(crate) fn device_of(&self, context: usize) -> Option<u8> {
         let cached = self.context.load(Relaxed);
@@ -327,7 +328,7 @@ impl Thread {
         self.context.store((context as u64) << 8 | u64::from(device), Relaxed);
     }
 
-    /// Runs `work`, in which callbacks of the agent's own driver calls are ignored.
+    /// Runs `work`. Callbacks of driver calls that it makes are ignored.
     pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = self.busy.swap(1, Relaxed);
         let done = work();
@@ -335,7 +336,7 @@ impl Thread {
         done
     }
 
-    /// Forgets a context that ends: its address may be reused for another device.
+    /// Removes a context that ends from the cache: its address may be reused for another device.
     pub(crate) fn forget_context(&self, context: usize) {
         let cached = self.context.load(Relaxed);
         if cached >> 8 == context as u64 {
@@ -346,7 +347,7 @@ impl Thread {
     /// Returns the data of the calling thread.
     ///
     /// # Safety
-    /// `self` must be `current()`, and no other reference from here may be in use.
+    /// `self` must be `current()`, and no other reference that this function returned may be in use.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn own(&self) -> &mut OwnerData {
@@ -355,13 +356,13 @@ impl Thread {
     }
 }
 
-/// Waits until every record up to `seq` is made or was dropped; false if that takes longer than `patience`.
-pub(crate) fn quiesce(seq: u64, patience: std::time::Duration) -> bool {
+/// Waits until every record up to `seq` is made or lost; returns false after the timeout.
+pub(crate) fn quiesce(seq: u64, timeout: std::time::Duration) -> bool {
     let start = std::time::Instant::now();
     PLACES.quiesce(seq, |turns| {
         if turns < 64 {
             std::hint::spin_loop();
-        } else if start.elapsed() > patience {
+        } else if start.elapsed() > timeout {
             return false;
         } else {
             std::thread::sleep(std::time::Duration::from_micros(50));
@@ -370,17 +371,18 @@ pub(crate) fn quiesce(seq: u64, patience: std::time::Duration) -> bool {
     })
 }
 
-/// Callbacks arrive since this time; `u64::MAX` while none arrive. The return of a call entered before it may have been missed.
+/// Time since which callbacks arrive (ns); `u64::MAX` while none arrive. The return of a call that began before it may not have
+/// been observed.
 pub static HEARING_SINCE_NS: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the ENTER time of the oldest open call that allocates or trims a pool; 0 for none.
+/// Returns the time at which the oldest open call that allocates or trims a pool began (ns); 0 for none.
 pub fn moving_since_ns() -> u64 {
     let hearing_since_ns = HEARING_SINCE_NS.load(Acquire);
     let entered = all().iter().map(|thread| thread.moving_since_ns.load(Acquire));
     entered.filter(|&ns| ns != 0 && ns >= hearing_since_ns).min().unwrap_or(0)
 }
 
-/// Frees places of threads that have ended. Only worthwhile when many were used.
+/// Frees the places of threads that have ended, if many places are used.
 pub(crate) fn sweep(pid: u32) {
     if PLACES.used.load(Relaxed) < 64 {
         return;

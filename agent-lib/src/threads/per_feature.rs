@@ -1,13 +1,14 @@
-//! Data of features in a thread's place: callers of the driver (naming/callers), the backward node (naming/autograd.rs), and its
-//! calls for PyTorch's allocator since its last report: memory from the driver, and events that it recorded.
+//! Data of a thread for certain features: functions that call the driver (naming/callers), the running node of the backward pass
+//! (naming/autograd.rs), and for PyTorch's allocator, its calls since it last reported the use or free of a block.
 
 use super::stack::Stack;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Entries of a thread's cache of callers: a power of two.
+/// Number of entries in a thread's cache of callers: a power of two.
 pub(crate) const REMEMBERED: usize = 32;
 
-/// A call whose caller was found. The same words at the same places mean the same caller.
+/// Cached result of a search for the library that made a driver call. It applies again if the same words are at the same places
+/// of the stack.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct CachedCaller {
     pub(crate) start: usize,
@@ -21,7 +22,7 @@ pub(crate) struct CachedCaller {
 #[derive(Debug, Default)]
 pub(crate) struct Callers {
     pub(crate) known: [CachedCaller; REMEMBERED],
-    /// Return address of the last call; 0 for none.
+    /// Return address of the last driver call; 0 if unknown.
     pub site: usize,
     pub(crate) stack: Stack,
 }
@@ -30,13 +31,13 @@ pub(crate) struct Callers {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct AutogradThread {
-    /// The scope that was open when the running node began.
+    /// Tag of the scope that was open when the running node began.
     pub(crate) scope: AtomicU32,
-    /// The running node; 0 for none, `UNNAMED` for an unknown one.
+    /// Number of the running node; 0 for none, `UNNAMED` for an unknown one.
     pub(crate) running: AtomicU64,
-    /// PyTorch's id of the thread; 0 until it is read.
+    /// PyTorch's id of the thread; 0 until it was read.
     pub(crate) id: AtomicU64,
-    /// The last node that has ended on the thread.
+    /// The node that ended last on the thread.
     pub(crate) last: AtomicU64,
     /// The running node, if it accumulates a gradient; 0 for none.
     pub(crate) accumulating: AtomicU64,
@@ -51,26 +52,26 @@ impl AutogradThread {
         self.scope.store(0, Relaxed);
     }
 
-    /// Returns the scope that was open when the running node was begun. Its name contains the scope of the forward pass.
+    /// Returns the tag of the scope that was open when the running node began.
     #[inline(always)]
     pub(crate) fn scope(&self) -> u32 {
         self.scope.load(Relaxed)
     }
 }
 
-/// Maximum number of ranges stored for each thread: the newest ones.
+/// Number of ranges stored for each thread: the newest ones.
 const FRESH: usize = 4;
 
-/// Maximum number of events that a thread can record for one free: one for each stream that used the block.
+/// Maximum number of events stored for the free of a block: one for each stream that used the block.
 pub(crate) const EVENTS: usize = 8;
 
-/// Memory that a thread got from the driver since its last block: perhaps a segment.
+/// Memory that a thread got from the driver since its last block of PyTorch. It may be a segment of PyTorch's allocator.
 #[derive(Debug, Default)]
 pub(crate) struct NewRange {
     /// Start address. The sender reads it, too.
     pub start: AtomicU64,
     pub end: AtomicU64,
-    /// Number of the calling library << 1 | whether it is mapped memory (pieces side by side).
+    /// Id of the calling library << 1 | whether the range consists of mappings side by side.
     what: AtomicU64,
 }
 
@@ -78,30 +79,32 @@ impl NewRange {
     pub(crate) fn module(&self) -> u16 {
         (self.what.load(Relaxed) >> 1) as u16
     }
-    /// Whether it consists of pieces of mapped memory; otherwise it is one allocation.
+    /// Whether the range consists of mappings side by side; otherwise it is one allocation.
     pub(crate) fn is_mapped(&self) -> bool {
         self.what.load(Relaxed) & 1 != 0
     }
 }
 
-/// An event that PyTorch's library recorded.
+/// A CUDA event that PyTorch has recorded.
 #[derive(Debug, Default)]
 pub(crate) struct Event {
     /// cudaEvent_t.
     pub handle: AtomicU64,
-    /// Return address of the call.
+    /// Return address of the call that recorded it.
     pub site: AtomicUsize,
+    /// Address on the stack at that call.
     pub stack: AtomicUsize,
 }
 
-/// A thread's calls since its last report. Written only by the thread.
+/// A thread's calls since PyTorch's allocator last reported the use or free of a block on it. Written only by the thread.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct ThreadAllocatorState {
     /// Number of ranges since the last block.
     remembered: AtomicU32,
+    /// Number of events since the last report.
     recorded: AtomicU32,
-    /// The driver has refused PyTorch memory since the last block.
+    /// Whether the driver has refused PyTorch memory since the last block.
     pub(crate) refused: AtomicBool,
     fresh: [NewRange; FRESH],
     events: [Event; EVENTS],
@@ -131,7 +134,7 @@ impl ThreadAllocatorState {
         place.start.store(start, Relaxed);
         place.end.store(end, Relaxed);
         place.what.store(what, Relaxed);
-        // Beyond the array, the count only has to stay congruent to the index.
+        // A count above FRESH determines only the index of the next range.
         let next = if count as usize >= 2 * FRESH { count + 1 - FRESH as u32 } else { count + 1 };
         self.remembered.store(next, Release);
     }
@@ -141,12 +144,12 @@ impl ThreadAllocatorState {
         self.remembered.load(Relaxed) != 0
     }
 
-    /// Returns the ranges. The sender may read one that is half written.
+    /// Returns the stored ranges. If another thread (the sender) calls this, a range may be half written.
     pub(crate) fn fresh(&self) -> impl Iterator<Item = &NewRange> {
         self.fresh.iter().take(self.remembered.load(Acquire) as usize)
     }
 
-    /// Clears the ranges, after a block.
+    /// Removes the ranges, after a block.
     #[inline(always)]
     pub(crate) fn forget_fresh(&self) {
         self.remembered.store(0, Relaxed);
@@ -162,7 +165,7 @@ impl ThreadAllocatorState {
         self.recorded.store(count.saturating_add(1), Relaxed);
     }
 
-    /// Removes an event that is over.
+    /// Removes an event for which no block has to wait any more.
     pub(crate) fn forget_event(&self, event: u64) {
         let count = self.recorded.load(Relaxed) as usize;
         let events = &self.events[..count.min(EVENTS)];
@@ -176,13 +179,13 @@ impl ThreadAllocatorState {
         self.recorded.load(Relaxed)
     }
 
-    /// Returns the events that are not over; at most `EVENTS`.
+    /// Returns the stored events that were not removed.
     pub(crate) fn events(&self) -> impl Iterator<Item = &Event> {
         let noted = self.events.iter().take(self.recorded.load(Relaxed) as usize);
         noted.filter(|event| event.handle.load(Relaxed) != 0)
     }
 
-    /// Clears the events, after a report.
+    /// Removes the events, after a report.
     #[inline(always)]
     pub(crate) fn forget_events(&self) {
         self.recorded.store(0, Relaxed);

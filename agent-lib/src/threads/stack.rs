@@ -1,36 +1,37 @@
-//! Determines how far up the calling thread's stack can be read without a fault.
+//! Determines how much of the calling thread's stack, from an address upwards, can be read without a fault.
 //!
-//! The page of an address in use can always be read to its end. Beyond it, only the thread's own stack is read. The main
-//! thread's stack ends at the program's arguments, and no other mapping is nearer than its size limit. Another thread's stack
-//! ends at its control block, wherever its memory came from. The pages up to there are tested once, with a system call that
-//! reports whether an address can be read. A stack does not shrink, so they are not tested again. If the program switched to
-//! another stack itself (coroutines, signal stacks), only one page is read.
+//! The page of an address in use can be read to its end. Beyond that page, only the thread's own stack is read. The main thread's
+//! stack ends at the program's arguments, and the kernel maps nothing else within its size limit. Another thread's stack ends at
+//! the C library's control block of the thread. The pages up to there are tested once, with a system call that returns whether an
+//! address can be read. A stack does not shrink, so they are not tested again. If the program has switched to another stack
+//! itself (coroutines, signal stacks), only one page is read.
 
 use crate::base::own_thread::soft_limit;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// The smallest page size of any platform; larger pages begin and end at its multiples, too.
 const PAGE: usize = 4096;
-/// Maximum number of bytes of a thread's stack, from its end; deeper parts are read only one page at a time.
-const MOST: usize = 4 << 20;
-/// Bytes tested below an address in use, so that deeper calls need no further test.
-const BEYOND: usize = 16 * PAGE;
-/// Maximum number of tests of a thread; each is a few system calls.
+/// Maximum size of the part at a stack's end that is tested, in bytes. Below it, only one page is read.
+const MAX_TESTED: usize = 4 << 20;
+/// Number of bytes tested below an address in use, so that deeper calls need no further test.
+const BELOW: usize = 16 * PAGE;
+/// Maximum number of times that a thread's stack is tested; each time takes a few system calls.
 const TRIES: u32 = 64;
 
-/// The main thread's stack: start and end. 0 until `prepare` has found it.
+/// Start and end address of the main thread's stack; 0 until `prepare` has found it.
 static MAIN: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
-/// The known part of a thread's stack; nothing at first.
+/// The part of a thread's stack that is known to be readable; empty at first.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Stack {
     low: usize,
     top: usize,
+    /// Number of times that the stack was tested.
     tries: u32,
 }
 
 impl Stack {
-    /// Returns the end of the readable memory from `at` on, as far as it was tested.
+    /// Returns the end of the memory from `at` on that is known to be readable.
     #[inline(always)]
     pub(crate) fn known_end(&self, at: usize) -> usize {
         if self.holds(at) { self.top } else { (at | (PAGE - 1)) + 1 }
@@ -46,59 +47,61 @@ impl Stack {
     pub(crate) fn find_end(&mut self, at: usize) -> usize {
         if !self.holds(at) && self.tries < TRIES {
             self.tries += 1;
-            self.learn(at);
+            self.test(at);
         }
         self.known_end(at)
     }
 
-    fn learn(&mut self, at: usize) {
+    fn test(&mut self, at: usize) {
         let main = [MAIN[0].load(Relaxed), MAIN[1].load(Relaxed)];
         if main[0] <= at && at < main[1] {
             (self.low, self.top) = (main[0], main[1]);
             return;
         }
         let block = control_block();
-        if at >= block || block - at > MOST {
+        if at >= block || block - at > MAX_TESTED {
             return;
         }
         let page = at & !(PAGE - 1);
         // Pages from `low` on were tested before.
-        let tried = if self.top == block && page < self.low { self.low } else { block };
-        if !(page..tried).step_by(PAGE).all(readable) {
+        let tested = if self.top == block && page < self.low { self.low } else { block };
+        if !(page..tested).step_by(PAGE).all(readable) {
             return;
         }
-        let beyond = (1..=BEYOND / PAGE).map(|pages| page.saturating_sub(pages * PAGE));
-        let low = beyond.take_while(|&page| readable(page)).last();
+        let below = (1..=BELOW / PAGE).map(|pages| page.saturating_sub(pages * PAGE));
+        let low = below.take_while(|&page| readable(page)).last();
         (self.low, self.top) = (low.unwrap_or(page), block);
     }
 }
 
+/// Finds the main thread's stack.
 pub(crate) fn prepare() {
     // SAFETY: takes and returns a number.
     let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as usize;
     let Some(limit) = soft_limit(libc::RLIMIT_STACK).filter(|_| name != 0) else { return };
-    // The kernel keeps other mappings away by the limit at exec(), which may have been lower. So at most 8 MiB count.
+    // Nothing is mapped within the size limit as of exec(), which may have been lower than now. So at most 8 MiB are assumed.
     let bytes = usize::try_from(limit).unwrap_or(usize::MAX).min(8 << 20);
     MAIN[0].store(name.saturating_sub(bytes), Relaxed);
     MAIN[1].store(name & !(size_of::<usize>() - 1), Relaxed);
 }
 
-/// Whether the page at a multiple of 8 can be read. The kernel copies the signal set before it rejects the invalid operation.
+/// Whether the 8 bytes at `at`, a multiple of 8, can be read. The system call has an invalid operation, but the kernel first
+/// reads its argument at `at`.
 fn readable(at: usize) -> bool {
-    const NOTHING: libc::c_long = -1;
-    // SAFETY: nothing is changed, whatever the address; the host's errno is restored.
+    const INVALID: libc::c_long = -1;
+    // SAFETY: changes nothing, whatever the address is; the host's errno is restored.
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
         let set = at as *const libc::c_void;
-        libc::syscall(libc::SYS_rt_sigprocmask, NOTHING, set, std::ptr::null_mut::<libc::c_void>(), 8_usize);
+        libc::syscall(libc::SYS_rt_sigprocmask, INVALID, set, std::ptr::null_mut::<libc::c_void>(), 8_usize);
         let fault = *errno == libc::EFAULT;
         *errno = before;
         !fault
     }
 }
 
-/// Returns the address of the C library's thread control block, at the end of the stack that it allocated for the thread.
+/// Returns the address of the C library's control block of this thread, at the end of the stack that it has allocated.
 #[cfg(target_arch = "x86_64")]
 fn control_block() -> usize {
     let block: usize;

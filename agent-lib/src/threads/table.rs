@@ -1,5 +1,5 @@
-//! The table of threads' places. Each thread claims a place, the sender frees the places of threads that have ended, and other
-//! threads reuse them. tests/races runs this file under loom.
+//! A table with a place for each thread. Threads claim places; the sender frees those of threads that have ended, and other
+//! threads reuse them. tests/races checks this file with loom.
 
 use crate::base::memfd::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 use crate::base::ring::Ring;
@@ -8,18 +8,17 @@ use std::sync::atomic::Ordering::*;
 /// The record that a thread is making.
 #[derive(Debug, Default)]
 pub struct RecordInProgress {
-    /// While a record is being made: a lower bound of its number. Else 0.
+    /// While a record is being made, a lower bound of its number; else 0.
     at: AtomicU64,
-    /// The number of its last record plus one: a lower bound that needs no read of words that other threads write.
+    /// Number of the thread's last record plus one: a lower bound of the next number, without reading what other threads write.
     bound: AtomicU64,
 }
 
 impl RecordInProgress {
-    /// Returns the number for a record that the calling thread now begins.
+    /// Begins a record of the calling thread; returns its number.
     #[inline(always)]
     pub fn begin(&self, ring: &Ring) -> u64 {
-        // The bound is visible with the following number. A thread that sees the bound instead of the last record's 0 also sees
-        // that record.
+        // A thread that sees the number as taken also sees the bound. A thread that sees the bound also sees the last record.
         self.at.store(self.bound.load(Relaxed), Release);
         let seq = ring.take();
         self.bound.store(seq + 1, Relaxed);
@@ -44,28 +43,28 @@ impl RecordInProgress {
     }
 }
 
-/// A place of the table. All zeros is a place without a thread.
+/// A place of the table. A place with zeros only has no thread.
 pub trait TableSlot: Sync + 'static {
-    /// Returns its thread's kernel id, 0 while the place is free.
+    /// Returns the kernel id of the place's thread; 0 while the place is free.
     fn id(&self) -> &AtomicU32;
-    /// Returns the record that its thread is making.
+    /// Returns the state of the record that the thread is making.
     fn making(&self) -> &RecordInProgress;
-    /// Prepares the place for the calling thread, removing all data of the last one.
+    /// Prepares the place for the calling thread: removes all data of the last one.
     fn begin(&self);
-    /// Cleans up after its thread has ended, perhaps in the middle of an operation.
+    /// Cleans up after the thread has ended, perhaps inside of the agent.
     fn end(&self);
 }
 
-/// A table of places.
+/// A table with `MOST` places.
 #[derive(Debug)]
 pub struct SlotTable<T: 'static, const MOST: usize> {
-    /// Array of `MOST` places; null until it is made.
+    /// Array of the places; null until it is made.
     pub table: AtomicPtr<T>,
-    /// Places used so far; the rest was never touched.
+    /// Number of places used so far; those after them were never touched.
     pub used: AtomicUsize,
-    /// Index where a free place is likely: after the last one taken, or the first after a sweep.
+    /// Index at which the search for a free place starts: after the last place claimed, or 0 after a sweep.
     pub next: AtomicUsize,
-    /// Threads that found no place.
+    /// Number of threads for which there was no place.
     pub refused: AtomicU64,
 }
 
@@ -75,7 +74,7 @@ impl<T: TableSlot, const MOST: usize> SlotTable<T, MOST> {
         if table.is_null() {
             return &[];
         }
-        // SAFETY: the array was made with MOST places and is never freed.
+        // SAFETY: the array has MOST places and is never freed.
         unsafe { std::slice::from_raw_parts(table, MOST) }
     }
 
@@ -107,7 +106,7 @@ impl<T: TableSlot, const MOST: usize> SlotTable<T, MOST> {
         Some(&table[index])
     }
 
-    /// Frees places of ended threads, for one caller. New threads use the places freed so far: the table does not grow.
+    /// Frees the places of ended threads; called by one thread. New threads can claim them at once.
     pub fn sweep(&self, is_gone: impl Fn(u32) -> bool) {
         for (index, place) in self.all().iter().enumerate() {
             let id = place.id().load(Relaxed);
@@ -121,7 +120,8 @@ impl<T: TableSlot, const MOST: usize> SlotTable<T, MOST> {
         self.next.store(0, Relaxed);
     }
 
-    /// Waits until records up to `seq` are made or dropped, or until `wait`, which gets its calls for a thread, returns false.
+    /// Waits until all records up to `seq` are made or lost. While a thread is making one, it calls `wait` with the number of
+    /// calls for this thread so far, and returns false if `wait` does.
     pub fn quiesce(&self, seq: u64, mut wait: impl FnMut(u32) -> bool) -> bool {
         self.all().iter().all(|place| {
             let mut turns = 0;
