@@ -21,7 +21,6 @@ unsafe impl Plain for Elf64_Shdr {}
 // SAFETY: as above.
 unsafe impl Plain for Elf64_Sym {}
 
-/// Reads a structure at the beginning of `bytes`.
 pub(crate) fn from_bytes<T: Plain>(bytes: &[u8]) -> Option<T> {
     // SAFETY: there are enough bytes, and any bytes are a valid value.
     (bytes.len() >= size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })

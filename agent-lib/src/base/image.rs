@@ -125,7 +125,6 @@ impl<'a> Image<'a> {
         self.read(tables.symbols.checked_add(index.checked_mul(size_of::<Elf64_Sym>())?)?)
     }
 
-    /// Whether the name at `offset` in the string table is `name`.
     fn is_named(&self, tables: &Symbols, offset: u32, name: &CStr) -> bool {
         let name = name.to_bytes_with_nul();
         let equals = || {

@@ -92,7 +92,6 @@ impl<T: 'static, const COUNT: usize> LazyTable<T, COUNT> {
         LazyTable(AtomicPtr::new(std::ptr::null_mut()))
     }
 
-    /// Returns the table; empty until it is made.
     pub(crate) fn get(&self) -> &'static [T] {
         let table = self.0.load(Acquire);
         if table.is_null() {

@@ -4,10 +4,8 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
 
-/// Whether the agent's thread has ended.
 pub(crate) static FINISHED: AtomicBool = AtomicBool::new(false);
 
-/// The kernel id of the agent's thread.
 pub(crate) static THREAD: AtomicU32 = AtomicU32::new(0);
 
 /// Pid of the process that has started the agent's thread. In a forked child it is the parent's: the child has no such thread.
@@ -25,7 +23,6 @@ pub(crate) fn kernel_id() -> u32 {
     unsafe { libc::syscall(libc::SYS_gettid) as u32 }
 }
 
-/// Whether the calling thread is the sender.
 pub(crate) fn is_here() -> bool {
     THREAD.load(Relaxed) == kernel_id()
 }
@@ -71,7 +68,6 @@ pub(crate) fn is_running() -> bool {
     OWNER.load(Acquire) == std::process::id() && !FINISHED.load(Acquire)
 }
 
-/// Whether the agent has tried to connect and there is no connection.
 pub(crate) fn is_unconnected() -> bool {
     TRIED.load(Acquire) && !connected()
 }

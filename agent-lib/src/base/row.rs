@@ -144,7 +144,6 @@ impl RowCopy {
     }
 }
 
-/// Returns role and phase from a byte, as on the wire.
 fn use_of(byte: u8) -> (Role, Phase) {
     (Role::from_code(byte & 15), Phase::from_code(byte >> 4))
 }

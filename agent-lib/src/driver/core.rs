@@ -36,7 +36,6 @@ pub struct Core {
     pub(crate) multicast: Multicast,
     /// Tag of threads without open scopes; 0 for none.
     pub(crate) process_tag: AtomicU32,
-    /// Number of framework pools so far.
     pub(crate) pools_made: AtomicU64,
     /// Number of the last record that changed a reference count of a handle; see sender/resync.rs.
     pub references_changed: AtomicU64,

@@ -99,7 +99,6 @@ impl Devices {
         (unsafe { get(ordinal, &mut flags, &mut active) } == 0).then_some(active != 0)
     }
 
-    /// Returns the device of the current context.
     pub(crate) fn current(&self) -> Option<i32> {
         let get = self.driver()?.ctx_get_device?;
         let mut ordinal = -1;
@@ -254,7 +253,6 @@ impl Devices {
         Some(known)
     }
 
-    /// Returns the devices that were recorded.
     pub(crate) fn seen(&self) -> impl Iterator<Item = u8> + '_ {
         (0..DEVICES as u8).filter(|&device| self.introduced[usize::from(device)].load(Relaxed))
     }

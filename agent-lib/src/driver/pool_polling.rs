@@ -56,7 +56,6 @@ impl Core {
         self.recorder.insert(thread, at, body, Key::Pool(id), RowExtra::default());
     }
 
-    /// Removes and records a pool that is about to be destroyed.
     pub(crate) fn pool_gone(&self, thread: &Thread, id: u64) {
         if self.driver_pools.forget_elsewhere(id) {
             return;

@@ -96,7 +96,7 @@ impl Core {
     }
 
     pub(crate) fn release_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, handle: u64) {
-        self.look_at_exports(thread);
+        self.drop_closed_exports(thread);
         let taken = &mut call.taken;
         call.begin_seq = self.recorder.record(thread, at, Body::VmmRelease { handle }, |recorder, row| {
             self.references_change(row[0]);
@@ -110,7 +110,6 @@ impl Core {
         });
     }
 
-    /// Restores a reference after a release failed.
     pub(crate) fn reference_restored(&self, taken: &RowCopy, seq: u64) {
         self.references_change(seq);
         let handle = taken.row[2];
@@ -184,7 +183,6 @@ impl Core {
         }
     }
 
-    /// Restores a mapping after an unmap failed.
     pub(crate) fn mapping_restored(&self, taken: &RowCopy, address: u64) {
         let counted = self.backing_of(taken).and_then(|key| self.recorder.live.count(key, 0, 1));
         if counted.is_none() {
@@ -205,8 +203,7 @@ impl Core {
         });
     }
 
-    /// Drops the exports whose descriptors were closed.
-    pub(crate) fn look_at_exports(&self, thread: &Thread) {
+    pub(crate) fn drop_closed_exports(&self, thread: &Thread) {
         self.exports.drop_closed(|address, bytes| {
             // A reset of the device may have removed the mapping.
             if self.recorder.live.get(Key::Mapping(address)).is_some() {

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 /// Timeout for sending the records made so far, which the report should include.
 const SEND_TIMEOUT: Duration = Duration::from_millis(300);
-/// Timeout for the daemon's reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum size of a report, in bytes.
 const LONGEST: usize = 64 << 20;

@@ -13,7 +13,6 @@ use std::time::Duration;
 
 /// Shortest period of periodic dumps, in seconds.
 const LEAST_PERIOD_S: f64 = 0.1;
-/// Timeout of a request to the sender.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of the request at a step; the next step makes it again.
 const STEP_TIMEOUT: Duration = Duration::from_secs(1);

@@ -29,7 +29,6 @@ pub(crate) fn first() -> Option<&'static Functions> {
     unsafe { FIRST.load(Acquire).as_ref() }
 }
 
-/// Searches for another copy of the agent that was started in this process.
 pub(crate) fn find(pid: u32) -> Option<&'static Functions> {
     let names = std::fs::read_dir("/proc/self/fd").ok()?.flatten();
     let address = names.filter_map(|entry| {

@@ -15,7 +15,6 @@ use crate::base::row::{device_of, kind, kind_of, memory_of};
 use gpumem_wire::MemoryKind;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*};
 
-/// Number of devices that have a peak.
 pub(crate) const DEVICES: usize = 16;
 /// Number of tags: 1 to 2^17, and 0 for rows without a tag.
 const TAGS: usize = (1 << 17) + 1;
@@ -59,7 +58,6 @@ const ATTEMPTS: u32 = 2000;
 /// Lock for opening a range.
 static CHANGING: ForkMutex<()> = ForkMutex::new(|| ());
 
-/// Releases the lock in a forked child that starts its own agent.
 pub(crate) fn reset_after_fork() {
     MOVING.store(false, Release);
 }
@@ -121,12 +119,10 @@ fn add(row: &Row, parent: u64, bytes: i64) {
     });
 }
 
-/// Counts a row that was added to the live table.
 pub(crate) fn row_added(row: &Row, parent: u64) {
     add(row, parent, row[3].cast_signed());
 }
 
-/// Counts a row that was removed from the live table.
 pub(crate) fn row_removed(row: &Row, parent: u64) {
     add(row, parent, -row[3].cast_signed());
 }
@@ -191,7 +187,6 @@ pub(crate) fn end() {
     OPEN.store(false, SeqCst);
 }
 
-/// Returns the bytes at the peak.
 pub(crate) fn high(device: usize, family: Family) -> u64 {
     let high = SUMS.get(device).map_or(0, |sums| sums[family as usize].high.load(Acquire));
     u64::try_from(high).unwrap_or(0)

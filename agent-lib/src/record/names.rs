@@ -136,7 +136,6 @@ impl Names {
         Some(at - payload.len() as u64)
     }
 
-    /// Moves the end over all frames that are done.
     fn advance(&self) {
         loop {
             let end = self.end.load(Acquire);

@@ -23,18 +23,13 @@ pub struct Recorder {
 
 /// The fields of a record's stamp that the code making the record sets.
 #[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)] // as in `Stamp`
 pub struct RecordContext {
-    /// Id of the name; see `Core::named`. 0 for none.
     pub tag: u32,
-    /// Flags of the stamp.
     pub flags: Flags,
-    /// Id of the call stack; 0 for none.
     pub stack: u32,
-    /// CUPTI's number of the context; other kinds of records use it as `Stamp::context` describes.
     pub context: u32,
-    /// Id of the library that made the call; 0 for unknown.
     pub module: u16,
-    /// Slot of the device.
     pub device: u8,
 }
 
@@ -71,7 +66,6 @@ impl Recorder {
         self.record_timed(thread, at, |_, _| body, keep)
     }
 
-    /// Makes a record that changes no row.
     #[inline(always)]
     pub(crate) fn note(&self, thread: &Thread, at: RecordContext, body: Body<'_>) -> u64 {
         self.record(thread, at, body, no_row)
@@ -136,7 +130,6 @@ impl Recorder {
 /// Distance of the slot that is prefetched from the slot just written.
 const AHEAD: u64 = 2;
 
-/// For records that change no row of the live table.
 #[inline(always)]
 pub(crate) fn no_row(_: &Recorder, _: &Row) {}
 

@@ -51,7 +51,6 @@ pub(crate) fn fresh() -> bool {
     PHASE.load(Acquire) == FRESH
 }
 
-/// Arms the agent, once all its parts exist.
 pub(crate) fn arm() {
     PHASE.store(ARMED, Release);
 }

@@ -7,9 +7,8 @@
 use crate::driver::core::Core;
 use crate::sources::cupti::subscribe::{self, Held, Pulse};
 
-/// Delay before the first attempt to subscribe, in ns. Each failed attempt doubles it.
+/// First and longest delay between attempts to subscribe, in ns. Each failed attempt doubles the delay.
 const FIRST_DELAY_NS: u64 = 1_000_000_000;
-/// Longest delay between attempts to subscribe, in ns.
 const LONGEST_DELAY_NS: u64 = 60_000_000_000;
 /// Maximum number of checks in quick succession for a new subscription's first callback. Some drivers never report this call.
 const QUICK_CHECKS: u32 = 50;
@@ -27,7 +26,6 @@ pub(super) struct Client {
     silent_checks: u32,
     /// The next check should be made in the sender's next round.
     pub check_soon: bool,
-    /// Number of the subscription that this state describes.
     subscription: u64,
 }
 

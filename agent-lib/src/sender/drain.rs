@@ -197,7 +197,6 @@ impl Sender {
     }
 }
 
-/// Sets flags in the stamp of each of `frames`.
 fn set_flags(frames: &mut [u8], flags: Flags) {
     let mut at = 0;
     while flags != Flags(0)

@@ -58,9 +58,7 @@ struct Progress {
     has_losses: bool,
     /// Request (`epoch`) to which the next resync replies; `None` if no resync is due.
     resync: Option<u64>,
-    /// Version of the status that was sent.
     state_version: Option<u64>,
-    /// Version of the reports of the layers of names that were sent.
     layers_version: Option<u64>,
     /// Number of the last report of the agent's state that was sent.
     reports_sent: u64,
@@ -89,7 +87,6 @@ struct Sender {
     next_dump_ns: u64,
     /// Time at which the additional recording ends; 0 for no limit.
     record_until_ns: u64,
-    /// A recording that waits for its first step.
     window: Option<record::StepWindow>,
     /// File of a recording that has ended at its limit, until the program requests its end.
     ended: Option<PathBuf>,
@@ -183,7 +180,6 @@ fn wait(fds: &[(RawFd, i16)], time: Duration) {
     wake::taken(polled[0].revents != 0);
 }
 
-/// Sleeps until the descriptor is readable or the timeout; returns whether it is readable.
 pub(crate) fn wait_readable(fd: RawFd, time: Duration) -> bool {
     let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let time = i32::try_from(time.as_millis()).unwrap_or(i32::MAX).max(1);
@@ -317,7 +313,7 @@ impl Sender {
         if let Some(thread) = self.thread.filter(|_| status::armed()) {
             thread.inside(|| {
                 self.core.poll_pools(thread);
-                self.core.look_at_exports(thread);
+                self.core.drop_closed_exports(thread);
             });
         }
         threads::sweep(self.core.pid);

@@ -31,7 +31,6 @@ fn busy(path: &Path, why: &str) -> Outcome {
     Err(RecordingReply { errno: libc::EBUSY as u16, told: format!("{}: {why}", path.display()) })
 }
 
-/// Returns the path if everything was written.
 fn written(path: PathBuf, is_whole: bool) -> Outcome {
     if is_whole {
         Ok(path)
@@ -135,7 +134,6 @@ impl Sender {
         Ok(path)
     }
 
-    /// Creates a file for a recording, and a link that writes to it.
     fn create_link(&self, name: &str) -> Result<(Link, PathBuf), RecordingReply> {
         let (file, path) = recordings::create(self.core, name)?;
         let link = Link::to_file(self.core, file);
@@ -285,7 +283,6 @@ impl Sender {
         (other, is_whole, std::mem::replace(&mut self.progress, main))
     }
 
-    /// Writes the periodic dump if its time has come.
     fn dump_when_due(&mut self) {
         let period_ns = recordings::DUMP_PERIOD_NS.load(Relaxed);
         let now = self.core.recorder.clock.now();

@@ -88,7 +88,6 @@ impl OwnerData {
         }
     }
 
-    /// Adds a call as the innermost open one.
     #[inline(always)]
     pub(crate) fn entered(&mut self, call: Call) {
         if self.open < CALLS {
@@ -97,7 +96,6 @@ impl OwnerData {
         }
     }
 
-    /// Returns the innermost open call.
     #[inline(always)]
     pub(crate) fn innermost(&mut self) -> Option<&mut Call> {
         self.calls.get_mut(self.open.checked_sub(1)?)?.as_mut()
@@ -317,7 +315,6 @@ impl Thread {
         self.torch.reset();
     }
 
-    /// Returns the device slot of `context`, if it is in the thread's cache.
     #[inline(always)]
     pub(crate) fn device_of(&self, context: usize) -> Option<u8> {
         let cached = self.context.load(Relaxed);

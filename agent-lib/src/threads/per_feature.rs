@@ -44,7 +44,6 @@ pub(crate) struct AutogradThread {
 }
 
 impl AutogradThread {
-    /// Resets the state for a new thread in a reused place.
     pub(crate) fn reset(&self) {
         for word in [&self.id, &self.running, &self.last, &self.accumulating] {
             word.store(0, Relaxed);
@@ -52,7 +51,6 @@ impl AutogradThread {
         self.scope.store(0, Relaxed);
     }
 
-    /// Returns the tag of the scope that was open when the running node began.
     #[inline(always)]
     pub(crate) fn scope(&self) -> u32 {
         self.scope.load(Relaxed)
@@ -71,7 +69,7 @@ pub(crate) struct NewRange {
     /// Start address. The sender reads it, too.
     pub start: AtomicU64,
     pub end: AtomicU64,
-    /// Id of the calling library << 1 | whether the range consists of mappings side by side.
+    /// Id of the calling library << 1 | whether the range consists of mappings side by side, and not of one allocation.
     what: AtomicU64,
 }
 
@@ -79,7 +77,6 @@ impl NewRange {
     pub(crate) fn module(&self) -> u16 {
         (self.what.load(Relaxed) >> 1) as u16
     }
-    /// Whether the range consists of mappings side by side; otherwise it is one allocation.
     pub(crate) fn is_mapped(&self) -> bool {
         self.what.load(Relaxed) & 1 != 0
     }
@@ -111,7 +108,6 @@ pub(crate) struct ThreadAllocatorState {
 }
 
 impl ThreadAllocatorState {
-    /// Resets the state for a new thread in a reused place.
     pub(crate) fn reset(&self) {
         self.forget_fresh();
         self.forget_events();
@@ -149,7 +145,6 @@ impl ThreadAllocatorState {
         self.fresh.iter().take(self.remembered.load(Acquire) as usize)
     }
 
-    /// Removes the ranges, after a block.
     #[inline(always)]
     pub(crate) fn forget_fresh(&self) {
         self.remembered.store(0, Relaxed);
@@ -185,7 +180,6 @@ impl ThreadAllocatorState {
         noted.filter(|event| event.handle.load(Relaxed) != 0)
     }
 
-    /// Removes the events, after a report.
     #[inline(always)]
     pub(crate) fn forget_events(&self) {
         self.recorded.store(0, Relaxed);

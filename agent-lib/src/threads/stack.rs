@@ -74,7 +74,6 @@ impl Stack {
     }
 }
 
-/// Finds the main thread's stack.
 pub(crate) fn prepare() {
     // SAFETY: takes and returns a number.
     let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as usize;

@@ -31,7 +31,6 @@ impl RecordInProgress {
         self.at.store(0, Release);
     }
 
-    /// Resets to the state of a thread that has made no record.
     pub(crate) fn reset(&self) {
         self.end();
         self.bound.store(1, Relaxed);

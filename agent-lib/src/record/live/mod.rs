@@ -258,7 +258,6 @@ impl Live {
         place.row[0].store(row[0].to_le(), Release);
     }
 
-    /// Returns the words for additional data of a place.
     fn beside(&self, place: RowLocation) -> &'static [AtomicU64; 3] {
         let bytes = std::ptr::from_ref(place.row).addr() - self.rows.as_ptr().addr();
         &self.beside[bytes / size_of::<Words>()]
@@ -325,7 +324,6 @@ impl Live {
         place.chunk.passed.fetch_and(!beside_bit(place.number), AcqRel);
     }
 
-    /// Releases the place of a row that was seized.
     #[inline(always)]
     fn vacate(place: RowLocation) {
         if place.has_beside() {
@@ -386,7 +384,6 @@ impl Live {
         }
     }
 
-    /// Counts a row that was added while a range is open.
     #[cold]
     #[inline(never)]
     fn count_new(&self, row: Row) {
