@@ -1,8 +1,8 @@
 //! Functions of libcupti. Call them only while libcuda is loaded: without it CUPTI 13.2 crashes.
 
 use crate::library::Library;
+use crate::params::layouts;
 use core::ffi::{CStr, c_char, c_void};
-use core::mem::{offset_of, size_of};
 
 /// A CUptiResult. A plain integer, because newer libraries define more values.
 pub type CuptiResult = u32;
@@ -13,20 +13,20 @@ pub type GetNumber = unsafe extern "C" fn(*const c_void, *mut u32) -> CuptiResul
 /// Callback function. Arguments: `userdata`, domain, id, data.
 pub type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
 
-/// `CUpti_SubscriberParams`, from CUPTI 13.0.
-#[repr(C)]
-#[derive(Debug)]
-pub struct SubscriberParams {
-    /// Size of this struct: `BYTES_13_0` or `BYTES_13_2`. CUPTI 13.0 and 13.1 refuse the larger one.
-    pub struct_bytes: usize,
-    /// Name of this subscriber, at most 53 bytes.
-    pub name: *const c_char,
-    /// Buffer of at least 64 bytes for the name of the client that holds the subscription.
-    pub holder: *mut c_char,
-    /// Size of `holder` in bytes.
-    pub holder_bytes: usize,
-    /// Whether other clients may subscribe, too. From CUPTI 13.2.
-    pub allow_multiple: u8,
+layouts! {
+    /// `CUpti_SubscriberParams`, from CUPTI 13.0.
+    SubscriberParams = 40 {
+        /// Size of this struct: `BYTES_13_0` or `BYTES_13_2`. CUPTI 13.0 and 13.1 refuse the larger one.
+        struct_bytes @ 0: usize,
+        /// Name of this subscriber, at most 53 bytes.
+        name @ 8: *const c_char,
+        /// Buffer of at least 64 bytes for the name of the client that holds the subscription.
+        holder @ 16: *mut c_char,
+        /// Size of `holder` in bytes.
+        holder_bytes @ 24: usize,
+        /// Whether other clients may subscribe, too. From CUPTI 13.2.
+        allow_multiple @ 32: u8,
+    }
 }
 
 impl SubscriberParams {
@@ -35,8 +35,6 @@ impl SubscriberParams {
     /// Size of the struct from CUPTI 13.2 on, in bytes.
     pub const BYTES_13_2: usize = 40;
 }
-const _: () = assert!(size_of::<SubscriberParams>() == SubscriberParams::BYTES_13_2);
-const _: () = assert!(offset_of!(SubscriberParams, allow_multiple) == SubscriberParams::BYTES_13_0);
 
 /// Functions of a libcupti. Older versions do not have the optional ones.
 #[derive(Debug, Clone, Copy)]

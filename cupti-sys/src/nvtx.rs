@@ -4,6 +4,7 @@
 //! A table points to the caller's function pointers; the injected library replaces them: `*table[id] = function`. Its length
 //! differs between versions. An id at or beyond the length does not exist.
 
+use crate::params::layouts;
 use std::ffi::c_int;
 
 /// Id of the export table [`Callbacks`].
@@ -84,29 +85,26 @@ pub mod core2 {
 /// Result of a push or pop that is not followed (`NoPushPopTracking`).
 pub const NOT_TRACKED: c_int = -2;
 
-/// `nvtxEventAttributes_t`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)]
-pub struct EventAttributes {
-    pub version: u16,
-    /// Size of this structure in the program's NVTX version, in bytes.
-    pub size: u16,
-    pub category: u32,
-    pub color_type: i32,
-    pub color: u32,
-    pub payload_type: i32,
-    pub reserved: i32,
-    pub payload: u64,
-    /// One of the `MESSAGE_` constants.
-    pub message_type: i32,
-    pub padding: u32,
-    /// Pointer to a string, or the handle of a registered string.
-    pub message: usize,
+layouts! {
+    /// `nvtxEventAttributes_t`.
+    #[allow(missing_docs)]
+    EventAttributes = 48 {
+        version @ 0: u16,
+        /// Size of this structure in the program's NVTX version, in bytes.
+        size @ 2: u16,
+        category @ 4: u32,
+        color_type @ 8: i32,
+        color @ 12: u32,
+        payload_type @ 16: i32,
+        reserved @ 20: i32,
+        payload @ 24: u64,
+        /// One of the `MESSAGE_` constants.
+        message_type @ 32: i32,
+        padding @ 36: u32,
+        /// Pointer to a string, or the handle of a registered string.
+        message @ 40: usize,
+    }
 }
-const _: () = assert!(size_of::<EventAttributes>() == 48);
-const _: () = assert!(std::mem::offset_of!(EventAttributes, message_type) == 32);
-const _: () = assert!(std::mem::offset_of!(EventAttributes, message) == 40);
 
 /// `message` points to NUL-terminated UTF-8.
 pub const MESSAGE_ASCII: i32 = 1;

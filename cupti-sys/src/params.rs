@@ -5,18 +5,21 @@
 #![allow(missing_docs)]
 
 use core::ffi::c_void;
-use core::mem::{offset_of, size_of};
 
+/// Declares structs with the size of each, and for each field its documentation, name, offset and type.
 macro_rules! layouts {
-    ($( $(#[$doc:meta])* $name:ident = $bytes:literal { $( $field:ident @ $offset:literal : $type:ty ),* $(,)? } )*) => { $(
+    ($( $(#[$doc:meta])* $name:ident = $bytes:literal {
+        $( $(#[$field_doc:meta])* $field:ident @ $offset:literal : $type:ty ),* $(,)?
+    } )*) => { $(
         $(#[$doc])*
         #[repr(C)]
         #[derive(Debug, Clone, Copy)]
-        pub struct $name { $( pub $field: $type ),* }
+        pub struct $name { $( $(#[$field_doc])* pub $field: $type ),* }
         const _: () = assert!(size_of::<$name>() == $bytes);
-        $( const _: () = assert!(offset_of!($name, $field) == $offset); )*
+        $( const _: () = assert!(::core::mem::offset_of!($name, $field) == $offset); )*
     )* };
 }
+pub(crate) use layouts;
 
 /// A C pointer to a number; null if the caller passed null.
 pub type Out = *const u64;

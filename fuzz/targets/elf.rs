@@ -81,7 +81,7 @@ fn in_memory(how: u8, bytes: &[u8]) {
     let inside = |at: usize| base <= at && at + size_of::<usize>() <= base + image.len();
     for slot in found.slots(&[&[c"cudaMalloc", c"a"], &[c"b"]]).into_iter().flatten() {
         assert!(inside(slot.at) && slot.at % size_of::<usize>() == 0);
-        let _ = found.sealed_pages(slot.at, 4096);
+        let _ = found.is_page_sealed(slot.at, 4096);
     }
     for name in [c"cudaMalloc", c"a", c""] {
         assert!(found.defines(name).is_none_or(|at| found.runs(at)));

@@ -115,20 +115,6 @@ impl Record<'_> {
         PREFIX_BYTES + SLOT_BYTES + self.encode().1.len()
     }
 
-    /// Writes the frame to the beginning of `out` and returns its size; `None` if it does not fit there, or if the payload is too
-    /// long for a frame.
-    pub fn write_frame(&self, out: &mut [u8]) -> Option<usize> {
-        let (slot, payload) = self.encode();
-        let len = SLOT_BYTES + payload.len();
-        if len > MAX_FRAME_BYTES || out.len() < PREFIX_BYTES + len {
-            return None;
-        }
-        out[..PREFIX_BYTES].copy_from_slice(&(len as u32).to_le_bytes());
-        out[PREFIX_BYTES..PREFIX_BYTES + SLOT_BYTES].copy_from_slice(&slot);
-        out[PREFIX_BYTES + SLOT_BYTES..PREFIX_BYTES + len].copy_from_slice(payload);
-        Some(PREFIX_BYTES + len)
-    }
-
     /// Appends the frame to `out`. A payload that is too long for a frame is cut at the end of a character, or of an address.
     /// Names are far below that limit.
     #[cfg(any(feature = "std", test))]

@@ -151,41 +151,26 @@ impl<'a> Image<'a> {
         ];
         for (start, bytes, has_addends) in passes {
             let (Some(start), Some(bytes)) = (self.address(start), self.entry(bytes)) else { continue };
+            let Some(end) = self.end(start, PF_R) else { continue };
             let each = if has_addends { 24 } else { 16 };
-            self.search(&tables, start, bytes as usize, each, wanted, &mut found);
+            let count = ((bytes as usize).min(end - start) / each).min(MAX_RELOCATIONS);
+            for index in 0..count {
+                // SAFETY: `count` limits the reads to a readable segment.
+                let relocation = unsafe { ((start + index * each) as *const Elf64_Rel).read_unaligned() };
+                if !STORES_ADDRESS.contains(&(relocation.r_info as u32)) {
+                    continue;
+                }
+                let Some(symbol) = self.symbol(&tables, (relocation.r_info >> 32) as usize) else { continue };
+                let is_it =
+                    |names: &&[&CStr]| names.iter().any(|name| self.is_named(&tables, symbol.st_name, name));
+                let Some(which) = wanted.iter().position(is_it) else { continue };
+                found[which] = found[which].or_else(|| self.slot(relocation.r_offset));
+            }
             if found.iter().all(Option::is_some) {
                 break;
             }
         }
         found
-    }
-
-    fn search(
-        &self,
-        tables: &Symbols,
-        start: usize,
-        bytes: usize,
-        each: usize,
-        wanted: &[&[&CStr]],
-        found: &mut [Option<Slot>],
-    ) {
-        let Some(end) = self.end(start, PF_R) else { return };
-        let count = (bytes.min(end - start) / each).min(MAX_RELOCATIONS);
-        for index in 0..count {
-            let at = start + index * each;
-            // SAFETY: `count` limits the reads to a readable segment.
-            let relocation = unsafe { (at as *const Elf64_Rel).read_unaligned() };
-            if !STORES_ADDRESS.contains(&(relocation.r_info as u32)) {
-                continue;
-            }
-            let Some(symbol) = self.symbol(tables, (relocation.r_info >> 32) as usize) else { continue };
-            let is_it =
-                |names: &&[&CStr]| names.iter().any(|name| self.is_named(tables, symbol.st_name, name));
-            let Some(which) = wanted.iter().position(is_it) else { continue };
-            if found[which].is_none() {
-                found[which] = self.slot(relocation.r_offset);
-            }
-        }
     }
 
     fn slot(&self, offset: u64) -> Option<Slot> {
@@ -276,11 +261,10 @@ impl<'a> Image<'a> {
         None
     }
 
-    /// Returns the range of whole pages with `at` that the loader makes read-only.
-    pub(crate) fn sealed_pages(&self, at: usize, page: usize) -> Option<(usize, usize)> {
-        let mut pages =
-            self.segments(PT_GNU_RELRO, 0).map(|(start, end)| (start & !(page - 1), end & !(page - 1)));
-        pages.find(|&(start, end)| start <= at && at < end)
+    /// Whether the loader makes the whole page of `at` read-only. `page` is the page size.
+    pub(crate) fn is_page_sealed(&self, at: usize, page: usize) -> bool {
+        let whole = !(page - 1);
+        self.segments(PT_GNU_RELRO, 0).any(|(start, end)| start & whole <= at && at < end & whole)
     }
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn write_sealed(image: &Image<'_>, at: usize, write: impl FnOnce()) -
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(4096);
     // The loader makes only whole pages read-only, so not the last one. If the page is writable now, the loader has not finished
     // with this file and makes the page read-only afterwards.
-    let is_writable = image.sealed_pages(at, page).map_or(Some(true), |_| is_page_writable(at));
+    let is_writable = if image.is_page_sealed(at, page) { is_page_writable(at) } else { Some(true) };
     let start = (at & !(page - 1)) as *mut c_void;
     // SAFETY: a page of a mapped file, which is readable all the time.
     let protect = |access| unsafe { libc::mprotect(start, page, access) == 0 };

@@ -2,6 +2,7 @@
 //! the kernel's data about the process.
 
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
 
 pub(crate) static FINISHED: AtomicBool = AtomicBool::new(false);
@@ -68,12 +69,22 @@ pub(crate) fn is_running() -> bool {
     OWNER.load(Acquire) == std::process::id() && !FINISHED.load(Acquire)
 }
 
-pub(crate) fn is_unconnected() -> bool {
-    TRIED.load(Acquire) && !connected()
-}
-
 pub(crate) fn connected() -> bool {
     SOCKET.load(Acquire) >= 0
+}
+
+/// Runs `work` while all signals are blocked for this thread, and for threads that `work` starts.
+pub(crate) fn without_signals<T>(work: impl FnOnce() -> T) -> T {
+    let (mut all, mut old) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: the signal sets are on this stack.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
+    }
+    let done = work();
+    // SAFETY: restores the previous mask.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
+    done
 }
 
 /// Defers cancellation of this thread (pthread_cancel) while the value exists. A cancelled thread unwinds the agent's frames,

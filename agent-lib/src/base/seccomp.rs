@@ -2,6 +2,7 @@
 //! call. So if there is a filter, as in most containers, a child process tries the calls that the agent makes and CUDA does not.
 //! The child has the same filter. If the filter ends the child, the program is not affected.
 
+use crate::base::own_thread::without_signals;
 use std::ffi::{c_int, c_long};
 
 /// Result of PR_GET_SECCOMP if the program or a parent process has installed a filter.
@@ -15,13 +16,9 @@ pub(crate) fn syscalls_allowed() -> bool {
 }
 
 fn survives() -> bool {
-    // SAFETY: signal sets on this stack, errno of this thread, and a child that shares no memory and only makes system calls. The
-    // child's end sends no signal, and only a wait with __WALL returns it, so the program does not see it.
-    unsafe {
-        let mut all = std::mem::MaybeUninit::uninit();
-        let mut old = std::mem::MaybeUninit::uninit();
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
+    // SAFETY: errno of this thread, and a child that shares no memory and only makes system calls. The child's end sends no
+    // signal, and only a wait with __WALL returns it, so the program does not see it.
+    without_signals(|| unsafe {
         // Not fork(): it would run the program's fork handlers.
         let child = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
         if child == 0 {
@@ -35,10 +32,9 @@ fn survives() -> bool {
                 break;
             }
         }
-        libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut());
         // If no child could be created, the filter made the call fail. Then it probably makes other calls fail, too.
         child < 0 || (got >= 0 && status == 0)
-    }
+    })
 }
 
 /// Makes the agent's system calls, in the child. Writes only to this stack, and never waits.

@@ -6,6 +6,7 @@ use crate::driver::core::Core;
 use crate::sender::{self, wait_readable};
 use gpumem_wire::{AskKind, Body, Record, Stamp, frame};
 use std::os::fd::RawFd;
+use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
 /// Timeout for sending the records made so far, which the report should include.
@@ -22,7 +23,7 @@ pub(crate) fn report(core: &'static Core, what: AskKind, options: &str) -> Optio
     let start = Instant::now();
     while core.recorder.ring.sent() < head
         && start.elapsed() < SEND_TIMEOUT
-        && !own_thread::is_unconnected()
+        && (own_thread::connected() || !own_thread::TRIED.load(Acquire))
         && own_thread::is_running()
     {
         crate::base::wake::wake();

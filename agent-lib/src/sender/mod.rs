@@ -105,13 +105,6 @@ pub(crate) fn start(core: &'static Core) {
     callers::prepare();
     callers::look(core);
     wake::prepare();
-    let mut old = std::mem::MaybeUninit::uninit();
-    // SAFETY: the signal sets are on this stack. The new thread inherits the mask, so no signal of the host is delivered to it.
-    unsafe {
-        let mut all = std::mem::MaybeUninit::uninit();
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
-    }
     let run = move || {
         THREAD.store(own_thread::kernel_id(), Relaxed);
         if !panic::shielded(false, || Sender::new(core).run()) {
@@ -119,10 +112,9 @@ pub(crate) fn start(core: &'static Core) {
         }
         FINISHED.store(true, Release);
     };
-    let started = std::thread::Builder::new().name("gpumem".to_owned()).stack_size(256 << 10).spawn(run);
-    // SAFETY: restores the previous mask.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
-    if let Err(error) = started {
+    let thread = std::thread::Builder::new().name("gpumem".to_owned()).stack_size(256 << 10);
+    // No signal of the host may be delivered to the new thread.
+    if let Err(error) = own_thread::without_signals(|| thread.spawn(run)) {
         FINISHED.store(true, Release);
         give_up(core, &error);
     }

@@ -92,10 +92,6 @@ proptest! {
 
                 let bytes = frame_of(&record);
                 assert_eq!(bytes.len(), record.frame_bytes());
-                let mut buffer = [0xee; 512];
-                let written = record.write_frame(&mut buffer).expect("512 bytes hold it");
-                assert_eq!(buffer[..written], bytes);
-                assert!(buffer[written..].iter().all(|&byte| byte == 0xee), "nothing behind the frame");
                 packet.extend(bytes);
             });
         }
@@ -206,7 +202,6 @@ proptest! {
             text += &character;
         }
         let record = Record { stamp: Stamp::default(), body: Body::Tag { path: &text } };
-        assert_eq!(record.write_frame(&mut vec![0; 2 * MAX_FRAME_BYTES]), None);
         let bytes = frame_of(&record);
         assert!(bytes.len() <= PREFIX_BYTES + MAX_FRAME_BYTES);
         let read: Vec<_> = frame::records(&bytes).collect();
@@ -336,19 +331,6 @@ fn a_payload_that_is_not_text_concerns_its_record_only() {
         let path = Body::Tag { path: "a/b" };
         assert!(matches!(read[1], Ok(Ok(Record { body, .. })) if body == path), "{name}");
     }
-}
-
-#[test]
-fn a_frame_is_not_written_where_it_does_not_fit() {
-    let record = Record { stamp: Stamp::default(), body: Body::Tag { path: "layer/0" } };
-    let need = record.frame_bytes();
-    let mut buffer = vec![0xee; need];
-    for room in 0..need {
-        assert_eq!(record.write_frame(&mut buffer[..room]), None);
-    }
-    assert!(buffer.iter().all(|&byte| byte == 0xee), "nothing is written by halves");
-    assert_eq!(record.write_frame(&mut buffer), Some(need));
-    assert_eq!(buffer, frame_of(&record));
 }
 
 #[test]
