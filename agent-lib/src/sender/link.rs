@@ -1,4 +1,4 @@
-//! A connection to the daemon, or a recording, and the packet that is being filled for it.
+//! The link: a connection to the daemon or a file that is written instead, and the packet that is being filled for it.
 
 use super::{finishing, wait};
 use crate::base::clock::{clock_ns, kernel_ns};
@@ -22,14 +22,14 @@ use std::time::Duration;
 
 /// Largest packet in bytes: three such packets fit into a socket buffer of the kernel's default size.
 pub(crate) const PACKET_BYTES: usize = 60 * 1024;
-/// Delay between attempts to connect, doubling. The longest is short, so that a daemon started in the middle of a job has the
-/// whole job 5 s later. An attempt costs 4 us (socket, connect, close), 0.05 ms a minute; the agent's thread runs 73 ms a
-/// minute without a daemon (debug build, tests/suite/live_faults/absent.rs; its work: `sender::IDLE`).
+/// First and longest delay between attempts to connect, in ns; each attempt doubles it. The longest is short, so that a daemon
+/// started during a job gets the whole state within 5 s. An attempt costs 4 us (socket, connect, close), or 0.05 ms in a minute.
+/// Without a daemon the agent's thread runs 73 ms in a minute (debug build; tests/suite/live_faults/absent.rs).
 const RETRY_NS: std::ops::RangeInclusive<u64> = 100_000_000..=5_000_000_000;
-/// Timeout while queued for a busy daemon, which accepts thousands in that time.
+/// Timeout while waiting for a busy daemon to accept, which accepts thousands of connections in that time.
 const PATIENCE_US: libc::suseconds_t = 250_000;
 
-/// Closes the connection in a forked child: it belongs to the parent.
+/// Closes the connection in a forked child: it belongs to the parent process.
 pub(crate) fn close_in_child() {
     TRIED.store(false, Release);
     let fd = SOCKET.swap(-1, AcqRel);
@@ -46,24 +46,24 @@ enum To {
     File(Kept),
 }
 
-/// A recording in addition to the connection: everything that is sent is also written to it.
+/// A recording in addition to the connection. Each packet is also written to it.
 #[derive(Debug)]
 struct Beside {
     file: Kept,
     path: PathBuf,
     bytes: u64,
-    /// Largest size in bytes. A packet that would exceed it is not written, and the recording ends.
+    /// Largest size of the file in bytes. A packet that would exceed it is not written, and the recording ends.
     max_bytes: u64,
     is_full: bool,
 }
 
-/// Bytes reserved for the last record of a recording.
+/// Bytes of the largest size that are reserved for a recording's last record.
 const LAST_WORD_BYTES: u64 = 128;
-/// Names to try for a recording whose file exists already.
+/// Maximum number of file names to try for a recording, if files of these names exist.
 const NAMES: u32 = 100;
 
 impl Beside {
-    /// Returns whether so many bytes may still be written, and counts them if so.
+    /// Returns whether this number of bytes may still be written, and counts them if so.
     fn has_room(&mut self, bytes: usize) -> bool {
         self.is_full |= self.bytes.saturating_add(bytes as u64) > self.max_bytes;
         self.bytes += if self.is_full { 0 } else { bytes as u64 };
@@ -74,9 +74,9 @@ impl Beside {
 #[derive(Debug)]
 pub(crate) struct Link {
     to: To,
-    /// A recording that was requested while the program runs.
+    /// An additional recording, requested while the program runs.
     beside: Option<Beside>,
-    /// The path, if `to` is a file.
+    /// Path of the file, if `to` is a file.
     path: Option<PathBuf>,
     memory: Option<Identity>,
     packet: Vec<u8>,
@@ -122,13 +122,13 @@ impl Link {
         self.has_main() || self.beside.is_some()
     }
 
-    /// Whether there is the daemon or file that the environment names.
+    /// Whether there is a connection to the daemon, or the file of GPUMEM_RECORD.
     pub(crate) fn has_main(&self) -> bool {
         !matches!(self.to, To::Nobody)
     }
 
-    /// Whether sent data will probably be kept. A daemon without room closes the connection and reads nothing after the hello.
-    /// So records stay in the ring until it has sent its welcome. At the program's end there is no reason to keep them.
+    /// Whether records may be sent. A daemon with too many connections closes this one and reads nothing after the Hello. So
+    /// records stay in the ring until the daemon has sent its Welcome, or until the program ends.
     pub(crate) fn may_speak(&self) -> bool {
         match self.to {
             To::Nobody => self.beside.is_some(),
@@ -153,7 +153,7 @@ impl Link {
         self.beside.is_some()
     }
 
-    /// Starts to write all further data to a recording, too. `state` is a link to a file that contains the state up to now.
+    /// Starts to write each packet to a recording, too. `state` is a link to its file, which contains the state up to now.
     pub(crate) fn record_beside(&mut self, state: Link, path: PathBuf, bytes: u64, max_bytes: Option<u64>) {
         if let To::File(file) = state.to {
             let max_bytes = max_bytes.unwrap_or(u64::MAX).saturating_sub(LAST_WORD_BYTES);
@@ -175,7 +175,7 @@ impl Link {
         beside.file.write_all(&frame)
     }
 
-    /// Returns the first bytes of a recording.
+    /// Returns the first bytes of a recording: header, clocks and Hello.
     fn head(&self, core: &Core) -> Vec<u8> {
         let mut head = frame::header().to_vec();
         let anchor = Stamp { time_ns: kernel_ns(), ..Stamp::default() };
@@ -201,7 +201,7 @@ impl Link {
         }
     }
 
-    /// Returns the user of the server at the other end, if no file may be created on that user's request.
+    /// Returns the user of the server at the other end, if no file may be created at that user's request.
     pub(crate) fn stranger(&self) -> Option<u32> {
         let To::Daemon(socket) = &self.to else { return None };
         let uid = server_uid(socket.fd);
@@ -233,7 +233,7 @@ impl Link {
             None => self.memory.is_some_and(Identity::holds) && self.open_socket(core),
         };
         self.is_welcomed = false;
-        // Varied by a quarter, so that not all processes return at once. A daemon without room accepts and then closes.
+        // Varied by a quarter, so that not all processes retry at once. Also after success: the daemon may close the connection.
         let jitter = mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
         self.next_try_ns = now + jitter;
         self.retry_ns = (self.retry_ns * 2).min(*RETRY_NS.end());
@@ -245,7 +245,7 @@ impl Link {
         let Some((file, path)) = fresh(path) else { return false };
         let is_begun = self.begin(core, file).is_ok();
         if !is_begun {
-            // The agent's own empty file. A full disk must not fill up with file names.
+            // The file is the agent's own and empty. Repeated attempts on a full disk must not leave many files.
             let _ = std::fs::remove_file(&path);
         }
         self.path = std::path::absolute(path).ok();
@@ -256,7 +256,7 @@ impl Link {
         for path in sockets(core) {
             let fd = new_socket();
             let Some(socket) = Identity::of(fd) else { return false };
-            SOCKET.store(fd, Release); // before connecting: a child that is forked now closes it
+            SOCKET.store(fd, Release); // before connecting, so that a child that is forked now closes it
             self.to = To::Daemon(socket);
             if (connect(fd, path) || stand_in_line(fd, path)) && self.send_hello(core, fd) {
                 self.is_system = path == Path::new(env::SYSTEM_SOCKET);
@@ -290,7 +290,7 @@ impl Link {
         sent == packet.len() as isize
     }
 
-    /// Ends the link. Records of the packet are still in the ring.
+    /// Ends the link. The records of the unsent packet are still in the ring.
     pub(crate) fn close(&mut self) {
         self.packet.clear();
         if let To::Daemon(socket) = std::mem::replace(&mut self.to, To::Nobody) {
@@ -342,7 +342,7 @@ impl Link {
             && beside.has_room(self.packet.len())
             && beside.file.write_all(&self.packet).is_err()
         {
-            self.beside = None; // a frame may be half written, and nothing after it could be read
+            self.beside = None; // a frame may be half written, so nothing after it could be read
         }
         let sent = match &mut self.to {
             To::Nobody => self.beside.is_some(),
@@ -360,7 +360,7 @@ impl Link {
         sent
     }
 
-    /// Returns a packet from the daemon. `None` if there is none now; the link may have ended.
+    /// Returns the next packet from the daemon. `None` if there is none now, or if the link has ended.
     pub(crate) fn receive<'a>(&mut self, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
         let To::Daemon(socket) = self.to else { return None };
         if !socket.holds() {
@@ -375,8 +375,8 @@ impl Link {
     }
 }
 
-/// Reports to the daemon that the sender has failed, and why; its unsent data is left alone. The connection stays open until
-/// the program ends: a daemon may not read data that is pending when a connection closes.
+/// Reports to the daemon that the sender has panicked, and where. The connection stays open until the program ends: a daemon may
+/// not read data that is pending when a connection closes.
 pub(crate) fn last_words(core: &Core) {
     let fd = SOCKET.load(Acquire);
     if fd < 0 {
@@ -471,8 +471,8 @@ fn send(socket: Identity, packet: &[u8]) -> Sent {
     }
 }
 
-/// Waits in the kernel's queue of a daemon whose backlog is full, which admits clients in order. A client that only polls may
-/// find it full every time. Only the sender may wait, and nothing waits for it meanwhile.
+/// Connects to a daemon whose queue of connections (backlog) is full: waits in connect(), where the kernel admits clients in order.
+/// A client that only retries may find the queue full each time. Only the sender waits here, and nothing waits for the sender.
 fn stand_in_line(fd: RawFd, path: &Path) -> bool {
     if !try_again() || !own_thread::is_here() || finishing() {
         return false;
@@ -491,7 +491,7 @@ fn stand_in_line(fd: RawFd, path: &Path) -> bool {
     is_bounded && wait(true) && connect(fd, path) && wait(false)
 }
 
-/// Returns the sockets on which a daemon may listen, best first.
+/// Returns the sockets on which a daemon may listen, in the order in which they are tried.
 fn sockets(core: &Core) -> impl Iterator<Item = &PathBuf> {
     let doubtful = core.settings.doubtful_socket.as_ref();
     core.settings.sockets.iter().filter(move |path| doubtful != Some(path) || is_ours(path))
@@ -524,7 +524,7 @@ pub(crate) fn connect_anew(core: &Core) -> Option<Owned> {
     sockets(core).find_map(|path| Some(Owned(new_socket())).filter(|socket| connect(socket.0, path)))
 }
 
-/// Returns the user of the process that listens at the other end, as of its listen(2).
+/// Returns the user of the process that listens at the other end, at the time of its listen() call.
 fn server_uid(socket: RawFd) -> Option<u32> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -536,7 +536,7 @@ fn server_uid(socket: RawFd) -> Option<u32> {
     (result == 0).then_some(peer.uid)
 }
 
-/// Returns the owner of the directory of the system's socket. Only root can have made it.
+/// Returns the owner of the directory of the system's socket, if only root can have made that directory.
 fn owner_of_system() -> Option<u32> {
     let directory = Path::new(env::SYSTEM_SOCKET).parent()?;
     let is_roots = |of: &std::fs::Metadata| of.uid() == 0 && of.mode() & 0o022 == 0;
