@@ -57,17 +57,13 @@ unsafe fn bytes_of(at: *mut c_void) -> usize {
     unsafe { at.cast::<usize>().sub(1).read_unaligned() }
 }
 
-fn free_piece() {
-    let _ =
-        USED.fetch_update(AcqRel, Acquire, |used| Some(if used >> 32 <= 1 { 0 } else { used - (1 << 32) }));
-}
-
 /// Allocates from the arena, after the C library has returned null. If the arena is full, the sender waits and calls `retry`;
 /// other threads get null.
 fn from_arena(bytes: usize, align: usize, retry: impl Fn() -> *mut c_void) -> *mut c_void {
     let mut at = take(bytes, align);
     while at.is_null() && own_thread::is_here() {
-        own_thread::nap();
+        // SAFETY: nothing is written.
+        unsafe { libc::usleep(5000) };
         at = retry();
     }
     at
@@ -140,10 +136,12 @@ unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, bytes: 
 }
 
 unsafe extern "C" fn free(at: *mut c_void) {
-    match is_ours(at) {
-        true => free_piece(),
+    if is_ours(at) {
+        let freed = |used: u64| Some(if used >> 32 <= 1 { 0 } else { used - (1 << 32) });
+        let _ = USED.fetch_update(AcqRel, Acquire, freed);
+    } else {
         // SAFETY: as free().
-        false => unsafe { gpumem_real_free(at) },
+        unsafe { gpumem_real_free(at) }
     }
 }
 

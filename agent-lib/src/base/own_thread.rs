@@ -57,13 +57,6 @@ pub(crate) fn is_alone() -> bool {
     fields.next() == Some("Z") && fields.nth(16) == Some("2")
 }
 
-/// Sleeps 5 ms, without allocating. For the sender.
-pub(crate) fn nap() {
-    let time = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-    // SAFETY: nothing is written.
-    unsafe { libc::nanosleep(&time, std::ptr::null_mut()) };
-}
-
 /// Whether the agent's thread runs in this process. If not, requests would never be answered.
 pub(crate) fn is_running() -> bool {
     OWNER.load(Acquire) == std::process::id() && !FINISHED.load(Acquire)

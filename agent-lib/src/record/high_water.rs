@@ -99,9 +99,11 @@ fn locked(work: impl FnOnce()) {
     }
 }
 
+/// Adds the bytes of a row `times` times: 1 for a row that was added to the live table, -1 for one that was removed.
 #[cold]
-fn add(row: &Row, parent: u64, bytes: i64) {
+pub(crate) fn count(row: &Row, parent: u64, times: i64) {
     let Some((device, family)) = place_of(row, parent) else { return };
+    let bytes = times * row[3].cast_signed();
     locked(|| {
         let sum = &SUMS[device][family as usize];
         if let Some(share) = share(device, family, row[5] as u32) {
@@ -117,14 +119,6 @@ fn add(row: &Row, parent: u64, bytes: i64) {
             sum.peak.fetch_add(1, AcqRel);
         }
     });
-}
-
-pub(crate) fn row_added(row: &Row, parent: u64) {
-    add(row, parent, row[3].cast_signed());
-}
-
-pub(crate) fn row_removed(row: &Row, parent: u64) {
-    add(row, parent, -row[3].cast_signed());
 }
 
 /// Moves the bytes of a row to another tag, also those at the peak. No sum changes.
@@ -169,7 +163,7 @@ pub(crate) fn begin(live: impl FnOnce() -> Vec<(Row, u64)>) -> bool {
     let live = live();
     OPEN.store(true, SeqCst);
     for (row, parent) in &live {
-        row_added(row, *parent);
+        count(row, *parent, 1);
     }
     reset();
     true

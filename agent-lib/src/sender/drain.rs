@@ -171,21 +171,19 @@ impl Sender {
         }
     }
 
-    /// Handles a Welcome. The second one on a connection comes from a daemon that inherited it, which gets all reports again.
-    fn handle_welcome(&mut self, epoch: u64) {
-        self.link.be_welcomed();
-        if std::mem::replace(&mut self.epoch, epoch) != 0 {
-            self.progress.layers_version = None;
-        }
-    }
-
     /// Receives and handles the daemon's commands; ignores unknown ones.
     pub(super) fn receive_commands(&mut self) {
         let mut buffer = [0_u8; 8192];
         while let Some(packet) = self.link.receive(&mut buffer) {
             for record in frame::records(packet).flatten().flatten() {
                 match record.body {
-                    Body::Welcome { epoch, .. } => self.handle_welcome(epoch),
+                    Body::Welcome { epoch, .. } => {
+                        self.link.be_welcomed();
+                        // A second Welcome comes from a daemon that inherited the connection, and has no reports yet.
+                        if std::mem::replace(&mut self.epoch, epoch) != 0 {
+                            self.progress.layers_version = None;
+                        }
+                    }
                     Body::ResyncRequest { epoch } => self.progress.resync = Some(epoch),
                     body => self.handle_command(&body),
                 }

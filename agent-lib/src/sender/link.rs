@@ -471,8 +471,8 @@ fn send(socket: Identity, packet: &[u8]) -> Sent {
     }
 }
 
-/// Connects to a daemon whose queue of connections (backlog) is full: waits in connect(), where the kernel admits clients in order.
-/// A client that only retries may find the queue full each time. Only the sender waits here, and nothing waits for the sender.
+/// Connects to a daemon whose queue of connections (backlog) is full: waits in connect(), which admits clients in order. A client
+/// that only retries may find the queue full each time. Only the sender waits here, and nothing waits for the sender.
 fn stand_in_line(fd: RawFd, path: &Path) -> bool {
     if !try_again() || !own_thread::is_here() || finishing() {
         return false;

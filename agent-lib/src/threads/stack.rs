@@ -100,28 +100,20 @@ fn readable(at: usize) -> bool {
     }
 }
 
-/// Returns the address of the C library's control block of this thread, at the end of the stack that it has allocated.
-#[cfg(target_arch = "x86_64")]
+/// Returns the address of the C library's control block of this thread, at the end of the stack that it has allocated; 0 on other
+/// processors.
 fn control_block() -> usize {
     let block: usize;
-    // SAFETY: the block's first word is its own address.
+    // SAFETY: reads a register, or on x86-64 the control block's first word, which is its own address.
     unsafe {
+        #[cfg(target_arch = "x86_64")]
         std::arch::asm!("mov {}, qword ptr fs:[0]", out(reg) block, options(nostack, readonly, preserves_flags));
-    }
-    block
-}
-#[cfg(target_arch = "aarch64")]
-fn control_block() -> usize {
-    let block: usize;
-    // SAFETY: reads a register.
-    unsafe {
+        #[cfg(target_arch = "aarch64")]
         std::arch::asm!("mrs {}, tpidr_el0", out(reg) block, options(nostack, nomem, preserves_flags));
     }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let block = 0;
     block
-}
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn control_block() -> usize {
-    0
 }
 
 #[cfg(test)]

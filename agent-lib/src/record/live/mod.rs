@@ -307,7 +307,7 @@ impl Live {
             self.unpass(hash, distance);
         }
         if high_water::open() {
-            high_water::row_removed(&row, self.parent_of(&row));
+            high_water::count(&row, self.parent_of(&row), -1);
         }
         Some(RowCopy { row, beside })
     }
@@ -387,7 +387,7 @@ impl Live {
     #[cold]
     #[inline(never)]
     fn count_new(&self, row: Row) {
-        high_water::row_added(&row, self.parent_of(&row));
+        high_water::count(&row, self.parent_of(&row), 1);
     }
 
     /// Begins a range of the high-water mark; returns false without memory. Must not be called in a callback.
