@@ -23,6 +23,7 @@ pub(crate) fn read() {
 /// Panics, with the caller's line, if GPUMEM_FAULT names this point and this call.
 #[inline(always)]
 #[track_caller]
+#[allow(clippy::panic)]
 pub(crate) fn at(place: &str) {
     if cfg!(debug_assertions)
         && let Some(Some((wanted, number))) = WANTED.get()

@@ -8,12 +8,12 @@ const PLACES: usize = 256;
 
 /// A set of at most `PLACES` numbers, without locks. A lookup in an empty set costs one load.
 #[derive(Debug, Default)]
-pub(crate) struct Few {
+pub(crate) struct NumberSet {
     count: AtomicUsize,
     numbers: Zeros<AtomicU64, PLACES>,
 }
 
-impl Few {
+impl NumberSet {
     /// Adds a number, unless it is 0 or the set is full.
     pub(crate) fn add(&self, number: u64) {
         let free = |place: &&AtomicU64| place.compare_exchange(0, number, AcqRel, Relaxed).is_ok();
@@ -41,8 +41,8 @@ impl Few {
 /// Handles of multicast objects, and the addresses at which these objects are mapped.
 #[derive(Debug, Default)]
 pub(crate) struct Multicast {
-    pub(super) objects: Few,
-    mappings: Few,
+    pub(super) objects: NumberSet,
+    mappings: NumberSet,
 }
 
 impl Multicast {

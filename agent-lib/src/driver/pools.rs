@@ -9,7 +9,7 @@
 //! Each value is recorded with the earliest time since which it may be valid: NVML may be read between change and record.
 
 use crate::base::memfd::Zeros;
-use crate::driver::multicast::Few;
+use crate::driver::multicast::NumberSet;
 use crate::threads;
 use gpumem_wire::MemoryKind;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -53,8 +53,8 @@ pub struct DriverPools {
     /// The pool that the sender is polling; 0 for none.
     pub(super) asking: AtomicU64,
     /// Ids of pools of managed and of host memory. These pools are neither recorded nor polled.
-    pub(super) managed: Few,
-    pub(super) host: Few,
+    pub(super) managed: NumberSet,
+    pub(super) host: NumberSet,
 }
 
 impl DriverPools {

@@ -27,8 +27,12 @@ pub(super) struct StepWindow {
 /// The file's path, or the reply to a request that failed.
 type Outcome = Result<PathBuf, RecordingReply>;
 
+fn refusal(errno: i32, text: String) -> RecordingReply {
+    RecordingReply { errno: errno as u16, told: text }
+}
+
 fn busy(path: &Path, why: &str) -> Outcome {
-    Err(RecordingReply { errno: libc::EBUSY as u16, told: format!("{}: {why}", path.display()) })
+    Err(refusal(libc::EBUSY, format!("{}: {why}", path.display())))
 }
 
 fn written(path: PathBuf, is_whole: bool) -> Outcome {
@@ -62,10 +66,7 @@ impl Sender {
                 refused
             }
             Some(request) => self.handle_request(request),
-            None => {
-                let told = "this agent does not support this limit of recordings".to_owned();
-                RecordingReply { errno: libc::EINVAL as u16, told }
-            }
+            None => refusal(libc::EINVAL, "this agent does not support this limit of recordings".to_owned()),
         };
         let body = Body::Done { result: outcome.errno, command, told: &outcome.told };
         self.send(body);
@@ -105,10 +106,10 @@ impl Sender {
     /// environment does not permit files in that directory.
     fn may_create(&self, name: &str) -> Result<(), RecordingReply> {
         if let Some(uid) = self.link.stranger() {
-            let told = format!(
+            let text = format!(
                 "the server of this program's agent runs as user {uid}, which is neither root nor the program's user: no file is created for it"
             );
-            return Err(RecordingReply { errno: libc::EPERM as u16, told });
+            return Err(refusal(libc::EPERM, text));
         }
         recordings::permitted(self.core, name)
     }
@@ -148,11 +149,11 @@ impl Sender {
         let is_whole = is_whole && self.catch_up(written_to.packed_seq);
         let path = written(path, is_whole)?;
         let bytes = std::fs::metadata(&path).map_or(0, |about| about.len());
-        if limits.max_bytes.is_some_and(|most| bytes > most) {
+        if limits.max_bytes.is_some_and(|limit| bytes > limit) {
             // The file is the agent's own, and its path was not returned yet.
             let _ = std::fs::remove_file(&path);
-            let told = format!("{}: the state alone has {bytes} bytes", path.display());
-            return Err(RecordingReply { errno: libc::EFBIG as u16, told });
+            let text = format!("{}: the state alone has {bytes} bytes", path.display());
+            return Err(refusal(libc::EFBIG, text));
         }
         // Names added meanwhile are sent twice on one of the links, which does no harm.
         self.progress.names_sent = self.progress.names_sent.min(written_to.names_sent);

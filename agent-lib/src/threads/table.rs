@@ -54,9 +54,9 @@ pub trait TableSlot: Sync + 'static {
     fn end(&self);
 }
 
-/// A table with `MOST` places.
+/// A table with `COUNT` places.
 #[derive(Debug)]
-pub struct SlotTable<T: 'static, const MOST: usize> {
+pub struct SlotTable<T: 'static, const COUNT: usize> {
     /// Array of the places; null until it is made.
     pub table: AtomicPtr<T>,
     /// Number of places used so far; those after them were never touched.
@@ -67,14 +67,14 @@ pub struct SlotTable<T: 'static, const MOST: usize> {
     pub refused: AtomicU64,
 }
 
-impl<T: TableSlot, const MOST: usize> SlotTable<T, MOST> {
+impl<T: TableSlot, const COUNT: usize> SlotTable<T, COUNT> {
     fn table(&self) -> &'static [T] {
         let table = self.table.load(Acquire);
         if table.is_null() {
             return &[];
         }
-        // SAFETY: the array has MOST places and is never freed.
-        unsafe { std::slice::from_raw_parts(table, MOST) }
+        // SAFETY: the array has COUNT places and is never freed.
+        unsafe { std::slice::from_raw_parts(table, COUNT) }
     }
 
     /// Returns all places that were ever used.
@@ -93,8 +93,8 @@ impl<T: TableSlot, const MOST: usize> SlotTable<T, MOST> {
             let place = table[*index].id();
             place.load(Relaxed) == 0 && place.compare_exchange(0, id, AcqRel, Relaxed).is_ok()
         };
-        let start = self.next.load(Relaxed) % MOST;
-        let Some(index) = (start..MOST).chain(0..start).find(is_ours) else {
+        let start = self.next.load(Relaxed) % COUNT;
+        let Some(index) = (start..COUNT).chain(0..start).find(is_ours) else {
             self.refused.fetch_add(1, Relaxed);
             return None;
         };

@@ -22,8 +22,8 @@ impl Chunk {
     }
 
     #[inline(always)]
-    pub(crate) fn has_beside(&self, place: usize) -> bool {
-        self.passed.load(Acquire) & beside_bit(place) != 0
+    pub(crate) fn has_extra(&self, place: usize) -> bool {
+        self.passed.load(Acquire) & extra_bit(place) != 0
     }
 
     /// Returns the place whose key is `hash`, else `KEYS`. Other threads may write, so a compare-and-swap has to confirm it.
@@ -89,7 +89,7 @@ fn first(equal: u32) -> usize {
 
 /// Returns the bit in `passed` for additional data.
 #[inline(always)]
-pub(super) fn beside_bit(place: usize) -> u64 {
+pub(super) fn extra_bit(place: usize) -> u64 {
     1 << (32 + place)
 }
 

@@ -23,7 +23,7 @@ use crate::base::memfd::{Words, anonymous, fetch_to_write};
 use crate::base::ring::Row;
 use crate::base::row::{Key, RowCopy, RowExtra, WRITING, kind, kind_of};
 use crate::record::high_water;
-use chunk::{Chunk, FREE, KEYS, beside_bit, favourite};
+use chunk::{Chunk, FREE, KEYS, extra_bit, favourite};
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 
 /// Largest distance of a row from its home, in chunks. At 80 % load one in a million rows is further than 8.
@@ -53,8 +53,8 @@ impl RowLocation {
         &self.chunk.keys[self.number]
     }
     #[inline(always)]
-    fn has_beside(&self) -> bool {
-        self.chunk.has_beside(self.number)
+    fn has_extra(&self) -> bool {
+        self.chunk.has_extra(self.number)
     }
 }
 
@@ -250,7 +250,7 @@ impl Live {
     fn write(&self, place: RowLocation, row: &Row, beside: Option<RowExtra>) {
         fence(Release); // a reader that sees the following stores also sees that the seq was 0
         if let Some(beside) = beside.filter(|beside| *beside != RowExtra::default()) {
-            self.write_beside(place, beside);
+            self.write_extra(place, beside);
         }
         for (to, word) in place.row.iter().zip(row).skip(1) {
             to.store(word.to_le(), Relaxed);
@@ -264,30 +264,30 @@ impl Live {
     }
 
     #[cold]
-    fn write_beside(&self, place: RowLocation, beside: RowExtra) {
+    fn write_extra(&self, place: RowLocation, beside: RowExtra) {
         for (word, value) in self.beside(place).iter().zip(beside.words()) {
             word.store(value, Relaxed);
         }
-        place.chunk.passed.fetch_or(beside_bit(place.number), AcqRel);
+        place.chunk.passed.fetch_or(extra_bit(place.number), AcqRel);
     }
 
     #[inline(always)]
-    fn read_beside(&self, place: RowLocation) -> RowExtra {
-        match place.has_beside() {
-            true => self.beside_there(place),
+    fn read_extra(&self, place: RowLocation) -> RowExtra {
+        match place.has_extra() {
+            true => self.stored_extra(place),
             false => RowExtra::default(),
         }
     }
 
-    fn beside_there(&self, place: RowLocation) -> RowExtra {
+    fn stored_extra(&self, place: RowLocation) -> RowExtra {
         let words = self.beside(place);
         RowExtra::from_words(std::array::from_fn(|word| words[word].load(Relaxed)))
     }
 
     /// Marks the additional data of a row as valid, so that its words can be changed one by one.
-    fn open_beside(&self, place: RowLocation) -> &'static [AtomicU64; 3] {
-        if !place.has_beside() {
-            self.write_beside(place, RowExtra::default());
+    fn open_extra(&self, place: RowLocation) -> &'static [AtomicU64; 3] {
+        if !place.has_extra() {
+            self.write_extra(place, RowExtra::default());
         }
         self.beside(place)
     }
@@ -301,7 +301,7 @@ impl Live {
     fn take(&self, hash: u64) -> Option<RowCopy> {
         let (distance, place) = self.find(hash).filter(|(_, place)| Self::seize(*place, hash))?;
         let row = std::array::from_fn(|word| u64::from_le(place.row[word].load(Relaxed)));
-        let beside = self.read_beside(place);
+        let beside = self.read_extra(place);
         Self::vacate(place);
         if distance > 0 {
             self.unpass(hash, distance);
@@ -320,14 +320,14 @@ impl Live {
 
     #[cold]
     #[inline(never)]
-    fn forget_beside(place: RowLocation) {
-        place.chunk.passed.fetch_and(!beside_bit(place.number), AcqRel);
+    fn forget_extra(place: RowLocation) {
+        place.chunk.passed.fetch_and(!extra_bit(place.number), AcqRel);
     }
 
     #[inline(always)]
     fn vacate(place: RowLocation) {
-        if place.has_beside() {
-            Self::forget_beside(place);
+        if place.has_extra() {
+            Self::forget_extra(place);
         }
         place.row[0].store(0, Release);
         place.key().store(FREE, Release);
@@ -371,7 +371,7 @@ impl Live {
         let words = place.row;
         let seq = u64::from_le(words[0].load(Acquire));
         let row = std::array::from_fn(|word| u64::from_le(words[word].load(Relaxed)));
-        let beside = self.read_beside(place);
+        let beside = self.read_extra(place);
         fence(Acquire);
         (seq != 0 && u64::from_le(words[0].load(Relaxed)) == seq).then_some(RowCopy { row, beside })
     }
@@ -425,7 +425,7 @@ impl Live {
     ) -> Option<RowCopy> {
         let (_, place) = self.find(key.hash())?;
         let before = self.read(place)?;
-        let words = self.open_beside(place);
+        let words = self.open_extra(place);
         let mut beside = before.beside;
         let value = change(before.row[word], &mut beside);
         if word == 5 && high_water::open() {
@@ -449,7 +449,7 @@ impl Live {
     /// Adds to the counts of references and mappings of a row. Returns the row with the new counts; `None` if there is none.
     pub(crate) fn count(&self, key: Key, references: i32, mappings: i32) -> Option<RowCopy> {
         let (_, place) = self.find(key.hash())?;
-        let counts = &self.open_beside(place)[1];
+        let counts = &self.open_extra(place)[1];
         let add = |counts: u64| {
             let now = (counts as u32).saturating_add_signed(references);
             let mapped = ((counts >> 32) as u32).saturating_add_signed(mappings);
