@@ -281,14 +281,14 @@ exports! {
             unsafe { c_text::fill(out, bytes, |out| snapshot::describe_here(core, thread, out)) }
         }
     }
-    /// Returns the word that holds the tag of the calling thread's innermost scope; null while nothing is recorded. Python writes
-    /// to it.
+    /// Returns the address of the word with the tag of the calling thread's innermost scope; null while nothing is recorded. Python
+    /// writes to it.
     gpumem_scope_word as scope_word() -> *mut u32 { std::ptr::null_mut(); |_, thread| thread.scope.as_ptr() }
-    /// Reports that the scope whose tag is in that word begins or is about to end. Used for the times of ranges.
+    /// Records that the scope whose tag is in the word above begins or will end now, for the times of ranges.
     gpumem_scope_edge as scope_edge(begins: c_int) -> () {
         (); |core, thread| core.scope_edge(thread, begins != 0)
     }
-    /// Returns the tag `parent/name`, for that word; 0 if the table of names is full.
+    /// Returns the tag of `parent/name`, which Python writes to the word above; 0 if the table of names is full.
     gpumem_intern as intern(parent: u32, name: *const c_char) -> u32 {
         0; |core, _| { scope::note(); core.recorder.names.intern(parent, text!(name)) }
     }
