@@ -85,7 +85,7 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
     fault_injection::read();
     let settings = settings();
     let is_wanted = !settings.disabled && syscalls_allowed();
-    let core = if is_wanted { Core::new(settings, &raw const crate::FUNCTIONS as usize) } else { None };
+    let core = if is_wanted { Core::new(settings, second_copy::own_table()) } else { None };
     let Some(core) = core else {
         status::disarm();
         return None;

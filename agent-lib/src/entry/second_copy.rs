@@ -18,6 +18,11 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"gpumem\0\0") | (size_of::<Fu
 
 static FIRST: AtomicPtr<Functions> = AtomicPtr::new(std::ptr::null_mut());
 
+/// Returns the address of this copy's table, for the name of its memfd.
+pub(crate) fn own_table() -> usize {
+    std::ptr::from_ref(&crate::FUNCTIONS) as usize
+}
+
 /// Returns the functions of the first copy, if this one forwards.
 pub(crate) fn first() -> Option<&'static Functions> {
     // SAFETY: null, or the static table of a library that is never unloaded.
