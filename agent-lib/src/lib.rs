@@ -129,16 +129,16 @@ exports! {
     /// Marks the start of step `number`.
     gpumem_step as step(number: u64) -> () {
         (); |core, thread| {
-            run::program_steps();
+            run::note_program_step();
             control::step(core, number);
             core.step(thread, number)
         }
     }
     /// Marks the end of an optimizer's step and the start of the next step; ignored once the program has called `gpumem_step`.
     gpumem_auto_step as auto_step(number: u64) -> () {
-        (); |core, thread| if run::are_steps_ours() {
+        (); |core, thread| if run::are_optimizer_steps_counted() {
             control::step(core, number);
-            core.step(thread, run::auto_number(number))
+            core.step(thread, run::step_number_after(number))
         }
     }
     /// Returns the number of the current step, as the report shows it.
@@ -206,7 +206,7 @@ exports! {
     gpumem_parameters_named as parameters_named() -> () { (); |_, _| python::MODULES.name_parameters() }
     /// Sets the state of the layer of exact roles (a number of `LayerState`), and the reason.
     gpumem_roles as roles(state: c_int, reason: *const c_char) -> () {
-        (); |_, _| run::say_roles(state, text!(reason))
+        (); |_, _| run::report_roles(state, text!(reason))
     }
     /// Prepares the adoption of memory that PyTorch had before the agent (sources/torch/adopt.rs). Called before PyTorch's list
     /// is requested. Returns 0 if nothing was missed, or while adoption is impossible.
@@ -246,12 +246,12 @@ exports! {
     /// Registers a module object of this type as child `name` of `parent`. Parent 0 means none; the object itself means that a
     /// compiler generated it, see `python::Modules`.
     gpumem_module as module(object: u64, kind: u64, parent: u64, name: *const c_char) -> () {
-        (); |core, _| python::say_module(core, object, kind, parent, text!(name))
+        (); |core, _| python::register_module(core, object, kind, parent, text!(name))
     }
     /// Removes a module object that will be freed.
     gpumem_module_gone as module_gone(object: u64) -> () { (); |_, _| python::MODULES.gone(object) }
-    /// Registers the meaning of a code object; see `python::say_code`. The caller keeps the object alive.
-    gpumem_code as code(code_object: u64, what: c_int) -> () { (); |core, _| python::say_code(core, code_object, what) }
+    /// Registers the meaning of a code object; see `python::register_code`. The caller keeps the object alive.
+    gpumem_code as code(code_object: u64, what: c_int) -> () { (); |core, _| python::register_code(core, code_object, what) }
     /// Compares the calling thread's Python frames with Python's own list of `count` frames, the innermost first. Each array has
     /// one entry for each frame. Returns 1 and uses frames from now on if they are equal; else returns 0 and writes the reason.
     gpumem_frames_selftest as frames_selftest(
@@ -262,7 +262,7 @@ exports! {
             let said = unsafe {
                 let count = count.min(1 << 16);
                 let (codes, firsts) = (c_text::slice(codes, count), c_text::slice(firsts, count));
-                python::interpreter::Said { codes, firsts, lines: c_text::slice(lines, count) }
+                python::interpreter::PythonFrames { codes, firsts, lines: c_text::slice(lines, count) }
             };
             let proved = python::prove(core, said);
             // SAFETY: as above.
@@ -290,7 +290,7 @@ exports! {
     }
     /// Returns the tag of `parent/name`, which Python writes to the word above; 0 if the table of names is full.
     gpumem_intern as intern(parent: u32, name: *const c_char) -> u32 {
-        0; |core, _| { scope::note(); core.recorder.names.intern(parent, text!(name)) }
+        0; |core, _| { scope::note_used(); core.recorder.names.intern(parent, text!(name)) }
     }
     /// Returns the length of a JSON text, and writes the text if it fits. `what`: 0 live memory, 1 the agent's status, 2 the peak
     /// of the open range.

@@ -262,7 +262,7 @@ records! {
     // Out of memory.
 
     /// A driver allocation failed, and the framework will release cached memory and retry. So it is not an OOM yet. Here and
-    /// in `Oom`, `context` may hold the thread's phase: see [`crate::PHASE_SAID`].
+    /// in `Oom`, `context` may hold the thread's phase: see [`crate::PHASE_FLAG`].
     57 Pressure { bytes: u64 => bytes, device_free_bytes: Reading => address }
     /// An allocation failed after all retries; the totals are the pool's own.
     58 Oom { bytes: u64 => bytes, pool_used_bytes: Reading => address, pool_reserved_bytes: Reading => aux, outcome: OomOutcome => detail, result: u16 => result }

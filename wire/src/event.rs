@@ -42,7 +42,7 @@ impl Flags {
 
 /// Bit of [`Stamp::context`] in `Pressure` and `Oom`: if it is set, the other bits are the code of the thread's phase. Older
 /// agents do not set it; their `context` is CUPTI's number of the context.
-pub const PHASE_SAID: u32 = 1 << 31;
+pub const PHASE_FLAG: u32 = 1 << 31;
 
 /// Fields common to all records: position, time, tag, thread, device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -61,7 +61,7 @@ pub struct Stamp {
     pub thread: u32,
     /// CUPTI's number of the context. In block records a small number for the stream, in `DeviceSample` the duration of the
     /// read in ns, in `VmmCreate` the duration of the call in us. In `Device` the number of multiprocessors << 16 | threads for
-    /// each of them, 0 if unknown. In `Lost` [`WITHHELD`], if that applies. For `Pressure` and `Oom` see [`PHASE_SAID`].
+    /// each of them, 0 if unknown. In `Lost` [`WITHHELD`], if that applies. For `Pressure` and `Oom` see [`PHASE_FLAG`].
     pub context: u32,
     /// Id of the library that made the call; 0 for unknown.
     pub module: u16,

@@ -93,16 +93,16 @@ impl Drop for Owned {
 
 /// A file that stays open for a long time. If the host has reused its descriptor's number, it is neither written nor closed.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct CheckedFile {
     file: ManuallyDrop<File>,
     identity: Identity,
 }
 
-impl Kept {
+impl CheckedFile {
     pub(crate) fn new(file: File) -> std::io::Result<Self> {
         let file = file_up(file)?;
         let identity = Identity::of(file.as_raw_fd()).ok_or_else(closed)?;
-        Ok(Kept { file: ManuallyDrop::new(file), identity })
+        Ok(CheckedFile { file: ManuallyDrop::new(file), identity })
     }
 }
 
@@ -110,7 +110,7 @@ fn closed() -> std::io::Error {
     std::io::Error::from_raw_os_error(libc::EBADF)
 }
 
-impl Write for Kept {
+impl Write for CheckedFile {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if self.identity.holds() { self.file.write(bytes) } else { Err(closed()) }
     }
@@ -120,7 +120,7 @@ impl Write for Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for CheckedFile {
     fn drop(&mut self) {
         if self.identity.holds() {
             // SAFETY: dropped once, and not used again.
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn another_file_under_its_number_is_left_alone() {
         let path = |name| std::env::temp_dir().join(format!("gpumem-kept-{name}-{}", std::process::id()));
-        let mut kept = Kept::new(File::create(path("ours")).expect("a file")).expect("kept");
+        let mut kept = CheckedFile::new(File::create(path("ours")).expect("a file")).expect("kept");
         kept.write_all(b"ours").expect("written");
         let other = File::create(path("other")).expect("a file");
         // SAFETY: acts as a program that closes unknown descriptors and reuses the number.

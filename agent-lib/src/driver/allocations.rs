@@ -191,7 +191,7 @@ impl Core {
     }
 
     /// Records a later name, role or phase, and updates the row of `key`.
-    pub(crate) fn say_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
+    pub(crate) fn record_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
         self.recorder.record(thread, RecordContext::tagged(tag), body, |recorder, row| {
             let use_as = (row[7] >> 56) as u8;
             // Word 5 contains tag and stack; the tag is its low half.

@@ -13,7 +13,7 @@ pub(crate) const MOST: usize = 1024;
 
 /// A freed block that a stream may still use, or a free place.
 #[derive(Debug, Default)]
-pub(crate) struct Waiting {
+pub(crate) struct PendingBlock {
     /// Address of the block; 0 while the place is free.
     pub(crate) address: AtomicU64,
     pub(crate) bytes: AtomicU64,
@@ -52,13 +52,13 @@ pub struct Device {
     /// Whether the device's UUID must still be read from the driver, by the sender.
     pub(crate) is_unknown: AtomicBool,
     pub(crate) turn: SpinLock,
-    pub(crate) waiting: &'static [Waiting],
+    pub(crate) waiting: &'static [PendingBlock],
 }
 
 impl Device {
     #[cold]
     #[inline(never)]
-    pub(crate) fn differs(&self, bytes: u64) {
+    pub(crate) fn add_drift(&self, bytes: u64) {
         self.drift.fetch_add(bytes, Relaxed);
     }
 
@@ -89,14 +89,14 @@ pub struct State {
     pub(crate) single_tensors: AtomicU64,
     pub(crate) stacks: AtomicU32,
     /// Number of freed blocks that must wait for events and for which there was no room in `waiting`.
-    pub untold_pending: AtomicU64,
+    pub unrecorded_pending: AtomicU64,
 }
 
 const SEARCHES: u32 = 32;
 
 impl State {
     pub(crate) fn new() -> Option<Self> {
-        let waiting = anonymous::<Waiting>(DEVICES * MOST)?; // uses no memory until a block waits
+        let waiting = anonymous::<PendingBlock>(DEVICES * MOST)?; // uses no memory until a block waits
         let device = |index: usize| Device {
             searches: AtomicU32::new(SEARCHES),
             waiting: waiting.get(index * MOST..(index + 1) * MOST).unwrap_or_default(),
@@ -108,7 +108,7 @@ impl State {
             made: AtomicU32::new(0),
             single_tensors: AtomicU64::new(0),
             stacks: AtomicU32::new(0),
-            untold_pending: AtomicU64::new(0),
+            unrecorded_pending: AtomicU64::new(0),
         })
     }
 

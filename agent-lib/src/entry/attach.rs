@@ -155,10 +155,10 @@ fn inject() {
         subscribe::attach(core);
     }
     if core.settings.layers.torch {
-        torch::patch::look(true);
+        torch::patch::search(true);
     }
     // Called here, too, and not only by the sender, so that the Python code runs before the program's next statement.
-    crate::sources::python_host::run::look(core);
+    crate::sources::python_host::run::request_if_due(core);
 }
 
 /// Returns the devices whose primary context exists already: allocations on them may be older than the agent. There are none

@@ -5,7 +5,7 @@ use crate::driver::core::Core;
 use crate::record::recorder;
 use crate::sender;
 use crate::sources::api::recordings::{
-    DUMP_PERIOD_NS, MEMORY_OFF, MUTES, RecordingReply, RecordingRequest, is_waited_for, request_with_timeout,
+    DUMP_PERIOD_NS, MEMORY_OFF, MUTES, RecordingReply, RecordingRequest, concerns_step, request_with_timeout,
     slot,
 };
 use std::sync::atomic::Ordering::*;
@@ -88,7 +88,7 @@ pub(crate) fn post(core: &'static Core, request: RecordingRequest) -> RecordingR
 /// Notifies the sender that a step begins, if a recording waits for it. Called before the step is recorded.
 #[inline(always)]
 pub(crate) fn step(core: &'static Core, number: u64) {
-    if is_waited_for(number) {
+    if concerns_step(number) {
         crossed(core, number);
     }
 }

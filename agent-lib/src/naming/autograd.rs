@@ -271,7 +271,7 @@ fn is_library(file: &[u8]) -> bool {
 }
 
 /// Whether PyTorch is loaded.
-pub fn is_seen() -> bool {
+pub fn is_torch_loaded() -> bool {
     NEXT.load(Acquire) != 0 || slot::with(is_library, |_| ()).is_some()
 }
 

@@ -164,7 +164,7 @@ impl Core {
         // If a module was moved, the parameter's row has an outdated name; the current module's name is newer.
         let leaf = leaf.filter(|_| python::MODULES.has_current_parameters());
         let tag = leaf.map_or(0, |(_, leaf)| name_of_gradient(&leaf, &row));
-        self.say_retag(thread, key, row.retag((Role::Gradient, Phase::Unknown)), tag);
+        self.record_retag(thread, key, row.retag((Role::Gradient, Phase::Unknown)), tag);
     }
 
     /// Returns the key and the row of the block or allocation that begins at an address.

@@ -5,7 +5,7 @@
 //! the first attempt (finalizing takes milliseconds). Each refusal doubles the delay.
 
 use crate::driver::core::Core;
-use crate::sources::cupti::subscribe::{self, Held, Pulse};
+use crate::sources::cupti::subscribe::{self, Pulse, SubscriptionState};
 
 /// First and longest delay between attempts to subscribe, in ns. Each failed attempt doubles the delay.
 const FIRST_DELAY_NS: u64 = 1_000_000_000;
@@ -37,30 +37,33 @@ impl Client {
     /// Checks the subscription, once a second, outside of the agent. Returns true if callbacks arrive again after a pause.
     pub(crate) fn check(&mut self, core: &Core, now: u64) -> bool {
         let before = self.subscription;
-        let (held, number) = subscribe::held();
+        let (held, number) = subscribe::subscription_state();
         if number != self.subscription {
             *self = Client::of(number);
         }
         match held {
-            Held::Ours => self.check_callbacks(core, now),
+            SubscriptionState::Ours => self.check_callbacks(core, now),
             // The subscription was not lost: its callbacks arrive again without a new one.
-            Held::Lost if subscribe::check_pulse(core) == Pulse::Heard => subscribe::found(core),
-            Held::Lost | Held::Nothing => self.retry(core, now),
-            Held::Unwanted => *self = Client::of(number),
+            SubscriptionState::Lost if subscribe::check_pulse(core) == Pulse::Arrived => {
+                subscribe::mark_found(core)
+            }
+            SubscriptionState::Lost | SubscriptionState::Nothing => self.retry(core, now),
+            SubscriptionState::Unwanted => *self = Client::of(number),
         }
-        let (held, number) = subscribe::held();
-        self.check_soon =
-            held == Held::Ours && self.last_callback_ns.is_none() && self.silent_checks < QUICK_CHECKS;
-        held == Held::Ours && number > 1 && number != before
+        let (held, number) = subscribe::subscription_state();
+        self.check_soon = held == SubscriptionState::Ours
+            && self.last_callback_ns.is_none()
+            && self.silent_checks < QUICK_CHECKS;
+        held == SubscriptionState::Ours && number > 1 && number != before
     }
 
     fn check_callbacks(&mut self, core: &Core, now: u64) {
         match (subscribe::check_pulse(core), self.last_callback_ns) {
-            (Pulse::Heard, _) => (self.last_callback_ns, self.silent_checks) = (Some(now), 0),
+            (Pulse::Arrived, _) => (self.last_callback_ns, self.silent_checks) = (Some(now), 0),
             (Pulse::Silent, last_callback_ns) => {
                 self.silent_checks = self.silent_checks.saturating_add(1);
                 if let Some(last) = last_callback_ns.filter(|_| self.silent_checks >= SILENT_CHECKS) {
-                    subscribe::lost(last);
+                    subscribe::mark_lost(last);
                     (self.silent_checks, self.next_attempt_ns) = (0, now + self.delay_ns());
                 }
             }
@@ -83,7 +86,7 @@ impl Client {
         if subscribe::is_uninitialised(core) {
             subscribe::note_no_device();
         } else if subscribe::attach(core) {
-            *self = Client::of(subscribe::held().1);
+            *self = Client::of(subscribe::subscription_state().1);
             return self.check_callbacks(core, now);
         }
         self.failed_attempts = self.failed_attempts.saturating_add(1);

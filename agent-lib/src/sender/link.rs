@@ -2,7 +2,7 @@
 
 use super::{finishing, wait};
 use crate::base::clock::{clock_ns, kernel_ns};
-use crate::base::descriptor::{self, Identity, Kept, Owned};
+use crate::base::descriptor::{self, CheckedFile, Identity, Owned};
 use crate::base::env;
 use crate::base::own_thread::{self, SOCKET, TRIED};
 use crate::base::ring::Row;
@@ -43,13 +43,13 @@ pub(crate) fn close_in_child() {
 enum To {
     Nobody,
     Daemon(Identity),
-    File(Kept),
+    File(CheckedFile),
 }
 
 /// A recording in addition to the connection. Each packet is also written to it.
 #[derive(Debug)]
-struct Beside {
-    file: Kept,
+struct AdditionalRecording {
+    file: CheckedFile,
     path: PathBuf,
     bytes: u64,
     /// Largest size of the file in bytes. A packet that would exceed it is not written, and the recording ends.
@@ -62,7 +62,7 @@ const LAST_WORD_BYTES: u64 = 128;
 /// Maximum number of file names to try for a recording, if files of these names exist.
 const NAMES: u32 = 100;
 
-impl Beside {
+impl AdditionalRecording {
     /// Returns whether this number of bytes may still be written, and counts them if so.
     fn has_room(&mut self, bytes: usize) -> bool {
         self.is_full |= self.bytes.saturating_add(bytes as u64) > self.max_bytes;
@@ -75,7 +75,7 @@ impl Beside {
 pub(crate) struct Link {
     to: To,
     /// An additional recording, requested while the program runs.
-    beside: Option<Beside>,
+    beside: Option<AdditionalRecording>,
     /// Path of the file, if `to` is a file.
     path: Option<PathBuf>,
     memory: Option<Identity>,
@@ -157,7 +157,7 @@ impl Link {
     pub(crate) fn record_beside(&mut self, state: Link, path: PathBuf, bytes: u64, max_bytes: Option<u64>) {
         if let To::File(file) = state.to {
             let max_bytes = max_bytes.unwrap_or(u64::MAX).saturating_sub(LAST_WORD_BYTES);
-            self.beside = Some(Beside { file, path, bytes, max_bytes, is_full: false });
+            self.beside = Some(AdditionalRecording { file, path, bytes, max_bytes, is_full: false });
         }
     }
 
@@ -188,7 +188,7 @@ impl Link {
     }
 
     fn begin(&mut self, core: &Core, file: File) -> std::io::Result<()> {
-        let mut file = Kept::new(file)?;
+        let mut file = CheckedFile::new(file)?;
         file.write_all(&self.head(core))?;
         self.to = To::File(file);
         Ok(())

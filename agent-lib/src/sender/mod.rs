@@ -103,7 +103,7 @@ pub(crate) fn start(core: &'static Core) {
     FINISHING.store(false, Relaxed);
     FINISHED.store(false, Relaxed);
     callers::prepare();
-    callers::look(core);
+    callers::update_table(core);
     wake::prepare();
     let run = move || {
         THREAD.store(own_thread::kernel_id(), Relaxed);
@@ -246,13 +246,13 @@ impl Sender {
     /// Runs one round; returns whether there was anything to send or a request.
     fn round(&mut self) -> bool {
         self.core.recorder.clock.calibrate(&mut self.calibration);
-        callers::look(self.core); // in each round: a library may allocate as soon as it is loaded
-        nvtx::look(self.core);
-        self.torch.look_for_torch(self.core);
-        scope::look();
+        callers::update_table(self.core); // in each round: a library may allocate as soon as it is loaded
+        nvtx::report_state(self.core);
+        self.torch.search_torch(self.core);
+        scope::report_state();
         self.run_checks();
         if status::armed() {
-            crate::sources::python_host::run::look(self.core);
+            crate::sources::python_host::run::request_if_due(self.core);
         }
         if let Some(thread) = self.thread.filter(|_| status::armed()) {
             self.sites.name(self.core, thread);
@@ -309,7 +309,7 @@ impl Sender {
             });
         }
         threads::sweep(self.core.pid);
-        self.torch.look(self.core, self.thread);
+        self.torch.update(self.core, self.thread);
         callers::reclaim(now);
         if self.core.devices.driver().is_some() && status::armed() {
             // The ends of calls in flight at the pause were not observed. A resync omits the rows that these calls removed.

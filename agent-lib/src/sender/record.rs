@@ -47,7 +47,7 @@ impl Sender {
     /// Handles all requests of the program; returns whether there were any.
     pub(super) fn handle_requests(&mut self) -> bool {
         let mut any = false;
-        while let Some((number, request)) = recordings::next() {
+        while let Some((number, request)) = recordings::next_request() {
             any = true;
             let outcome = self.handle_request(request);
             recordings::done(number, outcome);
@@ -79,7 +79,7 @@ impl Sender {
             RecordingRequest::Step(number) => self.step(number),
             RecordingRequest::Stop => {
                 let outcome = self.stop_recording();
-                recordings::wait_for(u64::MAX);
+                recordings::set_next_step(u64::MAX);
                 self.ended = None;
                 outcome
             }
@@ -111,7 +111,7 @@ impl Sender {
             );
             return Err(refusal(libc::EPERM, text));
         }
-        recordings::permitted(self.core, name)
+        recordings::check_permitted(self.core, name)
     }
 
     fn start_recording(&mut self, name: &str, limits: RecordingLimits) -> Outcome {
@@ -131,7 +131,7 @@ impl Sender {
         self.ended = None;
         let Some(steps) = limits.steps else { return self.begin_recording(link, path, limits) };
         self.window = Some(StepWindow { link, path: path.clone(), steps, limits });
-        recordings::wait_for(steps.0);
+        recordings::set_next_step(steps.0);
         Ok(path)
     }
 
@@ -173,17 +173,17 @@ impl Sender {
                 self.cancel_window();
                 return Ok(PathBuf::new());
             }
-            recordings::wait_for(last + 1);
+            recordings::set_next_step(last + 1);
             return self.begin_recording(window.link, window.path, window.limits);
         }
-        recordings::wait_for(u64::MAX);
+        recordings::set_next_step(u64::MAX);
         self.stop_recording()
     }
 
     /// Cancels a recording that waits for its first step; returns whether there was one.
     pub(super) fn cancel_window(&mut self) -> bool {
         let Some(window) = self.window.take() else { return false };
-        recordings::wait_for(u64::MAX);
+        recordings::set_next_step(u64::MAX);
         // The file is the agent's own, and has no records.
         let _ = std::fs::remove_file(&window.path);
         true
@@ -194,7 +194,7 @@ impl Sender {
         let is_late = self.record_until_ns != 0 && self.core.recorder.clock.now() >= self.record_until_ns;
         if self.link.is_recording_beside() && (is_late || self.link.is_beside_full()) {
             let _ = self.stop_recording();
-            recordings::wait_for(u64::MAX);
+            recordings::set_next_step(u64::MAX);
         }
     }
 

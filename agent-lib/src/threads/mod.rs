@@ -80,9 +80,9 @@ pub(crate) struct OwnerData {
 impl OwnerData {
     /// Removes open calls whose return was not observed, because no callbacks arrived then. `thread` is the owner.
     #[inline(always)]
-    pub(crate) fn forget_unheard(&mut self, thread: &Thread) {
+    pub(crate) fn drop_unobserved_calls(&mut self, thread: &Thread) {
         let outermost = self.calls[0].filter(|_| self.open != 0);
-        if outermost.is_some_and(|call| call.entered_ns < HEARING_SINCE_NS.load(Relaxed)) {
+        if outermost.is_some_and(|call| call.entered_ns < CALLBACKS_SINCE_NS.load(Relaxed)) {
             self.open = 0;
             thread.moving_since_ns.store(0, Release);
         }
@@ -370,11 +370,11 @@ pub(crate) fn quiesce(seq: u64, timeout: std::time::Duration) -> bool {
 
 /// Time since which callbacks arrive (ns); `u64::MAX` while none arrive. The return of a call that began before it may not have
 /// been observed.
-pub static HEARING_SINCE_NS: AtomicU64 = AtomicU64::new(0);
+pub static CALLBACKS_SINCE_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the time at which the oldest open call that allocates or trims a pool began (ns); 0 for none.
 pub fn moving_since_ns() -> u64 {
-    let hearing_since_ns = HEARING_SINCE_NS.load(Acquire);
+    let hearing_since_ns = CALLBACKS_SINCE_NS.load(Acquire);
     let entered = all().iter().map(|thread| thread.moving_since_ns.load(Acquire));
     entered.filter(|&ns| ns != 0 && ns >= hearing_since_ns).min().unwrap_or(0)
 }

@@ -126,7 +126,7 @@ fn nodes_are_called_as_their_forward_pass_was() {
         let core = agent(&folder.0.join("none.sock"), |_| ());
         assert_eq!(gpumem_autograd_number_now(), u64::MAX, "no PyTorch so far");
         let torch = load(&path);
-        soon("PyTorch is seen", autograd::is_seen);
+        soon("PyTorch is seen", autograd::is_torch_loaded);
         soon("its nodes are counted", || gpumem_autograd_number_now() == 0);
         assert_eq!(status::layer(Layer::Autograd), Some(LayerState::Degraded));
 

@@ -2,7 +2,7 @@
 
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, Peer, agent};
-use gpumem::threads::{HEARING_SINCE_NS, moving_since_ns};
+use gpumem::threads::{CALLBACKS_SINCE_NS, moving_since_ns};
 use gpumem_test_support::alone;
 use gpumem_wire::AgentState;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,17 +28,17 @@ fn states_are_said_once_and_to_everybody() {
         // A call that is entered, and returns while no callbacks arrive.
         let under_way = Call::new(ALLOC, CONTEXT, &[0, 8]).enter();
         assert_ne!(moving_since_ns(), 0);
-        HEARING_SINCE_NS.store(u64::MAX, Relaxed);
+        CALLBACKS_SINCE_NS.store(u64::MAX, Relaxed);
         assert_eq!(moving_since_ns(), 0, "its return will not be seen: it would be in flight for ever");
         // Both between two rounds of the sender.
         gpumem::driver::core::report_status(AgentState::Paused, 0, "paused by the program");
         gpumem::driver::core::report_status(AgentState::Blocked, 39, "nsys");
-        HEARING_SINCE_NS.store(core.recorder.clock.now(), Relaxed);
+        CALLBACKS_SINCE_NS.store(core.recorder.clock.now(), Relaxed);
         gpumem::driver::core::report_status(AgentState::Late, 0, "");
         drop(under_way);
         // The next call is the outermost one.
         let next = Call::new(ALLOC, CONTEXT, &[(&raw const *Box::leak(Box::new(0_u64))) as u64, 8]).enter();
-        assert!(moving_since_ns() >= HEARING_SINCE_NS.load(Relaxed));
+        assert!(moving_since_ns() >= CALLBACKS_SINCE_NS.load(Relaxed));
         next.exit(2);
         assert_eq!(moving_since_ns(), 0);
 

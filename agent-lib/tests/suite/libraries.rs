@@ -122,7 +122,7 @@ fn forks(core: &'static gpumem::driver::core::Core) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Relaxed) {
-                callers::look(core);
+                callers::update_table(core);
                 std::thread::yield_now();
             }
         });
@@ -180,7 +180,7 @@ fn libraries_that_come_and_go_keep_their_numbers() {
                 let library = Loaded::new(if turn.is_multiple_of(2) { &red } else { &green });
                 // Until the next check it may be taken for the other library at the same address.
                 let looked = turn & 2 != 0;
-                while looked && !callers::look(core) {}
+                while looked && !callers::update_table(core) {}
                 library.through(&driver, PASSING + turn % 4);
                 turn += 1;
             }

@@ -9,7 +9,7 @@ use gpumem::base::image::Image;
 use gpumem::base::row::Key;
 use gpumem::driver::core::Core;
 use gpumem::record::status;
-use gpumem::sources::torch::patch::{self, Met};
+use gpumem::sources::torch::patch::{self, SearchResult};
 use gpumem_ledger::Pool;
 use gpumem_wire::{AgentState, Body, Layer, LayerState, Record};
 use std::collections::BTreeMap;
@@ -173,23 +173,23 @@ fn scoped(path: &str, work: impl FnOnce()) {
 fn amid(folder: &Path) {
     agent(&folder.join("nobody.sock"), |_| {});
     let looking = std::thread::spawn(|| {
-        while patch::met() == Met::Nothing {
-            patch::look(false);
+        while patch::search_result() == SearchResult::Nothing {
+            patch::search(false);
         }
     });
     let _torch = Torch::load(folder);
     looking.join().expect("no panic");
-    patch::look_if_changed();
-    assert_eq!(patch::met(), Met::Patched);
+    patch::search_if_changed();
+    assert_eq!(patch::search_result(), SearchResult::Patched);
 }
 
 fn patch_and_forward(folder: &Path, make: &str) {
     let core = agent(&folder.join("nobody.sock"), |_| {});
-    patch::look(true);
-    assert_eq!(patch::met(), Met::Nothing);
-    let looks = patch::LOOKS.load(Relaxed);
-    (0..100).for_each(|_| patch::look_if_changed());
-    assert_eq!(patch::LOOKS.load(Relaxed), looks, "nothing was mapped since");
+    patch::search(true);
+    assert_eq!(patch::search_result(), SearchResult::Nothing);
+    let looks = patch::SEARCHES.load(Relaxed);
+    (0..100).for_each(|_| patch::search_if_changed());
+    assert_eq!(patch::SEARCHES.load(Relaxed), looks, "nothing was mapped since");
     let torch = Torch::load(folder);
     if make == "bound" {
         torch.report(0x1000, 512, 512, 2 << 20, 1); // bound, as after a first tensor
@@ -199,12 +199,12 @@ fn patch_and_forward(folder: &Path, make: &str) {
     let (at, _) = slot();
     let was_writable = is_writable(at);
     assert_eq!(was_writable, !matches!(make, "now" | "no-plt"), "{make}");
-    patch::look_if_changed();
-    assert_eq!(patch::met(), Met::Patched);
+    patch::search_if_changed();
+    assert_eq!(patch::search_result(), SearchResult::Patched);
     assert_eq!(is_writable(at), was_writable, "its rights are as they were");
     let (_, held) = slot();
     assert_eq!(held, gpumem::sources::torch::report::reported as *const () as usize);
-    patch::look(true); // a second time changes nothing
+    patch::search(true); // a second time changes nothing
     assert_eq!(slot().1, held);
 
     let (_, from) = told(core, 0);
@@ -362,7 +362,7 @@ fn ledger(folder: &Path) {
         pool.free_behind(A + 10 * MIB + block * 512, 512, &[0x1000 + block]);
     }
     check(&mut peer, &pool, 1024 * 512);
-    assert_eq!(core.torch.untold_pending.load(Relaxed), 6);
+    assert_eq!(core.torch.unrecorded_pending.load(Relaxed), 6);
     for block in 0..1030 {
         torch.event("query", 0x1000 + block);
     }
@@ -464,7 +464,7 @@ fn late(folder: &Path) {
     pool.alloc(A, 10 * MIB);
     pool.alloc(A + 10 * MIB, 5 * MIB);
     let core = agent(&folder.join("nobody.sock"), |_| {});
-    patch::look(true);
+    patch::search(true);
     pool.free(A + 10 * MIB, 5 * MIB);
     pool.alloc(A + 20 * MIB, 1024);
     until_layer(Layer::Blocks, LayerState::Degraded, "10485760 bytes are older");
@@ -508,7 +508,7 @@ fn adopted(folder: &Path) {
     // SAFETY: takes no arguments.
     let begins = || unsafe { gpumem::gpumem_adoption_begins() };
     assert_eq!(begins(), 0, "nothing is older");
-    patch::look(true);
+    patch::search(true);
     core.torch.is_late.store(true, Relaxed);
 
     // A record after the list was requested: nothing is adopted.
@@ -593,7 +593,7 @@ fn retained(folder: &Path) {
     let mut peer = daemon.accept();
     peer.resync_from(1);
     context(CONTEXT, 0);
-    patch::look(true);
+    patch::search(true);
     core.torch.is_late.store(true, Relaxed);
     take_over_a_page();
     peer.catch_up();
@@ -617,7 +617,7 @@ fn blocked(folder: &Path) {
     let core = agent(&socket, |_| {});
     let mut peer = daemon.accept();
     peer.resync_from(1);
-    patch::look(true);
+    patch::search(true);
     core.torch.is_late.store(true, Relaxed);
     for state in [AgentState::Blocked, AgentState::Paused] {
         gpumem::driver::core::report_status(state, 39, "another CUPTI client");
@@ -646,7 +646,7 @@ fn without(folder: &Path) {
     let torch = Torch::load(folder);
     agent(&folder.join("nobody.sock"), |_| {});
     alloc(A, 2 * MIB);
-    assert_eq!(patch::met(), Met::NoSlot);
+    assert_eq!(patch::search_result(), SearchResult::NoSlot);
     torch.report(A, 512, 512, 2 << 20, 1);
     until_layer(Layer::Blocks, LayerState::Failed, "slot");
 }

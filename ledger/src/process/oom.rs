@@ -4,7 +4,7 @@ use crate::oom::records::{OomEntry, RequestPlace};
 use crate::process::Process;
 use gpumem_model::names::Named;
 use gpumem_model::oom::{Fate, Oom, OomKind};
-use gpumem_wire::{Body, Flags, Layer, LayerState, OomOutcome, PHASE_SAID, Phase, Stamp};
+use gpumem_wire::{Body, Flags, Layer, LayerState, OomOutcome, PHASE_FLAG, Phase, Stamp};
 
 /// CUDA_ERROR_OUT_OF_MEMORY.
 const OUT_OF_MEMORY: u16 = 2;
@@ -158,8 +158,8 @@ impl Process {
     /// Returns the phase of a failed request, if the record contains it: see `Body::Pressure`.
     fn phase_of_request(&self, book: u8, stamp: &Stamp, body: &Body<'_>) -> Option<Phase> {
         let code = match body {
-            Body::Pressure { .. } | Body::Oom { .. } if stamp.context & PHASE_SAID != 0 => {
-                stamp.context & !PHASE_SAID
+            Body::Pressure { .. } | Body::Oom { .. } if stamp.context & PHASE_FLAG != 0 => {
+                stamp.context & !PHASE_FLAG
             }
             _ => return None,
         };

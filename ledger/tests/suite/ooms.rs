@@ -398,7 +398,7 @@ fn what_is_not_kept_is_counted_in_times() {
 /// An OOM caused by the pool's own limit, on a thread that reports its phase.
 fn gave_up_in(s: &mut Script, phase: Phase, thread: u32, bytes: u64) {
     let before = s.stamp;
-    (s.stamp.context, s.stamp.thread) = (PHASE_SAID | u32::from(phase.to_code()), thread);
+    (s.stamp.context, s.stamp.thread) = (PHASE_FLAG | u32::from(phase.to_code()), thread);
     give_up(s, "at", bytes);
     s.stamp = before;
 }

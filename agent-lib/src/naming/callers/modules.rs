@@ -290,7 +290,7 @@ struct Registry {
 unsafe impl Send for Registry {}
 
 /// Builds a new table if files were mapped or unmapped. For the sender and the start. Returns false if the lock is taken.
-pub fn look(core: &Core) -> bool {
+pub fn update_table(core: &Core) -> bool {
     if GATE.swap(true, Acquire) {
         return false;
     }
@@ -368,7 +368,7 @@ impl Registry {
         self.libraries.entry(path.as_str().into()).or_insert_with(|| {
             // The agent's library is never the caller, regardless of its file name. If the agent is linked into the program
             // (index 0), the program still counts as a caller.
-            let here = look as *const () as usize;
+            let here = update_table as *const () as usize;
             let is_agent = index != 0 && object.start <= here && here < object.end;
             Box::leak(Box::new(Library {
                 part: if is_agent { Part::Driver } else { Part::of(&path) },

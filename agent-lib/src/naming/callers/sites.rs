@@ -95,7 +95,7 @@ impl Sites {
                 && let Some(row) = core.recorder.live.get(key).filter(is_unnamed)
             {
                 // The sender's own record must not wake the sender.
-                thread.inside(|| core.say_retag(thread, key, row.retag(Default::default()), tag));
+                thread.inside(|| core.record_retag(thread, key, row.retag(Default::default()), tag));
             }
         }
     }

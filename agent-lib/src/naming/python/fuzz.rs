@@ -4,7 +4,7 @@
 
 use crate::base::row::AllocationName;
 use crate::naming::python::codes::{CodeKind, Codes};
-use crate::naming::python::interpreter::{self, Said};
+use crate::naming::python::interpreter::{self, PythonFrames};
 use crate::naming::python::layout::{self, CurrentInstruction, Layout};
 use crate::naming::python::lines::Lines;
 use crate::naming::python::memory::{FAR, Memory, Pointer};
@@ -239,7 +239,7 @@ fn prove(image: &Image, layout: &Layout) -> Result<(), String> {
     let [work, call, main, _] = CODES;
     let codes = [work, call, call, call, main, main, main, main];
     let firsts = [0, OBJECTS[0], OBJECTS[1], OBJECTS[2], 0, 0, 0, 0];
-    let said = Said { codes: &codes, firsts: &firsts, lines: &[71; COUNT] };
+    let said = PythonFrames { codes: &codes, firsts: &firsts, lines: &[71; COUNT] };
     interpreter::check(&Reader { memory: image, layout, types: &TYPES }, STATE, said)
 }
 

@@ -67,7 +67,7 @@ const MIN_FRAMES: usize = 4;
 
 /// The calling thread's frames according to Python, the innermost first.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Said<'a> {
+pub(crate) struct PythonFrames<'a> {
     /// Address of each frame's code object.
     pub codes: &'a [u64],
     /// Address of each frame's first local variable; 0 if it is not compared.
@@ -77,7 +77,11 @@ pub(crate) struct Said<'a> {
 }
 
 /// Compares the frames that the walk finds with Python's list; an error is the first difference.
-pub(crate) fn check<M: Memory>(reader: &Reader<'_, M>, state: u64, python: Said<'_>) -> Result<(), String> {
+pub(crate) fn check<M: Memory>(
+    reader: &Reader<'_, M>,
+    state: u64,
+    python: PythonFrames<'_>,
+) -> Result<(), String> {
     let count = python.codes.len();
     let compared = python.firsts.iter().filter(|&&first| first != 0).count();
     if count < MIN_FRAMES || compared == 0 {

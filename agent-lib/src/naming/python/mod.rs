@@ -19,7 +19,7 @@ use crate::driver::core::Core;
 use crate::record::status;
 use codes::{CodeKind, Codes};
 use gpumem_wire::{Layer, LayerState};
-use interpreter::{Interpreter, Said};
+use interpreter::{Interpreter, PythonFrames};
 use lines::Lines;
 use memory::{Careful, Plain};
 use modules::Modules;
@@ -124,7 +124,7 @@ pub(crate) fn put(out: &mut [u8], reason: Option<&String>) -> usize {
 /// Registers the meaning of a code object. `what & 127` is its kind (see `CodeKind`); bit 7 means that the variable lies in a
 /// cell object. `what >> 8` is the index of the local variable that holds the module. The index is 0, except before 3.11 if
 /// inner functions use the variable: it then lies behind the other variables.
-pub(crate) fn say_code(core: &Core, code: u64, what: i32) {
+pub(crate) fn register_code(core: &Core, code: u64, what: i32) {
     let what = what as u32;
     if let Some(kind) = CodeKind::from_code(what & 127).filter(|_| core.settings.layers.frames) {
         let codes = if kind.is_in(codes::RARE) { &RARE_CODES } else { &CODES };
@@ -133,7 +133,7 @@ pub(crate) fn say_code(core: &Core, code: u64, what: i32) {
 }
 
 /// Registers a module in [`MODULES`], if names from Python frames are enabled.
-pub(crate) fn say_module(core: &Core, object: u64, kind: u64, parent: u64, name: &[u8]) {
+pub(crate) fn register_module(core: &Core, object: u64, kind: u64, parent: u64, name: &[u8]) {
     if core.settings.layers.frames {
         MODULES.register(object, kind, parent, name);
     }
@@ -156,7 +156,7 @@ const OFF: &str = "GPUMEM_FRAMES=0";
 
 /// Compares the calling thread's frames with Python's own list. If they are equal, frames are read from now on; an error is
 /// the reason why not. Must run on a thread that holds the interpreter's lock, or held it until this call.
-pub(crate) fn prove(core: &Core, python: Said<'_>) -> Result<(), String> {
+pub(crate) fn prove(core: &Core, python: PythonFrames<'_>) -> Result<(), String> {
     if !core.settings.layers.frames {
         return Err(OFF.to_owned());
     }
@@ -175,7 +175,7 @@ pub(crate) fn prove(core: &Core, python: Said<'_>) -> Result<(), String> {
     proved.map(|_| ())
 }
 
-fn compare(python: Said<'_>) -> Result<&'static Interpreter, String> {
+fn compare(python: PythonFrames<'_>) -> Result<&'static Interpreter, String> {
     let careful = Careful::new().ok_or("no file descriptors for the test")?;
     let interpreter = interpreter::find(&careful)?;
     let state = state(&interpreter).ok_or("no Python on this thread")?;

@@ -84,12 +84,12 @@ fn replace<T>(limit: &mut Option<T>, value: &str, parsed: Option<T>) -> bool {
 static NEXT_STEP: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// Sets the number of the first step that the sender has to know of; `u64::MAX` for none.
-pub(crate) fn wait_for(number: u64) {
+pub(crate) fn set_next_step(number: u64) {
     NEXT_STEP.store(number, Release);
 }
 
 #[inline(always)]
-pub(crate) fn is_waited_for(number: u64) -> bool {
+pub(crate) fn concerns_step(number: u64) -> bool {
     number >= NEXT_STEP.load(Relaxed)
 }
 
@@ -196,7 +196,7 @@ pub(crate) fn request_with_timeout(request: RecordingRequest, timeout: Duration)
 }
 
 /// Returns the next request; for the sender.
-pub(crate) fn next() -> Option<(u64, RecordingRequest)> {
+pub(crate) fn next_request() -> Option<(u64, RecordingRequest)> {
     let Ok(mut slot) = SLOT.try_lock() else { return None };
     (!slot.requests.is_empty()).then(|| slot.requests.remove(0))
 }
@@ -215,7 +215,7 @@ pub(crate) fn done(number: u64, reply: RecordingReply) {
 
 /// Checks that a file of this name lies below a directory in which the daemon may have files created. Follows links first. The
 /// error is the reply with the reason.
-pub(crate) fn permitted(core: &Core, name: &str) -> Result<(), RecordingReply> {
+pub(crate) fn check_permitted(core: &Core, name: &str) -> Result<(), RecordingReply> {
     let path = Path::new(if name.is_empty() { "." } else { name });
     let directory = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("/")) };
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };

@@ -12,7 +12,7 @@ static USED: AtomicBool = AtomicBool::new(false);
 
 /// Notes that the program opens a scope, other than through NVTX.
 #[inline(always)]
-pub(crate) fn note() {
+pub(crate) fn note_used() {
     if !USED.load(Relaxed) {
         USED.store(true, Relaxed);
     }
@@ -21,7 +21,7 @@ pub(crate) fn note() {
 pub(crate) static STEP: AtomicU64 = AtomicU64::new(0);
 
 /// Reports whether the program uses scopes. The sender calls it each round: a short program may end before the next one.
-pub(crate) fn look() {
+pub(crate) fn report_state() {
     let (state, reason) = match USED.load(Relaxed) {
         true => (LayerState::Active, ""),
         false => (LayerState::Absent, "the program has opened no scope"),
@@ -78,7 +78,7 @@ impl Core {
     pub fn push_scope(&self, thread: &Thread, name: &[u8]) {
         let inside =
             |parent: u32| if name.is_empty() { parent } else { self.recorder.names.intern(parent, name) };
-        note();
+        note_used();
         self.open_scope(thread, C_API, inside);
     }
 

@@ -142,7 +142,7 @@ pub(crate) fn path(core: &Core, tag: u32) -> String {
 }
 
 fn status(core: &Core) -> String {
-    crate::sources::api::scope::look();
+    crate::sources::api::scope::report_state();
     let now = core.recorder.clock.now();
     let reports = status::reports_after(0, now)
         .into_iter()

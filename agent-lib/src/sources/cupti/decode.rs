@@ -122,7 +122,7 @@ impl CallbackContext<'_> {
         let mut call = Call::new(self.data.correlation_id, now);
         (call.id, call.params) = (self.id, self.data.params as usize);
         // SAFETY: this is the callback's own thread, and no other reference is in use.
-        unsafe { self.thread.own() }.forget_unheard(self.thread);
+        unsafe { self.thread.own() }.drop_unobserved_calls(self.thread);
         // SAFETY: each layout is that of the calls with this meaning.
         unsafe {
             match *meaning {

@@ -8,7 +8,7 @@ use crate::base::own_thread::Uncancelled;
 use crate::driver::core::{Core, report_status};
 use crate::naming::callers;
 use crate::record::status;
-use crate::threads::{HEARING_SINCE_NS, Thread};
+use crate::threads::{CALLBACKS_SINCE_NS, Thread};
 use cupti_sys::{
     Api, CUDA_ERROR_NOT_INITIALIZED, CuptiResult, GetNumber, SubscriberHandle, SubscriberParams, domain,
     friendly, ids,
@@ -59,7 +59,7 @@ struct Handle(SubscriberHandle);
 unsafe impl Send for Handle {}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Held {
+pub(crate) enum SubscriptionState {
     Ours,
     /// The agent has it, but its callbacks have stopped.
     Lost,
@@ -88,9 +88,9 @@ pub(crate) fn attach(core: &Core) -> bool {
         let since_ns = if state.number == 0 { 0 } else { core.recorder.clock.now() };
         match subscribe(&api) {
             Ok(handle) => {
-                HEARING_SINCE_NS.store(since_ns, Release);
+                CALLBACKS_SINCE_NS.store(since_ns, Release);
                 // libcupti was loaded just now. It must be in the table of libraries, so that it does not count as a caller.
-                callers::look(core);
+                callers::update_table(core);
                 for (function, get) in [(&CONTEXT_ID, api.get_context_id), (&DEVICE_ID, api.get_device_id)] {
                     function.store(get.map_or(std::ptr::null_mut(), |get| get as *mut c_void), Release);
                 }
@@ -210,7 +210,7 @@ pub(crate) fn note_late() {
 /// Notes that callbacks no longer arrive.
 fn note_blind() {
     note_late();
-    HEARING_SINCE_NS.store(u64::MAX, Release);
+    CALLBACKS_SINCE_NS.store(u64::MAX, Release);
 }
 
 /// Returns CUPTI's number of a context (contextUid).
@@ -247,8 +247,8 @@ fn paused() -> bool {
 }
 
 /// Returns the state of the subscription, and its number. The sender calls it regularly.
-pub(crate) fn held() -> (Held, u64) {
-    let Ok(mut state) = SUBSCRIPTION.lock() else { return (Held::Unwanted, 0) };
+pub(crate) fn subscription_state() -> (SubscriptionState, u64) {
+    let Ok(mut state) = SUBSCRIPTION.lock() else { return (SubscriptionState::Unwanted, 0) };
     if DEAD.swap(false, Relaxed) && state.subscription.is_some() && !state.lost {
         // CUPTI has finalized itself, so the handle is invalid.
         *state = State { number: state.number + 1, ..State::default() };
@@ -256,10 +256,10 @@ pub(crate) fn held() -> (Held, u64) {
         report_status(AgentState::Blocked, UNKNOWN as u16, "CUPTI stopped after a fatal error of its own");
     }
     let held = match (&state.subscription, state.lost) {
-        _ if paused() => Held::Unwanted,
-        (Some(_), false) => Held::Ours,
-        (Some(_), true) => Held::Lost,
-        (None, _) => Held::Nothing,
+        _ if paused() => SubscriptionState::Unwanted,
+        (Some(_), false) => SubscriptionState::Ours,
+        (Some(_), true) => SubscriptionState::Lost,
+        (None, _) => SubscriptionState::Nothing,
     };
     (held, state.number)
 }
@@ -270,7 +270,7 @@ fn active() -> Option<MutexGuard<'static, State>> {
 }
 
 /// Marks the subscription as lost: its callbacks have stopped. The last one arrived at `heard_ns`.
-pub(crate) fn lost(heard_ns: u64) {
+pub(crate) fn mark_lost(heard_ns: u64) {
     let Some(mut state) = active() else { return };
     state.lost = true;
     note_blind();
@@ -278,11 +278,11 @@ pub(crate) fn lost(heard_ns: u64) {
 }
 
 /// Marks the subscription as working: its callbacks arrive again.
-pub(crate) fn found(core: &Core) {
+pub(crate) fn mark_found(core: &Core) {
     let Some(mut state) = active() else { return };
     state.lost = false;
     state.number += 1;
-    HEARING_SINCE_NS.store(core.recorder.clock.now(), Release);
+    CALLBACKS_SINCE_NS.store(core.recorder.clock.now(), Release);
     report_covered();
 }
 
@@ -347,7 +347,7 @@ pub(crate) fn count_pulse(id: u32) {
 pub(crate) enum Pulse {
     /// The driver refused the call, which shows nothing about callbacks.
     Unknown,
-    Heard,
+    Arrived,
     Silent,
 }
 
@@ -357,7 +357,7 @@ pub(crate) fn check_pulse(core: &Core) -> Pulse {
     if core.devices.count().is_none_or(|(result, _)| result != 0) {
         return Pulse::Unknown; // not initialised yet, or not any more
     }
-    if PULSES.load(Relaxed) == before { Pulse::Silent } else { Pulse::Heard }
+    if PULSES.load(Relaxed) == before { Pulse::Silent } else { Pulse::Arrived }
 }
 
 /// Whether the driver is not initialised: cuInit failed or has not finished. Makes the same call as [`check_pulse`].

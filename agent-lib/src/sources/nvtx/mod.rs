@@ -77,7 +77,7 @@ unsafe fn fill(get: GetExportTable) -> usize {
 }
 
 /// Reports the layer's state. For the sender: it locks and allocates.
-pub(crate) fn look(core: &Core) {
+pub(crate) fn report_state(core: &Core) {
     let (served, unknown) = (SERVED.load(Acquire), UNKNOWN_LAYOUT.load(Acquire));
     let (state, reason) = match (core.settings.layers.nvtx, served, unknown) {
         (false, ..) => (LayerState::Off, "GPUMEM_NVTX=0".to_owned()),

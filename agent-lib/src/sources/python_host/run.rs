@@ -105,14 +105,14 @@ pub(crate) fn restart() {
 
 /// Notes that the program calls `gpumem_step`, so steps of optimizers are not counted as steps.
 #[inline]
-pub(crate) fn program_steps() {
+pub(crate) fn note_program_step() {
     if !STEPS.load(Relaxed) {
         STEPS.store(true, Relaxed);
     }
 }
 
 /// Whether an optimizer's step counts as the program's step.
-pub(crate) fn are_steps_ours() -> bool {
+pub(crate) fn are_optimizer_steps_counted() -> bool {
     !STEPS.load(Relaxed)
 }
 
@@ -121,7 +121,7 @@ static OPTIMIZER_STEPS: AtomicU64 = AtomicU64::new(0);
 static STEPS_BEFORE_EPOCH: AtomicU64 = AtomicU64::new(0);
 
 /// Notes the number of optimizer steps so far. Returns the number, within the epoch, of the step that follows.
-pub(crate) fn auto_number(count: u64) -> u64 {
+pub(crate) fn step_number_after(count: u64) -> u64 {
     OPTIMIZER_STEPS.store(count, Relaxed);
     count.saturating_sub(STEPS_BEFORE_EPOCH.load(Relaxed))
 }
@@ -131,24 +131,24 @@ pub(crate) fn auto_number(count: u64) -> u64 {
 pub(crate) fn begin_epoch() -> bool {
     let count = OPTIMIZER_STEPS.load(Relaxed);
     STEPS_BEFORE_EPOCH.store(count, Relaxed);
-    are_steps_ours() && count > 0
+    are_optimizer_steps_counted() && count > 0
 }
 
 /// Reports whether the agent's Python code finds exact roles of tensors. `state` is a `LayerState` of the wire format.
-pub(crate) fn say_roles(state: i32, reason: &[u8]) {
+pub(crate) fn report_roles(state: i32, reason: &[u8]) {
     let state = LayerState::from_code(u8::try_from(state).unwrap_or(0));
     status::report_layer(Layer::Roles, state, &String::from_utf8_lossy(reason));
 }
 
 /// Requests a run of the agent's Python code if one is due. Called by the sender each round and at the start; cheap otherwise.
-pub(crate) fn look(core: &Core) {
+pub(crate) fn request_if_due(core: &Core) {
     let enabled = core.settings.layers;
     if STATE.load(Relaxed) == IDLE {
         let off = "switched off with GPUMEM_AUTOGRAD=0";
         status::report_no_torch(Layer::Autograd, enabled.torch, enabled.autograd, off);
         let off = "switched off with GPUMEM_PYTHON=0";
         status::report_no_torch(Layer::Roles, enabled.torch, enabled.python, off);
-        if !autograd::is_seen() {
+        if !autograd::is_torch_loaded() {
             return;
         }
     }

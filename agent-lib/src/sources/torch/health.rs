@@ -4,7 +4,7 @@ use crate::driver::core::Core;
 use crate::driver::torch_pools::Device;
 use crate::naming::callers;
 use crate::record::status;
-use crate::sources::torch::patch::{self, Met, OUT_OF_MEMORY};
+use crate::sources::torch::patch::{self, OUT_OF_MEMORY, SearchResult};
 use crate::threads::{self, Thread};
 use gpumem_wire::{Layer, LayerState};
 use std::sync::atomic::Ordering::*;
@@ -19,7 +19,7 @@ pub(crate) struct Health {
     /// Number of reports of all devices at the last check.
     reports: u64,
     /// Values from which the reported states were derived: result of the search, number of pools, whether single tensors exist.
-    reported: Option<(Met, u32, bool)>,
+    reported: Option<(SearchResult, u32, bool)>,
     /// Number of reports of each device when its totals were last requested.
     requested_at: Vec<u64>,
 }
@@ -27,11 +27,11 @@ pub(crate) struct Health {
 impl Health {
     /// Searches newly mapped files for PyTorch. Called each round. Reports a change at once: memory may run out in the first
     /// second.
-    pub(crate) fn look_for_torch(&mut self, core: &Core) {
+    pub(crate) fn search_torch(&mut self, core: &Core) {
         if core.settings.layers.torch && status::armed() {
-            patch::look(patch::met() == Met::NotYet);
+            patch::search(patch::search_result() == SearchResult::NotYet);
             let (pools, singles) = (core.torch.made.load(Relaxed), core.torch.single_tensors.load(Relaxed));
-            let now = Some((patch::met(), pools, singles != 0));
+            let now = Some((patch::search_result(), pools, singles != 0));
             if self.reported != now {
                 self.reported = now;
                 self.report(core);
@@ -40,7 +40,7 @@ impl Health {
     }
 
     /// Updates the layers' states. Called once a second.
-    pub(crate) fn look(&mut self, core: &Core, thread: Option<&Thread>) {
+    pub(crate) fn update(&mut self, core: &Core, thread: Option<&Thread>) {
         if !core.settings.layers.torch {
             let why = "switched off with GPUMEM_TORCH=0";
             status::report_layer(Layer::Blocks, LayerState::Off, why);
@@ -93,13 +93,13 @@ impl Health {
         let sum = |field: fn(&Device) -> u64| torch.pools().map(|pool| field(pool.device)).sum::<u64>();
         let reports = sum(|device| device.reports.load(Relaxed));
         let singles = torch.single_tensors.load(Relaxed);
-        let (state, why) = match patch::met() {
-            Met::Nothing if reports == 0 => (LayerState::Absent, "no PyTorch with CUDA is loaded"),
-            Met::NoSlot => (
+        let (state, why) = match patch::search_result() {
+            SearchResult::Nothing if reports == 0 => (LayerState::Absent, "no PyTorch with CUDA is loaded"),
+            SearchResult::NoSlot => (
                 LayerState::Failed,
                 "this PyTorch's allocator does not call through a slot that can be found",
             ),
-            Met::NotYet => (LayerState::Failed, "PyTorch's slot could not be written"),
+            SearchResult::NotYet => (LayerState::Failed, "PyTorch's slot could not be written"),
             _ if reports == 0 && singles != 0 => {
                 let why = "PyTorch's caching allocator is not in use: tensors are driver allocations";
                 (LayerState::Absent, why)
@@ -133,7 +133,7 @@ impl Health {
                 doubts.push(format!("device {index}: of {its} bytes of segments, {unseen} were not seen"));
             }
         }
-        let untold = torch.untold_pending.load(Relaxed);
+        let untold = torch.unrecorded_pending.load(Relaxed);
         if untold != 0 {
             doubts.push(format!("{untold} frees that wait for a stream count as done"));
         }
@@ -147,8 +147,8 @@ impl Health {
 
 fn out_of_memory(core: &Core) -> (LayerState, &'static str) {
     let is_caching = core.torch.pools().next().is_some();
-    match patch::met() {
-        Met::Nothing => (LayerState::Absent, "no PyTorch with CUDA is loaded"),
+    match patch::search_result() {
+        SearchResult::Nothing => (LayerState::Absent, "no PyTorch with CUDA is loaded"),
         _ if !patch::is_patched(OUT_OF_MEMORY) => {
             (LayerState::Failed, "by failed driver calls alone: no slot for PyTorch's word was found")
         }

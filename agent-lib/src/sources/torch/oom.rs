@@ -23,7 +23,7 @@ use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, OUT_OF_MEMORY};
 use crate::sources::torch::report::ordinal;
 use crate::threads::Thread;
-use gpumem_wire::{Body, FrameFormat, MemoryKind, OomOutcome, PHASE_SAID, Phase, Reading, Record, Stamp};
+use gpumem_wire::{Body, FrameFormat, MemoryKind, OomOutcome, PHASE_FLAG, Phase, Reading, Record, Stamp};
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -91,7 +91,7 @@ impl Core {
             Phase::Unknown if clears_gradients => Phase::Optimizer,
             phase => phase,
         };
-        PHASE_SAID | u32::from(phase.to_code())
+        PHASE_FLAG | u32::from(phase.to_code())
     }
 
     /// Records the thread's Python stack and returns its number; 0 without a stack, or after too many.

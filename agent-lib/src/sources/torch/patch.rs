@@ -75,17 +75,17 @@ const LIBRARIES: [&[u8]; 2] = [b"libc10_cuda", b"libc10_hip"];
 static NEXT: [AtomicUsize; HOOKS] = [const { AtomicUsize::new(0) }; HOOKS];
 /// Bits of the hooks that are installed.
 static PATCHED: AtomicU8 = AtomicU8::new(0);
-/// Result of the last search: a `Met`.
+/// Result of the last search: a `SearchResult`.
 static MET: AtomicU8 = AtomicU8::new(0);
 /// Number of files that had been mapped at the last search.
 static SEARCHED_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 /// Number of searches, for tests.
-pub static LOOKS: AtomicUsize = AtomicUsize::new(0);
+pub static SEARCHES: AtomicUsize = AtomicUsize::new(0);
 
 /// Result of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Met {
+pub enum SearchResult {
     /// No such library is loaded.
     Nothing = 0,
     /// The library's slots cannot be found: it has no dynamic table, or another layout.
@@ -97,12 +97,12 @@ pub enum Met {
 }
 
 /// Returns the result of the last search.
-pub fn met() -> Met {
+pub fn search_result() -> SearchResult {
     match MET.load(Acquire) {
-        1 => Met::NoSlot,
-        2 => Met::NotYet,
-        3 => Met::Patched,
-        _ => Met::Nothing,
+        1 => SearchResult::NoSlot,
+        2 => SearchResult::NotYet,
+        3 => SearchResult::Patched,
+        _ => SearchResult::Nothing,
     }
 }
 
@@ -121,10 +121,10 @@ pub(crate) fn next(hook: usize) -> *mut c_void {
 /// relocated them then. Costs about 25 ns without a search. Once the hooks are installed, only the sender searches for a second
 /// PyTorch.
 #[inline]
-pub fn look_if_changed() {
-    let met = met();
-    if met != Met::Patched {
-        look(met == Met::NotYet);
+pub fn search_if_changed() {
+    let met = search_result();
+    if met != SearchResult::Patched {
+        search(met == SearchResult::NotYet);
     }
 }
 
@@ -132,18 +132,18 @@ pub fn look_if_changed() {
 /// lock of `callers::in_loader`.
 #[cold]
 #[inline(never)]
-pub fn look(again: bool) -> bool {
+pub fn search(again: bool) -> bool {
     callers::in_loader(|| {
         let (mapped, _) = callers::changes_now();
         if !again && SEARCHED_AT.load(Relaxed) == mapped {
             return;
         }
-        LOOKS.fetch_add(1, Relaxed);
-        let mut search = Search { met: Met::Nothing, wanted: 0, defined: [0; HOOKS] };
+        SEARCHES.fetch_add(1, Relaxed);
+        let mut search = Search { met: SearchResult::Nothing, wanted: 0, defined: [0; HOOKS] };
         search.install();
         if search.wanted != 0 {
             search.resolve();
-            search.met = Met::Nothing;
+            search.met = SearchResult::Nothing;
             search.install();
         }
         MET.store(search.met as u8, Release);
@@ -153,7 +153,7 @@ pub fn look(again: bool) -> bool {
 }
 
 struct Search {
-    met: Met,
+    met: SearchResult,
     /// Bits of hooks whose original functions have to be resolved.
     wanted: u8,
     /// Addresses of the original functions; 0 for one that was not resolved.
@@ -172,9 +172,9 @@ impl Search {
         });
     }
 
-    fn install_in(&mut self, image: &Image<'_>) -> Met {
+    fn install_in(&mut self, image: &Image<'_>) -> SearchResult {
         let slots = image.slots(&NAMES);
-        let mut met = if slots[REPORT].is_some() { Met::Patched } else { Met::NoSlot };
+        let mut met = if slots[REPORT].is_some() { SearchResult::Patched } else { SearchResult::NoSlot };
         for (hook, slot) in slots.into_iter().enumerate() {
             let Some(slot) = slot else { continue };
             let definition = || {
@@ -184,7 +184,7 @@ impl Search {
             };
             match slot::replace(image, slot, FUNCTIONS[hook](), &NEXT[hook], definition) {
                 SlotResult::Replaced => drop(PATCHED.fetch_or(1 << hook, AcqRel)),
-                _ if hook == REPORT => met = Met::NotYet,
+                _ if hook == REPORT => met = SearchResult::NotYet,
                 _ => {}
             }
         }

@@ -33,7 +33,7 @@ use crate::base::fault_injection;
 use crate::base::row::Key;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
-use crate::driver::torch_pools::{Device, TorchPool, Waiting};
+use crate::driver::torch_pools::{Device, PendingBlock, TorchPool};
 use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE};
 use crate::sources::torch::report::Report;
@@ -141,8 +141,8 @@ fn is_near(event: &Event, stack: usize) -> bool {
 
 impl Device {
     /// Returns the device's pending blocks.
-    fn waiting(&self) -> impl Iterator<Item = &Waiting> {
-        let is_used = |place: &&Waiting| place.address.load(Acquire) != 0;
+    fn waiting(&self) -> impl Iterator<Item = &PendingBlock> {
+        let is_used = |place: &&PendingBlock| place.address.load(Acquire) != 0;
         self.waiting.iter().filter(is_used).take(self.pending.load(Relaxed) as usize)
     }
 }
@@ -161,7 +161,7 @@ impl Core {
         }
         let free = device.waiting.iter().find(|place| place.address.load(Relaxed) == 0);
         let Some(place) = free.filter(|_| address != 0) else {
-            self.torch.untold_pending.fetch_add(1, Relaxed);
+            self.torch.unrecorded_pending.fetch_add(1, Relaxed);
             return false;
         };
         let its = thread.torch.events().filter(is_its);
@@ -193,7 +193,7 @@ impl Core {
         }
     }
 
-    fn free_pending(&self, thread: &Thread, pool: TorchPool<'_>, place: &Waiting) {
+    fn free_pending(&self, thread: &Thread, pool: TorchPool<'_>, place: &PendingBlock) {
         let address = place.address.swap(0, AcqRel);
         if address != 0 {
             pool.device.pending.fetch_sub(1, Relaxed);
@@ -207,7 +207,7 @@ impl Core {
     #[inline(never)]
     pub(crate) fn free_overlapped(&self, thread: &Thread, pool: TorchPool<'_>, address: u64, bytes: u64) {
         let end = address.saturating_add(bytes);
-        let overlaps = |place: &&Waiting| {
+        let overlaps = |place: &&PendingBlock| {
             let start = place.address.load(Relaxed);
             start < end && start.saturating_add(place.bytes.load(Relaxed)) > address
         };

@@ -81,7 +81,7 @@ impl Core {
             }
             let (Some(key), new) = (key_of(&taken), renamed(tag, taken.seq())) else { continue };
             if new != 0 {
-                self.say_retag(thread, key, taken.retag(Default::default()), new);
+                self.record_retag(thread, key, taken.retag(Default::default()), new);
             }
         }
         // Nodes have no record number. Most belong to the last pass, so the current number is used.

@@ -98,7 +98,7 @@ impl Core {
         let hash = self.recorder.live.expect(Key::Block(id, report.address));
         let sum = device.sum.load(Relaxed).wrapping_add(report.bytes);
         if sum != report.allocated as i64 {
-            device.differs(sum.abs_diff(report.allocated as i64));
+            device.add_drift(sum.abs_diff(report.allocated as i64));
         }
         device.sum.store(report.allocated as i64, Relaxed);
         device.reserved.store(report.reserved, Relaxed);

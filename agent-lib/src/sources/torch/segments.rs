@@ -40,7 +40,7 @@ impl Core {
         }
         thread.torch.remember(address, bytes, module, false);
         if memory == MemoryKind::Device && bytes >= SMALLEST && self.settings.layers.torch {
-            patch::look_if_changed();
+            patch::search_if_changed();
         }
         if is_no_segment(module, bytes, memory) {
             self.torch.single_tensors.fetch_add(1, Relaxed);
@@ -59,7 +59,7 @@ impl Core {
     pub(crate) fn note_driver_mapping(&self, thread: &Thread, module: u16, address: u64, bytes: u64) {
         thread.torch.remember(address, bytes, module, true);
         if self.settings.layers.torch {
-            patch::look_if_changed();
+            patch::search_if_changed();
         }
     }
 
