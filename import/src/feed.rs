@@ -1,9 +1,8 @@
-//! Shared code of the importers: builds records from file contents, and limits the memory that a file may take.
+//! Shared code of the importers: emits records for the contents of a file, and limits the memory that a file may take.
 //!
 //! ```text
-//! Feed      records of the host: devices, NVML readings; counts unreadable input
-//! Speaker   records of one process: names, allocations
-//! lines     lines of a text file; unreadable ones are counted
+//! Feed          records of the host: devices, NVML readings; counts unreadable input
+//! ProcessFeed   records of one process: names, allocations
 //! ```
 
 use gpumem_ledger::{Origin, ProcessKey};
@@ -18,82 +17,81 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 pub(super) const MIB: u64 = 1 << 20;
 /// Maximum size of an allocation (256 TiB, more than any GPU has); larger values are invalid.
 pub(super) const MAX_BYTES: u64 = 1 << 48;
-/// First generated address. Files of other tools contain no usable addresses, so the importers generate them.
+/// First generated address. Records need the address of each allocation, but files of other tools contain none that can be used.
 const FIRST_ADDRESS: u64 = 1 << 40;
-/// Maximum number of unreadable places that a message lists; further ones are only counted.
-const NAMED: usize = 5;
-/// Maximum number of names of a process. Further memory gets the name [`MORE_NAMES`], so memory is bounded and sums stay exact.
+/// Maximum number of unreadable places in a file that a message lists.
+const MAX_PLACES: usize = 5;
+/// Maximum number of allocation names of a process. Further allocations get the name [`MORE_NAMES`], which limits the memory.
 const MAX_NAMES: usize = 1 << 16;
 const MORE_NAMES: &str = "(more names)";
-/// Maximum number of allocations of a process with rows of their own; further allocations are summed by name.
+/// Maximum number of allocations of a process with a record each. Further allocations with the same name are added up.
 const MAX_ROWS: u64 = 1 << 18;
 
-/// Places in a file that cannot be read.
+/// Number of places in a file that cannot be read, and the first of these places.
 #[derive(Debug, Default)]
 pub(super) struct Rejects {
     pub count: u64,
-    named: Vec<String>,
+    places: Vec<String>,
 }
 
 impl Rejects {
     pub fn add(&mut self, place: impl FnOnce() -> String) {
         self.count += 1;
-        if self.named.len() < NAMED {
-            self.named.push(place());
+        if self.places.len() < MAX_PLACES {
+            self.places.push(place());
         }
     }
 
-    /// Returns the first places as text: `4, 7, 9, ...`.
-    pub fn places(&self) -> String {
-        let more = if self.count > self.named.len() as u64 { ", ..." } else { "" };
-        self.named.join(", ") + more
+    /// Returns the first unreadable places as text: `4, 7, 9, ...`.
+    pub fn listed(&self) -> String {
+        let more = if self.count > self.places.len() as u64 { ", ..." } else { "" };
+        self.places.join(", ") + more
     }
 }
 
-/// Emits records of the host (devices, NVML readings) and caveats about the file.
+/// Emits records of the host (devices, NVML readings), and caveats (notes for readers of the run) about the file.
 pub(super) struct Feed<'s> {
     pub sink: &'s mut dyn Sink,
     /// Time of the next record; a line number if the file has no clock.
     pub time_ns: u64,
     pub rejects: Rejects,
-    /// Slots (numbers of devices in records) for which a device record was emitted.
+    /// Slots of the devices for which a device record was emitted. A slot is the number of a device in records.
     devices: BTreeSet<u8>,
     /// Number of NVML readings emitted so far.
-    sample: u64,
+    readings: u64,
 }
 
 impl<'s> Feed<'s> {
-    /// Returns a feed whose times are line numbers or other positions in the file.
-    pub fn of_lines(sink: &'s mut dyn Sink) -> Self {
-        let mut feed = Feed::silent(sink);
+    /// Returns a feed for a file without clock: its times are line numbers or other positions.
+    pub fn without_clock(sink: &'s mut dyn Sink) -> Self {
+        let mut feed = Feed::new(sink);
         feed.anchor(ClockKind::Ordinal, 0);
         feed
     }
 
-    /// Returns a feed whose clock is not defined yet. Without a later call of [`Feed::anchor`], times are ns since the first
-    /// time.
-    pub fn silent(sink: &'s mut dyn Sink) -> Self {
-        Feed { sink, time_ns: 0, rejects: Rejects::default(), devices: BTreeSet::new(), sample: 0 }
+    /// Returns a feed whose clock [`Feed::anchor`] may define later. Otherwise times are ns since the first time in the file.
+    pub fn new(sink: &'s mut dyn Sink) -> Self {
+        Feed { sink, time_ns: 0, rejects: Rejects::default(), devices: BTreeSet::new(), readings: 0 }
     }
 
-    /// Defines the clock: with [`ClockKind::Wall`], time 0 is `realtime_ns` nanoseconds after 1970.
+    /// Defines the clock. For [`ClockKind::Wall`], `realtime_ns` is the wall-clock time of time 0, in ns since 1970.
     pub fn anchor(&mut self, clock: ClockKind, realtime_ns: u64) {
         self.host(Stamp::default(), Body::ClockAnchor { realtime_ns, boottime_ns: 0, clock });
     }
 
-    fn say(&mut self, origin: Origin, stamp: Stamp, body: Body<'_>) {
+    fn send(&mut self, origin: Origin, stamp: Stamp, body: Body<'_>) {
         let stamp = Stamp { time_ns: self.time_ns, ..stamp };
         self.sink.observe(origin, &Record { stamp, body });
     }
 
     fn host(&mut self, stamp: Stamp, body: Body<'_>) {
-        self.say(Origin::Host, stamp, body);
+        self.send(Origin::Host, stamp, body);
     }
 
-    /// Emits a device that the file identifies only by its number, `slot`.
+    /// Emits a device that the file identifies only by its number, `slot`. Emits a known device only with its `total_bytes`.
     pub fn device(&mut self, slot: u8, total_bytes: Option<u64>) {
         if self.devices.insert(slot) || total_bytes.is_some() {
-            self.host(on(slot), by_number(slot, total_bytes));
+            self.host(on(slot), numbered_device(slot, total_bytes));
         }
     }
 
@@ -106,8 +104,8 @@ impl<'s> Feed<'s> {
 
     /// Emits one NVML reading: the bytes that NVML charged to processes on a device, or why they are absent.
     pub fn reading(&mut self, slot: u8, charged: &[(ProcessKey, Result<u64, Absence>)]) {
-        self.sample += 1;
-        let (stamp, number) = (on(slot), self.sample);
+        self.readings += 1;
+        let (stamp, number) = (on(slot), self.readings);
         self.host(stamp, Body::SampleBegin { number });
         for &(ProcessKey { pid, start_ticks }, used) in charged {
             let absence = used.err().unwrap_or_default();
@@ -125,15 +123,16 @@ impl<'s> Feed<'s> {
         self.host(on(slot), body);
     }
 
-    /// Emits the fact `key=value` of a process; control characters are removed from the value.
-    pub fn fact(&mut self, of: ProcessKey, key: &str, value: &str) {
+    /// Emits the fact `key=value` about a process, such as its command. Removes control characters from the value.
+    pub fn fact(&mut self, process: ProcessKey, key: &str, value: &str) {
         let value: String = value.chars().filter(|character| !character.is_control()).take(4096).collect();
         let facts = &*format!("{key}={value}");
-        let ProcessKey { pid, start_ticks } = of;
+        let ProcessKey { pid, start_ticks } = process;
         let body = Body::ProcessFacts { start_ticks, uid: Reading::ABSENT, parent_pid: 0, facts };
         self.host(Stamp { thread: pid, ..Stamp::default() }, body);
     }
 
+    /// Emits the end of a process.
     pub fn gone(&mut self, ProcessKey { pid, start_ticks }: ProcessKey) {
         let body = Body::ProcessGone { start_ticks, status: Reading::ABSENT };
         self.host(Stamp { thread: pid, ..Stamp::default() }, body);
@@ -144,10 +143,11 @@ impl<'s> Feed<'s> {
         self.sink.reject(1);
     }
 
-    /// Adds a caveat if input was rejected. `what` names one rejected item, `place` the unit of its place, such as `line`.
-    pub fn tell_rejects(&mut self, what: &str, place: &str, example: &str) {
+    /// Adds a caveat if input was rejected. `what` names one rejected item, such as `row`; `place` is the unit of its place, such
+    /// as `line`.
+    pub fn caveat_rejects(&mut self, what: &str, place: &str, example: &str) {
         if self.rejects.count > 0 {
-            let (what, places) = (plural(self.rejects.count, what), self.rejects.places());
+            let (what, places) = (plural(self.rejects.count, what), self.rejects.listed());
             let text = format!("{what} cannot be read ({place} {places}); right is: {example}");
             self.sink.caveat("rejected_lines", text);
         }
@@ -157,7 +157,7 @@ impl<'s> Feed<'s> {
         self.sink.caveat(code, text.into());
     }
 
-    /// Adds the caveats whose condition is true. Each is (code, condition, text).
+    /// Adds the caveats whose condition is true. A caveat is (code, condition, text).
     pub fn caveats<const N: usize>(&mut self, caveats: [(&str, bool, String); N]) {
         for (code, _, text) in caveats.into_iter().filter(|(_, applies, _)| *applies) {
             self.caveat(code, text);
@@ -169,17 +169,17 @@ fn on(slot: u8) -> Stamp {
     Stamp { device: slot, ..Stamp::default() }
 }
 
-fn by_number(slot: u8, total_bytes: Option<u64>) -> Body<'static> {
+fn numbered_device(slot: u8, total_bytes: Option<u64>) -> Body<'static> {
     let (total_bytes, id) = (Reading(total_bytes), DeviceIdKind::Ordinal);
     Body::Device { uuid_high: 0, uuid_low: 0, total_bytes, ordinal: u16::from(slot), id, name: "" }
 }
 
-/// A piece of memory that a file lists, such as one allocation.
+/// An allocation, or other piece of memory, that a file lists.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     pub slot: u8,
     pub bytes: u64,
-    /// Id returned by [`Speaker::tag`]; 0 for none.
+    /// Id returned by [`ProcessFeed::tag`]; 0 for none.
     pub tag: u32,
     pub memory: MemoryKind,
     pub role: Role,
@@ -193,39 +193,41 @@ impl Piece {
     }
 }
 
-/// Emits the records of one process in a file. The default value is for a file with only one process.
+/// Emits the records of one process in a file. The default value stands for the only process of a file.
 #[derive(Debug, Default)]
-pub(super) struct Speaker {
+pub(super) struct ProcessFeed {
     pub key: ProcessKey,
     seq: u64,
-    /// Bytes of the address range that is used so far, for the next generated address.
+    /// Number of addresses generated so far; the next allocation begins after them.
     used: u64,
     tags: HashMap<String, u32>,
     devices: BTreeSet<u8>,
+    /// Number of allocations.
     rows: u64,
-    /// Allocations that [`Speaker::settle`] emits together.
-    held: Vec<Piece>,
-    /// Allocations beyond [`MAX_ROWS`], summed by (slot, tag, memory kind, role); the values are (number, bytes).
+    /// Allocations that [`ProcessFeed::emit_deferred`] emits together.
+    deferred: Vec<Piece>,
+    /// Number and bytes of the allocations beyond [`MAX_ROWS`], by (slot, tag, memory kind, role).
     summed: BTreeMap<(u8, u32, u8, u8), (u64, u64)>,
+    /// Number of tag paths that were too long.
     cut_tags: u64,
     /// Slots of the devices on which the process has a pool.
     pools: BTreeSet<u8>,
 }
 
-impl Speaker {
-    /// Returns the process with this number in the file; its pid is unknown.
+impl ProcessFeed {
+    /// Returns a feed for the process with this number in the file; its pid is unknown.
     pub fn new(number: u64) -> Self {
-        Speaker { key: ProcessKey { pid: 0, start_ticks: number }, ..Speaker::default() }
+        ProcessFeed { key: ProcessKey { pid: 0, start_ticks: number }, ..ProcessFeed::default() }
     }
 
-    fn say(&self, feed: &mut Feed<'_>, stamp: Stamp, body: Body<'_>) {
-        feed.say(Origin::Process(self.key), stamp, body);
+    fn send(&self, feed: &mut Feed<'_>, stamp: Stamp, body: Body<'_>) {
+        feed.send(Origin::Process(self.key), stamp, body);
     }
 
     /// Emits a record with the next sequence number, and returns that number.
     fn emit(&mut self, feed: &mut Feed<'_>, stamp: Stamp, body: Body<'_>) -> u64 {
         self.seq += 1;
-        self.say(feed, Stamp { seq: self.seq, ..stamp }, body);
+        self.send(feed, Stamp { seq: self.seq, ..stamp }, body);
         self.seq
     }
 
@@ -233,7 +235,7 @@ impl Speaker {
     pub fn device(&mut self, feed: &mut Feed<'_>, slot: u8) {
         feed.device(slot, None);
         if self.devices.insert(slot) {
-            self.say(feed, on(slot), by_number(slot, None));
+            self.send(feed, on(slot), numbered_device(slot, None));
         }
     }
 
@@ -255,7 +257,7 @@ impl Speaker {
             }
         }
         let id = self.tags.len() as u32 + 1;
-        self.say(feed, Stamp { tag: id, ..Stamp::default() }, Body::Tag { path });
+        self.send(feed, Stamp { tag: id, ..Stamp::default() }, Body::Tag { path });
         self.tags.insert(path.to_owned(), id);
         id
     }
@@ -263,20 +265,20 @@ impl Speaker {
     /// Emits an allocation that is not freed before the end of the file.
     pub fn allocate(&mut self, feed: &mut Feed<'_>, piece: Piece) {
         self.device(feed, piece.slot);
-        if self.is_room(piece) {
+        if self.admit_row(piece) {
             self.row(feed, piece, 0);
         }
     }
 
-    /// Adds an allocation of a file that describes a state. All of them are emitted together at the end of the file.
-    pub fn hold(&mut self, piece: Piece) {
-        if self.is_room(piece) {
-            self.held.push(piece);
+    /// Adds an allocation that is emitted at the end of the file. For files that describe the state at one time.
+    pub fn defer(&mut self, piece: Piece) {
+        if self.admit_row(piece) {
+            self.deferred.push(piece);
         }
     }
 
-    /// Returns whether an allocation may have its own row; if not, adds it to the sums in `summed`.
-    fn is_room(&mut self, piece: Piece) -> bool {
+    /// Counts an allocation. Returns whether it gets a record of its own; if not, adds it to the sums in `summed`.
+    fn admit_row(&mut self, piece: Piece) -> bool {
         self.rows += 1;
         if self.rows > MAX_ROWS {
             let name = (piece.slot, piece.tag, piece.memory.to_code(), piece.role.to_code());
@@ -287,6 +289,7 @@ impl Speaker {
         self.rows <= MAX_ROWS
     }
 
+    /// Emits an allocation and returns its generated address.
     fn row(&mut self, feed: &mut Feed<'_>, piece: Piece, pool: u64) -> u64 {
         let address = FIRST_ADDRESS.wrapping_add(self.used);
         self.used = self.used.wrapping_add(piece.bytes.max(1).next_multiple_of(512));
@@ -301,7 +304,7 @@ impl Speaker {
         address
     }
 
-    /// Returns the id of the process's driver pool on a device; creates it if needed. See level.rs.
+    /// Returns the id of the process's driver pool on a device; emits the pool if it is new. See level.rs.
     pub fn pool(&mut self, feed: &mut Feed<'_>, slot: u8) -> u64 {
         self.device(feed, slot);
         let pool = 1 + u64::from(slot);
@@ -312,20 +315,20 @@ impl Speaker {
         pool
     }
 
-    /// Allocates memory from the device's pool and returns its address.
-    pub fn take(&mut self, feed: &mut Feed<'_>, piece: Piece) -> u64 {
+    /// Emits an allocation from the device's pool and returns its address.
+    pub fn pool_allocate(&mut self, feed: &mut Feed<'_>, piece: Piece) -> u64 {
         let pool = self.pool(feed, piece.slot);
         self.row(feed, Piece { memory: MemoryKind::StreamOrdered, ..piece }, pool)
     }
 
-    /// Frees memory to the device's pool.
-    pub fn give(&mut self, feed: &mut Feed<'_>, slot: u8, address: u64) {
+    /// Emits that an allocation returned to the device's pool.
+    pub fn pool_free(&mut self, feed: &mut Feed<'_>, slot: u8, address: u64) {
         let begin_seq = self.emit(feed, on(slot), Body::FreeBegin { address });
         self.emit(feed, on(slot), Body::FreeEnd { begin_seq, result: 0 });
     }
 
-    /// Sets the bytes that the process's pool on the device reserves from the driver.
-    pub fn keep(&mut self, feed: &mut Feed<'_>, slot: u8, bytes: u64) {
+    /// Emits the bytes that the process's pool on the device holds from the driver.
+    pub fn set_reserved(&mut self, feed: &mut Feed<'_>, slot: u8, bytes: u64) {
         let pool = self.pool(feed, slot);
         let body = Body::PoolState { pool, reserved_bytes: bytes, used_bytes: bytes, took_us: 0 };
         self.emit(feed, on(slot), body);
@@ -335,9 +338,9 @@ impl Speaker {
         self.emit(feed, Stamp::default(), Body::Step { number });
     }
 
-    /// Emits the allocations in `held` and the sums in `summed`. Must precede an NVML reading that covers the whole process.
-    fn settle(&mut self, feed: &mut Feed<'_>) {
-        for piece in std::mem::take(&mut self.held) {
+    /// Emits the allocations in `deferred` and the sums in `summed`. Must be called before an NVML reading of the process.
+    fn emit_deferred(&mut self, feed: &mut Feed<'_>) {
+        for piece in std::mem::take(&mut self.deferred) {
             self.device(feed, piece.slot);
             self.row(feed, piece, 0);
         }
@@ -361,16 +364,16 @@ impl Speaker {
         feed.caveat("summed_rows", text);
     }
 
-    /// Emits a watermark: all records up to now are complete, so an NVML reading may be compared with them.
+    /// Emits a watermark. It states that no earlier record is missing, so an NVML reading may be compared with the records.
     pub fn watermark(&mut self, feed: &mut Feed<'_>) {
-        self.settle(feed);
+        self.emit_deferred(feed);
         let body = Body::Watermark { last_seq: self.seq, in_flight_since_ns: 0 };
-        self.say(feed, Stamp::default(), body);
+        self.send(feed, Stamp::default(), body);
     }
 
     /// Emits the remaining records, the caveats about names, and the end of the process.
     pub fn end(&mut self, feed: &mut Feed<'_>) {
-        self.settle(feed);
+        self.emit_deferred(feed);
         let (cut, most) = (plural(self.cut_tags, "name"), thousands(MAX_NAMES as u64));
         let cut = format!("{cut} are longer than {MAX_TAG_BYTES} bytes and were cut");
         let more = format!("there are more than {most} names: the others are summed as {MORE_NAMES}");
@@ -378,7 +381,7 @@ impl Speaker {
             ("cut_tags", self.cut_tags > 0, cut),
             ("many_names", self.tags.contains_key(MORE_NAMES), more),
         ]);
-        self.say(feed, Stamp::default(), Body::Bye { reason: ByeReason::Exit });
+        self.send(feed, Stamp::default(), Body::Bye { reason: ByeReason::Exit });
         feed.gone(self.key);
     }
 }

@@ -1,4 +1,5 @@
-//! Imports files of other tools. Converts them to the records that an agent or daemon would emit. Each format has its own module.
+//! Imports files of other tools: converts each file to the records that an agent or daemon would have emitted. Each format has a
+//! module.
 #![forbid(unsafe_code)]
 
 mod feed;
@@ -30,8 +31,10 @@ pub struct Format {
     pub name: &'static str,
     /// Description of the format in one line.
     pub about: &'static str,
+    /// Whether a file with these first bytes seems to have the format.
     looks_like: fn(&[u8]) -> bool,
     read: fn(Input, &mut dyn Sink) -> Result<(), Error>,
+    /// Name of the built-in rules that group memory in reports of such files.
     preset: Option<&'static str>,
 }
 
@@ -41,93 +44,43 @@ impl std::fmt::Debug for Format {
     }
 }
 
+/// Makes [`FORMATS`]. A row gives the name, the module with the format's functions `looks_like` and `read`, the preset of rules
+/// for reports, and the description.
+macro_rules! formats {
+    ($($name:expr, $module:ident, $preset:expr, $about:literal;)*) => {
+        &[$(Format {
+            name: $name,
+            about: $about,
+            looks_like: $module::looks_like,
+            read: $module::read,
+            preset: $preset,
+        }),*]
+    };
+}
+
 /// All formats; those that are recognised most reliably come first.
-pub const FORMATS: &[Format] = &[
-    Format {
-        name: "recording",
-        about: "gpumemd's own recording (gpumemctl run --record, GPUMEM_RECORD, the daemon's `record`)",
-        looks_like: recording::looks_like,
-        read: recording::read,
-        preset: None,
-    },
-    Format {
-        name: export::FORMAT,
-        about: "a run that was exported (gpumemctl export)",
-        looks_like: export::looks_like,
-        read: no_records,
-        preset: None,
-    },
-    Format {
-        name: "torch-snapshot",
-        about: "PyTorch's memory snapshot (torch.cuda.memory._dump_snapshot), with or without its history",
-        looks_like: torch_snapshot::looks_like,
-        read: torch_snapshot::read,
-        preset: None,
-    },
-    Format {
-        name: "tbd-log",
-        about: "training log with the TBD suite's MXNet memory annotations",
-        looks_like: tbd_log::looks_like,
-        read: tbd_log::read,
-        preset: Some("tbd"),
-    },
-    Format {
-        name: "mxnet2-csv",
-        about: "GPU memory profile of MXNet 2.0 (gpu_memory_profile-pid_PID.csv)",
-        looks_like: mxnet2_csv::looks_like,
-        read: mxnet2_csv::read,
-        preset: Some(mxnet2_csv::PRESET),
-    },
-    Format {
-        name: "mxnet1-trace",
-        about: "chrome trace of MXNet 1.x's profiler, with memory counters",
-        looks_like: mxnet1_trace::looks_like,
-        read: mxnet1_trace::read,
-        preset: Some("mxnet"),
-    },
-    Format {
-        name: "mxnet1-table",
-        about: "aggregate statistics of MXNet 1.x's profiler, text or JSON",
-        looks_like: mxnet1_table::looks_like,
-        read: mxnet1_table::read,
-        preset: Some("mxnet"),
-    },
-    Format {
-        name: "tbd-analysis",
-        about: "sums of categories, as the TBD suite's memory_analysis.py writes them",
-        looks_like: tbd_analysis::looks_like,
-        read: tbd_analysis::read,
-        preset: Some("tbd"),
-    },
-    Format {
-        name: "tbd-mem-csv",
-        about: "CSV of the TBD suite's pytorch_mem_profiler",
-        looks_like: tbd_mem_csv::looks_like,
-        read: tbd_mem_csv::read,
-        preset: None,
-    },
-    Format {
-        name: "nvidia-smi-csv",
-        about: "used memory of processes as nvidia-smi said it: --query-compute-apps, or a scalar's CSV",
-        looks_like: nvidia_smi::looks_like,
-        read: nvidia_smi::read,
-        preset: None,
-    },
-    Format {
-        name: "mxnet1-csv",
-        about: "tags and MiB of the GPU memory profiler proposed for MXNet 1.x",
-        looks_like: mxnet1_csv::looks_like,
-        read: mxnet1_csv::read,
-        preset: Some("mxnet"),
-    },
-];
+pub const FORMATS: &[Format] = formats! {
+    "recording", recording, None, "gpumemd's own recording (gpumemctl run --record, GPUMEM_RECORD, the daemon's `record`)";
+    export::FORMAT, exported, None, "a run that was exported (gpumemctl export)";
+    "torch-snapshot", torch_snapshot, None,
+        "PyTorch's memory snapshot (torch.cuda.memory._dump_snapshot), with or without its history";
+    "tbd-log", tbd_log, Some("tbd"), "training log with the TBD suite's MXNet memory annotations";
+    "mxnet2-csv", mxnet2_csv, Some(mxnet2_csv::PRESET), "GPU memory profile of MXNet 2.0 (gpu_memory_profile-pid_PID.csv)";
+    "mxnet1-trace", mxnet1_trace, Some("mxnet"), "chrome trace of MXNet 1.x's profiler, with memory counters";
+    "mxnet1-table", mxnet1_table, Some("mxnet"), "aggregate statistics of MXNet 1.x's profiler, text or JSON";
+    "tbd-analysis", tbd_analysis, Some("tbd"), "sums of categories, as the TBD suite's memory_analysis.py writes them";
+    "tbd-mem-csv", tbd_mem_csv, None, "CSV of the TBD suite's pytorch_mem_profiler";
+    "nvidia-smi-csv", nvidia_smi, None,
+        "used memory of processes as nvidia-smi said it: --query-compute-apps, or a scalar's CSV";
+    "mxnet1-csv", mxnet1_csv, Some("mxnet"), "tags and MiB of the GPU memory profiler proposed for MXNet 1.x";
+};
 
 /// Returns the format with this name on the command line.
 pub fn format(name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.name == name)
 }
 
-/// Reads a file into runs. Its format is `forced`, or else the format that it looks like.
+/// Reads a file into runs. Its format is `forced` or, if that is `None`, the first format that it looks like.
 ///
 /// # Errors
 /// See [`Error`]: each states the problem, its place, and what would be valid.
@@ -162,10 +115,15 @@ pub fn observe_file(path: &Path, forced: Option<&'static Format>, sink: &mut dyn
     (format_of(&input, forced)?.read)(input, sink)
 }
 
-/// Rejects an exported run: it is a finished run, so it contains no records.
-fn no_records(input: Input, _: &mut dyn Sink) -> Result<(), Error> {
-    let what = "is a run already, and has no records to play: report or import it".to_owned();
-    Err(Error::Damaged { path: input.path, offset: 0, what })
+/// The format of exported runs. [`read`] imports them itself, because they have no records.
+mod exported {
+    use super::{Error, Input, Sink};
+    pub(super) use gpumem_runs::export::looks_like;
+
+    pub(super) fn read(input: Input, _: &mut dyn Sink) -> Result<(), Error> {
+        let what = "is a run already, and has no records to play: report or import it".to_owned();
+        Err(Error::Damaged { path: input.path, offset: 0, what })
+    }
 }
 
 fn format_of(input: &Input, forced: Option<&'static Format>) -> Result<&'static Format, Error> {

@@ -47,8 +47,8 @@ pub(super) fn lines(
     Ok(number - 1)
 }
 
-/// Returns the fields of a line without quotes and surrounding blanks; `None` if a quote is not closed, or if text follows a
-/// closing quote.
+/// Returns the comma-separated fields of a line, without quotes and surrounding blanks. `None` if a quote is not closed, or if
+/// text follows a closing quote.
 pub(super) fn fields(line: &str) -> Option<Vec<Cow<'_, str>>> {
     let mut fields = Vec::new();
     let mut rest = line.trim();
@@ -76,7 +76,7 @@ pub(super) fn fields(line: &str) -> Option<Vec<Cow<'_, str>>> {
     }
 }
 
-/// Splits the text at its closing quote. A doubled quote stands for one quote character and does not close the text.
+/// Splits `text`, which begins after an opening quote, at the closing quote. Two quotes in a row stand for one quote character.
 fn unquote(text: &str) -> Option<(Cow<'_, str>, &str)> {
     let mut from = 0;
     loop {
@@ -97,7 +97,7 @@ pub(super) fn contains(head: &[u8], needle: &[u8]) -> bool {
     head.windows(needle.len()).any(|window| window == needle)
 }
 
-/// Returns the first line that is not blank in the beginning of a file; `None` if it is not text.
+/// Returns the first line that is not blank; `None` if there is none, or if it is not UTF-8. `head` is the beginning of a file.
 pub(super) fn first_line(head: &[u8]) -> Option<&str> {
     let start = head.iter().position(|byte| !byte.is_ascii_whitespace())?;
     let line = head.get(start..)?;

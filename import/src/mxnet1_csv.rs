@@ -4,10 +4,10 @@
 //! TAG,MIB          one allocation; no header, no quotes, no time; a tag may have commas
 //! ```
 //!
-//! The tag's prefix gives the kind of data (`in_arg:`, `data_entry:`, `workspace:FILE+LINE:...`). Frees are not recorded. A
-//! separate log with the stacks of untagged allocations is not read.
+//! The tag's prefix gives the kind of data (`in_arg:`, `data_entry:`, `workspace:FILE+LINE:...`). The file contains no frees. The
+//! profiler writes the stacks of untagged allocations to another file, which is not read.
 
-use super::feed::{Feed, MAX_BYTES, MIB, Piece, Speaker};
+use super::feed::{Feed, MAX_BYTES, MIB, Piece, ProcessFeed};
 use super::lines::{first_line, lines};
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};
@@ -16,7 +16,7 @@ use gpumem_wire::Role;
 const FORMAT: &str = "mxnet1-csv";
 const EXAMPLE: &str = "in_arg:fc_weight,3.814697";
 /// Number of lines that are checked to recognise the format.
-const LOOKED_AT: usize = 8;
+const HEAD_LINES: usize = 8;
 
 const PREFIXES: [(&str, Role); 9] = [
     ("in_arg:", Role::Parameter),
@@ -30,14 +30,14 @@ const PREFIXES: [(&str, Role); 9] = [
     ("unknown_", Role::Unknown),
 ];
 
-/// Returns whether most of the first lines are tags with amounts, and at least one tag has a known prefix.
+/// Returns whether most of the first lines are a tag and a number of MiB, and at least one tag has a known prefix.
 pub(super) fn looks_like(head: &[u8]) -> bool {
     if first_line(head).is_none() {
         return false;
     }
     let is_whole = head.len() < gpumem_runs::input::HEAD_BYTES;
-    let mut lines: Vec<&[u8]> = head.split(|&byte| byte == b'\n').take(LOOKED_AT + 1).collect();
-    if lines.len() > LOOKED_AT || !is_whole {
+    let mut lines: Vec<&[u8]> = head.split(|&byte| byte == b'\n').take(HEAD_LINES + 1).collect();
+    if lines.len() > HEAD_LINES || !is_whole {
         lines.pop(); // the last line may be incomplete
     }
     let lines: Vec<&[u8]> = lines.into_iter().filter(|line| !line.trim_ascii().is_empty()).collect();
@@ -46,7 +46,7 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
     rows.iter().any(is_known) && rows.len() * 2 > lines.len()
 }
 
-/// Returns the tag and the bytes of a line.
+/// Parses a line as a tag and its bytes.
 fn row(line: &str) -> Option<(&str, u64)> {
     let (tag, mib) = line.trim().rsplit_once(',')?;
     let mib: f64 = mib.trim().parse().ok()?;
@@ -55,8 +55,7 @@ fn row(line: &str) -> Option<(&str, u64)> {
 }
 
 fn role(tag: &str) -> Role {
-    let found = PREFIXES.iter().find(|(prefix, _)| tag.starts_with(prefix));
-    match found {
+    match PREFIXES.iter().find(|(prefix, _)| tag.starts_with(prefix)) {
         Some((_, role)) => *role,
         None if tag.ends_with(":dropout_state") => Role::Workspace,
         None => Role::Unknown,
@@ -65,8 +64,8 @@ fn role(tag: &str) -> Role {
 
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
-    let mut feed = Feed::of_lines(sink);
-    let mut speaker = Speaker::default();
+    let mut feed = Feed::without_clock(sink);
+    let mut process = ProcessFeed::default();
     let mut rows = 0_u64;
     let read = lines(input, &mut feed, |feed, number, line| {
         feed.time_ns = number;
@@ -75,8 +74,8 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
             Some((tag, bytes)) => {
                 rows += 1;
                 let role = role(tag);
-                let tag = speaker.tag(feed, &tag.replace(':', "/"));
-                speaker.allocate(feed, Piece { estimated: true, ..Piece::new(0, bytes, tag, role) });
+                let tag = process.tag(feed, &tag.replace(':', "/"));
+                process.allocate(feed, Piece { estimated: true, ..Piece::new(0, bytes, tag, role) });
             }
             None => feed.reject(number),
         }
@@ -90,7 +89,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
          numbers",
     );
     feed.caveat("estimated", "amounts are MiB with some decimals: bytes are rounded");
-    feed.tell_rejects("row", "line", EXAMPLE);
-    speaker.end(&mut feed);
+    feed.caveat_rejects("row", "line", EXAMPLE);
+    process.end(&mut feed);
     Ok(())
 }

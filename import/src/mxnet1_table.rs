@@ -12,10 +12,11 @@
 //! {"Time": {...}, "Memory": {"Device Storage": {"Memory: gpu/0": {"Count", "Min", "Max", "Avg"}}}, "Unit": {...}}
 //! ```
 //!
-//! A kB is 1000 bytes; values were converted to 32-bit floats. The file has no times, so the run holds each device's maximum.
-//! `Avg` is (max-min)/2, not a mean; `Min` starts at 2^31-1. A file may contain several tables, for example of several programs.
+//! A kB is 1000 bytes; values were converted to 32-bit floats. The file has no times, so the run shows each device's maximum.
+//! MXNet computes `Avg` as (max-min)/2, which is no mean, and initialises `Min` with 2^31-1. A file may contain the tables of
+//! several programs.
 
-use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
+use super::feed::{Feed, MAX_BYTES, Piece, ProcessFeed};
 use super::lines::{contains, lines};
 use gpumem_model::units::{plural, thousands};
 use gpumem_runs::builder::Sink;
@@ -27,12 +28,13 @@ use std::io::Read;
 
 const FORMAT: &str = "mxnet1-table";
 const EXAMPLE: &str = "Memory: gpu/0   147   200.7040   25221.8926   12510.5938";
-/// Maximum size of the JSON form in bytes. It is read as a whole, because it is a single value.
+/// Maximum size of the JSON form in bytes; the file is read as a whole.
 const MAX_JSON_BYTES: u64 = 8 << 20;
-/// Maximum number of tables that are read, and of memory rows in each table.
+/// Maximum number of tables that are read.
 const MAX_TABLES: usize = 256;
+/// Maximum number of memory rows that are read from a table.
 const MAX_ROWS: usize = 128;
-/// Minimum values at or above this are close to MXNet's initial value: all readings were above 2 GiB.
+/// A minimum at or above this is MXNet's initial value of about 2 GiB: all real values were greater.
 const CAPPED_MIN: u64 = 2_147_483_000;
 
 /// Returns whether a file contains a table or its JSON form.
@@ -57,7 +59,8 @@ struct Row {
 }
 
 impl Row {
-    /// Parses a row of text. The name may contain blanks, so the numbers are taken from the right. Rows of version 1.2 have five.
+    /// Parses a row of text. The name may contain blanks, so the numbers are taken from the right. Rows of MXNet 1.2 have five
+    /// numbers, later ones four.
     fn of(line: &str) -> Option<Row> {
         let mut words: Vec<&str> = line.split_ascii_whitespace().collect();
         let is_number = |word: &&&str| word.parse::<f64>().is_ok();
@@ -82,6 +85,7 @@ impl Row {
         self.place.strip_prefix("gpu/")?.parse().ok()
     }
 
+    /// Describes the row in words. The average is left out if it is only half the difference of maximum and minimum.
     fn sentence(&self) -> String {
         let Row { place, count, min, max, average } = self;
         let min = match *min >= CAPPED_MIN && *max > CAPPED_MIN {
@@ -107,16 +111,16 @@ fn of_kb(kb: f64) -> Option<u64> {
 struct Table {
     line: u64,
     rows: Vec<Row>,
-    /// Rows of pools. Their bytes are included in the rows of devices.
+    /// Rows about pools. The rows of devices include the bytes of the pools.
     pools: Vec<Row>,
 }
 
-fn tell(tables: &[Table], feed: &mut Feed<'_>) {
+fn emit_tables(tables: &[Table], feed: &mut Feed<'_>) {
     let (mut of_gpus, mut of_others, mut of_pools) = (Vec::new(), Vec::new(), Vec::new());
-    let mut speakers = Vec::new();
+    let mut processes = Vec::new();
     for (number, table) in tables.iter().enumerate() {
         let which = if tables.len() > 1 { format!("table {}, ", number + 1) } else { String::new() };
-        let mut speaker = Speaker::new(number as u64);
+        let mut process = ProcessFeed::new(number as u64);
         let mut is_there = false;
         for row in &table.rows {
             let list = if row.gpu().is_some() { &mut of_gpus } else { &mut of_others };
@@ -125,23 +129,23 @@ fn tell(tables: &[Table], feed: &mut Feed<'_>) {
                 feed.time_ns = table.line;
                 is_there = true;
                 let piece = Piece { estimated: true, ..Piece::new(slot, row.max, 0, Role::Unknown) };
-                speaker.allocate(feed, piece);
+                process.allocate(feed, piece);
             }
         }
         of_pools.extend(table.pools.iter().map(|row| format!("{which}{}", row.sentence())));
         if is_there {
-            speakers.push(speaker);
+            processes.push(process);
         }
     }
-    if speakers.is_empty() {
-        speakers.push(Speaker::default());
+    if processes.is_empty() {
+        processes.push(ProcessFeed::default());
     }
     let only_maximum = "a table has no times and no names: each device's amount is its maximum, without memory that its pool \
                         caches and without the driver's share";
     let rounded = "amounts passed through 32-bit floats: they are exact to one part in 16 million";
     let has_gpus = !of_gpus.is_empty();
     let [gpus, others, pools] = [of_gpus, of_others, of_pools].map(|rows| rows.join("; "));
-    let count = speakers.len();
+    let count = processes.len();
     let several = format!("{count} tables have GPUs: gpumemctl import stores each as a run");
     feed.caveats([
         ("only_maximum", has_gpus, only_maximum.to_owned()),
@@ -151,14 +155,14 @@ fn tell(tables: &[Table], feed: &mut Feed<'_>) {
         ("pool_memory", !pools.is_empty(), format!("pools, included in the amounts of devices: {pools}")),
         ("several_processes", count > 1, several),
     ]);
-    for mut speaker in speakers {
-        speaker.end(feed);
+    for mut process in processes {
+        process.end(feed);
     }
 }
 
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
-    let mut feed = Feed::of_lines(sink);
+    let mut feed = Feed::without_clock(sink);
     let (tables, read) = match is_json(input.head()) {
         true => (vec![json(input)?], 1),
         false => text(input, &mut feed)?,
@@ -166,8 +170,8 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     if tables.iter().all(|table| table.rows.is_empty()) {
         return Err(Error::NothingFound { path, format: FORMAT, lines: read, example: EXAMPLE });
     }
-    tell(&tables, &mut feed);
-    feed.tell_rejects("row", "line", EXAMPLE);
+    emit_tables(&tables, &mut feed);
+    feed.caveat_rejects("row", "line", EXAMPLE);
     Ok(())
 }
 

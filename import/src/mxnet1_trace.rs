@@ -5,10 +5,10 @@
 //!   "args": {"Memory: gpu/0": BYTES}, "pid": HASH, "tid": HASH}, ... ], "displayTimeUnit": "ms"}
 //! ```
 //!
-//! The trace has one counter value after each allocation and free on a device: the bytes that the program holds, without names.
-//! Values are not sorted by time. A file that is written while the program runs has no end. MXNet 0.12 wrote no such counters.
+//! After each allocation and free on a device, the trace has a counter value: the bytes that the program holds, without names.
+//! The values are not sorted by time. The trace of a running program has no end. MXNet before 1.0 wrote no such counters.
 
-use super::feed::{Feed, MAX_BYTES, Piece, Rejects, Speaker};
+use super::feed::{Feed, MAX_BYTES, Piece, ProcessFeed, Rejects};
 use super::level::Total;
 use super::lines::contains;
 use super::objects::{Next, Objects};
@@ -23,11 +23,11 @@ use std::collections::BTreeMap;
 
 const EXAMPLE: &str =
     r#"{"name": "Memory: gpu/0", "ph": "C", "ts": 1559670489349250, "args": {"Memory: gpu/0": 201320}}"#;
-/// Number of counter values that are buffered to sort them by time. When the buffer is full, the earliest values are emitted.
+/// Number of counter values that stay buffered, to sort them by time. With twice this number, the earlier half is emitted.
 const WINDOW: usize = 1 << 20;
-/// A time in 2001, in microseconds since 1970; smaller values are not wall-clock times.
+/// A time in 2001, in microseconds since 1970. Times before it are not taken for wall-clock times.
 const FIRST_WALL_US: u64 = 1_000_000_000_000_000;
-/// Maximum number of counters (kinds of memory) that are read.
+/// Maximum number of counters that are read, one for each kind of memory.
 const MAX_POOLS: usize = 64;
 
 /// Returns whether a file begins like a trace with MXNet's memory counters.
@@ -69,41 +69,27 @@ impl Number {
     }
 }
 
-/// The memory that a counter counts.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
-    Gpu(u8),
-    /// Host memory: `cpu/0`, `cpu pinned`, `cpu shared`.
-    Host(String),
-}
+/// The memory that a counter counts: the GPU's number (`None` for host memory), and a name: `gpu/0`, `cpu/0`, `cpu pinned`.
+type Place = (Option<u8>, String);
 
-impl Place {
-    fn of(name: &str) -> Option<Place> {
-        let name = name.strip_prefix("Memory: ")?;
-        match name.strip_prefix("gpu/") {
-            Some(number) => Some(Place::Gpu(number.parse().ok()?)),
-            None => name
-                .starts_with("cpu")
-                .then(|| Place::Host(name.trim_end_matches('/').chars().take(64).collect())),
-        }
+fn place(counter: &str) -> Option<Place> {
+    let name = counter.strip_prefix("Memory: ")?;
+    if let Some(number) = name.strip_prefix("gpu/") {
+        let number: u8 = number.parse().ok()?;
+        return Some((Some(number), format!("gpu/{number}")));
     }
-
-    fn name(&self) -> String {
-        match self {
-            Place::Gpu(number) => format!("gpu/{number}"),
-            Place::Host(name) => name.clone(),
-        }
-    }
+    name.starts_with("cpu").then(|| (None, name.trim_end_matches('/').chars().take(64).collect()))
 }
 
 #[derive(Debug, Default)]
 struct Counter {
+    /// Number of values.
     readings: u64,
     peak: u64,
     last: u64,
     first_us: u64,
     last_us: u64,
-    /// Integral of the value over time: bytes times microseconds.
+    /// Sum of each value times the time that it lasted, in bytes times microseconds.
     integral: u128,
     total: Total,
 }
@@ -119,18 +105,17 @@ impl Counter {
         (self.last, self.last_us) = (bytes, time_us.max(self.last_us));
     }
 
-    /// Returns the mean value between the first and the last counter value.
+    /// Returns the mean over the time from the first to the last value.
     fn mean(&self) -> u64 {
         let width = u128::from(self.last_us - self.first_us);
         self.integral.checked_div(width).map_or(self.last, |mean| u64::try_from(mean).unwrap_or(u64::MAX))
     }
 
-    fn sentence(&self, place: &Place) -> String {
+    fn sentence(&self, name: &str) -> String {
         let clock = Clock::Monotonic { wall_offset_ns: None };
         let width_ns = (self.last_us - self.first_us).saturating_mul(1000);
         format!(
-            "{}: peak {} bytes, time-weighted mean {} bytes over {}, {}",
-            place.name(),
+            "{name}: peak {} bytes, time-weighted mean {} bytes over {}, {}",
             thousands(self.peak),
             thousands(self.mean()),
             clock.distance(width_ns),
@@ -139,27 +124,31 @@ impl Counter {
     }
 }
 
+/// A counter value.
 struct Reading {
     time_us: u64,
     bytes: u64,
-    place: usize,
+    /// Index of the counter.
+    counter: usize,
 }
 
 #[derive(Default)]
 struct Trace<'s> {
-    /// Output before the first value is emitted. It then becomes `feed`, because the clock begins at that value.
+    /// Output until the first value is emitted. Then `feed` is made of it, whose clock begins at that value.
     sink: Option<&'s mut dyn Sink>,
     feed: Option<Feed<'s>>,
-    speaker: Speaker,
+    process: ProcessFeed,
     counters: Vec<(Place, Counter)>,
     window: Vec<Reading>,
     first_us: u64,
     /// Time of the last emitted value.
-    told_us: u64,
+    emitted_us: u64,
+    /// Number of values that came after later values had been emitted.
     late: u64,
 }
 
 impl<'s> Trace<'s> {
+    /// Parses an event and buffers its counter value, if it has one. `None` if the event is invalid.
     fn add(&mut self, bytes: &[u8]) -> Option<()> {
         let event: Event<'_> = serde_json::from_slice(bytes).ok()?;
         if event.ph != "C" || !event.name.starts_with("Memory: ") {
@@ -168,7 +157,7 @@ impl<'s> Trace<'s> {
         let value = event.args.get(&*event.name).or_else(|| event.args.values().next())?;
         let bytes = value.whole().filter(|bytes| *bytes <= MAX_BYTES)?;
         let time_us = event.ts.whole()?;
-        let place = Place::of(&event.name)?;
+        let place = place(&event.name)?;
         let known = self.counters.iter().position(|(known, _)| *known == place);
         let index = known.unwrap_or(self.counters.len());
         if known.is_none() {
@@ -177,22 +166,22 @@ impl<'s> Trace<'s> {
             }
             self.counters.push((place, Counter::default()));
         }
-        self.window.push(Reading { time_us, bytes, place: index });
+        self.window.push(Reading { time_us, bytes, counter: index });
         if self.window.len() == 2 * WINDOW {
-            self.tell(WINDOW);
+            self.emit_earliest(WINDOW);
         }
         Some(())
     }
 
     /// Emits the earliest `count` buffered values.
-    fn tell(&mut self, count: usize) {
+    fn emit_earliest(&mut self, count: usize) {
         self.window.sort_by_key(|reading| reading.time_us); // stable: values of the same microsecond keep their order
         let later = self.window.split_off(count.min(self.window.len()));
         let now = std::mem::replace(&mut self.window, later);
         if let (Some(sink), Some(first)) = (self.sink.take(), now.first()) {
             self.first_us = first.time_us;
-            self.told_us = first.time_us;
-            let mut feed = Feed::silent(sink);
+            self.emitted_us = first.time_us;
+            let mut feed = Feed::new(sink);
             if first.time_us >= FIRST_WALL_US {
                 feed.anchor(ClockKind::Wall, first.time_us.saturating_mul(1000));
             }
@@ -200,13 +189,13 @@ impl<'s> Trace<'s> {
         }
         let Some(feed) = &mut self.feed else { return };
         for reading in now {
-            self.late += u64::from(reading.time_us < self.told_us);
-            self.told_us = self.told_us.max(reading.time_us);
-            feed.time_ns = (self.told_us - self.first_us).saturating_mul(1000);
-            let Some((place, counter)) = self.counters.get_mut(reading.place) else { continue };
-            counter.take(self.told_us, reading.bytes);
-            if let Place::Gpu(slot) = place {
-                counter.total.set(&mut self.speaker, feed, *slot, reading.bytes);
+            self.late += u64::from(reading.time_us < self.emitted_us);
+            self.emitted_us = self.emitted_us.max(reading.time_us);
+            feed.time_ns = (self.emitted_us - self.first_us).saturating_mul(1000);
+            let Some((place, counter)) = self.counters.get_mut(reading.counter) else { continue };
+            counter.take(self.emitted_us, reading.bytes);
+            if let (Some(slot), _) = *place {
+                counter.total.set(&mut self.process, feed, slot, reading.bytes);
             }
         }
     }
@@ -222,7 +211,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         let offset = objects.offset;
         let next = objects.next().map_err(|source| Error::Read { path: path.clone(), offset, source })?;
         let is_read = match next {
-            // Parses only memory events: a trace has thousands of other events for each memory event.
+            // A trace has thousands of other events for each memory event, so only memory events are parsed.
             Next::Object => !contains(&objects.bytes, b"\"Memory: ") || trace.add(&objects.bytes).is_some(),
             Next::Bad => false,
             end => break end,
@@ -232,8 +221,8 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
             rejects.add(|| events.to_string());
         }
     };
-    trace.tell(usize::MAX);
-    let Trace { feed, mut speaker, counters, late, .. } = trace;
+    trace.emit_earliest(usize::MAX);
+    let Trace { feed, mut process, counters, late, .. } = trace;
     let Some(mut feed) = feed else {
         let what = format!(
             "none of its {} is a counter of memory; MXNet writes them from 1.0 on, with profile_memory. One looks like: {EXAMPLE}",
@@ -244,19 +233,18 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     feed.sink.reject(rejects.count);
     feed.rejects = rejects;
     caveats(&counters, &end, [objects.offset, events, late], &mut feed);
-    feed.tell_rejects("event", "event", EXAMPLE);
-    pinned(&counters, &mut speaker, &mut feed);
-    speaker.end(&mut feed);
+    feed.caveat_rejects("event", "event", EXAMPLE);
+    pinned(&counters, &mut process, &mut feed);
+    process.end(&mut feed);
     Ok(())
 }
 
 /// Adds the caveats of the run. `end` is how the trace ended: at byte `offset`, after `events` events.
 fn caveats(counters: &[(Place, Counter)], end: &Next, [offset, events, late]: [u64; 3], feed: &mut Feed<'_>) {
     let sentences = |is_gpu: bool| {
-        let mut all: Vec<_> =
-            counters.iter().filter(|(place, _)| matches!(place, Place::Gpu(_)) == is_gpu).collect();
+        let mut all: Vec<_> = counters.iter().filter(|((gpu, _), _)| gpu.is_some() == is_gpu).collect();
         all.sort_by_key(|(place, _)| place);
-        all.iter().map(|(place, counter)| counter.sentence(place)).collect::<Vec<_>>().join("; ")
+        all.iter().map(|((_, name), counter)| counter.sentence(name)).collect::<Vec<_>>().join("; ")
     };
     let (gpus, hosts) = (sentences(true), sentences(false));
     let (offset, after) = (thousands(offset), plural(events, "event"));
@@ -276,16 +264,14 @@ fn caveats(counters: &[(Place, Counter)], end: &Next, [offset, events, late]: [u
     ]);
 }
 
-/// Records the last amount of page-locked memory as host memory of the first GPU. The GPU's sum does not include it.
-fn pinned(counters: &[(Place, Counter)], speaker: &mut Speaker, feed: &mut Feed<'_>) {
-    let gpus = counters.iter().filter_map(|(place, _)| match place {
-        Place::Gpu(slot) => Some(*slot),
-        Place::Host(_) => None,
-    });
-    let pinned = counters.iter().find(|(place, counter)| place.name() == "cpu pinned" && counter.last > 0);
+/// Emits the last value of page-locked memory as host memory, which no GPU's sum includes. Records need a device, so the first
+/// GPU gets it.
+fn pinned(counters: &[(Place, Counter)], process: &mut ProcessFeed, feed: &mut Feed<'_>) {
+    let gpus = counters.iter().filter_map(|((gpu, _), _)| *gpu);
+    let pinned = counters.iter().find(|((_, name), counter)| name == "cpu pinned" && counter.last > 0);
     if let (Some(slot), Some((_, counter))) = (gpus.min(), pinned) {
-        let tag = speaker.tag(feed, "cpu pinned");
+        let tag = process.tag(feed, "cpu pinned");
         let piece = Piece::new(slot, counter.last, tag, Role::Unknown);
-        speaker.allocate(feed, Piece { memory: MemoryKind::Pinned, ..piece });
+        process.allocate(feed, Piece { memory: MemoryKind::Pinned, ..piece });
     }
 }

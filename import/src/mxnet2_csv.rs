@@ -1,4 +1,5 @@
-//! Reads the GPU memory profile of MXNet 2.0 (`gpu_memory_profile-pid_PID.csv`): allocations that were live when MXNet wrote it.
+//! Reads the GPU memory profile of MXNet 2.0 (`gpu_memory_profile-pid_PID.csv`): the allocations that were live when MXNet wrote
+//! the file.
 //!
 //! ```text
 //! "Attribute Name","Requested Size","Device","Actual Size","Reuse?"     quoted or not
@@ -6,12 +7,12 @@
 //! "nvml_amend","BYTES","DEVICE","BYTES","0"                             NVML's number minus all actual sizes
 //! ```
 //!
-//! `Actual Size` is the size that the pool allocated. The sum of all actual sizes and the amendment (`nvml_amend`) is what NVML
-//! charged. Rows of `image_io` are page-locked host memory that the writer counted as device memory. They are removed from the
-//! device's sum but stay in the NVML charge. The writer computes the amendment by unsigned subtraction, so it wraps if more was
-//! tracked than charged.
+//! `Actual Size` is the size that MXNet's pool allocated. All actual sizes plus the amendment (`nvml_amend`) are the bytes that
+//! NVML charged to the process. Rows of `image_io` are page-locked host memory, which MXNet counted as device memory. The
+//! importer records them as host memory; they still count for the NVML charge. MXNet computes the amendment by unsigned
+//! subtraction: if it is negative, the file has 2^64 plus its value.
 
-use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
+use super::feed::{Feed, MAX_BYTES, Piece, ProcessFeed};
 use super::lines::{fields, first_line, lines};
 use gpumem_model::names::Named;
 use gpumem_model::run::Cell;
@@ -26,7 +27,7 @@ use std::collections::{BTreeMap, HashMap};
 
 pub(super) const PRESET: &str = "mxnet";
 const EXAMPLE: &str = "\"in_arg:fc_weight\",\"1000\",\"0\",\"4096\",\"0\"";
-/// First components of names whose memory is host memory.
+/// Components of names that mark host memory.
 const HOST_SCOPES: [&str; 1] = ["image_io"];
 
 pub(super) fn looks_like(head: &[u8]) -> bool {
@@ -38,18 +39,20 @@ fn is_header(fields: &[Cow<'_, str>]) -> bool {
     has("Attribute Name") && has("Requested Size") && has("Actual Size")
 }
 
-/// One row. If it has no quotes, its name may contain commas.
+/// One row. The name may contain commas, also in a file without quotes.
 #[derive(Debug, PartialEq, Eq)]
 struct Row {
     name: String,
     requested: u64,
     device: u8,
-    /// Actual size in bytes; may be negative for the amendment.
+    /// Actual size in bytes. Only that of an amendment may be negative.
     actual: i64,
+    /// Whether the pool reused the block for another allocation.
     reused: bool,
 }
 
 impl Row {
+    /// Returns whether the row is the difference between NVML's charge and all other rows.
     fn is_amendment(&self) -> bool {
         self.name == "nvml_amend" || self.name == "nvml:amend"
     }
@@ -71,7 +74,7 @@ impl Row {
     }
 }
 
-/// Removes a generated prefix of hexadecimal digits (8, 4, 4, 4 and 12 digits) from a name.
+/// Removes a UUID (8, 4, 4, 4 and 12 hexadecimal digits), which MXNet generates, from the beginning of a name.
 fn named(name: &str) -> &str {
     const GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
     let mut rest = name;
@@ -85,7 +88,7 @@ fn named(name: &str) -> &str {
     if rest.is_empty() { name } else { rest }
 }
 
-/// Returns the tag path for a name: its scopes, separated by slashes and with one spelling for all versions.
+/// Returns the tag path for a name: its components, separated by slashes. Spellings of old versions of MXNet are replaced.
 fn path(name: &str) -> String {
     let segments = name.split(':').map(named);
     let segments = segments.enumerate().map(|(index, segment)| match segment {
@@ -123,12 +126,14 @@ fn role(path: &str) -> Role {
 
 #[derive(Debug, Default)]
 struct Device {
-    /// Sum of all rows, including host memory, as the writer computes it.
+    /// Sum of the actual sizes of all rows, including host memory.
     actual: i64,
+    /// Sum of the actual sizes of host memory.
     host: i64,
     amendment: Option<i64>,
 }
 
+/// Requested and actual bytes of the allocations with one name.
 #[derive(Debug, Default)]
 struct Rounding {
     requested: u64,
@@ -145,11 +150,11 @@ struct Profile {
     rounding: HashMap<String, Rounding>,
 }
 
-/// Maximum number of names whose requested and actual sizes are kept separately.
+/// Maximum number of names in `rounding`; further names share one entry.
 const MAX_ROUNDED_NAMES: usize = 1 << 16;
 
 impl Profile {
-    fn add(&mut self, speaker: &mut Speaker, feed: &mut Feed<'_>, row: &Row) {
+    fn add(&mut self, process: &mut ProcessFeed, feed: &mut Feed<'_>, row: &Row) {
         let device = self.devices.entry(row.device).or_default();
         if row.is_amendment() {
             device.amendment = Some(row.actual);
@@ -161,10 +166,10 @@ impl Profile {
         let role = role(&path);
         let is_host = path.split('/').any(|segment| HOST_SCOPES.contains(&segment));
         device.actual = device.actual.saturating_add(row.actual);
-        let tag = speaker.tag(feed, &path);
+        let tag = process.tag(feed, &path);
         let bytes = row.actual.unsigned_abs();
         let memory = if is_host { MemoryKind::Pinned } else { MemoryKind::Device };
-        speaker.hold(Piece { memory, ..Piece::new(row.device, bytes, tag, role) });
+        process.defer(Piece { memory, ..Piece::new(row.device, bytes, tag, role) });
         if is_host {
             device.host = device.host.saturating_add(row.actual);
             self.host_rows += 1;
@@ -177,14 +182,14 @@ impl Profile {
         rounding.actual = rounding.actual.saturating_add(bytes);
     }
 
-    /// Emits NVML readings: the writer's sum plus its amendment.
-    fn readings(&self, speaker: &mut Speaker, feed: &mut Feed<'_>) {
-        speaker.watermark(feed);
+    /// Emits the NVML reading of each device: the sum of its rows plus the amendment.
+    fn readings(&self, process: &mut ProcessFeed, feed: &mut Feed<'_>) {
+        process.watermark(feed);
         for (&slot, device) in &self.devices {
             let used = device.amendment.map(|amendment| device.actual.saturating_add(amendment));
             if let Some(used) = used.and_then(|used| u64::try_from(used).ok()) {
-                speaker.device(feed, slot);
-                feed.reading(slot, &[(speaker.key, Ok(used))]);
+                process.device(feed, slot);
+                feed.reading(slot, &[(process.key, Ok(used))]);
             }
         }
     }
@@ -218,7 +223,7 @@ impl Profile {
         feed.caveats([("reused", self.reused > 0, text)]);
     }
 
-    /// Adds a caveat that states by category how much more was allocated than requested.
+    /// Adds a caveat with the bytes allocated beyond those requested, for each category of memory.
     fn rounding(&self, feed: &mut Feed<'_>) {
         let groupings = Groupings::preset(Some(PRESET));
         let mut by_category: BTreeMap<String, u64> = BTreeMap::new();
@@ -252,7 +257,7 @@ impl Profile {
     }
 }
 
-/// Returns the pid, if the file has the name that MXNet gives it.
+/// Returns the pid in the file's name (`...-pid_PID.csv`).
 fn pid(input: &Input) -> Option<u32> {
     let name = input.path.file_name()?.to_string_lossy().into_owned();
     let (_, pid) = name.rsplit_once("-pid_")?;
@@ -262,16 +267,17 @@ fn pid(input: &Input) -> Option<u32> {
 
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let (file, pid) = (input.path.clone(), pid(&input));
-    let mut feed = Feed::of_lines(sink);
-    let mut speaker = Speaker::default();
+    let mut feed = Feed::without_clock(sink);
+    let mut process = ProcessFeed::default();
     let mut profile = Profile::default();
+    // Line at which a second profile begins, which is not read.
     let mut second = None;
     let read = lines(input, &mut feed, |feed, number, line| {
         feed.time_ns = number;
         match line {
             _ if second.is_some() || line.trim().is_empty() => {}
             line => match Row::of(line) {
-                Some(row) => profile.add(&mut speaker, feed, &row),
+                Some(row) => profile.add(&mut process, feed, &row),
                 None if fields(line).is_some_and(|fields| is_header(&fields)) => {
                     second = (profile.rows > 0).then_some(number);
                 }
@@ -284,15 +290,15 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         return Err(Error::NothingFound { path: file, format, lines: read, example: EXAMPLE });
     }
     if let Some(pid) = pid {
-        feed.fact(speaker.key, "pid", &pid.to_string());
+        feed.fact(process.key, "pid", &pid.to_string());
     }
-    profile.readings(&mut speaker, &mut feed);
+    profile.readings(&mut process, &mut feed);
     profile.caveats(&mut feed);
-    feed.tell_rejects("row", "line", EXAMPLE);
+    feed.caveat_rejects("row", "line", EXAMPLE);
     if let Some(number) = second {
         feed.caveat("second_profile", format!("another profile begins at line {number}: it was not read"));
     }
-    speaker.end(&mut feed);
+    process.end(&mut feed);
     Ok(())
 }
 

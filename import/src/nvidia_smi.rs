@@ -1,4 +1,4 @@
-//! Reads CSV output of nvidia-smi about processes. It has only `used` bytes.
+//! Reads CSV output of nvidia-smi about processes: the bytes that the driver charges to each process, without names.
 //!
 //! ```text
 //! Wall time,Step,Value                             a scalar as TensorBoard exports it: seconds since 1970, MiB
@@ -22,20 +22,23 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const FORMAT: &str = "nvidia-smi-csv";
 const EXAMPLE: &str = "1543210121.25,50,4031.0 below \"Wall time,Step,Value\", or 12898, 4031 MiB below \"pid, used_gpu_memory [MiB]\"";
+/// Maximum number of processes that are read; rows of further ones are rejected.
 const MAX_PROCESSES: usize = 1024;
 const MAX_GPUS: usize = 255;
-/// A process that is missing in this many consecutive readings has ended; the same pid later is a new process.
-const MOST_MISSED: u32 = 8;
+/// Number of consecutive readings without a process after which it counts as ended. The same pid later is a new process.
+const MAX_MISSED: u32 = 8;
 
 pub(super) fn looks_like(head: &[u8]) -> bool {
     first_line(head).and_then(fields).is_some_and(|names| Columns::of(&names).is_some())
 }
 
+/// Meaning of the columns, from the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Columns {
     /// TensorBoard's columns: wall time, step, value.
     Scalar,
     Processes {
+        /// Number of columns.
         count: usize,
         time: Option<usize>,
         /// Column that identifies the GPU best: UUID, else another one.
@@ -54,7 +57,7 @@ impl Columns {
         if names == ["Wall time", "Step", "Value"] {
             return Some(Columns::Scalar);
         }
-        // Returns the column of the first of the names `wanted` that exists.
+        // Returns the column of the first name in `wanted` that the header has.
         let find = |wanted: &[&str]| {
             let column =
                 |wanted: &&str| names.iter().position(|name| name.split(' ').next() == Some(*wanted));
@@ -75,7 +78,7 @@ impl Columns {
     }
 }
 
-/// Parses an amount in MiB, with or without its unit, to bytes. Returns the reason if the text states that there is no amount.
+/// Parses a number of MiB, with or without its unit, to bytes. A text such as `[N/A]` is the reason why there is no number.
 fn mib(text: &str) -> Option<Result<u64, Absence>> {
     let text = text.trim();
     match text {
@@ -101,39 +104,44 @@ fn timestamp(text: &str) -> Option<u64> {
         return None;
     }
     let nanos = fraction.parse::<u64>().ok()? * 10_u64.pow(9 - fraction.len() as u32);
-    // Counts years from March, so that a leap day is the last day of its year.
+    // The year is counted from March, so that a leap day is its last day.
     let (year, month) = if month < 3 { (year - 1, month + 9) } else { (year, month - 3) };
     let days = (365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1)
         .checked_sub(719_468)?;
     Some((((days * 24 + hour) * 60 + minute) * 60 + second) * 1_000_000_000 + nanos)
 }
 
-/// Parses the 32 hexadecimal digits of a UUID after `GPU-`.
+/// Parses a UUID of the form `GPU-` and 32 hexadecimal digits.
 fn uuid(text: &str) -> Option<u128> {
     let digits: String = text.strip_prefix("GPU-")?.chars().filter(|&character| character != '-').collect();
     (digits.len() == 32).then(|| u128::from_str_radix(&digits, 16).ok()).flatten()
 }
 
-/// Processes of one reading with their used bytes, by GPU.
+/// Processes of one reading with their used bytes, by slot of the GPU.
 type Group = BTreeMap<u8, Vec<(ProcessKey, Result<u64, Absence>)>>;
 
 #[derive(Default)]
 struct Log {
     columns: Option<Columns>,
+    /// Identifiers of the GPUs; the index is the slot.
     gpus: Vec<String>,
     /// Live processes by pid: key, and number of readings since the last one that contained the process.
     live: BTreeMap<u32, (ProcessKey, u32)>,
+    /// Number of processes so far, including ended ones.
     processes: usize,
+    /// Rows of the current reading so far.
     group: Group,
     /// GPUs that had a process in the last reading.
     busy: BTreeSet<u8>,
     /// Time of the current reading, on the file's clock.
     group_time: Option<u64>,
     group_line: u64,
+    /// Time of the first reading, on the file's clock.
     first: Option<u64>,
     readings: u64,
+    /// Number of readings with a time before that of an earlier reading.
     backwards: u64,
-    /// Whether some rows have no column that identifies the GPU.
+    /// Whether a row does not identify its GPU.
     nameless: bool,
 }
 
@@ -232,7 +240,7 @@ impl Log {
         self.group.entry(slot).or_default().push(row);
     }
 
-    /// Emits the completed reading. A GPU that has no row in the reading no longer has processes.
+    /// Emits the current reading. A GPU without a row in it is emitted without processes.
     fn flush(&mut self, feed: &mut Feed<'_>) {
         let group = std::mem::take(&mut self.group);
         if group.is_empty() {
@@ -262,10 +270,10 @@ impl Log {
             }
         }
         self.live.retain(|_, (key, missed)| {
-            if *missed >= MOST_MISSED {
+            if *missed >= MAX_MISSED {
                 feed.gone(*key);
             }
-            *missed < MOST_MISSED
+            *missed < MAX_MISSED
         });
     }
 
@@ -296,7 +304,7 @@ impl Log {
 
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
-    let mut feed = Feed::silent(sink);
+    let mut feed = Feed::new(sink);
     let mut log = Log::default();
     let read = lines(input, &mut feed, |feed, number, line| log.line(feed, number, line))?;
     log.flush(&mut feed);
@@ -308,7 +316,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         return Err(Error::NothingFound { path, format: FORMAT, lines: read, example: EXAMPLE });
     }
     log.caveats(&mut feed);
-    feed.tell_rejects("row", "line", EXAMPLE);
+    feed.caveat_rejects("row", "line", EXAMPLE);
     Ok(())
 }
 

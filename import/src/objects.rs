@@ -1,17 +1,19 @@
-//! Iterates over the objects of a JSON array in a file that may not be valid JSON as a whole. A trace that is still being written
-//! has no end, and a truncated one ends inside an object. A trace that was started twice has two beginnings.
+//! Iterates over the objects of a JSON array in a file that need not be valid JSON as a whole: it may be truncated, still be
+//! written by a running program, or contain several arrays.
 
 use std::io::{self, BufRead};
 
+/// Maximum length of an object; a longer one is reported as [`Next::Bad`].
 const MAX_OBJECT_BYTES: usize = 1 << 20;
-/// Maximum number of consecutive bytes outside objects. If there are more, reading stops, because it would take too long.
+/// Maximum number of consecutive bytes outside objects. After more, reading stops, to limit its time.
 const MAX_BETWEEN_BYTES: u64 = 16 << 20;
 
+/// What [`Objects::next`] found.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// A complete object; its bytes are in [`Objects::bytes`].
     Object,
-    /// Bytes that begin like an object but are not one.
+    /// Bytes that begin like an object but are not one, or are too long.
     Bad,
     /// The file ends inside an object or before the end of the array.
     Cut,
@@ -23,10 +25,11 @@ pub(super) enum Next {
 
 pub(super) struct Objects<R> {
     reader: R,
-    /// Name of the array; everything before this name is skipped.
+    /// Name of the array, with its quotes. Everything before this name is skipped.
     key: &'static [u8],
     /// While searching for the array: number of bytes of `key` that match so far. `None` inside the array.
     matched: Option<usize>,
+    /// Bytes of the object that was read last.
     pub bytes: Vec<u8>,
     /// Number of bytes read so far.
     pub offset: u64,
@@ -35,8 +38,11 @@ pub(super) struct Objects<R> {
 /// State of the parser within an object.
 #[derive(Clone, Copy)]
 struct Inside {
+    /// Number of open brackets.
     depth: u32,
+    /// Whether the parser is within a string.
     text: bool,
+    /// Whether the last byte was a backslash that escapes the next byte.
     escaped: bool,
 }
 
@@ -101,7 +107,7 @@ impl<R: BufRead> Objects<R> {
     }
 }
 
-/// Processes one byte of an object; returns a result at the end of the object.
+/// Processes one byte of an object. Returns a result if the object ends with this byte, or if the byte is invalid.
 fn step(state: &mut Inside, byte: u8) -> Option<Next> {
     let is_control = byte < b' ' && (state.text || !matches!(byte, b'\t' | b'\n' | b'\r'));
     match byte {
@@ -122,7 +128,7 @@ fn step(state: &mut Inside, byte: u8) -> Option<Next> {
     None
 }
 
-/// Processes one byte while searching for the key, a colon and a bracket; returns true once all three are found.
+/// Processes one byte while searching for the key, a colon and a bracket. Returns true if this byte completes them.
 fn seek(key: &[u8], matched: &mut usize, byte: u8) -> bool {
     let blank = byte.is_ascii_whitespace();
     match (*matched).checked_sub(key.len()) {

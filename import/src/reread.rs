@@ -1,4 +1,4 @@
-//! Limits a run to a time window. Reads its file again, up to the window's begin and then up to its end. So all sums are exact.
+//! Returns a run's state in a time window. Reads the run's file again up to the window's end, so that all sums are exact.
 
 use crate::{Format, observe_file};
 use gpumem_ledger::{Origin, ProcessKey, ProcessView};
@@ -10,17 +10,18 @@ use gpumem_runs::input::Error;
 use gpumem_wire::{Body, Record};
 use std::path::Path;
 
-/// Passes the records up to the window's end to `builder`. At the window's begin, starts a new part of the run.
-struct Upto<'b> {
+/// Passes the records up to the window's end to `builder`. At the window's begin, has the builder begin a new part of the run,
+/// whose peaks and counts start again.
+struct WindowSink<'b> {
     builder: &'b mut RunBuilder,
     from_ns: Option<u64>,
     to_ns: u64,
-    /// Processes that already had a record after the window; all their later records are skipped. Records of several threads are
-    /// not exactly in the order of time. Skipping single records would make them look lost.
-    over: Vec<Origin>,
+    /// Processes that had a record after the window. All their later records are skipped, also those with earlier times: the
+    /// records of several threads are not exactly sorted, and skipping only some of them would look like lost records.
+    ended: Vec<Origin>,
 }
 
-impl Upto<'_> {
+impl WindowSink<'_> {
     fn begin(&mut self, time_ns: u64) {
         if self.from_ns.is_some_and(|from_ns| time_ns > from_ns)
             && let Some(from_ns) = self.from_ns.take()
@@ -31,10 +32,10 @@ impl Upto<'_> {
     }
 }
 
-impl Sink for Upto<'_> {
+impl Sink for WindowSink<'_> {
     fn observe(&mut self, origin: Origin, record: &Record<'_>) {
         let time_ns = record.stamp.time_ns;
-        // Records of names apply to the window whatever their time.
+        // Records that name things may come after the window and be needed for records in it.
         let is_name = matches!(
             record.body,
             Body::Tag { .. }
@@ -47,10 +48,10 @@ impl Sink for Upto<'_> {
         if is_name {
             self.builder.observe(origin, record);
         } else if time_ns > self.to_ns {
-            if origin != Origin::Host && !self.over.contains(&origin) {
-                self.over.push(origin);
+            if origin != Origin::Host && !self.ended.contains(&origin) {
+                self.ended.push(origin);
             }
-        } else if self.over.is_empty() || !self.over.contains(&origin) {
+        } else if self.ended.is_empty() || !self.ended.contains(&origin) {
             self.begin(time_ns);
             self.builder.observe(origin, record);
         }
@@ -81,7 +82,7 @@ pub fn reread(
 ) -> Result<Option<Run>, Error> {
     let mut builder = RunBuilder::new(run.source.clone());
     let from_ns = (window.part != WindowKind::At).then_some(window.from_ns);
-    let mut sink = Upto { builder: &mut builder, from_ns, to_ns: window.to_ns, over: Vec::new() };
+    let mut sink = WindowSink { builder: &mut builder, from_ns, to_ns: window.to_ns, ended: Vec::new() };
     observe_file(path, format, &mut sink)?;
     sink.begin(u64::MAX);
     let is_same = |other: &Run| {
@@ -121,22 +122,22 @@ pub fn reread(
             ..last.clone()
         }
     };
-    let mut told = match window.part {
+    let mut windowed = match window.part {
         WindowKind::At => run.clone(),
         WindowKind::Since | WindowKind::Between => then.clone(),
     };
-    // The builder marked the run as a part of a process's life, because of the window's begin. Removes this mark.
-    told.caveats.retain(|caveat| caveat.code != "part");
-    told.coverage.part = None;
-    told.state = run.state;
-    for device in &mut told.devices {
+    // Because of the window's begin, the builder made a part of a run. The result must not look like one.
+    windowed.caveats.retain(|caveat| caveat.code != "part");
+    windowed.coverage.part = None;
+    windowed.state = run.state;
+    for device in &mut windowed.devices {
         let Some(then) = then.devices.iter().find(|then| then.name == device.name) else { continue };
         match window.part {
-            // Cells are only appended, so the indices of the moment at the window's begin are still valid.
+            // Cells are only appended, so the indices of cells in `then` are valid in the whole run too.
             WindowKind::At => device.peak = held(then),
             WindowKind::Between => device.last = held(then),
             WindowKind::Since => {}
         }
     }
-    Ok(Some(told))
+    Ok(Some(windowed))
 }

@@ -1,56 +1,62 @@
 //! Reads the output of the TBD suite's memory_analysis.py for a log (`..._ANALYSIS`): sums of categories.
 //!
 //! ```text
-//! {"WORD": [BYTES, ["(TAG).\n", ...]], ...}        all tags that contain WORD, and the sum of their bytes
+//! {"WORD": [BYTES, ["(TAG).\n", ...]], ...}        a category: all tags that contain WORD, and the sum of their bytes
 //! ```
 //!
-//! The file lacks sizes of single allocations, and tags that match no category word. Each category becomes one allocation with
-//! all its bytes. Its other tags become allocations of 0 bytes, so that the number of allocations is right.
+//! The file lacks the sizes of single allocations, and tags that contain no category's word. The first tag of a category becomes
+//! an allocation of all its bytes. The other tags become allocations of 0 bytes, so that the number of allocations is right.
 
-use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
+use super::feed::{Feed, MAX_BYTES, Piece, ProcessFeed};
 use super::tbd_log;
 use gpumem_model::units::{plural, thousands};
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};
 use gpumem_wire::Role;
-use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use std::borrow::Cow;
-use std::cell::Cell;
 use std::io::{self, BufRead, Read};
-use std::rc::Rc;
 
 const FORMAT: &str = "tbd-analysis";
 const EXAMPLE: &str = r#""in_arg": [1024.0, ["(in_arg:fc_weight).\n"]]"#;
+/// Maximum length of a word or tag.
 const MAX_TEXT_BYTES: usize = 1 << 20;
 /// Maximum number of categories; the suite defines about fifty words.
 const MAX_CATEGORIES: u64 = 4096;
 
-/// Returns whether a file begins with an object that contains tags as the suite writes them.
+/// Returns whether a file begins with a JSON object that contains the end of a tag, `).\n"`.
 pub(super) fn looks_like(head: &[u8]) -> bool {
     let is_object = head.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
     is_object && head.windows(5).any(|window| window == b").\\n\"")
 }
 
-/// Limits the bytes that are read between two words, so that an endless text does not fill the memory.
+/// Counts the bytes read, and limits those between two quotes, so that an endless text does not fill the memory.
 struct Meter<R> {
     inner: R,
-    left: Rc<Cell<usize>>,
-    offset: Rc<Cell<u64>>,
+    offset: u64,
+    /// Number of bytes since the last quote. A quote after a backslash does not count, because it is a part of a text.
+    since_quote: usize,
+    is_escaped: bool,
 }
 
 impl<R: BufRead> Read for Meter<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let most = into.len().min(self.left.get());
-        if most == 0 && !into.is_empty() {
+        if self.since_quote >= MAX_TEXT_BYTES {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a word or tag of more than 1 MiB"));
         }
-        let read = self.inner.read(into.get_mut(..most).unwrap_or_default())?;
-        self.left.set(self.left.get() - read);
-        self.offset.set(self.offset.get() + read as u64);
+        let length = into.len().min(MAX_TEXT_BYTES - self.since_quote);
+        let read = self.inner.read(into.get_mut(..length).unwrap_or_default())?;
+        for &byte in into.iter().take(read) {
+            self.since_quote = if byte == b'"' && !self.is_escaped { 0 } else { self.since_quote + 1 };
+            self.is_escaped = byte == b'\\' && !self.is_escaped;
+        }
+        self.offset += read as u64;
         Ok(read)
     }
 }
 
+/// What the tags of a category have in common.
 #[derive(Debug, Default)]
 struct Tags {
     count: u64,
@@ -93,34 +99,31 @@ impl Tags {
 
 struct Analysis<'a, 's> {
     feed: &'a mut Feed<'s>,
-    speaker: &'a mut Speaker,
-    left: Rc<Cell<usize>>,
+    process: &'a mut ProcessFeed,
     categories: u64,
     tags: u64,
     bytes: u64,
 }
 
 impl Analysis<'_, '_> {
-    fn refill(&self) {
-        self.left.set(MAX_TEXT_BYTES);
-    }
-
-    fn category(&mut self, word: &str, bytes: Option<u64>, tags: &Tags) {
+    fn category(&mut self, word: &str, Category(bytes, tags): &Category) {
         self.categories += 1;
         self.feed.time_ns = self.categories;
-        let Some(bytes) = bytes else { return self.feed.reject(self.categories) };
+        if !(0.0..=MAX_BYTES as f64).contains(bytes) || bytes.fract() != 0.0 {
+            return self.feed.reject(self.categories);
+        }
         self.tags += tags.count;
-        self.bytes = self.bytes.saturating_add(bytes);
-        let tag = self.speaker.tag(self.feed, &tags.path(word));
-        let piece = Piece::new(0, bytes, tag, tags.role);
-        self.speaker.hold(piece);
+        self.bytes = self.bytes.saturating_add(*bytes as u64);
+        let tag = self.process.tag(self.feed, &tags.path(word));
+        let piece = Piece::new(0, *bytes as u64, tag, tags.role);
+        self.process.defer(piece);
         for _ in 1..tags.count {
-            self.speaker.hold(Piece { bytes: 0, ..piece });
+            self.process.defer(Piece { bytes: 0, ..piece });
         }
     }
 }
 
-/// Reads the top-level object of the file.
+/// Reads the categories one by one, so that those before an error are kept.
 impl<'de> Visitor<'de> for &mut Analysis<'_, '_> {
     type Value = ();
 
@@ -129,86 +132,50 @@ impl<'de> Visitor<'de> for &mut Analysis<'_, '_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        self.refill();
         while let Some(word) = map.next_key::<Cow<'_, str>>()? {
             if self.categories == MAX_CATEGORIES {
                 return Err(serde::de::Error::custom("more categories than the suite has words"));
             }
-            self.refill();
-            let (bytes, tags) = map.next_value_seed(Category(&self.left))?;
-            self.category(&word, bytes, &tags);
-            self.refill();
+            self.category(&word, &map.next_value()?);
         }
         Ok(())
     }
 }
 
-/// Reads the value of a category, `[BYTES, [TAGS]]`.
-struct Category<'a>(&'a Cell<usize>);
+/// The value of a category.
+#[derive(Deserialize)]
+#[serde(expecting = "[bytes, [tags]]")]
+struct Category(f64, Tags);
 
-impl<'de> DeserializeSeed<'de> for Category<'_> {
-    type Value = (Option<u64>, Tags);
-
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
-        from.deserialize_seq(self)
+/// Reads the tags one by one, because there may be more of them than fit into memory.
+impl<'de> Deserialize<'de> for Tags {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Tags, D::Error> {
+        from.deserialize_seq(Tags::default())
     }
 }
 
-impl<'de> Visitor<'de> for Category<'_> {
-    type Value = (Option<u64>, Tags);
-
-    fn expecting(&self, text: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        text.write_str("[bytes, [tags]]")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let missing = |at| serde::de::Error::invalid_length(at, &self);
-        let bytes: f64 = seq.next_element()?.ok_or_else(|| missing(0))?;
-        let is_possible = (0.0..=MAX_BYTES as f64).contains(&bytes) && bytes.fract() == 0.0;
-        let tags = seq.next_element_seed(List(self.0))?.ok_or_else(|| missing(1))?;
-        Ok((is_possible.then_some(bytes as u64), tags))
-    }
-}
-
-/// Reads the list of a category's tags, `[TAGS]`.
-struct List<'a>(&'a Cell<usize>);
-
-impl<'de> DeserializeSeed<'de> for List<'_> {
-    type Value = Tags;
-
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Tags, D::Error> {
-        from.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for List<'_> {
+impl<'de> Visitor<'de> for Tags {
     type Value = Tags;
 
     fn expecting(&self, text: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         text.write_str("tags")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Tags, A::Error> {
-        let mut tags = Tags::default();
-        self.0.set(MAX_TEXT_BYTES);
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<Tags, A::Error> {
         while let Some(token) = seq.next_element::<Cow<'_, str>>()? {
-            tags.add(&token);
-            self.0.set(MAX_TEXT_BYTES);
+            self.add(&token);
         }
-        Ok(tags)
+        Ok(self)
     }
 }
 
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
-    let mut feed = Feed::of_lines(sink);
-    let mut speaker = Speaker::default();
-    let (left, offset) = (Rc::new(Cell::new(MAX_TEXT_BYTES)), Rc::new(Cell::new(0)));
-    let reader = Meter { inner: input.into_reader(), left: left.clone(), offset: offset.clone() };
-    let mut json = serde_json::Deserializer::from_reader(reader);
-    let mut analysis =
-        Analysis { feed: &mut feed, speaker: &mut speaker, left, categories: 0, tags: 0, bytes: 0 };
-    let read = json.deserialize_map(&mut analysis);
+    let mut feed = Feed::without_clock(sink);
+    let mut process = ProcessFeed::default();
+    let mut meter = Meter { inner: input.into_reader(), offset: 0, since_quote: 0, is_escaped: false };
+    let mut analysis = Analysis { feed: &mut feed, process: &mut process, categories: 0, tags: 0, bytes: 0 };
+    let read = serde_json::Deserializer::from_reader(&mut meter).deserialize_map(&mut analysis);
     let Analysis { categories, tags, bytes, .. } = analysis;
     if categories == 0 {
         return match read {
@@ -220,7 +187,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         };
     }
     if let Err(error) = read {
-        let text = format!("the analysis cannot be read from byte {} on: {error}", thousands(offset.get()));
+        let text = format!("the analysis cannot be read from byte {} on: {error}", thousands(meter.offset));
         feed.caveat("cut", text);
     }
     let text = format!(
@@ -231,8 +198,8 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         thousands(bytes)
     );
     feed.caveat("sums_only", text);
-    feed.tell_rejects("sum", "category", EXAMPLE);
-    speaker.end(&mut feed);
+    feed.caveat_rejects("sum", "category", EXAMPLE);
+    process.end(&mut feed);
     Ok(())
 }
 

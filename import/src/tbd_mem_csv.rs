@@ -5,12 +5,12 @@
 //!   total_layer_weight_gradient_usage,PARAMETER_grad...,intermediate_gradients      whole MB of 1,000,000 bytes
 //! ```
 //!
-//! The cached bytes come from PyTorch's allocator and become `tracked`. All other columns are claims of the profiler. It adds up
-//! every pointer that it has not seen before, freed or not. Therefore feature maps may exceed the memory of the GPU many times.
-//! If the claims of a row fit into its cached bytes, these bytes get the claimed names; otherwise they get no names. Several
-//! processes may write to one file: a second row for the same iteration belongs to another process.
+//! The cached bytes come from PyTorch's allocator and become `tracked`. The other columns are computed by the profiler: it adds
+//! up every pointer that it has not seen before, even if the memory was freed. So these sums may exceed the GPU's memory many
+//! times. If all sums of a row fit into its cached bytes, these bytes get the names of the columns; otherwise they get no names.
+//! Several processes may write to one file. A second row for the same iteration is attributed to another process.
 
-use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
+use super::feed::{Feed, MAX_BYTES, Piece, ProcessFeed};
 use super::level::Composition;
 use super::lines::{fields, first_line, lines};
 use gpumem_model::units::{plural, thousands};
@@ -21,8 +21,8 @@ use std::borrow::Cow;
 
 const FORMAT: &str = "tbd-mem-csv";
 const EXAMPLE: &str = "0,10,8259,7000,1200,178,...";
-const MB: f64 = 1e6;
 const MAX_PROCESSES: usize = 64;
+/// Columns with sums of the profiler: name in the file, name in tags, and role of the memory.
 const TOTALS: [(&str, &str, Role); 4] = [
     ("total_feature_map_usage", "feature maps", Role::Activation),
     ("total_weight_usage", "weights", Role::Parameter),
@@ -36,9 +36,11 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
 
 #[derive(Debug)]
 struct Columns {
+    /// Number of columns.
     count: usize,
     /// Columns of epoch, iteration, peak_cached, current_cached.
     keys: [usize; 4],
+    /// Columns of [`TOTALS`].
     totals: [Option<usize>; 4],
     /// Columns of single parameters and their gradients, as (column, index in `totals`, name).
     parts: Vec<(usize, usize, String)>,
@@ -66,12 +68,17 @@ impl Columns {
     }
 }
 
-/// One row, with amounts in bytes.
+/// One row.
 struct Row {
+    /// Epoch and iteration.
     step: (u64, u64),
+    /// Bytes in the column `peak_cached`: the most that PyTorch's allocator cached.
     peak: u64,
+    /// Bytes that PyTorch's allocator cached at the end of the iteration.
     current: u64,
+    /// Bytes in the columns of [`TOTALS`].
     claims: [u64; 4],
+    /// Bytes in the columns of single parameters.
     parts: Vec<u64>,
 }
 
@@ -86,7 +93,7 @@ impl Row {
             (0.0..1e15).contains(&number).then_some(number)
         };
         let bytes = |at: usize| {
-            let bytes = (number(at)? * MB).round() as u64;
+            let bytes = (number(at)? * 1e6).round() as u64;
             (bytes <= MAX_BYTES).then_some(bytes)
         };
         let [epoch, iteration, peak, current] = columns.keys;
@@ -123,24 +130,26 @@ impl Row {
     }
 }
 
+/// A process that writes to the file.
 #[derive(Default)]
 struct Rank {
-    speaker: Speaker,
+    process: ProcessFeed,
     slot: u8,
     held: Composition,
+    /// Epoch and iteration of its last row.
     step: (u64, u64),
 }
 
 impl Rank {
     fn new(number: usize) -> Rank {
-        Rank { speaker: Speaker::new(number as u64), slot: number as u8, ..Rank::default() }
+        Rank { process: ProcessFeed::new(number as u64), slot: number as u8, ..Rank::default() }
     }
 
-    /// Records the row's peak, and then its current bytes.
+    /// Emits the memory at the row's peak, and then the memory at the end of the iteration.
     fn take(&mut self, feed: &mut Feed<'_>, columns: &Columns, row: &Row) {
         self.step = row.step;
-        self.speaker.device(feed, self.slot);
-        self.speaker.step(feed, row.step.1);
+        self.process.device(feed, self.slot);
+        self.process.step(feed, row.step.1);
         let named = self.named(feed, columns, row);
         for cached in [row.most(), row.current] {
             let sum: u64 = named.iter().map(|piece| piece.bytes).sum();
@@ -148,11 +157,12 @@ impl Rank {
             let rest = Piece::new(self.slot, if fits { cached - sum } else { cached }, 0, Role::Unknown);
             let named = if fits { named.as_slice() } else { &[] };
             let pieces: Vec<Piece> = [rest].iter().chain(named).copied().collect();
-            self.held.set(&mut self.speaker, feed, self.slot, &pieces);
+            self.held.set(&mut self.process, feed, self.slot, &pieces);
         }
     }
 
-    /// Returns the row's memory as pieces with names; their sum is the sum that the row claims.
+    /// Returns the row's memory as allocations with names. Their sum is that of the row's claims. Empty if the claims are
+    /// impossible.
     fn named(&mut self, feed: &mut Feed<'_>, columns: &Columns, row: &Row) -> Vec<Piece> {
         let mut pieces = Vec::new();
         if row.is_impossible() {
@@ -161,13 +171,13 @@ impl Rank {
         for (index, ((_, name, role), claim)) in TOTALS.into_iter().zip(row.claims).enumerate() {
             let of_total = columns.parts.iter().zip(&row.parts).filter(|((_, total, _), _)| *total == index);
             let sum = of_total.clone().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
-            // Parts are rounded individually, so their sum may exceed the claimed total.
+            // The file has rounded numbers, so the parameters together may exceed their total.
             let parts_fit = sum <= claim;
             let rest = if parts_fit { claim - sum } else { claim };
-            let tag = self.speaker.tag(feed, name);
+            let tag = self.process.tag(feed, name);
             pieces.push(Piece::new(self.slot, rest, tag, role));
             for ((_, _, part), bytes) in of_total {
-                let tag = self.speaker.tag(feed, &format!("{name}/{part}"));
+                let tag = self.process.tag(feed, &format!("{name}/{part}"));
                 pieces.push(Piece::new(self.slot, if parts_fit { *bytes } else { 0 }, tag, role));
             }
         }
@@ -181,9 +191,9 @@ struct Profile {
     ranks: Vec<Rank>,
     rows: u64,
     impossible: u64,
-    /// The row with the highest claim among the impossible ones, and its line.
+    /// The impossible row with the highest claims, and its line.
     worst: Option<(u64, Row)>,
-    /// Number of rows with possible claims that exceed the bytes cached at the end of the iteration.
+    /// Number of rows whose claims fit into the peak, but exceed the bytes cached at the end of the iteration.
     unfit: u64,
 }
 
@@ -254,7 +264,7 @@ impl Profile {
 
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
-    let mut feed = Feed::of_lines(sink);
+    let mut feed = Feed::without_clock(sink);
     let mut profile = Profile::default();
     let read = lines(input, &mut feed, |feed, number, line| profile.line(feed, number, line))?;
     match &profile.columns {
@@ -269,7 +279,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         None => return Err(Error::NothingFound { path, format: FORMAT, lines: read, example: EXAMPLE }),
     }
     profile.caveats(&mut feed);
-    feed.tell_rejects("row", "line", EXAMPLE);
-    profile.ranks.iter_mut().for_each(|rank| rank.speaker.end(&mut feed));
+    feed.caveat_rejects("row", "line", EXAMPLE);
+    profile.ranks.iter_mut().for_each(|rank| rank.process.end(&mut feed));
     Ok(())
 }

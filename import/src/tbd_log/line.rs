@@ -1,4 +1,4 @@
-//! Parses one line of a training log into annotations, without interpreting them.
+//! Parses the memory annotations and readings in one line of a training log.
 
 use crate::feed::{MAX_BYTES, MIB};
 
@@ -7,6 +7,7 @@ pub(super) enum Annotation<'a> {
     Allocation {
         bytes: u64,
         tag: &'a str,
+        /// Whether the line states only whole MiB.
         estimated: bool,
     },
     Device {
@@ -18,7 +19,7 @@ pub(super) enum Annotation<'a> {
     Unreadable,
 }
 
-/// Returns all annotations of a line. There may be several, because the output of several threads may be joined in one line.
+/// Returns all annotations of a line. A line may have several, because the threads of a program may write to the same line.
 pub(super) fn annotations(line: &str) -> Vec<Annotation<'_>> {
     let mut found = Vec::new();
     let mut rest = line;
@@ -55,7 +56,7 @@ fn allocation(text: &str) -> Option<Annotation<'_>> {
         "MB" => (number.checked_mul(MIB)?, true),
         _ => return None,
     };
-    // Searches for the end `).` as the profiler writes it, because tags may contain brackets and text may follow.
+    // A tag may contain brackets, and text may follow. So the tag ends at `).` or, without it, at the last bracket.
     let tag = &rest[..rest.find(").").or_else(|| rest.rfind(')'))?];
     (bytes <= MAX_BYTES).then_some(Annotation::Allocation { bytes, tag, estimated })
 }
@@ -67,8 +68,8 @@ fn device(line: &str) -> Option<Annotation<'_>> {
     (free_mib <= total_mib && total_mib < 1 << 40).then_some(Annotation::Device { free_mib, total_mib })
 }
 
-/// nvidia-smi's reading for one process. The MiB are absent if they cannot be parsed, or if the process appears more than once.
-/// Then it uses several GPUs, and the line does not name them.
+/// nvidia-smi's reading for one process. The MiB are absent if they cannot be parsed, or if the line names the process more than
+/// once. Such a process uses several GPUs, which the line does not name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ProcessReading<'a> {
     pub name: &'a str,
@@ -97,6 +98,7 @@ pub(super) fn readings(line: &str) -> (Vec<ProcessReading<'_>>, u64) {
     (found, unreadable)
 }
 
+/// Returns the number in `Batch [NUMBER]`.
 pub(super) fn batch(line: &str) -> Option<u64> {
     line.split_once("Batch [")?.1.split_once(']')?.0.parse().ok()
 }

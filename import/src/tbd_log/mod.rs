@@ -9,13 +9,13 @@
 //! [mem] Release GPU memory.                           a free, without size or address
 //! ```
 //!
-//! The file has no clock: a time is a line number. Progress bars end lines with a carriage return, which counts as a line end. A
-//! tag `in_arg:encoder_weight` becomes the path `in_arg/encoder_weight`, and its prefix gives the role. The allocator that writes
-//! these lines keeps freed memory. So the allocations are the bytes that the process holds from the driver.
+//! The file has no clock, so times are line numbers. A carriage return, as in progress bars, also ends a line. A tag
+//! `in_arg:encoder_weight` becomes the path `in_arg/encoder_weight`, and its prefix gives the role. The allocator that writes
+//! these lines keeps freed memory. Therefore the sum of all allocations is the memory that the process holds from the driver.
 
 mod line;
 
-use super::feed::{Feed, MIB, Piece, Speaker};
+use super::feed::{Feed, MIB, Piece, ProcessFeed};
 use super::lines::{contains, lines};
 use gpumem_ledger::ProcessKey;
 use gpumem_runs::builder::Sink;
@@ -25,7 +25,7 @@ use line::{Annotation, ProcessReading, annotations, batch, readings};
 use std::collections::BTreeSet;
 
 const FORMAT: &str = "tbd-log";
-/// Maximum number of processes in NVML readings, because each process makes every reading slower.
+/// Maximum number of processes in NVML readings. Every reading takes time for each process.
 const MAX_PIDS: usize = 256;
 const EXAMPLE: &str = "[mem] Allocate 1024 bytes GPU memory (in_arg:fc_weight).";
 
@@ -57,16 +57,19 @@ pub(super) fn role(tag: &str) -> Role {
 
 #[derive(Default)]
 struct Reader {
-    /// The process that wrote the log. Its pid is unknown until the first nvidia-smi reading.
-    own: Speaker,
+    /// The process that wrote the log.
+    own: ProcessFeed,
+    /// Pid of the process that wrote the log; unknown until the first nvidia-smi reading.
     pid: Option<u32>,
+    /// Pids in all readings so far.
     pids: BTreeSet<u32>,
     allocations: u64,
     readings: u64,
+    /// Number of allocations with sizes in whole MiB.
     estimated: u64,
-    /// Whether readings also name other processes.
+    /// Whether a reading has several processes.
     neighbours: bool,
-    /// Number of processes in readings whose MiB are absent, see [`ProcessReading`].
+    /// Number of readings of a process without MiB, see [`ProcessReading`].
     ambiguous: u64,
     releases: u64,
 }
@@ -83,7 +86,7 @@ impl Reader {
     fn reading(&mut self, feed: &mut Feed<'_>, number: u64, readings: &[ProcessReading<'_>]) {
         self.own.device(feed, 0);
         if self.pid.is_none() {
-            // The log does not name the process that wrote it. The process with the most memory is assumed to be this process.
+            // The log does not name its own process. It is assumed to be the process with the most memory.
             let largest = readings.iter().max_by_key(|reading| reading.mib);
             if let Some(ProcessReading { name, pid, .. }) = largest {
                 self.pid = Some(*pid);
@@ -145,7 +148,7 @@ impl Reader {
         let unsized_releases =
             format!("{releases} releases without size or address: tracked is an upper bound");
         feed.caveats([("releases", releases > 0, unsized_releases)]);
-        feed.tell_rejects("record", "line", EXAMPLE);
+        feed.caveat_rejects("record", "line", EXAMPLE);
         let several = "nvidia-smi lists several processes: the log is attributed to the one with the most memory at the first reading";
         let unclear = format!(
             "{ambiguous} readings without a number for a process: unreadable, or it uses several GPUs"
@@ -164,7 +167,7 @@ impl Reader {
 /// [`Error::NothingFound`] if no line is an annotation, [`Error::Read`] if reading fails.
 pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
-    let mut feed = Feed::of_lines(sink);
+    let mut feed = Feed::without_clock(sink);
     let mut reader = Reader::default();
     let read = lines(input, &mut feed, |feed, number, text| {
         feed.time_ns = number;

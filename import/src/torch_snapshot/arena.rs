@@ -1,8 +1,9 @@
-//! Stores the values of a pickle in flat memory. A value is an index, and equal lists share the memory of their items.
+//! Stores the values of a pickle in a few vectors. A value is an index into them, and equal lists share the memory of their
+//! items.
 //!
-//! A list of stack frames has some 60 references and usually equals another one. If a list that is filled at once equals an
-//! earlier one, it shares that list's items. Therefore a long history takes less memory than its file has bytes. In the worst
-//! case, a file takes about 24 bytes of memory for each of its bytes, see [`Arena::bytes`].
+//! A history has a list of some 60 stack frames for each entry, and most of these lists are equal. A list that gets all its items
+//! at once and equals an earlier list shares its items. Therefore a long history takes less memory than its file has bytes. In
+//! the worst case, a file takes about 24 bytes of memory for each of its bytes, see [`Arena::bytes`].
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,14 +11,14 @@ use std::hash::BuildHasher;
 
 /// A value, as the index of its node in the arena.
 pub(super) type Ref = u32;
-/// Index of `None`. The constants up to `SMALL_INTS` are values that every arena contains from the beginning.
+/// Index of `None`. Every arena begins with `None`, true, false, and the integers from 0 to 255.
 pub(super) const NONE: Ref = 0;
 const TRUE: Ref = 1;
 const FALSE: Ref = 2;
 const SMALL_INTS: Ref = 3;
 /// Index that stands for "no extent".
 const NIL: u32 = u32::MAX;
-/// Maximum length in bytes of a string that [`Arena::text`] returns; names in C++ have some hundreds of bytes.
+/// Maximum length in bytes of a string that [`Arena::text`] returns. Names of C++ functions have some hundreds of bytes.
 const MAX_TEXT_BYTES: usize = 2048;
 /// Minimum number of items of a list that may be shared.
 const SHARED_FROM: usize = 4;
@@ -35,14 +36,15 @@ enum Node {
         len: u32,
     },
     Bytes,
-    /// `last` is the index of the container's last extent. Keys and values of a dict alternate.
+    /// A list, tuple, dict or set; `last` is the index of its last extent. The items of a dict are keys and values in turn.
     Container {
         kind: Kind,
         last: u32,
     },
 }
 
-/// Consecutive items of a container. A container is a chain of extents, from the last to the first. Shared extents never change.
+/// A range of `items` that belongs to a container, and the index of the container's extent before it. A shared extent never
+/// changes.
 #[derive(Debug, Clone, Copy)]
 struct Extent {
     start: u32,
@@ -65,7 +67,7 @@ pub(super) struct Arena {
     items: Vec<Ref>,
     extents: Vec<Extent>,
     text: Vec<u8>,
-    /// Maps the hash of a list's items to an extent with these items.
+    /// Index of an extent by the hash of its items, to find equal lists.
     seen: HashMap<u64, u32>,
     /// Index of the extent that may still grow in place.
     growing: u32,
@@ -73,11 +75,12 @@ pub(super) struct Arena {
     pub filled: u64,
 }
 
-/// Error: there are more values than indices, or memory is exhausted.
+/// Error: the file has more values than there are indices, or memory is exhausted.
 #[derive(Debug)]
 pub(super) struct Full;
 
-/// Reserves memory for `more` items. Returns an error if there is no memory, so that only the file is rejected.
+/// Reserves memory for `more` items. Returns an error if there is no memory, so that the file is rejected and the program goes
+/// on.
 #[inline]
 pub(super) fn reserve<T>(items: &mut Vec<T>, more: usize) -> Result<(), Full> {
     if items.capacity() - items.len() >= more {
@@ -171,6 +174,7 @@ impl Arena {
         }
     }
 
+    /// Appends items to a container.
     pub fn fill(&mut self, container: Ref, items: &[Ref]) -> Result<(), Full> {
         if items.is_empty() {
             return Ok(());
@@ -182,7 +186,7 @@ impl Arena {
         reserve(&mut self.items, items.len())?;
         reserve(&mut self.extents, 1)?;
         if before != NIL && before == self.growing {
-            // Items arrive one by one (protocols 0 and 1), and no other container got items in between.
+            // Protocols 0 and 1 append single items. No other container got items since the last one, so its extent can grow.
             if let Some(extent) = self.extents.get_mut(before as usize)
                 && extent.start.checked_add(extent.len) == Some(start)
             {
@@ -216,13 +220,14 @@ impl Arena {
         Ok(())
     }
 
+    /// Returns the items of an extent.
     fn run(&self, extent: u32) -> &[Ref] {
         let extent = self.extents.get(extent as usize);
         let range = extent.map(|extent| extent.start as usize..extent.start as usize + extent.len as usize);
         range.and_then(|range| self.items.get(range)).unwrap_or_default()
     }
 
-    /// Returns the container's items in order, as slices; keys and values of a dict alternate.
+    /// Returns the container's items in order, as one slice for each extent. The items of a dict are keys and values in turn.
     pub fn runs(&self, container: Ref) -> impl Iterator<Item = &[Ref]> {
         let mut chain = Vec::new();
         let mut at = self.extent(container);
@@ -253,7 +258,7 @@ impl Arena {
         }
     }
 
-    /// Returns the beginning of a string. Its length is limited, because a long string may be requested very often.
+    /// Returns the first [`MAX_TEXT_BYTES`] of a string. A file may use a long string very often, which would take too much time.
     pub fn text(&self, value: Ref) -> Option<Cow<'_, str>> {
         let bytes = self.bytes_of(value)?;
         Some(String::from_utf8_lossy(bytes.get(..MAX_TEXT_BYTES).unwrap_or(bytes)))

@@ -1,76 +1,66 @@
-//! Reads a file byte by byte for the pickle machine. Counts the position, and does not rely on lengths that the file claims.
+//! Reads the bytes of a pickle file and counts the position. Does not rely on lengths that the file claims.
 
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 
 /// Maximum length of a string, number or line; the longest names of a snapshot have some kilobytes.
 pub(super) const MAX_PIECE_BYTES: u64 = 1 << 20;
-/// Size of the buffer. It is small for fuzzing, so that small files test the ends of buffers.
+/// Size of the buffer. Fuzzing uses a small one, so that its small inputs cross the end of the buffer too.
 const BUFFER_BYTES: usize = if cfg!(fuzzing) { 64 } else { 1 << 18 };
 
 /// Why reading stopped.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The file is invalid: offset and reason.
+    /// The file is invalid at byte `offset`; `what` is the reason.
     Bad { offset: u64, what: String },
-    /// Reading the file failed: offset and the system's error.
+    /// The system could not read the file at byte `offset`.
     Io { offset: u64, source: io::Error },
 }
 
 /// Reads the bytes of a file from its beginning.
 #[derive(Debug)]
 pub(super) struct Bytes<R> {
-    reader: R,
-    buffer: Vec<u8>,
-    at: usize,
-    /// File offset of the first byte in the buffer.
-    base: u64,
+    reader: BufReader<R>,
+    offset: u64,
 }
 
 impl<R: Read> Bytes<R> {
     pub fn new(reader: R) -> Self {
-        Bytes { reader, buffer: Vec::new(), at: 0, base: 0 }
+        Bytes { reader: BufReader::with_capacity(BUFFER_BYTES, reader), offset: 0 }
     }
 
     /// Returns the number of bytes read, which is the current position.
     pub fn offset(&self) -> u64 {
-        self.base + self.at as u64
+        self.offset
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.reader.consume(bytes);
+        self.offset += bytes as u64;
     }
 
     /// Returns an error at the current position.
     pub fn bad(&self, what: impl Into<String>) -> Fault {
-        Fault::Bad { offset: self.offset(), what: what.into() }
+        Fault::Bad { offset: self.offset, what: what.into() }
     }
 
     /// Returns whether there is more input. If so, the buffer contains at least one byte after the call.
     pub fn has_more(&mut self) -> Result<bool, Fault> {
-        if self.at < self.buffer.len() {
-            return Ok(true);
-        }
-        self.base += self.buffer.len() as u64;
-        self.at = 0;
-        self.buffer.resize(BUFFER_BYTES, 0);
         loop {
-            match self.reader.read(&mut self.buffer) {
-                Ok(read) => {
-                    self.buffer.truncate(read);
-                    return Ok(read > 0);
-                }
+            match self.reader.fill_buf() {
+                Ok(buffer) => return Ok(!buffer.is_empty()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(source) => {
-                    self.buffer.clear();
-                    return Err(Fault::Io { offset: self.base, source });
-                }
+                Err(source) => return Err(Fault::Io { offset: self.offset, source }),
             }
         }
     }
 
     #[inline]
     pub fn next(&mut self) -> Result<Option<u8>, Fault> {
-        if self.at >= self.buffer.len() && !self.has_more()? {
+        if self.reader.buffer().is_empty() && !self.has_more()? {
             return Ok(None);
         }
-        let byte = self.buffer.get(self.at).copied();
-        self.at += 1;
+        let byte = self.reader.buffer().first().copied();
+        self.consume(1);
         Ok(byte)
     }
 
@@ -85,9 +75,9 @@ impl<R: Read> Bytes<R> {
 
     #[inline]
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
-        if let Some(found) = self.buffer.get(self.at..).and_then(|rest| rest.first_chunk::<N>()) {
-            self.at += N;
-            return Ok(*found);
+        if let Some(&found) = self.reader.buffer().first_chunk::<N>() {
+            self.consume(N);
+            return Ok(found);
         }
         let mut array = [0; N];
         for byte in &mut array {
@@ -96,7 +86,7 @@ impl<R: Read> Bytes<R> {
         Ok(array)
     }
 
-    /// Reads `len` bytes into `piece`. Memory is allocated only as bytes arrive.
+    /// Reads `len` bytes into `piece`. Allocates memory only for bytes that the file really contains.
     pub fn piece(&mut self, len: u64, piece: &mut Vec<u8>) -> Result<(), Fault> {
         if len > MAX_PIECE_BYTES {
             let what = format!("a value of {len} bytes: at most {MAX_PIECE_BYTES} are read");
@@ -108,11 +98,11 @@ impl<R: Read> Bytes<R> {
             if !self.has_more()? {
                 return Err(self.ends());
             }
-            let rest = self.buffer.get(self.at..).unwrap_or_default();
-            let found = rest.get(..left.min(rest.len())).unwrap_or_default();
-            piece.extend_from_slice(found);
-            self.at += found.len();
-            left -= found.len();
+            let buffer = self.reader.buffer();
+            let count = left.min(buffer.len());
+            piece.extend_from_slice(buffer.get(..count).unwrap_or_default());
+            self.consume(count);
+            left -= count;
         }
         Ok(())
     }

@@ -1,29 +1,34 @@
-//! State of a device's allocator: memory that it got from the driver (pieces), and the blocks in it. Used for undoing the history
-//! from the snapshot to the history's start, and for replaying it.
+//! State of PyTorch's allocator on one device: memory that it got from the driver (pieces), and the blocks in this memory.
 //!
-//! The history is a ring buffer that begins in the middle of the run. Its start state is computed by undoing every entry, from
-//! the last to the first. Entries that contradict the state are skipped and counted.
+//! The history is a ring buffer that begins in the middle of the run. The state at its start is computed here, by undoing every
+//! entry from the snapshot's state back, from the last entry to the first. The replay then applies the entries to that state.
 
 use super::arena::{NONE, Ref};
 use super::model::{Action, Event};
 use super::rounding::Settings;
 use std::collections::BTreeMap;
 
-/// Memory from the driver. An expandable segment consists of many pieces, because its parts are mapped and unmapped separately.
+/// Memory from the driver. A segment is one piece. An expandable segment is many pieces, which are mapped and unmapped
+/// separately.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     pub bytes: u64,
     pub is_expandable: bool,
 }
 
+/// A block in use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Live {
     /// Size in bytes; 0 while unknown.
     pub bytes: u64,
+    /// Bytes that the program requested.
     pub requested: u64,
+    /// Whether the block was freed, but a stream may still use it.
     pub is_pending: bool,
     pub stream: u32,
+    /// Stack of the allocation.
     pub frames: Ref,
+    /// Sequence number of the block's record; 0 before it is emitted.
     pub seq: u64,
 }
 
@@ -32,28 +37,30 @@ pub(super) struct Live {
 pub(super) struct Heap {
     pub pieces: BTreeMap<u64, Piece>,
     pub blocks: BTreeMap<u64, Live>,
+    /// Number of pieces that may still be visited, to limit the time for a hostile file.
     steps: u64,
+    /// Number of pieces that splits may still add, to limit the memory for a hostile file.
     parts: u64,
 }
 
 impl Default for Heap {
     fn default() -> Self {
-        Heap { pieces: BTreeMap::new(), blocks: BTreeMap::new(), steps: MOST_STEPS, parts: MOST_PARTS }
+        Heap { pieces: BTreeMap::new(), blocks: BTreeMap::new(), steps: MAX_STEPS, parts: MAX_PARTS }
     }
 }
 
 /// Sizes in bytes by which expandable segments grow, for small and for large blocks.
 const SMALL_PART: u64 = 2 << 20;
 const LARGE_PART: u64 = 20 << 20;
-/// Maximum number of pieces that all splits of expandable segments add: enough for sixteen times 320 GiB of large parts.
-const MOST_PARTS: u64 = 1 << 18;
+/// Maximum number of pieces that all splits of expandable segments add: enough for 5 TiB in parts of 20 MiB.
+const MAX_PARTS: u64 = 1 << 18;
 /// Maximum number of pieces that splitting one range may add.
-const MOST_PARTS_AT_ONCE: u64 = 1 << 14;
-/// Maximum number of pieces visited in total. A real history visits a few pieces for each entry.
-const MOST_STEPS: u64 = 1 << 28;
+const MAX_PARTS_AT_ONCE: u64 = 1 << 14;
+/// Maximum number of pieces visited for a file. A real history visits a few pieces for each entry.
+const MAX_STEPS: u64 = 1 << 28;
 
 impl Heap {
-    /// Returns the piece that contains an address, after the address at which the piece starts.
+    /// Returns the piece that contains an address, as (start address, piece).
     fn piece_at(&self, address: u64) -> Option<(u64, Piece)> {
         let (&start, &piece) = self.pieces.range(..=address).next_back()?;
         (address - start < piece.bytes).then_some((start, piece))
@@ -65,7 +72,7 @@ impl Heap {
         self.piece_at(address).is_none() && self.pieces.range(address..end).next().is_none()
     }
 
-    /// Returns the start addresses of the pieces that exactly fill a range. `None` if there is a hole or a piece crosses an end.
+    /// Returns the start addresses of the pieces in a range; `None` if they do not exactly fill it.
     pub fn pieces_in(&mut self, address: u64, bytes: u64) -> Option<Vec<u64>> {
         let end = address.checked_add(bytes).filter(|_| bytes > 0)?;
         let (mut at, mut found) = (address, Vec::new());
@@ -98,8 +105,8 @@ impl Heap {
         reaches || self.blocks.range(address..address.saturating_add(bytes)).next().is_some()
     }
 
-    /// Returns the free bytes from an address to the next block or the segment's end, and whether the segment is expandable. In
-    /// an expandable segment the search stops soon after `wanted` bytes. `None` if the address is not free.
+    /// Returns the free bytes from an address to the next block or the segment's end, and whether the segment is expandable.
+    /// `None` if the address is not free. In an expandable segment, the search for the end stops soon after `wanted` bytes.
     pub fn room(&mut self, address: u64, wanted: u64) -> Option<(u64, bool)> {
         let (start, piece) = self.piece_at(address)?;
         if let Some((before, live)) = self.blocks.range(..=address).next_back()
@@ -121,12 +128,12 @@ impl Heap {
         Some((end.min(next) - address, piece.is_expandable))
     }
 
-    /// Splits the piece of an expandable segment at an address; returns both parts. `None` if there is nothing to split.
+    /// Returns both parts of an expandable segment's piece that is split at an address. `None` if no such piece lies across it.
     pub fn cut_at(&self, address: u64) -> Option<[(u64, Piece); 2]> {
         let (start, piece) = self.piece_at(address)?;
         let left = address - start;
-        let of = |bytes| Piece { bytes, ..piece };
-        (piece.is_expandable && left > 0).then(|| [(start, of(left)), (address, of(piece.bytes - left))])
+        let part = |bytes| Piece { bytes, ..piece };
+        (piece.is_expandable && left > 0).then(|| [(start, part(left)), (address, part(piece.bytes - left))])
     }
 
     fn cut(&mut self, address: u64) {
@@ -135,11 +142,11 @@ impl Heap {
         }
     }
 
-    /// Returns the pieces for a new range. An expandable segment is split, because its parts are mapped and unmapped separately.
+    /// Returns the pieces of a new range, as (start address, bytes): several of them for an expandable segment.
     pub fn cuts(&mut self, address: u64, bytes: u64, is_expandable: bool, is_small: bool) -> Vec<(u64, u64)> {
         let part = if is_small || !bytes.is_multiple_of(LARGE_PART) { SMALL_PART } else { LARGE_PART };
         let more = bytes.div_ceil(part).saturating_sub(1);
-        if !is_expandable || more > MOST_PARTS_AT_ONCE || more > self.parts {
+        if !is_expandable || more > MAX_PARTS_AT_ONCE || more > self.parts {
             return vec![(address, bytes)];
         }
         self.parts -= more;
@@ -155,55 +162,51 @@ impl Heap {
     /// Undoes the entries of a history, from the last to the first. Returns for each entry the size of its block, or 0 if
     /// unknown. Entries that contradict the state are skipped; the later replay counts them.
     pub fn rewind(&mut self, events: &[Event], settings: &Settings) -> Vec<u64> {
-        let mut sizes = vec![0; events.len()];
-        for (event, size) in events.iter().zip(&mut sizes).rev() {
-            self.undo(event, size);
-        }
+        let mut sizes: Vec<u64> = events.iter().rev().map(|event| self.undo(event)).collect();
+        sizes.reverse();
         self.estimate(settings);
         sizes
     }
 
-    /// Undoes one entry. Returns false if the entry contradicts the state.
-    fn undo(&mut self, event: &Event, size: &mut u64) -> bool {
+    /// Undoes one entry, unless it contradicts the state. Returns the size of the block that the entry allocated, else 0.
+    fn undo(&mut self, event: &Event) -> u64 {
         let &Event { action, address, bytes, .. } = event;
         match action {
-            Action::Alloc => match self.blocks.get(&address).copied() {
-                Some(live) if !live.is_pending && live.requested == bytes => {
-                    self.blocks.remove(&address);
-                    *size = live.bytes;
+            Action::Alloc => {
+                let is_same = |live: &Live| !live.is_pending && live.requested == bytes;
+                if self.blocks.get(&address).is_some_and(is_same) {
+                    return self.blocks.remove(&address).map_or(0, |live| live.bytes);
                 }
-                _ => return false,
-            },
-            Action::FreeCompleted => {
-                if self.is_used(address, bytes.max(1)) || self.piece_at(address).is_none() {
-                    return false;
-                }
-                let (stream, frames) = (event.stream, NONE);
-                let live = Live { bytes: 0, requested: bytes, is_pending: true, stream, frames, seq: 0 };
-                self.blocks.insert(address, live);
             }
-            Action::FreeRequested => match self.blocks.get_mut(&address).filter(|live| live.is_pending) {
-                Some(live) => live.is_pending = false,
-                None => return false,
-            },
+            Action::FreeCompleted => {
+                if !self.is_used(address, bytes.max(1)) && self.piece_at(address).is_some() {
+                    let (stream, frames) = (event.stream, NONE);
+                    let live = Live { bytes: 0, requested: bytes, is_pending: true, stream, frames, seq: 0 };
+                    self.blocks.insert(address, live);
+                }
+            }
+            Action::FreeRequested => {
+                if let Some(live) = self.blocks.get_mut(&address) {
+                    live.is_pending = false;
+                }
+            }
             Action::SegmentAlloc | Action::SegmentMap => {
                 self.cut(address);
                 self.cut(address.saturating_add(bytes));
-                let is_used = self.is_used(address, bytes);
-                let Some(found) = self.pieces_in(address, bytes).filter(|_| !is_used) else { return false };
-                for start in found {
-                    self.pieces.remove(&start);
+                if !self.is_used(address, bytes) {
+                    for start in self.pieces_in(address, bytes).into_iter().flatten() {
+                        self.pieces.remove(&start);
+                    }
                 }
             }
             Action::SegmentFree | Action::SegmentUnmap => {
-                if bytes == 0 || !self.has_room(address, bytes) {
-                    return false;
+                if bytes > 0 && self.has_room(address, bytes) {
+                    self.add(address, bytes, action == Action::SegmentUnmap, false);
                 }
-                self.add(address, bytes, action == Action::SegmentUnmap, false);
             }
             Action::Oom | Action::Annotate | Action::Snapshot => {}
         }
-        true
+        0
     }
 
     /// Estimates the sizes of blocks that existed at the history's start but not at its end.

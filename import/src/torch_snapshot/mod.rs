@@ -1,15 +1,16 @@
 //! Reads PyTorch memory snapshots: files of `torch.cuda.memory._dump_snapshot()` or of OOM observers, and pickled `_snapshot()`.
 //!
-//! A pickle is a program, which runs on a machine that cannot name or call code (opcode.rs, pickle.rs). Its values are converted
-//! to segments, blocks and history (model.rs). The history is undone back to its start, then replayed (heap.rs, replay.rs):
+//! A pickle is a program for a stack machine. Ours cannot name or call code (opcode.rs, pickle.rs). The resulting values are
+//! converted to segments, blocks and history (model.rs). The history is undone back to its start, then replayed (heap.rs,
+//! replay.rs):
 //!
 //! ```text
 //! bytes -> opcode, pickle -> arena -> model -> heap (back), replay (forward) -> records
 //!                                     stack: frames -> tags      rounding: requested bytes -> bytes of a block
 //! ```
 //!
-//! Caveats state what the file does not contain: NVML's used bytes and thus the gap, and all memory outside PyTorch's allocator
-//! (CUDA contexts, NCCL, cuBLAS's own memory).
+//! A snapshot does not contain NVML's used bytes, and no memory outside PyTorch's allocator (CUDA contexts, NCCL, cuBLAS's own
+//! memory). Caveats of the run state this.
 
 mod arena;
 mod bytes;
@@ -22,6 +23,7 @@ mod requests;
 mod rounding;
 mod stack;
 
+use super::feed::Feed;
 use bytes::Fault;
 use gpumem_model::program_data::SnapshotFigures;
 use gpumem_model::units::{plural, thousands};
@@ -29,7 +31,7 @@ use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};
 use model::{Snapshot, Unfit, Unknown};
 use pickle::{MAX_MEMORY_BYTES, Unpickled, unpickle};
-use replay::Told;
+use replay::ReplayTotals;
 pub use requests::Requests;
 
 /// Returns whether a file begins with a pickle that contains names of a snapshot's fields.
@@ -49,15 +51,11 @@ pub fn looks_like(head: &[u8]) -> bool {
 /// not a snapshot. [`Error::Read`] if reading fails.
 pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let (unpickled, snapshot) = open(input)?;
-    let told = replay::replay(sink, &unpickled.arena, &snapshot);
+    let totals = replay::replay(sink, &unpickled.arena, &snapshot);
     sink.reject(snapshot.rejects.count);
-    let figures = figures(&snapshot, &told);
+    let figures = figures(&snapshot, &totals);
     sink.figures(figures);
-    let caveats = caveats(&unpickled, &snapshot, &told, &figures);
-    caveats
-        .into_iter()
-        .filter(|(_, applies, _)| *applies)
-        .for_each(|(code, _, text)| sink.caveat(code, text));
+    Feed::new(sink).caveats(caveats(&unpickled, &snapshot, &totals, &figures));
     Ok(())
 }
 
@@ -109,7 +107,7 @@ impl Snapshot {
 fn caveats(
     unpickled: &Unpickled,
     snapshot: &Snapshot,
-    told: &Told,
+    totals: &ReplayTotals,
     figures: &SnapshotFigures,
 ) -> [(&'static str, bool, String); 13] {
     let only = "a snapshot covers only PyTorch's allocator: it has neither the memory of CUDA, NCCL and other libraries nor \
@@ -119,10 +117,10 @@ fn caveats(
     let has_history = snapshot.entries() > 0;
     let partial = format!(
         "the history begins in the middle of the run, with {} bytes in use, and covers {} s: earlier peaks are unknown",
-        thousands(told.start_bytes),
-        seconds(told.history_ns)
+        thousands(totals.start_bytes),
+        seconds(totals.history_ns)
     );
-    let (blocks, bytes) = (plural(told.unnamed.0, "block"), thousands(told.unnamed.1));
+    let (blocks, bytes) = (plural(totals.unnamed.0, "block"), thousands(totals.unnamed.1));
     let why = "allocated before stacks were recorded";
     let no_stack = format!("{blocks} in use ({bytes} bytes) without a stack: {why}");
     let roles = "roles and phases come from the stacks and the order of the history";
@@ -133,11 +131,11 @@ fn caveats(
     let contradictions = format!(
         "{} entries or rows contradict others and were skipped; {} blocks or segments were corrected at the end to \
          match the snapshot",
-        thousands(told.contradictions),
-        thousands(told.corrected)
+        thousands(totals.contradictions),
+        thousands(totals.corrected)
     );
     let rejects = &snapshot.rejects;
-    let rejected = format!("{} rows cannot be used: {}", thousands(rejects.count), rejects.places());
+    let rejected = format!("{} rows cannot be used: {}", thousands(rejects.count), rejects.listed());
     let unknown = |what: &str, Unknown { count, first }: &Unknown| {
         format!("{} {what} that this version does not know (the first: `{first}`)", thousands(*count))
     };
@@ -152,11 +150,11 @@ fn caveats(
         ("only_the_allocator", true, only.to_owned()),
         ("snapshot_figures", true, in_words(figures)),
         ("no_history", !has_history, no_history.to_owned()),
-        ("partial_history", has_history && told.start_bytes > 0, partial),
-        ("no_stack", told.unnamed.0 > 0, no_stack),
+        ("partial_history", has_history && totals.start_bytes > 0, partial),
+        ("no_stack", totals.unnamed.0 > 0, no_stack),
         ("roles_from_stacks", true, roles.to_owned()),
         ("private_pools", count > 0, private),
-        ("contradictions", told.contradictions + told.corrected > 0, contradictions),
+        ("contradictions", totals.contradictions + totals.corrected > 0, contradictions),
         ("rejected_rows", rejects.count > 0, rejected),
         ("unknown_actions", actions.count > 0, unknown("trace entries have an action", actions)),
         ("unknown_states", states.count > 0, unknown("blocks have a state", states) + ": counted as used"),
@@ -165,11 +163,12 @@ fn caveats(
     ]
 }
 
+/// Returns the number of values, and their sum.
 fn sums(bytes: impl Iterator<Item = u64>) -> (u64, u64) {
     bytes.fold((0, 0_u64), |(count, sum), bytes| (count + 1, sum.saturating_add(bytes)))
 }
 
-fn figures(snapshot: &Snapshot, told: &Told) -> SnapshotFigures {
+fn figures(snapshot: &Snapshot, totals: &ReplayTotals) -> SnapshotFigures {
     let (segments, reserved_bytes) =
         sums(snapshot.segments.iter().filter(|segment| !segment.is_host).map(|segment| segment.bytes));
     let own = || snapshot.blocks.iter().filter(|block| !block.is_host);
@@ -185,16 +184,16 @@ fn figures(snapshot: &Snapshot, told: &Told) -> SnapshotFigures {
         requested_bytes,
         idle_blocks: snapshot.idle_blocks,
         trace_entries: snapshot.entries(),
-        peak_requested_bytes: told.peak_requested,
-        peak_allocated_bytes: told.peak_allocated,
+        peak_requested_bytes: totals.peak_requested,
+        peak_allocated_bytes: totals.peak_allocated,
     }
 }
 
-/// Describes the totals of a snapshot in a sentence, exact to the byte.
+/// Returns a sentence with the exact totals of a snapshot.
 fn in_words(figures: &SnapshotFigures) -> String {
     let waiting = match figures.pending_blocks {
         0 => String::new(),
-        waiting => format!(", {waiting} of them waiting for a stream"),
+        pending => format!(", {pending} of them waiting for a stream"),
     };
     format!(
         "reserved {} bytes in {}; allocated {} in {}{waiting}; requested {}; {} idle; {} trace entries, \

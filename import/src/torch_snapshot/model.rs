@@ -1,5 +1,5 @@
-//! Converts the values of the pickle to the allocator's state and history. Unknown keys are ignored. Rows with impossible values
-//! are counted and reported with their place.
+//! Converts the values of the pickle to the allocator's state and history. Unknown keys are ignored. Segments, blocks and history
+//! entries with impossible values are skipped, counted, and reported with their place.
 //!
 //! ```text
 //! {segments: [{device, address, total_size, allocated_size, requested_size, stream, segment_type, segment_pool_id,
@@ -11,8 +11,9 @@
 //!
 //! Older snapshots are a bare list of segments, have no `address` in blocks, and have `history` instead of `frames`.
 //!
-//! With the pickle's memo (values used again), a small file can contain the same million blocks a million times. So reading a
-//! value costs a unit of a budget proportional to the file's number of items. Without budget left, the file is rejected.
+//! A pickle may refer to the same list many times, so a small file can contain the same million blocks a million times. To limit
+//! the time, the number of values read is limited in proportion to the number of items in the file. Beyond it, the file is
+//! rejected.
 
 use super::arena::{Arena, Kind, NONE, Ref};
 use super::rounding::Settings;
@@ -37,7 +38,7 @@ pub(super) struct Segment {
     pub device: u8,
     pub address: u64,
     pub bytes: u64,
-    /// Bytes in live blocks of the segment, as the segment's own field states.
+    /// Bytes in live blocks of the segment, according to the segment's field `allocated_size`.
     pub allocated: Option<u64>,
     pub is_expandable: bool,
     pub is_small: bool,
@@ -79,7 +80,7 @@ pub(super) enum Action {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Event {
     pub action: Action,
-    /// Address; for `Oom`, the free bytes of the device. `u64::MAX` if these are unknown.
+    /// Address. For [`Action::Oom`], the free bytes of the device instead, `u64::MAX` if unknown.
     pub address: u64,
     /// Requested bytes, before they are rounded to a block size.
     pub bytes: u64,
@@ -88,11 +89,11 @@ pub(super) struct Event {
     /// Number of the pool that serves the request; 0 for the default pool, and where the history does not tell.
     pub pool: u32,
     pub frames: Ref,
-    /// Metadata that the program set for its allocations.
+    /// Text that the program attached to its allocations (`user_metadata`).
     pub metadata: Ref,
 }
 
-/// Begin or end of a profiler range, which names the work in between.
+/// Begin or end of a profiler range: a named part of the program's work.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Annotation {
     pub begins: bool,
@@ -101,7 +102,7 @@ pub(super) struct Annotation {
     pub time_us: u64,
 }
 
-/// Values that this version of the importer does not know: their number, and the first one.
+/// Names in the file that this importer does not know: the number of occurrences, and the first name.
 #[derive(Debug, Default)]
 pub(super) struct Unknown {
     pub count: u64,
@@ -141,7 +142,7 @@ pub(super) struct Snapshot {
     pools: HashMap<(i64, i64), u32>,
 }
 
-/// Maps addresses of streams to small numbers; 0 is the default stream.
+/// Numbers the CUDA streams in the order of their first use, by the stream's address. 0 is the default stream.
 #[derive(Debug, Default)]
 pub(super) struct Streams(HashMap<i64, u32>);
 
@@ -159,9 +160,10 @@ impl Streams {
 #[derive(Debug)]
 pub(super) struct Unfit(pub String);
 
-/// Reads values from the arena, at most a limited number.
+/// Reads values from the arena, up to a maximum number of values.
 struct Walk<'a> {
     arena: &'a Arena,
+    /// Number of values that may still be read.
     left: Cell<u64>,
 }
 
@@ -174,11 +176,13 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Returns the values of the keys `names`, [`NONE`] for missing keys; `None` if the value is not a dict.
-    fn fields<const N: usize>(&self, dict: Ref, names: [&[u8]; N]) -> Result<Option<[Ref; N]>, Unfit> {
+    /// Returns the values of the keys in `names` (separated by blanks), [`NONE`] for missing keys; `None` if `dict` is no dict.
+    fn fields<const N: usize>(&self, dict: Ref, names: &str) -> Result<Option<[Ref; N]>, Unfit> {
         if self.arena.kind(dict) != Some(Kind::Dict) {
             return Ok(None);
         }
+        let mut names = names.split(' ');
+        let names: [&[u8]; N] = std::array::from_fn(|_| names.next().unwrap_or_default().as_bytes());
         let mut found = [NONE; N];
         let mut seen = 0;
         for run in self.arena.runs(dict) {
@@ -230,7 +234,7 @@ impl<'a> Walk<'a> {
     }
 
     fn time(&self, value: Ref) -> u64 {
-        // The time is multiplied by 1000 to get ns, which must fit into 63 bits too.
+        // The importer multiplies this time in us by 1000; the result in ns must fit into 63 bits.
         self.within(value, 0..i64::MAX / 2000).unwrap_or(0)
     }
 
@@ -243,30 +247,21 @@ impl<'a> Walk<'a> {
 pub(super) fn read(arena: &Arena, root: Ref) -> Result<Snapshot, Unfit> {
     let walk = Walk { arena, left: Cell::new(arena.filled.saturating_mul(8).saturating_add(10_000)) };
     let mut snapshot = Snapshot::default();
-    let top = [
-        b"segments".as_slice(),
-        b"device_traces",
-        b"external_annotations",
-        b"allocator_settings",
-        b"host_segments",
-        b"host_traces",
-    ];
-    let is_snapshot = |segments: Ref, traces: Ref| {
-        [segments, traces].iter().any(|&value| arena.kind(value) == Some(Kind::List))
-    };
-    match (arena.kind(root), walk.fields(root, top)?) {
+    let names = "segments device_traces external_annotations allocator_settings host_segments host_traces";
+    let is_list = |value: Ref| arena.kind(value) == Some(Kind::List);
+    match (arena.kind(root), walk.fields(root, names)?) {
         (_, Some([segments, traces, annotations, settings, host_segments, host_traces]))
-            if is_snapshot(segments, traces) =>
+            if is_list(segments) || is_list(traces) =>
         {
             snapshot.settings = read_settings(&walk, settings)?;
-            if let Some([text]) = walk.fields(settings, [b"PYTORCH_CUDA_ALLOC_CONF".as_slice()])? {
+            if let Some([text]) = walk.fields(settings, "PYTORCH_CUDA_ALLOC_CONF")? {
                 snapshot.settings_text = arena.text(text).unwrap_or_default().into();
             }
             walk.each(segments, |index, segment| snapshot.segment(&walk, index, segment, false))?;
             walk.each(host_segments, |index, segment| snapshot.segment(&walk, index, segment, true))?;
             walk.each(traces, |device, trace| snapshot.trace(&walk, device, trace))?;
             walk.each(host_traces, |_, entry| {
-                // An element is an entry, or a list of entries.
+                // An element of `host_traces` is one entry, or a list of entries.
                 let mut count = u64::from(arena.kind(entry) == Some(Kind::Dict));
                 walk.each(entry, |_, _| {
                     count += 1;
@@ -295,19 +290,16 @@ pub(super) fn read(arena: &Arena, root: Ref) -> Result<Snapshot, Unfit> {
 }
 
 fn read_settings(walk: &Walk<'_>, settings: Ref) -> Result<Settings, Unfit> {
-    let names = [b"roundup_power2_divisions".as_slice(), b"expandable_segments", b"max_split_size"];
-    let Some([divisions, _, max_split]) = walk.fields(settings, names)? else {
+    let Some([divisions, max_split]) = walk.fields(settings, "roundup_power2_divisions max_split_size")?
+    else {
         return Ok(Settings::default());
     };
     let mut read = Settings::default();
     if let Some(bytes) = walk.arena.int(max_split).filter(|&bytes| bytes > 0) {
         read.max_split_bytes = Some(bytes as u64);
     }
-    let sizes: [&[u8]; 16] = [
-        b"1", b"2", b"4", b"8", b"16", b"32", b"64", b"128", b"256", b"512", b"1024", b"2048", b"4096",
-        b"8192", b"16384", b"32768",
-    ];
-    if let Some(found) = walk.fields(divisions, sizes)? {
+    let sizes = "1 2 4 8 16 32 64 128 256 512 1024 2048 4096 8192 16384 32768";
+    if let Some(found) = walk.fields::<16>(divisions, sizes)? {
         for (to, from) in read.divisions.iter_mut().zip(found) {
             *to = walk.arena.int(from).and_then(|count| u32::try_from(count).ok()).unwrap_or(0);
         }
@@ -317,17 +309,7 @@ fn read_settings(walk: &Walk<'_>, settings: Ref) -> Result<Settings, Unfit> {
 
 impl Snapshot {
     fn segment(&mut self, walk: &Walk<'_>, index: usize, segment: Ref, is_host: bool) -> Result<(), Unfit> {
-        let names = [
-            b"device".as_slice(),
-            b"address",
-            b"total_size",
-            b"allocated_size",
-            b"stream",
-            b"segment_pool_id",
-            b"is_expandable",
-            b"segment_type",
-            b"blocks",
-        ];
+        let names = "device address total_size allocated_size stream segment_pool_id is_expandable segment_type blocks";
         let list = if is_host { "host segment" } else { "segment" };
         let fields = walk.fields(segment, names)?;
         let [device, address, total, allocated, stream, pool, expandable, kind, blocks] =
@@ -359,8 +341,8 @@ impl Snapshot {
         });
         let mut next = address;
         walk.each(blocks, |place, block| {
-            let here = Block { device, address: next, stream, is_host, ..Block::default() };
-            match self.block(walk, block, here, address.saturating_add(bytes))? {
+            let defaults = Block { device, address: next, stream, is_host, ..Block::default() };
+            match self.block(walk, block, defaults, address.saturating_add(bytes))? {
                 Some(end) => next = end,
                 None => self.rejects.add(|| format!("{list} {index}, block {place} (address or size)")),
             }
@@ -368,16 +350,21 @@ impl Snapshot {
         })
     }
 
-    /// Reads a block. `here` has its address, if the file states none. Returns the block's end, or `None` if it is impossible.
-    fn block(&mut self, walk: &Walk<'_>, block: Ref, here: Block, limit: u64) -> Result<Option<u64>, Unfit> {
-        let names = [b"address".as_slice(), b"size", b"requested_size", b"state", b"frames", b"history"];
-        let Some([address, size, requested, state, frames, history]) = walk.fields(block, names)? else {
-            return Ok(None);
-        };
-        let address = if address == NONE { Some(here.address) } else { walk.address(address) };
+    /// Reads a block; returns its end address, or `None` if its address or size is impossible. `defaults` has the segment's
+    /// values, and the end of the previous block as address, for files without `address`. `limit` is the end of the segment.
+    fn block(
+        &mut self,
+        walk: &Walk<'_>,
+        block: Ref,
+        defaults: Block,
+        limit: u64,
+    ) -> Result<Option<u64>, Unfit> {
+        let fields = walk.fields(block, "address size requested_size state frames history")?;
+        let Some([address, size, requested, state, frames, history]) = fields else { return Ok(None) };
+        let address = if address == NONE { Some(defaults.address) } else { walk.address(address) };
         let (Some(address), Some(bytes)) = (address, walk.size(size)) else { return Ok(None) };
         let end = address.saturating_add(bytes);
-        if end > limit || address < here.address || bytes == 0 {
+        if end > limit || address < defaults.address || bytes == 0 {
             return Ok(None); // blocks must lie in their segment and be sorted by address
         }
         let is_pending = walk.is(state, "active_pending_free") || walk.is(state, "active_awaiting_free");
@@ -390,37 +377,25 @@ impl Snapshot {
         }
         let (mut frames, mut requested) = (frames, walk.size(requested));
         let mut first = true;
-        walk.each(history, |_, told| {
+        walk.each(history, |_, allocation| {
             if std::mem::take(&mut first)
-                && let Some([of, real]) = walk.fields(told, [b"frames", b"real_size"])?
+                && let Some([own_frames, real_size]) = walk.fields(allocation, "frames real_size")?
             {
-                (frames, requested) = (of, walk.size(real).or(requested));
+                (frames, requested) = (own_frames, walk.size(real_size).or(requested));
             }
             Ok(())
         })?;
         let requested = requested.filter(|&requested| requested <= bytes).unwrap_or(bytes);
-        self.blocks.push(Block { address, bytes, requested, is_pending, frames, ..here });
+        self.blocks.push(Block { address, bytes, requested, is_pending, frames, ..defaults });
         Ok(Some(end))
     }
 
     fn trace(&mut self, walk: &Walk<'_>, device: usize, trace: Ref) -> Result<(), Unfit> {
         let mut events = Vec::new();
         walk.each(trace, |index, entry| {
-            let names = [
-                b"action".as_slice(),
-                b"addr",
-                b"size",
-                b"stream",
-                b"time_us",
-                b"frames",
-                b"user_metadata",
-                b"device_free",
-                b"pool_id",
-            ];
             let place = || format!("device {device}, trace entry {index} (action, addr or size)");
-            let Some([action, addr, size, stream, time, frames, metadata, free, pool]) =
-                walk.fields(entry, names)?
-            else {
+            let names = "action addr size stream time_us frames user_metadata device_free pool_id";
+            let Some([action, addr, size, stream, time, frames, metadata, free, pool]) = walk.fields(entry, names)? else {
                 self.rejects.add(place);
                 return Ok(());
             };
@@ -480,8 +455,7 @@ impl Snapshot {
     }
 
     fn annotation(&mut self, walk: &Walk<'_>, index: usize, annotation: Ref) -> Result<(), Unfit> {
-        let names = [b"stage".as_slice(), b"name", b"device", b"time_us"];
-        let fields = walk.fields(annotation, names)?;
+        let fields = walk.fields(annotation, "stage name device time_us")?;
         let [stage, name, device, time] = fields.unwrap_or([NONE; 4]);
         let begins = walk.is(stage, "START");
         match walk.device(device) {

@@ -1,7 +1,8 @@
 //! Executes a pickle on a stack machine. Opcodes that name or call code are rejected (opcode.rs).
 //!
-//! Nothing is recursive, so nesting needs no extra memory. Memory is at most some 24 bytes for each byte of the file, and never
-//! more than [`MAX_MEMORY_BYTES`]. If the file claims a length, memory is allocated only as the bytes are read.
+//! No function is recursive, so a deeply nested file cannot exhaust the stack. Memory is at most some 24 bytes for each byte of
+//! the file, and never more than [`MAX_MEMORY_BYTES`]. If the file claims a length, memory is allocated only as the bytes are
+//! read.
 
 use super::arena::{Arena, Full, Kind, NONE, Ref, reserve};
 use super::bytes::{Bytes, Fault};
@@ -10,19 +11,20 @@ use gpumem_model::escape::escape;
 use std::io::Read;
 use std::str::FromStr;
 
-/// Maximum memory in bytes for values, stack and memo of one file together.
+/// Maximum memory in bytes for the values, the stack and the memo (values stored for later use) of one file together.
 pub(super) const MAX_MEMORY_BYTES: u64 = 4 << 30;
 const MAX_PROTOCOL: u64 = 5;
-/// Number of opcodes between two checks of the memory limit. In between, memory grows at most by this number times the maximum
-/// length of a piece. Opcodes with text also check the limit themselves.
-const LOOK_EVERY: u32 = 1024;
+/// Number of opcodes between two checks of the memory limit. Opcodes with text check the limit themselves.
+const CHECK_EVERY: u32 = 1024;
+/// Marks a memo entry without a value.
 const UNUSED: Ref = Ref::MAX;
 
-/// Result of running a pickle: its values, and the value at the top of the stack at the end.
+/// Result of running a pickle: all values, and `root`, the value at the top of the stack at the end.
 #[derive(Debug)]
 pub(super) struct Unpickled {
     pub arena: Arena,
     pub root: Ref,
+    /// Length of the pickle in bytes.
     pub bytes: u64,
     /// Whether the file continues after the pickle.
     pub has_more: bool,
@@ -39,7 +41,7 @@ pub(super) fn unpickle(reader: impl Read, max_memory_bytes: u64) -> Result<Unpic
         piece: Vec::new(),
         max_memory_bytes,
     };
-    let mut until_look = LOOK_EVERY;
+    let mut until_check = CHECK_EVERY;
     loop {
         let at = machine.bytes.offset();
         let Some(opcode) = machine.bytes.next()? else {
@@ -49,10 +51,10 @@ pub(super) fn unpickle(reader: impl Read, max_memory_bytes: u64) -> Result<Unpic
             break;
         }
         machine.step(opcode, at)?;
-        until_look -= 1;
-        if until_look == 0 {
-            until_look = LOOK_EVERY;
-            machine.look()?;
+        until_check -= 1;
+        if until_check == 0 {
+            until_check = CHECK_EVERY;
+            machine.check_memory()?;
         }
     }
     let root = machine.pop()?;
@@ -65,8 +67,9 @@ struct Machine<R> {
     bytes: Bytes<R>,
     arena: Arena,
     stack: Vec<Ref>,
-    /// Heights that the stack had when marks were set. A mark is where the items of a container begin.
+    /// Height that the stack had at each mark. A mark is set before the items of a container are pushed.
     marks: Vec<u32>,
+    /// Values that the pickle stored for later use, by their number.
     memo: Vec<Ref>,
     /// Bytes of the string or number that is being read.
     piece: Vec<u8>,
@@ -74,32 +77,34 @@ struct Machine<R> {
 }
 
 impl<R: Read> Machine<R> {
-    fn look(&self) -> Result<(), Fault> {
-        let beside = (self.stack.len() + self.marks.len() + self.memo.len()) as u64 * size_of::<Ref>() as u64;
-        if self.arena.bytes() + beside > self.max_memory_bytes {
+    fn check_memory(&self) -> Result<(), Fault> {
+        let index_bytes =
+            (self.stack.len() + self.marks.len() + self.memo.len()) as u64 * size_of::<Ref>() as u64;
+        if self.arena.bytes() + index_bytes > self.max_memory_bytes {
             let mib = self.max_memory_bytes >> 20;
             return Err(self.bytes.bad(format!("its values take more than {mib} MiB of memory: too large")));
         }
         Ok(())
     }
 
-    fn full(&self) -> Fault {
+    fn out_of_memory(&self) -> Fault {
         let mib = self.arena.bytes() >> 20;
         self.bytes.bad(format!("more values than there is memory for, after {mib} MiB of them"))
     }
 
-    fn made(&mut self, value: Result<Ref, Full>) -> Result<(), Fault> {
-        let value = value.map_err(|Full| self.full())?;
+    /// Pushes a value that was just created.
+    fn push_new(&mut self, value: Result<Ref, Full>) -> Result<(), Fault> {
+        let value = value.map_err(|Full| self.out_of_memory())?;
         self.push(value)
     }
 
     fn push(&mut self, value: Ref) -> Result<(), Fault> {
-        reserve(&mut self.stack, 1).map_err(|Full| self.full())?;
+        reserve(&mut self.stack, 1).map_err(|Full| self.out_of_memory())?;
         self.stack.push(value);
         Ok(())
     }
 
-    /// Returns the height of the stack at the last mark. Items below it must not be taken.
+    /// Returns the height of the stack at the last mark. Opcodes must not take items below it.
     fn floor(&self) -> usize {
         self.marks.last().map_or(0, |&mark| mark as usize)
     }
@@ -128,12 +133,12 @@ impl<R: Read> Machine<R> {
         }
         let filled = self.arena.fill(container, items);
         self.stack.truncate(from);
-        filled.map_err(|Full| self.full())
+        filled.map_err(|Full| self.out_of_memory())
     }
 
     /// Creates a container of the stack's items from position `from` on.
     fn gather(&mut self, kind: Kind, from: usize) -> Result<(), Fault> {
-        let container = self.arena.new_container(kind).map_err(|Full| self.full())?;
+        let container = self.arena.new_container(kind).map_err(|Full| self.out_of_memory())?;
         self.fill(container, from)?;
         self.push(container)
     }
@@ -171,14 +176,14 @@ impl<R: Read> Machine<R> {
 
     fn put(&mut self, place: u64) -> Result<(), Fault> {
         let value = self.top()?;
-        // Writers number memo entries consecutively, so no entry has a number greater than the file's length.
+        // Writers number memo entries from 0 on, so an entry's number is less than the number of bytes so far.
         if place > self.bytes.offset() {
             return Err(self.bytes.bad(format!("memo place {place} is further than the file is long")));
         }
         let place = place as usize;
         if place >= self.memo.len() {
             let more = place + 1 - self.memo.len();
-            reserve(&mut self.memo, more).map_err(|Full| self.full())?;
+            reserve(&mut self.memo, more).map_err(|Full| self.out_of_memory())?;
             self.memo.resize(place + 1, UNUSED);
         }
         if let Some(slot) = self.memo.get_mut(place) {
@@ -195,32 +200,32 @@ impl<R: Read> Machine<R> {
         }
     }
 
-    fn no_number(&self) -> Fault {
+    fn bad_number(&self) -> Fault {
         self.bytes.bad("a line that should be a number is none")
     }
 
     fn line_number<T: FromStr>(&mut self) -> Result<T, Fault> {
         self.bytes.line(&mut self.piece)?;
         let number = std::str::from_utf8(&self.piece).ok().and_then(|text| text.trim().parse().ok());
-        number.ok_or_else(|| self.no_number())
+        number.ok_or_else(|| self.bad_number())
     }
 
     fn text(&mut self, len: u64) -> Result<(), Fault> {
         self.bytes.piece(len, &mut self.piece)?;
         let text = self.arena.new_text(&self.piece);
-        self.made(text)?;
-        self.look()
+        self.push_new(text)?;
+        self.check_memory()
     }
 
-    fn no_text(&mut self, len: u64) -> Result<(), Fault> {
+    fn skip_bytes(&mut self, len: u64) -> Result<(), Fault> {
         self.bytes.piece(len, &mut self.piece)?;
         let bytes = self.arena.new_bytes();
-        self.made(bytes)
+        self.push_new(bytes)
     }
 
     fn int(&mut self, value: i64) -> Result<(), Fault> {
         let value = self.arena.new_int(Some(value));
-        self.made(value)
+        self.push_new(value)
     }
 
     /// Reads an integer of `len` bytes in two's complement.
@@ -232,7 +237,7 @@ impl<R: Read> Machine<R> {
         let value = i64::from_le_bytes(low);
         let fits = self.piece.iter().skip(8).all(|&byte| byte == sign) && (value < 0) == (sign != 0);
         let value = self.arena.new_int(fits.then_some(value));
-        self.made(value)
+        self.push_new(value)
     }
 
     /// Reads a decimal integer (opcodes INT and LONG).
@@ -247,20 +252,20 @@ impl<R: Read> Machine<R> {
             (_, Ok(value)) => self.int(value),
             (_, Err(_)) if is_number && !digits.is_empty() => {
                 let value = self.arena.new_int(None);
-                self.made(value)
+                self.push_new(value)
             }
-            _ => Err(self.no_number()),
+            _ => Err(self.bad_number()),
         }
     }
 
     fn float_line(&mut self) -> Result<(), Fault> {
         let number = self.line_number()?;
         let value = self.arena.new_float(number);
-        self.made(value)
+        self.push_new(value)
     }
 
-    /// Reads a text of protocol 0. With `is_quoted` it is a quoted literal of Python 2, whose escapes are kept (names have none).
-    /// Otherwise it is Latin-1 with `\u` escapes.
+    /// Reads a text of protocol 0. With `is_quoted` it is a quoted string of Python 2; its escapes are not decoded, because names
+    /// have none. Otherwise it is Latin-1 with `\u` escapes.
     fn text_line(&mut self, is_quoted: bool) -> Result<(), Fault> {
         self.bytes.line(&mut self.piece)?;
         let text = if is_quoted {
@@ -271,8 +276,8 @@ impl<R: Read> Machine<R> {
         } else {
             self.arena.new_text(unescaped(&self.piece).as_bytes())
         };
-        self.made(text)?;
-        self.look()
+        self.push_new(text)?;
+        self.check_memory()
     }
 
     /// Reads the number that follows an opcode: a length, a memo place or a small integer. Returns 0 if the opcode has none.
@@ -302,8 +307,8 @@ impl<R: Read> Machine<R> {
             op::MEMOIZE => self.put(self.memo.len() as u64),
             op::BINPUT | op::LONG_BINPUT | op::PUT => self.put(argument),
             op::MARK => {
-                let height = u32::try_from(self.stack.len()).map_err(|_| self.full())?;
-                reserve(&mut self.marks, 1).map_err(|Full| self.full())?;
+                let height = u32::try_from(self.stack.len()).map_err(|_| self.out_of_memory())?;
+                reserve(&mut self.marks, 1).map_err(|Full| self.out_of_memory())?;
                 self.marks.push(height);
                 Ok(())
             }
@@ -330,7 +335,7 @@ impl<R: Read> Machine<R> {
             op::BINFLOAT => {
                 let value = f64::from_be_bytes(self.bytes.array()?);
                 let value = self.arena.new_float(value);
-                self.made(value)
+                self.push_new(value)
             }
             op::FLOAT => self.float_line(),
             op::NONE => self.push(NONE),
@@ -340,8 +345,8 @@ impl<R: Read> Machine<R> {
             op::BINUNICODE | op::BINSTRING | op::BINUNICODE8 => self.text(argument),
             op::STRING => self.text_line(true),
             op::UNICODE => self.text_line(false),
-            op::SHORT_BINBYTES | op::BINBYTES | op::BINBYTES8 | op::BYTEARRAY8 => self.no_text(argument),
-            // If there is a mark at the top, Python's unpickler removes the mark here, too.
+            op::SHORT_BINBYTES | op::BINBYTES | op::BINBYTES8 | op::BYTEARRAY8 => self.skip_bytes(argument),
+            // As in Python's unpickler, POP removes a mark if the mark is the topmost element.
             op::POP if self.marks.last().is_some_and(|&mark| mark as usize == self.stack.len()) => {
                 self.marks.pop();
                 Ok(())
@@ -362,6 +367,7 @@ impl<R: Read> Machine<R> {
         }
     }
 
+    /// Returns the error message for a rejected opcode, with the Python object that it names.
     fn refuse(&mut self, opcode: u8) -> String {
         let mut name = String::new();
         if has_name(opcode) {

@@ -1,5 +1,6 @@
-//! Converts a snapshot and its history to the records that an agent would have sent: the state at the start of the history, then
-//! every entry. If the history does not lead to the snapshot's state, corrections follow.
+//! Converts a snapshot and its history (the allocator's log of allocations and frees) to the records that an agent would have
+//! sent: the state at the start of the history, then every entry. If this does not lead to the snapshot's state, corrections
+//! follow.
 
 mod settle;
 
@@ -16,27 +17,30 @@ use gpumem_wire::{
 };
 use std::collections::HashMap;
 
-/// Key of the process. The file does not name the process.
+/// Key of the process that wrote the snapshot. The file does not contain its pid, so the pid is 0.
 const SELF: ProcessKey = ProcessKey { pid: 0, start_ticks: 0 };
-/// Time of the records at the start of the history. The first entry's real time is reported separately.
+/// Time of the records for the state at the start of the history. The clock's anchor states the first entry's real time.
 const START_NS: u64 = 1_000_000_000;
+/// Maximum number of nested profiler ranges; further ones are ignored.
 const MAX_SCOPES: usize = 16;
-/// Prefix of the names of the profiler's ranges for steps; the number of the step follows.
+/// Name of the profiler range of a training step, up to the step's number.
 const STEP: &str = "ProfilerStep#";
+/// CUDA_ERROR_OUT_OF_MEMORY.
 const OUT_OF_MEMORY: u16 = 2;
 
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct ReplayTotals {
+    /// Number of entries or rows that contradict the allocator's state. They are skipped.
     pub contradictions: u64,
     /// Number of blocks and pieces (of driver memory) that had to be added or removed at the end.
     pub corrected: u64,
-    /// Number of blocks whose actual size differs from the size that the rounding rule gives.
-    pub misjudged: u64,
-    /// Maximum over time of the bytes of all devices: requested bytes, and bytes of blocks.
+    /// Maximum over time of the requested bytes of all devices together.
     pub peak_requested: u64,
+    /// Maximum over time of the bytes in blocks of all devices together.
     pub peak_allocated: u64,
-    /// Block bytes at the start of the history, and the duration of the history.
+    /// Bytes in blocks at the start of the history.
     pub start_bytes: u64,
+    /// Duration of the history.
     pub history_ns: u64,
     /// Number and bytes of the blocks without a stack that are live at the end.
     pub unnamed: (u64, u64),
@@ -44,12 +48,17 @@ pub(super) struct Told {
 
 #[derive(Debug, Default)]
 struct Device {
+    /// State of the allocator at the present entry of the history.
     heap: Heap,
+    /// State of the allocator in the snapshot.
     end: Heap,
+    /// Block size in bytes of each history entry, 0 if unknown.
     sizes: Vec<u64>,
+    /// Names of the profiler ranges that are open.
     scopes: Vec<Ref>,
-    /// Bytes of the device's blocks, and of its memory from the driver (pieces).
+    /// Bytes in blocks.
     used_bytes: u64,
+    /// Bytes that the allocator got from the driver (pieces).
     reserved_bytes: u64,
     next_event: usize,
     next_annotation: usize,
@@ -63,16 +72,16 @@ pub(super) struct Replay<'a> {
     tags: HashMap<String, u32>,
     devices: Vec<Device>,
     seq: u64,
-    stacks_said: u32,
+    stacks_sent: u32,
     now_ns: u64,
     base_us: Option<u64>,
     step: Option<u64>,
     requested: u64,
     allocated: u64,
-    told: Told,
+    totals: ReplayTotals,
 }
 
-pub(super) fn replay(sink: &mut dyn Sink, arena: &Arena, snapshot: &Snapshot) -> Told {
+pub(super) fn replay(sink: &mut dyn Sink, arena: &Arena, snapshot: &Snapshot) -> ReplayTotals {
     let mut replay = Replay {
         sink,
         arena,
@@ -81,38 +90,38 @@ pub(super) fn replay(sink: &mut dyn Sink, arena: &Arena, snapshot: &Snapshot) ->
         tags: HashMap::new(),
         devices: Vec::new(),
         seq: 0,
-        stacks_said: 0,
+        stacks_sent: 0,
         now_ns: START_NS,
         base_us: None,
         step: None,
         requested: 0,
         allocated: 0,
-        told: Told::default(),
+        totals: ReplayTotals::default(),
     };
     replay.rewind();
     replay.begin();
     replay.run();
     replay.correct();
     replay.end();
-    replay.told
+    replay.totals
 }
 
 impl Replay<'_> {
     /// Computes the state at the start of the history from the state at its end.
     fn rewind(&mut self) {
         let snapshot = self.snapshot;
-        let of_segments = snapshot.segments.iter().filter(|segment| !segment.is_host);
-        let named =
-            of_segments.map(|segment| segment.device).chain(snapshot.annotations.iter().map(|a| a.device));
-        let count = named.map(|device| usize::from(device) + 1).max().unwrap_or(0);
+        let segments = || snapshot.segments.iter().filter(|segment| !segment.is_host);
+        let used =
+            segments().map(|segment| segment.device).chain(snapshot.annotations.iter().map(|a| a.device));
+        let count = used.map(|device| usize::from(device) + 1).max().unwrap_or(0);
         let traced = snapshot.traces.iter().rposition(|trace| !trace.is_empty()).map_or(0, |last| last + 1);
         self.devices.resize_with(count.max(traced).max(1), Device::default);
-        for segment in snapshot.segments.iter().filter(|segment| !segment.is_host) {
+        for segment in segments() {
             let Some(device) = self.devices.get_mut(usize::from(segment.device)) else { continue };
             if device.end.has_room(segment.address, segment.bytes) {
                 device.end.add(segment.address, segment.bytes, segment.is_expandable, segment.is_small);
             } else {
-                self.told.contradictions += 1; // two segments at the same address
+                self.totals.contradictions += 1; // two segments at the same address
             }
         }
         for block in snapshot.blocks.iter().filter(|block| !block.is_host) {
@@ -123,12 +132,12 @@ impl Replay<'_> {
             if room.is_some_and(|(room, _)| bytes <= room) {
                 device.end.blocks.insert(block.address, live);
             } else {
-                self.told.contradictions += 1;
+                self.totals.contradictions += 1;
             }
         }
-        for (index, device) in self.devices.iter_mut().enumerate() {
+        let traces = snapshot.traces.iter().map(Vec::as_slice).chain(std::iter::repeat(&[][..]));
+        for (device, events) in self.devices.iter_mut().zip(traces) {
             device.heap = device.end.clone();
-            let events = snapshot.traces.get(index).map(Vec::as_slice).unwrap_or_default();
             device.sizes = device.heap.rewind(events, &snapshot.settings);
         }
     }
@@ -137,7 +146,7 @@ impl Replay<'_> {
         self.snapshot.traces.get(device).map(Vec::as_slice).unwrap_or_default()
     }
 
-    fn say(&mut self, origin: Origin, stamp: Stamp, body: Body<'_>) {
+    fn send(&mut self, origin: Origin, stamp: Stamp, body: Body<'_>) {
         self.sink.observe(origin, &Record { stamp, body });
     }
 
@@ -145,14 +154,14 @@ impl Replay<'_> {
         Stamp { time_ns: self.now_ns, device: device as u8, ..Stamp::default() }
     }
 
-    fn tell(&mut self, stamp: Stamp, body: Body<'_>) {
-        self.say(Origin::Process(SELF), stamp, body);
+    fn send_own(&mut self, stamp: Stamp, body: Body<'_>) {
+        self.send(Origin::Process(SELF), stamp, body);
     }
 
     /// Emits a record of the process with the next sequence number, and returns that number.
     fn emit(&mut self, stamp: Stamp, body: Body<'_>) -> u64 {
         self.seq += 1;
-        self.tell(Stamp { seq: self.seq, ..stamp }, body);
+        self.send_own(Stamp { seq: self.seq, ..stamp }, body);
         self.seq
     }
 
@@ -164,7 +173,7 @@ impl Replay<'_> {
             return id;
         }
         let id = self.tags.len() as u32 + 1;
-        self.tell(Stamp { tag: id, ..Stamp::default() }, Body::Tag { path });
+        self.send_own(Stamp { tag: id, ..Stamp::default() }, Body::Tag { path });
         self.tags.insert(path.to_owned(), id);
         id
     }
@@ -184,9 +193,9 @@ impl Replay<'_> {
             self.now_ns = 1;
         }
         let at = Stamp { time_ns: self.now_ns, ..Stamp::default() };
-        self.say(Origin::Host, at, Body::ClockAnchor { realtime_ns, boottime_ns: 0, clock });
+        self.send(Origin::Host, at, Body::ClockAnchor { realtime_ns, boottime_ns: 0, clock });
         for layer in [Layer::Blocks, Layer::OutOfMemory, Layer::Stacks] {
-            self.tell(at, Body::Layer { layer, state: LayerState::Active, reason: "" });
+            self.send_own(at, Body::Layer { layer, state: LayerState::Active, reason: "" });
         }
         let tag = self.tag(TORCH);
         for device in 0..self.devices.len() {
@@ -194,8 +203,8 @@ impl Replay<'_> {
             let total_bytes = Reading::ABSENT;
             let body = Body::Device { uuid_high: 0, uuid_low, total_bytes, ordinal, id, name: "" };
             let stamp = self.on(device);
-            self.say(Origin::Host, stamp, body);
-            self.tell(stamp, body);
+            self.send(Origin::Host, stamp, body);
+            self.send_own(stamp, body);
             let (pool, owner) = (Self::pool(device), PoolOwner::Framework);
             let body = Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner };
             self.emit(Stamp { tag, ..stamp }, body);
@@ -205,7 +214,7 @@ impl Replay<'_> {
                 self.add_piece(device, address, piece);
             }
             for (address, live) in blocks {
-                self.told.start_bytes = self.told.start_bytes.saturating_add(live.bytes);
+                self.totals.start_bytes = self.totals.start_bytes.saturating_add(live.bytes);
                 self.add_block(device, address, live, NONE, false);
             }
         }
@@ -236,7 +245,8 @@ impl Replay<'_> {
         }
     }
 
-    /// Returns tag path, phase and role of a block, from the program's metadata, the profiler's ranges and the stack.
+    /// Returns tag path, phase and role of a block. The path has the program's metadata, the open profiler ranges (only with
+    /// `in_scopes`), and the stack.
     fn path(&mut self, device: usize, frames: Ref, metadata: Ref, in_scopes: bool) -> (String, Phase, Role) {
         let arena = self.arena;
         let scopes = self.devices.get(device).filter(|_| in_scopes).map(|device| device.scopes.iter());
@@ -249,28 +259,28 @@ impl Replay<'_> {
                 path += &text;
             }
         }
-        let said = self.stacks.said(arena, frames).cloned().unwrap_or_default();
+        let stack = self.stacks.classify(arena, frames).cloned().unwrap_or_default();
         let room = MAX_TAG_BYTES.saturating_sub(path.len() + 1);
-        if said.path.len() <= room {
+        if stack.path.len() <= room {
             match path.is_empty() {
-                true => path = said.path,
-                false if said.path.is_empty() => {}
-                false => path = format!("{path}/{}", said.path),
+                true => path = stack.path,
+                false if stack.path.is_empty() => {}
+                false => path = format!("{path}/{}", stack.path),
             }
         } else if let Some((at, _)) =
-            said.path.match_indices('/').find(|(at, _)| said.path.len() - at <= room)
+            stack.path.match_indices('/').find(|(at, _)| stack.path.len() - at <= room)
         {
-            // There is no room for the whole stack: keeps its innermost frames, which are the most informative.
-            path.push_str(said.path.get(at..).unwrap_or_default());
+            // The whole stack would make the tag too long. Its innermost frames stay, because they are the most informative.
+            path.push_str(stack.path.get(at..).unwrap_or_default());
         }
-        (path, said.phase, said.role)
+        (path, stack.phase, stack.role)
     }
 
-    /// Emits a new block. `is_new`: whether the history contains its allocation.
+    /// Emits a block and adds it to the state. `is_new` is false for a block whose allocation the history does not contain.
     fn add_block(&mut self, device: usize, address: u64, live: Live, metadata: Ref, is_new: bool) {
         let (path, phase, role) = self.path(device, live.frames, metadata, is_new);
         let tag = self.tag(&path);
-        // The order of blocks from before the history is unknown, so their phases would wrongly begin and end phases.
+        // The order of allocations before the history is unknown. The phases of these blocks would make the run's phase jump.
         let phase = if is_new { phase } else { Phase::Unknown };
         let stamp = Stamp { tag, context: live.stream, ..self.on(device) };
         let pool = Self::pool(device);
@@ -281,8 +291,8 @@ impl Replay<'_> {
         }
         self.requested = self.requested.saturating_add(live.requested);
         self.allocated = self.allocated.saturating_add(live.bytes);
-        self.told.peak_requested = self.told.peak_requested.max(self.requested);
-        self.told.peak_allocated = self.told.peak_allocated.max(self.allocated);
+        self.totals.peak_requested = self.totals.peak_requested.max(self.requested);
+        self.totals.peak_allocated = self.totals.peak_allocated.max(self.allocated);
         if let Some(device) = self.devices.get_mut(device) {
             device.used_bytes = device.used_bytes.saturating_add(live.bytes);
             device.heap.blocks.insert(address, Live { seq, ..live });
@@ -304,24 +314,24 @@ impl Replay<'_> {
         }
     }
 
-    /// Replays the entries of all devices in the order of time. Entries of one device keep their order.
+    /// Applies the history entries of all devices in the order of time. Entries of one device keep their order.
     fn run(&mut self) {
         while let Some(index) = self.next_device() {
             let Some(device) = self.devices.get_mut(index) else { break };
-            let place = device.next_event;
+            let entry = device.next_event;
             device.next_event += 1;
-            let known = device.sizes.get(place).copied().unwrap_or(0);
-            let Some(event) = self.trace(index).get(place).copied() else { break };
+            let known_bytes = device.sizes.get(entry).copied().unwrap_or(0);
+            let Some(event) = self.trace(index).get(entry).copied() else { break };
             self.go_to(event.time_us);
             self.scopes_until(index, event.time_us);
-            if !self.apply(index, &event, known) {
-                self.told.contradictions += 1;
+            if !self.apply(index, &event, known_bytes) {
+                self.totals.contradictions += 1;
             }
         }
         for index in 0..self.devices.len() {
             self.scopes_until(index, u64::MAX);
         }
-        self.told.history_ns = self.now_ns.saturating_sub(START_NS);
+        self.totals.history_ns = self.now_ns.saturating_sub(START_NS);
     }
 
     /// Returns the device whose next entry is the oldest; `None` at the end.
@@ -331,7 +341,7 @@ impl Replay<'_> {
         times.min().map(|(_, index)| index)
     }
 
-    /// Sets the time of records to an entry's time, but never to an earlier time than before.
+    /// Sets the time of the next records to an entry's time; the time never goes back. Without a clock, each entry takes 1 ns.
     fn go_to(&mut self, time_us: u64) {
         let now_ns = match self.base_us {
             Some(base_us) => time_us.saturating_sub(base_us).saturating_mul(1000).saturating_add(START_NS),
@@ -340,7 +350,7 @@ impl Replay<'_> {
         self.now_ns = self.now_ns.max(now_ns);
     }
 
-    /// Applies the profiler's ranges that begin or end up to a time.
+    /// Opens and closes a device's profiler ranges that begin or end at or before `time_us`.
     fn scopes_until(&mut self, index: usize, time_us: u64) {
         let (arena, snapshot) = (self.arena, self.snapshot);
         let Some(device) = self.devices.get_mut(index) else { return };
@@ -387,19 +397,21 @@ impl Replay<'_> {
         self.add_piece(device, right.0, right.1);
     }
 
-    /// Applies one entry. `known`: size of its block, 0 if unknown. Returns false if the entry contradicts the state.
-    fn apply(&mut self, device: usize, event: &Event, known: u64) -> bool {
+    /// Applies one entry of the history; `known_bytes` is the size of its block, 0 if unknown. Returns false if the entry
+    /// contradicts the allocator's state.
+    fn apply(&mut self, device: usize, event: &Event, known_bytes: u64) -> bool {
         let &Event { action, address, bytes, .. } = event;
         let Some(heap) = self.heap(device) else { return false };
         match action {
             Action::Alloc => {
                 let Some((room, is_expandable)) = heap.room(address, bytes) else { return false };
-                let judged = self.snapshot.settings.block(bytes, room, is_expandable);
-                let size = if known == 0 { judged } else { known };
+                let size = match known_bytes {
+                    0 => self.snapshot.settings.block(bytes, room, is_expandable),
+                    known_bytes => known_bytes,
+                };
                 if size > room {
                     return false;
                 }
-                self.told.misjudged += u64::from(size != judged);
                 let &Event { stream, frames, metadata, .. } = event;
                 let live = Live { bytes: size, requested: bytes, is_pending: false, stream, frames, seq: 0 };
                 self.add_block(device, address, live, metadata, true);
@@ -409,7 +421,7 @@ impl Replay<'_> {
                     return false;
                 }
                 if self.is_completed_next(device, address) {
-                    return true; // no stream delays the free: the next entry completes it
+                    return true; // the next entry completes the free, so no stream delays it
                 }
                 self.free_block(device, address, FreeState::Pending);
                 if let Some(live) = self.heap(device).and_then(|heap| heap.blocks.get_mut(&address)) {
@@ -461,30 +473,36 @@ impl Replay<'_> {
 
     /// Returns whether a device's next entry completes the free of the block at `address`.
     fn is_completed_next(&self, device: usize, address: u64) -> bool {
-        let next = self.devices.get(device).and_then(|of| self.trace(device).get(of.next_event));
-        next.is_some_and(|next| next.action == Action::FreeCompleted && next.address == address)
+        let next_event = self.devices.get(device).map(|device| device.next_event);
+        next_event
+            .and_then(|next| self.trace(device).get(next))
+            .is_some_and(|next| next.action == Action::FreeCompleted && next.address == address)
     }
 
+    /// Emits a failed allocation with its stack and the device's totals.
     fn run_out(&mut self, device: usize, event: &Event) {
         let (path, ..) = self.path(device, event.frames, event.metadata, true);
         let tag = self.tag(&path);
-        self.stacks_said += 1;
-        let stack = self.stacks_said;
+        self.stacks_sent += 1;
+        let stack = self.stacks_sent;
         let text = Stacks::text(self.arena, event.frames);
         let format = FrameFormat::Text;
-        self.tell(Stamp { stack, ..Stamp::default() }, Body::Stack { format, frames: text.as_bytes() });
-        let asked = self.snapshot.settings.segment(event.bytes);
+        self.send_own(Stamp { stack, ..Stamp::default() }, Body::Stack { format, frames: text.as_bytes() });
+        let segment_bytes = self.snapshot.settings.segment(event.bytes);
         let free = (event.address != u64::MAX).then_some(event.address);
-        // If the device had enough free memory, the request exceeded a limit of the allocator itself.
-        let result = if free.is_some_and(|free| free < asked) { OUT_OF_MEMORY } else { 0 };
+        // If the device had enough free memory, the allocator refused the request because of its own limit, without a CUDA error.
+        let result = if free.is_some_and(|free| free < segment_bytes) { OUT_OF_MEMORY } else { 0 };
         let stamp = Stamp { tag, stack, ..self.on(device) };
         if result != 0 {
             let (pool, memory, device_free_bytes) = (0, MemoryKind::Device, Reading(free));
-            self.emit(stamp, Body::AllocFailed { bytes: asked, pool, device_free_bytes, result, memory });
+            self.emit(
+                stamp,
+                Body::AllocFailed { bytes: segment_bytes, pool, device_free_bytes, result, memory },
+            );
         }
-        let of = self.devices.get(device);
-        let sums = of.map_or((0, 0), |of| (of.used_bytes, of.reserved_bytes));
-        let (pool_used_bytes, pool_reserved_bytes) = (Reading::of(sums.0), Reading::of(sums.1));
+        let totals =
+            self.devices.get(device).map_or((0, 0), |device| (device.used_bytes, device.reserved_bytes));
+        let (pool_used_bytes, pool_reserved_bytes) = (Reading::of(totals.0), Reading::of(totals.1));
         let (bytes, outcome) = (event.bytes, OomOutcome::Fatal);
         self.emit(stamp, Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result });
     }

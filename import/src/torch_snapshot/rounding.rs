@@ -1,5 +1,5 @@
-//! Computes the size of a block from the requested bytes, because the history has only requested bytes. Blocks that are live at
-//! the end have both sizes; the replay compares them with this computation.
+//! Computes the size of a block from the requested bytes, as PyTorch's allocator does. Entries of the history state only
+//! requested bytes. This size is used for blocks that the snapshot no longer contains.
 
 /// Sizes of blocks are multiples of this, in bytes.
 const BLOCK_BYTES: u64 = 512;
@@ -14,14 +14,15 @@ const LARGE_SEGMENT: u64 = 20 << 20;
 /// Settings of PyTorch's allocator that affect the sizes of blocks.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Settings {
-    /// Number of block sizes between two powers of two, for each size of requests from 1 MiB on; 0 and 1 for none.
+    /// Number of block sizes between two powers of two, 0 and 1 for none. Entry `n` is for requests from 2^n MiB
+    /// on, entry 0 also for smaller ones.
     pub divisions: [u32; 16],
     /// Maximum size of blocks that may be split, in bytes.
     pub max_split_bytes: Option<u64>,
 }
 
 impl Settings {
-    /// Returns the minimum size of a block for a request.
+    /// Returns the minimum size of a block for a request, in bytes.
     pub fn rounded(&self, requested: u64) -> u64 {
         if requested <= BLOCK_BYTES {
             return BLOCK_BYTES;
@@ -36,7 +37,8 @@ impl Settings {
         requested.next_multiple_of(BLOCK_BYTES)
     }
 
-    /// Returns the size of the block for a request in `room` free bytes. The remainder is split off if it is large enough.
+    /// Returns the size of the block for a request that is served from `room` free bytes. It is less than `room` only if the rest
+    /// is large enough to be split off.
     pub fn block(&self, requested: u64, room: u64, is_expandable: bool) -> u64 {
         let rounded = self.rounded(requested);
         let Some(rest) = room.checked_sub(rounded) else { return rounded };

@@ -8,7 +8,7 @@ use super::arena::{Arena, Kind, NONE, Ref};
 use gpumem_wire::{MAX_TAG_BYTES, Phase, Role};
 use std::collections::HashMap;
 
-/// Maximum number of frames in a tag; the innermost ones are kept.
+/// Maximum number of frames in a tag. If a stack has more, its innermost ones are used.
 const MAX_PARTS: usize = 12;
 /// Maximum length of one frame in a tag, in bytes.
 const MAX_PART_BYTES: usize = 80;
@@ -26,21 +26,25 @@ struct Frame {
     hint: Hint,
 }
 
+/// How useful a frame is in a tag, in ascending order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Worth {
     /// Code of the interpreter or the allocator: never in a tag.
     #[default]
     Nothing,
+    /// An operator of PyTorch (C++).
     Operator,
+    /// Python code of PyTorch.
     Torch,
+    /// A node of the autograd graph.
     Node,
     /// A function in Python code outside PyTorch and the standard library.
     Program,
-    /// Module-level code outside these; used only if no such function is nearer to the allocation.
+    /// Module-level Python code outside these. Used only if no function of the program is nearer to the allocation.
     Module,
 }
 
-/// Phase or role that a frame indicates.
+/// Phase of training, or role of the memory, that a frame indicates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Hint {
     #[default]
@@ -60,8 +64,9 @@ enum Hint {
     Workspace,
 }
 
+/// What a stack says about the memory that was allocated there.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Said {
+pub(super) struct StackTag {
     /// Tag path; empty if no frame is useful.
     pub path: String,
     pub phase: Phase,
@@ -72,30 +77,30 @@ pub(super) struct Said {
 #[derive(Debug, Default)]
 pub(super) struct Stacks {
     frames: HashMap<Ref, Frame>,
-    said: HashMap<u32, Said>,
+    tags: HashMap<u32, StackTag>,
 }
 
 impl Stacks {
     /// Returns path, phase and role for a list of frames; `None` if the list is empty.
-    pub fn said(&mut self, arena: &Arena, frames: Ref) -> Option<&Said> {
+    pub fn classify(&mut self, arena: &Arena, frames: Ref) -> Option<&StackTag> {
         if arena.kind(frames) != Some(Kind::List) {
             return None;
         }
         let extent = arena.extent(frames)?;
-        if !self.said.contains_key(&extent) {
-            let said = self.look(arena, frames);
-            self.said.insert(extent, said);
+        if !self.tags.contains_key(&extent) {
+            let tag = self.classify_frames(arena, frames);
+            self.tags.insert(extent, tag);
         }
-        self.said.get(&extent)
+        self.tags.get(&extent)
     }
 
-    fn look(&mut self, arena: &Arena, frames: Ref) -> Said {
+    fn classify_frames(&mut self, arena: &Arena, frames: Ref) -> StackTag {
         let mut parts: Vec<String> = Vec::new();
         let mut worth = Worth::Nothing;
         let (mut phase, mut role) = (Phase::Unknown, Role::Unknown);
         let mut in_backward = false;
         for &frame in arena.runs(frames).flatten() {
-            let frame = self.frames.entry(frame).or_insert_with(|| look_at(arena, frame));
+            let frame = self.frames.entry(frame).or_insert_with(|| classify_frame(arena, frame));
             match frame.hint {
                 Hint::Nothing => {}
                 Hint::Backward => in_backward = true,
@@ -104,7 +109,7 @@ impl Stacks {
                     in_backward = true;
                     role = if role == Role::Unknown { Role::Gradient } else { role };
                 }
-                // The innermost frame with a phase determines the phase.
+                // The innermost frame that indicates a phase decides; the loop goes from the innermost frame outwards.
                 _ if phase != Phase::Unknown => {}
                 Hint::Forward => phase = Phase::Forward,
                 Hint::Optimizer => phase = Phase::Optimizer,
@@ -119,7 +124,7 @@ impl Stacks {
                 continue;
             }
             let adds = match (frame.worth, worth) {
-                // Only frames of the program form a path; of other kinds, one frame is enough.
+                // A path consists of frames of the program. Of other kinds of frames, only the innermost one is used.
                 (Worth::Program, Worth::Program) => parts.len() < MAX_PARTS,
                 (Worth::Module, Worth::Program) => false,
                 (new, old) => new != old,
@@ -144,7 +149,7 @@ impl Stacks {
             }
             path = longer;
         }
-        Said { path, phase, role }
+        StackTag { path, phase, role }
     }
 
     /// Returns the Python frames of a stack as text, innermost first: `function<TAB>file<TAB>line`.
@@ -181,7 +186,7 @@ impl<'a> Fields<'a> {
             return None;
         }
         let (mut name, mut file, mut line) = (NONE, NONE, NONE);
-        // Limits the number of fields that are read; a valid frame has fewer.
+        // A valid frame has fewer than 32 fields.
         for pair in arena.runs(frame).flat_map(|run| run.chunks_exact(2)).take(32) {
             let &[key, value] = pair else { continue };
             match arena.bytes_of(key) {
@@ -200,7 +205,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Returns a text as one path component: separators and control characters (which a terminal would execute) are replaced.
+/// Returns a text as one component of a tag path. Replaces slashes, and control characters, which a terminal would execute.
 pub(super) fn part(text: &str) -> String {
     let clean = text.chars().map(|letter| if letter == '/' || letter.is_control() { '.' } else { letter });
     let mut part = String::new();
@@ -213,14 +218,14 @@ pub(super) fn part(text: &str) -> String {
     part
 }
 
-fn look_at(arena: &Arena, frame: Ref) -> Frame {
+fn classify_frame(arena: &Arena, frame: Ref) -> Frame {
     let Some(fields) = Fields::of(arena, frame) else { return Frame::default() };
     if fields.is_python() { python(&fields) } else { native(&fields.name) }
 }
 
 fn python(fields: &Fields<'_>) -> Frame {
     let (file, name) = (&*fields.file, &*fields.name);
-    let told = |short: &str| part(&format!("{short}:{}({name})", fields.line));
+    let located = |short: &str| part(&format!("{short}:{}({name})", fields.line));
     if let Some(inside) = in_torch(file) {
         let hint = match name {
             "_engine_run_backward" => Hint::Backward,
@@ -238,7 +243,7 @@ fn python(fields: &Fields<'_>) -> Frame {
         let is_glue =
             matches!(name, "_call_impl" | "_wrapped_call_impl" | "decorate_context" | "_fn" | "inner");
         let worth = if is_glue { Worth::Nothing } else { Worth::Torch };
-        return Frame { part: told(&format!("torch.{}", inside.replace('/', "."))), worth, hint };
+        return Frame { part: located(&format!("torch.{}", inside.replace('/', "."))), worth, hint };
     }
     let is_standard = file.starts_with("<frozen")
         || file.contains("/lib/python3") && !file.contains("-packages/")
@@ -251,17 +256,18 @@ fn python(fields: &Fields<'_>) -> Frame {
     let mut short = file.rsplit('/');
     let last = short.next().unwrap_or(file);
     let short = match (last, short.next()) {
-        // All packages have a file `__init__.py`, so the package is added.
+        // Every package has a file `__init__.py`, so the name of the package is added.
         ("__init__.py", Some(package)) => format!("{package}.{last}"),
         _ => last.to_owned(),
     };
-    Frame { part: told(&short), worth, hint: Hint::Nothing }
+    Frame { part: located(&short), worth, hint: Hint::Nothing }
 }
 
 /// Returns the path of a file within PyTorch's package; `None` for other files.
 fn in_torch(file: &str) -> Option<&str> {
     let (_, inside) = file.rsplit_once("-packages/torch/").or_else(|| {
-        // A source checkout of PyTorch. Many other directories are called `torch/`, so the next component must match too.
+        // In a source checkout of PyTorch, `torch/` has no such parent. Other projects have a directory `torch/` too, so the path
+        // below it must also begin like one of PyTorch's.
         let (before, inside) = file.rsplit_once("/torch/")?;
         let parts = ["nn/", "optim/", "autograd/", "utils/", "_", "cuda/", "distributed/", "functional.py"];
         parts.iter().any(|part| inside.starts_with(part)).then_some((before, inside))

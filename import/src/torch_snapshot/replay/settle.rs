@@ -1,4 +1,4 @@
-//! The end of a replay: changes the state to that of the snapshot, whatever the history contains.
+//! The end of a replay: adds and removes blocks and driver memory until the state equals that of the snapshot.
 
 use super::super::arena::NONE;
 use super::super::heap::{Heap, Live, Piece};
@@ -22,23 +22,24 @@ impl Replay<'_> {
                 end.blocks.get(address).is_none_or(|wanted| !is_same(live, wanted))
             });
             let over: Vec<u64> = over.map(|(&address, _)| address).collect();
-            self.told.corrected += over.len() as u64;
+            self.totals.corrected += over.len() as u64;
             over.into_iter().for_each(|address| self.take_block(index, address));
             self.correct_pieces(index, &mut end);
             for (&address, live) in &end.blocks {
                 if self.heap(index).is_some_and(|heap| !heap.blocks.contains_key(&address)) {
-                    self.told.corrected += 1;
+                    self.totals.corrected += 1;
                     self.add_block(index, address, *live, NONE, false);
                 }
-                if live.frames == NONE || self.stacks.said(self.arena, live.frames).is_none() {
-                    self.told.unnamed.0 += 1;
-                    self.told.unnamed.1 = self.told.unnamed.1.saturating_add(live.bytes);
+                if live.frames == NONE || self.stacks.classify(self.arena, live.frames).is_none() {
+                    self.totals.unnamed.0 += 1;
+                    self.totals.unnamed.1 = self.totals.unnamed.1.saturating_add(live.bytes);
                 }
             }
         }
     }
 
-    /// Adds missing pieces (memory from the driver); removes surplus ones with their blocks. Pieces only split otherwise stay.
+    /// Adds missing pieces (memory from the driver), and removes surplus pieces with their blocks. A piece whose memory the
+    /// snapshot has in differently split pieces stays.
     fn correct_pieces(&mut self, index: usize, end: &mut Heap) {
         let Some(heap) = self.heap(index) else { return };
         let pieces: Vec<(u64, Piece)> = heap.pieces.iter().map(|(&start, &piece)| (start, piece)).collect();
@@ -53,22 +54,22 @@ impl Replay<'_> {
             let inside = self.heap(index).map(|heap| heap.blocks.range(start..start.saturating_add(bytes)));
             let inside: Vec<u64> = inside.into_iter().flatten().map(|(&address, _)| address).collect();
             inside.into_iter().for_each(|address| self.take_block(index, address));
-            self.told.corrected += 1;
+            self.totals.corrected += 1;
             self.take_piece(index, start);
         }
         for (&start, piece) in &end.pieces {
             if self.heap(index).is_some_and(|heap| heap.has_room(start, piece.bytes)) {
-                self.told.corrected += 1;
+                self.totals.corrected += 1;
                 self.add_piece(index, start, *piece);
             }
         }
     }
 
-    /// Emits the allocator's own totals, so that they are compared with the sums of blocks.
+    /// Emits the totals that the snapshot states for each segment, so that the ledger compares them with the sums of blocks.
     pub(super) fn end(&mut self) {
         for index in 0..self.devices.len() {
-            let of = |segment: &&Segment| !segment.is_host && usize::from(segment.device) == index;
-            let segments = self.snapshot.segments.iter().filter(of);
+            let is_here = |segment: &&Segment| !segment.is_host && usize::from(segment.device) == index;
+            let segments = self.snapshot.segments.iter().filter(is_here);
             let (reserved, allocated) =
                 segments.fold((0_u64, Some(0_u64)), |(reserved, allocated), segment| {
                     let sum = |own: u64| Some(allocated?.saturating_add(own));
@@ -80,6 +81,6 @@ impl Replay<'_> {
             self.emit(stamp, Body::PoolCheck { pool, total_bytes: used_bytes });
         }
         let at = Stamp { time_ns: self.now_ns, ..Stamp::default() };
-        self.say(Origin::Host, at, Body::Tick {});
+        self.send(Origin::Host, at, Body::Tick {});
     }
 }
