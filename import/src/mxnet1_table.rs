@@ -234,7 +234,7 @@ fn json(input: Input) -> Result<Table, Error> {
     let mut bytes = Vec::new();
     let read = input.into_reader().take(MAX_JSON_BYTES).read_to_end(&mut bytes);
     read.map_err(|source| Error::Read { path: path.clone(), offset: 0, source })?;
-    let wrong = |what: String| Error::NoMemory {
+    let wrong = |what: String| Error::Unsuitable {
         path: path.clone(),
         what: format!("is no JSON table of MXNet's profiler: {what}"),
     };

@@ -132,15 +132,13 @@ struct Reading {
     counter: usize,
 }
 
-#[derive(Default)]
 struct Trace<'s> {
-    /// Output until the first value is emitted. Then `feed` is made of it, whose clock begins at that value.
-    sink: Option<&'s mut dyn Sink>,
-    feed: Option<Feed<'s>>,
+    feed: Feed<'s>,
     process: ProcessFeed,
     counters: Vec<(Place, Counter)>,
     window: Vec<Reading>,
-    first_us: u64,
+    /// Time of the first emitted value, at which the run's clock begins.
+    first_us: Option<u64>,
     /// Time of the last emitted value.
     emitted_us: u64,
     /// Number of values that came after later values had been emitted.
@@ -178,24 +176,22 @@ impl<'s> Trace<'s> {
         self.window.sort_by_key(|reading| reading.time_us); // stable: values of the same microsecond keep their order
         let later = self.window.split_off(count.min(self.window.len()));
         let now = std::mem::replace(&mut self.window, later);
-        if let (Some(sink), Some(first)) = (self.sink.take(), now.first()) {
-            self.first_us = first.time_us;
-            self.emitted_us = first.time_us;
-            let mut feed = Feed::new(sink);
+        let Some(first) = now.first() else { return };
+        let first_us = *self.first_us.get_or_insert_with(|| {
             if first.time_us >= FIRST_WALL_US {
-                feed.anchor(ClockKind::Wall, first.time_us.saturating_mul(1000));
+                self.feed.anchor(ClockKind::Wall, first.time_us.saturating_mul(1000));
             }
-            self.feed = Some(feed);
-        }
-        let Some(feed) = &mut self.feed else { return };
+            first.time_us
+        });
+        self.emitted_us = self.emitted_us.max(first_us);
         for reading in now {
             self.late += u64::from(reading.time_us < self.emitted_us);
             self.emitted_us = self.emitted_us.max(reading.time_us);
-            feed.time_ns = (self.emitted_us - self.first_us).saturating_mul(1000);
+            self.feed.time_ns = (self.emitted_us - first_us).saturating_mul(1000);
             let Some((place, counter)) = self.counters.get_mut(reading.counter) else { continue };
             counter.take(self.emitted_us, reading.bytes);
             if let (Some(slot), _) = *place {
-                counter.total.set(&mut self.process, feed, slot, reading.bytes);
+                counter.total.set(&mut self.process, &mut self.feed, slot, reading.bytes);
             }
         }
     }
@@ -205,7 +201,15 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let is_array = is_array(input.head());
     let mut objects = Objects::new(input.into_reader(), b"\"traceEvents\"", is_array);
-    let mut trace = Trace { sink: Some(sink), ..Trace::default() };
+    let mut trace = Trace {
+        feed: Feed::new(sink),
+        process: ProcessFeed::default(),
+        counters: Vec::new(),
+        window: Vec::new(),
+        first_us: None,
+        emitted_us: 0,
+        late: 0,
+    };
     let (mut events, mut rejects) = (0_u64, Rejects::default());
     let end = loop {
         let offset = objects.offset;
@@ -222,14 +226,14 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         }
     };
     trace.emit_earliest(usize::MAX);
-    let Trace { feed, mut process, counters, late, .. } = trace;
-    let Some(mut feed) = feed else {
+    let Trace { mut feed, mut process, counters, first_us, late, .. } = trace;
+    if first_us.is_none() {
         let what = format!(
             "none of its {} is a counter of memory; MXNet writes them from 1.0 on, with profile_memory. One looks like: {EXAMPLE}",
             plural(events, "event")
         );
-        return Err(Error::NoMemory { path, what });
-    };
+        return Err(Error::Unsuitable { path, what });
+    }
     feed.sink.reject(rejects.count);
     feed.rejects = rejects;
     caveats(&counters, &end, [objects.offset, events, late], &mut feed);

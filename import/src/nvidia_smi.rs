@@ -310,7 +310,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     log.flush(&mut feed);
     if log.columns == Some(Columns::Devices) {
         let what = "has nvidia-smi's numbers of whole GPUs, and a run needs those of processes: --query-compute-apps=timestamp,gpu_uuid,pid,process_name,used_memory";
-        return Err(Error::NoMemory { path, what: what.into() });
+        return Err(Error::Unsuitable { path, what: what.into() });
     }
     if log.readings == 0 {
         return Err(Error::NothingFound { path, format: FORMAT, lines: read, example: EXAMPLE });

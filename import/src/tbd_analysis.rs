@@ -179,7 +179,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let Analysis { categories, tags, bytes, .. } = analysis;
     if categories == 0 {
         return match read {
-            Err(error) => Err(Error::NoMemory {
+            Err(error) => Err(Error::Unsuitable {
                 path,
                 what: format!("is not an analysis of the TBD suite: {error}; one begins: {{{EXAMPLE}"),
             }),

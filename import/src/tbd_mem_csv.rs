@@ -274,7 +274,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
                 "has the header of the profiler, {}, and no row that can be read: it was stopped before its first print_period",
                 plural(columns.count as u64, "column")
             );
-            return Err(Error::NoMemory { path, what });
+            return Err(Error::Unsuitable { path, what });
         }
         None => return Err(Error::NothingFound { path, format: FORMAT, lines: read, example: EXAMPLE }),
     }

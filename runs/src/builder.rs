@@ -1,6 +1,7 @@
-//! Builds runs from observations: observations -> ledger -> runs. Recordings, imports and the daemon all use this builder.
+//! Builds runs from records: passes the records to a ledger, and makes runs of the ledger's state. Recordings, imports and the
+//! daemon use it.
 
-use crate::readings::{ProcessSeries, Processes, Reading, RecentReadings};
+use crate::readings::{ListedProcesses, ProcessSeries, Processes, RecentReadings};
 use gpumem_ledger::{
     AccountView, CellView, ClosedSample, DeviceView, Ledger, Limits, Origin, Place, ProcessKey, ProcessView,
     Snapshot, WINDOW_NS, Window, sparse,
@@ -14,11 +15,11 @@ use gpumem_wire::{Absence, ByeReason, ClockKind, Record};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
 
-/// Receives the observations that a file reader produces.
+/// Receives the records that a reader of a file produces.
 pub trait Sink {
     /// Takes one record.
     fn observe(&mut self, origin: Origin, record: &Record<'_>);
-    /// Takes a note that readers of the runs need: a stable code, and a sentence.
+    /// Takes a caveat, a note for readers of the runs: a stable code, and a sentence.
     fn caveat(&mut self, code: &str, text: String);
     /// Counts lines or records that could not be read.
     fn reject(&mut self, count: u64);
@@ -26,7 +27,7 @@ pub trait Sink {
     fn figures(&mut self, _figures: SnapshotFigures) {}
 }
 
-/// Feeds a ledger and keeps the series, which the ledger does not keep.
+/// Passes records to a ledger, keeps the series of each process, and makes runs.
 #[derive(Debug)]
 pub struct RunBuilder {
     ledger: Ledger,
@@ -36,7 +37,7 @@ pub struct RunBuilder {
     snapshot: Option<SnapshotFigures>,
     processes: Processes,
     readings: RecentReadings,
-    /// Initial bucket width of series in ns; equals the width of the ledger's windows.
+    /// Bucket width of new series in ns, the same as the ledger's windows.
     width_ns: u64,
 }
 
@@ -53,6 +54,264 @@ impl RunBuilder {
             readings: RecentReadings::default(),
             width_ns: WINDOW_NS,
         }
+    }
+
+    /// Keeps the device reading with this number, which is now complete.
+    fn note_reading(&mut self, number: u64) {
+        let agreed = |device: &DeviceView| device.agreed.filter(|agreed| agreed.number == number);
+        let mut devices = self.ledger.devices().iter().enumerate();
+        let Some((device, agreed)) = devices.find_map(|(index, device)| Some((index, agreed(device)?)))
+        else {
+            return;
+        };
+        let listed = self.ledger.listed(device, number);
+        if let Some(reading) = self.readings.entry(device, number) {
+            reading.agreed = Some(agreed);
+            // The samples of this reading are not complete before their agents have sent all records up to it. NVML's list is.
+            if let Some(listed) = listed {
+                reading.listed = listed.iter().map(|&(key, used)| (Some(used), key)).collect();
+            }
+        }
+    }
+
+    /// Moves finished samples and windows from the ledger into the series.
+    fn take(&mut self) {
+        let width_ns = self.width_ns;
+        for (key, place, window) in self.ledger.take_windows() {
+            let Window { start_ns, min, max, last } = window;
+            let series = self.processes.entry(key).or_default().series_mut(place, width_ns);
+            series.add_tracked(start_ns, Extremes { min, max, last });
+        }
+        for (key, device, sample) in self.ledger.take_samples() {
+            if sample.used_bytes != Err(Absence::NotListed)
+                && let Some(reading) = self.readings.entry(device, sample.number)
+                && reading.agreed.is_none()
+            {
+                reading.listed.push((sample.used_bytes.ok(), key));
+            }
+            let process = self.processes.entry(key).or_default();
+            process.samples += 1;
+            process.torn += u64::from(sample.torn);
+            let used = sample.used_bytes.ok().and_then(|used| i64::try_from(used).ok());
+            let untrackable = sample.untrackable_bytes();
+            let series = process.series_mut(Place::Device(device), width_ns);
+            series.add_sample(
+                sample.t0_ns,
+                used,
+                sample.tracked_bytes,
+                untrackable,
+                sample.torn || sample.stale,
+            );
+        }
+    }
+
+    /// Returns the ledger, for views of the current state.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Sets limits; see [`Ledger::limit`].
+    pub fn limit(&mut self, limits: Limits) {
+        self.ledger.limit(limits);
+    }
+
+    /// Drops all data of a process, for example because its run is in a store.
+    pub fn forget(&mut self, key: ProcessKey) {
+        self.ledger.forget(key);
+        self.processes.remove(&key);
+    }
+
+    /// Returns the present runs of some processes, sorted by the start of the process. `is_live` states whether more records may
+    /// come.
+    pub fn runs_of(&mut self, keys: &[ProcessKey], is_live: bool) -> Vec<(ProcessKey, Run)> {
+        let keys: HashSet<ProcessKey> = keys.iter().copied().collect();
+        let mut runs = self.runs_where(|key| keys.contains(&key), is_live);
+        runs.sort_by_key(|(key, _)| (key.start_ticks, key.pid));
+        runs
+    }
+
+    fn runs_where(&mut self, wanted: impl Fn(ProcessKey) -> bool, is_live: bool) -> Vec<(ProcessKey, Run)> {
+        self.ledger.end_windows();
+        self.take();
+        let snapshot = self.ledger.snapshot();
+        let tenants = Tenants::of(&snapshot, &self.readings);
+        let wanted = snapshot.processes.iter().filter(|process| wanted(process.key));
+        wanted.map(|process| (process.key, self.run(&snapshot, &tenants, process, is_live))).collect()
+    }
+
+    /// Ends the present parts of some processes' lives and begins new parts, whose peaks and counts start again. Returns the runs
+    /// of the ended parts.
+    pub fn roll(&mut self, keys: &[ProcessKey], now_ns: u64) -> Vec<(ProcessKey, Run)> {
+        let mut runs = self.runs_of(keys, true);
+        for (key, run) in &mut runs {
+            run.state = State::Rolled { time_ns: now_ns };
+            let before = self.processes.get(key).and_then(|kept| kept.before.as_deref());
+            let before = Before::after(before, &run.coverage, now_ns);
+            self.processes.insert(*key, ProcessSeries::of_part(before));
+            self.ledger.begin_part(*key, now_ns);
+        }
+        let keys: HashSet<ProcessKey> = keys.iter().copied().collect();
+        // The series of the new part starts with the present bytes. Otherwise it would be empty until the next change.
+        for process in self.ledger.snapshot().processes.iter().filter(|process| keys.contains(&process.key)) {
+            let Some(kept) = self.processes.get_mut(&process.key).filter(|_| process.coverage.covered) else {
+                continue;
+            };
+            for (index, account) in process.accounts.iter().enumerate() {
+                let place = account.device.map_or(Place::Unnamed(index), Place::Device);
+                let held = Extremes::at(account.tracked_bytes);
+                kept.series_mut(place, self.width_ns).add_tracked(now_ns, held);
+            }
+        }
+        runs
+    }
+
+    /// Returns the present runs of all processes. `is_live` states whether more records may come.
+    pub fn runs(&mut self, is_live: bool) -> Vec<Run> {
+        self.runs_where(|_| true, is_live).into_iter().map(|(_, run)| run).collect()
+    }
+
+    fn run(&self, snapshot: &Snapshot, tenants: &Tenants, process: &ProcessView, is_live: bool) -> Run {
+        let coverage = &process.coverage;
+        let kept = self.processes.get(&process.key);
+        let (samples, torn_samples) = kept.map(|kept| (kept.samples, kept.torn)).unwrap_or_default();
+        let devices: Vec<run::Device> = (0..process.accounts.len())
+            .filter_map(|account| self.device(snapshot, tenants, process, account))
+            .collect();
+        let before_recording = self.before_recording(coverage);
+        let lost = coverage.lost - before_recording;
+        let is_complete =
+            self.snapshot.is_some() || process.bye.is_some_and(|(_, why)| why == ByeReason::Requested);
+        let own = caveats_of(process)
+            .into_iter()
+            .chain(late_recording(before_recording, coverage))
+            .chain(devices.iter().filter_map(disagreement));
+        let before = kept.and_then(|kept| kept.before.as_deref());
+        let mut run = Run {
+            source: self.source.clone(),
+            clock: snapshot.run_clock(),
+            process: run::Process {
+                pid: match process.key.pid {
+                    // The importer of a log learns the pid only from the first reading, and then emits it as a fact.
+                    0 => process.facts.seen.get("pid").and_then(|pid| pid.parse().ok()).unwrap_or(0),
+                    pid => pid,
+                },
+                start_ticks: process.key.start_ticks,
+                uid: process.facts.uid,
+                facts: process.facts.seen.clone(),
+                claims: process.facts.claims.clone(),
+            },
+            state: match process.ended {
+                Some((time_ns, status)) => State::Closed { time_ns, status },
+                None if is_live => State::Open,
+                None if self.snapshot.is_some() => State::Closed { time_ns: process.heard_ns, status: None },
+                None => match process.bye.filter(|_| self.is_file()) {
+                    Some((time_ns, _)) => {
+                        State::Closed { time_ns: time_ns.max(process.heard_ns), status: None }
+                    }
+                    None => State::Interrupted,
+                },
+            },
+            coverage: run::Coverage {
+                late: coverage.late || before_recording > 0,
+                partial_history: coverage.partial_history
+                    && (coverage.partial_state || before_recording == 0 || lost + coverage.withheld > 0),
+                rejected: self.rejected,
+                lost,
+                complete: !is_live && process.ended.is_none() && self.is_file() && is_complete,
+                samples,
+                torn_samples,
+                ..coverage.run.clone()
+            },
+            caveats: own.chain(self.caveats.iter().cloned()).collect(),
+            cells: process.cells.iter().map(CellView::to_cell).collect(),
+            devices,
+            own: ProgramData { snapshot: self.snapshot, ..self.ledger.own(process.key) },
+        };
+        if let Some(before) = before {
+            before.leave_out(&mut run.coverage);
+            let text = "the process began earlier: peaks, series and counts are those since its run rolled; \
+                        gpumemctl runs lists the parts before";
+            run.caveats.insert(0, Caveat { code: "part".into(), text: text.into() });
+        }
+        run
+    }
+
+    /// Returns whether the source is a recording or a snapshot: a file that was ended on purpose, unless it is incomplete.
+    fn is_file(&self) -> bool {
+        self.source.kind == "recording" || self.snapshot.is_some()
+    }
+
+    /// Returns the number of records that the process emitted before a recording of it began. The recording lacks them, but they
+    /// are not lost. 0 if the recording began before the process.
+    fn before_recording(&self, coverage: &gpumem_ledger::Coverage) -> u64 {
+        if self.source.kind == "recording" && coverage.held_before.is_some() { coverage.before } else { 0 }
+    }
+
+    fn device(
+        &self,
+        snapshot: &Snapshot,
+        tenants: &Tenants,
+        process: &ProcessView,
+        index: usize,
+    ) -> Option<run::Device> {
+        let account = &process.accounts[index];
+        let covered = process.coverage.covered;
+        let last = complete(covered, account);
+        let mut last_moment = last_moment(covered, account, snapshot.now_ns);
+        // The driver frees the memory of a process before the ledger learns of its end. A reading in between does not list the
+        // process, which does not make the last sample invalid.
+        let is_listed = |sample: &ClosedSample| sample.used_bytes != Err(Absence::NotListed);
+        if process.ended.is_some() && last.is_some() && !account.latest.as_ref().is_none_or(is_listed) {
+            last_moment.used_absence = None;
+        }
+        let mut run_device = run::Device {
+            name: format!("unnamed-{index}"),
+            ordinal: index as u16,
+            last: last_moment,
+            peak: peak_moment(covered, account, snapshot.now_ns),
+            peak_used: account.peak_used,
+            beside: account.beside,
+            series: Series::new(self.width_ns),
+            details: run::Details {
+                steps: account.steps.to_vec(),
+                growth: self.ledger.trend(process.key, index).growth(),
+                timeline: self.ledger.timeline(process.key, index),
+                iterations: self.ledger.iterations(process.key, index),
+                parameters: self.ledger.parameters(process.key, index),
+                pools: account.pools.clone(),
+                ooms: ooms_of(process, index, snapshot.now_ns),
+                ..run::Details::default()
+            },
+            ..run::Device::default()
+        };
+        let kept = self.processes.get(&process.key);
+        // The driver's peak is that of the whole process. It would seem to contradict the peak of a part of its life.
+        let is_whole = kept.is_none_or(|kept| kept.before.is_none());
+        run_device.details.accounted_peak_bytes = account.accounted_peak_bytes.filter(|_| is_whole);
+        // The series of the device from the time at which its name was unknown is added.
+        let places = [Place::Unnamed(index)].into_iter().chain(account.device.map(Place::Device));
+        for series in places.filter_map(|place| kept?.series(place)) {
+            run_device.series.absorb(series);
+        }
+        let Some(index) = account.device else { return has_bytes(account).then_some(run_device) };
+        let device = &snapshot.devices[index];
+        run_device.details.faults = faults_of(process, device);
+        // The other processes on the device are those that NVML listed in the reading of this process's last sample.
+        let number = last.map(|sample| sample.number);
+        let remembered = number.and_then(|number| self.readings.get(index, number)?.agreed);
+        let agreed = remembered.or(device.agreed.filter(|agreed| Some(agreed.number) == number));
+        if let Some(number) = number {
+            tenants.fill_in(index, number, process, &mut run_device);
+        }
+        Some(run::Device {
+            name: device.name.to_string(),
+            ordinal: device.ordinal,
+            model: device.model.clone(),
+            total_bytes: device.total_bytes,
+            reading: agreed.map(|agreed| agreed.reading).or(device.latest),
+            unaccounted_bytes: agreed.map(|agreed| agreed.unaccounted_bytes),
+            ..run_device
+        })
     }
 }
 
@@ -84,265 +343,7 @@ impl Sink for RunBuilder {
     }
 }
 
-impl RunBuilder {
-    /// Keeps the device reading with this number, which has just ended.
-    fn note_reading(&mut self, number: u64) {
-        let agreed = |device: &DeviceView| device.agreed.filter(|agreed| agreed.number == number);
-        let mut devices = self.ledger.devices().iter().enumerate();
-        let Some((device, agreed)) = devices.find_map(|(index, device)| Some((index, agreed(device)?)))
-        else {
-            return;
-        };
-        let listed = self.ledger.listed(device, number);
-        if let Some(reading) = self.readings.entry(device, number) {
-            reading.agreed = Some(agreed);
-            // Samples of this reading may still be open until their agents reach its time. NVML's own list is already complete.
-            if let Some(listed) = listed {
-                reading.listed = listed.iter().map(|&(key, used)| (Some(used), key)).collect();
-            }
-        }
-    }
-
-    /// Moves finished samples and windows from the ledger into the series.
-    fn take(&mut self) {
-        let width_ns = self.width_ns;
-        for (key, place, window) in self.ledger.take_windows() {
-            let Window { start_ns, min, max, last } = window;
-            let series = self.processes.entry(key).or_default().series_mut(place, width_ns);
-            series.add_tracked(start_ns, Extremes { min, max, last });
-        }
-        for (key, device, sample) in self.ledger.take_samples() {
-            if sample.used_bytes != Err(Absence::NotListed)
-                && let Some(reading) = self.readings.entry(device, sample.number)
-                && reading.agreed.is_none()
-            {
-                reading.listed.push((sample.used_bytes.ok(), key));
-            }
-            let of_process = self.processes.entry(key).or_default();
-            of_process.samples += 1;
-            of_process.torn += u64::from(sample.torn);
-            let used = sample.used_bytes.ok().and_then(|used| i64::try_from(used).ok());
-            let untrackable = sample.untrackable_bytes();
-            let series = of_process.series_mut(Place::Device(device), width_ns);
-            series.add_sample(
-                sample.t0_ns,
-                used,
-                sample.tracked_bytes,
-                untrackable,
-                sample.torn || sample.stale,
-            );
-        }
-    }
-
-    /// Returns the ledger, for views of the current state.
-    pub fn ledger(&self) -> &Ledger {
-        &self.ledger
-    }
-
-    /// Sets limits; see [`Ledger::limit`].
-    pub fn limit(&mut self, limits: Limits) {
-        self.ledger.limit(limits);
-    }
-
-    /// Drops a process whose run is stored elsewhere.
-    pub fn forget(&mut self, key: ProcessKey) {
-        self.ledger.forget(key);
-        self.processes.remove(&key);
-    }
-
-    /// Returns the present runs of some processes, for checkpoints, sorted by the start of the process. `goes_on`: more
-    /// observations may come.
-    pub fn runs_of(&mut self, keys: &[ProcessKey], goes_on: bool) -> Vec<(ProcessKey, Run)> {
-        let keys: HashSet<ProcessKey> = keys.iter().copied().collect();
-        let mut runs = self.runs_where(|key| keys.contains(&key), goes_on);
-        runs.sort_by_key(|(key, _)| (key.start_ticks, key.pid));
-        runs
-    }
-
-    fn runs_where(&mut self, wanted: impl Fn(ProcessKey) -> bool, goes_on: bool) -> Vec<(ProcessKey, Run)> {
-        self.ledger.end_windows();
-        self.take();
-        let snapshot = self.ledger.snapshot();
-        let tenants = Tenants::of(&snapshot, &self.readings);
-        let wanted = snapshot.processes.iter().filter(|process| wanted(process.key));
-        wanted.map(|process| (process.key, self.run(&snapshot, &tenants, process, goes_on))).collect()
-    }
-
-    /// Ends the current parts of some processes. Returns the runs up to now; the processes continue in new parts.
-    pub fn roll(&mut self, keys: &[ProcessKey], now_ns: u64) -> Vec<(ProcessKey, Run)> {
-        let mut runs = self.runs_of(keys, true);
-        for (key, run) in &mut runs {
-            run.state = State::Rolled { time_ns: now_ns };
-            let before = self.processes.get(key).and_then(|kept| kept.before.as_deref());
-            let before = Before::after(before, &run.coverage, now_ns);
-            self.processes.insert(*key, ProcessSeries::of_part(before));
-            self.ledger.begin_part(*key, now_ns);
-        }
-        let keys: HashSet<ProcessKey> = keys.iter().copied().collect();
-        // The new series starts with the amounts held now, even if they do not change soon.
-        for process in self.ledger.snapshot().processes.iter().filter(|process| keys.contains(&process.key)) {
-            let Some(kept) = self.processes.get_mut(&process.key).filter(|_| process.coverage.covered) else {
-                continue;
-            };
-            for (index, account) in process.accounts.iter().enumerate() {
-                let place = account.device.map_or(Place::Unnamed(index), Place::Device);
-                let held = Extremes::at(account.tracked_bytes);
-                kept.series_mut(place, self.width_ns).add_tracked(now_ns, held);
-            }
-        }
-        runs
-    }
-
-    /// Returns all runs as of now; `goes_on`: more observations may come.
-    pub fn runs(&mut self, goes_on: bool) -> Vec<Run> {
-        self.runs_where(|_| true, goes_on).into_iter().map(|(_, run)| run).collect()
-    }
-
-    fn run(&self, snapshot: &Snapshot, tenants: &Tenants, process: &ProcessView, goes_on: bool) -> Run {
-        let coverage = &process.coverage;
-        let kept = self.processes.get(&process.key);
-        let (samples, torn_samples) = kept.map(|kept| (kept.samples, kept.torn)).unwrap_or_default();
-        let devices: Vec<run::Device> = (0..process.accounts.len())
-            .filter_map(|account| self.device(snapshot, tenants, process, account))
-            .collect();
-        let before_recording = self.before_recording(coverage);
-        let lost = coverage.lost - before_recording;
-        let is_complete =
-            self.snapshot.is_some() || process.bye.is_some_and(|(_, why)| why == ByeReason::Requested);
-        let own = caveats_of(process)
-            .into_iter()
-            .chain(late_recording(before_recording, coverage))
-            .chain(devices.iter().filter_map(disagreement));
-        let before = kept.and_then(|kept| kept.before.as_deref());
-        let mut run = Run {
-            source: self.source.clone(),
-            clock: snapshot.run_clock(),
-            process: run::Process {
-                pid: match process.key.pid {
-                    // In logs, the pid is unknown until the first reading.
-                    0 => process.facts.seen.get("pid").and_then(|pid| pid.parse().ok()).unwrap_or(0),
-                    pid => pid,
-                },
-                start_ticks: process.key.start_ticks,
-                uid: process.facts.uid,
-                facts: process.facts.seen.clone(),
-                claims: process.facts.claims.clone(),
-            },
-            state: match process.ended {
-                Some((time_ns, status)) => State::Closed { time_ns, status },
-                None if goes_on => State::Open,
-                None if self.snapshot.is_some() => State::Closed { time_ns: process.heard_ns, status: None },
-                None => match process.bye.filter(|_| self.is_file()) {
-                    Some((time_ns, _)) => {
-                        State::Closed { time_ns: time_ns.max(process.heard_ns), status: None }
-                    }
-                    None => State::Interrupted,
-                },
-            },
-            coverage: run::Coverage {
-                late: coverage.late || before_recording > 0,
-                partial_history: coverage.partial_history
-                    && (coverage.partial_state || before_recording == 0 || lost + coverage.withheld > 0),
-                rejected: self.rejected,
-                lost,
-                complete: !goes_on && process.ended.is_none() && self.is_file() && is_complete,
-                samples,
-                torn_samples,
-                ..coverage.run.clone()
-            },
-            caveats: own.chain(self.caveats.iter().cloned()).collect(),
-            cells: process.cells.iter().map(CellView::to_cell).collect(),
-            devices,
-            own: ProgramData { snapshot: self.snapshot, ..self.ledger.own(process.key) },
-        };
-        if let Some(before) = before {
-            before.leave_out(&mut run.coverage);
-            let text = "the process began earlier: peaks, series and counts are those since its run rolled; \
-                        gpumemctl runs lists the parts before";
-            run.caveats.insert(0, Caveat { code: "part".into(), text: text.into() });
-        }
-        run
-    }
-
-    /// Whether the source is a recording or a snapshot. If complete, such a file has a deliberate end.
-    fn is_file(&self) -> bool {
-        self.source.kind == "recording" || self.snapshot.is_some()
-    }
-
-    /// Returns the number of ordered records before the start of a recording that began while the process ran. They are not lost.
-    fn before_recording(&self, coverage: &gpumem_ledger::Coverage) -> u64 {
-        if self.source.kind == "recording" && coverage.held_before.is_some() { coverage.before } else { 0 }
-    }
-
-    fn device(
-        &self,
-        snapshot: &Snapshot,
-        tenants: &Tenants,
-        process: &ProcessView,
-        index: usize,
-    ) -> Option<run::Device> {
-        let account = &process.accounts[index];
-        let covered = process.coverage.covered;
-        let last = complete(covered, account);
-        let mut last_moment = last_moment(covered, account, snapshot.now_ns);
-        // The driver releases a process before the ledger records its end. A reading between both does not list the process; that
-        // does not invalidate the sample before it.
-        let is_listed = |sample: &ClosedSample| sample.used_bytes != Err(Absence::NotListed);
-        if process.ended.is_some() && last.is_some() && !account.latest.as_ref().is_none_or(is_listed) {
-            last_moment.used_absence = None;
-        }
-        let mut of_run = run::Device {
-            name: format!("unnamed-{index}"),
-            ordinal: index as u16,
-            last: last_moment,
-            peak: peak_moment(covered, account, snapshot.now_ns),
-            peak_used: account.peak_used,
-            beside: account.beside,
-            series: Series::new(self.width_ns),
-            details: run::Details {
-                steps: account.steps.to_vec(),
-                growth: self.ledger.trend(process.key, index).growth(),
-                timeline: self.ledger.timeline(process.key, index),
-                iterations: self.ledger.iterations(process.key, index),
-                parameters: self.ledger.parameters(process.key, index),
-                pools: account.pools.clone(),
-                ooms: ooms_of(process, index, snapshot.now_ns),
-                ..run::Details::default()
-            },
-            ..run::Device::default()
-        };
-        let kept = self.processes.get(&process.key);
-        // The driver's value covers the whole life and would seem to disagree with the peak of a part.
-        let is_whole = kept.is_none_or(|kept| kept.before.is_none());
-        of_run.details.accounted_peak_bytes = account.accounted_peak_bytes.filter(|_| is_whole);
-        // Includes the series from before the device had its name.
-        let places = [Place::Unnamed(index)].into_iter().chain(account.device.map(Place::Device));
-        for series in places.filter_map(|place| kept?.series(place)) {
-            of_run.series.absorb(series);
-        }
-        let Some(index) = account.device else { return has_bytes(account).then_some(of_run) };
-        let device = &snapshot.devices[index];
-        of_run.details.faults = faults_of(process, device);
-        // Other processes count only if NVML listed them in the same reading as this process.
-        let number = last.map(|sample| sample.number);
-        let remembered = number.and_then(|number| self.readings.get(index, number)?.agreed);
-        let agreed = remembered.or(device.agreed.filter(|agreed| Some(agreed.number) == number));
-        if let Some(number) = number {
-            tenants.beside(index, number, process, &mut of_run);
-        }
-        Some(run::Device {
-            name: device.name.to_string(),
-            ordinal: device.ordinal,
-            model: device.model.clone(),
-            total_bytes: device.total_bytes,
-            reading: agreed.map(|agreed| agreed.reading).or(device.latest),
-            unaccounted_bytes: agreed.map(|agreed| agreed.unaccounted_bytes),
-            ..of_run
-        })
-    }
-}
-
-/// Returns a caveat for a recording that began while the process ran; `None` if it began before.
+/// Returns a caveat if a recording began while the process ran; `records` is the number of records before it.
 fn late_recording(records: u64, coverage: &gpumem_ledger::Coverage) -> Option<Caveat> {
     let bytes = coverage.held_before.filter(|_| records > 0)?;
     let bytes = thousands(u64::try_from(bytes).unwrap_or(0));
@@ -359,7 +360,7 @@ fn ooms_of(process: &ProcessView, account: usize, now_ns: u64) -> Vec<run::Oom> 
         |(time_ns, status)| gpumem_model::ending::Ending::of_facts(&process.facts.seen, time_ns, status);
     let (mut ended, mut now_ns) = (process.ended, now_ns.max(process.heard_ns));
     if ended.and_then(ending).is_some_and(|ending| ending.is_named) {
-        // Another cause ended the process: it survived each OOM, and suspicions do not apply.
+        // The process ended for another known reason. So it survived each OOM, and none is suspected.
         ooms.retain(|oom| oom.kind != OomKind::Suspected);
         (ended, now_ns) = (None, u64::MAX);
     }
@@ -377,23 +378,14 @@ fn faults_of(process: &ProcessView, device: &DeviceView) -> Vec<(u64, u64)> {
     near.map(|fault| (fault.time_ns, fault.xid)).collect()
 }
 
-/// Processes listed in each reading, by device and number of the reading.
-struct Tenants(BTreeMap<(usize, u64), Listed>);
-
-#[derive(Default)]
-struct Listed {
-    /// Sorted by used bytes, largest first.
-    processes: Vec<(Option<u64>, ProcessKey)>,
-    sum: u128,
-}
+/// Processes that NVML listed, the largest first, by device and number of the reading.
+struct Tenants(BTreeMap<(usize, u64), ListedProcesses>);
 
 impl Tenants {
     fn of(snapshot: &Snapshot, readings: &RecentReadings) -> Self {
-        let mut tenants: BTreeMap<_, Listed> = BTreeMap::new();
-        for (device, number, Reading { listed, .. }) in readings.iter() {
-            let sum = listed.iter().map(|(used, _)| u128::from(used.unwrap_or(0))).sum();
-            tenants.insert((device, number), Listed { processes: listed.clone(), sum });
-        }
+        let kept =
+            readings.iter().map(|(device, number, reading)| ((device, number), reading.listed.clone()));
+        let mut tenants: BTreeMap<_, ListedProcesses> = kept.collect();
         for process in &snapshot.processes {
             for account in &process.accounts {
                 if let (Some(device), Some(sample)) = (account.device, &account.latest)
@@ -401,38 +393,26 @@ impl Tenants {
                     && readings.get(device, sample.number).is_none()
                 {
                     let listed = tenants.entry((device, sample.number)).or_default();
-                    let used = sample.used_bytes.ok();
-                    listed.processes.push((used, process.key));
-                    listed.sum += u128::from(used.unwrap_or(0));
+                    listed.push((sample.used_bytes.ok(), process.key));
                 }
             }
         }
-        for listed in tenants.values_mut() {
-            listed.processes.sort_by_key(|&(used, key)| (Reverse(used), key));
-        }
+        tenants.values_mut().for_each(|listed| listed.sort_by_key(|&(used, key)| (Reverse(used), key)));
         Tenants(tenants)
     }
 
-    /// Fills in the other processes on a device: the largest ones, and count and sum of the rest.
-    fn beside(&self, device: usize, number: u64, process: &ProcessView, of_run: &mut run::Device) {
+    /// Sets the other processes on a device of a run: the largest ones, and the number and sum of the rest.
+    fn fill_in(&self, device: usize, number: u64, process: &ProcessView, run_device: &mut run::Device) {
         let Some(listed) = self.0.get(&(device, number)) else { return };
-        let (mut count, mut rest) = (listed.processes.len(), listed.sum);
-        let mut without = |used: Option<u64>| {
-            count = count.saturating_sub(1);
-            rest = rest.saturating_sub(u128::from(used.unwrap_or(0)));
-        };
-        if let Some(&(used, _)) = listed.processes.iter().find(|(_, key)| *key == process.key) {
-            without(used);
-        }
-        let others = listed.processes.iter().filter(|(_, key)| *key != process.key).take(MAX_TENANTS);
-        let named: Vec<_> = others.map(|&(used, key)| (key.pid, used)).collect();
-        named.iter().for_each(|&(_, used)| without(used));
-        of_run.tenants = named;
-        of_run.other_tenants = (count as u32, u64::try_from(rest).unwrap_or(u64::MAX));
+        let mut others = listed.iter().filter(|(_, key)| *key != process.key);
+        run_device.tenants = others.by_ref().take(MAX_TENANTS).map(|&(used, key)| (key.pid, used)).collect();
+        let (count, rest) = others
+            .fold((0, 0_u128), |(count, sum), (used, _)| (count + 1, sum + u128::from(used.unwrap_or(0))));
+        run_device.other_tenants = (count, u64::try_from(rest).unwrap_or(u64::MAX));
     }
 }
 
-/// Whether an account without a device has bytes to report.
+/// Returns whether an account (the memory of a process on one device) has bytes to report.
 fn has_bytes(account: &AccountView) -> bool {
     account.tracked_bytes != 0
         || account.peak.tracked_bytes != 0
@@ -463,7 +443,7 @@ fn caveats_of(process: &ProcessView) -> Vec<Caveat> {
     caveats
 }
 
-/// Returns a caveat if the driver's accounting disagrees with our peak.
+/// Returns a caveat if the peak of the driver's own accounting differs from ours.
 fn disagreement(device: &run::Device) -> Option<Caveat> {
     let accounting = device.accounting()?;
     let bytes = accounting.disagreement()?;
@@ -488,7 +468,7 @@ fn disagreement(device: &run::Device) -> Option<Caveat> {
     Some(Caveat { code: "accounting_disagrees".into(), text })
 }
 
-/// Returns the last sample with complete data.
+/// Returns the last sample with complete data. If an agent covers the process, that includes its tracked bytes.
 fn complete(covered: bool, account: &AccountView) -> Option<&ClosedSample> {
     account.complete.as_ref().filter(|sample| sample.tracked_bytes.is_some() || !covered)
 }
@@ -528,8 +508,8 @@ fn at_sample(sample: &ClosedSample) -> Moment {
     }
 }
 
-/// Returns the moment with the highest `tracked`. If nothing was ever tracked, returns the last moment. Without an agent,
-/// returns the moment with the highest `used`.
+/// Returns the moment with the highest tracked bytes; if nothing was ever tracked, the last moment. Without an agent, returns the
+/// moment with the highest bytes that NVML charged.
 fn peak_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
     if !covered {
         let (used, time_ns) = account.peak_used.unzip();
@@ -537,7 +517,7 @@ fn peak_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
     }
     let peak = &account.peak;
     if peak.time_ns == 0 && peak.tracked_bytes == 0 {
-        // Nothing was ever tracked, so no time has a maximum; time 0 would be the start of the host.
+        // Nothing was ever tracked. Time 0 is no valid time of a peak, because it is the start of the host.
         return Moment { used_absence: None, ..last_moment(covered, account, now_ns) };
     }
     Moment {

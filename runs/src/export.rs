@@ -5,9 +5,9 @@
 //! {"uid":...,"from":{"host":...,"id":...,"time_s":...,"program":...},"run":{...}}     N bytes, the line end not counted
 //! ```
 //!
-//! The second line is the run as the JSON that a daemon returns. Each check is the 64-bit FNV-1a hash of 64 KiB of that line, so
-//! that an error message can name the damaged place. A reader accepts versions up to its own and ignores unknown fields. The size
-//! in bytes and the number of objects are limited before parsing, and the sums of the run must agree.
+//! The second line is the run, as the JSON that a daemon returns. The checks are 64-bit FNV-1a hashes, one for each 64 KiB of
+//! that line, so that an error message can name the damaged place. A reader accepts versions up to its own and ignores unknown
+//! fields. Before parsing, it limits the number of bytes and of JSON objects; after parsing, it checks the sums of the run.
 
 use crate::input::{Error, Input};
 use gpumem_model::escape::{escape, in_json};
@@ -19,27 +19,27 @@ use std::path::Path;
 
 /// Name of the format.
 pub use gpumem_model::run::EXPORT_FORMAT as FORMAT;
-/// Version that is written; also the newest that is read.
+/// Version of the format that is written; also the newest version that is read.
 pub const VERSION: u64 = 1;
-/// Code of the caveat that names the origin of a run.
+/// Code of the caveat that states on which machine a run was exported.
 pub const MOVED: &str = "moved";
-/// Maximum file size, three times the size of a run of 65,536 names on eight devices.
+/// Maximum size of the second line, three times that of a run with 65,536 names on eight devices.
 pub const MAX_BYTES: usize = 64 << 20;
-/// Maximum number of JSON objects. An empty object of three bytes may take some 500 bytes in memory; lists and texts grow at
-/// most eightfold.
+/// Maximum number of JSON objects. An object of three bytes may take some 500 bytes in memory, so the size in bytes is not enough
+/// of a limit.
 const MAX_OBJECTS: usize = 400_000;
 /// Maximum length of the first line.
 const MAX_HEAD_BYTES: u64 = 64 << 10;
 /// Number of bytes that each check covers.
 const PIECE_BYTES: usize = 64 << 10;
-/// Maximum absolute value of an amount, so that sums of a few amounts cannot overflow.
+/// Limit of the absolute value of a number of bytes, so that sums of a few of them cannot overflow.
 const MAX_AMOUNT: i64 = 1 << 56;
 
-/// Origin of an exported run.
+/// Where and when a run was exported.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct From {
-    /// Machine that exported it.
+    /// Name of the machine.
     pub host: String,
     /// Id of the run in that machine's store.
     pub id: Option<String>,
@@ -49,17 +49,17 @@ pub struct From {
     pub program: String,
 }
 
-/// An exported run.
+/// Content of a file with an exported run.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub struct Exported {
     pub run: Run,
-    /// The writer's id of the run, the same in every store.
+    /// Permanent id of the run, the same in every store.
     pub uid: String,
     pub from: From,
 }
 
-/// The run exceeds the limits of a reader and is not exported.
+/// Error: a reader would reject the exported run because of its size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the run is too large for an exported file ({what}; at most {MAX_BYTES} bytes and {MAX_OBJECTS} objects are read)"
@@ -84,8 +84,8 @@ struct Body<'a> {
     run: Cow<'a, Run>,
 }
 
-/// Returns the file of a run. A run that is still open is exported as of now. It gets a separate uid, so that a later export of
-/// the complete run counts as another run.
+/// Returns the content of the file for a run. The uid of an open run gets the time of its last data as suffix. So a later export
+/// of the complete run counts as another run.
 ///
 /// # Errors
 /// [`TooLarge`] if the file would exceed the limits of [`read`].
@@ -95,7 +95,7 @@ pub fn write(run: &Run, uid: &str, from: &From) -> Result<Vec<u8>, TooLarge> {
     let body = Body { uid, from: Cow::Borrowed(from), run: Cow::Borrowed(run) };
     // Keys are strings and numbers are integers: serialisation cannot fail.
     let body = serde_json::to_string(&body).unwrap_or_default();
-    // The file may be printed to a terminal (`-o - | head`). Unsafe characters are escaped; a reader gets the original text.
+    // The file may be printed to a terminal, so control characters are escaped in JSON. A reader gets the original text.
     let body = in_json(&body, |_| false).into_bytes();
     let objects = objects(&body);
     if body.len() > MAX_BYTES || objects > MAX_OBJECTS {
@@ -109,7 +109,7 @@ pub fn write(run: &Run, uid: &str, from: &From) -> Result<Vec<u8>, TooLarge> {
     Ok(file)
 }
 
-/// Whether a file begins like an exported run.
+/// Returns whether a file begins like an exported run.
 pub fn looks_like(head: &[u8]) -> bool {
     const BEGIN: &[u8] = b"{\"format\":\"gpumem-run\"";
     head.starts_with(BEGIN)
@@ -131,7 +131,7 @@ pub fn read(input: Input) -> Result<Exported, Error> {
     let at = head.len();
     let head = first_line(&head, &path)?;
     let mut body = Vec::new();
-    // At most the line end may follow.
+    // Two more bytes than the run are read, to find out whether only a line end follows it.
     reader.by_ref().take(head.bytes as u64 + 2).read_to_end(&mut body).map_err(failed(at))?;
     let damaged = |offset: usize, what: String| Error::Damaged {
         path: path.clone(),
@@ -166,12 +166,13 @@ pub fn read(input: Input) -> Result<Exported, Error> {
     let Body { uid, from, run } =
         parsed.map_err(|error| damaged(error.column(), format!("no run: {error}")))?;
     let (uid, from, mut run) = (uid.into_owned(), from.into_owned(), run.into_owned());
-    sound(&run).map_err(|what| damaged(0, what))?;
+    check_sums(&run).map_err(|what| damaged(0, what))?;
     if run.state == State::Open {
         run.state = State::Interrupted;
     }
     if run.source.kind == "daemon" {
-        // The run must not count as one of the local daemon: such runs may be deleted, and their pids are of this machine.
+        // It must not count as a run of the daemon here: the store may delete such runs, and their pids are those of this
+        // machine.
         run.source.kind = FORMAT.to_owned();
     }
     if !run.caveats.iter().any(|caveat| caveat.code == MOVED) {
@@ -207,7 +208,7 @@ fn first_line(line: &[u8], path: &Path) -> Result<Head, Error> {
     Ok(head)
 }
 
-/// Describes the origin of a run for people.
+/// Returns a sentence that states where and when a run was exported.
 fn origin(from: &From) -> String {
     let time = gpumem_model::time::date_minute(from.time_s);
     let host = if from.host.is_empty() { "another machine" } else { &from.host };
@@ -215,7 +216,7 @@ fn origin(from: &From) -> String {
     format!("the run was exported on {host}{id}, at {time}")
 }
 
-/// Returns the hash of each piece.
+/// Returns the hash of each piece of [`PIECE_BYTES`], in hexadecimal digits.
 fn checks(bytes: &[u8]) -> Vec<String> {
     bytes.chunks(PIECE_BYTES).map(|piece| format!("{:016x}", fnv1a(piece))).collect()
 }
@@ -241,8 +242,8 @@ fn objects(bytes: &[u8]) -> usize {
     count
 }
 
-/// Checks what every report relies on: amounts refer to existing cells, and sums agree.
-fn sound(run: &Run) -> Result<(), String> {
+/// Checks what every report relies on: numbers of bytes refer to existing cells, and their sums are those that the run states.
+fn check_sums(run: &Run) -> Result<(), String> {
     let cells = run.cells.len();
     for device in &run.devices {
         let at = |what: &str| format!("device {:?}: {what}", device.name);

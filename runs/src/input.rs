@@ -1,16 +1,16 @@
-//! Input files from untrusted sources: checked before they are read, and read in bounded pieces.
+//! Opens input files and reads their lines in bounded memory. The files may be damaged or hostile.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// Number of bytes from which the format is guessed. In a real training log the first record follows a banner of some 100 KB.
+/// Number of bytes from which the format is recognised. Real training logs have some 100 KB of other text before the first
+/// record.
 pub const HEAD_BYTES: usize = 1 << 20;
-/// Maximum length of a line; the rest of a longer line is skipped and counted.
-pub const MAX_LINE_BYTES: usize = 1 << 20;
-
-/// Maximum length of a line whose rest is skipped; after a longer one, reading stops.
-pub const MAX_SKIP_BYTES: u64 = 256 << 20;
+/// Maximum length of a line; a longer line is skipped.
+const MAX_LINE_BYTES: usize = 1 << 20;
+/// Maximum number of bytes of a longer line that are skipped. If its end does not follow within them, reading stops.
+const MAX_SKIP_BYTES: u64 = 256 << 20;
 
 /// Why a file cannot be read as a run.
 #[derive(Debug, thiserror::Error)]
@@ -31,18 +31,15 @@ pub enum Error {
     /// The file contains no record of the format that was given or guessed.
     #[error("{path}: no {format} record in {lines} lines; one looks like: {example}")]
     NothingFound { path: PathBuf, format: &'static str, lines: u64, example: &'static str },
-    /// The format is supported, but the file lacks the data that a run needs.
+    /// The file can be read, but it lacks the data that a run needs.
     #[error("{path}: {what}")]
-    NoMemory { path: PathBuf, what: String },
+    Unsuitable { path: PathBuf, what: String },
     /// The text is not UTF-8, but can be converted.
     #[error("{path}: is {encoding} text, UTF-8 is read; convert it: iconv -f {encoding} -t UTF-8")]
     Encoding { path: PathBuf, encoding: &'static str },
-    /// A binary format is invalid at some place.
+    /// The bytes at `offset` are invalid in the file's binary format.
     #[error("{path}: at byte {offset}: {what}")]
     Malformed { path: PathBuf, offset: u64, what: String },
-    /// The file can be read, but its content is unsuitable.
-    #[error("{path}: {what}")]
-    Unfit { path: PathBuf, what: String },
     /// The recording has another major version.
     #[error(
         "{path}: recording of format {found}, this program reads {supported}; use a gpumemctl of that version"
@@ -63,7 +60,7 @@ pub enum Error {
 
 /// An open file whose beginning has been read and checked.
 pub struct Input {
-    /// Path as given.
+    /// Path of the file as the user gave it.
     pub path: PathBuf,
     head: Vec<u8>,
     rest: Box<dyn BufRead>,
@@ -90,7 +87,7 @@ impl Input {
         Input::new(path, BufReader::with_capacity(1 << 18, file))
     }
 
-    /// Takes the content from a reader; `path` is used in messages.
+    /// Reads the content from `reader`; `path` is the file's name in messages.
     ///
     /// # Errors
     /// Same as [`Input::open`].
@@ -106,7 +103,7 @@ impl Input {
         if head.is_empty() {
             return Err(Error::Empty { path: path.into() });
         }
-        if let Some(encoding) = wide(&head) {
+        if let Some(encoding) = utf16_encoding(&head) {
             return Err(Error::Encoding { path: path.into(), encoding });
         }
         Ok(Input { path: path.into(), head, rest })
@@ -117,7 +114,7 @@ impl Input {
         &self.head
     }
 
-    /// Describes what the file seems to be, for messages about files that match no format.
+    /// Describes the type of a file that matches no format, for messages.
     pub fn describe(&self) -> String {
         let known: [(&[u8], &str); 9] = [
             (b"\x7fELF", "a program or library (ELF)"),
@@ -148,8 +145,8 @@ impl Input {
     }
 }
 
-/// Recognises UTF-16 by its byte order mark, or by the zero bytes between ASCII letters.
-fn wide(head: &[u8]) -> Option<&'static str> {
+/// Returns the name of the encoding if the text is UTF-16. Recognises its byte order mark, or the zero bytes of ASCII letters.
+fn utf16_encoding(head: &[u8]) -> Option<&'static str> {
     if head.starts_with(&[0xFF, 0xFE]) || head.starts_with(&[0xFE, 0xFF]) {
         return Some("UTF-16");
     }
@@ -163,11 +160,11 @@ fn wide(head: &[u8]) -> Option<&'static str> {
 /// A line of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Line<'a> {
-    /// The line without its end. Bytes that are not UTF-8 are escaped as `\xE9`, so that different names stay different.
+    /// The line without its end. A byte that is not UTF-8 is escaped, such as `\xE9`, so that different names stay different.
     Text(std::borrow::Cow<'a, str>),
-    /// The line exceeded [`MAX_LINE_BYTES`] and was skipped; reading continues after its end.
+    /// The line is longer than 1 MiB and was skipped. The next line follows.
     TooLong,
-    /// The line exceeded [`MAX_SKIP_BYTES`] (for example a hole in a sparse file); reading stops here, because it would take too
+    /// The line has no end within 256 MiB, as in a hole of a sparse file. Callers stop here, because reading on would take too
     /// long.
     Endless,
 }
@@ -192,8 +189,6 @@ fn text(line: &[u8]) -> std::borrow::Cow<'_, str> {
 pub struct Lines<R> {
     reader: R,
     buffer: Vec<u8>,
-    /// Number of the last line returned, from 1.
-    pub number: u64,
     /// Number of bytes consumed.
     pub offset: u64,
 }
@@ -201,7 +196,7 @@ pub struct Lines<R> {
 impl<R: BufRead> Lines<R> {
     /// Returns a line reader.
     pub fn new(reader: R) -> Self {
-        Lines { reader, buffer: Vec::new(), number: 0, offset: 0 }
+        Lines { reader, buffer: Vec::new(), offset: 0 }
     }
 
     /// Returns the next line, or `None` at the end.
@@ -215,7 +210,6 @@ impl<R: BufRead> Lines<R> {
             return Ok(None);
         }
         self.offset += read as u64;
-        self.number += 1;
         if self.buffer.last() == Some(&b'\n') {
             self.buffer.pop();
             if self.buffer.last() == Some(&b'\r') {
@@ -240,7 +234,7 @@ mod tests {
         while let Some(line) = lines.next_line().expect("memory") {
             found.push(match line {
                 Line::Text(text) => text.into_owned(),
-                Line::TooLong | Line::Endless => format!("line {} is too long", lines.number),
+                Line::TooLong | Line::Endless => "too long".into(),
             });
         }
         found
@@ -257,15 +251,15 @@ mod tests {
     fn what_follows_a_line_without_end_is_read() {
         let mut bytes = vec![0; MAX_LINE_BYTES * 3];
         bytes.extend_from_slice(b"\nafter\n");
-        assert_eq!(lines(&bytes), ["line 1 is too long", "after"]);
+        assert_eq!(lines(&bytes), ["too long", "after"]);
         let exact = [vec![b'x'; MAX_LINE_BYTES - 1], b"\nafter".to_vec()].concat();
         assert_eq!(lines(&exact)[1], "after");
     }
 
     #[test]
     fn utf_16_is_recognised_without_its_mark() {
-        assert_eq!(wide(b"[\0m\0e\0m\0"), Some("UTF-16LE"));
-        assert_eq!(wide(b"\0[\0m\0e\0m"), Some("UTF-16BE"));
-        assert_eq!(wide(b"[mem] Allocate"), None);
+        assert_eq!(utf16_encoding(b"[\0m\0e\0m\0"), Some("UTF-16LE"));
+        assert_eq!(utf16_encoding(b"\0[\0m\0e\0m"), Some("UTF-16BE"));
+        assert_eq!(utf16_encoding(b"[mem] Allocate"), None);
     }
 }

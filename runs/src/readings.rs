@@ -1,36 +1,37 @@
-//! Series and sample counts of each process, and the last readings of each device. Runs need them; the ledger does not keep them.
+//! Keeps what runs need and the ledger does not keep: series and sample counts of each process, and the last NVML readings of
+//! each device.
 //!
-//! The daemon looks up each process of every reading, up to a hundred times a second. Therefore a lookup by process is one hash
-//! lookup, and a lookup by reading starts at the latest one.
+//! The daemon finds each process of every reading here, up to a hundred times a second. Therefore processes are in a hash map,
+//! and the search for a reading starts at the latest one.
 
 use gpumem_ledger::{AgreedReading, Place, ProcessKey};
 use gpumem_model::coverage::Before;
 use gpumem_model::series::Series;
 use std::collections::{HashMap, VecDeque};
 
-/// Number of readings kept for each device. A sample whose agent is silent is closed only half a second after newer readings.
+/// Number of readings kept for each device. If an agent is silent, its sample is completed up to half a second after the reading.
 const READINGS: usize = 64;
 
 /// Series and counts of a process.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessSeries {
-    /// Number of samples.
+    /// Number of samples: NVML readings of the process's memory.
     pub samples: u64,
-    /// Number of torn samples.
+    /// Number of samples during which the process's memory changed (torn samples).
     pub torn: u64,
-    /// Counts of earlier parts, if the run has been rolled.
+    /// Counts of the earlier parts of the process's life, if there are any.
     pub before: Option<Box<Before>>,
-    /// Series of each device. A device that had samples before its name was known has a second one.
+    /// Series of each device. A device whose name was unknown at first has a second series from that time.
     series: Vec<(Place, Series)>,
 }
 
 impl ProcessSeries {
-    /// Returns the empty state of a new part.
+    /// Returns the empty series of a new part of a process's life; `before` has the counts of the earlier parts.
     pub fn of_part(before: Before) -> Self {
         ProcessSeries { before: Some(Box::new(before)), ..ProcessSeries::default() }
     }
 
-    /// Returns the series of an account; creates it with this bucket width if needed.
+    /// Returns the series of a device; creates it with this bucket width if needed.
     pub fn series_mut(&mut self, place: Place, width_ns: u64) -> &mut Series {
         let at = match self.series.iter().position(|(known, _)| *known == place) {
             Some(at) => at,
@@ -42,26 +43,29 @@ impl ProcessSeries {
         &mut self.series[at].1
     }
 
-    /// Returns the series of an account, if there is one.
+    /// Returns the series of a device, if there is one.
     pub fn series(&self, place: Place) -> Option<&Series> {
         self.series.iter().find(|(known, _)| *known == place).map(|(_, series)| series)
     }
 }
 
-/// State of each process.
+/// Series and counts of each process.
 pub(crate) type Processes = HashMap<ProcessKey, ProcessSeries, foldhash::fast::RandomState>;
+
+/// Used bytes and key of processes that NVML listed in a reading.
+pub(crate) type ListedProcesses = Vec<(Option<u64>, ProcessKey)>;
 
 /// One reading of a device.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
-    /// Device memory, if it was the same before and after the process list was read.
+    /// Memory of the device, if it was the same before and after NVML's list of processes was read.
     pub agreed: Option<AgreedReading>,
-    /// Listed processes with their used bytes; complete where device memory agreed.
-    pub listed: Vec<(Option<u64>, ProcessKey)>,
+    /// Complete if `agreed` is present.
+    pub listed: ListedProcesses,
 }
 
-/// The last readings of each device. A run needs the reading of its last sample: when the run is made, other processes of that
-/// reading may have ended or may have newer samples.
+/// The last readings of each device. A run states which other processes its last sample's reading listed. When the run is made,
+/// these may have ended or may have newer samples.
 #[derive(Debug, Default)]
 pub(crate) struct RecentReadings {
     /// Readings by index of the device, sorted by number.
@@ -69,13 +73,13 @@ pub(crate) struct RecentReadings {
 }
 
 impl RecentReadings {
-    /// Returns the reading with a number and creates it if needed; `None` if it is older than all kept readings.
+    /// Returns the reading with this number; creates it if needed. `None` if it is older than all kept readings.
     pub fn entry(&mut self, device: usize, number: u64) -> Option<&mut Reading> {
         if self.devices.len() <= device {
             self.devices.resize_with(device + 1, VecDeque::new);
         }
         let readings = self.devices.get_mut(device)?;
-        // Almost always the latest reading, or the one after it.
+        // The number is almost always that of the latest reading, or of a new one.
         let after = readings.iter().rev().take_while(|(known, _)| *known > number).count();
         let mut at = readings.len() - after;
         let is_there = at > 0 && readings[at - 1].0 == number;

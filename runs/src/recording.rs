@@ -1,5 +1,4 @@
-//! Reads and writes gpumemd's own recordings: a header and frames (see `gpumem_wire::frame`). An agent or the daemon writes them;
-//! reading one yields the same observations.
+//! Reads and writes gpumemd's own recordings: a header and frames (see `gpumem_wire::frame`). An agent or the daemon writes them.
 
 use crate::builder::Sink;
 use crate::input::{Error, Input};
@@ -7,16 +6,17 @@ use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_wire::{Body, CodecError, MAJOR, Record, Stamp, frame};
 use std::io::{self, Read, Write};
 
-/// Number of bytes read at a time: at least the longest frame. Smaller for fuzzing, which reads many small files.
+/// Number of bytes that are read or written at once, greater than the longest frame. Fuzzing reads many small files, so it uses
+/// less.
 const CHUNK_BYTES: usize = if cfg!(fuzzing) { 66 << 10 } else { 1 << 20 };
 const _: () = assert!(CHUNK_BYTES > frame::PREFIX_BYTES + frame::MAX_FRAME_BYTES);
 
-/// Whether a file begins like a recording.
+/// Returns whether a file begins like a recording.
 pub fn looks_like(head: &[u8]) -> bool {
     head.starts_with(&frame::MAGIC)
 }
 
-/// Writes a recording. Records of several origins may alternate: an `Origin` record is written at each change.
+/// Writes a recording. The records may come from several processes and the host: an `Origin` record is written at each change.
 #[derive(Debug)]
 pub struct Writer<W: Write> {
     out: W,
@@ -66,12 +66,12 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Tracks the origin of records.
+/// Tracks the origin of the records in a recording: the host or a process.
 struct Origins {
-    /// Origin of the next records; `None` if no record has named one yet.
+    /// Origin of the next records; `None` before the first record that names one.
     now: Option<Origin>,
-    /// An `Origin` record was seen: from then on, a Hello no longer changes the origin.
-    told: bool,
+    /// Whether an `Origin` record was read. After it, `Hello` records no longer change the origin.
+    has_origin_record: bool,
 }
 
 impl Origins {
@@ -80,17 +80,17 @@ impl Origins {
         let thread = record.stamp.thread;
         match record.body {
             Body::Origin { start_ticks } => {
-                self.told = true;
+                self.has_origin_record = true;
                 self.now = Some(match thread {
                     0 => Origin::Host,
                     pid => Origin::Process(ProcessKey { pid, start_ticks }),
                 });
                 return None;
             }
-            Body::Hello { start_ticks, .. } if !self.told => {
+            Body::Hello { start_ticks, .. } if !self.has_origin_record => {
                 self.now = Some(Origin::Process(ProcessKey { pid: thread, start_ticks }));
             }
-            // These records are true for any origin, so the host serves as default.
+            // These records mean the same for every origin, so an unknown origin is taken for the host.
             Body::ClockAnchor { .. } | Body::Device { .. } => return self.now.or(Some(Origin::Host)),
             _ => {}
         }
@@ -116,7 +116,7 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     // `buffer[start..end]` has been read but not decoded; `offset` is the file offset of `buffer[0]`.
     let (mut start, mut end, mut offset) = (0, 0, 0_u64);
     let mut skip = frame::HEADER_BYTES;
-    let mut origins = Origins { now: None, told: false };
+    let mut origins = Origins { now: None, has_origin_record: false };
     let (mut records, mut unknown, mut bad, mut orphans) = (0_u64, 0_u64, 0_u64, 0_u64);
     let damage = loop {
         buffer.copy_within(start..end, 0);

@@ -239,6 +239,25 @@ impl Arena {
         chain.into_iter().rev().map(|extent| self.run(extent))
     }
 
+    /// Returns the values of the keys in `names` (separated by blanks), [`NONE`] for missing keys; `None` if `dict` is no dict. Reads
+    /// only the first `limit` pairs.
+    pub fn fields<const N: usize>(&self, dict: Ref, names: &str, limit: usize) -> Option<[Ref; N]> {
+        if self.kind(dict) != Some(Kind::Dict) {
+            return None;
+        }
+        let mut names = names.split(' ');
+        let names: [&[u8]; N] = std::array::from_fn(|_| names.next().unwrap_or_default().as_bytes());
+        let mut found = [NONE; N];
+        for pair in self.runs(dict).flat_map(|run| run.chunks_exact(2)).take(limit) {
+            let &[key, value] = pair else { continue };
+            let key = self.bytes_of(key);
+            if let Some((_, slot)) = names.iter().zip(&mut found).find(|(name, _)| Some(**name) == key) {
+                *slot = value;
+            }
+        }
+        Some(found)
+    }
+
     pub fn int(&self, value: Ref) -> Option<i64> {
         match *self.nodes.get(value as usize)? {
             Node::Int(value) => Some(value),

@@ -47,7 +47,7 @@ pub fn looks_like(head: &[u8]) -> bool {
 
 /// Reads a snapshot.
 ///
-/// [`Error::Malformed`] with the place if the file is not a pickle of plain containers. [`Error::Unfit`] if it is a pickle but
+/// [`Error::Malformed`] with the place if the file is not a pickle of plain containers. [`Error::Unsuitable`] if it is a pickle but
 /// not a snapshot. [`Error::Read`] if reading fails.
 pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let (unpickled, snapshot) = open(input)?;
@@ -84,7 +84,7 @@ fn open(input: Input) -> Result<(Unpickled, Snapshot), Error> {
         Fault::Bad { offset, what } => Error::Malformed { path: path.clone(), offset, what },
         Fault::Io { offset, source } => Error::Read { path: path.clone(), offset, source },
     })?;
-    let unfit = |Unfit(what)| Error::Unfit { path: path.clone(), what };
+    let unfit = |Unfit(what)| Error::Unsuitable { path: path.clone(), what };
     let snapshot = model::read(&unpickled.arena, unpickled.root).map_err(unfit)?;
     if snapshot.is_empty() {
         let what = "is a snapshot without a segment and without history: nothing was allocated";

@@ -176,28 +176,13 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Returns the values of the keys in `names` (separated by blanks), [`NONE`] for missing keys; `None` if `dict` is no dict.
+    /// Like [`Arena::fields`], with at most [`MAX_FIELDS`] pairs.
     fn fields<const N: usize>(&self, dict: Ref, names: &str) -> Result<Option<[Ref; N]>, Unfit> {
-        if self.arena.kind(dict) != Some(Kind::Dict) {
-            return Ok(None);
+        if self.arena.kind(dict) == Some(Kind::Dict) {
+            let items: usize = self.arena.runs(dict).map(<[Ref]>::len).sum();
+            self.spend(items)?;
         }
-        let mut names = names.split(' ');
-        let names: [&[u8]; N] = std::array::from_fn(|_| names.next().unwrap_or_default().as_bytes());
-        let mut found = [NONE; N];
-        let mut seen = 0;
-        for run in self.arena.runs(dict) {
-            self.spend(run.len())?;
-            for pair in run.chunks_exact(2) {
-                let (&[key, value], true) = (pair, seen < MAX_FIELDS) else { return Ok(Some(found)) };
-                seen += 1;
-                let key = self.arena.bytes_of(key);
-                let slot = names.iter().zip(&mut found).find(|(name, _)| Some(**name) == key);
-                if let Some((_, slot)) = slot {
-                    *slot = value;
-                }
-            }
-        }
-        Ok(Some(found))
+        Ok(self.arena.fields(dict, names, MAX_FIELDS))
     }
 
     /// Calls `visit` for the items of a list or tuple; does nothing for other values.

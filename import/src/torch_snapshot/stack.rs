@@ -4,7 +4,7 @@
 //! first: Python code outside PyTorch and the standard library, each as `file.py:line(function)`. Without such frames, as in
 //! autograd's threads, the tag is `backward/NODE`. Else it is PyTorch's own innermost Python frame, else its operator.
 
-use super::arena::{Arena, Kind, NONE, Ref};
+use super::arena::{Arena, Kind, Ref};
 use gpumem_wire::{MAX_TAG_BYTES, Phase, Role};
 use std::collections::HashMap;
 
@@ -12,6 +12,8 @@ use std::collections::HashMap;
 const MAX_PARTS: usize = 12;
 /// Maximum length of one frame in a tag, in bytes.
 const MAX_PART_BYTES: usize = 80;
+/// Maximum number of fields that are read from a frame; a valid frame has fewer.
+const MAX_FIELDS: usize = 32;
 /// Functions that allocate workspaces (temporary buffers) for cuBLAS.
 const WORKSPACES: [&str; 3] =
     ["at::cuda::getNewWorkspace", "at::cuda::getCurrentCUDABlasHandle", "at::cuda::getCUDABlasLtWorkspace"];
@@ -23,7 +25,10 @@ struct Frame {
     /// Text of the frame in a tag.
     part: String,
     worth: Worth,
-    hint: Hint,
+    /// Phase of training that the frame indicates. Other code may run in the backward phase too.
+    phase: Phase,
+    /// Role of memory that the frame indicates.
+    role: Role,
 }
 
 /// How useful a frame is in a tag, in ascending order.
@@ -42,26 +47,6 @@ enum Worth {
     Program,
     /// Module-level Python code outside these. Used only if no function of the program is nearer to the allocation.
     Module,
-}
-
-/// Phase of training, or role of the memory, that a frame indicates.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Hint {
-    #[default]
-    Nothing,
-    /// A module is called, so the forward phase runs.
-    Forward,
-    /// The autograd engine runs, so the backward phase runs.
-    Backward,
-    /// Autograd stores a gradient.
-    Gradient,
-    Optimizer,
-    /// An optimizer creates its state.
-    OptimizerState,
-    /// A module is created or moved to the device.
-    Parameter,
-    /// A kernel library allocates a workspace.
-    Workspace,
 }
 
 /// What a stack says about the memory that was allocated there.
@@ -101,24 +86,15 @@ impl Stacks {
         let mut in_backward = false;
         for &frame in arena.runs(frames).flatten() {
             let frame = self.frames.entry(frame).or_insert_with(|| classify_frame(arena, frame));
-            match frame.hint {
-                Hint::Nothing => {}
-                Hint::Backward => in_backward = true,
-                Hint::Workspace => role = Role::Workspace,
-                Hint::Gradient => {
-                    in_backward = true;
-                    role = if role == Role::Unknown { Role::Gradient } else { role };
-                }
+            if frame.phase == Phase::Backward {
+                in_backward = true;
+                role = if role == Role::Unknown { frame.role } else { role };
+            } else if frame.role == Role::Workspace {
+                role = Role::Workspace;
+            } else if phase == Phase::Unknown {
                 // The innermost frame that indicates a phase decides; the loop goes from the innermost frame outwards.
-                _ if phase != Phase::Unknown => {}
-                Hint::Forward => phase = Phase::Forward,
-                Hint::Optimizer => phase = Phase::Optimizer,
-                Hint::OptimizerState => {
-                    phase = Phase::Optimizer;
-                    role = if role == Role::Unknown { Role::OptimizerState } else { role };
-                }
-                Hint::Parameter if role == Role::Unknown => role = Role::Parameter,
-                Hint::Parameter => {}
+                phase = frame.phase;
+                role = if role == Role::Unknown { frame.role } else { role };
             }
             if frame.worth == Worth::Nothing || frame.worth < worth {
                 continue;
@@ -182,20 +158,7 @@ struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     fn of(arena: &'a Arena, frame: Ref) -> Option<Self> {
-        if arena.kind(frame) != Some(Kind::Dict) {
-            return None;
-        }
-        let (mut name, mut file, mut line) = (NONE, NONE, NONE);
-        // A valid frame has fewer than 32 fields.
-        for pair in arena.runs(frame).flat_map(|run| run.chunks_exact(2)).take(32) {
-            let &[key, value] = pair else { continue };
-            match arena.bytes_of(key) {
-                Some(b"name") => name = value,
-                Some(b"filename") => file = value,
-                Some(b"line") => line = value,
-                _ => {}
-            }
-        }
+        let [name, file, line] = arena.fields(frame, "name filename line", MAX_FIELDS)?;
         let text = |value| arena.text(value).unwrap_or_default();
         Some(Fields { name: text(name), file: text(file), line: arena.int(line).unwrap_or(0) })
     }
@@ -227,23 +190,25 @@ fn python(fields: &Fields<'_>) -> Frame {
     let (file, name) = (&*fields.file, &*fields.name);
     let located = |short: &str| part(&format!("{short}:{}({name})", fields.line));
     if let Some(inside) = in_torch(file) {
-        let hint = match name {
-            "_engine_run_backward" => Hint::Backward,
-            "backward" if inside.starts_with("autograd/") => Hint::Backward,
+        let in_module = inside == "nn/modules/module.py";
+        let (phase, role) = match name {
+            "_engine_run_backward" => (Phase::Backward, Role::Unknown),
+            "backward" if inside.starts_with("autograd/") => (Phase::Backward, Role::Unknown),
             _ if inside.starts_with("optim/") && !inside.contains("lr_scheduler") => match name {
-                "_init_group" | "_init_state" | "init_state" => Hint::OptimizerState,
-                "zero_grad" => Hint::Nothing,
-                _ => Hint::Optimizer,
+                "_init_group" | "_init_state" | "init_state" => (Phase::Optimizer, Role::OptimizerState),
+                "zero_grad" => (Phase::Unknown, Role::Unknown),
+                _ => (Phase::Optimizer, Role::Unknown),
             },
-            "_call_impl" | "_wrapped_call_impl" if inside == "nn/modules/module.py" => Hint::Forward,
-            "_apply" | "convert" if inside == "nn/modules/module.py" => Hint::Parameter,
-            "__init__" if inside.starts_with("nn/modules/") => Hint::Parameter,
-            _ => Hint::Nothing,
+            "_call_impl" | "_wrapped_call_impl" if in_module => (Phase::Forward, Role::Unknown),
+            // A module is created, or moved to the device.
+            "_apply" | "convert" if in_module => (Phase::Unknown, Role::Parameter),
+            "__init__" if inside.starts_with("nn/modules/") => (Phase::Unknown, Role::Parameter),
+            _ => (Phase::Unknown, Role::Unknown),
         };
         let is_glue =
             matches!(name, "_call_impl" | "_wrapped_call_impl" | "decorate_context" | "_fn" | "inner");
         let worth = if is_glue { Worth::Nothing } else { Worth::Torch };
-        return Frame { part: located(&format!("torch.{}", inside.replace('/', "."))), worth, hint };
+        return Frame { part: located(&format!("torch.{}", inside.replace('/', "."))), worth, phase, role };
     }
     let is_standard = file.starts_with("<frozen")
         || file.contains("/lib/python3") && !file.contains("-packages/")
@@ -260,7 +225,7 @@ fn python(fields: &Fields<'_>) -> Frame {
         ("__init__.py", Some(package)) => format!("{package}.{last}"),
         _ => last.to_owned(),
     };
-    Frame { part: located(&short), worth, hint: Hint::Nothing }
+    Frame { part: located(&short), worth, ..Frame::default() }
 }
 
 /// Returns the path of a file within PyTorch's package; `None` for other files.
@@ -277,23 +242,20 @@ fn in_torch(file: &str) -> Option<&str> {
 
 /// Classifies a C++ function by its demangled name.
 fn native(name: &str) -> Frame {
+    let in_backward = Frame { phase: Phase::Backward, ..Frame::default() };
     if name.contains("torch::autograd::AccumulateGrad::") {
-        return Frame { part: "backward/AccumulateGrad".into(), worth: Worth::Node, hint: Hint::Gradient };
-    }
-    if let Some(node) = between(name, "torch::autograd::generated::", "::apply") {
-        return Frame { part: format!("backward/{}", part(node)), worth: Worth::Node, hint: Hint::Backward };
-    }
-    if WORKSPACES.iter().any(|function| name.contains(function)) {
-        return Frame { hint: Hint::Workspace, ..Frame::default() };
-    }
-    if name.contains("torch::autograd::Engine::") {
-        return Frame { hint: Hint::Backward, ..Frame::default() };
-    }
-    match between(name, "at::_ops::", "::call") {
-        Some(operator) => {
-            Frame { part: format!("op/{}", part(operator)), worth: Worth::Operator, hint: Hint::Nothing }
-        }
-        None => Frame::default(),
+        let part = "backward/AccumulateGrad".into();
+        Frame { part, worth: Worth::Node, role: Role::Gradient, ..in_backward }
+    } else if let Some(node) = between(name, "torch::autograd::generated::", "::apply") {
+        Frame { part: format!("backward/{}", part(node)), worth: Worth::Node, ..in_backward }
+    } else if WORKSPACES.iter().any(|function| name.contains(function)) {
+        Frame { role: Role::Workspace, ..Frame::default() }
+    } else if name.contains("torch::autograd::Engine::") {
+        in_backward
+    } else if let Some(operator) = between(name, "at::_ops::", "::call") {
+        Frame { part: format!("op/{}", part(operator)), worth: Worth::Operator, ..Frame::default() }
+    } else {
+        Frame::default()
     }
 }
 

@@ -1,19 +1,19 @@
-//! The delta log: a file next to the store, to which checkpoints of live runs append their changes. SQLite writes whole pages,
-//! for one changed number too; the log takes a few hundred bytes.
+//! The delta log: a file next to the store, to which checkpoints of live runs append their changes. An entry takes a few hundred
+//! bytes. SQLite would write several whole pages, even if only one number has changed.
 //!
 //! ```text
 //! file    entries, each: length (u32), FNV-1a hash of the rest (u64), run id, deflated body
-//! body    written_ns, number of the entry, changed parts; varints, see `packed`
+//! body    written_ns, number of the entry, changed parts; all numbers are varints, see `packed`
 //! part    name, device, seq (see `parts`), form, length, bytes
 //!   form  0: the whole part; an empty one is removed. 1: the difference from the previous entry that has the part (see `splice`)
-//! beat    in place of a run with id 0: pid, start time, time of a heartbeat
+//!         with run id 0, the body is a heartbeat instead: pid, start time of the process, time
 //! ```
 //!
-//! An entry counts if `written_ns` is that of the run's row, the time at which the row was written in the database. So writing a
-//! run there replaces its entries, in one transaction. Entries of a run are numbered; those after a gap do not count. Each part
-//! is whole when it first appears, so an entry needs no data of the database.
+//! An entry is valid if its `written_ns` is that of the run's row: the time at which the run was last written to the database. So
+//! writing the run there makes its entries invalid in the same transaction. The entries of a run are numbered; entries after a
+//! missing number are invalid. Each part is whole when it first appears, so an entry needs no data of the database.
 //!
-//! Its writer holds an exclusive lock. A second writer of the same store writes to the database only.
+//! The writer of the log holds an exclusive lock. A second writer of the same store writes to the database only.
 
 use super::packed::{put, take};
 use super::parts::{Key, Parts, hash};
@@ -27,19 +27,20 @@ use std::io::{ErrorKind, Read, Result, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Suffix of the file.
+/// Suffix of the log's file name, after the name of the store.
 pub(super) const SUFFIX: &str = "-deltas";
 /// Size at which the entries are merged into the database.
-pub(super) const MOST_BYTES: u64 = 16 << 20;
-/// Maximum bytes read of the file or of one decompressed entry. A larger file was not written by a store.
-const MOST_READ: u64 = 4 * MOST_BYTES;
-const HEAD: usize = 12;
-/// Marks a heartbeat, in place of a run's id; ids begin with 1.
-const BEAT: i64 = 0;
-/// Compression level. Entries are mostly digits; compression halves their size.
+pub(super) const MAX_BYTES: u64 = 16 << 20;
+/// Maximum number of bytes read from the file, or from one decompressed entry. No store writes more.
+const MAX_READ_BYTES: u64 = 4 * MAX_BYTES;
+/// Length of an entry's length and hash.
+const HEAD_BYTES: usize = 12;
+/// Marks a heartbeat, in place of a run's id. Ids of runs begin with 1.
+const HEARTBEAT_ID: i64 = 0;
+/// Compression level of deflate. Entries are mostly digits; compression halves their size.
 const LEVEL: u8 = 6;
-/// A part that is unchanged for this many entries is dropped from memory, and written whole when it changes.
-const IDLE: u64 = 8;
+/// Number of entries after which an unchanged part is dropped from memory. Its next change is written as a whole part.
+const MAX_IDLE_ENTRIES: u64 = 8;
 
 /// The log, open for appending.
 #[derive(Debug)]
@@ -47,21 +48,22 @@ pub(super) struct DeltaLog {
     file: File,
     /// Length of the valid entries in bytes.
     pub len: u64,
-    /// The log ends with a partial entry that could not be removed. Entries after it would not be read.
+    /// Whether the log ends with a partial entry that could not be removed. Entries after it would not be read.
     pub is_torn: bool,
     runs: HashMap<i64, LoggedRun>,
 }
 
-/// The state of a run that the log and the database hold together.
+/// The state of a run according to the database and the log together.
 #[derive(Debug, Default)]
 struct LoggedRun {
     written_ns: i64,
     /// See [`identity`](super::parts::identity).
     identity: u64,
+    /// Number of entries in the log.
     entries: u64,
-    /// Hash of each part.
+    /// Hash of each part of the run.
     hashes: HashMap<Key, u64>,
-    /// Parts that the log has, and the number of the entry that changed them.
+    /// Parts in the log that changed lately, with the number of the entry that changed them last.
     logged: HashMap<Key, (u64, Vec<u8>)>,
 }
 
@@ -80,38 +82,39 @@ impl DeltaLog {
         Ok(Some(DeltaLog { file, len, is_torn: false, runs: HashMap::new() }))
     }
 
-    /// Returns the `written_ns` to which the next entry of a run refers.
+    /// Returns the `written_ns` of a run's next entry; `None` if the run was not written to the database by this process.
     pub(super) fn written_ns(&self, id: i64) -> Option<i64> {
         self.runs.get(&id).map(|run| run.written_ns)
     }
 
-    /// Notes that the database has exactly these parts.
+    /// Records that the run was written to the database with these parts.
     pub(super) fn note_written(&mut self, id: i64, written_ns: i64, identity: u64, parts: &Parts) {
         let hashes = parts.iter().map(|(key, bytes)| (*key, hash(bytes))).collect();
         self.runs.insert(id, LoggedRun { written_ns, identity, hashes, ..LoggedRun::default() });
     }
 
-    /// Returns whether the row of the run must be written: queries use columns of the database.
+    /// Returns whether the run must be written to the database, because columns that queries use have changed.
     pub(super) fn needs_row(&self, id: i64, identity: u64) -> bool {
         self.runs.get(&id).is_none_or(|run| run.identity != identity)
     }
 
-    /// Drops the state of a run that gets no more entries.
+    /// Drops the state of a run that will get no more entries.
     pub(super) fn forget(&mut self, id: i64) {
         self.runs.remove(&id);
     }
 
+    /// Returns whether no run gets entries.
     pub(super) fn is_idle(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// Appends the parts that differ from the last entry; writes nothing if none differs.
+    /// Appends an entry with the parts that have changed; writes nothing if none has.
     pub(super) fn append(&mut self, id: i64, parts: Parts) -> Result<()> {
         let Some(run) = self.runs.get(&id) else { return Ok(()) };
-        let gone = run.hashes.keys().filter(|key| !parts.contains_key(*key)).map(|key| (*key, Vec::new()));
+        let removed = run.hashes.keys().filter(|key| !parts.contains_key(*key)).map(|key| (*key, Vec::new()));
+        let removed: Vec<_> = removed.collect();
         let is_new = |(key, bytes): &(Key, Vec<u8>)| run.hashes.get(key) != Some(&hash(bytes));
-        let gone: Vec<_> = gone.collect();
-        let changed: Vec<_> = parts.into_iter().filter(is_new).chain(gone).collect();
+        let changed: Vec<_> = parts.into_iter().filter(is_new).chain(removed).collect();
         if changed.is_empty() {
             return Ok(());
         }
@@ -143,19 +146,21 @@ impl DeltaLog {
         }
         run.entries += 1;
         let entries = run.entries;
-        run.logged.retain(|_, (changed, _)| entries - *changed <= IDLE);
+        run.logged.retain(|_, (changed, _)| entries - *changed <= MAX_IDLE_ENTRIES);
         Ok(())
     }
 
-    /// Appends a heartbeat, and has the log written to the disk.
-    pub(super) fn beat(&mut self, beat: Beat) -> Result<()> {
+    /// Appends a heartbeat, and writes the log through to the disk.
+    pub(super) fn append_heartbeat(&mut self, heartbeat: Heartbeat) -> Result<()> {
         let mut body = Vec::new();
-        [beat.pid.into(), beat.start_ticks, beat.time_ns].iter().for_each(|value| put(&mut body, *value));
-        self.write(BEAT, &body)?;
+        [heartbeat.pid.into(), heartbeat.start_ticks, heartbeat.time_ns]
+            .iter()
+            .for_each(|value| put(&mut body, *value));
+        self.write(HEARTBEAT_ID, &body)?;
         self.file.sync_data()
     }
 
-    /// Removes all entries; the database has their runs.
+    /// Removes all entries. The database must have their runs.
     pub(super) fn clear(&mut self) -> Result<()> {
         self.file.set_len(0)?;
         self.len = 0;
@@ -166,7 +171,7 @@ impl DeltaLog {
         let mut text = Vec::new();
         put(&mut text, id.cast_unsigned());
         text.append(&mut compress_to_vec(body, LEVEL));
-        let mut entry = Vec::with_capacity(HEAD + text.len());
+        let mut entry = Vec::with_capacity(HEAD_BYTES + text.len());
         entry.extend_from_slice(&(text.len() as u32).to_le_bytes());
         entry.extend_from_slice(&fnv1a(&text).to_le_bytes());
         entry.extend_from_slice(&text);
@@ -179,48 +184,52 @@ impl DeltaLog {
     }
 }
 
-/// Heartbeat of a writer whose runs did not change: the process, and the time at which it still ran.
+/// Heartbeat of a process that writes runs: the process, and a time at which it ran and its runs had not changed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Beat {
+pub(super) struct Heartbeat {
     pub pid: u32,
     pub start_ticks: u64,
-    /// CLOCK_MONOTONIC.
+    /// Time in ns, CLOCK_MONOTONIC.
     pub time_ns: u64,
 }
 
 /// Content of a log.
 #[derive(Debug, Default)]
 pub(super) struct Deltas {
+    /// Changes of each run, by its id.
     pub runs: HashMap<i64, RunDeltas>,
-    pub beat: Beat,
+    pub heartbeat: Heartbeat,
 }
 
-/// Latest parts of a run; empty ones are removed.
+/// Changes of a run after it was written to the database at `written_ns`.
 #[derive(Debug, Default)]
 pub(super) struct RunDeltas {
     pub written_ns: i64,
+    /// Latest bytes of each changed part. An empty part was removed.
     pub parts: Parts,
+    /// Number of entries.
     entries: u64,
 }
 
-/// Reads the log; `only` one run. A store without a log, or with one that this user may not read, has no entries: the database
-/// has a consistent, older state.
+/// Reads the log, only entries of the run `only` if it is given. Returns no entries if there is no log or this user may not read
+/// it; the database alone has a consistent, older state.
 pub(super) fn read(path: &Path, only: Option<i64>) -> Result<Deltas> {
     let (mut deltas, mut bytes) = (Deltas::default(), Vec::new());
     match File::open(path) {
-        Ok(file) => file.take(MOST_READ).read_to_end(&mut bytes)?,
+        Ok(file) => file.take(MAX_READ_BYTES).read_to_end(&mut bytes)?,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => 0,
         Err(error) => return Err(error),
     };
     let mut rest = bytes.as_slice();
     while let Some((body, after)) = split(rest) {
-        // A damaged entry ends its run, and no other one.
+        // After a damaged entry, later entries of its run are invalid, but not those of other runs.
         let _ = deltas.apply(body, only);
         rest = after;
     }
     Ok(deltas)
 }
 
+/// Splits off the first entry, without its length and hash; `None` if it is incomplete or damaged.
 fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = bytes.split_first_chunk::<4>()?;
     let (expected, rest) = rest.split_first_chunk::<8>()?;
@@ -229,17 +238,23 @@ fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 impl Deltas {
+    /// Returns the changes of a run whose row has this `written_ns`.
+    pub(super) fn of_run(&self, id: i64, written_ns: i64) -> Option<&RunDeltas> {
+        self.runs.get(&id).filter(|run| run.written_ns == written_ns)
+    }
+
+    /// Applies an entry; `None` if it is invalid.
     fn apply(&mut self, mut entry: &[u8], only: Option<i64>) -> Option<()> {
         let id = take(&mut entry)?.cast_signed();
-        if id != BEAT && only.is_some_and(|only| only != id) {
+        if id != HEARTBEAT_ID && only.is_some_and(|only| only != id) {
             return Some(());
         }
-        let body = decompress_to_vec_with_limit(entry, MOST_READ as usize).ok()?;
+        let body = decompress_to_vec_with_limit(entry, MAX_READ_BYTES as usize).ok()?;
         let mut body = body.as_slice();
         let mut number = || take(&mut body);
-        if id == BEAT {
+        if id == HEARTBEAT_ID {
             let pid = u32::try_from(number()?).ok()?;
-            self.beat = Beat { pid, start_ticks: number()?, time_ns: number()? };
+            self.heartbeat = Heartbeat { pid, start_ticks: number()?, time_ns: number()? };
             return Some(());
         }
         let (written_ns, entry) = (number()?.cast_signed(), number()?);
@@ -270,8 +285,8 @@ impl Deltas {
 }
 
 impl RunDeltas {
-    /// Replaces parts of the run in the database by those of the log.
-    pub(super) fn over(&self, mut parts: Parts) -> Parts {
+    /// Returns the parts of the run in the database, updated by those of the log.
+    pub(super) fn applied_to(&self, mut parts: Parts) -> Parts {
         parts.extend(self.parts.iter().map(|(key, bytes)| (*key, bytes.clone())));
         parts.retain(|_, bytes| !bytes.is_empty());
         parts

@@ -1,4 +1,4 @@
-//! Stores device details and program data in rows; a checkpoint writes only the rows that differ.
+//! Stores device details and program data (facts that the program reported) in rows; a checkpoint writes only rows that changed.
 //!
 //! ```text
 //! detail, name       seq                 body
@@ -18,7 +18,7 @@
 //! spans       0, 1, ...           256 each, JSON
 //! ```
 //!
-//! The rows of a list give its length; an empty list has no rows. Runs of schemas 2 and 3 have everything in `rest`.
+//! An empty list has no rows. Stores of schemas 2 and 3 have all lists in the JSON of `rest`.
 
 use super::packed;
 use super::tables::{damaged, execute, json};
@@ -31,12 +31,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 
-/// Number of elements in a row. A list that grows at its end changes one row; the first element of a packed row takes most space.
+/// Number of list elements in a row. With few, a new element rewrites little; with many, packing saves more space.
 const CHUNK: usize = 16;
-/// Number of single ranges in a row. Once the list is full, each new range shifts all others.
+/// Number of spans in a row. Once the list is full, each new span shifts all others, so all rows change anyway.
 const SPANS: usize = 256;
 
-/// Names of parts and of rows of details; files contain the index. `columns` is a row only.
+/// Names of parts (see `parts`) and of rows. The delta log contains the index of a part's name, so the order must not change.
+/// `columns` is never the name of a part.
 pub(super) const NAMES: [&str; 17] = [
     "run",
     "cells",
@@ -57,40 +58,37 @@ pub(super) const NAMES: [&str; 17] = [
     "columns",
 ];
 
-/// Owner of the rows: a device or a run's program data.
+/// Owner of rows: a device of a run; without a device, the run's program data.
 #[derive(Debug, Clone, Copy)]
-enum Of {
-    Device(i64, i64),
-    Run(i64),
+struct Owner {
+    run: i64,
+    device: Option<i64>,
 }
 
-impl Of {
-    /// Inserts table and condition into a statement; the condition uses parameters 1 and 2.
+impl Owner {
+    /// Inserts the owner's table and condition into a statement. Parameter 1 is the run, parameter 2 the device.
     fn sql(self, sql: &str) -> String {
-        match self {
-            Of::Device(..) => sql.replace("TABLE", "detail").replace("PLACE", "run = ?1 AND device = ?2"),
-            Of::Run(_) => sql.replace("TABLE", "own").replace("PLACE", "run = ?1 AND ?2 IS NULL"),
-        }
-    }
-
-    fn place(self) -> (i64, Option<i64>) {
-        match self {
-            Of::Device(run, device) => (run, Some(device)),
-            Of::Run(run) => (run, None),
-        }
+        let (table, place) = match self.device {
+            Some(_) => ("detail", "run = ?1 AND device = ?2"),
+            None => ("own", "run = ?1 AND ?2 IS NULL"),
+        };
+        sql.replace("TABLE", table).replace("PLACE", place)
     }
 }
 
 /// Rows of one owner, by name and seq.
 pub(super) type Rows = BTreeMap<(&'static str, i64), Body>;
 
+/// Content of a row.
 pub(super) enum Body {
+    /// JSON.
     Text(String),
+    /// See `packed`.
     Packed(Vec<u8>),
 }
 
 impl Body {
-    fn is(&self, stored: ValueRef<'_>) -> bool {
+    fn equals(&self, stored: ValueRef<'_>) -> bool {
         match (self, stored) {
             (Body::Text(text), ValueRef::Text(stored)) => text.as_bytes() == stored,
             (Body::Packed(bytes), ValueRef::Blob(stored)) => bytes == stored,
@@ -109,11 +107,11 @@ impl ToSql for Body {
 }
 
 pub(super) fn write(db: &Connection, id: i64, device: usize, details: &Details) -> Result<()> {
-    write_rows(db, Of::Device(id, device as i64), rows(details)?)
+    write_rows(db, Owner { run: id, device: Some(device as i64) }, rows(details)?)
 }
 
 pub(super) fn write_own(db: &Connection, id: i64, own: &ProgramData) -> Result<()> {
-    write_rows(db, Of::Run(id), own_rows(own)?)
+    write_rows(db, Owner { run: id, device: None }, own_rows(own)?)
 }
 
 /// Returns all rows of program data.
@@ -129,32 +127,32 @@ pub(super) fn own_rows(own: &ProgramData) -> Result<Rows> {
     Ok(rows)
 }
 
-fn write_rows(db: &Connection, of: Of, mut rows: Rows) -> Result<()> {
-    let (run, device) = of.place();
+fn write_rows(db: &Connection, owner: Owner, mut rows: Rows) -> Result<()> {
+    let Owner { run, device } = owner;
     let mut gone = Vec::new();
     {
-        let mut stored = db.prepare_cached(&of.sql("SELECT name, seq, body FROM TABLE WHERE PLACE"))?;
+        let mut stored = db.prepare_cached(&owner.sql("SELECT name, seq, body FROM TABLE WHERE PLACE"))?;
         let mut stored = stored.query(params![run, device])?;
         while let Some(row) = stored.next()? {
             let (name, seq) = (row.get_ref(0)?.as_str()?, row.get::<_, i64>(1)?);
             let key = NAMES.iter().find(|known| **known == name).map(|&known| (known, seq));
             match key.and_then(|key| Some((key, rows.get(&key)?))) {
-                Some((key, body)) if body.is(row.get_ref(2)?) => drop(rows.remove(&key)),
+                Some((key, body)) if body.equals(row.get_ref(2)?) => drop(rows.remove(&key)),
                 Some(_) => {}
                 None => gone.push((name.to_owned(), seq)),
             }
         }
     }
     for (name, seq) in gone {
-        let sql = of.sql("DELETE FROM TABLE WHERE PLACE AND name = ?3 AND seq = ?4");
+        let sql = owner.sql("DELETE FROM TABLE WHERE PLACE AND name = ?3 AND seq = ?4");
         execute(db, &sql, params![run, device, name, seq])?;
     }
-    let mut write = db.prepare_cached(match of {
-        Of::Device(..) => {
+    let mut write = db.prepare_cached(match device {
+        Some(_) => {
             "INSERT INTO detail (run, device, name, seq, body) VALUES (?1, ?2, ?3, ?4, ?5)
             ON CONFLICT DO UPDATE SET body = excluded.body"
         }
-        Of::Run(_) => {
+        None => {
             "INSERT INTO own (run, name, seq, body) SELECT ?1, ?3, ?4, ?5 WHERE ?2 IS NULL
             ON CONFLICT DO UPDATE SET body = excluded.body"
         }
@@ -192,30 +190,32 @@ pub(super) fn rows(details: &Details) -> Result<Rows> {
     Ok(rows)
 }
 
-fn list<T: Serialize>(rows: &mut Rows, name: &'static str, elements: &[T], in_a_row: usize) -> Result<()> {
-    for (seq, chunk) in (0..).zip(elements.chunks(in_a_row)) {
+fn list<T: Serialize>(rows: &mut Rows, name: &'static str, elements: &[T], row_length: usize) -> Result<()> {
+    for (seq, chunk) in (0..).zip(elements.chunks(row_length)) {
         rows.insert((name, seq), Body::Text(json(&chunk)?));
     }
     Ok(())
 }
 
 pub(super) fn read(db: &Connection, id: i64, device: usize) -> Result<Details> {
-    Stored::read(db, Of::Device(id, device as i64), &format!("device {device} of run {id}"))?.details()
+    Stored::read(db, Owner { run: id, device: Some(device as i64) }, &format!("device {device} of run {id}"))?
+        .details()
 }
 
 pub(super) fn read_own(db: &Connection, id: i64) -> Result<ProgramData> {
-    Stored::read(db, Of::Run(id), &format!("run {id} itself"))?.own()
+    Stored::read(db, Owner { run: id, device: None }, &format!("run {id} itself"))?.own()
 }
 
-/// Rows of one owner by name, and a description of the owner for messages.
+/// Rows of one owner that were read, by name and in the order of seq.
 pub(super) struct Stored {
     rows: BTreeMap<String, Vec<Body>>,
+    /// Names the owner in messages: `of ...`.
     of: String,
 }
 
 impl Stored {
-    pub(super) fn new(of: &str) -> Self {
-        Stored { rows: BTreeMap::new(), of: format!("of {of}") }
+    pub(super) fn new(owner: &str) -> Self {
+        Stored { rows: BTreeMap::new(), of: format!("of {owner}") }
     }
 
     /// Appends the next row of a name.
@@ -232,7 +232,7 @@ impl Stored {
         if let Some(parameters) = self.text("parameters")? {
             details.parameters = parameters;
         }
-        // Lists that an earlier schema stored in `rest` are kept.
+        // In a store of an earlier schema, `rest` has elements of these lists, which stay.
         details.growth.cells.extend(self.packed("columns", packed::unpack_columns)?);
         details.timeline.points.extend(self.packed("timeline", packed::unpack_points)?);
         details.iterations.rows.extend(self.list::<Iteration>("iterations")?);
@@ -250,12 +250,11 @@ impl Stored {
         Ok(own)
     }
 
-    fn read(db: &Connection, place: Of, of: &str) -> Result<Self> {
-        let sql = place.sql("SELECT name, seq, body FROM TABLE WHERE PLACE ORDER BY name, seq");
+    fn read(db: &Connection, owner: Owner, name: &str) -> Result<Self> {
+        let sql = owner.sql("SELECT name, seq, body FROM TABLE WHERE PLACE ORDER BY name, seq");
         let mut statement = db.prepare_cached(&sql)?;
-        let (run, device) = place.place();
-        let mut stored = statement.query(params![run, device])?;
-        let Stored { mut rows, of } = Stored::new(of);
+        let mut stored = statement.query(params![owner.run, owner.device])?;
+        let Stored { mut rows, of } = Stored::new(name);
         while let Some(row) = stored.next()? {
             let (name, seq) = (row.get::<_, String>(0)?, row.get::<_, i64>(1)?);
             let body = match row.get_ref(2)? {
@@ -263,11 +262,11 @@ impl Stored {
                 ValueRef::Blob(bytes) => Body::Packed(bytes.to_owned()),
                 _ => return Err(damaged(format!("{name} {seq} {of} is neither text nor packed"))),
             };
-            let of_name = rows.entry(name.clone()).or_default();
-            if of_name.len() as i64 != seq {
-                return Err(damaged(format!("{name} {seq} {of} where {} belongs", of_name.len())));
+            let bodies = rows.entry(name.clone()).or_default();
+            if bodies.len() as i64 != seq {
+                return Err(damaged(format!("{name} {seq} {of} where {} belongs", bodies.len())));
             }
-            of_name.push(body);
+            bodies.push(body);
         }
         Ok(Stored { rows, of })
     }

@@ -1,4 +1,4 @@
-//! Errors of a store, each with its file, and the ids that messages name: of runs and of the file format.
+//! Errors of a run store, and ids: of its runs, and of its file format.
 
 use rusqlite::ErrorCode;
 use std::fmt;
@@ -10,7 +10,7 @@ pub(super) const APPLICATION_ID: i64 = 0x6770_6d64;
 
 pub(super) type Result<T, E = StoreError> = std::result::Result<T, E>;
 
-/// Identifies a run of one store. Never reused, even after the run is deleted.
+/// Id of a run in one store. It is never used again, even after the run is deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunId(pub i64);
 
@@ -35,61 +35,59 @@ impl FromStr for RunId {
     }
 }
 
-/// Reasons why a request to the store failed. A failed write has changed nothing.
+/// Why a request to the store failed. A write that failed has changed nothing.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are what the messages name
 pub enum StoreError {
     /// The file does not exist; opening for reading does not create it.
-    #[error("{}: there is no run store yet: gpumemctl run -- COMMAND makes one, and so do the daemon and gpumemctl import", path.display())]
+    #[error(
+        "{path}: there is no run store yet: gpumemctl run -- COMMAND makes one, and so do the daemon and gpumemctl import"
+    )]
     NotFound { path: PathBuf },
     /// The file is not a run store; it was not changed.
     #[error(
-        "{}: not a run store: found {found}, expected an SQLite file with application id {APPLICATION_ID:#x}",
-        path.display()
+        "{path}: not a run store: found {found}, expected an SQLite file with application id {APPLICATION_ID:#x}"
     )]
     NotAStore { path: PathBuf, found: String },
     /// The store was written by a newer version of the program; it was not changed.
     #[error(
-        "{}: the store has schema version {found}, this program knows up to {supported}: use the newer program",
-        path.display()
+        "{path}: the store has schema version {found}, this program knows up to {supported}: use the newer program"
     )]
     NewerVersion { path: PathBuf, found: i64, supported: i64 },
     /// The store has an older schema; only a writer migrates it.
     #[error(
-        "{}: schema version {found}, this program reads {supported}: gpumemd brings it up to date when it starts",
-        path.display()
+        "{path}: schema version {found}, this program reads {supported}: gpumemd brings it up to date when it starts"
     )]
     OlderVersion { path: PathBuf, found: i64, supported: i64 },
-    /// The write-ahead log holds checkpoints that cannot be read without write access to the directory.
+    /// SQLite's write-ahead log (`-wal`) has data that cannot be read without write access to the directory.
     #[error(
-        "{}: its -wal file holds data that cannot be read without write access to the directory: \
-         ask the daemon, or copy the store together with its -wal file elsewhere",
-        path.display()
+        "{path}: its -wal file holds data that cannot be read without write access to the directory: \
+         ask the daemon, or copy the store together with its -wal file elsewhere"
     )]
     UnmergedLog { path: PathBuf },
     /// There is no run with this id.
-    #[error("{}: there is no run {id}", path.display())]
+    #[error("{path}: there is no run {id}")]
     UnknownRun { path: PathBuf, id: RunId },
     /// [`Store::begin`](super::Store::begin) was called with a uid that is already stored.
-    #[error("{}: a run with uid {uid:?} is stored already, as {id}", path.display())]
+    #[error("{path}: a run with uid {uid:?} is stored already, as {id}")]
     KnownUid { path: PathBuf, uid: String, id: RunId },
-    /// The run is inconsistent and was not stored.
-    #[error("{}: this run cannot be stored: {what}", path.display())]
+    /// The run contradicts itself and was not stored.
+    #[error("{path}: this run cannot be stored: {what}")]
     InvalidRun { path: PathBuf, what: String },
     /// The content of the file is inconsistent.
-    #[error("{}: the store is damaged: {what}; move it away and a new one is made", path.display())]
+    #[error("{path}: the store is damaged: {what}; move it away and a new one is made")]
     Damaged { path: PathBuf, what: String },
     /// The file system reported an I/O error. It may be temporary, or the file is unreadable.
-    #[error("{}: the file system failed: {source}", path.display())]
+    #[error("{path}: the file system failed: {source}")]
     Unreadable { path: PathBuf, source: rusqlite::Error },
     /// The disk is full or the size limit is reached. The store works again once there is space, without being reopened.
-    #[error("{}: no room for the run: the disk is full or the store's size limit is reached", path.display())]
+    #[error("{path}: no room for the run: the disk is full or the store's size limit is reached")]
     DiskFull { path: PathBuf },
     /// The file system returned an error.
-    #[error("{}: {source}", path.display())]
+    #[error("{path}: {source}")]
     Io { path: PathBuf, source: std::io::Error },
     /// Any other error of SQLite.
-    #[error("{}: {source}", path.display())]
+    #[error("{path}: {source}")]
     Sqlite { path: PathBuf, source: rusqlite::Error },
 }
 
@@ -123,7 +121,7 @@ impl StoreError {
                 ErrorCode::SystemIoFailure => StoreError::Unreadable { path, source },
                 _ => StoreError::Sqlite { path, source },
             },
-            // Values that this program never writes.
+            // Columns with values that this program never writes.
             E::FromSqlConversionFailure(..)
             | E::IntegralValueOutOfRange(..)
             | E::InvalidColumnType(..)

@@ -1,6 +1,7 @@
-//! A store file: writes, loads and lists its runs.
+//! A store file: writes, loads and lists its runs. A life is what one process did from its start to its end. The daemon may store
+//! a long life as several runs, its parts.
 
-use super::delta_log::{self, Beat, DeltaLog, Deltas};
+use super::delta_log::{self, DeltaLog, Deltas, Heartbeat};
 use super::error::{Result, RunId, StoreError};
 use super::parts::{self, Figures};
 use super::writer::{self, Writer, set_writer, state_now};
@@ -16,12 +17,12 @@ use std::path::{Path, PathBuf};
 pub struct Store {
     pub(super) db: Connection,
     pub(super) path: PathBuf,
-    /// The delta log, if this process writes it.
+    /// The delta log (see `delta_log`), if this process writes it.
     log: Option<DeltaLog>,
-    /// Checkpoints go to the database only.
+    /// Whether the size is limited; checkpoints then do not use the delta log.
     is_limited: bool,
-    /// Size of the log in bytes above which it is merged into the database.
-    most_log: u64,
+    /// Size of the delta log in bytes above which it is merged into the database.
+    max_log_bytes: u64,
 }
 
 /// An entry of the list of runs.
@@ -29,15 +30,15 @@ pub struct Store {
 #[allow(missing_docs)]
 pub struct RunSummary {
     pub id: RunId,
-    /// The writer's id of the run; the same when the writer stores it again.
+    /// Id of the run that its writer chose; the same if it is stored again.
     pub uid: String,
     /// Time of the first write, in seconds since 1970.
     pub stored_s: i64,
-    /// Number of the part of its process's life, from 1.
+    /// Number of the part of the process's life, from 1.
     pub part: u32,
-    /// Id of the preceding part, if it is still stored.
+    /// Id of the preceding part of the life, if it is still stored.
     pub continues: Option<RunId>,
-    /// The command; the source's origin if the command is unknown.
+    /// The command; if it is unknown, the origin of the run's source.
     pub label: String,
     /// Pid in the daemon's namespace; 0 if unknown.
     pub pid: u32,
@@ -46,69 +47,70 @@ pub struct RunSummary {
     /// State as [`Store::load`] returns it.
     pub state: State,
     pub clock: Clock,
-    /// Earliest time in the run's series; absent without a series.
+    /// Earliest time in the run's series in ns; absent without a series.
     pub started_ns: Option<u64>,
-    /// Latest time in the run; absent without devices.
+    /// Latest time in the run in ns; absent without devices.
     pub last_ns: Option<u64>,
-    /// Highest `tracked` on any of its devices.
+    /// Highest tracked bytes on any of its devices.
     pub peak_tracked_bytes: Option<i64>,
-    /// Ordered records applied.
+    /// Number of numbered records in the run.
     pub events: u64,
 }
 
-/// The newest stored part of a life.
+/// The newest stored part of a process's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Newest {
     /// Id in this store.
     pub id: RunId,
     /// Number of the part, from 1.
     pub part: u32,
-    /// The next part has begun or is about to begin.
+    /// Whether this part was ended because the next part begins.
     pub is_rolled: bool,
 }
 
 impl Store {
-    /// Opens a store for reading and writing. Creates a missing file (mode 0600, because it holds command lines) and a missing
-    /// directory (mode 0700). Never changes a file that is not a store.
+    /// Opens a store for reading and writing. Creates a missing file (mode 0600, because it contains command lines) and a missing
+    /// directory (mode 0700). Does not change a file that is not a store.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Ok(Store::of(path.as_ref(), open::writable(path.as_ref())?))
     }
 
-    /// Opens a store for reading. Never creates a file. Works without write access to the directory. In that case, a store that
-    /// was closed cleanly is read as of now: reopen it to see later changes.
+    /// Opens a store for reading; does not create a file. Works without write access to the directory too, if the store was
+    /// closed cleanly. Later changes are then not seen until it is opened again.
     pub fn open_read_only(path: impl AsRef<Path>) -> Result<Self> {
         Ok(Store::of(path.as_ref(), open::read_only(path.as_ref())?))
     }
 
     fn of(path: &Path, db: Connection) -> Self {
         let path = path.to_owned();
-        Store { db, path, log: None, is_limited: false, most_log: delta_log::MOST_BYTES }
+        Store { db, path, log: None, is_limited: false, max_log_bytes: delta_log::MAX_BYTES }
     }
 
-    /// Sets the size in bytes above which writes fail with [`StoreError::DiskFull`], until the store is reopened. A limit below
-    /// the present size is raised to it. Checkpoints no longer use the delta log.
+    /// Sets the size in bytes above which writes fail with [`StoreError::DiskFull`], until the store is opened again. A limit
+    /// below the present size is raised to that size. Checkpoints no longer use the delta log.
     pub fn limit_size(&mut self, bytes: u64) -> Result<()> {
         self.merge_deltas()?;
         (self.log, self.is_limited) = (None, true);
         let page: i64 = self.sql(|db| db.pragma_query_value(None, "page_size", |row| row.get(0)))?;
         let pages = i64::try_from(bytes).unwrap_or(i64::MAX) / page.max(1);
-        // The pragma returns the limit that it set, so it must run as a query.
+        // This pragma returns a row, so it must run as a query.
         let limit = format!("PRAGMA max_page_count = {}", pages.clamp(1, i64::from(u32::MAX - 1)));
         self.sql(|db| db.query_row(&limit, [], |_| Ok(())))
     }
 
     /// Sets the size in bytes above which the delta log is merged into the database.
     pub fn limit_log(&mut self, bytes: u64) {
-        self.most_log = bytes;
+        self.max_log_bytes = bytes;
     }
 
-    /// Stores a new run, which this process will checkpoint. `uid` identifies it permanently: it is the same for the same life of
-    /// a process, also after a restart of the daemon.
+    /// Stores a new run, which this process will checkpoint. `uid` identifies it permanently: for the same process, the daemon
+    /// chooses the same uid again after its own restart.
     pub fn begin(&mut self, run: &Run, uid: &str) -> Result<RunId> {
         self.begin_part(run, uid, 1)
     }
 
-    /// Stores a later part of a life; `life` is the uid of its first part, which may have been deleted.
+    /// Stores a new part of a life, which this process will checkpoint. `life` is the uid of the life's first part, which may
+    /// have been deleted.
     pub fn begin_part(&mut self, run: &Run, life: &str, part: u32) -> Result<RunId> {
         self.open_log()?;
         let writer = self.this_writer()?;
@@ -117,7 +119,7 @@ impl Store {
         Ok(id)
     }
 
-    /// Stores a finished part of a life.
+    /// Stores a finished part of a life; `life` is the uid of the life's first part.
     pub fn insert_part(&mut self, run: &Run, life: &str, part: u32) -> Result<RunId> {
         Ok(self.store_part(run, life, part, None)?.0)
     }
@@ -135,7 +137,7 @@ impl Store {
         }
     }
 
-    /// Returns the newest part of a life; `life` is the uid of its first part, which may have been deleted.
+    /// Returns the newest stored part of a life; `life` is the uid of the life's first part, which may have been deleted.
     pub fn newest(&self, life: &str) -> Result<Option<Newest>> {
         let sql = "SELECT id, part, rolled_ns IS NOT NULL FROM run WHERE life = ? ORDER BY part DESC LIMIT 1";
         let newest =
@@ -143,8 +145,8 @@ impl Store {
         self.sql(|db| db.prepare_cached(sql)?.query_row([life], newest).optional())
     }
 
-    /// Replaces a stored run. This process becomes its writer, even if another one began it. Changes since the last
-    /// checkpoint are appended to the delta log; without a change, nothing is written.
+    /// Replaces a stored run. This process becomes its writer, even if another process began it. Appends the changes since the
+    /// last checkpoint to the delta log if possible; without a change, nothing is written.
     pub fn checkpoint(&mut self, id: RunId, run: &Run) -> Result<()> {
         self.check_run(run)?;
         self.open_log()?;
@@ -157,10 +159,10 @@ impl Store {
             && log.written_ns(id.0) == Some(written_ns)
             && !log.needs_row(id.0, identity)
         {
-            if log.len > self.most_log {
+            if log.len > self.max_log_bytes {
                 self.merge_deltas()?;
             }
-            // If the log cannot be written, the database is written instead: it may have room, or its error shows the cause.
+            // If the log cannot be written, the database is written instead. That succeeds, or its error shows the cause.
             if let Some(log) = &mut self.log
                 && log.append(id.0, parts).is_ok()
             {
@@ -173,8 +175,8 @@ impl Store {
         self.note_written(id, written_ns, run)
     }
 
-    /// Writes the last checkpoint; the run has no writer from then on. A run whose state is still [`State::Open`] becomes
-    /// interrupted.
+    /// Writes the last checkpoint of a run, after which it has no writer. A run whose state is still [`State::Open`] then counts
+    /// as interrupted.
     pub fn close(&mut self, id: RunId, run: &Run) -> Result<()> {
         self.check_run(run)?;
         self.replace(id, run, None)?;
@@ -182,17 +184,17 @@ impl Store {
         Ok(())
     }
 
-    /// Notes that this process still writes its runs and that they have not changed until `time_ns` (CLOCK_MONOTONIC), except for
-    /// their last checkpoint interval. Has the delta log written to the disk.
+    /// Records that this process still writes its runs, and that they did not change until `time_ns` (CLOCK_MONOTONIC) apart from
+    /// changes that the next checkpoint will write. Writes the delta log through to the disk.
     pub fn beat(&mut self, time_ns: u64) -> Result<()> {
         let writer = self.this_writer()?;
         let Some(log) = self.log.as_mut().filter(|log| !log.is_idle()) else { return Ok(()) };
-        let beat = Beat { pid: writer.pid, start_ticks: writer.start_ticks, time_ns };
-        log.beat(beat).map_err(|error| StoreError::io(&self.path, error))
+        let heartbeat = Heartbeat { pid: writer.pid, start_ticks: writer.start_ticks, time_ns };
+        log.append_heartbeat(heartbeat).map_err(|error| StoreError::io(&self.path, error))
     }
 
-    /// Stores a completed run, such as an import. If the uid is already stored, changes nothing and returns that run's id and
-    /// false.
+    /// Stores a completed run, such as an import; returns its id and true. If a run with this uid is stored already, changes
+    /// nothing and returns that run's id and false.
     pub fn insert(&mut self, run: &Run, uid: &str) -> Result<(RunId, bool)> {
         self.store_new(run, uid, 1, None).map(|(id, new)| (id, new.is_some()))
     }
@@ -202,28 +204,28 @@ impl Store {
         let has_writer = "SELECT writer_pid IS NOT NULL FROM run WHERE id = ?";
         let has_writer =
             self.sql(|db| db.prepare_cached(has_writer)?.query_row([id.0], |row| row.get(0)).optional())?;
-        // A run without a writer is in the database as a whole.
+        // The delta log has no changes of a run without a writer.
         let deltas = if has_writer == Some(true) { self.deltas(Some(id))? } else { Deltas::default() };
         let (mut run, writer) = self.load_stored(id, &deltas)?;
         run.state = state_now(run.state, writer.as_ref());
         Ok(run)
     }
 
-    /// Returns a run with its state as stored, and its writer. The log must be read before the database: if the run is written
-    /// there meanwhile, the entries do not count.
+    /// Returns a run with the changes in `deltas` and its state as stored, and its writer. `deltas` must have been read before
+    /// this call: if the run was written to the database after that, the changes are invalid and ignored.
     fn load_stored(&self, id: RunId, deltas: &Deltas) -> Result<(Run, Option<Writer>)> {
         let read = self.sql(|db| {
             // One transaction, so that a concurrent checkpoint is seen completely or not at all.
             let db = db.unchecked_transaction()?;
             let Some((mut run, writer, written_ns)) = rows::read(&db, id.0)? else { return Ok(None) };
-            if let Some(of_run) = deltas.runs.get(&id.0).filter(|of_run| of_run.written_ns == written_ns) {
-                // Parts that cannot be read leave the older state.
-                run = parts::run(&of_run.over(parts::parts(&run)?)).unwrap_or(run);
+            if let Some(deltas) = deltas.of_run(id.0, written_ns) {
+                // If the changed parts cannot be read, the older state in the database is returned.
+                run = parts::run(&deltas.applied_to(parts::parts(&run)?)).unwrap_or(run);
             }
             Ok(Some((run, writer)))
         })?;
         let (mut run, writer) = read.ok_or_else(|| self.unknown(id))?;
-        let Beat { pid, start_ticks, time_ns } = deltas.beat;
+        let Heartbeat { pid, start_ticks, time_ns } = deltas.heartbeat;
         if writer.as_ref().is_some_and(|writer| (writer.pid, writer.start_ticks) == (pid, start_ticks)) {
             let lasts = run.devices.iter_mut().map(|device| &mut device.last.time_ns);
             lasts.filter(|last_ns| **last_ns > 0).for_each(|last_ns| *last_ns = time_ns.max(*last_ns));
@@ -231,7 +233,7 @@ impl Store {
         Ok((run, writer))
     }
 
-    /// Returns a run without cells and devices, for searches.
+    /// Returns a run without its cells and devices, which is enough for searches.
     pub fn load_head(&self, id: RunId) -> Result<Run> {
         let read = self.sql(|db| rows::read_run(db, id.0))?;
         let (mut run, writer, _) = read.ok_or_else(|| self.unknown(id))?;
@@ -244,13 +246,13 @@ impl Store {
         self.newest_runs(usize::MAX)
     }
 
-    /// Returns the newest `most` runs, newest first. Loading all runs of a large store would take too much memory.
-    pub fn newest_runs(&self, most: usize) -> Result<Vec<RunSummary>> {
+    /// Returns at most `limit` runs, the newest first.
+    pub fn newest_runs(&self, limit: usize) -> Result<Vec<RunSummary>> {
         let sql = format!("SELECT {SUMMARY} FROM run ORDER BY id DESC LIMIT ?");
-        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let deltas = self.deltas(None)?;
         self.sql(|db| {
-            db.prepare_cached(&sql)?.query_map([most], |row| Ok(summary(row, &deltas)?.0))?.collect()
+            db.prepare_cached(&sql)?.query_map([limit], |row| Ok(summary(row, &deltas)?.0))?.collect()
         })
     }
 
@@ -260,6 +262,7 @@ impl Store {
         Ok(id.map(RunId))
     }
 
+    /// Stores a new part of a life. Returns its id and `written_ns`; if the part is stored already, its id and `None`.
     fn store_new(
         &mut self,
         run: &Run,
@@ -288,7 +291,7 @@ impl Store {
         })
     }
 
-    /// Writes a run to the database; returns its new `written_ns`.
+    /// Writes a stored run to the database; returns its new `written_ns`.
     fn replace(&mut self, id: RunId, run: &Run, writer: Option<&Writer>) -> Result<i64> {
         let written = self.sql(|db| {
             let transaction = Transaction::new_unchecked(db, TransactionBehavior::Immediate)?;
@@ -300,6 +303,7 @@ impl Store {
         written.ok_or_else(|| self.unknown(id))
     }
 
+    /// Tells the delta log the state of a run that was just written to the database.
     fn note_written(&mut self, id: RunId, written_ns: i64, run: &Run) -> Result<()> {
         if self.log.is_some() {
             let (identity, parts) = self.sql(|_| Ok((parts::identity(run)?, parts::parts(run)?)))?;
@@ -308,8 +312,8 @@ impl Store {
         Ok(())
     }
 
-    /// Opens the delta log for writing, as the first checkpoint does too, and merges entries that a crashed writer left in it.
-    /// Without it, for example because another process writes it, checkpoints go to the database.
+    /// Opens the delta log for writing, and merges the entries that a crashed writer left in it. If it cannot be opened, for
+    /// example because another process writes it, checkpoints go to the database. The first checkpoint does the same.
     pub fn open_log(&mut self) -> Result<()> {
         if self.log.is_some() || self.is_limited {
             return Ok(());
@@ -330,7 +334,7 @@ impl Store {
         ids.sort_unstable_by_key(|id| id.0);
         for id in ids {
             let written_ns = self.sql(|db| rows::read_run(db, id.0))?.map(|(_, _, written_ns)| written_ns);
-            if written_ns != deltas.runs.get(&id.0).map(|of_run| of_run.written_ns) {
+            if written_ns.and_then(|written_ns| deltas.of_run(id.0, written_ns)).is_none() {
                 continue;
             }
             let (run, writer) = self.load_stored(id, &deltas)?;
@@ -406,18 +410,18 @@ fn uid_of(life: &str, part: u32) -> String {
     if part == 1 { life.to_owned() } else { format!("{life}/{part}") }
 }
 
-/// Columns of a row of a list.
+/// Columns of [`summary`].
 pub(super) const SUMMARY: &str = "id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events,
     (SELECT max(tracked_bytes) FROM moment WHERE run = run.id AND kind = 'peak'),
     clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,
     writer_pid, writer_start, writer_boot, source_origin, part,
     (SELECT id FROM run AS before WHERE before.life = run.life AND before.part = run.part - 1), written_ns";
 
-/// Reads a row that begins with the columns of [`SUMMARY`], with the changes from the delta log.
+/// Returns the summary in a row that begins with the columns [`SUMMARY`], and the newer figures from the delta log.
 pub(super) fn summary(row: &Row<'_>, deltas: &Deltas) -> rusqlite::Result<(RunSummary, Figures)> {
     let (id, written_ns): (i64, i64) = (row.get(0)?, row.get(22)?);
-    let of_run = deltas.runs.get(&id).filter(|of_run| of_run.written_ns == written_ns);
-    let figures = of_run.map(|of_run| parts::figures(&of_run.parts)).transpose()?.unwrap_or_default();
+    let deltas = deltas.of_run(id, written_ns);
+    let figures = deltas.map(|deltas| parts::figures(&deltas.parts)).transpose()?.unwrap_or_default();
     let summary = RunSummary {
         id: RunId(id),
         uid: row.get(1)?,

@@ -6,7 +6,7 @@
 //! rows                Run <-> rows
 //! details, packed     device details and program data in rows, of which only changed ones are written
 //! delta_log           the file to which checkpoints of live runs append their changes
-//! parts, splice       a run as small parts, and differences between two versions of a part
+//! parts, splice       a run as small parts for the delta log, and differences between two versions of a part
 //! room                deletes old runs and returns free space to the file system
 //! select              runs that match a filter
 //! tables              the columns of each table and the fields that they hold; values that SQLite has no type for
@@ -14,9 +14,9 @@
 //! error               StoreError, and ids of runs
 //! ```
 //!
-//! One process writes; any number of processes read at the same time. Each write is one transaction: after SIGKILL at any
-//! moment the file holds the last acknowledged checkpoint or the one in progress. After a power failure the last few
-//! checkpoints may be missing (`synchronous=NORMAL`), but every run is consistent.
+//! One process writes; any number of processes read at the same time. Each write is one transaction: if the writer is killed, the
+//! file has the last completed checkpoint or the one in progress. After a power failure the last few checkpoints may be missing
+//! (`synchronous=NORMAL`), but every run is consistent.
 
 mod delta_log;
 mod details;

@@ -2,7 +2,7 @@
 
 use super::delta_log;
 use super::error::{Result, StoreError};
-use super::schema::{self, Found};
+use super::schema::{self, FileState};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -13,39 +13,39 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Timeout of a statement that waits for another process's lock. Readers never block a writer, but a second writer or a backup
-/// tool may.
+/// Timeout of a statement that waits for a lock of another process: a second writer or a backup tool. Readers never block a
+/// writer.
 const BUSY: Duration = Duration::from_secs(5);
 
-/// Size to which the write-ahead log is truncated after a merge; otherwise it would keep its largest size.
-const LOG_BYTES: i64 = 4 << 20;
+/// Size to which SQLite truncates its write-ahead log (WAL) after a merge. Without a limit, the log would keep its largest size.
+const WAL_BYTES: i64 = 4 << 20;
 
-/// Capacity of the statement cache: more than all statements of this module, so that none is prepared twice.
+/// Capacity of the cache of prepared statements: more than the store has, so that none is prepared twice.
 const STATEMENTS: usize = 48;
 
+/// Opens a store for reading and writing, and brings its schema up to date.
 pub(super) fn writable(path: &Path) -> Result<Connection> {
-    make(path)?;
+    create(path)?;
     let db = connect(path, &absolute(path)?, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     let error = |error| StoreError::sqlite(path, error);
-    // Before any setting is changed: a file of another program must stay unchanged.
-    if recognise(&db, path)? == Found::Fresh {
-        // Only effective before the first page is written, which the switch to WAL does.
+    // This check precedes all settings, because a file of another program must stay unchanged.
+    if recognise(&db, path)? == FileState::Fresh {
+        // This setting only has an effect before the first page is written. The switch to WAL writes it.
         db.pragma_update(None, "auto_vacuum", "INCREMENTAL").map_err(error)?;
     }
-    use_log(&db).map_err(error)?;
+    use_wal(&db).map_err(error)?;
     db.pragma_update(None, "synchronous", "NORMAL").map_err(error)?;
-    db.pragma_update_and_check(None, "journal_size_limit", LOG_BYTES, |_| Ok(())).map_err(error)?;
+    db.pragma_update_and_check(None, "journal_size_limit", WAL_BYTES, |_| Ok(())).map_err(error)?;
     schema::migrate(&db, path)?;
     Ok(db)
 }
 
-/// Switches a new file to WAL; no effect if it already uses WAL. A file system without shared memory refuses WAL; the journal
-/// mode then stays as it was, which is slower but correct.
-fn use_log(db: &Connection) -> rusqlite::Result<()> {
+/// Switches a new file to SQLite's write-ahead log (WAL). On a file system without shared memory, the switch has no effect: the
+/// store is then slower but correct.
+fn use_wal(db: &Connection) -> rusqlite::Result<()> {
     let started = Instant::now();
     loop {
-        // The switch needs exclusive access, and SQLite's busy timeout does not apply to it: if another process opens the same
-        // new file, it fails at once.
+        // The switch fails at once if another process opens the same new file: SQLite's busy timeout does not apply to it.
         match db.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())) {
             Err(error)
                 if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) && started.elapsed() < BUSY =>
@@ -58,26 +58,26 @@ fn use_log(db: &Connection) -> rusqlite::Result<()> {
 }
 
 /// Creates directory and file with restricted permissions. SQLite gives its side files the permissions of the main file.
-fn make(path: &Path) -> Result<()> {
-    planted(path)?;
+fn create(path: &Path) -> Result<()> {
+    reject_planted_files(path)?;
     if let Ok(found) = path.metadata() {
-        regular(path, &found)?;
+        require_regular_file(path, &found)?;
     }
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
         made.map_err(|error| StoreError::io(parent, error))?;
     }
-    // Opens only a new file. Closing a descriptor of a file that this process has open elsewhere would release that
-    // descriptor's locks.
+    // `create_new` opens no existing file. If this process has the store open already, closing a second descriptor would release
+    // SQLite's locks on it.
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(StoreError::io(path, error)),
         _ => Ok(()),
     }
 }
 
-/// Rejects planted files in a directory that others may write to. A link, another user's file or a file with several names may
-/// be an attempt to redirect our writes. The side files are checked too, because SQLite follows links to them.
-fn planted(path: &Path) -> Result<()> {
+/// In a directory that all users may write to, rejects links, files of other users, and files with several names: they may be an
+/// attempt to redirect our writes. SQLite follows links of its side files too, so these are checked as well.
+fn reject_planted_files(path: &Path) -> Result<()> {
     let place = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !place.metadata().is_ok_and(|place| place.mode() & 0o002 != 0) {
         return Ok(());
@@ -86,7 +86,7 @@ fn planted(path: &Path) -> Result<()> {
     for suffix in ["", "-wal", "-shm", "-journal", delta_log::SUFFIX] {
         let file = side_file(path, suffix);
         let Ok(found) = file.symlink_metadata() else { continue };
-        // Other kinds of file at the main path are rejected later, with a separate message.
+        // A directory or special file at the store's path is rejected later, with a message of its own.
         if suffix.is_empty() && !found.is_file() && !found.is_symlink() {
             continue;
         }
@@ -98,8 +98,8 @@ fn planted(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Rejects directories and special files. A directory gets a clear message; a pipe would block SQLite forever.
-fn regular(path: &Path, found: &Metadata) -> Result<()> {
+/// Rejects directories and special files. SQLite would give no clear message for a directory, and block forever on a pipe.
+fn require_regular_file(path: &Path, found: &Metadata) -> Result<()> {
     match found.file_type() {
         kind if kind.is_file() => Ok(()),
         kind if kind.is_dir() => Err(StoreError::not_a_store(path, "a directory")),
@@ -107,6 +107,7 @@ fn regular(path: &Path, found: &Metadata) -> Result<()> {
     }
 }
 
+/// Opens a store for reading.
 pub(super) fn read_only(path: &Path) -> Result<Connection> {
     match path.metadata() {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -114,7 +115,7 @@ pub(super) fn read_only(path: &Path) -> Result<Connection> {
         }
         Err(error) => return Err(StoreError::io(path, error)),
         Ok(found) => {
-            regular(path, &found)?;
+            require_regular_file(path, &found)?;
             if found.len() == 0 {
                 return Err(StoreError::not_a_store(path, "an empty file"));
             }
@@ -122,39 +123,39 @@ pub(super) fn read_only(path: &Path) -> Result<Connection> {
     }
     let name = absolute(path)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
-    let opened = connect(path, &name, flags).and_then(|db| recognised(db, path));
+    let opened = connect(path, &name, flags).and_then(|db| require_version(db, path));
     match opened {
-        // A WAL file is read through side files. After a clean close there are none, and a reader who may not create them
-        // gets an error, although the main file then holds all data.
-        Err(StoreError::Sqlite { source, .. }) if wants_to_write(&source) => {
-            let log = side_file(path, "-wal");
-            if log.metadata().is_ok_and(|log| log.is_file() && log.len() > 0) {
+        // SQLite reads a store with WAL through side files. After a clean close there are none, and SQLite fails if it may not
+        // create them. The store's file then has all data, so it is read as a file that does not change.
+        Err(StoreError::Sqlite { source, .. }) if needs_write_access(&source) => {
+            let wal = side_file(path, "-wal");
+            if wal.metadata().is_ok_and(|wal| wal.is_file() && wal.len() > 0) {
                 return Err(StoreError::UnmergedLog { path: path.to_owned() });
             }
             let uri = immutable(&name);
-            recognised(connect(path, Path::new(&uri), flags | OpenFlags::SQLITE_OPEN_URI)?, path)
+            require_version(connect(path, Path::new(&uri), flags | OpenFlags::SQLITE_OPEN_URI)?, path)
         }
         opened => opened,
     }
 }
 
-fn recognised(db: Connection, path: &Path) -> Result<Connection> {
+fn require_version(db: Connection, path: &Path) -> Result<Connection> {
     match recognise(&db, path)? {
-        Found::Version(schema::VERSION) => Ok(db),
-        Found::Version(found) => {
+        FileState::Version(schema::VERSION) => Ok(db),
+        FileState::Version(found) => {
             Err(StoreError::OlderVersion { path: path.to_owned(), found, supported: schema::VERSION })
         }
-        // A writer died while it created the file; the next writer completes it.
-        Found::Fresh => Err(StoreError::NotFound { path: path.to_owned() }),
+        // A writer ended while it created the store; the next writer completes it.
+        FileState::Fresh => Err(StoreError::NotFound { path: path.to_owned() }),
     }
 }
 
-fn recognise(db: &Connection, path: &Path) -> Result<Found> {
+fn recognise(db: &Connection, path: &Path) -> Result<FileState> {
     let transaction = db.unchecked_transaction().map_err(|error| StoreError::sqlite(path, error))?;
     schema::recognise(&transaction, path)
 }
 
-fn wants_to_write(error: &rusqlite::Error) -> bool {
+fn needs_write_access(error: &rusqlite::Error) -> bool {
     let code = error.sqlite_error_code();
     matches!(code, Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied))
 }
@@ -171,7 +172,7 @@ fn connect(path: &Path, name: &Path, flags: OpenFlags) -> Result<Connection> {
     open().map_err(|error| StoreError::sqlite(path, error))
 }
 
-/// Returns the absolute path. SQLite is built to treat names that begin with `file:` as URIs, which an absolute path does not.
+/// Returns the absolute path. SQLite takes a name that begins with `file:` for a URI, which an absolute path is not.
 fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| StoreError::io(path, error))
 }

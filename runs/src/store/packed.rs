@@ -1,7 +1,7 @@
-//! Compact encoding for lists of numbers that are rewritten often: timelines and columns of growth.
+//! Compact encoding for lists of numbers that are rewritten often: timelines, columns of growth, and buckets of series.
 //!
-//! A number is a LEB128 varint of 64 bits; signed numbers are zigzag-coded first (0, -1, 1, -2, ... become 0, 1, 2, 3, ...). All
-//! differences wrap, so that every value can be restored.
+//! A number is a LEB128 varint of 64 bits. Signed numbers are zigzag-coded first (0, -1, 1, -2, ... become 0, 1, 2, 3, ...).
+//! Differences wrap on overflow, so that every value can be restored.
 //!
 //! ```text
 //! timeline chunk   points
@@ -15,17 +15,16 @@
 //!   amount         signed last (minus the previous one of the same amount); in form 2 also signed min and max (minus last)
 //! ```
 //!
-//! For the first point of a chunk, cell and value the previous ones are 0; the first point has form 0. Measured: a timeline of
-//! 256 points of 64 cells, of which a quarter changes between points, takes 286 KB as JSON and 27 KB packed. 64 columns of 64
-//! points take 8 KB.
+//! The number before the first one of a list is 0; the first point of a chunk has form 0. Measured: a timeline of 256 points with
+//! 64 cells, of which a quarter changes between points, takes 286 KB as JSON and 27 KB packed. 64 columns of 64 points take 8 KB.
 
 use gpumem_model::series::{Bucket, Extremes};
 use gpumem_model::timeline::Point;
 
-/// Limits for unpacking: cells of a point and points of a chunk, far more than are ever written (64 and 16). A point without
-/// differences takes five bytes but as much memory as the previous one. So a small chunk of a damaged or malicious store could
-/// exhaust the memory.
+/// Maximum number of cells of an unpacked point, far more than are written (64). A point without differences takes five bytes but
+/// as much memory as the previous one. Without limits, a small chunk of a malicious store could exhaust the memory.
 const MAX_CELLS: usize = 4096;
+/// Maximum number of points of an unpacked chunk, far more than are written (16).
 const MAX_POINTS: usize = 1024;
 
 /// Packs points into a chunk.
@@ -151,12 +150,12 @@ pub(super) fn unpack_buckets(mut packed: &[u8]) -> Option<Vec<Bucket>> {
                 continue;
             }
             *last = last.wrapping_add(take_signed(&mut packed)?);
-            let mut of = Extremes::at(*last);
+            let mut extremes = Extremes::at(*last);
             if form == 2 {
-                of.min = last.wrapping_add(take_signed(&mut packed)?);
-                of.max = last.wrapping_add(take_signed(&mut packed)?);
+                extremes.min = last.wrapping_add(take_signed(&mut packed)?);
+                extremes.max = last.wrapping_add(take_signed(&mut packed)?);
             }
-            *amount = Some(of);
+            *amount = Some(extremes);
         }
         let [used, tracked, untrackable] = amounts;
         let mut count = || u32::try_from(take(&mut packed)?).ok();
@@ -174,8 +173,8 @@ fn differences(before: &[(u32, i64)], now: &[(u32, i64)]) -> Option<Vec<(u32, i6
     (is_plain(before) && is_plain(now)).then(|| merged(now, before, i64::wrapping_sub))
 }
 
-/// Merges two lists by cell: combines their values with `with` and drops zeros.
-fn merged(a: &[(u32, i64)], b: &[(u32, i64)], with: impl Fn(i64, i64) -> i64) -> Vec<(u32, i64)> {
+/// Merges two lists that are sorted by cell: combines the values of each cell with `combine` and drops zeros.
+fn merged(a: &[(u32, i64)], b: &[(u32, i64)], combine: impl Fn(i64, i64) -> i64) -> Vec<(u32, i64)> {
     let mut out = Vec::with_capacity(a.len().max(b.len()));
     let (mut a, mut b) = (a.iter().copied().peekable(), b.iter().copied().peekable());
     loop {
@@ -184,14 +183,15 @@ fn merged(a: &[(u32, i64)], b: &[(u32, i64)], with: impl Fn(i64, i64) -> i64) ->
             (Some((cell, _)), None) | (None, Some((cell, _))) => *cell,
             (None, None) => return out,
         };
-        let of = |pair: Option<(u32, i64)>| pair.map_or(0, |(_, bytes)| bytes);
-        let bytes = with(of(a.next_if(|(at, _)| *at == cell)), of(b.next_if(|(at, _)| *at == cell)));
+        let value = |pair: Option<(u32, i64)>| pair.map_or(0, |(_, bytes)| bytes);
+        let bytes = combine(value(a.next_if(|(at, _)| *at == cell)), value(b.next_if(|(at, _)| *at == cell)));
         if bytes != 0 {
             out.push((cell, bytes));
         }
     }
 }
 
+/// Appends a varint.
 pub(super) fn put(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
@@ -204,6 +204,7 @@ fn put_signed(out: &mut Vec<u8>, value: i64) {
     put(out, (value.wrapping_shl(1) ^ (value >> 63)).cast_unsigned());
 }
 
+/// Takes a varint from the beginning of `from`; `None` if it is invalid.
 pub(super) fn take(from: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for shift in (0..64).step_by(7) {

@@ -1,4 +1,4 @@
-//! A run as a list of small parts, of which few change from one checkpoint to the next. The delta log stores parts.
+//! Splits a run into small parts, of which few change from one checkpoint to the next. The delta log stores the changed parts.
 //!
 //! ```text
 //! part         of       seq       bytes
@@ -11,7 +11,7 @@
 //! rest ... spans    -1            as in table `own`
 //! ```
 //!
-//! JSON of the model and packed lists only grow, so a later version reads the parts that an earlier one wrote.
+//! Later versions only add fields, so they can read the parts that an earlier version wrote.
 
 use super::details::{self, Body, NAMES, Rows, Stored};
 use super::packed;
@@ -25,12 +25,14 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
 
+/// Number of cells or buckets in a part.
 const CHUNK: usize = 64;
+/// Number of cells whose amounts are in one part.
 const CELLS: u32 = 32;
-/// In place of a device: program data.
+/// Stands for the program data, in place of the number of a device.
 const OWN: i64 = -1;
 
-/// Index of the name, device, and seq.
+/// Identifies a part: index of its name in [`NAMES`], number of the device, and seq.
 pub(super) type Key = (u8, i64, i64);
 pub(super) type Parts = BTreeMap<Key, Vec<u8>>;
 
@@ -94,7 +96,8 @@ fn put_device(parts: &mut Parts, at: i64, device: &Device) -> Result<()> {
         parts.insert(key("series", at, seq), packed::pack_buckets(buckets));
     }
     let mut rows = details::rows(&device.details)?;
-    // In JSON, a new point changes a few bytes of each column.
+    // The columns are not packed, because then a new point would change all bytes. In JSON, it changes a few bytes of each
+    // column.
     rows.remove(&("columns", 0));
     if device.details.growth != Growth::default() {
         rows.insert(("growth", 0), Body::Text(json(&device.details.growth)?));
@@ -156,7 +159,7 @@ pub(super) fn run(parts: &Parts) -> Result<Run> {
     Ok(run)
 }
 
-/// Returns a hash of the fields by which queries select runs. If it changes, the run is written to the database.
+/// Returns a hash of the fields by which queries select runs. If it changes, a checkpoint writes the run to the database.
 pub(super) fn identity(run: &Run) -> Result<u64> {
     let devices: Vec<_> =
         run.devices.iter().map(|device| (&device.name, device.ordinal, &device.details.ooms)).collect();
@@ -164,7 +167,7 @@ pub(super) fn identity(run: &Run) -> Result<u64> {
     Ok(hash(identity.as_bytes()))
 }
 
-/// Figures of a list of runs, as far as the delta log has them.
+/// Newer figures of a run for lists, if the delta log has them.
 #[derive(Debug, Default)]
 pub(super) struct Figures {
     pub events: Option<u64>,
@@ -197,7 +200,7 @@ fn from_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     serde_json::from_slice(bytes).map_err(|error| damaged(format!("a part of a run: {error}")))
 }
 
-/// Returns a hash of bytes, the same for the life of this process.
+/// Returns a hash, which is only valid within this process.
 pub(super) fn hash(bytes: &[u8]) -> u64 {
     foldhash::quality::FixedState::default().hash_one(bytes)
 }

@@ -1,5 +1,5 @@
-//! Makes space for new runs: finds deletable runs, deletes them, and returns free space to the file system. Each call does a
-//! bounded amount of work; the caller decides when and how often.
+//! Makes space for new runs: finds runs that may be deleted, deletes them, and returns free space to the file system. Each call
+//! does a limited amount of work; the caller decides when and how often.
 
 use super::error::{Result, RunId, StoreError};
 use super::file::Store;
@@ -7,7 +7,7 @@ use super::tables::{execute, maybe_unsigned, unsigned};
 use super::writer::{Writer, writer};
 use rusqlite::{OptionalExtension, Row};
 
-/// Columns for [`over`] and [`lives`].
+/// Columns for [`over`] and [`is_in_use`].
 const SELECT: &str =
     "SELECT id, written_s, writer_pid, writer_start, writer_boot, pid, start_ticks, life, rolled_ns, owner_uid, weight
     FROM run";
@@ -15,7 +15,7 @@ const SELECT: &str =
 /// Size of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Room {
-    /// Size of the file in bytes, without its log.
+    /// Size of the store's file in bytes, without the write-ahead log.
     pub file_bytes: u64,
     /// Bytes of the file that [`Store::shrink`] can return.
     pub free_bytes: u64,
@@ -42,13 +42,13 @@ pub struct Over {
 }
 
 impl Store {
-    /// Reads the whole file and checks its integrity and foreign keys. Takes as long as reading the file.
+    /// Reads the whole file and checks its integrity and its foreign keys.
     ///
     /// # Errors
     /// [`StoreError::Damaged`] names the first inconsistency.
     pub fn check(&self) -> Result<()> {
         let text = |sql: &str| self.sql(|db| db.query_row(sql, [], |row| row.get::<_, String>(0)).optional());
-        let integrity = text("PRAGMA integrity_check(1)")?.filter(|said| said != "ok");
+        let integrity = text("PRAGMA integrity_check(1)")?.filter(|result| result != "ok");
         let foreign =
             text("PRAGMA foreign_key_check")?.map(|table| format!("a row of {table} belongs to nothing"));
         match integrity.or(foreign) {
@@ -67,26 +67,28 @@ impl Store {
         })
     }
 
-    /// Returns the daemon's runs that may be deleted, oldest write first. Excludes imports, runs whose writer is alive, and runs
-    /// of live processes.
+    /// Returns the runs that may be deleted, the one with the oldest last write first. These are runs of the daemon whose process
+    /// has ended and whose writer has ended; imports are never among them.
     pub fn over(&self) -> Result<Vec<Over>> {
         let sql = format!("{SELECT} WHERE source_kind = 'daemon'");
         let mut over: Vec<Over> = self.sql(|db| {
             let mut statement = db.prepare_cached(&sql)?;
-            let rows = statement.query_map([], |row| Ok((over(row)?, lives(row)?)))?;
-            rows.filter_map(|row| row.map(|(over, lives)| (!lives).then_some(over)).transpose()).collect()
+            let rows = statement.query_map([], |row| Ok((over(row)?, is_in_use(row)?)))?;
+            rows.filter_map(|row| row.map(|(over, is_in_use)| (!is_in_use).then_some(over)).transpose())
+                .collect()
         })?;
         over.sort_by_key(|over| (over.written_s, over.id));
         Ok(over)
     }
 
-    /// Deletes a run of [`Store::over`]. Returns false and deletes nothing if the run has changed or may no longer be deleted.
+    /// Deletes a run that [`Store::over`] returned. Returns false and deletes nothing if the run has changed or is in use again.
     pub fn delete(&mut self, over: Over) -> Result<bool> {
         let sql = format!("{SELECT} WHERE id = ?");
         self.sql(|db| {
             let transaction =
                 rusqlite::Transaction::new_unchecked(db, rusqlite::TransactionBehavior::Immediate)?;
-            let found = transaction.query_row(&sql, [over.id.0], |row| Ok((self::over(row)?, lives(row)?)));
+            let found =
+                transaction.query_row(&sql, [over.id.0], |row| Ok((self::over(row)?, is_in_use(row)?)));
             if !matches!(found.optional()?, Some((found, false)) if found == over) {
                 return Ok(false);
             }
@@ -96,10 +98,10 @@ impl Store {
         })
     }
 
-    /// Frees at most `pages` unused pages. The file system gets them back when the log is next merged, at the latest by
-    /// [`Store::merge`].
+    /// Removes at most `pages` unused pages from the file. The file shrinks when SQLite next merges its write-ahead log, at the
+    /// latest in [`Store::merge`].
     pub fn shrink(&mut self, pages: u32) -> Result<()> {
-        // The pragma frees pages only while it is stepped; it returns no rows.
+        // This pragma returns no rows, but it frees pages only while rows are requested.
         let sql = format!("PRAGMA incremental_vacuum({pages})");
         self.sql(|db| {
             let mut statement = db.prepare(&sql)?;
@@ -109,7 +111,7 @@ impl Store {
         })
     }
 
-    /// Merges the log into the file as far as readers allow, without waiting.
+    /// Merges SQLite's write-ahead log into the store's file, without waiting for readers that prevent a part of it.
     pub fn merge(&mut self) -> Result<()> {
         self.sql(|db| db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())))
     }
@@ -124,15 +126,15 @@ fn over(row: &Row<'_>) -> rusqlite::Result<Over> {
     })
 }
 
-/// Whether the run's writer is alive, or the run is the newest part of a live process.
-fn lives(row: &Row<'_>) -> rusqlite::Result<bool> {
-    if writer(row, 2)?.is_some_and(|writer| writer.lives()) {
+/// Returns whether the run's writer is alive, or the run is the newest part of a live process.
+fn is_in_use(row: &Row<'_>) -> rusqlite::Result<bool> {
+    if writer(row, 2)?.is_some_and(|writer| writer.is_alive()) {
         return Ok(true);
     }
     let (pid, start_ticks) = (row.get(5)?, unsigned(row, 6)?);
     let life: String = row.get(7)?;
     let is_rolled = row.get::<_, Option<i64>>(8)?.is_some();
-    // The daemon's uid of a life is boot, pid and start time.
+    // The daemon's uid of a process's life has the form BOOT:PID:START, see `Writer`.
     let boot_id = life.split(':').next().unwrap_or_default().to_owned();
-    Ok(!is_rolled && start_ticks != 0 && Writer { pid, start_ticks, boot_id }.lives())
+    Ok(!is_rolled && start_ticks != 0 && Writer { pid, start_ticks, boot_id }.is_alive())
 }

@@ -11,18 +11,20 @@
 //! own      (run, name, seq)                  Run::own: see `details`
 //! ```
 //!
-//! - All sizes are bytes. Columns ending in `_ns` are record time; together with `wall_offset_ns` they give the wall clock.
-//!   `stored_s` and `written_s`, the first and last write, are seconds since 1970.
-//! - A u64 is stored as the same 64 bits. Values above i64::MAX (from a damaged recording or a malicious peer) are preserved,
-//!   but look negative to other readers of the file. No query sorts or sums by such a column: buckets are
-//!   sorted by `seq`.
+//! - All sizes are bytes. Columns that end in `_ns` are times of records; plus `wall_offset_ns` they are ns since 1970.
+//!   `stored_s`
+//!   and `written_s`, the first and last write, are seconds since 1970.
+//! - A u64 is stored as the same 64 bits, so values above i64::MAX (from a damaged recording or a malicious peer) look negative
+//!   to
+//!   other readers of the file. No query sorts or sums by such a column: buckets are sorted by `seq`.
 //! - `run.label`, `started_ns`, `last_ns` and `events` duplicate other data, so that listing runs reads only this table and the
 //!   scalars of moments.
-//! - `life` is the uid of the first part of a process's life; `part` counts from 1. `rolled_ns` is the time when the next part
-//!   began and takes precedence over `state`.
+//! - A run may be a part of a process's life: `life` is the uid of the first part, and `part` counts from 1. `rolled_ns` is the
+//!   time
+//!   at which the next part began; if it is set, `state` does not apply.
 //! - `weight` is the approximate size of the run in bytes, used to share space among users; null in runs of earlier versions.
-//! - `written_ns` is the time of the last write of the run, in ns since 1970, and greater than that of the write before. Entries of
-//!   the delta log refer to it.
+//! - `written_ns` is the time of the last write of the run, in ns since 1970. Each write gives it a greater value. Entries of the
+//!   delta log refer to it.
 //! - `writer_*` identify the process that checkpoints the run; null once the run has no writer.
 //! - Deleting a run deletes all its rows. `amount.cell` is an index into `cell` without a foreign key. A foreign key would need
 //!   a separate index, or deleting a run of n cells would scan its amounts n times.
@@ -199,19 +201,19 @@ ALTER TABLE run ADD COLUMN written_ns INTEGER NOT NULL DEFAULT 0;
 ",
 ];
 
-/// What kind of SQLite file was found.
+/// State of an SQLite file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Found {
-    /// No tables and no application id: just created, or created by a process that crashed at once.
+pub(super) enum FileState {
+    /// The file has no tables and no application id: it was just created, or its creator crashed before the first write.
     Fresh,
     /// A store of this schema version, 1..=[`VERSION`].
     Version(i64),
 }
 
-/// Recognises the file without changing it. As the first read of the file, it also reports most kinds of damage.
+/// Returns whether the file is a store, without changing it. This is the first read of the file, so it also reports most damage.
 ///
-/// Takes a transaction, so that a store that another process is creating is seen completely or not at all.
-pub(super) fn recognise(connection: &Transaction<'_>, path: &Path) -> Result<Found, StoreError> {
+/// `connection` is a transaction, so that a store that another process is creating is seen completely or not at all.
+pub(super) fn recognise(connection: &Transaction<'_>, path: &Path) -> Result<FileState, StoreError> {
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     let read = || -> rusqlite::Result<_> {
         let tables = "SELECT count(*) FROM sqlite_master";
@@ -219,12 +221,12 @@ pub(super) fn recognise(connection: &Transaction<'_>, path: &Path) -> Result<Fou
         Ok((pragma("application_id")?, pragma("user_version")?, tables))
     };
     match read().map_err(|error| StoreError::sqlite(path, error))? {
-        (0, 0, 0) => Ok(Found::Fresh),
+        (0, 0, 0) => Ok(FileState::Fresh),
         (APPLICATION_ID, found, _) if found > VERSION => {
             Err(StoreError::NewerVersion { path: path.to_owned(), found, supported: VERSION })
         }
-        (APPLICATION_ID, found @ 1.., tables) if tables > 0 => match made_up(connection) {
-            Ok(None) => Ok(Found::Version(found)),
+        (APPLICATION_ID, found @ 1.., tables) if tables > 0 => match find_executable_schema(connection) {
+            Ok(None) => Ok(FileState::Version(found)),
             Ok(Some(what)) => Err(StoreError::not_a_store(path, what)),
             Err(error) => Err(StoreError::sqlite(path, error)),
         },
@@ -239,9 +241,9 @@ pub(super) fn recognise(connection: &Transaction<'_>, path: &Path) -> Result<Fou
     }
 }
 
-/// Finds schema objects that could run code chosen by the file's creator. A view or generated column in place of one of our
-/// tables may return endless rows, and a trigger may write anything. Views and tables with other names are ignored.
-fn made_up(db: &Connection) -> rusqlite::Result<Option<String>> {
+/// Describes a view, trigger, virtual table or generated column in place of one of our tables, if there is one. They would run
+/// SQL that a hostile creator of the file chose. Views and tables with other names are not used, so they are ignored.
+fn find_executable_schema(db: &Connection) -> rusqlite::Result<Option<String>> {
     let sql = "
         SELECT 'a ' || iif(type = 'table', 'virtual table', type) || ' ' || quote(name) FROM sqlite_schema
             WHERE lower(iif(type = 'trigger', tbl_name, name)) IN (SELECT value FROM json_each(?1))
@@ -258,10 +260,10 @@ pub(super) fn migrate(connection: &Connection, path: &Path) -> Result<(), StoreE
     let error = |error| StoreError::sqlite(path, error);
     let transaction =
         Transaction::new_unchecked(connection, TransactionBehavior::Immediate).map_err(error)?;
-    // Checked again under the lock: another process may have upgraded the file in the meantime.
+    // The version is read again under the lock, because another process may have upgraded the file in the meantime.
     let from = match recognise(&transaction, path)? {
-        Found::Fresh => 0,
-        Found::Version(found) => found,
+        FileState::Fresh => 0,
+        FileState::Version(found) => found,
     };
     let steps = STEPS.iter().skip(usize::try_from(from).unwrap_or(STEPS.len()));
     let apply = || {

@@ -1,19 +1,20 @@
-//! Selects runs by filters on the columns of the tables.
+//! Selects runs by a filter. The filter becomes an SQL condition; only the state is checked after reading.
 
 use super::error::Result;
 use super::file::{RunSummary, SUMMARY, Store, summary};
+use super::tables;
 use gpumem_model::run::State;
 use rusqlite::types::ToSql;
 
-/// Conditions, order and limit of a selection. The default selects all runs, newest first.
+/// Conditions, order and limit of a selection of runs. The default selects all runs, the newest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Filter {
     /// User name or uid.
     pub user: Option<String>,
-    /// Job id, or the name that was prepended to it.
+    /// Job id, or the name of a job whose id has the form NAME.ID.
     pub job: Option<String>,
-    /// Device number, or the beginning of a UUID.
+    /// Number of a device, or the beginning of its UUID.
     pub device: Option<String>,
     /// Runs that had not ended before this time, in ns since 1970.
     pub since_ns: Option<i64>,
@@ -29,14 +30,14 @@ pub struct Filter {
     pub limit: Option<usize>,
 }
 
-/// Sort key; largest or newest first, names in ascending order.
+/// Order of the selected runs: largest or newest first, labels in ascending order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Sort {
     #[default]
     Stored,
     Started,
-    /// Highest `tracked`; for a process without an agent, highest `used`.
+    /// Highest tracked bytes; for a process without an agent, highest bytes that NVML charged.
     Peak,
     Events,
     Label,
@@ -52,9 +53,9 @@ pub struct Listed {
     pub job: Option<String>,
     pub rank: Option<String>,
     pub devices: Vec<String>,
-    /// Highest `used` that was read on any of its devices.
+    /// Highest bytes that NVML charged to the process on any of its devices.
     pub peak_used_bytes: Option<i64>,
-    /// Number of actual or suspected OOMs.
+    /// Number of times at which memory ran out or is suspected to have run out.
     pub ooms: u64,
 }
 
@@ -72,7 +73,8 @@ pub fn state_name(state: State) -> &'static str {
     }
 }
 
-/// SQL equivalent of `Oom::is_true` and suspicions, over rows of `detail`. Older schemas store all OOMs in one row.
+/// SQL for the number of times at which memory ran out (see `Oom::is_true`) or is suspected to have run out. Older schemas store
+/// them in the row `rest`.
 const OOMS: &str = "(SELECT count(*) FROM detail, json_each(CASE
         WHEN name NOT IN ('ooms', 'rest') OR NOT json_valid(body) THEN '[]'
         WHEN name = 'ooms' THEN body
@@ -89,23 +91,24 @@ impl Store {
     pub fn select(&self, filter: &Filter) -> Result<Vec<Listed>> {
         let mut conditions: Vec<String> = Vec::new();
         let mut values: Vec<Box<dyn ToSql>> = Vec::new();
-        let mut ask = |condition: &str, value: Box<dyn ToSql>| {
+        let mut add = |condition: &str, value: Box<dyn ToSql>| {
             values.push(value);
             conditions.push(condition.replace("?", &format!("?{}", values.len())));
         };
         if let Some(user) = &filter.user {
             let condition = "(facts ->> '$.user' = ? OR cast(owner_uid AS TEXT) = ?)";
-            ask(condition, Box::new(user.clone()));
+            add(condition, Box::new(user.clone()));
         }
         if let Some(job) = &filter.job {
-            // Same as `owner::is_of_job`: the filter matches a whole id NAME.ID, or NAME, which ends at the last full stop.
+            // The same rule as `owner::is_of_job`: the filter is a whole id such as NAME.ID, or NAME, which ends at the last full
+            // stop.
             let condition =
                 "(claims ->> '$.job' = ? OR (substr(claims ->> '$.job', 1, length(?) + 1) = ? || '.'
                 AND instr(substr(claims ->> '$.job', length(?) + 2), '.') = 0)
                 OR coalesce(nullif(facts ->> '$.slurm_job', ''), nullif(facts ->> '$.mapped_job', ''),
                     claims ->> '$.slurm_job', claims ->> '$.slurm_job_id') = ?
                 OR coalesce(facts ->> '$.pod_uid', claims ->> '$.pod_uid') = ? OR facts ->> '$.pod' = ?)";
-            ask(condition, Box::new(job.clone()));
+            add(condition, Box::new(job.clone()));
         }
         if let Some(device) = &filter.device {
             let condition = match device.parse::<u32>() {
@@ -115,17 +118,17 @@ impl Store {
                         WHERE run = run.id AND lower(substr(name, 1, length(?))) = lower(?))"
                 }
             };
-            ask(condition, Box::new(device.clone()));
+            add(condition, Box::new(device.clone()));
         }
         if let Some(since_ns) = filter.since_ns {
-            // The last data of a live run may be in the delta log.
-            ask(
+            // The database may not have the end of a run with a writer, because its last changes may be in the delta log.
+            add(
                 &format!("({ENDED} >= ? OR writer_pid IS NOT NULL)"),
                 Box::new(since_ns.div_euclid(1_000_000_000)),
             );
         }
         if let Some(until_ns) = filter.until_ns {
-            ask(&format!("{STARTED} <= ?"), Box::new(until_ns.div_euclid(1_000_000_000)));
+            add(&format!("{STARTED} <= ?"), Box::new(until_ns.div_euclid(1_000_000_000)));
         }
         if let Some(label) = &filter.label {
             let named = ["label", "source_origin", "coalesce(claims ->> '$.job', '')"];
@@ -134,7 +137,7 @@ impl Store {
             } else {
                 named.map(|name| format!("instr(lower({name}), lower(@)) > 0"))
             };
-            ask(&format!("({})", fits.join(" OR ")).replace('@', "?"), Box::new(label.clone()));
+            add(&format!("({})", fits.join(" OR ")).replace('@', "?"), Box::new(label.clone()));
         }
         if filter.oom {
             conditions.push(format!("{OOMS} > 0"));
@@ -165,18 +168,18 @@ impl Store {
                 Ok(Listed {
                     run,
                     user: row.get(23)?,
-                    uid: super::tables::maybe_unsigned(row, 24)?,
+                    uid: tables::maybe_unsigned(row, 24)?,
                     job: row.get(25)?,
                     rank: row.get(26)?,
-                    devices: super::tables::from_json(row, 27)?,
+                    devices: tables::from_json(row, 27)?,
                     peak_used_bytes: row.get::<_, Option<i64>>(28)?.max(figures.peak_used_bytes),
-                    ooms: super::tables::unsigned(row, 29)?,
+                    ooms: tables::unsigned(row, 29)?,
                 })
             })?;
-            // The state depends on whether the writer is alive, which no column holds.
-            let is_meant =
+            // The state depends on whether the writer is alive, so SQL cannot select by it.
+            let matches =
                 |listed: &Listed| filter.state.is_none_or(|state| state_name(listed.run.state) == state);
-            rows.filter(|row| row.as_ref().map_or(true, is_meant)).take(limit).collect()
+            rows.filter(|row| row.as_ref().map_or(true, matches)).take(limit).collect()
         })
     }
 }

@@ -1,15 +1,15 @@
 //! Differences between two versions of a text, such as JSON in which some numbers have changed.
 //!
-//! A difference is a list of steps. Each step copies bytes of the old text, skips old bytes, and inserts new ones: `copy`,
-//! `skip`, `n` (varints, see [`packed`](super::packed)) and `n` bytes. So a patched text is never longer than the old text and
-//! the difference together.
+//! A difference is a list of steps: three numbers `copy`, `skip` and `n` (varints, see [`packed`](super::packed)), and `n` bytes.
+//! A step copies bytes of the old text, skips old bytes, and inserts the `n` bytes. So a patched text is never longer than the
+//! old text and the difference together.
 
 use super::packed::{put, take};
 
-/// Pieces to look ahead for the next common piece.
+/// Maximum number of pieces to skip and insert until the next common piece.
 const AHEAD: usize = 16;
 
-/// Returns the difference from `old` to `new`. Both are compared piece by piece; a piece ends with a comma.
+/// Returns the difference from `old` to `new`. Compares both piece by piece; a piece ends with a comma.
 pub(super) fn difference(old: &[u8], new: &[u8]) -> Vec<u8> {
     let pieces = |text| <[u8]>::split_inclusive(text, |byte| *byte == b',').collect::<Vec<_>>();
     let (old, new): (Vec<&[u8]>, Vec<&[u8]>) = (pieces(old), pieces(new));
@@ -19,7 +19,7 @@ pub(super) fn difference(old: &[u8], new: &[u8]) -> Vec<u8> {
             (0..2).all(|next| old.get(i + skip + next) == new.get(j + insert + next))
         };
         if old.get(i) == new.get(j) {
-            steps.keep(old[i].len());
+            steps.copy(old[i].len());
             (i, j) = (i + 1, j + 1);
             continue;
         }
@@ -38,7 +38,7 @@ pub(super) fn difference(old: &[u8], new: &[u8]) -> Vec<u8> {
     steps.out
 }
 
-/// Returns the new text; `None` if the difference does not belong to the old one.
+/// Returns the new text; `None` if the difference was not made from this old text.
 pub(super) fn patched(mut old: &[u8], mut difference: &[u8]) -> Option<Vec<u8>> {
     let mut new = Vec::with_capacity(old.len());
     while !difference.is_empty() {
@@ -62,24 +62,27 @@ struct Steps {
 }
 
 impl Steps {
-    fn keep(&mut self, bytes: usize) {
+    /// Copies bytes of the old text.
+    fn copy(&mut self, bytes: usize) {
         if bytes > 0 && (self.skip > 0 || !self.insert.is_empty()) {
             self.flush();
         }
         self.copy += bytes;
     }
 
+    /// Replaces bytes, of which the common beginning and end are copied.
     fn replace(&mut self, old: &[u8], new: &[u8]) {
-        let common = |a: &mut dyn Iterator<Item = (&u8, &u8)>| a.take_while(|(a, b)| a == b).count();
+        let common = |pairs: &mut dyn Iterator<Item = (&u8, &u8)>| pairs.take_while(|(a, b)| a == b).count();
         let start = common(&mut old.iter().zip(new));
         let (old, new) = (&old[start..], &new[start..]);
         let end = common(&mut old.iter().rev().zip(new.iter().rev()));
-        self.keep(start);
+        self.copy(start);
         self.skip += old.len() - end;
         self.insert.extend_from_slice(&new[..new.len() - end]);
-        self.keep(end);
+        self.copy(end);
     }
 
+    /// Ends the step in progress.
     fn flush(&mut self) {
         put(&mut self.out, self.copy as u64);
         put(&mut self.out, self.skip as u64);

@@ -1,5 +1,5 @@
-//! Maps values to table rows: one list of columns for each table serves both writing and reading. Also converts values for which
-//! SQLite has no type: u64, JSON, enum names, and lists without gaps.
+//! Maps values to rows of tables: one list of columns for each table serves both writing and reading. Also converts values for
+//! which SQLite has no type: u64, JSON, and names of enum variants.
 
 use gpumem_model::names::Named;
 use gpumem_model::run::{Beside, Cell, Class, Clock, Device, DeviceReading, Moment, State, UntrackableParts};
@@ -11,11 +11,11 @@ use rusqlite::{
 use serde::{Serialize, de::DeserializeOwned};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A value in one or several adjacent columns.
+/// A type whose values are stored in one or several adjacent columns.
 pub(super) trait Column: Sized {
     /// Appends the values of its columns.
     fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()>;
-    /// Reads the columns, starting at column number `at`.
+    /// Reads its columns, of which the first is column `at` of the row.
     fn take(row: &Row<'_>, at: usize) -> Result<Self>;
 }
 
@@ -23,7 +23,7 @@ pub(super) trait Column: Sized {
 pub(super) trait Table: Default {
     /// Name of the table.
     const NAME: &'static str;
-    /// Columns of its primary key. In a list, the last one counts from 0.
+    /// Columns of the primary key. If the rows are a list, the last column is the index in the list.
     const KEY: &'static [&'static str];
     /// All other columns.
     const COLUMNS: &'static [&'static str];
@@ -33,8 +33,8 @@ pub(super) trait Table: Default {
     fn take(row: &Row<'_>) -> Result<Self>;
 }
 
-/// Declares the columns of a table and the fields that they hold. A field that no row names is not stored; the store's round-trip
-/// test detects that.
+/// Declares the columns of a table and the fields in them. A field without a column is not stored, which the store's round-trip
+/// test detects.
 macro_rules! columns {
     ($value:ty: $table:literal ($($key:literal),+) { $( $($column:literal),+ => $($field:ident).+; )* }) => {
         impl Table for $value {
@@ -73,7 +73,7 @@ columns!(Cell: "cell" ("run", "idx") {
     "inherited" => inherited;
 });
 
-// The device's moments, buckets and details have tables of their own.
+// Moments, buckets and details of a device are in other tables.
 columns!(Device: "device" ("run", "idx") {
     "name"                            => name;
     "ordinal"                         => ordinal;
@@ -88,7 +88,7 @@ columns!(Device: "device" ("run", "idx") {
     "other_tenants"                   => other_tenants;
 });
 
-// The amounts have a table of their own.
+// The amounts of a moment are in another table.
 columns!(Moment: "moment" ("run", "device", "kind") {
     "time_ns"                          => time_ns;
     "tracked_bytes"                    => tracked_bytes;
@@ -117,8 +117,7 @@ pub(super) fn insert<T: Table>(db: &Connection) -> Result<CachedStatement<'_>> {
     db.prepare_cached(&insert_sql::<T>())
 }
 
-/// Returns a statement that inserts a row or updates its columns. REPLACE would first delete the row and everything that refers
-/// to it.
+/// Returns a statement that inserts a row or updates its columns. REPLACE would also delete all rows that refer to the row.
 pub(super) fn upsert<T: Table>(db: &Connection) -> Result<CachedStatement<'_>> {
     let changed: Vec<String> = T::COLUMNS.iter().map(|name| format!("{name} = excluded.{name}")).collect();
     db.prepare_cached(&format!("{} ON CONFLICT DO UPDATE SET {}", insert_sql::<T>(), changed.join(", ")))
@@ -136,7 +135,7 @@ pub(super) fn write<T: Table>(
     key: &[&dyn ToSql],
     value: &T,
 ) -> Result<()> {
-    let mut values = key.iter().map(|of| of.to_sql()).collect::<Result<Vec<_>>>()?;
+    let mut values = key.iter().map(|value| value.to_sql()).collect::<Result<Vec<_>>>()?;
     value.put(&mut values)?;
     statement.execute(params_from_iter(values))?;
     Ok(())
@@ -146,19 +145,24 @@ pub(super) fn write<T: Table>(
 pub(super) fn read_list<T: Table>(db: &Connection, key: &[&dyn ToSql]) -> Result<Vec<T>> {
     let (columns, keys) = (T::COLUMNS.join(", "), T::KEY.join(", "));
     let [.., index] = T::KEY else { return Err(damaged(format!("{} has no key", T::NAME))) };
-    let sql =
-        format!("SELECT {columns}, {index} FROM {} WHERE {} ORDER BY {keys}", T::NAME, is::<T>(key.len()));
+    let sql = format!(
+        "SELECT {columns}, {index} FROM {} WHERE {} ORDER BY {keys}",
+        T::NAME,
+        key_condition::<T>(key.len())
+    );
     let row = |row: &Row<'_>| Ok((row.get(T::COLUMNS.len())?, T::take(row)?));
     dense(T::NAME, db.prepare_cached(&sql)?.query_map(key, row)?)
 }
 
 /// Reads the row with a key.
 pub(super) fn read_one<T: Table>(db: &Connection, key: &[&dyn ToSql]) -> Result<Option<T>> {
-    let sql = format!("SELECT {} FROM {} WHERE {}", T::COLUMNS.join(", "), T::NAME, is::<T>(key.len()));
+    let sql =
+        format!("SELECT {} FROM {} WHERE {}", T::COLUMNS.join(", "), T::NAME, key_condition::<T>(key.len()));
     db.prepare_cached(&sql)?.query_row(key, T::take).optional()
 }
 
-fn is<T: Table>(count: usize) -> String {
+/// Returns the condition that the first `count` columns of the key are equal to parameters.
+fn key_condition<T: Table>(count: usize) -> String {
     T::KEY.iter().take(count).map(|name| format!("{name} = ?")).collect::<Vec<_>>().join(" AND ")
 }
 
@@ -166,7 +170,7 @@ fn owned<'a>(value: impl Into<Value>) -> ToSqlOutput<'a> {
     ToSqlOutput::Owned(value.into())
 }
 
-/// Implements [`Column`] for types in a single column: how a value is put, and how column `at` of a row is read.
+/// Implements [`Column`] for types in a single column, with the expressions that write the value and read column `at`.
 macro_rules! single {
     ($($type:ty),+; |$value:ident| $put:expr; |$row:ident, $at:ident| $take:expr) => { $( impl Column for $type {
         fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
@@ -220,8 +224,8 @@ impl Column for Option<(i64, i64)> {
 
 impl Column for Option<Extremes> {
     fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-        let of = |of: fn(&Extremes) -> i64| owned(self.as_ref().map(of));
-        out.extend([of(|of| of.min), of(|of| of.max), of(|of| of.last)]);
+        let value = |field: fn(&Extremes) -> i64| owned(self.as_ref().map(field));
+        out.extend([value(|of| of.min), value(|of| of.max), value(|of| of.last)]);
         Ok(())
     }
 
@@ -231,7 +235,7 @@ impl Column for Option<Extremes> {
     }
 }
 
-/// Runs a statement, prepared once for each connection; returns the number of changed rows.
+/// Runs a statement and returns the number of changed rows. The connection keeps the prepared statement.
 pub(super) fn execute(db: &Connection, sql: &str, params: impl Params) -> Result<usize> {
     db.prepare_cached(sql)?.execute(params)
 }

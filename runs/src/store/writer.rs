@@ -1,4 +1,4 @@
-//! The process that writes a run. A reader uses it to distinguish an open run from one whose writer died.
+//! The process that writes a run. By it, a reader distinguishes an open run from one whose writer has ended.
 
 use super::tables::{bits, unsigned};
 use gpumem_model::run::State;
@@ -7,11 +7,11 @@ use std::io;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A process of one boot. A pid may be reused; pid and start time together are unique.
+/// A process. A pid may be used again; boot, pid and start time together are unique.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Writer {
     pub(super) pid: u32,
-    /// Field 22 of /proc/pid/stat.
+    /// Start time of the process in clock ticks after boot, field 22 of /proc/PID/stat.
     pub(super) start_ticks: u64,
     pub(super) boot_id: String,
 }
@@ -29,19 +29,19 @@ impl Writer {
         Ok(Writer { pid: std::process::id(), start_ticks, boot_id: boot_id()? })
     }
 
-    /// Whether the process still runs. If that cannot be determined, it counts as dead: a run wrongly called interrupted is
-    /// corrected by the next check, but one wrongly called open would mislead permanently.
-    pub(super) fn lives(&self) -> bool {
+    /// Returns whether the process still runs; false if that cannot be determined. A run that is wrongly shown as interrupted is
+    /// corrected by the next check, but a run that is wrongly shown as open would stay so.
+    pub(super) fn is_alive(&self) -> bool {
         let stat = || std::fs::read(format!("/proc/{}/stat", self.pid)).ok();
         boot_id().is_ok_and(|boot| boot == self.boot_id)
             && stat().and_then(|stat| parse_stat(&stat)).is_some_and(|(state, start_ticks)| {
-                // A zombie has ended; its parent has not collected its status yet.
+                // A zombie (Z) or dead (X) process has ended, although its parent has not collected its status yet.
                 !matches!(state, b'Z' | b'X' | b'x') && start_ticks == self.start_ticks
             })
     }
 }
 
-/// Returns the boot id. Read once, because every run of a store needs it and it never changes while this process runs.
+/// Returns the id of the system's boot. Reads it only once, because it does not change while this process runs.
 fn boot_id() -> io::Result<String> {
     static KNOWN: OnceLock<String> = OnceLock::new();
     if let Some(known) = KNOWN.get() {
@@ -51,7 +51,7 @@ fn boot_id() -> io::Result<String> {
     Ok(KNOWN.get_or_init(|| read).clone())
 }
 
-/// Parses state and start time. The name, field 2, is in parentheses and may contain any byte, including spaces and parentheses.
+/// Parses state and start time in the text of /proc/PID/stat. Field 2, the name, is in parentheses and may contain any byte.
 /// Therefore fields are counted from the last `)`.
 fn parse_stat(stat: &[u8]) -> Option<(u8, u64)> {
     let name_end = stat.iter().rposition(|&byte| byte == b')')?;
@@ -76,9 +76,10 @@ pub(super) fn set_writer(db: &Connection, id: i64, writer: Option<&Writer>) -> r
     db.prepare_cached(sql)?.query_row(values, |row| row.get(0)).optional()
 }
 
+/// Returns the state of a run: an open run without a live writer is interrupted.
 pub(super) fn state_now(state: State, writer: Option<&Writer>) -> State {
     match state {
-        State::Open if !writer.is_some_and(Writer::lives) => State::Interrupted,
+        State::Open if !writer.is_some_and(Writer::is_alive) => State::Interrupted,
         state => state,
     }
 }
@@ -100,9 +101,9 @@ mod tests {
     #[test]
     fn this_process_lives_and_another_start_or_boot_does_not() {
         let this = Writer::this().unwrap();
-        assert!(this.lives());
-        assert!(!Writer { start_ticks: this.start_ticks + 1, ..this.clone() }.lives());
-        assert!(!Writer { boot_id: "another".into(), ..this }.lives());
-        assert!(!Writer { pid: u32::MAX, ..this }.lives());
+        assert!(this.is_alive());
+        assert!(!Writer { start_ticks: this.start_ticks + 1, ..this.clone() }.is_alive());
+        assert!(!Writer { boot_id: "another".into(), ..this }.is_alive());
+        assert!(!Writer { pid: u32::MAX, ..this }.is_alive());
     }
 }
