@@ -47,7 +47,9 @@ pub(super) struct ReplayTotals {
 }
 
 #[derive(Debug, Default)]
-struct Device {
+struct Device<'a> {
+    /// History, the oldest entry first.
+    events: &'a [Event],
     /// State of the allocator at the present entry of the history.
     heap: Heap,
     /// State of the allocator in the snapshot.
@@ -70,7 +72,7 @@ pub(super) struct Replay<'a> {
     snapshot: &'a Snapshot,
     stacks: Stacks,
     tags: HashMap<String, u32>,
-    devices: Vec<Device>,
+    devices: Vec<Device<'a>>,
     seq: u64,
     stacks_sent: u32,
     now_ns: u64,
@@ -117,33 +119,28 @@ impl Replay<'_> {
         let traced = snapshot.traces.iter().rposition(|trace| !trace.is_empty()).map_or(0, |last| last + 1);
         self.devices.resize_with(count.max(traced).max(1), Device::default);
         for segment in segments() {
-            let Some(device) = self.devices.get_mut(usize::from(segment.device)) else { continue };
-            if device.end.has_room(segment.address, segment.bytes) {
-                device.end.add(segment.address, segment.bytes, segment.is_expandable, segment.is_small);
+            let end = &mut self.devices[usize::from(segment.device)].end;
+            if end.has_room(segment.address, segment.bytes) {
+                end.add(segment.address, segment.bytes, segment.is_expandable, segment.is_small);
             } else {
                 self.totals.contradictions += 1; // two segments at the same address
             }
         }
         for block in snapshot.blocks.iter().filter(|block| !block.is_host) {
-            let Some(device) = self.devices.get_mut(usize::from(block.device)) else { continue };
+            let end = &mut self.devices[usize::from(block.device)].end;
             let &Block { bytes, requested, is_pending, stream, frames, .. } = block;
             let live = Live { bytes, requested, is_pending, stream, frames, seq: 0 };
-            let room = device.end.room(block.address, bytes);
-            if room.is_some_and(|(room, _)| bytes <= room) {
-                device.end.blocks.insert(block.address, live);
+            if end.room(block.address, bytes).is_some_and(|(room, _)| bytes <= room) {
+                end.blocks.insert(block.address, live);
             } else {
                 self.totals.contradictions += 1;
             }
         }
-        let traces = snapshot.traces.iter().map(Vec::as_slice).chain(std::iter::repeat(&[][..]));
-        for (device, events) in self.devices.iter_mut().zip(traces) {
+        for (index, device) in self.devices.iter_mut().enumerate() {
+            device.events = snapshot.traces.get(index).map(Vec::as_slice).unwrap_or_default();
             device.heap = device.end.clone();
-            device.sizes = device.heap.rewind(events, &snapshot.settings);
+            device.sizes = device.heap.rewind(device.events, &snapshot.settings);
         }
-    }
-
-    fn trace(&self, device: usize) -> &[Event] {
-        self.snapshot.traces.get(device).map(Vec::as_slice).unwrap_or_default()
     }
 
     fn send(&mut self, origin: Origin, stamp: Stamp, body: Body<'_>) {
@@ -208,7 +205,7 @@ impl Replay<'_> {
             let (pool, owner) = (Self::pool(device), PoolOwner::Framework);
             let body = Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner };
             self.emit(Stamp { tag, ..stamp }, body);
-            let Some(heap) = self.devices.get_mut(device).map(|device| &mut device.heap) else { continue };
+            let heap = &mut self.devices[device].heap;
             let (pieces, blocks) = (std::mem::take(&mut heap.pieces), std::mem::take(&mut heap.blocks));
             for (address, piece) in pieces {
                 self.add_piece(device, address, piece);
@@ -229,18 +226,16 @@ impl Replay<'_> {
     fn add_piece(&mut self, device: usize, address: u64, piece: Piece) {
         let (bytes, pool, memory) = (piece.bytes, Self::pool(device), MemoryKind::Device);
         self.emit(self.on(device), Body::AllocEnd { address, bytes, pool, took_us: 0, memory });
-        if let Some(device) = self.devices.get_mut(device) {
-            device.reserved_bytes = device.reserved_bytes.saturating_add(bytes);
-            device.heap.pieces.insert(address, piece);
-        }
+        let device = &mut self.devices[device];
+        device.reserved_bytes = device.reserved_bytes.saturating_add(bytes);
+        device.heap.pieces.insert(address, piece);
     }
 
     fn take_piece(&mut self, device: usize, address: u64) {
         let begin_seq = self.emit(self.on(device), Body::FreeBegin { address });
         self.emit(self.on(device), Body::FreeEnd { begin_seq, result: 0 });
-        if let Some(device) = self.devices.get_mut(device)
-            && let Some(piece) = device.heap.pieces.remove(&address)
-        {
+        let device = &mut self.devices[device];
+        if let Some(piece) = device.heap.pieces.remove(&address) {
             device.reserved_bytes = device.reserved_bytes.saturating_sub(piece.bytes);
         }
     }
@@ -249,8 +244,8 @@ impl Replay<'_> {
     /// `in_scopes`), and the stack.
     fn path(&mut self, device: usize, frames: Ref, metadata: Ref, in_scopes: bool) -> (String, Phase, Role) {
         let arena = self.arena;
-        let scopes = self.devices.get(device).filter(|_| in_scopes).map(|device| device.scopes.iter());
-        let scopes = scopes.into_iter().flatten().filter_map(|&name| arena.text(name));
+        let scopes = if in_scopes { self.devices[device].scopes.as_slice() } else { &[] };
+        let scopes = scopes.iter().filter_map(|&name| arena.text(name));
         let scopes = scopes.filter(|name| !name.starts_with(STEP));
         let mut path = String::new();
         for text in arena.text(metadata).into_iter().chain(scopes).map(|text| part(&text)) {
@@ -293,10 +288,9 @@ impl Replay<'_> {
         self.allocated = self.allocated.saturating_add(live.bytes);
         self.totals.peak_requested = self.totals.peak_requested.max(self.requested);
         self.totals.peak_allocated = self.totals.peak_allocated.max(self.allocated);
-        if let Some(device) = self.devices.get_mut(device) {
-            device.used_bytes = device.used_bytes.saturating_add(live.bytes);
-            device.heap.blocks.insert(address, Live { seq, ..live });
-        }
+        let device = &mut self.devices[device];
+        device.used_bytes = device.used_bytes.saturating_add(live.bytes);
+        device.heap.blocks.insert(address, Live { seq, ..live });
     }
 
     fn free_block(&mut self, device: usize, address: u64, state: FreeState) {
@@ -305,9 +299,8 @@ impl Replay<'_> {
 
     fn take_block(&mut self, device: usize, address: u64) {
         self.free_block(device, address, FreeState::Done);
-        if let Some(device) = self.devices.get_mut(device)
-            && let Some(live) = device.heap.blocks.remove(&address)
-        {
+        let device = &mut self.devices[device];
+        if let Some(live) = device.heap.blocks.remove(&address) {
             device.used_bytes = device.used_bytes.saturating_sub(live.bytes);
             self.requested = self.requested.saturating_sub(live.requested);
             self.allocated = self.allocated.saturating_sub(live.bytes);
@@ -317,11 +310,9 @@ impl Replay<'_> {
     /// Applies the history entries of all devices in the order of time. Entries of one device keep their order.
     fn run(&mut self) {
         while let Some(index) = self.next_device() {
-            let Some(device) = self.devices.get_mut(index) else { break };
-            let entry = device.next_event;
+            let device = &mut self.devices[index];
+            let (event, known_bytes) = (device.events[device.next_event], device.sizes[device.next_event]);
             device.next_event += 1;
-            let known_bytes = device.sizes.get(entry).copied().unwrap_or(0);
-            let Some(event) = self.trace(index).get(entry).copied() else { break };
             self.go_to(event.time_us);
             self.scopes_until(index, event.time_us);
             if !self.apply(index, &event, known_bytes) {
@@ -336,8 +327,9 @@ impl Replay<'_> {
 
     /// Returns the device whose next entry is the oldest; `None` at the end.
     fn next_device(&self) -> Option<usize> {
-        let next = |index: usize| self.trace(index).get(self.devices.get(index)?.next_event);
-        let times = (0..self.devices.len()).filter_map(|index| Some((next(index)?.time_us, index)));
+        let devices = self.devices.iter().enumerate();
+        let times = devices
+            .filter_map(|(index, device)| Some((device.events.get(device.next_event)?.time_us, index)));
         times.min().map(|(_, index)| index)
     }
 
@@ -353,7 +345,7 @@ impl Replay<'_> {
     /// Opens and closes a device's profiler ranges that begin or end at or before `time_us`.
     fn scopes_until(&mut self, index: usize, time_us: u64) {
         let (arena, snapshot) = (self.arena, self.snapshot);
-        let Some(device) = self.devices.get_mut(index) else { return };
+        let device = &mut self.devices[index];
         let rest = snapshot.annotations.get(device.next_annotation..).unwrap_or_default();
         let mut step = None;
         for annotation in rest {
@@ -385,13 +377,13 @@ impl Replay<'_> {
         }
     }
 
-    fn heap(&mut self, device: usize) -> Option<&mut Heap> {
-        self.devices.get_mut(device).map(|device| &mut device.heap)
+    fn heap(&mut self, device: usize) -> &mut Heap {
+        &mut self.devices[device].heap
     }
 
     /// Splits a piece of an expandable segment so that one piece begins at `address`.
     fn cut(&mut self, device: usize, address: u64) {
-        let Some([left, right]) = self.heap(device).and_then(|heap| heap.cut_at(address)) else { return };
+        let Some([left, right]) = self.heap(device).cut_at(address) else { return };
         self.take_piece(device, left.0);
         self.add_piece(device, left.0, left.1);
         self.add_piece(device, right.0, right.1);
@@ -401,7 +393,7 @@ impl Replay<'_> {
     /// contradicts the allocator's state.
     fn apply(&mut self, device: usize, event: &Event, known_bytes: u64) -> bool {
         let &Event { action, address, bytes, .. } = event;
-        let Some(heap) = self.heap(device) else { return false };
+        let heap = self.heap(device);
         match action {
             Action::Alloc => {
                 let Some((room, is_expandable)) = heap.room(address, bytes) else { return false };
@@ -424,7 +416,7 @@ impl Replay<'_> {
                     return true; // the next entry completes the free, so no stream delays it
                 }
                 self.free_block(device, address, FreeState::Pending);
-                if let Some(live) = self.heap(device).and_then(|heap| heap.blocks.get_mut(&address)) {
+                if let Some(live) = self.heap(device).blocks.get_mut(&address) {
                     live.is_pending = true;
                 }
             }
@@ -451,8 +443,7 @@ impl Replay<'_> {
                     self.cut(device, address);
                     self.cut(device, address.saturating_add(bytes));
                 }
-                let found = self.heap(device).and_then(|heap| heap.pieces_in(address, bytes));
-                let Some(found) = found else { return false };
+                let Some(found) = self.heap(device).pieces_in(address, bytes) else { return false };
                 found.into_iter().for_each(|start| self.take_piece(device, start));
             }
             Action::Oom => self.run_out(device, event),
@@ -473,10 +464,9 @@ impl Replay<'_> {
 
     /// Returns whether a device's next entry completes the free of the block at `address`.
     fn is_completed_next(&self, device: usize, address: u64) -> bool {
-        let next_event = self.devices.get(device).map(|device| device.next_event);
-        next_event
-            .and_then(|next| self.trace(device).get(next))
-            .is_some_and(|next| next.action == Action::FreeCompleted && next.address == address)
+        let Device { events, next_event, .. } = &self.devices[device];
+        let is_completion = |next: &Event| next.action == Action::FreeCompleted && next.address == address;
+        events.get(*next_event).is_some_and(is_completion)
     }
 
     /// Emits a failed allocation with its stack and the device's totals.
@@ -500,9 +490,8 @@ impl Replay<'_> {
                 Body::AllocFailed { bytes: segment_bytes, pool, device_free_bytes, result, memory },
             );
         }
-        let totals =
-            self.devices.get(device).map_or((0, 0), |device| (device.used_bytes, device.reserved_bytes));
-        let (pool_used_bytes, pool_reserved_bytes) = (Reading::of(totals.0), Reading::of(totals.1));
+        let &Device { used_bytes, reserved_bytes, .. } = &self.devices[device];
+        let (pool_used_bytes, pool_reserved_bytes) = (Reading::of(used_bytes), Reading::of(reserved_bytes));
         let (bytes, outcome) = (event.bytes, OomOutcome::Fatal);
         self.emit(stamp, Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result });
     }

@@ -11,22 +11,21 @@ impl Replay<'_> {
     /// Changes the state of all devices to that of the snapshot.
     pub(super) fn correct(&mut self) {
         for index in 0..self.devices.len() {
-            let Some(device) = self.devices.get_mut(index) else { continue };
+            let device = &mut self.devices[index];
             let mut end = std::mem::take(&mut device.end);
             let is_same = |live: &Live, other: &Live| {
                 (live.bytes, live.requested, live.is_pending)
                     == (other.bytes, other.requested, other.is_pending)
             };
-            let heap = &device.heap;
-            let over = heap.blocks.iter().filter(|(address, live)| {
+            let surplus = device.heap.blocks.iter().filter(|(address, live)| {
                 end.blocks.get(address).is_none_or(|wanted| !is_same(live, wanted))
             });
-            let over: Vec<u64> = over.map(|(&address, _)| address).collect();
-            self.totals.corrected += over.len() as u64;
-            over.into_iter().for_each(|address| self.take_block(index, address));
+            let surplus: Vec<u64> = surplus.map(|(&address, _)| address).collect();
+            self.totals.corrected += surplus.len() as u64;
+            surplus.into_iter().for_each(|address| self.take_block(index, address));
             self.correct_pieces(index, &mut end);
             for (&address, live) in &end.blocks {
-                if self.heap(index).is_some_and(|heap| !heap.blocks.contains_key(&address)) {
+                if !self.heap(index).blocks.contains_key(&address) {
                     self.totals.corrected += 1;
                     self.add_block(index, address, *live, NONE, false);
                 }
@@ -41,8 +40,8 @@ impl Replay<'_> {
     /// Adds missing pieces (memory from the driver), and removes surplus pieces with their blocks. A piece whose memory the
     /// snapshot has in differently split pieces stays.
     fn correct_pieces(&mut self, index: usize, end: &mut Heap) {
-        let Some(heap) = self.heap(index) else { return };
-        let pieces: Vec<(u64, Piece)> = heap.pieces.iter().map(|(&start, &piece)| (start, piece)).collect();
+        let pieces: Vec<(u64, Piece)> =
+            self.heap(index).pieces.iter().map(|(&start, &piece)| (start, piece)).collect();
         for (start, Piece { bytes, is_expandable }) in pieces {
             let is_there = match end.pieces.get(&start) {
                 Some(wanted) if wanted.bytes == bytes => true,
@@ -51,14 +50,14 @@ impl Replay<'_> {
             if is_there {
                 continue;
             }
-            let inside = self.heap(index).map(|heap| heap.blocks.range(start..start.saturating_add(bytes)));
-            let inside: Vec<u64> = inside.into_iter().flatten().map(|(&address, _)| address).collect();
+            let inside = self.heap(index).blocks.range(start..start.saturating_add(bytes));
+            let inside: Vec<u64> = inside.map(|(&address, _)| address).collect();
             inside.into_iter().for_each(|address| self.take_block(index, address));
             self.totals.corrected += 1;
             self.take_piece(index, start);
         }
         for (&start, piece) in &end.pieces {
-            if self.heap(index).is_some_and(|heap| heap.has_room(start, piece.bytes)) {
+            if self.heap(index).has_room(start, piece.bytes) {
                 self.totals.corrected += 1;
                 self.add_piece(index, start, *piece);
             }
