@@ -251,14 +251,11 @@ fn check_sums(run: &Run) -> Result<(), String> {
             if amounts.iter().any(|(cell, _)| *cell as usize >= cells) {
                 return Err(at(&format!("{what} names a cell beyond the {cells} there are")));
             }
-            let mut sum = 0_i64;
-            for (_, bytes) in amounts {
-                sum = sum
-                    .checked_add(*bytes)
-                    .filter(|sum| sum.abs() < MAX_AMOUNT)
-                    .ok_or_else(|| at(&format!("{what} is larger than any memory")))?;
-            }
-            Ok(sum)
+            let add = |sum: i64, (_, bytes): &(u32, i64)| {
+                sum.checked_add(*bytes).filter(|sum| sum.abs() < MAX_AMOUNT)
+            };
+            let sum = amounts.iter().try_fold(0, add);
+            sum.ok_or_else(|| at(&format!("{what} is larger than any memory")))
         };
         for (what, moment) in [("the last moment", &device.last), ("the peak", &device.peak)] {
             let rising = moment.amounts.is_sorted_by(|(earlier, _), (later, _)| earlier < later);
@@ -285,15 +282,9 @@ fn check_sums(run: &Run) -> Result<(), String> {
             amounts("a time at which memory ran out", &oom.amounts)?;
         }
         let growth = &device.details.growth;
-        let points = growth.points.len();
-        let fits = |list: &[i64]| list.is_empty() || list.len() == points;
-        if !growth
-            .cells
-            .iter()
-            .map(|(_, list)| list)
-            .chain([&growth.named, &growth.slack, &growth.rest])
-            .all(|list| fits(list))
-        {
+        let lists = growth.cells.iter().map(|(_, list)| list);
+        let mut lists = lists.chain([&growth.named, &growth.slack, &growth.rest]);
+        if lists.any(|list| !list.is_empty() && list.len() != growth.points.len()) {
             return Err(at("its growth has lists of different lengths"));
         }
     }

@@ -92,9 +92,9 @@ impl<R: Read> Machine<R> {
         self.bytes.bad(format!("more values than there is memory for, after {mib} MiB of them"))
     }
 
-    /// Pushes a value that was just created.
-    fn push_new(&mut self, value: Result<Ref, Full>) -> Result<(), Fault> {
-        let value = value.map_err(|Full| self.out_of_memory())?;
+    /// Pushes a new value. `create` gets the arena, and the bytes that were read last.
+    fn push_new(&mut self, create: impl FnOnce(&mut Arena, &[u8]) -> Result<Ref, Full>) -> Result<(), Fault> {
+        let value = create(&mut self.arena, &self.piece).map_err(|Full| self.out_of_memory())?;
         self.push(value)
     }
 
@@ -212,20 +212,17 @@ impl<R: Read> Machine<R> {
 
     fn text(&mut self, len: u64) -> Result<(), Fault> {
         self.bytes.piece(len, &mut self.piece)?;
-        let text = self.arena.new_text(&self.piece);
-        self.push_new(text)?;
+        self.push_new(|arena, piece| arena.new_text(piece))?;
         self.check_memory()
     }
 
     fn skip_bytes(&mut self, len: u64) -> Result<(), Fault> {
         self.bytes.piece(len, &mut self.piece)?;
-        let bytes = self.arena.new_bytes();
-        self.push_new(bytes)
+        self.push_new(|arena, _| arena.new_bytes())
     }
 
     fn int(&mut self, value: i64) -> Result<(), Fault> {
-        let value = self.arena.new_int(Some(value));
-        self.push_new(value)
+        self.push_new(|arena, _| arena.new_int(Some(value)))
     }
 
     /// Reads an integer of `len` bytes in two's complement.
@@ -236,8 +233,7 @@ impl<R: Read> Machine<R> {
         self.piece.iter().zip(&mut low).for_each(|(from, to)| *to = *from);
         let value = i64::from_le_bytes(low);
         let fits = self.piece.iter().skip(8).all(|&byte| byte == sign) && (value < 0) == (sign != 0);
-        let value = self.arena.new_int(fits.then_some(value));
-        self.push_new(value)
+        self.push_new(|arena, _| arena.new_int(fits.then_some(value)))
     }
 
     /// Reads a decimal integer (opcodes INT and LONG).
@@ -250,33 +246,28 @@ impl<R: Read> Machine<R> {
             ("00", _) => self.push(Arena::bool(false)),
             ("01", _) => self.push(Arena::bool(true)),
             (_, Ok(value)) => self.int(value),
-            (_, Err(_)) if is_number && !digits.is_empty() => {
-                let value = self.arena.new_int(None);
-                self.push_new(value)
-            }
+            (_, Err(_)) if is_number && !digits.is_empty() => self.push_new(|arena, _| arena.new_int(None)),
             _ => Err(self.bad_number()),
         }
     }
 
     fn float_line(&mut self) -> Result<(), Fault> {
         let number = self.line_number()?;
-        let value = self.arena.new_float(number);
-        self.push_new(value)
+        self.push_new(|arena, _| arena.new_float(number))
     }
 
     /// Reads a text of protocol 0. With `is_quoted` it is a quoted string of Python 2; its escapes are not decoded, because names
     /// have none. Otherwise it is Latin-1 with `\u` escapes.
     fn text_line(&mut self, is_quoted: bool) -> Result<(), Fault> {
         self.bytes.line(&mut self.piece)?;
-        let text = if is_quoted {
-            match self.piece.as_slice() {
-                [b'\'', inner @ .., b'\''] | [b'"', inner @ .., b'"'] => self.arena.new_text(inner),
-                _ => return Err(self.bytes.bad("a string without its quotes")),
-            }
-        } else {
-            self.arena.new_text(unescaped(&self.piece).as_bytes())
-        };
-        self.push_new(text)?;
+        let has_quotes = matches!(self.piece.as_slice(), [b'\'', .., b'\''] | [b'"', .., b'"']);
+        if is_quoted && !has_quotes {
+            return Err(self.bytes.bad("a string without its quotes"));
+        }
+        self.push_new(|arena, piece| match piece {
+            [_, inner @ .., _] if is_quoted => arena.new_text(inner),
+            piece => arena.new_text(unescaped(piece).as_bytes()),
+        })?;
         self.check_memory()
     }
 
@@ -334,8 +325,7 @@ impl<R: Read> Machine<R> {
             op::INT | op::LONG => self.decimal(),
             op::BINFLOAT => {
                 let value = f64::from_be_bytes(self.bytes.array()?);
-                let value = self.arena.new_float(value);
-                self.push_new(value)
+                self.push_new(|arena, _| arena.new_float(value))
             }
             op::FLOAT => self.float_line(),
             op::NONE => self.push(NONE),

@@ -170,12 +170,12 @@ fn owned<'a>(value: impl Into<Value>) -> ToSqlOutput<'a> {
     ToSqlOutput::Owned(value.into())
 }
 
-/// Implements [`Column`] for types in a single column, with the expressions that write the value and read column `at`.
-macro_rules! single {
+/// Implements [`Column`] for types, with the values that it writes, and the expression that reads them from column `at` on.
+macro_rules! column {
     ($($type:ty),+; |$value:ident| $put:expr; |$row:ident, $at:ident| $take:expr) => { $( impl Column for $type {
         fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
             let $value = self;
-            out.push($put);
+            out.extend($put);
             Ok(())
         }
 
@@ -185,55 +185,31 @@ macro_rules! single {
     } )+ };
 }
 // Types that SQLite supports.
-single!(bool, u16, u32, i64, String, Option<String>, Option<i64>; |value| value.to_sql()?; |row, at| row.get(at));
-single!(u64; |value| owned(bits(*value)); |row, at| unsigned(row, at));
-single!(Option<u64>; |value| owned(value.map(bits)); |row, at| maybe_unsigned(row, at));
+column!(bool, u16, u32, i64, String, Option<String>, Option<i64>; |value| [value.to_sql()?]; |row, at| row.get(at));
+column!(u64; |value| [owned(bits(*value))]; |row, at| unsigned(row, at));
+column!(Option<u64>; |value| [owned(value.map(bits))]; |row, at| maybe_unsigned(row, at));
 // Types stored as JSON, or as JSON or NULL.
-single!(Beside, Vec<(u32, Option<u64>)>, (u32, u64); |value| owned(json(value)?); |row, at| from_json(row, at));
-single!(Option<DeviceReading>, Option<UntrackableParts>;
-    |value| owned(value.as_ref().map(json).transpose()?);
+column!(Beside, Vec<(u32, Option<u64>)>, (u32, u64); |value| [owned(json(value)?)]; |row, at| from_json(row, at));
+column!(Option<DeviceReading>, Option<UntrackableParts>;
+    |value| [owned(value.as_ref().map(json).transpose()?)];
     |row, at| row.get_ref(at)?.as_str_or_null()?.is_some().then(|| from_json(row, at)).transpose());
-single!(Class; |value| value.name_or_unknown().into(); |row, at| {
+column!(Class; |value| [value.name_or_unknown().into()]; |row, at| {
     let name = row.get_ref(at)?.as_str()?;
     Class::from_name(name).ok_or_else(|| damaged(format!("a class {name:?}")))
 });
-
-impl Column for Option<(u64, u64)> {
-    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-        let (first, second) = self.unzip();
-        out.extend([owned(first.map(bits)), owned(second.map(bits))]);
-        Ok(())
-    }
-
-    fn take(row: &Row<'_>, at: usize) -> Result<Self> {
-        Ok(maybe_unsigned(row, at)?.zip(maybe_unsigned(row, at + 1)?))
-    }
-}
-
-impl Column for Option<(i64, i64)> {
-    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-        let (first, second) = self.unzip();
-        out.extend([owned(first), owned(second)]);
-        Ok(())
-    }
-
-    fn take(row: &Row<'_>, at: usize) -> Result<Self> {
-        Ok(row.get::<_, Option<i64>>(at)?.zip(row.get(at + 1)?))
-    }
-}
-
-impl Column for Option<Extremes> {
-    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-        let value = |field: fn(&Extremes) -> i64| owned(self.as_ref().map(field));
-        out.extend([value(|of| of.min), value(|of| of.max), value(|of| of.last)]);
-        Ok(())
-    }
-
-    fn take(row: &Row<'_>, at: usize) -> Result<Self> {
-        let Some(min) = row.get(at)? else { return Ok(None) };
-        Ok(Some(Extremes { min, max: row.get(at + 1)?, last: row.get(at + 2)? }))
-    }
-}
+// Types stored in several columns.
+column!(Option<(u64, u64)>;
+    |value| [value.map(|(first, _)| bits(first)), value.map(|(_, second)| bits(second))].map(owned);
+    |row, at| Ok(maybe_unsigned(row, at)?.zip(maybe_unsigned(row, at + 1)?)));
+column!(Option<(i64, i64)>;
+    |value| [value.map(|(first, _)| first), value.map(|(_, second)| second)].map(owned);
+    |row, at| Ok(row.get::<_, Option<i64>>(at)?.zip(row.get(at + 1)?)));
+column!(Option<Extremes>;
+|value| [value.map(|of| of.min), value.map(|of| of.max), value.map(|of| of.last)].map(owned);
+|row, at| match row.get(at)? {
+    Some(min) => Ok(Some(Extremes { min, max: row.get(at + 1)?, last: row.get(at + 2)? })),
+    None => Ok(None),
+});
 
 /// Runs a statement and returns the number of changed rows. The connection keeps the prepared statement.
 pub(super) fn execute(db: &Connection, sql: &str, params: impl Params) -> Result<usize> {
