@@ -93,7 +93,7 @@ pub fn read_file(path: &Path, forced: Option<&'static Format>) -> Result<Vec<Run
 /// # Errors
 /// Same as [`read_file`].
 pub fn read(input: Input, forced: Option<&'static Format>) -> Result<Vec<Run>, Error> {
-    let format = format_of(&input, forced)?;
+    let format = recognise(&input, forced)?;
     if format.name == export::FORMAT {
         return Ok(vec![export::read(input)?.run]);
     }
@@ -112,7 +112,7 @@ pub fn read(input: Input, forced: Option<&'static Format>) -> Result<Vec<Run>, E
 /// Same as [`read_file`].
 pub fn observe_file(path: &Path, forced: Option<&'static Format>, sink: &mut dyn Sink) -> Result<(), Error> {
     let input = Input::open(path)?;
-    (format_of(&input, forced)?.read)(input, sink)
+    (recognise(&input, forced)?.read)(input, sink)
 }
 
 /// The format of exported runs. [`read`] imports them itself, because they have no records.
@@ -126,7 +126,7 @@ mod exported {
     }
 }
 
-fn format_of(input: &Input, forced: Option<&'static Format>) -> Result<&'static Format, Error> {
+fn recognise(input: &Input, forced: Option<&'static Format>) -> Result<&'static Format, Error> {
     let found = forced.or_else(|| FORMATS.iter().find(|format| (format.looks_like)(input.head())));
     found.ok_or_else(|| Error::Unrecognised {
         path: input.path.clone(),

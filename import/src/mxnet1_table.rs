@@ -61,7 +61,7 @@ struct Row {
 impl Row {
     /// Parses a row of text. The name may contain blanks, so the numbers are taken from the right. Rows of MXNet 1.2 have five
     /// numbers, later ones four.
-    fn of(line: &str) -> Option<Row> {
+    fn parse(line: &str) -> Option<Row> {
         let mut words: Vec<&str> = line.split_ascii_whitespace().collect();
         let is_number = |word: &&&str| word.parse::<f64>().is_ok();
         let numbers = words.iter().rev().take_while(is_number).count();
@@ -71,7 +71,7 @@ impl Row {
         if !(3..=4).contains(&rest.len()) {
             return None;
         }
-        let bytes = |text: &str| of_kb(text.parse().ok()?);
+        let bytes = |text: &str| kb_to_bytes(text.parse().ok()?);
         Row::new(&words.join(" "), count.parse().ok()?, bytes(min)?, bytes(max)?, bytes(average)?)
     }
 
@@ -102,7 +102,7 @@ impl Row {
 }
 
 /// Converts kB (with decimals) to bytes.
-fn of_kb(kb: f64) -> Option<u64> {
+fn kb_to_bytes(kb: f64) -> Option<u64> {
     let bytes = (kb * 1000.0).round();
     (0.0..1e18).contains(&bytes).then_some(bytes as u64)
 }
@@ -116,14 +116,14 @@ struct Table {
 }
 
 fn emit_tables(tables: &[Table], feed: &mut Feed<'_>) {
-    let (mut of_gpus, mut of_others, mut of_pools) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut gpu_rows, mut host_rows, mut pool_rows) = (Vec::new(), Vec::new(), Vec::new());
     let mut processes = Vec::new();
     for (number, table) in tables.iter().enumerate() {
         let which = if tables.len() > 1 { format!("table {}, ", number + 1) } else { String::new() };
         let mut process = ProcessFeed::new(number as u64);
         let mut is_there = false;
         for row in &table.rows {
-            let list = if row.gpu().is_some() { &mut of_gpus } else { &mut of_others };
+            let list = if row.gpu().is_some() { &mut gpu_rows } else { &mut host_rows };
             list.push(format!("{which}{}", row.sentence()));
             if let Some(slot) = row.gpu() {
                 feed.time_ns = table.line;
@@ -132,7 +132,7 @@ fn emit_tables(tables: &[Table], feed: &mut Feed<'_>) {
                 process.allocate(feed, piece);
             }
         }
-        of_pools.extend(table.pools.iter().map(|row| format!("{which}{}", row.sentence())));
+        pool_rows.extend(table.pools.iter().map(|row| format!("{which}{}", row.sentence())));
         if is_there {
             processes.push(process);
         }
@@ -143,8 +143,8 @@ fn emit_tables(tables: &[Table], feed: &mut Feed<'_>) {
     let only_maximum = "a table has no times and no names: each device's amount is its maximum, without memory that its pool \
                         caches and without the driver's share";
     let rounded = "amounts passed through 32-bit floats: they are exact to one part in 16 million";
-    let has_gpus = !of_gpus.is_empty();
-    let [gpus, others, pools] = [of_gpus, of_others, of_pools].map(|rows| rows.join("; "));
+    let has_gpus = !gpu_rows.is_empty();
+    let [gpus, others, pools] = [gpu_rows, host_rows, pool_rows].map(|rows| rows.join("; "));
     let count = processes.len();
     let several = format!("{count} tables have GPUs: gpumemctl import stores each as a run");
     feed.caveats([
@@ -189,7 +189,7 @@ fn text(input: Input, feed: &mut Feed<'_>) -> Result<(Vec<Table>, u64), Error> {
         if line.starts_with("====") {
             section.clone_from(&previous);
         }
-        let is_pool = section == "Pool Memory" && Row::of(line).is_some();
+        let is_pool = section == "Pool Memory" && Row::parse(line).is_some();
         if is_pool || line.starts_with("Memory:") {
             if tables.is_empty() {
                 tables.push(Table { line: number, ..Table::default() });
@@ -197,7 +197,7 @@ fn text(input: Input, feed: &mut Feed<'_>) -> Result<(Vec<Table>, u64), Error> {
             let count = tables.len();
             let Some(table) = tables.last_mut() else { return };
             let list = if is_pool { &mut table.pools } else { &mut table.rows };
-            match Row::of(line) {
+            match Row::parse(line) {
                 Some(_) if list.len() >= MAX_ROWS || count > MAX_TABLES => dropped += 1,
                 Some(row) => list.push(row),
                 None => feed.reject(number),
@@ -243,7 +243,7 @@ fn json(input: Input) -> Result<Table, Error> {
     for (section, rows) in document.memory {
         let list = if section == "Pool Memory" { &mut table.pools } else { &mut table.rows };
         for (name, Stats { count, min, max, avg }) in rows.into_iter().take(MAX_ROWS) {
-            let amounts = of_kb(min).zip(of_kb(max)).zip(of_kb(avg));
+            let amounts = kb_to_bytes(min).zip(kb_to_bytes(max)).zip(kb_to_bytes(avg));
             let row = amounts.and_then(|((min, max), average)| Row::new(&name, count, min, max, average));
             list.push(row.ok_or_else(|| wrong(format!("{name:?} has no possible amounts")))?);
         }
@@ -261,11 +261,11 @@ mod tests {
             Some(Row { place: place.into(), count, min, max, average })
         };
         assert_eq!(
-            Row::of("Memory: gpu/0      147    200.7040   200.7040   25221.8926   12510.5938"),
+            Row::parse("Memory: gpu/0      147    200.7040   200.7040   25221.8926   12510.5938"),
             row("gpu/0", 147, 200_704, 25_221_893, 12_510_594)
         );
         assert_eq!(
-            Row::of("Memory: cpu pinned/  2  0.0000  8.0000  4.0000"),
+            Row::parse("Memory: cpu pinned/  2  0.0000  8.0000  4.0000"),
             row("cpu pinned", 2, 0, 8000, 4000)
         );
         for bad in [
@@ -275,7 +275,7 @@ mod tests {
             "Memory: gpu/0 1 2 inf 4",
             "1 2 3 4",
         ] {
-            assert_eq!(Row::of(bad), None, "{bad}");
+            assert_eq!(Row::parse(bad), None, "{bad}");
         }
     }
 

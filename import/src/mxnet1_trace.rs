@@ -95,7 +95,7 @@ struct Counter {
 }
 
 impl Counter {
-    fn take(&mut self, time_us: u64, bytes: u64) {
+    fn add(&mut self, time_us: u64, bytes: u64) {
         if self.readings == 0 {
             (self.first_us, self.last_us) = (time_us, time_us);
         }
@@ -189,7 +189,7 @@ impl<'s> Trace<'s> {
             self.emitted_us = self.emitted_us.max(reading.time_us);
             self.feed.time_ns = (self.emitted_us - first_us).saturating_mul(1000);
             let Some((place, counter)) = self.counters.get_mut(reading.counter) else { continue };
-            counter.take(self.emitted_us, reading.bytes);
+            counter.add(self.emitted_us, reading.bytes);
             if let (Some(slot), _) = *place {
                 counter.total.set(&mut self.process, &mut self.feed, slot, reading.bytes);
             }

@@ -57,7 +57,7 @@ impl Row {
         self.name == "nvml_amend" || self.name == "nvml:amend"
     }
 
-    fn of(line: &str) -> Option<Row> {
+    fn parse(line: &str) -> Option<Row> {
         let mut fields = fields(line)?;
         let reused = match fields.pop()?.as_ref() {
             "0" => false,
@@ -276,7 +276,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         feed.time_ns = number;
         match line {
             _ if second.is_some() || line.trim().is_empty() => {}
-            line => match Row::of(line) {
+            line => match Row::parse(line) {
                 Some(row) => profile.add(&mut process, feed, &row),
                 None if fields(line).is_some_and(|fields| is_header(&fields)) => {
                     second = (profile.rows > 0).then_some(number);
@@ -310,10 +310,10 @@ mod tests {
     fn rows_quoted_or_not() {
         let row =
             |name: &str, reused| Row { name: name.into(), requested: 10, device: 1, actual: 4096, reused };
-        assert_eq!(Row::of("\"a:b\",\"10\",\"1\",\"4096\",\"1\""), Some(row("a:b", true)));
-        assert_eq!(Row::of("a:b (x, y),10,1,4096,0").map(|row| row.name), Some("a:b (x,y)".into()));
+        assert_eq!(Row::parse("\"a:b\",\"10\",\"1\",\"4096\",\"1\""), Some(row("a:b", true)));
+        assert_eq!(Row::parse("a:b (x, y),10,1,4096,0").map(|row| row.name), Some("a:b (x,y)".into()));
         assert_eq!(
-            Row::of("\"nvml:amend\",\"0\",\"0\",\"18446744073709547520\",\"0\"").map(|row| row.actual),
+            Row::parse("\"nvml:amend\",\"0\",\"0\",\"18446744073709547520\",\"0\"").map(|row| row.actual),
             Some(-4096)
         );
         for bad in [
@@ -324,7 +324,7 @@ mod tests {
             "a,10,0,18446744073709547520,0",
             "",
         ] {
-            assert_eq!(Row::of(bad), None, "{bad}");
+            assert_eq!(Row::parse(bad), None, "{bad}");
         }
     }
 

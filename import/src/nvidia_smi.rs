@@ -29,7 +29,7 @@ const MAX_GPUS: usize = 255;
 const MAX_MISSED: u32 = 8;
 
 pub(super) fn looks_like(head: &[u8]) -> bool {
-    first_line(head).and_then(fields).is_some_and(|names| Columns::of(&names).is_some())
+    first_line(head).and_then(fields).is_some_and(|names| Columns::parse(&names).is_some())
 }
 
 /// Meaning of the columns, from the header.
@@ -53,7 +53,7 @@ enum Columns {
 }
 
 impl Columns {
-    fn of(names: &[Cow<'_, str>]) -> Option<Columns> {
+    fn parse(names: &[Cow<'_, str>]) -> Option<Columns> {
         if names == ["Wall time", "Step", "Value"] {
             return Some(Columns::Scalar);
         }
@@ -152,7 +152,7 @@ impl Log {
             return;
         }
         // With option -l, some versions of nvidia-smi repeat the header.
-        if let Some(columns) = Columns::of(&fields) {
+        if let Some(columns) = Columns::parse(&fields) {
             self.columns.get_or_insert(columns);
             return;
         }

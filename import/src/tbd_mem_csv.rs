@@ -31,7 +31,7 @@ const TOTALS: [(&str, &str, Role); 4] = [
 ];
 
 pub(super) fn looks_like(head: &[u8]) -> bool {
-    first_line(head).and_then(fields).is_some_and(|names| Columns::of(&names).is_some())
+    first_line(head).and_then(fields).is_some_and(|names| Columns::parse(&names).is_some())
 }
 
 #[derive(Debug)]
@@ -47,7 +47,7 @@ struct Columns {
 }
 
 impl Columns {
-    fn of(names: &[Cow<'_, str>]) -> Option<Columns> {
+    fn parse(names: &[Cow<'_, str>]) -> Option<Columns> {
         let find = |name: &str| names.iter().position(|other| other == name);
         let keys = [find("epoch")?, find("iteration")?, find("peak_cached")?, find("current_cached")?];
         let totals = TOTALS.map(|(name, ..)| find(name));
@@ -83,7 +83,7 @@ struct Row {
 }
 
 impl Row {
-    fn of(line: &str, columns: &Columns) -> Option<Row> {
+    fn parse(line: &str, columns: &Columns) -> Option<Row> {
         let fields = fields(line)?;
         if fields.len() != columns.count {
             return None;
@@ -146,7 +146,7 @@ impl Rank {
     }
 
     /// Emits the memory at the row's peak, and then the memory at the end of the iteration.
-    fn take(&mut self, feed: &mut Feed<'_>, columns: &Columns, row: &Row) {
+    fn add(&mut self, feed: &mut Feed<'_>, columns: &Columns, row: &Row) {
         self.step = row.step;
         self.process.device(feed, self.slot);
         self.process.step(feed, row.step.1);
@@ -203,13 +203,13 @@ impl Profile {
             return;
         }
         let Some(columns) = &self.columns else {
-            self.columns = fields(line).and_then(|names| Columns::of(&names));
+            self.columns = fields(line).and_then(|names| Columns::parse(&names));
             if self.columns.is_none() {
                 feed.reject(number);
             }
             return;
         };
-        let Some(row) = Row::of(line, columns) else { return feed.reject(number) };
+        let Some(row) = Row::parse(line, columns) else { return feed.reject(number) };
         let rank = match self.ranks.iter().position(|rank| rank.step < row.step) {
             Some(index) => index,
             None if self.ranks.len() < MAX_PROCESSES => {
@@ -221,7 +221,7 @@ impl Profile {
         let Some(rank) = self.ranks.get_mut(rank) else { return };
         self.rows += 1;
         feed.time_ns = number;
-        rank.take(feed, columns, &row);
+        rank.add(feed, columns, &row);
         if row.is_impossible() {
             self.impossible += 1;
             if self.worst.as_ref().is_none_or(|(_, worst)| worst.claimed() < row.claimed()) {

@@ -1,5 +1,5 @@
 //! Builds runs from records: passes the records to a ledger, and makes runs of the ledger's state. Recordings, imports and the
-//! daemon use it.
+//! daemon use it. A cell of a run is one kind of memory (one tag, role, phase, ...); a moment is the state of a device at one time.
 
 use crate::readings::{ListedProcesses, ProcessSeries, Processes, RecentReadings};
 use gpumem_ledger::{
@@ -75,7 +75,7 @@ impl RunBuilder {
     }
 
     /// Moves finished samples and windows from the ledger into the series.
-    fn take(&mut self) {
+    fn take_finished(&mut self) {
         let width_ns = self.width_ns;
         for (key, place, window) in self.ledger.take_windows() {
             let Window { start_ns, min, max, last } = window;
@@ -132,9 +132,9 @@ impl RunBuilder {
 
     fn runs_where(&mut self, wanted: impl Fn(ProcessKey) -> bool, is_live: bool) -> Vec<(ProcessKey, Run)> {
         self.ledger.end_windows();
-        self.take();
+        self.take_finished();
         let snapshot = self.ledger.snapshot();
-        let tenants = Tenants::of(&snapshot, &self.readings);
+        let tenants = Tenants::new(&snapshot, &self.readings);
         let wanted = snapshot.processes.iter().filter(|process| wanted(process.key));
         wanted.map(|process| (process.key, self.run(&snapshot, &tenants, process, is_live))).collect()
     }
@@ -147,7 +147,7 @@ impl RunBuilder {
             run.state = State::Rolled { time_ns: now_ns };
             let before = self.processes.get(key).and_then(|kept| kept.before.as_deref());
             let before = Before::after(before, &run.coverage, now_ns);
-            self.processes.insert(*key, ProcessSeries::of_part(before));
+            self.processes.insert(*key, ProcessSeries::new_part(before));
             self.ledger.begin_part(*key, now_ns);
         }
         let keys: HashSet<ProcessKey> = keys.iter().copied().collect();
@@ -323,7 +323,7 @@ impl Sink for RunBuilder {
         }
         self.ledger.observe(origin, record);
         if self.ledger.has_untaken() {
-            self.take();
+            self.take_finished();
         }
         if let gpumem_wire::Body::SampleEnd { number, .. } = record.body {
             self.note_reading(number);
@@ -382,7 +382,7 @@ fn faults_of(process: &ProcessView, device: &DeviceView) -> Vec<(u64, u64)> {
 struct Tenants(BTreeMap<(usize, u64), ListedProcesses>);
 
 impl Tenants {
-    fn of(snapshot: &Snapshot, readings: &RecentReadings) -> Self {
+    fn new(snapshot: &Snapshot, readings: &RecentReadings) -> Self {
         let kept =
             readings.iter().map(|(device, number, reading)| ((device, number), reading.listed.clone()));
         let mut tenants: BTreeMap<_, ListedProcesses> = kept.collect();

@@ -27,7 +27,7 @@ pub(crate) struct ProcessSeries {
 
 impl ProcessSeries {
     /// Returns the empty series of a new part of a process's life; `before` has the counts of the earlier parts.
-    pub fn of_part(before: Before) -> Self {
+    pub fn new_part(before: Before) -> Self {
         ProcessSeries { before: Some(Box::new(before)), ..ProcessSeries::default() }
     }
 

@@ -76,7 +76,7 @@ struct Origins {
 
 impl Origins {
     /// Returns the origin of a record; `None` for an `Origin` record, and for a record whose origin is unknown.
-    fn of(&mut self, record: &Record<'_>) -> Option<Origin> {
+    fn origin_of(&mut self, record: &Record<'_>) -> Option<Origin> {
         let thread = record.stamp.thread;
         match record.body {
             Body::Origin { start_ticks } => {
@@ -142,7 +142,7 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
                     match Record::decode(slot, payload) {
                         Ok(record) => {
                             records += 1;
-                            match origins.of(&record) {
+                            match origins.origin_of(&record) {
                                 Some(origin) => sink.observe(origin, &record),
                                 None => orphans += u64::from(origins.now.is_none()),
                             }

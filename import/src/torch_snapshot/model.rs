@@ -223,7 +223,7 @@ impl<'a> Walk<'a> {
         self.within(value, 0..i64::MAX / 2000).unwrap_or(0)
     }
 
-    fn is(&self, value: Ref, text: &str) -> bool {
+    fn is_text(&self, value: Ref, text: &str) -> bool {
         self.arena.bytes_of(value) == Some(text.as_bytes())
     }
 }
@@ -320,7 +320,7 @@ impl Snapshot {
             bytes,
             allocated: walk.size(allocated),
             is_expandable: walk.arena.is_true(expandable),
-            is_small: walk.is(kind, "small"),
+            is_small: walk.is_text(kind, "small"),
             is_private,
             is_host,
         });
@@ -352,12 +352,13 @@ impl Snapshot {
         if end > limit || address < defaults.address || bytes == 0 {
             return Ok(None); // blocks must lie in their segment and be sorted by address
         }
-        let is_pending = walk.is(state, "active_pending_free") || walk.is(state, "active_awaiting_free");
-        if walk.is(state, "inactive") {
+        let is_pending =
+            walk.is_text(state, "active_pending_free") || walk.is_text(state, "active_awaiting_free");
+        if walk.is_text(state, "inactive") {
             self.idle_blocks += 1;
             return Ok(Some(end));
         }
-        if !is_pending && !walk.is(state, "active_allocated") {
+        if !is_pending && !walk.is_text(state, "active_allocated") {
             self.unknown_states.add(&walk.arena.text(state).unwrap_or("none".into()));
         }
         let (mut frames, mut requested) = (frames, walk.size(requested));
@@ -384,7 +385,7 @@ impl Snapshot {
                 self.rejects.add(place);
                 return Ok(());
             };
-            let known = ACTIONS.iter().find(|(name, _)| walk.is(action, name));
+            let known = ACTIONS.iter().find(|(name, _)| walk.is_text(action, name));
             let (Some(&(_, action)), true) = (known, (device as i64) < MAX_DEVICES) else {
                 match walk.arena.text(action) {
                     Some(name) if known.is_none() => self.unknown_actions.add(&name),
@@ -442,9 +443,9 @@ impl Snapshot {
     fn annotation(&mut self, walk: &Walk<'_>, index: usize, annotation: Ref) -> Result<(), Unfit> {
         let fields = walk.fields(annotation, "stage name device time_us")?;
         let [stage, name, device, time] = fields.unwrap_or([NONE; 4]);
-        let begins = walk.is(stage, "START");
+        let begins = walk.is_text(stage, "START");
         match walk.device(device) {
-            Some(device) if begins || walk.is(stage, "END") => {
+            Some(device) if begins || walk.is_text(stage, "END") => {
                 self.annotations.push(Annotation { begins, name, device, time_us: walk.time(time) });
             }
             _ => self.rejects.add(|| format!("external annotation {index} (stage or device)")),

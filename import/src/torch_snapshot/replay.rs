@@ -231,7 +231,7 @@ impl Replay<'_> {
         device.heap.pieces.insert(address, piece);
     }
 
-    fn take_piece(&mut self, device: usize, address: u64) {
+    fn remove_piece(&mut self, device: usize, address: u64) {
         let begin_seq = self.emit(self.on(device), Body::FreeBegin { address });
         self.emit(self.on(device), Body::FreeEnd { begin_seq, result: 0 });
         let device = &mut self.devices[device];
@@ -297,7 +297,7 @@ impl Replay<'_> {
         self.emit(self.on(device), Body::BlockFree { address, pool: Self::pool(device), state });
     }
 
-    fn take_block(&mut self, device: usize, address: u64) {
+    fn remove_block(&mut self, device: usize, address: u64) {
         self.free_block(device, address, FreeState::Done);
         let device = &mut self.devices[device];
         if let Some(live) = device.heap.blocks.remove(&address) {
@@ -313,14 +313,14 @@ impl Replay<'_> {
             let device = &mut self.devices[index];
             let (event, known_bytes) = (device.events[device.next_event], device.sizes[device.next_event]);
             device.next_event += 1;
-            self.go_to(event.time_us);
-            self.scopes_until(index, event.time_us);
+            self.advance_to(event.time_us);
+            self.apply_scopes_until(index, event.time_us);
             if !self.apply(index, &event, known_bytes) {
                 self.totals.contradictions += 1;
             }
         }
         for index in 0..self.devices.len() {
-            self.scopes_until(index, u64::MAX);
+            self.apply_scopes_until(index, u64::MAX);
         }
         self.totals.history_ns = self.now_ns.saturating_sub(START_NS);
     }
@@ -334,7 +334,7 @@ impl Replay<'_> {
     }
 
     /// Sets the time of the next records to an entry's time; the time never goes back. Without a clock, each entry takes 1 ns.
-    fn go_to(&mut self, time_us: u64) {
+    fn advance_to(&mut self, time_us: u64) {
         let now_ns = match self.base_us {
             Some(base_us) => time_us.saturating_sub(base_us).saturating_mul(1000).saturating_add(START_NS),
             None => self.now_ns + 1,
@@ -343,7 +343,7 @@ impl Replay<'_> {
     }
 
     /// Opens and closes a device's profiler ranges that begin or end at or before `time_us`.
-    fn scopes_until(&mut self, index: usize, time_us: u64) {
+    fn apply_scopes_until(&mut self, index: usize, time_us: u64) {
         let (arena, snapshot) = (self.arena, self.snapshot);
         let device = &mut self.devices[index];
         let rest = snapshot.annotations.get(device.next_annotation..).unwrap_or_default();
@@ -384,7 +384,7 @@ impl Replay<'_> {
     /// Splits a piece of an expandable segment so that one piece begins at `address`.
     fn cut(&mut self, device: usize, address: u64) {
         let Some([left, right]) = self.heap(device).cut_at(address) else { return };
-        self.take_piece(device, left.0);
+        self.remove_piece(device, left.0);
         self.add_piece(device, left.0, left.1);
         self.add_piece(device, right.0, right.1);
     }
@@ -424,7 +424,7 @@ impl Replay<'_> {
                 if !heap.blocks.contains_key(&address) {
                     return false;
                 }
-                self.take_block(device, address);
+                self.remove_block(device, address);
             }
             Action::SegmentAlloc | Action::SegmentMap => {
                 if bytes == 0 || !heap.has_room(address, bytes) {
@@ -444,9 +444,9 @@ impl Replay<'_> {
                     self.cut(device, address.saturating_add(bytes));
                 }
                 let Some(found) = self.heap(device).pieces_in(address, bytes) else { return false };
-                found.into_iter().for_each(|start| self.take_piece(device, start));
+                found.into_iter().for_each(|start| self.remove_piece(device, start));
             }
-            Action::Oom => self.run_out(device, event),
+            Action::Oom => self.emit_oom(device, event),
             Action::Annotate => {
                 let Some(live) = heap.blocks.get(&address).copied() else { return false };
                 let (path, ..) = self.path(device, live.frames, event.metadata, true);
@@ -470,7 +470,7 @@ impl Replay<'_> {
     }
 
     /// Emits a failed allocation with its stack and the device's totals.
-    fn run_out(&mut self, device: usize, event: &Event) {
+    fn emit_oom(&mut self, device: usize, event: &Event) {
         let (path, ..) = self.path(device, event.frames, event.metadata, true);
         let tag = self.tag(&path);
         self.stacks_sent += 1;

@@ -135,7 +135,9 @@ impl Stacks {
             return text;
         }
         for &frame in arena.runs(frames).flatten() {
-            let Some(fields) = Fields::of(arena, frame).filter(|fields| fields.is_python()) else { continue };
+            let Some(fields) = Fields::read(arena, frame).filter(|fields| fields.is_python()) else {
+                continue;
+            };
             let clean = |text: &str| text.replace(|letter: char| letter.is_control(), " ");
             let line = format!("{}\t{}\t{}", clean(&fields.name), clean(&fields.file), fields.line);
             if text.len() + line.len() > MAX_TEXT_BYTES {
@@ -157,7 +159,7 @@ struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    fn of(arena: &'a Arena, frame: Ref) -> Option<Self> {
+    fn read(arena: &'a Arena, frame: Ref) -> Option<Self> {
         let [name, file, line] = arena.fields(frame, "name filename line", MAX_FIELDS)?;
         let text = |value| arena.text(value).unwrap_or_default();
         Some(Fields { name: text(name), file: text(file), line: arena.int(line).unwrap_or(0) })
@@ -182,7 +184,7 @@ pub(super) fn part(text: &str) -> String {
 }
 
 fn classify_frame(arena: &Arena, frame: Ref) -> Frame {
-    let Some(fields) = Fields::of(arena, frame) else { return Frame::default() };
+    let Some(fields) = Fields::read(arena, frame) else { return Frame::default() };
     if fields.is_python() { python(&fields) } else { native(&fields.name) }
 }
 

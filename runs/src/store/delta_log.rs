@@ -6,8 +6,9 @@
 //! body    written_ns, number of the entry, changed parts; all numbers are varints, see `packed`
 //! part    name, device, seq (see `parts`), form, length, bytes
 //!   form  0: the whole part; an empty one is removed. 1: the difference from the previous entry that has the part (see `splice`)
-//!         with run id 0, the body is a heartbeat instead: pid, start time of the process, time
 //! ```
+//!
+//! The body of an entry with run id 0 is a heartbeat instead: pid and start time of the writer, and the time.
 //!
 //! An entry is valid if its `written_ns` is that of the run's row: the time at which the run was last written to the database. So
 //! writing the run there makes its entries invalid in the same transaction. The entries of a run are numbered; entries after a
@@ -239,7 +240,7 @@ fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 
 impl Deltas {
     /// Returns the changes of a run whose row has this `written_ns`.
-    pub(super) fn of_run(&self, id: i64, written_ns: i64) -> Option<&RunDeltas> {
+    pub(super) fn run(&self, id: i64, written_ns: i64) -> Option<&RunDeltas> {
         self.runs.get(&id).filter(|run| run.written_ns == written_ns)
     }
 

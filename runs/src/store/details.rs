@@ -25,7 +25,7 @@ use super::tables::{damaged, execute, json};
 use gpumem_model::growth::Growth;
 use gpumem_model::program_data::{Counter, Range, Span};
 use gpumem_model::run::{Details, Iteration, Oom, Parameters, ProgramData, UntrackableChange};
-use rusqlite::types::{ToSql, ToSqlOutput, ValueRef};
+use rusqlite::types::{Value, ValueRef};
 use rusqlite::{Connection, Result, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -76,35 +76,8 @@ impl Owner {
     }
 }
 
-/// Rows of one owner, by name and seq.
-pub(super) type Rows = BTreeMap<(&'static str, i64), Body>;
-
-/// Content of a row.
-pub(super) enum Body {
-    /// JSON.
-    Text(String),
-    /// See `packed`.
-    Packed(Vec<u8>),
-}
-
-impl Body {
-    fn equals(&self, stored: ValueRef<'_>) -> bool {
-        match (self, stored) {
-            (Body::Text(text), ValueRef::Text(stored)) => text.as_bytes() == stored,
-            (Body::Packed(bytes), ValueRef::Blob(stored)) => bytes == stored,
-            _ => false,
-        }
-    }
-}
-
-impl ToSql for Body {
-    fn to_sql(&self) -> Result<ToSqlOutput<'_>> {
-        match self {
-            Body::Text(text) => text.to_sql(),
-            Body::Packed(bytes) => bytes.to_sql(),
-        }
-    }
-}
+/// Rows of one owner, by name and seq. A row is JSON text, or a packed blob (see `packed`).
+pub(super) type Rows = BTreeMap<(&'static str, i64), Value>;
 
 pub(super) fn write(db: &Connection, id: i64, device: usize, details: &Details) -> Result<()> {
     write_rows(db, Owner { run: id, device: Some(device as i64) }, rows(details)?)
@@ -122,7 +95,7 @@ pub(super) fn own_rows(own: &ProgramData) -> Result<Rows> {
         list(&mut rows, "counters", &std::mem::take(&mut rest.counters), 1)?;
         list(&mut rows, "ranges", &std::mem::take(&mut rest.ranges), CHUNK)?;
         list(&mut rows, "spans", &std::mem::take(&mut rest.spans), SPANS)?;
-        rows.insert(("rest", 0), Body::Text(json(&rest)?));
+        rows.insert(("rest", 0), Value::Text(json(&rest)?));
     }
     Ok(rows)
 }
@@ -137,7 +110,7 @@ fn write_rows(db: &Connection, owner: Owner, mut rows: Rows) -> Result<()> {
             let (name, seq) = (row.get_ref(0)?.as_str()?, row.get::<_, i64>(1)?);
             let key = NAMES.iter().find(|known| **known == name).map(|&known| (known, seq));
             match key.and_then(|key| Some((key, rows.get(&key)?))) {
-                Some((key, body)) if body.equals(row.get_ref(2)?) => drop(rows.remove(&key)),
+                Some((key, body)) if ValueRef::from(body) == row.get_ref(2)? => drop(rows.remove(&key)),
                 Some(_) => {}
                 None => gone.push((name.to_owned(), seq)),
             }
@@ -169,30 +142,30 @@ pub(super) fn rows(details: &Details) -> Result<Rows> {
     let mut rest = details.clone();
     let points = std::mem::take(&mut rest.timeline.points);
     for (seq, chunk) in (0..).zip(points.chunks(CHUNK)) {
-        rows.insert(("timeline", seq), Body::Packed(packed::pack_points(chunk)));
+        rows.insert(("timeline", seq), Value::Blob(packed::pack_points(chunk)));
     }
     let mut growth = std::mem::take(&mut rest.growth);
     let columns = std::mem::take(&mut growth.cells);
     if !columns.is_empty() {
-        rows.insert(("columns", 0), Body::Packed(packed::pack_columns(&columns)));
+        rows.insert(("columns", 0), Value::Blob(packed::pack_columns(&columns)));
     }
     if growth != Growth::default() {
-        rows.insert(("growth", 0), Body::Text(json(&growth)?));
+        rows.insert(("growth", 0), Value::Text(json(&growth)?));
     }
     let parameters = std::mem::take(&mut rest.parameters);
     if parameters != Parameters::default() {
-        rows.insert(("parameters", 0), Body::Text(json(&parameters)?));
+        rows.insert(("parameters", 0), Value::Text(json(&parameters)?));
     }
     list(&mut rows, "iterations", &std::mem::take(&mut rest.iterations.rows), CHUNK)?;
     list(&mut rows, "steps", &std::mem::take(&mut rest.steps), CHUNK)?;
     list(&mut rows, "ooms", &std::mem::take(&mut rest.ooms), 1)?;
-    rows.insert(("rest", 0), Body::Text(json(&rest)?));
+    rows.insert(("rest", 0), Value::Text(json(&rest)?));
     Ok(rows)
 }
 
 fn list<T: Serialize>(rows: &mut Rows, name: &'static str, elements: &[T], row_length: usize) -> Result<()> {
     for (seq, chunk) in (0..).zip(elements.chunks(row_length)) {
-        rows.insert((name, seq), Body::Text(json(&chunk)?));
+        rows.insert((name, seq), Value::Text(json(&chunk)?));
     }
     Ok(())
 }
@@ -208,7 +181,7 @@ pub(super) fn read_own(db: &Connection, id: i64) -> Result<ProgramData> {
 
 /// Rows of one owner that were read, by name and in the order of seq.
 pub(super) struct Stored {
-    rows: BTreeMap<String, Vec<Body>>,
+    rows: BTreeMap<String, Vec<Value>>,
     /// Names the owner in messages: `of ...`.
     of: String,
 }
@@ -219,7 +192,7 @@ impl Stored {
     }
 
     /// Appends the next row of a name.
-    pub(super) fn push(&mut self, name: &str, body: Body) {
+    pub(super) fn push(&mut self, name: &str, body: Value) {
         self.rows.entry(name.to_owned()).or_default().push(body);
     }
 
@@ -258,8 +231,8 @@ impl Stored {
         while let Some(row) = stored.next()? {
             let (name, seq) = (row.get::<_, String>(0)?, row.get::<_, i64>(1)?);
             let body = match row.get_ref(2)? {
-                ValueRef::Text(text) => Body::Text(String::from_utf8_lossy(text).into_owned()),
-                ValueRef::Blob(bytes) => Body::Packed(bytes.to_owned()),
+                ValueRef::Text(text) => Value::Text(String::from_utf8_lossy(text).into_owned()),
+                ValueRef::Blob(bytes) => Value::Blob(bytes.to_owned()),
                 _ => return Err(damaged(format!("{name} {seq} {of} is neither text nor packed"))),
             };
             let bodies = rows.entry(name.clone()).or_default();
@@ -271,7 +244,7 @@ impl Stored {
         Ok(Stored { rows, of })
     }
 
-    fn take<T>(&mut self, name: &str, read: impl Fn(&Body) -> Option<T>) -> Result<Vec<T>> {
+    fn take<T>(&mut self, name: &str, read: impl Fn(&Value) -> Option<T>) -> Result<Vec<T>> {
         let bodies = self.rows.remove(name).unwrap_or_default();
         let bad = || damaged(format!("{name} {} cannot be read", self.of));
         bodies.iter().map(|body| read(body).ok_or_else(bad)).collect()
@@ -286,17 +259,17 @@ impl Stored {
     }
 
     fn packed<T>(&mut self, name: &str, unpack: impl Fn(&[u8]) -> Option<Vec<T>>) -> Result<Vec<T>> {
-        let read = |body: &Body| match body {
-            Body::Packed(bytes) => unpack(bytes),
-            Body::Text(_) => None,
+        let read = |body: &Value| match body {
+            Value::Blob(bytes) => unpack(bytes),
+            _ => None,
         };
         Ok(self.take(name, read)?.into_iter().flatten().collect())
     }
 }
 
-fn from_text<T: DeserializeOwned>(body: &Body) -> Option<T> {
+fn from_text<T: DeserializeOwned>(body: &Value) -> Option<T> {
     match body {
-        Body::Text(text) => serde_json::from_str(text).ok(),
-        Body::Packed(_) => None,
+        Value::Text(text) => serde_json::from_str(text).ok(),
+        _ => None,
     }
 }

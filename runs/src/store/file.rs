@@ -72,16 +72,16 @@ impl Store {
     /// Opens a store for reading and writing. Creates a missing file (mode 0600, because it contains command lines) and a missing
     /// directory (mode 0700). Does not change a file that is not a store.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Ok(Store::of(path.as_ref(), open::writable(path.as_ref())?))
+        Ok(Store::new(path.as_ref(), open::writable(path.as_ref())?))
     }
 
     /// Opens a store for reading; does not create a file. Works without write access to the directory too, if the store was
     /// closed cleanly. Later changes are then not seen until it is opened again.
     pub fn open_read_only(path: impl AsRef<Path>) -> Result<Self> {
-        Ok(Store::of(path.as_ref(), open::read_only(path.as_ref())?))
+        Ok(Store::new(path.as_ref(), open::read_only(path.as_ref())?))
     }
 
-    fn of(path: &Path, db: Connection) -> Self {
+    fn new(path: &Path, db: Connection) -> Self {
         let path = path.to_owned();
         Store { db, path, log: None, is_limited: false, max_log_bytes: delta_log::MAX_BYTES }
     }
@@ -218,13 +218,14 @@ impl Store {
             // One transaction, so that a concurrent checkpoint is seen completely or not at all.
             let db = db.unchecked_transaction()?;
             let Some((mut run, writer, written_ns)) = rows::read(&db, id.0)? else { return Ok(None) };
-            if let Some(deltas) = deltas.of_run(id.0, written_ns) {
+            if let Some(deltas) = deltas.run(id.0, written_ns) {
                 // If the changed parts cannot be read, the older state in the database is returned.
                 run = parts::run(&deltas.applied_to(parts::parts(&run)?)).unwrap_or(run);
             }
             Ok(Some((run, writer)))
         })?;
         let (mut run, writer) = read.ok_or_else(|| self.unknown(id))?;
+        // The heartbeat of the run's writer states that the run did not change up to that time.
         let Heartbeat { pid, start_ticks, time_ns } = deltas.heartbeat;
         if writer.as_ref().is_some_and(|writer| (writer.pid, writer.start_ticks) == (pid, start_ticks)) {
             let lasts = run.devices.iter_mut().map(|device| &mut device.last.time_ns);
@@ -272,35 +273,26 @@ impl Store {
     ) -> Result<(RunId, Option<i64>)> {
         self.check_run(run)?;
         let uid = uid_of(life, part);
-        self.sql(|db| {
-            let transaction = Transaction::new_unchecked(db, TransactionBehavior::Immediate)?;
+        self.transaction(|db| {
             let known = "SELECT id FROM run WHERE uid = ?";
-            if let Some(id) = transaction.query_row(known, [&uid], |row| row.get(0)).optional()? {
+            if let Some(id) = db.query_row(known, [&uid], |row| row.get(0)).optional()? {
                 return Ok((RunId(id), None));
             }
-            tables::execute(
-                &transaction,
-                "INSERT INTO run (uid, stored_s, life, part) VALUES (?, ?, ?, ?)",
-                params![uid, tables::now_s(), life, part],
-            )?;
-            let id = transaction.last_insert_rowid();
-            rows::write(&transaction, id, run)?;
-            let written_ns = set_writer(&transaction, id, writer.as_ref())?;
-            transaction.commit()?;
-            Ok((RunId(id), written_ns))
+            let insert = "INSERT INTO run (uid, stored_s, life, part) VALUES (?, ?, ?, ?)";
+            tables::execute(db, insert, params![uid, tables::now_s(), life, part])?;
+            let id = db.last_insert_rowid();
+            rows::write(db, id, run)?;
+            Ok((RunId(id), set_writer(db, id, writer.as_ref())?))
         })
     }
 
     /// Writes a stored run to the database; returns its new `written_ns`.
     fn replace(&mut self, id: RunId, run: &Run, writer: Option<&Writer>) -> Result<i64> {
-        let written = self.sql(|db| {
-            let transaction = Transaction::new_unchecked(db, TransactionBehavior::Immediate)?;
-            rows::write(&transaction, id.0, run)?;
-            let written_ns = set_writer(&transaction, id.0, writer)?;
-            transaction.commit()?;
-            Ok(written_ns)
-        })?;
-        written.ok_or_else(|| self.unknown(id))
+        let written = self.transaction(|db| {
+            rows::write(db, id.0, run)?;
+            set_writer(db, id.0, writer)
+        });
+        written?.ok_or_else(|| self.unknown(id))
     }
 
     /// Tells the delta log the state of a run that was just written to the database.
@@ -334,7 +326,7 @@ impl Store {
         ids.sort_unstable_by_key(|id| id.0);
         for id in ids {
             let written_ns = self.sql(|db| rows::read_run(db, id.0))?.map(|(_, _, written_ns)| written_ns);
-            if written_ns.and_then(|written_ns| deltas.of_run(id.0, written_ns)).is_none() {
+            if written_ns.and_then(|written_ns| deltas.run(id.0, written_ns)).is_none() {
                 continue;
             }
             let (run, writer) = self.load_stored(id, &deltas)?;
@@ -356,6 +348,7 @@ impl Store {
         Ok(())
     }
 
+    /// Reads the delta log, only entries of the run `only` if it is given.
     pub(super) fn deltas(&self, only: Option<RunId>) -> Result<Deltas> {
         let path = open::side_file(&self.path, delta_log::SUFFIX);
         delta_log::read(&path, only.map(|id| id.0)).map_err(|error| StoreError::io(&path, error))
@@ -387,8 +380,19 @@ impl Store {
         Writer::this().map_err(|error| StoreError::io(Path::new("/proc"), error))
     }
 
+    /// Runs `work` with the database; adds the path to its error.
     pub(super) fn sql<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T> {
         work(&self.db).map_err(|error| StoreError::sqlite(&self.path, error))
+    }
+
+    /// Runs `work` in a write transaction, which is committed unless `work` fails.
+    pub(super) fn transaction<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T> {
+        self.sql(|db| {
+            let transaction = Transaction::new_unchecked(db, TransactionBehavior::Immediate)?;
+            let result = work(&transaction)?;
+            transaction.commit()?;
+            Ok(result)
+        })
     }
 
     fn unknown(&self, id: RunId) -> StoreError {
@@ -420,7 +424,7 @@ pub(super) const SUMMARY: &str = "id, uid, stored_s, label, pid, source_kind, st
 /// Returns the summary in a row that begins with the columns [`SUMMARY`], and the newer figures from the delta log.
 pub(super) fn summary(row: &Row<'_>, deltas: &Deltas) -> rusqlite::Result<(RunSummary, Figures)> {
     let (id, written_ns): (i64, i64) = (row.get(0)?, row.get(22)?);
-    let deltas = deltas.of_run(id, written_ns);
+    let deltas = deltas.run(id, written_ns);
     let figures = deltas.map(|deltas| parts::figures(&deltas.parts)).transpose()?.unwrap_or_default();
     let summary = RunSummary {
         id: RunId(id),

@@ -1,7 +1,8 @@
 //! Compact encoding for lists of numbers that are rewritten often: timelines, columns of growth, and buckets of series.
 //!
 //! A number is a LEB128 varint of 64 bits. Signed numbers are zigzag-coded first (0, -1, 1, -2, ... become 0, 1, 2, 3, ...).
-//! Differences wrap on overflow, so that every value can be restored.
+//! Differences wrap on overflow, so that every value can be restored. A cell is one kind of memory of a run, as its index in
+//! `Run::cells`. An amount is a number of bytes.
 //!
 //! ```text
 //! timeline chunk   points

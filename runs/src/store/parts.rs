@@ -1,7 +1,7 @@
 //! Splits a run into small parts, of which few change from one checkpoint to the next. The delta log stores the changed parts.
 //!
 //! ```text
-//! part         of       seq       bytes
+//! part         device   seq       bytes
 //! run          -        0         JSON of Run without the lists below
 //! cells        -        0, 1, ... 64 each, JSON
 //! device       device   0         JSON of Device without the lists below
@@ -11,9 +11,12 @@
 //! rest ... spans    -1            as in table `own`
 //! ```
 //!
+//! A cell is one kind of memory of a run (one tag, role, phase, ...). An amount is the bytes of one cell at one time. `packed`
+//! describes the packed form.
+//!
 //! Later versions only add fields, so they can read the parts that an earlier version wrote.
 
-use super::details::{self, Body, NAMES, Rows, Stored};
+use super::details::{self, NAMES, Rows, Stored};
 use super::packed;
 use super::tables::{damaged, json};
 use gpumem_model::growth::Growth;
@@ -21,13 +24,14 @@ use gpumem_model::run::{Amounts, Device, Moment, ProgramData, Run};
 use gpumem_model::series::Series;
 use gpumem_model::timeline::Point;
 use rusqlite::Result;
+use rusqlite::types::Value;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
 
 /// Number of cells or buckets in a part.
 const CHUNK: usize = 64;
-/// Number of cells whose amounts are in one part.
+/// Number of cells whose amounts are in one part of a moment.
 const CELLS: u32 = 32;
 /// Stands for the program data, in place of the number of a device.
 const OWN: i64 = -1;
@@ -100,16 +104,17 @@ fn put_device(parts: &mut Parts, at: i64, device: &Device) -> Result<()> {
     // column.
     rows.remove(&("columns", 0));
     if device.details.growth != Growth::default() {
-        rows.insert(("growth", 0), Body::Text(json(&device.details.growth)?));
+        rows.insert(("growth", 0), Value::Text(json(&device.details.growth)?));
     }
     put_rows(parts, at, rows);
     Ok(())
 }
 
 fn put_rows(parts: &mut Parts, device: i64, rows: Rows) {
-    parts.extend(rows.into_iter().map(|((name, seq), body)| match body {
-        Body::Text(text) => (key(name, device, seq), text.into_bytes()),
-        Body::Packed(bytes) => (key(name, device, seq), bytes),
+    parts.extend(rows.into_iter().filter_map(|((name, seq), body)| match body {
+        Value::Text(text) => Some((key(name, device, seq), text.into_bytes())),
+        Value::Blob(bytes) => Some((key(name, device, seq), bytes)),
+        _ => None,
     }));
 }
 
@@ -137,9 +142,9 @@ pub(super) fn run(parts: &Parts) -> Result<Run> {
             ("series", Some(device), _) => {
                 device.series.buckets.extend(packed::unpack_buckets(bytes).ok_or_else(bad)?);
             }
-            ("timeline", _, Some(rows)) => rows.push(name, Body::Packed(bytes.clone())),
+            ("timeline", _, Some(rows)) => rows.push(name, Value::Blob(bytes.clone())),
             (_, _, Some(rows)) => {
-                rows.push(name, Body::Text(String::from_utf8(bytes.clone()).map_err(|_| bad())?));
+                rows.push(name, Value::Text(String::from_utf8(bytes.clone()).map_err(|_| bad())?));
             }
             _ => return Err(bad()),
         }

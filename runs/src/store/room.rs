@@ -84,16 +84,12 @@ impl Store {
     /// Deletes a run that [`Store::over`] returned. Returns false and deletes nothing if the run has changed or is in use again.
     pub fn delete(&mut self, over: Over) -> Result<bool> {
         let sql = format!("{SELECT} WHERE id = ?");
-        self.sql(|db| {
-            let transaction =
-                rusqlite::Transaction::new_unchecked(db, rusqlite::TransactionBehavior::Immediate)?;
-            let found =
-                transaction.query_row(&sql, [over.id.0], |row| Ok((self::over(row)?, is_in_use(row)?)));
+        self.transaction(|db| {
+            let found = db.query_row(&sql, [over.id.0], |row| Ok((self::over(row)?, is_in_use(row)?)));
             if !matches!(found.optional()?, Some((found, false)) if found == over) {
                 return Ok(false);
             }
-            execute(&transaction, "DELETE FROM run WHERE id = ?", [over.id.0])?;
-            transaction.commit()?;
+            execute(db, "DELETE FROM run WHERE id = ?", [over.id.0])?;
             Ok(true)
         })
     }

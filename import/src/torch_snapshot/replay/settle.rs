@@ -22,7 +22,7 @@ impl Replay<'_> {
             });
             let surplus: Vec<u64> = surplus.map(|(&address, _)| address).collect();
             self.totals.corrected += surplus.len() as u64;
-            surplus.into_iter().for_each(|address| self.take_block(index, address));
+            surplus.into_iter().for_each(|address| self.remove_block(index, address));
             self.correct_pieces(index, &mut end);
             for (&address, live) in &end.blocks {
                 if !self.heap(index).blocks.contains_key(&address) {
@@ -52,9 +52,9 @@ impl Replay<'_> {
             }
             let inside = self.heap(index).blocks.range(start..start.saturating_add(bytes));
             let inside: Vec<u64> = inside.map(|(&address, _)| address).collect();
-            inside.into_iter().for_each(|address| self.take_block(index, address));
+            inside.into_iter().for_each(|address| self.remove_block(index, address));
             self.totals.corrected += 1;
-            self.take_piece(index, start);
+            self.remove_piece(index, start);
         }
         for (&start, piece) in &end.pieces {
             if self.heap(index).has_room(start, piece.bytes) {
