@@ -304,7 +304,7 @@ impl ProcessFeed {
         address
     }
 
-    /// Returns the id of the process's driver pool on a device; emits the pool if it is new. See level.rs.
+    /// Returns the id of the process's driver pool on a device; emits the pool if it is new. level.rs explains its use.
     pub fn pool(&mut self, feed: &mut Feed<'_>, slot: u8) -> u64 {
         self.device(feed, slot);
         let pool = 1 + u64::from(slot);

@@ -28,7 +28,7 @@ const WINDOW: usize = 1 << 20;
 /// A time in 2001, in microseconds since 1970. Times before it are not taken for wall-clock times.
 const FIRST_WALL_US: u64 = 1_000_000_000_000_000;
 /// Maximum number of counters that are read, one for each kind of memory.
-const MAX_POOLS: usize = 64;
+const MAX_COUNTERS: usize = 64;
 
 /// Returns whether a file begins like a trace with MXNet's memory counters.
 pub(super) fn looks_like(head: &[u8]) -> bool {
@@ -159,7 +159,7 @@ impl<'s> Trace<'s> {
         let known = self.counters.iter().position(|(known, _)| *known == place);
         let index = known.unwrap_or(self.counters.len());
         if known.is_none() {
-            if index >= MAX_POOLS {
+            if index >= MAX_COUNTERS {
                 return None;
             }
             self.counters.push((place, Counter::default()));

@@ -117,7 +117,7 @@ fn role(path: &str) -> Role {
     ];
     match classes.iter().find(|(class, _)| has(class)) {
         Some((_, role)) => *role,
-        // The output of a block's node, and its gradient, have names that begin with the block's name.
+        // MXNet names the output of a block's node, and its gradient, after the block.
         None if last.starts_with(first) => Role::Activation,
         None if ["_fwd", "_backward", "_head_grad"].iter().any(|end| last.ends_with(end)) => Role::Activation,
         None => Role::Unknown,

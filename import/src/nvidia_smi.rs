@@ -32,7 +32,7 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
     first_line(head).and_then(fields).is_some_and(|names| Columns::parse(&names).is_some())
 }
 
-/// Meaning of the columns, from the header.
+/// What the columns of a file mean, according to its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Columns {
     /// TensorBoard's columns: wall time, step, value.

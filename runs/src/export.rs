@@ -115,7 +115,7 @@ pub fn looks_like(head: &[u8]) -> bool {
     head.starts_with(BEGIN)
 }
 
-/// Reads an exported run. An open run becomes interrupted, because its copy is not updated.
+/// Reads an exported run. A run that was open becomes interrupted, because the file gets no more of its data.
 ///
 /// # Errors
 /// See [`Error`]: damage and contradictory sums with their place, and files of a newer program.

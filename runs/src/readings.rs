@@ -60,7 +60,7 @@ pub(crate) type ListedProcesses = Vec<(Option<u64>, ProcessKey)>;
 pub(crate) struct Reading {
     /// Memory of the device, if it was the same before and after NVML's list of processes was read.
     pub agreed: Option<AgreedReading>,
-    /// Complete if `agreed` is present.
+    /// Processes in NVML's list: all of them if `agreed` is present.
     pub listed: ListedProcesses,
 }
 
@@ -98,7 +98,7 @@ impl RecentReadings {
         readings.get_mut(at).map(|(_, reading)| reading)
     }
 
-    /// Returns the reading with a number, if it is kept.
+    /// Returns the reading with this number, if it is kept.
     pub fn get(&self, device: usize, number: u64) -> Option<&Reading> {
         let mut latest_first = self.devices.get(device)?.iter().rev();
         latest_first.find(|(known, _)| *known == number).map(|(_, reading)| reading)

@@ -7,8 +7,9 @@ const BLOCK_BYTES: u64 = 512;
 const SMALL_BYTES: u64 = 1 << 20;
 /// Size of segments for small blocks, in bytes.
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// Requests below this use segments of [`LARGE_SEGMENT`] bytes, larger ones use multiples of [`SMALL_SEGMENT`].
+/// Requests of this many bytes or more use segments whose size is a multiple of [`SMALL_SEGMENT`].
 const LARGE_FROM: u64 = 10 << 20;
+/// Size in bytes of segments for requests between [`SMALL_BYTES`] and [`LARGE_FROM`].
 const LARGE_SEGMENT: u64 = 20 << 20;
 
 /// Settings of PyTorch's allocator that affect the sizes of blocks.
@@ -17,7 +18,7 @@ pub(super) struct Settings {
     /// Number of block sizes between two powers of two, 0 and 1 for none. Entry `n` is for requests from 2^n MiB
     /// on, entry 0 also for smaller ones.
     pub divisions: [u32; 16],
-    /// Maximum size of blocks that may be split, in bytes.
+    /// Size of requests in bytes from which no free block is split for them (`max_split_size`).
     pub max_split_bytes: Option<u64>,
 }
 

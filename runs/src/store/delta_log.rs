@@ -208,7 +208,7 @@ pub(super) struct RunDeltas {
     pub written_ns: i64,
     /// Latest bytes of each changed part. An empty part was removed.
     pub parts: Parts,
-    /// Number of entries.
+    /// Number of the run's entries that were applied.
     entries: u64,
 }
 

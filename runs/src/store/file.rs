@@ -64,7 +64,7 @@ pub struct Newest {
     pub id: RunId,
     /// Number of the part, from 1.
     pub part: u32,
-    /// Whether this part was ended because the next part begins.
+    /// Whether this part was ended so that the next part begins. The process then still runs or ran on.
     pub is_rolled: bool,
 }
 
@@ -109,7 +109,7 @@ impl Store {
         self.begin_part(run, uid, 1)
     }
 
-    /// Stores a new part of a life, which this process will checkpoint. `life` is the uid of the life's first part, which may
+    /// Stores a new part of a process's life, which this process will checkpoint. `life` is the uid of the first part, which may
     /// have been deleted.
     pub fn begin_part(&mut self, run: &Run, life: &str, part: u32) -> Result<RunId> {
         self.open_log()?;
@@ -119,7 +119,7 @@ impl Store {
         Ok(id)
     }
 
-    /// Stores a finished part of a life; `life` is the uid of the life's first part.
+    /// Stores a finished part of a process's life; `life` is the uid of the first part.
     pub fn insert_part(&mut self, run: &Run, life: &str, part: u32) -> Result<RunId> {
         Ok(self.store_part(run, life, part, None)?.0)
     }
@@ -137,7 +137,7 @@ impl Store {
         }
     }
 
-    /// Returns the newest stored part of a life; `life` is the uid of the life's first part, which may have been deleted.
+    /// Returns the newest stored part of a process's life; `life` is the uid of the first part, which may have been deleted.
     pub fn newest(&self, life: &str) -> Result<Option<Newest>> {
         let sql = "SELECT id, part, rolled_ns IS NOT NULL FROM run WHERE life = ? ORDER BY part DESC LIMIT 1";
         let newest =
@@ -263,7 +263,8 @@ impl Store {
         Ok(id.map(RunId))
     }
 
-    /// Stores a new part of a life. Returns its id and `written_ns`; if the part is stored already, its id and `None`.
+    /// Stores a new run: part `part` of a process's life. Returns its id and `written_ns`; if it is stored already, its id and
+    /// `None`.
     fn store_new(
         &mut self,
         run: &Run,
@@ -409,7 +410,7 @@ impl Drop for Store {
     }
 }
 
-/// Returns the uid of a part of a life.
+/// Returns the uid of a part of a process's life; `life` is the uid of the first part.
 fn uid_of(life: &str, part: u32) -> String {
     if part == 1 { life.to_owned() } else { format!("{life}/{part}") }
 }

@@ -201,7 +201,7 @@ ALTER TABLE run ADD COLUMN written_ns INTEGER NOT NULL DEFAULT 0;
 ",
 ];
 
-/// State of an SQLite file.
+/// State of the file at a store's path, if it belongs to a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileState {
     /// The file has no tables and no application id: it was just created, or its creator crashed before the first write.

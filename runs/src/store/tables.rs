@@ -188,7 +188,7 @@ macro_rules! column {
 column!(bool, u16, u32, i64, String, Option<String>, Option<i64>; |value| [value.to_sql()?]; |row, at| row.get(at));
 column!(u64; |value| [owned(bits(*value))]; |row, at| unsigned(row, at));
 column!(Option<u64>; |value| [owned(value.map(bits))]; |row, at| maybe_unsigned(row, at));
-// Types stored as JSON, or as JSON or NULL.
+// Types stored as JSON: the second group as JSON or NULL.
 column!(Beside, Vec<(u32, Option<u64>)>, (u32, u64); |value| [owned(json(value)?)]; |row, at| from_json(row, at));
 column!(Option<DeviceReading>, Option<UntrackableParts>;
     |value| [owned(value.as_ref().map(json).transpose()?)];
