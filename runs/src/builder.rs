@@ -1,5 +1,6 @@
 //! Builds runs from records: passes the records to a ledger, and makes runs of the ledger's state. Recordings, imports and the
-//! daemon use it. A cell of a run is one kind of memory (one tag, role, phase, ...); a moment is the state of a device at one time.
+//! daemon use it. A cell of a run is one kind of memory (one tag, role, phase, ...); a moment is the state of a device at one
+//! time.
 
 use crate::readings::{ListedProcesses, ProcessSeries, Processes, RecentReadings};
 use gpumem_ledger::{

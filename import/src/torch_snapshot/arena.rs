@@ -239,8 +239,8 @@ impl Arena {
         chain.into_iter().rev().map(|extent| self.run(extent))
     }
 
-    /// Returns the values of the keys in `names` (separated by blanks), [`NONE`] for missing keys; `None` if `dict` is no dict. Reads
-    /// only the first `limit` pairs.
+    /// Returns the values of the keys in `names` (separated by blanks), [`NONE`] for missing keys; `None` if `dict` is no dict.
+    /// Reads only the first `limit` pairs.
     pub fn fields<const N: usize>(&self, dict: Ref, names: &str, limit: usize) -> Option<[Ref; N]> {
         if self.kind(dict) != Some(Kind::Dict) {
             return None;

@@ -47,8 +47,8 @@ pub fn looks_like(head: &[u8]) -> bool {
 
 /// Reads a snapshot.
 ///
-/// [`Error::Malformed`] with the place if the file is not a pickle of plain containers. [`Error::Unsuitable`] if it is a pickle but
-/// not a snapshot. [`Error::Read`] if reading fails.
+/// [`Error::Malformed`] with the place if the file is not a pickle of plain containers. [`Error::Unsuitable`] if it is a pickle
+/// but not a snapshot. [`Error::Read`] if reading fails.
 pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let (unpickled, snapshot) = open(input)?;
     let totals = replay::replay(sink, &unpickled.arena, &snapshot);

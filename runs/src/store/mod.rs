@@ -1,4 +1,5 @@
-//! The run store: runs in one SQLite file (a run is the recorded memory use of one process). The daemon writes it while runs are open; anyone with read permission may read it.
+//! The run store: runs in one SQLite file (a run is the recorded memory use of one process). The daemon writes it while runs are
+//! open; anyone with read permission may read it.
 //!
 //! ```text
 //! file                a store file: writes, loads and lists its runs
