@@ -61,7 +61,7 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
 
 /// Reads what the program asked of PyTorch's allocator on a device; without `device`, on the first one with history.
 ///
-/// Errors are those of [`read`], and [`Error::Unfit`] if the snapshot has no history of the device.
+/// Errors are those of [`read`], and [`Error::Unsuitable`] if the snapshot has no history of the device.
 pub fn requests(input: Input, device: Option<u8>) -> Result<Requests, Error> {
     let path = input.path.clone();
     let (unpickled, snapshot) = open(input)?;
@@ -73,7 +73,7 @@ pub fn requests(input: Input, device: Option<u8>) -> Result<Requests, Error> {
         None => {
             let what = "has no history of this GPU's allocations: call torch.cuda.memory._record_memory_history() before the \
                         program allocates, and then torch.cuda.memory._dump_snapshot()";
-            Err(Error::Unfit { path, what: what.into() })
+            Err(Error::Unsuitable { path, what: what.into() })
         }
     }
 }

@@ -381,7 +381,9 @@ impl Snapshot {
         walk.each(trace, |index, entry| {
             let place = || format!("device {device}, trace entry {index} (action, addr or size)");
             let names = "action addr size stream time_us frames user_metadata device_free pool_id";
-            let Some([action, addr, size, stream, time, frames, metadata, free, pool]) = walk.fields(entry, names)? else {
+            let Some([action, addr, size, stream, time, frames, metadata, free, pool]) =
+                walk.fields(entry, names)?
+            else {
                 self.rejects.add(place);
                 return Ok(());
             };

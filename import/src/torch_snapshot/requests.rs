@@ -58,7 +58,7 @@ impl Requests {
     /// Returns the innermost Python line outside PyTorch that made a request, as `file.py:line(function)`; `None` without stacks.
     pub fn place(&self, event: usize) -> Option<String> {
         let mut stacks = Stacks::default();
-        let path = &stacks.said(&self.arena, *self.frames.get(event)?)?.path;
+        let path = &stacks.classify(&self.arena, *self.frames.get(event)?)?.path;
         path.rsplit('/').next().filter(|part| !part.is_empty()).map(str::to_owned)
     }
 }
