@@ -32,40 +32,40 @@ use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc};
 
-/// Length of the queue between sources and aggregator, in batches: 4 MiB at most, as each has up to 60 KiB. Sources wait when it
-/// is full.
+/// Capacity of the queue from sources to the aggregator, in batches of up to 60 KiB: 4 MiB at most. A source waits while the
+/// queue is full.
 const INBOX: usize = 64;
-/// Interval for refreshing process facts in the background.
+/// Interval at which facts about processes, such as command lines, are read in the background.
 const FACTS: Duration = Duration::from_millis(500);
-/// Retry delays for the exit status of an ended process.
+/// Delays before each retry to read the exit status of an ended process.
 const STATUS: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(9), Duration::from_millis(40)];
-/// Time limit for the store at shutdown, when it writes each run once more. systemd waits for 5 s (systemd/gpumemd.service).
+/// Maximum time for the store to write each run once more at shutdown. systemd waits for 5 s (systemd/gpumemd.service).
 const LAST_WRITE: Duration = Duration::from_secs(3);
 
 /// Signals that end the daemon or reload its configuration.
 #[derive(Debug)]
 pub struct Signals {
-    /// Ends the daemon.
+    /// Receives an event when the daemon must end.
     pub end: Pulse,
-    /// Reloads the configuration.
+    /// Receives an event when the configuration must be reloaded.
     pub reload: Pulse,
 }
 
 /// Source of the configuration, for reloads.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// Path of the file; `None`: the usual one.
+    /// Path of the configuration file; `None`: the default path.
     pub file: Option<PathBuf>,
     /// Whether the daemon serves one user and ends when idle.
     pub private: bool,
     /// Paths and ids of the user who runs the daemon.
     pub home: Home,
-    /// Whether to take sockets from systemd and send notifications to it.
+    /// Whether to use sockets that systemd passes, and to send notifications to systemd.
     pub service: bool,
 }
 
 impl Setup {
-    /// Reads the configuration.
+    /// Reads the configuration file.
     pub(crate) fn config(&self) -> Result<Config, config::Error> {
         Config::load(self.file.as_deref())
     }
@@ -82,7 +82,7 @@ impl Setup {
 /// Runs the daemon until a signal ends it, or it is private and idle.
 ///
 /// # Errors
-/// Errors of the start, in the configuration or a socket. Later errors do not end the daemon.
+/// Errors during the start, in the configuration or a socket. Later errors do not end the daemon.
 pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyhow::Result<()> {
     let stats = Arc::new(Stats::new()?);
     let keys = Keys::of(&setup.config()?);
@@ -180,7 +180,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     Ok(())
 }
 
-/// Sets the renderer of reports that programs request about themselves: the same reports that other users' tools show.
+/// Sets the function that makes a report when a program requests one about itself. The other views show the same report.
 fn answer(agents: &Agents, context: &Arc<ViewContext>) {
     let context = Arc::clone(context);
     agents.answer_with(Box::new(move |key, uid, what, options| {
@@ -222,9 +222,9 @@ struct Listeners {
     agent: UnixListener,
     control: UnixListener,
     http: Option<TcpListener>,
-    /// Descriptors that an earlier daemon left with the service manager; `None`: there is none to keep them.
+    /// Descriptors that systemd kept from an earlier daemon; `None` if systemd does not keep any.
     kept: Option<Vec<(String, OwnedFd)>>,
-    /// Held while the daemon runs.
+    /// Lock of the runtime directory, held while the daemon runs.
     _lock: Option<std::fs::File>,
 }
 
@@ -237,7 +237,7 @@ impl Listeners {
             sockets::runtime_dir(&settings.runtime_dir, mode)?;
             lock = Some(sockets::lock(&settings.runtime_dir)?);
         }
-        // Only a service manager that passes the agents' socket keeps their connections.
+        // A service manager keeps the connections of agents only if it also passes the agents' socket.
         let kept = handed.agent.is_some().then_some(handed.kept);
         let agent = match handed.agent {
             Some(fd) => sockets::handed("agent", fd, AddressFamily::UNIX, SocketType::SEQPACKET)?,
@@ -251,7 +251,7 @@ impl Listeners {
             (None, Some(address)) => Some(sockets::tcp(address)?),
             (None, None) => None,
         };
-        // Opened last: a client that can connect here can connect to all sockets.
+        // The control socket is opened last, so a client that can connect to it can connect to all sockets.
         let control = match handed.control {
             Some(fd) => sockets::handed("control", fd, AddressFamily::UNIX, SocketType::STREAM)?,
             None => sockets::listen(&settings.runtime_dir.join("control.sock"), SocketType::STREAM, 0o666)?,
@@ -269,7 +269,7 @@ impl Listeners {
 struct Reloader {
     setup: Setup,
     settings: Settings,
-    /// Keys in effect.
+    /// Values of the configuration keys that are in effect.
     keys: Keys,
     stats: Arc<Stats>,
     agents: Arc<Agents>,
@@ -280,7 +280,7 @@ struct Reloader {
 }
 
 impl Reloader {
-    /// Reloads the configuration. An invalid one changes nothing.
+    /// Reloads the configuration file. An invalid file changes nothing.
     async fn reload(&mut self) {
         if self.setup.service {
             match NotifyState::monotonic_usec_now() {
@@ -330,7 +330,7 @@ impl Reloader {
                 tracing::warn!(key, old, new, "configuration reloaded: this key needs a restart");
             }
         }
-        // Settings that need a restart keep their running values.
+        // Settings that need a restart keep their present values.
         self.settings = Settings {
             runtime_dir: self.settings.runtime_dir.clone(),
             store: self.settings.store.clone(),
@@ -344,11 +344,11 @@ impl Reloader {
     }
 }
 
-/// Resolves when there has been no agent and no read for the time limit; never without a limit.
+/// Returns when no agent was connected and no view was read for `limit`. Never returns if `limit` is `None`.
 async fn until_idle(limit: Option<Duration>, agents: &Agents, board: &SnapshotReader) {
     let Some(limit) = limit else { return std::future::pending().await };
     let mut busy_ns = clock::now_ns();
-    // An agent may leave between two checks, so the daemon may end early by up to one interval.
+    // Agents are counted only at each check, so the daemon may end early by up to one interval between checks.
     let longest = (limit / 10).clamp(Duration::from_millis(10), Duration::from_millis(250));
     loop {
         if agents.connections().0 > 0 {
@@ -360,7 +360,7 @@ async fn until_idle(limit: Option<Duration>, agents: &Agents, board: &SnapshotRe
     }
 }
 
-/// Hands over the ends of processes, with the kernel's reports about them.
+/// Sends the ends of processes to the aggregator, with the kernel's reports about them.
 async fn forward_exits(
     processes: Processes,
     agents: Arc<Agents>,
@@ -372,7 +372,7 @@ async fn forward_exits(
         let time_ns = clock::now_ns();
         agents.ended(gone.key);
         match gone.status() {
-            // Its parent has not waited for it, or the status cannot be read.
+            // The status is unknown: the parent has not waited for the process, or it cannot be read.
             None => drop(tokio::spawn(late_end(gone, time_ns, kernel.clone(), inbox.clone()))),
             status if inbox.send(end(&gone, time_ns, status, &kernel)).await.is_err() => return,
             _ => {}
@@ -380,7 +380,7 @@ async fn forward_exits(
     }
 }
 
-/// Sends an end to the aggregator when its status is available or the retries are used up.
+/// Sends the end of a process to the aggregator when its exit status is known, or after the last retry.
 async fn late_end(gone: Gone, time_ns: u64, kernel: Kernel, inbox: mpsc::Sender<Batch>) {
     let mut status = None;
     for wait in STATUS {
@@ -408,7 +408,7 @@ fn end(gone: &Gone, time_ns: u64, status: Option<u64>, kernel: &Kernel) -> Batch
     Batch::of_host(frames)
 }
 
-/// Hands over late facts, such as a command line, and reads the kernel's log in the same interval.
+/// Sends facts that are known late, such as a command line, to the aggregator. Reads the kernel's log at the same interval.
 async fn forward_facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender<Batch>) {
     loop {
         tokio::time::sleep(FACTS).await;

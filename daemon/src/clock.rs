@@ -1,4 +1,4 @@
-//! Clocks. Records have the host's CLOCK_MONOTONIC; the other clocks are for anchors.
+//! Clocks. Records have times of the host's CLOCK_MONOTONIC. The other clocks relate them to the wall clock and to the boot.
 
 use gpumem_wire::{Body, ClockKind, Record, Stamp};
 use rustix::time::{ClockId, clock_gettime};
@@ -9,7 +9,7 @@ fn read(clock: ClockId) -> u64 {
     (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
 }
 
-/// Returns the processor time of this thread.
+/// Returns the processor time that this thread has used.
 pub(crate) fn cpu() -> Duration {
     Duration::from_nanos(read(ClockId::ThreadCPUTime))
 }
@@ -36,14 +36,14 @@ pub(crate) fn wall_offset_ns() -> i128 {
     i128::from(wall_ns()) - i128::from(now_ns())
 }
 
-/// Returns a record that ties the times of later records to the wall clock.
+/// Returns a record that relates CLOCK_MONOTONIC to the wall clock now, so that times of later records can be converted.
 pub(crate) fn anchor() -> Record<'static> {
     let stamp = Stamp { time_ns: now_ns(), ..Stamp::default() };
     let (realtime_ns, boottime_ns) = (wall_ns(), read(ClockId::Boottime));
     Record { stamp, body: Body::ClockAnchor { realtime_ns, boottime_ns, clock: ClockKind::Monotonic } }
 }
 
-/// Returns the time since boot, including suspended time, from which start times of processes count.
+/// Returns the time since boot, including suspended time. The kernel counts start times of processes on this clock.
 pub(crate) fn since_boot() -> Duration {
     Duration::from_nanos(read(ClockId::Boottime))
 }

@@ -1,4 +1,4 @@
-//! Descriptors for which the safe crates have no functions: pidfds, and those passed by the service manager.
+//! File descriptors for which the safe crates have no functions: pidfds, and descriptors that the service manager passes.
 //!
 //! A passed descriptor could be copied through the kernel (pidfd_getfd on this process) without unsafe code. But that leaves the
 //! passed number open for ever: a connection would never be closed, and the memory of an ended agent never be freed.
@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Returns a pidfd of the process that called connect(2), even if another process has its pid now. Needs Linux 6.5.
+/// Returns a pidfd of the process that called connect(2) on the socket, even if another process has its pid now. Needs Linux 6.5.
 /// Errors: `ENOPROTOOPT` on older kernels; `EINVAL`, `ESRCH` or `ENODATA` when the process has ended and was waited for.
 pub(crate) fn pidfd_of_peer(socket: &impl AsFd) -> io::Result<OwnedFd> {
     let mut fd: libc::c_int = -1;
@@ -43,7 +43,7 @@ pub(crate) fn pidfd_of_pid(pid: u32) -> io::Result<OwnedFd> {
     Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
 }
 
-/// Result of `PIDFD_GET_INFO` (linux/pidfd.h, its first 64 bytes).
+/// Result of the ioctl `PIDFD_GET_INFO` (linux/pidfd.h, its first 64 bytes).
 #[repr(C)]
 #[derive(Debug, Default)]
 struct PidfdInfo {
@@ -56,10 +56,10 @@ struct PidfdInfo {
 const GET_INFO: Opcode = opcode::read_write::<PidfdInfo>(0xff, 11);
 const EXIT: u64 = 1 << 3;
 
-/// Returns the exit status of a process, as waitpid encodes it. `None`: unknown, or not ended.
+/// Returns the exit status of a process, as waitpid encodes it. `None` if it is unknown, or the process has not ended.
 ///
-/// Until its parent has waited for it, /proc has the status for readers with permission. Afterwards, since Linux 6.15, the pidfd
-/// has it for every holder.
+/// Until the parent has waited for the process, /proc has the status for readers with permission. Afterwards, since Linux 6.15,
+/// the pidfd has it for each holder.
 pub(crate) fn exit_status(pidfd: &OwnedFd) -> Option<u64> {
     let mut info = PidfdInfo { mask: EXIT, ..PidfdInfo::default() };
     // SAFETY: the kernel writes at most the 64 bytes of `PidfdInfo` that the opcode names. All values are valid for these
@@ -68,9 +68,9 @@ pub(crate) fn exit_status(pidfd: &OwnedFd) -> Option<u64> {
     (info.mask & EXIT != 0).then_some(u64::from(info.exit_code as u32 & 0xffff))
 }
 
-/// Returns the passed descriptors by name; later calls return none. Marks them close-on-exec, so that the child that reads NVML
-/// does not inherit them.
-/// Errors: `LISTEN_FDS` and its companions are invalid, or name a descriptor that is not open.
+/// Returns the descriptors that the service manager passed, by name; later calls return none. Marks them close-on-exec, so that
+/// the child that reads NVML does not inherit them.
+/// Errors: `LISTEN_FDS` and related variables are invalid, or name a descriptor that is not open.
 pub(crate) fn passed() -> io::Result<Vec<(String, OwnedFd)>> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     if TAKEN.swap(true, Ordering::Relaxed) {

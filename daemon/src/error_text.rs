@@ -1,6 +1,6 @@
-//! Texts of errors for users.
+//! Text of an error for users.
 
-/// Returns the texts of the error and its causes, without causes whose text is already included.
+/// Returns the texts of an error and its causes. A cause is left out if the text before it contains its text.
 pub fn error_chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {

@@ -1,13 +1,13 @@
 //! The daemon: sources -> ledger -> views.
 //!
 //! ```text
-//! source      the system -> records: agent (processes that carry our library), nvml, process (/proc), kernel (its log)
-//! aggregator  owner of the ledger: takes records, builds runs, publishes what views read, writes the recording
+//! source      the system -> records: agent (processes that loaded our library), nvml, process (/proc), kernel (its log)
+//! aggregator  owns the ledger: takes records, builds runs, publishes the state that views read, writes the recording
 //! run_writer  the thread that writes runs to the store
 //! view        published state -> clients: prometheus, page and control over http
-//! limits      shares of one user: connections, bytes, log lines, time
+//! limits      shares of each user: connections, bytes, log lines, time
 //! config      configuration file -> settings
-//! app         puts them together: the only file that names sources and views
+//! app         assembles the daemon: the only file that names sources and views
 //! service     systemd: notifications, and connections that outlive the daemon
 //! ```
 //!

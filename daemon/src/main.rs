@@ -47,12 +47,12 @@ struct Run {
 }
 
 fn main() -> ExitCode {
-    // Arguments of the child that reads NVML. It is started by the daemon only.
+    // Handles the arguments of the child process that reads NVML. Only the daemon starts it.
     let mut args = std::env::args_os().skip(1);
     if args.next().is_some_and(|word| word == "nvml-poller") {
         return gpumemd::source::nvml::poller_main(args);
     }
-    // Must be first: a signal before its handler is installed would kill the daemon during its start.
+    // This must come first: a signal before its handler is installed would kill the daemon during its start.
     let signals = Signals::install();
     let cli = Cli::parse();
     let run = match cli.command {
@@ -87,7 +87,7 @@ fn start(run: Run, signals: Signals) -> anyhow::Result<()> {
     result
 }
 
-/// Logs to standard error, one line for each event; the journal adds its own times.
+/// Writes the log to standard error, one line for each event. The journal adds the time to each line.
 fn log(directives: &str) -> anyhow::Result<()> {
     let filter: Targets = directives.parse().with_context(|| {
         format!(

@@ -1,9 +1,9 @@
-//! Returns free memory to the system. The C library keeps free memory below the last used block. After once serving sixty
-//! processes at one time, the daemon would seem to grow with each later process.
+//! Returns memory that the daemon has freed to the system. The C library keeps free memory below the last used block. So a daemon
+//! that once served sixty processes would seem to grow with each later process.
 
 use std::time::{Duration, Instant};
 
-/// Interval; returning memory takes some milliseconds.
+/// Interval at which freed memory is returned. Each return takes some milliseconds.
 const EVERY: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
@@ -20,7 +20,7 @@ impl Spare {
         Spare(Instant::now())
     }
 
-    /// Returns free memory if the interval has passed.
+    /// Returns freed memory to the system if the interval has passed since the last return.
     pub(crate) fn give_back(&mut self) {
         if self.0.elapsed() >= EVERY {
             trim();
@@ -29,7 +29,7 @@ impl Spare {
     }
 }
 
-/// Returns free memory to the system now.
+/// Returns freed memory to the system now.
 #[cfg(target_env = "gnu")]
 pub fn trim() {
     // SAFETY: the call takes no pointers, and it takes malloc's locks.
@@ -39,8 +39,8 @@ pub fn trim() {
     }
 }
 
-/// Returns the bytes in use of malloc's memory, for a daemon below 4 GiB. Does not use mallinfo2, which glibc has only since
-/// 2.33.
+/// Returns the number of bytes that malloc has in use, for a daemon below 4 GiB. Does not use mallinfo2, which glibc has only
+/// since 2.33.
 #[cfg(target_env = "gnu")]
 pub fn in_use() -> Option<u64> {
     // SAFETY: the call takes no pointers, and it takes malloc's locks.
@@ -49,11 +49,11 @@ pub fn in_use() -> Option<u64> {
     Some(u64::from(info.uordblks.cast_unsigned()) + u64::from(info.hblkhd.cast_unsigned()))
 }
 
-/// Does nothing without glibc.
+/// Does nothing, because only glibc has a function for this.
 #[cfg(not(target_env = "gnu"))]
 pub fn trim() {}
 
-/// Unknown without glibc.
+/// Returns `None`, because only glibc has a function for this.
 #[cfg(not(target_env = "gnu"))]
 pub fn in_use() -> Option<u64> {
     None

@@ -1,80 +1,80 @@
-//! The status of NVML and of each device: written by the source, read by the views.
+//! The status of NVML and of each device. The NVML source writes it, and the views read it.
 
 use gpumem_ledger::DeviceName;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The status of NVML. Times are CLOCK_MONOTONIC ns.
+/// The status of NVML. Times are in ns of CLOCK_MONOTONIC.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NvmlStatus {
     /// Whether NVML answers.
     pub up: bool,
-    /// Library and driver, or the problem; begins with `nvml: `.
+    /// Versions of library and driver, or the problem if NVML does not answer; begins with `nvml: `.
     pub reason: String,
-    /// Remedy for the problem.
+    /// Remedy for the problem in `reason`.
     pub remedy: Option<&'static str>,
-    /// Constant facts while a library is open: `library`, `driver`, `pids` (Trusted, ForeignBytes, Foreign), and if they apply
-    /// `confidential`, `protected`, `wsl`, `long_records`.
+    /// Facts that are constant while a library is open: `library`, `driver`, `pids` (Trusted, ForeignBytes, Foreign). If they
+    /// apply, also `confidential`, `protected`, `wsl`, `long_records`.
     pub facts: BTreeMap<String, String>,
-    /// GPUs that exist but cannot be identified: NVML's index, reason and remedy.
+    /// GPUs that exist but cannot be identified: each with NVML's index, the reason and the remedy.
     pub unnamed: Vec<(u16, String, Option<&'static str>)>,
-    /// Whether events are no longer read, because such a call did not return.
+    /// Whether events are no longer read, because a call that waits for events did not return.
     pub no_events: bool,
-    /// When `up` or `reason` last changed.
+    /// Time at which `up` or `reason` last changed.
     pub since_ns: u64,
-    /// Since when no GPU is read, because calls have not returned.
+    /// Time since which no GPU is read, because calls have not returned.
     pub stalled_since_ns: Option<u64>,
     /// Time until which NVML is closed, on request or because the driver is being unbound from a GPU.
     pub released_until_ns: Option<u64>,
-    /// Totals of calls and their costs.
+    /// Totals of NVML calls and their costs.
     pub counters: NvmlCounters,
     /// Pid of the process that holds NVML open.
     pub poller_pid: Option<u32>,
-    /// All devices, in NVML's order.
+    /// All devices that were seen since the start, in NVML's order.
     pub devices: Vec<DeviceStatus>,
 }
 
 /// One device (a GPU, or a MIG instance) that was seen since the start.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceStatus {
-    /// UUID.
+    /// UUID of the device.
     pub name: DeviceName,
-    /// The number of the device in the records of [`gpumem_ledger::Origin::Host`].
+    /// Number by which records of [`gpumem_ledger::Origin::Host`] name the device.
     pub slot: u8,
-    /// NVML's index; of a MIG instance, that of its GPU.
+    /// NVML's index of the GPU. A MIG instance has the index of its GPU.
     pub index: u16,
-    /// Product name.
+    /// Product name of the device.
     pub model: String,
-    /// Size.
+    /// Size of the device's memory.
     pub total_bytes: Option<u64>,
-    /// Reason why there are no fresh readings, if so.
+    /// Reason why the device has no fresh readings; `None` if it has.
     pub problem: Option<String>,
-    /// NVML's code of the problem, if it has one.
+    /// NVML's error code of `problem`, if it has one.
     pub code: Option<u32>,
-    /// Remedy for the problem.
+    /// Remedy for `problem`.
     pub remedy: Option<&'static str>,
     /// Facts that apply: `accounting`, `display`, `instance`, `hidden_instances`, `windows`; `addressing` (hmm, ats) and
     /// `numa_node`; `memory_limits` (separated by tabs: used, soft and hard bytes and path of each control group).
     pub facts: BTreeMap<String, String>,
-    /// Pids in the graphics list of the last successful reading.
+    /// Pids in the list of graphics processes of the last successful reading.
     pub drawing: Vec<u32>,
-    /// Pids of MPS clients and servers in that reading.
+    /// Pids of MPS clients and servers in the last successful reading.
     pub mps: Vec<u32>,
     /// Health events since the daemon's start, in the order of NVML's event types.
     pub health_events: Vec<HealthEvent>,
-    /// When `problem` last changed.
+    /// Time at which `problem` last changed.
     pub since_ns: u64,
-    /// When device memory was last read.
+    /// Time at which the amount of used memory was last read.
     pub memory_read_ns: Option<u64>,
-    /// When a process list last succeeded.
+    /// Time at which a list of the device's processes was last read.
     pub list_read_ns: Option<u64>,
 }
 
-/// Reason until NVML has answered for the first time.
+/// Text of [`NvmlStatus::reason`] until NVML has answered for the first time.
 pub(crate) const STARTING: &str = "nvml: starting";
 
 impl DeviceStatus {
-    /// Returns the status of a device that has just been seen, by its name, slot and NVML's index.
+    /// Returns the status of a device that was seen for the first time. `index` is NVML's.
     pub fn new(name: DeviceName, slot: u8, index: u16) -> Self {
         DeviceStatus {
             name,
@@ -97,7 +97,7 @@ impl DeviceStatus {
 }
 
 impl NvmlStatus {
-    /// Returns the reason without its prefix.
+    /// Returns `reason` without its prefix `nvml: `.
     pub(crate) fn reason(&self) -> &str {
         self.reason.trim_start_matches("nvml: ")
     }
@@ -107,7 +107,7 @@ impl NvmlStatus {
         self.reason == STARTING
     }
 
-    /// Returns the problem if no device can be read now.
+    /// Returns the problem if NVML cannot read any device now.
     pub(crate) fn problem(&self) -> Option<&str> {
         if self.up {
             self.stalled_since_ns.map(|_| "a call has not returned so far")
@@ -116,14 +116,13 @@ impl NvmlStatus {
         }
     }
 
-    /// Returns the status of a device.
+    /// Returns the status of a device by its UUID; `None` if it was never seen.
     pub(crate) fn device(&self, name: DeviceName) -> Option<&DeviceStatus> {
         self.devices.iter().find(|device| device.name == name)
     }
 
     /// Returns whether a device may belong to this machine. While NVML answers, only its devices do, because any user's process
-    /// can report others. Exceptions: NVML reports a GPU that cannot be identified, or MIG instances that are not visible to this
-    /// daemon.
+    /// can report others. Exceptions: NVML reports a GPU that cannot be identified, or MIG instances that this daemon cannot see.
     pub(crate) fn may_have(&self, name: DeviceName) -> bool {
         !self.up
             || !self.unnamed.is_empty()
@@ -134,55 +133,55 @@ impl NvmlStatus {
     }
 }
 
-/// A kind of health event of a device.
+/// A kind of health event of a device, and how often it occurred.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthEvent {
-    /// Name for labels of metrics.
+    /// Name of the event for labels of metrics.
     pub name: &'static str,
-    /// Text for the user.
+    /// Description of the event for the user.
     pub text: &'static str,
-    /// Whether the device or its memory is unreliable until it is reset.
+    /// Whether the device or its memory is unreliable after the event until the device is reset.
     pub is_grave: bool,
-    /// Number since the daemon's start.
+    /// Number of these events since the daemon's start.
     pub count: u64,
 }
 
-/// Totals since the start, over all pollers.
+/// Totals since the daemon's start. A poller is a child process that calls NVML; the totals include all pollers.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct NvmlCounters {
-    /// Calls and their costs.
+    /// Numbers of NVML calls and time in them.
     pub calls: NvmlCalls,
-    /// Share of wall time in list calls over the last seconds, 0 to 1.
+    /// Share of wall time over the last seconds in calls that list processes, 0 to 1.
     pub list_share: f64,
-    /// Pollers started after the first one.
+    /// Number of pollers started after the first one.
     pub restarts: u64,
-    /// Pollers abandoned because a call did not return.
+    /// Number of pollers abandoned because a call did not return.
     pub hangs: u64,
-    /// Pollers that wrote data that is not a frame.
+    /// Number of pollers that wrote data that is not a frame.
     pub malformed: u64,
 }
 
 /// Totals of NVML calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct NvmlCalls {
-    /// Readings of device memory.
+    /// Number of calls that read a device's memory.
     pub memory_calls: u64,
-    /// Time in them.
+    /// Time in calls that read a device's memory, in ns.
     pub memory_ns: u64,
-    /// Calls for process lists.
+    /// Number of calls that list processes.
     pub list_calls: u64,
-    /// Time in them, during which the driver was locked.
+    /// Time in calls that list processes, in ns; each locks the driver.
     pub list_ns: u64,
-    /// Calls that failed.
+    /// Number of calls that failed.
     pub failed_calls: u64,
-    /// Lists deferred because the lock-time budget was used up.
+    /// Number of lists deferred because the limit of time in such calls (`list_budget`) was reached.
     pub deferred: u64,
-    /// Values refused as impossible for the device's size.
+    /// Number of values refused because they are impossible for the device's size.
     pub refused: u64,
 }
 
 impl NvmlCalls {
-    /// Returns all totals in a fixed order, by which the poller and its parent number them.
+    /// Returns all totals in a fixed order. The poller sends them in this order, and its parent reads them in it.
     pub(crate) fn fields_mut(&mut self) -> [&mut u64; 7] {
         let NvmlCalls { memory_calls, memory_ns, list_calls, list_ns, failed_calls, deferred, refused } =
             self;

@@ -1,21 +1,21 @@
-//! Resources of this process: file descriptors and a PID namespace.
+//! Limits and properties of this process: the number of file descriptors, its PID namespace, locks.
 //!
-//! The number of descriptors is limited, and agents use most. Some are reserved for the daemon's own files and sockets.
+//! The number of descriptors is limited, and agents use most of them. Some are reserved for the daemon's own files and sockets.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Descriptors of an agent: its connection, its memory, its pidfd.
+/// Number of descriptors for each agent: its connection, its memory, its pidfd.
 const PER_AGENT: usize = 3;
-/// Reserved descriptors: about 30 of the daemon with store and poller, a dozen more while it starts a process; 64 connections
-/// each for metrics and control; the rest for pidfds of processes without an agent.
+/// Reserved descriptors: about 30 for the daemon, store and poller; a dozen while it starts a process; 64 connections each for
+/// metrics and control. The rest is for pidfds of processes without an agent.
 const OWN: usize = 224;
-/// A shortage is logged at most once in this time.
+/// Minimum time between two log lines about a shortage of descriptors.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Raises the soft limit of open files, which shells set to 1,024, to the hard limit.
+/// Raises the soft limit of open files to the hard limit. Shells set the soft limit to 1,024.
 pub fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -24,7 +24,7 @@ pub fn raise_descriptor_limit() {
     }
 }
 
-/// Returns the limit of agents' connections, lowered so that enough descriptors are left for other uses.
+/// Returns the limit of agents' connections, lowered if too few descriptors would be left for other uses.
 pub(crate) fn fit_connections(connections: usize) -> usize {
     let files = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |files| files as usize);
     connections.min(agents(files))
@@ -34,7 +34,7 @@ fn agents(files: usize) -> usize {
     (files.saturating_sub(OWN) / PER_AGENT).max(1)
 }
 
-/// Returns whether an error means that no descriptor was free. Such an error does not depend on the file or process.
+/// Returns whether an error means that no descriptor was free. Such an error does not depend on the opened file or process.
 pub(crate) fn is_out_of_descriptors(error: &std::io::Error) -> bool {
     let lacks = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
     error.raw_os_error().is_some_and(|error| lacks.contains(&error))
@@ -50,7 +50,7 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct DescriptorShortage(Mutex<Option<Instant>>);
 
 impl DescriptorShortage {
-    /// Notes a shortage; `what` is its effect.
+    /// Records a shortage and logs it if none was logged recently. `what` is its effect.
     pub(crate) fn note(&self, what: &str, error: &dyn std::fmt::Display) {
         let mut logged = lock(&self.0);
         if logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
@@ -60,7 +60,7 @@ impl DescriptorShortage {
     }
 }
 
-/// Returns whether this process is in the host's PID namespace, to which the driver's pids belong. The kernel gives the first
+/// Returns whether this process is in the host's PID namespace, whose pids the driver reports. The kernel gives the first
 /// namespace this number (`PROC_PID_INIT_INO`).
 pub(crate) fn is_in_host_pid_namespace() -> bool {
     std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")

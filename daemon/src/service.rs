@@ -1,5 +1,5 @@
-//! The service manager (systemd), if there is one. It gets notifications of the daemon's state, and keeps connections for the
-//! next daemon.
+//! Connection to the service manager (systemd), if there is one. systemd gets notifications of the daemon's state, and keeps
+//! agents' connections for the next daemon.
 
 use crate::aggregator::SnapshotReader;
 use crate::clock;
@@ -15,9 +15,9 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-/// Descriptors stored under one name.
+/// Number of descriptors that are stored under one name.
 pub(crate) const KEPT: usize = 3;
-/// Retry delays: systemd's socket holds few unread messages.
+/// Delays before each attempt to send a message. systemd's socket holds few unread messages.
 const PATIENCE: [Duration; 6] = [
     Duration::ZERO,
     Duration::from_millis(2),
@@ -27,19 +27,19 @@ const PATIENCE: [Duration; 6] = [
     Duration::from_millis(800),
 ];
 
-/// Sends a notification. A failure is only logged.
+/// Sends a notification to systemd. A failure is only logged.
 pub(crate) fn tell(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::debug!(%error, "systemd cannot be notified");
     }
 }
 
-/// Sends the watchdog notification while the ledger ticks, and a short status. Problems of the sources or the disk do not trigger
-/// a restart; a stalled ledger does, even if everything else works.
+/// Sends the watchdog notification while the ledger works, with a short status. Problems of the sources or the disk do not
+/// trigger a restart. A stalled ledger does, even if everything else works.
 pub(crate) async fn watchdog(board: SnapshotReader, status: impl Fn() -> String) {
     let patience = sd_notify::watchdog_enabled().unwrap_or(Duration::from_secs(30));
     loop {
-        // One line only: a library's text could contain line breaks, and each line would be a message.
+        // The status must be one line: a library's text could contain line breaks, and systemd takes each line for a message.
         let status = status().replace(char::is_control, " ");
         let still = Duration::from_nanos(clock::now_ns().saturating_sub(board.turned_ns()));
         if still < patience / 2 {
@@ -51,13 +51,13 @@ pub(crate) async fn watchdog(board: SnapshotReader, status: impl Fn() -> String)
     }
 }
 
-/// Asks systemd to store these descriptors while no daemon runs, and to pass them to the next one. Returns whether the request
-/// was sent. They are also kept when their other end is closed, because unread data must still be read.
+/// Asks systemd to store these descriptors and to pass them to the next daemon. Returns whether the request was sent. systemd
+/// keeps them even if the other end is closed, because unread data must still be read.
 pub(crate) async fn keep(name: &str, fds: &[BorrowedFd<'_>; KEPT]) -> bool {
     say(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), fds).await
 }
 
-/// Asks systemd to remove stored descriptors.
+/// Asks systemd to remove the descriptors that are stored under a name.
 pub(crate) async fn forget(name: &str) {
     say(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"), &[]).await;
 }
@@ -79,7 +79,7 @@ async fn say(words: &str, fds: &[BorrowedFd<'_>]) -> bool {
     said.is_ok()
 }
 
-/// Sends one message without waiting. sd_notify sends descriptors only with a further dependency.
+/// Sends one message to systemd without waiting. sd_notify could send descriptors only with a further dependency.
 fn send(words: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let path = std::env::var_os("NOTIFY_SOCKET").ok_or(Errno::NOTCONN)?;
     let address = match path.as_bytes().strip_prefix(b"@") {

@@ -1,4 +1,4 @@
-//! Signals, turned into bytes on a socket: a handler may do little else, and the event loop reads sockets anyway.
+//! Turns signals into bytes on a socket: a signal handler may do little else, and the event loop reads sockets anyway.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
@@ -6,8 +6,8 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use tokio::io::AsyncReadExt;
 
-/// Sockets to which the handlers write. Must be created first: a SIGTERM before its handler is installed would kill the daemon
-/// during its start.
+/// Signal handlers, and the sockets to which they write. Create this first: a SIGTERM before its handler is installed would kill
+/// the daemon during its start.
 #[derive(Debug)]
 pub struct Signals {
     end: UnixStream,
@@ -30,31 +30,31 @@ impl Signals {
         Ok(Signals { end, reload })
     }
 
-    /// Returns two streams of requests: to end, and to reload the configuration.
+    /// Returns two streams of events: requests to end, and requests to reload the configuration.
     ///
     /// # Errors
-    /// Errors of registering the sockets.
+    /// Errors of registering the sockets with the event loop.
     pub fn listen(self) -> io::Result<(Pulse, Pulse)> {
         let pulse = |stream| tokio::net::UnixStream::from_std(stream).map(Pulse);
         Ok((pulse(self.end)?, pulse(self.reload)?))
     }
 }
 
-/// Stream of repeated events without data.
+/// Stream of events without data. All events of a stream have the same meaning.
 #[derive(Debug)]
 pub struct Pulse(tokio::net::UnixStream);
 
 impl Pulse {
-    /// Waits for the next event; several events since the last call count as one.
+    /// Waits for the next event. Several events since the last call count as one.
     pub(crate) async fn next(&mut self) {
         let mut bytes = [0; 16];
         if !matches!(self.0.read(&mut bytes).await, Ok(read) if read > 0) {
-            // The handler keeps the other end open while the process lives.
+            // Not reached while the process lives, because the handler keeps the other end open.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Returns a stream with a sender, for tests.
+    /// Returns a stream and the socket that sends events to it, for tests.
     ///
     /// # Errors
     /// Errors of creating the sockets.

@@ -1,4 +1,4 @@
-//! The three sockets: passed by systemd, or created here.
+//! The daemon's three sockets: for agents, control and metrics. systemd passes them, or they are created here.
 //!
 //! A directory that others may write to could contain another user's socket or a link. So the runtime directory must belong to
 //! the daemon's user and be writable by no other user. A socket file is replaced only if no process listens on it.
@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Connections that may wait to be accepted.
+/// Maximum number of connections that wait to be accepted on a socket.
 const BACKLOG: i32 = 1024;
 
 #[derive(Debug, thiserror::Error)]
@@ -34,19 +34,19 @@ pub(crate) enum Error {
     System { path: PathBuf, source: io::Error },
 }
 
-/// Descriptors passed by systemd, by FileDescriptorName.
+/// Descriptors that systemd passed, by name (FileDescriptorName).
 #[derive(Debug, Default)]
 pub(crate) struct Handed {
     pub agent: Option<OwnedFd>,
     pub control: Option<OwnedFd>,
     pub http: Option<OwnedFd>,
-    /// All others with their names: descriptors that an earlier daemon stored.
+    /// All other descriptors with their names; an earlier daemon stored them.
     pub kept: Vec<(String, OwnedFd)>,
 }
 
 impl Handed {
-    /// Takes the passed descriptors. Their order is not fixed, so names identify them.
-    /// Errors: [`Error::Handed`]: they do not match the environment.
+    /// Takes the descriptors that systemd passed. Their order is not fixed, so names identify them.
+    /// Errors: [`Error::Handed`] if the descriptors do not match the environment variables.
     pub(crate) fn take() -> Result<Self, Error> {
         let passed = crate::descriptors::passed();
         let passed =
@@ -64,12 +64,12 @@ impl Handed {
     }
 }
 
-/// Creates the runtime directory, or checks the existing one.
+/// Creates the runtime directory, or checks the owner and the mode of an existing one.
 /// Errors: [`Error::Directory`] if another user could write to it.
 pub(crate) fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
     let system = |source| Error::System { path: path.to_owned(), source };
     match DirBuilder::new().mode(mode).create(path) {
-        // Set again, because the umask may have reduced the mode.
+        // Sets the mode again, because the umask may have reduced it.
         Ok(()) => std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(system)?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -80,7 +80,7 @@ pub(crate) fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
     }
     let uid = rustix::process::geteuid().as_raw();
     let wrong = |what: String| Error::Directory { path: path.to_owned(), uid, what };
-    // Of the path itself, without following a link.
+    // Checks the path itself, without following a link.
     let found = path.symlink_metadata().map_err(system)?;
     if !found.is_dir() {
         return Err(wrong("it is not a directory".into()));
@@ -94,9 +94,9 @@ pub(crate) fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// Listens on the agents' socket in `dir`. It is in its own directory, which containers get. Next to the control socket, to which
-/// a container's root would look like the host's root, there is only a link.
-/// Errors: [`Error`]: [`Error::Taken`] if a process listens there.
+/// Listens on the agents' socket. It has its own directory below `dir`, which containers get. In `dir` there is only a link,
+/// because `dir` also has the control socket, which takes a container's root for the host's root.
+/// Errors: [`Error::Taken`] if a process listens on that socket; other variants of [`Error`] for other causes.
 pub(crate) fn listen_to_agents(dir: &Path, mode: u32) -> Result<OwnedFd, Error> {
     let place = dir.join("agent");
     runtime_dir(&place, mode)?;
@@ -111,8 +111,8 @@ pub(crate) fn listen_to_agents(dir: &Path, mode: u32) -> Result<OwnedFd, Error> 
     Ok(socket)
 }
 
-/// Returns a listening socket at `path`.
-/// Errors: [`Error`]: [`Error::Taken`] if a process listens there.
+/// Creates a socket at `path` and listens on it.
+/// Errors: [`Error::Taken`] if a process listens on that socket; other variants of [`Error`] for other causes.
 pub(crate) fn listen(path: &Path, kind: SocketType, mode: u32) -> Result<OwnedFd, Error> {
     let system = |source: io::Error| Error::System { path: path.to_owned(), source };
     vacate(path, kind)?;
@@ -127,7 +127,7 @@ pub(crate) fn listen(path: &Path, kind: SocketType, mode: u32) -> Result<OwnedFd
     Ok(socket)
 }
 
-/// Removes the socket of a daemon that was killed.
+/// Removes the socket file that a killed daemon left. Fails if a process listens on the socket.
 fn vacate(path: &Path, kind: SocketType) -> Result<(), Error> {
     let system = |source: io::Error| Error::System { path: path.to_owned(), source };
     let address = SocketAddrUnix::new(path).map_err(|_| Error::TooLong(path.to_owned()))?;
@@ -136,11 +136,11 @@ fn vacate(path: &Path, kind: SocketType) -> Result<(), Error> {
         Ok(_) => {
             let probe = new(kind).map_err(system)?;
             match rustix::net::connect(&probe, &address) {
-                // No process listens on it.
+                // No process listens on the socket.
                 Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(system)?,
                 Err(Errno::NOENT) => {}
                 Err(Errno::ACCESS) | Err(Errno::PERM) => return Err(system(Errno::ACCESS.into())),
-                // It is in use: it answered, is too busy to answer, or has another type.
+                // The socket is in use: its process answered, is too busy to answer, or listens with another socket type.
                 _ => return Err(Error::Taken(path.to_owned())),
             }
         }
@@ -155,7 +155,7 @@ fn new(kind: SocketType) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?)
 }
 
-/// Checks the type of a passed listener, and makes it non-blocking.
+/// Checks the type of a listening socket that systemd passed, and makes it non-blocking.
 pub(crate) fn handed(
     name: &str,
     fd: OwnedFd,
@@ -175,7 +175,7 @@ pub(crate) fn handed(
     Ok(fd)
 }
 
-/// Locks the runtime directory for this daemon until the file is dropped.
+/// Locks the runtime directory, so that no second daemon uses it. The lock ends when the returned file is dropped.
 pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, Error> {
     use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
     let path = dir.join("gpumemd.lock");
@@ -189,12 +189,12 @@ pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, Error> {
     }
 }
 
-/// Returns a listener for metrics.
+/// Returns a listening TCP socket for metrics.
 pub(crate) fn tcp(address: SocketAddr) -> Result<tokio::net::TcpListener, Error> {
     let listen = || {
         let listener = std::net::TcpListener::bind(address)?; // allows addresses in TIME_WAIT
         listener.set_nonblocking(true)?;
-        // A client that finds the queue full retries only after a second.
+        // Sets a longer queue, because a client that finds the queue full retries only after a second.
         rustix::net::listen(&listener, BACKLOG)?;
         tokio::net::TcpListener::from_std(listener)
     };

@@ -1,5 +1,5 @@
-//! Metrics about the daemon itself, in one registry of the `prometheus` crate. Tables name all metrics, so that a scrape has
-//! every metric and sources cannot use unknown names.
+//! Metrics about the daemon itself, in a registry of the `prometheus` crate. Tables list all metrics, so each scrape has every
+//! metric and sources cannot use unknown names.
 
 use prometheus::core::Collector;
 use prometheus::{
@@ -8,20 +8,20 @@ use prometheus::{
 };
 use std::time::Duration;
 
-/// A family of series.
+/// A metric family: all series with the same metric name.
 #[derive(Debug, Clone, Copy)]
 pub struct Family {
-    /// Name.
+    /// Name of the metric.
     pub name: &'static str,
-    /// HELP text.
+    /// Help text of the metric.
     pub help: &'static str,
-    /// `gauge`, `counter` or `histogram`.
+    /// Type of the metric: `gauge`, `counter` or `histogram`.
     pub kind: &'static str,
     /// Labels that its series may have.
     pub labels: &'static [&'static str],
 }
 
-/// Makes an enum of metrics, and the table of their families with the label value of each metric.
+/// Makes an enum of metrics, and the table of their families. A metric that shares its family has its own label value.
 macro_rules! metrics {
     ($(#[$doc:meta])* $table:ident {
         $( $kind:ident $family:literal $([$label:literal])?, $help:literal { $( $metric:ident $(= $value:expr)? ),* $(,)? } )*
@@ -45,7 +45,7 @@ macro_rules! metrics {
 }
 
 metrics! {
-    /// A counter.
+    /// A counter, increased as events happen.
     Count {
         counter "gpumemd_agent_packets_total", "Packets received from agents." { Packets }
         counter "gpumemd_agent_bytes_total", "Bytes received from agents." { Bytes }
@@ -118,7 +118,7 @@ metrics! {
 }
 
 metrics! {
-    /// A value that is read at each scrape.
+    /// A value that is set at each scrape.
     Value {
         gauge "gpumemd_build_info" ["version"], "Version; always 1." { Build = env!("CARGO_PKG_VERSION") }
         gauge "gpumemd_snapshot_age_seconds", "Age of the state that this scrape shows." { SnapshotAge }
@@ -158,7 +158,7 @@ metrics! {
 }
 
 metrics! {
-    /// A duration with a histogram.
+    /// A duration, whose values are counted in a histogram.
     Timing {
         histogram "gpumemd_nvml_call_seconds" ["call"], "Duration of NVML calls: one reading of a device's memory, or all process lists of a device." {
             NvmlMemory = "memory",
@@ -186,15 +186,15 @@ enum ValueVec {
     Counter(CounterVec),
 }
 
-/// All metrics about the daemon itself since its start. Sources write them, views read them.
+/// All metrics about the daemon itself since its start. Sources write them, and the metrics view reads them.
 #[derive(Debug)]
 pub struct Stats {
     registry: Registry,
     counts: Vec<IntCounter>,
-    /// With the label value of each metric.
+    /// Metric of each [`Value`], with its label value.
     values: Vec<(ValueVec, Option<&'static str>)>,
     timings: Vec<Histogram>,
-    /// CLOCK_MONOTONIC at the daemon's start, in ns.
+    /// Time of the daemon's start, in ns of CLOCK_MONOTONIC.
     pub started_ns: u64,
 }
 
@@ -251,11 +251,11 @@ impl Stats {
         self.timings[timing as usize].observe(duration.as_secs_f64());
     }
 
-    /// Sets a value for the next scrape; `None` if it is unknown.
+    /// Sets a value for the next scrape. `None` removes a value that is unknown.
     pub(crate) fn set(&self, value: Value, number: Option<f64>) {
         let (vec, label) = &self.values[value as usize];
         match (vec, number) {
-            // The label was accepted by `new`'s tables, so these calls do not fail.
+            // `new` accepted the label values of the tables, so these calls do not fail.
             (ValueVec::Gauge(vec), Some(number)) => {
                 let _ = vec.get_metric_with_label_values(label.as_slice()).map(|gauge| gauge.set(number));
             }
@@ -265,7 +265,7 @@ impl Stats {
                     counter.inc_by(number);
                 });
             }
-            // Fails if it was unknown before.
+            // Fails, without effect, if the value was unknown before.
             (ValueVec::Gauge(vec), None) => drop(vec.remove_label_values(label.as_slice())),
             (ValueVec::Counter(vec), None) => drop(vec.remove_label_values(label.as_slice())),
         }

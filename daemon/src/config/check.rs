@@ -1,4 +1,4 @@
-//! Checks of values. The reader of the file adds file, line and key to an error.
+//! Functions that read and check values of the configuration. For an error, the reader of the file adds file, line and key.
 
 use serde::de::{Deserialize, Deserializer, Error};
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ where
     Err(D::Error::custom(format!("{value} is out of range: {what} from {least} to {most} are allowed")))
 }
 
-/// Makes the checks of numbers: name, type, least and most value, and their word in an error.
+/// Makes functions that check numbers, from: name, type, smallest and largest value, and the word for it in an error.
 macro_rules! ranges {
     ($($name:ident: $type:ty = $least:expr, $most:expr, $what:literal;)*) => {
         $(pub(super) fn $name<'de, D: Deserializer<'de>>(from: D) -> Result<$type, D::Error> {
@@ -49,7 +49,7 @@ pub(super) fn roll<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> 
     )))
 }
 
-/// Reads names of machines and services, or `*.` and a suffix: accepted values of `Host` in requests.
+/// Reads a list of host names, or of `*.` with a suffix: the values of the HTTP header `Host` that are accepted in requests.
 pub(super) fn hosts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
     let hosts = Vec::<String>::deserialize(from)?;
     for host in &hosts {
@@ -80,7 +80,7 @@ pub(super) fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Socke
     })
 }
 
-/// Reads an absolute path or `off`. A relative path would be relative to `/`, the daemon's working directory.
+/// Reads an absolute path, or `off`. A relative path is refused, because the daemon's working directory is `/`.
 pub(super) fn folder<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error> {
     let text = String::deserialize(from)?;
     match Path::new(&text) {

@@ -1,4 +1,4 @@
-//! The table of keys: name, type, default, whether a reload applies the key, and the check of its value.
+//! The table of configuration keys: name, type, default, whether a reload applies the key, and the check of its value.
 //!
 //! config/gpumemd.toml lists every key with its default and meaning.
 
@@ -20,8 +20,8 @@ enum Effect {
 
 use Effect::{Reload, Restart};
 
-/// Makes the struct of a section from its keys, with `Default` and the effect of each key. The strings name functions of check.rs,
-/// and of this file, that read and write the value.
+/// Makes the struct of a section from its keys, with `Default` and the [`Effect`] of each key. The strings name the functions
+/// that read and write the value, in check.rs or in this file.
 macro_rules! section {
     ($section:ident { $($key:ident: $type:ty = $default:expr, $effect:expr $(, $read:literal $(, $write:literal)?)?;)* }) => {
         #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
@@ -123,14 +123,14 @@ section! { Private {
     listen: Option<SocketAddr> = None, Restart, "check::address", "address";
 } }
 
-/// How much of other users' processes is shown.
+/// What a user sees of other users' processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tenants {
-    /// User, pid and bytes.
+    /// User, pid and bytes of each process.
     #[default]
     Named,
-    /// Bytes.
+    /// Only the bytes of each process.
     Anonymous,
 }
 
@@ -138,19 +138,19 @@ pub enum Tenants {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Page {
-    /// No page.
+    /// The page is off.
     Off,
-    /// Categories, and the values of the metrics.
+    /// Categories of each process's memory, and the values that the metrics have.
     #[default]
     Categories,
-    /// Also tags.
+    /// Tags in addition to [`Categories`](Self::Categories).
     Tags,
 }
 
-/// Configuration file if none is named.
+/// Path of the configuration file if the user names none.
 pub(crate) const USUAL_PATH: &str = "/etc/gpumemd/gpumemd.toml";
 
-/// Reason for an invalid configuration.
+/// Reason why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum Error {
@@ -160,7 +160,7 @@ pub enum Error {
     /// The file is not a valid configuration.
     #[error("{}: {source}", path.display())]
     Parse { path: PathBuf, source: Box<toml::de::Error> },
-    /// No directory for files is configured, and the environment has none.
+    /// No directory for the run store is configured, and the environment names none.
     #[error("no home directory is known: set HOME, or {0} in the configuration")]
     NoHome(&'static str),
     /// The rules of `metrics.rules` cannot be loaded.
@@ -193,20 +193,20 @@ impl Config {
     }
 }
 
-/// All keys with their values in the file's syntax; unset keys are absent.
+/// All keys with their values in the file's syntax. Keys without a value are absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Keys(BTreeMap<String, String>);
 
-/// A changed key.
+/// A key whose value a reload changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Key with its section.
+    /// Name of the key with its section, such as `nvml.memory_hz`.
     pub key: String,
-    /// Value in the file's syntax; `unset` if not set.
+    /// Earlier value in the file's syntax; `unset` if there was none.
     pub old: String,
-    /// Value in the file's syntax; `unset` if not set.
+    /// New value in the file's syntax; `unset` if there is none.
     pub new: String,
-    /// Whether it takes effect without a restart.
+    /// Whether the change takes effect without a restart.
     pub at_once: bool,
 }
 
@@ -214,15 +214,15 @@ impl Keys {
     /// Returns the keys of a configuration.
     pub fn of(config: &Config) -> Self {
         let mut keys = BTreeMap::new();
-        // Fails only for a path that is not UTF-8, which a file cannot contain.
+        // Fails only for a path that is not UTF-8, which a configuration file cannot contain.
         if let Ok(value) = serde_json::to_value(config) {
             flatten("", &value, &mut keys);
         }
         Keys(keys)
     }
 
-    /// Applies `new` and returns the changes. Keys that need a restart keep their running value here, so that the next reload
-    /// reports them again.
+    /// Applies `new` and returns the changes. A key that needs a restart keeps its present value here, so the next reload reports
+    /// the change again.
     pub fn take(&mut self, new: &Keys) -> Vec<Change> {
         let all: BTreeSet<String> = self.0.keys().chain(new.0.keys()).cloned().collect();
         let mut changes = Vec::new();
@@ -244,7 +244,7 @@ impl Keys {
     }
 }
 
-/// Returns when a key, with its section, takes effect; `None` for one that is not in the table.
+/// Returns when a change of a key takes effect. `key` includes the section; `None` if the table does not have the key.
 fn effect_of(key: &str) -> Option<Effect> {
     const SECTIONS: [(&str, &[(&str, Effect)]); 8] = [
         ("agent", Agent::EFFECTS),

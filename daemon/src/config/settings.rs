@@ -1,4 +1,4 @@
-//! Settings: the values of a configuration for the user who runs the daemon.
+//! Settings: the values that the daemon uses, made from a configuration and the user who runs the daemon.
 
 use super::keys::{Config, Control, Error, Metrics, Nvml, Page, Tenants};
 use crate::aggregator::AggregatorSettings;
@@ -15,22 +15,22 @@ use std::time::Duration;
 /// Paths and ids of the user who runs the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Home {
-    /// Effective user id.
+    /// Effective user id of the daemon.
     pub uid: u32,
-    /// `XDG_RUNTIME_DIR`.
+    /// Value of `XDG_RUNTIME_DIR`.
     pub runtime: Option<PathBuf>,
-    /// `XDG_STATE_HOME`.
+    /// Value of `XDG_STATE_HOME`.
     pub state: Option<PathBuf>,
-    /// `HOME`.
+    /// Value of `HOME`.
     pub home: Option<PathBuf>,
-    /// `GPUMEM_STORE`.
+    /// Value of `GPUMEM_STORE`.
     pub store: Option<PathBuf>,
-    /// `STATE_DIRECTORY` and `RUNTIME_DIRECTORY`, when systemd made them.
+    /// Values of `STATE_DIRECTORY` and `RUNTIME_DIRECTORY`, which systemd sets if it made these directories.
     pub service: (Option<PathBuf>, Option<PathBuf>),
 }
 
 impl Home {
-    /// Reads the values of this process.
+    /// Reads the values from this process's environment.
     pub fn of_process() -> Self {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let absolute = |name| set(name).filter(|path| path.is_absolute());
@@ -73,40 +73,40 @@ impl Home {
 /// The settings of a running daemon.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Holds `control.sock`, `agent/agent.sock` and a link to that.
+    /// Directory with `control.sock`, `agent/agent.sock` and a link to the latter.
     pub runtime_dir: PathBuf,
     /// Whether the daemon serves one user, and ends when it is idle.
     pub private: bool,
-    /// The run store.
+    /// Path of the run store.
     pub store: PathBuf,
-    /// Intervals for writing and rolling runs, and limits of the ledger.
+    /// Intervals for writing runs to the store and for splitting them into parts, and limits of the ledger.
     pub pace: AggregatorSettings,
-    /// Rules for deleting runs.
+    /// Rules for deleting old runs from the store.
     pub retention: Retention,
-    /// Limit of the memory of runs that wait for the store, in bytes.
+    /// Limit of the memory, in bytes, of runs that wait to be written to the store.
     pub waiting_bytes: usize,
-    /// File of the recording.
+    /// Path of the recording that the daemon writes; `None`: no recording.
     pub record: Option<PathBuf>,
-    /// Settings of views.
+    /// Settings of views that a reload can change.
     pub shown: ViewSettings,
-    /// Limits of agents.
+    /// Limits of agents' connections and data.
     pub limits: AgentLimits,
     /// Settings for reading NVML.
     pub nvml: NvmlSettings,
-    /// The kernel log and control groups.
+    /// Sources of the kernel's reports: its log and its control groups.
     pub kernel: KernelSettings,
-    /// Sources of facts about processes.
+    /// Sources of facts about processes besides /proc.
     pub who: ProcessSettings,
-    /// Address of the metrics listener.
+    /// Address at which metrics are served; `None`: they are not served.
     pub listen: Option<SocketAddr>,
-    /// Limit of connections for metrics at one time.
+    /// Maximum number of simultaneous connections for metrics.
     pub http_connections: usize,
-    /// A private daemon without agents and requests ends after this.
+    /// Time without agents and requests after which a private daemon ends; `None`: never.
     pub idle_exit: Option<Duration>,
 }
 
 impl Settings {
-    /// Makes the settings from a configuration for the user who runs the daemon.
+    /// Makes the settings from a configuration. `home` is of the user who runs the daemon.
     ///
     /// # Errors
     /// [`Error::NoHome`]; [`Error::Rules`].
@@ -142,7 +142,7 @@ impl Settings {
                 hello: seconds(agent.hello_timeout_s),
                 bytes_per_s: agent.mib_per_s << 20,
                 shared_bytes: agent.shared_mib << 20,
-                // A quarter of the memory that the ledger may use for this user's processes.
+                // At most a quarter of the memory that the ledger may use for this user's processes.
                 rows: agent
                     .rows_per_process
                     .min((agent.memory_mib_per_uid << 20) / 4 / gpumem_wire::SLOT_BYTES),
@@ -163,7 +163,7 @@ impl Settings {
     }
 }
 
-/// Returns `None` for 0, which means never.
+/// Returns `None` for 0, which stands for never.
 fn not_zero(value: f64) -> Option<f64> {
     (value > 0.0).then_some(value)
 }
@@ -171,21 +171,21 @@ fn not_zero(value: f64) -> Option<f64> {
 /// Settings of views that can change while the daemon runs.
 #[derive(Debug, Clone)]
 pub struct ViewSettings {
-    /// Data of a process that other users see.
+    /// What other users see of a process.
     pub tenants: Tenants,
-    /// Limit of series in one scrape.
+    /// Maximum number of series in one scrape of the metrics.
     pub max_series: usize,
-    /// Maximum number of tags of a process on a device that are series, largest first.
+    /// Maximum number of tags with their own series, for each process and device; the largest tags.
     pub tags: usize,
-    /// Processes younger than this are folded into one.
+    /// Processes younger than this are summed into one process in the metrics.
     pub young: Duration,
-    /// Rules for categories.
+    /// Rules that assign categories to memory.
     pub rules: Arc<Groupings>,
     /// Level of detail of the live page.
     pub page: Page,
     /// Host names accepted for metrics and page, besides those of this machine.
     pub hosts: Arc<[String]>,
-    /// Limits of the control socket.
+    /// Limits of clients of the control socket.
     pub control: ControlLimits,
 }
 
@@ -207,7 +207,7 @@ impl ViewSettings {
 }
 
 impl Default for ViewSettings {
-    /// Returns the settings of an empty configuration.
+    /// Returns the settings of a configuration without keys.
     fn default() -> Self {
         let Config { tenants, metrics, .. } = Config::default();
         ViewSettings {
@@ -226,25 +226,25 @@ impl Default for ViewSettings {
 /// Settings for reading NVML.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct NvmlSettings {
-    /// The library to open; `None`: it is searched for.
+    /// Path of the NVML library; `None`: the usual places are searched.
     pub library: Option<PathBuf>,
     /// Device memory reads per second and device: 1 to 100.
     pub memory_hz: u32,
-    /// Longest interval between lists of a device, as far as the budget allows.
+    /// Longest interval between process lists of a device. It is exceeded if `list_budget` does not allow more calls.
     pub list_interval: Duration,
-    /// Share of wall time for list calls: each call locks the driver for all GPUs.
+    /// Largest share of wall time for calls that list processes. Each call locks the driver for all GPUs.
     pub list_budget: f64,
-    /// A device is listed sooner when its `used` has moved by at least this much.
+    /// If the used memory of a device changes by at least this many bytes, its processes are listed sooner.
     pub list_threshold_bytes: u64,
-    /// Interval for graphics and MPS lists that were empty.
+    /// Interval for repeating the graphics and MPS process lists that were empty.
     pub extra_interval: Duration,
-    /// Timeout of a call.
+    /// Timeout of a call to NVML.
     pub call_timeout: Duration,
-    /// A device whose call hung is retried after this, doubled each time.
+    /// Time after which a device whose call hung is tried again; doubled after each further hang.
     pub hang_retry: Duration,
-    /// Trusts the bytes of processes even if pids seem to be those of another namespace.
+    /// Whether to use NVML's bytes of processes even if its pids seem to belong to another PID namespace.
     pub trust_pids: bool,
-    /// Program with the subcommand `nvml-poller`; `None`: this one.
+    /// Program that is started with the subcommand `nvml-poller`; `None`: this program.
     #[serde(skip)]
     pub program: Option<PathBuf>,
 }
@@ -273,20 +273,20 @@ impl Default for NvmlSettings {
     }
 }
 
-/// Sources of the kernel's reports on ends of processes.
+/// Sources of the kernel's reports on how processes ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelSettings {
-    /// The kernel log; `None`: it is not read.
+    /// Path of the kernel log; `None`: it is not read.
     pub log: Option<PathBuf>,
-    /// Where control groups are mounted.
+    /// Folder at which control groups are mounted.
     pub groups: PathBuf,
 }
 
 /// Sources of facts about processes besides /proc.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProcessSettings {
-    /// Folder in which the kubelet names containers.
+    /// Folder in which the kubelet has an entry for each container, with its name.
     pub container_names: Option<PathBuf>,
-    /// Folder with a batch system's files that assign GPUs to jobs.
+    /// Folder of a batch system with files that assign GPUs to jobs.
     pub job_mapping: Option<PathBuf>,
 }

@@ -4,23 +4,23 @@ use gpumem_runs::store::StoreError;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// File system errors in a row after which the file itself counts as damaged. A transient error of a network file system is over
-/// by the third try, a bad block is not.
+/// Number of file system errors in a row after which the store's file counts as damaged. A transient error of a network file
+/// system is over by the third try; a bad block is not.
 const TRIES: u32 = 3;
-/// Maximum number of names to try for the renamed file.
+/// Maximum number of new names that are tried for the damaged file.
 const NAMES: u32 = 100;
 
-/// Decides whether the store is damaged; reset by each successful write.
+/// Decides whether the store is damaged. Reset by each successful write.
 #[derive(Debug, Default)]
 pub(super) struct DamagedStore {
-    /// Errors in a row.
+    /// Number of errors since the last successful write.
     failures: u32,
-    /// The store was replaced and the new one has not worked yet, so the file is not the cause.
+    /// Whether the store was replaced and no write to the new one has succeeded. Then the file is not the cause of errors.
     is_new: bool,
 }
 
 impl DamagedStore {
-    /// Notes an error. Returns whether the store is damaged.
+    /// Counts an error. Returns whether the store is damaged and must be replaced.
     pub(super) fn note_damage(&mut self, error: &StoreError) -> bool {
         let tries = match error {
             StoreError::Damaged { .. } => 1,
@@ -50,19 +50,20 @@ pub(super) fn set_aside(path: &Path, why: &StoreError) -> Result<PathBuf, StoreE
     let aside = named(&free);
     std::fs::rename(path, &aside).map_err(|source| StoreError::Io { path: path.to_owned(), source })?;
     for side in ["-wal", "-shm", "-deltas"] {
-        // They may not exist. The log must go with its file, or the new store would use it.
+        // The side files may not exist. The write-ahead log must be renamed with its store, or the new store would use it.
         let _ = std::fs::rename(named(side), named(&format!("{free}{side}")));
     }
     tracing::error!(error = %why, aside = %aside.display(), "the damaged store is set aside, and a new one begun");
     Ok(aside)
 }
 
-/// Returns whether an error may disappear without help: lack of space or descriptors, a missing directory. A retry costs nothing.
+/// Returns whether an error may disappear by itself: no space, no free descriptor, a missing directory. Then the write is
+/// retried.
 pub(super) fn may_pass(error: &StoreError) -> bool {
     matches!(error, StoreError::DiskFull { .. } | StoreError::Io { .. } | StoreError::Sqlite { .. })
 }
 
-/// Returns the remedy.
+/// Returns the remedy for an error of the store.
 pub(super) fn remedy(error: &StoreError) -> &'static str {
     match error {
         StoreError::DiskFull { .. } => "make room on its file system; it is tried again by itself",

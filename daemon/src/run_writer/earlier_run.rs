@@ -1,4 +1,4 @@
-//! Position of a run in the store. An earlier daemon may have started the run.
+//! Finds the place of a run in the store. An earlier daemon may have stored the beginning of the run.
 
 use super::join_runs;
 use super::write_queue::QueuedRun;
@@ -6,24 +6,24 @@ use gpumem_model::run::Run;
 use gpumem_runs::store::{Newest, RunId, Store, StoreError};
 use std::sync::Arc;
 
-/// A run that is being written.
+/// A run whose process this daemon has not finished writing.
 #[derive(Default)]
 pub(super) struct OpenRun {
-    /// Id in the store; `None` while the store is closed.
+    /// Id of the run in the store; `None` while the store is closed.
     pub id: Option<RunId>,
-    /// Whether this daemon has written to it.
+    /// Whether this daemon has written to the stored run.
     pub is_ours: bool,
-    /// The uid of the run in the store if it differs from the ledger's, see [`is_of_another`].
+    /// The uid of the run in the store, if it differs from the uid in the ledger (see [`is_of_another`]).
     pub life: Option<String>,
     pub earlier: EarlierRun,
 }
 
-/// Stored state of a run when this daemon started writing it.
+/// What the store had of a run when this daemon wrote the run for the first time.
 #[derive(Debug, Clone, Default)]
 pub(super) struct EarlierRun {
-    /// Number of the part.
+    /// Number of the part of the run that is being written; a long run is stored in parts.
     pub part: u32,
-    /// Run stored by an earlier daemon: of this part, or of the previous one if that has rolled.
+    /// Run that an earlier daemon stored: this part, or the previous part if that is complete (rolled).
     pub before: Option<Arc<Run>>,
 }
 
@@ -36,7 +36,7 @@ pub(super) fn write(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Re
     let run = joined.as_ref().unwrap_or(&of.run);
     let write = if of.over { Store::close } else { Store::checkpoint };
     match write(store, id, run) {
-        // The run was deleted meanwhile.
+        // The run was deleted from the store meanwhile.
         Err(StoreError::UnknownRun { .. }) => {
             open.id = None;
             begin(store, open, of)?.map_or(Ok(()), |id| write(store, id, run))
@@ -45,8 +45,8 @@ pub(super) fn write(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Re
     }
 }
 
-/// Returns whether the stored run is another user's. The start time of a process that had ended before it connected is its own
-/// claim, so it must not write to another user's run.
+/// Returns whether the stored run is another user's. If a process had ended before its agent connected, its start time is only
+/// its own claim. So it must not write to another user's run.
 fn is_of_another(stored: &Run, run: &Run) -> bool {
     matches!((stored.process.uid, run.process.uid), (Some(stored), Some(user)) if stored != user)
 }
@@ -55,8 +55,8 @@ fn life_of_user(of: &QueuedRun) -> String {
     format!("{}:{}", of.uid, of.run.process.uid.unwrap_or_default())
 }
 
-/// Returns the run's id in the store; `None` if it was not in the store and has been stored now. If it is, it was started by an
-/// earlier daemon, or by this one before the store failed or the run rolled.
+/// Returns the id of a run that the store already had; `None` if the run has been added to the store now. An earlier daemon may
+/// have stored it, or this one before the store failed or the run's part ended.
 fn begin(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Result<Option<RunId>, StoreError> {
     let mut life = open.life.clone().unwrap_or_else(|| of.uid.clone());
     if !open.is_ours
@@ -98,7 +98,7 @@ fn begin(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Result<Option
 }
 
 impl EarlierRun {
-    /// Returns the run joined with the data of an earlier daemon and numbered as in the store; `None` if it needs no change.
+    /// Returns the run joined with the data of an earlier daemon, with the store's part number; `None` if `run` needs no change.
     pub(crate) fn joined(&self, run: &Run) -> Option<Run> {
         let mut joined = self.before.as_ref().map(|before| join_runs::join_runs(before, run));
         let is_counted = |run: &Run| run.coverage.part.is_none_or(|part| part.number == self.part);

@@ -1,17 +1,18 @@
 //! Joins a run that an earlier daemon stored with this daemon's run of the same process.
 //!
-//! This daemon's ledger starts from a resync, so it counts all earlier records as lost. Those that the earlier daemon booked are
-//! not lost.
+//! This daemon's ledger starts from the agent's present state, so it counts all earlier records as lost. Records that the earlier
+//! daemon received are not lost.
 
 use gpumem_ledger::MAX_MARKS;
 use gpumem_model::fields::Field;
 use gpumem_model::iterations::MAX_ROWS;
 use gpumem_model::run::{BlindWindow, Coverage, Device, Part, Program, Run, State};
 
-/// Maximum number of out-of-memory events of a joined run: the first one and the latest ones.
+/// Maximum number of out-of-memory events that a joined run keeps: the first one and the latest ones.
 const MAX_OOMS: usize = 32;
 
-/// Returns the whole run: the stored one and the data since. If the stored one has rolled, the new data is its next part.
+/// Returns the stored run continued with the data since. If the stored one is a complete part (rolled), the new data is the next
+/// part.
 pub(super) fn join_runs(before: &Run, now: &Run) -> Run {
     match before.state {
         State::Rolled { time_ns } => next_part(before, time_ns, now),
@@ -19,12 +20,12 @@ pub(super) fn join_runs(before: &Run, now: &Run) -> Run {
     }
 }
 
-/// Returns the number of records booked in a run and its earlier parts, the number lost, and the last program.
+/// Returns the number of records received in a run and its earlier parts, the number lost, and the last program of the process.
 pub(super) fn booked_records(run: &Run) -> (u64, u64, Option<Program>) {
     (seen(run).saturating_sub(run.coverage.lost), run.coverage.lost, run.coverage.programs.last().copied())
 }
 
-/// Returns how many of the records that this daemon missed at the beginning the earlier one had received, from the same program.
+/// Returns how many records that this daemon missed at its start were received by the earlier daemon, from the same program.
 fn records_known_before(before: &Run, now: &Run) -> u64 {
     match (before.coverage.programs.last(), now.coverage.programs.first()) {
         (Some(then), Some(now)) if then.instance != now.instance => 0,
@@ -33,14 +34,14 @@ fn records_known_before(before: &Run, now: &Run) -> u64 {
     }
 }
 
-/// Returns the number of records in a run and its earlier parts.
+/// Returns the number of records in a run and its earlier parts, received or lost.
 fn seen(run: &Run) -> u64 {
     let coverage = &run.coverage;
     let before = coverage.part.map_or(0, |part| part.events_before);
     before.saturating_add(coverage.events).saturating_add(coverage.lost)
 }
 
-/// Joins in the case that the daemon ended after the earlier part had ended and before the next one was stored.
+/// Returns `now` as the next part. Used if the daemon ended after the part `before` was complete and before `now` was stored.
 fn next_part(before: &Run, rolled_ns: u64, now: &Run) -> Run {
     let mut run = now.clone();
     let (coverage, events_before) = (&mut run.coverage, seen(before));
@@ -74,11 +75,11 @@ fn same_part(before: &Run, now: &Run) -> Run {
     run
 }
 
-/// Joins the coverage of both runs. `known`: records missed by this daemon that the earlier one had booked.
+/// Joins the coverage of both runs. `known`: number of records that this daemon missed and the earlier one received.
 fn joined_coverage(mut then: Coverage, mut now: Coverage, known: u64) -> Coverage {
     now.lost = now.lost.saturating_sub(known);
     now.partial_history = now.partial_state || now.lost > 0;
-    // An agent reports its open blind window to each daemon.
+    // An agent reports a window without records that is still open to each daemon, so it may be in both runs.
     let is_in_both = |window: &&BlindWindow| now.blind.iter().any(|other| other.from_ns == window.from_ns);
     let again = then.blind.iter().filter(is_in_both).count() as u64;
     let programs = now.programs.clone();
@@ -91,7 +92,8 @@ fn joined_coverage(mut then: Coverage, mut now: Coverage, known: u64) -> Coverag
     then
 }
 
-/// Joins both runs' data of a device within the limits of a run. Returns the number of OOM reports for which there was no room.
+/// Joins both runs' data of a device, within the limits of a run. Returns the number of OOM reports that were dropped for lack of
+/// room.
 fn join_device(mut old: Device, device: &mut Device) -> u64 {
     let accounted_peaks = [old.details.accounted_peak_bytes, device.details.accounted_peak_bytes];
     old.join(std::mem::take(device));

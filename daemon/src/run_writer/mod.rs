@@ -1,10 +1,10 @@
-//! The thread that writes runs to the store. A disk may be slow, full or missing. The newest state of each run waits in memory,
-//! can be read there, and is written when the store works again.
+//! The thread that writes runs to the store. A disk may be slow, full or missing. So the newest state of each run waits in
+//! memory, where it can be read, and is written when the store works again.
 //!
 //! ```text
 //! write_queue    runs that wait to be written
 //! earlier_run    position of a run in the store, which an earlier daemon may have started
-//! join_runs      joins the data of two daemons about one process
+//! join_runs      joins a stored run with this daemon's run of the same process
 //! damaged_store  distinguishes a damaged store from a disk problem, and replaces it
 //! retention      deletes old runs, a few at a time
 //! ```
@@ -40,30 +40,30 @@ use write_queue::{QueuedRun, WriteQueue};
 
 /// Maximum number of requests that wait for the thread; further ones are dropped without an answer.
 const QUESTIONS: usize = 64;
-/// Maximum number of new processes searched in the store at a time; the others are searched when they are first written.
+/// Maximum number of new processes that wait to be searched in the store. Others are searched when they are first written.
 const RECALLS: usize = 4096;
-/// First retry interval of a failing store. It is doubled up to [`LONGEST`], unless a resource is missing.
+/// First delay before a failing store is tried again; doubled up to [`LONGEST`], unless a resource is missing.
 const RETRY: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
-/// Stored runs that a search reads at most, newest first.
+/// Maximum number of stored runs that a search reads, newest first.
 const SEARCHED: usize = 4096;
-/// Limits of a search's result: runs, and bytes.
+/// Maximum number of runs that a search returns, and of their bytes.
 const FOUND: usize = 256;
 const FOUND_BYTES: usize = 32 << 20;
 
-/// Timeout of a request to the thread, which may wait for a disk.
+/// Timeout of a request to this thread, which may wait for a disk.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Time after which the thread counts as stuck: it gets no more requests, and `doctor` reports it.
+/// Duration of a disk operation after which the thread counts as stuck: it gets no more requests, and `doctor` reports it.
 const STUCK: Duration = Duration::from_secs(5);
 
-/// Filter for runs.
+/// Filter of a search: returns whether a run is wanted.
 pub(crate) type Wanted = Box<dyn Fn(&Run) -> bool + Send>;
 
 enum WriterRequest {
-    /// The queue has runs to write.
+    /// The queue has runs that must be written.
     Write,
     Retain(Retention),
-    /// All changes until this time have been queued; CLOCK_MONOTONIC.
+    /// All changes of runs until this time (ns, CLOCK_MONOTONIC) have been queued.
     Beat(u64),
     Find {
         wanted: Wanted,
@@ -82,53 +82,53 @@ enum WriterRequest {
     End,
 }
 
-/// Data that an earlier daemon stored about a process.
+/// Data about a process that an earlier daemon stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Recalled {
-    /// The process.
+    /// The process whose data this is.
     pub key: ProcessKey,
-    /// Ordered records that it booked.
+    /// Number of ordered records that the earlier daemon received.
     pub events: u64,
-    /// Ordered records that it counted as lost.
+    /// Number of ordered records that the earlier daemon counted as lost.
     pub lost: u64,
-    /// Last program of the process.
+    /// Last program that the process ran, as far as the earlier daemon knew.
     pub program: Option<Program>,
 }
 
-/// State of the store.
+/// State of the store and of the runs that wait for it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
     /// Path of the store.
     pub path: PathBuf,
-    /// Whether the last write succeeded, or there was none.
+    /// Whether the last write succeeded, or none was tried.
     pub up: bool,
-    /// Error of the last write.
+    /// Error of the last write, if it failed.
     pub reason: Option<String>,
-    /// Remedy for the error.
+    /// Remedy for the error in `reason`.
     pub remedy: Option<&'static str>,
-    /// Runs that wait to be written.
+    /// Number of runs that wait to be written.
     pub waiting: usize,
-    /// Estimated bytes of memory that they take.
+    /// Estimated memory of the runs that wait to be written, in bytes.
     pub waiting_bytes: usize,
-    /// Changed runs that wait in the ledger, because too many wait here.
+    /// Number of changed runs that stay in the ledger, because too many wait to be written.
     pub queued: usize,
-    /// Age of the oldest change that is not in the store; a kill loses changes up to this age.
+    /// Age of the oldest change that is not in the store. If the daemon is killed, changes up to this age are lost.
     pub oldest: Duration,
-    /// Whether `oldest` is more than twice the checkpoint interval.
+    /// Whether `oldest` is more than twice the interval for writing runs.
     pub is_late: bool,
-    /// Time since the disk last answered, if it exceeds the limit.
+    /// Duration of the present disk operation, if it is so long that the thread counts as stuck.
     pub stuck: Option<Duration>,
-    /// Size of the file in bytes, as last read.
+    /// Size of the store's file in bytes, as last read.
     pub bytes: u64,
-    /// Whether it is larger than its limit, and no run in it may be deleted.
+    /// Whether the store is larger than its limit although no run in it may be deleted.
     pub is_too_large: bool,
-    /// Why no run is deleted for its age, although the clock makes some too old.
+    /// Reason why old runs are not deleted: their age by the wall clock may be wrong.
     pub age_doubt: Option<Doubt>,
-    /// New path of the last damaged store.
+    /// New path of the store that was last renamed because it was damaged.
     pub set_aside: Option<PathBuf>,
 }
 
-/// Handle; clones are handles of the same thread.
+/// Handle of the writing thread. Clones are handles of the same thread.
 #[derive(Debug, Clone)]
 pub struct RunWriter {
     jobs: Sender<WriterRequest>,
@@ -140,23 +140,23 @@ pub struct RunWriter {
     stats: Arc<Stats>,
 }
 
-/// Changed runs that the ledger's owner has not handed over yet.
+/// Changed runs that the aggregator has not handed over to the writing thread yet.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Queue {
-    /// Their number.
+    /// Number of these runs.
     pub runs: usize,
-    /// Since when the oldest one waits.
+    /// Time since which the oldest of these runs waits.
     pub since: Option<Instant>,
-    /// Interval for writing runs.
+    /// Interval for writing runs to the store.
     pub checkpoint: Duration,
 }
 
-/// The writing thread; ended by [`Thread::end`].
+/// The writing thread. [`Thread::end`] ends it.
 #[derive(Debug)]
 pub struct Thread(JoinHandle<()>, Sender<WriterRequest>);
 
 impl Thread {
-    /// Has the waiting runs written, and ends the thread. Waits for that at most `longest`.
+    /// Makes the thread write the waiting runs and end. Waits for its end at most for `longest`.
     pub fn end(self, longest: Duration) {
         let started = Instant::now();
         let _ = self.1.send(WriterRequest::End);
@@ -167,7 +167,7 @@ impl Thread {
 }
 
 impl RunWriter {
-    /// Starts the thread, which opens the store. Errors of the store appear in [`Status`].
+    /// Starts the thread, which opens the store. Errors of the store are reported in [`Status`].
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -210,8 +210,8 @@ impl RunWriter {
         let _ = self.jobs.send(WriterRequest::Retain(retention));
     }
 
-    /// Makes the store note that runs without changes are still open, once all waiting runs are written. The caller has handed
-    /// over all changes until `time_ns` (CLOCK_MONOTONIC).
+    /// Tells the store that runs without changes are still open, once all waiting runs are written. The caller has handed over
+    /// all changes until `time_ns` (CLOCK_MONOTONIC).
     pub(crate) fn beat(&self, time_ns: u64) {
         let _ = self.jobs.send(WriterRequest::Beat(time_ns));
     }
@@ -221,8 +221,8 @@ impl RunWriter {
         lock(&self.shelf).most = bytes;
     }
 
-    /// Queues the newest state of a run. `over`: the state is final; after a rolled part, the next part follows. `uid` identifies
-    /// the process's whole life. Never blocks.
+    /// Queues the newest state of a run. Never blocks. `over`: this state is final, or ends a part after which the next part
+    /// follows. `uid` identifies the process's whole life.
     pub(crate) fn keep(&self, uid: String, run: Run, over: bool) {
         let new = QueuedRun::new(uid, run, over);
         let mut shelf = lock(&self.shelf);
@@ -230,13 +230,13 @@ impl RunWriter {
         let is_told = std::mem::replace(&mut shelf.is_told, true);
         drop(shelf);
         if !is_told {
-            // The thread ends only after this handle.
+            // Sending fails only without the thread, which ends after this handle.
             let _ = self.jobs.send(WriterRequest::Write);
         }
         self.stats.add(Count::StoreDropped, lost);
     }
 
-    /// Returns how many runs can be handed over now. Further ones are dropped, and counted if they are over. While the store
+    /// Returns how many runs can be handed over now. Further ones are dropped; dropped ended runs are counted. While the store
     /// fails, any number of ended runs can be handed over, because the caller cannot keep them.
     pub(crate) fn room(&self) -> Room {
         let room = lock(&self.shelf).room();
@@ -244,25 +244,25 @@ impl RunWriter {
         if is_out_of_order { Room { over: usize::MAX, ..room } } else { room }
     }
 
-    /// Notes the runs that wait in the ledger.
+    /// Records which runs wait in the ledger, for [`Status`].
     pub(crate) fn note_queue(&self, queue: Queue) {
         *lock(&self.queue) = queue;
     }
 
-    /// Searches the data of an earlier daemon about a process that is new to this one, so that reports include it from the start.
-    /// Sends a reply only if there is some. Never blocks.
+    /// Searches the store for data of an earlier daemon about a process that is new to this one. So its reports include the
+    /// earlier data from the start. Sends a reply only if there is such data. Never blocks.
     pub(crate) fn recall(&self, uid: String, key: ProcessKey, reply: UnboundedSender<Recalled>) {
         self.ask(RECALLS, WriterRequest::Recall { uid, key, reply });
     }
 
-    /// Returns ended runs, newest first: waiting ones, then those in the store.
+    /// Returns ended runs, newest first: those that wait to be written, then stored ones.
     pub(crate) async fn find(&self, wanted: Wanted, charge: &CpuCharge) -> Vec<Run> {
         let (reply, found) = oneshot::channel();
         self.ask(QUESTIONS, WriterRequest::Find { wanted, charge: charge.clone(), reply });
         answer(found).await.unwrap_or_default()
     }
 
-    /// Returns the runs of live processes joined with the data of an earlier daemon.
+    /// Returns the runs of live processes, each joined with the data that an earlier daemon stored.
     pub(crate) async fn whole(&self, runs: Vec<Run>) -> Vec<Run> {
         let (reply, earlier) = oneshot::channel();
         let keys = runs.iter().map(key_of).collect();
@@ -275,7 +275,8 @@ impl RunWriter {
         runs.into_iter().map(joined).collect()
     }
 
-    /// Sends a request to the thread. A dropped request never gets an answer.
+    /// Sends a request to the thread, or drops it if the thread is stuck or `most` requests wait. A dropped request gets no
+    /// answer.
     fn ask(&self, most: usize, question: WriterRequest) {
         if self.stuck().is_some() || self.asked.load(Ordering::Relaxed) >= most {
             return;
@@ -289,7 +290,7 @@ impl RunWriter {
         Some(since.elapsed()).filter(|time| *time >= STUCK)
     }
 
-    /// Returns the state of the store.
+    /// Returns the state of the store and of the queue.
     pub fn status(&self) -> Status {
         let shelf = lock(&self.shelf);
         let ((waiting, waiting_bytes), oldest) = (shelf.load(), shelf.oldest());
@@ -312,7 +313,7 @@ fn key_of(run: &Run) -> ProcessKey {
     ProcessKey { pid: run.process.pid, start_ticks: run.process.start_ticks }
 }
 
-/// Returns the thread's answer; `None` if a disk delays it too long.
+/// Returns the thread's answer; `None` if a disk delays it for longer than [`ANSWER`].
 async fn answer<T>(reply: oneshot::Receiver<T>) -> Option<T> {
     tokio::time::timeout(ANSWER, reply).await.ok()?.ok()
 }
@@ -321,20 +322,20 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// State of the thread.
+/// State that only the writing thread uses.
 struct WriterThread {
     path: PathBuf,
     store: Option<Store>,
-    /// Runs by the uid of their life.
+    /// Runs that are being written, by the uid of the process's life.
     open: HashMap<String, OpenRun>,
     shelf: Arc<Mutex<WriteQueue>>,
-    /// When it started an operation that waits for the disk.
+    /// Time at which the thread started an operation that waits for the disk; `None` if it is in none.
     busy: Arc<Mutex<Option<Instant>>>,
     retry: Duration,
     next_try: Instant,
     broken: DamagedStore,
     sweeper: Sweeper,
-    /// Time of a heartbeat that is not in the store yet.
+    /// Time of the last [`beat`](RunWriter::beat) that is not in the store yet (ns, CLOCK_MONOTONIC).
     beat_ns: Option<u64>,
     stats: Arc<Stats>,
     status: Arc<Mutex<Status>>,
@@ -391,7 +392,7 @@ impl WriterThread {
             WriterRequest::Write => lock(&self.shelf).is_told = false,
             WriterRequest::Retain(retention) => self.sweeper.retain(retention),
             WriterRequest::Beat(time_ns) => self.beat_ns = Some(time_ns),
-            // The client has disconnected.
+            // The client that sent the request has disconnected.
             WriterRequest::Find { reply, .. } if reply.is_closed() => {}
             WriterRequest::Find { wanted, charge, reply } => {
                 let _ = reply.send(charge.run_in_thread(|| self.find(&wanted)));
@@ -408,7 +409,7 @@ impl WriterThread {
         }
     }
 
-    /// Returns the stored data of a live process. If the store fails, the first write tries again.
+    /// Returns the stored data of a live process. If the store fails, the data is read when the run is first written.
     fn recall(&mut self, uid: String) -> Option<(u64, u64, Option<Program>)> {
         let store = self.store.as_ref()?;
         if self.open.contains_key(&uid) {
@@ -416,7 +417,7 @@ impl WriterThread {
         }
         let Newest { id, part, is_rolled } = store.newest(&uid).ok()??;
         let before = Arc::new(store.load(id).ok()?);
-        // The process was so short that its final run was written before this request, so there is nothing to continue.
+        // The final run of a short process was written before this request, so there is nothing to continue.
         if matches!(before.state, State::Closed { .. }) {
             return None;
         }
@@ -434,7 +435,7 @@ impl WriterThread {
 
     fn find(&self, wanted: &Wanted) -> Vec<Run> {
         let mine: Vec<Arc<QueuedRun>> = lock(&self.shelf).all().rev().cloned().collect();
-        // Of a life in parts, the newest part is returned.
+        // If a process's life is stored in parts, only its newest part is returned.
         let over = mine.iter().filter(|waiting| waiting.over && !waiting.is_rolled());
         let mut over = over.filter(|waiting| wanted(&waiting.run)).map(|waiting| (*waiting.run).clone());
         let (mut found, mut bytes) = (Vec::new(), 0);
@@ -463,7 +464,7 @@ impl WriterThread {
         found
     }
 
-    /// Writes the waiting runs, until an error occurs.
+    /// Writes the waiting runs until all are written or an error occurs.
     fn write_all(&mut self) {
         let result = self.try_write_all();
         let mut status = lock(&self.status);
@@ -499,7 +500,7 @@ impl WriterThread {
             if matches!(error, StoreError::DiskFull { .. }) {
                 return Err(error);
             }
-            // The next attempt opens it again, because the file may have been replaced.
+            // Closes the store. The next attempt opens it again, because the file may have been replaced.
             self.close();
             if !self.broken.note_damage(&error) {
                 return Err(error);
@@ -520,7 +521,7 @@ impl WriterThread {
             self.store.insert(Store::open(&self.path)?).open_log()?;
         }
         loop {
-            // A newer state replaces an older waiting one, so that a slow disk does not fall behind.
+            // A newer state of a run replaces its waiting older one, so writes to a slow disk do not fall behind.
             let Some(store) = &mut self.store else { return Ok(()) };
             let Some(first) = lock(&self.shelf).first() else {
                 return self.beat_ns.take().map_or(Ok(()), |time_ns| store.beat(time_ns));
@@ -533,7 +534,7 @@ impl WriterThread {
                     self.stats.add(Count::StoreWrites, 1);
                     self.broken = DamagedStore::default();
                 }
-                // A retry would fail the same way.
+                // The run is dropped, because a retry would fail in the same way.
                 Err(error @ StoreError::InvalidRun { .. }) => {
                     tracing::error!(%error, "a run is left out");
                     self.stats.add(Count::StoreDropped, 1);
@@ -548,7 +549,7 @@ impl WriterThread {
         }
     }
 
-    /// Does a turn of retention if it is due.
+    /// Deletes old runs for a limited time, if the interval since the last deletion has passed.
     fn sweep(&mut self) {
         if Instant::now() < self.sweeper.next {
             return;
@@ -560,7 +561,7 @@ impl WriterThread {
                 (status.bytes, status.is_too_large) = (swept.file_bytes, swept.is_too_large);
                 status.age_doubt = swept.doubt;
             }
-            // The next write reports the error too, and replaces the store if it is damaged.
+            // Only logged: the next write gets the same error, and replaces the store if it is damaged.
             Err(error) => tracing::warn!(%error, "old runs could not be deleted"),
         }
     }

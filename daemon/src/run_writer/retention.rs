@@ -1,4 +1,4 @@
-//! Deletes old runs from the store, a few at a time. Checkpoints wait at most for the deletion of one run.
+//! Deletes old runs from the store, a few at a time. So a run waits to be written at most for the deletion of one other run.
 
 use crate::clock;
 use crate::stats::{Count, Stats};
@@ -6,45 +6,46 @@ use gpumem_runs::store::{Over, Store, StoreError};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// Rules for keeping runs.
+/// Rules for deleting runs from the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Retention {
-    /// Time for which a run is kept after its last write; `None`: no limit.
+    /// Time after its last write for which a run is kept; `None`: no limit.
     pub age: Option<Duration>,
-    /// Time without a jump of the wall clock before runs are deleted by age.
+    /// Time for which the wall clock must be without a jump before runs are deleted for their age.
     pub steady: Duration,
-    /// Limit of the store's size in bytes; `None`: none.
+    /// Limit of the size of the store's file in bytes; `None`: no limit.
     pub bytes: Option<u64>,
 }
 
-/// Interval for checking the size.
+/// Interval for comparing the store's size with its limit.
 const LOOK: Duration = Duration::from_secs(30);
-/// Interval for checking ages.
+/// Interval for comparing the ages of runs with the limit.
 const PLAN: Duration = Duration::from_secs(600);
-/// A turn lasts this long, or as long as deleting one run. The next one follows after [`PAUSE`].
+/// Duration of one turn of deletions, or longer if deleting one run takes longer. The next turn follows after [`PAUSE`].
 const TURN: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_millis(100);
-/// Pages released to the file system in a turn.
+/// Maximum number of free database pages that are returned to the file system in a turn.
 const PAGES: u32 = 256;
-/// Free pages kept for future runs, as a fraction of the file. Smaller changes of the size cause no shrinking.
+/// Free pages that stay in the file for future runs, as a fraction of the file's size (one in `SLACK`). The file shrinks only
+/// beyond it.
 const SLACK: u64 = 16;
 const LEAST_SLACK: u64 = 1 << 20;
 
-/// Largest change of the wall clock against the boot clock that is not a jump. Time servers correct less than this at a time.
+/// A larger change of the wall clock against the boot clock is a jump. A correction by a time server is smaller.
 const JUMP: Duration = Duration::from_secs(60);
-/// A longer gap between two writes makes the clock doubtful; it stays doubtful for the same time.
+/// A longer gap between two writes makes the wall clock doubtful; it stays doubtful for the same time.
 const GAP: Duration = Duration::from_secs(7 * 86_400);
 
-/// Reason why no run is deleted by age although some are old by the wall clock.
+/// Reason why no run is deleted for its age although some are old by the wall clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doubt {
-    /// The daemon has just begun.
+    /// The daemon has started a short time ago.
     Begun,
-    /// The clock has jumped since.
+    /// The wall clock has jumped since the daemon's start.
     Jumped,
-    /// The wall clock is far beyond the last write.
+    /// The wall clock is far later than the last write to the store, so it may be wrong.
     Gap {
-        /// Days between two writes, or the last one and now.
+        /// Number of days between two writes, or between the last one and now.
         days: u64,
     },
 }
@@ -64,9 +65,9 @@ impl std::fmt::Display for Doubt {
 /// Detects jumps of the wall clock by comparing it with the boot clock.
 #[derive(Debug)]
 struct Watch {
-    /// Wall clock minus time since boot, in s.
+    /// Wall clock minus time since boot, in s, at the last comparison.
     offset_s: i64,
-    /// Time since boot at which the current steady period of the wall clock began.
+    /// Time since boot at which the wall clock last jumped, or the daemon started.
     steady_since: Duration,
     has_jumped: bool,
 }
@@ -76,7 +77,7 @@ impl Watch {
         Watch { offset_s: offset_s(wall_s, up), steady_since: up, has_jumped: false }
     }
 
-    /// Compares both clocks. Returns whether the wall clock has jumped since the last call.
+    /// Compares both clocks. Returns whether the wall clock has jumped since the last comparison.
     fn look(&mut self, wall_s: i64, up: Duration) -> bool {
         let offset_s = offset_s(wall_s, up);
         let jumps = offset_s.abs_diff(self.offset_s) > JUMP.as_secs();
@@ -84,18 +85,19 @@ impl Watch {
             (self.steady_since, self.has_jumped) = (up, true);
             tracing::warn!(seconds = offset_s.saturating_sub(self.offset_s), "the clock was set");
         }
-        // Small corrections must not add up to a jump.
+        // Each comparison is with the previous one, so small corrections do not add up to a jump.
         self.offset_s = offset_s;
         jumps
     }
 
-    /// Returns why ages by this clock are not trusted. `written`: times of writes in any order, in s since 1970.
+    /// Returns why ages by the wall clock are not trusted; `None` if they are. `written`: times of writes in any order, in s
+    /// since 1970.
     fn doubt(&self, wall_s: i64, up: Duration, least: Duration, written: &[i64]) -> Option<Doubt> {
         let steady = up.saturating_sub(self.steady_since);
         if steady < least {
             return Some(if self.has_jumped { Doubt::Jumped } else { Doubt::Begun });
         }
-        // Walk back from this daemon's own steady period, from write to write, to the first gap.
+        // Go back from the start of the steady period of the clock, from each write to the one before, to the first gap.
         let gap_s = GAP.as_secs().cast_signed();
         let mut since_s = wall_s.saturating_sub(steady.as_secs().cast_signed());
         let mut written: Vec<i64> = written.iter().copied().filter(|at| *at < since_s).collect();
@@ -120,7 +122,7 @@ fn offset_s(wall_s: i64, up: Duration) -> i64 {
     wall_s.saturating_sub(up.as_secs().cast_signed())
 }
 
-/// Result of a turn.
+/// Result of a turn of deletions.
 #[derive(Debug, Default)]
 pub(super) struct Swept {
     pub(super) file_bytes: u64,
@@ -128,20 +130,20 @@ pub(super) struct Swept {
     pub(super) doubt: Option<Doubt>,
 }
 
-/// Plan of deletions, and the time of the next turn.
+/// Deletes runs in turns: the planned deletions, and the time of the next turn.
 #[derive(Debug)]
 pub(super) struct Sweeper {
     retention: Retention,
     pub(super) next: Instant,
     next_plan: Instant,
     plan: Plan,
-    /// Once the store was too large: the size down to which runs are deleted, in bytes.
+    /// If the store was too large: size in bytes down to which runs are deleted.
     down_to: Option<u64>,
-    /// Runs deleted for their age and for the size since the last log line.
+    /// Number of runs deleted since the last log line: for their age, and for the store's size.
     deleted: [u64; 2],
     is_too_large: bool,
     watch: Watch,
-    /// Reason for keeping runs that are too old by the clock.
+    /// Reason why runs that are too old by the wall clock are kept.
     doubt: Option<Doubt>,
 }
 
@@ -161,14 +163,14 @@ impl Sweeper {
         }
     }
 
-    /// Applies other limits. The state of the clock is kept.
+    /// Applies other limits. What is known of the clock is kept.
     pub(super) fn retain(&mut self, retention: Retention) {
         let now = Instant::now();
         (self.retention, self.next, self.next_plan) = (retention, now, now);
         (self.plan, self.down_to, self.is_too_large) = (Plan::default(), None, false);
     }
 
-    /// Decides whether ages by the wall clock are used for ended runs. Logs a change of the decision.
+    /// Decides whether ended runs are deleted for their age by the wall clock. Logs a change of the decision.
     fn judge(&mut self, over: &[Over], wall: Duration, up: Duration) {
         let written: Vec<i64> = over.iter().map(|over| over.written_s).collect();
         let is_asked = over.iter().any(|over| self.retention.is_too_old(over, wall));
@@ -183,24 +185,24 @@ impl Sweeper {
         self.doubt = doubt;
     }
 
-    /// Postpones the next turn, because there is no store.
+    /// Postpones the next turn, because the store is not open.
     pub(super) fn put_off(&mut self) {
         self.next = self.next.max(Instant::now() + LOOK);
     }
 
-    /// Deletes runs that are too old or exceed the limit, for the length of a turn.
+    /// Deletes runs that are too old, or that make the store too large. Stops after the length of a turn.
     pub(super) fn turn(&mut self, store: &mut Store, stats: &Stats) -> Result<Swept, StoreError> {
-        // After any error, wait for the normal interval.
+        // After any error, the next turn is after the normal interval.
         let started = Instant::now();
         self.next = started + LOOK;
         let mut room = store.room()?;
         if let Some(most) = self.retention.bytes.filter(|most| room.used_bytes() > *most) {
-            // Well below the limit, so that the next run does not trigger it again.
+            // The target is well below the limit, so that the next stored run does not exceed the limit again.
             self.down_to = Some(most - most / 10);
         }
         let (wall, up) = (clock::wall(), clock::since_boot());
         if self.watch.look(seconds(wall), up) {
-            // The plan was made before the clock jumped.
+            // The plan was made before the clock jumped, so it is made anew.
             self.next_plan = started;
         }
         if started >= self.next_plan
@@ -235,7 +237,7 @@ impl Sweeper {
         if !self.is_too_large {
             self.down_to = None;
         }
-        // The remaining runs of the plan may stay.
+        // The store is small enough, so the other runs of the plan may stay.
         self.plan = Plan::default();
         if room.free_bytes > (room.file_bytes / SLACK).max(LEAST_SLACK) {
             store.shrink(PAGES)?;
@@ -267,23 +269,23 @@ impl Retention {
 }
 
 /// Runs that may be deleted. If the store is too large, the user with the most bytes loses their oldest runs. So a user who fills
-/// the store only loses their own.
+/// the store loses only their own runs.
 #[derive(Debug, Default)]
 struct Plan {
     users: BTreeMap<Option<u64>, OfUser>,
-    /// Assumed size of a run without a recorded size, in bytes.
+    /// Assumed size, in bytes, of a run whose size is not recorded.
     usual: u64,
 }
 
 #[derive(Debug, Default)]
 struct OfUser {
-    /// Oldest first.
+    /// Runs of the user, oldest first.
     runs: VecDeque<Over>,
     bytes: u64,
 }
 
 impl Plan {
-    /// Makes a plan of runs, which are ordered by age, oldest first.
+    /// Makes a plan from the ended runs `all`, which are ordered by age, oldest first.
     fn of(all: Vec<Over>) -> Self {
         let known: Vec<u64> = all.iter().filter_map(|over| over.bytes).collect();
         let usual = known.iter().sum::<u64>().checked_div(known.len() as u64).unwrap_or(1);

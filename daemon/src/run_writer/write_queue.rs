@@ -1,29 +1,30 @@
-//! Queue of runs to be written to the store: the newest state of each run, in bounded memory.
+//! Queue of runs that must be written to the store. It has the newest state of each run, in bounded memory.
 //!
-//! Callers never wait for the writing thread, so a blocked disk must not make the daemon grow. Without room, the user whose runs
-//! take the most bytes loses runs: first those of live processes, which will be handed over again.
+//! Callers never wait for the writing thread, so a blocked disk must not make the daemon grow. If the queue is full, the user
+//! whose runs take the most bytes loses runs. Runs of live processes are dropped first, because the ledger will hand them over
+//! again.
 
 use gpumem_model::run::{Run, State};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Limit of waiting runs, whatever their size.
+/// Maximum number of runs in the queue.
 const WAITING: usize = 16_384;
-/// Limit of waiting runs of live processes. Further ones stay in the ledger until there is room, because they change until they
-/// are written.
+/// Number of queued runs from which on the ledger keeps those of live processes. There they can still change until they are
+/// written.
 const LIVING: usize = 512;
-/// Default limit of the bytes of all waiting runs.
+/// Default limit of the memory of all queued runs, in bytes.
 pub(super) const BYTES: usize = 64 << 20;
 
-/// A run to be written.
+/// A state of a run that must be written to the store.
 #[derive(Debug)]
 pub(super) struct QueuedRun {
     pub uid: String,
     pub run: Box<Run>,
     pub over: bool,
     bytes: usize,
-    /// Time of its oldest change that is not in the store.
+    /// Time of the run's oldest change that is not in the store.
     since: Instant,
 }
 
@@ -38,27 +39,27 @@ impl QueuedRun {
     }
 }
 
-/// Room for runs without dropping any.
+/// Number of runs that can be added to the queue without dropping any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Room {
-    /// Runs of live processes.
+    /// Number of runs of live processes.
     pub living: usize,
-    /// Ended runs.
+    /// Number of ended runs.
     pub over: usize,
 }
 
-/// Waiting runs, oldest first.
+/// The queued runs by position, oldest first.
 #[derive(Debug)]
 pub(super) struct WriteQueue {
     waiting: BTreeMap<u64, Arc<QueuedRun>>,
     next: u64,
-    /// Position of each life's newest state, unless that has rolled.
+    /// Position of the newest state of each process's life, by uid, unless that state ends a part (rolled).
     places: HashMap<String, u64>,
     bytes: usize,
-    /// The run that the thread is writing; a newer state may be at its position.
+    /// Position and state of the run that the thread is writing. A newer state may be at its position by now.
     writing: Option<(u64, Arc<QueuedRun>)>,
     pub most: usize,
-    /// Whether the thread was notified and has not read the queue since.
+    /// Whether the thread was notified of queued runs and has not read the queue since.
     pub is_told: bool,
 }
 
@@ -77,12 +78,12 @@ impl Default for WriteQueue {
 }
 
 impl WriteQueue {
-    /// Returns the number of waiting runs and their bytes.
+    /// Returns the number of queued runs and their bytes.
     pub(crate) fn load(&self) -> (usize, usize) {
         (self.waiting.len(), self.bytes)
     }
 
-    /// Returns the room. Half of the bytes is reserved for ended runs.
+    /// Returns how many runs can be added. Runs of live processes may use only half of the bytes.
     pub(crate) fn room(&self) -> Room {
         let count = self.waiting.len();
         let if_below =
@@ -90,7 +91,7 @@ impl WriteQueue {
         Room { living: if_below(self.most / 2, LIVING), over: if_below(self.most / 4 * 3, WAITING) }
     }
 
-    /// Returns the age of the oldest change.
+    /// Returns the age of the oldest change in the queue.
     pub(crate) fn oldest(&self) -> Duration {
         let front = self.waiting.first_key_value().map(|(_, waiting)| waiting.since);
         front.map_or(Duration::ZERO, |since| since.elapsed())
@@ -100,14 +101,15 @@ impl WriteQueue {
         self.waiting.values()
     }
 
-    /// Returns the next run to write, and notes it as being written until [`done`](Self::done) or the next call.
+    /// Returns the next run to write. It counts as being written until [`done`](Self::done) or the next call.
     pub(crate) fn first(&mut self) -> Option<Arc<QueuedRun>> {
         self.writing = self.waiting.first_key_value().map(|(place, waiting)| (*place, Arc::clone(waiting)));
         self.writing.as_ref().map(|(_, waiting)| Arc::clone(waiting))
     }
 
-    /// Adds a run. It replaces an older state of the same part, but not a rolled part, after which it is the next one. Returns
-    /// the number of ended runs that were dropped for lack of room; dropped runs of live processes will be handed over again.
+    /// Adds a state of a run. It replaces the queued state of the same part; after a complete part (rolled) it is queued as the
+    /// next part. Returns the number of ended runs dropped for lack of room. Dropped runs of live processes will be handed over
+    /// again.
     pub(crate) fn put(&mut self, mut new: QueuedRun) -> u64 {
         self.bytes += new.bytes;
         let known = self.places.get(&new.uid).copied();
@@ -158,7 +160,7 @@ impl WriteQueue {
         Some(removed)
     }
 
-    /// Removes a written run. If a newer state has arrived, it is moved to the end.
+    /// Removes a run that has been written. If a newer state of it was added meanwhile, that is moved to the end.
     pub(crate) fn done(&mut self, written: &Arc<QueuedRun>) {
         let Some((place, _)) = self.writing.take() else { return };
         let Some(now) = self.waiting.get(&place) else { return };
@@ -166,7 +168,7 @@ impl WriteQueue {
             self.remove(place);
             return;
         }
-        // Parts of one life must be written in order.
+        // Only if the newer state does not end a part, because parts of one life must be written in order.
         if !now.is_rolled()
             && let Some(newer) = self.waiting.remove(&place)
         {
