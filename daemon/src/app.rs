@@ -92,7 +92,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
 
     let (keeper, keeper_thread) =
         RunWriter::start(settings.store.clone(), settings.retention, Arc::clone(&stats))?;
-    keeper.limit_waiting(settings.waiting_bytes);
+    keeper.set_queue_limit(settings.waiting_bytes);
     let (inbox, batches) = mpsc::channel::<Batch>(INBOX);
     let (asks, asked) = mpsc::channel(16);
     let (orders, ordered) = mpsc::channel(16);
@@ -292,10 +292,7 @@ impl Reloader {
             Ok(()) => self.stats.add(Count::Reloads, 1),
             Err(error) => {
                 self.stats.add(Count::ReloadErrors, 1);
-                tracing::error!(
-                    error = crate::error_text::error_chain(&error),
-                    "the configuration stays as it was"
-                );
+                tracing::error!(error = error_chain(&error), "the configuration stays as it was");
             }
         }
         if self.setup.service {
@@ -315,9 +312,9 @@ impl Reloader {
         self.http_connections.store(new.http_connections, Ordering::Relaxed);
         self.context.show(new.shown.clone());
         let _ = self.orders.send(Command::AggregatorSettings(new.pace)).await;
-        self.context.keeper.limit_waiting(new.waiting_bytes);
+        self.context.keeper.set_queue_limit(new.waiting_bytes);
         if self.settings.retention != new.retention {
-            self.context.keeper.retain(new.retention);
+            self.context.keeper.set_retention(new.retention);
         }
         let changes = self.keys.take(&Keys::of(&config));
         if changes.is_empty() {
@@ -456,5 +453,37 @@ impl Sources for LiveSources {
             AgentCommand::Dump(path) => agent::Command::Dump(path),
         };
         Box::pin(async move { agents.command(key, command).await.map_err(|why| why.to_string()) })
+    }
+}
+
+/// Returns the texts of an error and its causes. A cause is left out if the text before it contains its text.
+pub fn error_chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        let cause = cause.trim_end();
+        if text.is_empty() {
+            cause.clone_into(&mut text);
+        } else if !text.contains(cause) {
+            text.push_str(": ");
+            text.push_str(cause);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::error_chain;
+    use anyhow::anyhow;
+
+    #[test]
+    fn each_cause_is_written_once() {
+        let cause = anyhow!("no such file\n");
+        assert_eq!(error_chain(&cause), "no such file");
+        assert_eq!(
+            error_chain(&anyhow!("no such file").context("a.toml: no such file, make one")),
+            "a.toml: no such file, make one"
+        );
+        assert_eq!(error_chain(&anyhow!("no such file").context("opening")), "opening: no such file");
     }
 }

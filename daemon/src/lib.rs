@@ -20,7 +20,6 @@ pub mod app;
 pub mod clock;
 pub mod config;
 pub(crate) mod descriptors;
-pub mod error_text;
 pub(crate) mod limits;
 pub mod memory;
 pub mod nvml_status;

@@ -2,9 +2,8 @@
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use gpumemd::app::{self, Setup};
+use gpumemd::app::{self, Setup, error_chain};
 use gpumemd::config::Home;
-use gpumemd::error_text;
 use gpumemd::os::raise_descriptor_limit;
 use gpumemd::signals::Signals;
 use std::io::IsTerminal;
@@ -62,7 +61,7 @@ fn main() -> ExitCode {
     match signals.context("installing signal handlers").and_then(|signals| start(run, signals)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("gpumemd: {}", error_text::error_chain(&error));
+            eprintln!("gpumemd: {}", error_chain(&error));
             ExitCode::FAILURE
         }
     }

@@ -6,22 +6,19 @@ use std::time::{Duration, Instant};
 /// Interval at which freed memory is returned. Each return takes some milliseconds.
 const EVERY: Duration = Duration::from_secs(60);
 
+/// Time at which freed memory was last returned to the system.
 #[derive(Debug)]
-pub(crate) struct Spare(Instant);
+pub(crate) struct SpareMemory(Instant);
 
-impl Default for Spare {
+impl Default for SpareMemory {
     fn default() -> Self {
-        Self::new()
+        SpareMemory(Instant::now())
     }
 }
 
-impl Spare {
-    pub(crate) fn new() -> Self {
-        Spare(Instant::now())
-    }
-
+impl SpareMemory {
     /// Returns freed memory to the system if the interval has passed since the last return.
-    pub(crate) fn give_back(&mut self) {
+    pub(crate) fn trim_if_due(&mut self) {
         if self.0.elapsed() >= EVERY {
             trim();
             self.0 = Instant::now();

@@ -11,7 +11,7 @@ mod writing;
 use crate::clock;
 use crate::limits::user_queue::QueueSlot;
 use crate::limits::user_share::CpuCharge;
-use crate::run_writer::{Recalled, RunWriter};
+use crate::run_writer::{EarlierCounts, RunWriter};
 use crate::stats::{Count, Stats, Timing};
 use batch::{Batch, DeferredBatches, begins_agent};
 use gpumem_ledger::{Limits, Origin, ProcessKey, ProcessView, RefusedRecords, Snapshot};
@@ -158,7 +158,7 @@ pub struct Aggregator {
     boot_id: String,
     tally: NodeCounters,
     /// Channel for what the store has about processes that this daemon sees for the first time.
-    recalls: (UnboundedSender<Recalled>, UnboundedReceiver<Recalled>),
+    recalls: (UnboundedSender<EarlierCounts>, UnboundedReceiver<EarlierCounts>),
     /// Number of records that the ledger's limits had refused at the last snapshot.
     refused: RefusedRecords,
 }
@@ -375,14 +375,14 @@ impl Aggregator {
             recorder.take(without_ends(batch));
         }
         for key in self.tracks.take_newcomers() {
-            self.keeper.recall(self.uid(key), key, self.recalls.0.clone());
+            self.keeper.request_earlier_counts(self.uid(key), key, self.recalls.0.clone());
         }
         self.stats.observe(Timing::Batch, began.elapsed());
     }
 
     /// Tells the ledger how many records of this process an earlier daemon had received and lost.
-    fn hear_of_earlier(&mut self, recalled: &Recalled) {
-        let Recalled { key, events, lost, program } = *recalled;
+    fn hear_of_earlier(&mut self, recalled: &EarlierCounts) {
+        let EarlierCounts { key, events, lost, program } = *recalled;
         if self.tracks.has(key) {
             let (instance, seq) = program.map_or((0, 0), |program| (program.instance, program.heard));
             let stamp = Stamp { thread: key.pid, time_ns: clock::now_ns(), seq, ..Stamp::default() };

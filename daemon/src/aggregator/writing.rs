@@ -3,7 +3,7 @@
 
 use super::Aggregator;
 use super::process_table::Due;
-use crate::run_writer::Queue;
+use crate::run_writer::LedgerBacklog;
 use crate::stats::Count;
 use gpumem_ledger::ProcessKey;
 use gpumem_model::run::Run;
@@ -36,7 +36,7 @@ impl Aggregator {
         let most = if over.iter().any(|(key, ..)| key.start_ticks == 0) || self.closing.len() > MOST_CLOSING {
             usize::MAX
         } else {
-            self.keeper.room().over.min(RUNS_AT_ONCE)
+            self.keeper.room().ended.min(RUNS_AT_ONCE)
         };
         self.close_ended(most);
     }
@@ -49,7 +49,7 @@ impl Aggregator {
         }
         for (key, run) in self.builder.runs_of(&keys, false) {
             if worth_keeping(&run) {
-                self.keeper.keep(self.uid(key), run, true);
+                self.keeper.queue(self.uid(key), run, true);
                 self.stats.add(Count::RunsFinished, 1);
             }
         }
@@ -62,7 +62,7 @@ impl Aggregator {
     pub(super) fn roll(&mut self, now_ns: u64) {
         let wall_ns = self.wall_ns(now_ns);
         self.rolling.extend(self.roll.take(wall_ns, || self.tracks.living()));
-        let room = self.keeper.room().over.min(RUNS_AT_ONCE).min(self.rolling.len());
+        let room = self.keeper.room().ended.min(RUNS_AT_ONCE).min(self.rolling.len());
         let keys: Vec<_> = self.rolling.drain(..room).filter(|key| self.tracks.has(*key)).collect();
         if keys.is_empty() {
             return; // the usual case; updating the counters walks the whole snapshot
@@ -70,7 +70,7 @@ impl Aggregator {
         self.tally.update(&self.builder.ledger().snapshot());
         for (key, run) in self.builder.roll(&keys, now_ns) {
             if worth_keeping(&run) {
-                self.keeper.keep(self.uid(key), run, true);
+                self.keeper.queue(self.uid(key), run, true);
                 self.stats.add(Count::RunsRolled, 1);
                 self.tracks.begins_part(key);
             }
@@ -94,10 +94,10 @@ impl Aggregator {
         let (runs, since_ns) = self.tracks.due();
         let age = since_ns.map(|since_ns| Duration::from_nanos(now_ns.saturating_sub(since_ns)));
         let since = age.and_then(|age| Instant::now().checked_sub(age));
-        self.keeper.note_queue(Queue { runs, since, checkpoint: self.pace.checkpoint });
+        self.keeper.set_backlog(LedgerBacklog { runs, since, checkpoint: self.pace.checkpoint });
         if runs == 0 && self.complete_ns.saturating_sub(self.beat_ns) >= BEAT_NS {
             self.beat_ns = self.complete_ns;
-            self.keeper.beat(self.complete_ns);
+            self.keeper.heartbeat(self.complete_ns);
         }
     }
 
@@ -107,7 +107,7 @@ impl Aggregator {
         }
         for (key, run) in self.builder.runs_of(keys, true) {
             if worth_keeping(&run) {
-                self.keeper.keep(self.uid(key), run, over);
+                self.keeper.queue(self.uid(key), run, over);
             }
         }
     }
@@ -122,7 +122,7 @@ impl Aggregator {
         keys.extend(self.tracks.keys().into_iter().filter(|key| !with_news.contains(key)));
         while !self.closing.is_empty() || !keys.is_empty() {
             let is_late = began.elapsed() >= LAST_RUNS;
-            let room = if is_late { usize::MAX } else { self.keeper.room().over.min(RUNS_AT_ONCE) };
+            let room = if is_late { usize::MAX } else { self.keeper.room().ended.min(RUNS_AT_ONCE) };
             if room == 0 {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             } else if self.closing.is_empty() {

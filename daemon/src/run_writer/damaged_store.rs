@@ -21,16 +21,16 @@ pub(super) struct DamagedStore {
 
 impl DamagedStore {
     /// Counts an error. Returns whether the store is damaged and must be replaced.
-    pub(super) fn note_damage(&mut self, error: &StoreError) -> bool {
+    pub(super) fn add_error(&mut self, error: &StoreError) -> bool {
         let tries = match error {
             StoreError::Damaged { .. } => 1,
             StoreError::Unreadable { .. } => TRIES,
             _ => return false,
         };
         self.failures += 1;
-        let is_beyond = !self.is_new && self.failures >= tries;
-        self.is_new |= is_beyond;
-        is_beyond
+        let is_damaged = !self.is_new && self.failures >= tries;
+        self.is_new |= is_damaged;
+        is_damaged
     }
 }
 

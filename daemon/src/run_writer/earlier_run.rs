@@ -14,7 +14,7 @@ pub(super) struct OpenRun {
     /// Whether this daemon has written to the stored run.
     pub is_ours: bool,
     /// The uid of the run in the store, if it differs from the uid in the ledger (see [`is_of_another`]).
-    pub life: Option<String>,
+    pub stored_uid: Option<String>,
     pub earlier: EarlierRun,
 }
 
@@ -27,19 +27,21 @@ pub(super) struct EarlierRun {
     pub before: Option<Arc<Run>>,
 }
 
-pub(super) fn write(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Result<(), StoreError> {
-    if open.earlier.before.as_ref().is_some_and(|before| is_of_another(before, &of.run)) {
-        *open = OpenRun { life: Some(life_of_user(of)), ..OpenRun::default() };
+pub(super) fn write(store: &mut Store, open: &mut OpenRun, queued: &QueuedRun) -> Result<(), StoreError> {
+    if open.earlier.before.as_ref().is_some_and(|before| is_of_another(before, &queued.run)) {
+        *open = OpenRun { stored_uid: Some(uid_with_user(queued)), ..OpenRun::default() };
     }
-    let Some(id) = open.id.map_or_else(|| begin(store, open, of), |id| Ok(Some(id)))? else { return Ok(()) };
-    let joined = open.earlier.joined(&of.run);
-    let run = joined.as_ref().unwrap_or(&of.run);
-    let write = if of.over { Store::close } else { Store::checkpoint };
+    let Some(id) = open.id.map_or_else(|| begin(store, open, queued), |id| Ok(Some(id)))? else {
+        return Ok(());
+    };
+    let joined = open.earlier.joined(&queued.run);
+    let run = joined.as_ref().unwrap_or(&queued.run);
+    let write = if queued.is_final { Store::close } else { Store::checkpoint };
     match write(store, id, run) {
         // The run was deleted from the store meanwhile.
         Err(StoreError::UnknownRun { .. }) => {
             open.id = None;
-            begin(store, open, of)?.map_or(Ok(()), |id| write(store, id, run))
+            begin(store, open, queued)?.map_or(Ok(()), |id| write(store, id, run))
         }
         result => result,
     }
@@ -51,45 +53,39 @@ fn is_of_another(stored: &Run, run: &Run) -> bool {
     matches!((stored.process.uid, run.process.uid), (Some(stored), Some(user)) if stored != user)
 }
 
-fn life_of_user(of: &QueuedRun) -> String {
-    format!("{}:{}", of.uid, of.run.process.uid.unwrap_or_default())
+fn uid_with_user(queued: &QueuedRun) -> String {
+    format!("{}:{}", queued.uid, queued.run.process.uid.unwrap_or_default())
 }
 
 /// Returns the id of a run that the store already had; `None` if the run has been added to the store now. An earlier daemon may
 /// have stored it, or this one before the store failed or the run's part ended.
-fn begin(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Result<Option<RunId>, StoreError> {
-    let mut life = open.life.clone().unwrap_or_else(|| of.uid.clone());
+fn begin(store: &mut Store, open: &mut OpenRun, queued: &QueuedRun) -> Result<Option<RunId>, StoreError> {
+    let mut uid = open.stored_uid.clone().unwrap_or_else(|| queued.uid.clone());
     if !open.is_ours
-        && let Some(Newest { id, .. }) = store.newest(&life)?
-        && is_of_another(&store.load_head(id)?, &of.run)
+        && let Some(Newest { id, .. }) = store.newest(&uid)?
+        && is_of_another(&store.load_head(id)?, &queued.run)
     {
-        life = life_of_user(of);
+        uid = uid_with_user(queued);
     }
-    if life != of.uid {
-        open.life = Some(life.clone());
+    if uid != queued.uid {
+        open.stored_uid = Some(uid.clone());
     }
-    let in_this_life = of.run.coverage.part.map_or(1, |part| part.number);
-    let (id, part) = match store.newest(&life)? {
-        Some(Newest { id, part, is_rolled: false }) => {
+    let (id, part) = match store.newest(&uid)? {
+        Some(Newest { id, part, is_rolled }) => {
             if !open.is_ours {
-                open.earlier.before = Some(Arc::new(store.load(id)?));
+                // After a complete part, a run that this daemon has split itself does not continue the stored data.
+                let is_continued = !is_rolled || queued.run.coverage.part.is_none();
+                open.earlier.before = if is_continued { Some(Arc::new(store.load(id)?)) } else { None };
             }
-            (Some(id), part)
+            if is_rolled { (None, part + 1) } else { (Some(id), part) }
         }
-        Some(Newest { id, part, is_rolled: true }) => {
-            if !open.is_ours {
-                let is_next = of.run.coverage.part.is_none();
-                open.earlier.before = if is_next { Some(Arc::new(store.load(id)?)) } else { None };
-            }
-            (None, part + 1)
-        }
-        None => (None, in_this_life),
+        None => (None, queued.run.coverage.part.map_or(1, |part| part.number)),
     };
     open.earlier.part = part;
     if id.is_none() {
-        let joined = open.earlier.joined(&of.run);
-        let store_new = if of.over { Store::insert_part } else { Store::begin_part };
-        open.id = Some(store_new(store, joined.as_ref().unwrap_or(&of.run), &life, part)?);
+        let joined = open.earlier.joined(&queued.run);
+        let store_new = if queued.is_final { Store::insert_part } else { Store::begin_part };
+        open.id = Some(store_new(store, joined.as_ref().unwrap_or(&queued.run), &uid, part)?);
     } else {
         open.id = id;
     }

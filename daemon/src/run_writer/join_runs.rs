@@ -6,7 +6,7 @@
 use gpumem_ledger::MAX_MARKS;
 use gpumem_model::fields::Field;
 use gpumem_model::iterations::MAX_ROWS;
-use gpumem_model::run::{BlindWindow, Coverage, Device, Part, Program, Run, State};
+use gpumem_model::run::{BlindWindow, Coverage, Device, Part, Run, State};
 
 /// Maximum number of out-of-memory events that a joined run keeps: the first one and the latest ones.
 const MAX_OOMS: usize = 32;
@@ -20,13 +20,13 @@ pub(super) fn join_runs(before: &Run, now: &Run) -> Run {
     }
 }
 
-/// Returns the number of records received in a run and its earlier parts, the number lost, and the last program of the process.
-pub(super) fn booked_records(run: &Run) -> (u64, u64, Option<Program>) {
-    (seen(run).saturating_sub(run.coverage.lost), run.coverage.lost, run.coverage.programs.last().copied())
+/// Returns the number of records received in a run and its earlier parts.
+pub(super) fn received_records(run: &Run) -> u64 {
+    seen(run).saturating_sub(run.coverage.lost)
 }
 
 /// Returns how many records that this daemon missed at its start were received by the earlier daemon, from the same program.
-fn records_known_before(before: &Run, now: &Run) -> u64 {
+fn received_before(before: &Run, now: &Run) -> u64 {
     match (before.coverage.programs.last(), now.coverage.programs.first()) {
         (Some(then), Some(now)) if then.instance != now.instance => 0,
         (Some(then), _) => then.heard,
@@ -45,7 +45,7 @@ fn seen(run: &Run) -> u64 {
 fn next_part(before: &Run, rolled_ns: u64, now: &Run) -> Run {
     let mut run = now.clone();
     let (coverage, events_before) = (&mut run.coverage, seen(before));
-    coverage.lost = coverage.lost.saturating_sub(records_known_before(before, now));
+    coverage.lost = coverage.lost.saturating_sub(received_before(before, now));
     coverage.partial_history = coverage.partial_state || coverage.lost > 0;
     let number = before.coverage.part.map_or(1, |part| part.number).saturating_add(1);
     coverage.part = Some(Part { number, began_ns: rolled_ns, events_before });
@@ -63,7 +63,7 @@ fn same_part(before: &Run, now: &Run) -> Run {
             None => run.devices.push(old),
         }
     }
-    run.coverage = joined_coverage(then.coverage, run.coverage, records_known_before(before, now));
+    run.coverage = joined_coverage(then.coverage, run.coverage, received_before(before, now));
     run.coverage.ooms_dropped = run.coverage.ooms_dropped.saturating_add(dropped);
     then.own.append(run.own);
     run.own = then.own;

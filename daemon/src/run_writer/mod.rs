@@ -19,7 +19,8 @@ pub(crate) use retention::{Doubt, Retention};
 pub(crate) use write_queue::Room;
 
 use crate::limits::user_share::CpuCharge;
-use crate::memory::Spare;
+use crate::memory::SpareMemory;
+use crate::os::lock;
 use crate::stats::{Count, Stats, Timing};
 use damaged_store::DamagedStore;
 use earlier_run::{EarlierRun, OpenRun, write};
@@ -31,17 +32,17 @@ use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
-use write_queue::{QueuedRun, WriteQueue};
+use write_queue::{BYTES, QueuedRun, WriteQueue};
 
 /// Maximum number of requests that wait for the thread; further ones are dropped without an answer.
-const QUESTIONS: usize = 64;
+const MAX_REQUESTS: usize = 64;
 /// Maximum number of new processes that wait to be searched in the store. Others are searched when they are first written.
-const RECALLS: usize = 4096;
+const MAX_NEW_PROCESSES: usize = 4096;
 /// First delay before a failing store is tried again; doubled up to [`LONGEST`], unless a resource is missing.
 const RETRY: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
@@ -57,35 +58,37 @@ const ANSWER: Duration = Duration::from_secs(2);
 const STUCK: Duration = Duration::from_secs(5);
 
 /// Filter of a search: returns whether a run is wanted.
-pub(crate) type Wanted = Box<dyn Fn(&Run) -> bool + Send>;
+pub(crate) type RunFilter = Box<dyn Fn(&Run) -> bool + Send>;
 
 enum WriterRequest {
     /// The queue has runs that must be written.
     Write,
-    Retain(Retention),
+    SetRetention(Retention),
     /// All changes of runs until this time (ns, CLOCK_MONOTONIC) have been queued.
-    Beat(u64),
+    Heartbeat(u64),
+    /// Returns ended runs.
     Find {
-        wanted: Wanted,
+        filter: RunFilter,
         charge: CpuCharge,
         reply: oneshot::Sender<Vec<Run>>,
     },
-    EarlierRun {
+    /// Returns for each live process what an earlier daemon stored about it.
+    EarlierRuns {
         keys: Vec<ProcessKey>,
         reply: oneshot::Sender<Vec<Option<EarlierRun>>>,
     },
-    Recall {
+    /// Returns the counts that an earlier daemon stored about a process, if there are any.
+    EarlierCounts {
         uid: String,
         key: ProcessKey,
-        reply: UnboundedSender<Recalled>,
+        reply: UnboundedSender<EarlierCounts>,
     },
     End,
 }
 
-/// Data about a process that an earlier daemon stored.
+/// Counts of a process's records that an earlier daemon stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Recalled {
-    /// The process whose data this is.
+pub(crate) struct EarlierCounts {
     pub key: ProcessKey,
     /// Number of ordered records that the earlier daemon received.
     pub events: u64,
@@ -131,18 +134,26 @@ pub struct Status {
 /// Handle of the writing thread. Clones are handles of the same thread.
 #[derive(Debug, Clone)]
 pub struct RunWriter {
-    jobs: Sender<WriterRequest>,
-    asked: Arc<AtomicUsize>,
-    status: Arc<Mutex<Status>>,
-    shelf: Arc<Mutex<WriteQueue>>,
-    queue: Arc<Mutex<Queue>>,
-    busy: Arc<Mutex<Option<Instant>>>,
+    requests: Sender<WriterRequest>,
+    shared: Arc<Shared>,
+}
+
+/// State that the writing thread shares with its handles.
+#[derive(Debug)]
+struct Shared {
+    /// Number of requests for data that the thread has not begun to answer.
+    pending: AtomicUsize,
+    status: Mutex<Status>,
+    queue: Mutex<WriteQueue>,
+    backlog: Mutex<LedgerBacklog>,
+    /// Time at which the thread started an operation that waits for the disk; `None` if it is in none.
+    busy_since: Mutex<Option<Instant>>,
     stats: Arc<Stats>,
 }
 
 /// Changed runs that the aggregator has not handed over to the writing thread yet.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Queue {
+pub(crate) struct LedgerBacklog {
     /// Number of these runs.
     pub runs: usize,
     /// Time since which the oldest of these runs waits.
@@ -172,139 +183,134 @@ impl RunWriter {
     /// # Errors
     /// The thread cannot be started.
     pub fn start(path: PathBuf, retention: Retention, stats: Arc<Stats>) -> std::io::Result<(Self, Thread)> {
-        let (jobs, inbox) = channel();
-        let status = Status { path: path.clone(), up: true, ..Status::default() };
-        let status = Arc::new(Mutex::new(status));
-        let keeper = RunWriter {
-            jobs,
-            asked: Arc::default(),
-            status,
-            shelf: Arc::default(),
-            queue: Arc::default(),
-            busy: Arc::default(),
-            stats: Arc::clone(&stats),
-        };
-        let desk = WriterThread {
+        let (requests, inbox) = channel();
+        let shared = Arc::new(Shared {
+            pending: AtomicUsize::default(),
+            status: Mutex::new(Status { path: path.clone(), up: true, ..Status::default() }),
+            queue: Mutex::new(WriteQueue::new(BYTES)),
+            backlog: Mutex::default(),
+            busy_since: Mutex::default(),
+            stats,
+        });
+        let writer = WriterThread {
             path,
             store: None,
             open: HashMap::new(),
-            shelf: Arc::clone(&keeper.shelf),
-            busy: Arc::clone(&keeper.busy),
             retry: RETRY,
             next_try: Instant::now(),
-            broken: DamagedStore::default(),
+            damage: DamagedStore::default(),
             sweeper: Sweeper::new(retention),
-            beat_ns: None,
-            stats,
-            status: Arc::clone(&keeper.status),
+            heartbeat_ns: None,
+            shared: Arc::clone(&shared),
         };
-        let asked = Arc::clone(&keeper.asked);
-        let run = move || desk.run(&inbox, &asked);
-        let thread = std::thread::Builder::new().name("keeper".into()).spawn(run)?;
-        let end = keeper.jobs.clone();
-        Ok((keeper, Thread(thread, end)))
+        let thread = std::thread::Builder::new().name("keeper".into()).spawn(move || writer.run(&inbox))?;
+        let end = requests.clone();
+        Ok((RunWriter { requests, shared }, Thread(thread, end)))
     }
 
     /// Sets the rules for deleting runs.
-    pub(crate) fn retain(&self, retention: Retention) {
-        let _ = self.jobs.send(WriterRequest::Retain(retention));
+    pub(crate) fn set_retention(&self, retention: Retention) {
+        let _ = self.requests.send(WriterRequest::SetRetention(retention));
     }
 
     /// Tells the store that runs without changes are still open, once all waiting runs are written. The caller has handed over
     /// all changes until `time_ns` (CLOCK_MONOTONIC).
-    pub(crate) fn beat(&self, time_ns: u64) {
-        let _ = self.jobs.send(WriterRequest::Beat(time_ns));
+    pub(crate) fn heartbeat(&self, time_ns: u64) {
+        let _ = self.requests.send(WriterRequest::Heartbeat(time_ns));
     }
 
     /// Sets the limit of memory for waiting runs, in bytes.
-    pub(crate) fn limit_waiting(&self, bytes: usize) {
-        lock(&self.shelf).most = bytes;
+    pub(crate) fn set_queue_limit(&self, bytes: usize) {
+        lock(&self.shared.queue).max_bytes = bytes;
     }
 
-    /// Queues the newest state of a run. Never blocks. `over`: this state is final, or ends a part after which the next part
+    /// Queues the newest state of a run. Never blocks. `is_final`: this state is final, or ends a part after which the next part
     /// follows. `uid` identifies the process's whole life.
-    pub(crate) fn keep(&self, uid: String, run: Run, over: bool) {
-        let new = QueuedRun::new(uid, run, over);
-        let mut shelf = lock(&self.shelf);
-        let lost = shelf.put(new);
-        let is_told = std::mem::replace(&mut shelf.is_told, true);
-        drop(shelf);
-        if !is_told {
+    pub(crate) fn queue(&self, uid: String, run: Run, is_final: bool) {
+        let new = QueuedRun::new(uid, run, is_final);
+        let mut queue = lock(&self.shared.queue);
+        let lost = queue.push(new);
+        let is_notified = std::mem::replace(&mut queue.is_notified, true);
+        drop(queue);
+        if !is_notified {
             // Sending fails only without the thread, which ends after this handle.
-            let _ = self.jobs.send(WriterRequest::Write);
+            let _ = self.requests.send(WriterRequest::Write);
         }
-        self.stats.add(Count::StoreDropped, lost);
+        self.shared.stats.add(Count::StoreDropped, lost);
     }
 
     /// Returns how many runs can be handed over now. Further ones are dropped; dropped ended runs are counted. While the store
     /// fails, any number of ended runs can be handed over, because the caller cannot keep them.
     pub(crate) fn room(&self) -> Room {
-        let room = lock(&self.shelf).room();
-        let is_out_of_order = self.stuck().is_some() || !lock(&self.status).up;
-        if is_out_of_order { Room { over: usize::MAX, ..room } } else { room }
+        let room = lock(&self.shared.queue).room();
+        let fails = self.stuck().is_some() || !lock(&self.shared.status).up;
+        if fails { Room { ended: usize::MAX, ..room } } else { room }
     }
 
     /// Records which runs wait in the ledger, for [`Status`].
-    pub(crate) fn note_queue(&self, queue: Queue) {
-        *lock(&self.queue) = queue;
+    pub(crate) fn set_backlog(&self, backlog: LedgerBacklog) {
+        *lock(&self.shared.backlog) = backlog;
     }
 
     /// Searches the store for data of an earlier daemon about a process that is new to this one. So its reports include the
     /// earlier data from the start. Sends a reply only if there is such data. Never blocks.
-    pub(crate) fn recall(&self, uid: String, key: ProcessKey, reply: UnboundedSender<Recalled>) {
-        self.ask(RECALLS, WriterRequest::Recall { uid, key, reply });
+    pub(crate) fn request_earlier_counts(
+        &self,
+        uid: String,
+        key: ProcessKey,
+        reply: UnboundedSender<EarlierCounts>,
+    ) {
+        self.request(MAX_NEW_PROCESSES, WriterRequest::EarlierCounts { uid, key, reply });
     }
 
     /// Returns ended runs, newest first: those that wait to be written, then stored ones.
-    pub(crate) async fn find(&self, wanted: Wanted, charge: &CpuCharge) -> Vec<Run> {
+    pub(crate) async fn find(&self, filter: RunFilter, charge: &CpuCharge) -> Vec<Run> {
         let (reply, found) = oneshot::channel();
-        self.ask(QUESTIONS, WriterRequest::Find { wanted, charge: charge.clone(), reply });
+        self.request(MAX_REQUESTS, WriterRequest::Find { filter, charge: charge.clone(), reply });
         answer(found).await.unwrap_or_default()
     }
 
     /// Returns the runs of live processes, each joined with the data that an earlier daemon stored.
-    pub(crate) async fn whole(&self, runs: Vec<Run>) -> Vec<Run> {
+    pub(crate) async fn join_earlier(&self, runs: Vec<Run>) -> Vec<Run> {
         let (reply, earlier) = oneshot::channel();
         let keys = runs.iter().map(key_of).collect();
-        self.ask(QUESTIONS, WriterRequest::EarlierRun { keys, reply });
+        self.request(MAX_REQUESTS, WriterRequest::EarlierRuns { keys, reply });
         let mut earlier = answer(earlier).await.unwrap_or_default().into_iter();
-        let joined = |run: Run| match earlier.next().flatten() {
-            Some(earlier) => earlier.joined(&run).unwrap_or(run),
-            None => run,
-        };
-        runs.into_iter().map(joined).collect()
+        let join =
+            |run: Run| earlier.next().flatten().and_then(|earlier| earlier.joined(&run)).unwrap_or(run);
+        runs.into_iter().map(join).collect()
     }
 
-    /// Sends a request to the thread, or drops it if the thread is stuck or `most` requests wait. A dropped request gets no
-    /// answer.
-    fn ask(&self, most: usize, question: WriterRequest) {
-        if self.stuck().is_some() || self.asked.load(Ordering::Relaxed) >= most {
-            return;
+    /// Sends a request to the thread, or drops it if the thread is stuck or `max_pending` requests wait. A dropped request gets
+    /// no answer.
+    fn request(&self, max_pending: usize, request: WriterRequest) {
+        if self.stuck().is_none() && self.shared.pending.load(Ordering::Relaxed) < max_pending {
+            self.shared.pending.fetch_add(1, Ordering::Relaxed);
+            let _ = self.requests.send(request);
         }
-        self.asked.fetch_add(1, Ordering::Relaxed);
-        let _ = self.jobs.send(question);
     }
 
+    /// Returns the duration of the present disk operation if it is at least [`STUCK`].
     fn stuck(&self) -> Option<Duration> {
-        let since = (*lock(&self.busy))?;
+        let since = (*lock(&self.shared.busy_since))?;
         Some(since.elapsed()).filter(|time| *time >= STUCK)
     }
 
     /// Returns the state of the store and of the queue.
     pub fn status(&self) -> Status {
-        let shelf = lock(&self.shelf);
-        let ((waiting, waiting_bytes), oldest) = (shelf.load(), shelf.oldest());
-        drop(shelf);
-        let queue = *lock(&self.queue);
-        let oldest = oldest.max(queue.since.map_or(Duration::ZERO, |since| since.elapsed()));
+        let queue = lock(&self.shared.queue);
+        let ((waiting, waiting_bytes), oldest) = (queue.size(), queue.oldest());
+        drop(queue);
+        let backlog = *lock(&self.shared.backlog);
+        let oldest = oldest.max(backlog.since.map_or(Duration::ZERO, |since| since.elapsed()));
         Status {
             waiting,
             waiting_bytes,
-            queued: queue.runs,
+            queued: backlog.runs,
             oldest,
-            is_late: oldest > queue.checkpoint * 2,
+            is_late: oldest > backlog.checkpoint * 2,
             stuck: self.stuck(),
-            ..lock(&self.status).clone()
+            ..lock(&self.shared.status).clone()
         }
     }
 }
@@ -318,99 +324,84 @@ async fn answer<T>(reply: oneshot::Receiver<T>) -> Option<T> {
     tokio::time::timeout(ANSWER, reply).await.ok()?.ok()
 }
 
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// State that only the writing thread uses.
 struct WriterThread {
     path: PathBuf,
     store: Option<Store>,
     /// Runs that are being written, by the uid of the process's life.
     open: HashMap<String, OpenRun>,
-    shelf: Arc<Mutex<WriteQueue>>,
-    /// Time at which the thread started an operation that waits for the disk; `None` if it is in none.
-    busy: Arc<Mutex<Option<Instant>>>,
     retry: Duration,
     next_try: Instant,
-    broken: DamagedStore,
+    damage: DamagedStore,
     sweeper: Sweeper,
-    /// Time of the last [`beat`](RunWriter::beat) that is not in the store yet (ns, CLOCK_MONOTONIC).
-    beat_ns: Option<u64>,
-    stats: Arc<Stats>,
-    status: Arc<Mutex<Status>>,
+    /// Time of the last [`heartbeat`](RunWriter::heartbeat) that is not in the store yet (ns, CLOCK_MONOTONIC).
+    heartbeat_ns: Option<u64>,
+    shared: Arc<Shared>,
 }
 
 impl WriterThread {
-    fn run(mut self, inbox: &Receiver<WriterRequest>, asked: &AtomicUsize) {
-        let mut spare = Spare::new();
+    fn run(mut self, inbox: &Receiver<WriterRequest>) {
+        let mut spare = SpareMemory::default();
         self.write_all();
         loop {
-            let next_try = (lock(&self.shelf).load().0 > 0).then_some(self.next_try);
-            let next = [next_try, Some(self.sweeper.next)].into_iter().flatten().min();
-            let patience =
-                next.map_or(LONGEST, |next| next.saturating_duration_since(Instant::now())).min(LONGEST);
-            let mut job = match inbox.recv_timeout(patience) {
-                Ok(job) => Some(job),
+            let next_try = (lock(&self.shared.queue).size().0 > 0).then_some(self.next_try);
+            let next = next_try.map_or(self.sweeper.next, |next_try| next_try.min(self.sweeper.next));
+            let wait = next.saturating_duration_since(Instant::now()).min(LONGEST);
+            let mut request = match inbox.recv_timeout(wait) {
+                Ok(request) => Some(request),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => Some(WriterRequest::End),
             };
-            let mut is_over = false;
-            while let Some(next) = job {
-                *lock(&self.busy) = Some(Instant::now());
-                is_over = matches!(next, WriterRequest::End);
-                if is_over {
-                    break;
+            while let Some(next) = request {
+                self.set_busy();
+                if matches!(next, WriterRequest::End) {
+                    return self.write_all();
                 }
-                if matches!(
-                    next,
-                    WriterRequest::Find { .. }
-                        | WriterRequest::EarlierRun { .. }
-                        | WriterRequest::Recall { .. }
-                ) {
-                    asked.fetch_sub(1, Ordering::Relaxed);
-                }
-                self.take(next);
-                job = inbox.try_recv().ok();
+                self.handle(next);
+                request = inbox.try_recv().ok();
             }
-            if is_over {
-                break;
-            }
-            *lock(&self.busy) = Some(Instant::now());
+            self.set_busy();
             if Instant::now() >= self.next_try {
                 self.write_all();
             }
             self.sweep();
-            spare.give_back();
-            *lock(&self.busy) = None;
+            spare.trim_if_due();
+            *lock(&self.shared.busy_since) = None;
         }
-        self.write_all();
     }
 
-    fn take(&mut self, job: WriterRequest) {
-        match job {
-            WriterRequest::Write => lock(&self.shelf).is_told = false,
-            WriterRequest::Retain(retention) => self.sweeper.retain(retention),
-            WriterRequest::Beat(time_ns) => self.beat_ns = Some(time_ns),
+    fn set_busy(&self) {
+        *lock(&self.shared.busy_since) = Some(Instant::now());
+    }
+
+    fn handle(&mut self, request: WriterRequest) {
+        use WriterRequest::{EarlierCounts, EarlierRuns, End, Find, Heartbeat, SetRetention, Write};
+        if matches!(request, Find { .. } | EarlierRuns { .. } | EarlierCounts { .. }) {
+            self.shared.pending.fetch_sub(1, Ordering::Relaxed);
+        }
+        match request {
+            Write => lock(&self.shared.queue).is_notified = false,
+            SetRetention(retention) => self.sweeper.set_retention(retention),
+            Heartbeat(time_ns) => self.heartbeat_ns = Some(time_ns),
             // The client that sent the request has disconnected.
-            WriterRequest::Find { reply, .. } if reply.is_closed() => {}
-            WriterRequest::Find { wanted, charge, reply } => {
-                let _ = reply.send(charge.run_in_thread(|| self.find(&wanted)));
+            Find { reply, .. } if reply.is_closed() => {}
+            Find { filter, charge, reply } => {
+                let _ = reply.send(charge.run_in_thread(|| self.find(&filter)));
             }
-            WriterRequest::EarlierRun { keys, reply } => {
-                let _ = reply.send(keys.into_iter().map(|key| self.earlier(key)).collect());
+            EarlierRuns { keys, reply } => {
+                let _ = reply.send(keys.into_iter().map(|key| self.earlier_run(key)).collect());
             }
-            WriterRequest::Recall { uid, key, reply } => {
-                if let Some((events, lost, program)) = self.recall(uid) {
-                    let _ = reply.send(Recalled { key, events, lost, program });
+            EarlierCounts { uid, key, reply } => {
+                if let Some(counts) = self.earlier_counts(uid, key) {
+                    let _ = reply.send(counts);
                 }
             }
-            WriterRequest::End => {}
+            End => {}
         }
     }
 
-    /// Returns the stored data of a live process. If the store fails, the data is read when the run is first written.
-    fn recall(&mut self, uid: String) -> Option<(u64, u64, Option<Program>)> {
+    /// Returns the stored counts of a live process. If the store fails, they are read when the run is first written.
+    fn earlier_counts(&mut self, uid: String, key: ProcessKey) -> Option<EarlierCounts> {
         let store = self.store.as_ref()?;
         if self.open.contains_key(&uid) {
             return None;
@@ -421,42 +412,43 @@ impl WriterThread {
         if matches!(before.state, State::Closed { .. }) {
             return None;
         }
-        let heard = join_runs::booked_records(&before);
+        let (events, lost) = (join_runs::received_records(&before), before.coverage.lost);
+        let program = before.coverage.programs.last().copied();
         let earlier = EarlierRun { part: part + u32::from(is_rolled), before: Some(before) };
         self.open.insert(uid, OpenRun { earlier, ..OpenRun::default() });
-        Some(heard)
+        Some(EarlierCounts { key, events, lost, program })
     }
 
-    fn earlier(&self, key: ProcessKey) -> Option<EarlierRun> {
-        let is_it =
+    fn earlier_run(&self, key: ProcessKey) -> Option<EarlierRun> {
+        let has_key =
             |earlier: &&EarlierRun| earlier.before.as_deref().is_some_and(|before| key_of(before) == key);
-        self.open.values().map(|open| &open.earlier).find(is_it).cloned()
+        self.open.values().map(|open| &open.earlier).find(has_key).cloned()
     }
 
-    fn find(&self, wanted: &Wanted) -> Vec<Run> {
-        let mine: Vec<Arc<QueuedRun>> = lock(&self.shelf).all().rev().cloned().collect();
+    fn find(&self, filter: &RunFilter) -> Vec<Run> {
+        let queued: Vec<Arc<QueuedRun>> = lock(&self.shared.queue).runs().rev().cloned().collect();
         // If a process's life is stored in parts, only its newest part is returned.
-        let over = mine.iter().filter(|waiting| waiting.over && !waiting.is_rolled());
-        let mut over = over.filter(|waiting| wanted(&waiting.run)).map(|waiting| (*waiting.run).clone());
+        let ended = queued.iter().filter(|queued| queued.is_final && !queued.is_rolled());
+        let mut ended = ended.filter(|queued| filter(&queued.run)).map(|queued| (*queued.run).clone());
         let (mut found, mut bytes) = (Vec::new(), 0);
-        let mut stays = |run: Run| {
+        let mut add = |run: Run| {
             bytes += run.weight();
             let has_room = found.len() < FOUND && bytes <= FOUND_BYTES;
             match has_room {
                 true => found.push(run),
-                false => self.stats.add(Count::StoreNotShown, 1),
+                false => self.shared.stats.add(Count::StoreNotShown, 1),
             }
             has_room
         };
-        let is_full = !over.all(&mut stays);
+        let is_full = !ended.all(&mut add);
         let Some(store) = self.store.as_ref().filter(|_| !is_full) else { return found };
-        let known = mine.iter().map(|waiting| waiting.uid.as_str()).collect::<HashSet<_>>();
+        let known = queued.iter().map(|queued| queued.uid.as_str()).collect::<HashSet<_>>();
         for summary in store.newest_runs(SEARCHED).unwrap_or_default() {
             if !known.contains(summary.uid.as_str())
                 && !matches!(summary.state, State::Open | State::Rolled { .. })
-                && store.load_head(summary.id).is_ok_and(|head| wanted(&head))
+                && store.load_head(summary.id).is_ok_and(|head| filter(&head))
                 && let Ok(run) = store.load(summary.id)
-                && !stays(run)
+                && !add(run)
             {
                 break;
             }
@@ -467,7 +459,7 @@ impl WriterThread {
     /// Writes the waiting runs until all are written or an error occurs.
     fn write_all(&mut self) {
         let result = self.try_write_all();
-        let mut status = lock(&self.status);
+        let mut status = lock(&self.shared.status);
         match result {
             Ok(()) => {
                 if !status.up {
@@ -477,7 +469,7 @@ impl WriterThread {
                 (self.retry, self.next_try) = (RETRY, Instant::now());
             }
             Err(error) => {
-                self.stats.add(Count::StoreErrors, 1);
+                self.shared.stats.add(Count::StoreErrors, 1);
                 let reason = error.to_string();
                 if status.reason.as_ref() != Some(&reason) {
                     tracing::error!(%error, "runs are kept in memory until the store works again");
@@ -492,28 +484,21 @@ impl WriterThread {
     }
 
     fn try_write_all(&mut self) -> Result<(), StoreError> {
-        loop {
-            let error = match self.write_some() {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
-            };
+        while let Err(error) = self.write_some() {
             if matches!(error, StoreError::DiskFull { .. }) {
                 return Err(error);
             }
-            // Closes the store. The next attempt opens it again, because the file may have been replaced.
-            self.close();
-            if !self.broken.note_damage(&error) {
+            // The next attempt opens the store again, because the file may have been replaced.
+            self.store = None;
+            self.open.values_mut().for_each(|open| open.id = None);
+            if !self.damage.add_error(&error) {
                 return Err(error);
             }
             let aside = damaged_store::set_aside(&self.path, &error)?;
-            self.stats.add(Count::StoreSetAside, 1);
-            lock(&self.status).set_aside = Some(aside);
+            self.shared.stats.add(Count::StoreSetAside, 1);
+            lock(&self.shared.status).set_aside = Some(aside);
         }
-    }
-
-    fn close(&mut self) {
-        self.store = None;
-        self.open.values_mut().for_each(|open| open.id = None);
+        Ok(())
     }
 
     fn write_some(&mut self) -> Result<(), StoreError> {
@@ -523,27 +508,27 @@ impl WriterThread {
         loop {
             // A newer state of a run replaces its waiting older one, so writes to a slow disk do not fall behind.
             let Some(store) = &mut self.store else { return Ok(()) };
-            let Some(first) = lock(&self.shelf).first() else {
-                return self.beat_ns.take().map_or(Ok(()), |time_ns| store.beat(time_ns));
+            let Some(first) = lock(&self.shared.queue).next_to_write() else {
+                return self.heartbeat_ns.take().map_or(Ok(()), |time_ns| store.beat(time_ns));
             };
             let open = self.open.entry(first.uid.clone()).or_default();
             let began = Instant::now();
             match write(store, open, &first) {
                 Ok(()) => {
-                    self.stats.observe(Timing::StoreWrite, began.elapsed());
-                    self.stats.add(Count::StoreWrites, 1);
-                    self.broken = DamagedStore::default();
+                    self.shared.stats.observe(Timing::StoreWrite, began.elapsed());
+                    self.shared.stats.add(Count::StoreWrites, 1);
+                    self.damage = DamagedStore::default();
                 }
                 // The run is dropped, because a retry would fail in the same way.
                 Err(error @ StoreError::InvalidRun { .. }) => {
                     tracing::error!(%error, "a run is left out");
-                    self.stats.add(Count::StoreDropped, 1);
+                    self.shared.stats.add(Count::StoreDropped, 1);
                 }
                 Err(error) => return Err(error),
             }
-            lock(&self.shelf).done(&first);
-            *lock(&self.busy) = Some(Instant::now());
-            if first.over {
+            lock(&self.shared.queue).finish_write(&first);
+            self.set_busy();
+            if first.is_final {
                 self.open.remove(&first.uid);
             }
         }
@@ -554,12 +539,12 @@ impl WriterThread {
         if Instant::now() < self.sweeper.next {
             return;
         }
-        let Some(store) = &mut self.store else { return self.sweeper.put_off() };
-        match self.sweeper.turn(store, &self.stats) {
-            Ok(swept) => {
-                let mut status = lock(&self.status);
-                (status.bytes, status.is_too_large) = (swept.file_bytes, swept.is_too_large);
-                status.age_doubt = swept.doubt;
+        let Some(store) = &mut self.store else { return self.sweeper.postpone() };
+        match self.sweeper.turn(store, &self.shared.stats) {
+            Ok(file_bytes) => {
+                let mut status = lock(&self.shared.status);
+                (status.bytes, status.is_too_large) = (file_bytes, self.sweeper.is_too_large);
+                status.age_doubt = self.sweeper.doubt;
             }
             // Only logged: the next write gets the same error, and replaces the store if it is damaged.
             Err(error) => tracing::warn!(%error, "old runs could not be deleted"),

@@ -18,9 +18,9 @@ pub struct Retention {
 }
 
 /// Interval for comparing the store's size with its limit.
-const LOOK: Duration = Duration::from_secs(30);
+const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// Interval for comparing the ages of runs with the limit.
-const PLAN: Duration = Duration::from_secs(600);
+const PLAN_INTERVAL: Duration = Duration::from_secs(600);
 /// Duration of one turn of deletions, or longer if deleting one run takes longer. The next turn follows after [`PAUSE`].
 const TURN: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_millis(100);
@@ -37,34 +37,25 @@ const JUMP: Duration = Duration::from_secs(60);
 const GAP: Duration = Duration::from_secs(7 * 86_400);
 
 /// Reason why no run is deleted for its age although some are old by the wall clock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Doubt {
     /// The daemon has started a short time ago.
+    #[error("the daemon began less than runs.keep_steady_s ago")]
     Begun,
     /// The wall clock has jumped since the daemon's start.
+    #[error("the clock jumped less than runs.keep_steady_s ago")]
     Jumped,
     /// The wall clock is far later than the last write to the store, so it may be wrong.
+    #[error("the clock went over {days} days in which no run was written, and may be wrong")]
     Gap {
         /// Number of days between two writes, or between the last one and now.
         days: u64,
     },
 }
 
-impl std::fmt::Display for Doubt {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Doubt::Begun => write!(f, "the daemon began less than runs.keep_steady_s ago"),
-            Doubt::Jumped => write!(f, "the clock jumped less than runs.keep_steady_s ago"),
-            Doubt::Gap { days } => {
-                write!(f, "the clock went over {days} days in which no run was written, and may be wrong")
-            }
-        }
-    }
-}
-
 /// Detects jumps of the wall clock by comparing it with the boot clock.
 #[derive(Debug)]
-struct Watch {
+struct ClockWatch {
     /// Wall clock minus time since boot, in s, at the last comparison.
     offset_s: i64,
     /// Time since boot at which the wall clock last jumped, or the daemon started.
@@ -72,13 +63,13 @@ struct Watch {
     has_jumped: bool,
 }
 
-impl Watch {
+impl ClockWatch {
     fn new(wall_s: i64, up: Duration) -> Self {
-        Watch { offset_s: offset_s(wall_s, up), steady_since: up, has_jumped: false }
+        ClockWatch { offset_s: offset_s(wall_s, up), steady_since: up, has_jumped: false }
     }
 
     /// Compares both clocks. Returns whether the wall clock has jumped since the last comparison.
-    fn look(&mut self, wall_s: i64, up: Duration) -> bool {
+    fn compare(&mut self, wall_s: i64, up: Duration) -> bool {
         let offset_s = offset_s(wall_s, up);
         let jumps = offset_s.abs_diff(self.offset_s) > JUMP.as_secs();
         if jumps {
@@ -122,14 +113,6 @@ fn offset_s(wall_s: i64, up: Duration) -> i64 {
     wall_s.saturating_sub(up.as_secs().cast_signed())
 }
 
-/// Result of a turn of deletions.
-#[derive(Debug, Default)]
-pub(super) struct Swept {
-    pub(super) file_bytes: u64,
-    pub(super) is_too_large: bool,
-    pub(super) doubt: Option<Doubt>,
-}
-
 /// Deletes runs in turns: the planned deletions, and the time of the next turn.
 #[derive(Debug)]
 pub(super) struct Sweeper {
@@ -138,13 +121,14 @@ pub(super) struct Sweeper {
     next_plan: Instant,
     plan: Plan,
     /// If the store was too large: size in bytes down to which runs are deleted.
-    down_to: Option<u64>,
+    target_bytes: Option<u64>,
     /// Number of runs deleted since the last log line: for their age, and for the store's size.
     deleted: [u64; 2],
-    is_too_large: bool,
-    watch: Watch,
+    /// Whether the store is larger than its limit although no run in it may be deleted.
+    pub(super) is_too_large: bool,
+    watch: ClockWatch,
     /// Reason why runs that are too old by the wall clock are kept.
-    doubt: Option<Doubt>,
+    pub(super) doubt: Option<Doubt>,
 }
 
 impl Sweeper {
@@ -155,27 +139,27 @@ impl Sweeper {
             next: now,
             next_plan: now,
             plan: Plan::default(),
-            down_to: None,
+            target_bytes: None,
             deleted: [0, 0],
             is_too_large: false,
-            watch: Watch::new(seconds(clock::wall()), clock::since_boot()),
+            watch: ClockWatch::new(seconds(clock::wall()), clock::since_boot()),
             doubt: None,
         }
     }
 
     /// Applies other limits. What is known of the clock is kept.
-    pub(super) fn retain(&mut self, retention: Retention) {
+    pub(super) fn set_retention(&mut self, retention: Retention) {
         let now = Instant::now();
         (self.retention, self.next, self.next_plan) = (retention, now, now);
-        (self.plan, self.down_to, self.is_too_large) = (Plan::default(), None, false);
+        (self.plan, self.target_bytes, self.is_too_large) = (Plan::default(), None, false);
     }
 
     /// Decides whether ended runs are deleted for their age by the wall clock. Logs a change of the decision.
-    fn judge(&mut self, over: &[Over], wall: Duration, up: Duration) {
+    fn update_doubt(&mut self, over: &[Over], wall: Duration, up: Duration) {
         let written: Vec<i64> = over.iter().map(|over| over.written_s).collect();
-        let is_asked = over.iter().any(|over| self.retention.is_too_old(over, wall));
+        let has_old = over.iter().any(|over| self.retention.is_too_old(over, wall));
         let wall_s = seconds(wall);
-        let doubt = self.watch.doubt(wall_s, up, self.retention.steady, &written).filter(|_| is_asked);
+        let doubt = self.watch.doubt(wall_s, up, self.retention.steady, &written).filter(|_| has_old);
         if doubt != self.doubt {
             match doubt {
                 Some(doubt) => tracing::warn!(why = %doubt, "no run is deleted for its age"),
@@ -186,39 +170,40 @@ impl Sweeper {
     }
 
     /// Postpones the next turn, because the store is not open.
-    pub(super) fn put_off(&mut self) {
-        self.next = self.next.max(Instant::now() + LOOK);
+    pub(super) fn postpone(&mut self) {
+        self.next = self.next.max(Instant::now() + CHECK_INTERVAL);
     }
 
     /// Deletes runs that are too old, or that make the store too large. Stops after the length of a turn.
-    pub(super) fn turn(&mut self, store: &mut Store, stats: &Stats) -> Result<Swept, StoreError> {
+    pub(super) fn turn(&mut self, store: &mut Store, stats: &Stats) -> Result<u64, StoreError> {
         // After any error, the next turn is after the normal interval.
         let started = Instant::now();
-        self.next = started + LOOK;
+        self.next = started + CHECK_INTERVAL;
         let mut room = store.room()?;
         if let Some(most) = self.retention.bytes.filter(|most| room.used_bytes() > *most) {
             // The target is well below the limit, so that the next stored run does not exceed the limit again.
-            self.down_to = Some(most - most / 10);
+            self.target_bytes = Some(most - most / 10);
         }
         let (wall, up) = (clock::wall(), clock::since_boot());
-        if self.watch.look(seconds(wall), up) {
+        if self.watch.compare(seconds(wall), up) {
             // The plan was made before the clock jumped, so it is made anew.
             self.next_plan = started;
         }
         if started >= self.next_plan
-            || self.down_to.is_some() && self.plan.users.is_empty() && !self.is_too_large
+            || self.target_bytes.is_some() && self.plan.users.is_empty() && !self.is_too_large
         {
             let over = store.over()?;
-            self.judge(&over, wall, up);
+            self.update_doubt(&over, wall, up);
             self.plan = Plan::of(over);
-            self.next_plan = started + PLAN;
+            self.next_plan = started + PLAN_INTERVAL;
         }
         loop {
-            let is_too_much = self.down_to.is_some_and(|bytes| room.used_bytes() > bytes);
+            let is_too_much = self.target_bytes.is_some_and(|bytes| room.used_bytes() > bytes);
             let is_old = |over: &Over| self.doubt.is_none() && self.retention.is_too_old(over, wall);
             let old = self.plan.take_oldest(is_old);
             let by_age = old.is_some();
-            let Some(next) = old.or_else(|| if is_too_much { self.plan.take_of_largest() } else { None })
+            let Some(next) =
+                old.or_else(|| if is_too_much { self.plan.take_oldest_of_largest() } else { None })
             else {
                 break;
             };
@@ -230,12 +215,12 @@ impl Sweeper {
             }
             if started.elapsed() >= TURN {
                 self.next = Instant::now() + PAUSE;
-                return Ok(self.swept(room.file_bytes));
+                return Ok(room.file_bytes);
             }
         }
         self.is_too_large = self.retention.bytes.is_some_and(|most| room.used_bytes() > most);
         if !self.is_too_large {
-            self.down_to = None;
+            self.target_bytes = None;
         }
         // The store is small enough, so the other runs of the plan may stay.
         self.plan = Plan::default();
@@ -253,11 +238,7 @@ impl Sweeper {
                 "runs were deleted from the store, as runs.keep_days and runs.max_size_mib say"
             );
         }
-        Ok(self.swept(room.file_bytes))
-    }
-
-    fn swept(&self, file_bytes: u64) -> Swept {
-        Swept { file_bytes, is_too_large: self.is_too_large, doubt: self.doubt }
+        Ok(room.file_bytes)
     }
 }
 
@@ -272,13 +253,13 @@ impl Retention {
 /// the store loses only their own runs.
 #[derive(Debug, Default)]
 struct Plan {
-    users: BTreeMap<Option<u64>, OfUser>,
+    users: BTreeMap<Option<u64>, UserRuns>,
     /// Assumed size, in bytes, of a run whose size is not recorded.
-    usual: u64,
+    default_bytes: u64,
 }
 
 #[derive(Debug, Default)]
-struct OfUser {
+struct UserRuns {
     /// Runs of the user, oldest first.
     runs: VecDeque<Over>,
     bytes: u64,
@@ -288,38 +269,38 @@ impl Plan {
     /// Makes a plan from the ended runs `all`, which are ordered by age, oldest first.
     fn of(all: Vec<Over>) -> Self {
         let known: Vec<u64> = all.iter().filter_map(|over| over.bytes).collect();
-        let usual = known.iter().sum::<u64>().checked_div(known.len() as u64).unwrap_or(1);
-        let mut plan = Plan { users: BTreeMap::new(), usual };
+        let default_bytes = known.iter().sum::<u64>().checked_div(known.len() as u64).unwrap_or(1);
+        let mut plan = Plan { users: BTreeMap::new(), default_bytes };
         for over in all {
-            let of_user = plan.users.entry(over.uid).or_default();
-            of_user.bytes += over.bytes.unwrap_or(usual);
-            of_user.runs.push_back(over);
+            let user_runs = plan.users.entry(over.uid).or_default();
+            user_runs.bytes += over.bytes.unwrap_or(default_bytes);
+            user_runs.runs.push_back(over);
         }
         plan
     }
 
     fn take(&mut self, user: Option<u64>) -> Option<Over> {
-        let of_user = self.users.get_mut(&user)?;
-        let over = of_user.runs.pop_front()?;
-        of_user.bytes -= over.bytes.unwrap_or(self.usual);
-        if of_user.runs.is_empty() {
+        let user_runs = self.users.get_mut(&user)?;
+        let over = user_runs.runs.pop_front()?;
+        user_runs.bytes -= over.bytes.unwrap_or(self.default_bytes);
+        if user_runs.runs.is_empty() {
             self.users.remove(&user);
         }
         Some(over)
     }
 
     fn take_oldest(&mut self, is_wanted: impl Fn(&Over) -> bool) -> Option<Over> {
-        let oldest = |of_user: &OfUser| of_user.runs.front().copied();
+        let oldest = |user_runs: &UserRuns| user_runs.runs.front().copied();
         let (over, user) = self
             .users
             .iter()
-            .filter_map(|(user, of)| Some((oldest(of)?, *user)))
+            .filter_map(|(user, runs)| Some((oldest(runs)?, *user)))
             .min_by_key(|(over, _)| (over.written_s, over.id))?;
         if is_wanted(&over) { self.take(user) } else { None }
     }
 
-    fn take_of_largest(&mut self) -> Option<Over> {
-        let (&user, _) = self.users.iter().max_by_key(|(_, of)| of.bytes)?;
+    fn take_oldest_of_largest(&mut self) -> Option<Over> {
+        let (&user, _) = self.users.iter().max_by_key(|(_, runs)| runs.bytes)?;
         self.take(user)
     }
 }
@@ -340,8 +321,9 @@ mod tests {
         all.extend((3..13).map(|id| over(id, Some(2), Some(1000))));
         all.extend((13..63).map(|id| over(id, Some(3), Some(10))));
         let mut plan = Plan::of(all);
-        assert_eq!(plan.usual, (100 + 10 * 1000 + 50 * 10) / 61);
-        let ids: Vec<i64> = std::iter::from_fn(|| plan.take_of_largest()).map(|over| over.id.0).collect();
+        assert_eq!(plan.default_bytes, (100 + 10 * 1000 + 50 * 10) / 61);
+        let ids: Vec<i64> =
+            std::iter::from_fn(|| plan.take_oldest_of_largest()).map(|over| over.id.0).collect();
         assert_eq!(ids[..9], [3, 4, 5, 6, 7, 8, 9, 10, 11]);
         assert_eq!(ids[9], 12, "the last of them is still the largest");
         assert_eq!(ids.iter().position(|id| *id == 13), Some(10));
@@ -358,8 +340,8 @@ mod tests {
         let up = Duration::from_secs(1000);
         let begun_s = wall_s - steady.as_secs().cast_signed();
         let written: Vec<i64> = days_before.iter().map(|days| NOW - days * DAY).collect();
-        let mut watch = Watch::new(begun_s, up);
-        watch.look(wall_s, up + steady);
+        let mut watch = ClockWatch::new(begun_s, up);
+        watch.compare(wall_s, up + steady);
         watch.doubt(wall_s, up + steady, HOUR, &written)
     }
 
@@ -385,25 +367,25 @@ mod tests {
     #[test]
     fn clock_that_jumps_is_not_believed_for_a_while() {
         let up = Duration::from_secs(1000);
-        let mut watch = Watch::new(NOW, up);
+        let mut watch = ClockWatch::new(NOW, up);
         for (hours, ahead_s) in [(1_u32, 0), (2, 20), (3, 40), (4, 90)] {
-            watch.look(NOW + 3600 * i64::from(hours) + ahead_s, up + HOUR * hours);
+            watch.compare(NOW + 3600 * i64::from(hours) + ahead_s, up + HOUR * hours);
         }
         let at = |hours: u32, ahead_s: i64| (NOW + 3600 * i64::from(hours) + ahead_s, up + HOUR * hours);
         let (wall_s, later) = at(4, 90);
         assert_eq!(watch.doubt(wall_s, later, HOUR, &[NOW]), None, "time servers correct a little");
         let (wall_s, later) = at(5, 365 * DAY);
-        watch.look(wall_s, later);
+        watch.compare(wall_s, later);
         assert_eq!(watch.doubt(wall_s, later, HOUR, &[NOW]), Some(Doubt::Jumped));
         let (wall_s, later) = at(6, 365 * DAY);
-        watch.look(wall_s, later);
+        watch.compare(wall_s, later);
         assert_eq!(watch.doubt(wall_s, later, HOUR, &[NOW]), Some(Doubt::Gap { days: 365 }));
         // Corrected again.
         let (wall_s, later) = at(7, 0);
-        watch.look(wall_s, later);
+        watch.compare(wall_s, later);
         assert_eq!(watch.doubt(wall_s, later, HOUR, &[NOW]), Some(Doubt::Jumped));
         let (wall_s, later) = at(8, 0);
-        watch.look(wall_s, later);
+        watch.compare(wall_s, later);
         assert_eq!(watch.doubt(wall_s, later, HOUR, &[NOW]), None);
     }
 

@@ -23,20 +23,20 @@ fn of_a_process_that_is_over_nothing_is_recalled() {
     let dir = std::env::temp_dir().join(format!("gpumemd-recalled-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a folder");
     let (path, stats) = (dir.join("runs.sqlite"), Arc::new(Stats::default()));
-    let (keeper, thread) =
+    let (writer, thread) =
         RunWriter::start(path, Retention::default(), Arc::clone(&stats)).expect("a thread");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let ask = |pid: u32, state: State| {
         let (uid, process) = (format!("boot:{pid}:9"), Process { pid, start_ticks: 9, ..Process::default() });
         let of = |events, state| Run { state, process: process.clone(), ..run(events) };
-        keeper.keep(uid.clone(), of(5, state), true);
-        while keeper.status().waiting > 0 {
+        writer.queue(uid.clone(), of(5, state), true);
+        while writer.status().waiting > 0 {
             std::thread::yield_now();
         }
         let now = of(3, State::Open);
         let (reply, mut recalled) = tokio::sync::mpsc::unbounded_channel();
-        keeper.recall(uid, key_of(&now), reply);
-        let whole = runtime.block_on(keeper.whole(vec![now]));
+        writer.request_earlier_counts(uid, key_of(&now), reply);
+        let whole = runtime.block_on(writer.join_earlier(vec![now]));
         (recalled.try_recv().ok().map(|recalled| recalled.events), whole[0].coverage.events)
     };
     assert_eq!(ask(7, State::Closed { time_ns: 1, status: None }), (None, 3));
@@ -53,10 +53,10 @@ fn run_of_another_user_is_never_continued() {
     let path = dir.join("runs.sqlite");
     let store = || Store::open_read_only(&path).expect("a store");
     for (user, events) in [(1, 5), (2, 7), (1, 9)] {
-        let (keeper, thread) =
+        let (writer, thread) =
             RunWriter::start(path.clone(), Retention::default(), Arc::default()).expect("a thread");
         let process = Process { pid: 7, start_ticks: 9, uid: Some(user), ..Process::default() };
-        keeper.keep("boot:7:9".into(), Run { process, ..run(events) }, true);
+        writer.queue("boot:7:9".into(), Run { process, ..run(events) }, true);
         thread.end(Duration::from_secs(60));
     }
     let of = |user| {
@@ -79,9 +79,9 @@ fn what_is_old_is_not_written_when_there_is_something_newer() {
     let dir = std::env::temp_dir().join(format!("gpumemd-keeper-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a folder");
     let (path, stats) = (dir.join("runs.sqlite"), Arc::new(Stats::default()));
-    let (keeper, thread) =
+    let (writer, thread) =
         RunWriter::start(path.clone(), Retention::default(), Arc::clone(&stats)).expect("a thread");
-    (1..=STATES).for_each(|events| keeper.keep("boot:7:9".into(), run(events), false));
+    (1..=STATES).for_each(|events| writer.queue("boot:7:9".into(), run(events), false));
     thread.end(Duration::from_secs(60));
     let list = Store::open_read_only(&path).and_then(|store| store.list()).expect("a store");
     assert_eq!((list.len(), list[0].events), (1, STATES));

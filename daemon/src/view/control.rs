@@ -6,8 +6,9 @@ mod doctor;
 mod request;
 mod runs;
 
-use super::ViewContext;
+use super::http::{accepted, response, server};
 use super::rows::rows;
+use super::{Refused, ViewContext};
 use crate::limits::ControlLimits;
 use crate::limits::connection_slots::{ConnectionSlot, ConnectionSlots, SlotsFull};
 use crate::limits::user_share::{AnswerSlot, CpuCharge};
@@ -15,12 +16,10 @@ use crate::stats::Count;
 use crate::view::visibility::Viewer;
 use gpumem_model::control::{Ps, Refusal, Released};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use request::{Refused, SMALL, json, number};
+use hyper_util::rt::TokioIo;
+use request::{SMALL, json, query_number};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,8 +27,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 
-/// Time limit for the head of a request.
-const HEADER: Duration = Duration::from_secs(1);
 /// Time limit for a connection.
 const LONGEST: Duration = Duration::from_secs(60);
 /// Longest time for which NVML is closed by one request, in seconds.
@@ -37,25 +34,19 @@ const LONGEST_RELEASE_S: u64 = 3600;
 
 /// Takes a connection slot. Root always gets one, because it must be able to find the cause of a problem.
 fn take_slot(slots: &Arc<ConnectionSlots>, uid: u32, limits: ControlLimits) -> Result<ConnectionSlot, Count> {
-    let (most, most_of_user) = match uid {
+    let (in_total, for_user) = match uid {
         0 => (usize::MAX, usize::MAX),
         _ => (limits.connections, limits.connections_per_uid),
     };
     let full = |full: SlotsFull| if full.user { Count::ControlOfUid } else { Count::ControlFull };
-    slots.take(uid, most, most_of_user).map_err(full)
+    slots.take(uid, in_total, for_user).map_err(full)
 }
 
 pub(crate) async fn serve(listener: UnixListener, context: Arc<ViewContext>) {
     let slots = Arc::default();
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                context.stats.add(Count::AcceptFailures, 1);
-                tracing::debug!(%error, "no connection for control");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
+        let Some(stream) = accepted(&context.stats, "control", listener.accept().await).await else {
+            continue;
         };
         // All slots are taken: the connection is closed, and the client reports it.
         let Ok(uid) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
@@ -74,20 +65,18 @@ pub(crate) async fn serve(listener: UnixListener, context: Arc<ViewContext>) {
                 let context = Arc::clone(&context);
                 async move { Ok::<_, Infallible>(respond(&context, viewer, &request).await) }
             });
-            let mut builder = http1::Builder::new();
-            builder.timer(TokioTimer::new()).header_read_timeout(HEADER).max_buf_size(16 << 10);
-            let connection = builder.serve_connection(TokioIo::new(stream), service);
+            let connection = server().serve_connection(TokioIo::new(stream), service);
             // An error of the connection, for example a client that goes away, needs no handling.
             let _ = tokio::time::timeout(LONGEST, connection).await;
         });
     }
 }
 
-/// Returns the viewer of a connection. Waits for the user's turn, because finding their groups reads files.
+/// Returns the viewer of a connection. Waits for an answer slot of the user, because finding their groups reads files.
 async fn viewer(context: &ViewContext, stream: &UnixStream) -> std::io::Result<Viewer> {
     let peer = stream.peer_cred()?;
-    let turn = context.turn(peer.uid(), is_free(peer.uid())).await;
-    Ok(turn.charge.run(|| Viewer::of(peer.uid(), peer.gid())))
+    let slot = context.answer_slot(peer.uid(), is_free(peer.uid())).await;
+    Ok(slot.charge.run(|| Viewer::of(peer.uid(), peer.gid())))
 }
 
 /// Returns whether a user has no rate limit: root and the user who runs the daemon.
@@ -97,15 +86,20 @@ fn is_free(uid: u32) -> bool {
 
 async fn respond(context: &ViewContext, viewer: Viewer, request: &Request<Incoming>) -> Response<Answer> {
     context.stats.add(Count::ControlRequests, 1);
-    let mut turn = context.turn(viewer.uid, is_free(viewer.uid)).await;
+    let mut slot = context.answer_slot(viewer.uid, is_free(viewer.uid)).await;
     if request.uri().path() == "/v1/record" {
         // The request waits for an agent; the user may make other requests meanwhile.
-        turn.release();
+        slot.release();
     }
-    let charge = turn.charge.clone();
+    let charge = slot.charge.clone();
     let (status, body) = charge.run_future(answer(context, viewer, request, &charge)).await;
-    with(status, Answer::new(body, turn))
+    response(status, "application/json", Answer::new(body, slot))
 }
+
+/// Paths that need GET.
+const GET: [&str; 5] = ["/v1/ps", "/v1/runs", "/v1/hidden", "/v1/doctor", "/v1/metrics"];
+/// Paths that need POST.
+const POST: [&str; 3] = ["/v1/nvml/release", "/v1/record", "/v1/mark"];
 
 async fn answer(
     context: &ViewContext,
@@ -113,29 +107,21 @@ async fn answer(
     request: &Request<Incoming>,
     charge: &CpuCharge,
 ) -> (StatusCode, Vec<u8>) {
-    let query = request.uri().query().unwrap_or_default();
-    let get = request.method() == Method::GET;
-    let answer = match (request.uri().path(), get, request.method() == Method::POST) {
-        ("/v1/ps", true, _) => Ok(json(&ps(context, viewer))),
-        ("/v1/runs", true, _) => runs::runs(context, viewer, query, charge).await,
-        ("/v1/hidden", true, _) => {
-            runs::hidden(context, viewer, query, charge).await.map(|hidden| json(&hidden))
-        }
-        ("/v1/metrics", true, _) if viewer.all => Ok(json(&super::prometheus::scrape_named(context))),
-        ("/v1/metrics", true, _) => Ok(json(&super::prometheus::scrape(context))),
-        ("/v1/doctor", true, _) => doctor::doctor(context, viewer, query).map(|doctor| json(&doctor)),
-        ("/v1/nvml/release", _, true) => release(context, viewer, query).map(|released| json(&released)),
-        ("/v1/record", _, true) => {
-            commands::record(context, viewer, query).await.map(|recorded| json(&recorded))
-        }
-        ("/v1/mark", _, true) => commands::mark(context, viewer, query).await.map(|marked| json(&marked)),
-        ("/v1/ps" | "/v1/runs" | "/v1/hidden" | "/v1/doctor" | "/v1/metrics", ..) => {
-            Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path needs GET"))
-        }
-        ("/v1/nvml/release" | "/v1/record" | "/v1/mark", ..) => {
-            Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path needs POST"))
-        }
-        (path, ..) => Err(Refused::new(
+    let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default());
+    let refuse = |text| Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, text));
+    let answer = match path {
+        _ if GET.contains(&path) && request.method() != Method::GET => refuse("this path needs GET"),
+        _ if POST.contains(&path) && request.method() != Method::POST => refuse("this path needs POST"),
+        "/v1/ps" => Ok(json(ps(context, viewer))),
+        "/v1/runs" => runs::runs(context, viewer, query, charge).await,
+        "/v1/hidden" => runs::hidden(context, viewer, query, charge).await.map(json),
+        "/v1/metrics" if viewer.all => Ok(json(super::prometheus::scrape_named(context))),
+        "/v1/metrics" => Ok(json(super::prometheus::scrape(context))),
+        "/v1/doctor" => doctor::doctor(context, viewer, query).map(json),
+        "/v1/nvml/release" => release(context, viewer, query).map(json),
+        "/v1/record" => commands::record(context, viewer, query).await.map(json),
+        "/v1/mark" => commands::mark(context, viewer, query).await.map(json),
+        _ => Err(Refused::new(
             StatusCode::NOT_FOUND,
             format!(
                 "unknown path {path:?}; known: GET /v1/ps, /v1/runs, /v1/hidden, /v1/doctor, /v1/metrics, POST /v1/nvml/release?for_s=N, \
@@ -145,7 +131,7 @@ async fn answer(
     };
     match answer {
         Ok(body) => (StatusCode::OK, body),
-        Err(Refused(status, error)) => (status, json(&Refusal { error })),
+        Err(Refused(status, error)) => (status, json(Refusal { error })),
     }
 }
 
@@ -164,10 +150,9 @@ fn release(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Release
         let text = "only root, the daemon's user and members of the group gpumemd may close NVML";
         return Err(Refused::new(StatusCode::FORBIDDEN, text));
     }
-    let for_s = number(query, "for_s")?.filter(|for_s| (1..=LONGEST_RELEASE_S).contains(for_s));
+    let for_s = query_number(query, "for_s")?.filter(|for_s| (1..=LONGEST_RELEASE_S).contains(for_s));
     let for_s = for_s.ok_or_else(|| {
-        let text = format!("for_s=N must be from 1 to {LONGEST_RELEASE_S} seconds");
-        Refused::new(StatusCode::BAD_REQUEST, text)
+        Refused::bad_request(format!("for_s=N must be from 1 to {LONGEST_RELEASE_S} seconds"))
     })?;
     context.sources.release(Duration::from_secs(for_s));
     Ok(Released { for_s })
@@ -176,20 +161,20 @@ fn release(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Release
 /// For fuzz/: returns whether each parser of queries accepts this one, and the value with its escapes decoded.
 #[doc(hidden)]
 pub fn understood(query: &str) -> (bool, bool, Option<String>) {
-    (runs::Which::of(query).is_ok(), commands::limits(query).is_ok(), request::unescaped(query).ok())
+    (runs::ProcessFilter::of(query).is_ok(), commands::limits(query).is_ok(), request::unescape(query).ok())
 }
 
 /// A body sent in pieces. A large answer keeps its user's answer slot until it has been read, so a user has at most one unread
 /// large answer.
 struct Answer {
     rest: Bytes,
-    _turn: Option<AnswerSlot>,
+    _slot: Option<AnswerSlot>,
 }
 
 impl Answer {
-    fn new(body: Vec<u8>, turn: AnswerSlot) -> Self {
-        let turn = (body.len() > SMALL).then_some(turn);
-        Answer { rest: body.into(), _turn: turn }
+    fn new(body: Vec<u8>, slot: AnswerSlot) -> Self {
+        let slot = (body.len() > SMALL).then_some(slot);
+        Answer { rest: body.into(), _slot: slot }
     }
 }
 
@@ -212,13 +197,6 @@ impl Body for Answer {
     fn size_hint(&self) -> SizeHint {
         SizeHint::with_exact(self.rest.len() as u64)
     }
-}
-
-fn with(status: StatusCode, body: Answer) -> Response<Answer> {
-    let mut response = Response::new(body);
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
 }
 
 #[cfg(test)]

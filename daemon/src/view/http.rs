@@ -5,7 +5,7 @@
 use super::page::{self, ResponseCache};
 use super::{ViewContext, prometheus};
 use crate::limits::connection_slots::ConnectionSlots;
-use crate::stats::Count;
+use crate::stats::{Count, Stats};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
@@ -14,35 +14,55 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 use tokio::net::TcpListener;
 
 /// Time limit for the head of a request, and for the next request on the connection.
-const HEADER: Duration = Duration::from_secs(1);
-/// Time that each connection has for its request before it may be closed for a new one.
+pub(super) const HEADER: Duration = Duration::from_secs(1);
+/// Time after which an idle connection may be closed for a new one.
 const GRACE: Duration = Duration::from_millis(25);
-/// Time limit for a connection, for clients that read very slowly.
+/// Time limit for a connection, because a client may read very slowly.
 const LONGEST: Duration = Duration::from_secs(30);
 
+/// Content type of metrics.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Serves connections until the future is dropped. `most`: limit of connections at one time.
-pub(crate) async fn serve(listener: TcpListener, context: Arc<ViewContext>, most: Arc<AtomicUsize>) {
+/// Returns an accepted connection. Counts a failure, such as a lack of descriptors, and waits before the next attempt.
+pub(super) async fn accepted<S, A>(stats: &Stats, view: &str, result: io::Result<(S, A)>) -> Option<S> {
+    match result {
+        Ok((stream, _)) => Some(stream),
+        Err(error) => {
+            stats.add(Count::AcceptFailures, 1);
+            tracing::debug!(%error, "no connection for {view}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            None
+        }
+    }
+}
+
+/// Returns an HTTP/1 server with the limits of all sockets: time and bytes of a request's head.
+pub(super) fn server() -> http1::Builder {
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(HEADER).max_buf_size(16 << 10);
+    server
+}
+
+/// Serves connections until the future is dropped. `max_connections`: limit of connections at one time.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    context: Arc<ViewContext>,
+    max_connections: Arc<AtomicUsize>,
+) {
     let slots = Arc::new(ConnectionSlots::<()>::default());
     let cache = Arc::new(ResponseCache::default());
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                context.stats.add(Count::AcceptFailures, 1);
-                tracing::debug!(%error, "no connection for metrics");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
+        let Some(stream) = accepted(&context.stats, "metrics", listener.accept().await).await else {
+            continue;
         };
-        let (slot, evicted) = slots.take_or_evict(&most, GRACE).await;
+        let (slot, evicted) = slots.take_or_evict(&max_connections, GRACE).await;
         if evicted > 0 {
             context.stats.add(Count::HttpFull, evicted);
         }
@@ -59,9 +79,7 @@ pub(crate) async fn serve(listener: TcpListener, context: Arc<ViewContext>, most
                     Ok::<_, Infallible>(response)
                 }
             });
-            let mut builder = http1::Builder::new();
-            builder.timer(TokioTimer::new()).header_read_timeout(HEADER).max_buf_size(16 << 10);
-            let connection = builder.serve_connection(TokioIo::new(stream), service);
+            let connection = server().serve_connection(TokioIo::new(stream), service);
             tokio::select! {
                 served = tokio::time::timeout(LONGEST, connection) => {
                     if !matches!(served, Ok(Ok(()))) {
@@ -92,7 +110,7 @@ async fn answer(
         return plain(StatusCode::MISDIRECTED_REQUEST, text);
     }
     match path {
-        "/metrics" => with(StatusCode::OK, TEXT, prometheus::scrape(context)),
+        "/metrics" => full(StatusCode::OK, TEXT, prometheus::scrape(context)),
         "/healthz" => plain(StatusCode::OK, "ok\n"),
         _ => match page::answer(context, cache, request).await {
             Some(response) => response,
@@ -104,11 +122,16 @@ async fn answer(
 }
 
 pub(super) fn plain(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
-    with(status, "text/plain; charset=utf-8", text.to_owned())
+    full(status, "text/plain; charset=utf-8", text.to_owned())
 }
 
-pub(super) fn with(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(text.into()));
+pub(super) fn full(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    response(status, kind, Full::new(body.into()))
+}
+
+/// Returns a response with a body of a content type.
+pub(super) fn response<B>(status: StatusCode, kind: &'static str, body: B) -> Response<B> {
+    let mut response = Response::new(body);
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response

@@ -1,5 +1,5 @@
-//! Views: published state -> clients. A view reads the [`SnapshotReader`] and the app's [`Sources`]. It depends on no source and
-//! waits for none.
+//! Views show the published state to clients. A view reads the [`SnapshotReader`] and the app's [`Sources`]. It imports no source
+//! and waits for none.
 
 pub mod control;
 pub(crate) mod http;
@@ -19,6 +19,7 @@ use crate::run_writer::RunWriter;
 use crate::stats::{Count, Stats};
 use gpumem_ledger::{ProcessKey, ProcessView};
 use gpumem_model::run::Run;
+use hyper::StatusCode;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -32,20 +33,20 @@ use tokio::sync::{mpsc, oneshot};
 pub struct Health {
     /// State of NVML and its devices.
     pub nvml: NvmlStatus,
-    /// Path of the kernel's log; `None` if disabled.
+    /// Path of the kernel's log; `None` if it is not read.
     pub kernel_log: Option<PathBuf>,
-    /// Reason why it cannot be read.
+    /// Reason why the kernel's log cannot be read.
     pub kernel_problem: Option<String>,
-    /// Connected agents.
+    /// Number of connected agents.
     pub agents: usize,
-    /// Connections without a hello so far.
+    /// Number of connections that have not sent a hello.
     pub agents_waiting: usize,
 }
 
 /// Command to the agent of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AgentCommand {
-    /// Write a recording to this file; if empty, the agent chooses the name.
+    /// Write a recording to this file. If the path is empty, the agent chooses it.
     Start(String),
     /// Stop the recording.
     Stop,
@@ -53,18 +54,18 @@ pub enum AgentCommand {
     Pause,
     /// Send records of events again.
     Resume,
-    /// Write its state to this file; if empty, the agent chooses the name.
+    /// Write the agent's state to this file. If the path is empty, the agent chooses it.
     Dump(String),
 }
 
-/// The path of the file that was written, if any; or why the command failed.
+/// Path of the file that the agent wrote (empty if none), or why the command failed.
 pub type CommandResult = Pin<Box<dyn Future<Output = Result<String, String>> + Send>>;
 
 /// Requests of views to the sources.
 pub trait Sources: Send + Sync {
     /// Returns the health of the sources. Never waits.
     fn health(&self) -> Health;
-    /// Closes NVML for this time.
+    /// Closes NVML for this time, so that others can reset or unbind a GPU.
     fn release(&self, time: Duration);
     /// Sends a command to the agent of a process.
     fn errand(&self, key: ProcessKey, errand: AgentCommand) -> CommandResult;
@@ -81,22 +82,40 @@ pub struct StartupInfo {
 
 /// State that all views share.
 pub struct ViewContext {
-    /// Facts that are constant while the daemon runs.
+    /// Paths and addresses that are constant while the daemon runs.
     pub fixed: StartupInfo,
     /// Reader of the published state.
     pub board: SnapshotReader,
-    /// Counters.
+    /// Metrics about the daemon itself.
     pub stats: Arc<Stats>,
-    /// Store of ended runs.
+    /// Access to stored runs, and the state of the store.
     pub keeper: RunWriter,
-    /// Requests to the aggregator, for runs of live processes.
+    /// Channel to the aggregator for queries about live processes.
     pub asks: mpsc::Sender<Query>,
-    /// The sources.
+    /// Access to the sources.
     pub sources: Box<dyn Sources>,
-    /// Settings that can change.
+    /// Settings that a reload can change.
     pub shown: Mutex<ViewSettings>,
-    /// Processing time shares of users.
+    /// Processor time that each user's answers have taken.
     pub shares: UserShares,
+}
+
+/// Refusal of a request: the HTTP status, and the reason for the user.
+#[derive(Debug)]
+pub(crate) struct Refused(StatusCode, String);
+
+impl Refused {
+    fn new(status: StatusCode, text: impl Into<String>) -> Self {
+        Refused(status, text.into())
+    }
+
+    fn bad_request(text: impl Into<String>) -> Self {
+        Refused(StatusCode::BAD_REQUEST, text.into())
+    }
+
+    fn ending() -> Self {
+        Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon is ending")
+    }
 }
 
 impl ViewContext {
@@ -105,23 +124,25 @@ impl ViewContext {
         lock(&self.shown).clone()
     }
 
-    /// Waits until a user may have another answer made. `is_free`: no limit, for users who could stop this daemon anyway.
-    pub(crate) async fn turn(&self, uid: u32, is_free: bool) -> AnswerSlot {
+    /// Waits until the daemon may make another answer for a user. `is_free`: without a limit, for users who could stop this
+    /// daemon anyway.
+    pub(crate) async fn answer_slot(&self, uid: u32, is_free: bool) -> AnswerSlot {
         let share = (!is_free).then(|| self.shown().control.share_per_uid);
-        let turn = self.shares.answer_slot(uid, share).await;
-        self.stats.add(Count::ControlWaited, u64::from(turn.waited));
-        turn
+        let slot = self.shares.answer_slot(uid, share).await;
+        self.stats.add(Count::ControlWaited, u64::from(slot.waited));
+        slot
     }
 
-    /// Asks the aggregator for the current runs of processes that match. `None`: the daemon is ending.
+    /// Asks the aggregator for the current runs of processes that match the filter. Refuses if the daemon is ending.
     pub(crate) async fn live_runs(
         &self,
-        takes: impl Fn(&ProcessView) -> bool + Send + 'static,
+        filter: impl Fn(&ProcessView) -> bool + Send + 'static,
         charge: &CpuCharge,
-    ) -> Option<Vec<Run>> {
+    ) -> Result<Vec<Run>, Refused> {
         let (reply, runs) = oneshot::channel();
-        self.asks.send(Query::Runs(Box::new(takes), charge.clone(), reply)).await.ok()?;
-        runs.await.ok()
+        let query = Query::Runs(Box::new(filter), charge.clone(), reply);
+        self.asks.send(query).await.map_err(|_| Refused::ending())?;
+        runs.await.map_err(|_| Refused::ending())
     }
 
     /// Changes the settings.

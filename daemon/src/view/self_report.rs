@@ -36,9 +36,9 @@ pub(crate) async fn report(
     wish: SelfReportRequest,
 ) -> Option<String> {
     let is_own = uid != 0 && uid == rustix::process::geteuid().as_raw();
-    let AnswerSlot { charge, .. } = &context.turn(uid, is_own).await;
-    let runs = context.live_runs(move |process| process.key == key, charge).await?;
-    let mut run = context.keeper.whole(runs).await.into_iter().next()?;
+    let AnswerSlot { charge, .. } = &context.answer_slot(uid, is_own).await;
+    let runs = context.live_runs(move |process| process.key == key, charge).await.ok()?;
+    let mut run = context.keeper.join_earlier(runs).await.into_iter().next()?;
     let ViewSettings { rules, tenants, .. } = context.shown();
     if tenants == Tenants::Anonymous {
         super::visibility::hide_others(&mut run);

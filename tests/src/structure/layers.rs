@@ -77,7 +77,6 @@ const DAEMON: Layers = Layers {
                 "signals.rs",
                 "sockets.rs",
                 "stats.rs",
-                "error_text.rs",
             ],
         )],
         &[layer("limits", &["limits/"])],

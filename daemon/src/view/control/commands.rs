@@ -1,11 +1,11 @@
 //! Commands to processes. A mark names a moment in the runs of live processes. It changes no number, so each viewer may mark the
 //! processes that they see. A recording is a file that the process writes, so only its user and root may start one.
 
-use super::request::{Refused, number, of_another, only, unescaped, value};
-use super::runs::Which;
+use super::request::{check_keys, other_owner, query_number, query_value, unescape};
+use super::runs::ProcessFilter;
 use crate::aggregator::Query;
 use crate::view::visibility::Viewer;
-use crate::view::{AgentCommand, ViewContext};
+use crate::view::{AgentCommand, Refused, ViewContext};
 use gpumem_ledger::ProcessView;
 use gpumem_model::control::{Marked, Recorded};
 use hyper::StatusCode;
@@ -15,23 +15,20 @@ use tokio::sync::oneshot;
 const MAX_NAME: usize = 255;
 
 pub(super) async fn mark(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Marked, Refused> {
-    only(query, &["name", "pid", "tree", "job"])?;
-    let bad = |text: &str| Refused::new(StatusCode::BAD_REQUEST, text);
-    let name = unescaped(value(query, "name").unwrap_or_default())?;
+    check_keys(query, &["name", "pid", "tree", "job"])?;
+    let name = unescape(query_value(query, "name").unwrap_or_default())?;
     if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
-        return Err(bad("name= must be 1 to 255 bytes of printable text"));
+        return Err(Refused::bad_request("name= must be 1 to 255 bytes of printable text"));
     }
-    let whose: Vec<&str> = query.split('&').filter(|pair| !pair.starts_with("name=")).collect();
-    let which = Which::of(&whose.join("&"))?;
-    let missing = match &which {
-        Which::Pid(pid) | Which::Tree(pid) => no_process(context, viewer, *pid),
-        Which::Job(job) => format!("no process of job {job} uses a GPU"),
-        Which::Live | Which::Around(_) => "no process of yours uses a GPU".to_owned(),
+    let others: Vec<&str> = query.split('&').filter(|pair| !pair.starts_with("name=")).collect();
+    let filter = ProcessFilter::of(&others.join("&"))?;
+    let missing = match &filter {
+        ProcessFilter::Pid(pid) | ProcessFilter::Tree(pid) => no_process(context, viewer, *pid),
+        ProcessFilter::Job(job) => format!("no process of job {job} uses a GPU"),
+        ProcessFilter::Live | ProcessFilter::Around(_) => "no process of yours uses a GPU".to_owned(),
     };
     let takes = move |process: &ProcessView| {
-        let facts = &process.facts;
-        let is_on_gpu = !process.accounts.is_empty();
-        is_on_gpu && viewer.sees(facts.uid) && which.takes(process.key.pid, &facts.seen, &facts.claims)
+        !process.accounts.is_empty() && viewer.sees(process.facts.uid) && filter.has_process(process)
     };
     let ended = || Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon ends");
     let (reply, marked) = oneshot::channel();
@@ -45,7 +42,7 @@ pub(super) async fn mark(context: &ViewContext, viewer: Viewer, query: &str) -> 
 
 /// Returns why a viewer has no process with this pid.
 fn no_process(context: &ViewContext, viewer: Viewer, pid: u32) -> String {
-    of_another(context, viewer, pid)
+    other_owner(context, viewer, pid)
         .unwrap_or_else(|| format!("pid {pid} is not a process of yours that uses a GPU"))
 }
 
@@ -53,33 +50,31 @@ fn no_process(context: &ViewContext, viewer: Viewer, pid: u32) -> String {
 const MAX_PATH: usize = 4096;
 
 pub(super) async fn record(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Recorded, Refused> {
-    only(query, &["pid", "do", "output", "steps", "for", "max_size"])?;
-    let bad = |text: &str| Refused::new(StatusCode::BAD_REQUEST, text);
-    let pid = number(query, "pid")?.and_then(|pid| u32::try_from(pid).ok());
-    let pid = pid.ok_or_else(|| bad("pid=N is needed"))?;
-    let output = value(query, "output").map(unescaped).transpose()?;
+    check_keys(query, &["pid", "do", "output", "steps", "for", "max_size"])?;
+    let pid = query_number(query, "pid")?.and_then(|pid| u32::try_from(pid).ok());
+    let pid = pid.ok_or_else(|| Refused::bad_request("pid=N is needed"))?;
+    let output = query_value(query, "output").map(unescape).transpose()?;
     let path = output.unwrap_or_default();
     if path.len() > MAX_PATH || path.contains('\0') || !path.is_empty() && !path.starts_with('/') {
-        return Err(bad("output= must be an absolute path"));
+        return Err(Refused::bad_request("output= must be an absolute path"));
     }
-    let verb = value(query, "do").unwrap_or_default();
+    let verb = query_value(query, "do").unwrap_or_default();
     let limits = limits(query)?;
-    let errand = match verb {
+    let command = match verb {
         "start" => AgentCommand::Start(path + &limits),
-        _ if !limits.is_empty() => return Err(bad("steps=, for= and max_size= are for do=start")),
+        _ if !limits.is_empty() => {
+            return Err(Refused::bad_request("steps=, for= and max_size= are for do=start"));
+        }
         "dump" => AgentCommand::Dump(path),
-        _ if !path.is_empty() => return Err(bad("output= is for do=start and do=dump")),
+        _ if !path.is_empty() => return Err(Refused::bad_request("output= is for do=start and do=dump")),
         "stop" => AgentCommand::Stop,
         "pause" => AgentCommand::Pause,
         "resume" => AgentCommand::Resume,
-        _ => return Err(bad("do= must be start, stop, pause, resume or dump")),
+        _ => return Err(Refused::bad_request("do= must be start, stop, pause, resume or dump")),
     };
     let published = context.board.read();
-    let process = published
-        .snapshot
-        .processes
-        .iter()
-        .rfind(|process| process.key.pid == pid && process.ended.is_none());
+    let mut processes = published.snapshot.processes.iter();
+    let process = processes.rfind(|process| process.key.pid == pid && process.ended.is_none());
     let Some(process) = process.filter(|process| viewer.sees(process.facts.uid)) else {
         return Err(Refused::new(StatusCode::NOT_FOUND, no_process(context, viewer, pid)));
     };
@@ -88,8 +83,8 @@ pub(super) async fn record(context: &ViewContext, viewer: Viewer, query: &str) -
         let text = format!("pid {pid} is another user's: only they and root may make it write files");
         return Err(Refused::new(StatusCode::FORBIDDEN, text));
     }
-    let obeyed = context.sources.errand(process.key, errand).await;
-    let file = obeyed.map_err(|why| Refused::new(StatusCode::CONFLICT, format!("pid {pid}: {why}")))?;
+    let result = context.sources.errand(process.key, command).await;
+    let file = result.map_err(|why| Refused::new(StatusCode::CONFLICT, format!("pid {pid}: {why}")))?;
     Ok(Recorded { pid, done: verb.to_owned(), file: Some(file).filter(|file| !file.is_empty()) })
 }
 
@@ -99,11 +94,11 @@ pub(super) fn limits(query: &str) -> Result<String, Refused> {
         |text: &str| !text.is_empty() && text.len() < 20 && text.bytes().all(|byte| byte.is_ascii_digit());
     let mut limits = String::new();
     for (key, form) in [("steps", "FIRST:LAST"), ("for", "SECONDS"), ("max_size", "BYTES")] {
-        let Some(text) = value(query, key) else { continue };
+        let Some(text) = query_value(query, key) else { continue };
         let parts: Vec<&str> = text.split(':').collect();
-        let wanted = if key == "steps" { 2 } else { 1 };
-        if parts.len() != wanted || !parts.iter().all(|part| is_number(part)) {
-            return Err(Refused::new(StatusCode::BAD_REQUEST, format!("{key}={text}: {form} is needed")));
+        let count = if key == "steps" { 2 } else { 1 };
+        if parts.len() != count || !parts.iter().all(|part| is_number(part)) {
+            return Err(Refused::bad_request(format!("{key}={text}: {form} is needed")));
         }
         limits += &format!("\0{key}={text}");
     }

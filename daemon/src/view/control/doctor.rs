@@ -13,11 +13,11 @@ mod gpus;
 mod own;
 mod processes;
 
-use super::request::{Refused, number, of_another, only};
+use super::request::{check_keys, other_owner, query_number};
 use crate::clock;
-use crate::view::Health;
-use crate::view::ViewContext;
+use crate::os::is_in_host_pid_namespace;
 use crate::view::visibility::Viewer;
+use crate::view::{Health, Refused, ViewContext};
 use finding::{Findings, finding, mib, why_absent};
 use gpumem_ledger::{ClosedSample, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
@@ -29,8 +29,8 @@ use hyper::StatusCode;
 const STARTING_NS: u64 = 15_000_000_000;
 
 pub(super) fn doctor(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Doctor, Refused> {
-    only(query, &["pid"])?;
-    let pid = number(query, "pid")?;
+    check_keys(query, &["pid"])?;
+    let pid = query_number(query, "pid")?;
     let published = context.board.read();
     let snapshot = &published.snapshot;
     let health = context.sources.health();
@@ -39,24 +39,30 @@ pub(super) fn doctor(context: &ViewContext, viewer: Viewer, query: &str) -> Resu
     if let Some(pid) = pid {
         let mut process = snapshot.processes.iter().filter(|process| u64::from(process.key.pid) == pid);
         let process = process.rfind(|process| viewer.sees(process.facts.uid)).ok_or_else(|| {
-            let other = u32::try_from(pid).ok().and_then(|pid| of_another(context, viewer, pid));
+            let other = u32::try_from(pid).ok().and_then(|pid| other_owner(context, viewer, pid));
             let text = other.unwrap_or_else(|| {
                 format!("process {pid} uses no GPU here, has no agent, or belongs to another user")
             });
             Refused::new(StatusCode::NOT_FOUND, text)
         })?;
-        of_bytes(process, snapshot, &health, &mut findings);
-        coverage::of_process(process, now_ns, &mut findings);
+        check_bytes(process, snapshot, &health, &mut findings);
+        coverage::check_process(process, now_ns, &mut findings);
     }
-    findings.push(of_nvml(&health, context.stats.started_ns, now_ns));
-    gpus::of_driver(&health, &mut findings);
+    findings.push(nvml_finding(&health, context.stats.started_ns, now_ns));
+    gpus::check_driver(&health, &mut findings);
     let tenants = context.shown().tenants;
-    let asked = gpus::Asked { snapshot, health: &health, viewer, tenants, sees: gpus::Sees::now() };
-    health.nvml.devices.iter().for_each(|device| asked.of_device(device, &mut findings));
+    let checks = gpus::DeviceChecks {
+        snapshot,
+        health: &health,
+        viewer,
+        tenants,
+        is_in_host_pid_namespace: is_in_host_pid_namespace(),
+    };
+    health.nvml.devices.iter().for_each(|device| checks.check(device, &mut findings));
     findings.extend(gpus::of_accounting(&health));
-    findings.extend(of_kernel(&health));
-    processes::look(snapshot, viewer, tenants, now_ns, &mut findings);
-    own::look(context, &health, &mut findings);
+    findings.extend(kernel_log_finding(&health));
+    processes::add_findings(snapshot, viewer, tenants, now_ns, &mut findings);
+    own::add_findings(context, &health, &mut findings);
     findings.sort_by_key(|finding| finding.state);
     Ok(Doctor {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -67,7 +73,7 @@ pub(super) fn doctor(context: &ViewContext, viewer: Viewer, query: &str) -> Resu
     })
 }
 
-fn of_nvml(health: &Health, started_ns: u64, now_ns: u64) -> Finding {
+fn nvml_finding(health: &Health, started_ns: u64, now_ns: u64) -> Finding {
     let reason = health.nvml.reason();
     match (health.nvml.up, health.nvml.released_until_ns) {
         (_, Some(until_ns)) => {
@@ -100,18 +106,18 @@ fn of_nvml(health: &Health, started_ns: u64, now_ns: u64) -> Finding {
 
 /// Returns a finding on whether the kernel's log can be read. Without it, ends caused by the kernel or the driver cannot be
 /// distinguished from ends for lack of GPU memory.
-fn of_kernel(health: &Health) -> Option<Finding> {
+fn kernel_log_finding(health: &Health) -> Option<Finding> {
     let log = health.kernel_log.as_ref()?.display();
-    let say = |state, text, fix| finding(Check::KernelLog, state, "kernel log", text, fix);
+    let finding = |state, text, fix| finding(Check::KernelLog, state, "kernel log", text, fix);
     Some(match &health.kernel_problem {
-        None => say(State::Ok, log.to_string(), None),
+        None => finding(State::Ok, log.to_string(), None),
         Some(why) => {
             let text = format!(
                 "{log}: {why}; processes killed for lack of host memory are known only from control groups, and the process of a \
                  fault (Xid) is unknown"
             );
             let fix = "allow the daemon to read it (CAP_SYSLOG), or configure a copy: [kernel] log = \"/var/log/kern.log\"";
-            say(State::Warn, text, Some(fix))
+            finding(State::Warn, text, Some(fix))
         }
     })
 }
@@ -125,7 +131,7 @@ fn missing(sample: &ClosedSample) -> Option<(u64, u64)> {
 }
 
 /// Adds findings on why NVML reports no bytes of a process, or fewer than it tracks.
-fn of_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, findings: &mut Vec<Finding>) {
+fn check_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, findings: &mut Vec<Finding>) {
     let mut out = Findings { subject: format!("process {}", process.key.pid), out: findings };
     for account in &process.accounts {
         let Some(device) = account.device.and_then(|device| snapshot.devices.get(device)) else { continue };
@@ -137,14 +143,14 @@ fn of_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, finding
                 device.name,
                 mib(tracked)
             );
-            out.say(Check::ProcessBytes, State::Warn, text, None);
+            out.add(Check::ProcessBytes, State::Warn, text, None);
         }
         let absence = account.latest.as_ref().and_then(|sample| sample.used_bytes.err());
         let is_idle = account.tracked_bytes == 0 && absence == Some(Absence::NotListed);
         let Some(absence) = absence.filter(|_| !is_idle) else { continue };
         let (why, fix) = why_absent(absence, health, health.nvml.device(device.name));
         let text = format!("its used bytes on {} are unknown: {why}", device.name);
-        out.say(Check::ProcessBytes, State::Warn, text, fix);
+        out.add(Check::ProcessBytes, State::Warn, text, fix);
     }
 }
 
@@ -157,7 +163,7 @@ mod tests {
     fn nvml_that_is_starting_is_a_fault_after_a_while() {
         let starting = NvmlStatus { reason: STARTING.into(), ..NvmlStatus::default() };
         let of = |nvml: &NvmlStatus| Health { nvml: nvml.clone(), ..Health::default() };
-        let state = |nvml: &NvmlStatus, now_ns| of_nvml(&of(nvml), 5, now_ns).state;
+        let state = |nvml: &NvmlStatus, now_ns| nvml_finding(&of(nvml), 5, now_ns).state;
         assert_eq!(state(&starting, 6), State::Warn);
         assert_eq!(state(&starting, 5 + STARTING_NS), State::Bad);
         let broken = NvmlStatus { reason: "nvml: no library".into(), ..NvmlStatus::default() };

@@ -1,73 +1,77 @@
-//! Runs: of live processes from the ledger, ended ones from the run writer.
+//! Returns runs: those of live processes come from the ledger, ended ones from the run writer.
 
-use super::request::{Refused, SMALL, json, number, only, unescaped, value};
+use super::request::{SMALL, check_keys, json, query_number, query_value, unescape};
 use crate::config::Tenants;
 use crate::limits::user_share::CpuCharge;
-use crate::view::ViewContext;
 use crate::view::visibility::Viewer;
+use crate::view::{Refused, ViewContext};
 use gpumem_ledger::ProcessView;
 use gpumem_model::control::HiddenRun;
 use gpumem_model::owner::is_of_job;
 use gpumem_model::run::Run;
 use gpumem_report::oom::at::Around;
-use hyper::StatusCode;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+/// Which processes and runs a request is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Which {
+pub(super) enum ProcessFilter {
+    /// All live processes.
     Live,
     Pid(u32),
+    /// A process and its descendants.
     Tree(u32),
     Job(String),
     /// Runs that ended, or ran out of memory, around a time (ns since 1970), within a distance (ns).
     Around(Around),
 }
 
-impl Which {
+impl ProcessFilter {
     pub(super) fn of(query: &str) -> Result<Self, Refused> {
-        only(query, &["pid", "tree", "job", "around", "within"])?;
-        if let Some(at_ns) = number(query, "around")? {
-            let within = number(query, "within")?.and_then(|within| i64::try_from(within).ok());
+        check_keys(query, &["pid", "tree", "job", "around", "within"])?;
+        if let Some(at_ns) = query_number(query, "around")? {
+            let within = query_number(query, "within")?.and_then(|within| i64::try_from(within).ok());
             return match (i64::try_from(at_ns), within) {
-                (Ok(at_ns), Some(for_ns)) => Ok(Which::Around(Around { at_ns, for_ns })),
-                _ => Err(Refused::new(StatusCode::BAD_REQUEST, "around=NS (since 1970) wants within=NS")),
+                (Ok(at_ns), Some(for_ns)) => Ok(ProcessFilter::Around(Around { at_ns, for_ns })),
+                _ => Err(Refused::bad_request("around=NS (since 1970) wants within=NS")),
             };
         }
         let pid = |key| -> Result<Option<u32>, Refused> {
-            let pid = number(query, key)?;
-            let no_pid = |_| Refused::new(StatusCode::BAD_REQUEST, format!("{key}: no pid is that large"));
-            pid.map(|pid| u32::try_from(pid).map_err(no_pid)).transpose()
+            let no_pid = |_| Refused::bad_request(format!("{key}: no pid is that large"));
+            query_number(query, key)?.map(|pid| u32::try_from(pid).map_err(no_pid)).transpose()
         };
-        let job = value(query, "job").map(unescaped).transpose()?;
+        let job = query_value(query, "job").map(unescape).transpose()?;
         match (pid("pid")?, pid("tree")?, job) {
-            (None, None, None) => Ok(Which::Live),
-            (Some(pid), None, None) => Ok(Which::Pid(pid)),
-            (None, Some(pid), None) => Ok(Which::Tree(pid)),
-            (None, None, Some(job)) => Ok(Which::Job(job)),
-            _ => Err(Refused::new(StatusCode::BAD_REQUEST, "give one of pid, tree, job and around")),
+            (None, None, None) => Ok(ProcessFilter::Live),
+            (Some(pid), None, None) => Ok(ProcessFilter::Pid(pid)),
+            (None, Some(pid), None) => Ok(ProcessFilter::Tree(pid)),
+            (None, None, Some(job)) => Ok(ProcessFilter::Job(job)),
+            _ => Err(Refused::bad_request("give one of pid, tree, job and around")),
         }
     }
 
-    /// Returns whether the run passes the part of the filter that its process alone cannot answer.
-    fn is_then(&self, run: &Run) -> bool {
-        !matches!(self, Which::Around(around) if !around.concerns(run))
+    pub(super) fn has_process(&self, process: &ProcessView) -> bool {
+        self.has(process.key.pid, &process.facts.seen, &process.facts.claims)
     }
 
-    pub(super) fn takes(
-        &self,
-        pid: u32,
-        facts: &BTreeMap<String, String>,
-        claims: &BTreeMap<String, String>,
-    ) -> bool {
+    fn has_run(&self, run: &Run) -> bool {
+        self.has(run.process.pid, &run.process.facts, &run.process.claims) && self.has_time(run)
+    }
+
+    /// Returns whether the run ended, or ran out of memory, at the wanted time; true for filters without a time.
+    fn has_time(&self, run: &Run) -> bool {
+        !matches!(self, ProcessFilter::Around(around) if !around.concerns(run))
+    }
+
+    fn has(&self, pid: u32, facts: &BTreeMap<String, String>, claims: &BTreeMap<String, String>) -> bool {
         match self {
-            Which::Live | Which::Around(_) => true,
-            Which::Pid(wanted) => pid == *wanted,
-            Which::Tree(root) => {
+            ProcessFilter::Live | ProcessFilter::Around(_) => true,
+            ProcessFilter::Pid(wanted) => pid == *wanted,
+            ProcessFilter::Tree(root) => {
                 let ancestors = facts.get("ancestors").map(String::as_str).unwrap_or_default();
                 pid == *root || ancestors.split(',').any(|ancestor| ancestor.parse() == Ok(*root))
             }
-            Which::Job(job) => is_of_job(facts, claims, job),
+            ProcessFilter::Job(job) => is_of_job(facts, claims, job),
         }
     }
 }
@@ -78,41 +82,31 @@ pub(super) async fn runs(
     query: &str,
     charge: &CpuCharge,
 ) -> Result<Vec<u8>, Refused> {
-    let which = Which::of(query)?;
-    let ended = || Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon is ending");
-    let wanted = which.clone();
-    let takes = move |process: &ProcessView| {
-        let facts = &process.facts;
-        viewer.sees(facts.uid) && wanted.takes(process.key.pid, &facts.seen, &facts.claims)
-    };
-    let runs = context.live_runs(takes, charge).await.ok_or_else(ended)?;
-    let mut runs = context.keeper.whole(runs).await;
-    if which != Which::Live {
-        runs.retain(|run| which.is_then(run));
-        let of = |run: &Run| run.devices.iter().map(|device| device.last.time_ns).max();
-        let wanted = move |run: &Run| {
-            let process = &run.process;
-            viewer.sees(process.uid)
-                && which.takes(process.pid, &process.facts, &process.claims)
-                && which.is_then(run)
-        };
-        let over = context.keeper.find(Box::new(wanted), charge).await;
-        runs.sort_by_key(|run| Reverse(of(run)));
+    let filter = ProcessFilter::of(query)?;
+    let live = filter.clone();
+    let takes = move |process: &ProcessView| viewer.sees(process.facts.uid) && live.has_process(process);
+    let runs = context.live_runs(takes, charge).await?;
+    let mut runs = context.keeper.join_earlier(runs).await;
+    if filter != ProcessFilter::Live {
+        runs.retain(|run| filter.has_time(run));
+        let takes = move |run: &Run| viewer.sees(run.process.uid) && filter.has_run(run);
+        let ended = context.keeper.find(Box::new(takes), charge).await;
+        runs.sort_by_key(|run| Reverse(run.devices.iter().map(|device| device.last.time_ns).max()));
         // Runs of live processes are in the store too, as of their last checkpoint.
-        let is_live = |run: &Run, live: &[Run]| {
-            let key = |run: &Run| (run.process.pid, run.process.start_ticks);
-            live.iter().any(|other| key(other) == key(run))
-        };
-        let over: Vec<_> = over.into_iter().filter(|run| !is_live(run, &runs)).collect();
-        runs.extend(over);
+        let live: Vec<(u32, u64)> = runs.iter().map(key).collect();
+        runs.extend(ended.into_iter().filter(|run| !live.contains(&key(run))));
     }
     if !viewer.all && context.shown().tenants == Tenants::Anonymous {
         runs.iter_mut().for_each(crate::view::visibility::hide_others);
     }
     match runs.iter().map(Run::weight).sum::<usize>() {
-        ..SMALL => Ok(json(&runs)),
-        _ => context.shares.beside(charge, move || json(&runs)).await.ok_or_else(ended),
+        ..SMALL => Ok(json(runs)),
+        _ => context.shares.beside(charge, move || json(runs)).await.ok_or_else(Refused::ending),
     }
+}
+
+fn key(run: &Run) -> (u32, u64) {
+    (run.process.pid, run.process.start_ticks)
 }
 
 /// Returns the owners of runs that pass the filter and are hidden from the caller; nothing if users are anonymous.
@@ -122,27 +116,18 @@ pub(super) async fn hidden(
     query: &str,
     charge: &CpuCharge,
 ) -> Result<Vec<HiddenRun>, Refused> {
-    let which = Which::of(query)?;
+    let filter = ProcessFilter::of(query)?;
     if viewer.all || context.shown().tenants == Tenants::Anonymous {
         return Ok(Vec::new());
     }
-    let ended = || Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon is ending");
-    let wanted = which.clone();
-    let takes = move |process: &ProcessView| {
-        let facts = &process.facts;
-        !viewer.sees(facts.uid) && wanted.takes(process.key.pid, &facts.seen, &facts.claims)
-    };
-    let mut runs = context.live_runs(takes, charge).await.ok_or_else(ended)?;
-    runs.retain(|run| which.is_then(run));
-    let known: Vec<(u32, u64)> = runs.iter().map(|run| (run.process.pid, run.process.start_ticks)).collect();
-    let wanted = move |run: &Run| {
-        let process = &run.process;
-        !viewer.sees(process.uid)
-            && !known.contains(&(process.pid, process.start_ticks))
-            && which.takes(process.pid, &process.facts, &process.claims)
-            && which.is_then(run)
-    };
-    runs.extend(context.keeper.find(Box::new(wanted), charge).await);
+    let live = filter.clone();
+    let takes = move |process: &ProcessView| !viewer.sees(process.facts.uid) && live.has_process(process);
+    let mut runs = context.live_runs(takes, charge).await?;
+    runs.retain(|run| filter.has_time(run));
+    let live: Vec<(u32, u64)> = runs.iter().map(key).collect();
+    let takes =
+        move |run: &Run| !viewer.sees(run.process.uid) && !live.contains(&key(run)) && filter.has_run(run);
+    runs.extend(context.keeper.find(Box::new(takes), charge).await);
     let row = |run: &Run| HiddenRun {
         pid: run.process.pid,
         user: run.process.facts.get("user").cloned().or(run.process.uid.map(|uid| format!("user {uid}"))),
@@ -157,18 +142,21 @@ mod tests {
 
     #[test]
     fn one_filter_at_a_time() {
-        assert_eq!(Which::of("").ok(), Some(Which::Live));
-        assert_eq!(Which::of("pid=7").ok(), Some(Which::Pid(7)));
-        assert_eq!(Which::of("tree=7").ok(), Some(Which::Tree(7)));
-        assert_eq!(Which::of("job=8812.0").ok(), Some(Which::Job("8812.0".into())));
+        assert_eq!(ProcessFilter::of("").ok(), Some(ProcessFilter::Live));
+        assert_eq!(ProcessFilter::of("pid=7").ok(), Some(ProcessFilter::Pid(7)));
+        assert_eq!(ProcessFilter::of("tree=7").ok(), Some(ProcessFilter::Tree(7)));
+        assert_eq!(ProcessFilter::of("job=8812.0").ok(), Some(ProcessFilter::Job("8812.0".into())));
         // GPUMEM_JOB may be any text; characters that a query cannot hold are escaped with %.
-        assert_eq!(Which::of("job=bert%20large%251").ok(), Some(Which::Job("bert large%1".into())));
+        assert_eq!(
+            ProcessFilter::of("job=bert%20large%251").ok(),
+            Some(ProcessFilter::Job("bert large%1".into()))
+        );
         let around = Around { at_ns: 70, for_ns: 5 };
-        assert_eq!(Which::of("around=70&within=5").ok(), Some(Which::Around(around)));
+        assert_eq!(ProcessFilter::of("around=70&within=5").ok(), Some(ProcessFilter::Around(around)));
         for bad in
             ["around=70", "around=70&within=x", "pid=x", "pid=4294967296", "pid=1&tree=2", "pdi=1", "pid"]
         {
-            assert!(Which::of(bad).is_err() || bad == "pid", "{bad}");
+            assert!(ProcessFilter::of(bad).is_err() || bad == "pid", "{bad}");
         }
     }
 
@@ -176,12 +164,15 @@ mod tests {
     fn trees_and_jobs() {
         let map = |key: &str, value: &str| BTreeMap::from([(key.to_owned(), value.to_owned())]);
         let none = BTreeMap::new();
-        assert!(Which::Tree(5).takes(9, &map("ancestors", "7,5,1"), &none));
-        assert!(Which::Tree(9).takes(9, &none, &none));
-        assert!(!Which::Tree(50).takes(9, &map("ancestors", "7,5,1"), &none));
-        assert!(Which::Job("a".into()).takes(9, &none, &map("job", "a")));
-        assert!(Which::Job("a".into()).takes(9, &none, &map("job", "a.12ab-3c")), "by the name it was given");
-        assert!(!Which::Job("a".into()).takes(9, &none, &map("job", "ab.12ab-3c")));
-        assert!(!Which::Job("a".into()).takes(9, &none, &map("rank", "a")));
+        assert!(ProcessFilter::Tree(5).has(9, &map("ancestors", "7,5,1"), &none));
+        assert!(ProcessFilter::Tree(9).has(9, &none, &none));
+        assert!(!ProcessFilter::Tree(50).has(9, &map("ancestors", "7,5,1"), &none));
+        assert!(ProcessFilter::Job("a".into()).has(9, &none, &map("job", "a")));
+        assert!(
+            ProcessFilter::Job("a".into()).has(9, &none, &map("job", "a.12ab-3c")),
+            "by the name it was given"
+        );
+        assert!(!ProcessFilter::Job("a".into()).has(9, &none, &map("job", "ab.12ab-3c")));
+        assert!(!ProcessFilter::Job("a".into()).has(9, &none, &map("rank", "a")));
     }
 }

@@ -19,8 +19,8 @@ mod node;
 mod process;
 mod response_cache;
 
-use super::ViewContext;
-use super::http::{plain, with};
+use super::http::{full, plain};
+use super::{Refused, ViewContext};
 use crate::config::Page;
 use gpumem_ledger::ProcessKey;
 use gpumem_report::html::{self, Shell};
@@ -32,7 +32,7 @@ use hyper::header::{
 };
 use hyper::{Request, Response, StatusCode, Version};
 pub(crate) use response_cache::ResponseCache;
-use response_cache::{Refused, What};
+use response_cache::What;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 
@@ -113,13 +113,13 @@ pub(super) async fn answer(
     } else {
         match asked {
             Asked::Page => unless_known(request, &ready().tag, || {
-                let mut page = with(StatusCode::OK, "text/html; charset=utf-8", ready().page.clone());
+                let mut page = full(StatusCode::OK, "text/html; charset=utf-8", ready().page.clone());
                 page.headers_mut().insert(CONTENT_SECURITY_POLICY, ready().policy.clone());
                 page
             }),
             Asked::Data(what) => match cache.get(context, what).await {
                 Ok(made) => {
-                    unless_known(request, &made.tag, || with(StatusCode::OK, JSON, made.body.clone()))
+                    unless_known(request, &made.tag, || full(StatusCode::OK, JSON, made.body.clone()))
                 }
                 Err(refused) => refusal(refused),
             },
@@ -160,7 +160,7 @@ fn unless_known(
 }
 
 fn refusal(Refused(status, error): Refused) -> Response<Full<Bytes>> {
-    let mut response = with(status, JSON, serde_json::json!({ "error": error }).to_string());
+    let mut response = full(status, JSON, serde_json::json!({ "error": error }).to_string());
     if status == StatusCode::SERVICE_UNAVAILABLE {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("2"));
     }

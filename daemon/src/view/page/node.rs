@@ -1,6 +1,6 @@
 //! Devices and processes at one moment, with the field names of the report's JSON. The rows are those of `gpumemctl ps`.
 
-use super::response_cache::{Refused, Text, aside};
+use super::response_cache::{Text, aside};
 use crate::aggregator::Published;
 use crate::clock;
 use crate::config::{Page, Tenants};
@@ -8,7 +8,7 @@ use crate::view::Health;
 use crate::view::rows::{self, ConsistentSample, Rows};
 use crate::view::text::clean;
 use crate::view::visibility::Viewer;
-use crate::view::{ViewContext, ViewSettings};
+use crate::view::{Refused, ViewContext, ViewSettings};
 use gpumem_ledger::{AccountView, Class, DeviceView, ProcessView};
 use gpumem_model::control::{DeviceRow, ProcessRow};
 use gpumem_model::run::{Clock, DeviceReading};

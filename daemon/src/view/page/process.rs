@@ -1,9 +1,9 @@
 //! One process: its current report, without data that the viewer may not see.
 
-use super::response_cache::{Refused, Text, aside};
+use super::response_cache::{Text, aside};
 use crate::config::{Page, Tenants};
 use crate::limits::user_share::CpuCharge;
-use crate::view::{ViewContext, ViewSettings};
+use crate::view::{Refused, ViewContext, ViewSettings};
 use gpumem_ledger::ProcessKey;
 use gpumem_model::run::Run;
 use gpumem_report::redacted::RedactedRun;
@@ -11,7 +11,7 @@ use gpumem_report::rules::Groupings;
 use gpumem_report::{Report, html, json};
 use hyper::StatusCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Limit of the bytes that the page draws; names and points beyond it are summed.
 const MOST_DRAWN: usize = 256 << 10;
@@ -22,7 +22,7 @@ const MOST_REPORT: usize = 4 << 20;
 pub(super) fn is_there(context: &ViewContext, key: ProcessKey, tenants: Tenants) -> Result<(), Refused> {
     if tenants == Tenants::Anonymous {
         let text = "processes are anonymous here (tenants in the configuration): gpumemctl report PID tells you yours";
-        return Err(Refused(StatusCode::FORBIDDEN, text.to_owned()));
+        return Err(Refused::new(StatusCode::FORBIDDEN, text));
     }
     let published = context.board.read();
     let mut processes = published.snapshot.processes.iter();
@@ -68,14 +68,12 @@ async fn told(
     key: ProcessKey,
     form: fn(&Report<'_>, bool) -> String,
 ) -> Result<Text, Refused> {
-    let gone = || Refused(StatusCode::SERVICE_UNAVAILABLE, "the daemon is ending".to_owned());
     let began = Instant::now();
-    let runs = context.live_runs(move |process| process.key == key, &CpuCharge::default()).await;
-    let runs = runs.ok_or_else(gone)?;
-    let core: Duration = began.elapsed();
-    let run = context.keeper.whole(runs).await.into_iter().next().ok_or_else(|| none(key))?;
+    let runs = context.live_runs(move |process| process.key == key, &CpuCharge::default()).await?;
+    let aggregator_time = began.elapsed();
+    let run = context.keeper.join_earlier(runs).await.into_iter().next().ok_or_else(|| none(key))?;
     let mut text = aside(move || with_words(run, &shown, form)).await?;
-    text.cost += core;
+    text.cost += aggregator_time;
     Ok(text)
 }
 

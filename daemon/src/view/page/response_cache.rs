@@ -4,7 +4,7 @@
 use super::{node, process};
 use crate::config::{Page, Tenants};
 use crate::os::lock;
-use crate::view::{ViewContext, ViewSettings};
+use crate::view::{Refused, ViewContext, ViewSettings};
 use gpumem_ledger::ProcessKey;
 use hyper::StatusCode;
 use hyper::body::Bytes;
@@ -38,9 +38,6 @@ impl What {
         }
     }
 }
-
-#[derive(Debug)]
-pub(super) struct Refused(pub StatusCode, pub String);
 
 #[derive(Debug)]
 pub(super) struct CachedResponse {
@@ -150,7 +147,7 @@ impl ResponseCache {
 }
 
 fn busy() -> Refused {
-    Refused(StatusCode::SERVICE_UNAVAILABLE, "the daemon is busy: retry later".to_owned())
+    Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon is busy: retry later")
 }
 
 /// A text and the time for making it, without waiting.
@@ -166,7 +163,6 @@ pub(super) async fn aside(make: impl FnOnce() -> String + Send + 'static) -> Res
         let text = make();
         Text { text, cost: began.elapsed() }
     };
-    tokio::task::spawn_blocking(timed).await.map_err(|_| {
-        Refused(StatusCode::INTERNAL_SERVER_ERROR, "the answer could not be generated".to_owned())
-    })
+    let failed = |_| Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "the answer could not be generated");
+    tokio::task::spawn_blocking(timed).await.map_err(failed)
 }

@@ -7,28 +7,28 @@ use gpumem_model::control::{Finding, State};
 use gpumem_model::layers;
 use gpumem_model::run::SUBSCRIPTION_HELD;
 
-pub(super) fn of_process(process: &ProcessView, now_ns: u64, findings: &mut Vec<Finding>) {
+pub(super) fn check_process(process: &ProcessView, now_ns: u64, findings: &mut Vec<Finding>) {
     let mut out = Findings { subject: format!("process {}", process.key.pid), out: findings };
     let coverage = &process.coverage;
     if let Some(blocked) = &coverage.blocked {
-        let (text, fix) = of_blocked(blocked, now_ns);
-        out.say(Check::ProcessBlocked, State::Bad, text, Some(fix));
+        let (text, fix) = blocked_finding(blocked, now_ns);
+        out.add(Check::ProcessBlocked, State::Bad, text, Some(fix));
     }
     if coverage.paused {
-        let (text, fix) = of_paused(coverage, now_ns);
-        out.say(Check::ProcessPaused, State::Warn, text, fix);
+        let (text, fix) = paused_finding(coverage, now_ns);
+        out.add(Check::ProcessPaused, State::Warn, text, fix);
     }
     if !coverage.covered {
         if coverage.blocked.is_none() && !coverage.paused {
             let text = "it has no agent: its used bytes are known, their purpose is not";
-            out.say(Check::Process, State::Warn, text, Some("start it with `gpumemctl run -- ...`"));
+            out.add(Check::Process, State::Warn, text, Some("start it with `gpumemctl run -- ...`"));
         }
         return;
     }
     if coverage.late {
         let text = "the agent started after the first allocations: earlier memory counts as `predates`";
         let fix = "start the process with `gpumemctl run -- ...`";
-        out.say(Check::ProcessLate, State::Warn, text, Some(fix));
+        out.add(Check::ProcessLate, State::Warn, text, Some(fix));
     }
     if coverage.blind_count > 0 && coverage.open_blind().is_none() {
         let total = seconds(coverage.blind_total_ns(now_ns));
@@ -44,7 +44,7 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64, findings: &mut Vec<
             false => ("it had recorded nothing before", None),
         };
         let text = format!("the agent was blind for {total}{often}: {text}");
-        out.say(Check::ProcessBlind, State::Warn, text, fix);
+        out.add(Check::ProcessBlind, State::Warn, text, fix);
     }
     let lost = coverage.lost_in_all();
     if coverage.partial_history && lost > 0 {
@@ -52,19 +52,19 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64, findings: &mut Vec<
             true => "sums are bounds",
             false => "sums are exact again, peaks are lower bounds",
         };
-        out.say(Check::ProcessLost, State::Warn, format!("{lost} records were lost: {state}"), None);
+        out.add(Check::ProcessLost, State::Warn, format!("{lost} records were lost: {state}"), None);
     }
     if let Some(full) = coverage.full {
         let (text, key) = limit(full);
         let fix = format!("raise {key} if the process really uses that much");
         let text = format!("{text}: its further records are lost");
-        out.say(Check::ProcessLimit, State::Warn, text, Some(&fix));
+        out.add(Check::ProcessLimit, State::Warn, text, Some(&fix));
     }
-    if let Some(text) = of_oddities(&process.odd) {
+    if let Some(text) = anomalies(&process.odd) {
         let fix = "its tracked bytes are its own claim, its used bytes are the driver's; if the agent is ours, please report it";
-        out.say(Check::ProcessOdd, State::Warn, text, Some(fix));
+        out.add(Check::ProcessOdd, State::Warn, text, Some(fix));
     }
-    of_layers(process, &mut out);
+    check_layers(process, &mut out);
     // The agent's records arrive, independently of the other findings.
     let earlier = coverage.earlier.map_or(0, |earlier| earlier.events);
     let records = earlier.saturating_add(coverage.events);
@@ -73,11 +73,11 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64, findings: &mut Vec<
         0 => String::new(),
         _ => format!(": {earlier} of them before gpumemd was restarted, since when live peaks count"),
     };
-    out.say(Check::Process, State::Ok, format!("covered, {records} records, {lost} lost{since}"), None);
+    out.add(Check::Process, State::Ok, format!("covered, {records} records, {lost} lost{since}"), None);
 }
 
 /// Returns a text about inconsistent records. The agent of this project sends none.
-fn of_oddities(odd: &AnomalyCounts) -> Option<String> {
+fn anomalies(odd: &AnomalyCounts) -> Option<String> {
     let kinds = [
         (odd.unknown_frees, "free memory that was not allocated"),
         (odd.unknown_ends, "end calls that did not begin"),
@@ -87,21 +87,21 @@ fn of_oddities(odd: &AnomalyCounts) -> Option<String> {
         (odd.duplicates, "were sent twice"),
         (odd.devices_beyond, "name more devices than a process may have"),
     ];
-    let said: Vec<String> =
+    let counted: Vec<String> =
         kinds.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
-    (!said.is_empty()).then(|| format!("of its records, {}", said.join(", ")))
+    (!counted.is_empty()).then(|| format!("of its records, {}", counted.join(", ")))
 }
 
 /// Adds how memory gets its names, and which sources of names do not work.
-fn of_layers(process: &ProcessView, out: &mut Findings<'_>) {
-    let said = &process.coverage.layers;
-    let Some(level) = layers::level(said) else { return };
-    out.say(Check::ProcessNames, State::Ok, format!("names: {level}"), None);
-    for said in said.iter().filter(|said| said.is_lacking()) {
+fn check_layers(process: &ProcessView, out: &mut Findings<'_>) {
+    let sources = &process.coverage.layers;
+    let Some(level) = layers::level(sources) else { return };
+    out.add(Check::ProcessNames, State::Ok, format!("names: {level}"), None);
+    for source in sources.iter().filter(|source| source.is_lacking()) {
         // Sources that the user has switched off are not a problem.
-        let state = if said.state == "off" { State::Ok } else { State::Warn };
-        let text = layers::lacking(std::slice::from_ref(said), 200).join("");
-        out.say(Check::ProcessNames, state, format!("names: {text}"), None);
+        let state = if source.state == "off" { State::Ok } else { State::Warn };
+        let text = layers::lacking(std::slice::from_ref(source), 200).join("");
+        out.add(Check::ProcessNames, state, format!("names: {text}"), None);
     }
 }
 
@@ -113,7 +113,7 @@ fn seconds(ns: u64) -> String {
 }
 
 /// Returns the meaning of CUPTI's error for tracking allocations, and the remedy.
-fn of_blocked(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
+fn blocked_finding(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
     let since = seconds(now_ns.saturating_sub(blocked.since_ns));
     let by = blocked.by.as_str();
     if blocked.result == SUBSCRIPTION_HELD {
@@ -155,7 +155,7 @@ fn of_blocked(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
     (text, remedy)
 }
 
-fn of_paused(coverage: &Coverage, now_ns: u64) -> (String, Option<&'static str>) {
+fn paused_finding(coverage: &Coverage, now_ns: u64) -> (String, Option<&'static str>) {
     let window = coverage.open_blind();
     let since = window.map(|window| seconds(now_ns.saturating_sub(window.from_ns)));
     let lasting = since.map_or(String::new(), |since| format!(", for {since}"));
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     fn blocked(result: u16, by: &str) -> (String, &'static str) {
-        of_blocked(&Blocked { since_ns: 1_000_000_000, result, by: by.into() }, 13_400_000_000)
+        blocked_finding(&Blocked { since_ns: 1_000_000_000, result, by: by.into() }, 13_400_000_000)
     }
 
     #[test]

@@ -25,8 +25,7 @@ pub(super) struct Findings<'a> {
 }
 
 impl Findings<'_> {
-    /// Adds a finding.
-    pub(super) fn say(&mut self, check: Check, state: State, text: impl Into<String>, fix: Option<&str>) {
+    pub(super) fn add(&mut self, check: Check, state: State, text: impl Into<String>, fix: Option<&str>) {
         self.out.push(finding(check, state, self.subject.as_str(), text, fix));
     }
 }

@@ -21,20 +21,7 @@ const UNACCOUNTED: u64 = 64 << 20;
 const NAMED: usize = 8;
 const NO_PERMISSION: u32 = 4;
 
-/// Which processes the kernel lets the daemon see.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Sees {
-    /// Whether the daemon runs in the host's PID namespace.
-    pub host_pids: bool,
-}
-
-impl Sees {
-    pub(crate) fn now() -> Self {
-        Sees { host_pids: crate::os::is_in_host_pid_namespace() }
-    }
-}
-
-pub(super) fn of_driver(health: &Health, out: &mut Vec<Finding>) {
+pub(super) fn check_driver(health: &Health, out: &mut Vec<Finding>) {
     let fact = |name: &str| health.nvml.facts.get(name).map(String::as_str);
     let driver = fact("driver").unwrap_or("of unknown version");
     let mut nvml = Findings { subject: "nvml".to_owned(), out };
@@ -49,14 +36,14 @@ pub(super) fn of_driver(health: &Health, out: &mut Vec<Finding>) {
         let text = format!("driver {driver} lists {what}: bytes per process are omitted");
         let fix = "run gpumemd in the host's PID namespace (hostPID, --pid=host), or update the driver to 565.57.01 or \
                    later";
-        nvml.say(Check::NvmlPids, State::Warn, text, Some(fix));
+        nvml.add(Check::NvmlPids, State::Warn, text, Some(fix));
     }
     if fact("long_records").is_some() {
         let text = format!(
             "driver {driver} is an early 535 release, which writes list records of 32 bytes instead of the documented 24: \
              gpumemd reads them as they are, other tools on this machine show wrong pids"
         );
-        nvml.say(Check::NvmlRecords, State::Ok, text, Some("update the driver to 535.104.05 or later"));
+        nvml.add(Check::NvmlRecords, State::Ok, text, Some("update the driver to 535.104.05 or later"));
     }
     if fact("confidential").is_some() {
         let which = match fact("protected") {
@@ -67,17 +54,17 @@ pub(super) fn of_driver(health: &Health, out: &mut Vec<Finding>) {
             "confidential computing is on: bytes of processes are known, {which}; staging buffers of the driver belong to \
              no process"
         );
-        nvml.say(Check::NvmlConfidential, State::Ok, text, None);
+        nvml.add(Check::NvmlConfidential, State::Ok, text, None);
     }
     if is_windows(health, None) {
         let text = "this is WSL: Windows manages the GPU's memory and does not report bytes of processes; the device's \
                     totals are known and include memory that Windows uses";
         let fix = "start processes with `gpumemctl run -- ...`: tracked bytes are known";
-        nvml.say(Check::DriverWsl, State::Warn, text, Some(fix));
+        nvml.add(Check::DriverWsl, State::Warn, text, Some(fix));
     }
     if health.nvml.no_events {
         let text = "faults (Xid) and changes of MIG are not read any more: a call for events did not return";
-        nvml.say(Check::NvmlEvents, State::Warn, text, Some("see dmesg; restart gpumemd to try again"));
+        nvml.add(Check::NvmlEvents, State::Warn, text, Some("see dmesg; restart gpumemd to try again"));
     }
     for (gpu, why, fix) in &health.nvml.unnamed {
         let text = format!("exists and cannot be identified: {why}; it is not monitored");
@@ -105,15 +92,17 @@ pub(super) fn of_accounting(health: &Health) -> Option<Finding> {
     Some(finding(Check::Accounting, State::Ok, "accounting", text, fix))
 }
 
-pub(super) struct Asked<'a> {
+/// Makes the findings about devices for one viewer.
+pub(super) struct DeviceChecks<'a> {
     pub snapshot: &'a Snapshot,
     pub health: &'a Health,
     pub viewer: Viewer,
     pub tenants: Tenants,
-    pub sees: Sees,
+    /// Whether the daemon sees all processes of the host.
+    pub is_in_host_pid_namespace: bool,
 }
 
-impl Asked<'_> {
+impl DeviceChecks<'_> {
     fn pids(&self, pids: impl Iterator<Item = u32>) -> String {
         let pids: Vec<u32> = pids.collect();
         if !self.viewer.all && self.tenants == Tenants::Anonymous {
@@ -140,7 +129,7 @@ impl Asked<'_> {
         })
     }
 
-    pub(crate) fn of_device(&self, device: &DeviceStatus, out: &mut Vec<Finding>) {
+    pub(crate) fn check(&self, device: &DeviceStatus, out: &mut Vec<Finding>) {
         let subject = format!("GPU {} ({})", device.index, device.name);
         let view = self.snapshot.devices.iter().find(|of| of.name == device.name);
         let mut out = Findings { subject, out };
@@ -151,7 +140,7 @@ impl Asked<'_> {
                  and accounting may be missing",
                 view.model
             );
-            out.say(Check::GpuVgpu, State::Ok, text, None);
+            out.add(Check::GpuVgpu, State::Ok, text, None);
         }
         if let Some(view) = view {
             unified(view, &mut out);
@@ -181,13 +170,13 @@ impl Asked<'_> {
                 let text = format!(
                     "{problem}: MIG is on, and reading the whole GPU needs the right to monitor all of it"
                 );
-                out.say(Check::GpuMig, State::Warn, text, Some(monitor));
+                out.add(Check::GpuMig, State::Warn, text, Some(monitor));
             }
-            (Some(problem), _) => out.say(Check::Gpu, State::Warn, problem.clone(), device.remedy),
+            (Some(problem), _) => out.add(Check::Gpu, State::Warn, problem.clone(), device.remedy),
             (None, _) if hides => {
                 let text =
                     "MIG is on and none of its instances is visible here: the GPU is shown as one device";
-                out.say(Check::GpuMig, State::Warn, text, Some(monitor));
+                out.add(Check::GpuMig, State::Warn, text, Some(monitor));
             }
             (None, _) => {}
         }
@@ -214,7 +203,7 @@ impl Asked<'_> {
         } else {
             "a program did it: find the one that ended then (dmesg | grep Xid names its pid)"
         };
-        out.say(Check::GpuFaults, if is_grave { State::Bad } else { State::Warn }, text, Some(remedy));
+        out.add(Check::GpuFaults, if is_grave { State::Bad } else { State::Warn }, text, Some(remedy));
     }
 
     fn strangers(&self, device: &DeviceStatus, out: &mut Findings<'_>) {
@@ -230,7 +219,7 @@ impl Asked<'_> {
         }
         if !dead.0.is_empty() {
             let (pids, bytes) = (self.pids(dead.0.iter().copied()), mib(dead.1));
-            let (text, remedy) = if self.sees.host_pids {
+            let (text, remedy) = if self.is_in_host_pid_namespace {
                 (
                     format!(
                         "{bytes} are charged to {pids}, which has ended: the driver has not freed the memory of a dead process"
@@ -246,13 +235,13 @@ impl Asked<'_> {
                     "run gpumemd in the host's PID namespace (hostPID, --pid=host)",
                 )
             };
-            out.say(Check::GpuStrangers, State::Warn, text, Some(remedy));
+            out.add(Check::GpuStrangers, State::Warn, text, Some(remedy));
         }
         if !hidden.0.is_empty() {
             let (pids, bytes) = (self.pids(hidden.0.iter().copied()), mib(hidden.1));
             let text =
                 format!("{bytes} are charged to {pids}, which runs, but /proc does not show it to gpumemd");
-            out.say(
+            out.add(
                 Check::GpuStrangers,
                 State::Warn,
                 text,
@@ -275,7 +264,7 @@ impl Asked<'_> {
         if none(Absence::NotAvailable).next().is_some() {
             let pids = self.pids(none(Absence::NotAvailable));
             let (text, remedy) = why_absent(Absence::NotAvailable, self.health, Some(device));
-            out.say(Check::GpuBytes, State::Warn, format!("bytes of {pids} are unknown: {text}"), remedy);
+            out.add(Check::GpuBytes, State::Warn, format!("bytes of {pids} are unknown: {text}"), remedy);
         }
     }
 
@@ -292,7 +281,7 @@ impl Asked<'_> {
                 "the sum of its processes is {amount} more than its used bytes: memory shared between processes (IPC) counts \
                  for each of them"
             );
-            out.say(Check::GpuRemainder, State::Ok, text, None);
+            out.add(Check::GpuRemainder, State::Ok, text, None);
             return;
         }
         let mut why = Vec::new();
@@ -307,7 +296,7 @@ impl Asked<'_> {
         if has(device, "display") {
             why.push("frame buffers of the kernel, because it drives a display".to_owned());
         }
-        if !self.sees.host_pids {
+        if !self.is_in_host_pid_namespace {
             why.push("processes of other PID namespaces, which are not listed here".to_owned());
         }
         if let Some(node) = device.facts.get("numa_node") {
@@ -326,10 +315,10 @@ impl Asked<'_> {
              process that is ending now"
         };
         why.push(else_where.to_owned());
-        let remedy =
-            (!self.sees.host_pids).then_some("run gpumemd in the host's PID namespace (hostPID, --pid=host)");
+        let remedy = (!self.is_in_host_pid_namespace)
+            .then_some("run gpumemd in the host's PID namespace (hostPID, --pid=host)");
         let state = if is_known { State::Ok } else { State::Warn };
-        out.say(
+        out.add(
             Check::GpuRemainder,
             state,
             format!("{amount} in use belong to no process; possible causes: {}", why.join("; ")),
@@ -353,14 +342,14 @@ impl Asked<'_> {
                 self.pids(device.mps.iter().copied()),
                 server.unwrap_or_default()
             );
-            out.say(Check::GpuMps, State::Ok, text, None);
+            out.add(Check::GpuMps, State::Ok, text, None);
         }
         if !device.drawing.is_empty() {
             let text = format!(
                 "{} also use it for graphics: their bytes are in two of NVML's lists and are counted once",
                 self.pids(device.drawing.iter().copied())
             );
-            out.say(Check::GpuGraphics, State::Ok, text, None);
+            out.add(Check::GpuGraphics, State::Ok, text, None);
         }
     }
 }
@@ -376,7 +365,7 @@ fn addressing(device: &DeviceStatus, out: &mut Findings<'_>) {
         fact("numa_node").map(|node| format!("its memory is NUMA node {node} of the host (numactl -H)"));
     let parts: Vec<String> = mode.map(str::to_owned).into_iter().chain(node).collect();
     if !parts.is_empty() {
-        out.say(Check::GpuAddressing, State::Ok, parts.join("; "), None);
+        out.add(Check::GpuAddressing, State::Ok, parts.join("; "), None);
     }
 }
 
@@ -398,7 +387,7 @@ fn memory_limits(device: &DeviceStatus, out: &mut Findings<'_>) {
         let is_full = hard != u64::MAX && used >= hard - hard / 10;
         let fix = "free memory of the group's processes (gpumemctl ps), or raise the limit: an allocation beyond it fails";
         let (state, fix) = if is_full { (State::Warn, Some(fix)) } else { (State::Ok, None) };
-        out.say(Check::GpuLimits, state, text, fix);
+        out.add(Check::GpuLimits, state, text, fix);
     }
 }
 
@@ -419,7 +408,7 @@ fn health_events(device: &DeviceStatus, out: &mut Findings<'_>) {
             "nvidia-smi -q -d PAGE_RETIREMENT,ROW_REMAPPER shows what is pending; reset the GPU when it is idle",
         ),
     };
-    out.say(Check::GpuEvents, state, text, Some(remedy));
+    out.add(Check::GpuEvents, state, text, Some(remedy));
 }
 
 /// Adds a finding about a GPU without its own memory, with its last reading.
@@ -431,7 +420,7 @@ fn unified(view: &DeviceView, out: &mut Findings<'_>) {
          rest of used is memory of the host",
         mib(reading.free_bytes)
     );
-    out.say(Check::GpuUnified, State::Ok, text, None);
+    out.add(Check::GpuUnified, State::Ok, text, None);
 }
 
 /// Returns whether a model is a virtual GPU, whose name ends with its profile: `NVIDIA A40-48Q`, `GRID T4-4C`.

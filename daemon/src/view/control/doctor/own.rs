@@ -1,10 +1,10 @@
 //! Findings about the daemon itself: paths, limits that were reached, and losses that no other check reports.
 
 use super::finding::finding;
+use crate::nvml_status::NvmlCounters;
 use crate::run_writer::{self, Doubt};
 use crate::stats::Count;
-use crate::view::Health;
-use crate::view::ViewContext;
+use crate::view::{Health, ViewContext};
 use gpumem_ledger::Snapshot;
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
@@ -21,206 +21,98 @@ const SEE_LOG: &str = "see the daemon's log: which process, and what it sent";
 const LATE: &str = "find out why the daemon is late (processor time, a stopped daemon)";
 const ENOUGH_FILES: &str = "raise the daemon's limit of open files (LimitNOFILE=, ulimit -n)";
 
-/// A counter with the text after its number, and the remedy of an increase.
-type Counted = (Count, &'static str, &'static str);
+/// Makes a table from counters whose increase has a remedy. Each check has a subject, and rows of: counter, text after its
+/// number, remedy.
+macro_rules! counters {
+    ($($check:ident $subject:literal { $($count:ident: $text:literal, $remedy:expr;)* })*) => {
+        &[$($((Check::$check, $subject, Count::$count, $text, $remedy),)*)*]
+    };
+}
 
-/// Counters whose increase has a remedy, by check and subject.
-const COUNTED: &[(Check, &str, &[Counted])] = &[
-    (
-        Check::AgentLimits,
-        "agents",
-        &[
-            (
-                Count::RefusedFull,
-                "agents were refused because all connections were taken",
-                "raise agent.connections; each takes three of the open files that LimitNOFILE= allows",
-            ),
-            (
-                Count::RefusedUid,
-                "agents were refused because all connections of their user were taken",
-                "raise agent.connections_per_uid",
-            ),
-            (
-                Count::RefusedWaiting,
-                "peers were refused because too many had not sent a hello",
-                "raise agent.connections_without_hello; if it continues, a program opens connections and sends nothing",
-            ),
-            (
-                Count::RefusedSilent,
-                "peers sent no hello in time",
-                "raise agent.hello_timeout_s if the machine is that busy; agents connect again by themselves",
-            ),
-            (
-                Count::RefusedDescriptors,
-                "agents sent no shared memory, or more than one descriptor",
-                SAME_VERSION,
-            ),
-            (
-                Count::RefusedSize,
-                "agents were refused because their shared memory is too large",
-                "raise agent.shared_mib, or lower GPUMEM_RING_SLOTS and GPUMEM_LIVE_ROWS of those processes",
-            ),
-            (
-                Count::AgentWaited,
-                "times reading an agent was delayed because it exceeded agent.mib_per_s",
-                "raise agent.mib_per_s; records that the agent's full ring loses meanwhile are counted as lost",
-            ),
-            (Count::SkippedDevices, "records of agents named more devices than a process may have", SEE_LOG),
-            (Count::AcceptFailures, "connections could not be accepted", ENOUGH_FILES),
-        ],
-    ),
-    (
-        Check::AgentMemory,
-        "agents",
-        &[
-            (
-                Count::RefusedRows,
-                "records were refused: their processes have too many live allocations and blocks",
-                "raise agent.rows_per_process; the sums of such a process are bounds",
-            ),
-            (
-                Count::RefusedOfUser,
-                "records were refused: their user has used up its share of the daemon's memory",
-                "raise agent.memory_mib_per_uid and agent.memory_mib; processes.partial names the processes",
-            ),
-            (
-                Count::RefusedOfAll,
-                "records were refused: the daemon's memory for records is used up",
-                "raise agent.memory_mib, and MemoryMax= of the unit with it",
-            ),
-        ],
-    ),
-    (
-        Check::ControlConnections,
-        "control",
-        &[
-            (
-                Count::ControlFull,
-                "callers were refused because all connections were taken",
-                "raise control.connections",
-            ),
-            (
-                Count::ControlOfUid,
-                "callers were refused because all connections of their user were taken",
-                "raise control.connections_per_uid, or find the program that connects so often",
-            ),
-        ],
-    ),
-    (
-        Check::ControlShare,
-        "control",
-        &[(
-            Count::ControlWaited,
-            "answers were delayed because their user had exceeded control.share_per_uid",
-            "raise control.share_per_uid, or find the program that asks so often",
-        )],
-    ),
-    (
-        Check::AgentProtocol,
-        "agents",
-        &[
-            (Count::RefusedVersion, "agents have another version of the protocol", SAME_VERSION),
-            (Count::SkippedUnknown, "records of agents are of a kind unknown to this daemon", SAME_VERSION),
-        ],
-    ),
-    (
-        Check::AgentIdentity,
-        "agents",
-        &[
-            (Count::RefusedIdentity, "agents could not be identified", HOST_PIDS),
-            (
-                Count::RefusedGone,
-                "agents have no run: they had ended, and another process had their pid before their hello was read",
-                "find out why the daemon is late (processor time, a stopped daemon), or raise kernel.pid_max",
-            ),
-        ],
-    ),
-    (
-        Check::AgentPackets,
-        "agents",
-        &[
-            (
-                Count::SkippedOver,
-                "records of agents were read after the runs of their processes had been closed: these runs are incomplete",
-                LATE,
-            ),
-            (
-                Count::RefusedMemory,
-                "agents sent shared memory with missing seals or an invalid header",
-                SAME_VERSION,
-            ),
-            (Count::DroppedFraming, "agents were disconnected because of malformed packets", SEE_LOG),
-            (Count::DroppedOversize, "agents were disconnected because of too large packets", SEE_LOG),
-        ],
-    ),
-    (
-        Check::AgentClock,
-        "agents",
-        &[(
-            Count::DroppedTime,
-            "agents were disconnected because their clock is not the daemon's",
-            "start the process in the daemon's time namespace (no unshare --time)",
-        )],
-    ),
-    (
-        Check::MetricsSeries,
-        "metrics",
-        &[(
-            Count::SeriesFolded,
-            "series were omitted from scrapes",
-            "raise metrics.max_series, or use rules with fewer categories (metrics.rules)",
-        )],
-    ),
-    (
-        Check::MetricsConnections,
-        "metrics",
-        &[(
-            Count::HttpFull,
-            "idle connections were closed because all were taken",
-            "raise metrics.connections, or find the clients that hold them (ss -tn sport = :9837)",
-        )],
-    ),
-    (
-        Check::DaemonConfig,
-        "configuration",
-        &[(
-            Count::ReloadErrors,
-            "reloads were refused because it was invalid; the old one is in effect",
-            "gpumemd --check shows what is wrong; then systemctl reload gpumemd",
-        )],
-    ),
-    (
-        Check::Recording,
-        "recording",
-        &[(
-            Count::RecordingLost,
-            "records are missing in it because the disk was too slow or full",
-            "record to a faster disk; sums of its replay are bounds",
-        )],
-    ),
-    (
-        Check::StoreLost,
-        "store",
-        &[(
-            Count::StoreDropped,
-            "runs were never stored: too many or too large ones waited while the store was slow or not writable",
-            "fix the run-store problem reported above, or raise runs.waiting_mib",
-        )],
-    ),
-    (
-        Check::StoreAnswers,
-        "store",
-        &[(
-            Count::StoreNotShown,
-            "answers lack runs, because they would have had more than 256 stored ones, or 32 MiB",
-            "narrow the request; gpumemctl runs lists all stored runs",
-        )],
-    ),
-];
+const COUNTERS: &[(Check, &str, Count, &str, &str)] = counters! {
+    AgentLimits "agents" {
+        RefusedFull: "agents were refused because all connections were taken",
+            "raise agent.connections; each takes three of the open files that LimitNOFILE= allows";
+        RefusedUid: "agents were refused because all connections of their user were taken",
+            "raise agent.connections_per_uid";
+        RefusedWaiting: "peers were refused because too many had not sent a hello",
+            "raise agent.connections_without_hello; if it continues, a program opens connections and sends nothing";
+        RefusedSilent: "peers sent no hello in time",
+            "raise agent.hello_timeout_s if the machine is that busy; agents connect again by themselves";
+        RefusedDescriptors: "agents sent no shared memory, or more than one descriptor", SAME_VERSION;
+        RefusedSize: "agents were refused because their shared memory is too large",
+            "raise agent.shared_mib, or lower GPUMEM_RING_SLOTS and GPUMEM_LIVE_ROWS of those processes";
+        AgentWaited: "times reading an agent was delayed because it exceeded agent.mib_per_s",
+            "raise agent.mib_per_s; records that the agent's full ring loses meanwhile are counted as lost";
+        SkippedDevices: "records of agents named more devices than a process may have", SEE_LOG;
+        AcceptFailures: "connections could not be accepted", ENOUGH_FILES;
+    }
+    AgentMemory "agents" {
+        RefusedRows: "records were refused: their processes have too many live allocations and blocks",
+            "raise agent.rows_per_process; the sums of such a process are bounds";
+        RefusedOfUser: "records were refused: their user has used up its share of the daemon's memory",
+            "raise agent.memory_mib_per_uid and agent.memory_mib; processes.partial names the processes";
+        RefusedOfAll: "records were refused: the daemon's memory for records is used up",
+            "raise agent.memory_mib, and MemoryMax= of the unit with it";
+    }
+    ControlConnections "control" {
+        ControlFull: "callers were refused because all connections were taken", "raise control.connections";
+        ControlOfUid: "callers were refused because all connections of their user were taken",
+            "raise control.connections_per_uid, or find the program that connects so often";
+    }
+    ControlShare "control" {
+        ControlWaited: "answers were delayed because their user had exceeded control.share_per_uid",
+            "raise control.share_per_uid, or find the program that asks so often";
+    }
+    AgentProtocol "agents" {
+        RefusedVersion: "agents have another version of the protocol", SAME_VERSION;
+        SkippedUnknown: "records of agents are of a kind unknown to this daemon", SAME_VERSION;
+    }
+    AgentIdentity "agents" {
+        RefusedIdentity: "agents could not be identified", HOST_PIDS;
+        RefusedGone: "agents have no run: they had ended, and another process had their pid before their hello was read",
+            "find out why the daemon is late (processor time, a stopped daemon), or raise kernel.pid_max";
+    }
+    AgentPackets "agents" {
+        SkippedOver: "records of agents were read after the runs of their processes had been closed: these runs are incomplete",
+            LATE;
+        RefusedMemory: "agents sent shared memory with missing seals or an invalid header", SAME_VERSION;
+        DroppedFraming: "agents were disconnected because of malformed packets", SEE_LOG;
+        DroppedOversize: "agents were disconnected because of too large packets", SEE_LOG;
+    }
+    AgentClock "agents" {
+        DroppedTime: "agents were disconnected because their clock is not the daemon's",
+            "start the process in the daemon's time namespace (no unshare --time)";
+    }
+    MetricsSeries "metrics" {
+        SeriesFolded: "series were omitted from scrapes",
+            "raise metrics.max_series, or use rules with fewer categories (metrics.rules)";
+    }
+    MetricsConnections "metrics" {
+        HttpFull: "idle connections were closed because all were taken",
+            "raise metrics.connections, or find the clients that hold them (ss -tn sport = :9837)";
+    }
+    DaemonConfig "configuration" {
+        ReloadErrors: "reloads were refused because it was invalid; the old one is in effect",
+            "gpumemd --check shows what is wrong; then systemctl reload gpumemd";
+    }
+    Recording "recording" {
+        RecordingLost: "records are missing in it because the disk was too slow or full",
+            "record to a faster disk; sums of its replay are bounds";
+    }
+    StoreLost "store" {
+        StoreDropped: "runs were never stored: too many or too large ones waited while the store was slow or not writable",
+            "fix the run-store problem reported above, or raise runs.waiting_mib";
+    }
+    StoreAnswers "store" {
+        StoreNotShown: "answers lack runs, because they would have had more than 256 stored ones, or 32 MiB",
+            "narrow the request; gpumemctl runs lists all stored runs";
+    }
+};
 
-pub(super) fn look(context: &ViewContext, health: &Health, findings: &mut Vec<Finding>) {
-    of_calls(health, findings);
-    of_store(&context.keeper.status(), findings);
+pub(super) fn add_findings(context: &ViewContext, health: &Health, findings: &mut Vec<Finding>) {
+    check_nvml_calls(health, findings);
+    check_store(&context.keeper.status(), findings);
     findings.push(match context.fixed.metrics {
         Some(address) => {
             let text = format!("http://{address}/metrics");
@@ -232,21 +124,20 @@ pub(super) fn look(context: &ViewContext, health: &Health, findings: &mut Vec<Fi
             finding(Check::Metrics, State::Ok, "metrics", text, Some(fix))
         }
     });
-    for &(check, subject, rows) in COUNTED {
-        for &(count, what, fix) in rows {
-            let number = context.stats.get(count);
-            // An invalid configuration that was corrected later needs no report.
-            let is_over = count == Count::ReloadErrors && context.stats.get(Count::Reloads) > 0;
-            if number > 0 && !is_over {
-                let text = format!("{number} {what} since the start");
-                findings.push(finding(check, State::Warn, subject, text, Some(fix)));
-            }
+    for &(check, subject, count, what, remedy) in COUNTERS {
+        let number = context.stats.get(count);
+        // An invalid configuration that was corrected later needs no report.
+        let is_over = count == Count::ReloadErrors && context.stats.get(Count::Reloads) > 0;
+        if number > 0 && !is_over {
+            let text = format!("{number} {what} since the start");
+            findings.push(finding(check, State::Warn, subject, text, Some(remedy)));
         }
     }
 }
 
-fn of_calls(health: &Health, findings: &mut Vec<Finding>) {
-    let refused = health.nvml.counters.calls.refused;
+fn check_nvml_calls(health: &Health, findings: &mut Vec<Finding>) {
+    let NvmlCounters { calls, hangs, .. } = &health.nvml.counters;
+    let refused = calls.refused;
     if refused > 0 {
         let text = format!(
             "{refused} impossible values of the driver were refused since the start: more bytes than the GPU has, or invalid pids"
@@ -254,14 +145,12 @@ fn of_calls(health: &Health, findings: &mut Vec<Finding>) {
         let fix = "see the kernel log (dmesg | grep -e NVRM -e Xid); reset the GPU or reload the driver";
         findings.push(finding(Check::NvmlCalls, State::Warn, "nvml", text, Some(fix)));
     }
-    let hangs = health.nvml.counters.hangs;
-    if hangs > 0 {
+    if *hangs > 0 {
         let text = format!("{hangs} calls did not return since the start, and their process was replaced");
         let fix =
             "see dmesg (NVRM, Xid): a GPU may be about to fail; nvml.call_timeout_s is the timeout of a call";
         findings.push(finding(Check::NvmlCalls, State::Warn, "nvml", text, Some(fix)));
     }
-    let calls = &health.nvml.counters.calls;
     let (lists, deferred) = (calls.list_calls as f64, calls.deferred as f64);
     if deferred > 100.0 && deferred > MANY_DEFERRED * (lists + deferred) {
         let text = format!(
@@ -274,8 +163,8 @@ fn of_calls(health: &Health, findings: &mut Vec<Finding>) {
     }
 }
 
-fn of_store(store: &run_writer::Status, findings: &mut Vec<Finding>) {
-    let mut say = |check, state, text: String, fix: Option<&str>| {
+fn check_store(store: &run_writer::Status, findings: &mut Vec<Finding>) {
+    let mut add = |check, state, text: String, fix: Option<&str>| {
         findings.push(finding(check, state, "store", text, fix));
     };
     let mut waiting = format!("{} runs wait in memory ({} MiB)", store.waiting, store.waiting_bytes >> 20);
@@ -285,14 +174,14 @@ fn of_store(store: &run_writer::Status, findings: &mut Vec<Finding>) {
     match &store.reason {
         _ if let Some(time) = store.stuck => {
             let text = format!("its disk has not answered for {} s; {waiting}", time.as_secs());
-            say(
+            add(
                 Check::Store,
                 State::Bad,
                 text,
                 Some("check the file system: it is slow or does not respond"),
             );
         }
-        Some(reason) => say(Check::Store, State::Bad, format!("{reason}; {waiting}"), store.remedy),
+        Some(reason) => add(Check::Store, State::Bad, format!("{reason}; {waiting}"), store.remedy),
         None if store.is_late => {
             let text = format!(
                 "changes of {} runs are not in it, the oldest for {} s: a killed daemon would lose them",
@@ -301,13 +190,13 @@ fn of_store(store: &run_writer::Status, findings: &mut Vec<Finding>) {
             );
             let fix =
                 "its disk is slow for so many processes: use a faster one, or raise runs.checkpoint_every_s";
-            say(Check::Store, State::Warn, text, Some(fix));
+            add(Check::Store, State::Warn, text, Some(fix));
         }
-        None => say(Check::Store, State::Ok, store.path.display().to_string(), None),
+        None => add(Check::Store, State::Ok, store.path.display().to_string(), None),
     }
     if let Some(aside) = &store.set_aside {
         let text = format!("it was damaged and renamed to {}; a new one was created", aside.display());
-        say(
+        add(
             Check::StoreDamage,
             State::Warn,
             text,
@@ -316,22 +205,21 @@ fn of_store(store: &run_writer::Status, findings: &mut Vec<Finding>) {
     }
     if store.is_too_large {
         let text = "it is larger than runs.max_size_mib, and has only runs of live processes and imported ones, which are not deleted";
-        say(Check::StoreSize, State::Warn, text.to_owned(), Some("raise runs.max_size_mib"));
+        add(Check::StoreSize, State::Warn, text.to_owned(), Some("raise runs.max_size_mib"));
     }
     if let Some(doubt) = store.age_doubt {
         let text = format!("no run is deleted for its age (runs.keep_days): {doubt}");
         // A doubt that only needs time is not a problem.
         let is_wrong = !matches!(doubt, Doubt::Begun);
         let state = if is_wrong { State::Warn } else { State::Ok };
-        say(Check::StoreAge, state, text, is_wrong.then_some("check the clock: timedatectl, date"));
+        add(Check::StoreAge, state, text, is_wrong.then_some("check the clock: timedatectl, date"));
     }
-    let room = store.path.parent().and_then(|folder| statvfs(folder).ok());
-    if let Some(left) =
-        room.map(|room| room.f_bavail.saturating_mul(room.f_frsize)).filter(|left| *left < LITTLE_ROOM)
-    {
+    let left = store.path.parent().and_then(|folder| statvfs(folder).ok());
+    let left = left.map(|space| space.f_bavail.saturating_mul(space.f_frsize));
+    if let Some(left) = left.filter(|left| *left < LITTLE_ROOM) {
         let text = format!("its file system has {} MiB left", left >> 20);
         let fix = "free space, lower runs.keep_days or runs.max_size_mib, or move the store: runs.store";
-        say(Check::StoreRoom, State::Warn, text, Some(fix));
+        add(Check::StoreRoom, State::Warn, text, Some(fix));
     }
 }
 
@@ -376,7 +264,7 @@ mod tests {
     fn runs_that_are_not_in_the_store_are_counted() {
         let say = |store: run_writer::Status| {
             let mut findings = Vec::new();
-            of_store(&store, &mut findings);
+            check_store(&store, &mut findings);
             let first = findings.remove(0);
             (first.state, first.text, first.fix.unwrap_or_default())
         };

@@ -11,7 +11,7 @@ use gpumem_model::run::SUBSCRIPTION_HELD;
 /// Maximum number of processes that are named; further ones are only counted.
 const NAMED: usize = 4;
 
-pub(super) fn look(
+pub(super) fn add_findings(
     snapshot: &Snapshot,
     viewer: Viewer,
     tenants: Tenants,
@@ -55,14 +55,15 @@ pub(super) fn look(
         };
         findings.push(finding(Check::Uncovered, State::Warn, "processes", text, Some(&fix)));
     }
-    for process in living().filter(|process| viewer.sees(process.facts.uid)) {
+    let own = || living().filter(|process| viewer.sees(process.facts.uid));
+    for process in own() {
         if let Some(blocked) = &process.coverage.blocked {
-            let text = format!("pid {}: {}", process.key.pid, by(blocked, now_ns));
+            let text = format!("pid {}: {}", process.key.pid, blocked_text(blocked, now_ns));
             let fix = format!("gpumemctl doctor {} has the remedy", process.key.pid);
             findings.push(finding(Check::Blocked, State::Warn, "processes", text, Some(&fix)));
         }
     }
-    for process in living().filter(|process| viewer.sees(process.facts.uid)) {
+    for process in own() {
         if let Some(full) = process.coverage.full {
             let (what, key) = limit(full);
             let text =
@@ -71,15 +72,11 @@ pub(super) fn look(
             findings.push(finding(Check::Partial, State::Warn, "processes", text, Some(&fix)));
         }
     }
-    let of_viewer = living().filter(|process| viewer.sees(process.facts.uid));
-    let partial: Vec<String> = of_viewer
-        .filter(|process| process.coverage.partial_state)
-        .map(|process| process.key.pid.to_string())
-        .collect();
+    let partial = own().filter(|process| process.coverage.partial_state);
+    let partial: Vec<String> = partial.map(|process| process.key.pid.to_string()).collect();
     if !partial.is_empty() {
-        let first: Vec<&str> = partial.iter().take(NAMED).map(String::as_str).collect();
-        let text =
-            format!("{} lost records, so their sums are bounds: pid {}", partial.len(), first.join(", "));
+        let first = partial[..partial.len().min(NAMED)].join(", ");
+        let text = format!("{} lost records, so their sums are bounds: pid {first}", partial.len());
         let fix = "for programs that report in bursts, set GPUMEM_RING_SLOTS=262144; for many live allocations, raise agent.rows_per_process";
         findings.push(finding(Check::Partial, State::Warn, "processes", text, Some(fix)));
     }
@@ -91,7 +88,7 @@ fn used(process: &ProcessView) -> u64 {
     latest.filter_map(|sample| sample.used_bytes.ok()).sum()
 }
 
-fn by(blocked: &Blocked, now_ns: u64) -> String {
+fn blocked_text(blocked: &Blocked, now_ns: u64) -> String {
     let since_s = now_ns.saturating_sub(blocked.since_ns) / 1_000_000_000;
     let by = match (blocked.by.as_str(), blocked.result) {
         ("", SUBSCRIPTION_HELD) => "another CUPTI client".to_owned(),
