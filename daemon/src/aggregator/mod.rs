@@ -49,7 +49,7 @@ const JUMP_NS: i128 = 500_000_000;
 /// Maximum number of batches applied before the task yields to other tasks.
 const BATCHES: usize = 32;
 /// Time limit for applying deferred batches at shutdown.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const LAST_DEFERRED: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
 pub(crate) struct Published {
@@ -129,14 +129,14 @@ impl Default for AggregatorSettings {
 /// The task's state, with the ledger in `builder`.
 pub struct Aggregator {
     builder: RunBuilder,
-    tracks: ProcessTable,
+    processes: ProcessTable,
     stats: Arc<Stats>,
-    keeper: RunWriter,
+    run_writer: RunWriter,
     recorder: Option<Recorder>,
-    pace: AggregatorSettings,
+    settings: AggregatorSettings,
     publisher: watch::Sender<Arc<Published>>,
-    read_ns: Arc<AtomicU64>,
-    turned_ns: Arc<AtomicU64>,
+    /// Reader of which the views have clones; it shares with them the times of reads and ticks.
+    reader: SnapshotReader,
     published_ns: u64,
     changed: bool,
     wall_offset_ns: i128,
@@ -148,7 +148,7 @@ pub struct Aggregator {
     round: u64,
     /// Times (ns, CLOCK_MONOTONIC) at which all changed runs were last queued, and at which the last heartbeat was sent.
     complete_ns: u64,
-    beat_ns: u64,
+    heartbeat_ns: u64,
     roll: Roll,
     /// Live processes whose period has ended and whose run waits for room in the store's queue.
     rolling: VecDeque<ProcessKey>,
@@ -156,21 +156,25 @@ pub struct Aggregator {
     closing: VecDeque<ProcessKey>,
     deferred: DeferredBatches,
     boot_id: String,
-    tally: NodeCounters,
+    counters: NodeCounters,
     /// Channel for what the store has about processes that this daemon sees for the first time.
-    recalls: (UnboundedSender<EarlierCounts>, UnboundedReceiver<EarlierCounts>),
+    earlier_counts: (UnboundedSender<EarlierCounts>, UnboundedReceiver<EarlierCounts>),
     /// Number of records that the ledger's limits had refused at the last snapshot.
     refused: RefusedRecords,
 }
 
 impl Aggregator {
     /// Makes an aggregator with an empty ledger, and the reader of its snapshots.
-    pub fn new(stats: Arc<Stats>, keeper: RunWriter, pace: AggregatorSettings) -> (Self, SnapshotReader) {
+    pub fn new(
+        stats: Arc<Stats>,
+        run_writer: RunWriter,
+        settings: AggregatorSettings,
+    ) -> (Self, SnapshotReader) {
         let now_ns = clock::now_ns();
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let source = Source { kind: "daemon".into(), origin: host, preset: None };
         let mut builder = RunBuilder::new(source);
-        builder.limit(pace.limits);
+        builder.limit(settings.limits);
         let snapshot = builder.ledger().snapshot();
         let first = Published {
             at_ns: now_ns,
@@ -180,21 +184,18 @@ impl Aggregator {
             remembered_bytes: 0,
         };
         let (publisher, published) = watch::channel(Arc::new(first));
-        let read_ns = Arc::new(AtomicU64::new(now_ns));
-        let turned_ns = Arc::new(AtomicU64::new(now_ns));
-        let board =
-            SnapshotReader { published, read_ns: Arc::clone(&read_ns), turned_ns: Arc::clone(&turned_ns) };
+        let time = || Arc::new(AtomicU64::new(now_ns));
+        let reader = SnapshotReader { published, read_ns: time(), turned_ns: time() };
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let mut core = Aggregator {
+        let mut aggregator = Aggregator {
             builder,
-            tracks: ProcessTable::default(),
+            processes: ProcessTable::default(),
             stats,
-            keeper,
+            run_writer,
             recorder: None,
-            pace,
+            settings,
             publisher,
-            read_ns,
-            turned_ns,
+            reader: reader.clone(),
             published_ns: now_ns,
             changed: true,
             wall_offset_ns: 0,
@@ -203,19 +204,19 @@ impl Aggregator {
             first_ns: now_ns,
             round: 0,
             complete_ns: now_ns,
-            beat_ns: now_ns,
+            heartbeat_ns: now_ns,
             roll: Roll::default(),
             rolling: VecDeque::new(),
             closing: VecDeque::new(),
             deferred: DeferredBatches::default(),
             boot_id: boot_id.trim_end().to_owned(),
-            tally: NodeCounters::default(),
-            recalls: mpsc::unbounded_channel(),
+            counters: NodeCounters::default(),
+            earlier_counts: mpsc::unbounded_channel(),
             refused: RefusedRecords::default(),
         };
-        core.anchor(now_ns);
-        core.roll.set(pace.roll, core.wall_ns(now_ns));
-        (core, board)
+        aggregator.anchor(now_ns);
+        aggregator.roll.set(settings.roll, aggregator.wall_ns(now_ns));
+        (aggregator, reader)
     }
 
     /// Starts a recording, or ends the current one with `None`.
@@ -226,10 +227,10 @@ impl Aggregator {
     }
 
     /// Applies new intervals and limits.
-    pub fn set_pace(&mut self, pace: AggregatorSettings) {
-        self.pace = pace;
-        self.roll.set(pace.roll, self.wall_ns(clock::now_ns()));
-        self.builder.limit(pace.limits);
+    pub fn set_pace(&mut self, settings: AggregatorSettings) {
+        self.settings = settings;
+        self.roll.set(settings.roll, self.wall_ns(clock::now_ns()));
+        self.builder.limit(settings.limits);
     }
 
     /// Applies batches and answers queries until a [`Command::End`] arrives or the command channel closes. Then closes all open
@@ -237,8 +238,8 @@ impl Aggregator {
     pub async fn run(
         mut self,
         mut inbox: mpsc::Receiver<Batch>,
-        mut asks: mpsc::Receiver<Query>,
-        mut orders: mpsc::Receiver<Command>,
+        mut queries: mpsc::Receiver<Query>,
+        mut commands: mpsc::Receiver<Command>,
     ) {
         let mut ticks = tokio::time::interval(QUIET_TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -248,19 +249,19 @@ impl Aggregator {
             let deferred_ns = self.deferred.next_ns();
             tokio::select! {
                 biased;
-                order = orders.recv() => match order {
+                command = commands.recv() => match command {
                     Some(Command::Record(recorder)) => self.record(recorder),
-                    Some(Command::AggregatorSettings(pace)) => self.set_pace(pace),
+                    Some(Command::AggregatorSettings(settings)) => self.set_pace(settings),
                     Some(Command::End) | None => break,
                 },
                 _ = ticks.tick() => {
                     ticked_ns = clock::now_ns();
                     self.tick(ticked_ns);
                 }
-                Some(ask) = asks.recv() => self.answer(ask),
-                Some(recalled) = self.recalls.1.recv() => self.hear_of_earlier(&recalled),
+                Some(query) = queries.recv() => self.answer(query),
+                Some(counts) = self.earlier_counts.1.recv() => self.apply_earlier_counts(&counts),
                 () = at(deferred_ns) => {
-                    let _ = self.go_on(clock::now_ns());
+                    let _ = self.take_deferred(clock::now_ns());
                     tokio::task::yield_now().await;
                 }
                 taken = inbox.recv_many(&mut batches, BATCHES) => {
@@ -287,7 +288,7 @@ impl Aggregator {
             self.take(batch);
         }
         let began = Instant::now();
-        while began.elapsed() < LAST_WORDS && self.go_on(u64::MAX) {}
+        while began.elapsed() < LAST_DEFERRED && self.take_deferred(u64::MAX) {}
         self.close().await;
     }
 
@@ -303,11 +304,11 @@ impl Aggregator {
     }
 
     /// Applies the deferred batches of one process whose wait is over. Returns whether there were any.
-    fn go_on(&mut self, now_ns: u64) -> bool {
+    fn take_deferred(&mut self, now_ns: u64) -> bool {
         let batches = self.deferred.take_due(now_ns);
-        let is_one = batches.is_some();
+        let has_any = batches.is_some();
         batches.into_iter().flatten().for_each(|batch| self.take(batch));
-        is_one
+        has_any
     }
 
     fn take_now(&mut self, mut batch: Batch) {
@@ -317,25 +318,21 @@ impl Aggregator {
         let mut rest = batch.frames.as_slice();
         let (mut records, mut is_long, mut has_news) = (0, false, false);
         if let Origin::Process(ProcessKey { pid, .. }) = batch.origin
-            && self.tracks.is_unidentified(pid)
+            && self.processes.is_unidentified(pid)
             && begins_agent(&batch.frames)
         {
             // A process list named this pid without its start time, which the agent has supplied.
-            self.tally.update(&self.builder.ledger().snapshot());
-            self.builder.forget(self.tracks.take_unidentified(pid));
+            self.counters.update(&self.builder.ledger().snapshot());
+            self.builder.forget(self.processes.take_unidentified(pid));
         }
         if let Origin::Process(key) = batch.origin
-            && !self.tracks.meet(key)
-            && !(begins_agent(&batch.frames) && self.tracks.reopen(key))
+            && !self.processes.add(key)
+            && !(begins_agent(&batch.frames) && self.processes.reopen(key))
         {
             // The run of this process is closed, so its records are dropped. Those with a sequence number are counted as
             // missing. Others, such as the end of a connection, do not matter.
-            let events = std::iter::from_fn(|| {
-                let (slot, payload, after) = frame::split_frame(rest).ok().flatten()?;
-                rest = after;
-                Some(Record::decode(slot, payload).is_ok_and(|record| record.stamp.seq > 0))
-            });
-            let events = events.filter(|is_event| *is_event).count() as u64;
+            let records = frame::records(rest).map_while(Result::ok).flatten();
+            let events = records.filter(|record| record.stamp.seq > 0).count() as u64;
             self.stats.add(Count::Late, 1);
             self.stats.add(Count::SkippedOver, events);
             return;
@@ -358,7 +355,7 @@ impl Aggregator {
         if let Origin::Process(key) = batch.origin
             && has_news
         {
-            self.tracks.register(key);
+            self.processes.mark_changed(key);
         }
         if let Origin::Process(key) = batch.origin
             && is_long
@@ -374,16 +371,16 @@ impl Aggregator {
         if let Some(recorder) = &self.recorder {
             recorder.take(without_ends(batch));
         }
-        for key in self.tracks.take_newcomers() {
-            self.keeper.request_earlier_counts(self.uid(key), key, self.recalls.0.clone());
+        for key in self.processes.take_newcomers() {
+            self.run_writer.request_earlier_counts(self.uid(key), key, self.earlier_counts.0.clone());
         }
         self.stats.observe(Timing::Batch, began.elapsed());
     }
 
     /// Tells the ledger how many records of this process an earlier daemon had received and lost.
-    fn hear_of_earlier(&mut self, recalled: &EarlierCounts) {
-        let EarlierCounts { key, events, lost, program } = *recalled;
-        if self.tracks.has(key) {
+    fn apply_earlier_counts(&mut self, counts: &EarlierCounts) {
+        let EarlierCounts { key, events, lost, program } = *counts;
+        if self.processes.has(key) {
             let (instance, seq) = program.map_or((0, 0), |program| (program.instance, program.heard));
             let stamp = Stamp { thread: key.pid, time_ns: clock::now_ns(), seq, ..Stamp::default() };
             let body = Body::EarlierLife { start_ticks: key.start_ticks, events, lost, instance };
@@ -393,65 +390,67 @@ impl Aggregator {
     }
 
     fn observe(&mut self, origin: Origin, record: &Record<'_>) {
+        let Stamp { thread: pid, device, time_ns, .. } = record.stamp;
         match (origin, record.body) {
-            (Origin::Process(key), Body::Source { up, .. }) => self.tracks.agent(key, up),
+            (Origin::Process(key), Body::Source { up, .. }) => self.processes.count_agent(key, up),
             (
                 Origin::Host,
                 Body::ProcessSample { start_ticks, .. }
                 | Body::ProcessFacts { start_ticks, .. }
                 | Body::AccountedPeak { start_ticks, .. }
                 | Body::ProtectedSample { start_ticks, .. },
-            ) => {
-                let listed = ProcessKey { pid: record.stamp.thread, start_ticks };
-                let (device, time_ns) = (record.stamp.device, record.stamp.time_ns);
-                let key = match record.body {
-                    // Do not identify the process: the pid belongs to another PID namespace.
-                    Body::ProcessSample { absence: Absence::WrongNamespace, .. } => listed,
-                    Body::ProcessFacts { .. } => listed,
-                    _ => self.tracks.identified(listed, time_ns),
-                };
-                let record = &Record { body: of_start(record.body, key.start_ticks), ..*record };
-                let is_open = match record.body {
-                    Body::ProcessSample { used_bytes, absence, .. } => {
-                        // A missing value is stored as an impossible byte count for its reason, so a change of reason counts.
-                        let absence = u64::MAX - u64::from(absence.to_code());
-                        self.tracks.note_reading(key, 0, device, used_bytes.0.or(Some(absence)))
-                    }
-                    Body::ProtectedSample { protected_bytes, .. } => {
-                        self.tracks.note_reading(key, 1, device, Some(protected_bytes))
-                    }
-                    Body::AccountedPeak { peak_bytes, .. } => {
-                        self.tracks.note_reading(key, 2, device, Some(peak_bytes))
-                    }
-                    _ => self.tracks.register(key),
-                };
-                if is_open {
-                    if matches!(record.body, Body::ProcessSample { .. }) {
-                        self.tracks.list_names(device, key, time_ns, clock::now_ns());
-                    }
-                    if matches!(record.body, Body::AccountedPeak { .. }) {
-                        self.tracks.accounted(key);
-                    }
-                    self.builder.observe(origin, record);
-                } else {
-                    self.stats.add(Count::Late, 1);
-                }
-            }
+            ) => self.observe_process(ProcessKey { pid, start_ticks }, *record),
             (Origin::Host, Body::ProcessGone { start_ticks, status }) => {
-                let key = ProcessKey { pid: record.stamp.thread, start_ticks };
-                self.tracks.gone(key, record.stamp.time_ns, status.0);
+                self.processes.set_end(ProcessKey { pid, start_ticks }, time_ns, status.0);
             }
-            _ => {
-                match record.body {
-                    Body::SampleBegin { .. } => self.tracks.list_begins(record.stamp.device),
-                    Body::SampleEnd { result: 0, .. } => {
-                        self.tracks.list_ends(record.stamp.device, record.stamp.time_ns);
-                    }
+            (_, body) => {
+                match body {
+                    Body::SampleBegin { .. } => self.processes.list_begins(device),
+                    Body::SampleEnd { result: 0, .. } => self.processes.list_ends(device, time_ns),
                     _ => {}
                 }
                 self.builder.observe(origin, record);
             }
         }
+    }
+
+    /// Applies a record of NVML or /proc about a process, unless the run of the process is closed.
+    fn observe_process(&mut self, mut key: ProcessKey, mut record: Record<'_>) {
+        let Stamp { device, time_ns, .. } = record.stamp;
+        // A pid of another PID namespace does not identify a process here.
+        let is_foreign = matches!(record.body, Body::ProcessSample { absence: Absence::WrongNamespace, .. });
+        if let Body::ProcessSample { start_ticks, .. }
+        | Body::AccountedPeak { start_ticks, .. }
+        | Body::ProtectedSample { start_ticks, .. } = &mut record.body
+            && !is_foreign
+        {
+            key = self.processes.identified(key, time_ns);
+            *start_ticks = key.start_ticks;
+        }
+        let is_open = match record.body {
+            Body::ProcessSample { used_bytes, absence, .. } => {
+                // A missing value is stored as an impossible byte count for its reason, so a change of reason counts.
+                let absence = u64::MAX - u64::from(absence.to_code());
+                self.processes.note_reading(key, 0, device, used_bytes.0.or(Some(absence)))
+            }
+            Body::ProtectedSample { protected_bytes, .. } => {
+                self.processes.note_reading(key, 1, device, Some(protected_bytes))
+            }
+            Body::AccountedPeak { peak_bytes, .. } => {
+                self.processes.note_reading(key, 2, device, Some(peak_bytes))
+            }
+            _ => self.processes.mark_changed(key),
+        };
+        if !is_open {
+            self.stats.add(Count::Late, 1);
+            return;
+        }
+        match record.body {
+            Body::ProcessSample { .. } => self.processes.list_names(device, key, time_ns, clock::now_ns()),
+            Body::AccountedPeak { .. } => self.processes.mark_accounted(key),
+            _ => {}
+        }
+        self.builder.observe(Origin::Host, &record);
     }
 
     /// Does the periodic work: records the wall time (anchor), closes ended processes, writes and rolls runs, publishes.
@@ -461,26 +460,28 @@ impl Aggregator {
             self.anchor(now_ns);
         }
         self.finish(now_ns);
-        let since_ns = now_ns.saturating_sub(self.checkpoint_ns);
-        let is_due = since_ns >= self.pace.checkpoint.as_nanos() as u64;
-        let mut due = Due::New;
+        let is_due = now_ns.saturating_sub(self.checkpoint_ns) >= self.settings.checkpoint.as_nanos() as u64;
         if is_due {
             self.checkpoint_ns = now_ns;
             self.round += 1;
-            due = if self.round.is_multiple_of(UNCOVERED_ROUNDS) { Due::All } else { Due::Covered };
         }
+        let due = match is_due {
+            true if self.round.is_multiple_of(UNCOVERED_ROUNDS) => Due::All,
+            true => Due::Covered,
+            false => Due::New,
+        };
         if due == Due::All {
             self.complete_ns = now_ns;
         }
         let since_ns = now_ns.saturating_sub(self.first_ns);
-        if is_due || since_ns >= FIRST_CHECKPOINT_NS && self.tracks.has_new() {
+        if is_due || since_ns >= FIRST_CHECKPOINT_NS && self.processes.has_new() {
             self.first_ns = now_ns;
             self.make_due(due, now_ns);
         }
         self.checkpoint(now_ns);
         self.roll(now_ns);
-        self.turned_ns.store(now_ns, Ordering::Relaxed);
-        let watched = now_ns.saturating_sub(self.read_ns.load(Ordering::Relaxed)) < WATCHED_NS;
+        self.reader.turned_ns.store(now_ns, Ordering::Relaxed);
+        let watched = now_ns.saturating_sub(self.reader.read_ns()) < WATCHED_NS;
         // Publish about every second even without changes, because a snapshot marks old data as `stale`.
         if self.changed && watched || now_ns.saturating_sub(self.published_ns) >= IDLE_PUBLISH_NS {
             self.publish(now_ns);
@@ -491,8 +492,8 @@ impl Aggregator {
     pub fn publish(&mut self, now_ns: u64) {
         (self.published_ns, self.changed) = (now_ns, false);
         let snapshot = self.builder.ledger().snapshot();
-        self.tally.update(&snapshot);
-        let totals = self.tally.totals.clone();
+        self.counters.update(&snapshot);
+        let totals = self.counters.totals.clone();
         let (remembered_bytes, refused) = self.builder.ledger().load();
         let before = std::mem::replace(&mut self.refused, refused);
         self.stats.add(Count::RefusedRows, refused.rows - before.rows);
@@ -530,49 +531,40 @@ impl Aggregator {
         i128::from(now_ns) + self.wall_offset_ns
     }
 
-    fn answer(&mut self, ask: Query) {
-        match ask {
+    fn answer(&mut self, query: Query) {
+        match query {
             // The client has disconnected and needs no answer.
             Query::Runs(_, _, reply) if reply.is_closed() => {}
-            Query::Runs(wanted, charge, reply) => {
+            Query::Runs(filter, charge, reply) => {
                 let runs = charge.run(|| {
                     let snapshot = self.builder.ledger().snapshot();
-                    let keys: Vec<_> =
-                        snapshot.processes.iter().filter(|of| wanted(of)).map(|of| of.key).collect();
+                    let keys: Vec<_> = snapshot
+                        .processes
+                        .iter()
+                        .filter(|process| filter(process))
+                        .map(|process| process.key)
+                        .collect();
                     let runs = self.builder.runs_of(&keys, true).into_iter();
                     runs.map(|(_, run)| run).filter(worth_keeping).collect()
                 });
                 let _ = reply.send(runs);
             }
-            Query::Mark(name, wanted, reply) => {
+            Query::Mark(name, filter, reply) => {
                 let time_ns = clock::now_ns();
                 let snapshot = self.builder.ledger().snapshot();
-                let live = snapshot.processes.iter().filter(|of| of.ended.is_none() && wanted(of));
-                let keys: Vec<ProcessKey> = live.map(|of| of.key).collect();
+                let live =
+                    snapshot.processes.iter().filter(|process| process.ended.is_none() && filter(process));
+                let keys: Vec<ProcessKey> = live.map(|process| process.key).collect();
                 for key in &keys {
                     let stamp = Stamp { thread: key.pid, time_ns, ..Stamp::default() };
                     let start_ticks = key.start_ticks;
                     self.host(&Record { stamp, body: Body::ProcessMark { start_ticks, name: &name } });
-                    self.tracks.register(*key);
+                    self.processes.mark_changed(*key);
                 }
                 self.changed = true;
                 let _ = reply.send((time_ns, keys.iter().map(|key| key.pid).collect()));
             }
         }
-    }
-}
-
-/// Returns the reading `body` with its start time replaced by `start_ticks`.
-fn of_start(body: Body<'_>, start_ticks: u64) -> Body<'_> {
-    match body {
-        Body::ProcessSample { used_bytes, absence, lists, .. } => {
-            Body::ProcessSample { start_ticks, used_bytes, absence, lists }
-        }
-        Body::AccountedPeak { peak_bytes, .. } => Body::AccountedPeak { start_ticks, peak_bytes },
-        Body::ProtectedSample { protected_bytes, .. } => {
-            Body::ProtectedSample { start_ticks, protected_bytes }
-        }
-        other => other,
     }
 }
 

@@ -24,10 +24,10 @@ pub(crate) enum Due {
 }
 
 #[derive(Debug, Default)]
-struct Track {
+struct Entry {
     agents: u32,
     /// Whether an agent of the process was ever connected.
-    spoke: bool,
+    had_agent: bool,
     /// Whether the driver's accounting has reported a peak of the process. A final one follows after its end.
     is_accounted: bool,
     /// End of the process: its time (ns, CLOCK_MONOTONIC) and the exit status, if known.
@@ -47,7 +47,7 @@ struct Track {
     is_listed_again: bool,
 }
 
-impl Track {
+impl Entry {
     /// Returns whether the hello of an agent may still supply the missing start time.
     fn may_be_identified(&self, key: &ProcessKey) -> bool {
         key.start_ticks == 0 && !self.is_listed_again
@@ -57,13 +57,13 @@ impl Track {
 /// Processes whose runs are not closed, and recently closed ones.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessTable {
-    tracks: BTreeMap<ProcessKey, Track>,
+    processes: BTreeMap<ProcessKey, Entry>,
     /// Processes in `tracks` that have ended.
     ending: BTreeSet<ProcessKey>,
     /// Queue of runs to be written, oldest first, each with the time since which it waits (ns, CLOCK_MONOTONIC).
     due: VecDeque<(ProcessKey, u64)>,
     /// Recently closed processes, oldest first.
-    over: VecDeque<ProcessKey>,
+    closed: VecDeque<ProcessKey>,
     /// Time at which each process in `over` ended (ns, CLOCK_MONOTONIC).
     ended_ns: BTreeMap<ProcessKey, u64>,
     /// Processes whose end was reported before any other record, with its time and exit status, oldest first. Their other
@@ -80,28 +80,28 @@ impl ProcessTable {
     /// Stores the value of a process's reading and marks the run as changed if the value differs. `kind` distinguishes the
     /// readings of one device. Returns false if the run is closed.
     pub(crate) fn note_reading(&mut self, key: ProcessKey, kind: u8, device: u8, value: Option<u64>) -> bool {
-        let Some(track) = self.tracks.get_mut(&key) else { return self.register(key) };
-        match track.readings.iter_mut().find(|(known, _)| *known == (kind, device)) {
-            Some((_, known)) => track.changed |= std::mem::replace(known, value) != value,
+        let Some(entry) = self.processes.get_mut(&key) else { return self.mark_changed(key) };
+        match entry.readings.iter_mut().find(|(known, _)| *known == (kind, device)) {
+            Some((_, known)) => entry.changed |= std::mem::replace(known, value) != value,
             None => {
-                track.readings.push(((kind, device), value));
-                track.changed = true;
+                entry.readings.push(((kind, device), value));
+                entry.changed = true;
             }
         }
         true
     }
 
     /// Marks the run of a process as changed. Returns false if its run is closed.
-    pub(crate) fn register(&mut self, key: ProcessKey) -> bool {
-        if let Some(track) = self.tracks.get_mut(&key) {
-            track.changed = true;
+    pub(crate) fn mark_changed(&mut self, key: ProcessKey) -> bool {
+        if let Some(entry) = self.processes.get_mut(&key) {
+            entry.changed = true;
         }
-        self.meet(key)
+        self.add(key)
     }
 
     /// Adds a process if it is new. Returns false if its run is closed.
-    pub(crate) fn meet(&mut self, key: ProcessKey) -> bool {
-        if self.tracks.contains_key(&key) {
+    pub(crate) fn add(&mut self, key: ProcessKey) -> bool {
+        if self.processes.contains_key(&key) {
             return true;
         }
         if self.ended_ns.contains_key(&key) {
@@ -113,7 +113,7 @@ impl ProcessTable {
         if gone.is_some() {
             self.ending.insert(key);
         }
-        self.tracks.insert(key, Track { changed: true, is_new: true, gone, ..Track::default() });
+        self.processes.insert(key, Entry { changed: true, is_new: true, gone, ..Entry::default() });
         self.newcomers.push(key);
         true
     }
@@ -122,20 +122,20 @@ impl ProcessTable {
     /// one. Returns whether records of the process are accepted now.
     pub(crate) fn reopen(&mut self, key: ProcessKey) -> bool {
         self.ended_ns.remove(&key);
-        self.over.retain(|over| *over != key);
-        self.register(key)
+        self.closed.retain(|over| *over != key);
+        self.mark_changed(key)
     }
 
     /// Returns whether a process list has named this pid and its start time could not be read.
     pub(crate) fn is_unidentified(&self, pid: u32) -> bool {
         let key = ProcessKey { pid, start_ticks: 0 };
-        self.tracks.get(&key).is_some_and(|track| track.may_be_identified(&key))
+        self.processes.get(&key).is_some_and(|entry| entry.may_be_identified(&key))
     }
 
     /// Removes the entry of this pid without a start time, because its agent's hello has the start time. Returns the old key.
     pub(crate) fn take_unidentified(&mut self, pid: u32) -> ProcessKey {
         let key = ProcessKey { pid, start_ticks: 0 };
-        self.tracks.remove(&key);
+        self.processes.remove(&key);
         self.ending.remove(&key);
         self.unseen.retain(|(_, listed), _| *listed != key);
         key
@@ -146,7 +146,7 @@ impl ProcessTable {
     }
 
     pub(crate) fn has(&self, key: ProcessKey) -> bool {
-        self.tracks.contains_key(&key)
+        self.processes.contains_key(&key)
     }
 
     /// Begins reading the process list of a device: no process is named so far.
@@ -162,9 +162,9 @@ impl ProcessTable {
         }
         let with_start = ProcessKey { start_ticks: 1, ..key }..=ProcessKey { start_ticks: u64::MAX, ..key };
         let is_in_time = |ended_ns: u64| listed_ns <= ended_ns.saturating_add(LISTED_AFTER_END_NS);
-        let mut open = self.tracks.range(with_start.clone()).rev();
+        let mut open = self.processes.range(with_start.clone()).rev();
         let mut ended = self.ended_ns.range(with_start).rev();
-        open.find(|(_, track)| track.gone.is_none_or(|(ended_ns, _)| is_in_time(ended_ns)))
+        open.find(|(_, entry)| entry.gone.is_none_or(|(ended_ns, _)| is_in_time(ended_ns)))
             .map(|(&found, _)| found)
             .or_else(|| ended.find(|(_, ended_ns)| is_in_time(**ended_ns)).map(|(&found, _)| found))
             .unwrap_or(key)
@@ -176,9 +176,9 @@ impl ProcessTable {
             return;
         }
         self.unseen.insert((device, key), true);
-        if let Some(track) = self.tracks.get_mut(&key) {
-            let missed_ns = *track.missed_ns.get_or_insert(now_ns.max(listed_ns));
-            track.is_listed_again |= listed_ns > missed_ns.saturating_add(LISTED_AFTER_END_NS);
+        if let Some(entry) = self.processes.get_mut(&key) {
+            let missed_ns = *entry.missed_ns.get_or_insert(now_ns.max(listed_ns));
+            entry.is_listed_again |= listed_ns > missed_ns.saturating_add(LISTED_AFTER_END_NS);
         }
     }
 
@@ -189,30 +189,30 @@ impl ProcessTable {
         for key in left {
             self.unseen.remove(&(device, key));
             if !self.unseen.keys().any(|&(_, other)| other == key) {
-                self.gone(key, time_ns, None);
+                self.set_end(key, time_ns, None);
             }
         }
     }
 
     /// Counts a connection of an agent of the process: a new one (`up`) or an ended one.
-    pub(crate) fn agent(&mut self, key: ProcessKey, up: bool) {
-        if let Some(track) = self.tracks.get_mut(&key) {
-            track.spoke = true;
-            track.agents = if up { track.agents + 1 } else { track.agents.saturating_sub(1) };
+    pub(crate) fn count_agent(&mut self, key: ProcessKey, up: bool) {
+        if let Some(entry) = self.processes.get_mut(&key) {
+            entry.had_agent = true;
+            entry.agents = if up { entry.agents + 1 } else { entry.agents.saturating_sub(1) };
         }
     }
 
-    pub(crate) fn accounted(&mut self, key: ProcessKey) {
-        if let Some(track) = self.tracks.get_mut(&key) {
-            track.is_accounted = true;
+    pub(crate) fn mark_accounted(&mut self, key: ProcessKey) {
+        if let Some(entry) = self.processes.get_mut(&key) {
+            entry.is_accounted = true;
         }
     }
 
     /// Stores the end of a process. Keeps the first reported time and the first available exit status.
-    pub(crate) fn gone(&mut self, key: ProcessKey, time_ns: u64, status: Option<u64>) {
-        if let Some(track) = self.tracks.get_mut(&key) {
-            let (time_ns, known) = *track.gone.get_or_insert((time_ns, status));
-            track.gone = Some((time_ns, known.or(status)));
+    pub(crate) fn set_end(&mut self, key: ProcessKey, time_ns: u64, status: Option<u64>) {
+        if let Some(entry) = self.processes.get_mut(&key) {
+            let (time_ns, known) = *entry.gone.get_or_insert((time_ns, status));
+            entry.gone = Some((time_ns, known.or(status)));
             self.ending.insert(key);
         } else if !self.ended_ns.contains_key(&key) && !self.early.iter().any(|&(ended, ..)| ended == key) {
             self.early.push_back((key, time_ns, status));
@@ -224,46 +224,42 @@ impl ProcessTable {
 
     /// Removes and returns the processes whose runs can be closed. The grace period after the end of a process depends on its
     /// agents:
-    /// - Connected: up to ten times `last_word_ns`. Thousands may end at once, and the records that each had sent are read before
+    /// - Connected: up to ten times `grace_ns`. Thousands may end at once, and the records that each had sent are read before
     ///   its connection ends.
     /// - Connected before, or in a namespace that is not visible here: none.
-    /// - Listed after its end, without a start time: ten times `last_word_ns`, because the hello of its agent may identify it.
-    /// - Never connected: a tenth of `last_word_ns`. A list may name a short program that ends while its hello waits to be read.
-    pub(crate) fn take_over(
-        &mut self,
-        now_ns: u64,
-        last_word_ns: u64,
-    ) -> Vec<(ProcessKey, u64, Option<u64>)> {
-        let is_over = |key: &ProcessKey, track: &Track| {
-            let wait_ns = match track.agents {
-                0 if track.may_be_identified(key) => last_word_ns * 10,
-                0 if track.spoke || key.start_ticks == 0 => 0,
-                0 => last_word_ns / 10,
-                _ => last_word_ns * 10,
+    /// - Listed after its end, without a start time: ten times `grace_ns`, because the hello of its agent may identify it.
+    /// - Never connected: a tenth of `grace_ns`. A list may name a short program that ends while its hello waits to be read.
+    pub(crate) fn take_ended(&mut self, now_ns: u64, grace_ns: u64) -> Vec<(ProcessKey, u64, Option<u64>)> {
+        let is_over = |key: &ProcessKey, entry: &Entry| {
+            let wait_ns = match entry.agents {
+                0 if entry.may_be_identified(key) => grace_ns * 10,
+                0 if entry.had_agent || key.start_ticks == 0 => 0,
+                0 => grace_ns / 10,
+                _ => grace_ns * 10,
             };
             // Wait for the final peak, which arrives with the next process list of its devices.
-            let wait_ns = if track.is_accounted { wait_ns.max(last_word_ns / 2) } else { wait_ns };
-            track.gone.filter(|(time_ns, _)| now_ns.saturating_sub(*time_ns) >= wait_ns)
+            let wait_ns = if entry.is_accounted { wait_ns.max(grace_ns / 2) } else { wait_ns };
+            entry.gone.filter(|(time_ns, _)| now_ns.saturating_sub(*time_ns) >= wait_ns)
         };
         let over: Vec<_> = self
             .ending
             .iter()
             .filter_map(|&key| {
-                let (time_ns, status) = is_over(&key, self.tracks.get(&key)?)?;
+                let (time_ns, status) = is_over(&key, self.processes.get(&key)?)?;
                 Some((key, time_ns, status))
             })
             .collect();
         for (key, time_ns, _) in &over {
-            self.tracks.remove(key);
+            self.processes.remove(key);
             self.ending.remove(key);
             // Remember no process without a start time: a later process with the same pid would have the same key.
             if key.start_ticks != 0 {
-                self.over.push_back(*key);
+                self.closed.push_back(*key);
                 self.ended_ns.insert(*key, *time_ns);
             }
         }
-        while self.over.len() > REMEMBERED {
-            if let Some(key) = self.over.pop_front() {
+        while self.closed.len() > REMEMBERED {
+            if let Some(key) = self.closed.pop_front() {
                 self.ended_ns.remove(&key);
             }
         }
@@ -275,17 +271,17 @@ impl ProcessTable {
     /// false) stay new, as do those that a hello may still identify.
     pub(crate) fn make_due(&mut self, which: Due, now_ns: u64, has_run: impl Fn(ProcessKey) -> bool) {
         let mut new = Vec::new();
-        for (&key, track) in self.tracks.iter_mut().filter(|(_, track)| track.changed && !track.is_due) {
-            if track.is_new && (track.may_be_identified(&key) || !has_run(key)) {
+        for (&key, entry) in self.processes.iter_mut().filter(|(_, entry)| entry.changed && !entry.is_due) {
+            if entry.is_new && (entry.may_be_identified(&key) || !has_run(key)) {
                 continue;
             }
-            track.is_due = track.is_new || which == Due::All || which == Due::Covered && track.spoke;
-            if track.is_new {
+            entry.is_due = entry.is_new || which == Due::All || which == Due::Covered && entry.had_agent;
+            if entry.is_new {
                 new.push(key);
-            } else if track.is_due {
+            } else if entry.is_due {
                 self.due.push_back((key, now_ns));
             }
-            track.is_new = false;
+            entry.is_new = false;
         }
         new.sort_by_key(|key| std::cmp::Reverse((key.start_ticks, key.pid)));
         new.into_iter().for_each(|key| self.due.push_front((key, now_ns)));
@@ -298,8 +294,8 @@ impl ProcessTable {
             && let Some((key, since_ns)) = self.due.pop_front()
         {
             // Skip closed processes: their final run is written separately.
-            if let Some(track) = self.tracks.get_mut(&key).filter(|track| track.is_due) {
-                (track.is_due, track.changed) = (false, false);
+            if let Some(entry) = self.processes.get_mut(&key).filter(|entry| entry.is_due) {
+                (entry.is_due, entry.changed) = (false, false);
                 taken.push((key, since_ns));
             }
         }
@@ -313,23 +309,23 @@ impl ProcessTable {
 
     /// Returns whether there is a process whose run was never written.
     pub(crate) fn has_new(&self) -> bool {
-        self.tracks.values().any(|track| track.is_new)
+        self.processes.values().any(|entry| entry.is_new)
     }
 
     /// Returns the processes that have not ended.
-    pub(crate) fn living(&self) -> Vec<ProcessKey> {
-        self.tracks.iter().filter(|(_, track)| track.gone.is_none()).map(|(&key, _)| key).collect()
+    pub(crate) fn live(&self) -> Vec<ProcessKey> {
+        self.processes.iter().filter(|(_, entry)| entry.gone.is_none()).map(|(&key, _)| key).collect()
     }
 
     /// Marks a process as changed and never written, because a new part of its run begins.
-    pub(crate) fn begins_part(&mut self, key: ProcessKey) {
-        if let Some(track) = self.tracks.get_mut(&key) {
-            (track.changed, track.is_new) = (true, true);
+    pub(crate) fn begin_part(&mut self, key: ProcessKey) {
+        if let Some(entry) = self.processes.get_mut(&key) {
+            (entry.changed, entry.is_new) = (true, true);
         }
     }
 
     pub(crate) fn keys(&self) -> Vec<ProcessKey> {
-        self.tracks.keys().copied().collect()
+        self.processes.keys().copied().collect()
     }
 }
 
@@ -342,63 +338,63 @@ mod tests {
     #[test]
     fn an_end_waits_for_the_last_word() {
         let mut tracks = ProcessTable::default();
-        assert!(tracks.register(KEY));
-        tracks.agent(KEY, true);
-        tracks.gone(KEY, 100, None);
-        assert_eq!(tracks.take_over(150, 1000), []);
-        tracks.agent(KEY, false);
-        assert_eq!(tracks.take_over(150, 1000), [(KEY, 100, None)]);
-        assert!(!tracks.register(KEY), "it is over");
+        assert!(tracks.mark_changed(KEY));
+        tracks.count_agent(KEY, true);
+        tracks.set_end(KEY, 100, None);
+        assert_eq!(tracks.take_ended(150, 1000), []);
+        tracks.count_agent(KEY, false);
+        assert_eq!(tracks.take_ended(150, 1000), [(KEY, 100, None)]);
+        assert!(!tracks.mark_changed(KEY), "it is over");
     }
 
     #[test]
     fn but_not_for_ever() {
         let mut tracks = ProcessTable::default();
-        tracks.register(KEY);
-        tracks.agent(KEY, true);
-        tracks.gone(KEY, 100, None);
-        tracks.gone(KEY, 200, Some(9));
-        assert_eq!(tracks.take_over(10_099, 1000), []);
-        assert_eq!(tracks.take_over(10_100, 1000), [(KEY, 100, Some(9))]);
+        tracks.mark_changed(KEY);
+        tracks.count_agent(KEY, true);
+        tracks.set_end(KEY, 100, None);
+        tracks.set_end(KEY, 200, Some(9));
+        assert_eq!(tracks.take_ended(10_099, 1000), []);
+        assert_eq!(tracks.take_ended(10_100, 1000), [(KEY, 100, Some(9))]);
         assert_eq!(tracks.keys(), []);
     }
 
     #[test]
     fn the_first_word_is_waited_for_a_moment() {
         let mut tracks = ProcessTable::default();
-        tracks.register(KEY);
-        tracks.gone(KEY, 100, None);
-        assert_eq!(tracks.take_over(199, 1000), []);
-        assert_eq!(tracks.take_over(200, 1000), [(KEY, 100, None)]);
+        tracks.mark_changed(KEY);
+        tracks.set_end(KEY, 100, None);
+        assert_eq!(tracks.take_ended(199, 1000), []);
+        assert_eq!(tracks.take_ended(200, 1000), [(KEY, 100, None)]);
     }
 
     #[test]
     fn hello_that_is_read_after_the_end_reopens_the_run() {
         let mut tracks = ProcessTable::default();
-        tracks.register(KEY);
-        tracks.gone(KEY, 100, None);
-        assert_eq!(tracks.take_over(200, 1000), [(KEY, 100, None)]);
-        assert!(!tracks.register(KEY));
-        assert!(tracks.reopen(KEY) && tracks.register(KEY));
-        tracks.agent(KEY, true);
-        tracks.agent(KEY, false);
-        tracks.gone(KEY, 300, None);
-        assert_eq!(tracks.take_over(300, 1000), [(KEY, 300, None)]);
-        assert!(!tracks.register(KEY), "it is over again");
+        tracks.mark_changed(KEY);
+        tracks.set_end(KEY, 100, None);
+        assert_eq!(tracks.take_ended(200, 1000), [(KEY, 100, None)]);
+        assert!(!tracks.mark_changed(KEY));
+        assert!(tracks.reopen(KEY) && tracks.mark_changed(KEY));
+        tracks.count_agent(KEY, true);
+        tracks.count_agent(KEY, false);
+        tracks.set_end(KEY, 300, None);
+        assert_eq!(tracks.take_ended(300, 1000), [(KEY, 300, None)]);
+        assert!(!tracks.mark_changed(KEY), "it is over again");
     }
 
     #[test]
     fn an_end_that_comes_first_is_not_forgotten() {
         let mut tracks = ProcessTable::default();
-        tracks.gone(KEY, 100, None);
-        tracks.gone(KEY, 150, Some(9));
-        assert_eq!(tracks.take_over(200, 1000), [], "nothing was said of it");
-        assert!(tracks.register(KEY));
-        tracks.agent(KEY, true);
-        assert_eq!(tracks.take_over(250, 1000), [], "its agent still speaks");
-        tracks.agent(KEY, false);
-        assert_eq!(tracks.take_over(300, 1000), [(KEY, 100, None)]);
-        assert!(!tracks.register(KEY), "it is over");
+        tracks.set_end(KEY, 100, None);
+        tracks.set_end(KEY, 150, Some(9));
+        assert_eq!(tracks.take_ended(200, 1000), [], "nothing was said of it");
+        assert!(tracks.mark_changed(KEY));
+        tracks.count_agent(KEY, true);
+        assert_eq!(tracks.take_ended(250, 1000), [], "its agent still speaks");
+        tracks.count_agent(KEY, false);
+        assert_eq!(tracks.take_ended(300, 1000), [(KEY, 100, None)]);
+        assert!(!tracks.mark_changed(KEY), "it is over");
     }
 
     #[test]
@@ -410,13 +406,13 @@ mod tests {
             now += 2 * LISTED_AFTER_END_NS;
             tracks.list_begins(device);
             for &key in keys {
-                assert!(tracks.register(key));
+                assert!(tracks.mark_changed(key));
                 tracks.list_names(device, key, now, now);
             }
             if complete {
                 tracks.list_ends(device, now);
             }
-            let over = tracks.take_over(now, 1000).into_iter();
+            let over = tracks.take_ended(now, 1000).into_iter();
             over.map(|(key, ended_ns, _)| (key, ended_ns == now)).collect::<Vec<_>>()
         };
         assert_eq!(list(0, &[unseen, KEY], true), []);
@@ -438,7 +434,7 @@ mod tests {
         now_ns: u64,
     ) -> Vec<(ProcessKey, u64)> {
         tracks.list_begins(0);
-        assert!(tracks.register(key));
+        assert!(tracks.mark_changed(key));
         tracks.list_names(0, key, listed_ns, now_ns);
         tracks.list_ends(0, listed_ns);
         tracks.make_due(Due::New, now_ns, |_| true);
@@ -475,18 +471,18 @@ mod tests {
         let unseen = ProcessKey { start_ticks: 0, ..KEY };
         let mut tracks = ProcessTable::default();
         assert_eq!(tracks.identified(unseen, 50), unseen, "nothing is known");
-        tracks.register(KEY);
-        tracks.agent(KEY, true);
+        tracks.mark_changed(KEY);
+        tracks.count_agent(KEY, true);
         assert_eq!(tracks.identified(unseen, 50), KEY, "its end was not noticed so far");
         let ended_ns = 3_000_000_000;
-        tracks.gone(KEY, ended_ns, None);
+        tracks.set_end(KEY, ended_ns, None);
         let latest = ended_ns + LISTED_AFTER_END_NS;
         let is_it = |tracks: &ProcessTable| {
             [ended_ns, latest, latest + 1].map(|listed_ns| tracks.identified(unseen, listed_ns) == KEY)
         };
         assert_eq!(is_it(&tracks), [true, true, false]);
-        tracks.agent(KEY, false);
-        assert_eq!(tracks.take_over(latest, 1000), [(KEY, ended_ns, None)]);
+        tracks.count_agent(KEY, false);
+        assert_eq!(tracks.take_ended(latest, 1000), [(KEY, ended_ns, None)]);
         assert_eq!(is_it(&tracks), [true, true, false], "its run is closed");
         let other = ProcessKey { pid: KEY.pid + 1, ..unseen };
         assert_eq!(tracks.identified(other, ended_ns), other);
@@ -496,25 +492,25 @@ mod tests {
     fn listed_after_its_end_waits_for_a_hello() {
         let unseen = ProcessKey { start_ticks: 0, ..KEY };
         let mut tracks = ProcessTable::default();
-        assert!(tracks.register(unseen));
+        assert!(tracks.mark_changed(unseen));
         tracks.list_begins(0);
         tracks.list_names(0, unseen, 50, 50);
         tracks.list_ends(0, 50);
         tracks.list_begins(0);
         tracks.list_ends(0, 100);
-        assert_eq!(tracks.take_over(10_099, 1000), []);
-        assert_eq!(tracks.take_over(10_100, 1000), [(unseen, 100, None)]);
+        assert_eq!(tracks.take_ended(10_099, 1000), []);
+        assert_eq!(tracks.take_ended(10_100, 1000), [(unseen, 100, None)]);
     }
 
     #[test]
     fn new_runs_are_written_in_the_order_of_their_processes() {
         let keys = [(900, 1), (30, 2), (500, 3)].map(|(pid, start_ticks)| ProcessKey { pid, start_ticks });
         let mut tracks = ProcessTable::default();
-        keys.iter().for_each(|key| assert!(tracks.register(*key)));
+        keys.iter().for_each(|key| assert!(tracks.mark_changed(*key)));
         tracks.make_due(Due::New, 5, |key| key != keys[0]);
         assert_eq!(tracks.take_due(9), [(keys[1], 5), (keys[2], 5)], "pids begin again");
         assert!(tracks.has_new(), "the first one is on no device so far");
-        tracks.register(keys[1]);
+        tracks.mark_changed(keys[1]);
         tracks.make_due(Due::All, 6, |_| true);
         assert_eq!(tracks.take_due(9), [(keys[0], 6), (keys[1], 6)]);
     }
@@ -532,8 +528,8 @@ mod tests {
         assert_eq!(due(Some(5), Due::All), 0);
         assert_eq!([due(Some(7), Due::Covered), due(Some(7), Due::All), due(Some(7), Due::All)], [0, 1, 0]);
         assert_eq!([due(None, Due::All), due(None, Due::All)], [1, 0]);
-        tracks.agent(KEY, true);
-        tracks.register(KEY);
+        tracks.count_agent(KEY, true);
+        tracks.mark_changed(KEY);
         tracks.make_due(Due::Covered, 7, |_| true);
         assert_eq!(tracks.take_due(9), [(KEY, 7)]);
     }
@@ -542,8 +538,8 @@ mod tests {
     fn runs_are_due_once_and_new_ones_first() {
         let key = |pid| ProcessKey { pid, start_ticks: 2 };
         let mut tracks = ProcessTable::default();
-        tracks.register(key(1));
-        tracks.register(key(2));
+        tracks.mark_changed(key(1));
+        tracks.mark_changed(key(2));
         tracks.make_due(Due::New, 5, |_| true);
         assert!(!tracks.has_new());
         tracks.make_due(Due::All, 6, |_| true);
@@ -551,11 +547,11 @@ mod tests {
         assert_eq!(tracks.take_due(9).len(), 2);
         tracks.make_due(Due::All, 7, |_| true);
         assert_eq!(tracks.due().0, 0, "nothing was said since");
-        tracks.register(key(1));
+        tracks.mark_changed(key(1));
         tracks.make_due(Due::New, 8, |_| true);
         assert_eq!(tracks.due().0, 0, "it is not new");
         tracks.make_due(Due::All, 9, |_| true);
-        tracks.register(key(3));
+        tracks.mark_changed(key(3));
         tracks.make_due(Due::New, 10, |_| true);
         assert_eq!(tracks.take_due(1), [(key(3), 10)], "a new one goes first");
         assert_eq!(tracks.take_due(9), [(key(1), 9)], "the rest keeps its place");

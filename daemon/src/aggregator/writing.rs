@@ -1,5 +1,5 @@
-//! Hands runs to the store while processes live, after their end, and at shutdown. Builds only as many runs as the store has
-//! room for.
+//! Hands runs to the store: while processes live, after their end, and at shutdown. Builds only as many runs as the store's queue
+//! has room for.
 
 use super::Aggregator;
 use super::process_table::Due;
@@ -11,21 +11,21 @@ use gpumem_wire::{Body, Record, Stamp};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// Grace period for the final records of an ended process's agent.
-const LAST_WORD_NS: u64 = 2_000_000_000;
+/// Time (ns) after the end of a process for which its run stays open for the final records of its agent.
+const GRACE_NS: u64 = 2_000_000_000;
 /// Interval of heartbeats, with which the store records that unchanged runs are still current.
-const BEAT_NS: u64 = 60_000_000_000;
+const HEARTBEAT_NS: u64 = 60_000_000_000;
 /// Maximum number of runs built at once; the ledger takes no batches meanwhile.
 const RUNS_AT_ONCE: usize = 512;
 /// Maximum number of ended processes that wait for room in the store's queue.
-const MOST_CLOSING: usize = 16_384;
+const MAX_CLOSING: usize = 16_384;
 /// At shutdown, time limit for handing all runs to the store.
 const LAST_RUNS: Duration = Duration::from_secs(2);
 
 impl Aggregator {
     /// Closes the runs of ended processes whose agents have disconnected or have used up their grace period.
     pub(super) fn finish(&mut self, now_ns: u64) {
-        let over = self.tracks.take_over(now_ns, LAST_WORD_NS);
+        let over = self.processes.take_ended(now_ns, GRACE_NS);
         for &(key, time_ns, status) in &over {
             let stamp = Stamp { thread: key.pid, time_ns, ..Stamp::default() };
             let status = gpumem_wire::Reading(status);
@@ -33,10 +33,10 @@ impl Aggregator {
             self.closing.push_back(key);
         }
         // A later process with the same pid would be confused with one without a start time, so close all ended processes now.
-        let most = if over.iter().any(|(key, ..)| key.start_ticks == 0) || self.closing.len() > MOST_CLOSING {
+        let most = if over.iter().any(|(key, ..)| key.start_ticks == 0) || self.closing.len() > MAX_CLOSING {
             usize::MAX
         } else {
-            self.keeper.room().ended.min(RUNS_AT_ONCE)
+            self.run_writer.room().ended.min(RUNS_AT_ONCE)
         };
         self.close_ended(most);
     }
@@ -47,13 +47,10 @@ impl Aggregator {
         if keys.is_empty() {
             return;
         }
-        for (key, run) in self.builder.runs_of(&keys, false) {
-            if worth_keeping(&run) {
-                self.keeper.queue(self.uid(key), run, true);
-                self.stats.add(Count::RunsFinished, 1);
-            }
-        }
-        self.tally.update(&self.builder.ledger().snapshot());
+        let runs = self.builder.runs_of(&keys, false);
+        let stored = self.store_runs(runs, true);
+        self.stats.add(Count::RunsFinished, stored.len() as u64);
+        self.counters.update(&self.builder.ledger().snapshot());
         keys.into_iter().for_each(|key| self.builder.forget(key));
         self.changed = true;
     }
@@ -61,55 +58,59 @@ impl Aggregator {
     /// Ends the parts of processes that have lived for a whole period, and begins their next parts.
     pub(super) fn roll(&mut self, now_ns: u64) {
         let wall_ns = self.wall_ns(now_ns);
-        self.rolling.extend(self.roll.take(wall_ns, || self.tracks.living()));
-        let room = self.keeper.room().ended.min(RUNS_AT_ONCE).min(self.rolling.len());
-        let keys: Vec<_> = self.rolling.drain(..room).filter(|key| self.tracks.has(*key)).collect();
+        self.rolling.extend(self.roll.take(wall_ns, || self.processes.live()));
+        let room = self.run_writer.room().ended.min(RUNS_AT_ONCE).min(self.rolling.len());
+        let keys: Vec<_> = self.rolling.drain(..room).filter(|key| self.processes.has(*key)).collect();
         if keys.is_empty() {
             return; // the usual case; updating the counters walks the whole snapshot
         }
-        self.tally.update(&self.builder.ledger().snapshot());
-        for (key, run) in self.builder.roll(&keys, now_ns) {
-            if worth_keeping(&run) {
-                self.keeper.queue(self.uid(key), run, true);
-                self.stats.add(Count::RunsRolled, 1);
-                self.tracks.begins_part(key);
-            }
-        }
+        self.counters.update(&self.builder.ledger().snapshot());
+        let runs = self.builder.roll(&keys, now_ns);
+        let stored = self.store_runs(runs, true);
+        self.stats.add(Count::RunsRolled, stored.len() as u64);
+        stored.into_iter().for_each(|key| self.processes.begin_part(key));
     }
 
     /// Queues changed runs; see [`ProcessTable::make_due`](super::process_table::ProcessTable::make_due).
     pub(super) fn make_due(&mut self, which: Due, now_ns: u64) {
         let ledger = self.builder.ledger();
-        self.tracks.make_due(which, now_ns, |key| ledger.is_on_a_device(key));
+        self.processes.make_due(which, now_ns, |key| ledger.is_on_a_device(key));
     }
 
     /// Hands queued runs to the store, as many as it has room for. The other runs are built later.
     pub(super) fn checkpoint(&mut self, now_ns: u64) {
-        let due = self.tracks.take_due(self.keeper.room().living.min(RUNS_AT_ONCE));
-        let checkpoint_ns = self.pace.checkpoint.as_nanos() as u64;
+        let due = self.processes.take_due(self.run_writer.room().living.min(RUNS_AT_ONCE));
+        let checkpoint_ns = self.settings.checkpoint.as_nanos() as u64;
         let late = due.iter().filter(|(_, since_ns)| now_ns.saturating_sub(*since_ns) > checkpoint_ns);
         self.stats.add(Count::StoreLate, late.count() as u64);
         let keys: Vec<ProcessKey> = due.into_iter().map(|(key, _)| key).collect();
-        self.keep(&keys, false);
-        let (runs, since_ns) = self.tracks.due();
+        self.store_present(&keys, false);
+        let (runs, since_ns) = self.processes.due();
         let age = since_ns.map(|since_ns| Duration::from_nanos(now_ns.saturating_sub(since_ns)));
         let since = age.and_then(|age| Instant::now().checked_sub(age));
-        self.keeper.set_backlog(LedgerBacklog { runs, since, checkpoint: self.pace.checkpoint });
-        if runs == 0 && self.complete_ns.saturating_sub(self.beat_ns) >= BEAT_NS {
-            self.beat_ns = self.complete_ns;
-            self.keeper.heartbeat(self.complete_ns);
+        self.run_writer.set_backlog(LedgerBacklog { runs, since, checkpoint: self.settings.checkpoint });
+        if runs == 0 && self.complete_ns.saturating_sub(self.heartbeat_ns) >= HEARTBEAT_NS {
+            self.heartbeat_ns = self.complete_ns;
+            self.run_writer.heartbeat(self.complete_ns);
         }
     }
 
-    pub(super) fn keep(&mut self, keys: &[ProcessKey], over: bool) {
-        if keys.is_empty() {
-            return;
+    /// Hands the present state of processes' runs to the store.
+    fn store_present(&mut self, keys: &[ProcessKey], is_final: bool) {
+        if !keys.is_empty() {
+            let runs = self.builder.runs_of(keys, true);
+            self.store_runs(runs, is_final);
         }
-        for (key, run) in self.builder.runs_of(keys, true) {
-            if worth_keeping(&run) {
-                self.keeper.queue(self.uid(key), run, over);
-            }
-        }
+    }
+
+    /// Hands runs to the store, except those of processes that never used a device. Returns the processes of the other runs.
+    fn store_runs(&mut self, mut runs: Vec<(ProcessKey, Run)>, is_final: bool) -> Vec<ProcessKey> {
+        runs.retain(|(_, run)| worth_keeping(run));
+        let store = |(key, run)| {
+            self.run_writer.queue(self.uid(key), run, is_final);
+            key
+        };
+        runs.into_iter().map(store).collect()
     }
 
     /// Closes all runs at shutdown. Live processes' runs are written in their current state, changed ones first.
@@ -117,17 +118,17 @@ impl Aggregator {
         let began = Instant::now();
         self.finish(u64::MAX);
         self.make_due(Due::All, 0);
-        let mut keys: Vec<_> = self.tracks.take_due(usize::MAX).into_iter().map(|(key, _)| key).collect();
-        let with_news: HashSet<_> = keys.iter().copied().collect();
-        keys.extend(self.tracks.keys().into_iter().filter(|key| !with_news.contains(key)));
+        let mut keys: Vec<_> = self.processes.take_due(usize::MAX).into_iter().map(|(key, _)| key).collect();
+        let changed: HashSet<_> = keys.iter().copied().collect();
+        keys.extend(self.processes.keys().into_iter().filter(|key| !changed.contains(key)));
         while !self.closing.is_empty() || !keys.is_empty() {
             let is_late = began.elapsed() >= LAST_RUNS;
-            let room = if is_late { usize::MAX } else { self.keeper.room().ended.min(RUNS_AT_ONCE) };
+            let room = if is_late { usize::MAX } else { self.run_writer.room().ended.min(RUNS_AT_ONCE) };
             if room == 0 {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             } else if self.closing.is_empty() {
                 let chunk: Vec<_> = keys.drain(..room.min(keys.len())).collect();
-                self.keep(&chunk, true);
+                self.store_present(&chunk, true);
             } else {
                 self.close_ended(room);
             }

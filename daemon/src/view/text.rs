@@ -1,15 +1,15 @@
-//! Makes untrusted texts safe for terminals, dashboards and scrapers.
+//! Makes untrusted texts safe for terminals, dashboards and scrapers, and writes numbers as metrics have them.
 
 use gpumem_model::escape::{acts, escape as shown, escape_key};
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Longest label value in bytes, so that a scrape stays small whatever names processes have.
+/// Maximum length of a label value in bytes, so that long names of processes do not make a scrape large.
 pub(crate) const LABEL_BYTES: usize = 128;
-/// Bytes at the end of a cut text: `~` and 8 digits of a hash of the whole.
+/// Length of the end of a cut text in bytes: `~` and 8 digits of a hash of the whole text.
 const SUM_BYTES: usize = 9;
 
-/// Replaces control characters in a text, and cuts it to [`LABEL_BYTES`].
+/// Replaces control characters in a text by escapes, and cuts the text to [`LABEL_BYTES`].
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     if is_plain(text) { text.into() } else { cut(text, shown(text)).into() }
 }
@@ -18,8 +18,8 @@ fn is_plain(text: &str) -> bool {
     text.len() <= LABEL_BYTES && !text.chars().any(acts)
 }
 
-/// A label's value. Different texts have different values, even if they differ only in invisible characters or beyond the longest
-/// label, because a duplicate series would be lost.
+/// Value of a label. Different texts have different values, because a duplicate series would be lost. So texts that differ only
+/// in invisible characters, or beyond the maximum length, do not become equal.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Label<'a>(Cow<'a, str>);
 
@@ -37,7 +37,7 @@ impl<'a> From<&'a Label<'_>> for Label<'a> {
 }
 
 impl Label<'_> {
-    /// Appends it in the exposition format.
+    /// Appends the value in Prometheus' text format.
     pub(crate) fn push(&self, out: &mut String) {
         if !self.0.contains(['\\', '"']) {
             out.push_str(&self.0);
@@ -65,9 +65,23 @@ fn cut(text: &str, mut shown: String) -> String {
     shown
 }
 
-/// A number that can be a series' value.
+/// A number that can be the value of a series. An unknown one has no series.
 pub(crate) trait Number {
+    fn is_known(&self) -> bool {
+        true
+    }
+
     fn push(self, out: &mut String);
+}
+
+impl<N: Number> Number for Option<N> {
+    fn is_known(&self) -> bool {
+        self.is_some()
+    }
+
+    fn push(self, out: &mut String) {
+        self.into_iter().for_each(|number| number.push(out));
+    }
 }
 
 impl Number for u64 {

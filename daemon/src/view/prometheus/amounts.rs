@@ -1,5 +1,5 @@
-//! Additive values, of a process on a device or of the folded processes. The sums of the folded processes are written under the
-//! same names, so that the sum over a family does not depend on folding.
+//! Values of a process on a device that can be added to those of other processes. Processes without series of their own are added
+//! up and written as one process. So the sum over a metric does not depend on how many processes have series of their own.
 
 use super::families::{Families, Labels, families};
 use super::names::REST;
@@ -30,7 +30,7 @@ families! {
         "Tracked bytes by tag: the largest tags at the peak, and (other) for the rest; they add up to tracked. Only with metrics.tags above 0.";
 }
 
-/// Maximum number of series of one set of values, without categories and tags.
+/// Maximum number of series of one [`Amounts`], without categories and tags.
 pub(super) const MOST: usize = 6 + PARTS.len() - 1;
 
 const PARTS: [&str; 6] = ["context", "modules", "local_memory", "heaps", "rounding", "unexplained"];
@@ -46,9 +46,10 @@ fn parts(parts: &UntrackableParts) -> [i64; 6] {
     ]
 }
 
+/// Bytes by category or by tag.
 pub(super) type Named<'a> = BTreeMap<Label<'a>, i64>;
 
-/// Bytes of one process, or of the folded processes, on one device. Unknown values are absent.
+/// Bytes of one process on one device, or the sums of several processes. Unknown values are `None`.
 #[derive(Debug, Default)]
 pub(super) struct Amounts<'a> {
     used: Option<u64>,
@@ -62,12 +63,13 @@ pub(super) struct Amounts<'a> {
 }
 
 impl Amounts<'_> {
-    /// Returns the values of an account at its last sample, and the tracked amounts by cell, which the caller sums by name.
+    /// Returns the values of an account at its last sample. Also returns the tracked bytes of each cell of the process, which the
+    /// caller sums by category and tag. `covered`: the process has an agent.
     pub(crate) fn of(account: &AccountView, covered: bool) -> (Self, &[i64]) {
         let consistent = ConsistentSample::of(account);
         let gap = consistent.sample.and_then(|sample| Some((sample, sample.untrackable_bytes()?)));
         let (tracked, amounts) = consistent.tracked;
-        let said = Amounts {
+        let values = Amounts {
             used: consistent.used_bytes(),
             unavailable: consistent.absence,
             predates: gap.map(|(sample, _)| sample.predates_bytes),
@@ -76,7 +78,7 @@ impl Amounts<'_> {
             tracked: covered.then_some(tracked),
             ..Amounts::default()
         };
-        (said, if covered { amounts } else { &[] })
+        (values, if covered { amounts } else { &[] })
     }
 }
 
@@ -100,16 +102,15 @@ impl<'a> Amounts<'a> {
             let sums = self.parts.get_or_insert([0; 6]);
             sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum = sum.wrapping_add(part));
         }
-        for (name, bytes) in other.categories {
-            let sum = self.categories.entry(name).or_insert(0);
-            *sum = sum.wrapping_add(bytes);
-        }
-        for (name, bytes) in other.tags {
-            let sum = self.tags.entry(name).or_insert(0);
-            *sum = sum.wrapping_add(bytes);
+        for (sums, more) in [(&mut self.categories, other.categories), (&mut self.tags, other.tags)] {
+            for (name, bytes) in more {
+                let sum = sums.entry(name).or_insert(0);
+                *sum = sum.wrapping_add(bytes);
+            }
         }
     }
 
+    /// Replaces all tags by their sum.
     pub(crate) fn fold_tags(&mut self) {
         if !self.tags.is_empty() {
             let sum = self.tags.values().copied().fold(0, i64::wrapping_add);
@@ -118,19 +119,13 @@ impl<'a> Amounts<'a> {
     }
 
     pub(crate) fn write(&self, labels: &Labels, out: &mut Families) {
-        if let Some(used) = self.used {
-            out.add(&USED, labels, used);
-        }
+        out.add(&USED, labels, self.used);
         if let Some(reason) = self.unavailable {
             out.add_with(&UNAVAILABLE, labels, ("reason", reason), 1_u64);
         }
-        for (family, bytes) in
-            [(&PREDATES, self.predates), (&UNTRACKABLE, self.untrackable), (&TRACKED, self.tracked)]
-        {
-            if let Some(bytes) = bytes {
-                out.add(family, labels, bytes);
-            }
-        }
+        out.add(&PREDATES, labels, self.predates);
+        out.add(&UNTRACKABLE, labels, self.untrackable);
+        out.add(&TRACKED, labels, self.tracked);
         for (part, bytes) in PARTS.iter().zip(self.parts.iter().flatten()) {
             out.add_with(&UNTRACKABLE_PART, labels, ("part", *part), *bytes);
         }

@@ -39,31 +39,27 @@ families! {
         "Out-of-memory errors by kind. device: a framework failed after the driver had refused. pool: a framework failed at its own limit. suspected: a process without an agent ended while the device was nearly full. Kept after the process has ended.";
 }
 
-/// Maximum number of series of one device: one for each family, three kinds of OOM, six of events, and a seventeenth number for
-/// all Xids beyond sixteen.
+/// Maximum number of series of one device: one for each of 14 families, and further ones for three kinds of OOM, six kinds of
+/// events, and 17 values of Xid (sixteen numbers, and `other`).
 pub const MOST_PER_DEVICE: usize = 14 + 2 + 5 + 16;
 
-/// Age from which on a reading of a device with a problem is outdated. Memory is read at least once a second.
+/// Age (ns) from which on a reading of a device with a problem is not shown. Memory is normally read at least once a second.
 const FRESH_NS: u64 = 2_000_000_000;
 
 /// Returns NVML's index of a device and its UUID as labels.
 pub(super) fn labels(device: &DeviceView, health: &Health) -> Labels {
-    let of = health.nvml.device(device.name);
-    let index = of.map_or(device.ordinal, |of| of.index);
+    let index = health.nvml.device(device.name).map_or(device.ordinal, |status| status.index);
     Labels::new().with("gpu", &index.to_string()).with("uuid", &device.name.to_string())
 }
 
 pub(super) fn collect(published: &Published, health: &Health, out: &mut Families) {
     let now_ns = published.now_ns();
     for device in published.snapshot.devices.iter().filter(|device| health.nvml.may_have(device.name)) {
-        let of = health.nvml.device(device.name);
+        let status = health.nvml.device(device.name);
         let labels = labels(device, health);
         out.add_with(&INFO, &labels, ("model", &*device.model), 1_u64);
-        if let Some(total) = device.total_bytes {
-            out.add(&TOTAL, &labels, total);
-        }
-        let problem = of.and_then(|of| of.problem.as_deref());
-        let problem = problem.or(health.nvml.problem());
+        out.add(&TOTAL, &labels, device.total_bytes);
+        let problem = status.and_then(|status| status.problem.as_deref()).or(health.nvml.problem());
         if let Some(reason) = problem {
             out.add_with(&UNAVAILABLE, &labels, ("reason", reason), 1_u64);
         }
@@ -71,7 +67,7 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
             let xid = xid.map_or("other".to_owned(), |xid| xid.to_string());
             out.add_with(&XIDS, &labels, ("xid", &*xid), count);
         }
-        for event in of.map_or(&[][..], |of| &of.health_events) {
+        for event in status.map_or(&[][..], |status| &status.health_events) {
             out.add_with(&EVENTS, &labels, ("event", event.name), event.count);
         }
         // Written from the start, so that the first event is an increase.
@@ -85,22 +81,14 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
         let is_fresh = |time_ns: u64| now_ns.saturating_sub(time_ns) < FRESH_NS;
         let reading = device.latest.filter(|reading| problem.is_none() || is_fresh(reading.time_ns));
         let Some(reading) = reading else { continue };
-        if reading.unified {
-            out.add(&UNIFIED, &labels, 1_u64);
-        }
+        out.add(&UNIFIED, &labels, reading.unified.then_some(1_u64));
         out.add(&USED, &labels, reading.used_bytes);
-        if let Some((lowest, highest)) = device.recent.range() {
-            out.add(&LOWEST, &labels, lowest);
-            out.add(&HIGHEST, &labels, highest);
-        }
+        let range = device.recent.range();
+        out.add(&LOWEST, &labels, range.map(|(lowest, _)| lowest));
+        out.add(&HIGHEST, &labels, range.map(|(_, highest)| highest));
         out.add(&FREE, &labels, reading.free_bytes);
-        if let Some(system) = reading.system_reserved_bytes {
-            out.add(&SYSTEM, &labels, system);
-        }
-        if let Some(agreed) = device.agreed {
-            out.add(&UNACCOUNTED, &labels, agreed.unaccounted_bytes);
-        }
-        let age = now_ns.saturating_sub(reading.time_ns) as f64 / 1e9;
-        out.add(&AGE, &labels, age);
+        out.add(&SYSTEM, &labels, reading.system_reserved_bytes);
+        out.add(&UNACCOUNTED, &labels, device.agreed.map(|agreed| agreed.unaccounted_bytes));
+        out.add(&AGE, &labels, now_ns.saturating_sub(reading.time_ns) as f64 / 1e9);
     }
 }

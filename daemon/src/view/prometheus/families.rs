@@ -1,9 +1,9 @@
-//! Families of series. Each is written once with its help text, in the order of their first use.
+//! Writes metric families: each family once with its help text, then its series. Families are in the order of their first use.
 
 use crate::stats::Family;
 use crate::view::text::{Label, Number};
 
-/// Makes a static for each family: name, labels and HELP text; and the list of all families.
+/// Makes a static for each family from its type, name, labels and help text, and the list `FAMILIES`.
 macro_rules! families {
     ($($family:ident: $kind:ident $name:literal $labels:expr, $help:literal;)*) => {
         $(static $family: Family =
@@ -15,12 +15,12 @@ macro_rules! families {
 
 pub(super) use families;
 
-/// Labels shared by several series, formatted once.
+/// Labels that several series share, as text.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Labels(String);
 
 impl Labels {
-    /// Returns no labels, with room for the usual ones.
+    /// Returns an empty list with room for the labels that most series have.
     pub(crate) fn new() -> Self {
         Labels(String::with_capacity(192))
     }
@@ -41,28 +41,29 @@ fn push_pair(out: &mut String, name: &str, value: &Label<'_>) {
     out.push('"');
 }
 
-/// Position in a scrape, for [`Families::undo`].
+/// State of a scrape that [`Families::undo`] restores.
 #[derive(Debug)]
 pub(crate) struct Mark {
     lengths: Vec<usize>,
     series: usize,
-    folded: u64,
+    omitted: u64,
 }
 
+/// All series of a scrape, by family.
 #[derive(Debug)]
 pub(crate) struct Families {
     families: Vec<(Family, String)>,
     series: usize,
-    most: usize,
-    folded: u64,
+    max_series: usize,
+    omitted: u64,
 }
 
 impl Families {
-    pub(crate) fn new(most: usize) -> Self {
-        Families { families: Vec::new(), series: 0, most, folded: 0 }
+    pub(crate) fn new(max_series: usize) -> Self {
+        Families { families: Vec::new(), series: 0, max_series, omitted: 0 }
     }
 
-    /// Writes a series. Beyond the limit it is omitted and counted.
+    /// Writes a series, unless its value is unknown. Beyond the limit a series is omitted and counted.
     pub(crate) fn add(&mut self, family: &'static Family, labels: &Labels, value: impl Number) {
         self.push(family, labels, None, value);
     }
@@ -85,8 +86,11 @@ impl Families {
         own: Option<(&str, &Label<'_>)>,
         value: impl Number,
     ) {
-        if self.series >= self.most {
-            self.folded += 1;
+        if !value.is_known() {
+            return;
+        }
+        if self.series >= self.max_series {
+            self.omitted += 1;
             return;
         }
         self.series += 1;
@@ -112,23 +116,24 @@ impl Families {
 
     pub(crate) fn mark(&self) -> Mark {
         let lengths = self.families.iter().map(|(_, text)| text.len()).collect();
-        Mark { lengths, series: self.series, folded: self.folded }
+        Mark { lengths, series: self.series, omitted: self.omitted }
     }
 
-    /// Returns whether all series since `since` were written and `more` series fit.
+    /// Returns whether no series was omitted since `since`, and `more` series fit.
     pub(crate) fn has_room(&self, since: &Mark, more: usize) -> bool {
-        self.folded == since.folded && self.series.saturating_add(more) <= self.most
+        self.omitted == since.omitted && self.series.saturating_add(more) <= self.max_series
     }
 
-    /// Removes all series since a position.
+    /// Removes all series that were written since `since`.
     pub(crate) fn undo(&mut self, since: Mark) {
         let lengths = since.lengths.into_iter().chain(std::iter::repeat(0));
         self.families.iter_mut().zip(lengths).for_each(|((_, text), length)| text.truncate(length));
-        (self.series, self.folded) = (since.series, since.folded);
+        (self.series, self.omitted) = (since.series, since.omitted);
     }
 
-    pub(crate) fn folded(&self) -> u64 {
-        self.folded
+    /// Returns the number of series that were omitted because of the limit.
+    pub(crate) fn omitted(&self) -> u64 {
+        self.omitted
     }
 
     pub(crate) fn text(self) -> String {
@@ -162,7 +167,7 @@ mod tests {
         families.add(&A, &Labels::default(), -7_i64);
         families.add_with(&B, &labels, ("reason", "x"), 8_u64);
         families.add(&A, &labels, 9_u64);
-        assert_eq!(families.folded(), 1);
+        assert_eq!(families.omitted(), 1);
         assert_eq!(
             families.text(),
             "# HELP a_bytes A.\n# TYPE a_bytes gauge\na_bytes{pid=\"1\",user=\"a\\\"\\\\u{a}\"} 5\na_bytes -7\n\
@@ -180,7 +185,7 @@ mod tests {
         families.add(&B, &Labels::default(), 3_u64);
         assert!(!families.has_room(&before, 0));
         families.undo(before);
-        assert_eq!(families.folded(), 0);
+        assert_eq!(families.omitted(), 0);
         families.add(&A, &Labels::default(), 4_u64);
         assert_eq!(families.text(), "# HELP a_bytes A.\n# TYPE a_bytes gauge\na_bytes 1\na_bytes 4\n");
     }

@@ -1,16 +1,18 @@
-//! `/metrics`.
+//! Makes the text of `/metrics`.
 //!
 //! ```text
 //! own        metrics about the daemon itself, from the registry in stats.rs
-//! devices, processes   values of GPUs, from the published snapshot
-//! amounts    additive values of a process, or of the folded processes
-//! names      names of its bytes: categories and tags
-//! families   the writer of the GPU values
+//! devices    values of GPUs, from the published snapshot
+//! processes  values of processes, from the published snapshot
+//! amounts    values of a process that can be added to those of other processes
+//! names      categories and tags of a process's memory
+//! families   writes the values of GPUs and processes
 //! ```
 //!
-//! GPU values have their own writer. The crate builds, sorts and clones a tree of strings for each series and needs 0.9 ms for a
-//! thousand series. A whole scrape of 8 GPUs with 16 processes each must take less. Both write the same format. Values carry no
-//! time stamps, so that a series vanishes with its process. Unknown values have no series; a series with a reason explains it.
+//! GPU values have their own writer. The `prometheus` crate builds, sorts and clones a tree of strings for each series and needs
+//! 0.9 ms for a thousand series. A whole scrape of 8 GPUs with 16 processes each must take less. Both write the same format.
+//! Values have no time stamps, so that a series vanishes with its process. Unknown values have no series; another series has the
+//! reason as a label.
 
 mod amounts;
 mod devices;
@@ -47,20 +49,20 @@ fn scrape_as(context: &ViewContext, shown: ViewSettings) -> String {
     let mut families = Families::new(shown.max_series);
     devices::collect(&published, &health, &mut families);
     let folded = processes::collect(&published, &health, &shown, &mut families);
-    context.stats.add(Count::SeriesFolded, families.folded());
+    context.stats.add(Count::SeriesFolded, families.omitted());
     let mut text = families.text();
     own::write(context, &health, &published, folded, &mut text);
     context.stats.observe(Timing::Scrape, began.elapsed());
     text
 }
 
-/// Returns all families, for the reference.
+/// Returns all metric families, for the reference in docs/.
 pub fn families() -> impl Iterator<Item = Family> {
     let of_gpus = [devices::FAMILIES, amounts::FAMILIES, processes::FAMILIES].into_iter().flatten();
     of_gpus.map(|family| **family).chain(stats::families())
 }
 
-/// Returns the most series of a process that uses this many devices.
+/// Returns the maximum number of series of a process that uses this many devices.
 pub fn most_per_process(shown: &ViewSettings, devices: usize) -> usize {
     let of_account = processes::most_per_account(shown.rules.structure.rules.len(), shown.tags);
     processes::MOST_PER_PROCESS + devices * of_account

@@ -1,4 +1,4 @@
-//! Names of a process's bytes: categories by the rules, and its largest tags.
+//! Assigns names to the cells of a process (its units of tracked memory): categories by the rules, or its largest tags.
 
 use super::amounts::Named;
 use crate::view::text::Label;
@@ -8,13 +8,14 @@ use gpumem_report::rules::NO_TAG;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Name of the sum of tags beyond the limit.
+/// Name for the sum of the tags without a series of their own.
 pub(super) const REST: &str = "(other)";
-/// Further names besides the shown tags: the rest, untagged, and bytes that no block covers.
-pub(super) const BESIDE_TAGS: usize = 4;
-/// Further names besides the categories of the rules.
-pub(super) const BESIDE_RULES: usize = 3;
+/// Number of names in addition to the shown tags: other tags, untagged, pool idle, opaque pools.
+pub(super) const EXTRA_TAGS: usize = 4;
+/// Number of names in addition to the categories of the rules: pool idle, opaque pools, `Others`.
+pub(super) const EXTRA_CATEGORIES: usize = 3;
 
+/// Name of each cell, in the order of the cells.
 pub(super) struct Names<'a>(Vec<Label<'a>>);
 
 impl<'a> Names<'a> {
@@ -27,10 +28,10 @@ impl<'a> Names<'a> {
         Names(process.cells.iter().map(name).collect())
     }
 
-    /// Returns the tag of each cell, for the `most` named tags with the most bytes in `ranked`. That ranking is stable while
-    /// memory is allocated and freed.
-    pub(crate) fn tags(process: &'a ProcessView, ranked: &[i64], most: usize) -> Self {
-        let own = |cell: &'a CellView| match (&cell.tag, cell.class) {
+    /// Returns the tag of each cell. Only the `max_tags` tags with the most bytes in `ranked` are named. The caller passes bytes at
+    /// the peak, so that the choice is stable while memory is allocated and freed.
+    pub(crate) fn tags(process: &'a ProcessView, ranked: &[i64], max_tags: usize) -> Self {
+        let tag_of = |cell: &'a CellView| match (&cell.tag, cell.class) {
             _ if cell.is_idle() => Err("(pool idle)"),
             (_, Class::Opaque) => Err("(opaque pools)"),
             (Some(tag), _) => Ok(Label::from(&**tag)),
@@ -38,15 +39,15 @@ impl<'a> Names<'a> {
         };
         let mut sums = BTreeMap::new();
         for (cell, &bytes) in process.cells.iter().zip(ranked) {
-            if let Ok(tag) = own(cell) {
+            if let Ok(tag) = tag_of(cell) {
                 let sum: &mut i64 = sums.entry(tag).or_insert(0);
                 *sum = sum.wrapping_add(bytes);
             }
         }
         let mut order: Vec<_> = sums.into_iter().collect();
         order.sort_by_key(|(_, bytes)| Reverse(*bytes));
-        order.truncate(most);
-        let name = |cell| match own(cell) {
+        order.truncate(max_tags);
+        let name = |cell| match tag_of(cell) {
             Ok(tag) if order.iter().any(|(shown, _)| *shown == tag) => tag,
             Ok(_) => REST.into(),
             Err(word) => word.into(),
@@ -54,7 +55,7 @@ impl<'a> Names<'a> {
         Names(process.cells.iter().map(name).collect())
     }
 
-    /// Returns the bytes of each name; their sum is the sum of the amounts.
+    /// Returns the bytes of each name. `amounts` has the bytes of each cell.
     pub(crate) fn sums(&self, amounts: &[i64]) -> Named<'a> {
         let mut sums = Named::new();
         for (name, &bytes) in self.0.iter().zip(amounts).filter(|(_, bytes)| **bytes != 0) {

@@ -1,21 +1,20 @@
-//! Series of processes: the identity `used = predates + tracked + untrackable` at the last complete sample, and
-//! tracked bytes by category. One series for each process has the long labels, for joins by pid and start.
+//! Series of processes: `used = predates + tracked + untrackable` at the last complete sample, and tracked bytes by category.
+//! One series for each process has the long labels, for joins by pid and start.
 //!
-//! A process has all of its series or none. Young processes, and those for which there is no room, are folded into one process
-//! `(other)` with their sums. The oldest processes keep their series, so that no series comes and goes.
+//! A process has all of its series or none. Young processes, and those beyond the limit of series, are added up and written as one
+//! process `(other)` (folded). The oldest processes keep their series, so that series do not come and go.
 
 use super::amounts::{self, Amounts};
 use super::devices;
 use super::families::{Families, Labels, families};
-use super::names::{BESIDE_RULES, BESIDE_TAGS, Names, REST};
+use super::names::{EXTRA_CATEGORIES, EXTRA_TAGS, Names, REST};
 use crate::aggregator::Published;
 use crate::clock::since_boot;
 use crate::config::Tenants;
 use crate::stats::Family;
-use crate::view::Health;
-use crate::view::ViewSettings;
 use crate::view::rows::{ConsistentSample, flags};
-use gpumem_ledger::{AccountView, ProcessKey, ProcessView};
+use crate::view::{Health, ViewSettings};
+use gpumem_ledger::{AccountView, ClosedSample, ProcessKey, ProcessView};
 use gpumem_model::owner::{CLAIMED, Owner, OwnerField};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -72,21 +71,24 @@ families! {
         "Devices that only the process reports and NVML, which works, does not have; they have no other series.";
 }
 
-/// Maximum number of series of a process that do not depend on its devices: information, four counts, eight layers.
+/// Maximum number of series of a process that do not depend on its devices: one for its identity, four counts, and eight for the
+/// sources of names.
 pub(super) const MOST_PER_PROCESS: usize = 13;
 /// Maximum number of series of a process on a device, without categories and tags: two peaks, protected, five further kinds, six
 /// flags, one age.
 const MOST_PER_ACCOUNT: usize = amounts::MOST + 15;
 
-/// Returns the most series of a process on a device, if every category and tag has bytes.
+/// Returns the maximum number of series of a process on a device: every category and tag has bytes.
 pub(super) fn most_per_account(categories: usize, tags: usize) -> usize {
-    let tags = if tags == 0 { 0 } else { tags + BESIDE_TAGS };
-    MOST_PER_ACCOUNT + categories + BESIDE_RULES + tags
+    let tags = if tags == 0 { 0 } else { tags + EXTRA_TAGS };
+    MOST_PER_ACCOUNT + categories + EXTRA_CATEGORIES + tags
 }
 
+/// Number of processes without series of their own, by reason.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Folded {
     pub young: u64,
+    /// The limit of series was reached.
     pub room: u64,
 }
 
@@ -100,20 +102,20 @@ pub(super) fn collect(
     out: &mut Families,
 ) -> Folded {
     let devices = &published.snapshot.devices;
-    let is_there: Vec<bool> = devices.iter().map(|device| health.nvml.may_have(device.name)).collect();
+    let is_present: Vec<bool> = devices.iter().map(|device| health.nvml.may_have(device.name)).collect();
     let is_shown = |process: &&ProcessView| process.ended.is_none() && !process.accounts.is_empty();
     let mut live: Vec<&ProcessView> = published.snapshot.processes.iter().filter(is_shown).collect();
     live.sort_by_key(|process| (process.key.start_ticks, process.key.pid));
-    count(published, health, &is_there, &live, out);
+    write_counts(published, health, &is_present, &live, out);
     let up = since_boot();
-    // The folded processes always have room.
+    // Reserve room for the series of the process `(other)`.
     let categories = shown.rules.structure.rules.len();
-    let there = is_there.iter().filter(|is_there| **is_there).count();
-    let reserve = 1 + there * (amounts::MOST + categories + BESIDE_RULES + BESIDE_TAGS);
+    let there = is_present.iter().filter(|is_present| **is_present).count();
+    let reserve = 1 + there * (amounts::MOST + categories + EXTRA_CATEGORIES + EXTRA_TAGS);
     let (mut folded, mut rest) = (Folded::default(), BTreeMap::<usize, Amounts<'_>>::new());
     for process in live {
-        let accounts = amounts(process, &is_there, shown);
-        let claimed = claimed(process, &is_there);
+        let accounts = amounts(process, &is_present, shown);
+        let claimed = claimed(process, &is_present);
         if is_young(process.key, up, shown.young) {
             folded.young += 1;
         } else {
@@ -131,43 +133,43 @@ pub(super) fn collect(
         }
     }
     if folded.young + folded.room > 0 {
-        out.add_with(&INFO, &ids(Labels::new(), REST, "0"), ("comm", REST), 1_u64);
+        out.add_with(&INFO, &process_labels(Labels::new(), REST, "0"), ("comm", REST), 1_u64);
     }
     for (device, amounts) in rest {
         if let Some(device) = devices.get(device) {
-            amounts.write(&ids(devices::labels(device, health), REST, "0"), out);
+            amounts.write(&process_labels(devices::labels(device, health), REST, "0"), out);
         }
     }
     folded
 }
 
-/// Returns whether a process is young. One with unknown start counts as old as the machine.
+/// Returns whether a process is young. `up`: time since boot. A process with an unknown start counts as old.
 fn is_young(key: ProcessKey, up: Duration, young: Duration) -> bool {
     const MS_PER_TICK: u64 = 10; // USER_HZ is 100 on every supported architecture
     let start = Duration::from_millis(key.start_ticks.saturating_mul(MS_PER_TICK));
     up.saturating_sub(start) < young && key.start_ticks != 0
 }
 
-/// Returns the pseudonym of a hidden process. It is constant while process and daemon live, and a random key prevents finding the
-/// pid by brute force.
-fn hidden(key: ProcessKey) -> String {
+/// Returns the pseudonym of a process whose pid is hidden. It is constant while process and daemon live. A random key prevents
+/// others from finding the pid by trying all pids.
+fn pseudonym(key: ProcessKey) -> String {
     static SECRET: OnceLock<RandomState> = OnceLock::new();
     format!("hidden-{:016x}", SECRET.get_or_init(RandomState::new).hash_one((key.pid, key.start_ticks)))
 }
 
-fn ids(labels: Labels, pid: &str, start: &str) -> Labels {
+fn process_labels(labels: Labels, pid: &str, start: &str) -> Labels {
     labels.with("pid", pid).with("start", start)
 }
 
-fn count(
+fn write_counts(
     published: &Published,
     health: &Health,
-    is_there: &[bool],
+    is_present: &[bool],
     live: &[&ProcessView],
     out: &mut Families,
 ) {
     let devices = published.snapshot.devices.iter().enumerate();
-    for (index, device) in devices.filter(|(index, _)| is_there.get(*index) == Some(&true)) {
+    for (index, device) in devices.filter(|(index, _)| is_present.get(*index) == Some(&true)) {
         let labels = devices::labels(device, health);
         for (word, covered) in [("covered", true), ("uncovered", false)] {
             let on = |process: &&&ProcessView| {
@@ -181,26 +183,26 @@ fn count(
 }
 
 /// Returns the number of devices that the process reports and this machine does not have.
-fn claimed(process: &ProcessView, is_there: &[bool]) -> u64 {
+fn claimed(process: &ProcessView, is_present: &[bool]) -> u64 {
     let devices = process.accounts.iter().filter_map(|account| account.device);
-    devices.filter(|device| is_there.get(*device) == Some(&false)).count() as u64
+    devices.filter(|device| is_present.get(*device) == Some(&false)).count() as u64
 }
 
-/// Returns the additive values of each account on a device of this machine.
-fn amounts<'a>(process: &'a ProcessView, is_there: &[bool], shown: &'a ViewSettings) -> Vec<OnDevice<'a>> {
+/// Returns the values of a process on each device of this machine.
+fn amounts<'a>(process: &'a ProcessView, is_present: &[bool], shown: &'a ViewSettings) -> Vec<OnDevice<'a>> {
     let covered = process.coverage.covered;
     let categories = Names::categories(process, &shown.rules.structure);
     let of = |account: &'a AccountView| {
-        let (mut said, held) = Amounts::of(account, covered);
-        said.categories = categories.sums(held);
+        let (mut amounts, held) = Amounts::of(account, covered);
+        amounts.categories = categories.sums(held);
         if covered && shown.tags > 0 && shown.tenants == Tenants::Named {
-            said.tags = Names::tags(process, &account.peak.amounts, shown.tags).sums(held);
+            amounts.tags = Names::tags(process, &account.peak.amounts, shown.tags).sums(held);
         }
-        Some((account.device?, account, said))
+        Some((account.device?, account, amounts))
     };
-    let is_there =
-        |account: &&AccountView| account.device.is_some_and(|device| is_there.get(device) == Some(&true));
-    process.accounts.iter().filter(is_there).filter_map(of).collect()
+    let is_present =
+        |account: &&AccountView| account.device.is_some_and(|device| is_present.get(device) == Some(&true));
+    process.accounts.iter().filter(is_present).filter_map(of).collect()
 }
 
 fn write(
@@ -213,58 +215,55 @@ fn write(
     let is_named = tenants == Tenants::Named;
     let (pid, start) = match is_named {
         true => (process.key.pid.to_string(), process.key.start_ticks.to_string()),
-        false => (hidden(process.key), "0".to_owned()),
+        false => (pseudonym(process.key), "0".to_owned()),
     };
-    let own = ids(Labels::new(), &pid, &start);
+    let own = process_labels(Labels::new(), &pid, &start);
     match is_named {
-        true => info(process, &own, out),
+        true => write_info(process, &own, out),
         false => out.add(&INFO, &own, 1_u64),
     }
     if process.coverage.covered && is_named {
         out.add(&EVENTS, &own, process.coverage.events);
         out.add(&LOST, &own, process.coverage.lost_in_all());
         out.add(&FAILED, &own, process.coverage.failed_allocations);
-        for said in process.coverage.layers.iter().filter(|said| said.state != "absent") {
-            let labels = own.clone().with("layer", &said.layer);
-            out.add_with(&LAYER, &labels, ("state", said.state.as_str()), 1_u64);
+        for source in process.coverage.layers.iter().filter(|source| source.state != "absent") {
+            let labels = own.clone().with("layer", &source.layer);
+            out.add_with(&LAYER, &labels, ("state", source.state.as_str()), 1_u64);
         }
     }
-    if claimed > 0 {
-        out.add(&CLAIMED_DEVICES, &own, claimed);
-    }
+    out.add(&CLAIMED_DEVICES, &own, (claimed > 0).then_some(claimed));
     for (device, account, amounts) in accounts {
         let Some(device) = published.snapshot.devices.get(*device) else { continue };
-        let labels = ids(devices::labels(device, health), &pid, &start);
+        let labels = process_labels(devices::labels(device, health), &pid, &start);
         amounts.write(&labels, out);
-        beside(published, process, account, &labels, out);
+        write_other(published, process, account, &labels, out);
     }
 }
 
-fn info(process: &ProcessView, own: &Labels, out: &mut Families) {
+fn write_info(process: &ProcessView, own: &Labels, out: &mut Families) {
     let facts = &process.facts;
-    let who = Owner::of(&facts.seen, &facts.claims, facts.uid);
-    let mut labels = who.iter().fold(own.clone(), |labels, said| labels.with(said.label(), &said.value));
+    let owner = Owner::of(&facts.seen, &facts.claims, facts.uid);
+    let mut labels = owner.iter().fold(own.clone(), |labels, field| labels.with(field.label(), &field.value));
     if let Some(cgroup) = facts.seen.get("cgroup") {
         labels = labels.with("cgroup", cgroup);
     }
-    let claimed: Vec<&str> = who.iter().filter(|said| said.is_claim).map(OwnerField::label).collect();
+    let claimed: Vec<&str> = owner.iter().filter(|field| field.is_claim).map(OwnerField::label).collect();
     if !claimed.is_empty() {
         labels = labels.with(CLAIMED, &claimed.join(" "));
     }
     out.add(&INFO, &labels, 1_u64);
 }
 
-/// Writes the values that are not additive.
-fn beside(
+/// Writes the values that cannot be added to those of other processes.
+fn write_other(
     published: &Published,
     process: &ProcessView,
     account: &AccountView,
     labels: &Labels,
     out: &mut Families,
 ) {
-    if let Some(sample) = ConsistentSample::of(account).sample {
-        out.add(&AGE, labels, published.now_ns().saturating_sub(sample.t1_ns) as f64 / 1e9);
-    }
+    let age_ns = |sample: &ClosedSample| published.now_ns().saturating_sub(sample.t1_ns);
+    out.add(&AGE, labels, ConsistentSample::of(account).sample.map(|sample| age_ns(sample) as f64 / 1e9));
     if process.coverage.covered {
         out.add(&TRACKED_PEAK, labels, account.peak.tracked_bytes);
         let beside = &account.beside;
@@ -280,12 +279,8 @@ fn beside(
             }
         }
     }
-    if let Some((used, _)) = account.peak_used {
-        out.add(&USED_PEAK, labels, used);
-    }
-    if let Some(protected) = account.protected_bytes.filter(|_| account.complete.is_some()) {
-        out.add(&PROTECTED, labels, protected);
-    }
+    out.add(&USED_PEAK, labels, account.peak_used.map(|(used, _)| used));
+    out.add(&PROTECTED, labels, account.protected_bytes.filter(|_| account.complete.is_some()));
     for flag in flags(process, account) {
         out.add_with(&FLAG, labels, ("flag", flag), 1_u64);
     }
