@@ -9,7 +9,7 @@ use crate::os::fit_connections;
 use crate::run_writer::RunWriter;
 use crate::service::{self, tell};
 use crate::signals::Pulse;
-use crate::sockets::{self, Handed};
+use crate::sockets;
 use crate::source::agent::{self, Agents};
 use crate::source::kernel::Kernel;
 use crate::source::nvml::Nvml;
@@ -36,9 +36,10 @@ use tokio::sync::{Notify, mpsc};
 /// queue is full.
 const INBOX: usize = 64;
 /// Interval at which facts about processes, such as command lines, are read in the background.
-const FACTS: Duration = Duration::from_millis(500);
+const FACTS_INTERVAL: Duration = Duration::from_millis(500);
 /// Delays before each retry to read the exit status of an ended process.
-const STATUS: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(9), Duration::from_millis(40)];
+const STATUS_RETRIES: [Duration; 3] =
+    [Duration::from_millis(1), Duration::from_millis(9), Duration::from_millis(40)];
 /// Maximum time for the store to write each run once more at shutdown. systemd waits for 5 s (systemd/gpumemd.service).
 const LAST_WRITE: Duration = Duration::from_secs(3);
 
@@ -86,19 +87,19 @@ impl Setup {
 pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyhow::Result<()> {
     let stats = Arc::new(Stats::new()?);
     let keys = Keys::of(&setup.config()?);
-    let recorded_again = Arc::new(Notify::new());
-    let recorder = record(&settings, &stats, &recorded_again)?;
+    let recording_resumed = Arc::new(Notify::new());
+    let recorder = record(&settings, &stats, &recording_resumed)?;
     let mut listeners = Listeners::open(&setup, &settings)?;
 
-    let (keeper, keeper_thread) =
+    let (run_writer, writer_thread) =
         RunWriter::start(settings.store.clone(), settings.retention, Arc::clone(&stats))?;
-    keeper.set_queue_limit(settings.waiting_bytes);
+    run_writer.set_queue_limit(settings.waiting_bytes);
     let (inbox, batches) = mpsc::channel::<Batch>(INBOX);
-    let (asks, asked) = mpsc::channel(16);
-    let (orders, ordered) = mpsc::channel(16);
-    let (mut core, board) = Aggregator::new(Arc::clone(&stats), keeper.clone(), settings.pace);
-    core.record(recorder);
-    let mut core = tokio::spawn(core.run(batches, asked, ordered));
+    let (queries, query_inbox) = mpsc::channel(16);
+    let (commands, command_inbox) = mpsc::channel(16);
+    let (mut aggregator, reader) = Aggregator::new(Arc::clone(&stats), run_writer.clone(), settings.pace);
+    aggregator.record(recorder);
+    let mut aggregator = tokio::spawn(aggregator.run(batches, query_inbox, command_inbox));
 
     let processes = Processes::with(settings.who.clone());
     let kernel = Kernel::new(&settings.kernel);
@@ -110,23 +111,20 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
         tracing::warn!(connections, wanted, "the limit of open files is too low for that many agents");
     }
     let agents = Agents::new(settings.limits, processes.clone(), inbox.clone(), Arc::clone(&stats), hint);
+    let sources = LiveSources { nvml, agents: Arc::clone(&agents), kernel: kernel.clone() };
     let config = setup.file.clone().unwrap_or_else(|| config::USUAL_PATH.into());
     let metrics = listeners.http.as_ref().and_then(|listener| listener.local_addr().ok());
     let context = Arc::new(ViewContext {
         fixed: view::StartupInfo { config, metrics },
-        board: board.clone(),
-        stats: Arc::clone(&stats),
-        keeper,
-        asks,
-        sources: Box::new(LiveSources {
-            nvml: nvml.clone(),
-            agents: Arc::clone(&agents),
-            kernel: kernel.clone(),
-        }),
+        board: reader.clone(),
+        stats,
+        keeper: run_writer,
+        asks: queries,
+        sources: Box::new(sources),
         shown: settings.shown.clone().into(),
         shares: UserShares::default(),
     });
-    answer(&agents, &context);
+    set_self_reports(&agents, &context);
     let http_connections = Arc::new(AtomicUsize::new(settings.http_connections));
     if let Some(kept) = listeners.kept.take() {
         agents.inherit(kept).await;
@@ -140,8 +138,8 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     tasks.spawn(forward_exits(processes.clone(), Arc::clone(&agents), kernel.clone(), inbox.clone()));
     tasks.spawn(forward_facts(processes, kernel, inbox));
     if setup.service {
-        let seen = Arc::clone(&context);
-        tasks.spawn(service::watchdog(board.clone(), move || status(&seen.sources.health())));
+        let status_context = Arc::clone(&context);
+        tasks.spawn(service::watchdog(reader.clone(), move || status(&status_context.sources.health())));
         tell(&[NotifyState::Ready, NotifyState::Status("watching")]);
     }
     tracing::info!(
@@ -153,15 +151,15 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     );
 
     let mut live =
-        Reloader { setup, settings, keys, stats, agents, context, http_connections, orders, recorded_again };
+        Reloader { setup, settings, keys, agents, context, http_connections, commands, recording_resumed };
     loop {
         let idle = live.settings.idle_exit;
         tokio::select! {
             () = signals.end.next() => break,
-            ended = &mut core => anyhow::bail!("the ledger's task ended: {ended:?}"),
+            ended = &mut aggregator => anyhow::bail!("the ledger's task ended: {ended:?}"),
             () = signals.reload.next() => live.reload().await,
-            () = live.recorded_again.notified() => live.agents.resync(),
-            () = until_idle(idle, &live.agents, &board) => {
+            () = live.recording_resumed.notified() => live.agents.resync(),
+            () = until_idle(idle, &live.agents, &reader) => {
                 tracing::info!("this private daemon ends because it is idle");
                 break;
             }
@@ -174,20 +172,20 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     tasks.abort_all();
     live.agents.finish().await;
     // Fails only if the aggregator has ended.
-    let _ = live.orders.send(Command::End).await;
-    let _ = core.await;
-    keeper_thread.end(LAST_WRITE);
+    let _ = live.commands.send(Command::End).await;
+    let _ = aggregator.await;
+    writer_thread.end(LAST_WRITE);
     Ok(())
 }
 
 /// Sets the function that makes a report when a program requests one about itself. The other views show the same report.
-fn answer(agents: &Agents, context: &Arc<ViewContext>) {
+fn set_self_reports(agents: &Agents, context: &Arc<ViewContext>) {
     let context = Arc::clone(context);
     agents.answer_with(Box::new(move |key, uid, what, options| {
         let context = Arc::clone(&context);
         Box::pin(async move {
             let unanswered = |errno, text: &str| agent::Unanswered { errno, text: text.to_owned() };
-            let form = match (what, agent::option(&options, "format")) {
+            let format = match (what, agent::option(&options, "format")) {
                 (AskKind::ReportText, Some("csv")) => ReportFormat::Csv,
                 (AskKind::ReportText, _) => ReportFormat::Text,
                 (AskKind::ReportJson, _) => ReportFormat::Json,
@@ -204,7 +202,7 @@ fn answer(agents: &Agents, context: &Arc<ViewContext>) {
             };
             let all = agent::option(&options, "all") == Some("1");
             let none = "the daemon has no run of this process: it has not used a GPU so far";
-            self_report::report(context, key, uid, SelfReportRequest { form, by, all })
+            self_report::report(context, key, uid, SelfReportRequest { format, by, all })
                 .await
                 .ok_or_else(|| unanswered(2, none))
         })
@@ -230,30 +228,32 @@ struct Listeners {
 
 impl Listeners {
     fn open(setup: &Setup, settings: &Settings) -> anyhow::Result<Self> {
-        let handed = if setup.service { Handed::take()? } else { Handed::default() };
+        let mut passed = if setup.service { sockets::passed()? } else { Vec::new() };
+        let mut take = |name| passed.extract_if(.., |(passed, _)| passed == name).last().map(|(_, fd)| fd);
+        let (agent, control, http) = (take("agent"), take("control"), take("http"));
         let mode = if settings.private { 0o700 } else { 0o755 };
         let mut lock = None;
-        if handed.agent.is_none() || handed.control.is_none() {
+        if agent.is_none() || control.is_none() {
             sockets::runtime_dir(&settings.runtime_dir, mode)?;
             lock = Some(sockets::lock(&settings.runtime_dir)?);
         }
         // A service manager keeps the connections of agents only if it also passes the agents' socket.
-        let kept = handed.agent.is_some().then_some(handed.kept);
-        let agent = match handed.agent {
-            Some(fd) => sockets::handed("agent", fd, AddressFamily::UNIX, SocketType::SEQPACKET)?,
+        let kept = agent.is_some().then_some(passed);
+        let agent = match agent {
+            Some(fd) => sockets::check_passed("agent", fd, AddressFamily::UNIX, SocketType::SEQPACKET)?,
             None => sockets::listen_to_agents(&settings.runtime_dir, mode)?,
         };
-        let http = match (handed.http, settings.listen) {
+        let http = match (http, settings.listen) {
             (Some(fd), _) => {
-                let fd = sockets::handed("http", fd, AddressFamily::INET, SocketType::STREAM)?;
+                let fd = sockets::check_passed("http", fd, AddressFamily::INET, SocketType::STREAM)?;
                 Some(TcpListener::from_std(fd.into())?)
             }
             (None, Some(address)) => Some(sockets::tcp(address)?),
             (None, None) => None,
         };
         // The control socket is opened last, so a client that can connect to it can connect to all sockets.
-        let control = match handed.control {
-            Some(fd) => sockets::handed("control", fd, AddressFamily::UNIX, SocketType::STREAM)?,
+        let control = match control {
+            Some(fd) => sockets::check_passed("control", fd, AddressFamily::UNIX, SocketType::STREAM)?,
             None => sockets::listen(&settings.runtime_dir.join("control.sock"), SocketType::STREAM, 0o666)?,
         };
         Ok(Listeners {
@@ -271,12 +271,11 @@ struct Reloader {
     settings: Settings,
     /// Values of the configuration keys that are in effect.
     keys: Keys,
-    stats: Arc<Stats>,
     agents: Arc<Agents>,
     context: Arc<ViewContext>,
     http_connections: Arc<AtomicUsize>,
-    orders: mpsc::Sender<Command>,
-    recorded_again: Arc<Notify>,
+    commands: mpsc::Sender<Command>,
+    recording_resumed: Arc<Notify>,
 }
 
 impl Reloader {
@@ -288,10 +287,10 @@ impl Reloader {
                 Err(_) => tell(&[NotifyState::Reloading]),
             }
         }
-        match self.take_settings().await {
-            Ok(()) => self.stats.add(Count::Reloads, 1),
+        match self.apply_settings().await {
+            Ok(()) => self.context.stats.add(Count::Reloads, 1),
             Err(error) => {
-                self.stats.add(Count::ReloadErrors, 1);
+                self.context.stats.add(Count::ReloadErrors, 1);
                 tracing::error!(error = error_chain(&error), "the configuration stays as it was");
             }
         }
@@ -300,18 +299,18 @@ impl Reloader {
         }
     }
 
-    async fn take_settings(&mut self) -> anyhow::Result<()> {
+    async fn apply_settings(&mut self) -> anyhow::Result<()> {
         let config = self.setup.config()?;
         let new = Settings::of(&config, self.setup.private, &self.setup.home)?;
         if self.settings.record != new.record {
-            let recorder = record(&new, &self.stats, &self.recorded_again)?;
-            let _ = self.orders.send(Command::Record(recorder)).await;
+            let recorder = record(&new, &self.context.stats, &self.recording_resumed)?;
+            let _ = self.commands.send(Command::Record(recorder)).await;
             self.agents.resync();
         }
         self.agents.set_limits(new.limits);
         self.http_connections.store(new.http_connections, Ordering::Relaxed);
         self.context.show(new.shown.clone());
-        let _ = self.orders.send(Command::AggregatorSettings(new.pace)).await;
+        let _ = self.commands.send(Command::AggregatorSettings(new.pace)).await;
         self.context.keeper.set_queue_limit(new.waiting_bytes);
         if self.settings.retention != new.retention {
             self.context.keeper.set_retention(new.retention);
@@ -342,7 +341,7 @@ impl Reloader {
 }
 
 /// Returns when no agent was connected and no view was read for `limit`. Never returns if `limit` is `None`.
-async fn until_idle(limit: Option<Duration>, agents: &Agents, board: &SnapshotReader) {
+async fn until_idle(limit: Option<Duration>, agents: &Agents, reader: &SnapshotReader) {
     let Some(limit) = limit else { return std::future::pending().await };
     let mut busy_ns = clock::now_ns();
     // Agents are counted only at each check, so the daemon may end early by up to one interval between checks.
@@ -351,7 +350,7 @@ async fn until_idle(limit: Option<Duration>, agents: &Agents, board: &SnapshotRe
         if agents.connections().0 > 0 {
             busy_ns = clock::now_ns();
         }
-        let idle_ns = clock::now_ns().saturating_sub(busy_ns.max(board.read_ns()));
+        let idle_ns = clock::now_ns().saturating_sub(busy_ns.max(reader.read_ns()));
         let Some(left) = limit.checked_sub(Duration::from_nanos(idle_ns)) else { return };
         tokio::time::sleep(left.clamp(Duration::from_millis(10), longest)).await;
     }
@@ -380,7 +379,7 @@ async fn forward_exits(
 /// Sends the end of a process to the aggregator when its exit status is known, or after the last retry.
 async fn late_end(gone: Gone, time_ns: u64, kernel: Kernel, inbox: mpsc::Sender<Batch>) {
     let mut status = None;
-    for wait in STATUS {
+    for wait in STATUS_RETRIES {
         tokio::time::sleep(wait).await;
         status = gone.status();
         if status.is_some() {
@@ -408,7 +407,7 @@ fn end(gone: &Gone, time_ns: u64, status: Option<u64>, kernel: &Kernel) -> Batch
 /// Sends facts that are known late, such as a command line, to the aggregator. Reads the kernel's log at the same interval.
 async fn forward_facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender<Batch>) {
     loop {
-        tokio::time::sleep(FACTS).await;
+        tokio::time::sleep(FACTS_INTERVAL).await;
         let now_ns = clock::now_ns();
         kernel.look(now_ns);
         processes.newcomers().into_iter().for_each(|key| kernel.note_start(key));

@@ -34,34 +34,11 @@ pub(crate) enum Error {
     System { path: PathBuf, source: io::Error },
 }
 
-/// Descriptors that systemd passed, by name (FileDescriptorName).
-#[derive(Debug, Default)]
-pub(crate) struct Handed {
-    pub agent: Option<OwnedFd>,
-    pub control: Option<OwnedFd>,
-    pub http: Option<OwnedFd>,
-    /// All other descriptors with their names; an earlier daemon stored them.
-    pub kept: Vec<(String, OwnedFd)>,
-}
-
-impl Handed {
-    /// Takes the descriptors that systemd passed. Their order is not fixed, so names identify them.
-    /// Errors: [`Error::Handed`] if the descriptors do not match the environment variables.
-    pub(crate) fn take() -> Result<Self, Error> {
-        let passed = crate::descriptors::passed();
-        let passed =
-            passed.map_err(|error| Error::Handed { name: String::new(), what: error.to_string() })?;
-        let mut handed = Handed::default();
-        for (name, fd) in passed {
-            match name.as_str() {
-                "agent" => handed.agent = Some(fd),
-                "control" => handed.control = Some(fd),
-                "http" => handed.http = Some(fd),
-                _ => handed.kept.push((name, fd)),
-            }
-        }
-        Ok(handed)
-    }
+/// Returns the descriptors that systemd passed, with their names (FileDescriptorName). Their order is not fixed.
+/// Errors: [`Error::Handed`] if the descriptors do not match the environment variables.
+pub(crate) fn passed() -> Result<Vec<(String, OwnedFd)>, Error> {
+    let error = |error: io::Error| Error::Handed { name: String::new(), what: error.to_string() };
+    crate::descriptors::passed().map_err(error)
 }
 
 /// Creates the runtime directory, or checks the owner and the mode of an existing one.
@@ -156,7 +133,7 @@ fn new(kind: SocketType) -> io::Result<OwnedFd> {
 }
 
 /// Checks the type of a listening socket that systemd passed, and makes it non-blocking.
-pub(crate) fn handed(
+pub(crate) fn check_passed(
     name: &str,
     fd: OwnedFd,
     family: AddressFamily,

@@ -4,7 +4,6 @@
 
 use super::check;
 use crate::aggregator::LIMITS;
-use crate::limits::ControlLimits;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,9 +49,9 @@ section! { Config {
     agent: Agent = Agent::default(), Restart;
     nvml: Nvml = Nvml::default(), Restart;
     kernel: Kernel = Kernel::default(), Restart;
-    who: Who = Who::default(), Restart;
+    who: ProcessSettings = ProcessSettings::default(), Restart;
     runs: Runs = Runs::default(), Restart;
-    control: Control = Control::default(), Restart;
+    control: ControlLimits = ControlLimits::default(), Restart;
     metrics: Metrics = Metrics::default(), Restart;
     private: Private = Private::default(), Restart;
 } }
@@ -86,7 +85,7 @@ section! { Kernel {
     control_groups: PathBuf = "/sys/fs/cgroup".into(), Restart;
 } }
 
-section! { Who {
+section! { ProcessSettings {
     container_names: Option<PathBuf> = Some("/var/log/containers".into()), Restart, "check::folder";
     job_mapping: Option<PathBuf> = None, Restart, "check::folder";
 } }
@@ -101,10 +100,10 @@ section! { Runs {
     waiting_mib: usize = 64, Reload, "check::memory";
 } }
 
-section! { Control {
-    connections: usize = ControlLimits::default().connections, Reload, "check::connections";
-    connections_per_uid: usize = ControlLimits::default().connections_per_uid, Reload, "check::connections";
-    share_per_uid: f64 = ControlLimits::default().share_per_uid, Reload, "check::share";
+section! { ControlLimits {
+    connections: usize = 64, Reload, "check::connections";
+    connections_per_uid: usize = 16, Reload, "check::connections";
+    share_per_uid: f64 = 0.2, Reload, "check::share";
 } }
 
 section! { Metrics {
@@ -250,9 +249,9 @@ fn effect_of(key: &str) -> Option<Effect> {
         ("agent", Agent::EFFECTS),
         ("nvml", Nvml::EFFECTS),
         ("kernel", Kernel::EFFECTS),
-        ("who", Who::EFFECTS),
+        ("who", ProcessSettings::EFFECTS),
         ("runs", Runs::EFFECTS),
-        ("control", Control::EFFECTS),
+        ("control", ControlLimits::EFFECTS),
         ("metrics", Metrics::EFFECTS),
         ("private", Private::EFFECTS),
     ];

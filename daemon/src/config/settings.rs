@@ -1,10 +1,10 @@
 //! Settings: the values that the daemon uses, made from a configuration and the user who runs the daemon.
 
-use super::keys::{Config, Control, Error, Metrics, Nvml, Page, Tenants};
+use super::keys::{Config, ControlLimits, Error, Metrics, Nvml, Page, ProcessSettings, Tenants};
 use crate::aggregator::AggregatorSettings;
-use crate::limits::ControlLimits;
 use crate::limits::agent_slots::AgentLimits;
 use crate::run_writer::Retention;
+use gpumem_model::run::Run;
 use gpumem_report::rules::Groupings;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -134,7 +134,7 @@ impl Settings {
             },
             waiting_bytes: config.runs.waiting_mib << 20,
             record: config.record.clone(),
-            shown: ViewSettings::of(config)?,
+            shown: ViewSettings::of(config, Groupings::load(&config.metrics.rules)?),
             limits: AgentLimits {
                 connections: agent.connections,
                 connections_per_uid: agent.connections_per_uid,
@@ -152,10 +152,7 @@ impl Settings {
                 log: Some(&config.kernel.log).filter(|log| log.as_os_str() != "off").cloned(),
                 groups: config.kernel.control_groups.clone(),
             },
-            who: ProcessSettings {
-                container_names: config.who.container_names.clone(),
-                job_mapping: config.who.job_mapping.clone(),
-            },
+            who: config.who.clone(),
             listen: if private { config.private.listen } else { config.metrics.listen },
             http_connections: config.metrics.connections,
             idle_exit: private.then(|| seconds(config.private.idle_exit_s)),
@@ -190,36 +187,30 @@ pub struct ViewSettings {
 }
 
 impl ViewSettings {
-    fn of(config: &Config) -> Result<Self, Error> {
-        let Metrics { max_series, tags, fold_younger_s, rules, page, hosts, .. } = &config.metrics;
-        let Control { connections, connections_per_uid, share_per_uid } = config.control;
-        Ok(ViewSettings {
+    fn of(config: &Config, rules: Groupings) -> Self {
+        let Metrics { max_series, tags, fold_younger_s, page, hosts, .. } = &config.metrics;
+        ViewSettings {
             tenants: config.tenants,
             max_series: *max_series,
             tags: *tags,
             young: Duration::from_secs_f64(*fold_younger_s),
-            rules: Arc::new(Groupings::load(rules)?),
+            rules: Arc::new(rules),
             page: *page,
             hosts: hosts.clone().into(),
-            control: ControlLimits { connections, connections_per_uid, share_per_uid },
-        })
+            control: config.control.clone(),
+        }
+    }
+
+    /// Returns the rules for the report of a run: the configured ones, or instead of `default` those that fit the run.
+    pub(crate) fn rules_for(&self, run: &Run) -> Groupings {
+        if self.rules.name == "default" { Groupings::of_run(run) } else { (*self.rules).clone() }
     }
 }
 
 impl Default for ViewSettings {
     /// Returns the settings of a configuration without keys.
     fn default() -> Self {
-        let Config { tenants, metrics, .. } = Config::default();
-        ViewSettings {
-            tenants,
-            max_series: metrics.max_series,
-            tags: metrics.tags,
-            young: Duration::from_secs_f64(metrics.fold_younger_s),
-            rules: Arc::new(Groupings::preset(None).clone()),
-            page: metrics.page,
-            hosts: Arc::default(),
-            control: ControlLimits::default(),
-        }
+        ViewSettings::of(&Config::default(), Groupings::preset(None).clone())
     }
 }
 
@@ -280,13 +271,4 @@ pub struct KernelSettings {
     pub log: Option<PathBuf>,
     /// Folder at which control groups are mounted.
     pub groups: PathBuf,
-}
-
-/// Sources of facts about processes besides /proc.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ProcessSettings {
-    /// Folder in which the kubelet has an entry for each container, with its name.
-    pub container_names: Option<PathBuf>,
-    /// Folder of a batch system with files that assign GPUs to jobs.
-    pub job_mapping: Option<PathBuf>,
 }

@@ -9,7 +9,7 @@ mod runs;
 use super::http::{accepted, response, server};
 use super::rows::rows;
 use super::{Refused, ViewContext};
-use crate::limits::ControlLimits;
+use crate::config::ControlLimits;
 use crate::limits::connection_slots::{ConnectionSlot, ConnectionSlots, SlotsFull};
 use crate::limits::user_share::{AnswerSlot, CpuCharge};
 use crate::stats::Count;
@@ -33,7 +33,11 @@ const LONGEST: Duration = Duration::from_secs(60);
 const LONGEST_RELEASE_S: u64 = 3600;
 
 /// Takes a connection slot. Root always gets one, because it must be able to find the cause of a problem.
-fn take_slot(slots: &Arc<ConnectionSlots>, uid: u32, limits: ControlLimits) -> Result<ConnectionSlot, Count> {
+fn take_slot(
+    slots: &Arc<ConnectionSlots>,
+    uid: u32,
+    limits: &ControlLimits,
+) -> Result<ConnectionSlot, Count> {
     let (in_total, for_user) = match uid {
         0 => (usize::MAX, usize::MAX),
         _ => (limits.connections, limits.connections_per_uid),
@@ -50,7 +54,7 @@ pub(crate) async fn serve(listener: UnixListener, context: Arc<ViewContext>) {
         };
         // All slots are taken: the connection is closed, and the client reports it.
         let Ok(uid) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
-        let slot = match take_slot(&slots, uid, context.shown().control) {
+        let slot = match take_slot(&slots, uid, &context.shown().control) {
             Ok(slot) => slot,
             Err(full) => {
                 context.stats.add(full, 1);
@@ -206,7 +210,7 @@ mod tests {
     #[test]
     fn root_always_gets_a_slot() {
         let (slots, limits) = (Arc::default(), ControlLimits::default());
-        let take = |uid| take_slot(&slots, uid, limits);
+        let take = |uid| take_slot(&slots, uid, &limits);
         let mut held: Vec<_> = (0..100).filter_map(|_| take(1000).ok()).collect();
         assert_eq!(held.len(), limits.connections_per_uid);
         assert_eq!(take(1000).err(), Some(Count::ControlOfUid));

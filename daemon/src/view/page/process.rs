@@ -7,7 +7,6 @@ use crate::view::{Refused, ViewContext, ViewSettings};
 use gpumem_ledger::ProcessKey;
 use gpumem_model::run::Run;
 use gpumem_report::redacted::RedactedRun;
-use gpumem_report::rules::Groupings;
 use gpumem_report::{Report, html, json};
 use hyper::StatusCode;
 use std::sync::Arc;
@@ -45,7 +44,7 @@ pub(super) async fn report(
     shown: ViewSettings,
     key: ProcessKey,
 ) -> Result<Text, Refused> {
-    let text = told(context, shown, key, |report, _| json::json(report)).await?;
+    let text = make(context, shown, key, |report, _| json::json(report)).await?;
     if text.text.len() > MOST_REPORT {
         let why =
             format!("the report has more than {MOST_REPORT} bytes: gpumemctl report {} --json", key.pid);
@@ -59,36 +58,35 @@ pub(super) async fn drawn(
     shown: ViewSettings,
     key: ProcessKey,
 ) -> Result<Text, Refused> {
-    told(context, shown, key, |report, tags| html::data(report, tags, MOST_DRAWN)).await
+    make(context, shown, key, |report, tags| html::data(report, tags, MOST_DRAWN)).await
 }
 
-async fn told(
+async fn make(
     context: &Arc<ViewContext>,
     shown: ViewSettings,
     key: ProcessKey,
-    form: fn(&Report<'_>, bool) -> String,
+    format: fn(&Report<'_>, bool) -> String,
 ) -> Result<Text, Refused> {
     let began = Instant::now();
     let runs = context.live_runs(move |process| process.key == key, &CpuCharge::default()).await?;
     let aggregator_time = began.elapsed();
     let run = context.keeper.join_earlier(runs).await.into_iter().next().ok_or_else(|| none(key))?;
-    let mut text = aside(move || with_words(run, &shown, form)).await?;
+    let mut text = aside(move || render(run, &shown, format)).await?;
     text.cost += aggregator_time;
     Ok(text)
 }
 
-fn with_words(mut run: Run, shown: &ViewSettings, form: fn(&Report<'_>, bool) -> String) -> String {
-    // Configured rules are used as they are; `default` is replaced by the rules that fit the run.
-    let rules = if shown.rules.name == "default" { Groupings::of_run(&run) } else { (*shown.rules).clone() };
+fn render(mut run: Run, shown: &ViewSettings, format: fn(&Report<'_>, bool) -> String) -> String {
+    let rules = shown.rules_for(&run);
     let command = format!("gpumemctl report {}", run.process.pid);
     if shown.page == Page::Tags {
         run.process.redact();
         let mut report = Report::new(&run, rules, None);
         report.command = command;
-        return form(&report, true);
+        return format(&report, true);
     }
     let redacted = RedactedRun::of(&run, rules);
     let mut report = redacted.report();
     report.command = command;
-    form(&report, false)
+    format(&report, false)
 }
