@@ -1,10 +1,10 @@
-//! Metrics about the daemon itself, in a registry of the `prometheus` crate. Tables list all metrics, so each scrape has every
-//! metric and sources cannot use unknown names.
+//! Metrics about the daemon itself. Counters and histograms are in a registry of the `prometheus` crate. Tables list all metrics,
+//! so each scrape has every metric and sources cannot use unknown names.
 
 use prometheus::core::Collector;
 use prometheus::{
-    CounterVec, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry,
-    TextEncoder, exponential_buckets,
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry, TextEncoder,
+    exponential_buckets,
 };
 use std::time::Duration;
 
@@ -118,7 +118,7 @@ metrics! {
 }
 
 metrics! {
-    /// A value that is set at each scrape.
+    /// A value that is read at each scrape.
     Value {
         gauge "gpumemd_build_info" ["version"], "Version; always 1." { Build = env!("CARGO_PKG_VERSION") }
         gauge "gpumemd_snapshot_age_seconds", "Age of the state that this scrape shows." { SnapshotAge }
@@ -180,32 +180,34 @@ fn registered<V: Collector + Clone + 'static>(registry: &Registry, vec: V) -> Re
     Ok(vec)
 }
 
-#[derive(Debug)]
-enum ValueVec {
-    Gauge(GaugeVec),
-    Counter(CounterVec),
+impl Value {
+    /// Returns the family of the value, and the value of its label if the family has a label.
+    pub(crate) fn series(self) -> Option<(&'static Family, Option<&'static str>)> {
+        let families = Value::FAMILIES.iter();
+        families
+            .flat_map(|(family, labels)| labels.iter().map(move |label| (family, *label)))
+            .nth(self as usize)
+    }
 }
 
-/// All metrics about the daemon itself since its start. Sources write them, and the metrics view reads them.
+/// Counters and histograms about the daemon itself since its start. Sources write them, and the metrics view reads them.
 #[derive(Debug)]
 pub struct Stats {
     registry: Registry,
     counts: Vec<IntCounter>,
-    /// Metric of each [`Value`], with its label value.
-    values: Vec<(ValueVec, Option<&'static str>)>,
     timings: Vec<Histogram>,
     /// Time of the daemon's start, in ns of CLOCK_MONOTONIC.
     pub started_ns: u64,
 }
 
 impl Stats {
-    /// Registers all metrics. Counters and histograms begin with 0; other values are absent until they are set.
+    /// Registers all counters and histograms. They begin with 0.
     ///
     /// # Errors
     /// The `prometheus` crate refuses a name.
     pub fn new() -> Result<Stats, prometheus::Error> {
         let registry = Registry::new();
-        let (mut counts, mut values, mut timings) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut counts, mut timings) = (Vec::new(), Vec::new());
         for (family, labels) in Count::FAMILIES {
             let vec = registered(
                 &registry,
@@ -213,16 +215,6 @@ impl Stats {
             )?;
             for label in *labels {
                 counts.push(vec.get_metric_with_label_values(label.as_slice())?);
-            }
-        }
-        for (family, labels) in Value::FAMILIES {
-            let opts = Opts::new(family.name, family.help);
-            if family.kind == "counter" {
-                let vec = registered(&registry, CounterVec::new(opts, family.labels)?)?;
-                values.extend(labels.iter().map(|label| (ValueVec::Counter(vec.clone()), *label)));
-            } else {
-                let vec = registered(&registry, GaugeVec::new(opts, family.labels)?)?;
-                values.extend(labels.iter().map(|label| (ValueVec::Gauge(vec.clone()), *label)));
             }
         }
         for (family, labels) in Timing::FAMILIES {
@@ -233,7 +225,7 @@ impl Stats {
                 timings.push(vec.get_metric_with_label_values(label.as_slice())?);
             }
         }
-        Ok(Stats { registry, counts, values, timings, started_ns: crate::clock::now_ns() })
+        Ok(Stats { registry, counts, timings, started_ns: crate::clock::now_ns() })
     }
 
     /// Adds `more` to a counter.
@@ -251,27 +243,7 @@ impl Stats {
         self.timings[timing as usize].observe(duration.as_secs_f64());
     }
 
-    /// Sets a value for the next scrape. `None` removes a value that is unknown.
-    pub(crate) fn set(&self, value: Value, number: Option<f64>) {
-        let (vec, label) = &self.values[value as usize];
-        match (vec, number) {
-            // `new` accepted the label values of the tables, so these calls do not fail.
-            (ValueVec::Gauge(vec), Some(number)) => {
-                let _ = vec.get_metric_with_label_values(label.as_slice()).map(|gauge| gauge.set(number));
-            }
-            (ValueVec::Counter(vec), Some(number)) => {
-                let _ = vec.get_metric_with_label_values(label.as_slice()).map(|counter| {
-                    counter.reset();
-                    counter.inc_by(number);
-                });
-            }
-            // Fails, without effect, if the value was unknown before.
-            (ValueVec::Gauge(vec), None) => drop(vec.remove_label_values(label.as_slice())),
-            (ValueVec::Counter(vec), None) => drop(vec.remove_label_values(label.as_slice())),
-        }
-    }
-
-    /// Returns all metrics in Prometheus' text format.
+    /// Returns all counters and histograms in Prometheus' text format.
     pub(crate) fn text(&self) -> Result<String, prometheus::Error> {
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }
@@ -293,11 +265,6 @@ mod tests {
         let stats = Stats::default();
         stats.add(Count::Packets, 5);
         stats.add(Count::ReloadErrors, 7);
-        stats.set(Value::StoreUp, Some(1.0));
-        stats.set(Value::CpuSeconds, Some(9.5));
-        stats.set(Value::CpuSeconds, Some(10.5));
-        stats.set(Value::OpenFds, Some(3.0));
-        stats.set(Value::OpenFds, None);
         stats.observe(Timing::Scrape, Duration::from_millis(1));
         let text = stats.text().expect("a text");
         let has = |line: &str| text.lines().any(|other| other == line);
@@ -305,15 +272,15 @@ mod tests {
             "gpumemd_agent_packets_total 5",
             "gpumemd_reload_errors_total 7",
             "gpumemd_agent_refused_total{reason=\"gone\"} 0",
-            "gpumemd_source_up{source=\"store\"} 1",
-            "process_cpu_seconds_total 10.5",
             "gpumemd_scrape_seconds_bucket{le=\"0.00128\"} 1",
             "gpumemd_scrape_seconds_count 1",
             "gpumemd_nvml_call_seconds_count{call=\"lists\"} 0",
         ] {
             assert!(has(line), "{line}: {text}");
         }
-        assert!(!text.contains("process_open_fds") && !text.contains("source=\"nvml\""), "unknown is absent");
+        let series = |value: Value| value.series().map(|(family, label)| (family.name, label));
+        assert_eq!(series(Value::StoreUp), Some(("gpumemd_source_up", Some("store"))));
+        assert_eq!(series(Value::NvmlHangs), Some(("gpumemd_nvml_hangs_total", None)));
         let counts = [stats.get(Count::Packets), stats.get(Count::ReloadErrors), stats.get(Count::Bytes)];
         assert_eq!(counts, [5, 7, 0]);
     }

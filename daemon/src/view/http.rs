@@ -105,7 +105,7 @@ async fn answer(
     }
     // Prometheus and users address the machine as for the page; a health probe returns nothing confidential.
     let path = request.uri().path();
-    if path != "/healthz" && !page::is_ours(request, &context.shown().hosts) {
+    if path != "/healthz" && !page::is_for_this_machine(request, &context.shown().hosts) {
         let text = "use the address of this machine, localhost, its name, or a name in metrics.hosts of the configuration\n";
         return plain(StatusCode::MISDIRECTED_REQUEST, text);
     }

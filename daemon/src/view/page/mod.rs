@@ -31,8 +31,8 @@ use hyper::header::{
     REFERRER_POLICY, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use hyper::{Request, Response, StatusCode, Version};
+use response_cache::PageData;
 pub(crate) use response_cache::ResponseCache;
-use response_cache::What;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 
@@ -42,23 +42,23 @@ const SCRIPT: &str = concat!(include_str!("live.js"), include_str!("node.js"), i
 /// Header with the page's version: a page that was opened before the daemon was replaced reloads itself.
 const PAGE: HeaderName = HeaderName::from_static("gpumemd-page");
 
-struct Ready {
+struct Document {
     page: Bytes,
     policy: HeaderValue,
     tag: HeaderValue,
 }
 
 /// Returns the page, which is the same for all clients.
-fn ready() -> &'static Ready {
-    static READY: OnceLock<Ready> = OnceLock::new();
-    READY.get_or_init(|| {
+fn document() -> &'static Document {
+    static DOCUMENT: OnceLock<Document> = OnceLock::new();
+    DOCUMENT.get_or_init(|| {
         let words = "This page needs its script. Without one: gpumemctl ps, gpumemctl report PID.";
         let Shell { page, policy } = html::shell("GPU memory", STYLE, SCRIPT, words);
-        // The policy contains the hash of the script, so it changes with the page.
+        // The tag of the page is also valid for the policy, which changes only with the page.
         let tag = format!("\"{}-{:x}\"", env!("CARGO_PKG_VERSION"), fingerprint(&page));
         let policy = format!("{policy}; frame-ancestors 'none'");
         let value = |text: &str| HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""));
-        Ready { policy: value(&policy), tag: value(&tag), page: page.into() }
+        Document { policy: value(&policy), tag: value(&tag), page: page.into() }
     })
 }
 
@@ -69,28 +69,28 @@ fn fingerprint(text: &str) -> u64 {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Asked {
+enum PageRequest {
     Page,
-    Data(What),
+    Data(PageData),
 }
 
-impl Asked {
+impl PageRequest {
     fn of(path: &str) -> Option<Self> {
         let key = |text: &str| {
             let (pid, start) = text.split_once('.')?;
             Some(ProcessKey { pid: pid.parse().ok()?, start_ticks: start.parse().ok()? })
         };
         if let Some(process) = path.strip_prefix("/api/process/") {
-            return Some(Asked::Data(match process.strip_suffix("/page") {
-                Some(process) => What::Drawn(key(process)?),
-                None => What::Report(key(process)?),
+            return Some(PageRequest::Data(match process.strip_suffix("/page") {
+                Some(process) => PageData::Drawn(key(process)?),
+                None => PageData::Report(key(process)?),
             }));
         }
         match path {
-            "/" => Some(Asked::Page),
-            "/api/devices" => Some(Asked::Data(What::Devices)),
-            "/api/processes" => Some(Asked::Data(What::Processes)),
-            path => key(path.strip_prefix("/process/")?).map(|_| Asked::Page),
+            "/" => Some(PageRequest::Page),
+            "/api/devices" => Some(PageRequest::Data(PageData::Devices)),
+            "/api/processes" => Some(PageRequest::Data(PageData::Processes)),
+            path => key(path.strip_prefix("/process/")?).map(|_| PageRequest::Page),
         }
     }
 }
@@ -98,7 +98,7 @@ impl Asked {
 /// For fuzz/: returns whether the page has this path, and whether a `Host` names this machine.
 #[doc(hidden)]
 pub fn understood(path: &str, host: &str, own: &str, hosts: &[String]) -> (bool, bool) {
-    (Asked::of(path).is_some(), names_us(host, own, hosts))
+    (PageRequest::of(path).is_some(), is_own_name(host, own, hosts))
 }
 
 /// Returns the answer to a GET; `None` if the page has no such path.
@@ -107,19 +107,19 @@ pub(super) async fn answer(
     cache: &ResponseCache,
     request: &Request<Incoming>,
 ) -> Option<Response<Full<Bytes>>> {
-    let asked = Asked::of(request.uri().path())?;
+    let asked = PageRequest::of(request.uri().path())?;
     let mut response = if context.shown().page == Page::Off {
         plain(StatusCode::NOT_FOUND, "there is no page here: metrics.page is \"off\" in the configuration\n")
     } else {
         match asked {
-            Asked::Page => unless_known(request, &ready().tag, || {
-                let mut page = full(StatusCode::OK, "text/html; charset=utf-8", ready().page.clone());
-                page.headers_mut().insert(CONTENT_SECURITY_POLICY, ready().policy.clone());
+            PageRequest::Page => unless_cached(request, &document().tag, || {
+                let mut page = full(StatusCode::OK, "text/html; charset=utf-8", document().page.clone());
+                page.headers_mut().insert(CONTENT_SECURITY_POLICY, document().policy.clone());
                 page
             }),
-            Asked::Data(what) => match cache.get(context, what).await {
+            PageRequest::Data(what) => match cache.get(context, what).await {
                 Ok(made) => {
-                    unless_known(request, &made.tag, || full(StatusCode::OK, JSON, made.body.clone()))
+                    unless_cached(request, &made.tag, || full(StatusCode::OK, JSON, made.body.clone()))
                 }
                 Err(refused) => refusal(refused),
             },
@@ -138,12 +138,12 @@ pub(super) async fn answer(
     ] {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    headers.insert(PAGE, ready().tag.clone());
+    headers.insert(PAGE, document().tag.clone());
     Some(response)
 }
 
 /// Returns 304 if the client has this version already.
-fn unless_known(
+fn unless_cached(
     request: &Request<Incoming>,
     tag: &HeaderValue,
     whole: impl FnOnce() -> Response<Full<Bytes>>,
@@ -170,7 +170,7 @@ fn refusal(Refused(status, error): Refused) -> Response<Full<Bytes>> {
 /// Returns whether the request names this machine in its only `Host`, and in its target if that is a whole URI. A foreign website
 /// could resolve its own name to this address (DNS rebinding) to read data here, but it cannot make a browser send another name.
 /// HTTP/1.0 has no `Host`, and browsers do not use it.
-pub(super) fn is_ours<B>(request: &Request<B>, hosts: &[String]) -> bool {
+pub(super) fn is_for_this_machine<B>(request: &Request<B>, hosts: &[String]) -> bool {
     let own = rustix::system::uname();
     let own = own.nodename().to_string_lossy();
     let in_target = request.uri().authority().map(|authority| authority.as_str());
@@ -183,10 +183,10 @@ pub(super) fn is_ours<B>(request: &Request<B>, hosts: &[String]) -> bool {
     };
     let target = if is_absolute { in_target } else { host };
     // A target with a user before the host is refused.
-    [host, target].iter().all(|name| name.is_some_and(|name| names_us(name, &own, hosts)))
+    [host, target].iter().all(|name| name.is_some_and(|name| is_own_name(name, &own, hosts)))
 }
 
-fn names_us(host: &str, own: &str, hosts: &[String]) -> bool {
+fn is_own_name(host: &str, own: &str, hosts: &[String]) -> bool {
     let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((address, _)) => address,
         None => host.split(':').next().unwrap_or(host),
@@ -232,7 +232,7 @@ mod tests {
             for host in hosts {
                 request = request.header(HOST, *host);
             }
-            is_ours(&request.body(()).expect("a request"), &[])
+            is_for_this_machine(&request.body(()).expect("a request"), &[])
         };
         let (one, old) = (Version::HTTP_11, Version::HTTP_10);
         assert!(ask("/metrics", &["localhost:9837"], one));
@@ -257,19 +257,19 @@ mod tests {
     fn paths() {
         let key = ProcessKey { pid: 12, start_ticks: 345 };
         for (path, asked) in [
-            ("/", Some(Asked::Page)),
-            ("/process/12.345", Some(Asked::Page)),
+            ("/", Some(PageRequest::Page)),
+            ("/process/12.345", Some(PageRequest::Page)),
             ("/process/12", None),
             ("/process/../etc/passwd", None),
-            ("/api/devices", Some(Asked::Data(What::Devices))),
-            ("/api/process/12.345", Some(Asked::Data(What::Report(key)))),
-            ("/api/process/12.345/page", Some(Asked::Data(What::Drawn(key)))),
+            ("/api/devices", Some(PageRequest::Data(PageData::Devices))),
+            ("/api/process/12.345", Some(PageRequest::Data(PageData::Report(key)))),
+            ("/api/process/12.345/page", Some(PageRequest::Data(PageData::Drawn(key)))),
             ("/api/process/12.345/other", None),
             ("/api/process/-1.5", None),
             ("/api", None),
             ("/favicon.ico", None),
         ] {
-            assert_eq!(Asked::of(path), asked, "{path}");
+            assert_eq!(PageRequest::of(path), asked, "{path}");
         }
     }
 
@@ -300,13 +300,13 @@ mod tests {
             ("\u{e9}.gpu.example.com", true),
         ] {
             let hosts = ["gpumemd.monitoring.svc".to_owned(), "*.gpu.example.com".to_owned()];
-            assert_eq!(names_us(host, "node7.cluster.example", &hosts), ours, "{host}");
+            assert_eq!(is_own_name(host, "node7.cluster.example", &hosts), ours, "{host}");
         }
     }
 
     #[test]
     fn the_page_is_small_and_names_its_parts() {
-        let Ready { page, policy, .. } = ready();
+        let Document { page, policy, .. } = document();
         assert!(page.len() < 200_000, "{}", page.len());
         let policy = policy.to_str().expect("a policy");
         for part in

@@ -1,6 +1,7 @@
-//! Devices and processes at one moment, with the field names of the report's JSON. The rows are those of `gpumemctl ps`.
+//! Makes the JSON of devices and processes at one time. It has the rows of `gpumemctl ps`, and the field names of the report's
+//! JSON.
 
-use super::response_cache::{Text, aside};
+use super::response_cache::{Text, make_in_thread};
 use crate::aggregator::Published;
 use crate::clock;
 use crate::config::{Page, Tenants};
@@ -20,14 +21,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Maximum number of processes of a device with a row; the smaller ones are one sum.
-const MOST_ROWS: usize = 256;
-const MOST_NAMES: usize = 24;
+/// Maximum number of processes of a device that have a row. The others, which use less memory, are added up.
+const MAX_ROWS: usize = 256;
+/// Maximum number of categories of a process. The others, which have fewer bytes, are added up.
+const MAX_CATEGORIES: usize = 24;
 const SMALLER: &str = "(smaller ones)";
-/// Maximum number of attempts, and the pause between them, at a state in which the process list and the memory reading of a
-/// device belong together. They arrive as two records.
-const LOOKS: usize = 3;
-const AGAIN: Duration = Duration::from_millis(80);
+/// Maximum number of snapshots that are read to find one in which a device's process list and memory reading belong together.
+/// Both arrive as separate records.
+const ATTEMPTS: usize = 3;
+/// Pause between two attempts.
+const RETRY: Duration = Duration::from_millis(80);
 
 #[derive(Serialize)]
 pub(super) struct Node<'a> {
@@ -59,23 +62,24 @@ struct DeviceJson {
     model: String,
     total_bytes: Option<u64>,
     reading: Option<DeviceReading>,
-    /// The reading to which the processes belong: their used bytes plus `unaccounted_bytes` are its used bytes.
+    /// The reading that belongs to the process list: its used bytes are those of the processes plus `unaccounted_bytes`.
     listed: Option<DeviceReading>,
     unaccounted_bytes: Option<i64>,
     other_processes: Others,
-    /// Why there is no fresh reading.
+    /// Reason why the device has no fresh reading.
     why: Option<String>,
 }
 
-/// Devices that only processes report and NVML, which answers, does not have.
+/// Devices that processes report although NVML, which works, does not have them.
 #[derive(Default, Serialize)]
 struct Claims {
     /// Number of processes that report such devices.
     processes: usize,
-    /// Sum over these processes of the number of such devices.
+    /// Number of such devices, summed over these processes.
     devices: usize,
 }
 
+/// Processes of a device that have no row.
 #[derive(Default, Serialize)]
 struct Others {
     count: u32,
@@ -84,12 +88,12 @@ struct Others {
 
 #[derive(Serialize)]
 struct ProcessJson {
-    /// 0 if hidden.
+    /// Pid; 0 if the viewer may not see it.
     pid: u32,
     start_ticks: u64,
     uid: Option<u64>,
     who: BTreeMap<String, String>,
-    /// Index in `devices`.
+    /// Index of the process's device in `devices`.
     device: usize,
     flags: Vec<String>,
     time_ns: Option<u64>,
@@ -100,7 +104,7 @@ struct ProcessJson {
     pool_idle_bytes: Option<i64>,
     opaque_bytes: Option<i64>,
     untrackable_bytes: Option<i64>,
-    /// Together with idle and opaque bytes they add up to `tracked_bytes`.
+    /// Bytes by category. Together with idle and opaque bytes they add up to `tracked_bytes`.
     structures: Vec<Category>,
 }
 
@@ -110,30 +114,23 @@ struct Category {
     bytes: i64,
 }
 
-pub(super) async fn devices(context: &Arc<ViewContext>, shown: ViewSettings) -> Result<Text, Refused> {
-    told(context, shown, false).await
-}
-
-pub(super) async fn processes(context: &Arc<ViewContext>, shown: ViewSettings) -> Result<Text, Refused> {
-    told(context, shown, true).await
-}
-
-async fn told(
+/// Returns all devices as JSON, optionally with their processes.
+pub(super) async fn json(
     context: &Arc<ViewContext>,
     shown: ViewSettings,
     with_processes: bool,
 ) -> Result<Text, Refused> {
     let health = context.sources.health();
     let mut published = context.board.read();
-    for _ in 1..LOOKS {
+    for _ in 1..ATTEMPTS {
         let rows = rows(&published, &health, &shown);
         if (0..rows.devices.len()).all(|at| adds_up(&rows, at) != Some(false)) {
             break;
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY).await;
         published = context.board.read();
     }
-    aside(move || {
+    make_in_thread(move || {
         let node = node(&published, &health, &shown, with_processes);
         // Keys are strings and numbers are finite, so serialization cannot fail.
         serde_json::to_string(&node).unwrap_or_default()
@@ -141,7 +138,7 @@ async fn told(
     .await
 }
 
-/// Returns the rows that are visible to an anonymous viewer.
+/// Returns the rows that a viewer without an identity may see.
 fn rows<'a>(published: &'a Published, health: &Health, shown: &ViewSettings) -> Rows<'a> {
     let all = shown.tenants == Tenants::Named;
     rows::rows(published, health, Viewer { uid: u32::MAX, all }, shown.tenants)
@@ -171,13 +168,13 @@ pub(super) fn node<'a>(
     let claims =
         Claims { processes: rows.claims.len(), devices: rows.claims.iter().map(|claim| claim.devices).sum() };
     let mut processes = Vec::new();
-    let mut told = vec![0; devices.len()];
+    let mut counts = vec![0; devices.len()];
     for (row, process, account) in &rows.processes {
-        let (Some(told), Some(device)) = (told.get_mut(row.device), devices.get_mut(row.device)) else {
+        let (Some(count), Some(device)) = (counts.get_mut(row.device), devices.get_mut(row.device)) else {
             continue;
         };
-        *told += 1;
-        if *told <= MOST_ROWS {
+        *count += 1;
+        if *count <= MAX_ROWS {
             processes.extend(with_processes.then(|| self::process(row, process, account, shown)));
         } else {
             device.other_processes.count += 1;
@@ -227,7 +224,7 @@ fn process(
     account: &AccountView,
     shown: &ViewSettings,
 ) -> ProcessJson {
-    // A process without a visible pid has only its bytes.
+    // If the pid is hidden, only the bytes of the process are shown.
     let is_named = row.pid != 0;
     let who = row.who.iter().map(|(name, value)| (name.clone(), clean(value).into_owned()));
     let ConsistentSample { sample, tracked: (_, amounts), .. } = ConsistentSample::of(account);
@@ -255,7 +252,7 @@ fn process(
     }
 }
 
-/// Returns the configured rules; instead of `default`, the rules that fit the process.
+/// Returns the rules for a process: the configured ones, or instead of `default` those that fit the process.
 fn rules<'a>(process: &ProcessView, shown: &'a ViewSettings) -> &'a Rules {
     let is_torch = || process.cells.iter().any(|cell| cell.pool.as_deref() == Some(names::TORCH));
     match shown.rules.name == "default" && is_torch() {
@@ -264,6 +261,7 @@ fn rules<'a>(process: &ProcessView, shown: &'a ViewSettings) -> &'a Rules {
     }
 }
 
+/// Bytes of a process by category.
 #[derive(Default)]
 struct Sums {
     named: BTreeMap<String, i64>,
@@ -291,20 +289,15 @@ impl Sums {
         sums
     }
 
-    /// Returns the categories, largest first, `Others` last.
+    /// Returns the categories, largest first; then the sum of small ones, and `Others`.
     fn categories(self) -> Vec<Category> {
         let mut list: Vec<Category> =
             self.named.into_iter().map(|(name, bytes)| Category { name, bytes }).collect();
         list.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
-        let rest = list.split_off(list.len().min(MOST_NAMES));
+        let rest = list.split_off(list.len().min(MAX_CATEGORIES));
         let rest = rest.iter().fold(0_i64, |sum, category| sum.wrapping_add(category.bytes));
-        let others = [(SMALLER, rest), (OTHERS, self.others)];
-        list.extend(
-            others
-                .into_iter()
-                .filter(|(_, bytes)| *bytes != 0)
-                .map(|(name, bytes)| Category { name: name.to_owned(), bytes }),
-        );
+        let others = [(SMALLER, rest), (OTHERS, self.others)].into_iter().filter(|(_, bytes)| *bytes != 0);
+        list.extend(others.map(|(name, bytes)| Category { name: name.to_owned(), bytes }));
         list
     }
 }

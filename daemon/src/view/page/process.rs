@@ -1,6 +1,6 @@
-//! One process: its current report, without data that the viewer may not see.
+//! Makes the current report of one process, without data that the viewer may not see.
 
-use super::response_cache::{Text, aside};
+use super::response_cache::{Text, make_in_thread};
 use crate::config::{Page, Tenants};
 use crate::limits::user_share::CpuCharge;
 use crate::view::{Refused, ViewContext, ViewSettings};
@@ -12,13 +12,13 @@ use hyper::StatusCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Limit of the bytes that the page draws; names and points beyond it are summed.
-const MOST_DRAWN: usize = 256 << 10;
+/// Limit of the bytes of the data that the page draws. Names and points beyond the limit are added up.
+const MAX_DRAWN_BYTES: usize = 256 << 10;
 /// Limit of the bytes of a report. Reports with tens of thousands of tags are longer, and only the control socket returns them.
-const MOST_REPORT: usize = 4 << 20;
+const MAX_REPORT_BYTES: usize = 4 << 20;
 
-/// Refuses a process without a report, so that the aggregator is not asked for it.
-pub(super) fn is_there(context: &ViewContext, key: ProcessKey, tenants: Tenants) -> Result<(), Refused> {
+/// Refuses a process that has no report. Reads the snapshot only, without a query to the aggregator.
+pub(super) fn check_live(context: &ViewContext, key: ProcessKey, tenants: Tenants) -> Result<(), Refused> {
     if tenants == Tenants::Anonymous {
         let text = "processes are anonymous here (tenants in the configuration): gpumemctl report PID tells you yours";
         return Err(Refused::new(StatusCode::FORBIDDEN, text));
@@ -27,11 +27,11 @@ pub(super) fn is_there(context: &ViewContext, key: ProcessKey, tenants: Tenants)
     let mut processes = published.snapshot.processes.iter();
     match processes.find(|process| process.key == key) {
         Some(process) if process.ended.is_none() && !process.accounts.is_empty() => Ok(()),
-        _ => Err(none(key)),
+        _ => Err(no_report(key)),
     }
 }
 
-fn none(key: ProcessKey) -> Refused {
+fn no_report(key: ProcessKey) -> Refused {
     let text = format!(
         "process {} has ended, or has not used a GPU (gpumemctl runs lists those that are over)",
         key.pid
@@ -45,9 +45,9 @@ pub(super) async fn report(
     key: ProcessKey,
 ) -> Result<Text, Refused> {
     let text = make(context, shown, key, |report, _| json::json(report)).await?;
-    if text.text.len() > MOST_REPORT {
+    if text.text.len() > MAX_REPORT_BYTES {
         let why =
-            format!("the report has more than {MOST_REPORT} bytes: gpumemctl report {} --json", key.pid);
+            format!("the report has more than {MAX_REPORT_BYTES} bytes: gpumemctl report {} --json", key.pid);
         return Err(Refused(StatusCode::PAYLOAD_TOO_LARGE, why));
     }
     Ok(text)
@@ -58,7 +58,7 @@ pub(super) async fn drawn(
     shown: ViewSettings,
     key: ProcessKey,
 ) -> Result<Text, Refused> {
-    make(context, shown, key, |report, tags| html::data(report, tags, MOST_DRAWN)).await
+    make(context, shown, key, |report, tags| html::data(report, tags, MAX_DRAWN_BYTES)).await
 }
 
 async fn make(
@@ -70,8 +70,8 @@ async fn make(
     let began = Instant::now();
     let runs = context.live_runs(move |process| process.key == key, &CpuCharge::default()).await?;
     let aggregator_time = began.elapsed();
-    let run = context.keeper.join_earlier(runs).await.into_iter().next().ok_or_else(|| none(key))?;
-    let mut text = aside(move || render(run, &shown, format)).await?;
+    let run = context.keeper.join_earlier(runs).await.into_iter().next().ok_or_else(|| no_report(key))?;
+    let mut text = make_in_thread(move || render(run, &shown, format)).await?;
     text.cost += aggregator_time;
     Ok(text)
 }

@@ -12,29 +12,31 @@ use hyper::header::HeaderValue;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-const MOST_KEPT: usize = 8 << 20;
+/// Limit of the bytes of all cached answers.
+const MAX_BYTES: usize = 8 << 20;
 /// Pause after making an answer, as a multiple of the time that it took, so that answers take 4 % of the time.
-const REST: u32 = 25;
-/// Limit of that pause, so that pages are updated on slow machines too.
-const LONGEST_REST: Duration = Duration::from_secs(5);
-/// Time limit for waiting until an answer is made; afterwards the client must retry.
-const PATIENCE: Duration = Duration::from_secs(3);
-const OLDEST: Duration = Duration::from_secs(15);
+const PAUSE_FACTOR: u32 = 25;
+/// Limit of the pause after making an answer, so that pages are updated on slow machines too.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Time for which a client waits until its answer is made. Afterwards it must retry.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum age of a cached answer. An older one is never sent.
+const MAX_AGE: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum PageData {
     Devices,
     Processes,
     Report(ProcessKey),
     Drawn(ProcessKey),
 }
 
-impl What {
+impl PageData {
     /// Returns the maximum age of this answer if the daemon has time to make a new one.
-    fn fresh(self) -> Duration {
+    fn max_age(self) -> Duration {
         match self {
-            What::Devices | What::Processes => Duration::from_millis(250),
-            What::Report(_) | What::Drawn(_) => Duration::from_secs(1),
+            PageData::Devices | PageData::Processes => Duration::from_millis(250),
+            PageData::Report(_) | PageData::Drawn(_) => Duration::from_secs(1),
         }
     }
 }
@@ -46,29 +48,31 @@ pub(super) struct CachedResponse {
     at: Instant,
 }
 
-/// Settings that must be the same for a cached answer to be valid.
+/// Settings on which an answer depends. A cached answer is valid only if they are unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Under(Page, Tenants, usize);
+struct CacheSettings(Page, Tenants, usize);
 
-impl Under {
+impl CacheSettings {
     fn of(shown: &ViewSettings) -> Self {
-        Under(shown.page, shown.tenants, Arc::as_ptr(&shown.rules) as usize)
+        CacheSettings(shown.page, shown.tenants, Arc::as_ptr(&shown.rules) as usize)
     }
 }
 
-struct Kept {
-    what: What,
-    under: Under,
+/// A cached answer, and when it was last used.
+struct CacheEntry {
+    what: PageData,
+    under: CacheSettings,
     made: Arc<CachedResponse>,
-    asked: Instant,
+    used: Instant,
 }
 
 /// Cache of the answers.
 #[derive(Default)]
 pub(crate) struct ResponseCache {
-    kept: Mutex<Vec<Kept>>,
-    /// Locked while an answer is made; the time from which the next one may be made.
-    turn: tokio::sync::Mutex<Option<Instant>>,
+    entries: Mutex<Vec<CacheEntry>>,
+    /// Time from which on the next answer may be made. Locked while an answer is made.
+    next_at: tokio::sync::Mutex<Option<Instant>>,
+    /// Number of answers made; part of their tags.
     number: std::sync::atomic::AtomicU64,
 }
 
@@ -76,88 +80,91 @@ impl ResponseCache {
     pub(super) async fn get(
         &self,
         context: &Arc<ViewContext>,
-        what: What,
+        what: PageData,
     ) -> Result<Arc<CachedResponse>, Refused> {
         let shown = context.shown();
-        let under = Under::of(&shown);
-        if let Some(made) = self.find(what, under, what.fresh()) {
+        let under = CacheSettings::of(&shown);
+        if let Some(made) = self.find(what, under, what.max_age()) {
             return Ok(made);
         }
-        if let What::Report(key) | What::Drawn(key) = what {
-            process::is_there(context, key, shown.tenants)?;
+        if let PageData::Report(key) | PageData::Drawn(key) = what {
+            process::check_live(context, key, shown.tenants)?;
         }
-        match tokio::time::timeout(PATIENCE, self.make(context, what, shown, under)).await {
+        match tokio::time::timeout(TIMEOUT, self.make(context, what, shown, under)).await {
             Ok(made) => made,
             // Other answers are being made, or the daemon is busy: return an older answer. The page shows the age of its numbers.
-            Err(_) => self.find(what, under, OLDEST).ok_or_else(busy),
+            Err(_) => self.find(what, under, MAX_AGE).ok_or_else(|| {
+                Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon is busy: retry later")
+            }),
         }
     }
 
     async fn make(
         &self,
         context: &Arc<ViewContext>,
-        what: What,
+        what: PageData,
         shown: ViewSettings,
-        under: Under,
+        under: CacheSettings,
     ) -> Result<Arc<CachedResponse>, Refused> {
-        let mut turn = self.turn.lock().await;
+        let mut next_at = self.next_at.lock().await;
         // Another client may have had the answer made meanwhile.
-        if let Some(made) = self.find(what, under, what.fresh()) {
+        if let Some(made) = self.find(what, under, what.max_age()) {
             return Ok(made);
         }
-        if let Some(next) = *turn {
+        if let Some(next) = *next_at {
             tokio::time::sleep_until(next.into()).await;
         }
         let began = Instant::now();
         let body = match what {
-            What::Devices => node::devices(context, shown).await?,
-            What::Processes => node::processes(context, shown).await?,
-            What::Report(key) => process::report(context, shown, key).await?,
-            What::Drawn(key) => process::drawn(context, shown, key).await?,
+            PageData::Devices => node::json(context, shown, false).await?,
+            PageData::Processes => node::json(context, shown, true).await?,
+            PageData::Report(key) => process::report(context, shown, key).await?,
+            PageData::Drawn(key) => process::drawn(context, shown, key).await?,
         };
-        *turn = Some(Instant::now() + (body.cost * REST).min(LONGEST_REST));
-        drop(turn);
+        *next_at = Some(Instant::now() + (body.cost * PAUSE_FACTOR).min(LONGEST_PAUSE));
+        drop(next_at);
         let number = self.number.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         // The start time makes the tags of different daemons differ.
         let tag = format!("\"{:x}.{number:x}\"", context.stats.started_ns);
         let tag = HeaderValue::from_str(&tag).unwrap_or(HeaderValue::from_static("\"\""));
         let made = Arc::new(CachedResponse { body: body.text.into(), tag, at: began });
-        self.keep(Kept { what, under, made: Arc::clone(&made), asked: Instant::now() });
+        self.insert(CacheEntry { what, under, made: Arc::clone(&made), used: Instant::now() });
         Ok(made)
     }
 
-    fn find(&self, what: What, under: Under, newer_than: Duration) -> Option<Arc<CachedResponse>> {
-        let mut kept = lock(&self.kept);
-        let found = kept.iter_mut().find(|kept| kept.what == what && kept.under == under)?;
-        found.asked = Instant::now();
+    fn find(
+        &self,
+        what: PageData,
+        under: CacheSettings,
+        newer_than: Duration,
+    ) -> Option<Arc<CachedResponse>> {
+        let mut entries = lock(&self.entries);
+        let found = entries.iter_mut().find(|entry| entry.what == what && entry.under == under)?;
+        found.used = Instant::now();
         (found.made.at.elapsed() < newer_than).then(|| Arc::clone(&found.made))
     }
 
-    fn keep(&self, new: Kept) {
-        let mut kept = lock(&self.kept);
-        kept.retain(|old| old.what != new.what && old.made.at.elapsed() < OLDEST);
-        kept.push(new);
-        kept.sort_by_key(|kept| std::cmp::Reverse(kept.asked));
+    fn insert(&self, new: CacheEntry) {
+        let mut entries = lock(&self.entries);
+        entries.retain(|old| old.what != new.what && old.made.at.elapsed() < MAX_AGE);
+        entries.push(new);
+        entries.sort_by_key(|entry| std::cmp::Reverse(entry.used));
         let mut bytes = 0;
-        kept.retain(|kept| {
-            bytes += kept.made.body.len();
-            bytes <= MOST_KEPT
+        entries.retain(|entry| {
+            bytes += entry.made.body.len();
+            bytes <= MAX_BYTES
         });
     }
 }
 
-fn busy() -> Refused {
-    Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon is busy: retry later")
-}
-
-/// A text and the time for making it, without waiting.
+/// A text, and the time that making it took, without times of waiting.
 pub(super) struct Text {
     pub text: String,
     pub cost: Duration,
 }
 
 /// Makes a text on another thread, so that it does not block the event loop.
-pub(super) async fn aside(make: impl FnOnce() -> String + Send + 'static) -> Result<Text, Refused> {
+pub(super) async fn make_in_thread(make: impl FnOnce() -> String + Send + 'static) -> Result<Text, Refused> {
     let timed = move || {
         let began = Instant::now();
         let text = make();

@@ -1,10 +1,10 @@
 //! Values about the daemon itself that are read at each scrape; its counters and histograms are written as events happen.
 
+use super::families::{Families, Labels};
 use super::processes::Folded;
 use crate::aggregator::Published;
 use crate::stats::Value;
-use crate::view::Health;
-use crate::view::ViewContext;
+use crate::view::{Health, ViewContext};
 
 /// Reads the values and appends all metrics about the daemon itself.
 pub(super) fn write(
@@ -19,40 +19,47 @@ pub(super) fn write(
     let yes = |up: bool| f64::from(u8::from(up));
     let nvml = &health.nvml.counters;
     let (calls, seconds) = (&nvml.calls, |ns: u64| ns as f64 / 1e9);
-    for (value, number) in [
-        (Value::Build, 1.0),
-        (Value::SnapshotAge, age),
-        (Value::Agents, health.agents as f64),
-        (Value::AgentsWaiting, health.agents_waiting as f64),
-        (Value::LedgerBytes, published.remembered_bytes as f64),
-        (Value::EventsLost, published.totals.lost() as f64),
-        (Value::FoldedYoung, folded.young as f64),
-        (Value::FoldedRoom, folded.room as f64),
-        (Value::NvmlUp, yes(health.nvml.problem().is_none())),
-        (Value::StoreUp, yes(store.up)),
-        (Value::StoreWaiting, store.waiting as f64),
-        (Value::StoreWaitingBytes, store.waiting_bytes as f64),
-        (Value::StoreQueued, store.queued as f64),
-        (Value::StoreUnwritten, store.oldest.as_secs_f64()),
-        (Value::StoreBytes, store.bytes as f64),
-        (Value::CpuSeconds, cpu_seconds()),
-        (Value::StartTime, started(context.stats.started_ns)),
-        (Value::NvmlMemoryCalls, calls.memory_calls as f64),
-        (Value::NvmlMemorySeconds, seconds(calls.memory_ns)),
-        (Value::NvmlListCalls, calls.list_calls as f64),
-        (Value::NvmlListSeconds, seconds(calls.list_ns)),
-        (Value::NvmlListShare, nvml.list_share),
-        (Value::NvmlListsDeferred, calls.deferred as f64),
-        (Value::NvmlFailedCalls, calls.failed_calls as f64),
-        (Value::NvmlRefusedValues, calls.refused as f64),
-        (Value::NvmlRestarts, nvml.restarts as f64),
-        (Value::NvmlHangs, nvml.hangs as f64),
-    ] {
-        context.stats.set(value, Some(number));
+    let values = [
+        (Value::Build, Some(1.0)),
+        (Value::SnapshotAge, Some(age)),
+        (Value::Agents, Some(health.agents as f64)),
+        (Value::AgentsWaiting, Some(health.agents_waiting as f64)),
+        (Value::LedgerBytes, Some(published.remembered_bytes as f64)),
+        (Value::EventsLost, Some(published.totals.lost() as f64)),
+        (Value::FoldedYoung, Some(folded.young as f64)),
+        (Value::FoldedRoom, Some(folded.room as f64)),
+        (Value::NvmlUp, Some(yes(health.nvml.problem().is_none()))),
+        (Value::StoreUp, Some(yes(store.up))),
+        (Value::StoreWaiting, Some(store.waiting as f64)),
+        (Value::StoreWaitingBytes, Some(store.waiting_bytes as f64)),
+        (Value::StoreQueued, Some(store.queued as f64)),
+        (Value::StoreUnwritten, Some(store.oldest.as_secs_f64())),
+        (Value::StoreBytes, Some(store.bytes as f64)),
+        (Value::CpuSeconds, Some(cpu_seconds())),
+        (Value::StartTime, Some(started(context.stats.started_ns))),
+        (Value::NvmlMemoryCalls, Some(calls.memory_calls as f64)),
+        (Value::NvmlMemorySeconds, Some(seconds(calls.memory_ns))),
+        (Value::NvmlListCalls, Some(calls.list_calls as f64)),
+        (Value::NvmlListSeconds, Some(seconds(calls.list_ns))),
+        (Value::NvmlListShare, Some(nvml.list_share)),
+        (Value::NvmlListsDeferred, Some(calls.deferred as f64)),
+        (Value::NvmlFailedCalls, Some(calls.failed_calls as f64)),
+        (Value::NvmlRefusedValues, Some(calls.refused as f64)),
+        (Value::NvmlRestarts, Some(nvml.restarts as f64)),
+        (Value::NvmlHangs, Some(nvml.hangs as f64)),
+        (Value::HeapBytes, crate::memory::in_use().map(|bytes| bytes as f64)),
+        (Value::ResidentBytes, resident_bytes()),
+        (Value::OpenFds, open_fds()),
+    ];
+    let mut families = Families::new(usize::MAX);
+    for (value, number) in values {
+        if let Some((family, label)) = value.series() {
+            let label = family.labels.iter().zip(label);
+            let labels = label.fold(Labels::default(), |labels, (name, value)| labels.with(name, value));
+            families.add(family, &labels, number);
+        }
     }
-    context.stats.set(Value::HeapBytes, crate::memory::in_use().map(|bytes| bytes as f64));
-    context.stats.set(Value::ResidentBytes, resident_bytes());
-    context.stats.set(Value::OpenFds, open_fds());
+    text.push_str(&families.text());
     match context.stats.text() {
         Ok(own) => text.push_str(&own),
         Err(error) => tracing::error!(%error, "metrics about the daemon itself are missing in this scrape"),
