@@ -47,3 +47,10 @@ pub(crate) fn anchor() -> Record<'static> {
 pub(crate) fn since_boot() -> Duration {
     Duration::from_nanos(read(ClockId::Boottime))
 }
+
+/// Returns the age of a process at the time `since_boot`, from its start time in /proc. A process whose start time is unknown (0)
+/// counts as old as the machine.
+pub(crate) fn process_age(start_ticks: u64, since_boot: Duration) -> Duration {
+    const MS_PER_TICK: u64 = 10; // USER_HZ is 100 on every supported architecture
+    since_boot.saturating_sub(Duration::from_millis(start_ticks.saturating_mul(MS_PER_TICK)))
+}

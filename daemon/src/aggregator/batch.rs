@@ -1,4 +1,4 @@
-//! Batches that sources hand to the aggregator, and batches that are deferred because they take long.
+//! Batches of records that sources hand to the aggregator, and the queue of batches that are deferred because they take long.
 //!
 //! The ledger takes most records in less than a microsecond. A few make it search most of the data of their process, and a
 //! process may send thousands of these in one batch. A batch that takes long is split: the unprocessed rest waits for a multiple
@@ -36,19 +36,21 @@ pub(super) const FRAMES: u64 = 4;
 /// When a batch is split, its rest waits for this multiple of the time used so far.
 const PAUSE_FACTOR: u64 = 16;
 
+/// Deferred batches of one process, in order.
 #[derive(Debug, Default)]
-struct Waiting {
+struct DeferredQueue {
     batches: VecDeque<Batch>,
     /// Time at which the first of these batches is applied (ns, CLOCK_MONOTONIC).
     at_ns: u64,
 }
 
+/// Deferred batches of all processes.
 #[derive(Debug, Default)]
-pub(super) struct DeferredBatches(BTreeMap<ProcessKey, Waiting>);
+pub(super) struct DeferredBatches(BTreeMap<ProcessKey, DeferredQueue>);
 
 impl DeferredBatches {
-    /// Returns the batch to apply it now. If batches of its process are deferred, queues it behind them and returns `None`.
-    pub(super) fn pass(&mut self, key: ProcessKey, batch: Batch) -> Option<Batch> {
+    /// Queues the batch if earlier batches of its process are deferred. Otherwise returns it, to be applied now.
+    pub(super) fn queue_or_return(&mut self, key: ProcessKey, batch: Batch) -> Option<Batch> {
         match self.0.get_mut(&key) {
             Some(waiting) => {
                 waiting.batches.push_back(batch);
@@ -58,7 +60,7 @@ impl DeferredBatches {
         }
     }
 
-    /// Defers the rest of a batch whose first part took `took` of processor time.
+    /// Defers the rest of a batch. `took`: processor time that the first part of the batch has used.
     pub(super) fn defer(&mut self, key: ProcessKey, batch: Batch, took: Duration, now_ns: u64) {
         let waiting = self.0.entry(key).or_default();
         waiting.batches.push_front(batch);
@@ -104,10 +106,10 @@ mod tests {
     #[test]
     fn a_batch_waits_behind_the_rest_of_its_process_and_others_pass() {
         let mut deferred = DeferredBatches::default();
-        assert!(deferred.pass(KEY, batch(KEY, 1)).is_some() && deferred.next_ns().is_none());
+        assert!(deferred.queue_or_return(KEY, batch(KEY, 1)).is_some() && deferred.next_ns().is_none());
         deferred.defer(KEY, batch(KEY, 1), Duration::from_nanos(10), 1000);
-        assert!(deferred.pass(KEY, batch(KEY, 2)).is_none());
-        assert!(deferred.pass(OTHER, batch(OTHER, 3)).is_some());
+        assert!(deferred.queue_or_return(KEY, batch(KEY, 2)).is_none());
+        assert!(deferred.queue_or_return(OTHER, batch(OTHER, 3)).is_some());
         assert_eq!(deferred.next_ns(), Some(1160));
         assert!(deferred.take_due(1159).is_none());
         let batches = deferred.take_due(1160).expect("due");

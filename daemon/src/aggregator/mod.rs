@@ -1,4 +1,4 @@
-//! The task that owns the ledger. Batches of records arrive on one channel and are decoded, applied to the ledger and recorded.
+//! The task that owns the ledger. It takes batches of records from one channel, applies them to the ledger and records them.
 //! Views read a shared snapshot. The aggregator never blocks: the store and the recording have their own threads.
 
 pub(crate) mod batch;
@@ -39,11 +39,13 @@ const QUIET_TICK: Duration = Duration::from_millis(250);
 const IDLE_PUBLISH_NS: u64 = 1_000_000_000;
 /// Period (ns) after a view's read in which each tick publishes a snapshot if the ledger has changed.
 const WATCHED_NS: u64 = 10_000_000_000;
-/// Interval for the first checkpoint of new processes. It is short so that the run of a young process survives a killed daemon.
+/// Interval (ns) for writing the runs of new processes for the first time. It is short, so that such a run is not lost if the
+/// daemon is killed.
 const FIRST_CHECKPOINT_NS: u64 = 500_000_000;
-/// Number of checkpoints after which the changed run of a process without an agent is written again.
+/// The changed run of a process without an agent is written only at each checkpoint whose number is a multiple of this.
 const UNCOVERED_ROUNDS: u64 = 3;
-/// Interval for comparing the wall clock. A new anchor (wall time) is recorded when the clock was set by more than [`JUMP_NS`].
+/// Interval (ns) for comparing the wall clock with CLOCK_MONOTONIC. If their difference has changed by more than [`JUMP_NS`], the
+/// wall time is recorded again (an anchor).
 const ANCHOR_NS: u64 = 1_000_000_000;
 const JUMP_NS: i128 = 500_000_000;
 /// Maximum number of batches applied before the task yields to other tasks.
@@ -51,6 +53,7 @@ const BATCHES: usize = 32;
 /// Time limit for applying deferred batches at shutdown.
 const LAST_DEFERRED: Duration = Duration::from_millis(200);
 
+/// State that the aggregator publishes for views.
 #[derive(Debug)]
 pub(crate) struct Published {
     /// Time of publication (ns, CLOCK_MONOTONIC).
@@ -96,12 +99,16 @@ impl SnapshotReader {
     }
 }
 
+/// Filter of a query: returns whether a process is wanted.
+pub type ProcessFilter = Box<dyn Fn(&ProcessView) -> bool + Send>;
+
 /// Requests that views send to the aggregator.
 pub enum Query {
     /// Returns the current runs of processes that match the filter. The processor time is charged to the requesting user.
-    Runs(Box<dyn Fn(&ProcessView) -> bool + Send>, CpuCharge, oneshot::Sender<Vec<Run>>),
-    /// Adds a mark (a named time) to live processes that match the filter. Returns its time (CLOCK_MONOTONIC) and their pids.
-    Mark(String, Box<dyn Fn(&ProcessView) -> bool + Send>, oneshot::Sender<(u64, Vec<u32>)>),
+    Runs(ProcessFilter, CpuCharge, oneshot::Sender<Vec<Run>>),
+    /// Adds a mark (a named time) to the runs of live processes that match the filter. Returns the time of the mark (ns,
+    /// CLOCK_MONOTONIC), and the pids of the processes.
+    Mark(String, ProcessFilter, oneshot::Sender<(u64, Vec<u32>)>),
 }
 
 /// Default limits of the data that peers can cause the ledger to keep. Together with the daemon's other memory they stay below
@@ -126,7 +133,7 @@ impl Default for AggregatorSettings {
     }
 }
 
-/// The task's state, with the ledger in `builder`.
+/// State of the task. The ledger is in `builder`.
 pub struct Aggregator {
     builder: RunBuilder,
     processes: ProcessTable,
@@ -135,10 +142,13 @@ pub struct Aggregator {
     recorder: Option<Recorder>,
     settings: AggregatorSettings,
     publisher: watch::Sender<Arc<Published>>,
-    /// Reader of which the views have clones; it shares with them the times of reads and ticks.
+    /// The views have clones of this reader. All clones share the times of reads and ticks.
     reader: SnapshotReader,
+    /// Time of the last snapshot (ns, CLOCK_MONOTONIC).
     published_ns: u64,
+    /// Whether the ledger has changed since the last snapshot.
     changed: bool,
+    /// Wall clock minus CLOCK_MONOTONIC (ns), and the time at which both were last compared (0: an anchor must be recorded).
     wall_offset_ns: i128,
     anchored_ns: u64,
     /// Times (ns, CLOCK_MONOTONIC) at which changed runs (first field) and new runs (second) were last queued for writing.
@@ -150,16 +160,14 @@ pub struct Aggregator {
     complete_ns: u64,
     heartbeat_ns: u64,
     roll: Roll,
-    /// Live processes whose period has ended and whose run waits for room in the store's queue.
-    rolling: VecDeque<ProcessKey>,
     /// Ended processes whose runs wait for room in the store's queue.
     closing: VecDeque<ProcessKey>,
     deferred: DeferredBatches,
     boot_id: String,
     counters: NodeCounters,
-    /// Channel for what the store has about processes that this daemon sees for the first time.
+    /// Channel for counts that an earlier daemon stored about processes that are new to this one.
     earlier_counts: (UnboundedSender<EarlierCounts>, UnboundedReceiver<EarlierCounts>),
-    /// Number of records that the ledger's limits had refused at the last snapshot.
+    /// Numbers of records that the ledger had refused, because of its limits, at the last snapshot.
     refused: RefusedRecords,
 }
 
@@ -206,7 +214,6 @@ impl Aggregator {
             complete_ns: now_ns,
             heartbeat_ns: now_ns,
             roll: Roll::default(),
-            rolling: VecDeque::new(),
             closing: VecDeque::new(),
             deferred: DeferredBatches::default(),
             boot_id: boot_id.trim_end().to_owned(),
@@ -222,7 +229,7 @@ impl Aggregator {
     /// Starts a recording, or ends the current one with `None`.
     pub(crate) fn record(&mut self, recorder: Option<Recorder>) {
         self.recorder = recorder;
-        // Have the next tick write an anchor (wall time): a recording must begin with one.
+        // The next tick records an anchor (wall time), because a recording must begin with one.
         self.anchored_ns = 0;
     }
 
@@ -295,7 +302,7 @@ impl Aggregator {
     /// Applies a batch. If earlier batches of its process are deferred, it queues behind them.
     pub fn take(&mut self, batch: Batch) {
         let passed = match batch.origin {
-            Origin::Process(key) => self.deferred.pass(key, batch),
+            Origin::Process(key) => self.deferred.queue_or_return(key, batch),
             Origin::Host => Some(batch),
         };
         if let Some(batch) = passed {
@@ -321,7 +328,7 @@ impl Aggregator {
             && self.processes.is_unidentified(pid)
             && begins_agent(&batch.frames)
         {
-            // A process list named this pid without its start time, which the agent has supplied.
+            // A process list named this pid, but its start time was unknown. The agent has sent it now.
             self.counters.update(&self.builder.ledger().snapshot());
             self.builder.forget(self.processes.take_unidentified(pid));
         }
@@ -337,7 +344,7 @@ impl Aggregator {
             self.stats.add(Count::SkippedOver, events);
             return;
         }
-        // The source has checked the frames; drop the rest of the batch if one is truncated nevertheless.
+        // The source has checked the frames. If one is invalid nevertheless, the rest of the batch is dropped.
         while let Ok(Some((slot, payload, after))) = frame::split_frame(rest) {
             if let Ok(record) = Record::decode(slot, payload) {
                 has_news |= !matches!(record.body, Body::Watermark { .. });
@@ -345,7 +352,7 @@ impl Aggregator {
                 records += 1;
             }
             rest = after;
-            // Split by processor time, because on a busy machine the elapsed time includes other work.
+            // The batch is split by processor time, because on a busy machine the elapsed time includes other work.
             is_long = records % batch::FRAMES == 0 && began.elapsed() >= batch::LONG && took() >= batch::LONG;
             if is_long {
                 break;
@@ -429,7 +436,7 @@ impl Aggregator {
         }
         let is_open = match record.body {
             Body::ProcessSample { used_bytes, absence, .. } => {
-                // A missing value is stored as an impossible byte count for its reason, so a change of reason counts.
+                // A reason for a missing value is noted as an impossible number of bytes, so that a change of reason is noticed.
                 let absence = u64::MAX - u64::from(absence.to_code());
                 self.processes.note_reading(key, 0, device, used_bytes.0.or(Some(absence)))
             }
@@ -453,7 +460,8 @@ impl Aggregator {
         self.builder.observe(Origin::Host, &record);
     }
 
-    /// Does the periodic work: records the wall time (anchor), closes ended processes, writes and rolls runs, publishes.
+    /// Does the periodic work: records the wall time, closes ended processes, hands runs to the store, splits them into parts, and
+    /// publishes a snapshot.
     pub fn tick(&mut self, now_ns: u64) {
         self.host(&Record { stamp: Stamp { time_ns: now_ns, ..Stamp::default() }, body: Body::Tick {} });
         if now_ns.saturating_sub(self.anchored_ns) >= ANCHOR_NS {
@@ -533,7 +541,7 @@ impl Aggregator {
 
     fn answer(&mut self, query: Query) {
         match query {
-            // The client has disconnected and needs no answer.
+            // The client has disconnected, so no answer is made.
             Query::Runs(_, _, reply) if reply.is_closed() => {}
             Query::Runs(filter, charge, reply) => {
                 let runs = charge.run(|| {

@@ -1,5 +1,5 @@
-//! Counters of this node since the daemon started. They include processes that have ended: metrics of a process disappear with
-//! it, so its out-of-memory events would mostly be gone before a scrape.
+//! Counts events of this machine since the daemon started, including those of ended processes. The metrics of a process disappear
+//! with it, so its out-of-memory events would mostly be gone before a scrape.
 
 use gpumem_ledger::{DeviceName, OomKind, ProcessKey, Snapshot};
 use std::collections::BTreeMap;
@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Totals {
     ooms: BTreeMap<(DeviceName, OomKind), u64>,
-    lost: u64,
+    /// Number of records with a sequence number that were lost.
+    pub lost: u64,
 }
 
 /// Computes the totals from successive snapshots of the ledger.
@@ -22,7 +23,8 @@ pub(super) struct NodeCounters {
 #[derive(Debug, Clone, Default)]
 struct Seen {
     lost: u64,
-    /// Number of failed allocations by out-of-memory event, whose key is its account and the time of its first failure.
+    /// Number of failed allocations of each out-of-memory event. An event is identified by its account and its first failure's
+    /// time.
     ooms: BTreeMap<(usize, u64), u64>,
 }
 
@@ -30,11 +32,6 @@ impl Totals {
     /// Returns the number of out-of-memory events of this kind on a device.
     pub(crate) fn ooms(&self, device: DeviceName, kind: OomKind) -> u64 {
         self.ooms.get(&(device, kind)).copied().unwrap_or(0)
-    }
-
-    /// Returns how many sequence-numbered records were lost.
-    pub(crate) fn lost(&self) -> u64 {
-        self.lost
     }
 }
 
@@ -44,13 +41,13 @@ impl NodeCounters {
         let mut before = std::mem::take(&mut self.seen);
         for process in &snapshot.processes {
             let mut seen = before.remove(&process.key).unwrap_or_default();
-            // A count lower than before has restarted at 0, because a new part of the run began.
+            // If the count is lower than before, a new part of the run has begun, and the count began at 0.
             let lost = process.coverage.lost_in_all();
             let more = lost.checked_sub(seen.lost).unwrap_or(lost);
             self.totals.lost = self.totals.lost.saturating_add(more);
             seen.lost = lost;
             let known = std::mem::take(&mut seen.ooms);
-            // Skip refusals after which the program continued (`Pressure`); the ledger may reclassify them later.
+            // Events after which the program continued (`Pressure`) are skipped. The ledger may classify them otherwise later.
             for (account, oom) in process.ooms.iter().filter(|(_, oom)| oom.kind != OomKind::Pressure) {
                 let device = process.accounts.get(*account).and_then(|account| account.device);
                 let Some(device) = device.and_then(|device| snapshot.devices.get(device)) else { continue };

@@ -6,7 +6,7 @@
 use gpumem_ledger::ProcessKey;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Maximum number of remembered closed processes. They are remembered so that a late sample does not start a new run.
+/// Maximum number of closed processes that are remembered, so that a late sample of one does not start a new run.
 const REMEMBERED: usize = 16_384;
 /// Longest time (ns) after the end of a process at which a process list may still name it. Reading a list takes time, and the
 /// end of a process is noticed late.
@@ -23,27 +23,29 @@ pub(crate) enum Due {
     All,
 }
 
+/// A process whose run is not closed.
 #[derive(Debug, Default)]
 struct Entry {
+    /// Number of connected agents.
     agents: u32,
     /// Whether an agent of the process was ever connected.
     had_agent: bool,
-    /// Whether the driver's accounting has reported a peak of the process. A final one follows after its end.
+    /// Whether the driver's accounting mode has reported a peak of the process. Then a final peak follows after the end.
     is_accounted: bool,
     /// End of the process: its time (ns, CLOCK_MONOTONIC) and the exit status, if known.
     gone: Option<(u64, Option<u64>)>,
     /// Whether the process has new data since its run was last written.
     changed: bool,
-    /// Latest value of each reading; the key is the kind of record and the device's slot.
+    /// Latest value of each reading, with the kind of reading and the slot of the device.
     readings: Vec<((u8, u8), Option<u64>)>,
-    /// Whether its run has never been written.
+    /// Whether the run of the process has never been written.
     is_new: bool,
-    /// Whether its run is in the queue of runs to be written.
+    /// Whether the run of the process is in the queue `due`.
     is_due: bool,
-    /// Only if the start time is unknown: when a process list first named the process (ns, CLOCK_MONOTONIC).
+    /// Time at which a process list first named the process (ns, CLOCK_MONOTONIC). Only set if its start time is unknown.
     missed_ns: Option<u64>,
-    /// Whether a list made after `missed_ns` also names it, so it runs in a PID namespace that is not visible here. Otherwise it
-    /// may have ended before /proc was read, and its agent's hello may follow. Several lists made before may wait to be read.
+    /// Whether a list made after `missed_ns` also names the process. Then it runs in a PID namespace that is not visible here.
+    /// Otherwise it may have ended before /proc was read, and its agent's hello may follow.
     is_listed_again: bool,
 }
 
@@ -58,27 +60,27 @@ impl Entry {
 #[derive(Debug, Default)]
 pub(crate) struct ProcessTable {
     processes: BTreeMap<ProcessKey, Entry>,
-    /// Processes in `tracks` that have ended.
+    /// Processes in `processes` that have ended.
     ending: BTreeSet<ProcessKey>,
     /// Queue of runs to be written, oldest first, each with the time since which it waits (ns, CLOCK_MONOTONIC).
     due: VecDeque<(ProcessKey, u64)>,
     /// Recently closed processes, oldest first.
     closed: VecDeque<ProcessKey>,
-    /// Time at which each process in `over` ended (ns, CLOCK_MONOTONIC).
+    /// Time at which each process in `closed` ended (ns, CLOCK_MONOTONIC).
     ended_ns: BTreeMap<ProcessKey, u64>,
-    /// Processes whose end was reported before any other record, with its time and exit status, oldest first. Their other
-    /// records may still arrive: an agent's hello, or a sample that listed them while they ran.
+    /// Processes whose end was reported before any other record, oldest first, with time and exit status. Other records may still
+    /// arrive: the hello of an agent, or a sample that listed the process while it ran.
     early: VecDeque<(ProcessKey, u64, Option<u64>)>,
-    /// Processes without a start time, by device slot, and whether the list being read names them. They ended before /proc was
-    /// read, or are in a PID namespace that is not visible here. No pidfd reports their end.
+    /// Processes without a start time, by device slot; and whether the list that is being read names them. They ended before
+    /// /proc was read, or are in a PID namespace that is not visible here. No pidfd reports their end.
     unseen: BTreeMap<(u8, ProcessKey), bool>,
     /// Processes added since the last [`ProcessTable::take_newcomers`].
     newcomers: Vec<ProcessKey>,
 }
 
 impl ProcessTable {
-    /// Stores the value of a process's reading and marks the run as changed if the value differs. `kind` distinguishes the
-    /// readings of one device. Returns false if the run is closed.
+    /// Stores the value of a reading, and marks the run of the process as changed if the value has changed. `kind` distinguishes
+    /// the readings of one device. Returns false if the run is closed.
     pub(crate) fn note_reading(&mut self, key: ProcessKey, kind: u8, device: u8, value: Option<u64>) -> bool {
         let Some(entry) = self.processes.get_mut(&key) else { return self.mark_changed(key) };
         match entry.readings.iter_mut().find(|(known, _)| *known == (kind, device)) {
@@ -118,8 +120,8 @@ impl ProcessTable {
         true
     }
 
-    /// Begins another run of a closed process, because its agent's hello was read late. The store joins that run with the first
-    /// one. Returns whether records of the process are accepted now.
+    /// Begins another run of a closed process, because the hello of its agent was read late. The store joins both runs. Returns
+    /// whether records of the process are accepted now.
     pub(crate) fn reopen(&mut self, key: ProcessKey) -> bool {
         self.ended_ns.remove(&key);
         self.closed.retain(|over| *over != key);
@@ -132,7 +134,7 @@ impl ProcessTable {
         self.processes.get(&key).is_some_and(|entry| entry.may_be_identified(&key))
     }
 
-    /// Removes the entry of this pid without a start time, because its agent's hello has the start time. Returns the old key.
+    /// Removes the entry of a pid without a start time, because the hello of its agent has the start time. Returns the old key.
     pub(crate) fn take_unidentified(&mut self, pid: u32) -> ProcessKey {
         let key = ProcessKey { pid, start_ticks: 0 };
         self.processes.remove(&key);
@@ -149,13 +151,13 @@ impl ProcessTable {
         self.processes.contains_key(&key)
     }
 
-    /// Begins reading the process list of a device: no process is named so far.
+    /// Begins reading the process list of a device. So far the list names no process.
     pub(crate) fn list_begins(&mut self, device: u8) {
         self.unseen.iter_mut().filter(|((on, _), _)| *on == device).for_each(|(_, named)| *named = false);
     }
 
-    /// Returns the process that a list made at `listed_ns` names as `key`. /proc may not have had its start time. Then it is a
-    /// process with this pid that had not ended long before; its agent's hello gave the start time.
+    /// Returns the process that a list made at `listed_ns` names as `key`. If `key` has no start time, because /proc did not have it,
+    /// this is a known process with the same pid that had not ended long before.
     pub(crate) fn identified(&self, key: ProcessKey, listed_ns: u64) -> ProcessKey {
         if key.start_ticks != 0 {
             return key;
@@ -170,7 +172,7 @@ impl ProcessTable {
             .unwrap_or(key)
     }
 
-    /// Handles the entry `key` in a device's process list that was made at `listed_ns` and received at `now_ns`.
+    /// Notes that the process list of a device names `key`. The list was made at `listed_ns` and received at `now_ns`.
     pub(crate) fn list_names(&mut self, device: u8, key: ProcessKey, listed_ns: u64, now_ns: u64) {
         if key.start_ticks != 0 {
             return;
@@ -194,7 +196,7 @@ impl ProcessTable {
         }
     }
 
-    /// Counts a connection of an agent of the process: a new one (`up`) or an ended one.
+    /// Counts the connected agents of a process. `up`: one has connected; otherwise one has disconnected.
     pub(crate) fn count_agent(&mut self, key: ProcessKey, up: bool) {
         if let Some(entry) = self.processes.get_mut(&key) {
             entry.had_agent = true;
@@ -224,9 +226,8 @@ impl ProcessTable {
 
     /// Removes and returns the processes whose runs can be closed. The grace period after the end of a process depends on its
     /// agents:
-    /// - Connected: up to ten times `grace_ns`. Thousands may end at once, and the records that each had sent are read before
-    ///   its connection ends.
-    /// - Connected before, or in a namespace that is not visible here: none.
+    /// - Connected: ten times `grace_ns`. Thousands may end at once, and all records of each are read before its connection ends.
+    /// - No longer connected, or in a PID namespace that is not visible here: none.
     /// - Listed after its end, without a start time: ten times `grace_ns`, because the hello of its agent may identify it.
     /// - Never connected: a tenth of `grace_ns`. A list may name a short program that ends while its hello waits to be read.
     pub(crate) fn take_ended(&mut self, now_ns: u64, grace_ns: u64) -> Vec<(ProcessKey, u64, Option<u64>)> {
@@ -237,7 +238,7 @@ impl ProcessTable {
                 0 => grace_ns / 10,
                 _ => grace_ns * 10,
             };
-            // Wait for the final peak, which arrives with the next process list of its devices.
+            // The driver's final peak arrives with the next process lists.
             let wait_ns = if entry.is_accounted { wait_ns.max(grace_ns / 2) } else { wait_ns };
             entry.gone.filter(|(time_ns, _)| now_ns.saturating_sub(*time_ns) >= wait_ns)
         };
@@ -252,7 +253,7 @@ impl ProcessTable {
         for (key, time_ns, _) in &over {
             self.processes.remove(key);
             self.ending.remove(key);
-            // Remember no process without a start time: a later process with the same pid would have the same key.
+            // A process without a start time is not remembered, because a later process with its pid would have the same key.
             if key.start_ticks != 0 {
                 self.closed.push_back(*key);
                 self.ended_ns.insert(*key, *time_ns);
@@ -266,9 +267,9 @@ impl ProcessTable {
         over
     }
 
-    /// Queues the runs of all processes with new data since they were last written. Runs that were never written go first,
-    /// ordered by start of their processes, because the store numbers them in that order. Processes without a run (`has_run` is
-    /// false) stay new, as do those that a hello may still identify.
+    /// Queues the runs that have new data since they were last written. Runs that were never written go first, ordered by the
+    /// start of their processes, because the store numbers them in that order. A process stays new while it has no run (`has_run`
+    /// returns false) or a hello may still identify it.
     pub(crate) fn make_due(&mut self, which: Due, now_ns: u64, has_run: impl Fn(ProcessKey) -> bool) {
         let mut new = Vec::new();
         for (&key, entry) in self.processes.iter_mut().filter(|(_, entry)| entry.changed && !entry.is_due) {
@@ -287,13 +288,13 @@ impl ProcessTable {
         new.into_iter().for_each(|key| self.due.push_front((key, now_ns)));
     }
 
-    /// Removes up to `most` runs from the queue. Returns each with the time since which it waits (ns, CLOCK_MONOTONIC).
-    pub(crate) fn take_due(&mut self, most: usize) -> Vec<(ProcessKey, u64)> {
+    /// Removes up to `max` runs from the queue. Returns each with the time since which it waits (ns, CLOCK_MONOTONIC).
+    pub(crate) fn take_due(&mut self, max: usize) -> Vec<(ProcessKey, u64)> {
         let mut taken = Vec::new();
-        while taken.len() < most
+        while taken.len() < max
             && let Some((key, since_ns)) = self.due.pop_front()
         {
-            // Skip closed processes: their final run is written separately.
+            // Closed processes are skipped, because their final run is written separately.
             if let Some(entry) = self.processes.get_mut(&key).filter(|entry| entry.is_due) {
                 (entry.is_due, entry.changed) = (false, false);
                 taken.push((key, since_ns));
@@ -302,7 +303,7 @@ impl ProcessTable {
         taken
     }
 
-    /// Returns the queue's length and since when its oldest run waits (ns, CLOCK_MONOTONIC).
+    /// Returns the length of the queue, and the time since which its oldest run waits (ns, CLOCK_MONOTONIC).
     pub(crate) fn due(&self) -> (usize, Option<u64>) {
         (self.due.len(), self.due.iter().map(|(_, since_ns)| *since_ns).min())
     }

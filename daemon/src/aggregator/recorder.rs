@@ -1,8 +1,9 @@
-//! Writes all records that the daemon sees to a file, on its own thread, because a slow disk must not slow the ledger. Records
-//! that do not fit in the queue are dropped and counted; readers see the gaps in `seq`. A full or failing disk leaves only
+//! Writes all records that the daemon receives to a file. It has its own thread, so that a slow disk does not slow the ledger.
+//! Records that do not fit in the queue are dropped and counted; readers see the gaps in `seq`. A full or failing disk leaves only
 //! complete frames in the file. When the disk works again, the recording continues and agents are asked to resend their state.
 
 use crate::aggregator::batch::Batch;
+use crate::clock;
 use crate::stats::{Count, Stats};
 use gpumem_ledger::Origin;
 use gpumem_runs::recording::Writer;
@@ -21,6 +22,7 @@ use tokio::sync::Notify;
 const WAITING: usize = 256;
 /// Interval for flushing to the kernel. A crash of the daemon loses at most the records of one interval.
 const FLUSH: Duration = Duration::from_millis(100);
+/// Interval for trying to write again after an error.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// An open recording. Dropping it ends the recording.
@@ -33,14 +35,14 @@ pub struct Recorder {
 
 impl Recorder {
     /// Starts a recording. The file must not exist, because a restart must not overwrite an earlier recording. `%t` in the path
-    /// is replaced by the seconds since 1970. `again` is notified when the recording continues after a gap.
-    pub(crate) fn start(path: &Path, stats: Arc<Stats>, again: Arc<Notify>) -> io::Result<Self> {
+    /// is replaced by the seconds since 1970. `resumed` is notified when the recording continues after a gap.
+    pub(crate) fn start(path: &Path, stats: Arc<Stats>, resumed: Arc<Notify>) -> io::Result<Self> {
         let path = expand(path);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-        let writer = Writer::new(Whole { file, bytes: 0 })?;
+        let writer = Writer::new(WholeWrites { file, bytes: 0 })?;
         let (batches, inbox) = sync_channel(WAITING);
         let counted = Arc::clone(&stats);
-        let run = move || record(writer, &inbox, &path, &counted, &again);
+        let run = move || record(writer, &inbox, &path, &counted, &resumed);
         let thread = std::thread::Builder::new().name("recorder".into()).spawn(run)?;
         Ok(Recorder { batches: Some(batches), thread: Some(thread), stats })
     }
@@ -69,15 +71,15 @@ impl Drop for Recorder {
 
 /// File that takes each write completely or not at all, because readers cannot read past a partial frame.
 #[derive(Debug)]
-struct Whole {
+struct WholeWrites {
     file: File,
     bytes: u64,
 }
 
-impl Write for Whole {
+impl Write for WholeWrites {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if let Err(error) = self.file.write_all_at(bytes, self.bytes) {
-            // Cut off what was written partially; the next write starts at the same offset.
+            // A part may have been written. It is cut off, and the next write starts at the same offset.
             let _ = self.file.set_len(self.bytes);
             return Err(error);
         }
@@ -90,7 +92,13 @@ impl Write for Whole {
     }
 }
 
-fn record(mut writer: Writer<Whole>, inbox: &Receiver<Batch>, path: &Path, stats: &Stats, again: &Notify) {
+fn record(
+    mut writer: Writer<WholeWrites>,
+    inbox: &Receiver<Batch>,
+    path: &Path,
+    stats: &Stats,
+    resumed: &Notify,
+) {
     let mut broken = false;
     let mut flushed = Instant::now();
     loop {
@@ -102,7 +110,8 @@ fn record(mut writer: Writer<Whole>, inbox: &Receiver<Batch>, path: &Path, stats
         let mut result = Ok(());
         if let Some(batch) = batch {
             for record in frame::records(&batch.frames).filter_map(|record| record.ok()?.ok()) {
-                // The record whose write failed stays in the writer's buffer. Later ones are dropped, to bound the buffer.
+                // The record whose write failed stays in the writer's buffer. Later records are dropped, so that the buffer does not
+                // grow.
                 let is_lost = broken || result.is_err();
                 if !is_lost {
                     result = writer.write(batch.origin, &record);
@@ -116,7 +125,7 @@ fn record(mut writer: Writer<Whole>, inbox: &Receiver<Batch>, path: &Path, stats
             if broken && result.is_ok() {
                 tracing::info!(path = %path.display(), "the recording continues");
                 broken = false;
-                again.notify_one();
+                resumed.notify_one();
             }
         }
         if let Err(error) = result
@@ -131,17 +140,16 @@ fn record(mut writer: Writer<Whole>, inbox: &Receiver<Batch>, path: &Path, stats
 }
 
 fn expand(path: &Path) -> PathBuf {
-    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let seconds = seconds.map_or(0, |since| since.as_secs()).to_string();
     match path.to_str() {
-        Some(text) => text.replace("%t", &seconds).into(),
+        Some(text) => text.replace("%t", &clock::wall().as_secs().to_string()).into(),
         None => path.to_owned(),
     }
 }
 
-/// Removes `ProcessGone` records from a batch before it is recorded. The ledger gets its own such record when it closes the run,
-/// which is later. The recording must have the record at that position.
+/// Removes the records `ProcessGone` from a batch before it is recorded. The aggregator makes its own such record when it closes
+/// the run, which is later. The recording must have the record at that position.
 pub(super) fn without_ends(batch: Batch) -> Batch {
+    /// Kind of the record, which is at offset 60 of a frame.
     const PROCESS_GONE: u8 = 101;
     let mut frames = Vec::new();
     let (mut rest, mut found) = (batch.frames.as_slice(), false);

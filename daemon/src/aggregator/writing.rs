@@ -13,37 +13,38 @@ use std::time::{Duration, Instant};
 
 /// Time (ns) after the end of a process for which its run stays open for the final records of its agent.
 const GRACE_NS: u64 = 2_000_000_000;
-/// Interval of heartbeats, with which the store records that unchanged runs are still current.
+/// Interval (ns) of heartbeats. A heartbeat lets the store record that unchanged runs are still open.
 const HEARTBEAT_NS: u64 = 60_000_000_000;
-/// Maximum number of runs built at once; the ledger takes no batches meanwhile.
+/// Maximum number of runs built at once. Meanwhile the ledger takes no batches.
 const RUNS_AT_ONCE: usize = 512;
 /// Maximum number of ended processes that wait for room in the store's queue.
 const MAX_CLOSING: usize = 16_384;
-/// At shutdown, time limit for handing all runs to the store.
+/// Time at shutdown after which runs are handed to the store even if its queue is full.
 const LAST_RUNS: Duration = Duration::from_secs(2);
 
 impl Aggregator {
     /// Closes the runs of ended processes whose agents have disconnected or have used up their grace period.
     pub(super) fn finish(&mut self, now_ns: u64) {
-        let over = self.processes.take_ended(now_ns, GRACE_NS);
-        for &(key, time_ns, status) in &over {
+        let ended = self.processes.take_ended(now_ns, GRACE_NS);
+        for &(key, time_ns, status) in &ended {
             let stamp = Stamp { thread: key.pid, time_ns, ..Stamp::default() };
             let status = gpumem_wire::Reading(status);
             self.host(&Record { stamp, body: Body::ProcessGone { start_ticks: key.start_ticks, status } });
             self.closing.push_back(key);
         }
-        // A later process with the same pid would be confused with one without a start time, so close all ended processes now.
-        let most = if over.iter().any(|(key, ..)| key.start_ticks == 0) || self.closing.len() > MAX_CLOSING {
+        // A later process with the same pid would be confused with an ended one without a start time. So if there is such a
+        // process, all ended processes are closed now.
+        let max = if ended.iter().any(|(key, ..)| key.start_ticks == 0) || self.closing.len() > MAX_CLOSING {
             usize::MAX
         } else {
             self.run_writer.room().ended.min(RUNS_AT_ONCE)
         };
-        self.close_ended(most);
+        self.close_ended(max);
     }
 
-    /// Hands the runs of up to `most` ended processes to the store, and removes these processes from the ledger.
-    pub(super) fn close_ended(&mut self, most: usize) {
-        let keys: Vec<ProcessKey> = self.closing.drain(..most.min(self.closing.len())).collect();
+    /// Hands the runs of up to `max` ended processes to the store, and removes these processes from the ledger.
+    pub(super) fn close_ended(&mut self, max: usize) {
+        let keys: Vec<ProcessKey> = self.closing.drain(..max.min(self.closing.len())).collect();
         if keys.is_empty() {
             return;
         }
@@ -57,12 +58,11 @@ impl Aggregator {
 
     /// Ends the parts of processes that have lived for a whole period, and begins their next parts.
     pub(super) fn roll(&mut self, now_ns: u64) {
-        let wall_ns = self.wall_ns(now_ns);
-        self.rolling.extend(self.roll.take(wall_ns, || self.processes.live()));
-        let room = self.run_writer.room().ended.min(RUNS_AT_ONCE).min(self.rolling.len());
-        let keys: Vec<_> = self.rolling.drain(..room).filter(|key| self.processes.has(*key)).collect();
+        let room = self.run_writer.room().ended;
+        let mut keys = self.roll.take(self.wall_ns(now_ns), room, || self.processes.live());
+        keys.retain(|key| self.processes.has(*key));
         if keys.is_empty() {
-            return; // the usual case; updating the counters walks the whole snapshot
+            return; // the usual case; updating the counters reads the whole snapshot
         }
         self.counters.update(&self.builder.ledger().snapshot());
         let runs = self.builder.roll(&keys, now_ns);
@@ -71,13 +71,13 @@ impl Aggregator {
         stored.into_iter().for_each(|key| self.processes.begin_part(key));
     }
 
-    /// Queues changed runs; see [`ProcessTable::make_due`](super::process_table::ProcessTable::make_due).
+    /// Marks changed runs as due for writing; see [`ProcessTable::make_due`](super::process_table::ProcessTable::make_due).
     pub(super) fn make_due(&mut self, which: Due, now_ns: u64) {
         let ledger = self.builder.ledger();
         self.processes.make_due(which, now_ns, |key| ledger.is_on_a_device(key));
     }
 
-    /// Hands queued runs to the store, as many as it has room for. The other runs are built later.
+    /// Builds the changed runs that are due and hands them to the store, as many as it has room for.
     pub(super) fn checkpoint(&mut self, now_ns: u64) {
         let due = self.processes.take_due(self.run_writer.room().living.min(RUNS_AT_ONCE));
         let checkpoint_ns = self.settings.checkpoint.as_nanos() as u64;
@@ -136,7 +136,7 @@ impl Aggregator {
         self.recorder = None;
     }
 
-    /// Returns the id of a process's run. Later daemons return the same id for the same process.
+    /// Returns the uid of a process's run. Each daemon returns the same uid for the same process.
     pub(super) fn uid(&self, key: ProcessKey) -> String {
         format!("{}:{}:{}", self.boot_id, key.pid, key.start_ticks)
     }

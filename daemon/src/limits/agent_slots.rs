@@ -24,9 +24,12 @@ pub struct AgentLimits {
     pub rows: usize,
 }
 
+/// The limit because of which a peer gets no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AgentSlotsFull {
+    /// All connections are taken.
     All,
+    /// All connections of the user are taken.
     OfUid,
     /// All slots for peers that have not sent a hello are taken.
     Waiting,
@@ -59,7 +62,7 @@ pub(crate) struct AgentSlots {
 pub(crate) struct AgentSlot {
     connection: ConnectionSlot<UserQueue>,
     /// Slot among peers without a hello; given back when the hello arrives.
-    waits: Option<(Patience, ConnectionSlot)>,
+    without_hello: Option<(Patience, ConnectionSlot)>,
 }
 
 impl AgentSlots {
@@ -81,13 +84,13 @@ impl AgentSlots {
     pub(crate) fn take(&self, uid: u32, limits: &AgentLimits) -> Result<AgentSlot, AgentSlotsFull> {
         let mut slot = self.take_for_hello(uid, limits)?;
         // One user may have a quarter of the slots, so that silent peers leave the rest to others.
-        let waits = |slots: &Arc<ConnectionSlots>, most: usize| slots.take(uid, most, (most / 4).max(1));
-        let waiting = waits(&self.waiting, limits.waiting).map(|slot| (Patience::Whole, slot));
+        let take = |slots: &Arc<ConnectionSlots>, max: usize| slots.take(uid, max, (max / 4).max(1));
+        let waiting = take(&self.waiting, limits.waiting).map(|slot| (Patience::Whole, slot));
         let waiting = waiting.or_else(|_| {
-            let brief = waits(&self.brief, limits.waiting.saturating_mul(BRIEF_SHARE));
+            let brief = take(&self.brief, limits.waiting.saturating_mul(BRIEF_SHARE));
             brief.map(|slot| (Patience::Brief, slot))
         });
-        slot.waits = Some(waiting.map_err(|_| AgentSlotsFull::Waiting)?);
+        slot.without_hello = Some(waiting.map_err(|_| AgentSlotsFull::Waiting)?);
         Ok(slot)
     }
 
@@ -96,17 +99,17 @@ impl AgentSlots {
         let connection = self.connections.take(uid, limits.connections, limits.connections_per_uid);
         let connection =
             connection.map_err(|full| if full.all { AgentSlotsFull::All } else { AgentSlotsFull::OfUid })?;
-        Ok(AgentSlot { connection, waits: None })
+        Ok(AgentSlot { connection, without_hello: None })
     }
 }
 
 impl AgentSlot {
     pub(crate) fn welcomed(&mut self) {
-        self.waits = None;
+        self.without_hello = None;
     }
 
     pub(crate) fn patience(&self) -> Patience {
-        self.waits.as_ref().map_or(Patience::Whole, |(patience, _)| *patience)
+        self.without_hello.as_ref().map_or(Patience::Whole, |(patience, _)| *patience)
     }
 
     pub(crate) fn queue(&self) -> &Arc<UserQueue> {

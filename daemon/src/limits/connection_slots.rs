@@ -21,12 +21,13 @@ pub(crate) struct SlotsFull {
 /// Slots of one socket. `T` is the state shared by a user's connections. It is dropped with the user's last connection.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlots<T = ()> {
-    taken: Mutex<Taken<T>>,
+    taken: Mutex<TakenSlots<T>>,
     freed: Notify,
 }
 
+/// The slots that are taken, and their users.
 #[derive(Debug)]
-struct Taken<T> {
+struct TakenSlots<T> {
     count: usize,
     users: HashMap<u32, User<T>>,
     last_number: u64,
@@ -47,14 +48,14 @@ pub(crate) struct ConnectionSlot<T = ()> {
     uid: u32,
     number: u64,
     evicted: Arc<Notify>,
-    /// Time in the key of this slot in `Taken::idle`; `None` while the connection is active.
+    /// Time in the key of this slot in `TakenSlots::idle`; `None` while the connection is active.
     evictable_at: Mutex<Option<Instant>>,
     pub shared: Arc<T>,
 }
 
 impl<T> Default for ConnectionSlots<T> {
     fn default() -> Self {
-        let taken = Taken { count: 0, users: HashMap::new(), last_number: 0, idle: BTreeMap::new() };
+        let taken = TakenSlots { count: 0, users: HashMap::new(), last_number: 0, idle: BTreeMap::new() };
         ConnectionSlots { taken: Mutex::new(taken), freed: Notify::new() }
     }
 }
@@ -69,16 +70,16 @@ impl<T: Default> ConnectionSlots<T> {
         self.freed.notified().await;
     }
 
-    /// Takes a slot for a connection of `uid`. Limits: `most` in total, `most_of_user` for this user.
+    /// Takes a slot for a connection of the user `uid`. `max` limits all slots, and `max_of_user` those of this user.
     pub(crate) fn take(
         self: &Arc<Self>,
         uid: u32,
-        most: usize,
-        most_of_user: usize,
+        max: usize,
+        max_of_user: usize,
     ) -> Result<ConnectionSlot<T>, SlotsFull> {
         let mut taken = lock(&self.taken);
         let of_user = taken.users.get(&uid).map_or(0, |user| user.count);
-        let full = SlotsFull { all: taken.count >= most, user: of_user >= most_of_user };
+        let full = SlotsFull { all: taken.count >= max, user: of_user >= max_of_user };
         if full.all || full.user {
             return Err(full);
         }
@@ -92,16 +93,16 @@ impl<T: Default> ConnectionSlots<T> {
         Ok(ConnectionSlot { slots: Arc::clone(self), uid, number, evicted, evictable_at, shared })
     }
 
-    /// Takes a slot before the user is known, marked idle. Returns it with the number of connections evicted for it. Waits while
-    /// all slots are active, or idle for less than their grace period.
+    /// Takes a slot for a connection whose user is unknown, and marks it idle. Returns the slot and the number of connections that
+    /// were evicted for it. Waits while all slots are active, or idle for less than `grace`.
     pub(crate) async fn take_or_evict(
         self: &Arc<Self>,
-        most: &AtomicUsize,
+        max: &AtomicUsize,
         grace: Duration,
     ) -> (ConnectionSlot<T>, u64) {
         let mut evicted = 0;
         loop {
-            if let Ok(slot) = self.take(0, most.load(Ordering::Relaxed), usize::MAX) {
+            if let Ok(slot) = self.take(0, max.load(Ordering::Relaxed), usize::MAX) {
                 slot.mark_idle(grace);
                 return (slot, evicted);
             }

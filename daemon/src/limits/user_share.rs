@@ -12,37 +12,40 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::sync::{Mutex as Line, OwnedMutexGuard, Semaphore};
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, Semaphore};
 use tokio::time::Instant;
 
 /// Debt below which a user is answered at once. Most answers cost milliseconds, a large report some tens of milliseconds.
 const AT_ONCE: Duration = Duration::from_millis(100);
-/// Minimum charge for a request; covers reading it and sending the answer.
-const LEAST: Duration = Duration::from_micros(50);
-/// Maximum number of large answers that are serialized at one time.
-const BESIDE: usize = 2;
+/// Charge for reading a request and sending its answer.
+const MIN_CHARGE: Duration = Duration::from_micros(50);
+/// Maximum number of threads that make large answers at the same time.
+const MAX_THREADS: usize = 2;
 
-/// CPU time that a user owes, and the lock held while an answer is made.
+/// Processor time that a user owes, and the lock that is held while an answer to the user is made.
 #[derive(Debug)]
-struct User {
-    line: Arc<Line<()>>,
-    owed: Mutex<Owed>,
+struct UserAccount {
+    line: Arc<AsyncMutex<()>>,
+    owed: Mutex<Debt>,
 }
 
 #[derive(Debug)]
-struct Owed {
+struct Debt {
     time: Duration,
     /// Time at which `time` was last reduced.
     paid: Instant,
 }
 
-impl User {
+impl UserAccount {
     fn new() -> Self {
-        User { line: Arc::default(), owed: Mutex::new(Owed { time: Duration::ZERO, paid: Instant::now() }) }
+        UserAccount {
+            line: Arc::default(),
+            owed: Mutex::new(Debt { time: Duration::ZERO, paid: Instant::now() }),
+        }
     }
 
-    /// Returns the CPU time owed now. Each second reduces it by `share` of a second.
-    fn owes(&self, share: f64) -> Duration {
+    /// Returns the processor time that the user owes now. In each second it falls by `share` of a second.
+    fn debt(&self, share: f64) -> Duration {
         let (mut owed, now) = (lock(&self.owed), Instant::now());
         let paid = now.saturating_duration_since(owed.paid).mul_f64(share);
         (owed.time, owed.paid) = (owed.time.saturating_sub(paid), now);
@@ -50,14 +53,14 @@ impl User {
     }
 }
 
-/// Account to which the time for an answer is charged; clones charge the same user.
+/// Handle that charges processor time to a user. Clones charge the same user.
 #[derive(Debug, Clone)]
-pub struct CpuCharge(Arc<User>);
+pub struct CpuCharge(Arc<UserAccount>);
 
 impl Default for CpuCharge {
-    /// Returns an account of its own, so that no user is charged.
+    /// Returns a handle that charges no user.
     fn default() -> Self {
-        CpuCharge(Arc::new(User::new()))
+        CpuCharge(Arc::new(UserAccount::new()))
     }
 }
 
@@ -90,7 +93,7 @@ impl CpuCharge {
     }
 }
 
-/// Permission to make one answer for a user; the next answer waits until it is dropped.
+/// Permission to make one answer for a user. The user's next answer waits until this is dropped.
 #[derive(Debug)]
 pub(crate) struct AnswerSlot {
     pub charge: CpuCharge,
@@ -105,21 +108,22 @@ impl AnswerSlot {
     }
 }
 
-/// Debts of processor time of all users.
+/// Processor time that all users owe.
 #[derive(Debug)]
 pub struct UserShares {
-    users: Mutex<BTreeMap<u32, Arc<User>>>,
-    beside: Semaphore,
+    users: Mutex<BTreeMap<u32, Arc<UserAccount>>>,
+    /// Permits for work on other threads.
+    threads: Semaphore,
 }
 
 impl Default for UserShares {
     fn default() -> Self {
-        UserShares { users: Mutex::default(), beside: Semaphore::new(BESIDE) }
+        UserShares { users: Mutex::default(), threads: Semaphore::new(MAX_THREADS) }
     }
 }
 
 impl UserShares {
-    /// Waits until the user may get another answer. `share` is the part of one processor; `None` means no limit.
+    /// Waits until the daemon may make another answer for the user. `share`: the user's share of one processor; `None`: no limit.
     pub(crate) async fn answer_slot(&self, uid: u32, share: Option<f64>) -> AnswerSlot {
         let Some(share) = share else {
             return AnswerSlot { charge: CpuCharge::default(), waited: false, line: None };
@@ -127,32 +131,32 @@ impl UserShares {
         let user = self.user(uid, share);
         let line = Arc::clone(&user.line).lock_owned().await;
         let mut waited = false;
-        // Check again after each wait, because answers that began earlier may be charged meanwhile.
-        while let Some(beyond) = user.owes(share).checked_sub(AT_ONCE).filter(|beyond| !beyond.is_zero()) {
+        // The debt is checked again after each wait, because earlier answers may have been charged meanwhile.
+        while let Some(beyond) = user.debt(share).checked_sub(AT_ONCE).filter(|beyond| !beyond.is_zero()) {
             waited = true;
             tokio::time::sleep(beyond.div_f64(share)).await;
         }
         let charge = CpuCharge(user);
-        charge.add(LEAST);
+        charge.add(MIN_CHARGE);
         AnswerSlot { charge, waited, line: Some(line) }
     }
 
     /// Runs large work on another thread. Returns `None` if the daemon ends.
-    pub(crate) async fn beside<T: Send + 'static>(
+    pub(crate) async fn run_beside<T: Send + 'static>(
         &self,
         charge: &CpuCharge,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
-        let _place = self.beside.acquire().await.ok()?;
+        let _permit = self.threads.acquire().await.ok()?;
         let charge = charge.clone();
         tokio::task::spawn_blocking(move || charge.run_in_thread(work)).await.ok()
     }
 
     /// Returns the user's account, and removes other users without a debt.
-    fn user(&self, uid: u32, share: f64) -> Arc<User> {
+    fn user(&self, uid: u32, share: f64) -> Arc<UserAccount> {
         let mut users = lock(&self.users);
-        users.retain(|of, user| *of == uid || Arc::strong_count(user) > 1 || !user.owes(share).is_zero());
-        Arc::clone(users.entry(uid).or_insert_with(|| Arc::new(User::new())))
+        users.retain(|of, user| *of == uid || Arc::strong_count(user) > 1 || !user.debt(share).is_zero());
+        Arc::clone(users.entry(uid).or_insert_with(|| Arc::new(UserAccount::new())))
     }
 }
 
@@ -215,9 +219,9 @@ mod tests {
             let began = clock::cpu();
             while clock::cpu() - began < 30 * MS {}
         };
-        shares.beside(&turn.charge, spin).await.expect("it works");
+        shares.run_beside(&turn.charge, spin).await.expect("it works");
         turn.charge.run_future(async { tokio::time::sleep(500 * MS).await }).await;
-        let owed = turn.charge.0.owes(0.0001);
+        let owed = turn.charge.0.debt(0.0001);
         assert!(owed >= 28 * MS && owed < 28 * MS + 30 * MS.mul_f64(8.0), "{owed:?}");
     }
 }

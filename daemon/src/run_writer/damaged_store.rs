@@ -1,8 +1,8 @@
 //! Handles a store that cannot be repaired: renames it, never deletes it, and starts a new one.
 
+use crate::clock;
 use gpumem_runs::store::StoreError;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 /// Number of file system errors in a row after which the store's file counts as damaged. A transient error of a network file
 /// system is over by the third try; a bad block is not.
@@ -36,7 +36,7 @@ impl DamagedStore {
 
 /// Renames the store and its side files. Returns the new path.
 pub(super) fn set_aside(path: &Path, why: &StoreError) -> Result<PathBuf, StoreError> {
-    let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let seconds = clock::wall().as_secs();
     let named = |end: &str| {
         let mut name = path.as_os_str().to_owned();
         name.push(end);

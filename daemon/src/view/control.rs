@@ -1,5 +1,5 @@
-//! Control API: the requests of `gpumem_model::control`, as HTTP and JSON over a Unix socket. The kernel names the caller's user.
-//! A caller sees the processes of their own user; root and the group `gpumemd` see all.
+//! Serves the control API: the requests of `gpumem_model::control`, as HTTP and JSON over a Unix socket. The kernel tells which
+//! user has connected. Users see their own processes; root and members of the group `gpumemd` see all.
 
 mod commands;
 mod doctor;
@@ -27,12 +27,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 
-/// Time limit for a connection.
+/// Time limit for a connection, because a client may read very slowly.
 const LONGEST: Duration = Duration::from_secs(60);
 /// Longest time for which NVML is closed by one request, in seconds.
 const LONGEST_RELEASE_S: u64 = 3600;
 
-/// Takes a connection slot. Root always gets one, because it must be able to find the cause of a problem.
+/// Takes a connection slot for a user. Root always gets one, because root must be able to find the cause of a problem. An error
+/// is the counter of the limit that was reached.
 fn take_slot(
     slots: &Arc<ConnectionSlots>,
     uid: u32,
@@ -52,10 +53,10 @@ pub(crate) async fn serve(listener: UnixListener, context: Arc<ViewContext>) {
         let Some(stream) = accepted(&context.stats, "control", listener.accept().await).await else {
             continue;
         };
-        // All slots are taken: the connection is closed, and the client reports it.
         let Ok(uid) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
         let slot = match take_slot(&slots, uid, &context.shown().control) {
             Ok(slot) => slot,
+            // The connection is closed, and the client reports it.
             Err(full) => {
                 context.stats.add(full, 1);
                 continue;
@@ -70,7 +71,7 @@ pub(crate) async fn serve(listener: UnixListener, context: Arc<ViewContext>) {
                 async move { Ok::<_, Infallible>(respond(&context, viewer, &request).await) }
             });
             let connection = server().serve_connection(TokioIo::new(stream), service);
-            // An error of the connection, for example a client that goes away, needs no handling.
+            // Errors need no handling: for example, the client has disconnected.
             let _ = tokio::time::timeout(LONGEST, connection).await;
         });
     }
@@ -92,7 +93,7 @@ async fn respond(context: &ViewContext, viewer: Viewer, request: &Request<Incomi
     context.stats.add(Count::ControlRequests, 1);
     let mut slot = context.answer_slot(viewer.uid, is_free(viewer.uid)).await;
     if request.uri().path() == "/v1/record" {
-        // The request waits for an agent; the user may make other requests meanwhile.
+        // This request waits for an agent, so the user's other requests must not wait for it.
         slot.release();
     }
     let charge = slot.charge.clone();
@@ -162,14 +163,15 @@ fn release(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Release
     Ok(Released { for_s })
 }
 
-/// For fuzz/: returns whether each parser of queries accepts this one, and the value with its escapes decoded.
+/// For fuzz/: returns whether the parsers of process filters and of recording limits accept a query, and the query without
+/// percent escapes.
 #[doc(hidden)]
 pub fn understood(query: &str) -> (bool, bool, Option<String>) {
     (runs::ProcessFilter::of(query).is_ok(), commands::limits(query).is_ok(), request::unescape(query).ok())
 }
 
-/// A body sent in pieces. A large answer keeps its user's answer slot until it has been read, so a user has at most one unread
-/// large answer.
+/// Body of an answer, which is sent in pieces. A large answer keeps its user's answer slot until the client has read it. So each
+/// user has at most one unread large answer.
 struct Answer {
     rest: Bytes,
     _slot: Option<AnswerSlot>,

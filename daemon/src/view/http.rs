@@ -1,6 +1,6 @@
-//! Metrics and the live page over HTTP: GET /metrics, GET /healthz and the paths of [`page`], without bodies. Clients are
-//! untrusted: the head of a request must arrive within a second, and connections are limited. When all slots are taken, the
-//! connection that has been idle longest is closed.
+//! Serves metrics and the live page over HTTP: GET /metrics, GET /healthz and the paths of [`page`]. Clients are untrusted: the
+//! head of a request must arrive within a second, and connections are limited. When all slots are taken, the connection that has
+//! been idle longest is closed.
 
 use super::page::{self, ResponseCache};
 use super::{ViewContext, prometheus};
@@ -103,7 +103,7 @@ async fn answer(
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
         return response;
     }
-    // Prometheus and users address the machine as for the page; a health probe returns nothing confidential.
+    // /healthz is answered under each name, because it returns nothing confidential.
     let path = request.uri().path();
     if path != "/healthz" && !page::is_for_this_machine(request, &context.shown().hosts) {
         let text = "use the address of this machine, localhost, its name, or a name in metrics.hosts of the configuration\n";

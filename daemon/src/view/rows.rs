@@ -1,4 +1,4 @@
-//! Rows of devices and their processes, as `ps` and the page show them.
+//! Makes the rows of devices and their processes that `ps` and the page show.
 
 use super::Health;
 use super::visibility::Viewer;
@@ -11,12 +11,13 @@ use gpumem_model::run::absence_name;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
+/// Rows of devices and processes, each with the data from which it was made.
 pub(super) struct Rows<'a> {
-    /// In NVML's order.
+    /// Devices in NVML's order; devices that only agents report come last.
     pub devices: Vec<(DeviceRow, &'a DeviceView)>,
-    /// By device, the largest first.
+    /// Processes on devices, ordered by device; on each device the process with the most bytes is first.
     pub processes: Vec<(ProcessRow, &'a ProcessView, &'a AccountView)>,
-    /// Memory that processes report on devices that this machine does not have, one row for each process.
+    /// Processes that report memory on devices that this machine does not have.
     pub claims: Vec<ClaimRow>,
 }
 
@@ -27,23 +28,23 @@ pub(super) fn rows<'a>(
     tenants: Tenants,
 ) -> Rows<'a> {
     let snapshot = &published.snapshot;
-    // In NVML's order; devices that only agents have reported come last.
-    let place = |device: &DeviceView| health.nvml.devices.iter().position(|of| of.name == device.name);
-    // A device that only agents report is shown while a process reports memory on it: a false agent could report any number of
-    // devices.
+    let nvml_index =
+        |at: usize| health.nvml.devices.iter().position(|device| device.name == snapshot.devices[at].name);
+    // A device that only agents report is shown only while a process reports memory on it, because a forged agent could report
+    // any number of devices.
     let living = || snapshot.processes.iter().filter(|process| process.ended.is_none());
     let held = living().flat_map(|process| &process.accounts).filter(|account| holds(account));
     let held: BTreeSet<usize> = held.filter_map(|account| account.device).collect();
-    let may_be = |at: &usize| health.nvml.may_have(snapshot.devices[*at].name);
-    let is_there = |at: &usize| place(&snapshot.devices[*at]).is_some() || held.contains(at) && may_be(at);
-    let mut order: Vec<usize> = (0..snapshot.devices.len()).filter(is_there).collect();
-    order.sort_by_key(|&at| (place(&snapshot.devices[at]).unwrap_or(usize::MAX), at));
+    let may_exist = |at: &usize| health.nvml.may_have(snapshot.devices[*at].name);
+    let is_shown = |at: &usize| nvml_index(*at).is_some() || held.contains(at) && may_exist(at);
+    let mut order: Vec<usize> = (0..snapshot.devices.len()).filter(is_shown).collect();
+    order.sort_by_key(|&at| (nvml_index(at).unwrap_or(usize::MAX), at));
     let devices = order.iter().map(|&at| &snapshot.devices[at]);
-    let devices = devices.map(|of| (device(published, health, of), of)).collect();
+    let devices = devices.map(|view| (device(published, health, view), view)).collect();
     let mut processes = Vec::new();
     let mut claims = Vec::new();
     for process in living() {
-        claims.extend(claim(published, process, &may_be, viewer, tenants));
+        claims.extend(claim(published, process, &may_exist, viewer, tenants));
         for account in &process.accounts {
             let row = account.device.and_then(|device| order.iter().position(|&at| at == device));
             if let Some(row) = row {
@@ -59,32 +60,33 @@ pub(super) fn rows<'a>(
     Rows { devices, processes, claims }
 }
 
-/// Returns the memory that a process reports on devices that this machine does not have; `None` if it reports none.
+/// Returns a row if the process reports memory on devices that this machine does not have.
 fn claim(
     published: &Published,
     process: &ProcessView,
-    may_be: &dyn Fn(&usize) -> bool,
+    may_exist: &dyn Fn(&usize) -> bool,
     viewer: Viewer,
     tenants: Tenants,
 ) -> Option<ClaimRow> {
     let is_claimed = |account: &&AccountView| {
         let device = account.device.filter(|device| *device < published.snapshot.devices.len());
-        holds(account) && device.is_some_and(|device| !may_be(&device))
+        holds(account) && device.is_some_and(|device| !may_exist(&device))
     };
     let claimed: Vec<&AccountView> = process.accounts.iter().filter(is_claimed).collect();
     let first = *claimed.first()?;
-    let of = self::process(published, process, first, 0, viewer, tenants)?;
+    let row = self::process(published, process, first, 0, viewer, tenants)?;
     let tracked = claimed.iter().fold(0_i64, |sum, account| sum.saturating_add(account.tracked_bytes));
     Some(ClaimRow {
-        pid: of.pid,
-        uid: of.uid,
-        user: of.user,
+        pid: row.pid,
+        uid: row.uid,
+        user: row.user,
         devices: claimed.len(),
-        tracked_bytes: of.tracked_bytes.map(|_| tracked),
-        command: of.command,
+        tracked_bytes: row.tracked_bytes.map(|_| tracked),
+        command: row.command,
     })
 }
 
+/// Returns whether the process has tracked memory on the device, or had some.
 fn holds(account: &AccountView) -> bool {
     account.tracked_bytes != 0 || account.peak.tracked_bytes != 0
 }
@@ -108,7 +110,7 @@ fn device(published: &Published, health: &Health, device: &DeviceView) -> Device
     }
 }
 
-/// Returns the row of a process on a device; `None` if it holds nothing there any more.
+/// Returns the row of a process on a device; `None` if the process neither is listed there nor has tracked memory there.
 fn process(
     published: &Published,
     process: &ProcessView,
@@ -156,12 +158,13 @@ fn process(
     })
 }
 
-/// Numbers of a process on a device that belong to one moment.
+/// Numbers of a process on a device that belong to the same time.
 pub(super) struct ConsistentSample<'a> {
-    /// The sample; `None` if the newest reading failed, or there was none.
+    /// Newest complete sample; `None` if a newer reading failed, or there was no sample.
     pub sample: Option<&'a ClosedSample>,
+    /// Reason why there is no sample.
     pub absence: Option<&'static str>,
-    /// Tracked bytes and their cells: at the sample if known then, else now.
+    /// Tracked bytes in total and of each cell of the process: at the time of the sample if they were known then, else now.
     pub tracked: (i64, &'a [i64]),
 }
 
@@ -171,7 +174,7 @@ impl<'a> ConsistentSample<'a> {
         let newest = account.latest.as_ref();
         let failed =
             newest.and_then(|sample| Some(absence_name(sample.used_bytes.err()?, sample.list_failed)));
-        // An older sample would show a `used` that is unknown now.
+        // If the newest reading failed, used bytes are unknown now, so an older sample is not shown.
         let sample = account.complete.as_ref().filter(|_| failed.is_none());
         let at_sample = sample.and_then(|sample| Some((sample.tracked_bytes?, &*sample.amounts)));
         ConsistentSample {
@@ -181,13 +184,13 @@ impl<'a> ConsistentSample<'a> {
         }
     }
 
-    /// Returns the bytes that NVML charges.
+    /// Returns the bytes that NVML charges to the process.
     pub(super) fn used_bytes(&self) -> Option<u64> {
         self.sample?.used_bytes.ok()
     }
 }
 
-/// Returns the caveats on the numbers of a process.
+/// Returns the conditions that apply to the numbers of a process, such as `partial`.
 pub(super) fn flags(process: &ProcessView, account: &AccountView) -> Vec<&'static str> {
     let coverage = &process.coverage;
     let mut flags = vec![if coverage.covered { "covered" } else { "uncovered" }];

@@ -43,7 +43,7 @@ pub(crate) async fn report(
         super::visibility::hide_others(&mut run);
     }
     // On another thread: a report of a large run takes milliseconds.
-    context.shares.beside(charge, move || render(&run, &shown, request)).await
+    context.shares.run_beside(charge, move || render(&run, &shown, request)).await
 }
 
 fn render(run: &Run, shown: &ViewSettings, request: SelfReportRequest) -> String {

@@ -1,21 +1,20 @@
-//! Visibility of processes. The kernel names the peer of a socket; its groups come from /etc/group.
+//! Decides which processes a user may see. The kernel tells the user of a socket's peer; the user's groups come from /etc/group.
 
 use std::fs;
 
 /// Group whose members see every process.
 pub(crate) const GROUP: &str = "gpumemd";
 
-/// User who makes a request.
+/// The user who makes a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Viewer {
     pub uid: u32,
-    /// Whether they see the processes of all users.
+    /// Whether the user may see the processes of all users.
     pub all: bool,
 }
 
 impl Viewer {
-    /// Returns the viewer with these credentials. Root, members of [`GROUP`] and the daemon's own user see all processes; the
-    /// latter because a daemon started by a user serves that user.
+    /// Returns the viewer with these credentials. Root, members of [`GROUP`] and the user who runs the daemon see all processes.
     pub(crate) fn of(uid: u32, gid: u32) -> Self {
         let all = uid == 0 || uid == rustix::process::geteuid().as_raw() || {
             let groups = fs::read_to_string("/etc/group").unwrap_or_default();
@@ -25,7 +24,7 @@ impl Viewer {
         Viewer { uid, all }
     }
 
-    /// Returns whether the viewer may see a process of this user. An unknown user's process is hidden.
+    /// Returns whether the viewer may see a process of the user `uid`. If the user is unknown, the process is hidden.
     pub(crate) fn sees(&self, uid: Option<u64>) -> bool {
         self.all || uid == Some(self.uid.into())
     }
@@ -43,7 +42,7 @@ fn is_member(groups: &str, users: &str, uid: u32, gid: u32) -> bool {
         && fields(group, 3).is_some_and(|members| members.split(',').any(|member| member == name))
 }
 
-/// Removes pids and users of other processes from a run.
+/// Removes from a run the pids and users of other processes.
 pub(crate) fn hide_others(run: &mut gpumem_model::run::Run) {
     for device in &mut run.devices {
         device.tenants.iter_mut().for_each(|(pid, _)| *pid = 0);

@@ -1,5 +1,6 @@
-//! Commands to processes. A mark names a moment in the runs of live processes. It changes no number, so each viewer may mark the
-//! processes that they see. A recording is a file that the process writes, so only its user and root may start one.
+//! Executes the commands `mark` and `record`. A mark gives the present time a name in the runs of live processes. It changes no
+//! number, so users may mark all processes that they see. For `record` the process writes a file, so only its user and root may
+//! start it.
 
 use super::request::{check_keys, other_owner, query_number, query_value, unescape};
 use super::runs::ProcessFilter;
@@ -11,7 +12,7 @@ use gpumem_model::control::{Marked, Recorded};
 use hyper::StatusCode;
 use tokio::sync::oneshot;
 
-/// Longest name of a mark, in bytes; the same as for tags.
+/// Maximum length of the name of a mark in bytes, as for tags.
 const MAX_NAME: usize = 255;
 
 pub(super) async fn mark(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Marked, Refused> {
@@ -40,13 +41,13 @@ pub(super) async fn mark(context: &ViewContext, viewer: Viewer, query: &str) -> 
     Ok(Marked { pids, time_ns })
 }
 
-/// Returns why a viewer has no process with this pid.
+/// Returns the reason why no process with this pid is visible to the viewer.
 fn no_process(context: &ViewContext, viewer: Viewer, pid: u32) -> String {
     other_owner(context, viewer, pid)
         .unwrap_or_else(|| format!("pid {pid} is not a process of yours that uses a GPU"))
 }
 
-/// Longest path of a file, in bytes.
+/// Maximum length of the path of a file, in bytes.
 const MAX_PATH: usize = 4096;
 
 pub(super) async fn record(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Recorded, Refused> {
@@ -88,7 +89,7 @@ pub(super) async fn record(context: &ViewContext, viewer: Viewer, query: &str) -
     Ok(Recorded { pid, done: verb.to_owned(), file: Some(file).filter(|file| !file.is_empty()) })
 }
 
-/// Returns the limits of a recording in the agent's format: each after a NUL.
+/// Returns the limits of a recording that a query has, in the format of the agent: a NUL before each `key=value`.
 pub(super) fn limits(query: &str) -> Result<String, Refused> {
     let is_number =
         |text: &str| !text.is_empty() && text.len() < 20 && text.bytes().all(|byte| byte.is_ascii_digit());

@@ -1,9 +1,9 @@
-//! Checks of the daemon's health, with remedies.
+//! Makes the findings of `gpumemctl doctor` that the daemon knows, each with its remedy.
 //!
 //! ```text
-//! coverage   completeness of one process
+//! coverage   how complete the data of one process is
 //! gpus       the driver, each device, processes without bytes
-//! processes  number of incompletely tracked processes
+//! processes  number of processes whose data is incomplete
 //! own        the daemon itself: limits that were reached, lost data, paths
 //! ```
 
@@ -25,7 +25,7 @@ use gpumem_model::control::{Doctor, Finding, State};
 use gpumem_wire::Absence;
 use hyper::StatusCode;
 
-/// Time that the driver may need for loading, on a machine with many GPUs or without persistence mode.
+/// Time (ns) that the driver may need for loading, on a machine with many GPUs or without persistence mode.
 const STARTING_NS: u64 = 15_000_000_000;
 
 pub(super) fn doctor(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Doctor, Refused> {
@@ -91,7 +91,7 @@ fn nvml_finding(health: &Health, started_ns: u64, now_ns: u64) -> Finding {
             finding(Check::Nvml, State::Bad, "nvml", &text, Some(fix))
         }
         (true, None) => finding(Check::Nvml, State::Ok, "nvml", reason, None),
-        // Shortly after the start this is not an error yet.
+        // Shortly after the daemon's start, the driver may still be loading.
         (false, None) if health.nvml.is_starting() && now_ns.saturating_sub(started_ns) < STARTING_NS => {
             let text = "starting: the driver has not answered yet";
             finding(Check::Nvml, State::Warn, "nvml", text, None)
@@ -122,8 +122,8 @@ fn kernel_log_finding(health: &Health) -> Option<Finding> {
     })
 }
 
-/// Returns used and tracked bytes of an exact sample in which NVML charges less than the process tracks.
-fn missing(sample: &ClosedSample) -> Option<(u64, u64)> {
+/// Returns the used and the lowest tracked bytes of a sample if NVML certainly charges less than the agent tracks.
+fn charged_too_little(sample: &ClosedSample) -> Option<(u64, u64)> {
     let (used, (lowest, _)) = (sample.used_bytes.ok()?, sample.tracked_range?);
     let lowest = u64::try_from(lowest).ok()?;
     let is_certain = !sample.torn && !sample.stale && !sample.partial;
@@ -135,7 +135,7 @@ fn check_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, find
     let mut out = Findings { subject: format!("process {}", process.key.pid), out: findings };
     for account in &process.accounts {
         let Some(device) = account.device.and_then(|device| snapshot.devices.get(device)) else { continue };
-        if let Some((used, tracked)) = account.latest.as_ref().and_then(missing) {
+        if let Some((used, tracked)) = account.latest.as_ref().and_then(charged_too_little) {
             let text = format!(
                 "NVML charges {} to it on {}, less than its {} tracked bytes: a checkpoint (cuda-checkpoint) moved its memory to \
                  the host, or the driver's value is wrong",

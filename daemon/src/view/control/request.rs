@@ -6,12 +6,12 @@ use crate::view::{Refused, ViewContext};
 use gpumem_ledger::ProcessView;
 use serde::Serialize;
 
-/// Bytes of an answer that are sent at a time. A larger answer is serialized on another thread, and its user gets the next answer
-/// only after this one has been read.
+/// Maximum number of bytes of an answer that are sent at a time. A larger answer is serialized on another thread, and its user
+/// gets no other answer until it has been read.
 pub(super) const SMALL: usize = 64 << 10;
 
-/// Returns `pid 7 belongs to alice` if the newest process with that pid is another user's and users are not hidden. `ps` lists
-/// that process, so a text that it does not exist would be wrong.
+/// Returns `pid 7 belongs to alice: ...` if the newest process with the pid is another user's. Returns `None` if it is not, or if
+/// users are anonymous. `ps` lists such a process, so an answer that it does not exist would be wrong.
 pub(super) fn other_owner(context: &ViewContext, viewer: Viewer, pid: u32) -> Option<String> {
     if context.shown().tenants == Tenants::Anonymous {
         return None;
@@ -37,7 +37,7 @@ pub(super) fn query_number(query: &str, key: &str) -> Result<Option<u64>, Refuse
     number.map_err(|_| Refused::bad_request(format!("{key}={text:?} is not a number")))
 }
 
-/// Refuses a query with other keys: an unknown filter must not be ignored.
+/// Refuses a query that has other keys than `keys`, because an unknown filter must not be ignored.
 pub(super) fn check_keys(query: &str, keys: &[&str]) -> Result<(), Refused> {
     let mut names = query.split('&').filter(|pair| !pair.is_empty());
     let unknown = names.find_map(|pair| pair.split('=').next().filter(|name| !keys.contains(name)));
@@ -46,7 +46,7 @@ pub(super) fn check_keys(query: &str, keys: &[&str]) -> Result<(), Refused> {
     })
 }
 
-/// Decodes percent escapes: `%2F` is `/`.
+/// Returns the text with its percent escapes decoded: `%2F` is `/`.
 pub(super) fn unescape(text: &str) -> Result<String, Refused> {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
@@ -66,7 +66,7 @@ pub(super) fn unescape(text: &str) -> Result<String, Refused> {
 }
 
 pub(super) fn json(value: impl Serialize) -> Vec<u8> {
-    // Only maps with other keys than strings could fail; there are none.
+    // Serialization fails only for maps whose keys are not strings, and there are none.
     serde_json::to_vec(&value).unwrap_or_default()
 }
 

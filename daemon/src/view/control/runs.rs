@@ -22,7 +22,7 @@ pub(super) enum ProcessFilter {
     /// A process and its descendants.
     Tree(u32),
     Job(String),
-    /// Runs that ended, or ran out of memory, around a time (ns since 1970), within a distance (ns).
+    /// Processes whose run ended, or ran out of memory, near a time (ns since 1970).
     Around(Around),
 }
 
@@ -92,7 +92,7 @@ pub(super) async fn runs(
         let takes = move |run: &Run| viewer.sees(run.process.uid) && filter.has_run(run);
         let ended = context.keeper.find(Box::new(takes), charge).await;
         runs.sort_by_key(|run| Reverse(run.devices.iter().map(|device| device.last.time_ns).max()));
-        // Runs of live processes are in the store too, as of their last checkpoint.
+        // The store has an older state of a live process's run, so it is left out.
         let live: Vec<(u32, u64)> = runs.iter().map(key).collect();
         runs.extend(ended.into_iter().filter(|run| !live.contains(&key(run))));
     }
@@ -101,7 +101,7 @@ pub(super) async fn runs(
     }
     match runs.iter().map(Run::weight).sum::<usize>() {
         ..SMALL => Ok(json(runs)),
-        _ => context.shares.beside(charge, move || json(runs)).await.ok_or_else(Refused::ending),
+        _ => context.shares.run_beside(charge, move || json(runs)).await.ok_or_else(Refused::ending),
     }
 }
 
@@ -109,7 +109,7 @@ fn key(run: &Run) -> (u32, u64) {
     (run.process.pid, run.process.start_ticks)
 }
 
-/// Returns the owners of runs that pass the filter and are hidden from the caller; nothing if users are anonymous.
+/// Returns the owners of the runs that match the filter and that the viewer may not see. Returns none if users are anonymous.
 pub(super) async fn hidden(
     context: &ViewContext,
     viewer: Viewer,

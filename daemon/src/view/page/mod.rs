@@ -1,15 +1,15 @@
-//! The live page: the devices with their processes, and details of one process, in a browser.
+//! Serves the live page, which shows devices with their processes, and details of one process, in a browser.
 //!
 //! ```text
-//! GET /                            the page, also at /process/PID.START: one file with requests to this listener only
+//! GET /, /process/PID.START        the page: one file, which sends requests only to this listener
 //! GET /api/devices                 devices
-//! GET /api/processes               devices and processes at one moment
+//! GET /api/processes               devices and processes at the same time
 //! GET /api/process/PID.START       the report of a process (docs/report-json.md)
-//! GET /api/process/PID.START/page  its data as the page draws them
+//! GET /api/process/PID.START/page  data of the report as the page draws it
 //!
-//! response_cache  makes each answer once for all clients, and limits the time spent on them
+//! response_cache  makes each answer once for all clients, and limits the time for making answers
 //! node            devices and processes as JSON
-//! process         one process
+//! process         data of one process
 //! ```
 //!
 //! All users of the machine can connect to a loopback port. So the page shows no more than the metrics: categories instead of
@@ -39,7 +39,7 @@ use std::sync::{Arc, OnceLock};
 const JSON: &str = "application/json";
 const STYLE: &str = include_str!("live.css");
 const SCRIPT: &str = concat!(include_str!("live.js"), include_str!("node.js"), include_str!("start.js"));
-/// Header with the page's version: a page that was opened before the daemon was replaced reloads itself.
+/// Response header with the version of the page. If it changes, because the daemon was replaced, an open page reloads itself.
 const PAGE: HeaderName = HeaderName::from_static("gpumemd-page");
 
 struct Document {
@@ -62,7 +62,7 @@ fn document() -> &'static Document {
     })
 }
 
-/// FNV-1a, only to distinguish versions of the page.
+/// Returns a hash (FNV-1a) that distinguishes versions of the page.
 fn fingerprint(text: &str) -> u64 {
     text.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
@@ -95,7 +95,7 @@ impl PageRequest {
     }
 }
 
-/// For fuzz/: returns whether the page has this path, and whether a `Host` names this machine.
+/// For fuzz/: returns whether the page has this path, and whether the value of a `Host` header names this machine.
 #[doc(hidden)]
 pub fn understood(path: &str, host: &str, own: &str, hosts: &[String]) -> (bool, bool) {
     (PageRequest::of(path).is_some(), is_own_name(host, own, hosts))
@@ -133,7 +133,7 @@ pub(super) async fn answer(
         (CACHE_CONTROL, "no-cache"),
         (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
         (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
-        // A page sends its next request in a second; meanwhile others may use its connection slot.
+        // A page sends its next request after a second. Until then, other clients may use its connection slot.
         (CONNECTION, "close"),
     ] {
         headers.insert(name, HeaderValue::from_static(value));
@@ -142,7 +142,7 @@ pub(super) async fn answer(
     Some(response)
 }
 
-/// Returns 304 if the client has this version already.
+/// Returns the response 304 without a body if the client already has the version `tag`, else `whole`.
 fn unless_cached(
     request: &Request<Incoming>,
     tag: &HeaderValue,
@@ -167,9 +167,10 @@ fn refusal(Refused(status, error): Refused) -> Response<Full<Bytes>> {
     response
 }
 
-/// Returns whether the request names this machine in its only `Host`, and in its target if that is a whole URI. A foreign website
-/// could resolve its own name to this address (DNS rebinding) to read data here, but it cannot make a browser send another name.
-/// HTTP/1.0 has no `Host`, and browsers do not use it.
+/// Returns whether a request names this machine in its only `Host` header, and in its target if that is an absolute URI.
+///
+/// A foreign website could resolve its own name to this address (DNS rebinding) to read data here. But it cannot make a browser
+/// send another name than its own. HTTP/1.0 has no `Host`, and browsers do not use it.
 pub(super) fn is_for_this_machine<B>(request: &Request<B>, hosts: &[String]) -> bool {
     let own = rustix::system::uname();
     let own = own.nodename().to_string_lossy();
@@ -182,7 +183,7 @@ pub(super) fn is_for_this_machine<B>(request: &Request<B>, hosts: &[String]) -> 
         _ => None,
     };
     let target = if is_absolute { in_target } else { host };
-    // A target with a user before the host is refused.
+    // A target with a user name before the host is refused, because that is not a name of this machine.
     [host, target].iter().all(|name| name.is_some_and(|name| is_own_name(name, &own, hosts)))
 }
 
@@ -191,7 +192,7 @@ fn is_own_name(host: &str, own: &str, hosts: &[String]) -> bool {
         Some((address, _)) => address,
         None => host.split(':').next().unwrap_or(host),
     };
-    // Do not accept other names that begin like this machine's: they could be foreign domains.
+    // Other names that begin with this machine's name are not accepted, because they could be foreign domains.
     let short = own.split('.').next().unwrap_or(own);
     name.parse::<IpAddr>().is_ok()
         || name.eq_ignore_ascii_case("localhost")
@@ -200,7 +201,7 @@ fn is_own_name(host: &str, own: &str, hosts: &[String]) -> bool {
         || hosts.iter().any(|allowed| is_allowed(allowed, name))
 }
 
-/// Returns whether a configured name allows this one. `*.` with a suffix allows all names with something before that suffix.
+/// Returns whether the configured name `allowed` matches `name`. `*.` with a suffix matches all longer names with the suffix.
 fn is_allowed(allowed: &str, name: &str) -> bool {
     match allowed.strip_prefix('*') {
         Some(end) => {

@@ -1,5 +1,5 @@
-//! Answers for pages, each made once for all clients. A hundred open pages cost as much as one: an answer is cached for a short
-//! time, one is made at a time, and making them is limited to a share of the time.
+//! Makes the answers for pages, each once for all clients, so that a hundred open pages cost as much as one. An answer is cached
+//! for a short time. Only one answer is made at a time, and making answers may take only a share of the time.
 
 use super::{node, process};
 use crate::config::{Page, Tenants};
@@ -66,7 +66,7 @@ struct CacheEntry {
     used: Instant,
 }
 
-/// Cache of the answers.
+/// Cache of answers, and the time from which on the next one may be made.
 #[derive(Default)]
 pub(crate) struct ResponseCache {
     entries: Mutex<Vec<CacheEntry>>,
@@ -92,7 +92,7 @@ impl ResponseCache {
         }
         match tokio::time::timeout(TIMEOUT, self.make(context, what, shown, under)).await {
             Ok(made) => made,
-            // Other answers are being made, or the daemon is busy: return an older answer. The page shows the age of its numbers.
+            // The daemon is busy, so an older answer is returned. The page shows the age of its numbers.
             Err(_) => self.find(what, under, MAX_AGE).ok_or_else(|| {
                 Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon is busy: retry later")
             }),
@@ -107,7 +107,7 @@ impl ResponseCache {
         under: CacheSettings,
     ) -> Result<Arc<CachedResponse>, Refused> {
         let mut next_at = self.next_at.lock().await;
-        // Another client may have had the answer made meanwhile.
+        // The answer may have been made for another client meanwhile.
         if let Some(made) = self.find(what, under, what.max_age()) {
             return Ok(made);
         }

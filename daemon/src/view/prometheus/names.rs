@@ -28,8 +28,8 @@ impl<'a> Names<'a> {
         Names(process.cells.iter().map(name).collect())
     }
 
-    /// Returns the tag of each cell. Only the `max_tags` tags with the most bytes in `ranked` are named. The caller passes bytes at
-    /// the peak, so that the choice is stable while memory is allocated and freed.
+    /// Returns the tag of each cell. Only the `max_tags` tags with the most bytes in `ranked` are named. The caller passes the
+    /// bytes at the peak, so that the choice is stable while memory is allocated and freed.
     pub(crate) fn tags(process: &'a ProcessView, ranked: &[i64], max_tags: usize) -> Self {
         let tag_of = |cell: &'a CellView| match (&cell.tag, cell.class) {
             _ if cell.is_idle() => Err("(pool idle)"),

@@ -25,7 +25,7 @@ pub(super) fn write(
         (Value::Agents, Some(health.agents as f64)),
         (Value::AgentsWaiting, Some(health.agents_waiting as f64)),
         (Value::LedgerBytes, Some(published.remembered_bytes as f64)),
-        (Value::EventsLost, Some(published.totals.lost() as f64)),
+        (Value::EventsLost, Some(published.totals.lost as f64)),
         (Value::FoldedYoung, Some(folded.young as f64)),
         (Value::FoldedRoom, Some(folded.room as f64)),
         (Value::NvmlUp, Some(yes(health.nvml.problem().is_none()))),

@@ -1,15 +1,15 @@
 //! Series of processes: `used = predates + tracked + untrackable` at the last complete sample, and tracked bytes by category.
 //! One series for each process has the long labels, for joins by pid and start.
 //!
-//! A process has all of its series or none. Young processes, and those beyond the limit of series, are added up and written as one
-//! process `(other)` (folded). The oldest processes keep their series, so that series do not come and go.
+//! A process has all of its series or none. Young processes, and those beyond the limit of series, are added up and written as
+//! one process `(other)` (folded). The oldest processes keep their series, so that series do not come and go.
 
 use super::amounts::{self, Amounts};
 use super::devices;
 use super::families::{Families, Labels, families};
 use super::names::{EXTRA_CATEGORIES, EXTRA_TAGS, Names, REST};
 use crate::aggregator::Published;
-use crate::clock::since_boot;
+use crate::clock::{process_age, since_boot};
 use crate::config::Tenants;
 use crate::stats::Family;
 use crate::view::rows::{ConsistentSample, flags};
@@ -19,7 +19,6 @@ use gpumem_model::owner::{CLAIMED, Owner, OwnerField};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
-use std::time::Duration;
 
 const PROCESS: &[&str] = &["pid", "start"];
 const IDENTITY: &[&str] = &[
@@ -116,7 +115,7 @@ pub(super) fn collect(
     for process in live {
         let accounts = amounts(process, &is_present, shown);
         let claimed = claimed(process, &is_present);
-        if is_young(process.key, up, shown.young) {
+        if process.key.start_ticks != 0 && process_age(process.key.start_ticks, up) < shown.young {
             folded.young += 1;
         } else {
             let before = out.mark();
@@ -141,13 +140,6 @@ pub(super) fn collect(
         }
     }
     folded
-}
-
-/// Returns whether a process is young. `up`: time since boot. A process with an unknown start counts as old.
-fn is_young(key: ProcessKey, up: Duration, young: Duration) -> bool {
-    const MS_PER_TICK: u64 = 10; // USER_HZ is 100 on every supported architecture
-    let start = Duration::from_millis(key.start_ticks.saturating_mul(MS_PER_TICK));
-    up.saturating_sub(start) < young && key.start_ticks != 0
 }
 
 /// Returns the pseudonym of a process whose pid is hidden. It is constant while process and daemon live. A random key prevents

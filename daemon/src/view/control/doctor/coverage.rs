@@ -1,4 +1,4 @@
-//! Completeness of one process's data, and remedies for gaps.
+//! Makes the findings about how complete the data of one process is.
 
 use super::finding::{Findings, limit};
 use gpumem_ledger::{AnomalyCounts, Blocked, Coverage, ProcessView};
@@ -65,7 +65,7 @@ pub(super) fn check_process(process: &ProcessView, now_ns: u64, findings: &mut V
         out.add(Check::ProcessOdd, State::Warn, text, Some(fix));
     }
     check_layers(process, &mut out);
-    // The agent's records arrive, independently of the other findings.
+    // The agent sends records, whatever the other findings are.
     let earlier = coverage.earlier.map_or(0, |earlier| earlier.events);
     let records = earlier.saturating_add(coverage.events);
     let lost = if lost == 0 { "none".to_owned() } else { lost.to_string() };
@@ -76,7 +76,7 @@ pub(super) fn check_process(process: &ProcessView, now_ns: u64, findings: &mut V
     out.add(Check::Process, State::Ok, format!("covered, {records} records, {lost} lost{since}"), None);
 }
 
-/// Returns a text about inconsistent records. The agent of this project sends none.
+/// Returns a text about records that contradict each other. The agent of this project sends none.
 fn anomalies(odd: &AnomalyCounts) -> Option<String> {
     let kinds = [
         (odd.unknown_frees, "free memory that was not allocated"),
@@ -92,7 +92,7 @@ fn anomalies(odd: &AnomalyCounts) -> Option<String> {
     (!counted.is_empty()).then(|| format!("of its records, {}", counted.join(", ")))
 }
 
-/// Adds how memory gets its names, and which sources of names do not work.
+/// Adds findings on which sources give names to the process's memory, and which of them do not work.
 fn check_layers(process: &ProcessView, out: &mut Findings<'_>) {
     let sources = &process.coverage.layers;
     let Some(level) = layers::level(sources) else { return };
@@ -112,7 +112,7 @@ fn seconds(ns: u64) -> String {
     }
 }
 
-/// Returns the meaning of CUPTI's error for tracking allocations, and the remedy.
+/// Returns the text and the remedy for a process whose agent cannot use CUPTI.
 fn blocked_finding(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
     let since = seconds(now_ns.saturating_sub(blocked.since_ns));
     let by = blocked.by.as_str();

@@ -1,4 +1,4 @@
-//! Creates findings of `doctor`; texts shared by several checks.
+//! Creates findings of `doctor`, and the texts that several checks share.
 
 use crate::nvml_status::DeviceStatus;
 use crate::view::Health;
@@ -18,7 +18,7 @@ pub(super) fn finding(
     Finding { id, state, subject: subject.into(), text: text.into(), fix: fix.map(str::to_owned) }
 }
 
-/// Findings about one subject.
+/// Adds findings about one subject to a list.
 pub(super) struct Findings<'a> {
     pub subject: String,
     pub out: &'a mut Vec<Finding>,
@@ -34,7 +34,7 @@ pub(super) fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
-/// Returns the text of a limit that is reached, and the configuration key that sets it.
+/// Returns a text on the limit that a process has reached, and the configuration key of the limit.
 pub(super) fn limit(full: QuotaExceeded) -> (&'static str, &'static str) {
     match full {
         QuotaExceeded::Rows => {

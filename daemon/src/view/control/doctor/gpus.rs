@@ -1,4 +1,4 @@
-//! Explains why the memory of a GPU is not the sum of its processes, and why a process has no bytes.
+//! Makes findings about GPUs: why the memory of a GPU is not the sum of its processes, and why a process has no bytes.
 //!
 //! The driver's properties come first, then each device: problems, faults, unidentified processes, unaccounted bytes. A finding
 //! states the fact, the cause and the remedy.
@@ -15,10 +15,11 @@ use gpumem_wire::Absence;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
-/// Unaccounted bytes below this, less than a context, are not reported.
+/// Number of unaccounted bytes from which on they are reported. It is less than a context.
 const UNACCOUNTED: u64 = 64 << 20;
-/// Maximum number of pids listed by number; further ones are only counted.
+/// Maximum number of pids in a text. Further ones are only counted.
 const NAMED: usize = 8;
+/// NVML's error code for a missing permission.
 const NO_PERMISSION: u32 = 4;
 
 pub(super) fn check_driver(health: &Health, out: &mut Vec<Finding>) {
@@ -72,7 +73,8 @@ pub(super) fn check_driver(health: &Health, out: &mut Vec<Finding>) {
     }
 }
 
-/// Returns a finding about the driver's own peaks. It is only a hint, because only root can switch accounting on, for all users.
+/// Returns a finding about the driver's accounting mode, which reports peaks of processes. It is only a hint, because only root can
+/// switch the mode on, and for all users.
 pub(super) fn of_accounting(health: &Health) -> Option<Finding> {
     let on = health.nvml.devices.iter().filter(|device| has(device, "accounting")).count();
     let (text, fix) = match (on, health.nvml.devices.len()) {
@@ -98,7 +100,7 @@ pub(super) struct DeviceChecks<'a> {
     pub health: &'a Health,
     pub viewer: Viewer,
     pub tenants: Tenants,
-    /// Whether the daemon sees all processes of the host.
+    /// Whether the daemon runs in the host's PID namespace, so that it sees all processes.
     pub is_in_host_pid_namespace: bool,
 }
 
@@ -197,7 +199,7 @@ impl DeviceChecks<'_> {
             "the driver reported faults (Xid): {}; the last one {age_s} s ago",
             named.collect::<Vec<_>>().join(", ")
         );
-        let is_grave = counts.iter().any(|&(xid, _)| xid.is_some_and(|xid| !is_of_programs(xid)));
+        let is_grave = counts.iter().any(|&(xid, _)| xid.is_some_and(|xid| !is_program_fault(xid)));
         let remedy = if is_grave {
             "see dmesg | grep Xid: memory read since then may be wrong; drain the GPU and reset it"
         } else {
@@ -269,7 +271,7 @@ impl DeviceChecks<'_> {
     }
 
     fn remainder(&self, device: &DeviceStatus, view: &DeviceView, out: &mut Findings<'_>) {
-        // In unified memory, the use by the rest of the host is normal.
+        // With unified memory, bytes that belong to no GPU process are normal, because the host uses them.
         let Some(agreed) = view.agreed.filter(|agreed| !agreed.reading.unified) else { return };
         let bytes = agreed.unaccounted_bytes;
         if bytes.unsigned_abs() < UNACCOUNTED {
@@ -354,7 +356,7 @@ impl DeviceChecks<'_> {
     }
 }
 
-/// Adds findings about the GPU's access to host memory, and the NUMA node of the GPU's memory.
+/// Adds a finding on how the GPU accesses host memory, and on the NUMA node of the GPU's memory.
 fn addressing(device: &DeviceStatus, out: &mut Findings<'_>) {
     let fact = |name: &str| device.facts.get(name).map(String::as_str);
     let mode = fact("addressing").map(|mode| match mode {
@@ -369,7 +371,7 @@ fn addressing(device: &DeviceStatus, out: &mut Findings<'_>) {
     }
 }
 
-/// Adds findings about limits of control groups. Nearly full: at most a tenth of the limit is left.
+/// Adds findings about GPU memory limits of control groups. A group counts as full if at most a tenth of its limit is left.
 fn memory_limits(device: &DeviceStatus, out: &mut Findings<'_>) {
     let Some(fact) = device.facts.get("memory_limits") else { return };
     for entry in fact.split('\t') {
@@ -411,7 +413,7 @@ fn health_events(device: &DeviceStatus, out: &mut Findings<'_>) {
     out.add(Check::GpuEvents, state, text, Some(remedy));
 }
 
-/// Adds a finding about a GPU without its own memory, with its last reading.
+/// Adds a finding about a GPU that uses the host's memory.
 fn unified(view: &DeviceView, out: &mut Findings<'_>) {
     let Some(reading) = view.latest.filter(|reading| reading.unified) else { return };
     let text = format!(
@@ -430,13 +432,14 @@ fn is_virtual(model: &str) -> bool {
     model.starts_with("GRID ") || !size.is_empty() && size.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Returns whether a process exists that is not in /proc.
+/// Returns whether a process with this pid runs, although /proc does not show it.
 fn is_hidden(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)))
 }
 
-fn is_of_programs(xid: u64) -> bool {
+/// Returns whether a program, and not the hardware, causes this Xid.
+fn is_program_fault(xid: u64) -> bool {
     matches!(xid, 13 | 31 | 43 | 45)
 }
 

@@ -1,4 +1,4 @@
-//! Findings about the daemon itself: paths, limits that were reached, and losses that no other check reports.
+//! Makes the findings about the daemon itself: its store and sockets, limits that were reached, and lost data.
 
 use super::finding::finding;
 use crate::nvml_status::NvmlCounters;
@@ -10,9 +10,9 @@ use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use rustix::fs::statvfs;
 
-/// Free bytes in the store's file system below which a warning is given.
+/// Number of free bytes in the store's file system below which a warning is given.
 const LITTLE_ROOM: u64 = 64 << 20;
-/// Share of deferred lists among the requested ones from which they are reported.
+/// Share of deferred process lists among all requested ones above which they are reported.
 const MANY_DEFERRED: f64 = 0.5;
 
 const SAME_VERSION: &str = "install gpumemd and libgpumem.so of one version";
@@ -126,7 +126,7 @@ pub(super) fn add_findings(context: &ViewContext, health: &Health, findings: &mu
     });
     for &(check, subject, count, what, remedy) in COUNTERS {
         let number = context.stats.get(count);
-        // An invalid configuration that was corrected later needs no report.
+        // Refused reloads need no report if the configuration was corrected later.
         let is_over = count == Count::ReloadErrors && context.stats.get(Count::Reloads) > 0;
         if number > 0 && !is_over {
             let text = format!("{number} {what} since the start");
@@ -209,7 +209,7 @@ fn check_store(store: &run_writer::Status, findings: &mut Vec<Finding>) {
     }
     if let Some(doubt) = store.age_doubt {
         let text = format!("no run is deleted for its age (runs.keep_days): {doubt}");
-        // A doubt that only needs time is not a problem.
+        // Shortly after the start, this is not a problem.
         let is_wrong = !matches!(doubt, Doubt::Begun);
         let state = if is_wrong { State::Warn } else { State::Ok };
         add(Check::StoreAge, state, text, is_wrong.then_some("check the clock: timedatectl, date"));
@@ -246,7 +246,7 @@ pub(super) fn facts(
     if let Some(address) = context.fixed.metrics {
         facts.push(("metrics", address.to_string()));
     }
-    // Lets users in another namespace notice the difference.
+    // gpumemctl compares the namespaces with its own.
     for (name, link) in [("pid namespace", "pid"), ("time namespace", "time")] {
         let link = std::fs::read_link(format!("/proc/self/ns/{link}"));
         facts.extend(link.ok().map(|link| (name, link.display().to_string())));

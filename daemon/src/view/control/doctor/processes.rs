@@ -1,4 +1,4 @@
-//! Counts processes with incomplete data, and names those with the most memory.
+//! Makes the findings that count processes with incomplete data, and name those with the most memory.
 
 use super::finding::{finding, limit, mib};
 use crate::config::Tenants;
@@ -8,7 +8,7 @@ use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use gpumem_model::run::SUBSCRIPTION_HELD;
 
-/// Maximum number of processes that are named; further ones are only counted.
+/// Maximum number of processes in a text. Further ones are only counted.
 const NAMED: usize = 4;
 
 pub(super) fn add_findings(
@@ -19,7 +19,7 @@ pub(super) fn add_findings(
     findings: &mut Vec<Finding>,
 ) {
     let living = || snapshot.processes.iter().filter(|process| process.ended.is_none());
-    // Other users' processes are counted, but not named if they are anonymous.
+    // Processes of other users are counted. They are not named if users are anonymous.
     let may_name = |process: &ProcessView| viewer.sees(process.facts.uid) || tenants == Tenants::Named;
     let mut uncovered: Vec<(u64, &ProcessView)> = living()
         .filter(|process| !process.coverage.covered && process.coverage.blocked.is_none())
