@@ -21,7 +21,6 @@ pub mod clock;
 pub mod config;
 pub(crate) mod descriptors;
 pub(crate) mod limits;
-pub mod memory;
 pub mod nvml_status;
 pub mod os;
 pub mod run_writer;

@@ -15,9 +15,11 @@ use std::path::{Path, PathBuf};
 enum Effect {
     Reload,
     Restart,
+    /// The key is a section with these keys.
+    Section(&'static [(&'static str, Effect)]),
 }
 
-use Effect::{Reload, Restart};
+use Effect::{Reload, Restart, Section};
 
 /// Makes the struct of a section from its keys, with `Default` and the [`Effect`] of each key. The strings name the functions
 /// that read and write the value, in check.rs or in this file.
@@ -46,14 +48,14 @@ section! { Config {
     runtime_dir: Option<PathBuf> = None, Restart;
     record: Option<PathBuf> = None, Reload;
     tenants: Tenants = Tenants::default(), Reload;
-    agent: Agent = Agent::default(), Restart;
-    nvml: Nvml = Nvml::default(), Restart;
-    kernel: Kernel = Kernel::default(), Restart;
-    who: ProcessSettings = ProcessSettings::default(), Restart;
-    runs: Runs = Runs::default(), Restart;
-    control: ControlLimits = ControlLimits::default(), Restart;
-    metrics: Metrics = Metrics::default(), Restart;
-    private: Private = Private::default(), Restart;
+    agent: Agent = Agent::default(), Section(Agent::EFFECTS);
+    nvml: Nvml = Nvml::default(), Section(Nvml::EFFECTS);
+    kernel: Kernel = Kernel::default(), Section(Kernel::EFFECTS);
+    who: ProcessSettings = ProcessSettings::default(), Section(ProcessSettings::EFFECTS);
+    runs: Runs = Runs::default(), Section(Runs::EFFECTS);
+    control: ControlLimits = ControlLimits::default(), Section(ControlLimits::EFFECTS);
+    metrics: Metrics = Metrics::default(), Section(Metrics::EFFECTS);
+    private: Private = Private::default(), Section(Private::EFFECTS);
 } }
 
 section! { Agent {
@@ -245,21 +247,16 @@ impl Keys {
 
 /// Returns when a change of a key takes effect. `key` includes the section; `None` if the table does not have the key.
 fn effect_of(key: &str) -> Option<Effect> {
-    const SECTIONS: [(&str, &[(&str, Effect)]); 8] = [
-        ("agent", Agent::EFFECTS),
-        ("nvml", Nvml::EFFECTS),
-        ("kernel", Kernel::EFFECTS),
-        ("who", ProcessSettings::EFFECTS),
-        ("runs", Runs::EFFECTS),
-        ("control", ControlLimits::EFFECTS),
-        ("metrics", Metrics::EFFECTS),
-        ("private", Private::EFFECTS),
-    ];
-    let (keys, name) = match key.split_once('.') {
-        Some((section, name)) => (SECTIONS.iter().find(|(known, _)| *known == section)?.1, name),
-        None => (Config::EFFECTS, key),
+    let find = |keys: &[(&str, Effect)], name: &str| {
+        keys.iter().find(|(known, _)| *known == name).map(|(_, effect)| *effect)
     };
-    keys.iter().find(|(known, _)| *known == name).map(|(_, effect)| *effect)
+    match key.split_once('.') {
+        None => find(Config::EFFECTS, key),
+        Some((section, name)) => match find(Config::EFFECTS, section)? {
+            Section(keys) => find(keys, name),
+            Reload | Restart => None,
+        },
+    }
 }
 
 fn flatten(section: &str, value: &Value, keys: &mut BTreeMap<String, String>) {

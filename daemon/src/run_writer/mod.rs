@@ -19,8 +19,7 @@ pub(crate) use retention::{Doubt, Retention};
 pub(crate) use write_queue::Room;
 
 use crate::limits::user_share::CpuCharge;
-use crate::memory::SpareMemory;
-use crate::os::lock;
+use crate::os::{SpareMemory, lock};
 use crate::stats::{Count, Stats, Timing};
 use damaged_store::DamagedStore;
 use earlier_run::{EarlierRun, OpenRun, write};

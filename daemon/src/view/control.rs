@@ -7,7 +7,7 @@ mod request;
 mod runs;
 
 use super::http::{accepted, response, server};
-use super::rows::rows;
+use super::rows::RowMaker;
 use super::{Refused, ViewContext};
 use crate::config::ControlLimits;
 use crate::limits::connection_slots::{ConnectionSlot, ConnectionSlots, SlotsFull};
@@ -141,8 +141,9 @@ async fn answer(
 }
 
 fn ps(context: &ViewContext, viewer: Viewer) -> Ps {
-    let published = context.board.read();
-    let rows = rows(&published, &context.sources.health(), viewer, context.shown().tenants);
+    let (published, health) = (context.board.read(), context.sources.health());
+    let tenants = context.shown().tenants;
+    let rows = RowMaker { published: &published, health: &health, viewer, tenants }.rows();
     Ps {
         devices: rows.devices.into_iter().map(|(row, _)| row).collect(),
         processes: rows.processes.into_iter().map(|(row, ..)| row).collect(),

@@ -21,141 +21,135 @@ pub(super) struct Rows<'a> {
     pub claims: Vec<ClaimRow>,
 }
 
-pub(super) fn rows<'a>(
-    published: &'a Published,
-    health: &Health,
-    viewer: Viewer,
-    tenants: Tenants,
-) -> Rows<'a> {
-    let snapshot = &published.snapshot;
-    let nvml_index =
-        |at: usize| health.nvml.devices.iter().position(|device| device.name == snapshot.devices[at].name);
-    // A device that only agents report is shown only while a process reports memory on it, because a forged agent could report
-    // any number of devices.
-    let living = || snapshot.processes.iter().filter(|process| process.ended.is_none());
-    let held = living().flat_map(|process| &process.accounts).filter(|account| holds(account));
-    let held: BTreeSet<usize> = held.filter_map(|account| account.device).collect();
-    let may_exist = |at: &usize| health.nvml.may_have(snapshot.devices[*at].name);
-    let is_shown = |at: &usize| nvml_index(*at).is_some() || held.contains(at) && may_exist(at);
-    let mut order: Vec<usize> = (0..snapshot.devices.len()).filter(is_shown).collect();
-    order.sort_by_key(|&at| (nvml_index(at).unwrap_or(usize::MAX), at));
-    let devices = order.iter().map(|&at| &snapshot.devices[at]);
-    let devices = devices.map(|view| (device(published, health, view), view)).collect();
-    let mut processes = Vec::new();
-    let mut claims = Vec::new();
-    for process in living() {
-        claims.extend(claim(published, process, &may_exist, viewer, tenants));
-        for account in &process.accounts {
-            let row = account.device.and_then(|device| order.iter().position(|&at| at == device));
-            if let Some(row) = row {
-                let row = self::process(published, process, account, row, viewer, tenants);
+/// Makes the rows that a viewer may see.
+pub(super) struct RowMaker<'a> {
+    pub published: &'a Published,
+    pub health: &'a Health,
+    pub viewer: Viewer,
+    pub tenants: Tenants,
+}
+
+impl<'a> RowMaker<'a> {
+    pub(super) fn rows(&self) -> Rows<'a> {
+        let snapshot = &self.published.snapshot;
+        let nvml_index = |at: usize| {
+            self.health.nvml.devices.iter().position(|device| device.name == snapshot.devices[at].name)
+        };
+        // A device that only agents report is shown only while a process reports memory on it, because a forged agent could report
+        // any number of devices.
+        let living = || snapshot.processes.iter().filter(|process| process.ended.is_none());
+        let held = living().flat_map(|process| &process.accounts).filter(|account| holds(account));
+        let held: BTreeSet<usize> = held.filter_map(|account| account.device).collect();
+        let is_shown = |at: &usize| nvml_index(*at).is_some() || held.contains(at) && self.may_exist(*at);
+        let mut order: Vec<usize> = (0..snapshot.devices.len()).filter(is_shown).collect();
+        order.sort_by_key(|&at| (nvml_index(at).unwrap_or(usize::MAX), at));
+        let devices = order.iter().map(|&at| &snapshot.devices[at]);
+        let devices = devices.map(|view| (self.device(view), view)).collect();
+        let mut processes = Vec::new();
+        let mut claims = Vec::new();
+        for process in living() {
+            claims.extend(self.claim(process));
+            for account in &process.accounts {
+                let device = account.device.and_then(|device| order.iter().position(|&at| at == device));
+                let row = device.and_then(|device| self.process(process, account, device));
                 processes.extend(row.map(|row| (row, process, account)));
             }
         }
+        let size =
+            |row: &ProcessRow| row.used_bytes.or(row.tracked_bytes.and_then(|bytes| bytes.try_into().ok()));
+        processes.sort_by_key(|(row, ..)| (row.device, Reverse(size(row)), row.pid));
+        claims.sort_by_key(|claim| claim.pid);
+        Rows { devices, processes, claims }
     }
-    let size =
-        |row: &ProcessRow| row.used_bytes.or(row.tracked_bytes.and_then(|bytes| bytes.try_into().ok()));
-    processes.sort_by_key(|(row, ..)| (row.device, Reverse(size(row)), row.pid));
-    claims.sort_by_key(|claim| claim.pid);
-    Rows { devices, processes, claims }
-}
 
-/// Returns a row if the process reports memory on devices that this machine does not have.
-fn claim(
-    published: &Published,
-    process: &ProcessView,
-    may_exist: &dyn Fn(&usize) -> bool,
-    viewer: Viewer,
-    tenants: Tenants,
-) -> Option<ClaimRow> {
-    let is_claimed = |account: &&AccountView| {
-        let device = account.device.filter(|device| *device < published.snapshot.devices.len());
-        holds(account) && device.is_some_and(|device| !may_exist(&device))
-    };
-    let claimed: Vec<&AccountView> = process.accounts.iter().filter(is_claimed).collect();
-    let first = *claimed.first()?;
-    let row = self::process(published, process, first, 0, viewer, tenants)?;
-    let tracked = claimed.iter().fold(0_i64, |sum, account| sum.saturating_add(account.tracked_bytes));
-    Some(ClaimRow {
-        pid: row.pid,
-        uid: row.uid,
-        user: row.user,
-        devices: claimed.len(),
-        tracked_bytes: row.tracked_bytes.map(|_| tracked),
-        command: row.command,
-    })
+    /// Returns a row if the process reports memory on devices that this machine does not have.
+    fn claim(&self, process: &ProcessView) -> Option<ClaimRow> {
+        let is_claimed = |account: &&AccountView| {
+            let device = account.device.filter(|device| *device < self.published.snapshot.devices.len());
+            holds(account) && device.is_some_and(|device| !self.may_exist(device))
+        };
+        let claimed: Vec<&AccountView> = process.accounts.iter().filter(is_claimed).collect();
+        let first = *claimed.first()?;
+        let row = self.process(process, first, 0)?;
+        let tracked = claimed.iter().fold(0_i64, |sum, account| sum.saturating_add(account.tracked_bytes));
+        Some(ClaimRow {
+            pid: row.pid,
+            uid: row.uid,
+            user: row.user,
+            devices: claimed.len(),
+            tracked_bytes: row.tracked_bytes.map(|_| tracked),
+            command: row.command,
+        })
+    }
+
+    fn may_exist(&self, device: usize) -> bool {
+        self.health.nvml.may_have(self.published.snapshot.devices[device].name)
+    }
+
+    fn device(&self, device: &DeviceView) -> DeviceRow {
+        let known = self.health.nvml.device(device.name);
+        let reading = device.latest;
+        let why = known.and_then(|known| known.problem.clone());
+        DeviceRow {
+            index: known.map_or(device.ordinal, |known| known.index).into(),
+            uuid: device.name.to_string(),
+            model: device.model.clone(),
+            total_bytes: device.total_bytes,
+            unified: reading.is_some_and(|reading| reading.unified),
+            used_bytes: reading.map(|reading| reading.used_bytes),
+            free_bytes: reading.map(|reading| reading.free_bytes),
+            system_bytes: reading.and_then(|reading| reading.system_reserved_bytes),
+            unaccounted_bytes: device.agreed.map(|agreed| agreed.unaccounted_bytes),
+            age_ms: reading
+                .map(|reading| self.published.now_ns().saturating_sub(reading.time_ns) / 1_000_000),
+            why: why.or_else(|| self.health.nvml.problem().map(str::to_owned)),
+        }
+    }
+
+    /// Returns the row of a process on a device; `None` if the process neither is listed there nor has tracked memory there.
+    fn process(&self, process: &ProcessView, account: &AccountView, device: usize) -> Option<ProcessRow> {
+        let facts = &process.facts;
+        let coverage = &process.coverage;
+        let own = self.viewer.sees(facts.uid);
+        let named = own || self.tenants == Tenants::Named;
+        let newest = account.latest.as_ref();
+        let held = coverage.covered && holds(account);
+        if !held && newest.is_some_and(|sample| sample.used_bytes == Err(gpumem_wire::Absence::NotListed)) {
+            return None;
+        }
+        let consistent = ConsistentSample::of(account);
+        let sample = consistent.sample;
+        let idle = |amounts: &[i64]| {
+            let cells = process.cells.iter().zip(amounts);
+            cells.filter(|(cell, _)| cell.is_idle()).map(|(_, bytes)| *bytes).fold(0, i64::wrapping_add)
+        };
+        let tracked = (coverage.covered && own).then_some(consistent.tracked);
+        let mut who = Owner::of(&facts.seen, &facts.claims, facts.uid).map();
+        who.retain(|name, _| own || (named && name == "user"));
+        let rank = who.get("rank").map(|rank| format!(" rank {rank}")).unwrap_or_default();
+        let command = facts.seen.get("command").or(facts.seen.get("comm"));
+        Some(ProcessRow {
+            pid: if named { process.key.pid } else { 0 },
+            device,
+            uid: facts.uid.filter(|_| named),
+            user: facts.seen.get("user").filter(|_| named).cloned(),
+            flags: flags(process, account).into_iter().map(str::to_owned).collect(),
+            used_bytes: consistent.used_bytes(),
+            protected_bytes: account.protected_bytes.filter(|_| consistent.used_bytes().is_some()),
+            tracked_bytes: tracked.map(|(tracked, _)| tracked),
+            idle_bytes: tracked.map(|(_, amounts)| idle(amounts)),
+            untrackable_bytes: sample.filter(|_| own).and_then(|sample| sample.untrackable_bytes()),
+            age_ms: sample.map(|sample| self.published.now_ns().saturating_sub(sample.t1_ns) / 1_000_000),
+            why: consistent.absence.map(str::to_owned),
+            command: command.filter(|_| own).map(|command| format!("{command}{rank}")),
+            who,
+        })
+    }
 }
 
 /// Returns whether the process has tracked memory on the device, or had some.
 fn holds(account: &AccountView) -> bool {
     account.tracked_bytes != 0 || account.peak.tracked_bytes != 0
-}
-
-fn device(published: &Published, health: &Health, device: &DeviceView) -> DeviceRow {
-    let known = health.nvml.device(device.name);
-    let reading = device.latest;
-    let why = known.and_then(|known| known.problem.clone());
-    DeviceRow {
-        index: known.map_or(device.ordinal, |known| known.index).into(),
-        uuid: device.name.to_string(),
-        model: device.model.clone(),
-        total_bytes: device.total_bytes,
-        unified: reading.is_some_and(|reading| reading.unified),
-        used_bytes: reading.map(|reading| reading.used_bytes),
-        free_bytes: reading.map(|reading| reading.free_bytes),
-        system_bytes: reading.and_then(|reading| reading.system_reserved_bytes),
-        unaccounted_bytes: device.agreed.map(|agreed| agreed.unaccounted_bytes),
-        age_ms: reading.map(|reading| published.now_ns().saturating_sub(reading.time_ns) / 1_000_000),
-        why: why.or_else(|| health.nvml.problem().map(str::to_owned)),
-    }
-}
-
-/// Returns the row of a process on a device; `None` if the process neither is listed there nor has tracked memory there.
-fn process(
-    published: &Published,
-    process: &ProcessView,
-    account: &AccountView,
-    device: usize,
-    viewer: Viewer,
-    tenants: Tenants,
-) -> Option<ProcessRow> {
-    let facts = &process.facts;
-    let coverage = &process.coverage;
-    let own = viewer.sees(facts.uid);
-    let named = own || tenants == Tenants::Named;
-    let newest = account.latest.as_ref();
-    let held = coverage.covered && holds(account);
-    if !held && newest.is_some_and(|sample| sample.used_bytes == Err(gpumem_wire::Absence::NotListed)) {
-        return None;
-    }
-    let consistent = ConsistentSample::of(account);
-    let sample = consistent.sample;
-    let idle = |amounts: &[i64]| {
-        let cells = process.cells.iter().zip(amounts);
-        cells.filter(|(cell, _)| cell.is_idle()).map(|(_, bytes)| *bytes).fold(0, i64::wrapping_add)
-    };
-    let tracked = coverage.covered.then_some(consistent.tracked);
-    let tracked = tracked.filter(|_| own);
-    let mut who = Owner::of(&facts.seen, &facts.claims, facts.uid).map();
-    who.retain(|name, _| own || (named && name == "user"));
-    let rank = who.get("rank").map(|rank| format!(" rank {rank}")).unwrap_or_default();
-    let command = facts.seen.get("command").or(facts.seen.get("comm"));
-    Some(ProcessRow {
-        pid: if named { process.key.pid } else { 0 },
-        device,
-        uid: facts.uid.filter(|_| named),
-        user: facts.seen.get("user").filter(|_| named).cloned(),
-        flags: flags(process, account).into_iter().map(str::to_owned).collect(),
-        used_bytes: consistent.used_bytes(),
-        protected_bytes: account.protected_bytes.filter(|_| consistent.used_bytes().is_some()),
-        tracked_bytes: tracked.map(|(tracked, _)| tracked),
-        idle_bytes: tracked.map(|(_, amounts)| idle(amounts)),
-        untrackable_bytes: sample.filter(|_| own).and_then(|sample| sample.untrackable_bytes()),
-        age_ms: sample.map(|sample| published.now_ns().saturating_sub(sample.t1_ns) / 1_000_000),
-        why: consistent.absence.map(str::to_owned),
-        command: command.filter(|_| own).map(|command| format!("{command}{rank}")),
-        who,
-    })
 }
 
 /// Numbers of a process on a device that belong to the same time.
@@ -297,7 +291,9 @@ mod tests {
             NvmlStatus { up: true, devices: vec![DeviceStatus::new(name, 0, 0)], ..NvmlStatus::default() };
         let health = Health { nvml, ..Health::default() };
         let shown = ViewSettings { young: Duration::ZERO, ..ViewSettings::default() };
-        let rows = rows(&published, &health, Viewer { uid: 1000, all: false }, Tenants::Named);
+        let viewer = Viewer { uid: 1000, all: false };
+        let rows =
+            RowMaker { published: &published, health: &health, viewer, tenants: Tenants::Named }.rows();
         let mib = |bytes: i64| bytes / MIB as i64;
         let ps = rows.processes.iter().map(|(row, ..)| {
             format!(
@@ -407,7 +403,8 @@ mod tests {
         let mut health = Health { nvml, ..Health::default() };
         let shown = ViewSettings { young: Duration::ZERO, ..ViewSettings::default() };
         let ps = |health: &Health| {
-            let rows = rows(&published, health, Viewer { uid: 0, all: true }, Tenants::Named);
+            let viewer = Viewer { uid: 0, all: true };
+            let rows = RowMaker { published: &published, health, viewer, tenants: Tenants::Named }.rows();
             let claimed: usize = rows.claims.iter().map(|claim| claim.devices).sum();
             (rows.devices.len(), rows.processes.len(), rows.claims.len(), claimed)
         };

@@ -1,6 +1,6 @@
 //! The daemon's heap use and memory returned to the system. This is a separate process, because other tests would be counted too.
 #![cfg(target_env = "gnu")]
-use gpumemd::memory::{in_use, trim};
+use gpumemd::os::{heap_bytes_in_use, trim_heap};
 
 fn resident_bytes() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").expect("statm");
@@ -11,12 +11,12 @@ fn resident_bytes() -> u64 {
 #[test]
 fn what_is_used_is_counted_and_what_is_free_in_the_middle_goes_back() {
     const BYTES: usize = 64 << 10;
-    let before = in_use().expect("glibc");
+    let before = heap_bytes_in_use().expect("glibc");
     let mut all: Vec<Option<Vec<u8>>> = (0..1000).map(|_| Some(vec![1; BYTES])).collect();
-    let (full, used) = (resident_bytes(), in_use().expect("glibc"));
+    let (full, used) = (resident_bytes(), heap_bytes_in_use().expect("glibc"));
     all.iter_mut().step_by(2).for_each(|half| *half = None);
-    trim();
-    let (half, less) = (resident_bytes(), in_use().expect("glibc"));
+    trim_heap();
+    let (half, less) = (resident_bytes(), heap_bytes_in_use().expect("glibc"));
     assert!(half + 400 * (BYTES as u64) < full, "{full} to {half}");
     let bytes = 1000 * BYTES as u64;
     assert!((before + bytes / 10 * 9..before + bytes / 10 * 13).contains(&used), "{before} to {used}");

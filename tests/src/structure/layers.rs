@@ -70,7 +70,6 @@ const DAEMON: Layers = Layers {
             "base",
             &[
                 "clock.rs",
-                "memory.rs",
                 "nvml_status.rs",
                 "os.rs",
                 "descriptors.rs",

@@ -6,7 +6,7 @@ use crate::aggregator::Published;
 use crate::clock;
 use crate::config::{Page, Tenants};
 use crate::view::Health;
-use crate::view::rows::{self, ConsistentSample, Rows};
+use crate::view::rows::{ConsistentSample, RowMaker, Rows};
 use crate::view::text::clean;
 use crate::view::visibility::Viewer;
 use crate::view::{Refused, ViewContext, ViewSettings};
@@ -139,9 +139,10 @@ pub(super) async fn json(
 }
 
 /// Returns the rows that a viewer without an identity may see.
-fn rows<'a>(published: &'a Published, health: &Health, shown: &ViewSettings) -> Rows<'a> {
+fn rows<'a>(published: &'a Published, health: &'a Health, shown: &ViewSettings) -> Rows<'a> {
     let all = shown.tenants == Tenants::Named;
-    rows::rows(published, health, Viewer { uid: u32::MAX, all }, shown.tenants)
+    let viewer = Viewer { uid: u32::MAX, all };
+    RowMaker { published, health, viewer, tenants: shown.tenants }.rows()
 }
 
 /// Returns whether a device's processes and unaccounted bytes add up to its used bytes; `None` if unknown.

@@ -47,7 +47,7 @@ pub(super) fn write(
         (Value::NvmlRefusedValues, Some(calls.refused as f64)),
         (Value::NvmlRestarts, Some(nvml.restarts as f64)),
         (Value::NvmlHangs, Some(nvml.hangs as f64)),
-        (Value::HeapBytes, crate::memory::in_use().map(|bytes| bytes as f64)),
+        (Value::HeapBytes, crate::os::heap_bytes_in_use().map(|bytes| bytes as f64)),
         (Value::ResidentBytes, resident_bytes()),
         (Value::OpenFds, open_fds()),
     ];
