@@ -7,7 +7,7 @@ use crate::config::{self, Change, Config, Home, Keys, Settings};
 use crate::limits::user_share::UserShares;
 use crate::os::fit_connections;
 use crate::run_writer::RunWriter;
-use crate::service::{self, tell};
+use crate::service::{self, notify};
 use crate::signals::Pulse;
 use crate::sockets;
 use crate::source::agent::{self, Agents};
@@ -140,7 +140,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     if setup.service {
         let status_context = Arc::clone(&context);
         tasks.spawn(service::watchdog(reader.clone(), move || status(&status_context.sources.health())));
-        tell(&[NotifyState::Ready, NotifyState::Status("watching")]);
+        notify(&[NotifyState::Ready, NotifyState::Status("watching")]);
     }
     tracing::info!(
         runtime_dir = %settings.runtime_dir.display(),
@@ -167,7 +167,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     }
     tracing::info!("gpumemd ends");
     if live.setup.service {
-        tell(&[NotifyState::Stopping]);
+        notify(&[NotifyState::Stopping]);
     }
     tasks.abort_all();
     live.agents.finish().await;
@@ -283,8 +283,8 @@ impl Reloader {
     async fn reload(&mut self) {
         if self.setup.service {
             match NotifyState::monotonic_usec_now() {
-                Ok(now) => tell(&[NotifyState::Reloading, now]),
-                Err(_) => tell(&[NotifyState::Reloading]),
+                Ok(now) => notify(&[NotifyState::Reloading, now]),
+                Err(_) => notify(&[NotifyState::Reloading]),
             }
         }
         match self.apply_settings().await {
@@ -295,7 +295,7 @@ impl Reloader {
             }
         }
         if self.setup.service {
-            tell(&[NotifyState::Ready]);
+            notify(&[NotifyState::Ready]);
         }
     }
 
@@ -442,9 +442,9 @@ impl Sources for LiveSources {
         self.nvml.release(time);
     }
 
-    fn errand(&self, key: ProcessKey, errand: AgentCommand) -> view::CommandResult {
+    fn errand(&self, key: ProcessKey, command: AgentCommand) -> view::CommandResult {
         let agents = Arc::clone(&self.agents);
-        let command = match errand {
+        let command = match command {
             AgentCommand::Start(path) => agent::Command::Start(path),
             AgentCommand::Stop => agent::Command::Stop,
             AgentCommand::Pause => agent::Command::Pause,

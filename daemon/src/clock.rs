@@ -19,27 +19,21 @@ pub fn now_ns() -> u64 {
     read(ClockId::Monotonic)
 }
 
-/// Returns the wall clock in ns since 1970. Uses the C library's function instead of the vDSO directly, so that a test can
-/// replace it.
-fn wall_ns() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
-}
-
-/// Returns the wall clock: time since 1970.
+/// Returns the wall clock: time since 1970. Uses the C library's function instead of the vDSO directly, so that a test can replace
+/// it.
 pub(crate) fn wall() -> Duration {
-    Duration::from_nanos(wall_ns())
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Returns how far the wall clock is ahead of CLOCK_MONOTONIC, in ns.
 pub(crate) fn wall_offset_ns() -> i128 {
-    i128::from(wall_ns()) - i128::from(now_ns())
+    wall().as_nanos() as i128 - i128::from(now_ns())
 }
 
 /// Returns a record that relates CLOCK_MONOTONIC to the wall clock now, so that times of later records can be converted.
 pub(crate) fn anchor() -> Record<'static> {
     let stamp = Stamp { time_ns: now_ns(), ..Stamp::default() };
-    let (realtime_ns, boottime_ns) = (wall_ns(), read(ClockId::Boottime));
+    let (realtime_ns, boottime_ns) = (wall().as_nanos() as u64, read(ClockId::Boottime));
     Record { stamp, body: Body::ClockAnchor { realtime_ns, boottime_ns, clock: ClockKind::Monotonic } }
 }
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 /// Number of descriptors that are stored under one name.
 pub(crate) const KEPT: usize = 3;
 /// Delays before each attempt to send a message. systemd's socket holds few unread messages.
-const PATIENCE: [Duration; 6] = [
+const RETRY_DELAYS: [Duration; 6] = [
     Duration::ZERO,
     Duration::from_millis(2),
     Duration::from_millis(10),
@@ -28,7 +28,7 @@ const PATIENCE: [Duration; 6] = [
 ];
 
 /// Sends a notification to systemd. A failure is only logged.
-pub(crate) fn tell(state: &[NotifyState<'_>]) {
+pub(crate) fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::debug!(%error, "systemd cannot be notified");
     }
@@ -37,50 +37,50 @@ pub(crate) fn tell(state: &[NotifyState<'_>]) {
 /// Sends the watchdog notification while the ledger works, with a short status. Problems of the sources or the disk do not
 /// trigger a restart. A stalled ledger does, even if everything else works.
 pub(crate) async fn watchdog(board: SnapshotReader, status: impl Fn() -> String) {
-    let patience = sd_notify::watchdog_enabled().unwrap_or(Duration::from_secs(30));
+    let timeout = sd_notify::watchdog_enabled().unwrap_or(Duration::from_secs(30));
     loop {
         // The status must be one line: a library's text could contain line breaks, and systemd takes each line for a message.
         let status = status().replace(char::is_control, " ");
-        let still = Duration::from_nanos(clock::now_ns().saturating_sub(board.turned_ns()));
-        if still < patience / 2 {
-            tell(&[NotifyState::Watchdog, NotifyState::Status(&status)]);
+        let stalled = Duration::from_nanos(clock::now_ns().saturating_sub(board.turned_ns()));
+        if stalled < timeout / 2 {
+            notify(&[NotifyState::Watchdog, NotifyState::Status(&status)]);
         } else {
-            tracing::error!(?still, "the ledger has stalled");
+            tracing::error!(still = ?stalled, "the ledger has stalled");
         }
-        tokio::time::sleep(patience / 4).await;
+        tokio::time::sleep(timeout / 4).await;
     }
 }
 
 /// Asks systemd to store these descriptors and to pass them to the next daemon. Returns whether the request was sent. systemd
 /// keeps them even if the other end is closed, because unread data must still be read.
 pub(crate) async fn keep(name: &str, fds: &[BorrowedFd<'_>; KEPT]) -> bool {
-    say(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), fds).await
+    send_with_retries(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), fds).await
 }
 
 /// Asks systemd to remove the descriptors that are stored under a name.
 pub(crate) async fn forget(name: &str) {
-    say(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"), &[]).await;
+    send_with_retries(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"), &[]).await;
 }
 
-async fn say(words: &str, fds: &[BorrowedFd<'_>]) -> bool {
-    let mut said = Ok(());
-    for wait in PATIENCE {
+async fn send_with_retries(message: &str, fds: &[BorrowedFd<'_>]) -> bool {
+    let mut result = Ok(());
+    for wait in RETRY_DELAYS {
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
-        said = send(words, fds);
-        if !said.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+        result = send(message, fds);
+        if !result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
             break;
         }
     }
-    if let Err(error) = &said {
-        tracing::debug!(%error, words, "systemd cannot be notified");
+    if let Err(error) = &result {
+        tracing::debug!(%error, words = message, "systemd cannot be notified");
     }
-    said.is_ok()
+    result.is_ok()
 }
 
 /// Sends one message to systemd without waiting. sd_notify could send descriptors only with a further dependency.
-fn send(words: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn send(message: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let path = std::env::var_os("NOTIFY_SOCKET").ok_or(Errno::NOTCONN)?;
     let address = match path.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddrUnix::new_abstract_name(name)?,
@@ -89,10 +89,10 @@ fn send(words: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(KEPT))];
-    let mut beside = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(fds)) {
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::MSGSIZE.into());
     }
-    sendmsg_addr(&socket, &address, &[IoSlice::new(words.as_bytes())], &mut beside, SendFlags::NOSIGNAL)?;
+    sendmsg_addr(&socket, &address, &[IoSlice::new(message.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
 }

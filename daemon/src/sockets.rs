@@ -75,15 +75,15 @@ pub(crate) fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
 /// because `dir` also has the control socket, which takes a container's root for the host's root.
 /// Errors: [`Error::Taken`] if a process listens on that socket; other variants of [`Error`] for other causes.
 pub(crate) fn listen_to_agents(dir: &Path, mode: u32) -> Result<OwnedFd, Error> {
-    let place = dir.join("agent");
-    runtime_dir(&place, mode)?;
+    let agent_dir = dir.join("agent");
+    runtime_dir(&agent_dir, mode)?;
     let link = dir.join("agent.sock");
     let system = |source: io::Error| Error::System { path: link.clone(), source };
     match link.symlink_metadata() {
         Ok(found) if found.is_symlink() => std::fs::remove_file(&link).map_err(system)?,
         _ => vacate(&link, SocketType::SEQPACKET)?,
     }
-    let socket = listen(&place.join("agent.sock"), SocketType::SEQPACKET, 0o666)?;
+    let socket = listen(&agent_dir.join("agent.sock"), SocketType::SEQPACKET, 0o666)?;
     std::os::unix::fs::symlink("agent/agent.sock", &link).map_err(system)?;
     Ok(socket)
 }

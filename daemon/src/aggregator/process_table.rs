@@ -111,7 +111,7 @@ impl ProcessTable {
         }
         let early = self.early.iter().position(|&(ended, ..)| ended == key);
         let gone =
-            early.and_then(|place| self.early.remove(place)).map(|(_, time_ns, status)| (time_ns, status));
+            early.and_then(|index| self.early.remove(index)).map(|(_, time_ns, status)| (time_ns, status));
         if gone.is_some() {
             self.ending.insert(key);
         }

@@ -4,23 +4,23 @@ use serde::de::{Deserialize, Deserializer, Error};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-fn within<'de, D, T>(from: D, least: T, most: T, what: &str) -> Result<T, D::Error>
+fn within<'de, D, T>(from: D, min: T, max: T, what: &str) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
     T: Deserialize<'de> + PartialOrd + std::fmt::Display,
 {
     let value = T::deserialize(from)?;
-    if value >= least && value <= most {
+    if value >= min && value <= max {
         return Ok(value);
     }
-    Err(D::Error::custom(format!("{value} is out of range: {what} from {least} to {most} are allowed")))
+    Err(D::Error::custom(format!("{value} is out of range: {what} from {min} to {max} are allowed")))
 }
 
 /// Makes functions that check numbers, from: name, type, smallest and largest value, and the word for it in an error.
 macro_rules! ranges {
-    ($($name:ident: $type:ty = $least:expr, $most:expr, $what:literal;)*) => {
+    ($($name:ident: $type:ty = $min:expr, $max:expr, $what:literal;)*) => {
         $(pub(super) fn $name<'de, D: Deserializer<'de>>(from: D) -> Result<$type, D::Error> {
-            within(from, $least, $most, $what)
+            within(from, $min, $max, $what)
         })*
     };
 }

@@ -180,9 +180,9 @@ impl Sweeper {
         let started = Instant::now();
         self.next = started + CHECK_INTERVAL;
         let mut room = store.room()?;
-        if let Some(most) = self.retention.bytes.filter(|most| room.used_bytes() > *most) {
+        if let Some(max) = self.retention.bytes.filter(|max| room.used_bytes() > *max) {
             // The target is well below the limit, so that the next stored run does not exceed the limit again.
-            self.target_bytes = Some(most - most / 10);
+            self.target_bytes = Some(max - max / 10);
         }
         let (wall, up) = (clock::wall(), clock::since_boot());
         if self.watch.compare(seconds(wall), up) {
@@ -208,9 +208,9 @@ impl Sweeper {
                 break;
             };
             if store.delete(next)? {
-                let (count, place) = if by_age { (Count::DeletedAge, 0) } else { (Count::DeletedSize, 1) };
+                let (count, index) = if by_age { (Count::DeletedAge, 0) } else { (Count::DeletedSize, 1) };
                 stats.add(count, 1);
-                self.deleted[place] += 1;
+                self.deleted[index] += 1;
                 room = store.room()?;
             }
             if started.elapsed() >= TURN {
@@ -218,7 +218,7 @@ impl Sweeper {
                 return Ok(room.file_bytes);
             }
         }
-        self.is_too_large = self.retention.bytes.is_some_and(|most| room.used_bytes() > most);
+        self.is_too_large = self.retention.bytes.is_some_and(|max| room.used_bytes() > max);
         if !self.is_too_large {
             self.target_bytes = None;
         }
@@ -245,7 +245,7 @@ impl Sweeper {
 impl Retention {
     fn is_too_old(&self, over: &Over, wall: Duration) -> bool {
         let age = wall.saturating_sub(Duration::from_secs(over.written_s.try_into().unwrap_or(0)));
-        self.age.is_some_and(|most| age > most)
+        self.age.is_some_and(|max| age > max)
     }
 }
 

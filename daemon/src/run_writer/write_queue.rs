@@ -80,7 +80,7 @@ impl WriteQueue {
     pub(crate) fn room(&self) -> Room {
         let count = self.runs.len();
         let if_below =
-            |limit: usize, most: usize| if self.bytes < limit { most.saturating_sub(count) } else { 0 };
+            |limit: usize, max: usize| if self.bytes < limit { max.saturating_sub(count) } else { 0 };
         Room {
             living: if_below(self.max_bytes / 2, LIVING),
             ended: if_below(self.max_bytes / 4 * 3, WAITING),

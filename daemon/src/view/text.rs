@@ -57,8 +57,8 @@ fn cut(text: &str, mut shown: String) -> String {
         // FNV-1a. A process that makes two of its names collide only merges its own series.
         let sum =
             text.bytes().fold(0x811c_9dc5_u32, |sum, byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-        let most = (0..=LABEL_BYTES - SUM_BYTES).rev().find(|&at| shown.is_char_boundary(at));
-        shown.truncate(most.unwrap_or(0));
+        let end = (0..=LABEL_BYTES - SUM_BYTES).rev().find(|&at| shown.is_char_boundary(at));
+        shown.truncate(end.unwrap_or(0));
         // Writing to a String cannot fail.
         let _ = write!(shown, "~{sum:08x}");
     }

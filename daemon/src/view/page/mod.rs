@@ -107,11 +107,11 @@ pub(super) async fn answer(
     cache: &ResponseCache,
     request: &Request<Incoming>,
 ) -> Option<Response<Full<Bytes>>> {
-    let asked = PageRequest::of(request.uri().path())?;
+    let page_request = PageRequest::of(request.uri().path())?;
     let mut response = if context.shown().page == Page::Off {
         plain(StatusCode::NOT_FOUND, "there is no page here: metrics.page is \"off\" in the configuration\n")
     } else {
-        match asked {
+        match page_request {
             PageRequest::Page => unless_cached(request, &document().tag, || {
                 let mut page = full(StatusCode::OK, "text/html; charset=utf-8", document().page.clone());
                 page.headers_mut().insert(CONTENT_SECURITY_POLICY, document().policy.clone());

@@ -31,7 +31,7 @@ families! {
 }
 
 /// Maximum number of series of one [`Amounts`], without categories and tags.
-pub(super) const MOST: usize = 6 + PARTS.len() - 1;
+pub(super) const MAX_SERIES: usize = 6 + PARTS.len() - 1;
 
 const PARTS: [&str; 6] = ["context", "modules", "local_memory", "heaps", "rounding", "unexplained"];
 

@@ -30,6 +30,7 @@ use crate::view::Health;
 use crate::view::{ViewContext, ViewSettings};
 pub use devices::MOST_PER_DEVICE;
 use families::Families;
+use processes::ProcessSeries;
 use std::time::Instant;
 
 /// Returns the text of one scrape for anonymous clients.
@@ -48,7 +49,7 @@ fn scrape_as(context: &ViewContext, shown: ViewSettings) -> String {
     let health = context.sources.health();
     let mut families = Families::new(shown.max_series);
     devices::collect(&published, &health, &mut families);
-    let folded = processes::collect(&published, &health, &shown, &mut families);
+    let folded = ProcessSeries::new(&published, &health, &shown).write(&mut families);
     context.stats.add(Count::SeriesFolded, families.omitted());
     let mut text = families.text();
     own::write(context, &health, &published, folded, &mut text);
@@ -64,14 +65,14 @@ pub fn families() -> impl Iterator<Item = Family> {
 
 /// Returns the maximum number of series of a process that uses this many devices.
 pub fn most_per_process(shown: &ViewSettings, devices: usize) -> usize {
-    let of_account = processes::most_per_account(shown.rules.structure.rules.len(), shown.tags);
-    processes::MOST_PER_PROCESS + devices * of_account
+    let of_account = processes::max_per_account(shown.rules.structure.rules.len(), shown.tags);
+    processes::MAX_PER_PROCESS + devices * of_account
 }
 
 /// Returns only the series of processes.
 #[cfg(test)]
 pub(super) fn of_processes(published: &Published, health: &Health, shown: &ViewSettings) -> String {
     let mut families = Families::new(shown.max_series);
-    processes::collect(published, health, shown, &mut families);
+    ProcessSeries::new(published, health, shown).write(&mut families);
     families.text()
 }

@@ -52,7 +52,7 @@ families! {
         "Highest used bytes in a reading.";
     PROTECTED: gauge "gpumem_process_protected_bytes" OF_DEVICE,
         "Part of used bytes that confidential computing protects; absent without it.";
-    BESIDE: gauge "gpumem_process_beside_bytes" &["gpu", "uuid", "pid", "start", "kind"],
+    OUTSIDE: gauge "gpumem_process_beside_bytes" &["gpu", "uuid", "pid", "start", "kind"],
         "Memory outside used = predates + tracked + untrackable, by kind: host memory and other processes' memory.";
     FLAG: gauge "gpumem_process_flag" &["gpu", "uuid", "pid", "start", "flag"],
         "1 for each condition that applies to the process's values: covered, uncovered, late, blocked, paused, partial, stale, restarted (peaks since gpumemd was restarted).";
@@ -72,20 +72,21 @@ families! {
 
 /// Maximum number of series of a process that do not depend on its devices: one for its identity, four counts, and eight for the
 /// sources of names.
-pub(super) const MOST_PER_PROCESS: usize = 13;
+pub(super) const MAX_PER_PROCESS: usize = 13;
 /// Maximum number of series of a process on a device, without categories and tags: two peaks, protected, five further kinds, six
 /// flags, one age.
-const MOST_PER_ACCOUNT: usize = amounts::MOST + 15;
+const MAX_PER_ACCOUNT: usize = amounts::MAX_SERIES + 15;
 
 /// Returns the maximum number of series of a process on a device: every category and tag has bytes.
-pub(super) fn most_per_account(categories: usize, tags: usize) -> usize {
+pub(super) fn max_per_account(categories: usize, tags: usize) -> usize {
     let tags = if tags == 0 { 0 } else { tags + EXTRA_TAGS };
-    MOST_PER_ACCOUNT + categories + EXTRA_CATEGORIES + tags
+    MAX_PER_ACCOUNT + categories + EXTRA_CATEGORIES + tags
 }
 
 /// Number of processes without series of their own, by reason.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Folded {
+    /// The process is young.
     pub young: u64,
     /// The limit of series was reached.
     pub room: u64,
@@ -94,52 +95,155 @@ pub(super) struct Folded {
 /// Index of a device in the snapshot, and the process's account and values on it.
 type OnDevice<'a> = (usize, &'a AccountView, Amounts<'a>);
 
-pub(super) fn collect(
-    published: &Published,
-    health: &Health,
-    shown: &ViewSettings,
-    out: &mut Families,
-) -> Folded {
-    let devices = &published.snapshot.devices;
-    let is_present: Vec<bool> = devices.iter().map(|device| health.nvml.may_have(device.name)).collect();
-    let is_shown = |process: &&ProcessView| process.ended.is_none() && !process.accounts.is_empty();
-    let mut live: Vec<&ProcessView> = published.snapshot.processes.iter().filter(is_shown).collect();
-    live.sort_by_key(|process| (process.key.start_ticks, process.key.pid));
-    write_counts(published, health, &is_present, &live, out);
-    let up = since_boot();
-    // Reserve room for the series of the process `(other)`.
-    let categories = shown.rules.structure.rules.len();
-    let there = is_present.iter().filter(|is_present| **is_present).count();
-    let reserve = 1 + there * (amounts::MOST + categories + EXTRA_CATEGORIES + EXTRA_TAGS);
-    let (mut folded, mut rest) = (Folded::default(), BTreeMap::<usize, Amounts<'_>>::new());
-    for process in live {
-        let accounts = amounts(process, &is_present, shown);
-        let claimed = claimed(process, &is_present);
-        if process.key.start_ticks != 0 && process_age(process.key.start_ticks, up) < shown.young {
-            folded.young += 1;
-        } else {
-            let before = out.mark();
-            write((published, health), process, (&accounts, claimed), shown.tenants, out);
-            if out.has_room(&before, reserve) {
-                continue;
+/// Writes the series of processes of one scrape.
+pub(super) struct ProcessSeries<'a> {
+    published: &'a Published,
+    health: &'a Health,
+    shown: &'a ViewSettings,
+    /// Whether this machine has the device, for each device of the snapshot.
+    is_present: Vec<bool>,
+}
+
+impl<'a> ProcessSeries<'a> {
+    pub(crate) fn new(published: &'a Published, health: &'a Health, shown: &'a ViewSettings) -> Self {
+        let devices = published.snapshot.devices.iter();
+        let is_present = devices.map(|device| health.nvml.may_have(device.name)).collect();
+        ProcessSeries { published, health, shown, is_present }
+    }
+
+    pub(crate) fn write(&self, out: &mut Families) -> Folded {
+        let is_shown = |process: &&ProcessView| process.ended.is_none() && !process.accounts.is_empty();
+        let mut live: Vec<_> = self.published.snapshot.processes.iter().filter(is_shown).collect();
+        live.sort_by_key(|process| (process.key.start_ticks, process.key.pid));
+        self.write_counts(&live, out);
+        let up = since_boot();
+        // Reserve room for the series of the process `(other)`.
+        let categories = self.shown.rules.structure.rules.len();
+        let present = self.is_present.iter().filter(|is_present| **is_present).count();
+        let reserve = 1 + present * (amounts::MAX_SERIES + categories + EXTRA_CATEGORIES + EXTRA_TAGS);
+        let (mut folded, mut rest) = (Folded::default(), BTreeMap::<usize, Amounts<'_>>::new());
+        for process in live {
+            let amounts = self.amounts(process);
+            let start_ticks = process.key.start_ticks;
+            if start_ticks != 0 && process_age(start_ticks, up) < self.shown.young {
+                folded.young += 1;
+            } else {
+                let before = out.mark();
+                self.write_process(process, &amounts, out);
+                if out.has_room(&before, reserve) {
+                    continue;
+                }
+                out.undo(before);
+                folded.room += 1;
             }
-            out.undo(before);
-            folded.room += 1;
+            for (device, _, mut amounts) in amounts {
+                amounts.fold_tags();
+                rest.entry(device).or_default().add(amounts);
+            }
         }
-        for (device, _, mut amounts) in accounts {
-            amounts.fold_tags();
-            rest.entry(device).or_default().add(amounts);
+        if folded.young + folded.room > 0 {
+            out.add_with(&INFO, &process_labels(Labels::new(), REST, "0"), ("comm", REST), 1_u64);
+        }
+        for (device, amounts) in rest {
+            amounts.write(&process_labels(self.device_labels(device), REST, "0"), out);
+        }
+        folded
+    }
+
+    fn device_labels(&self, device: usize) -> Labels {
+        devices::labels(&self.published.snapshot.devices[device], self.health)
+    }
+
+    fn write_counts(&self, live: &[&ProcessView], out: &mut Families) {
+        for device in (0..self.is_present.len()).filter(|&device| self.is_present[device]) {
+            let labels = self.device_labels(device);
+            for (word, covered) in [("covered", true), ("uncovered", false)] {
+                let is_counted = |process: &&&ProcessView| {
+                    let mut accounts = process.accounts.iter();
+                    process.coverage.covered == covered
+                        && accounts.any(|account| account.device == Some(device))
+                };
+                let count = live.iter().filter(is_counted).count() as u64;
+                out.add_with(&COUNT, &labels, ("coverage", word), count);
+            }
         }
     }
-    if folded.young + folded.room > 0 {
-        out.add_with(&INFO, &process_labels(Labels::new(), REST, "0"), ("comm", REST), 1_u64);
+
+    /// Returns whether this machine has the device of an account; `None` if the account has no device.
+    fn has_device(&self, account: &AccountView) -> Option<bool> {
+        self.is_present.get(account.device?).copied()
     }
-    for (device, amounts) in rest {
-        if let Some(device) = devices.get(device) {
-            amounts.write(&process_labels(devices::labels(device, health), REST, "0"), out);
+
+    /// Returns the values of a process on each device of this machine.
+    fn amounts(&self, process: &'a ProcessView) -> Vec<OnDevice<'a>> {
+        let covered = process.coverage.covered;
+        let categories = Names::categories(process, &self.shown.rules.structure);
+        let of_account = |account: &'a AccountView| {
+            let (mut amounts, held) = Amounts::of(account, covered);
+            amounts.categories = categories.sums(held);
+            if covered && self.shown.tags > 0 && self.shown.tenants == Tenants::Named {
+                amounts.tags = Names::tags(process, &account.peak.amounts, self.shown.tags).sums(held);
+            }
+            Some((account.device?, account, amounts))
+        };
+        let accounts = process.accounts.iter().filter(|account| self.has_device(account) == Some(true));
+        accounts.filter_map(of_account).collect()
+    }
+
+    fn write_process(&self, process: &ProcessView, amounts: &[OnDevice<'_>], out: &mut Families) {
+        let is_named = self.shown.tenants == Tenants::Named;
+        let (pid, start) = match is_named {
+            true => (process.key.pid.to_string(), process.key.start_ticks.to_string()),
+            false => (pseudonym(process.key), "0".to_owned()),
+        };
+        let own = process_labels(Labels::new(), &pid, &start);
+        match is_named {
+            true => write_info(process, &own, out),
+            false => out.add(&INFO, &own, 1_u64),
+        }
+        if process.coverage.covered && is_named {
+            out.add(&EVENTS, &own, process.coverage.events);
+            out.add(&LOST, &own, process.coverage.lost_in_all());
+            out.add(&FAILED, &own, process.coverage.failed_allocations);
+            for source in process.coverage.layers.iter().filter(|source| source.state != "absent") {
+                let labels = own.clone().with("layer", &source.layer);
+                out.add_with(&LAYER, &labels, ("state", source.state.as_str()), 1_u64);
+            }
+        }
+        let claimed = process.accounts.iter().filter(|account| self.has_device(account) == Some(false));
+        let claimed = claimed.count() as u64;
+        out.add(&CLAIMED_DEVICES, &own, (claimed > 0).then_some(claimed));
+        for (device, account, amounts) in amounts {
+            let labels = process_labels(self.device_labels(*device), &pid, &start);
+            amounts.write(&labels, out);
+            self.write_other(process, account, &labels, out);
         }
     }
-    folded
+
+    /// Writes the values that cannot be added to those of other processes.
+    fn write_other(&self, process: &ProcessView, account: &AccountView, labels: &Labels, out: &mut Families) {
+        let age_ns = |sample: &ClosedSample| self.published.now_ns().saturating_sub(sample.t1_ns);
+        let sample = ConsistentSample::of(account).sample;
+        out.add(&AGE, labels, sample.map(|sample| age_ns(sample) as f64 / 1e9));
+        if process.coverage.covered {
+            out.add(&TRACKED_PEAK, labels, account.peak.tracked_bytes);
+            let outside = &account.beside;
+            for (kind, bytes) in [
+                ("managed", outside.managed_bytes),
+                ("pinned", outside.pinned_bytes),
+                ("registered", outside.registered_bytes),
+                ("imported", outside.imported_bytes),
+                ("host_vmm", outside.host_vmm_bytes),
+            ] {
+                out.add_with(&OUTSIDE, labels, ("kind", kind), (bytes != 0).then_some(bytes));
+            }
+        }
+        out.add(&USED_PEAK, labels, account.peak_used.map(|(used, _)| used));
+        out.add(&PROTECTED, labels, account.protected_bytes.filter(|_| account.complete.is_some()));
+        for flag in flags(process, account) {
+            out.add_with(&FLAG, labels, ("flag", flag), 1_u64);
+        }
+    }
 }
 
 /// Returns the pseudonym of a process whose pid is hidden. It is constant while process and daemon live. A random key prevents
@@ -151,85 +255,6 @@ fn pseudonym(key: ProcessKey) -> String {
 
 fn process_labels(labels: Labels, pid: &str, start: &str) -> Labels {
     labels.with("pid", pid).with("start", start)
-}
-
-fn write_counts(
-    published: &Published,
-    health: &Health,
-    is_present: &[bool],
-    live: &[&ProcessView],
-    out: &mut Families,
-) {
-    let devices = published.snapshot.devices.iter().enumerate();
-    for (index, device) in devices.filter(|(index, _)| is_present.get(*index) == Some(&true)) {
-        let labels = devices::labels(device, health);
-        for (word, covered) in [("covered", true), ("uncovered", false)] {
-            let on = |process: &&&ProcessView| {
-                let mut devices = process.accounts.iter().filter_map(|account| account.device);
-                process.coverage.covered == covered && devices.any(|device| device == index)
-            };
-            let count = live.iter().filter(on).count() as u64;
-            out.add_with(&COUNT, &labels, ("coverage", word), count);
-        }
-    }
-}
-
-/// Returns the number of devices that the process reports and this machine does not have.
-fn claimed(process: &ProcessView, is_present: &[bool]) -> u64 {
-    let devices = process.accounts.iter().filter_map(|account| account.device);
-    devices.filter(|device| is_present.get(*device) == Some(&false)).count() as u64
-}
-
-/// Returns the values of a process on each device of this machine.
-fn amounts<'a>(process: &'a ProcessView, is_present: &[bool], shown: &'a ViewSettings) -> Vec<OnDevice<'a>> {
-    let covered = process.coverage.covered;
-    let categories = Names::categories(process, &shown.rules.structure);
-    let of = |account: &'a AccountView| {
-        let (mut amounts, held) = Amounts::of(account, covered);
-        amounts.categories = categories.sums(held);
-        if covered && shown.tags > 0 && shown.tenants == Tenants::Named {
-            amounts.tags = Names::tags(process, &account.peak.amounts, shown.tags).sums(held);
-        }
-        Some((account.device?, account, amounts))
-    };
-    let is_present =
-        |account: &&AccountView| account.device.is_some_and(|device| is_present.get(device) == Some(&true));
-    process.accounts.iter().filter(is_present).filter_map(of).collect()
-}
-
-fn write(
-    (published, health): (&Published, &Health),
-    process: &ProcessView,
-    (accounts, claimed): (&[OnDevice<'_>], u64),
-    tenants: Tenants,
-    out: &mut Families,
-) {
-    let is_named = tenants == Tenants::Named;
-    let (pid, start) = match is_named {
-        true => (process.key.pid.to_string(), process.key.start_ticks.to_string()),
-        false => (pseudonym(process.key), "0".to_owned()),
-    };
-    let own = process_labels(Labels::new(), &pid, &start);
-    match is_named {
-        true => write_info(process, &own, out),
-        false => out.add(&INFO, &own, 1_u64),
-    }
-    if process.coverage.covered && is_named {
-        out.add(&EVENTS, &own, process.coverage.events);
-        out.add(&LOST, &own, process.coverage.lost_in_all());
-        out.add(&FAILED, &own, process.coverage.failed_allocations);
-        for source in process.coverage.layers.iter().filter(|source| source.state != "absent") {
-            let labels = own.clone().with("layer", &source.layer);
-            out.add_with(&LAYER, &labels, ("state", source.state.as_str()), 1_u64);
-        }
-    }
-    out.add(&CLAIMED_DEVICES, &own, (claimed > 0).then_some(claimed));
-    for (device, account, amounts) in accounts {
-        let Some(device) = published.snapshot.devices.get(*device) else { continue };
-        let labels = process_labels(devices::labels(device, health), &pid, &start);
-        amounts.write(&labels, out);
-        write_other(published, process, account, &labels, out);
-    }
 }
 
 fn write_info(process: &ProcessView, own: &Labels, out: &mut Families) {
@@ -244,36 +269,4 @@ fn write_info(process: &ProcessView, own: &Labels, out: &mut Families) {
         labels = labels.with(CLAIMED, &claimed.join(" "));
     }
     out.add(&INFO, &labels, 1_u64);
-}
-
-/// Writes the values that cannot be added to those of other processes.
-fn write_other(
-    published: &Published,
-    process: &ProcessView,
-    account: &AccountView,
-    labels: &Labels,
-    out: &mut Families,
-) {
-    let age_ns = |sample: &ClosedSample| published.now_ns().saturating_sub(sample.t1_ns);
-    out.add(&AGE, labels, ConsistentSample::of(account).sample.map(|sample| age_ns(sample) as f64 / 1e9));
-    if process.coverage.covered {
-        out.add(&TRACKED_PEAK, labels, account.peak.tracked_bytes);
-        let beside = &account.beside;
-        for (kind, bytes) in [
-            ("managed", beside.managed_bytes),
-            ("pinned", beside.pinned_bytes),
-            ("registered", beside.registered_bytes),
-            ("imported", beside.imported_bytes),
-            ("host_vmm", beside.host_vmm_bytes),
-        ] {
-            if bytes != 0 {
-                out.add_with(&BESIDE, labels, ("kind", kind), bytes);
-            }
-        }
-    }
-    out.add(&USED_PEAK, labels, account.peak_used.map(|(used, _)| used));
-    out.add(&PROTECTED, labels, account.protected_bytes.filter(|_| account.complete.is_some()));
-    for flag in flags(process, account) {
-        out.add_with(&FLAG, labels, ("flag", flag), 1_u64);
-    }
 }
