@@ -1,23 +1,23 @@
-// The live page. It polls the server that the page came from, and shows the age of the numbers and failed requests.
+// Parts of both live pages: polling the daemon that served the page, updating the shown elements, and showing failed requests.
 
-// Age in seconds from which on a reading is outdated.
+// Age in seconds from which on a reading is shown as stale.
 const STALE = 5;
 const headline = h("h1", {});
-const beneath = h("div", {});
-const told = h("span", {});
-const spoken = h("p", { class: "hidden", role: "status" });
-const trouble = h("div", {});
-const chosen = h("div", {});
-const feet = h("footer", {});
+const subtitle = h("div", {});
+const asOf = h("span", {});
+const announcer = h("p", { class: "hidden", role: "status" });
+const problemBox = h("div", {});
+const toolbar = h("div", {});
+const pageFooter = h("footer", {});
 
-// Announces a text once, also to screen readers.
+// Makes screen readers read a text, unless they have just read it.
 function announce(text) {
-  if (spoken.textContent !== text) spoken.textContent = text;
+  if (announcer.textContent !== text) announcer.textContent = text;
 }
 
-// Updates a tree to equal another one and leaves equal parts untouched, so that a link keeps its focus and a selection stays. Neither
-// tree has listeners. Children with a key are matched by it.
-function liken(old, fresh) {
+// Changes the element `old` so that it equals `fresh`. Equal parts are left untouched, so that a link keeps its focus and a
+// selection stays. Children with a data-key are matched by their key. Both elements must be without listeners.
+function updateTree(old, fresh) {
   if (old.nodeName !== fresh.nodeName || old.dataset?.key !== fresh.dataset?.key) {
     old.replaceWith(fresh);
     return;
@@ -35,25 +35,25 @@ function liken(old, fresh) {
   const known = new Map([...old.children].filter((child) => child.dataset.key).map((child) => [child.dataset.key, child]));
   let at = old.firstChild;
   for (const child of [...fresh.childNodes]) {
-    const mine = child.dataset?.key ? known.get(child.dataset.key) : at && !at.dataset?.key ? at : null;
-    if (!mine) { old.insertBefore(child, at); continue; }
-    if (mine === at) at = at.nextSibling;
-    else old.insertBefore(mine, at);
-    liken(mine, child);
+    const present = child.dataset?.key ? known.get(child.dataset.key) : at && !at.dataset?.key ? at : null;
+    if (!present) { old.insertBefore(child, at); continue; }
+    if (present === at) at = at.nextSibling;
+    else old.insertBefore(present, at);
+    updateTree(present, child);
   }
   while (at) { const next = at.nextSibling; at.remove(); at = next; }
 }
 
-// Polls a path about every `every` ms while the page is visible. `show(data)` gets new data, `tick()` is called every second, and
-// `lost(why)` gets the problem, or null without one.
-function follow(path, every, { show, tick, lost }) {
-  let [tag, page, timer, silent] = [null, null, null, null];
-  const self = { paused: false, heard: null };
+// Requests a path about every `every` ms while the page is visible. Calls `show(data)` with new data, `tick()` each second, and
+// `onProblem(problem)` after a failed request. After the next successful request, calls `onProblem(null)`.
+function follow(path, every, { show, tick, onProblem }) {
+  let [tag, page, timer, failedSince] = [null, null, null, null];
+  const self = { paused: false, receivedAt: null };
   const isWanted = () => !self.paused && document.visibilityState === "visible";
   const plan = (after) => { clearTimeout(timer); timer = isWanted() ? setTimeout(ask, after) : null; };
   const fail = (why, kind) => {
-    silent ??= new Date();
-    lost({ why, kind, since: silent });
+    failedSince ??= new Date();
+    onProblem({ why, kind, since: failedSince });
   };
   async function ask() {
     timer = null;
@@ -61,7 +61,7 @@ function follow(path, every, { show, tick, lost }) {
     let wait = every;
     try {
       const response = await fetch(path, { headers: tag === null ? {} : { "If-None-Match": tag }, cache: "no-store", credentials: "omit", redirect: "error", signal: AbortSignal.timeout(8000) });
-      // A daemon of another version serves another page.
+      // A daemon of another version has another page, so this one is loaded again.
       const serves = response.headers.get("gpumemd-page");
       page ??= serves;
       if (serves !== page) { location.reload(); return; }
@@ -69,15 +69,15 @@ function follow(path, every, { show, tick, lost }) {
         if (response.status === 200) {
           const data = await response.json();
           tag = response.headers.get("etag");
-          self.heard = performance.now();
+          self.receivedAt = performance.now();
           show(data);
         }
-        if (silent !== null) lost(null);
-        silent = null;
+        if (failedSince !== null) onProblem(null);
+        failedSince = null;
       } else {
         wait = 3 * every;
-        const said = await response.json().then((body) => body.error, () => null);
-        fail(said ?? `it answers ${response.status}`, response.status === 503 ? "busy" : "refused");
+        const message = await response.json().then((body) => body.error, () => null);
+        fail(message ?? `it answers ${response.status}`, response.status === 503 ? "busy" : "refused");
       }
     } catch (error) {
       fail(error.name === "TimeoutError" ? "gpumemd does not answer in time" : error instanceof TypeError || error.name === "AbortError" ? "gpumemd does not answer" : String(error), "silent");
@@ -87,7 +87,7 @@ function follow(path, every, { show, tick, lost }) {
   document.addEventListener("visibilitychange", () => plan(0));
   setInterval(() => { if (document.visibilityState === "visible") tick(); }, 1000);
   self.pause = (paused) => { self.paused = paused; plan(0); tick(); };
-  self.age = () => (self.heard === null ? 0 : (performance.now() - self.heard) / 1000);
+  self.age = () => (self.receivedAt === null ? 0 : (performance.now() - self.receivedAt) / 1000);
   self.ask = ask;
   return self;
 }
@@ -95,13 +95,13 @@ function follow(path, every, { show, tick, lost }) {
 const seconds = (age) => (age < 90 ? `${Math.round(age)} s` : age < 5400 ? `${Math.round(age / 60)} min` : `${Math.round(age / 3600)} h`);
 const clockTime = (date) => date.toISOString().slice(11, 19) + "Z";
 
-// Shows a problem at the top, and marks the displayed data as old.
-function lostView(source, what) {
-  return (lost) => {
-    document.body.classList.toggle("old", lost !== null);
-    const old = source().heard === null ? "" : ` ${what} are ${seconds(source().age())} old.`;
-    trouble.replaceChildren(...(lost === null ? [] : [h("p", { class: "alert", id: "trouble" }, h("b", {}, lost.kind === "silent" ? "No answer. " : ""), h("bdi", {}, lost.why), `, since ${clockTime(lost.since)}.${old} This page goes on by itself.`)]));
-    announce(lost === null ? "The numbers are live again." : lost.why);
+// Returns a function that shows a problem at the top of the page, and marks the shown data as old.
+function problemView(source, what) {
+  return (problem) => {
+    document.body.classList.toggle("old", problem !== null);
+    const old = source().receivedAt === null ? "" : ` ${what} are ${seconds(source().age())} old.`;
+    problemBox.replaceChildren(...(problem === null ? [] : [h("p", { class: "alert", id: "trouble" }, h("b", {}, problem.kind === "silent" ? "No answer. " : ""), h("bdi", {}, problem.why), `, since ${clockTime(problem.since)}.${old} This page goes on by itself.`)]));
+    announce(problem === null ? "The numbers are live again." : problem.why);
   };
 }
 const updates = (source) => choice("updates", "updates", [["live", "live"], ["paused", "paused"]], source.paused ? "paused" : "live", (value) => source.pause(value === "paused"));

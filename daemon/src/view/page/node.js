@@ -1,10 +1,10 @@
-// All devices with the processes that use their memory. The printed numbers of each device add up.
+// The page of all devices with the processes that use their memory. The printed numbers of each device add up.
 
 const codes = new Map();
 let node = null;
 let nodeSource = null;
 
-// Returns the unit as the reports choose it: three to six digits.
+// Returns the unit in which a report prints this number of bytes, with three to six digits.
 function unitFor(bytes) {
   const [KIB, MIB] = [2 ** 10, 2 ** 20];
   if (bytes >= 10000 * MIB) return { name: "MiB", step: [MIB, 1] };
@@ -12,7 +12,7 @@ function unitFor(bytes) {
   return bytes >= 10 * KIB ? { name: "KiB", step: [KIB, 10] } : { name: "bytes", step: [1, 1] };
 }
 
-// Returns the colour of a category, which is constant while the page is open. The first categories are the largest.
+// Returns the code of a category's colour, which does not change while the page is open.
 function codeFor(name) {
   return name === "Others" ? OTHERS : name === "(smaller ones)" ? SMALLER : codes.get(name) ?? SMALLER;
 }
@@ -32,7 +32,8 @@ const flagsOf = (process) => process.flags.filter((flag) => flag !== "covered");
 const isCovered = (process) => process.tracked_bytes !== null;
 const since = (time_ns) => (node.now_ns - time_ns) / 1e9 + nodeSource.age();
 
-// Returns the drawn parts of a process: categories, idle and untracked memory. A process without an agent is one part.
+// Returns the parts of a process's memory that are drawn: categories, idle memory, memory without an allocation. Without an agent
+// there is only one part.
 function piecesOf(process) {
   if (process.used_bytes === null) return [];
   if (!isCovered(process) || process.untrackable_bytes === null) return [["smaller", process.used_bytes]];
@@ -44,11 +45,11 @@ function processBar(process, className) {
   return piece(className, process.used_bytes ?? 0, piecesOf(process).map(([code, bytes]) => piece(colorClass(code), bytes)));
 }
 
-// Returns the processes of a device, largest first. A process of about the same size as its neighbour keeps its place, because
-// rows that swap at every update cannot be read.
+// Returns the processes of a device, largest first. Two processes of about the same size keep their order, because rows that swap
+// at each update cannot be read.
 const order = new Map();
 const keyOf = (process, at) => (process.pid === 0 ? `hidden ${at}` : `${process.pid}.${process.start_ticks}`);
-function inOrder(device, processes) {
+function inStableOrder(device, processes) {
   const size = (process) => process.used_bytes ?? process.tracked_bytes ?? 0;
   const before = order.get(device.name) ?? [];
   const place = new Map(before.map((key, at) => [key, at]));
@@ -60,11 +61,11 @@ function inOrder(device, processes) {
   order.set(device.name, rows.map((process) => keyOf(process)));
   return rows;
 }
-// Returns a device: its rows as printed, other amounts, and whether all amounts add up to its size.
+// Returns the rows of a device as they are printed: its processes, and its other memory. `total` is null if their sum is unknown.
 function deviceOf(device, at) {
-  const processes = inOrder(device, node.processes.filter((process) => process.device === at));
+  const processes = inStableOrder(device, node.processes.filter((process) => process.device === at));
   const reading = device.listed ?? device.reading;
-  // A device without its own memory shows the host's memory; memory that no process holds is used by the rest of the host.
+  // A device without its own memory shows the host's memory. Then memory that belongs to no GPU process is used by the host.
   const unified = reading?.unified ?? false;
   const words = unified ? { unaccounted: "rest of the host", free: "available" } : {};
   const beside = [
@@ -166,7 +167,7 @@ function deviceSection(of) {
         total === null ? null : foot(of.unified ? "= the host" : "= the device", round(total), total, null, "sum")))));
 }
 
-// Returns the line that counts the devices that only processes report.
+// Returns a line with the number of devices that processes report although NVML does not have them.
 function claimsLine({ processes, devices }) {
   if (processes === 0) return null;
   const who = processes === 1 ? "1 process names" : `${thousands(processes)} processes name`;
@@ -181,12 +182,12 @@ function drawNode() {
   const fresh = h("div", { id: "panel" }, all.length ? [devicesTable(all), claimsLine(node.claims), ...all.map(deviceSection)] : [none, claimsLine(node.claims)]);
   const active = document.activeElement;
   const where = window.scrollY;
-  liken(panel, fresh);
-  // A row that moved has lost the focus.
+  updateTree(panel, fresh);
+  // If the row with the focus has moved, it has lost the focus.
   if (active?.isConnected && document.activeElement !== active && panel.contains(active)) active.focus({ preventScroll: true });
   if (window.scrollY !== where) window.scrollTo(0, where);
   const offset = node.clock.wall_offset_ns ?? 0;
-  told.textContent = nodeSource.paused ? "paused" : `as of ${clockTime(new Date((offset + node.at_ns) / 1e6))}`;
+  asOf.textContent = nodeSource.paused ? "paused" : `as of ${clockTime(new Date((offset + node.at_ns) / 1e6))}`;
 }
 
 function startNode() {
@@ -199,13 +200,13 @@ function startNode() {
       takeNode(data);
       headline.replaceChildren("GPU memory of ", h("bdi", {}, data.host));
       document.title = `GPU memory of ${data.host}`;
-      feet.textContent = `gpumemd ${data.program}. This page asks it once a second, and nobody else. ${data.shows === "tags" ? "" : "It shows categories; gpumemctl report shows tags to their owner."}`;
-      if (isFirst) chosen.replaceChildren(tools(updates(nodeSource), drawNode));
+      pageFooter.textContent = `gpumemd ${data.program}. This page asks it once a second, and nobody else. ${data.shows === "tags" ? "" : "It shows categories; gpumemctl report shows tags to their owner."}`;
+      if (isFirst) toolbar.replaceChildren(tools(updates(nodeSource), drawNode));
       drawNode();
       if (isFirst && location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
     },
     tick: drawNode,
-    lost: lostView(source, "The numbers"),
+    onProblem: problemView(source, "The numbers"),
   });
   nodeSource.ask();
 }

@@ -1,10 +1,10 @@
-// Details of one process: the report's page, redrawn when there is new data. The reader's choices stay.
+// The page of one process: the report, drawn again when there is new data. The user's choices stay. Also starts both pages.
 
-// Keeps the colours of names when their order changes.
-const remembered = [[], [], []];
-function steady(data) {
+// Changes the codes in new data so that each name keeps its colour.
+const colorNames = [[], [], []];
+function keepColors(data) {
   data.groupings.forEach((grouping, by) => {
-    const names = remembered[by];
+    const names = colorNames[by];
     grouping.names.forEach((name) => { if (!names.includes(name)) names.push(name); });
     const to = grouping.names.map((name) => names.indexOf(name));
     const code = (old) => (typeof old === "number" && old >= 0 ? to[old] : old);
@@ -18,13 +18,13 @@ function steady(data) {
   });
 }
 
-// Corrects the cursor's time, because times are relative to the begin of the data, which moves.
+// Corrects the time of the cursor: times are relative to the begin of the data, which differs in new data.
 function rebase(old, clock) {
   if (state.cursor !== null) state.cursor += (old.base - clock.base) * 1e9 + (old.base_ns - clock.base_ns);
 }
 
 const FOCUSABLE = "a[href], button, input, summary, [tabindex]";
-function keep() {
+function saveView() {
   const active = panel.contains(document.activeElement) ? document.activeElement : null;
   const within = active?.closest("section");
   const parts = (selector) => [...panel.querySelectorAll(selector)];
@@ -36,68 +36,68 @@ function keep() {
     scrolled: parts(".scroll").map((made) => [made.scrollLeft, made.scrollTop]), y: window.scrollY,
   };
 }
-function restore(kept) {
+function restoreView(saved) {
   for (const details of panel.querySelectorAll("details[data-key]")) {
-    const open = kept.open.get(details.dataset.key);
+    const open = saved.open.get(details.dataset.key);
     if (open === undefined || open === details.open) continue;
     if (open && details.unfold) details.unfold();
     else details.open = open;
   }
-  [...panel.querySelectorAll(".scroll")].forEach((made, at) => { [made.scrollLeft, made.scrollTop] = kept.scrolled[at] ?? [0, 0]; });
-  const section = kept.section && document.getElementById(kept.section);
-  const treeitem = kept.path !== null && [...panel.querySelectorAll("[role=treeitem]")].find((made) => made.getAttribute("aria-label").startsWith(kept.path + ": "));
-  const found = treeitem || (kept.id && document.getElementById(kept.id)) || (section && section.querySelectorAll(FOCUSABLE)[kept.at]);
+  [...panel.querySelectorAll(".scroll")].forEach((made, at) => { [made.scrollLeft, made.scrollTop] = saved.scrolled[at] ?? [0, 0]; });
+  const section = saved.section && document.getElementById(saved.section);
+  const treeitem = saved.path !== null && [...panel.querySelectorAll("[role=treeitem]")].find((made) => made.getAttribute("aria-label").startsWith(saved.path + ": "));
+  const found = treeitem || (saved.id && document.getElementById(saved.id)) || (section && section.querySelectorAll(FOCUSABLE)[saved.at]);
   if (found) {
     found.focus({ preventScroll: true });
-    if (kept.caret !== null && found.setSelectionRange) found.setSelectionRange(kept.caret, kept.caret);
+    if (saved.caret !== null && found.setSelectionRange) found.setSelectionRange(saved.caret, saved.caret);
   }
-  window.scrollTo(0, kept.y);
+  window.scrollTo(0, saved.y);
 }
 
 function startProcess(key) {
   let source = null;
   let signature = null;
   let moved = { t: null, at: 0 };
-  const tell = () => {
+  const showTime = () => {
     if (DATA === null) return;
     const { process } = here() ?? { process: DATA.processes[0] };
     const last = here()?.device.last_t;
-    if (source.paused) told.textContent = "paused";
+    if (source.paused) asOf.textContent = "paused";
     else if (last !== undefined) {
       const age = (performance.now() - moved.at) / 1000;
-      told.textContent = `as of ${time(process.clock, last)}` + (age > STALE ? `, nothing newer for ${seconds(age)}` : "");
-      told.className = age > STALE ? "bad" : "";
+      asOf.textContent = `as of ${time(process.clock, last)}` + (age > STALE ? `, nothing newer for ${seconds(age)}` : "");
+      asOf.className = age > STALE ? "bad" : "";
     }
   };
   const show = (data) => {
     if (DATA !== null) rebase(DATA.processes[0].clock, data.processes[0].clock);
     const isFirst = DATA === null;
-    steady(data);
+    keepColors(data);
     take(data);
     const last = JSON.stringify(PLACES.map(({ process, device }) => [process.clock.base, process.clock.base_ns, device.last_t]));
     if (moved.t !== last) moved = { t: last, at: performance.now() };
     const [process] = data.processes;
     headline.replaceChildren(h("bdi", {}, data.title.replaceAll("  ", " · ")));
     document.title = `pid ${process.pid} · GPU memory`;
-    beneath.replaceChildren(...(PLACES.length > 1 ? [] : process.coverage.slice(0, 2).map((line) => h("p", { class: "soft" }, h("bdi", {}, line)))));
-    feet.textContent = `gpumemd ${data.program}. This page asks it every other second, and nobody else. ${data.tags ? "" : "It shows categories; gpumemctl report " + process.pid + " shows tags to their owner."}`;
+    subtitle.replaceChildren(...(PLACES.length > 1 ? [] : process.coverage.slice(0, 2).map((line) => h("p", { class: "soft" }, h("bdi", {}, line)))));
+    pageFooter.textContent = `gpumemd ${data.program}. This page asks it every other second, and nobody else. ${data.tags ? "" : "It shows categories; gpumemctl report " + process.pid + " shows tags to their owner."}`;
     const names = JSON.stringify([data.unit, data.groupings.map((grouping) => grouping.names.length > 0), isOpen()]);
     if (names !== signature) {
-      const at = chosen.contains(document.activeElement) ? document.activeElement : null;
+      const at = toolbar.contains(document.activeElement) ? document.activeElement : null;
       signature = names;
-      chosen.replaceChildren(tools(updates(source)));
-      if (at) chosen.querySelector(`input[name="${at.name}"]:checked`)?.focus({ preventScroll: true });
+      toolbar.replaceChildren(tools(updates(source)));
+      if (at) toolbar.querySelector(`input[name="${at.name}"]:checked`)?.focus({ preventScroll: true });
     }
     const [, place] = /^#device-(\d+)$/.exec(location.hash) ?? [];
     const on = location.hash.startsWith("#on-") ? PLACES.findIndex(({ device }) => device.name === location.hash.slice(4)) : Number(place);
     if (isFirst && PLACES[on]) state.place = on;
     if (!PLACES[state.place]) toPlace(0);
-    const kept = keep();
+    const saved = saveView();
     render({});
-    if (!isFirst) restore(kept);
-    tell();
+    if (!isFirst) restoreView(saved);
+    showTime();
   };
-  source = follow(`/api/process/${key}/page`, 2000, { show, tick: tell, lost: lostView(() => source, "The numbers") });
+  source = follow(`/api/process/${key}/page`, 2000, { show, tick: showTime, onProblem: problemView(() => source, "The numbers") });
   window.addEventListener("hashchange", followHash);
   followSize();
   source.ask();
@@ -107,9 +107,9 @@ function start() {
   const [, key] = /^\/process\/(\d+\.\d+)$/.exec(location.pathname) ?? [];
   panel.replaceChildren(h("p", { class: "soft" }, "gpumemd is asked …"));
   document.getElementById("main").replaceChildren(
-    h("header", {}, key ? h("p", { class: "back" }, h("a", { href: "/" }, "all devices")) : null, headline, h("p", { class: "soft asof" }, told), beneath, spoken, trouble),
-    key ? links : "", chosen, key ? over : "", panel);
-  document.body.append(feet);
+    h("header", {}, key ? h("p", { class: "back" }, h("a", { href: "/" }, "all devices")) : null, headline, h("p", { class: "soft asof" }, asOf), subtitle, announcer, problemBox),
+    key ? links : "", toolbar, key ? over : "", panel);
+  document.body.append(pageFooter);
   if (key) startProcess(key);
   else startNode();
 }
