@@ -66,7 +66,6 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Reads the configuration file.
     pub(crate) fn config(&self) -> Result<Config, config::Error> {
         Config::load(self.file.as_deref())
     }
@@ -150,29 +149,29 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
         "gpumemd is ready"
     );
 
-    let mut live =
+    let mut reloader =
         Reloader { setup, settings, keys, agents, context, http_connections, commands, recording_resumed };
     loop {
-        let idle = live.settings.idle_exit;
+        let idle = reloader.settings.idle_exit;
         tokio::select! {
             () = signals.end.next() => break,
             ended = &mut aggregator => anyhow::bail!("the ledger's task ended: {ended:?}"),
-            () = signals.reload.next() => live.reload().await,
-            () = live.recording_resumed.notified() => live.agents.resync(),
-            () = until_idle(idle, &live.agents, &reader) => {
+            () = signals.reload.next() => reloader.reload().await,
+            () = reloader.recording_resumed.notified() => reloader.agents.resync(),
+            () = until_idle(idle, &reloader.agents, &reader) => {
                 tracing::info!("this private daemon ends because it is idle");
                 break;
             }
         }
     }
     tracing::info!("gpumemd ends");
-    if live.setup.service {
+    if reloader.setup.service {
         notify(&[NotifyState::Stopping]);
     }
     tasks.abort_all();
-    live.agents.finish().await;
+    reloader.agents.finish().await;
     // Fails only if the aggregator has ended.
-    let _ = live.commands.send(Command::End).await;
+    let _ = reloader.commands.send(Command::End).await;
     let _ = aggregator.await;
     writer_thread.end(LAST_WRITE);
     Ok(())
@@ -209,10 +208,14 @@ fn set_self_reports(agents: &Agents, context: &Arc<ViewContext>) {
     }));
 }
 
-fn record(settings: &Settings, stats: &Arc<Stats>, again: &Arc<Notify>) -> anyhow::Result<Option<Recorder>> {
+fn record(
+    settings: &Settings,
+    stats: &Arc<Stats>,
+    resumed: &Arc<Notify>,
+) -> anyhow::Result<Option<Recorder>> {
     use anyhow::Context;
     let Some(path) = &settings.record else { return Ok(None) };
-    let recorder = Recorder::start(path, Arc::clone(stats), Arc::clone(again));
+    let recorder = Recorder::start(path, Arc::clone(stats), Arc::clone(resumed));
     recorder.map(Some).with_context(|| format!("record = {path:?}: a new file cannot be made"))
 }
 
@@ -222,8 +225,7 @@ struct Listeners {
     http: Option<TcpListener>,
     /// Descriptors that systemd kept from an earlier daemon; `None` if systemd does not keep any.
     kept: Option<Vec<(String, OwnedFd)>>,
-    /// Lock of the runtime directory, held while the daemon runs.
-    _lock: Option<std::fs::File>,
+    _runtime_dir_lock: Option<std::fs::File>,
 }
 
 impl Listeners {
@@ -261,7 +263,7 @@ impl Listeners {
             control: UnixListener::from_std(control.into())?,
             http,
             kept,
-            _lock: lock,
+            _runtime_dir_lock: lock,
         })
     }
 }

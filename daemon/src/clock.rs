@@ -9,7 +9,6 @@ fn read(clock: ClockId) -> u64 {
     (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
 }
 
-/// Returns the processor time that this thread has used.
 pub(crate) fn cpu() -> Duration {
     Duration::from_nanos(read(ClockId::ThreadCPUTime))
 }

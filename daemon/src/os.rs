@@ -12,7 +12,6 @@ const PER_AGENT: usize = 3;
 /// Reserved descriptors: about 30 for the daemon, store and poller; a dozen while it starts a process; 64 connections each for
 /// metrics and control. The rest is for pidfds of processes without an agent.
 const OWN: usize = 224;
-/// Minimum time between two log lines about a shortage of descriptors.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Raises the soft limit of open files to the hard limit. Shells set the soft limit to 1,024.

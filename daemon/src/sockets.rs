@@ -166,7 +166,6 @@ pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, Error> {
     }
 }
 
-/// Returns a listening TCP socket for metrics.
 pub(crate) fn tcp(address: SocketAddr) -> Result<tokio::net::TcpListener, Error> {
     let listen = || {
         let listener = std::net::TcpListener::bind(address)?; // allows addresses in TIME_WAIT

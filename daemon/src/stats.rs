@@ -228,7 +228,6 @@ impl Stats {
         Ok(Stats { registry, counts, timings, started_ns: crate::clock::now_ns() })
     }
 
-    /// Adds `more` to a counter.
     pub(crate) fn add(&self, count: Count, more: u64) {
         self.counts[count as usize].inc_by(more);
     }
@@ -238,7 +237,6 @@ impl Stats {
         self.counts[count as usize].get()
     }
 
-    /// Adds a duration to its histogram.
     pub(crate) fn observe(&self, timing: Timing, duration: Duration) {
         self.timings[timing as usize].observe(duration.as_secs_f64());
     }

@@ -44,7 +44,6 @@ struct DeferredQueue {
     at_ns: u64,
 }
 
-/// Deferred batches of all processes.
 #[derive(Debug, Default)]
 pub(super) struct DeferredBatches(BTreeMap<ProcessKey, DeferredQueue>);
 
@@ -79,7 +78,6 @@ impl DeferredBatches {
     }
 }
 
-/// Encodes one record as a frame.
 pub(crate) fn frame_of(stamp: Stamp, body: Body<'_>) -> Vec<u8> {
     let mut frame = Vec::new();
     Record { stamp, body }.append_frame(&mut frame);

@@ -50,10 +50,8 @@ const ANCHOR_NS: u64 = 1_000_000_000;
 const JUMP_NS: i128 = 500_000_000;
 /// Maximum number of batches applied before the task yields to other tasks.
 const BATCHES: usize = 32;
-/// Time limit for applying deferred batches at shutdown.
 const LAST_DEFERRED: Duration = Duration::from_millis(200);
 
-/// State that the aggregator publishes for views.
 #[derive(Debug)]
 pub(crate) struct Published {
     /// Time of publication (ns, CLOCK_MONOTONIC).
@@ -144,7 +142,6 @@ pub struct Aggregator {
     publisher: watch::Sender<Arc<Published>>,
     /// The views have clones of this reader. All clones share the times of reads and ticks.
     reader: SnapshotReader,
-    /// Time of the last snapshot (ns, CLOCK_MONOTONIC).
     published_ns: u64,
     /// Whether the ledger has changed since the last snapshot.
     changed: bool,

@@ -29,7 +29,6 @@ struct Seen {
 }
 
 impl Totals {
-    /// Returns the number of out-of-memory events of this kind on a device.
     pub(crate) fn ooms(&self, device: DeviceName, kind: OomKind) -> u64 {
         self.ooms.get(&(device, kind)).copied().unwrap_or(0)
     }

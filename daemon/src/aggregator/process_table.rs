@@ -19,16 +19,13 @@ pub(crate) enum Due {
     New,
     /// Runs that were never written, and runs of processes with an agent.
     Covered,
-    /// All changed runs.
     All,
 }
 
 /// A process whose run is not closed.
 #[derive(Debug, Default)]
 struct Entry {
-    /// Number of connected agents.
     agents: u32,
-    /// Whether an agent of the process was ever connected.
     had_agent: bool,
     /// Whether the driver's accounting mode has reported a peak of the process. Then a final peak follows after the end.
     is_accounted: bool,
@@ -64,7 +61,6 @@ pub(crate) struct ProcessTable {
     ending: BTreeSet<ProcessKey>,
     /// Queue of runs to be written, oldest first, each with the time since which it waits (ns, CLOCK_MONOTONIC).
     due: VecDeque<(ProcessKey, u64)>,
-    /// Recently closed processes, oldest first.
     closed: VecDeque<ProcessKey>,
     /// Time at which each process in `closed` ended (ns, CLOCK_MONOTONIC).
     ended_ns: BTreeMap<ProcessKey, u64>,
@@ -308,12 +304,10 @@ impl ProcessTable {
         (self.due.len(), self.due.iter().map(|(_, since_ns)| *since_ns).min())
     }
 
-    /// Returns whether there is a process whose run was never written.
     pub(crate) fn has_new(&self) -> bool {
         self.processes.values().any(|entry| entry.is_new)
     }
 
-    /// Returns the processes that have not ended.
     pub(crate) fn live(&self) -> Vec<ProcessKey> {
         self.processes.iter().filter(|(_, entry)| entry.gone.is_none()).map(|(&key, _)| key).collect()
     }

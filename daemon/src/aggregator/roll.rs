@@ -13,7 +13,6 @@ const AT_ONCE: usize = 8;
 #[derive(Debug, Default)]
 pub(super) struct Roll {
     period: Option<Duration>,
-    /// Number of complete periods since 1970.
     passed: i128,
     /// Processes that lived when the last period ended, and whose part has not ended yet.
     waiting: Vec<ProcessKey>,

@@ -95,7 +95,6 @@ impl Aggregator {
         }
     }
 
-    /// Hands the present state of processes' runs to the store.
     fn store_present(&mut self, keys: &[ProcessKey], is_final: bool) {
         if !keys.is_empty() {
             let runs = self.builder.runs_of(keys, true);

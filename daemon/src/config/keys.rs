@@ -10,7 +10,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// When a changed key takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Effect {
     Reload,

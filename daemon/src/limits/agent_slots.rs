@@ -24,12 +24,9 @@ pub struct AgentLimits {
     pub rows: usize,
 }
 
-/// The limit because of which a peer gets no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AgentSlotsFull {
-    /// All connections are taken.
     All,
-    /// All connections of the user are taken.
     OfUid,
     /// All slots for peers that have not sent a hello are taken.
     Waiting,
@@ -45,7 +42,6 @@ pub(crate) enum Patience {
     Brief,
 }
 
-/// Timeout of the hello of a peer with [`Patience::Brief`].
 pub(crate) const BRIEF: Duration = Duration::from_millis(500);
 /// Maximum number of peers with [`Patience::Brief`], as a multiple of [`AgentLimits::waiting`].
 const BRIEF_SHARE: usize = 4;
@@ -80,7 +76,6 @@ impl AgentSlots {
         self.connections.freed().await;
     }
 
-    /// Takes a slot for a peer without a hello.
     pub(crate) fn take(&self, uid: u32, limits: &AgentLimits) -> Result<AgentSlot, AgentSlotsFull> {
         let mut slot = self.take_for_hello(uid, limits)?;
         // One user may have a quarter of the slots, so that silent peers leave the rest to others.

@@ -25,7 +25,6 @@ pub(crate) struct ConnectionSlots<T = ()> {
     freed: Notify,
 }
 
-/// The slots that are taken, and their users.
 #[derive(Debug)]
 struct TakenSlots<T> {
     count: usize,

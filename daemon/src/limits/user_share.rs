@@ -112,7 +112,6 @@ impl AnswerSlot {
 #[derive(Debug)]
 pub struct UserShares {
     users: Mutex<BTreeMap<u32, Arc<UserAccount>>>,
-    /// Permits for work on other threads.
     threads: Semaphore,
 }
 

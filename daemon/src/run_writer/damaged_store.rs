@@ -63,7 +63,6 @@ pub(super) fn may_pass(error: &StoreError) -> bool {
     matches!(error, StoreError::DiskFull { .. } | StoreError::Io { .. } | StoreError::Sqlite { .. })
 }
 
-/// Returns the remedy for an error of the store.
 pub(super) fn remedy(error: &StoreError) -> &'static str {
     match error {
         StoreError::DiskFull { .. } => "make room on its file system; it is tried again by itself",

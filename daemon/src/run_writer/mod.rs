@@ -51,7 +51,6 @@ const SEARCHED: usize = 4096;
 const FOUND: usize = 256;
 const FOUND_BYTES: usize = 32 << 20;
 
-/// Timeout of a request to this thread, which may wait for a disk.
 const ANSWER: Duration = Duration::from_secs(2);
 /// Duration of a disk operation after which the thread counts as stuck: it gets no more requests, and `doctor` reports it.
 const STUCK: Duration = Duration::from_secs(5);
@@ -60,12 +59,10 @@ const STUCK: Duration = Duration::from_secs(5);
 pub(crate) type RunFilter = Box<dyn Fn(&Run) -> bool + Send>;
 
 enum WriterRequest {
-    /// The queue has runs that must be written.
     Write,
     SetRetention(Retention),
     /// All changes of runs until this time (ns, CLOCK_MONOTONIC) have been queued.
     Heartbeat(u64),
-    /// Returns ended runs.
     Find {
         filter: RunFilter,
         charge: CpuCharge,
@@ -207,7 +204,6 @@ impl RunWriter {
         Ok((RunWriter { requests, shared }, Thread(thread, end)))
     }
 
-    /// Sets the rules for deleting runs.
     pub(crate) fn set_retention(&self, retention: Retention) {
         let _ = self.requests.send(WriterRequest::SetRetention(retention));
     }
@@ -218,7 +214,6 @@ impl RunWriter {
         let _ = self.requests.send(WriterRequest::Heartbeat(time_ns));
     }
 
-    /// Sets the limit of memory for waiting runs, in bytes.
     pub(crate) fn set_queue_limit(&self, bytes: usize) {
         lock(&self.shared.queue).max_bytes = bytes;
     }
@@ -323,7 +318,6 @@ async fn answer<T>(reply: oneshot::Receiver<T>) -> Option<T> {
     tokio::time::timeout(ANSWER, reply).await.ok()?.ok()
 }
 
-/// State that only the writing thread uses.
 struct WriterThread {
     path: PathBuf,
     store: Option<Store>,

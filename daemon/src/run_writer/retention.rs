@@ -127,7 +127,6 @@ pub(super) struct Sweeper {
     /// Whether the store is larger than its limit although no run in it may be deleted.
     pub(super) is_too_large: bool,
     watch: ClockWatch,
-    /// Reason why runs that are too old by the wall clock are kept.
     pub(super) doubt: Option<Doubt>,
 }
 
@@ -200,15 +199,14 @@ impl Sweeper {
         loop {
             let is_too_much = self.target_bytes.is_some_and(|bytes| room.used_bytes() > bytes);
             let is_old = |over: &Over| self.doubt.is_none() && self.retention.is_too_old(over, wall);
-            let old = self.plan.take_oldest(is_old);
-            let by_age = old.is_some();
-            let Some(next) =
-                old.or_else(|| if is_too_much { self.plan.take_oldest_of_largest() } else { None })
-            else {
+            let (next, count, index) = if let Some(old) = self.plan.take_oldest(is_old) {
+                (old, Count::DeletedAge, 0)
+            } else if is_too_much && let Some(next) = self.plan.take_oldest_of_largest() {
+                (next, Count::DeletedSize, 1)
+            } else {
                 break;
             };
             if store.delete(next)? {
-                let (count, index) = if by_age { (Count::DeletedAge, 0) } else { (Count::DeletedSize, 1) };
                 stats.add(count, 1);
                 self.deleted[index] += 1;
                 room = store.room()?;

@@ -9,7 +9,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum number of runs in the queue.
 const WAITING: usize = 16_384;
 /// Number of queued runs from which on the ledger keeps those of live processes. There they can still change until they are
 /// written.
@@ -52,7 +51,6 @@ pub(crate) struct Room {
 #[derive(Debug, Default)]
 pub(super) struct WriteQueue {
     runs: BTreeMap<u64, Arc<QueuedRun>>,
-    /// Position of the next new run.
     next: u64,
     /// Position of the newest state of each process's life, by uid, unless that state ends a part (rolled).
     positions: HashMap<String, u64>,
@@ -87,7 +85,6 @@ impl WriteQueue {
         }
     }
 
-    /// Returns the age of the oldest change in the queue.
     pub(crate) fn oldest(&self) -> Duration {
         let front = self.runs.first_key_value().map(|(_, queued)| queued.since);
         front.map_or(Duration::ZERO, |since| since.elapsed())

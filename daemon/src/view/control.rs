@@ -101,9 +101,7 @@ async fn respond(context: &ViewContext, viewer: Viewer, request: &Request<Incomi
     response(status, "application/json", Answer::new(body, slot))
 }
 
-/// Paths that need GET.
 const GET: [&str; 5] = ["/v1/ps", "/v1/runs", "/v1/hidden", "/v1/doctor", "/v1/metrics"];
-/// Paths that need POST.
 const POST: [&str; 3] = ["/v1/nvml/release", "/v1/record", "/v1/mark"];
 
 async fn answer(

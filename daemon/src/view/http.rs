@@ -27,7 +27,6 @@ const GRACE: Duration = Duration::from_millis(25);
 /// Time limit for a connection, because a client may read very slowly.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Content type of metrics.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Returns an accepted connection. Counts a failure, such as a lack of descriptors, and waits before the next attempt.
@@ -129,7 +128,6 @@ pub(super) fn full(status: StatusCode, kind: &'static str, body: impl Into<Bytes
     response(status, kind, Full::new(body.into()))
 }
 
-/// Returns a response with a body of a content type.
 pub(super) fn response<B>(status: StatusCode, kind: &'static str, body: B) -> Response<B> {
     let mut response = Response::new(body);
     *response.status_mut() = status;

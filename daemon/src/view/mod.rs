@@ -119,7 +119,6 @@ impl Refused {
 }
 
 impl ViewContext {
-    /// Returns the current settings.
     pub(crate) fn shown(&self) -> ViewSettings {
         lock(&self.shown).clone()
     }

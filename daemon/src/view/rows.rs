@@ -21,7 +21,6 @@ pub(super) struct Rows<'a> {
     pub claims: Vec<ClaimRow>,
 }
 
-/// Makes the rows that a viewer may see.
 pub(super) struct RowMaker<'a> {
     pub published: &'a Published,
     pub health: &'a Health,
@@ -178,7 +177,6 @@ impl<'a> ConsistentSample<'a> {
         }
     }
 
-    /// Returns the bytes that NVML charges to the process.
     pub(super) fn used_bytes(&self) -> Option<u64> {
         self.sample?.used_bytes.ok()
     }

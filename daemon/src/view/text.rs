@@ -37,7 +37,6 @@ impl<'a> From<&'a Label<'_>> for Label<'a> {
 }
 
 impl Label<'_> {
-    /// Appends the value in Prometheus' text format.
     pub(crate) fn push(&self, out: &mut String) {
         if !self.0.contains(['\\', '"']) {
             out.push_str(&self.0);

@@ -5,7 +5,6 @@ use std::fs;
 /// Group whose members see every process.
 pub(crate) const GROUP: &str = "gpumemd";
 
-/// The user who makes a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Viewer {
     pub uid: u32,

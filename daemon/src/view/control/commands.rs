@@ -47,7 +47,6 @@ fn no_process(context: &ViewContext, viewer: Viewer, pid: u32) -> String {
         .unwrap_or_else(|| format!("pid {pid} is not a process of yours that uses a GPU"))
 }
 
-/// Maximum length of the path of a file, in bytes.
 const MAX_PATH: usize = 4096;
 
 pub(super) async fn record(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Recorded, Refused> {

@@ -212,7 +212,6 @@ fn is_allowed(allowed: &str, name: &str) -> bool {
     }
 }
 
-/// Returns the answer of `/api/processes` without a request.
 #[cfg(test)]
 pub(super) fn of_processes(
     published: &crate::aggregator::Published,

@@ -29,7 +29,6 @@ const SMALLER: &str = "(smaller ones)";
 /// Maximum number of snapshots that are read to find one in which a device's process list and memory reading belong together.
 /// Both arrive as separate records.
 const ATTEMPTS: usize = 3;
-/// Pause between two attempts.
 const RETRY: Duration = Duration::from_millis(80);
 
 #[derive(Serialize)]
@@ -66,7 +65,6 @@ struct DeviceJson {
     listed: Option<DeviceReading>,
     unaccounted_bytes: Option<i64>,
     other_processes: Others,
-    /// Reason why the device has no fresh reading.
     why: Option<String>,
 }
 
@@ -262,7 +260,6 @@ fn rules<'a>(process: &ProcessView, shown: &'a ViewSettings) -> &'a Rules {
     }
 }
 
-/// Bytes of a process by category.
 #[derive(Default)]
 struct Sums {
     named: BTreeMap<String, i64>,

@@ -12,7 +12,6 @@ use hyper::header::HeaderValue;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Limit of the bytes of all cached answers.
 const MAX_BYTES: usize = 8 << 20;
 /// Pause after making an answer, as a multiple of the time that it took, so that answers take 4 % of the time.
 const PAUSE_FACTOR: u32 = 25;
@@ -58,7 +57,6 @@ impl CacheSettings {
     }
 }
 
-/// A cached answer, and when it was last used.
 struct CacheEntry {
     what: PageData,
     under: CacheSettings,

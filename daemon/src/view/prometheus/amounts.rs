@@ -110,7 +110,6 @@ impl<'a> Amounts<'a> {
         }
     }
 
-    /// Replaces all tags by their sum.
     pub(crate) fn fold_tags(&mut self) {
         if !self.tags.is_empty() {
             let sum = self.tags.values().copied().fold(0, i64::wrapping_add);

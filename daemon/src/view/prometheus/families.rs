@@ -49,7 +49,6 @@ pub(crate) struct Mark {
     omitted: u64,
 }
 
-/// All series of a scrape, by family.
 #[derive(Debug)]
 pub(crate) struct Families {
     families: Vec<(Family, String)>,
@@ -68,7 +67,6 @@ impl Families {
         self.push(family, labels, None, value);
     }
 
-    /// Writes a series with one more label.
     pub(crate) fn add_with<'a>(
         &mut self,
         family: &'static Family,
@@ -124,7 +122,6 @@ impl Families {
         self.omitted == since.omitted && self.series.saturating_add(more) <= self.max_series
     }
 
-    /// Removes all series that were written since `since`.
     pub(crate) fn undo(&mut self, since: Mark) {
         let lengths = since.lengths.into_iter().chain(std::iter::repeat(0));
         self.families.iter_mut().zip(lengths).for_each(|((_, text), length)| text.truncate(length));

@@ -95,7 +95,6 @@ pub(super) struct Folded {
 /// Index of a device in the snapshot, and the process's account and values on it.
 type OnDevice<'a> = (usize, &'a AccountView, Amounts<'a>);
 
-/// Writes the series of processes of one scrape.
 pub(super) struct ProcessSeries<'a> {
     published: &'a Published,
     health: &'a Health,

@@ -18,7 +18,6 @@ pub(super) fn finding(
     Finding { id, state, subject: subject.into(), text: text.into(), fix: fix.map(str::to_owned) }
 }
 
-/// Adds findings about one subject to a list.
 pub(super) struct Findings<'a> {
     pub subject: String,
     pub out: &'a mut Vec<Finding>,

@@ -413,7 +413,6 @@ fn health_events(device: &DeviceStatus, out: &mut Findings<'_>) {
     out.add(Check::GpuEvents, state, text, Some(remedy));
 }
 
-/// Adds a finding about a GPU that uses the host's memory.
 fn unified(view: &DeviceView, out: &mut Findings<'_>) {
     let Some(reading) = view.latest.filter(|reading| reading.unified) else { return };
     let text = format!(

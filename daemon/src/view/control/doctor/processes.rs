@@ -82,7 +82,6 @@ pub(super) fn add_findings(
     }
 }
 
-/// Returns the bytes that NVML charges to a process over all devices.
 fn used(process: &ProcessView) -> u64 {
     let latest = process.accounts.iter().filter_map(|account| account.latest.as_ref());
     latest.filter_map(|sample| sample.used_bytes.ok()).sum()
