@@ -41,7 +41,7 @@ pub(crate) async fn watchdog(board: SnapshotReader, status: impl Fn() -> String)
     loop {
         // The status must be one line: a library's text could contain line breaks, and systemd takes each line for a message.
         let status = status().replace(char::is_control, " ");
-        let stalled = Duration::from_nanos(clock::now_ns().saturating_sub(board.turned_ns()));
+        let stalled = Duration::from_nanos(clock::now_ns().saturating_sub(board.ticked_ns()));
         if stalled < timeout / 2 {
             notify(&[NotifyState::Watchdog, NotifyState::Status(&status)]);
         } else {

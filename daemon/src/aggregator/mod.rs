@@ -76,7 +76,7 @@ impl Published {
 pub struct SnapshotReader {
     published: watch::Receiver<Arc<Published>>,
     read_ns: Arc<AtomicU64>,
-    turned_ns: Arc<AtomicU64>,
+    ticked_ns: Arc<AtomicU64>,
 }
 
 impl SnapshotReader {
@@ -92,8 +92,8 @@ impl SnapshotReader {
     }
 
     /// Returns when the aggregator last ticked (ns, CLOCK_MONOTONIC). It ticks several times a second.
-    pub(crate) fn turned_ns(&self) -> u64 {
-        self.turned_ns.load(Ordering::Relaxed)
+    pub(crate) fn ticked_ns(&self) -> u64 {
+        self.ticked_ns.load(Ordering::Relaxed)
     }
 }
 
@@ -190,7 +190,7 @@ impl Aggregator {
         };
         let (publisher, published) = watch::channel(Arc::new(first));
         let time = || Arc::new(AtomicU64::new(now_ns));
-        let reader = SnapshotReader { published, read_ns: time(), turned_ns: time() };
+        let reader = SnapshotReader { published, read_ns: time(), ticked_ns: time() };
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let mut aggregator = Aggregator {
             builder,
@@ -349,7 +349,7 @@ impl Aggregator {
                 records += 1;
             }
             rest = after;
-            // The batch is split by processor time, because on a busy machine the elapsed time includes other work.
+            // Processor time decides whether the batch is split: on a busy machine the elapsed time includes other work.
             is_long = records % batch::FRAMES == 0 && began.elapsed() >= batch::LONG && took() >= batch::LONG;
             if is_long {
                 break;
@@ -370,7 +370,7 @@ impl Aggregator {
             let rest = Batch { origin: batch.origin, frames, slot: batch.slot.take() };
             self.deferred.defer(key, rest, took(), clock::now_ns());
         } else if let Some(slot) = batch.slot.take().filter(QueueSlot::is_costly) {
-            slot.took(took());
+            slot.release_after(took());
         }
         if let Some(recorder) = &self.recorder {
             recorder.take(without_ends(batch));
@@ -485,7 +485,7 @@ impl Aggregator {
         }
         self.checkpoint(now_ns);
         self.roll(now_ns);
-        self.reader.turned_ns.store(now_ns, Ordering::Relaxed);
+        self.reader.ticked_ns.store(now_ns, Ordering::Relaxed);
         let watched = now_ns.saturating_sub(self.reader.read_ns()) < WATCHED_NS;
         // Publish about every second even without changes, because a snapshot marks old data as `stale`.
         if self.changed && watched || now_ns.saturating_sub(self.published_ns) >= IDLE_PUBLISH_NS {

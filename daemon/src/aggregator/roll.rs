@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Maximum number of processes that roll (begin a new part) in one tick. Building a run blocks the ledger for some milliseconds.
 const AT_ONCE: usize = 8;
-/// Period of the parts, and the processes that must begin a new part.
+/// Length of the parts of runs, and the processes that must begin a new part.
 #[derive(Debug, Default)]
 pub(super) struct Roll {
     period: Option<Duration>,

@@ -75,13 +75,13 @@ impl QueueSlot {
         QueueSlot { is_costly: true, ..self }
     }
 
-    /// Returns whether the caller must call [`QueueSlot::took`].
+    /// Returns whether the caller must call [`QueueSlot::release_after`].
     pub(crate) fn is_costly(&self) -> bool {
         self.is_costly
     }
 
     /// Frees the slot of an applied batch, after a pause if `time`, the processor time used, is long.
-    pub(crate) fn took(self, time: Duration) {
+    pub(crate) fn release_after(self, time: Duration) {
         if time >= COSTLY {
             tokio::spawn(async move {
                 tokio::time::sleep(time * COSTLY_PAUSE_FACTOR).await;

@@ -10,8 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const WAITING: usize = 16_384;
-/// Number of queued runs from which on the ledger keeps those of live processes. There they can still change until they are
-/// written.
+/// If this many runs are queued, changed runs of live processes stay in the ledger, where they can still change.
 const LIVING: usize = 512;
 /// Default limit of the memory of all queued runs, in bytes.
 pub(super) const BYTES: usize = 64 << 20;

@@ -218,7 +218,7 @@ pub(super) fn of_processes(
     health: &super::Health,
     shown: &super::ViewSettings,
 ) -> serde_json::Value {
-    serde_json::to_value(node::node(published, health, shown, true)).expect("JSON")
+    node::node(published, health, shown, true)
 }
 
 #[cfg(test)]

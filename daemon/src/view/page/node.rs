@@ -12,11 +12,10 @@ use crate::view::visibility::Viewer;
 use crate::view::{Refused, ViewContext, ViewSettings};
 use gpumem_ledger::{AccountView, Class, DeviceView, ProcessView};
 use gpumem_model::control::{DeviceRow, ProcessRow};
-use gpumem_model::run::{Clock, DeviceReading};
 use gpumem_report::category::{OTHERS, Rules};
 use gpumem_report::names;
 use gpumem_report::rules::Groupings;
-use serde::Serialize;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,89 +30,8 @@ const SMALLER: &str = "(smaller ones)";
 const ATTEMPTS: usize = 3;
 const RETRY: Duration = Duration::from_millis(80);
 
-#[derive(Serialize)]
-pub(super) struct Node<'a> {
-    schema: &'static str,
-    version: u32,
-    program: &'static str,
-    host: String,
-    clock: Clock,
-    now_ns: u64,
-    at_ns: u64,
-    shows: &'static str,
-    nvml: Nvml<'a>,
-    devices: Vec<DeviceJson>,
-    claims: Claims,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    processes: Option<Vec<ProcessJson>>,
-}
-
-#[derive(Serialize)]
-struct Nvml<'a> {
-    up: bool,
-    reason: &'a str,
-}
-
-#[derive(Serialize)]
-struct DeviceJson {
-    name: String,
-    ordinal: u32,
-    model: String,
-    total_bytes: Option<u64>,
-    reading: Option<DeviceReading>,
-    /// The reading that belongs to the process list: its used bytes are those of the processes plus `unaccounted_bytes`.
-    listed: Option<DeviceReading>,
-    unaccounted_bytes: Option<i64>,
-    other_processes: Others,
-    why: Option<String>,
-}
-
-/// Devices that processes report although NVML, which works, does not have them.
-#[derive(Default, Serialize)]
-struct Claims {
-    /// Number of processes that report such devices.
-    processes: usize,
-    /// Number of such devices, summed over these processes.
-    devices: usize,
-}
-
-/// Processes of a device that have no row.
-#[derive(Default, Serialize)]
-struct Others {
-    count: u32,
-    used_bytes: u64,
-}
-
-#[derive(Serialize)]
-struct ProcessJson {
-    /// Pid; 0 if the viewer may not see it.
-    pid: u32,
-    start_ticks: u64,
-    uid: Option<u64>,
-    who: BTreeMap<String, String>,
-    /// Index of the process's device in `devices`.
-    device: usize,
-    flags: Vec<String>,
-    time_ns: Option<u64>,
-    used_bytes: Option<u64>,
-    used_absence: Option<String>,
-    predates_bytes: Option<i64>,
-    tracked_bytes: Option<i64>,
-    pool_idle_bytes: Option<i64>,
-    opaque_bytes: Option<i64>,
-    untrackable_bytes: Option<i64>,
-    /// Bytes by category. Together with idle and opaque bytes they add up to `tracked_bytes`.
-    structures: Vec<Category>,
-}
-
-#[derive(Serialize)]
-struct Category {
-    name: String,
-    bytes: i64,
-}
-
 /// Returns all devices as JSON, optionally with their processes.
-pub(super) async fn json(
+pub(super) async fn answer(
     context: &Arc<ViewContext>,
     shown: ViewSettings,
     with_processes: bool,
@@ -128,12 +46,7 @@ pub(super) async fn json(
         tokio::time::sleep(RETRY).await;
         published = context.board.read();
     }
-    make_in_thread(move || {
-        let node = node(&published, &health, &shown, with_processes);
-        // Keys are strings and numbers are finite, so serialization cannot fail.
-        serde_json::to_string(&node).unwrap_or_default()
-    })
-    .await
+    make_in_thread(move || node(&published, &health, &shown, with_processes).to_string()).await
 }
 
 /// Returns the rows that a viewer without an identity may see.
@@ -153,102 +66,92 @@ fn adds_up(rows: &Rows<'_>, device: usize) -> Option<bool> {
     Some(sum == i128::from(agreed.reading.used_bytes))
 }
 
-pub(super) fn node<'a>(
+pub(super) fn node(
     published: &Published,
-    health: &'a Health,
+    health: &Health,
     shown: &ViewSettings,
     with_processes: bool,
-) -> Node<'a> {
+) -> Value {
     let rows = rows(published, health, shown);
-    let mut devices: Vec<DeviceJson> = (0..rows.devices.len())
-        .zip(&rows.devices)
-        .map(|(at, (row, device))| self::device(row, device, adds_up(&rows, at) == Some(true)))
-        .collect();
-    let claims =
-        Claims { processes: rows.claims.len(), devices: rows.claims.iter().map(|claim| claim.devices).sum() };
     let mut processes = Vec::new();
-    let mut counts = vec![0; devices.len()];
+    // For each device: the number of its processes, and the used bytes of those that have no row.
+    let mut counts = vec![(0, 0_u64); rows.devices.len()];
     for (row, process, account) in &rows.processes {
-        let (Some(count), Some(device)) = (counts.get_mut(row.device), devices.get_mut(row.device)) else {
-            continue;
-        };
+        let Some((count, used_bytes)) = counts.get_mut(row.device) else { continue };
         *count += 1;
-        if *count <= MAX_ROWS {
-            processes.extend(with_processes.then(|| self::process(row, process, account, shown)));
-        } else {
-            device.other_processes.count += 1;
-            let used = row.used_bytes.unwrap_or(0);
-            device.other_processes.used_bytes = device.other_processes.used_bytes.saturating_add(used);
+        if *count > MAX_ROWS {
+            *used_bytes = used_bytes.saturating_add(row.used_bytes.unwrap_or(0));
+        } else if with_processes {
+            processes.push(self::process(row, process, account, shown));
         }
     }
-    Node {
-        schema: if with_processes { "gpumem.processes" } else { "gpumem.devices" },
-        version: 1,
-        program: env!("CARGO_PKG_VERSION"),
-        host: clean(&rustix::system::uname().nodename().to_string_lossy()).into_owned(),
-        clock: published.snapshot.run_clock(),
-        now_ns: clock::now_ns(),
-        at_ns: published.at_ns,
-        shows: match shown.page {
-            Page::Tags => "tags",
-            Page::Categories | Page::Off => "categories",
+    let device = |(at, (row, view)): (usize, &(DeviceRow, &DeviceView))| {
+        let (count, used_bytes) = counts[at];
+        let listed = view.agreed.filter(|_| adds_up(&rows, at) == Some(true));
+        json!({
+            "name": row.uuid,
+            "ordinal": row.index,
+            "model": clean(&row.model),
+            "total_bytes": row.total_bytes,
+            "reading": view.latest,
+            // The reading to which the processes belong: its used bytes are theirs plus `unaccounted_bytes`.
+            "listed": listed.map(|agreed| agreed.reading),
+            "unaccounted_bytes": row.unaccounted_bytes,
+            // Processes without a row.
+            "other_processes": { "count": count.saturating_sub(MAX_ROWS), "used_bytes": used_bytes },
+            "why": row.why.as_deref().map(clean),
+        })
+    };
+    let mut node = json!({
+        "schema": if with_processes { "gpumem.processes" } else { "gpumem.devices" },
+        "version": 1,
+        "program": env!("CARGO_PKG_VERSION"),
+        "host": clean(&rustix::system::uname().nodename().to_string_lossy()),
+        "clock": published.snapshot.run_clock(),
+        "now_ns": clock::now_ns(),
+        "at_ns": published.at_ns,
+        "shows": if shown.page == Page::Tags { "tags" } else { "categories" },
+        "nvml": {
+            "up": health.nvml.problem().is_none(),
+            "reason": health.nvml.problem().unwrap_or(health.nvml.reason()),
         },
-        nvml: Nvml {
-            up: health.nvml.problem().is_none(),
-            reason: health.nvml.problem().unwrap_or(health.nvml.reason()),
+        "devices": rows.devices.iter().enumerate().map(device).collect::<Vec<_>>(),
+        // Devices that processes report although NVML, which works, does not have them.
+        "claims": {
+            "processes": rows.claims.len(),
+            "devices": rows.claims.iter().map(|claim| claim.devices).sum::<usize>(),
         },
-        devices,
-        claims,
-        processes: with_processes.then_some(processes),
+    });
+    if with_processes {
+        node["processes"] = processes.into();
     }
+    node
 }
 
-fn device(row: &DeviceRow, device: &DeviceView, adds_up: bool) -> DeviceJson {
-    DeviceJson {
-        name: row.uuid.clone(),
-        ordinal: row.index,
-        model: clean(&row.model).into_owned(),
-        total_bytes: row.total_bytes,
-        reading: device.latest,
-        listed: device.agreed.filter(|_| adds_up).map(|agreed| agreed.reading),
-        unaccounted_bytes: row.unaccounted_bytes,
-        other_processes: Others::default(),
-        why: row.why.as_deref().map(|why| clean(why).into_owned()),
-    }
-}
-
-fn process(
-    row: &ProcessRow,
-    process: &ProcessView,
-    account: &AccountView,
-    shown: &ViewSettings,
-) -> ProcessJson {
-    // If the pid is hidden, only the bytes of the process are shown.
-    let is_named = row.pid != 0;
-    let who = row.who.iter().map(|(name, value)| (name.clone(), clean(value).into_owned()));
+fn process(row: &ProcessRow, process: &ProcessView, account: &AccountView, shown: &ViewSettings) -> Value {
     let ConsistentSample { sample, tracked: (_, amounts), .. } = ConsistentSample::of(account);
     let sample = sample.filter(|_| row.used_bytes.is_some());
-    let amounts = row.tracked_bytes.map(|_| amounts);
-    let sums = amounts.map(|amounts| Sums::of(process, amounts, rules(process, shown)));
-    ProcessJson {
-        pid: row.pid,
-        start_ticks: if is_named { process.key.start_ticks } else { 0 },
-        uid: row.uid,
-        who: who.collect(),
-        device: row.device,
-        flags: row.flags.clone(),
-        time_ns: sample.map(|sample| sample.t1_ns),
-        used_bytes: row.used_bytes,
-        used_absence: row.why.clone(),
-        predates_bytes: sample
-            .filter(|_| row.untrackable_bytes.is_some())
-            .map(|sample| sample.predates_bytes),
-        tracked_bytes: row.tracked_bytes,
-        pool_idle_bytes: row.idle_bytes,
-        opaque_bytes: sums.as_ref().map(|sums| sums.opaque),
-        untrackable_bytes: row.untrackable_bytes,
-        structures: sums.map(Sums::categories).unwrap_or_default(),
-    }
+    let predates = sample.filter(|_| row.untrackable_bytes.is_some()).map(|sample| sample.predates_bytes);
+    let sums = row.tracked_bytes.map(|_| Sums::of(process, amounts, rules(process, shown)));
+    json!({
+        // If the pid is hidden, pid and start are 0.
+        "pid": row.pid,
+        "start_ticks": if row.pid != 0 { process.key.start_ticks } else { 0 },
+        "uid": row.uid,
+        "who": row.who.iter().map(|(name, value)| (name, clean(value))).collect::<BTreeMap<_, _>>(),
+        "device": row.device,
+        "flags": row.flags,
+        "time_ns": sample.map(|sample| sample.t1_ns),
+        "used_bytes": row.used_bytes,
+        "used_absence": row.why,
+        "predates_bytes": predates,
+        "tracked_bytes": row.tracked_bytes,
+        "pool_idle_bytes": row.idle_bytes,
+        "opaque_bytes": sums.as_ref().map(|sums| sums.opaque),
+        "untrackable_bytes": row.untrackable_bytes,
+        // Bytes by category. Together with idle and opaque bytes they add up to the tracked bytes.
+        "structures": sums.map(Sums::categories).unwrap_or_default(),
+    })
 }
 
 /// Returns the rules for a process: the configured ones, or instead of `default` those that fit the process.
@@ -288,14 +191,13 @@ impl Sums {
     }
 
     /// Returns the categories, largest first; then the sum of small ones, and `Others`.
-    fn categories(self) -> Vec<Category> {
-        let mut list: Vec<Category> =
-            self.named.into_iter().map(|(name, bytes)| Category { name, bytes }).collect();
-        list.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
-        let rest = list.split_off(list.len().min(MAX_CATEGORIES));
-        let rest = rest.iter().fold(0_i64, |sum, category| sum.wrapping_add(category.bytes));
-        let others = [(SMALLER, rest), (OTHERS, self.others)].into_iter().filter(|(_, bytes)| *bytes != 0);
-        list.extend(others.map(|(name, bytes)| Category { name: name.to_owned(), bytes }));
-        list
+    fn categories(self) -> Vec<Value> {
+        let mut list: Vec<(String, i64)> = self.named.into_iter().collect();
+        list.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        let smaller = list.split_off(list.len().min(MAX_CATEGORIES));
+        let smaller = smaller.iter().fold(0_i64, |sum, (_, bytes)| sum.wrapping_add(*bytes));
+        let others = [(SMALLER.to_owned(), smaller), (OTHERS.to_owned(), self.others)];
+        list.extend(others.into_iter().filter(|(_, bytes)| *bytes != 0));
+        list.into_iter().map(|(name, bytes)| json!({ "name": name, "bytes": bytes })).collect()
     }
 }

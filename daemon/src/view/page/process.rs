@@ -39,40 +39,28 @@ fn no_report(key: ProcessKey) -> Refused {
     Refused(StatusCode::NOT_FOUND, text)
 }
 
-pub(super) async fn report(
+/// Returns the report of a process as JSON. `drawn`: returns the report's data as the page draws it.
+pub(super) async fn answer(
     context: &Arc<ViewContext>,
     shown: ViewSettings,
     key: ProcessKey,
-) -> Result<Text, Refused> {
-    let text = make(context, shown, key, |report, _| json::json(report)).await?;
-    if text.text.len() > MAX_REPORT_BYTES {
-        let why =
-            format!("the report has more than {MAX_REPORT_BYTES} bytes: gpumemctl report {} --json", key.pid);
-        return Err(Refused(StatusCode::PAYLOAD_TOO_LARGE, why));
-    }
-    Ok(text)
-}
-
-pub(super) async fn drawn(
-    context: &Arc<ViewContext>,
-    shown: ViewSettings,
-    key: ProcessKey,
-) -> Result<Text, Refused> {
-    make(context, shown, key, |report, tags| html::data(report, tags, MAX_DRAWN_BYTES)).await
-}
-
-async fn make(
-    context: &Arc<ViewContext>,
-    shown: ViewSettings,
-    key: ProcessKey,
-    format: fn(&Report<'_>, bool) -> String,
+    drawn: bool,
 ) -> Result<Text, Refused> {
     let began = Instant::now();
     let runs = context.live_runs(move |process| process.key == key, &CpuCharge::default()).await?;
     let aggregator_time = began.elapsed();
     let run = context.keeper.join_earlier(runs).await.into_iter().next().ok_or_else(|| no_report(key))?;
+    let format: fn(&Report<'_>, bool) -> String = match drawn {
+        true => |report, tags| html::data(report, tags, MAX_DRAWN_BYTES),
+        false => |report, _| json::json(report),
+    };
     let mut text = make_in_thread(move || render(run, &shown, format)).await?;
     text.cost += aggregator_time;
+    if !drawn && text.text.len() > MAX_REPORT_BYTES {
+        let pid = key.pid;
+        let why = format!("the report has more than {MAX_REPORT_BYTES} bytes: gpumemctl report {pid} --json");
+        return Err(Refused::new(StatusCode::PAYLOAD_TOO_LARGE, why));
+    }
     Ok(text)
 }
 

@@ -88,7 +88,7 @@ impl ResponseCache {
         if let PageData::Report(key) | PageData::Drawn(key) = what {
             process::check_live(context, key, shown.tenants)?;
         }
-        match tokio::time::timeout(TIMEOUT, self.make(context, what, shown, under)).await {
+        match tokio::time::timeout(TIMEOUT, self.make(context, what)).await {
             Ok(made) => made,
             // The daemon is busy, so an older answer is returned. The page shows the age of its numbers.
             Err(_) => self.find(what, under, MAX_AGE).ok_or_else(|| {
@@ -97,13 +97,9 @@ impl ResponseCache {
         }
     }
 
-    async fn make(
-        &self,
-        context: &Arc<ViewContext>,
-        what: PageData,
-        shown: ViewSettings,
-        under: CacheSettings,
-    ) -> Result<Arc<CachedResponse>, Refused> {
+    async fn make(&self, context: &Arc<ViewContext>, what: PageData) -> Result<Arc<CachedResponse>, Refused> {
+        let shown = context.shown();
+        let under = CacheSettings::of(&shown);
         let mut next_at = self.next_at.lock().await;
         // The answer may have been made for another client meanwhile.
         if let Some(made) = self.find(what, under, what.max_age()) {
@@ -114,10 +110,10 @@ impl ResponseCache {
         }
         let began = Instant::now();
         let body = match what {
-            PageData::Devices => node::json(context, shown, false).await?,
-            PageData::Processes => node::json(context, shown, true).await?,
-            PageData::Report(key) => process::report(context, shown, key).await?,
-            PageData::Drawn(key) => process::drawn(context, shown, key).await?,
+            PageData::Devices => node::answer(context, shown, false).await?,
+            PageData::Processes => node::answer(context, shown, true).await?,
+            PageData::Report(key) => process::answer(context, shown, key, false).await?,
+            PageData::Drawn(key) => process::answer(context, shown, key, true).await?,
         };
         *next_at = Some(Instant::now() + (body.cost * PAUSE_FACTOR).min(LONGEST_PAUSE));
         drop(next_at);

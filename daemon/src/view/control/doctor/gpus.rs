@@ -8,7 +8,7 @@ use crate::config::Tenants;
 use crate::nvml_status::DeviceStatus;
 use crate::view::Health;
 use crate::view::visibility::Viewer;
-use gpumem_ledger::{DeviceView, ProcessView, Snapshot};
+use gpumem_ledger::{AccountView, DeviceView, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use gpumem_wire::Absence;
@@ -19,6 +19,7 @@ use rustix::process::{Pid, test_kill_process};
 const UNACCOUNTED: u64 = 64 << 20;
 /// Maximum number of pids in a text. Further ones are only counted.
 const NAMED: usize = 8;
+const USE_HOST_PID_NAMESPACE: &str = "run gpumemd in the host's PID namespace (hostPID, --pid=host)";
 /// NVML's error code for a missing permission.
 const NO_PERMISSION: u32 = 4;
 
@@ -105,8 +106,7 @@ pub(super) struct DeviceChecks<'a> {
 }
 
 impl DeviceChecks<'_> {
-    fn pids(&self, pids: impl Iterator<Item = u32>) -> String {
-        let pids: Vec<u32> = pids.collect();
+    fn pids(&self, pids: &[u32]) -> String {
         if !self.viewer.all && self.tenants == Tenants::Anonymous {
             return format!("{} processes", pids.len());
         }
@@ -119,11 +119,8 @@ impl DeviceChecks<'_> {
         format!("{word} {}{more}", named.join(", "))
     }
 
-    fn processes(
-        &self,
-        device: &DeviceStatus,
-    ) -> impl Iterator<Item = (&ProcessView, &gpumem_ledger::AccountView)> {
-        let index = self.snapshot.devices.iter().position(|of| of.name == device.name);
+    fn processes(&self, device: &DeviceStatus) -> impl Iterator<Item = (&ProcessView, &AccountView)> {
+        let index = self.snapshot.devices.iter().position(|view| view.name == device.name);
         let living = self.snapshot.processes.iter().filter(|process| process.ended.is_none());
         living.filter_map(move |process| {
             let mut accounts = process.accounts.iter();
@@ -133,7 +130,7 @@ impl DeviceChecks<'_> {
 
     pub(crate) fn check(&self, device: &DeviceStatus, out: &mut Vec<Finding>) {
         let subject = format!("GPU {} ({})", device.index, device.name);
-        let view = self.snapshot.devices.iter().find(|of| of.name == device.name);
+        let view = self.snapshot.devices.iter().find(|view| view.name == device.name);
         let mut out = Findings { subject, out };
         self.problem(device, &mut out);
         if let Some(view) = view.filter(|view| is_virtual(&view.model)) {
@@ -208,65 +205,55 @@ impl DeviceChecks<'_> {
         out.add(Check::GpuFaults, if is_grave { State::Bad } else { State::Warn }, text, Some(remedy));
     }
 
+    /// Adds findings on memory of processes that have no start time, because /proc does not show them.
     fn strangers(&self, device: &DeviceStatus, out: &mut Findings<'_>) {
-        let (mut dead, mut hidden) = ((Vec::new(), 0), (Vec::new(), 0));
-        for (process, account) in self.processes(device) {
-            let sample = account.latest.as_ref().filter(|_| process.key.start_ticks == 0);
-            let Some(sample) = sample.filter(|sample| sample.used_bytes != Err(Absence::NotListed)) else {
-                continue;
-            };
-            let of = if is_hidden(process.key.pid) { &mut hidden } else { &mut dead };
-            of.0.push(process.key.pid);
-            of.1 += sample.used_bytes.unwrap_or(0);
+        let unidentified = self.processes(device).filter_map(|(process, account)| {
+            let sample = account.latest.as_ref().filter(|_| process.key.start_ticks == 0)?;
+            let is_listed = sample.used_bytes != Err(Absence::NotListed);
+            is_listed.then(|| (process.key.pid, sample.used_bytes.unwrap_or(0)))
+        });
+        let (hidden, dead): (Vec<_>, Vec<_>) = unidentified.partition(|(pid, _)| is_hidden(*pid));
+        let mut add = |processes: &[(u32, u64)], what: &str, remedy: &str| {
+            if !processes.is_empty() {
+                let (pids, bytes): (Vec<u32>, Vec<u64>) = processes.iter().copied().unzip();
+                let (bytes, pids) = (mib(bytes.iter().sum()), self.pids(&pids));
+                let text = format!("{bytes} are charged to {pids}, which {what}");
+                out.add(Check::GpuStrangers, State::Warn, text, Some(remedy));
+            }
+        };
+        match self.is_in_host_pid_namespace {
+            true => add(
+                &dead,
+                "has ended: the driver has not freed the memory of a dead process",
+                "find what keeps it: a child or another process with its memory mapped (fuser -v /dev/nvidia*), or a \
+                 fault in dmesg; otherwise reset the GPU",
+            ),
+            false => add(
+                &dead,
+                "is not in this PID namespace: it is in another one, or has ended",
+                USE_HOST_PID_NAMESPACE,
+            ),
         }
-        if !dead.0.is_empty() {
-            let (pids, bytes) = (self.pids(dead.0.iter().copied()), mib(dead.1));
-            let (text, remedy) = if self.is_in_host_pid_namespace {
-                (
-                    format!(
-                        "{bytes} are charged to {pids}, which has ended: the driver has not freed the memory of a dead process"
-                    ),
-                    "find what keeps it: a child or another process with its memory mapped (fuser -v /dev/nvidia*), or a \
-                     fault in dmesg; otherwise reset the GPU",
-                )
-            } else {
-                (
-                    format!(
-                        "{bytes} are charged to {pids}, which is not in this PID namespace: it is in another one, or has ended"
-                    ),
-                    "run gpumemd in the host's PID namespace (hostPID, --pid=host)",
-                )
-            };
-            out.add(Check::GpuStrangers, State::Warn, text, Some(remedy));
-        }
-        if !hidden.0.is_empty() {
-            let (pids, bytes) = (self.pids(hidden.0.iter().copied()), mib(hidden.1));
-            let text =
-                format!("{bytes} are charged to {pids}, which runs, but /proc does not show it to gpumemd");
-            out.add(
-                Check::GpuStrangers,
-                State::Warn,
-                text,
-                Some("/proc is mounted with hidepid: add gid= of gpumemd's group, or run it as root"),
-            );
-        }
+        add(
+            &hidden,
+            "runs, but /proc does not show it to gpumemd",
+            "/proc is mounted with hidepid: add gid= of gpumemd's group, or run it as root",
+        );
     }
 
     fn without_bytes(&self, device: &DeviceStatus, out: &mut Findings<'_>) {
         if is_windows(self.health, Some(device)) {
             return; // reported for the driver
         }
-        let none = |absence| {
-            self.processes(device)
-                .filter(move |(_, account)| {
-                    account.latest.as_ref().is_some_and(|sample| sample.used_bytes == Err(absence))
-                })
-                .map(|(process, _)| process.key.pid)
-        };
-        if none(Absence::NotAvailable).next().is_some() {
-            let pids = self.pids(none(Absence::NotAvailable));
+        let absent = Some(Err(Absence::NotAvailable));
+        let processes = self.processes(device);
+        let processes =
+            processes.filter(|(_, account)| account.latest.as_ref().map(|of| of.used_bytes) == absent);
+        let pids: Vec<u32> = processes.map(|(process, _)| process.key.pid).collect();
+        if !pids.is_empty() {
             let (text, remedy) = why_absent(Absence::NotAvailable, self.health, Some(device));
-            out.add(Check::GpuBytes, State::Warn, format!("bytes of {pids} are unknown: {text}"), remedy);
+            let text = format!("bytes of {} are unknown: {text}", self.pids(&pids));
+            out.add(Check::GpuBytes, State::Warn, text, remedy);
         }
     }
 
@@ -310,22 +297,18 @@ impl DeviceChecks<'_> {
             why.push("staging buffers of confidential computing".to_owned());
         }
         let is_known = !why.is_empty();
-        let else_where = if is_known {
-            "or contexts of the driver itself"
-        } else {
-            "contexts of the driver itself (display, UVM, MPS), managed memory of processes without an agent, or a \
-             process that is ending now"
+        let (state, rest) = match is_known {
+            true => (State::Ok, "or contexts of the driver itself"),
+            false => (
+                State::Warn,
+                "contexts of the driver itself (display, UVM, MPS), managed memory of processes without an agent, or a \
+                 process that is ending now",
+            ),
         };
-        why.push(else_where.to_owned());
-        let remedy = (!self.is_in_host_pid_namespace)
-            .then_some("run gpumemd in the host's PID namespace (hostPID, --pid=host)");
-        let state = if is_known { State::Ok } else { State::Warn };
-        out.add(
-            Check::GpuRemainder,
-            state,
-            format!("{amount} in use belong to no process; possible causes: {}", why.join("; ")),
-            remedy,
-        );
+        why.push(rest.to_owned());
+        let remedy = (!self.is_in_host_pid_namespace).then_some(USE_HOST_PID_NAMESPACE);
+        let text = format!("{amount} in use belong to no process; possible causes: {}", why.join("; "));
+        out.add(Check::GpuRemainder, state, text, remedy);
     }
 
     fn lists(&self, device: &DeviceStatus, out: &mut Findings<'_>) {
@@ -336,12 +319,11 @@ impl DeviceChecks<'_> {
             };
             let server =
                 self.snapshot.processes.iter().filter(|process| process.ended.is_none()).find(server);
-            let server =
-                server.map(|server| format!(" (server: {})", self.pids([server.key.pid].into_iter())));
+            let server = server.map(|server| format!(" (server: {})", self.pids(&[server.key.pid])));
             let text = format!(
                 "{} use it through MPS{}: from Volta on, clients and server have their own bytes; on older GPUs all bytes are \
                  the server's",
-                self.pids(device.mps.iter().copied()),
+                self.pids(&device.mps),
                 server.unwrap_or_default()
             );
             out.add(Check::GpuMps, State::Ok, text, None);
@@ -349,7 +331,7 @@ impl DeviceChecks<'_> {
         if !device.drawing.is_empty() {
             let text = format!(
                 "{} also use it for graphics: their bytes are in two of NVML's lists and are counted once",
-                self.pids(device.drawing.iter().copied())
+                self.pids(&device.drawing)
             );
             out.add(Check::GpuGraphics, State::Ok, text, None);
         }
