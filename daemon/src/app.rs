@@ -17,10 +17,10 @@ use crate::source::process::{Gone, Processes};
 use crate::source::{Batch, frame_of};
 use crate::stats::{Count, Stats};
 use crate::view::Health;
-use crate::view::self_report::{self, ReportFormat, SelfReportRequest};
+use crate::view::self_report::{self, Format};
 use crate::view::{self, AgentCommand, Sources, ViewContext, control, http};
 use gpumem_ledger::{DeviceName, ProcessKey};
-use gpumem_report::By;
+use gpumem_report::{By, csv, json};
 use gpumem_wire::{AskKind, Body, Reading, Stamp};
 use rustix::net::{AddressFamily, SocketType};
 use sd_notify::NotifyState;
@@ -184,10 +184,10 @@ fn set_self_reports(agents: &Agents, context: &Arc<ViewContext>) {
         let context = Arc::clone(&context);
         Box::pin(async move {
             let unanswered = |errno, text: &str| agent::Unanswered { errno, text: text.to_owned() };
-            let format = match (what, agent::option(&options, "format")) {
-                (AskKind::ReportText, Some("csv")) => ReportFormat::Csv,
-                (AskKind::ReportText, _) => ReportFormat::Text,
-                (AskKind::ReportJson, _) => ReportFormat::Json,
+            let format: Format = match (what, agent::option(&options, "format")) {
+                (AskKind::ReportText, Some("csv")) => |report, _| csv::csv(report),
+                (AskKind::ReportText, _) => self_report::text,
+                (AskKind::ReportJson, _) => |report, _| json::json(report),
                 (AskKind::Unknown, _) => {
                     return Err(unanswered(22, "this daemon does not support this request"));
                 }
@@ -201,9 +201,8 @@ fn set_self_reports(agents: &Agents, context: &Arc<ViewContext>) {
             };
             let all = agent::option(&options, "all") == Some("1");
             let none = "the daemon has no run of this process: it has not used a GPU so far";
-            self_report::report(context, key, uid, SelfReportRequest { format, by, all })
-                .await
-                .ok_or_else(|| unanswered(2, none))
+            let report = self_report::report(context, (key, uid), by, format, all).await;
+            report.ok_or_else(|| unanswered(2, none))
         })
     }));
 }

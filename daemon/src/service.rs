@@ -17,15 +17,8 @@ use std::time::Duration;
 
 /// Number of descriptors that are stored under one name.
 pub(crate) const KEPT: usize = 3;
-/// Delays before each attempt to send a message. systemd's socket holds few unread messages.
-const RETRY_DELAYS: [Duration; 6] = [
-    Duration::ZERO,
-    Duration::from_millis(2),
-    Duration::from_millis(10),
-    Duration::from_millis(50),
-    Duration::from_millis(200),
-    Duration::from_millis(800),
-];
+/// Delays before each attempt to send a message, in ms. systemd's socket holds few unread messages.
+const RETRY_DELAYS_MS: [u64; 6] = [0, 2, 10, 50, 200, 800];
 
 /// Sends a notification to systemd. A failure is only logged.
 pub(crate) fn notify(state: &[NotifyState<'_>]) {
@@ -36,12 +29,12 @@ pub(crate) fn notify(state: &[NotifyState<'_>]) {
 
 /// Sends the watchdog notification while the ledger works, with a short status. Problems of the sources or the disk do not
 /// trigger a restart. A stalled ledger does, even if everything else works.
-pub(crate) async fn watchdog(board: SnapshotReader, status: impl Fn() -> String) {
+pub(crate) async fn watchdog(reader: SnapshotReader, status: impl Fn() -> String) {
     let timeout = sd_notify::watchdog_enabled().unwrap_or(Duration::from_secs(30));
     loop {
         // The status must be one line: a library's text could contain line breaks, and systemd takes each line for a message.
         let status = status().replace(char::is_control, " ");
-        let stalled = Duration::from_nanos(clock::now_ns().saturating_sub(board.ticked_ns()));
+        let stalled = Duration::from_nanos(clock::now_ns().saturating_sub(reader.ticked_ns()));
         if stalled < timeout / 2 {
             notify(&[NotifyState::Watchdog, NotifyState::Status(&status)]);
         } else {
@@ -64,9 +57,9 @@ pub(crate) async fn forget(name: &str) {
 
 async fn send_with_retries(message: &str, fds: &[BorrowedFd<'_>]) -> bool {
     let mut result = Ok(());
-    for wait in RETRY_DELAYS {
-        if !wait.is_zero() {
-            tokio::time::sleep(wait).await;
+    for wait_ms in RETRY_DELAYS_MS {
+        if wait_ms > 0 {
+            tokio::time::sleep(Duration::from_millis(wait_ms)).await;
         }
         result = send(message, fds);
         if !result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {

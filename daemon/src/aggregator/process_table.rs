@@ -227,7 +227,10 @@ impl ProcessTable {
     /// - Listed after its end, without a start time: ten times `grace_ns`, because the hello of its agent may identify it.
     /// - Never connected: a tenth of `grace_ns`. A list may name a short program that ends while its hello waits to be read.
     pub(crate) fn take_ended(&mut self, now_ns: u64, grace_ns: u64) -> Vec<(ProcessKey, u64, Option<u64>)> {
-        let is_over = |key: &ProcessKey, entry: &Entry| {
+        let mut ended = Vec::new();
+        for key in &self.ending {
+            let Some(entry) = self.processes.get(key) else { continue };
+            let Some((time_ns, status)) = entry.gone else { continue };
             let wait_ns = match entry.agents {
                 0 if entry.may_be_identified(key) => grace_ns * 10,
                 0 if entry.had_agent || key.start_ticks == 0 => 0,
@@ -236,17 +239,11 @@ impl ProcessTable {
             };
             // The driver's final peak arrives with the next process lists.
             let wait_ns = if entry.is_accounted { wait_ns.max(grace_ns / 2) } else { wait_ns };
-            entry.gone.filter(|(time_ns, _)| now_ns.saturating_sub(*time_ns) >= wait_ns)
-        };
-        let over: Vec<_> = self
-            .ending
-            .iter()
-            .filter_map(|&key| {
-                let (time_ns, status) = is_over(&key, self.processes.get(&key)?)?;
-                Some((key, time_ns, status))
-            })
-            .collect();
-        for (key, time_ns, _) in &over {
+            if now_ns.saturating_sub(time_ns) >= wait_ns {
+                ended.push((*key, time_ns, status));
+            }
+        }
+        for (key, time_ns, _) in &ended {
             self.processes.remove(key);
             self.ending.remove(key);
             // A process without a start time is not remembered, because a later process with its pid would have the same key.
@@ -260,7 +257,7 @@ impl ProcessTable {
                 self.ended_ns.remove(&key);
             }
         }
-        over
+        ended
     }
 
     /// Queues the runs that have new data since they were last written. Runs that were never written go first, ordered by the

@@ -8,12 +8,11 @@ mod runs;
 
 use super::http::{accepted, response, server};
 use super::rows::RowMaker;
-use super::{Refused, ViewContext};
+use super::{Refused, ViewContext, Viewer};
 use crate::config::ControlLimits;
 use crate::limits::connection_slots::{ConnectionSlot, ConnectionSlots, SlotsFull};
 use crate::limits::user_share::{AnswerSlot, CpuCharge};
 use crate::stats::Count;
-use crate::view::visibility::Viewer;
 use gpumem_model::control::{Ps, Refusal, Released};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::service::service_fn;

@@ -1,9 +1,8 @@
 //! Makes the rows of devices and their processes that `ps` and the page show.
 
-use super::Health;
-use super::visibility::Viewer;
 use crate::aggregator::Published;
 use crate::config::Tenants;
+use crate::view::{Health, Viewer};
 use gpumem_ledger::{AccountView, ClosedSample, DeviceView, ProcessView};
 use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow};
 use gpumem_model::owner::Owner;
@@ -206,7 +205,7 @@ pub(super) fn flags(process: &ProcessView, account: &AccountView) -> Vec<&'stati
 mod tests {
     use super::*;
     use crate::nvml_status::{DeviceStatus, NvmlStatus};
-    use crate::view::{ViewSettings, page, prometheus};
+    use crate::view::{ViewSettings, Viewer, page, prometheus};
     use gpumem_ledger::{Ledger, Origin, ProcessKey};
     use gpumem_wire::{Absence, Body, DeviceIdKind, MemoryKind, Reading, Record, Stamp};
     use std::time::{Duration, Instant};

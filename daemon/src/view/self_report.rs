@@ -6,33 +6,21 @@ use crate::limits::user_share::AnswerSlot;
 use gpumem_ledger::ProcessKey;
 use gpumem_model::run::Run;
 use gpumem_report::text::{self, Layout};
-use gpumem_report::{By, Report, csv, json};
+use gpumem_report::{By, Report};
 use std::sync::Arc;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ReportFormat {
-    Text,
-    /// JSON, see docs/report-json.md.
-    Json,
-    Csv,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SelfReportRequest {
-    pub format: ReportFormat,
-    pub by: Option<By>,
-    /// Whether to show small categories too.
-    pub all: bool,
-}
+/// Writes a report in a format. The flag is for texts: whether to show small categories too.
+pub(crate) type Format = fn(&Report<'_>, bool) -> String;
 
 /// Returns the report of a process; `None` if it has no run.
 ///
 /// A container's root uses this too, so root has the same limit of processor time as other users here.
 pub(crate) async fn report(
     context: Arc<ViewContext>,
-    key: ProcessKey,
-    uid: u32,
-    request: SelfReportRequest,
+    (key, uid): (ProcessKey, u32),
+    by: Option<By>,
+    format: Format,
+    all: bool,
 ) -> Option<String> {
     let is_own = uid != 0 && uid == rustix::process::geteuid().as_raw();
     let AnswerSlot { charge, .. } = &context.answer_slot(uid, is_own).await;
@@ -40,21 +28,20 @@ pub(crate) async fn report(
     let mut run = context.keeper.join_earlier(runs).await.into_iter().next()?;
     let shown = context.shown();
     if shown.tenants == Tenants::Anonymous {
-        super::visibility::hide_others(&mut run);
+        super::hide_others(&mut run);
     }
     // On another thread: a report of a large run takes milliseconds.
-    context.shares.run_beside(charge, move || render(&run, &shown, request)).await
+    context.shares.run_beside(charge, move || render(&run, &shown, by, format, all)).await
 }
 
-fn render(run: &Run, shown: &ViewSettings, request: SelfReportRequest) -> String {
-    let mut report = Report::new(run, shown.rules_for(run), request.by);
+fn render(run: &Run, shown: &ViewSettings, by: Option<By>, format: Format, all: bool) -> String {
+    let mut report = Report::new(run, shown.rules_for(run), by);
     report.command = format!("gpumemctl report {}", run.process.pid);
-    match request.format {
-        ReportFormat::Json => json::json(&report),
-        ReportFormat::Csv => csv::csv(&report),
-        ReportFormat::Text => {
-            let categories = if request.all { usize::MAX } else { Layout::default().categories };
-            text::text(&report, Layout { categories, ..Layout::default() })
-        }
-    }
+    format(&report, all)
+}
+
+/// The format of a report as text.
+pub(crate) fn text(report: &Report<'_>, all: bool) -> String {
+    let categories = if all { usize::MAX } else { Layout::default().categories };
+    text::text(report, Layout { categories, ..Layout::default() })
 }

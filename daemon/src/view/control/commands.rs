@@ -5,8 +5,7 @@
 use super::request::{check_keys, other_owner, query_number, query_value, unescape};
 use super::runs::ProcessFilter;
 use crate::aggregator::Query;
-use crate::view::visibility::Viewer;
-use crate::view::{AgentCommand, Refused, ViewContext};
+use crate::view::{AgentCommand, Refused, ViewContext, Viewer};
 use gpumem_ledger::ProcessView;
 use gpumem_model::control::{Marked, Recorded};
 use hyper::StatusCode;

@@ -1,8 +1,7 @@
 //! Functions for all requests of the control API: parse a query, explain why a process is not visible.
 
 use crate::config::Tenants;
-use crate::view::visibility::Viewer;
-use crate::view::{Refused, ViewContext};
+use crate::view::{Refused, ViewContext, Viewer};
 use gpumem_ledger::ProcessView;
 use serde::Serialize;
 

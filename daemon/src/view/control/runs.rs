@@ -3,8 +3,7 @@
 use super::request::{SMALL, check_keys, json, query_number, query_value, unescape};
 use crate::config::Tenants;
 use crate::limits::user_share::CpuCharge;
-use crate::view::visibility::Viewer;
-use crate::view::{Refused, ViewContext};
+use crate::view::{Refused, ViewContext, Viewer};
 use gpumem_ledger::ProcessView;
 use gpumem_model::control::HiddenRun;
 use gpumem_model::owner::is_of_job;
@@ -97,7 +96,7 @@ pub(super) async fn runs(
         runs.extend(ended.into_iter().filter(|run| !live.contains(&key(run))));
     }
     if !viewer.all && context.shown().tenants == Tenants::Anonymous {
-        runs.iter_mut().for_each(crate::view::visibility::hide_others);
+        runs.iter_mut().for_each(crate::view::hide_others);
     }
     match runs.iter().map(Run::weight).sum::<usize>() {
         ..SMALL => Ok(json(runs)),

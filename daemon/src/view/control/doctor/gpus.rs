@@ -6,8 +6,7 @@
 use super::finding::{Findings, finding, has, is_windows, mib, why_absent};
 use crate::config::Tenants;
 use crate::nvml_status::DeviceStatus;
-use crate::view::Health;
-use crate::view::visibility::Viewer;
+use crate::view::{Health, Viewer};
 use gpumem_ledger::{AccountView, DeviceView, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};

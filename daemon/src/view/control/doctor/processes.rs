@@ -2,7 +2,7 @@
 
 use super::finding::{finding, limit, mib};
 use crate::config::Tenants;
-use crate::view::visibility::Viewer;
+use crate::view::Viewer;
 use gpumem_ledger::{Blocked, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
