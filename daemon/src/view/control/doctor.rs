@@ -58,7 +58,7 @@ pub(super) fn doctor(context: &ViewContext, viewer: Viewer, query: &str) -> Resu
         is_in_host_pid_namespace: is_in_host_pid_namespace(),
     };
     health.nvml.devices.iter().for_each(|device| checks.check(device, &mut findings));
-    findings.extend(gpus::of_accounting(&health));
+    findings.extend(gpus::accounting_finding(&health));
     findings.extend(kernel_log_finding(&health));
     processes::add_findings(snapshot, viewer, tenants, now_ns, &mut findings);
     own::add_findings(context, &health, &mut findings);
@@ -73,52 +73,50 @@ pub(super) fn doctor(context: &ViewContext, viewer: Viewer, query: &str) -> Resu
 }
 
 fn nvml_finding(health: &Health, started_ns: u64, now_ns: u64) -> Finding {
-    let reason = health.nvml.reason();
-    match (health.nvml.up, health.nvml.released_until_ns) {
-        (_, Some(until_ns)) => {
+    let nvml = &health.nvml;
+    let reason = nvml.reason().to_owned();
+    let (state, text, fix) = match (nvml.released_until_ns, nvml.stalled_since_ns) {
+        (Some(until_ns), _) => {
             let left = until_ns.saturating_sub(now_ns) / 1_000_000_000;
-            let text = format!("{reason}: {left} s left, used bytes are unknown meanwhile");
-            finding(Check::Nvml, State::Warn, "nvml", text, None)
+            (State::Warn, format!("{reason}: {left} s left, used bytes are unknown meanwhile"), None)
         }
-        (true, None) if health.nvml.stalled_since_ns.is_some() => {
-            let since_ns = health.nvml.stalled_since_ns.unwrap_or(now_ns);
-            let text = format!(
-                "a call has not returned for {} s: no GPU is read meanwhile",
-                now_ns.saturating_sub(since_ns) / 1_000_000_000
-            );
+        (None, Some(since_ns)) if nvml.up => {
+            let since = now_ns.saturating_sub(since_ns) / 1_000_000_000;
+            let text = format!("a call has not returned for {since} s: no GPU is read meanwhile");
             let fix = "check the kernel log for Xid messages (dmesg | grep -e NVRM -e Xid); after nvml.call_timeout_s the process for NVML is replaced, and later the GPU is tried again";
-            finding(Check::Nvml, State::Bad, "nvml", &text, Some(fix))
+            (State::Bad, text, Some(fix))
         }
-        (true, None) => finding(Check::Nvml, State::Ok, "nvml", reason, None),
+        (None, _) if nvml.up => (State::Ok, reason, None),
         // Shortly after the daemon's start, the driver may still be loading.
-        (false, None) if health.nvml.is_starting() && now_ns.saturating_sub(started_ns) < STARTING_NS => {
-            let text = "starting: the driver has not answered yet";
-            finding(Check::Nvml, State::Warn, "nvml", text, None)
+        (None, _) if nvml.is_starting() && now_ns.saturating_sub(started_ns) < STARTING_NS => {
+            (State::Warn, "starting: the driver has not answered yet".to_owned(), None)
         }
-        (false, None) => {
+        (None, _) => {
             let usual = "check nvidia-smi; without NVML, only values of agents are known";
-            let fix = health.nvml.remedy.unwrap_or(usual);
-            finding(Check::Nvml, State::Bad, "nvml", reason, Some(fix))
+            (State::Bad, reason, Some(nvml.remedy.unwrap_or(usual)))
         }
-    }
+    };
+    finding(Check::Nvml, state, "nvml", text, fix)
 }
 
 /// Returns a finding on whether the kernel's log can be read. Without it, ends caused by the kernel or the driver cannot be
 /// distinguished from ends for lack of GPU memory.
 fn kernel_log_finding(health: &Health) -> Option<Finding> {
     let log = health.kernel_log.as_ref()?.display();
-    let finding = |state, text, fix| finding(Check::KernelLog, state, "kernel log", text, fix);
-    Some(match &health.kernel_problem {
-        None => finding(State::Ok, log.to_string(), None),
-        Some(why) => {
-            let text = format!(
+    let (state, text, fix) = match &health.kernel_problem {
+        None => (State::Ok, log.to_string(), None),
+        Some(why) => (
+            State::Warn,
+            format!(
                 "{log}: {why}; processes killed for lack of host memory are known only from control groups, and the process of a \
                  fault (Xid) is unknown"
-            );
-            let fix = "allow the daemon to read it (CAP_SYSLOG), or configure a copy: [kernel] log = \"/var/log/kern.log\"";
-            finding(State::Warn, text, Some(fix))
-        }
-    })
+            ),
+            Some(
+                "allow the daemon to read it (CAP_SYSLOG), or configure a copy: [kernel] log = \"/var/log/kern.log\"",
+            ),
+        ),
+    };
+    Some(finding(Check::KernelLog, state, "kernel log", text, fix))
 }
 
 /// Returns the used and the lowest tracked bytes of a sample if NVML certainly charges less than the agent tracks.

@@ -113,17 +113,14 @@ const COUNTERS: &[(Check, &str, Count, &str, &str)] = counters! {
 pub(super) fn add_findings(context: &ViewContext, health: &Health, findings: &mut Vec<Finding>) {
     check_nvml_calls(health, findings);
     check_store(&context.keeper.status(), findings);
-    findings.push(match context.fixed.metrics {
-        Some(address) => {
-            let text = format!("http://{address}/metrics");
-            finding(Check::Metrics, State::Ok, "metrics", text, None)
-        }
-        None => {
-            let text = "served on the control socket only (GET /v1/metrics)";
-            let fix = "metrics.listen = \"127.0.0.1:9837\" serves them to Prometheus";
-            finding(Check::Metrics, State::Ok, "metrics", text, Some(fix))
-        }
-    });
+    let (text, fix) = match context.fixed.metrics {
+        Some(address) => (format!("http://{address}/metrics"), None),
+        None => (
+            "served on the control socket only (GET /v1/metrics)".to_owned(),
+            Some("metrics.listen = \"127.0.0.1:9837\" serves them to Prometheus"),
+        ),
+    };
+    findings.push(finding(Check::Metrics, State::Ok, "metrics", text, fix));
     for &(check, subject, count, what, remedy) in COUNTERS {
         let number = context.stats.get(count);
         // Refused reloads need no report if the configuration was corrected later.
@@ -174,12 +171,8 @@ fn check_store(store: &run_writer::Status, findings: &mut Vec<Finding>) {
     match &store.reason {
         _ if let Some(time) = store.stuck => {
             let text = format!("its disk has not answered for {} s; {waiting}", time.as_secs());
-            add(
-                Check::Store,
-                State::Bad,
-                text,
-                Some("check the file system: it is slow or does not respond"),
-            );
+            let fix = "check the file system: it is slow or does not respond";
+            add(Check::Store, State::Bad, text, Some(fix));
         }
         Some(reason) => add(Check::Store, State::Bad, format!("{reason}; {waiting}"), store.remedy),
         None if store.is_late => {
@@ -196,12 +189,8 @@ fn check_store(store: &run_writer::Status, findings: &mut Vec<Finding>) {
     }
     if let Some(aside) = &store.set_aside {
         let text = format!("it was damaged and renamed to {}; a new one was created", aside.display());
-        add(
-            Check::StoreDamage,
-            State::Warn,
-            text,
-            Some("check the kernel log for errors of the file system"),
-        );
+        let fix = "check the kernel log for errors of the file system";
+        add(Check::StoreDamage, State::Warn, text, Some(fix));
     }
     if store.is_too_large {
         let text = "it is larger than runs.max_size_mib, and has only runs of live processes and imported ones, which are not deleted";
