@@ -445,13 +445,6 @@ impl Sources for LiveSources {
 
     fn errand(&self, key: ProcessKey, command: AgentCommand) -> view::CommandResult {
         let agents = Arc::clone(&self.agents);
-        let command = match command {
-            AgentCommand::Start(path) => agent::Command::Start(path),
-            AgentCommand::Stop => agent::Command::Stop,
-            AgentCommand::Pause => agent::Command::Pause,
-            AgentCommand::Resume => agent::Command::Resume,
-            AgentCommand::Dump(path) => agent::Command::Dump(path),
-        };
         Box::pin(async move { agents.command(key, command).await.map_err(|why| why.to_string()) })
     }
 }

@@ -15,6 +15,7 @@
 //! runs in a child process (see source/nvml).
 #![warn(missing_docs)]
 
+pub mod agent_command;
 pub mod aggregator;
 pub mod app;
 pub mod clock;

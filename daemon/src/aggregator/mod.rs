@@ -5,7 +5,6 @@ pub(crate) mod batch;
 mod node_counters;
 mod process_table;
 pub(crate) mod recorder;
-mod roll;
 mod writing;
 
 use crate::clock;
@@ -22,14 +21,13 @@ use node_counters::NodeCounters;
 pub(crate) use node_counters::Totals;
 use process_table::{Due, ProcessTable};
 use recorder::{Recorder, without_ends};
-use roll::Roll;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
-use writing::worth_keeping;
+use writing::{Roll, worth_keeping};
 
 /// Interval between ticks while batches arrive. A tick costs little beyond the wake-up, which the batch has already caused.
 const TICK: Duration = Duration::from_millis(75);

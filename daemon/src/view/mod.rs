@@ -9,6 +9,7 @@ mod rows;
 pub(crate) mod self_report;
 pub(crate) mod text;
 
+pub use crate::agent_command::AgentCommand;
 use crate::aggregator::{Query, SnapshotReader};
 pub use crate::config::ViewSettings;
 use crate::limits::user_share::{AnswerSlot, CpuCharge, UserShares};
@@ -40,21 +41,6 @@ pub struct Health {
     pub agents: usize,
     /// Number of connections that have not sent a hello.
     pub agents_waiting: usize,
-}
-
-/// Command to the agent of a process.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AgentCommand {
-    /// Write a recording to this file. If the path is empty, the agent chooses it.
-    Start(String),
-    /// Stop the recording.
-    Stop,
-    /// Stop sending records of events.
-    Pause,
-    /// Send records of events again.
-    Resume,
-    /// Write the agent's state to this file. If the path is empty, the agent chooses it.
-    Dump(String),
 }
 
 /// Path of the file that the agent wrote (empty if none), or why the command failed.

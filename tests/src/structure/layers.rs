@@ -70,6 +70,7 @@ const DAEMON: Layers = Layers {
             "base",
             &[
                 "clock.rs",
+                "agent_command.rs",
                 "nvml_status.rs",
                 "os.rs",
                 "descriptors.rs",

@@ -1,6 +1,7 @@
 //! Commands to agents: record, stop recording, pause, resume, dump. An agent executes one at a time and reports the result.
 
 use super::Agents;
+use crate::agent_command::AgentCommand as Command;
 use crate::os::lock;
 use gpumem_ledger::ProcessKey;
 use gpumem_wire::{Body, frame};
@@ -11,17 +12,6 @@ use tokio::sync::{mpsc, oneshot};
 
 /// Time limit for the agent's answer. An agent that is busy sending, or is of an older version, does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Command {
-    /// Write a recording to this file. If the path is empty, the agent chooses it.
-    Start(String),
-    Stop,
-    Pause,
-    Resume,
-    /// Write the agent's state to this file. If the path is empty, the agent chooses it.
-    Dump(String),
-}
 
 impl Command {
     /// Returns the record that the agent receives.

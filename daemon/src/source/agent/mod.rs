@@ -32,7 +32,6 @@ mod reasons;
 mod waiting_peers;
 
 pub(crate) use ask::{Answerer, Unanswered, option};
-pub(crate) use command::Command;
 pub(crate) use packet::MAX_PACKET_BYTES;
 
 use super::process::Processes;
