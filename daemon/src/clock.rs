@@ -18,8 +18,8 @@ pub fn now_ns() -> u64 {
     read(ClockId::Monotonic)
 }
 
-/// Returns the wall clock: time since 1970. Uses the C library's function instead of the vDSO directly, so that a test can replace
-/// it.
+/// Returns the wall clock: time since 1970. Uses the C library's function instead of the vDSO directly, so that a test can
+/// replace it.
 pub(crate) fn wall() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }

@@ -142,7 +142,7 @@ pub struct HealthEvent {
     pub text: &'static str,
     /// Whether the device or its memory is unreliable after the event until the device is reset.
     pub is_grave: bool,
-    /// Number of these events since the daemon's start.
+    /// Number of events of this kind since the daemon's start.
     pub count: u64,
 }
 

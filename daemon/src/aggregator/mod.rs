@@ -455,7 +455,7 @@ impl Aggregator {
         self.builder.observe(Origin::Host, &record);
     }
 
-    /// Does the periodic work: records the wall time, closes ended processes, hands runs to the store, splits them into parts, and
+    /// Does the periodic work: records the wall time, closes ended processes, hands runs to the store, splits them into parts,
     /// publishes a snapshot.
     pub fn tick(&mut self, now_ns: u64) {
         self.host(&Record { stamp: Stamp { time_ns: now_ns, ..Stamp::default() }, body: Body::Tick {} });

@@ -152,8 +152,8 @@ impl ProcessTable {
         self.unseen.iter_mut().filter(|((on, _), _)| *on == device).for_each(|(_, named)| *named = false);
     }
 
-    /// Returns the process that a list made at `listed_ns` names as `key`. If `key` has no start time, because /proc did not have it,
-    /// this is a known process with the same pid that had not ended long before.
+    /// Returns the process that a list made at `listed_ns` names as `key`. If `key` has no start time, because /proc did not have
+    /// it, this is a known process with the same pid that had not ended long before.
     pub(crate) fn identified(&self, key: ProcessKey, listed_ns: u64) -> ProcessKey {
         if key.start_ticks != 0 {
             return key;

@@ -1,6 +1,7 @@
 //! Writes all records that the daemon receives to a file. It has its own thread, so that a slow disk does not slow the ledger.
-//! Records that do not fit in the queue are dropped and counted; readers see the gaps in `seq`. A full or failing disk leaves only
-//! complete frames in the file. When the disk works again, the recording continues and agents are asked to resend their state.
+//! Records that do not fit in the queue are dropped and counted; readers see the gaps in `seq`. A full or failing disk leaves
+//! only complete frames in the file. When the disk works again, the recording continues, and agents are asked to resend their
+//! state.
 
 use crate::aggregator::batch::Batch;
 use crate::clock;
@@ -110,8 +111,8 @@ fn record(
         let mut result = Ok(());
         if let Some(batch) = batch {
             for record in frame::records(&batch.frames).filter_map(|record| record.ok()?.ok()) {
-                // The record whose write failed stays in the writer's buffer. Later records are dropped, so that the buffer does not
-                // grow.
+                // The record whose write failed stays in the writer's buffer. Later records are dropped, so that the buffer does
+                // not grow.
                 let is_lost = broken || result.is_err();
                 if !is_lost {
                     result = writer.write(batch.origin, &record);

@@ -92,8 +92,8 @@ impl<T: Default> ConnectionSlots<T> {
         Ok(ConnectionSlot { slots: Arc::clone(self), uid, number, evicted, evictable_at, shared })
     }
 
-    /// Takes a slot for a connection whose user is unknown, and marks it idle. Returns the slot and the number of connections that
-    /// were evicted for it. Waits while all slots are active, or idle for less than `grace`.
+    /// Takes a slot for a connection whose user is unknown, and marks it idle. Returns the slot and the number of connections
+    /// that were evicted for it. Waits while all slots are active, or idle for less than `grace`.
     pub(crate) async fn take_or_evict(
         self: &Arc<Self>,
         max: &AtomicUsize,

@@ -115,7 +115,7 @@ pub struct Status {
     pub oldest: Duration,
     /// Whether `oldest` is more than twice the interval for writing runs.
     pub is_late: bool,
-    /// Duration of the present disk operation, if it is so long that the thread counts as stuck.
+    /// Duration of the present disk operation if the thread counts as stuck; otherwise `None`.
     pub stuck: Option<Duration>,
     /// Size of the store's file in bytes, as last read.
     pub bytes: u64,
@@ -150,9 +150,9 @@ struct Shared {
 /// Changed runs that the aggregator has not handed over to the writing thread yet.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LedgerBacklog {
-    /// Number of these runs.
+    /// Number of changed runs that wait in the ledger.
     pub runs: usize,
-    /// Time since which the oldest of these runs waits.
+    /// Time since which the oldest of them waits; `None` if none waits.
     pub since: Option<Instant>,
     /// Interval for writing runs to the store.
     pub checkpoint: Duration,
@@ -208,8 +208,8 @@ impl RunWriter {
         let _ = self.requests.send(WriterRequest::SetRetention(retention));
     }
 
-    /// Tells the store that runs without changes are still open, once all waiting runs are written. The caller has handed over
-    /// all changes until `time_ns` (CLOCK_MONOTONIC).
+    /// Makes the store record that runs without changes are still open, once all waiting runs are written. The caller has handed
+    /// over all changes until `time_ns` (CLOCK_MONOTONIC).
     pub(crate) fn heartbeat(&self, time_ns: u64) {
         let _ = self.requests.send(WriterRequest::Heartbeat(time_ns));
     }

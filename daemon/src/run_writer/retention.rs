@@ -146,7 +146,7 @@ impl Sweeper {
         }
     }
 
-    /// Applies other limits. What is known of the clock is kept.
+    /// Applies other limits. The observations of the clock are kept.
     pub(super) fn set_retention(&mut self, retention: Retention) {
         let now = Instant::now();
         (self.retention, self.next, self.next_plan) = (retention, now, now);

@@ -154,7 +154,7 @@ impl WriteQueue {
         Some(removed)
     }
 
-    /// Removes a run that has been written. If a newer state of it was added meanwhile, that is moved to the end.
+    /// Removes a state that has been written. If a newer state of the run was added meanwhile, that state is moved to the end.
     pub(crate) fn finish_write(&mut self, written: &Arc<QueuedRun>) {
         let Some((position, _)) = self.writing.take() else { return };
         let Some(now) = self.runs.get(&position) else { return };

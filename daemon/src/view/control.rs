@@ -1,5 +1,5 @@
-//! Serves the control API: the requests of `gpumem_model::control`, as HTTP and JSON over a Unix socket. The kernel tells which
-//! user has connected. Users see their own processes; root and members of the group `gpumemd` see all.
+//! Serves the control API: the requests of `gpumem_model::control`, as HTTP and JSON over a Unix socket. The kernel reports
+//! which user has connected. Users see their own processes; root and members of the group `gpumemd` see all.
 
 mod commands;
 mod doctor;

@@ -138,7 +138,7 @@ impl ViewContext {
 /// Group whose members see every process.
 const GROUP: &str = "gpumemd";
 
-/// A user who makes a request. The kernel tells the user of a socket's peer; the user's groups come from /etc/group.
+/// A user who makes a request. The kernel reports the user of a socket's peer. The user's groups come from /etc/group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Viewer {
     pub uid: u32,

@@ -33,8 +33,8 @@ impl<'a> RowMaker<'a> {
         let nvml_index = |at: usize| {
             self.health.nvml.devices.iter().position(|device| device.name == snapshot.devices[at].name)
         };
-        // A device that only agents report is shown only while a process reports memory on it, because a forged agent could report
-        // any number of devices.
+        // A device that only agents report is shown only while a process reports memory on it, because a forged agent could
+        // report any number of devices.
         let living = || snapshot.processes.iter().filter(|process| process.ended.is_none());
         let held = living().flat_map(|process| &process.accounts).filter(|account| holds(account));
         let held: BTreeSet<usize> = held.filter_map(|account| account.device).collect();

@@ -73,8 +73,8 @@ pub(super) fn check_driver(health: &Health, out: &mut Vec<Finding>) {
     }
 }
 
-/// Returns a finding about the driver's accounting mode, which reports peaks of processes. It is only a hint, because only root can
-/// switch the mode on, and for all users.
+/// Returns a finding about the driver's accounting mode, which reports peaks of processes. It is only a hint, because only root
+/// can switch the mode on, and for all users.
 pub(super) fn accounting_finding(health: &Health) -> Option<Finding> {
     let on = health.nvml.devices.iter().filter(|device| has(device, "accounting")).count();
     let (text, fix) = match (on, health.nvml.devices.len()) {
