@@ -1,4 +1,4 @@
-//! Entry of the ledger: every observation of every source goes through [`Ledger::observe`].
+//! The ledger's entry: every record of every source goes through [`Ledger::observe`].
 
 mod oom_holders;
 
@@ -24,56 +24,62 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-/// Maximum number of devices up to which processes may add more. No machine has so many, and each is kept permanently.
+/// Number of devices from which on processes may add no more. No machine has so many, and devices are never removed.
 const MAX_CLAIMED_DEVICES: usize = 512;
-/// Maximum number of devices that the processes of one user may add: as many as one process may have. Imports may have no users.
+/// Maximum number of devices that the processes of one user may add; as many as one process may have. Processes of imports may
+/// have no user.
 const CLAIMED_BY_USER: usize = 64;
-/// Time that a sample waits after its reading for a silent agent.
+/// Time after an NVML reading (ns) at which its samples are closed without the records of a silent agent.
 pub const STALE_AFTER_NS: u64 = 500_000_000;
 
+/// Returns the reference to an account for views.
 fn place(accounts: &[Account], book: u8) -> Place {
     let book = usize::from(book);
     accounts[book].device.map_or(Place::Unnamed(book), Place::Device)
 }
 
-/// A reading of a device between `SampleBegin` and `SampleEnd`.
+/// An NVML reading of a device, between its `SampleBegin` and `SampleEnd` records.
 #[derive(Debug, Default)]
 struct OpenReading {
     number: u64,
     t0_ns: u64,
-    /// First and last `used` of the device in this reading; they must agree.
-    first: Option<u64>,
+    /// Used bytes of the device at the begin of the reading.
+    first_used: Option<u64>,
     last: Option<DeviceReading>,
-    readings: u32,
-    listed: Option<u64>,
+    device_samples: u32,
+    /// Used bytes of all listed processes; `None` if those of a process are unknown.
+    listed_bytes: Option<u64>,
+    /// Listed processes and their used bytes.
     processes: Vec<(ProcessKey, u64)>,
 }
 
-/// Takes observations and returns snapshots.
+/// Books the records of all sources, and returns snapshots of the sums.
 #[derive(Debug, Default)]
 pub struct Ledger {
     pub(crate) devices: Vec<DeviceView>,
     by_name: Map<DeviceName, usize>,
-    /// Number of devices that processes added, by user.
+    /// Number of devices that the processes of each user have added.
     claimed: Map<u64, usize>,
     open: Map<usize, OpenReading>,
-    /// The last reading of each device that agreed, with the processes that it listed.
+    /// The last reading of each device during which its memory did not change, with the listed processes.
     pub(crate) listings: Map<usize, Arc<Listing>>,
     pub(crate) processes: Vec<Process>,
     pub(crate) by_key: Map<ProcessKey, usize>,
-    /// Processes that have an account on a device, by device: a reading concerns only these.
+    /// Processes that have an account on each device; an NVML reading concerns only these.
     pub(crate) members: Vec<Vec<usize>>,
+    /// Device index by slot number in NVML's records.
     host_slots: Map<u8, usize>,
     pub(crate) now_ns: u64,
     pub(crate) clock: ClockKind,
-    /// Wall clock minus record time.
+    /// Wall-clock time minus record time (ns).
     pub(crate) wall_offset_ns: Option<i128>,
     samples: Vec<(ProcessKey, usize, ClosedSample)>,
     windows: Vec<(ProcessKey, Place, Window)>,
-    /// Processes with pending samples, by the end of the first one.
+    /// Processes with pending samples, by the end time of the first one.
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
+    /// Process of the last record, so that most look-ups need no hashing.
     last: Option<(ProcessKey, usize)>,
-    /// Limits of the memory that processes may use, and their present use.
+    /// Limits of the ledger's memory for processes, and the present use.
     pub(crate) quotas: Quotas,
 }
 
@@ -83,7 +89,7 @@ impl Ledger {
         Ledger::default()
     }
 
-    /// Takes one record. Never fails: records that do not fit are counted in the process's `odd`.
+    /// Books one record. Records that contradict the known state are counted in the process's `odd`; there are no errors.
     #[inline]
     pub fn observe(&mut self, origin: Origin, record: &Record<'_>) {
         match origin {
@@ -91,15 +97,15 @@ impl Ledger {
             Origin::Process(_) if matches!(record.body, Body::ClockAnchor { .. }) => self.set_clock(record),
             Origin::Process(key) => {
                 let index = self.process(key);
-                if self.processes[index].memory_use.is_due() {
-                    self.weigh(index);
+                if self.processes[index].memory_use.count_record() {
+                    self.estimate_memory(index);
                 }
                 match record.body {
                     Body::Device { .. } => {
                         let Some(device) = self.claimed_device(index, record) else { return };
                         let process = &mut self.processes[index];
                         let was_member = process.book_on(device).is_some();
-                        // The number of multiprocessors, and the number of threads that each can run.
+                        // Number of multiprocessors (upper 16 bits), and number of threads that each can run.
                         let shape = u64::from(record.stamp.context);
                         process.name_slot(record.stamp.device, device, (shape >> 16) * (shape & 0xffff));
                         if !was_member && process.book_on(device).is_some() {
@@ -122,6 +128,7 @@ impl Ledger {
         }
     }
 
+    /// Returns the index of a process, adding it if it is new.
     #[inline]
     fn process(&mut self, key: ProcessKey) -> usize {
         if let Some((last, index)) = self.last
@@ -134,8 +141,8 @@ impl Ledger {
             None => {
                 let window_ns = if self.clock == ClockKind::Ordinal { 1 } else { WINDOW_NS };
                 let is_of_file = self.quotas.limits == Limits::NONE;
-                let most_spans = if is_of_file { MAX_SPANS_OF_FILE } else { MAX_SPANS };
-                self.processes.push(Process::new(key, window_ns, most_spans));
+                let max_spans = if is_of_file { MAX_SPANS_OF_FILE } else { MAX_SPANS };
+                self.processes.push(Process::new(key, window_ns, max_spans));
                 self.by_key.insert(key, self.processes.len() - 1);
                 self.processes.len() - 1
             }
@@ -144,12 +151,12 @@ impl Ledger {
         index
     }
 
-    /// Returns the process that a record of the host is about.
+    /// Returns the index of the process that a record of the host is about.
     fn process_of(&mut self, stamp: &Stamp, start_ticks: u64) -> usize {
         self.process(ProcessKey { pid: stamp.thread, start_ticks })
     }
 
-    /// Returns the device that a process names; `None` if the process may not add it.
+    /// Returns the index of the device that a process names; `None` if the process may not add it.
     fn claimed_device(&mut self, index: usize, record: &Record<'_>) -> Option<usize> {
         let Body::Device { uuid_high, uuid_low, ordinal, id, .. } = record.body else { return None };
         let is_new = !self.by_name.contains_key(&DeviceName::of_record(uuid_high, uuid_low, ordinal, id));
@@ -167,6 +174,7 @@ impl Ledger {
         Some(self.device(record))
     }
 
+    /// Returns the index of the device in a `Device` record, adding it if it is new.
     fn device(&mut self, record: &Record<'_>) -> usize {
         let Body::Device { uuid_high, uuid_low, total_bytes, ordinal, id, name } = record.body else {
             return 0;
@@ -207,7 +215,7 @@ impl Ledger {
             Body::Device { .. } => {
                 let index = self.device(record);
                 let device = &mut self.devices[index];
-                // NVML's values take precedence: a process's device size lacks the driver's share.
+                // NVML's values replace those of a process, whose device size lacks the driver's share.
                 if let Body::Device { ordinal, total_bytes, name, .. } = record.body {
                     device.ordinal = ordinal;
                     device.total_bytes = total_bytes.0.or(device.total_bytes);
@@ -275,33 +283,35 @@ impl Ledger {
         }
     }
 
-    /// Closes samples that ended before the deadline and still wait for their agent.
+    /// Closes samples whose reading ended by `deadline_ns` and that still wait for their agent's records.
     fn close_stale(&mut self, deadline_ns: u64) {
         while let Some(&Reverse((since_ns, index))) = self.waiting.peek()
             && since_ns <= deadline_ns
         {
             self.waiting.pop();
             let process = &mut self.processes[index];
-            process.samples.is_watched = false;
+            process.samples.is_queued = false;
             process.close_where(deadline_ns, true);
             self.take_closed(index);
-            self.watch(index);
+            self.queue_stale_check(index);
         }
     }
 
-    fn watch(&mut self, index: usize) {
+    /// Queues a process with pending samples for [`Ledger::close_stale`].
+    fn queue_stale_check(&mut self, index: usize) {
         let process = &mut self.processes[index];
-        if !process.samples.is_watched
-            && let Some(since_ns) = process.samples.waits_since_ns()
+        if !process.samples.is_queued
+            && let Some(since_ns) = process.samples.first_end_ns()
         {
-            process.samples.is_watched = true;
+            process.samples.is_queued = true;
             self.waiting.push(Reverse((since_ns, index)));
         }
     }
 
     fn begin_sample(&mut self, stamp: &Stamp, number: u64) {
         let Some(&device) = self.host_slots.get(&stamp.device) else { return };
-        let reading = OpenReading { number, t0_ns: stamp.time_ns, listed: Some(0), ..OpenReading::default() };
+        let reading =
+            OpenReading { number, t0_ns: stamp.time_ns, listed_bytes: Some(0), ..OpenReading::default() };
         self.open.insert(device, reading);
         for at in 0..self.members[device].len() {
             let index = self.members[device][at];
@@ -322,12 +332,12 @@ impl Ledger {
         device.latest = Some(sampled);
         device.recent.add(sampled.time_ns, used);
         if let Some(listing) = self.listings.get(&index) {
-            listing.see(used);
+            listing.note_used(used);
         }
         if let Some(reading) = self.open.get_mut(&index) {
-            reading.first.get_or_insert(used);
+            reading.first_used.get_or_insert(used);
             reading.last = device.latest;
-            reading.readings += 1;
+            reading.device_samples += 1;
         }
     }
 
@@ -335,9 +345,9 @@ impl Ledger {
         let Some(&device) = self.host_slots.get(&stamp.device) else { return };
         let Some(reading) = self.open.get_mut(&device) else { return };
         let (number, t0_ns) = (reading.number, reading.t0_ns);
-        reading.listed = match used {
-            Err(Absence::NotListed) => reading.listed, // it holds none
-            used => reading.listed.zip(used.ok()).and_then(|(sum, used)| sum.checked_add(used)),
+        reading.listed_bytes = match used {
+            Err(Absence::NotListed) => reading.listed_bytes, // a process that is not listed holds no device memory
+            used => reading.listed_bytes.zip(used.ok()).and_then(|(sum, used)| sum.checked_add(used)),
         };
         reading.processes.extend(used.ok().map(|used| (key, used)));
         let index = self.process(key);
@@ -358,10 +368,10 @@ impl Ledger {
         }
         let Some(reading) = self.open.remove(&device) else { return };
         let failed = result != 0;
-        self.devices[device].agreed = match (reading.first, reading.last, reading.listed) {
-            // The host's memory changes all the time, so unified memory is compared as it was after the list.
+        self.devices[device].agreed = match (reading.first_used, reading.last, reading.listed_bytes) {
+            // Unified memory changes all the time with the host's, so it is not compared; the value after the list counts.
             (Some(first), Some(last), Some(listed))
-                if (last.unified || first == last.used_bytes) && reading.readings >= 2 && !failed =>
+                if (last.unified || first == last.used_bytes) && reading.device_samples >= 2 && !failed =>
             {
                 let unaccounted_bytes = last.used_bytes.wrapping_sub(listed) as i64;
                 Some(AgreedReading { number, reading: last, unaccounted_bytes })
@@ -379,11 +389,12 @@ impl Ledger {
             if let Some(book) = process.book_on(device) {
                 process.end_sample(book, number, stamp.time_ns, failed);
                 self.take_closed(index);
-                self.watch(index);
+                self.queue_stale_check(index);
             }
         }
     }
 
+    /// Moves a process's closed samples and ended windows to those that callers take.
     fn take_closed(&mut self, index: usize) {
         let process = &mut self.processes[index];
         for (book, sample) in process.samples.closed.drain(..) {
@@ -395,24 +406,23 @@ impl Ledger {
         }
     }
 
-    /// Whether [`Ledger::take_samples`] or [`Ledger::take_windows`] would return anything. They accumulate, so callers check this
-    /// after each record.
+    /// Whether there are closed samples or ended windows to take. They accumulate, so callers check this after each record.
     #[inline]
     pub fn has_untaken(&self) -> bool {
         !self.samples.is_empty() || !self.windows.is_empty()
     }
 
-    /// Returns the samples closed since the last call: process, index of the device in the snapshot, sample.
+    /// Returns the samples closed since the last call: process, index of the device in [`Ledger::devices`], sample.
     pub fn take_samples(&mut self) -> std::vec::Drain<'_, (ProcessKey, usize, ClosedSample)> {
         self.samples.drain(..)
     }
 
-    /// Returns the windows that have ended, in the order of their process's records.
+    /// Returns the windows that ended since the last call, in the order of each process's records.
     pub fn take_windows(&mut self) -> std::vec::Drain<'_, (ProcessKey, Place, Window)> {
         self.windows.drain(..)
     }
 
-    /// Adds the present state of open windows to the ended ones.
+    /// Adds the present state of all open windows to the ended ones.
     pub fn end_windows(&mut self) {
         for process in &mut self.processes {
             for book in 0..process.holdings.books.len() {
@@ -423,7 +433,7 @@ impl Ledger {
         }
     }
 
-    /// Drops a process and all its data, because its run has ended and is stored elsewhere. A later record starts it again.
+    /// Removes a process and all its data, because its run has ended and is stored. A later record of it starts a new entry.
     pub fn forget(&mut self, key: ProcessKey) {
         let Some(index) = self.by_key.remove(&key) else { return };
         let mut gone = self.processes.swap_remove(index);
@@ -442,13 +452,12 @@ impl Ledger {
             .filter(|Reverse((_, at))| *at != index)
             .map(|Reverse((since_ns, at))| Reverse((since_ns, if at == moved { index } else { at })))
             .collect();
-        self.samples.retain(|(of, ..)| *of != key);
-        self.windows.retain(|(of, ..)| *of != key);
+        self.samples.retain(|(process, ..)| *process != key);
+        self.windows.retain(|(process, ..)| *process != key);
     }
 
-    /// Begins a new part of a process's run. Peaks and timelines restart with the amounts held now, and marks are cleared.
-    /// Iterations and out-of-memory entries keep only unfinished ones. Causes of untrackable, points of growth, names and counts
-    /// continue.
+    /// Begins a new part of a process's run, because a long run is stored in parts. Peaks and timelines restart with the amounts
+    /// held now; marks, complete iterations and decided out-of-memory entries are cleared. Everything else continues.
     pub fn begin_part(&mut self, key: ProcessKey, now_ns: u64) {
         let process = self.by_key.get(&key).and_then(|&index| self.processes.get_mut(index));
         if let Some(process) = process {
@@ -459,12 +468,12 @@ impl Ledger {
         }
     }
 
-    /// Returns the devices, as in the snapshot.
+    /// Returns the devices; their order is that of a snapshot.
     pub fn devices(&self) -> &[DeviceView] {
         &self.devices
     }
 
-    /// Returns all processes, unsorted: key, and whether the process has ended.
+    /// Returns all processes in any order: key, and whether the process has ended.
     pub fn processes(&self) -> impl Iterator<Item = (ProcessKey, bool)> {
         self.processes.iter().map(|process| (process.key, process.ended.is_some()))
     }
@@ -506,7 +515,7 @@ impl Ledger {
 }
 
 impl Ledger {
-    /// Sets the limits of processes from now on, so that one process cannot use up the memory.
+    /// Sets the limits of the ledger's memory for processes; they hold from now on.
     pub fn limit(&mut self, limits: Limits) {
         self.quotas.limits = limits;
     }
@@ -520,16 +529,16 @@ impl Ledger {
         (self.quotas.bytes(), refused)
     }
 
-    /// Estimates a process's memory.
+    /// Estimates the memory of a process, and checks its limits.
     #[cold]
-    fn weigh(&mut self, index: usize) {
+    fn estimate_memory(&mut self, index: usize) {
         let process = &mut self.processes[index];
         let (rows, bytes) = (process.holdings.rows(), process.bytes());
         self.quotas.release(&mut process.memory_use, process.coverage.full);
         let (user, load) = (process.facts.uid, &mut process.memory_use);
         self.quotas.charge(load, user, bytes);
         process.coverage.full = self.quotas.full(user, rows);
-        // The costs of an estimate grow with the number of pools.
-        load.wait(process.holdings.pools.len() / 32);
+        // The time of an estimate grows with the number of pools.
+        load.schedule(process.holdings.pools.len() / 32);
     }
 }

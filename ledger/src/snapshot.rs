@@ -1,7 +1,7 @@
-//! Data for views, with names resolved and independent of the ledger.
+//! Snapshot of the ledger for views: a copy with resolved names.
 //!
-//! Amounts are lists by index of [`ProcessView::cells`], so that the same names serve the present, the peak and the latest
-//! sample. Each list sums to the `tracked` of its structure.
+//! Amounts are lists of bytes by index of [`ProcessView::cells`]. The present, the peak and the latest sample have a list each,
+//! whose sum is their `tracked` bytes.
 
 use crate::base::device::DeviceView;
 use crate::base::identity::ProcessKey;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub struct Snapshot {
-    /// Latest time of the host's records.
+    /// Latest time of the daemon's own records (ns).
     pub now_ns: u64,
     pub clock: ClockKind,
     /// Wall-clock time of record time 0 in ns; absent without a clock.
@@ -44,16 +44,16 @@ impl Snapshot {
     }
 }
 
-/// The peak: the moment with the highest `tracked`.
+/// The moment with the highest tracked bytes.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub struct PeakView {
     pub tracked_bytes: i64,
-    /// Its time; among equal moments the one with the least idle bytes.
+    /// Time of the peak (ns); among equal moments, of the one with the fewest idle and opaque bytes.
     pub time_ns: u64,
     /// Amounts at the peak, by index of [`ProcessView::cells`].
     pub amounts: Vec<i64>,
-    /// Gap at the peak; absent without a sample.
+    /// Used minus tracked bytes at the peak; absent without a sample.
     pub gap: Option<PeakGap>,
 }
 
@@ -61,28 +61,28 @@ pub struct PeakView {
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub struct AccountView {
-    /// Index in [`Snapshot::devices`]; absent while the agent has not named the device.
+    /// Index in [`Snapshot::devices`]; absent while the device is not known.
     pub device: Option<usize>,
-    /// The account sums all devices beyond the maximum number for a process.
+    /// Whether the account is the sum of all devices beyond the maximum number of a process.
     pub is_beyond: bool,
     pub tracked_bytes: i64,
     pub amounts: Vec<i64>,
     pub beside: Beside,
-    /// Bytes allocated before the agent started, if known.
+    /// Untracked bytes allocated before the agent started; absent if unknown.
     pub predates_bytes: Option<i64>,
     pub peak: PeakView,
-    /// Highest `used` that was read, and its time.
+    /// Highest used bytes of all samples, and the time.
     pub peak_used: Option<(u64, u64)>,
-    /// Highest `used` according to the driver's accounting mode, if that is on.
+    /// Highest used bytes according to the driver's accounting mode; absent while that mode is off.
     pub accounted_peak_bytes: Option<u64>,
-    /// Part of the newest `used` that confidential computing protects; absent without confidential computing.
+    /// Part of the newest used bytes that confidential computing protects; absent without confidential computing.
     pub protected_bytes: Option<u64>,
     pub latest: Option<ClosedSample>,
-    /// Last closed sample with a known `used`; if there is an agent, with a known `tracked`, too.
+    /// Last closed sample with known used bytes; with an agent, also with known tracked bytes.
     pub complete: Option<ClosedSample>,
-    /// Parts of the untrackable of `complete`.
+    /// Parts of the untrackable bytes of `complete`.
     pub parts: Option<UntrackableParts>,
-    /// Changes of untrackable by time; the smallest are merged into one, which comes first.
+    /// Changes of the untrackable bytes by time. If there are many, the smallest are merged into one, which comes first.
     pub steps: Arc<[UntrackableChange]>,
     pub pools: Vec<Pool>,
 }
@@ -95,14 +95,14 @@ pub struct ProcessView {
     /// Facts from the daemon, and claims of the process.
     pub facts: Facts,
     pub coverage: Coverage,
-    /// Records that did not fit.
+    /// Counts of records that contradicted the known state.
     pub odd: AnomalyCounts,
-    /// Time of the end and wait status, if known.
+    /// Time of the end (ns), and wait status if known; absent while the process runs.
     pub ended: Option<(u64, Option<u64>)>,
     pub cells: Vec<CellView>,
-    /// One per device.
+    /// One account for each device.
     pub accounts: Vec<AccountView>,
-    /// OOM records in order of time, with the index of their account. Their fate is open unless the process has continued.
+    /// Index in `accounts`, and OOM record, in order of time. The fate is open unless the process has continued.
     pub ooms: Vec<(usize, Oom)>,
     /// Latest time of the process's records.
     pub heard_ns: u64,
@@ -111,7 +111,7 @@ pub struct ProcessView {
 }
 
 impl Ledger {
-    /// Returns the current state for views. Copies every cell, but not every row.
+    /// Returns the present state. Copies all cells, but not the rows of allocations and blocks.
     pub fn snapshot(&self) -> Snapshot {
         let mut processes: Vec<_> = self.processes.iter().map(process_view).collect();
         processes.sort_by_key(|process| process.key);
@@ -199,12 +199,12 @@ fn pool_view(holdings: &Holdings, pool: &rows::pool::Pool) -> Pool {
         booked_bytes: if framework { pool.backed_bytes } else { pool.reserved },
         block_bytes: if framework && !pool.opaque { pool.block_bytes } else { pool.used },
         pending_bytes: pool.pending_bytes,
-        own: pool.said,
+        own: pool.reported,
         check: pool.check,
     }
 }
 
-/// Returns amounts by index, without zeros.
+/// Returns the nonzero amounts with their indices.
 pub fn sparse(amounts: &[i64]) -> Amounts {
     let indexed = amounts.iter().enumerate().map(|(index, &bytes)| (index as u32, bytes));
     indexed.filter(|&(_, bytes)| bytes != 0).collect()

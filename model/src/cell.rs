@@ -1,4 +1,4 @@
-//! Names of cells, and amounts by cell.
+//! Cells (the finest division of a process's bytes) with their names, and lists of bytes by cell.
 
 use crate::fields::{Field, fields, plain};
 use crate::names::{Named, named};
@@ -8,28 +8,28 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
 fields! {
-    /// Name of a cell.
+    /// Names of a cell: bytes with the same names are one amount.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
     pub struct Cell {
         /// `direct`, `block`, `pool_idle` or `opaque`.
         class: Class            => redact keep;
         /// Tag path.
         tag: Option<String>     => redact hide_tag;
-        /// First tag, if a later one replaced it.
+        /// First tag of the bytes, if a later one replaced it.
         origin: Option<String>  => redact clear;
-        /// Use of the bytes; absent if unknown.
+        /// Role: what the bytes are used for (`parameter`, `gradient`, ...); absent if unknown.
         role: Option<String>    => redact hide_unknown_role;
-        /// Phase of the step that allocated them; absent if unknown.
+        /// Phase of the training step in which they were allocated; absent if unknown.
         phase: Option<String>   => redact hide_unknown_phase;
-        /// Library that made the request.
+        /// Path of the library that requested them.
         library: Option<String> => redact clear;
         /// Name of the framework pool that contains the bytes.
         #[serde(default)]
         pool: Option<String>    => redact hide_unknown_pool;
-        /// Blocks that their owner has freed but that a stream may still use; their class is `pool_idle`.
+        /// Whether they are blocks that the program has freed but a CUDA stream may still use; their class is `pool_idle`.
         #[serde(default)]
         pending: bool           => redact keep;
-        /// The tag is that of the process, because the allocating thread had none.
+        /// Whether the tag is the process's default, because the allocating thread had no tag.
         #[serde(default)]
         inherited: bool         => redact keep;
     }
@@ -45,7 +45,7 @@ named! {
         Direct = "direct",
         /// Blocks of pools.
         Block = "block",
-        /// Bytes of segments not covered by a block.
+        /// Bytes of segments in no block: cached by the allocator.
         PoolIdle = "pool_idle",
         /// Segments of pools that report no blocks.
         Opaque = "opaque",
@@ -54,7 +54,7 @@ named! {
 
 plain!(Class);
 
-/// What rules match of a cell.
+/// Properties of a cell that category rules match.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub struct CellTraits<'c> {
@@ -78,8 +78,8 @@ impl<'c> From<&'c Cell> for CellTraits<'c> {
     }
 }
 
-/// End of the tag of a group of small cells. Three kinds of tags have it. A path with a `/` before it: all tags below the path. A
-/// tag with `*` for its numbers, and a blank: tags that differ in these numbers. Nothing before it: all cells of one use.
+/// End of the tag of a group of small cells. After a path and `/`, the group has all tags below the path. After a tag with `*`
+/// for numbers and a blank, it has the tags that differ in these numbers. Alone, it has all tags.
 pub const SUM: &str = "(smaller ones)";
 
 /// Whether a tag is that of a group.
@@ -87,7 +87,7 @@ pub fn is_sum(tag: &str) -> bool {
     tag.ends_with(SUM)
 }
 
-/// Returns the tag that rules match: for a group of tags that differ in numbers, their tag with `*`.
+/// Returns the tag that category rules match: for a group of tags that differ in numbers, the tag with `*`.
 pub fn without_sum(tag: &str) -> &str {
     tag.strip_suffix(SUM).and_then(|tag| tag.strip_suffix(' ')).unwrap_or(tag)
 }
@@ -103,7 +103,7 @@ fn hide_tag(tag: &mut Option<String>) {
     }
 }
 
-/// Removes a role that gpumemd does not define: it may be a name.
+/// Removes a role that gpumemd does not define, because it may be a secret name.
 fn hide_unknown_role(role: &mut Option<String>) {
     role.take_if(|role| Role::from_name(role).is_none());
 }
@@ -116,7 +116,7 @@ pub(crate) fn hide_unknown_pool(pool: &mut Option<String>) {
     pool.take_if(|pool| pool != TORCH);
 }
 
-/// Bytes by cell: (index in [`Run::cells`](crate::run::Run::cells), bytes), sorted by index, without zeros.
+/// Bytes by cell: index in [`Run::cells`](crate::run::Run::cells) and bytes, sorted by index, without zeros.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Amounts(Vec<(u32, i64)>);

@@ -1,5 +1,5 @@
-//! The checks of `gpumemctl doctor`. Programs and documents may refer to a check by its id: ids are added, never reused.
-//! docs/troubleshooting.md contains the same table; a test compares the two.
+//! Table of the checks of `gpumemctl doctor`. Programs and documents refer to a check by its id, so ids are never renamed or
+//! reused. docs/troubleshooting.md has the same table; a test compares the two.
 
 macro_rules! checks {
     ($( $check:ident = $id:literal, $about:literal; )*) => {

@@ -29,11 +29,11 @@ use std::collections::BTreeMap;
 /// The processes that hold device memory now.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ps {
-    /// In NVML's order.
+    /// Devices in NVML's order.
     pub devices: Vec<DeviceRow>,
-    /// Grouped by device; within a device, those with the most memory first.
+    /// Processes by device, those with the most memory first.
     pub processes: Vec<ProcessRow>,
-    /// Processes that report memory on devices that NVML does not list, although NVML answers.
+    /// Processes that report memory on devices that NVML, although it answers, does not list.
     #[serde(default)]
     pub claims: Vec<ClaimRow>,
 }
@@ -42,13 +42,13 @@ pub struct Ps {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct ClaimRow {
-    /// In the daemon's PID namespace; 0 where it is hidden.
+    /// Pid in the daemon's PID namespace; 0 where it is hidden.
     pub pid: u32,
     pub uid: Option<u64>,
     pub user: Option<String>,
     /// Number of such devices.
     pub devices: usize,
-    /// Sum of the bytes that it reports there; absent for other users' processes.
+    /// Sum of the bytes that it reports on them; absent for other users' processes.
     pub tracked_bytes: Option<i64>,
     /// Command; absent for other users' processes.
     pub command: Option<String>,
@@ -57,7 +57,7 @@ pub struct ClaimRow {
 /// A run that matches a request but that the caller may not see.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HiddenRun {
-    /// In the daemon's PID namespace.
+    /// Pid in the daemon's PID namespace.
     pub pid: u32,
     /// User's name; the user id if it has no name.
     pub user: Option<String>,
@@ -75,15 +75,15 @@ pub struct DeviceRow {
     pub uuid: String,
     pub model: String,
     pub total_bytes: Option<u64>,
-    /// The device has no memory separate from the host's: total, used and free bytes are the host's.
+    /// Whether the device uses the host's memory, so that total, used and free bytes are the host's.
     #[serde(default)]
     pub unified: bool,
-    /// Used bytes, without the driver's share where NVML reports that share.
+    /// Used bytes, without the driver's share if NVML reports that share.
     pub used_bytes: Option<u64>,
     pub free_bytes: Option<u64>,
     /// Bytes that the driver reserves for itself.
     pub system_bytes: Option<u64>,
-    /// `used_bytes` minus the sum over its processes; for unified memory, the memory that the rest of the host uses.
+    /// `used_bytes` minus the bytes of all its processes; for unified memory, the memory that the rest of the host uses.
     pub unaccounted_bytes: Option<i64>,
     /// Age of the reading in ms.
     pub age_ms: Option<u64>,
@@ -95,22 +95,22 @@ pub struct DeviceRow {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct ProcessRow {
-    /// In the daemon's PID namespace.
+    /// Pid in the daemon's PID namespace.
     pub pid: u32,
     /// Index in [`Ps::devices`].
     pub device: usize,
     pub uid: Option<u64>,
     pub user: Option<String>,
-    /// covered, uncovered; then, where they apply: late, blocked, partial, stale, paused, restarted.
+    /// `covered` or `uncovered`, then those that apply of `late`, `blocked`, `partial`, `stale`, `paused`, `restarted`.
     pub flags: Vec<String>,
-    /// Bytes that NVML charges to it.
+    /// Bytes that NVML charges to the process.
     pub used_bytes: Option<u64>,
     /// The part of `used_bytes` that confidential computing protects; absent without confidential computing.
     #[serde(default)]
     pub protected_bytes: Option<u64>,
     /// Bytes of live driver allocations.
     pub tracked_bytes: Option<i64>,
-    /// Pool bytes not covered by a block.
+    /// Pool bytes in no block: cached by the allocator.
     pub idle_bytes: Option<i64>,
     /// `used_bytes` minus `tracked_bytes` minus the bytes allocated before the agent started.
     pub untrackable_bytes: Option<i64>,
@@ -120,7 +120,7 @@ pub struct ProcessRow {
     pub why: Option<String>,
     /// Command, followed by the rank if the process reports one; absent for other users' processes.
     pub command: Option<String>,
-    /// Known names of its owner: user, comm, job, rank, world_size, container, pod, namespace, pod_uid, container_name,
+    /// Known names of the process's owner: user, comm, job, rank, world_size, container, pod, namespace, pod_uid, container_name,
     /// slurm_job, slurm_step. `claimed` lists those that the process reports about itself. For other users' processes, only the
     /// user.
     #[serde(default)]
@@ -151,7 +151,7 @@ pub struct Finding {
     /// The object that was checked: `nvml`, `GPU 0 (GPU-51..)`, `process 4711`, `store`.
     pub subject: String,
     pub text: String,
-    /// What to do about it; absent if nothing needs to be done.
+    /// What to do about the finding; absent if nothing needs to be done.
     pub fix: Option<String>,
 }
 

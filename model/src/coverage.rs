@@ -1,8 +1,8 @@
-//! How complete a process's numbers are, and how the numbers of a part of a long life begin.
+//! How complete the numbers of a process are, and the counts with which a part of a long life begins.
 //!
-//! A process that runs for days is stored as one run for each day, called a part. Each part has the resolution of a whole run and
-//! is final when its day ends. A part begins with the memory held at that time. Peaks, series, timeline, iterations, OOM records
-//! and counts belong to the part. Changes of the untrackable memory and growth points cover the whole life so far, because they
+//! A process that runs for days is stored as one run for each day, called a part. A part has the resolution of a whole run and is
+//! final when its day ends. It begins with the memory held at that time. Peaks, series, timeline, iterations, OOM records and
+//! counts belong to the part. Changes of the untrackable bytes and growth points cover the whole life so far, because they
 //! explain the memory held now.
 
 use crate::fields::{fields, plain};
@@ -14,62 +14,61 @@ fields! {
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Coverage {
-        /// An agent or a log reported the process's allocations.
+        /// Whether an agent or a log reported the process's allocations.
         covered: bool                => part carry, join or,           add or,   redact keep;
-        /// The agent attached after the first allocation.
+        /// Whether the agent started after the first allocation.
         late: bool                   => part carry, join or,           add or,   redact keep;
-        /// Other CUPTI client that holds the subscription. If `blocked_code` is not 39: why the agent was refused.
+        /// Name of the other client that holds CUPTI. If `blocked_code` is not 39, why CUPTI refused the agent.
         blocked_by: Option<String>   => part carry, join last,         add any,  redact hide_client;
-        /// CUPTI's result code of the refusal.
+        /// CUPTI's result code when it refused the agent.
         blocked_code: Option<u16>    => part carry, join last,         add skip, redact keep;
-        /// Intervals in which the agent saw no driver calls; only the longest if there are many.
+        /// Blind intervals, in which the agent saw no driver calls; only the longest if there are many.
         blind: Vec<BlindWindow>      => part carry, join later_blind,  add skip, redact each(hide_why);
-        /// Number of such intervals.
+        /// Number of blind intervals.
         blind_count: u64             => part since, join sum,          add sum,  redact keep;
-        /// Total length of the intervals that have ended.
+        /// Total length of the blind intervals that have ended (ns).
         blind_ns: u64                => part since, join sum,          add sum,  redact keep;
-        /// Memory was already tracked before such an interval: sums and peaks are inexact since then, and a resync does not
-        /// correct them.
+        /// Whether memory was tracked before a blind interval. Sums and peaks are inexact since then; no resync corrects them.
         blind_doubt: bool            => part carry, join or,           add or,   redact keep;
-        /// Records were lost, and no resync has completed since.
+        /// Whether records were lost and no resync (the agent restates its live rows) has completed since.
         partial_state: bool          => part carry, join last,         add or,   redact keep;
-        /// Records were lost at some time: peaks are lower bounds.
+        /// Whether records were lost at any time, so that peaks are lower bounds.
         partial_history: bool        => part carry, join or,           add or,   redact keep;
-        /// Ordered records applied.
+        /// Number of ordered records booked.
         events: u64                  => part since, join sum,          add sum,  redact keep;
-        /// Number of successful driver allocations among the events.
+        /// Number of successful driver allocations.
         allocations: u64             => part since, join sum,          add sum,  redact keep;
         /// Bytes of the successful driver allocations; frees are not subtracted.
         allocated_bytes: u64         => part since, join sum,          add sum,  redact keep;
-        /// Lines or records of the input that could not be read.
+        /// Number of lines or records of the input that could not be read.
         rejected: u64                => part since, join sum,          add sum,  redact keep;
-        /// Ordered records lost.
+        /// Number of ordered records lost.
         lost: u64                    => part since, join sum,          add sum,  redact keep;
-        /// Ordered records that the agent withheld on request (pause, mute). They do not count as lost.
+        /// Number of ordered records that the agent withheld on request (pause, mute). They do not count as lost.
         withheld: u64                => part since, join sum,          add sum,  redact keep;
-        /// The source ends here on purpose: a snapshot, or a recording that was stopped. The process may have continued.
+        /// Whether the source ends here on purpose (a snapshot, or a recording that was stopped). The process may have continued.
         complete: bool               => part carry, join last,         add skip, redact keep;
-        /// Records that contradicted the known state.
+        /// Number of records that contradicted the known state.
         odd: u64                     => part since, join sum,          add sum,  redact keep;
-        /// NVML samples. Restarts at 0 in each part, as the series does.
+        /// Number of NVML samples; restarts at 0 in each part, like the series.
         samples: u64                 => part carry, join sum,          add sum,  redact keep;
         /// Number of samples taken while memory changed.
         torn_samples: u64            => part carry, join sum,          add sum,  redact keep;
-        /// Number of samples closed without the agent's records.
+        /// Number of samples closed without the agent's records up to their time.
         stale_samples: u64           => part since, join sum,          add sum,  redact keep;
-        /// Driver allocations that failed.
+        /// Number of driver allocations that failed.
         failed_allocations: u64      => part since, join sum,          add sum,  redact keep;
-        /// Training steps that the process reported.
+        /// Number of training steps that the process reported.
         steps: u64                   => part since, join sum,          add sum,  redact keep;
-        /// State of each naming layer, as last reported by the agent.
+        /// State of each naming layer (a source of names, such as NVTX or Python frames), as the agent last reported it.
         layers: Vec<LayerSaid>       => part carry, join last,         add skip, redact each(LayerSaid::hide_reason);
-        /// OOM records that were dropped because there were too many.
+        /// Number of OOM records that were dropped because there were too many.
         ooms_dropped: u64            => part carry, join sum,          add sum,  redact keep;
-        /// Marks that the program or a user set, by time.
+        /// Marks (named moments) that the program or a user set, by time.
         marks: Vec<Mark>             => part carry, join append,       add skip, redact clear;
-        /// Marks that were dropped because there were too many.
+        /// Number of marks that were dropped because there were too many.
         marks_dropped: u64           => part carry, join sum,          add skip, redact clear;
-        /// Programs that the process executed, in order: only the first and the latest if there are many.
+        /// Programs that the process executed, in order; only the first and the latest if there are many.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         programs: Vec<Program>       => part carry, join later_programs, add skip, redact keep;
         /// Which part of a long life the run is; absent for a whole life and for its first part.
@@ -78,14 +77,14 @@ fields! {
     }
 }
 
-/// Maximum number of blind intervals; of more, the shortest are dropped.
+/// Maximum number of blind intervals that are kept; of more, the shortest are dropped.
 const MAX_BLIND: usize = 32;
 
 impl Coverage {
-    /// Returns the total length of all blind intervals; an open one counts up to `now_ns`.
+    /// Returns the total length of all blind intervals (ns); an open one counts up to `now_ns`.
     pub fn blind_total_ns(&self, now_ns: u64) -> u64 {
-        let lasting = self.open_blind().map_or(0, |window| now_ns.saturating_sub(window.from_ns));
-        self.blind_ns.saturating_add(lasting)
+        let open_ns = self.open_blind().map_or(0, |window| now_ns.saturating_sub(window.from_ns));
+        self.blind_ns.saturating_add(open_ns)
     }
 
     /// Returns the blind interval that has not ended.
@@ -144,7 +143,7 @@ fn later_programs(earlier: &mut Vec<Program>, later: Vec<Program>) {
 }
 
 fields! {
-    /// An interval in which the agent saw no driver calls.
+    /// A blind interval, in which the agent saw no driver calls.
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[allow(missing_docs)]
     pub struct BlindWindow {
@@ -160,11 +159,11 @@ fields! {
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Mark {
-        /// When the mark was set.
+        /// Time at which the mark was set.
         time_ns: u64;
         /// Name of the mark; absent if its record was lost.
         name: Option<String>;
-        /// Who set it: `program` (`gpumem.mark` and similar) or `gpumemctl`.
+        /// Who set the mark: `program` (`gpumem.mark` and similar) or `gpumemctl`.
         by: String;
     }
 }
@@ -174,7 +173,7 @@ fields! {
 pub struct Program {
     /// Number that the program's agent gave it.
     pub instance: u16,
-    /// Number of its latest record that arrived, counted from 1.
+    /// Number of the program's latest record that arrived, counted from 1.
     pub heard: u64,
 }
 
@@ -182,17 +181,17 @@ pub struct Program {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Part {
-    /// Number from 2; the first part has no `Part`.
+    /// Number of the part, from 2; the first part has no `Part`.
     pub number: u32,
-    /// When the part began.
+    /// Time at which the part began.
     pub began_ns: u64,
-    /// Ordered records, applied or lost, in earlier parts.
+    /// Number of ordered records, booked or lost, in earlier parts.
     pub events_before: u64,
 }
 
 plain!(Program, Part);
 
-/// Counts at the begin of a part.
+/// Counts of a process at the begin of a part.
 #[derive(Debug, Clone)]
 pub struct Before {
     part: Part,
@@ -213,11 +212,11 @@ impl Before {
         Before { part, counts }
     }
 
-    /// Reduces counts of a whole life to those of this part.
+    /// Reduces the counts of a whole life to those of this part.
     pub fn leave_out(&self, coverage: &mut Coverage) {
         coverage.begin_part(&self.counts);
         coverage.blind.retain(|window| window.to_ns.is_none_or(|to_ns| to_ns > self.part.began_ns));
-        // The part's peak starts from the amounts known at its begin, so only losses since then make it a lower bound.
+        // The part's peak starts with the amounts at its begin, so only losses since then make it a lower bound.
         coverage.partial_history =
             coverage.lost > 0 || coverage.partial_state || self.counts.partial_state || coverage.blind_doubt;
         coverage.part = Some(self.part);

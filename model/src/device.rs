@@ -30,21 +30,20 @@ fields! {
         last: Moment                       => join last,           redact keep;
         /// The moment with the highest `tracked`.
         peak: Moment                       => join Moment::higher, redact keep;
-        /// Highest `used` that was read, and its time.
+        /// Highest used bytes that NVML reported, and the time.
         peak_used: Option<(u64, u64)>      => join max,            redact keep;
-        /// Host and foreign memory, and blocks in memory that is not tracked: in no sum.
+        /// Memory outside all sums: host memory, imported memory, and blocks in memory that is not tracked.
         beside: Beside                     => join last,           redact keep;
-        /// Device memory at the last sample with `unaccounted_bytes`, else as last read.
+        /// Device memory at the last reading with `unaccounted_bytes`; without such a reading, at the last one.
         reading: Option<DeviceReading>     => join last,           redact keep;
-        /// Device used bytes minus those of all its processes; known only if device memory was the same before and after their
-        /// list.
+        /// Used bytes of the device minus those of all its processes. Absent if device memory changed while NVML listed them.
         unaccounted_bytes: Option<i64>     => join last,           redact keep;
-        /// Other processes in the same list: pid and used bytes, largest first, at most [`MAX_TENANTS`].
+        /// Other processes on the device: pid and used bytes, largest first, at most [`MAX_TENANTS`].
         tenants: Vec<(u32, Option<u64>)>   => join last,           redact keep;
-        /// Number of further processes, and their used bytes.
+        /// Number of further processes on the device, and their used bytes.
         #[serde(default)]
         other_tenants: (u32, u64)          => join last,           redact keep;
-        /// used, tracked and gap over time.
+        /// Used, tracked and untrackable bytes over time.
         series: Series                     => join |series: &mut Series, later: Series| series.absorb(&later), redact keep;
         /// Data that explains the numbers.
         #[serde(default)]
@@ -57,18 +56,18 @@ fields! {
     #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Details {
-        /// Peak that the driver's accounting mode charged to the process; absent where that mode is off.
+        /// Highest used bytes of the process according to the driver's accounting mode; absent where that mode is off.
         accounted_peak_bytes: Option<u64> => join last,               clip clear,            redact keep;
-        /// Changes of the gap over the whole life, by time. If there are many, the smallest are merged into one, which comes
-        /// first.
+        /// Changes of the untrackable bytes over the whole life, by time. If there are many, the smallest are merged into one,
+        /// which comes first.
         steps: Vec<UntrackableChange>                  => join last,               clip within,           redact each(UntrackableChange::redact);
-        /// Points for judging growth, over the whole life.
+        /// Points for detecting growth, over the whole life.
         growth: Growth                    => join last,               clip Growth::clip,     redact keep;
         /// Memory held over time, by cell; empty in runs of older versions.
         timeline: Timeline                => join Timeline::join,     clip Timeline::clip,   redact keep;
         /// Memory held in each training step.
         iterations: Iterations            => join Iterations::join,   clip Iterations::clip, redact keep;
-        /// Individual parameters and gradients.
+        /// Bytes of individual parameters and gradients in each step.
         parameters: Parameters            => join Parameters::append, clip keep,             redact clear;
         /// Pools that existed at the last record.
         pools: Vec<Pool>                  => join last,               clip keep,             redact each(Pool::redact);
@@ -81,17 +80,17 @@ fields! {
 
 plain!(Beside, DeviceReading);
 
-/// Highest `used` according to the driver's accounting mode and to our own readings.
+/// Highest used bytes of a process according to the driver's accounting mode, and according to gpumemd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Accounting {
-    /// Value of the driver, which counts every allocation of video memory.
+    /// The driver's value, which includes every allocation of video memory.
     pub driver_bytes: u64,
-    /// Our value: the highest reading, or the peak of `tracked` plus its gap.
+    /// gpumemd's value: the highest reading, or the peak of the tracked bytes plus the gap there, if that is higher.
     pub our_bytes: Option<u64>,
 }
 
 impl Accounting {
-    /// Allocation granule of the driver: a smaller difference is not a disagreement.
+    /// Allocation granule of the driver; a difference up to it is no disagreement.
     pub const GRANULE_BYTES: u64 = 2 << 20;
 
     /// Returns the driver's value minus ours, if they differ by more than a granule.
@@ -123,9 +122,9 @@ pub struct Beside {
     pub registered_bytes: i64,
     pub imported_bytes: i64,
     pub host_vmm_bytes: i64,
-    /// Live blocks in memory that is not tracked.
+    /// Bytes of live blocks in memory that is not tracked.
     pub unbooked_block_bytes: i64,
-    /// Freed blocks that wait for a stream; they also count as blocks inside the sum.
+    /// Bytes of blocks that the program has freed but a CUDA stream may still use; they also count inside the sum.
     pub pending_block_bytes: i64,
 }
 
@@ -154,35 +153,35 @@ fields! {
         owner: Option<String>     => redact keep;
         /// Id of the pool whose blocks contain this pool's segments.
         parent: Option<u64>       => redact keep;
-        /// The pool reports no blocks: `block_bytes` is the amount in use that its owner last reported, or 0.
+        /// Whether the pool reports no blocks. Then `block_bytes` are the used bytes that its owner last reported, or 0.
         opaque: bool              => redact keep;
         /// Bytes of its segments (framework pools) or reserved bytes (driver pools).
         segment_bytes: u64        => redact keep;
-        /// Segment bytes that are tracked; fewer if segments are older than the agent or records were lost.
+        /// Segment bytes that are tracked: not all if segments are older than the agent or records were lost.
         booked_bytes: u64         => redact keep;
         /// Bytes of live blocks, pending ones included.
         block_bytes: u64          => redact keep;
-        /// Block bytes that were freed and wait for a stream: PyTorch counts them as active, not as allocated.
+        /// Block bytes that were freed but a CUDA stream may still use. PyTorch counts them as active, not as allocated.
         pending_bytes: u64        => redact keep;
         /// Reserved and allocated bytes as last reported by the owner (framework pools only).
         own: Option<(u64, u64)>   => redact keep;
-        /// Live block bytes according to the owner and to us, when the owner last compared.
+        /// Live block bytes according to the owner and to the ledger, when the owner last reported its total.
         check: Option<(u64, u64)> => redact keep;
     }
 }
 
 impl Pool {
-    /// Returns segment bytes not covered by a live block. Negative if blocks lie in segments that were not reported.
+    /// Returns segment bytes in no live block; negative if blocks lie in segments that were not reported.
     pub fn idle_bytes(&self) -> i64 {
         self.segment_bytes.wrapping_sub(self.block_bytes) as i64
     }
 
-    /// Returns the bytes that the owner counts as allocated: live blocks without those that wait for a stream.
+    /// Returns the bytes that the owner counts as allocated: live blocks without pending ones.
     pub fn allocated_bytes(&self) -> u64 {
         self.block_bytes.saturating_sub(self.pending_bytes)
     }
 
-    /// Returns the owner's total minus ours at the last comparison; `None` without a comparison or a difference.
+    /// Returns the owner's total minus the ledger's in `check`; `None` if both are equal or there was no check.
     pub fn disagreement(&self) -> Option<i64> {
         let (own, ours) = self.check?;
         (own != ours).then_some(own.wrapping_sub(ours) as i64)

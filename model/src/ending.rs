@@ -18,7 +18,7 @@ use crate::run::{Run, State};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A fault at most this long before the end of its process may have ended it: programs notice it at their next synchronisation.
+/// Maximum time (ns) from a fault to the end that it caused: programs notice a fault at their next synchronisation.
 const FAULT_NS: u64 = 60_000_000_000;
 /// SIGKILL, as a waitpid status.
 const KILLED: u64 = 9;
@@ -53,9 +53,9 @@ pub struct Ending {
     /// The cause.
     #[serde(flatten)]
     pub cause: Cause,
-    /// When the daemon learnt about the cause.
+    /// Time at which the daemon learnt about the cause.
     pub time_ns: u64,
-    /// The source names the process itself, not only its group or device.
+    /// Whether the source names the process itself, not only its group or device.
     pub is_named: bool,
     /// Line of the kernel's log.
     pub line: Option<String>,
@@ -66,8 +66,8 @@ impl Ending {
     pub fn of(run: &Run) -> Option<Ending> {
         let State::Closed { time_ns, status } = run.state else { return None };
         let named = Ending::of_facts(&run.process.facts, time_ns, status);
-        let heard = run.devices.iter().flat_map(|device| &device.details.faults);
-        let near = heard.filter(|(fault_ns, _)| status != Some(0) && is_near(*fault_ns, time_ns));
+        let faults = run.devices.iter().flat_map(|device| &device.details.faults);
+        let near = faults.filter(|(fault_ns, _)| status != Some(0) && is_near(*fault_ns, time_ns));
         // Xids 43 and 45 are consequences of other faults.
         let fault = near.min_by_key(|(fault_ns, xid)| (matches!(xid, 43 | 45), *fault_ns));
         named.or_else(|| {
@@ -92,10 +92,10 @@ impl Ending {
                 _ => Cause::CgroupMemory { cgroup, owner, limit_bytes: number("host_oom_limit") },
             };
             let is_named = how != "count";
-            // Some process of the group was killed. Its exit status, if available, shows whether it was this one.
-            let is_its = is_named || status.is_none_or(|status| status & 0x7f == KILLED);
+            // Some process of the group was killed. The exit status, if known, shows whether it was this one.
+            let is_own = is_named || status.is_none_or(|status| status & 0x7f == KILLED);
             let time_ns = number("host_oom_ns").unwrap_or(ended_ns);
-            is_its.then(|| Ending { cause, time_ns, is_named, line: text("host_oom_line") })
+            is_own.then(|| Ending { cause, time_ns, is_named, line: text("host_oom_line") })
         });
         killed.or_else(|| {
             let (xid, time_ns) = (number("xid")?, number("xid_ns")?);

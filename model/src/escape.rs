@@ -1,4 +1,4 @@
-//! Escapes text from untrusted sources before it is shown. Only this module knows which characters are unsafe.
+//! Escapes text from untrusted sources before it is shown. This module alone decides which characters are unsafe.
 //!
 //! Processes choose the names of themselves, their memory and their files, and every view shows these names. Terminals execute
 //! escape sequences, direction controls reverse text, and invisible characters make two names look the same. Each such
@@ -8,8 +8,8 @@
 use serde::Serialize;
 use std::fmt::Write;
 
-/// Whether a program that displays the character would execute it or show nothing. That applies to controls, line ends, direction
-/// controls, characters ignored where unsupported (Unicode's Default_Ignorable_Code_Point), and noncharacters.
+/// Whether a character is unsafe: a display may execute it or show nothing. Unsafe are controls, line ends, direction controls,
+/// invisible characters (Unicode's Default_Ignorable_Code_Point), and noncharacters.
 pub fn acts(character: char) -> bool {
     match character {
         ' '..='~' => false,
@@ -25,16 +25,17 @@ pub fn acts(character: char) -> bool {
 
 /// Returns text as one line without unsafe characters. Text that is already clean is unchanged, so a second call is harmless.
 pub fn escape(text: &str) -> String {
-    shown(text, |_| false)
+    escape_where(text, |_| false)
 }
 
-/// Like [`escape`], for names used as keys (labels, lines that programs read). Different texts stay different, because an existing
-/// `\u{` is escaped too. Must be applied exactly once.
+/// Like [`escape`], for names used as keys (labels, lines that programs read). Different texts stay different, because an
+/// existing `\u{` is escaped too. Must be applied exactly once.
 pub fn escape_key(text: &str) -> String {
-    shown(text, |rest| rest.starts_with("\\u{"))
+    escape_where(text, |rest| rest.starts_with("\\u{"))
 }
 
-fn shown(text: &str, escapes_too: impl Fn(&str) -> bool) -> String {
+/// Escapes unsafe characters, and those at which `escapes_too` is true for the rest of the text.
+fn escape_where(text: &str, escapes_too: impl Fn(&str) -> bool) -> String {
     let mut out = String::with_capacity(text.len());
     for (at, character) in text.char_indices() {
         if acts(character) || text.get(at..).is_some_and(&escapes_too) {

@@ -1,6 +1,6 @@
-//! Declares each record of a run as a table. A row names a field, its type, and one rule for each operation of the record. The
-//! macro generates the struct and the operations. A row without a rule does not compile, so every new field gets its rules where
-//! it is declared.
+//! The macro `fields!`, which declares a record of a run as a table. A row has a field, its type, and one rule for each operation
+//! of the record. The macro generates the struct and the operations. A row without its rules does not compile, so nobody can
+//! forget them for a new field.
 //!
 //! | operation | method | when | rules |
 //! |---|---|---|---|
@@ -8,11 +8,11 @@
 //! | `join` | `join` | two runs of one life, in order of time, become one | [`join`] |
 //! | `add` | `add` | runs of different processes are summed | [`add`] |
 //! | `clip` | `clip` | a run is cut to a window of time | [`clip`] |
-//! | `redact` | `redact` | the reader may not see names | [`redact`] |
+//! | `redact` | `redact` | the reader may not see names that the process chose | [`redact`] |
 //!
-//! Rules are functions. A field with a special rule names a function beside its struct. A record has only the operations that it
-//! needs, and all its rows list their rules in the same order. Renumbering of cells and memory use need no rules: [`Field`]
-//! derives them from the types. Rules that involve two fields are written after the call of the operation.
+//! Rules are functions: those of the modules below, or a function beside the struct. A record has only the operations that it
+//! needs. All its rows list their rules in the same order. Renumbering of cells and memory use need no rules, because [`Field`]
+//! derives them from the types. What depends on two fields is computed after the call of the operation.
 
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
@@ -100,7 +100,7 @@ macro_rules! fields {
 }
 pub(crate) use fields;
 
-/// A value in a run.
+/// A value in a run: operations that follow from its type.
 pub trait Field {
     /// Renumbers cells: `to` returns the new index of a cell. Amounts of cells that get the same index are summed; those of a
     /// cell without a new index are dropped.
@@ -282,13 +282,13 @@ pub mod redact {
 /// A window of a run's life, in times of the run's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Window {
-    /// Which columns of a report the window affects.
+    /// Kind of the window.
     pub part: WindowKind,
     /// Begin of the window; for [`WindowKind::At`], the moment.
     pub from_ns: u64,
     /// End of the window.
     pub to_ns: u64,
-    /// The recording was read again for this window: every sum belongs to its own time, and the highest moment is exact.
+    /// Whether the recording was read again for this window, so that all sums belong to it and the highest moment is exact.
     pub exact: bool,
 }
 
@@ -311,8 +311,8 @@ impl Window {
     }
 }
 
-/// An item with a place in time.
+/// An item of a list that [`clip::within`] cuts to a window.
 pub trait Timed {
-    /// Returns its begin and end.
+    /// Returns begin and end of the item (ns).
     fn time_ns(&self) -> (u64, u64);
 }

@@ -1,20 +1,20 @@
-//! Parts of a run's gap (untrackable memory), and the steps in which it changed.
+//! Parts of a run's untrackable bytes (`gap` in JSON keys), and their changes.
 
 use crate::fields::{Timed, fields, plain};
 use crate::names::named;
 use serde::{Deserialize, Serialize};
 
-/// Parts of the untrackable bytes; `unexplained` is the remainder, so they sum to the whole.
+/// Untrackable bytes by cause. `unexplained` is the remainder, so the parts sum to the whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UntrackableParts {
-    /// Cost of creating contexts; measured.
+    /// Bytes that the creation of contexts took; measured.
     #[serde(skip_serializing_if = "is_zero")]
     pub context_bytes: i64,
-    /// Code and globals of modules; upper bound: the size of their loadable sections.
+    /// Code and globals of modules; at most the size of their loadable sections.
     #[serde(skip_serializing_if = "is_zero")]
     pub modules_bytes: i64,
-    /// Stacks of kernels; from a model, or measured if there was a step for it.
+    /// Stacks of kernels; from a model, or measured if NVML showed a change for them.
     #[serde(skip_serializing_if = "is_zero")]
     pub local_memory_bytes: i64,
     /// Device-side printf FIFO and malloc heap; from a model.
@@ -23,7 +23,7 @@ pub struct UntrackableParts {
     /// Bytes that the driver adds by rounding up allocation sizes; from a model.
     #[serde(skip_serializing_if = "is_zero")]
     pub rounding_bytes: i64,
-    /// The remainder.
+    /// Bytes without a known cause.
     #[serde(skip_serializing_if = "is_zero")]
     pub unexplained_bytes: i64,
 }
@@ -55,7 +55,7 @@ impl UntrackableParts {
         self.combine(other, i64::saturating_add)
     }
 
-    /// Combines two sets, part by part.
+    /// Combines two sets of parts with `with`, part by part.
     pub fn combine(self, other: UntrackableParts, with: fn(i64, i64) -> i64) -> Self {
         UntrackableParts {
             context_bytes: with(self.context_bytes, other.context_bytes),
@@ -74,34 +74,35 @@ impl UntrackableParts {
 }
 
 fields! {
-    /// A change of the gap between two samples. Absent values are not stored, because a run may have hundreds of changes.
+    /// A change of the untrackable bytes between two NVML samples. Absent values are not stored, because a run may have hundreds
+    /// of changes.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct UntrackableChange {
         /// Time of the sample before the change; 0 for the start of the process.
         from_ns: u64                => redact keep;
-        /// Time of the event that caused it; without an event, the time of the sample that shows it.
+        /// Time of the event that caused the change; without an event, of the sample that shows it.
         time_ns: u64                => redact keep;
         /// Size of the change without rounding: the sum of `parts`.
         bytes: i64                  => redact keep;
-        /// Parts that the change was booked to.
+        /// The change by cause.
         parts: UntrackableParts                => redact keep;
         /// Cause of the largest part, in words: `context created`, `between events`, ...
         cause: String               => redact keep;
         /// Other causes between the two samples.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         also: Vec<String>           => redact keep;
-        /// Number of events; for `smaller steps`, number of merged steps.
+        /// Number of events between the samples; for `smaller steps`, of merged changes.
         events: u64                 => redact keep;
-        /// `measured`, `model` or `upper_bound`; `none` without a cause.
+        /// How the size was determined: `measured`, `model` or `upper_bound`; `none` without a cause.
         kind: String                => redact keep;
-        /// Tag in force at the event; without an event, the tag of the last record before the sample.
+        /// Tag of the event; without an event, of the last record before the sample.
         #[serde(skip_serializing_if = "Option::is_none")]
         tag: Option<String>         => redact clear;
         /// File name of the library that made the call.
         #[serde(skip_serializing_if = "Option::is_none")]
         library: Option<String>     => redact clear;
-        /// Bytes expected for the cause by the model or the upper bound.
+        /// Bytes that the model or the upper bound predicts for the cause.
         #[serde(skip_serializing_if = "Option::is_none")]
         expected_bytes: Option<i64> => redact keep;
         /// Note for the reader.
@@ -118,7 +119,7 @@ named! {
     #[allow(missing_docs)]
     pub enum Cause {
         ContextCreated = "context created",
-        /// Or the device was reset.
+        /// A context was destroyed, or the device was reset.
         ContextDestroyed = "context destroyed",
         ModuleLoaded = "module loaded",
         ModuleUnloaded = "module unloaded",
@@ -136,9 +137,9 @@ named! {
         GreenContextCreated = "green context created",
         /// Memory of another process was imported.
         MemoryImported = "memory imported",
-        /// No reported event happened.
+        /// No event was reported between the samples.
         BetweenEvents = "between events",
-        /// The agent was blind for a part of the time.
+        /// The agent was blind (saw no driver calls) for a part of the time.
         Blind = "blind",
         /// Records were lost, or the process became another program.
         HistoryLost = "history lost",

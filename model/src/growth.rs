@@ -1,22 +1,23 @@
-//! Points from which the growth of a run is judged; collected by the ledger and stored with the run.
+//! Points from which the growth (possible leaks) of a run is judged. The ledger collects them, and runs store them.
 //!
-//! `tracked` is judged without the slack of pools. A pool's reserve varies with fragmentation, so it is judged separately. Growth
-//! is expressed per step if the program reports steps, else per period if the program has a stable period, else per minute.
+//! Tracked bytes are judged without the unused bytes of pools, which vary with fragmentation and are judged separately. Growth is
+//! expressed per step if the program reports steps, else per period if its live bytes rise and fall with a stable period, else
+//! per minute.
 
 use crate::fields::{Field, Window};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Minimum number of points after warm-up; fewer are not evidence of growth.
+/// Minimum number of points after warm-up from which growth is judged.
 pub const LEAST_POINTS: usize = 10;
 
-/// Unit in which points are counted.
+/// Unit of the axis on which points lie.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
     /// Steps that the program reports.
     Step,
-    /// Periods: the live bytes rise and fall with a constant duration.
+    /// Periods in which the live bytes rise and fall.
     Period,
     /// Record time.
     #[default]
@@ -34,27 +35,27 @@ impl Axis {
     }
 }
 
-/// Points of one device of a run. Stored as JSON, therefore bounded: 64 points of 64 cells.
+/// Points of one device of a run, at most 64 of 64 cells, because they are stored as JSON.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Growth {
-    /// Unit in which points are counted.
+    /// Unit of the axis.
     pub axis: Axis,
     /// Length of a period in ns.
     pub period_ns: Option<u64>,
-    /// Steps, periods or seconds between two points.
+    /// Number of steps, periods or seconds between two points.
     pub stride: u64,
-    /// Step or second of each point, counted from the first, and its time.
+    /// Step, period or second of each point, counted from the first, and its time.
     pub points: Vec<(u64, u64)>,
-    /// The latest step or second, and its time.
+    /// The latest step, period or second, and its time.
     pub latest: (u64, u64),
     /// Bytes of direct allocations and blocks at each point.
     pub named: Vec<i64>,
-    /// Bytes that pools held in reserve at each point, opaque pools included.
+    /// Unused bytes of pools at each point, and bytes of pools that report no blocks.
     pub slack: Vec<i64>,
-    /// Bytes of cells that changed, by index in `Run::cells`.
+    /// Index in `Run::cells` of each cell that changed, and its bytes at each point.
     pub cells: Vec<(u32, Vec<i64>)>,
-    /// Change of all other cells since the first point.
+    /// Change of all other cells since the first point, at each point.
     pub rest: Vec<i64>,
     /// Time and untrackable bytes of samples.
     pub gap: Vec<(u64, i64)>,

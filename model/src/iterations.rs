@@ -1,4 +1,4 @@
-//! Memory in each iteration of a training run, by role: a bounded table, for `gpumemctl report --iterations`.
+//! Memory held in each iteration (step) of a training run, by role, in a bounded table for `gpumemctl report --iterations`.
 //!
 //! An iteration begins with the program's `Step` record. If the program reports no steps, it begins with the first forward pass
 //! after an optimizer step. Rows are in order of time, without gaps. When there are [`MAX_ROWS`] rows, neighbours
@@ -65,7 +65,7 @@ macro_rules! iteration {
             pub count: u64,
             pub start_ns: u64,
             pub end_ns: u64,
-            /// Records were lost during the row: amounts may be incomplete.
+            /// Whether records were lost during the row, so that amounts may be incomplete.
             #[serde(skip_serializing_if = "std::ops::Not::not")]
             pub partial: bool,
             $( $(#[$doc])* #[serde(skip_serializing_if = "Level::is_nothing")] pub $level: Level, )*
@@ -95,7 +95,7 @@ macro_rules! iteration {
 iteration! {
     /// Bytes of live driver allocations.
     tracked;
-    /// Bytes of pool segments, or reserved by pools; PyTorch calls them reserved (formerly `cached`).
+    /// Bytes that pools have reserved: segments of framework pools, and reservations of driver pools.
     pool_reserved;
     /// Weights.
     parameters = Parameter;
@@ -103,13 +103,13 @@ iteration! {
     gradients = Gradient;
     /// State kept by optimizers.
     optimizer_state = OptimizerState;
-    /// Activations (feature maps) kept by forward for backward; known once backward has begun.
+    /// Activations that forward keeps for backward; known once backward has begun.
     activations = Activation;
-    /// Bytes allocated and freed again within backward, at their maximum; `last` is 0.
+    /// Maximum of the bytes that backward allocated and freed again; the last value is 0.
     intermediate_gradients;
-    /// Bytes allocated and freed again within forward or the optimizer, at their maximum; `last` is 0.
+    /// Maximum of the bytes that forward or the optimizer allocated and freed again; the last value is 0.
     temporaries;
-    /// Data handed to the model.
+    /// Input data of the model.
     inputs = Input;
     /// Scratch memory of libraries.
     workspace = Workspace;
@@ -125,7 +125,7 @@ iteration! {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "(i64, i64)", into = "(i64, i64)")]
 pub struct Level {
-    /// Highest value; for amounts by role, the highest at phase boundaries where phases are known.
+    /// Highest value; for roles, the highest of the values at phase boundaries.
     pub peak_bytes: i64,
     /// Value at the end.
     pub last_bytes: i64,
@@ -142,7 +142,7 @@ impl Level {
         self.last_bytes = bytes;
     }
 
-    /// Raises the peak to a value that was reached temporarily.
+    /// Raises the peak to a value that was reached for a time.
     pub fn reach(&mut self, bytes: i64) {
         self.peak_bytes = self.peak_bytes.max(bytes);
     }

@@ -1,4 +1,4 @@
-//! Naming layers: the ways in which memory gets its names, their states as the agent reports them, and the best one in use.
+//! Naming layers: the sources from which memory gets names (NVTX, Python frames, ...), with the states that the agent reports.
 
 use crate::fields::fields;
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ fields! {
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct LayerSaid {
-        /// `blocks`, `out_of_memory`, `scopes`, `nvtx`, `module_path`, `autograd`, `roles` or `stacks`.
+        /// Name: `blocks`, `out_of_memory`, `scopes`, `nvtx`, `module_path`, `autograd`, `roles` or `stacks`.
         layer: String;
         /// `active`, `degraded`, `absent` (not needed by the program), `off` or `failed`.
         state: String;
@@ -27,13 +27,13 @@ impl LayerSaid {
         matches!(self.state.as_str(), "active" | "degraded")
     }
 
-    /// Whether users should be informed: the layer does less than it could.
+    /// Whether the layer does less than it could, so that users should know.
     pub fn is_lacking(&self) -> bool {
         matches!(self.state.as_str(), "degraded" | "off" | "failed")
     }
 }
 
-/// Returns the best working layer, in words; `None` if the agent reported no layers.
+/// Returns the working layer with the most precise names, in words; `None` if the agent reported no layers.
 pub fn level(layers: &[LayerSaid]) -> Option<&'static str> {
     if layers.is_empty() {
         return None;

@@ -1,15 +1,15 @@
-//! Defines what a run is: plain data with serde, and pure functions on it. No I/O, and no access to the machine's clock.
+//! Defines a run: the data about one process's life that are stored and reported, and pure functions on them. No I/O, no clock.
 //!
 //! ```text
 //! run            the life of one process: source, clock, identity, state; coverage: how complete its numbers are
 //! device         one GPU of a run; moment: memory held at one time; cell: names of amounts
-//! gap            parts of the untrackable memory, and its changes
+//! gap            parts of the untrackable bytes, and their changes
 //! oom            times at which memory ran out or nearly did
 //! iterations     memory held in each training step; parameters: individual parameters and gradients
 //! timeline       memory held over time, by cell; series: extremes of the sums over time
-//! growth         points from which growth is judged
+//! growth         points from which growth (possible leaks) is judged
 //! names          names of enums in stored runs, JSON, metrics and rules
-//! layers         state of each naming layer
+//! layers         state of each source of names
 //! program_data   counters and ranges that the program reports
 //! ending         other causes that ended a process: host memory, a driver fault
 //! owner          user, job, pod and container of a process

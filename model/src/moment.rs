@@ -1,4 +1,5 @@
-//! Memory that a process held on a device at one time. `used` is `predates + tracked + untrackable` if all three are known.
+//! Moment: memory that a process held on a device at one time. Used bytes are predates + tracked + untrackable bytes if all three
+//! are known.
 
 use crate::cell::Amounts;
 use crate::fields::fields;
@@ -14,33 +15,32 @@ fields! {
         /// Sum of `amounts`; absent for a process without an agent.
         tracked_bytes: Option<i64>;
         amounts: Amounts;
-        /// Bytes allocated before the agent started; absent if the agent attached late and no data shows the amount yet.
+        /// Untracked bytes allocated before the agent started; absent if the agent started late and the amount is not known yet.
         predates_bytes: Option<i64>;
         /// Bytes that NVML charges beyond tracked and predating bytes; absent without a sample.
         untrackable_bytes: Option<i64>;
         /// Parts of `untrackable_bytes`; absent if they are unknown.
         #[serde(default)]
         parts: Option<UntrackableParts>;
-        /// Why the newest sample had no `used`, see [`absence_name`]: the moment then comes from an older sample.
+        /// Why the newest sample had no used bytes, as text; the moment then comes from an older sample.
         #[serde(default)]
         used_absence: Option<String>;
         /// Bytes that NVML charges to a process without an agent.
         uncovered_used_bytes: Option<u64>;
-        /// Distance in ns to the sample that the gap comes from; 0 if the gap was measured at this moment.
+        /// Time from the moment to the sample of `untrackable_bytes` (ns); 0 if the sample was taken at the moment.
         gap_distance_ns: i64;
-        /// Lowest and highest `tracked` if memory changed while NVML was read. If both are equal, they are a lower bound: a call
-        /// of unknown size was in progress.
+        /// Minimum and maximum of the tracked bytes if memory changed while NVML was read. If both are equal, a call of unknown
+        /// size was in progress, and they are a lower bound.
         torn: Option<(i64, i64)>;
-        /// The sample was closed without the agent's records up to its time.
+        /// Whether the sample was closed without the agent's records up to its time.
         stale: bool;
-        /// Records had been lost and no resync had completed since.
+        /// Whether records had been lost and no resync had completed since.
         partial: bool;
     }
 }
 
 impl Moment {
-    /// Keeps the higher moment of two runs of one life. A run without an agent knows only `used`, which ranks below any
-    /// `tracked`.
+    /// Keeps the higher moment of two runs of one life. A moment with only used bytes ranks below any with tracked bytes.
     pub(crate) fn higher(earlier: &mut Moment, later: Moment) {
         let height = |moment: &Moment| {
             (moment.tracked_bytes, moment.uncovered_used_bytes.filter(|_| moment.tracked_bytes.is_none()))
@@ -50,7 +50,7 @@ impl Moment {
         }
     }
 
-    /// Returns the parts of the gap. If they are unknown (runs of older versions), all of the gap is unexplained.
+    /// Returns the parts of the untrackable bytes. If they are unknown (runs of older versions), all bytes are unexplained.
     pub fn gap_parts(&self) -> Option<UntrackableParts> {
         let untrackable = self.untrackable_bytes?;
         Some(
@@ -60,7 +60,7 @@ impl Moment {
         )
     }
 
-    /// Returns the bytes that NVML charges. If the gap comes from another time, the value is an estimate.
+    /// Returns the bytes that NVML charges; an estimate if the untrackable bytes come from another time.
     pub fn used_bytes(&self) -> Option<i64> {
         match self.tracked_bytes {
             Some(tracked) => Some(self.predates_bytes? + tracked + self.untrackable_bytes?),

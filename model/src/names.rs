@@ -2,7 +2,7 @@
 
 use gpumem_wire::{Absence, Layer, LayerState, Phase, Role};
 
-/// An enum whose values have names. The value for "unknown" has none.
+/// An enum whose values have names; the value for "unknown" has none.
 pub trait Named: Copy + PartialEq + 'static {
     /// All names with their values.
     const NAMES: &'static [(&'static str, Self)];
@@ -12,12 +12,12 @@ pub trait Named: Copy + PartialEq + 'static {
         Self::NAMES.iter().find(|(_, value)| *value == self).map(|(name, _)| *name)
     }
 
-    /// Returns the name of a value, also for unknown.
+    /// Returns the name of a value; `unknown` for unknown.
     fn name_or_unknown(self) -> &'static str {
         self.name().unwrap_or("unknown")
     }
 
-    /// Returns the value of a name.
+    /// Returns the value with a name.
     fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }
@@ -90,7 +90,7 @@ impl Named for LayerState {
     ];
 }
 
-/// Returns why a sample has no `used`, in words.
+/// Returns why a sample has no used bytes, in words.
 pub fn absence_name(absence: Absence, list_failed: bool) -> &'static str {
     match absence {
         Absence::NotAvailable => "not available",

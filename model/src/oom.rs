@@ -1,10 +1,10 @@
-//! OOM records of a run: times at which memory ran out or nearly did.
+//! Out-of-memory (OOM) records of a run: times at which memory ran out or nearly did.
 
 use crate::cell::{Amounts, hide_unknown_phase};
 use crate::fields::{Timed, fields, plain};
 use serde::{Deserialize, Serialize};
 
-/// A process that ends with a failure within this time of an OOM counts as ended by it; one that runs longer has survived it.
+/// Maximum time (ns) from an OOM to the failed end of its process; a process that runs longer has survived the OOM.
 pub const OPEN_FATE_NS: u64 = 10_000_000_000;
 
 /// What ran out of memory.
@@ -18,7 +18,7 @@ pub enum OomKind {
     Pool,
     /// A framework's pool failed after the driver had refused.
     Device,
-    /// No report: a process without an agent ended while its device was nearly full.
+    /// A process without an agent ended while its device was nearly full; nothing was reported.
     Suspected,
 }
 
@@ -51,27 +51,27 @@ fields! {
         fate: Fate                       => redact keep;
         time_ns: u64                     => redact keep;
         last_ns: u64                     => redact keep;
-        /// Number of reports: repeated failures of the same request at the same place within some seconds share one record.
+        /// Number of failures. Repeated failures of the same request within some seconds share one record.
         count: u64                       => redact keep;
-        /// Failed driver calls.
+        /// Number of failed driver calls.
         refusals: u64                    => redact keep;
-        /// Bytes requested of the pool where it failed, else of the driver. Unknown for `suspected`: 0 here, absent in JSON.
+        /// Bytes requested of the pool that failed, else of the driver. Unknown for `suspected`: 0 here, absent in JSON.
         #[serde(skip_serializing_if = "is_unknown")]
         asked_bytes: u64                 => redact keep;
         /// Bytes requested of the driver, if the driver refused.
         driver_asked_bytes: Option<u64>  => redact keep;
-        /// Free device bytes right after the driver refused; for `suspected`, the least between its last reading and its end.
+        /// Free device bytes right after the failed driver call; for `suspected`, the fewest from the last reading to the end.
         device_free_bytes: Option<u64>   => redact keep;
-        /// Bytes that the pool had handed out, as it reported.
+        /// Allocated bytes of the pool, as it reported them.
         pool_used_bytes: Option<u64>     => redact keep;
-        /// Bytes that the pool held, as it reported.
+        /// Reserved bytes of the pool, as it reported them.
         pool_reserved_bytes: Option<u64> => redact keep;
         /// `fatal` or `survived`, if the reporter stated the outcome of its request.
         said: Option<String>             => redact hide_unknown_fate;
         result: u16                      => redact keep;
         tag: Option<String>              => redact clear;
         library: Option<String>          => redact clear;
-        /// Frames, one a line, innermost first: `function<TAB>file<TAB>line`.
+        /// Stack frames, one in each line, innermost first: `function<TAB>file<TAB>line`.
         stack: Option<String>            => redact clear;
         phase: Option<String>            => redact hide_unknown_phase;
         /// The program's number of the step.
@@ -91,13 +91,13 @@ fields! {
         idle_pieces: Option<u64>         => redact keep;
         /// Size of the largest idle piece.
         largest_idle_bytes: Option<u64>  => redact keep;
-        /// A segment of the framework pools grows by mapping: PyTorch's expandable segments are on.
+        /// Whether a segment of the framework pools can grow: PyTorch's expandable segments are on.
         is_expandable: bool              => redact keep;
         /// The device at that time; absent where NVML was not read.
         device: Option<OomDevice>        => redact keep;
-        /// No framework of the process had announced that it reports its failures.
+        /// Whether no framework of the process had announced that it reports its failures.
         is_unheard: bool                 => redact keep;
-        /// The driver has given the process no memory since. Known where the record is made; not stored.
+        /// Whether the driver has given the process no memory since. Known where the record is made; not stored.
         #[serde(skip)]
         is_stalled: bool                 => redact keep;
     }
@@ -110,8 +110,8 @@ fn hide_unknown_fate(said: &mut Option<String>) {
 }
 
 impl Oom {
-    /// Decides the fate, if that is possible by `now_ns`. `ended`: time of the process's end, and its status if known. If a
-    /// process got no memory after the OOM and exits with a failure, the OOM ended it, however long its exit takes.
+    /// Decides the fate, if that is possible by `now_ns`. `ended`: time of the process's end, and its status if known. A process
+    /// that got no memory after the OOM and exits with a failure was ended by the OOM, however long its exit took.
     pub fn decide(&mut self, ended: Option<(u64, Option<u64>)>, now_ns: u64) {
         let after = |time_ns: u64| time_ns.saturating_sub(self.last_ns);
         let has_exited = |status: Option<u64>| status.is_some_and(|status| status != 0 && status & 0x7f == 0);
@@ -148,7 +148,7 @@ pub fn times<'o>(ooms: impl IntoIterator<Item = &'o Oom>) -> u64 {
 }
 
 fields! {
-    /// The device at the time of an OOM. Holders, others, unaccounted, system and free bytes sum to its size.
+    /// The device at the time of an OOM. The bytes of holders and others, and unaccounted, system and free bytes sum to its size.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     #[allow(missing_docs)]
@@ -159,12 +159,12 @@ fields! {
         free_bytes: i64;
         /// Bytes that the driver reserves for itself; absent where NVML does not report them.
         system_bytes: Option<u64>;
-        /// Device used minus the sum over its processes.
+        /// Used bytes of the device minus those of all its processes.
         unaccounted_bytes: i64;
-        /// The device uses the host's memory: unaccounted bytes are those of the rest of the host.
+        /// Whether the device uses the host's memory; unaccounted bytes are then those of the rest of the host.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         unified: bool;
-        /// The process itself first, then others, largest first.
+        /// The process itself, then others, largest first.
         holders: Vec<Holder>;
         /// Number of further processes, and the sum of their used bytes.
         others: (u32, i64);
@@ -178,20 +178,20 @@ fields! {
     pub struct Holder {
         /// Pid in the daemon's namespace; 0 where it is hidden.
         pid: u32;
-        /// User that owns it.
+        /// Name of its user.
         user: Option<String>;
-        /// Bytes that NVML charged; for the process itself, plus the bytes that it has allocated since.
+        /// Bytes that NVML charged; for the process itself, including bytes that it has allocated since.
         used_bytes: i64;
-        /// Growth of `used_bytes` over the time `growth_ns` before.
+        /// Growth of `used_bytes` in the last `growth_ns`.
         growth_bytes: Option<i64>;
-        /// Length of the time that `growth_bytes` covers: a minute, or less for a younger process.
+        /// Time that `growth_bytes` covers (ns): a minute, or less for a younger process.
         growth_ns: Option<u64>;
     }
 }
 
 impl Oom {
-    /// Whether memory ran out, as opposed to pressure that the process survived. A driver refusal counts if no framework would
-    /// have reported the failure and the process ended soon after it.
+    /// Whether memory ran out, as opposed to pressure that the process survived. Pressure counts if no framework would have
+    /// reported a failure and the process ended soon after.
     pub fn is_true(&self) -> bool {
         match self.kind {
             OomKind::Pool | OomKind::Device => true,
@@ -205,10 +205,10 @@ impl Oom {
         self.kind == OomKind::Suspected
     }
 
-    /// Returns the free device bytes at that time: from the driver's refusal, else from the NVML reading before it.
+    /// Returns the free device bytes at that time: those after the failed driver call, else those of the NVML reading.
     pub fn free_bytes(&self) -> Option<i64> {
-        let said = self.device_free_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
-        said.or(self.device.as_ref().map(|device| device.free_bytes))
+        let free = self.device_free_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
+        free.or(self.device.as_ref().map(|device| device.free_bytes))
     }
 }
 

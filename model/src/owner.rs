@@ -1,8 +1,8 @@
 //! Owner of a process: user, job, container, pod, batch job. Metrics, `ps`, reports and `gpumemctl job` all use this module.
 //!
-//! A fact (`Process::facts`) comes from the kernel or from files of the machine. A claim (`Process::claims`) comes from the
-//! process itself. A fact takes precedence over a claim. If a claim contradicts a fact, the claims that belong to it are
-//! dropped too: a claimed Slurm step with its job, a pod's names with its uid. Names without a source are absent.
+//! A fact (`Process::facts`) comes from the kernel or from files of the machine, a claim (`Process::claims`) from the process
+//! itself. A fact takes precedence. If a claim contradicts a fact, the claims that belong to it are dropped too: a claimed Slurm
+//! step with its job, a pod's names with its uid.
 //!
 //! ```text
 //! owner.rs     facts and claims -> names
@@ -15,7 +15,7 @@ use serde::{Serialize, Serializer};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Names of a process's owner and place, as in JSON; see [`OwnerField::label`] for metrics.
+/// Keys of a process's owner, as in JSON; see [`OwnerField::label`] for metrics.
 pub const NAMES: [&str; 12] = [
     "user",
     "comm",
@@ -30,44 +30,45 @@ pub const NAMES: [&str; 12] = [
     "slurm_job",
     "slurm_step",
 ];
-/// Key in JSON that lists the names which are claims, separated by blanks.
+/// Key in JSON whose value lists the keys that are claims, separated by blanks.
 pub const CLAIMED: &str = "claimed";
-/// Fact: the job to which a mapping file assigned the device (`[who] job_mapping`).
+/// Key of a fact: the job to which a mapping file assigned the device (`[who] job_mapping`).
 pub const MAPPED_JOB: &str = "mapped_job";
-/// Claims by which older agents reported a Slurm job and step.
+/// Keys of the claims in which older agents reported a Slurm job and step.
 const OLD_SLURM_JOB: &str = "slurm_job_id";
 const OLD_SLURM_STEP: &str = "slurm_step_id";
 
-/// Known names of a process, in the order of [`NAMES`].
+/// Known names of a process's owner, in the order of [`NAMES`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Owner<'a>(Vec<OwnerField<'a>>);
 
-/// One name with its value.
+/// One name of an owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnerField<'a> {
     /// One of [`NAMES`].
     pub name: &'static str,
-    /// The value as reported: must be escaped before printing.
+    /// Value as reported; must be escaped before printing.
     pub value: Cow<'a, str>,
-    /// The process itself reported it.
+    /// Whether the process itself reported it.
     pub is_claim: bool,
 }
 
 impl OwnerField<'_> {
-    /// Returns the metric label for the name. It differs for `job`, because Prometheus uses the label `job` itself.
+    /// Returns the name's metric label; `job_name` for `job`, because Prometheus itself uses the label `job`.
     pub fn label(&self) -> &'static str {
         if self.name == "job" { "job_name" } else { self.name }
     }
 }
 
 type Lines = BTreeMap<String, String>;
-type Word<'a> = Option<(Cow<'a, str>, bool)>;
+/// A value, and whether it is a claim.
+type OwnerValue<'a> = Option<(Cow<'a, str>, bool)>;
 
 impl<'a> Owner<'a> {
-    /// Combines the facts and claims of a process.
+    /// Combines the facts and claims of a process; `uid` is the user's name if there is no other.
     pub fn of(facts: &'a Lines, claims: &'a Lines, uid: Option<u64>) -> Self {
-        let fact = |name: &str| said(facts, name).map(|value| (Cow::Borrowed(value), false));
-        let claim = |name: &str| said(claims, name).map(|value| (Cow::Borrowed(value), true));
+        let fact = |name: &str| value_of(facts, name).map(|value| (Cow::Borrowed(value), false));
+        let claim = |name: &str| value_of(claims, name).map(|value| (Cow::Borrowed(value), true));
         let number = |name| claim(name).filter(|(value, _)| value.parse::<u32>().is_ok());
         let claimed_job = claim("slurm_job").or_else(|| claim(OLD_SLURM_JOB));
         let slurm_job = fact("slurm_job").or_else(|| fact(MAPPED_JOB)).or_else(|| claimed_job.clone());
@@ -84,7 +85,7 @@ impl<'a> Owner<'a> {
         let user = fact("user").or_else(|| Some((uid?.to_string().into(), false)));
         let (rank, world_size) = (number("rank"), number("world_size"));
         let (comm, container) = (fact("comm"), fact("container"));
-        let words: [Word<'a>; NAMES.len()] = [
+        let values: [OwnerValue<'a>; NAMES.len()] = [
             user,
             comm,
             job,
@@ -98,17 +99,19 @@ impl<'a> Owner<'a> {
             slurm_job,
             slurm_step,
         ];
-        let named = NAMES.into_iter().zip(words);
+        let named = NAMES.into_iter().zip(values);
         Owner(
             named
-                .filter_map(|(name, word)| word.map(|(value, is_claim)| OwnerField { name, value, is_claim }))
+                .filter_map(|(name, value)| {
+                    value.map(|(value, is_claim)| OwnerField { name, value, is_claim })
+                })
                 .collect(),
         )
     }
 
     /// Returns the value of one of [`NAMES`].
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|said| said.name == name).map(|said| &*said.value)
+        self.0.iter().find(|field| field.name == name).map(|field| &*field.value)
     }
 
     /// Iterates over all known names.
@@ -118,13 +121,14 @@ impl<'a> Owner<'a> {
 
     /// Returns the names that are claims, separated by blanks; `None` if there are none.
     pub fn claimed(&self) -> Option<String> {
-        let names: Vec<&str> = self.iter().filter(|said| said.is_claim).map(|said| said.name).collect();
+        let names: Vec<&str> = self.iter().filter(|field| field.is_claim).map(|field| field.name).collect();
         (!names.is_empty()).then(|| names.join(" "))
     }
 
-    /// Returns texts for the head of a report, in reading order: `alice`, `slurm 8812.0`, `pod ml/train-0`, `job x`, `rank 3/8`.
+    /// Returns phrases for the head of a report, in reading order: `alice`, `slurm 8812.0`, `pod ml/train-0`, `job x`,
+    /// `rank 3/8`.
     pub fn words(&self) -> Vec<String> {
-        let is_claim = |name: &str| self.iter().any(|said| said.name == name && said.is_claim);
+        let is_claim = |name: &str| self.iter().any(|field| field.name == name && field.is_claim);
         let claimed = |name| if is_claim(name) { " (claimed)" } else { "" };
         let mut words: Vec<String> = self.get("user").map(str::to_owned).into_iter().collect();
         let (slurm, pod_uid) = (self.get("slurm_job"), self.get("pod_uid"));
@@ -142,7 +146,7 @@ impl<'a> Owner<'a> {
             _ => {}
         }
         let job =
-            self.get("job").filter(|job| !is_made_up(job) && slurm != Some(job) && pod_uid != Some(job));
+            self.get("job").filter(|job| !is_generated(job) && slurm != Some(job) && pod_uid != Some(job));
         words.extend(job.map(|job| format!("job {job}")));
         if let Some(rank) = self.get("rank") {
             let size = self.get("world_size").map(|size| format!("/{size}")).unwrap_or_default();
@@ -153,39 +157,40 @@ impl<'a> Owner<'a> {
 
     /// Returns the names and their values as in JSON, including [`CLAIMED`].
     pub fn map(&self) -> BTreeMap<String, String> {
-        let named = self.iter().map(|said| (said.name.to_owned(), said.value.clone().into_owned()));
+        let named = self.iter().map(|field| (field.name.to_owned(), field.value.clone().into_owned()));
         named.chain(self.claimed().map(|claimed| (CLAIMED.to_owned(), claimed))).collect()
     }
 }
 
 impl Serialize for Owner<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let named = self.iter().map(|said| (said.name, said.value.clone()));
+        let named = self.iter().map(|field| (field.name, field.value.clone()));
         serializer.collect_map(named.chain(self.claimed().map(|claimed| (CLAIMED, claimed.into()))))
     }
 }
 
-fn said<'a>(lines: &'a Lines, name: &str) -> Option<&'a str> {
+/// Returns a value without blanks around it; `None` if it is empty.
+fn value_of<'a>(lines: &'a Lines, name: &str) -> Option<&'a str> {
     lines.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
 }
 
 /// Whether both values are known and differ.
-fn differ(one: &Word<'_>, other: &Word<'_>) -> bool {
+fn differ(one: &OwnerValue<'_>, other: &OwnerValue<'_>) -> bool {
     matches!((one, other), (Some((one, _)), Some((other, _))) if one != other)
 }
 
 /// Returns the job's name: a claimed one, else the Slurm job or the pod's uid, else the id that `gpumemctl run` generated.
-fn job<'a>(claim: Word<'a>, slurm_job: &Word<'a>, pod_uid: &Word<'a>) -> Word<'a> {
+fn job<'a>(claim: OwnerValue<'a>, slurm_job: &OwnerValue<'a>, pod_uid: &OwnerValue<'a>) -> OwnerValue<'a> {
     let known = || slurm_job.clone().or_else(|| pod_uid.clone());
     match claim {
-        Some((claim, _)) if is_made_up(&claim) => known().or(Some((claim, true))),
+        Some((claim, _)) if is_generated(&claim) => known().or(Some((claim, true))),
         Some((Cow::Borrowed(claim), _)) => Some((name_of(claim).into(), true)),
         other => other.or_else(known),
     }
 }
 
 /// Whether an id was generated by `gpumemctl run`: time and pid in hexadecimal digits.
-fn is_made_up(id: &str) -> bool {
+fn is_generated(id: &str) -> bool {
     let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
     id.split_once('-').is_some_and(|(time, pid)| {
         (12..=16).contains(&time.len()) && (1..=8).contains(&pid.len()) && is_hex(time) && is_hex(pid)
@@ -194,14 +199,16 @@ fn is_made_up(id: &str) -> bool {
 
 /// Returns a job's name without the id that `gpumemctl run --name` appends.
 fn name_of(job: &str) -> &str {
-    job.rsplit_once('.').filter(|(name, id)| !name.is_empty() && is_made_up(id)).map_or(job, |(name, _)| name)
+    job.rsplit_once('.')
+        .filter(|(name, id)| !name.is_empty() && is_generated(id))
+        .map_or(job, |(name, _)| name)
 }
 
 /// Whether a process belongs to a job. `job` is its id or name, the batch system's job id, or the pod's uid or name.
 pub fn is_of_job(facts: &Lines, claims: &Lines, job: &str) -> bool {
-    let is_whole = said(claims, "job").is_some_and(|claim| is_job(claim, job));
-    let who = Owner::of(facts, claims, None);
-    is_whole || ["job", "slurm_job", "pod_uid", "pod"].iter().any(|name| who.get(name) == Some(job))
+    let is_whole = value_of(claims, "job").is_some_and(|claim| is_job(claim, job));
+    let owner = Owner::of(facts, claims, None);
+    is_whole || ["job", "slurm_job", "pod_uid", "pod"].iter().any(|name| owner.get(name) == Some(job))
 }
 
 /// Whether a claimed job id matches `job`: the whole id, or the name that `gpumemctl run --name` prepended.

@@ -1,4 +1,4 @@
-//! Individual parameters and gradients, for tables of iterations with a column for each.
+//! Bytes of individual parameters and gradients in each iteration, for tables with a column for each.
 
 use crate::fields::{fields, merge};
 use crate::iterations::Iteration;
@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 pub const MAX_COLUMNS: usize = 2048;
 
 fields! {
-    /// Parameters and gradients of one device. Only differences between iterations are stored, because hardly anything changes.
+    /// Parameters and gradients of one device. Only differences between iterations are stored, because few bytes change.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Parameters {
         /// Columns; changes refer to them by index.
         columns: Vec<Column>;
-        /// Some columns are missing, because there were too many.
+        /// Whether some columns are missing because there were too many.
         is_cut: bool;
         /// Start time of each iteration that differs from the one before, and its differences: column and bytes. Values before
         /// the first change are unknown.
@@ -50,7 +50,7 @@ impl Parameters {
         let mut changes = self.changes.iter().peekable();
         let mut held: Option<Vec<i64>> = None;
         let of_row = |row: &Iteration| {
-            // An iteration that began when a row ended belongs to the next row.
+            // A change at the time at which a row ends belongs to the next row.
             while let Some((_, differs)) =
                 changes.next_if(|(time_ns, _)| *time_ns < row.end_ns || *time_ns <= row.start_ns)
             {

@@ -1,16 +1,16 @@
-//! Counters and ranges that a program reports. Their names are not escaped here; views escape them.
+//! Counters and ranges (timed scopes) that a program reports. Their names are untrusted text; views escape them.
 
 use crate::fields::{Timed, Window, fields, plain};
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of single ranges in a run that was joined from several; the latest are kept.
+/// Maximum number of single ranges in a run; the latest are kept.
 pub const MAX_SPANS: usize = 16_384;
 
-/// Maximum number of counters of a process; changes of others are only counted.
+/// Maximum number of counters of a process; of others only the number of changes is kept.
 pub const MAX_COUNTERS: usize = 128;
 /// Maximum number of points of a counter.
 pub const MAX_COUNTER_POINTS: usize = 128;
-/// Maximum number of range names of a process; ranges of other names are only counted.
+/// Maximum number of range names of a process; of others only the number of ranges is kept.
 pub const MAX_RANGES: usize = 256;
 
 fields! {
@@ -20,17 +20,17 @@ fields! {
     pub struct ProgramData {
         /// Counters; if there are too many, those that were set first.
         counters: Vec<Counter>             => clip clip_counters;
-        /// Changes of counters that were dropped.
+        /// Number of changes of further counters.
         counters_dropped: u64              => clip keep;
         /// Ranges by name; if there are too many names, those that ended first.
         ranges: Vec<Range>                 => clip keep;
-        /// Ranges whose names were dropped.
+        /// Number of ranges of further names.
         ranges_dropped: u64                => clip keep;
-        /// Ranges whose begin or end was lost.
+        /// Number of ranges whose begin or end was lost.
         ranges_broken: u64                 => clip keep;
         /// Single ranges in the order of their ends; only the latest if there are many.
         spans: Vec<Span>                   => clip within;
-        /// Single ranges that were dropped.
+        /// Number of single ranges that were dropped.
         spans_dropped: u64                 => clip keep;
         /// The allocator's totals in a PyTorch snapshot.
         snapshot: Option<SnapshotFigures>  => clip keep;
@@ -39,7 +39,7 @@ fields! {
 
 fn clip_counters(counters: &mut Vec<Counter>, window: &Window) {
     for counter in counters {
-        // The last change before the window is kept: it sets the value at the window's begin.
+        // The last change before the window stays, because it sets the value at the window's begin.
         let before = counter.points.iter().rposition(|(time_ns, _)| *time_ns <= window.from_ns).unwrap_or(0);
         counter.points.drain(..before);
         counter.points.retain(|(time_ns, _)| *time_ns <= window.to_ns);
@@ -54,10 +54,10 @@ pub struct SnapshotFigures {
     /// Bytes of segments (`memory_reserved`).
     pub reserved_bytes: u64,
     pub segments: u64,
-    /// Bytes of blocks in use (`memory_allocated`), including those that wait for a stream.
+    /// Bytes of blocks in use (`memory_allocated`), including freed blocks that a CUDA stream may still use.
     pub allocated_bytes: u64,
     pub blocks: u64,
-    /// Number of blocks in use that were freed and wait for a stream.
+    /// Number of freed blocks that a CUDA stream may still use.
     pub pending_blocks: u64,
     /// Bytes that the program requested for the blocks in use.
     pub requested_bytes: u64,
@@ -79,7 +79,7 @@ fields! {
         /// Name of the counter; absent if its record was lost.
         name: Option<String>;
         value: i64;
-        /// Number of reports that set or changed it.
+        /// Number of reports of a value.
         changes: u64;
         min: i64;
         max: i64;
@@ -102,11 +102,11 @@ fields! {
     pub struct Range {
         /// Path of the scope; absent for steps, and if its record was lost.
         name: Option<String>;
-        /// The ranges are the program's steps; each lasts until the next.
+        /// Whether the ranges are the program's steps; each lasts until the next.
         is_step: bool;
         /// Number of ranges that ended.
         count: u64;
-        /// Sum of their lengths; a nested range also counts in the ranges around it.
+        /// Sum of their lengths (ns); a nested range also counts in the ranges around it.
         total_ns: u64;
         min_ns: u64;
         max_ns: u64;
@@ -163,7 +163,7 @@ impl Range {
         self.total_ns.checked_div(self.count)
     }
 
-    /// Returns the name. Steps get one that no scope can have.
+    /// Returns the name for display; that of steps is one that no scope can have.
     pub fn title(&self) -> &str {
         match &self.name {
             _ if self.is_step => "(steps)",
@@ -230,13 +230,13 @@ impl ProgramData {
         self.spans.extend(spans);
         let beyond = self.spans.len().saturating_sub(MAX_SPANS);
         self.spans.drain(..beyond);
-        for (sum, of) in [
+        for (sum, more) in [
             (&mut self.counters_dropped, later.counters_dropped),
             (&mut self.ranges_dropped, later.ranges_dropped),
             (&mut self.ranges_broken, later.ranges_broken),
             (&mut self.spans_dropped, later.spans_dropped.saturating_add(beyond as u64)),
         ] {
-            *sum = sum.saturating_add(of);
+            *sum = sum.saturating_add(more);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A run: the life of one process on its GPUs, as it is stored and reported.
 //!
-//! All sums of a [`Moment`] are exact: `tracked` is the sum of its amounts, and `used` is
-//! `predates + tracked + untrackable` wherever all these values are known.
+//! All sums of a [`Moment`] are exact: tracked bytes are the sum of its amounts, and used bytes are predates + tracked +
+//! untrackable bytes if all three are known.
 
 pub use crate::cell::{Amounts, Cell, Class};
 pub use crate::coverage::{BlindWindow, Coverage, Mark, Part, Program, SUBSCRIPTION_HELD};
@@ -36,7 +36,7 @@ fields! {
         caveats: Vec<Caveat> => redact hide_caveats;
         /// Names of cells; amounts refer to them by index.
         cells: Vec<Cell>     => redact each(Cell::redact);
-        /// One per GPU or MIG instance.
+        /// One device for each GPU or MIG instance.
         devices: Vec<Device> => redact each(Device::redact);
         /// Counters and ranges of the program.
         #[serde(default, skip_serializing_if = "ProgramData::is_empty")]
@@ -44,7 +44,7 @@ fields! {
     }
 }
 
-/// Redacts coverage. The reason of a refusal may name another client and is replaced by a hint.
+/// Redacts the coverage. The reason why CUPTI refused the agent may name another client, so a hint replaces it.
 fn hide_coverage(coverage: &mut Coverage) {
     let code = coverage.blocked_code;
     coverage.redact();
@@ -62,18 +62,18 @@ fn hide_caveats(caveats: &mut Vec<Caveat>) {
 }
 
 /// Keeps only names that metric labels show; removes the command line and directories.
-fn hide_identity(of: &mut BTreeMap<String, String>) {
+fn hide_identity(facts: &mut BTreeMap<String, String>) {
     let sources = [owner::MAPPED_JOB, "slurm_job_id", "slurm_step_id"];
-    of.retain(|name, _| owner::NAMES.contains(&name.as_str()) || sources.contains(&name.as_str()));
+    facts.retain(|name, _| owner::NAMES.contains(&name.as_str()) || sources.contains(&name.as_str()));
 }
 
 impl Run {
-    /// Returns the approximate bytes of the run in memory. Stored runs are smaller, by a similar factor for all users.
+    /// Returns the approximate bytes of the run in memory. Stored runs are smaller, all by a similar factor.
     pub fn weight(&self) -> usize {
         size_of::<Run>() + self.heap_bytes()
     }
 
-    /// Whether the run would contain an OOM record had memory run out. Files of other tools may lack such records.
+    /// Whether the run has OOM records if memory ran out; files of other tools may lack them.
     pub fn hears_of_ooms(&self) -> bool {
         self.coverage.covered && self.source.is_own()
     }
@@ -97,7 +97,7 @@ fields! {
         kind: String;
         /// File name of a recording or import; host name for the daemon.
         origin: String;
-        /// Preset of rules that goes with the format, if any.
+        /// Preset of category rules for the format, if any.
         preset: Option<String>;
     }
 }
@@ -157,7 +157,7 @@ pub enum State {
         /// Exit status as waitpid returns it; absent if unknown.
         status: Option<u64>,
     },
-    /// Observation stopped: the daemon died, or the recording ends. The numbers are those of the last checkpoint or record.
+    /// Observation stopped because the daemon died or the recording ends. The numbers are those of the last checkpoint or record.
     Interrupted,
     /// The process continues in the next part: a run of several days is stored in parts.
     Rolled {

@@ -1,5 +1,5 @@
-//! used, tracked and gap over time, in a bounded number of buckets. When all buckets are in use, neighbours are merged and the
-//! width of a bucket doubles. Minimum and maximum survive every merge.
+//! Used, tracked and untrackable bytes over time, in a bounded number of buckets. When all are in use, neighbours are merged and
+//! the width of a bucket doubles. Minimum and maximum survive every merge.
 
 use crate::fields::{Window, fields, plain};
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ impl Extremes {
     }
 }
 
-/// Amounts in [time_ns, time_ns + width). Unobserved amounts are absent, not zero.
+/// Amounts in the interval [time_ns, time_ns + width). Unobserved amounts are absent, not zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Bucket {
@@ -46,7 +46,7 @@ pub struct Bucket {
     pub untrackable: Option<Extremes>,
     /// Number of NVML samples.
     pub samples: u32,
-    /// Number of torn or stale samples.
+    /// Number of samples during which memory changed (torn), or that lack the agent's records (stale).
     pub doubtful: u32,
 }
 
@@ -126,8 +126,7 @@ impl Series {
         }
     }
 
-    /// Adds an NVML sample taken at `time_ns`. `tracked` counts only if `doubtful` is false: memory did not change during the
-    /// sample, and the agent confirmed it.
+    /// Adds an NVML sample taken at `time_ns`. `doubtful`: the sample is torn or stale; then `tracked` is not added.
     pub fn add_sample(
         &mut self,
         time_ns: u64,

@@ -18,7 +18,7 @@ impl Clock {
         }
     }
 
-    /// Returns the days since 1970; `None` without a wall-clock offset.
+    /// Returns the number of days since 1970; `None` without a wall-clock offset.
     fn day(&self, time_ns: u64) -> Option<i128> {
         match self {
             Clock::Monotonic { wall_offset_ns: Some(offset) } => {
@@ -57,8 +57,8 @@ fn wall_seconds(time_ns: u64, offset_ns: i64) -> i128 {
     (i128::from(time_ns) + i128::from(offset_ns)).div_euclid(1_000_000_000)
 }
 
-/// Returns year, month and day of a day since 1970 in the Gregorian calendar. Computes in eras of 400 years that begin on
-/// 1 March, so that a leap day is the last day of its year.
+/// Returns year, month and day in the Gregorian calendar from days since 1970. Computes in eras of 400 years that begin on 1
+/// March, so that a leap day is the last day of its year.
 fn civil(day: i128) -> (i128, i128, i128) {
     let day = day + 719_468;
     let (era, of_era) = (day.div_euclid(146_097), day.rem_euclid(146_097));
@@ -101,13 +101,13 @@ impl Times {
             State::Closed { time_ns, .. } | State::Rolled { time_ns } => Some(time_ns),
             State::Open | State::Interrupted => None,
         };
-        let told = run.devices.iter().flat_map(|device| {
+        let moments = run.devices.iter().flat_map(|device| {
             let reading = device.reading.map(|reading| reading.time_ns);
             let steps = &device.details.steps;
             let [first, last] = [steps.first(), steps.last()].map(|step| step.map(|step| step.time_ns));
             [Some(device.last.time_ns), Some(device.peak.time_ns), reading, first, last]
         });
-        let mut days = told.chain([end]).flatten().map(|time_ns| run.clock.day(time_ns));
+        let mut days = moments.chain([end]).flatten().map(|time_ns| run.clock.day(time_ns));
         let first = days.next();
         Times { clock: run.clock, dated: days.any(|day| Some(day) != first) }
     }

@@ -1,11 +1,11 @@
-//! Memory that a process held on a device over time, by cell. A bounded number of points serves charts and questions about past
-//! moments.
+//! Memory that a process held on a device over time, by cell, in a bounded number of points. Serves charts and questions about
+//! past moments.
 
 use crate::cell::Amounts;
 use crate::fields::{Timed, fields};
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of cells of a point, sums of smaller cells included; all others share `rest_bytes`.
+/// Maximum number of cells of a point, including groups of small cells; all other bytes are in `rest_bytes`.
 pub const MAX_CELLS: usize = 64;
 /// Maximum number of points. When a timeline is full, its slot width doubles and each slot keeps its fullest point.
 pub const MAX_POINTS: usize = 256;
@@ -15,9 +15,9 @@ fields! {
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Timeline {
-        /// Width of a slot in record time; 0 without slots. Each point is the fullest moment of its slot: the one with most
-        /// tracked bytes, and among equals the one with the fewest idle bytes. If nothing happens for more than a width, the
-        /// amounts at the start of that silence are a point too.
+        /// Width of a slot (ns, or lines of a log); 0 without slots. Each point is the fullest moment of its slot: that with the
+        /// most tracked bytes, among equals with the fewest unused ones. If nothing happens for more than a width, the amounts at
+        /// the start of that silence are a point too.
         width_ns: u64      => join max,          clip keep;
         /// Points in order of time. If at least one whole slot lies between two points, nothing happened there: the amounts of
         /// the first point were held until the slot of the second. Other points are exact only at their own time.
@@ -25,8 +25,8 @@ fields! {
     }
 }
 
-/// Appends the points later than all earlier ones. The two may overlap: the later run's ledger may begin before the earlier run
-/// ends.
+/// Appends the points later than all earlier ones. Two runs may overlap, because the later run's ledger may begin before the
+/// earlier run ends.
 fn later_points(earlier: &mut Vec<Point>, later: Vec<Point>) {
     let last_ns = earlier.last().map(|point| point.time_ns);
     earlier.extend(later.into_iter().filter(|point| Some(point.time_ns) > last_ns));
@@ -39,9 +39,9 @@ fields! {
     pub struct Point {
         /// Record time.
         time_ns: u64;
-        /// Bytes by cell, at most [`MAX_CELLS`] cells. If there are more, the smaller cells are summed. Cells whose tags differ
-        /// only in numbers become `a/b.*/c (smaller ones)`. Those below a path become `a/(smaller ones)`. The rest of a class,
-        /// role and phase becomes `(smaller ones)`. Each cell counts in the most specific sum that has it.
+        /// Bytes by cell, at most [`MAX_CELLS`] cells. Of more, small cells are summed in groups: `a/b.*/c (smaller ones)` for
+        /// tags that differ only in numbers, `a/(smaller ones)` for tags below a path, `(smaller ones)` for all tags. A cell
+        /// counts in the most specific group of the point that contains it.
         amounts: Amounts;
         /// Bytes of all other cells.
         rest_bytes: i64;
@@ -86,12 +86,12 @@ impl Timeline {
     }
 }
 
-/// Answer to a question about a time.
+/// The point of a timeline that applies to a requested time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Told<'t> {
     /// The point with the amounts.
     pub point: &'t Point,
-    /// The amounts were held at exactly the requested time; otherwise the point is the nearest one.
+    /// Whether the amounts were held at exactly the requested time; otherwise the point is the nearest one.
     pub is_exact: bool,
 }
 
@@ -104,7 +104,7 @@ impl Timeline {
         let Some(before) = after.checked_sub(1).and_then(|before| self.points.get(before)) else {
             return next.map(|point| Told { point, is_exact: false });
         };
-        // Nothing happened in a slot without a point.
+        // Nothing changed in a slot without a point.
         let is_exact = before.time_ns == time_ns
             || match next {
                 Some(next) => {

@@ -22,7 +22,7 @@ impl Unit {
         }
     }
 
-    /// Returns the unit for a chart's axis: the largest of which the amount contains at least four.
+    /// Returns the unit for a chart's axis: the largest unit of which `bytes` is at least four.
     pub fn for_axis(bytes: i64) -> Self {
         const UNITS: [(&str, u32, u32); 4] =
             [("GiB", 30, 2), ("MiB", 20, 1), ("KiB", 10, 1), ("bytes", 0, 0)];
@@ -31,7 +31,7 @@ impl Unit {
         Unit { name, bytes: 1 << power, decimals }
     }
 
-    /// Returns the unit for shares of a total: a step is a thousandth of it.
+    /// Returns a unit for shares of a total: a step of the last digit is a thousandth of `total_bytes`.
     pub fn for_shares(total_bytes: i64) -> Self {
         Unit { name: "%", bytes: total_bytes, decimals: 3 }
     }
@@ -41,7 +41,8 @@ impl Unit {
         self.bytes
     }
 
-    /// Returns the bytes of one step of the last printed digit as a fraction, because 0.1 MiB is not a whole number of bytes.
+    /// Returns the bytes of one step of the last printed digit, as numerator and denominator: 0.1 MiB is no whole number of
+    /// bytes.
     pub fn step(self) -> (i64, i64) {
         (self.bytes, 10_i64.pow(self.decimals))
     }
@@ -75,7 +76,7 @@ impl Unit {
         steps.into_iter().map(|(steps, _)| steps).collect()
     }
 
-    /// Formats an amount given in steps.
+    /// Formats an amount in steps of the last printed digit.
     pub fn print(self, steps: i64) -> String {
         let scale = 10_i64.pow(self.decimals);
         let whole = thousands((steps / scale).unsigned_abs());
@@ -102,7 +103,7 @@ impl Unit {
         format!("{} {}", self.amount(bytes), self.name)
     }
 
-    /// Formats an amount given in steps with its sign, `+` included; zero gets no sign.
+    /// Like [`Unit::print`], with `+` before positive amounts.
     pub fn print_signed(self, steps: i64) -> String {
         let plus = if steps > 0 { "+" } else { "" };
         plus.to_owned() + &self.print(steps)

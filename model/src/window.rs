@@ -1,8 +1,8 @@
-//! Cuts a run down to a part of its life: one time, since a time, or between two times.
+//! Cuts a run to a window of its life: one time, since a time, or between two times.
 //!
-//! The result is reported like any other run. Its moments are points of the timeline. `tracked` and its parts are exact at
-//! the point's own time, which may differ from the requested one. The gap comes from the nearest reading in the series.
-//! A caveat names everything that is coarser than requested.
+//! The result is reported like any other run. Its moments are points of the timeline. Their tracked bytes by cell are exact at
+//! the point's own time, which may differ from the requested one. Untrackable bytes come from the nearest sample in the series.
+//! Caveats name everything that is less exact than requested.
 
 pub use crate::fields::{Window, WindowKind};
 
@@ -49,23 +49,23 @@ pub fn of(run: &Run, window: &Window) -> Run {
     let mut devices = std::mem::take(&mut run.devices);
     for device in &mut devices {
         let old = device.clone();
-        let maker = Maker {
+        let builder = MomentBuilder {
             device: &old,
             covered: run.coverage.covered,
             partial: run.coverage.partial_history,
             rest,
         };
-        let mut say = |text: String| {
+        let mut add_note = |text: String| {
             notes.push(if several { format!("GPU {}: {text}", old.ordinal) } else { text });
         };
         match window.part {
-            WindowKind::At => device.peak = maker.at(window.from_ns, times, &mut say),
+            WindowKind::At => device.peak = builder.at(window.from_ns, times, &mut add_note),
             WindowKind::Since | WindowKind::Between => {
-                device.peak = maker.highest(window, |point| idle(&run.cells, point), times, &mut say);
+                device.peak = builder.highest(window, |point| idle(&run.cells, point), times, &mut add_note);
             }
         }
         if window.part == WindowKind::Between {
-            device.last = maker.at(window.to_ns, times, &mut say);
+            device.last = builder.at(window.to_ns, times, &mut add_note);
             (device.reading, device.unaccounted_bytes) = (None, None);
             (device.tenants, device.other_tenants) = (Vec::new(), (0, 0));
             device.details.pools.clear();
@@ -130,25 +130,25 @@ fn join(whole: &mut Run, mut part: Run) {
     (whole.state, whole.process, whole.clock) = (part.state, part.process, part.clock);
 }
 
-/// Converts timeline points to moments.
-struct Maker<'d> {
+/// Makes moments of a device from its timeline and series.
+struct MomentBuilder<'d> {
     device: &'d Device,
     covered: bool,
     partial: bool,
-    /// Index of the cell for bytes without a separate cell.
+    /// Index of the cell for bytes without a cell of their own.
     rest: u32,
 }
 
-impl Maker<'_> {
-    /// Returns the memory held at a time.
-    fn at(&self, time_ns: u64, times: Times, say: &mut dyn FnMut(String)) -> Moment {
+impl MomentBuilder<'_> {
+    /// Returns the memory held at a time; `add_note` takes notes about what is not exact.
+    fn at(&self, time_ns: u64, times: Times, add_note: &mut dyn FnMut(String)) -> Moment {
         let asked = times.time(time_ns);
         if !self.covered {
             let Some(bucket) = self.nearest(time_ns, |bucket| bucket.used.is_some()) else {
-                say(format!("nobody read what it used near {asked}"));
+                add_note(format!("nobody read what it used near {asked}"));
                 return Moment { time_ns, ..Moment::default() };
             };
-            say(self.coarse(bucket, time_ns, times));
+            add_note(self.bucket_note(bucket, time_ns, times));
             let used = bucket.used.and_then(|used| u64::try_from(used.last).ok());
             return Moment { time_ns: bucket.time_ns, uncovered_used_bytes: used, ..Moment::default() };
         }
@@ -164,21 +164,24 @@ impl Maker<'_> {
             Some(Told { point, .. }) => {
                 let distance = apart(times.clock(), point.time_ns, time_ns);
                 let width = times.clock().distance(timeline.width_ns);
-                say(format!(
+                add_note(format!(
                     "what was held at {asked} was not kept: the nearest moment that was is {distance} it (one is kept every {width})"
                 ));
                 self.moment(point, point.time_ns)
             }
             None => match self.nearest(time_ns, |bucket| bucket.tracked.is_some()) {
                 Some(bucket) => {
-                    say(format!("{}; what held it was not kept", self.coarse(bucket, time_ns, times)));
+                    add_note(format!(
+                        "{}; what held it was not kept",
+                        self.bucket_note(bucket, time_ns, times)
+                    ));
                     let bytes = bucket.tracked.map_or(0, |tracked| tracked.last);
                     let point =
                         Point { time_ns: bucket.time_ns, amounts: Amounts::default(), rest_bytes: bytes };
                     self.moment(&point, bucket.time_ns)
                 }
                 None => {
-                    say(format!("nothing is known of {asked}"));
+                    add_note(format!("nothing is known of {asked}"));
                     Moment { time_ns, ..Moment::default() }
                 }
             },
@@ -191,13 +194,13 @@ impl Maker<'_> {
         window: &Window,
         idle: impl Fn(&Point) -> i64,
         times: Times,
-        say: &mut dyn FnMut(String),
+        add_note: &mut dyn FnMut(String),
     ) -> Moment {
         let device = self.device;
         if !self.covered {
             let inside = self.inside(window).filter_map(|bucket| Some((bucket.used?.max, bucket.time_ns)));
             let highest = inside.max_by_key(|&(used, time_ns)| (used, Reverse(time_ns)));
-            let Some((used, time_ns)) = highest else { return self.at(window.to_ns, times, say) };
+            let Some((used, time_ns)) = highest else { return self.at(window.to_ns, times, add_note) };
             let uncovered_used_bytes = u64::try_from(used).ok();
             return Moment { time_ns, uncovered_used_bytes, ..Moment::default() };
         }
@@ -205,26 +208,26 @@ impl Maker<'_> {
         let timeline = &device.details.timeline;
         let inside = timeline.points.iter().filter(|point| window.has(point.time_ns));
         // The amounts held when the window began count too.
-        let first = timeline.at(window.from_ns).filter(|told| told.is_exact).map(|told| told.point);
+        let first = timeline.at(window.from_ns).filter(|found| found.is_exact).map(|found| found.point);
         let order = |point: &&Point| (point.tracked_bytes(), Reverse(idle(point)), Reverse(point.time_ns));
         let highest = match inside.chain(first).max_by_key(order) {
             _ if is_peak_inside => device.peak.clone(),
             Some(point) => self.moment(point, point.time_ns.max(window.from_ns)),
-            None => self.at(window.to_ns, times, say),
+            None => self.at(window.to_ns, times, add_note),
         };
         if is_peak_inside {
             return highest;
         }
         // The maximum of a bucket that is only partly in the window may lie outside.
-        let known =
+        let in_series =
             self.inside(window).filter_map(|bucket| Some((bucket.tracked?.max, bucket.time_ns))).max();
-        if let (Some((most, time_ns)), Some(tracked)) = (known, highest.tracked_bytes)
-            && most > tracked
+        if let (Some((max, time_ns)), Some(tracked)) = (in_series, highest.tracked_bytes)
+            && max > tracked
         {
-            let unit = Unit::for_largest(most);
-            say(format!(
+            let unit = Unit::for_largest(max);
+            add_note(format!(
                 "tracked may have been up to {} {} (at about {}): what is shown is the highest moment that was kept",
-                unit.amount(most),
+                unit.amount(max),
                 unit.name,
                 times.time(time_ns)
             ));
@@ -238,6 +241,7 @@ impl Maker<'_> {
         buckets.iter().filter(|bucket| bucket.is_in(*width_ns, window))
     }
 
+    /// Returns the bucket nearest to a time of those that `has` selects.
     fn nearest(&self, time_ns: u64, has: impl Fn(&Bucket) -> bool) -> Option<&Bucket> {
         let there = self.device.series.buckets.iter().filter(|bucket| has(bucket));
         there.min_by_key(|bucket| self.distance(bucket, time_ns).unsigned_abs())
@@ -250,7 +254,8 @@ impl Maker<'_> {
         if time_ns > end_ns { to(end_ns) } else { to(bucket.time_ns).max(0) }
     }
 
-    fn coarse(&self, bucket: &Bucket, time_ns: u64, times: Times) -> String {
+    /// Describes the time to which the numbers of a bucket belong.
+    fn bucket_note(&self, bucket: &Bucket, time_ns: u64, times: Times) -> String {
         let clock = times.clock();
         let width = clock.distance(self.device.series.width_ns);
         match self.distance(bucket, time_ns) {
@@ -264,7 +269,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Converts a point to a moment, with the gap of the nearest reading.
+    /// Converts a point to a moment, with the untrackable bytes of the nearest sample.
     fn moment(&self, point: &Point, time_ns: u64) -> Moment {
         let last = &self.device.last;
         let mut amounts = point.amounts.clone();
@@ -281,7 +286,7 @@ impl Maker<'_> {
             predates_bytes: last.predates_bytes,
             untrackable_bytes: gap.map(|(bytes, _)| bytes),
             parts: gap.and_then(|(bytes, _)| last.parts.filter(|parts| parts.sum() == bytes)),
-            // A reading may be anywhere in its bucket, so the distance is its upper bound.
+            // The sample may be anywhere in its bucket, so the distance is an upper bound.
             gap_distance_ns: gap.map_or(0, |(_, distance)| match distance < 0 {
                 true => distance.saturating_sub(width_ns),
                 false => distance.saturating_add(width_ns),

@@ -1,28 +1,29 @@
-//! Devices as views read them: readings, their extremes and growth in the last minute, and faults (Xid). Extremes between two
-//! scrapes would be lost otherwise.
+//! Data of one device for views: NVML readings, their extremes in the last minute, and driver faults (Xid). The extremes exist
+//! because a metrics scrape sees only the value at its own time.
 
 use crate::base::identity::DeviceName;
 use gpumem_model::run::DeviceReading;
 
-/// Maximum number of distinct Xids that are counted separately. About a hundred exist, and a faulty device reports only a few.
+/// Maximum number of Xids with a separate count. About a hundred Xids exist, and a faulty device reports only a few.
 const NUMBERS: usize = 16;
-/// Number of latest faults that are kept with their times.
+/// Number of latest faults whose times are kept.
 const LATEST: usize = 8;
 
-/// One fault.
+/// One driver fault of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// Time of the report.
+    /// Time at which the driver reported it (ns).
     pub time_ns: u64,
     /// NVIDIA's Xid number.
     pub xid: u64,
 }
 
-/// The faults of one device.
+/// Counts of a device's faults by Xid, and the latest faults with their times.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
+    /// Xid and number of faults, in the order of first occurrence.
     counts: Vec<(u64, u64)>,
-    /// Number of faults with further Xids.
+    /// Number of faults whose Xid has no entry in `counts`.
     other: u64,
     latest: Vec<Fault>,
 }
@@ -52,37 +53,37 @@ impl Faults {
     }
 }
 
-/// A reading in which device memory did not change, so that the device and its processes can be compared.
+/// An NVML reading during which the device's memory did not change: device and processes can be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AgreedReading {
-    /// Number of the reading; its samples have the same number.
+    /// Number of the reading; the samples of its processes have the same number.
     pub number: u64,
-    /// Device memory, the same before and after the process list; unified memory as it was after the list.
+    /// Device memory before and after the process list (equal); for unified memory, that after the list.
     pub reading: DeviceReading,
     /// Used bytes minus the sum over the processes; for unified memory, the memory that the rest of the host uses.
     pub unaccounted_bytes: i64,
 }
 
-/// One device.
+/// One device in a snapshot.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub struct DeviceView {
     pub name: DeviceName,
-    /// The host's number of the device; the process's number if the host has not named it.
+    /// NVML's index; the process's ordinal while NVML has not reported the device.
     pub ordinal: u16,
     pub model: String,
     pub total_bytes: Option<u64>,
     pub latest: Option<DeviceReading>,
-    /// Minimum and maximum of `used` in the last minute.
+    /// Used bytes in the last minute.
     pub recent: Recent,
     /// The last reading in which device memory was the same before and after the process list; absent if there was none.
     pub agreed: Option<AgreedReading>,
     pub faults: Faults,
 }
 
-/// Minimum length of [`Recent::range`].
+/// Minimum time that [`Recent::range`] covers.
 pub const RECENT_NS: u64 = 60_000_000_000;
-/// Number of pieces of a minute; up to one piece more is kept.
+/// Number of pieces that a minute is divided into; one more piece is kept, because the newest is incomplete.
 const PIECES: usize = 6;
 const PIECE_NS: u64 = RECENT_NS / PIECES as u64;
 
@@ -96,7 +97,7 @@ struct Piece {
     first: (u64, u64),
 }
 
-/// A reading in the last minute.
+/// Minimum, maximum and growth of an amount in the last minute, in seven pieces of ten seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Recent {
     pieces: [Piece; PIECES + 1],

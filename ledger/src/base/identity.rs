@@ -1,8 +1,8 @@
-//! Identities of processes and devices, and the origins of records.
+//! Identities of processes and devices, and origins of records.
 
 use gpumem_wire::DeviceIdKind;
 
-/// A process. Pids are reused, but a pid together with its start time is unique.
+/// Identity of a process. Pids are reused, but a pid together with its start time is unique.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessKey {
     /// Pid in the daemon's namespace.
@@ -14,9 +14,9 @@ pub struct ProcessKey {
 /// Origin of a record. Ids inside a record are local to its origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// The daemon: NVML and /proc.
+    /// The daemon, which reads NVML and /proc.
     Host,
-    /// The agent in that process.
+    /// The agent inside this process.
     Process(ProcessKey),
 }
 
@@ -32,7 +32,7 @@ pub enum DeviceName {
 }
 
 impl DeviceName {
-    /// Returns the identity in a `Device` record.
+    /// Returns the device that a `Device` record names.
     pub fn of_record(uuid_high: u64, uuid_low: u64, ordinal: u16, id: DeviceIdKind) -> Self {
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&uuid_high.to_be_bytes());
@@ -64,11 +64,11 @@ impl std::fmt::Display for DeviceName {
     }
 }
 
-/// An account of a process.
+/// Refers to an account: one process on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
-    /// The account on this device of the snapshot.
+    /// The account on the device with this index in [`Snapshot::devices`](crate::Snapshot::devices).
     Device(usize),
-    /// The account at this index of `ProcessView::accounts`, whose device the agent has not named yet.
+    /// The account with this index in [`ProcessView::accounts`](crate::ProcessView::accounts); its device is not known yet.
     Unnamed(usize),
 }

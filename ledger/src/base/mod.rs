@@ -1,4 +1,4 @@
-//! Lowest layer: identities, devices, quotas, extremes of the last minute.
+//! Lowest layer of the crate: identities, devices, memory quotas.
 
 pub(crate) mod device;
 pub(crate) mod identity;

@@ -1,17 +1,17 @@
-//! Limits of the ledger's memory: rows of one process, bytes of the processes of one user, bytes of all.
+//! Limits the memory that the ledger itself uses: rows of one process, bytes for one user's processes, bytes for all processes.
 //!
-//! The memory of a process is estimated at intervals, from the tables that a peer can fill. The estimate adds their capacity, and
-//! the bytes for the next growth of a nearly full table, while the old and the new table exist. A process at its limit may free
-//! memory and end scopes, but add nothing. Refused records count as lost, and the sums are then `partial`.
+//! The ledger estimates a process's bytes at intervals, from the capacity of each table that the process can fill. A nearly full
+//! table counts three times, because the old and the twice as large new table exist while it grows. At a limit, records that
+//! would add data are refused and count as lost, so the sums become `partial`. Frees and ends are still booked.
 
 use crate::Map;
 use std::mem::size_of;
 
-/// Maximum number of records between two estimates of a process, and so its possible excess over its limit. The first estimates
-/// are more frequent, because there may be many processes with few records.
+/// Maximum number of records between two estimates of a process; limits how far it can exceed its limit. The first estimates
+/// are more frequent, because many processes have few records.
 const EVERY: usize = 1024;
 
-/// Number of bytes of a name that count as one record.
+/// A name counts as one more record for each 64 bytes.
 const NAME_BYTES: usize = 64;
 
 /// Limits of the memory that the ledger uses for processes' records.
@@ -31,7 +31,7 @@ impl Limits {
         Limits { rows_per_process: usize::MAX, bytes_per_user: usize::MAX, bytes: usize::MAX };
 }
 
-/// The limit that a process has reached.
+/// Kind of limit that a process has reached: rows of the process, bytes of its user, bytes of all processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum QuotaExceeded {
@@ -40,7 +40,7 @@ pub enum QuotaExceeded {
     All,
 }
 
-/// Counts of records that limits refused.
+/// Numbers of refused records, by kind of limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct RefusedRecords {
@@ -60,37 +60,39 @@ impl RefusedRecords {
     }
 }
 
+/// Estimated memory that the ledger uses for one process.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryUse {
     /// Number of records until the next estimate.
     left: usize,
     /// Number of records between the last two estimates.
     interval: usize,
-    /// Bytes charged for the process, and the user that they are charged to.
+    /// Estimated bytes, and the user whose quota they count against.
     charged: usize,
     user: Option<u64>,
     /// Number of records refused since the last estimate.
     pub refused: u64,
-    /// Bytes of the process's names.
+    /// Bytes of the process's tags and library paths.
     pub names: usize,
 }
 
 impl MemoryUse {
-    /// Counts a name that replaces `old`.
+    /// Counts the bytes of a new name, which replaces `old`.
     pub fn rename(&mut self, new: &str, old: Option<&str>) {
         let held = |name: &str| name.len() + 2 * size_of::<usize>();
         self.left = self.left.saturating_sub(new.len() / NAME_BYTES);
         self.names = (self.names + held(new)).saturating_sub(old.map_or(0, held));
     }
 
-    /// Schedules the next estimate: after twice as many records as before, at most [`EVERY`] or `least`, whichever is greater.
-    pub fn wait(&mut self, least: usize) {
+    /// Schedules the next estimate after twice as many records as before, up to the greater of [`EVERY`] and `least`.
+    pub fn schedule(&mut self, least: usize) {
         self.interval = (2 * self.interval).clamp(16, EVERY.max(least));
         self.left = self.interval;
     }
 
+    /// Counts a record; returns whether an estimate is due.
     #[inline]
-    pub fn is_due(&mut self) -> bool {
+    pub fn count_record(&mut self) -> bool {
         match self.left.checked_sub(1) {
             Some(left) => {
                 self.left = left;
@@ -101,7 +103,7 @@ impl MemoryUse {
     }
 }
 
-/// Estimated memory of all processes.
+/// Limits, and the estimated bytes of all processes and of each user.
 #[derive(Debug)]
 pub(crate) struct Quotas {
     pub limits: Limits,
@@ -121,12 +123,12 @@ impl Quotas {
         self.all
     }
 
-    /// Returns the refused records, as of the last estimate of each process.
+    /// Returns the numbers of refused records, as of the last estimate of each process.
     pub fn refused(&self) -> RefusedRecords {
         self.refused
     }
 
-    /// Removes the charge of a process; `full` is the limit that it has reached.
+    /// Subtracts a process's estimated bytes; `full` is the limit that it has reached.
     pub fn release(&mut self, load: &mut MemoryUse, full: Option<QuotaExceeded>) {
         let bytes = std::mem::take(&mut load.charged);
         self.all = self.all.saturating_sub(bytes);
@@ -139,6 +141,7 @@ impl Quotas {
         self.refused.add(full, std::mem::take(&mut load.refused));
     }
 
+    /// Adds a process's estimated bytes.
     pub fn charge(&mut self, load: &mut MemoryUse, user: Option<u64>, bytes: usize) {
         (load.charged, load.user) = (bytes, user);
         self.all = self.all.saturating_add(bytes);
@@ -146,6 +149,7 @@ impl Quotas {
         *of_user = of_user.saturating_add(bytes);
     }
 
+    /// Returns the limit that a process of this user with this number of rows has reached.
     pub fn full(&self, user: Option<u64>, rows: usize) -> Option<QuotaExceeded> {
         let of_user = self.users.get(&user).copied().unwrap_or(0);
         if rows >= self.limits.rows_per_process {
@@ -158,12 +162,12 @@ impl Quotas {
     }
 }
 
-/// Returns the bytes of an entry of a `BTreeMap`, whose nodes are at least half full.
+/// Returns the estimated bytes of a `BTreeMap` entry of this size; the map's nodes are at least half full.
 pub(crate) const fn sorted(entry: usize) -> usize {
     2 * entry
 }
 
-/// Returns the estimated bytes of a hash table with this number of entries, capacity, and entry size.
+/// Returns the estimated bytes of a table with this number of entries, capacity, and entry size in bytes.
 fn table(entries: usize, places: usize, entry: usize) -> usize {
     let is_nearly_full = places - entries.min(places) < EVERY.max(places / 16);
     let bytes = places * (entry + 1) * 8 / 7;

@@ -1,4 +1,5 @@
-//! Cells: names of a process's bytes. A cell has the same number in all books of the process.
+//! Cells: the finest division of a process's bytes (class, tag, role, phase, library, pool). A cell has the same id in all books
+//! of its process.
 
 use crate::Map;
 use crate::book::cell_groups::{CellGroups, SUM_TAG};
@@ -8,7 +9,7 @@ use gpumem_model::run::{Cell, Class};
 use gpumem_wire::{Flags, Phase, Role, Stamp};
 use std::sync::Arc;
 
-/// Key of a cell within a process. Ids are the agent's; 0 means none.
+/// Properties that distinguish the cells of a process. Tags and modules are ids that the agent assigned; 0 means none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct CellKey {
     pub class: Class,
@@ -18,21 +19,22 @@ pub(crate) struct CellKey {
     pub tag: u32,
     /// First tag of retagged bytes.
     pub origin: u32,
-    /// Tag that names the framework pool of the bytes; 0 for none, or for a pool without a name.
+    /// Name of the framework pool that contains the bytes, as a tag id; 0 for no pool or an unnamed pool.
     pub pool: u32,
-    /// Blocks that their owner has freed but a stream may still use.
+    /// Whether the bytes are blocks that the program has freed but a CUDA stream may still use.
     pub pending: bool,
-    /// The tag is that of the process, because the allocating thread had none.
+    /// Whether the tag is the process's default, because the allocating thread had no tag.
     pub inherited: bool,
 }
 
 impl CellKey {
+    /// Returns the key of a class without any names.
     pub fn plain(class: Class) -> Self {
         CellKey { class, ..CellKey::default() }
     }
 }
 
-/// A cell with its names. They are shared with the ledger, because a process may have many cells with long names.
+/// A cell with its names, which are shared with the ledger because many cells may have long names.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub struct CellView {
@@ -49,12 +51,12 @@ pub struct CellView {
 }
 
 impl CellView {
-    /// Whether the bytes are unused in a pool: not covered by a block, or in a block that its owner has freed.
+    /// Whether the bytes are unused in a pool: in no block, or in a block that the program has freed.
     pub fn is_idle(&self) -> bool {
         self.class == Class::PoolIdle || self.pending
     }
 
-    /// Returns the cell as a run has it.
+    /// Returns the cell in the form that runs store.
     pub fn to_cell(&self) -> Cell {
         let text = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
         Cell {
@@ -78,32 +80,31 @@ impl<'c> From<&'c CellView> for CellTraits<'c> {
     }
 }
 
-/// Index of a cell in every book of its process.
+/// Index of a cell in [`CellTable::keys`] and in every book of its process.
 pub(crate) type CellId = u32;
-/// Idle bytes of pools without a name; each named pool has another cell.
+/// Cell of the idle bytes (in no block) of all unnamed pools; each named pool has a separate cell.
 pub(crate) const IDLE: CellId = 0;
-/// Bytes of opaque pools.
+/// Cell of the bytes of opaque pools: pools that report no blocks.
 pub(crate) const OPAQUE: CellId = 1;
-/// Cell for all further bytes once a process has used up its cells.
+/// Cell that takes all new bytes once a process has [`MAX_CELLS`] cells.
 pub(crate) const OVERFLOW: CellId = 2;
-/// Maximum number of cells of a process; further ones are booked to [`OVERFLOW`]. A training run has some thousands (modules
-/// times roles).
+/// Maximum number of cells of a process. A training run has some thousands (modules times roles).
 const MAX_CELLS: usize = 65_536;
 pub use gpumem_model::timeline::MAX_CELLS as MAX_POINT_CELLS;
-/// Places of a point for cells and for groups of some cells; the rest of [`MAX_POINT_CELLS`] is for groups of whole uses
-/// (cell_groups.rs).
+/// Maximum number of cells and groups in a timeline point without the last groups of chains (cell_groups.rs), which use the rest
+/// of [`MAX_POINT_CELLS`].
 pub(crate) const NAMED: usize = 40;
 pub(crate) const OVERFLOW_TAG: u32 = u32::MAX;
 
-/// The cells of a process, interned: a row holds a [`CellId`].
+/// All cells of a process. Rows refer to them by [`CellId`].
 #[derive(Debug)]
 pub(crate) struct CellTable {
     pub keys: Vec<CellKey>,
     pub ids: Map<CellKey, CellId>,
     pub tags: Map<u32, Arc<str>>,
-    /// Groups of small cells, for timelines; empty while there are few cells.
-    pub sums: CellGroups,
-    /// Number of bookings for which the table was full.
+    /// Groups that sum small cells in timelines; empty while there are few cells.
+    pub groups: CellGroups,
+    /// Number of requests for a new cell when the table was full.
     pub overflowed: u64,
 }
 
@@ -115,43 +116,43 @@ impl Default for CellTable {
             CellKey::plain(Class::Opaque),
             CellKey { tag: OVERFLOW_TAG, ..CellKey::plain(Class::Direct) },
         ];
-        let (ids, tags, sums) = Default::default();
-        CellTable { keys, ids, tags, sums, overflowed: 0 }
+        let (ids, tags, groups) = Default::default();
+        CellTable { keys, ids, tags, groups, overflowed: 0 }
     }
 }
 
 impl CellTable {
-    /// Returns the estimated memory of the table and of its names and peaks in a run.
+    /// Returns the estimated bytes of the table, and of its names and peaks in a run.
     pub fn bytes(&self) -> usize {
         self.keys.len() * 512
             + self.keys.capacity() * (3 * std::mem::size_of::<CellKey>() + 2 * std::mem::size_of::<CellId>())
-            + self.sums.bytes()
+            + self.groups.bytes()
     }
 
-    /// Returns the path of a tag; `None` for no tag.
+    /// Returns the path of a tag; `None` for id 0.
     pub fn tag(&self, id: u32) -> Option<Arc<str>> {
         match id {
             0 => None,
             OVERFLOW_TAG => Some("(more names than a process may have)".into()),
             id => {
-                let known = self.tags.get(&id).cloned();
-                Some(known.unwrap_or_else(|| format!("(tag {id}, its name was lost)").into()))
+                let path = self.tags.get(&id).cloned();
+                Some(path.unwrap_or_else(|| format!("(tag {id}, its name was lost)").into()))
             }
         }
     }
 
-    /// Returns the tag of a cell, or the name of the group that the cell stands for.
+    /// Returns the tag path of a cell; for the cell of a group, the group's name.
     pub fn name(&self, key: &CellKey) -> Option<Arc<str>> {
-        let group = self.sums.name(key).filter(|_| key.tag == SUM_TAG);
+        let group = self.groups.name(key).filter(|_| key.tag == SUM_TAG);
         group.or_else(|| self.tag(key.tag))
     }
 
-    /// Returns a cell with its names. `library`: path of the library that requested the bytes.
+    /// Returns a cell with its names; `library` is the path of the library that requested the bytes.
     pub fn view(&self, key: &CellKey, library: Option<Arc<str>>) -> CellView {
         CellView {
             class: key.class,
             tag: self.name(key),
-            // The origin of a group is not a tag.
+            // For a group, `origin` is the index of its name and no tag.
             origin: self.tag(key.origin).filter(|_| key.tag != SUM_TAG),
             role: key.role,
             phase: key.phase,
@@ -162,12 +163,13 @@ impl CellTable {
         }
     }
 
+    /// Returns the cell for a stamp, outside framework pools.
     #[inline]
     pub fn cell_of(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase)) -> CellId {
         self.cell_in(class, stamp, use_as, 0)
     }
 
-    /// Returns the cell for a stamp in the framework pool with this name.
+    /// Returns the cell for a stamp (tag, library, flags of a record) in the framework pool with this name.
     #[inline]
     pub fn cell_in(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase), pool: u32) -> CellId {
         let (module, tag) = (stamp.module, stamp.tag);
@@ -176,12 +178,14 @@ impl CellTable {
         self.intern(CellKey { class, role, phase, module, tag, pool, inherited, ..CellKey::default() })
     }
 
+    /// Returns the cell that differs from `id` only in its role.
     #[inline]
     pub fn with_role(&mut self, id: CellId, role: Role) -> CellId {
         let key = self.keys[id as usize];
         if key.role == role { id } else { self.intern(CellKey { role, ..key }) }
     }
 
+    /// Returns the cell with this key, creating it if needed; [`OVERFLOW`] if the table is full.
     #[inline]
     pub fn intern(&mut self, key: CellKey) -> CellId {
         if let Some(&id) = self.ids.get(&key) {
@@ -194,7 +198,7 @@ impl CellTable {
         let id = self.keys.len() as CellId;
         self.keys.push(key);
         self.ids.insert(key, id);
-        self.learn_chains();
+        self.build_chains();
         id
     }
 }

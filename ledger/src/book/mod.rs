@@ -1,14 +1,16 @@
-//! Double entry for each process and device: cells, their sum `tracked`, and the exact peak of that sum with its composition.
+//! The double-entry book of one process on one device: amounts by cell, their sum `tracked`, the peak of that sum with the
+//! amounts by cell at the peak, and a timeline.
 //!
-//! **Peak without copying.** The composition at the peak is kept by copy on write. A new peak increments `epoch`, and a cell
-//! keeps its old value the first time it changes after that. Reading the peak takes the kept value where `Cell::epoch` is not
-//! older than the peak's, and the present value elsewhere. The fullest moment of the timeline's open slot (timeline.rs) is kept
-//! in the same way, and every peak is such a moment.
+//! **Amounts at the peak.** They are copied on write, one cell at a time. A new peak increments `epoch`. When a cell changes for
+//! the first time in an epoch, it saves its old amount. The amount at the peak is the saved one if the cell's epoch is not older
+//! than the peak's, and the present one otherwise. The fullest moment of the timeline's open slot (timeline.rs) is saved in the
+//! same way. Every new peak is the fullest moment of its slot.
 //!
-//! Among moments with the same `tracked`, the one with the least idle and opaque bytes is the peak. A framework pool stays at its
-//! highest reservation for hours, and users want to know which blocks filled it. Opaque bytes count as unused because a pool is
-//! opaque until its first block. Memory that segments gave up counts, too: a program that removes its segments before it frees
-//! their memory does not fill it with blocks.
+//! **Unused bytes** are idle bytes of pools (in no block) and bytes of opaque pools (which report no blocks). Among moments with
+//! the same `tracked`, the one with the fewest unused bytes is the peak. A framework pool stays at its highest reservation for
+//! hours, and users want to know which blocks filled it. Opaque bytes count as unused because a pool is opaque until its first
+//! block. Memory that segments returned counts too: a program that removes its segments before it frees their memory does not
+//! fill that memory with blocks.
 
 pub(crate) mod cell_groups;
 pub(crate) mod cells;
@@ -23,17 +25,19 @@ use crate::book::timeline::{Change, Moment, Point, Timeline};
 use gpumem_wire::Role;
 use std::sync::Arc;
 
+/// Bytes of one cell.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cell {
     now: i64,
-    /// Value at the peak, if `epoch` is not older than the peak's.
+    /// Bytes at the peak; valid if `epoch` is not older than the peak's.
     at_peak: i64,
-    /// Value at the latest fullest moment, if `epoch` is the latest.
+    /// Bytes at the fullest moment of the open slot; valid if `epoch` is the book's.
     at_high: i64,
+    /// The book's epoch at the last change of the cell.
     epoch: u32,
-    /// The cell contains idle or opaque bytes.
-    unnamed: bool,
-    /// Code of its role; set by [`Book::learn_roles`].
+    /// Whether the cell contains unused (idle or opaque) bytes.
+    unused: bool,
+    /// Code of the cell's role; 0 until [`Book::learn_roles`] has run.
     role: u8,
 }
 
@@ -49,7 +53,7 @@ impl Range {
         Range { min: value, max: value }
     }
 
-    /// Returns the range of `tracked`, of which calls in flight may have freed `in_flight_bytes`.
+    /// Returns the possible values of `tracked` if calls in flight may already have freed `in_flight_bytes`.
     pub fn with_in_flight(tracked: i64, in_flight_bytes: i64) -> Self {
         let without = tracked.wrapping_sub(in_flight_bytes);
         Range { min: tracked.min(without), max: tracked.max(without) }
@@ -61,47 +65,48 @@ impl Range {
     }
 }
 
-/// Width of a [`Window`] if times are nanoseconds; shorter than NVML's update interval.
+/// Width of a [`Window`] in ns; shorter than NVML's update interval.
 pub const WINDOW_NS: u64 = 10_000_000;
 
 /// `tracked` during an interval in which its book changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Window {
-    /// Begin, a multiple of the width ([`WINDOW_NS`], or 1 if times are only an order).
+    /// Start time, a multiple of the width: [`WINDOW_NS`], or 1 if times are line numbers of a log.
     pub start_ns: u64,
-    /// Minimum, including the initial value.
+    /// Minimum, including the value at the start.
     pub min: i64,
     pub max: i64,
     pub last: i64,
 }
 
+/// Amounts by cell of one process on one device; see the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     cells: Vec<Cell>,
-    /// Cells of idle and opaque bytes: the two of unnamed pools, and those of named pools.
-    unnamed: Vec<CellId>,
-    /// Sum of the bytes of `unnamed`.
-    unnamed_bytes: i64,
-    /// Bytes that segments took and gave up again.
-    let_go: i64,
+    /// Cells of unused bytes: [`IDLE`], [`OPAQUE`], and the idle cells of named pools.
+    unused: Vec<CellId>,
+    /// Bytes of the cells in `unused`.
+    unused_bytes: i64,
+    /// Bytes of live memory that segments took and returned.
+    returned_bytes: i64,
     pub tracked: i64,
-    /// Sums of cells by the code of their role, without the unknown role. New cells are missing until [`Book::learn_roles`].
+    /// Bytes by code of the role, without the unknown role and without cells that [`Book::learn_roles`] has not seen.
     by_role: [i64; 16],
     /// Number of cells that `learn_roles` has processed.
     learnt: usize,
     /// Incremented with each change of a cell that has a role.
     pub role_changes: u64,
-    /// Highest `tracked` since [`Book::restart_most`].
-    pub most: i64,
+    /// Highest `tracked` since [`Book::restart_max`].
+    pub max_tracked: i64,
     pub rounding: Rounding,
-    /// The highest `tracked` so far; among equal moments, the one with the fewest idle and opaque bytes.
+    /// The moment with the highest `tracked`; among equal moments, the one with the fewest unused bytes.
     pub peak: Moment,
-    /// Incremented with every new peak, and with every moment that may become a timeline point.
+    /// Incremented with every new peak and every new fullest moment of a slot.
     epoch: u32,
-    /// Fullest moment of the timeline's open slot; [`Moment::NONE`] while none is open.
+    /// Fullest moment of the timeline's open slot; [`Moment::NONE`] without an open slot.
     high: Moment,
-    /// Nothing has been booked since the fullest moment.
+    /// Whether nothing has been booked since `high`.
     is_at_high: bool,
     slot_end_ns: u64,
     /// Time of the last booking.
@@ -109,30 +114,31 @@ pub(crate) struct Book {
     pub past: Timeline,
     window: Range,
     window_start_ns: u64,
-    /// End of the open window; 0 if none is open.
+    /// End of the open window; 0 without an open window.
     pub window_end_ns: u64,
-    /// The open window was already returned by [`Book::partial_window`].
+    /// Whether [`Book::partial_window`] has already returned the open window.
     is_reported: bool,
-    /// The latest copy of the cells, and whether it is still valid.
+    /// Latest copy of the amounts for samples, and whether it is still valid.
     copy: Option<Arc<[i64]>>,
     copied: bool,
-    /// `tracked` when the last record was booked.
+    /// `tracked` after the last complete record.
     settled: i64,
     pub history: BookHistory,
 }
 
 impl Book {
-    /// Returns an empty book that knows the cells of idle and opaque bytes.
+    /// Returns an empty book.
     pub fn new() -> Self {
-        Book { unnamed: vec![IDLE, OPAQUE], high: Moment::NONE, ..Book::default() }
+        Book { unused: vec![IDLE, OPAQUE], high: Moment::NONE, ..Book::default() }
     }
 
+    /// Adds bytes to a cell; saves its old amount if this is its first change in the epoch.
     #[inline]
     fn change(&mut self, id: CellId, delta: i64) {
         let index = id as usize;
         if index >= self.cells.len() {
             self.cells.resize(index + 1, Cell::default());
-            self.cells.iter_mut().take(2).for_each(|cell| cell.unnamed = true); // idle and opaque
+            self.cells.iter_mut().take(2).for_each(|cell| cell.unused = true); // IDLE and OPAQUE
         }
         let cell = &mut self.cells[index];
         if cell.epoch != self.epoch {
@@ -143,8 +149,8 @@ impl Book {
             cell.epoch = self.epoch;
         }
         cell.now = cell.now.wrapping_add(delta);
-        if cell.unnamed {
-            self.unnamed_bytes = self.unnamed_bytes.wrapping_add(delta);
+        if cell.unused {
+            self.unused_bytes = self.unused_bytes.wrapping_add(delta);
         }
         if cell.role != 0 {
             let of_role = &mut self.by_role[usize::from(cell.role & 15)];
@@ -155,42 +161,42 @@ impl Book {
         self.history.post(id, delta);
     }
 
-    /// Adds or subtracts tracked bytes.
+    /// Adds bytes to a cell and to `tracked`; negative bytes are subtracted.
     #[inline]
     pub fn post(&mut self, cell: CellId, delta: i64) {
         self.change(cell, delta);
         self.tracked = self.tracked.wrapping_add(delta);
     }
 
-    /// Adds a direct allocation to the rounding (`post` books its bytes), or removes it.
+    /// Adds a direct allocation of `bytes` to the rounding, or removes it. [`Book::post`] books its bytes.
     #[inline]
-    pub fn round(&mut self, bytes: u64, comes: bool) {
+    pub fn round(&mut self, bytes: u64, is_added: bool) {
         let of_one = Rounding::of(bytes);
-        let change = if comes { of_one } else { Rounding::default().minus(of_one) };
+        let change = if is_added { of_one } else { Rounding::default().minus(of_one) };
         self.rounding = self.rounding.plus(change);
         self.history.round(change);
     }
 
-    /// Moves tracked bytes to another cell, from now on.
+    /// Moves bytes to another cell; `tracked` and past amounts do not change.
     #[inline]
     pub fn shift(&mut self, from: CellId, to: CellId, bytes: i64) {
         self.change(from, bytes.wrapping_neg());
         self.change(to, bytes);
     }
 
-    /// Corrects the peak's composition for bytes that were live at the peak and have got another name.
+    /// Moves bytes to another cell in the amounts at the peak, because they were live at the peak and now have another name.
     pub fn rename_at_peak(&mut self, from: CellId, to: CellId, bytes: i64) {
         for (id, delta) in [(from, bytes.wrapping_neg()), (to, bytes)] {
-            self.change(id, 0); // keeps the value at the peak, if it is not kept yet
+            self.change(id, 0); // saves the amount at the peak, if it is not saved yet
             let cell = &mut self.cells[id as usize];
             cell.at_peak = cell.at_peak.wrapping_add(delta);
-            if self.is_unnamed(id) {
-                self.peak.unnamed = self.peak.unnamed.wrapping_add(delta);
+            if self.is_unused(id) {
+                self.peak.unused = self.peak.unused.wrapping_add(delta);
             }
         }
     }
 
-    /// Corrects the timeline for a live row that was created at `first_epoch` and has got another name.
+    /// Moves the bytes of a live row, created at `first_epoch`, to another cell in all timeline points since then.
     pub fn rename_past(
         &mut self,
         first_epoch: u32,
@@ -200,40 +206,40 @@ impl Book {
     ) {
         if self.high.is_some() && first_epoch <= self.epoch {
             for (id, delta) in [(from, bytes.wrapping_neg()), (to, bytes)] {
-                self.change(id, 0); // keeps the value at the fullest moment, if it is not kept yet
+                self.change(id, 0); // saves the amount at the fullest moment, if it is not saved yet
                 let cell = &mut self.cells[id as usize];
                 cell.at_high = cell.at_high.wrapping_add(delta);
             }
         }
-        let unnamed = |id| if self.is_unnamed(id) { bytes } else { 0 };
-        let unnamed = unnamed(to).wrapping_sub(unnamed(from));
+        let unused = |id| if self.is_unused(id) { bytes } else { 0 };
+        let unused = unused(to).wrapping_sub(unused(from));
         if first_epoch <= self.epoch {
-            self.high.unnamed = self.high.unnamed.wrapping_add(unnamed);
+            self.high.unused = self.high.unused.wrapping_add(unused);
         }
-        self.past.rename(first_epoch, (from, to), Change { bytes, unnamed }, cells);
+        self.past.rename(first_epoch, (from, to), Change { bytes, unused }, cells);
     }
 
-    /// Finishes a record that changed the book: only whole records count for peaks and fullest moments.
+    /// Finishes a record that changed the book; only then peaks are recorded. Returns whether there is a new peak.
     #[inline]
     pub fn settle(&mut self, time_ns: u64) -> bool {
         if self.tracked != self.settled {
             self.settled = self.tracked;
             self.window.include(self.tracked);
-            self.most = self.most.max(self.tracked);
+            self.max_tracked = self.max_tracked.max(self.tracked);
         }
         (self.touched_ns, self.is_at_high) = (time_ns, false);
         let bytes = self.tracked;
         if bytes < self.high.bytes {
-            return false; // not a peak either: no peak is lower than the slot's fullest moment
+            return false; // no peak either: the slot's fullest moment is not higher than the peak
         }
-        let unnamed = self.unnamed();
-        let exceeds = |high: i64, of: i64| bytes > high || bytes == high && unnamed < of;
-        let is_peak = bytes > 0 && exceeds(self.peak.bytes, self.peak.unnamed);
-        if !is_peak && !exceeds(self.high.bytes, self.high.unnamed) {
+        let unused = self.unused();
+        let exceeds = |high: i64, of: i64| bytes > high || bytes == high && unused < of;
+        let is_peak = bytes > 0 && exceeds(self.peak.bytes, self.peak.unused);
+        if !is_peak && !exceeds(self.high.bytes, self.high.unused) {
             return false;
         }
         self.epoch = self.epoch.wrapping_add(1);
-        self.high = Moment { time_ns, bytes, unnamed, epoch: self.epoch, is_high: true };
+        self.high = Moment { time_ns, bytes, unused, epoch: self.epoch, is_high: true };
         self.is_at_high = true;
         if is_peak {
             self.peak = self.high;
@@ -241,99 +247,101 @@ impl Book {
         is_peak
     }
 
-    /// Returns the fullest moment of the open slot.
+    /// Returns the fullest moment of the open slot; `None` without an open slot.
     pub fn high_moment(&self) -> Option<Moment> {
         self.high.is_some().then_some(Moment { epoch: self.epoch, ..self.high })
     }
 
-    /// Returns the last state, if it differs from the fullest moment of the open slot.
+    /// Returns the present moment, if it differs from the fullest moment of the open slot.
     pub fn present(&self) -> Option<Moment> {
-        let (bytes, unnamed) = (self.tracked, self.unnamed());
-        let moment = Moment { time_ns: self.touched_ns, bytes, unnamed, epoch: self.epoch, is_high: false };
+        let (bytes, unused) = (self.tracked, self.unused());
+        let moment = Moment { time_ns: self.touched_ns, bytes, unused, epoch: self.epoch, is_high: false };
         (self.high.is_some() && !self.is_at_high).then_some(moment)
     }
 
-    /// Closes the slot: the next booking opens a new one.
+    /// Closes the timeline's slot; the next booking opens a new one.
     pub fn close_high(&mut self) {
         (self.high, self.slot_end_ns) = (Moment::NONE, 0);
     }
 
-    /// Returns the value of a cell at the fullest moment of the open slot.
+    /// Returns the bytes of a cell at the fullest moment of the open slot.
     pub fn at_high(&self, id: CellId) -> i64 {
         let cell = self.cells.get(id as usize);
         cell.map_or(0, |cell| if cell.epoch == self.epoch { cell.at_high } else { cell.now })
     }
 
-    /// Returns cells with their amounts, without zeros.
+    /// Returns the nonzero amounts by cell.
     pub fn sparse(&self, amount: impl Fn(CellId) -> i64) -> Vec<(CellId, i64)> {
         (0..self.cells.len() as CellId).map(|id| (id, amount(id))).filter(|(_, bytes)| *bytes != 0).collect()
     }
 
-    pub fn add_unnamed(&mut self, id: CellId) {
-        if self.is_unnamed(id) {
+    /// Adds a cell to those of unused bytes.
+    pub fn add_unused_cell(&mut self, id: CellId) {
+        if self.is_unused(id) {
             return;
         }
-        self.unnamed.push(id);
+        self.unused.push(id);
         self.change(id, 0);
-        self.cells[id as usize].unnamed = true;
-        self.unnamed_bytes = self.unnamed_bytes.wrapping_add(self.now(id));
+        self.cells[id as usize].unused = true;
+        self.unused_bytes = self.unused_bytes.wrapping_add(self.now(id));
     }
 
-    /// Whether a cell contains idle or opaque bytes.
-    pub fn is_unnamed(&self, id: CellId) -> bool {
-        self.unnamed.contains(&id)
+    /// Whether a cell contains unused bytes.
+    pub fn is_unused(&self, id: CellId) -> bool {
+        self.unused.contains(&id)
     }
 
-    /// Returns all cells of idle and opaque bytes.
-    pub fn unnamed_cells(&self) -> &[CellId] {
-        &self.unnamed
+    /// Returns all cells of unused bytes.
+    pub fn unused_cells(&self) -> &[CellId] {
+        &self.unused
     }
 
-    /// Returns idle and opaque bytes, and memory that segments gave up.
+    /// Returns the unused bytes, including memory that segments returned.
     #[inline]
-    pub fn unnamed(&self) -> i64 {
-        self.unnamed_bytes.wrapping_add(self.let_go)
+    pub fn unused(&self) -> i64 {
+        self.unused_bytes.wrapping_add(self.returned_bytes)
     }
 
-    /// Notes that segments gave up `bytes` of memory that stays, or have taken them again (negative).
-    pub fn let_go(&mut self, bytes: i64) {
-        self.let_go = self.let_go.wrapping_add(bytes);
+    /// Counts `bytes` that segments returned of memory that stays live; negative if segments have taken them again.
+    pub fn count_returned(&mut self, bytes: i64) {
+        self.returned_bytes = self.returned_bytes.wrapping_add(bytes);
     }
 
-    /// Restarts peak and timeline with the amounts held at `time_ns`. `None`: these are unknown until the next record.
+    /// Restarts peak and timeline with the amounts held at `time_ns`; `None` if the amounts are not known yet.
     pub fn restart(&mut self, time_ns: Option<u64>, slot_ns: u64) {
         self.past = Timeline::default();
         self.close_high();
         self.epoch = self.epoch.wrapping_add(1);
         self.peak = Moment { epoch: self.epoch, ..Moment::default() };
         let Some(time_ns) = time_ns else { return };
-        let (bytes, unnamed) = (self.tracked, self.unnamed());
+        let (bytes, unused) = (self.tracked, self.unused());
         self.slot_end_ns = self.past.slot_end_ns(time_ns, slot_ns);
-        self.high = Moment { time_ns, bytes, unnamed, epoch: self.epoch, is_high: true };
+        self.high = Moment { time_ns, bytes, unused, epoch: self.epoch, is_high: true };
         (self.is_at_high, self.touched_ns) = (true, time_ns);
         if bytes > 0 {
             self.peak = self.high;
         }
     }
 
-    /// Returns the first epoch at whose peak a row created now is live.
+    /// Returns the first epoch that includes a row created now.
     #[inline]
     pub fn next_epoch(&self) -> u32 {
         self.epoch.wrapping_add(1)
     }
 
-    /// Whether a live row created at `first_epoch` (see [`Book::next_epoch`]) was live at the peak.
+    /// Whether a live row was live at the peak; `first_epoch` is [`Book::next_epoch`] at its creation.
     #[inline]
     pub fn live_at_peak(&self, first_epoch: u32) -> bool {
         first_epoch <= self.peak.epoch
     }
 
+    /// Returns the present bytes of a cell.
     #[inline]
     pub fn now(&self, id: CellId) -> i64 {
         self.cells.get(id as usize).map_or(0, |cell| cell.now)
     }
 
-    /// Updates the sums by role for new cells.
+    /// Adds new cells to the sums by role.
     pub fn learn_roles(&mut self, keys: &[CellKey]) {
         self.role_changes += u64::from(self.learnt < self.cells.len());
         for (cell, key) in self.cells.iter_mut().zip(keys).skip(self.learnt) {
@@ -349,22 +357,23 @@ impl Book {
         self.by_role.get(usize::from(role.to_code())).copied().unwrap_or(0)
     }
 
-    pub fn restart_most(&mut self) {
-        self.most = self.tracked;
+    pub fn restart_max(&mut self) {
+        self.max_tracked = self.tracked;
     }
 
+    /// Returns the bytes of a cell at the peak.
     pub fn at_peak(&self, id: CellId) -> i64 {
         self.cells
             .get(id as usize)
             .map_or(0, |cell| if cell.epoch >= self.peak.epoch { cell.at_peak } else { cell.now })
     }
 
-    /// Returns the present amounts by cell id.
+    /// Returns the present bytes of all cells, by cell id.
     pub fn amounts(&self) -> Vec<i64> {
         self.cells.iter().map(|cell| cell.now).collect()
     }
 
-    /// Returns the present amounts by cell id, for samples: one copy serves all readings between two changes.
+    /// Like [`Book::amounts`], for samples: readings between two changes share one copy.
     pub fn shared_amounts(&mut self) -> Arc<[i64]> {
         if !self.copied {
             self.copy = None;
@@ -378,13 +387,13 @@ impl Book {
         self.cells.len()
     }
 
-    /// Returns the estimated memory of cells, their copies, and the history.
+    /// Returns the estimated bytes of cells, their copies, and the history.
     pub fn bytes(&self) -> usize {
         self.cells.capacity() * (std::mem::size_of::<Cell>() + 5 * std::mem::size_of::<i64>())
     }
 
-    /// Opens the window and the timeline slot of `time_ns`; returns the window that has ended. Must precede [`Book::settle`] of
-    /// the record that lies after the end of the open window.
+    /// Opens the window and the timeline slot of `time_ns`; returns the window that has ended. Must be called before
+    /// [`Book::settle`] of the first record after the end of the open window.
     #[cold]
     pub fn roll(&mut self, time_ns: u64, width_ns: u64, cells: &CellTable) -> Option<Window> {
         if time_ns >= self.slot_end_ns {
@@ -398,8 +407,8 @@ impl Book {
         over
     }
 
-    /// Returns the open window if it has changed since the last call. Later changes yield another window of the same time. The
-    /// window stays open, so windows end at the same records whether or not this is called.
+    /// Returns the open window if it has changed since the last call. It stays open, so calls do not change at which records
+    /// windows end. Later changes yield another window with the same start.
     pub fn partial_window(&mut self) -> Option<Window> {
         let is_old = self.is_reported && self.window == Range::at(self.settled);
         self.is_reported = true;
@@ -414,6 +423,7 @@ impl Book {
 }
 
 impl Book {
+    /// Adds the fullest moment of the open slot to the timeline, and closes the slot.
     #[cold]
     pub fn end_slot(&mut self, cells: &CellTable) {
         if let Some(moment) = self.high_moment() {
@@ -423,12 +433,13 @@ impl Book {
         self.close_high();
     }
 
-    /// Adds the last state as a point if the book was silent for long; called before a record of `now_ns` is booked.
+    /// Adds the last state as a timeline point if nothing was booked for a slot's width. Must be called before a record of
+    /// `now_ns` is booked.
     pub fn end_silence(&mut self, now_ns: u64, cells: &CellTable) {
         if self.high_moment().is_none() || !self.past.is_long(now_ns.saturating_sub(self.touched_ns)) {
             return;
         }
-        // Rows that are live now were live then.
+        // Rows that are live now were already live at the last booking.
         let held = match (self.present(), self.high_moment()) {
             (Some(present), _) => Some(Moment { epoch: self.next_epoch(), ..present }),
             (None, high) => high.map(|high| Moment { is_high: false, ..high }),
@@ -441,22 +452,22 @@ impl Book {
         }
     }
 
-    /// Returns all points, the fullest moment of the open slot and, if `is_known`, the last state. The point at the peak comes
-    /// from the peak itself, because late names correct the peak for longer.
+    /// Returns all points, the fullest moment of the open slot and, if `is_known`, the present state. The point at the peak has
+    /// the amounts at the peak, because late names correct those for a longer time.
     pub fn timeline(&self, cells: &CellTable, is_known: bool) -> gpumem_model::timeline::Timeline {
         let high =
-            self.high_moment().map(|moment| Point::of(moment, self.sparse(|id| self.at_high(id)), cells));
+            self.high_moment().map(|moment| Point::new(moment, self.sparse(|id| self.at_high(id)), cells));
         let present = self.present().filter(|_| is_known);
-        let present = present.map(|moment| Point::of(moment, self.sparse(|id| self.now(id)), cells));
+        let present = present.map(|moment| Point::new(moment, self.sparse(|id| self.now(id)), cells));
         let points = self.past.points.iter().cloned().chain(high).chain(present);
-        let shown = points.map(|point| {
+        let points = points.map(|point| {
             let is_peak = point.moment.epoch == self.peak.epoch && point.moment.is_high;
             if is_peak {
-                Point::of(point.moment, self.sparse(|id| self.at_peak(id)), cells).shown
+                Point::new(point.moment, self.sparse(|id| self.at_peak(id)), cells).view
             } else {
-                point.shown
+                point.view
             }
         });
-        gpumem_model::timeline::Timeline { width_ns: self.past.width_ns, points: shown.collect() }
+        gpumem_model::timeline::Timeline { width_ns: self.past.width_ns, points: points.collect() }
     }
 }

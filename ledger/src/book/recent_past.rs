@@ -1,20 +1,21 @@
-//! Recent past of a book, for restoring it as of an earlier time.
+//! Recent changes of a book, from which its state at an earlier time can be restored.
 //!
-//! Agents and NVML report through different channels, so the begin of a reading may arrive after younger records. A copy of the
-//! book would then mix two moments. Undoing the changes after the begin of the reading avoids that.
+//! Agents and NVML report through different channels. So the begin of an NVML reading may arrive after records that are younger
+//! than it. The book is then restored as of the begin of the reading, by undoing its changes since.
 
 use crate::book::cells::CellId;
 use crate::book::rounding::Rounding;
 use std::collections::VecDeque;
 
-/// Time span that the history must cover: the delay of a reading's begin on a busy machine.
+/// Time that the history covers (ns): the delay with which the begin of a reading arrives on a busy machine.
 const REACH_NS: u64 = 250_000_000;
-/// Maximum number of entries (24 and 64 bytes each). At 100,000 blocks a second, of two postings each, 16,384 entries cover 80
-/// ms.
+/// Maximum length of each of the two lists. 100,000 blocks a second have two postings each, so 16,384 postings cover 80 ms.
 const MAX_ENTRIES: usize = 1 << 14;
 
+/// A change of one cell.
 #[derive(Debug, Clone, Copy)]
 struct Posting {
+    /// As in [`HistoryEntry`].
     reached_ns: u64,
     cell: CellId,
     delta: i64,
@@ -26,50 +27,52 @@ pub(crate) struct BookChange {
     pub time_ns: u64,
     pub tracked: i64,
     pub in_flight: i64,
-    /// For an allocation: time when its call was entered, and its bytes.
+    /// For an allocation: time at which its call was entered (ns), and its bytes.
     pub entered: Option<(u64, i64)>,
-    /// Effect on the book's rounding; set by [`BookHistory::stamp`].
+    /// Change of the book's rounding; set by [`BookHistory::end_record`].
     pub rounding: Rounding,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Kept {
-    moment: BookChange,
-    /// Latest time of all records up to this one. Times of several threads are not exactly in record order, because a thread may
-    /// be delayed between taking its number and reading the clock. These times are in order, so a time separates older from
-    /// younger records.
+struct HistoryEntry {
+    change: BookChange,
+    /// Latest time of all records up to this one (ns). The records' own times may be out of order: a thread may be delayed
+    /// between taking its record number and reading the clock.
     reached_ns: u64,
 }
 
-/// An earlier state of a book, and its changes since.
+/// State of a book at an earlier time, and its changes since.
 #[derive(Debug)]
 pub(crate) struct PastBook {
+    /// Bytes by cell id.
     pub amounts: Vec<i64>,
+    /// Bytes that calls in flight may have freed.
     pub in_flight: i64,
     pub rounding: Rounding,
     pub since: Vec<BookChange>,
 }
 
+/// Recent changes of a book.
 #[derive(Debug, Default)]
 pub(crate) struct BookHistory {
     postings: VecDeque<Posting>,
-    /// Number of postings of the record being booked; they get their time when it is finished.
+    /// Number of postings of the record being booked; they get their time when the record ends.
     open: usize,
-    /// Effect of that record on the rounding so far.
+    /// Change of the rounding by that record so far.
     open_rounding: Rounding,
-    moments: VecDeque<Kept>,
+    entries: VecDeque<HistoryEntry>,
     reached_ns: u64,
-    /// Bytes in flight before the first moment.
+    /// Bytes in flight before the first entry.
     first_in_flight: i64,
-    /// All changes after this time are present; `None` while the history is off.
+    /// Time after which all changes are present (ns); `None` while no history is kept.
     complete_after_ns: Option<u64>,
 }
 
 impl BookHistory {
-    /// Clears the history and starts to keep changes.
+    /// Clears the history; changes from now on are kept.
     pub fn restart(&mut self, now_ns: u64, in_flight: i64) {
         self.postings.clear();
-        self.moments.clear();
+        self.entries.clear();
         self.open = 0;
         self.open_rounding = Rounding::default();
         self.first_in_flight = in_flight;
@@ -77,12 +80,13 @@ impl BookHistory {
         self.complete_after_ns = Some(now_ns);
     }
 
-    /// Whether the history is on.
+    /// Whether changes are kept.
     #[inline]
-    pub fn is_kept(&self) -> bool {
+    pub fn is_on(&self) -> bool {
         self.complete_after_ns.is_some()
     }
 
+    /// Adds a change of a cell by the record being booked.
     #[inline]
     pub fn post(&mut self, cell: CellId, delta: i64) {
         if self.complete_after_ns.is_some() && delta != 0 {
@@ -91,48 +95,51 @@ impl BookHistory {
         }
     }
 
+    /// Adds a change of the rounding by the record being booked.
     #[inline]
     pub fn round(&mut self, change: Rounding) {
         self.open_rounding = self.open_rounding.plus(change);
     }
 
+    /// Ends the record that was booked: its postings get its time. Drops entries that are too old or too many.
     #[inline]
-    pub fn stamp(&mut self, mut moment: BookChange) {
-        moment.rounding = std::mem::take(&mut self.open_rounding);
+    pub fn end_record(&mut self, mut change: BookChange) {
+        change.rounding = std::mem::take(&mut self.open_rounding);
         let Some(complete_after_ns) = &mut self.complete_after_ns else { return };
-        self.reached_ns = self.reached_ns.max(moment.time_ns);
+        self.reached_ns = self.reached_ns.max(change.time_ns);
         let reached_ns = self.reached_ns;
         let count = self.postings.len();
         for posting in self.postings.range_mut(count - self.open..) {
             posting.reached_ns = reached_ns;
         }
         self.open = 0;
-        let is_news = self.moments.back().is_none_or(|last| {
-            (last.moment.tracked, last.moment.in_flight) != (moment.tracked, moment.in_flight)
+        let is_different = self.entries.back().is_none_or(|last| {
+            (last.change.tracked, last.change.in_flight) != (change.tracked, change.in_flight)
         });
-        if is_news || moment.entered.is_some() || moment.rounding != Rounding::default() {
-            self.moments.push_back(Kept { moment, reached_ns });
+        if is_different || change.entered.is_some() || change.rounding != Rounding::default() {
+            self.entries.push_back(HistoryEntry { change, reached_ns });
         }
         let old_ns = reached_ns.saturating_sub(REACH_NS);
         let mut drop = |reached_ns: u64, count: usize| {
-            let goes = reached_ns < old_ns || count > MAX_ENTRIES;
-            if goes {
+            let is_dropped = reached_ns < old_ns || count > MAX_ENTRIES;
+            if is_dropped {
                 *complete_after_ns = (*complete_after_ns).max(reached_ns);
             }
-            goes
+            is_dropped
         };
         while self.postings.front().is_some_and(|first| drop(first.reached_ns, self.postings.len())) {
             self.postings.pop_front();
         }
-        while let Some(first) = self.moments.front().copied()
-            && drop(first.reached_ns, self.moments.len())
+        while let Some(first) = self.entries.front().copied()
+            && drop(first.reached_ns, self.entries.len())
         {
-            self.first_in_flight = first.moment.in_flight;
-            self.moments.pop_front();
+            self.first_in_flight = first.change.in_flight;
+            self.entries.pop_front();
         }
     }
 
-    /// Restores the book at `time_ns` from its present `amounts` and `rounding`; `None` if that is too long ago.
+    /// Returns the book at `time_ns`, given its present `amounts` and `rounding`; `None` if the history does not reach back so
+    /// far.
     pub fn past(&self, time_ns: u64, mut amounts: Vec<i64>, rounding: Rounding) -> Option<PastBook> {
         if time_ns < self.complete_after_ns? {
             return None;
@@ -143,11 +150,11 @@ impl BookHistory {
                 *amount = amount.wrapping_sub(posting.delta);
             }
         }
-        let cut = self.moments.partition_point(|kept| kept.reached_ns <= time_ns);
-        let since: Vec<BookChange> = self.moments.range(cut..).map(|kept| kept.moment).collect();
-        let before = cut.checked_sub(1).and_then(|last| self.moments.get(last));
-        let in_flight = before.map_or(self.first_in_flight, |kept| kept.moment.in_flight);
-        let rounding = since.iter().fold(rounding, |rounding, moment| rounding.minus(moment.rounding));
+        let cut = self.entries.partition_point(|entry| entry.reached_ns <= time_ns);
+        let since: Vec<BookChange> = self.entries.range(cut..).map(|entry| entry.change).collect();
+        let before = cut.checked_sub(1).and_then(|last| self.entries.get(last));
+        let in_flight = before.map_or(self.first_in_flight, |entry| entry.change.in_flight);
+        let rounding = since.iter().fold(rounding, |rounding, change| rounding.minus(change.rounding));
         Some(PastBook { amounts, in_flight, rounding, since })
     }
 }

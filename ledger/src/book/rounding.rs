@@ -1,19 +1,20 @@
-//! Bytes that the driver adds to requested sizes: a model over live direct allocations, kept as two sums.
+//! Models the bytes that the driver adds to the requested sizes of direct allocations, from two sums over the live ones.
 //!
-//! The driver maps physical memory in granules. Allocations above a limit have separate granules; smaller ones share them. VMM
-//! handles are whole granules by contract, and a pool counts with its reserved bytes: neither is rounded. The sizes of arrays are
-//! estimates that include their padding.
+//! The driver maps physical memory in granules. An allocation above a limit has granules of its own; smaller ones share granules.
+//! VMM handles have whole granules by contract, and a pool counts with its reserved bytes, so neither is rounded. The sizes of
+//! arrays are estimates that already include padding.
 
-/// How the driver rounds sizes. tests/gpu measures it, and a test compares it with the costs of the simulated machine.
+/// How the driver rounds sizes. tests/gpu measures it; a test compares it with the simulated GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoundingRule {
     /// Mapping granularity in bytes; a power of two.
     pub granule: u64,
-    /// The largest allocation that shares granules with others, in bytes.
+    /// Size of the largest allocation that shares granules with others, in bytes.
     pub shared_up_to: u64,
 }
 
-/// The rule in force. Source: colibri #1244, an RTX 3090 with CUDA 13.1: 1 MiB took 1.00 MiB, 1 MiB and a byte took 2 MiB.
+/// The rule that the ledger uses. Source: colibri #1244, an RTX 3090 with CUDA 13.1: 1 MiB took 1.00 MiB, 1 MiB and a byte took 2
+/// MiB.
 pub const ROUNDING_RULE: RoundingRule = RoundingRule { granule: 2 << 20, shared_up_to: 1 << 20 };
 
 pub(crate) const GRANULE: i64 = ROUNDING_RULE.granule as i64;
@@ -23,17 +24,17 @@ pub(crate) fn whole_granules(bytes: i64) -> i64 {
     bytes.wrapping_add(bytes.wrapping_neg().rem_euclid(GRANULE))
 }
 
-/// Rounding of a set of live allocations, or a change.
+/// Rounding of a set of live allocations, or the change of one. A sum can be added to and subtracted from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Rounding {
-    /// Unused bytes of granules that belong to a single allocation.
+    /// Unused bytes in granules that belong to a single allocation.
     own: i64,
     /// Bytes of allocations that share granules.
     shared: i64,
 }
 
 impl Rounding {
-    /// Returns the rounding of one allocation of at most [`crate::rows::row::MAX_BYTES`].
+    /// Returns the rounding of one allocation; `bytes` is at most [`crate::rows::row::MAX_BYTES`].
     #[inline]
     pub fn of(bytes: u64) -> Self {
         if bytes <= ROUNDING_RULE.shared_up_to {

@@ -1,63 +1,64 @@
-//! Timeline of a book: a bounded number of points, each exact, for runs of any length.
+//! Timeline of a book: amounts by cell at a bounded number of moments, each exact, for runs of any length.
 //!
-//! **Choice of moments.** Time is divided into slots. For each slot in which the book changed, the fullest moment is kept: the
-//! highest `tracked`, and among equal ones the one with the least idle and opaque bytes. (A framework pool stays at its highest
-//! reservation for hours.) If a silence longer than a slot follows, the last state is kept too, because it was held meanwhile.
-//! When all points are in use, slots become twice as wide, and the fuller of two moments is kept. No peak is ever lost, and the
-//! point at the peak of the whole run always exists.
+//! **Choice of moments.** Time is divided into slots. A slot in which the book changed has one point, its *fullest moment*: the
+//! highest `tracked`, and among equal moments the one with the fewest unused bytes (mod.rs). If a silence longer than a slot
+//! follows, the last state gets a point too, because it was held during the silence. When all points are in use, slots become
+//! twice as wide, and the fuller of two moments stays. So the peak of the whole run always has a point.
 //!
-//! **Cost.** The composition at a slot's fullest moment is kept by copy on write like the peak's, with the same epochs (mod.rs).
-//! So an event costs no more than without a timeline. Cells are visited once for each slot: n slots' worth of time cost some
-//! hundred times log n visits.
+//! **Cost.** Amounts at a slot's fullest moment are copied on write, with the same epochs as those at the peak (mod.rs). So a
+//! record costs no more than without a timeline. All cells are visited once for each slot. Slots widen, so their number grows
+//! with the logarithm of the time.
 //!
-//! **Late names** correct points like the peak, as long as the row exists: a row created in epoch e was live at every point
-//! since.
+//! **Late names.** When a live row gets another name, its bytes move to the new cell in all points since the row was created.
 
 use crate::book::cells::{CellId, CellTable, MAX_POINT_CELLS};
-use gpumem_model::timeline as told;
+use gpumem_model::timeline as model;
 
 pub use gpumem_model::timeline::MAX_POINTS;
 
+/// A point in its form for runs, and what the ledger needs to correct it.
 #[derive(Debug, Clone)]
 pub(crate) struct Point {
-    pub shown: told::Point,
+    pub view: model::Point,
     pub moment: Moment,
-    /// The point is the state at the begin of a silence of more than a slot.
+    /// Whether the point is the state at the begin of a silence longer than a slot.
     is_held: bool,
-    /// Bytes of cells that are missing from the amounts may be in groups.
+    /// Whether the bytes of cells without an amount may be in groups.
     is_folded: bool,
-    /// Bytes of cells without a group are in the rest.
+    /// Whether the bytes of cells without an amount or group are in `rest_bytes`.
     has_rest: bool,
 }
 
 impl Point {
-    pub fn of(moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) -> Self {
-        let shown = told::Point { time_ns: moment.time_ns, amounts: amounts.into(), rest_bytes: 0 };
+    /// Returns the point of a moment; small cells are summed if there are too many.
+    pub fn new(moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) -> Self {
+        let view = model::Point { time_ns: moment.time_ns, amounts: amounts.into(), rest_bytes: 0 };
         let is_held = !moment.is_high;
-        let mut point = Point { shown, moment, is_held, is_folded: false, has_rest: false };
+        let mut point = Point { view, moment, is_held, is_folded: false, has_rest: false };
         point.fold(cells);
         point
     }
 
     /// Reduces the amounts to the maximum number of cells.
     fn fold(&mut self, cells: &CellTable) {
-        let shown = &mut self.shown;
-        if shown.amounts.len() > MAX_POINT_CELLS {
-            let mut rest = self.has_rest.then_some(shown.rest_bytes);
-            shown.amounts = cells.fewer(std::mem::take(&mut *shown.amounts), &mut rest).into();
-            (self.is_folded, self.has_rest, shown.rest_bytes) = (true, rest.is_some(), rest.unwrap_or(0));
+        let view = &mut self.view;
+        if view.amounts.len() > MAX_POINT_CELLS {
+            let mut rest = self.has_rest.then_some(view.rest_bytes);
+            view.amounts = cells.fold_small(std::mem::take(&mut *view.amounts), &mut rest).into();
+            (self.is_folded, self.has_rest, view.rest_bytes) = (true, rest.is_some(), rest.unwrap_or(0));
         }
     }
 
+    /// Whether the moment has more tracked bytes, or as many and fewer unused ones.
     fn is_fuller(&self, than: &Point) -> bool {
-        (self.moment.bytes, than.moment.unnamed) > (than.moment.bytes, self.moment.unnamed)
+        (self.moment.bytes, than.moment.unused) > (than.moment.bytes, self.moment.unused)
     }
 
     /// Adds bytes to a cell, or to the group that contains it.
     fn add(&mut self, id: CellId, bytes: i64, cells: &CellTable) {
-        let amounts = &mut self.shown.amounts;
+        let amounts = &mut self.view.amounts;
         let find = |id| amounts.binary_search_by_key(&id, |&(id, _)| id);
-        let sums = cells.sums_of(id).filter(|_| self.is_folded);
+        let sums = cells.groups_of(id).filter(|_| self.is_folded);
         let found = [id].into_iter().chain(sums).find_map(|id| find(id).ok());
         match found {
             Some(at) => {
@@ -68,7 +69,7 @@ impl Point {
                     }
                 }
             }
-            None if self.has_rest => self.shown.rest_bytes = self.shown.rest_bytes.wrapping_add(bytes),
+            None if self.has_rest => self.view.rest_bytes = self.view.rest_bytes.wrapping_add(bytes),
             None => {
                 let at = find(id).unwrap_or_else(|at| at);
                 amounts.insert(at, (id, bytes));
@@ -83,45 +84,47 @@ impl Point {
 pub(crate) struct Moment {
     pub time_ns: u64,
     pub bytes: i64,
-    /// Idle and opaque bytes.
-    pub unnamed: i64,
-    /// Epoch of the book: existing rows of this and earlier epochs were live then.
+    /// Idle and opaque bytes (see mod.rs).
+    pub unused: i64,
+    /// Epoch of the book: live rows created in this or an earlier epoch were live at the moment.
     pub epoch: u32,
-    /// The fullest moment of its slot; otherwise the state at the begin of a silence.
+    /// Whether it is the fullest moment of its slot; otherwise it is the state at the begin of a silence.
     pub is_high: bool,
 }
 
 impl Moment {
-    /// No moment: any moment exceeds this one.
-    pub const NONE: Moment = Moment { time_ns: 0, bytes: i64::MIN, unnamed: 0, epoch: 0, is_high: true };
+    /// Stands for no moment: any other has more bytes.
+    pub const NONE: Moment = Moment { time_ns: 0, bytes: i64::MIN, unused: 0, epoch: 0, is_high: true };
 
     pub fn is_some(&self) -> bool {
         self.bytes != i64::MIN
     }
 }
 
+/// Points of a book in order of time.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
-    /// Width of a slot; 0 until the first slot.
+    /// Width of a slot (ns); 0 until the first slot.
     pub width_ns: u64,
     pub points: Vec<Point>,
 }
 
 impl Timeline {
-    /// Returns the end of the slot of `time_ns`; slots are at least `least_ns` wide.
+    /// Returns the end of the slot that contains `time_ns`, after widening slots to at least `least_ns`.
     pub fn slot_end_ns(&mut self, time_ns: u64, least_ns: u64) -> u64 {
         self.width_ns = self.width_ns.max(least_ns).max(1);
         (time_ns - time_ns % self.width_ns).saturating_add(self.width_ns)
     }
 
+    /// Whether a silence is long enough for a point.
     pub fn is_long(&self, silence_ns: u64) -> bool {
         silence_ns >= self.width_ns
     }
 
-    /// Adds a moment, not earlier than the last one, with its cells by id.
+    /// Adds the point of a moment that is not earlier than the last one.
     pub fn push(&mut self, moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) {
-        let point = Point::of(moment, amounts, cells);
-        let slot = |point: &Point| point.shown.time_ns / self.width_ns.max(1);
+        let point = Point::new(moment, amounts, cells);
+        let slot = |point: &Point| point.view.time_ns / self.width_ns.max(1);
         match self.points.last_mut() {
             Some(last) if point.is_held && last.moment.epoch == point.moment.epoch => last.is_held = true, // the same moment
             Some(last)
@@ -137,20 +140,21 @@ impl Timeline {
             _ => self.points.push(point),
         }
         while self.points.len() > MAX_POINTS - 2 {
-            self.widen(); // a view adds the open slot's moment and the present
+            self.widen(); // leaves room for the open slot's fullest moment and the present state, which a view adds
         }
     }
 
+    /// Doubles the width of slots and removes points that are no longer needed.
     fn widen(&mut self) {
         self.width_ns = self.width_ns.saturating_mul(2);
         let mut points = std::mem::take(&mut self.points);
-        // Only a silence longer than a slot has a point.
+        // A silence keeps its point only if it is longer than the wider slot.
         let mut until_ns = u64::MAX;
         for point in points.iter_mut().rev() {
-            point.is_held &= until_ns - point.shown.time_ns >= self.width_ns;
-            until_ns = point.shown.time_ns;
+            point.is_held &= until_ns - point.view.time_ns >= self.width_ns;
+            until_ns = point.view.time_ns;
         }
-        let slot = |point: &Point| point.shown.time_ns / self.width_ns.max(1);
+        let slot = |point: &Point| point.view.time_ns / self.width_ns.max(1);
         let mut high: Option<usize> = None;
         for at in 0..points.len() {
             if !points[at].moment.is_high {
@@ -169,7 +173,7 @@ impl Timeline {
         self.points = points;
     }
 
-    /// Renames bytes of a live row that was created at `first_epoch`.
+    /// Moves the bytes of a live row, created at `first_epoch`, to another cell in all points since then.
     pub fn rename(
         &mut self,
         first_epoch: u32,
@@ -183,14 +187,14 @@ impl Timeline {
             }
             point.add(from, change.bytes.wrapping_neg(), cells);
             point.add(to, change.bytes, cells);
-            point.moment.unnamed = point.moment.unnamed.wrapping_add(change.unnamed);
+            point.moment.unused = point.moment.unused.wrapping_add(change.unused);
         }
     }
 }
 
-/// Bytes that get another name, and the resulting change of idle or opaque bytes.
+/// Bytes that move to another cell, and the resulting change of the moment's unused bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Change {
     pub bytes: i64,
-    pub unnamed: i64,
+    pub unused: i64,
 }

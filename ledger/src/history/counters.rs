@@ -1,4 +1,4 @@
-//! Counters that the program reports: value, extremes, and a bounded number of points over time.
+//! Counters that the program reports: present value, extremes, and a bounded number of points over time.
 
 use gpumem_model::program_data::Counter;
 use gpumem_wire::Record;
@@ -6,19 +6,19 @@ use std::mem::size_of;
 use std::sync::Arc;
 
 pub use gpumem_model::program_data::MAX_COUNTER_POINTS;
-/// Maximum number of counters of a process: those that were set first.
+/// Maximum number of counters of a process; those set first are kept.
 pub use gpumem_model::program_data::MAX_COUNTERS;
 
-/// A counter without its name: its area is that up to the last change.
+/// A counter without its name. Its `area` (value times ns) ends at the last change.
 #[derive(Debug)]
-struct KeptCounter {
+struct CounterState {
     tag: u32,
     counter: Counter,
-    /// Width of a slot of points; 0 while every change has a point.
+    /// Width of the slots that share a point (ns); 0 while every change has a point.
     width_ns: u64,
 }
 
-impl KeptCounter {
+impl CounterState {
     fn new(tag: u32, value: i64, time_ns: u64) -> Self {
         let counter = Counter {
             value,
@@ -30,16 +30,17 @@ impl KeptCounter {
             points: vec![(time_ns, value)],
             ..Counter::default()
         };
-        KeptCounter { tag, counter, width_ns: 0 }
+        CounterState { tag, counter, width_ns: 0 }
     }
 
+    /// Returns the integral of the value from the first report to `time_ns`.
     fn area_at(&self, time_ns: u64) -> i128 {
         let held_ns = time_ns.saturating_sub(self.counter.until_ns);
         self.counter.area.saturating_add(i128::from(self.counter.value).saturating_mul(i128::from(held_ns)))
     }
 
     fn set(&mut self, value: i64, time_ns: u64) {
-        // Values arrive in order, but times of several threads may not.
+        // Records of several threads arrive in order, but their times may not be.
         let time_ns = time_ns.max(self.counter.until_ns);
         let area = self.area_at(time_ns);
         let counter = &mut self.counter;
@@ -49,14 +50,15 @@ impl KeptCounter {
         add_point(&mut counter.points, &mut self.width_ns, (time_ns, value));
     }
 
+    /// Starts again with the present value.
     fn restart(&mut self, now_ns: u64) {
         let time_ns = now_ns.max(self.counter.until_ns);
-        *self = KeptCounter::new(self.tag, self.counter.value, time_ns);
+        *self = CounterState::new(self.tag, self.counter.value, time_ns);
         self.counter.changes = 0;
     }
 }
 
-/// Adds a point; if there are too many, keeps only the last one of each slot.
+/// Adds a point (time, value); if there are too many, keeps only the last point of each slot of time.
 fn add_point(points: &mut Vec<(u64, i64)>, width_ns: &mut u64, point: (u64, i64)) {
     let slot = |(time_ns, _): (u64, i64), width_ns: u64| time_ns.checked_div(width_ns);
     match points.last_mut() {
@@ -65,7 +67,7 @@ fn add_point(points: &mut Vec<(u64, i64)>, width_ns: &mut u64, point: (u64, i64)
     }
     if points.len() > MAX_COUNTER_POINTS {
         let span_ns = point.0 - points.first().map_or(point.0, |first| first.0);
-        // Halves the number of points, so that this happens rarely; points of the same time become one.
+        // Halves the number of points, so that this happens rarely. Points of the same time become one.
         *width_ns = width_ns.saturating_mul(2).max(span_ns / (MAX_COUNTER_POINTS as u64 / 2) + 1);
         let all = std::mem::take(points);
         for point in all {
@@ -77,42 +79,46 @@ fn add_point(points: &mut Vec<(u64, i64)>, width_ns: &mut u64, point: (u64, i64)
     }
 }
 
+/// All counters of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    kept: Vec<KeptCounter>,
+    counters: Vec<CounterState>,
     /// Number of changes of counters beyond [`MAX_COUNTERS`].
     pub dropped: u64,
 }
 
 impl Counters {
+    /// Sets the counter that a `Counter` record names.
     pub fn set(&mut self, record: &Record<'_>, value: i64) {
         let stamp = &record.stamp;
-        let is_full = self.kept.len() == MAX_COUNTERS;
-        match self.kept.iter_mut().find(|counter| counter.tag == stamp.tag) {
+        let is_full = self.counters.len() == MAX_COUNTERS;
+        match self.counters.iter_mut().find(|counter| counter.tag == stamp.tag) {
             Some(counter) => counter.set(value, stamp.time_ns),
             None if is_full => self.dropped += 1,
-            None => self.kept.push(KeptCounter::new(stamp.tag, value, stamp.time_ns)),
+            None => self.counters.push(CounterState::new(stamp.tag, value, stamp.time_ns)),
         }
     }
 
     /// Restarts all counters with their present values.
     pub fn restart(&mut self, now_ns: u64) {
-        self.kept.iter_mut().for_each(|counter| counter.restart(now_ns));
+        self.counters.iter_mut().for_each(|counter| counter.restart(now_ns));
         self.dropped = 0;
     }
 
+    /// Returns all counters up to `now_ns`; `name` returns the path of a tag.
     pub fn view(&self, now_ns: u64, name: impl Fn(u32) -> Option<Arc<str>>) -> Vec<Counter> {
-        let view = |kept: &KeptCounter| {
-            let until_ns = now_ns.max(kept.counter.until_ns);
-            let name = name(kept.tag).as_deref().map(str::to_owned);
-            Counter { name, area: kept.area_at(until_ns), until_ns, ..kept.counter.clone() }
+        let view = |state: &CounterState| {
+            let until_ns = now_ns.max(state.counter.until_ns);
+            let name = name(state.tag).as_deref().map(str::to_owned);
+            Counter { name, area: state.area_at(until_ns), until_ns, ..state.counter.clone() }
         };
-        self.kept.iter().map(view).collect()
+        self.counters.iter().map(view).collect()
     }
 
     pub fn bytes(&self) -> usize {
-        let points = self.kept.iter().map(|kept| kept.counter.points.capacity() * size_of::<(u64, i64)>());
-        self.kept.capacity() * size_of::<KeptCounter>() + points.sum::<usize>()
+        let points =
+            self.counters.iter().map(|state| state.counter.points.capacity() * size_of::<(u64, i64)>());
+        self.counters.capacity() * size_of::<CounterState>() + points.sum::<usize>()
     }
 }
 
@@ -122,7 +128,7 @@ mod tests {
 
     #[test]
     fn the_mean_is_weighted_by_time_and_the_past_ends_with_a_restart() {
-        let mut counter = KeptCounter::new(1, 10, 100);
+        let mut counter = CounterState::new(1, 10, 100);
         counter.set(20, 130);
         counter.set(-5, 120); // from another thread, which read the clock earlier
         assert_eq!((counter.counter.changes, counter.counter.min, counter.counter.max), (3, -5, 20));
@@ -137,7 +143,7 @@ mod tests {
 
     #[test]
     fn nothing_overflows() {
-        let mut counter = KeptCounter::new(1, i64::MIN, 0);
+        let mut counter = CounterState::new(1, i64::MIN, 0);
         counter.set(i64::MAX, u64::MAX);
         assert_eq!(counter.counter.area, i128::from(i64::MIN) * i128::from(u64::MAX));
         for _ in 0..4 {

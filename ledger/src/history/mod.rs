@@ -1,4 +1,4 @@
-//! History of a process: its counters, ranges and marks, and points of growth.
+//! History of a process: data that the program reports (counters, ranges, marks), and points for detecting leaks.
 
 pub(crate) mod counters;
 mod period;

@@ -1,46 +1,51 @@
-//! Detects the steps of a program that does not report them: its live bytes rise and fall periodically.
+//! Detects the steps of a program that does not report them, from live bytes that rise and fall periodically.
 //!
-//! When a window ends, the book's named bytes are compared with two levels between their recent minimum and maximum. Above the
-//! upper level the book is up, below the lower level it is down. A period lasts from one rise to the next, and its lowest moment
-//! is a point. Only periods of nearly constant length count; other programs are judged by the minute. Periods of only a few
-//! windows are not detected.
+//! When a window of 10 ms ends, the book's live bytes (without idle and opaque bytes of pools) are compared with two levels. The
+//! levels divide the range between the recent minimum and maximum in thirds. Above the upper level the state is `up`, below the
+//! lower level `down`. A period lasts from one rise to the next, and its lowest moment becomes a point of growth. Only periods of
+//! nearly constant length count; other programs are judged by the minute. Periods of only a few windows are not detected.
 
-/// Number of periods whose lengths are compared.
+/// Number of latest periods whose lengths are compared.
 const INTERVALS: usize = 16;
-/// With each window the extremes approach each other by this fraction (1/1024) of their distance, so that old ones are forgotten.
+/// Each window moves minimum and maximum toward each other by 1/1024 of their distance, so that old extremes are forgotten.
 const FORGET: i64 = 1024;
+/// Minimum distance between the extremes (bytes).
 const LEAST_SWING: i64 = 1 << 20;
-/// Minimum swing as a fraction (1/64) of the maximum.
+/// Minimum distance between the extremes as a fraction of the maximum (1/64).
 const LEAST_PART: i64 = 64;
 
+/// State of the detection.
 #[derive(Debug, Default)]
 pub(super) struct Period {
+    /// Recent minimum (bytes).
     low: i64,
+    /// Recent maximum (bytes).
     high: i64,
     is_up: bool,
-    /// Lowest value since the level went down.
+    /// Lowest value since the state became `down`.
     trough: i64,
+    /// Number of periods that have begun.
     count: u64,
     began_ns: u64,
     intervals: [u64; INTERVALS],
 }
 
 impl Period {
-    /// Returns the index of the period if this is its lowest moment so far.
-    pub fn trough(&mut self, time_ns: u64, named: i64) -> Option<u64> {
+    /// Adds the live bytes at the end of a window. Returns the index of the period if this is its lowest moment so far.
+    pub fn trough(&mut self, time_ns: u64, live: i64) -> Option<u64> {
         let swing = self.high.saturating_sub(self.low);
-        self.low = named.min(self.low.saturating_add(swing / FORGET));
-        self.high = named.max(self.high.saturating_sub(swing / FORGET));
+        self.low = live.min(self.low.saturating_add(swing / FORGET));
+        self.high = live.max(self.high.saturating_sub(swing / FORGET));
         let swing = self.high.saturating_sub(self.low);
         if swing < LEAST_SWING.max(self.high / LEAST_PART) {
             return None;
         }
-        let above = named.saturating_sub(self.low);
+        let above = live.saturating_sub(self.low);
         if self.is_up {
             if above > swing / 3 {
                 return None;
             }
-            (self.is_up, self.trough) = (false, named);
+            (self.is_up, self.trough) = (false, live);
             return self.count.checked_sub(1);
         }
         if above > swing / 3 * 2 {
@@ -49,17 +54,17 @@ impl Period {
             (self.is_up, self.began_ns, self.count) = (true, time_ns, self.count + 1);
             return None;
         }
-        if named >= self.trough {
+        if live >= self.trough {
             return None;
         }
-        self.trough = named;
+        self.trough = live;
         self.count.checked_sub(1)
     }
 
-    /// Returns the length of a period if the last periods were alike and the latest one is recent.
+    /// Returns the median length of a period, if the latest periods have similar lengths and the last one is recent.
     pub fn length_ns(&self, now_ns: u64) -> Option<u64> {
         if self.count <= INTERVALS as u64 {
-            return None; // the first interval has no beginning
+            return None; // the first interval is not a whole period
         }
         let mut sorted = self.intervals;
         sorted.sort_unstable();

@@ -10,7 +10,7 @@ use gpumem_wire::{Layer, LayerState};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Data that a program reports apart from its memory.
+/// Data that one program reports apart from its memory.
 #[derive(Debug)]
 pub(crate) struct ProgramData {
     pub layers: Layers,
@@ -20,13 +20,13 @@ pub(crate) struct ProgramData {
 }
 
 impl ProgramData {
-    /// Returns empty data; begin and end of at most `most_spans` single ranges are kept.
-    pub fn new(most_spans: usize) -> Self {
+    /// Returns empty data; begin and end of the latest `max_spans` single ranges are kept.
+    pub fn new(max_spans: usize) -> Self {
         ProgramData {
             layers: Layers::default(),
             marks: Marks::default(),
             counters: Counters::default(),
-            ranges: Ranges::new(most_spans),
+            ranges: Ranges::new(max_spans),
         }
     }
 
@@ -37,7 +37,7 @@ impl ProgramData {
         self.ranges.restart();
     }
 
-    /// Returns counters and ranges with their names.
+    /// Returns counters and ranges up to `now_ns`; `name` returns the path of a tag.
     pub fn view(&self, now_ns: u64, name: impl Fn(u32) -> Option<Arc<str>>) -> program_data::ProgramData {
         let counters = self.counters.view(now_ns, &name);
         let mut view = program_data::ProgramData {
@@ -54,10 +54,10 @@ impl ProgramData {
     }
 }
 
-/// Maximum length of a reason, which is untrusted text.
+/// Maximum length of a layer's reason, which is untrusted text.
 const MAX_REASON_CHARS: usize = 200;
 
-/// State of each naming layer, and its reason, as last reported.
+/// State of each naming layer (a source of names, such as NVTX or Python frames) and its reason, as last reported.
 #[derive(Debug, Default)]
 pub(crate) struct Layers(BTreeMap<Layer, (LayerState, String)>);
 
@@ -70,7 +70,7 @@ impl Layers {
     }
 
     /// Clears all layers, because another program reports its own.
-    pub fn forget(&mut self) {
+    pub fn clear(&mut self) {
         self.0.clear();
     }
 
@@ -83,34 +83,37 @@ impl Layers {
         self.0.iter().map(view).collect()
     }
 
+    /// Whether a layer was last reported in this state.
     pub fn is(&self, layer: Layer, state: LayerState) -> bool {
-        self.0.get(&layer).is_some_and(|(known, _)| *known == state)
+        self.0.get(&layer).is_some_and(|(last, _)| *last == state)
     }
 }
 
-/// Maximum number of marks of each origin. A program may set one for each step: the newest are kept.
+/// Maximum number of marks from the program, and of marks from gpumemctl; the newest are kept.
 pub const MAX_MARKS: usize = 128;
 
+/// Named moments in the life of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
-    /// Marks of the program, and marks set from outside; each kind has separate room.
-    kept: [VecDeque<Mark>; 2],
+    /// Marks that the program set, and marks that gpumemctl set.
+    marks: [VecDeque<Mark>; 2],
     pub dropped: u64,
 }
 
 impl Marks {
     pub fn add(&mut self, time_ns: u64, name: Option<&str>, from_outside: bool) {
-        let kept = &mut self.kept[usize::from(from_outside)];
-        if kept.len() == MAX_MARKS {
-            kept.pop_front();
+        let marks = &mut self.marks[usize::from(from_outside)];
+        if marks.len() == MAX_MARKS {
+            marks.pop_front();
             self.dropped += 1;
         }
         let by = if from_outside { "gpumemctl" } else { "program" };
-        kept.push_back(Mark { time_ns, name: name.map(str::to_owned), by: by.to_owned() });
+        marks.push_back(Mark { time_ns, name: name.map(str::to_owned), by: by.to_owned() });
     }
 
+    /// Returns all marks in order of time.
     pub fn view(&self) -> Vec<Mark> {
-        let mut marks: Vec<Mark> = self.kept.iter().flatten().cloned().collect();
+        let mut marks: Vec<Mark> = self.marks.iter().flatten().cloned().collect();
         marks.sort_by_key(|mark| mark.time_ns);
         marks
     }

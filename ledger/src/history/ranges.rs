@@ -1,5 +1,5 @@
-//! Ranges: count and duration of the program's scopes, if their begin and end are recorded (`ranges` of gpumem_configure), and of
-//! its steps. The latest single ranges are kept for traces.
+//! Ranges: count and duration of the program's named scopes and of its steps. Begin and end of scopes are recorded only if the
+//! program asks for it (`ranges` of gpumem_configure). The latest single ranges are kept for traces.
 
 use crate::{Map, in_order};
 use gpumem_model::program_data::{ProgramData, Range, Span};
@@ -8,40 +8,44 @@ use std::collections::VecDeque;
 use std::mem::size_of;
 use std::sync::Arc;
 
-/// Maximum number of range names of a process: those that ended first.
+/// Maximum number of range names of a process; those that ended first are kept.
 pub use gpumem_model::program_data::MAX_RANGES;
-/// Maximum number of single ranges of a process on a node: the latest.
+/// Maximum number of single ranges of a process in the daemon; the latest are kept.
 pub const MAX_SPANS: usize = 1024;
-/// Maximum number of single ranges for files that the user reads.
+/// Maximum number of single ranges of a process in a recording or import.
 pub use gpumem_model::program_data::MAX_SPANS as MAX_SPANS_OF_FILE;
 /// Maximum number of threads with open ranges.
 const MAX_THREADS: usize = 256;
-/// Maximum number of open ranges of a thread; agents report no more.
+/// Maximum number of open ranges of a thread; agents report at most as many.
 const MAX_DEPTH: usize = 128;
 
+/// Ranges of one process.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
-    /// Index in `kept` by tag.
-    places: Map<u32, u32>,
-    kept: Vec<(u32, Range)>,
-    /// Open ranges by thread, the innermost last: tag and begin.
+    /// Index in `ended` by tag.
+    index: Map<u32, u32>,
+    /// Tag and sums of all ranges of this tag that have ended.
+    ended: Vec<(u32, Range)>,
+    /// Open ranges by thread, the innermost last: tag and start time.
     open: Map<u32, Vec<(u32, u64)>>,
     steps: Range,
-    /// Begin of the step in progress.
+    /// Start time of the step in progress (ns).
     step_ns: Option<u64>,
     spans: VecDeque<Span>,
-    most_spans: usize,
+    max_spans: usize,
     spans_dropped: u64,
+    /// Number of ranges without room for their name, thread or depth.
     dropped: u64,
+    /// Number of ranges whose begin or end is missing.
     broken: u64,
 }
 
 impl Ranges {
-    pub fn new(most_spans: usize) -> Self {
-        Ranges { most_spans, ..Ranges::default() }
+    pub fn new(max_spans: usize) -> Self {
+        Ranges { max_spans, ..Ranges::default() }
     }
 
-    /// Begins or ends a scope of a thread.
+    /// Begins or ends a range of the stamp's thread and tag.
     pub fn edge(&mut self, stamp: &Stamp, edge: Edge) {
         match edge {
             Edge::Begin => self.begin(stamp),
@@ -70,31 +74,31 @@ impl Ranges {
         if open.is_empty() {
             self.open.remove(&stamp.thread);
         }
-        let next = self.kept.len();
-        let place = match self.places.get(&tag) {
-            Some(&place) => place,
+        let next = self.ended.len();
+        let index = match self.index.get(&tag) {
+            Some(&index) => index,
             None if next == MAX_RANGES => {
                 self.dropped += 1;
                 return;
             }
             None => {
-                self.places.insert(tag, next as u32);
-                self.kept.push((tag, Range::default()));
+                self.index.insert(tag, next as u32);
+                self.ended.push((tag, Range::default()));
                 next as u32
             }
         };
         let to_ns = stamp.time_ns.max(from_ns);
-        if let Some((_, range)) = self.kept.get_mut(place as usize) {
+        if let Some((_, range)) = self.ended.get_mut(index as usize) {
             range.add(to_ns - from_ns);
         }
-        if self.spans.len() == self.most_spans {
+        if self.spans.len() == self.max_spans {
             self.spans.pop_front();
             self.spans_dropped += 1;
         }
-        self.spans.push_back(Span(place, stamp.thread, from_ns, to_ns));
+        self.spans.push_back(Span(index, stamp.thread, from_ns, to_ns));
     }
 
-    /// Begins a step, which ends the one before.
+    /// Begins a step, which ends the previous one.
     pub fn step(&mut self, time_ns: u64) {
         if let Some(began_ns) = self.step_ns.replace(time_ns) {
             self.steps.add(time_ns.saturating_sub(began_ns));
@@ -108,13 +112,13 @@ impl Ranges {
         self.step_ns = None;
     }
 
-    /// Drops ranges that have ended; open ranges continue.
+    /// Removes ranges that have ended; open ranges continue.
     pub fn restart(&mut self) {
-        let fresh = Ranges::new(self.most_spans);
+        let fresh = Ranges::new(self.max_spans);
         *self = Ranges { open: std::mem::take(&mut self.open), step_ns: self.step_ns, ..fresh };
     }
 
-    /// Fills in all fields of `view` except its counters.
+    /// Fills in the fields of `view` about ranges; `name` returns the path of a tag.
     pub fn view(&self, name: impl Fn(u32) -> Option<Arc<str>>, view: &mut ProgramData) {
         let mut open: Map<u32, u64> = Map::default();
         for (tag, _) in self.open.values().flatten() {
@@ -125,13 +129,13 @@ impl Ranges {
             open,
             ..range.clone()
         };
-        let ended = self.kept.iter();
+        let ended = self.ended.iter();
         view.ranges =
             ended.map(|(tag, range)| named(*tag, range, open.get(tag).copied().unwrap_or(0))).collect();
-        // Names with only open ranges get an entry, too.
+        // A name of which no range has ended yet gets an entry too.
         let begun = open.iter().map(|(&tag, &count)| (tag, count));
-        let begun = in_order(begun.filter(|(tag, _)| !self.places.contains_key(tag)));
-        let room = MAX_RANGES - self.kept.len();
+        let begun = in_order(begun.filter(|(tag, _)| !self.index.contains_key(tag)));
+        let room = MAX_RANGES - self.ended.len();
         let lines = begun.iter().take(room);
         view.ranges.extend(lines.map(|&(tag, count)| named(tag, &Range::default(), count)));
         if self.steps.count > 0 || self.step_ns.is_some() {
@@ -145,7 +149,7 @@ impl Ranges {
     }
 
     pub fn bytes(&self) -> usize {
-        let names = self.kept.capacity() * (size_of::<(u32, Range)>() + 16);
+        let names = self.ended.capacity() * (size_of::<(u32, Range)>() + 16);
         let open = self.open.values().map(|open| open.capacity() * size_of::<(u32, u64)>() + 64);
         names + open.sum::<usize>() + self.spans.capacity() * size_of::<Span>()
     }

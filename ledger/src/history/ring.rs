@@ -1,35 +1,38 @@
-//! A bounded number of points for any length of time: when all are in use, pairs are merged.
+//! A bounded number of points for a time of any length. When all points are in use, neighbours are merged in pairs.
 
+/// Maximum number of points.
 pub(super) const POINTS: usize = 64;
 
-/// Points on one axis, and columns of amounts.
+/// Points on one axis (steps or time) with several columns of bytes. The value of a point is the minimum of its first samples.
 #[derive(Debug)]
 pub(super) struct Ring {
+    /// Distance between two points on the axis; doubles when points are merged.
     pub stride: u64,
-    /// Number of samples in a point.
-    looks: u64,
-    /// Begin of each point: index (steps since the first, or seconds; for the gap: tenths of seconds), a multiple of the stride;
-    /// and time of its first sample.
+    /// Number of indices from the begin of a point whose samples count.
+    samples: u64,
+    /// Index on the axis (a multiple of the stride) and time of the first sample of each point. The unit of an index is a step, a
+    /// second, or a tenth of a second.
     pub points: Vec<(u64, u64)>,
-    /// Index and time of the latest sample, whether it was needed or not.
+    /// Index and time of the latest sample, also of one that did not count.
     pub latest: (u64, u64),
+    /// Bytes at each point.
     pub columns: Vec<Vec<i64>>,
 }
 
 impl Ring {
-    pub fn new(looks: u64, columns: usize) -> Self {
+    pub fn new(samples: u64, columns: usize) -> Self {
         let columns = vec![Vec::new(); columns];
-        Ring { stride: 1, looks, points: Vec::new(), latest: (0, 0), columns }
+        Ring { stride: 1, samples, points: Vec::new(), latest: (0, 0), columns }
     }
 
-    /// Whether a sample at `index` is needed: `Some(true)` if it begins a point.
+    /// Adds the time of a sample. Returns `None` if the sample does not count, else whether it begins a point.
     pub fn place(&mut self, index: u64, time_ns: u64) -> Option<bool> {
         if index < self.latest.0 {
             return None;
         }
         self.latest = (index, time_ns);
         loop {
-            if index % self.stride >= self.looks {
+            if index % self.stride >= self.samples {
                 return None;
             }
             let start = index - index % self.stride;
@@ -44,9 +47,9 @@ impl Ring {
         }
     }
 
-    /// Merges pairs of points.
+    /// Doubles the stride: merges points in pairs.
     fn widen(&mut self) {
-        let all_count = self.stride < self.looks;
+        let all_count = self.stride < self.samples;
         self.stride = self.stride.saturating_mul(2);
         let old = std::mem::take(&mut self.points);
         let mut into = Vec::with_capacity(old.len());
@@ -69,6 +72,7 @@ impl Ring {
         }
     }
 
+    /// Adds the sample's bytes to a column; `is_new` is the result of [`Ring::place`].
     pub fn put(&mut self, column: usize, bytes: i64, is_new: bool) {
         let column = &mut self.columns[column];
         match column.last_mut() {

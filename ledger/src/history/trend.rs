@@ -1,18 +1,17 @@
-//! Points of growth: amounts of a book at the begin of each step, and over time, in a bounded number of points for detecting
-//! leaks.
+//! Points for detecting leaks: amounts of a book at the begin of each step and over time, bounded in number.
 //!
-//! **Sampling times.** Samples are taken at each `Step` record. A leak is memory that a step allocated and that is still held
-//! when the next one begins; temporary memory has been freed by then. Programs without steps are sampled at the troughs of a
-//! stable period (period.rs). They are also sampled when a window of the book ends or an NVML sample is closed, at most every
-//! quarter of a second. Bookings themselves are not observed, so no event costs more.
+//! **Sampling times.** The book is sampled at each `Step` record. A leak is memory that a step allocated and that is still held
+//! when the next step begins; temporary memory has been freed by then. Programs without steps are sampled at the lowest moments
+//! of a stable period (period.rs). All programs are also sampled when a window of the book ends or an NVML sample is closed, at
+//! most every quarter of a second. No record costs more because of that.
 //!
-//! **Points.** A point is the minimum of its first samples: eight steps, or a minute. When all points are in use, pairs are
-//! merged. As long as every sample of a pair counts, the merged point is the lower of the two; from then on it is the first one.
-//! So every point is the minimum of equally many samples. If old points were the minimum of more samples than new ones, any noise
-//! would look like growth.
+//! **Points.** A point is the minimum of its first samples: those of eight steps, or of a minute. When all points are in use,
+//! neighbours are merged in pairs. While every sample of a pair counts, the merged point is the lower of the two; later it is the
+//! first of them. So every point is the minimum of equally many samples. If old points were the minimum of more samples than new
+//! ones, noise would look like growth.
 //!
-//! **Cost.** A sample compares each cell with its first amount; only cells that ever changed have points. Points that have all
-//! their samples cost one comparison for each step, so n steps cost some hundred times log n samples.
+//! **Cost.** A sample compares each cell with its first amount. Only cells that have changed have points. Steps whose samples do
+//! not count cost one comparison, so the number of full samples grows with the logarithm of the number of steps.
 
 use crate::book::cells::CellId;
 use crate::book::{Book, WINDOW_NS};
@@ -20,43 +19,45 @@ use crate::history::period::Period;
 use crate::history::ring::Ring;
 use gpumem_model::growth::{Axis, Growth};
 
-/// Maximum number of cells with separate points; all others share one sum.
+/// Maximum number of cells with points of their own in the ledger; all others are summed.
 const COLUMNS: usize = 512;
-/// Number of samples in a point of steps.
+/// Number of steps whose samples count for a point.
 const STEPS: u64 = 8;
-/// Number of samples in a point of seconds, a power of two.
+/// Number of seconds whose samples count for a point; a power of two.
 const SECONDS: u64 = 64;
-/// A program that has reported this many steps needs no period detection.
-const TOLD_STEPS: usize = 12;
-/// Unit of a gap's index, and number of samples in a point. They differ from the others because only NVML samples show the gap.
+/// Number of points of steps after which no periods are detected.
+const ENOUGH_STEPS: usize = 12;
+/// Unit of the index of untrackable bytes (ns), and number of units whose samples count for a point. Only NVML samples show these
+/// bytes, so both differ from the constants above.
 const GAP_UNIT_NS: u64 = 100_000_000;
-const GAP_LOOKS: u64 = 512;
+const GAP_SAMPLES: u64 = 512;
 const SECOND_NS: u64 = 1_000_000_000;
-const BETWEEN_LOOKS_NS: u64 = SECOND_NS / 4;
-/// Lost records may contain steps. The program's step numbers show how many, up to this maximum.
-const MOST_LOST_STEPS: u64 = 1 << 20;
+/// Minimum time between two samples over time (ns).
+const SAMPLE_INTERVAL_NS: u64 = SECOND_NS / 4;
+/// Maximum number of lost steps that the program's step numbers may show.
+const MAX_LOST_STEPS: u64 = 1 << 20;
 
 /// Points of growth of one account.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct TrendView {
     pub steps: Growth,
-    /// Points by period, if the live bytes have a stable period.
+    /// Points by period, if live bytes rise and fall with a stable period.
     pub periods: Option<Growth>,
     pub times: Growth,
-    /// Untrackable bytes at certain samples, with their times.
+    /// Time and untrackable bytes of NVML samples during which no memory changed.
     pub gap: Vec<(u64, i64)>,
-    /// Instead of `gap`, for a process without an agent: `used`.
+    /// Instead of `gap`, for a process without an agent: time and `used` bytes.
     pub used: Vec<(u64, i64)>,
 }
 
-/// Maximum number of cells whose points a run keeps; all others share one sum.
+/// Maximum number of cells with points of their own in a run; all others are summed.
 const GROWTH_CELLS: usize = 64;
-/// Minimum number of steps (or periods) for judging growth by them; the first two are warm-up.
+/// Minimum number of points of steps or periods for judging growth; the first two are warm-up.
 const LEAST_STEPS: usize = gpumem_model::growth::LEAST_POINTS + 2;
 
 impl TrendView {
-    /// Returns the points from which a run is judged: by step, else by period, else by time.
+    /// Returns the points from which growth is judged: by step, else by period, else by time.
     pub fn growth(self) -> Growth {
         let enough = |track: &Growth| track.points.len() >= LEAST_STEPS;
         let mut track = match self.periods.filter(enough) {
@@ -73,7 +74,7 @@ impl TrendView {
     }
 }
 
-/// Adds the changes of a cell since its first point to a sum.
+/// Adds to `sum` the changes of a cell since its first point.
 fn add_changes(sum: &mut [i64], points: &[i64]) {
     let first = points.first().copied().unwrap_or(0);
     for (sum, bytes) in sum.iter_mut().zip(points) {
@@ -81,12 +82,15 @@ fn add_changes(sum: &mut [i64], points: &[i64]) {
     }
 }
 
-/// Fixed columns of a track's ring, followed by those of cells.
+/// Column of all bytes except unused ones (idle and opaque bytes of pools).
 const NAMED: usize = 0;
+/// Column of the unused bytes.
 const SLACK: usize = 1;
+/// Column of the changes of all cells without a column of their own.
 const REST: usize = 2;
+/// Number of these columns; those of cells follow.
 const FIXED: usize = 3;
-/// Stands for the column of a cell that never changed.
+/// Instead of a column index: the cell has never changed.
 const CONSTANT: usize = usize::MAX;
 
 #[derive(Debug, Clone, Copy)]
@@ -96,7 +100,7 @@ struct Cell {
     column: usize,
 }
 
-/// Amounts of all cells of a book on one axis.
+/// Points of a book on one axis.
 #[derive(Debug)]
 struct Track {
     ring: Ring,
@@ -104,29 +108,29 @@ struct Track {
 }
 
 impl Track {
-    fn new(looks: u64) -> Self {
-        Track { ring: Ring::new(looks, FIXED), cells: Vec::new() }
+    fn new(samples: u64) -> Self {
+        Track { ring: Ring::new(samples, FIXED), cells: Vec::new() }
     }
 
-    /// Takes a sample of a book.
-    fn look_at(&mut self, index: u64, time_ns: u64, book: &Book) {
-        self.look(index, time_ns, (book.len(), &|cell| book.now(cell), book.unnamed_cells()));
+    /// Adds a sample of a book.
+    fn sample_book(&mut self, index: u64, time_ns: u64, book: &Book) {
+        self.sample(index, time_ns, (book.len(), &|cell| book.now(cell), book.unused_cells()));
     }
 
-    /// Takes a sample. `amounts`: number of cells, amount of each, and the cells of idle and opaque bytes.
-    fn look(&mut self, index: u64, time_ns: u64, amounts: (usize, &dyn Fn(CellId) -> i64, &[CellId])) {
+    /// Adds a sample. `amounts`: number of cells, function that returns a cell's bytes, and cells of unused bytes.
+    fn sample(&mut self, index: u64, time_ns: u64, amounts: (usize, &dyn Fn(CellId) -> i64, &[CellId])) {
         let Some(is_new) = self.ring.place(index, time_ns) else { return };
-        let (count, amount, unnamed) = amounts;
+        let (count, amount, unused) = amounts;
         let is_first = is_new && self.ring.points.len() == 1;
         for id in self.cells.len()..count {
-            // A cell that was added later was 0 before.
+            // A new cell had 0 bytes before.
             let first = if is_first { amount(id as CellId) } else { 0 };
             self.cells.push(Cell { first, column: CONSTANT });
         }
         let (mut named, mut slack, mut rest) = (0_i64, 0_i64, 0_i64);
         for id in 0..self.cells.len() {
             let bytes = amount(id as CellId);
-            if unnamed.contains(&(id as CellId)) {
+            if unused.contains(&(id as CellId)) {
                 slack = slack.wrapping_add(bytes);
                 continue;
             }
@@ -153,7 +157,7 @@ impl Track {
         self.fold();
     }
 
-    /// Returns a column for a cell whose amount was `first` until now.
+    /// Returns a new column for a cell that had `first` bytes until now; [`REST`] if there is no room.
     fn column(&mut self, first: i64, is_new: bool) -> usize {
         if self.ring.columns.len() >= FIXED + COLUMNS {
             return REST;
@@ -163,7 +167,7 @@ impl Track {
         self.ring.columns.len() - 1
     }
 
-    /// Makes room for cells that begin to change: merges the cells that changed least into the rest.
+    /// Makes room for cells that begin to change: adds the cells that changed least to [`REST`].
     fn fold(&mut self) {
         if self.ring.columns.len() < FIXED + COLUMNS {
             return;
@@ -171,13 +175,13 @@ impl Track {
         let mut rises: Vec<(u64, usize)> =
             (FIXED..self.ring.columns.len()).map(|at| (rise(&self.ring.columns[at]), at)).collect();
         rises.sort_unstable();
-        let mut goes = vec![false; self.ring.columns.len()];
-        rises.iter().take(COLUMNS / 4).for_each(|&(_, at)| goes[at] = true);
+        let mut is_folded = vec![false; self.ring.columns.len()];
+        rises.iter().take(COLUMNS / 4).for_each(|&(_, at)| is_folded[at] = true);
         let old = std::mem::take(&mut self.ring.columns);
         let mut place = vec![REST; old.len()];
         let mut folded = vec![0_i64; self.ring.points.len()];
         for (at, column) in old.into_iter().enumerate() {
-            if goes[at] {
+            if is_folded[at] {
                 add_changes(&mut folded, &column);
             } else {
                 place[at] = self.ring.columns.len();
@@ -213,8 +217,7 @@ impl Track {
     }
 }
 
-/// Returns the minimum of the last half minus that of the first half: separates growth from noise well enough for selecting
-/// cells.
+/// Returns the distance between the minima of the two halves: good enough for selecting the cells that grow.
 pub fn rise(points: &[i64]) -> u64 {
     let (early, late) = points.split_at(points.len() / 2);
     match (early.iter().min(), late.iter().min()) {
@@ -223,13 +226,15 @@ pub fn rise(points: &[i64]) -> u64 {
     }
 }
 
+/// Points of one book on all axes.
 #[derive(Debug)]
 pub(crate) struct Trend {
     steps: Track,
-    /// For programs that report no steps.
+    /// `None` once the program has reported enough steps.
     periods: Option<(Period, Track)>,
     times: Track,
-    looked_ns: u64,
+    /// Time of the last sample over time (ns).
+    sampled_ns: u64,
     now_ns: u64,
 }
 
@@ -239,7 +244,7 @@ impl Default for Trend {
             steps: Track::new(STEPS),
             periods: Some((Period::default(), Track::new(STEPS))),
             times: Track::new(SECONDS),
-            looked_ns: 0,
+            sampled_ns: 0,
             now_ns: 0,
         }
     }
@@ -248,46 +253,47 @@ impl Default for Trend {
 impl Trend {
     /// Samples the book at the begin of step `index`, counted from the first.
     pub fn step(&mut self, index: u64, time_ns: u64, book: &Book) {
-        self.steps.look_at(index, time_ns, book);
-        if self.steps.ring.points.len() >= TOLD_STEPS {
+        self.steps.sample_book(index, time_ns, book);
+        if self.steps.ring.points.len() >= ENOUGH_STEPS {
             self.periods = None;
         }
     }
 
-    /// Advances the time; samples the book if that is due.
+    /// Advances the time to the end of a window; samples the book if a sample is due.
     pub fn time(&mut self, time_ns: u64, book: &Book) {
         if time_ns / WINDOW_NS <= self.now_ns / WINDOW_NS {
             return;
         }
         self.now_ns = time_ns;
         if let Some((period, track)) = &mut self.periods {
-            let slack = book.unnamed();
-            if let Some(index) = period.trough(time_ns, book.tracked.wrapping_sub(slack)) {
-                track.look_at(index, time_ns, book);
+            let live = book.tracked.wrapping_sub(book.unused());
+            if let Some(index) = period.trough(time_ns, live) {
+                track.sample_book(index, time_ns, book);
             }
         }
-        if self.is_due(time_ns) {
-            self.times.look_at(time_ns / SECOND_NS, time_ns, book);
+        if self.take_due(time_ns) {
+            self.times.sample_book(time_ns / SECOND_NS, time_ns, book);
         }
     }
 
-    /// Adds a point from a closed NVML sample, which has the book at the sample's time.
+    /// Adds the amounts of a closed NVML sample, which are those at the sample's time.
     pub fn sample(&mut self, time_ns: u64, amounts: &[i64], book: &Book) {
-        if self.is_due(time_ns) {
+        if self.take_due(time_ns) {
             let amount = |cell: CellId| amounts.get(cell as usize).copied().unwrap_or(0);
-            self.times.look(time_ns / SECOND_NS, time_ns, (amounts.len(), &amount, book.unnamed_cells()));
+            self.times.sample(time_ns / SECOND_NS, time_ns, (amounts.len(), &amount, book.unused_cells()));
         }
     }
 
-    fn is_due(&mut self, time_ns: u64) -> bool {
-        let is_due = time_ns / BETWEEN_LOOKS_NS > self.looked_ns / BETWEEN_LOOKS_NS;
+    /// Returns whether a sample over time is due; if so, schedules the next one.
+    fn take_due(&mut self, time_ns: u64) -> bool {
+        let is_due = time_ns / SAMPLE_INTERVAL_NS > self.sampled_ns / SAMPLE_INTERVAL_NS;
         if is_due {
-            self.looked_ns = time_ns;
+            self.sampled_ns = time_ns;
         }
         is_due
     }
 
-    /// Returns all points except those of the gap.
+    /// Returns all points except those of untrackable bytes.
     pub fn view(&self) -> TrendView {
         let periods = self.periods.as_ref().and_then(|(period, track)| {
             let length_ns = period.length_ns(self.now_ns)?;
@@ -301,12 +307,12 @@ impl Trend {
 /// Points of growth of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Trends {
-    /// By book; extended when a book is first sampled.
+    /// Trends by book; the list grows when a book is first sampled.
     pub books: Vec<Trend>,
     pub steps: StepCount,
 }
 
-/// Gap at certain samples; without an agent, `used`.
+/// Untrackable bytes over time; for a process without an agent, `used` bytes.
 #[derive(Debug)]
 pub(crate) struct GapTrend {
     ring: Ring,
@@ -315,11 +321,12 @@ pub(crate) struct GapTrend {
 
 impl Default for GapTrend {
     fn default() -> Self {
-        GapTrend { ring: Ring::new(GAP_LOOKS, 1), is_used: false }
+        GapTrend { ring: Ring::new(GAP_SAMPLES, 1), is_used: false }
     }
 }
 
 impl GapTrend {
+    /// Adds a value; a change of `is_used` clears the earlier ones.
     pub fn add(&mut self, time_ns: u64, bytes: i64, is_used: bool) {
         if self.is_used != is_used {
             *self = GapTrend { is_used, ..GapTrend::default() };
@@ -329,14 +336,15 @@ impl GapTrend {
         }
     }
 
-    /// Returns times and bytes, and whether the bytes are `used`.
+    /// Returns times and bytes, and whether the bytes are `used` bytes.
     pub fn view(&self) -> (Vec<(u64, i64)>, bool) {
         let times = self.ring.points.iter().map(|(_, time_ns)| *time_ns);
         (times.zip(self.ring.columns[0].iter().copied()).collect(), self.is_used)
     }
 }
 
-/// Number of steps that a process has begun. The program's step numbers may restart or jump, so they are used only after a loss.
+/// Counts the steps that a process has begun. The program's own step numbers may restart or jump, so they are used only after a
+/// loss of records.
 #[derive(Debug, Default)]
 pub(crate) struct StepCount {
     count: Option<u64>,
@@ -345,14 +353,14 @@ pub(crate) struct StepCount {
 }
 
 impl StepCount {
-    /// Notes that records were lost, possibly with steps among them.
+    /// Notes that records were lost, which may include steps.
     pub fn lose(&mut self) {
         self.lost = true;
     }
 
-    /// Returns the index of step `number`, which begins now; the first has index 0.
+    /// Returns the index of the step that begins now and that the program calls `number`; the first has index 0.
     pub fn next(&mut self, number: u64) -> u64 {
-        let ahead = number.checked_sub(self.number).filter(|ahead| (1..=MOST_LOST_STEPS).contains(ahead));
+        let ahead = number.checked_sub(self.number).filter(|ahead| (1..=MAX_LOST_STEPS).contains(ahead));
         let ahead = ahead.filter(|_| std::mem::take(&mut self.lost)).unwrap_or(1);
         let index = self.count.map_or(0, |count| count.saturating_add(ahead));
         (self.count, self.number, self.lost) = (Some(index), number, false);
@@ -366,8 +374,8 @@ mod tests {
     use crate::book::cells::{IDLE, OPAQUE};
     use crate::history::ring::POINTS;
 
-    fn look(track: &mut Track, index: u64, amounts: &[i64]) {
-        track.look(
+    fn sample(track: &mut Track, index: u64, amounts: &[i64]) {
+        track.sample(
             index,
             index.wrapping_mul(1000),
             (amounts.len(), &|cell| amounts[cell as usize], &[IDLE, OPAQUE]),
@@ -379,7 +387,7 @@ mod tests {
         let mut track = Track::new(STEPS);
         for step in 0..100_000_u64 {
             // The minimum of eight samples from a multiple of eight on is 0; the minimum of fewer is greater.
-            look(&mut track, step, &[0, 0, 0, (7 - step % 8) as i64]);
+            sample(&mut track, step, &[0, 0, 0, (7 - step % 8) as i64]);
         }
         let view = track.view(Axis::Step, None);
         assert!((POINTS / 2..=POINTS).contains(&view.points.len()), "{}", view.points.len());
@@ -394,14 +402,14 @@ mod tests {
     #[test]
     fn few_looks_are_all_there() {
         let mut track = Track::new(STEPS);
-        (0..64).for_each(|step| look(&mut track, step, &[5, 6, 0, 100, 7 * step as i64]));
+        (0..64).for_each(|step| sample(&mut track, step, &[5, 6, 0, 100, 7 * step as i64]));
         let view = track.view(Axis::Step, None);
         assert_eq!((view.stride, view.points.len()), (1, 64));
         let grows: Vec<i64> = (0..64).map(|step| 7 * step).collect();
         assert_eq!(view.cells, [(4, grows.clone())], "what never changes needs no points");
         assert_eq!(view.named, grows.iter().map(|bytes| bytes + 100).collect::<Vec<_>>());
         assert_eq!(view.slack, vec![11; 64]);
-        look(&mut track, 64, &[5, 6, 0, 100, 448]);
+        sample(&mut track, 64, &[5, 6, 0, 100, 448]);
         let view = track.view(Axis::Step, None);
         assert_eq!((view.stride, view.points.len()), (2, 33));
         assert_eq!(view.cells[0].1[..3], [0, 14, 28], "the lower of each pair");
@@ -410,9 +418,9 @@ mod tests {
     #[test]
     fn a_cell_that_comes_later_was_nothing_before() {
         let mut track = Track::new(STEPS);
-        look(&mut track, 0, &[0, 0, 0, 50]);
-        look(&mut track, 1, &[0, 0, 0, 50, 9]);
-        look(&mut track, 2, &[0, 0, 0, 40, 9]);
+        sample(&mut track, 0, &[0, 0, 0, 50]);
+        sample(&mut track, 1, &[0, 0, 0, 50, 9]);
+        sample(&mut track, 2, &[0, 0, 0, 40, 9]);
         assert_eq!(track.view(Axis::Step, None).cells, [(3, vec![50, 50, 40]), (4, vec![0, 9, 9])]);
     }
 
@@ -426,7 +434,7 @@ mod tests {
             if step > 200 {
                 amounts.push(1000 * (step - 200) as i64);
             }
-            look(&mut track, step, &amounts);
+            sample(&mut track, step, &amounts);
         }
         let view = track.view(Axis::Step, None);
         assert!(view.cells.len() <= COLUMNS, "{}", view.cells.len());
@@ -442,10 +450,10 @@ mod tests {
     fn times_that_run_away_cost_nothing() {
         let mut track = Track::new(SECONDS);
         let times = [0, 1, 1 << 20, 1 << 40, (1 << 40) + 1, 5, u64::MAX - 1, u64::MAX];
-        times.iter().for_each(|&time| look(&mut track, time, &[0, 0, 0, 1]));
+        times.iter().for_each(|&time| sample(&mut track, time, &[0, 0, 0, 1]));
         assert!(track.view(Axis::Step, None).points.len() <= POINTS);
         for time in 0..1000 {
-            look(&mut track, u64::MAX - 1000 + time, &[0, 0, 0, 1]);
+            sample(&mut track, u64::MAX - 1000 + time, &[0, 0, 0, 1]);
         }
         let mut gap = GapTrend::default();
         (0..10_000).for_each(|second| gap.add(second * SECOND_NS, second as i64, false));

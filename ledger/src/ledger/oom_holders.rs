@@ -1,5 +1,5 @@
-//! Processes that held a device when memory ran out, according to the nearest reading. For a process that ended without a report,
-//! according to the last reading that listed it.
+//! Finds the processes that held a device's memory when memory ran out, from the NVML reading nearest to that time. For a process
+//! that ended without a report, uses the last reading that listed it.
 
 use crate::base::identity::ProcessKey;
 use crate::ledger::Ledger;
@@ -9,13 +9,13 @@ use gpumem_model::oom::{Oom, OomDevice, OomKind};
 use gpumem_wire::Stamp;
 use std::sync::Arc;
 
-/// A reading within this time after the OOM may be nearer to it than the one before.
-const SOON_NS: u64 = 3_000_000_000;
+/// A reading within this time (ns) after the OOM may be nearer to it than the reading before it.
+const NEXT_READING_NS: u64 = 3_000_000_000;
 /// A device is nearly full if less than 1/16 of its memory is free.
 const NEARLY_FULL: i64 = 16;
 
 impl Ledger {
-    /// Records the processes that held the device when memory ran out in a process.
+    /// Adds the processes that held the device to the newest OOM entry of a process.
     #[cold]
     pub(crate) fn record_holders(&mut self, index: usize) {
         self.processes[index].ooms.wants_holders = false;
@@ -28,22 +28,23 @@ impl Ledger {
         else {
             return;
         };
-        let told = self.holders(index, device, &listing, &entry.record);
+        let holders = self.holders(index, device, &listing, &entry.record);
         let ooms = &mut self.processes[index].ooms;
         // The next reading may be nearer.
-        ooms.reading_until_ns = if told.read_ns < time_ns { time_ns + SOON_NS } else { 0 };
+        ooms.reading_until_ns = if holders.read_ns < time_ns { time_ns + NEXT_READING_NS } else { 0 };
         if let Some(entry) = ooms.entries.last_mut() {
-            entry.record.device = Some(told);
+            entry.record.device = Some(holders);
         }
     }
 
-    /// Returns the processes that NVML listed in the reading with this number, if it is the device's last one that agreed.
+    /// Returns the processes that NVML listed in the reading with this number, with their used bytes. `None` unless it is the
+    /// device's last reading during which memory did not change.
     pub fn listed(&self, device: usize, number: u64) -> Option<&[(ProcessKey, u64)]> {
         let listing = self.listings.get(&device)?;
         (listing.agreed.number == number).then_some(&listing.listed)
     }
 
-    /// Keeps the lists of a reading that has ended.
+    /// Keeps the process list of a reading for processes without an agent, and updates the newest OOM entries.
     pub(crate) fn remember_listing(&mut self, device: usize, listing: &Arc<Listing>) {
         let read_ns = listing.agreed.reading.time_ns;
         for at in 0..self.members[device].len() {
@@ -51,7 +52,7 @@ impl Ledger {
             let process = &mut self.processes[index];
             if !process.coverage.covered
                 && let Some(book) = process.book_on(device)
-                && listing.of(process.key).is_some()
+                && listing.used_by(process.key).is_some()
             {
                 process.accounts[usize::from(book)].listing = Some(Arc::clone(listing));
             }
@@ -61,7 +62,7 @@ impl Ledger {
         }
     }
 
-    /// Updates the newest entry of a process if this reading is nearer to it.
+    /// Replaces the holders in the newest OOM entry of a process, if this reading is nearer to it.
     #[cold]
     fn record_nearer_holders(&mut self, index: usize, device: usize, read_ns: u64, listing: &Listing) {
         let process = &self.processes[index];
@@ -71,15 +72,16 @@ impl Ledger {
         }
         let before_ns = entry.record.device.as_ref().map_or(0, |device| device.read_ns);
         let is_nearer = read_ns.abs_diff(entry.record.time_ns) < before_ns.abs_diff(entry.record.time_ns);
-        let told = (is_nearer && listing.of(process.key).is_some())
+        let holders = (is_nearer && listing.used_by(process.key).is_some())
             .then(|| self.holders(index, device, listing, &entry.record));
         let ooms = &mut self.processes[index].ooms;
         ooms.reading_until_ns = 0;
-        if let (Some(told), Some(entry)) = (told, ooms.entries.last_mut()) {
-            entry.record.device = Some(told);
+        if let (Some(holders), Some(entry)) = (holders, ooms.entries.last_mut()) {
+            entry.record.device = Some(holders);
         }
     }
 
+    /// Returns the device's state and holders at the time of an OOM of process `index`.
     fn holders(&self, index: usize, device: usize, listing: &Listing, record: &Oom) -> OomDevice {
         let own = record.untrackable_bytes.zip(record.predates_bytes);
         let own = own.map(|(gap, predates)| record.tracked_bytes.wrapping_add(gap).wrapping_add(predates));
@@ -96,7 +98,7 @@ impl Ledger {
         listing.oom_device(self.devices[device].total_bytes, key, (own, record.tracked_bytes), owner)
     }
 
-    /// Suspects an out-of-memory error if a process without an agent ended while its device was nearly full.
+    /// Adds a suspected OOM if a process without an agent ended, not with status 0, while its device was nearly full.
     #[cold]
     pub(crate) fn record_suspected_oom(&mut self, index: usize, time_ns: u64, status: Option<u64>) {
         let process = &self.processes[index];
@@ -116,18 +118,18 @@ impl Ledger {
                 is_unheard: true,
                 ..Oom::default()
             };
-            let told = self.holders(index, device, &listing, &record);
-            let is_full = i64::try_from(told.total_bytes)
+            let holders = self.holders(index, device, &listing, &record);
+            let is_full = i64::try_from(holders.total_bytes)
                 .is_ok_and(|total| i64::try_from(least_free).is_ok_and(|free| free <= total / NEARLY_FULL));
             if is_full {
-                record.device = Some(told);
+                record.device = Some(holders);
                 let stamp = Stamp { time_ns, ..Stamp::default() };
                 let book = book as u8;
                 self.processes[index].ooms.push(OomEntry {
                     book,
                     stamp,
                     record,
-                    fresh: 0,
+                    new_refusals: 0,
                     at_allocations: 0,
                 });
                 self.processes[index].ooms.wants_holders = false;

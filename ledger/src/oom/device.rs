@@ -1,19 +1,19 @@
-//! Processes that held the device when memory ran out: as of a reading, updated to that moment.
+//! State of a device when memory ran out: an NVML reading, corrected by the bytes that the process has allocated since.
 
 use crate::base::device::AgreedReading;
 use crate::base::identity::ProcessKey;
 use gpumem_model::run::{DeviceReading, Holder, OomDevice};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Maximum number of holders that are listed separately.
+/// Maximum number of processes that are listed separately.
 const MAX_HOLDERS: usize = 16;
 
-/// A device according to a reading, and the processes that it listed.
+/// An NVML reading of a device, and the processes that it listed with their used bytes.
 #[derive(Debug)]
 pub(crate) struct Listing {
     pub agreed: AgreedReading,
     pub listed: Vec<(ProcessKey, u64)>,
-    /// Highest `used` of the device from this reading to the next one; updated while the listing is shared.
+    /// Highest used bytes of the device from this reading to the next one; atomic because the listing is shared.
     highest_bytes: AtomicU64,
 }
 
@@ -23,26 +23,24 @@ impl Listing {
         Listing { agreed, listed, highest_bytes }
     }
 
-    /// Notes a later reading of the device without lists.
-    pub fn see(&self, used_bytes: u64) {
+    /// Notes the device's used bytes at a later time.
+    pub fn note_used(&self, used_bytes: u64) {
         self.highest_bytes.fetch_max(used_bytes, Relaxed);
     }
 
-    /// Returns the minimum of free bytes between this reading and the next one.
+    /// Returns the lowest free bytes between this reading and the next one.
     pub fn least_free_bytes(&self) -> u64 {
         let DeviceReading { used_bytes, free_bytes, .. } = self.agreed.reading;
         free_bytes.saturating_sub(self.highest_bytes.load(Relaxed).saturating_sub(used_bytes))
     }
 
-    /// Returns the bytes with which a process was listed.
-    pub fn of(&self, key: ProcessKey) -> Option<u64> {
-        self.listed.iter().find(|(of, _)| *of == key).map(|(_, used)| *used)
+    /// Returns the used bytes of a listed process.
+    pub fn used_by(&self, key: ProcessKey) -> Option<u64> {
+        self.listed.iter().find(|(listed, _)| *listed == key).map(|(_, used)| *used)
     }
-}
 
-impl Listing {
-    /// Returns the state of the device when memory ran out. `own`: bytes that the process holds now, if known, and their lower
-    /// bound. `owner`: returns user and growth (bytes, ns) of a process.
+    /// Returns the state of the device when memory ran out in process `key`. `own`: bytes that it holds now, if known, and their
+    /// lower bound. `owner`: returns user and growth (bytes, ns) of a process.
     pub fn oom_device(
         &self,
         total_bytes: Option<u64>,
@@ -53,7 +51,7 @@ impl Listing {
         let DeviceReading { time_ns, used_bytes, free_bytes, system_reserved_bytes, unified, .. } =
             self.agreed.reading;
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-        let read = self.of(key).map_or(0, signed);
+        let read = self.used_by(key).map_or(0, signed);
         let own = own.0.unwrap_or(read.max(own.1));
         let grown = own.saturating_sub(read);
         let holder = |key: ProcessKey, used_bytes: i64, grown: i64| {
@@ -70,7 +68,7 @@ impl Listing {
         holders.insert(0, holder(key, own, grown));
         let system = system_reserved_bytes.unwrap_or(0);
         let known = used_bytes.saturating_add(free_bytes).saturating_add(system);
-        // The size may exceed the sum by bytes that NVML does not report: they are unaccounted.
+        // The device's size may exceed the sum by bytes that NVML does not report; they count as unaccounted.
         let total_bytes = total_bytes.unwrap_or(known);
         let unreported = signed(total_bytes).saturating_sub(signed(known));
         OomDevice {

@@ -1,24 +1,24 @@
-//! Out-of-memory entries of a process.
+//! List of a process's out-of-memory (OOM) entries.
 
 use crate::untrackable::event::Names;
 use gpumem_model::oom::{Fate, Oom, OomKind};
 use gpumem_wire::{FrameFormat, Stamp};
 use std::collections::VecDeque;
 
-/// An entry. Tag and library of its record are those of the stamp.
+/// An OOM entry. Tag and library of its record are filled in from the stamp when it is viewed.
 #[derive(Debug, Clone)]
 pub(crate) struct OomEntry {
     pub book: u8,
     pub stamp: Stamp,
-    /// The record. Its fate is open, or [`Fate::Survived`] if the reporting thread has got memory since.
+    /// Its fate is open, or [`Fate::Survived`] if the reporting thread has got memory since.
     pub record: Oom,
-    /// Number of refusals since a thread last got memory.
-    pub fresh: u64,
-    /// The process's count of allocations at the last refusal.
+    /// Number of failed driver calls since a thread last got memory.
+    pub new_refusals: u64,
+    /// The process's count of allocations at the last failed driver call.
     pub at_allocations: u64,
 }
 
-/// Book, thread and time of a request.
+/// Book, thread and time of a failed request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestPlace {
     pub book: u8,
@@ -27,24 +27,24 @@ pub(crate) struct RequestPlace {
 }
 
 impl OomEntry {
+    /// Whether a request is on the same device and close in time.
     pub fn is_near(&self, place: RequestPlace) -> bool {
         self.book == place.book && place.time_ns.abs_diff(self.record.last_ns) <= TOGETHER_NS
     }
 }
 
-/// Maximum time between refusals, and between a refusal and a report, that belong together: a framework may take a while to free
-/// memory.
+/// Maximum time (ns) between failed driver calls and a framework's report of the same OOM. A framework may need seconds to free
+/// memory before it gives up.
 const TOGETHER_NS: u64 = 10_000_000_000;
 
-/// An entry without a composition gets that of an entry within this time.
+/// An entry without amounts by cell gets those of an entry within this time (ns).
 const SAME_NS: u64 = 1_000_000_000;
 
-/// Maximum number of entries of a process: the first half, and the latest ones.
+/// Maximum number of entries of a process; the first half and the latest are kept.
 const MAX_ENTRIES: usize = 32;
 
 /// Maximum number of stacks that are kept, and maximum bytes of each.
 const MAX_STACKS: usize = 128;
-
 const MAX_STACK_BYTES: usize = 2048;
 
 /// Out-of-memory entries of a process.
@@ -53,15 +53,17 @@ pub(crate) struct Ooms {
     pub entries: Vec<OomEntry>,
     /// Number of reports in entries that were dropped.
     pub dropped: u64,
-    /// The newest entry waits for the holders of its device.
+    /// Whether the newest entry still lacks the processes that held its device.
     pub wants_holders: bool,
-    /// A reading up to this time may be nearer to the newest entry; 0 if none is expected.
+    /// Time (ns) up to which an NVML reading may be nearer to the newest entry than the one used; 0 if none is expected.
     pub reading_until_ns: u64,
+    /// Id and frames of the latest stacks.
     pub stacks: VecDeque<(u32, String)>,
-    /// Number of records after which the next composition is taken.
-    pub next_at: u64,
-    /// At least one entry is undecided: its thread may still continue.
+    /// Count of the process's records from which on cells may be copied again.
+    pub next_copy_at: u64,
+    /// Whether the thread of an entry may still get memory, so that the entry counts as survived.
     pub is_watched: bool,
+    /// The program's number of the current step.
     pub step: Option<u64>,
 }
 
@@ -78,7 +80,7 @@ impl Ooms {
         self.stacks.push_back((id, text.into_owned()));
     }
 
-    /// Drops entries whose outcome is decided.
+    /// Removes entries whose outcome is decided.
     pub fn restart(&mut self, now_ns: u64) {
         self.entries.retain(|entry| now_ns.saturating_sub(entry.record.last_ns) < TOGETHER_NS);
         self.dropped = 0;
@@ -89,7 +91,7 @@ impl Ooms {
         self.stacks.iter().find(|(known, _)| *known == id && id != 0).map(|(_, text)| text.clone())
     }
 
-    /// Returns the records with their books. `allocations`: the process's count of driver allocations.
+    /// Returns the records with their books; `allocations` is the process's count of driver allocations.
     pub fn view(&self, names: &Names<'_>, allocations: u64) -> Vec<(usize, Oom)> {
         let named = |entry: &OomEntry| Oom {
             tag: names.tag(entry.stamp.tag),
@@ -100,9 +102,9 @@ impl Ooms {
         self.entries.iter().map(|entry| (usize::from(entry.book), named(entry))).collect()
     }
 
-    /// Notes that a thread got memory.
+    /// Notes that a thread got memory: its entries were survived.
     #[cold]
-    pub fn went_on(&mut self, stamp: &Stamp) {
+    pub fn note_progress(&mut self, stamp: &Stamp) {
         self.is_watched = false;
         for OomEntry { record, stamp: request, .. } in &mut self.entries {
             if record.fate == Fate::Survived || record.kind == OomKind::Pressure {
@@ -116,12 +118,12 @@ impl Ooms {
         }
     }
 
-    /// Returns the newest entry if the request belongs to it.
+    /// Returns the newest entry if it is near the request.
     pub fn newest(&mut self, place: RequestPlace) -> Option<&mut Oom> {
         self.entries.last_mut().filter(|entry| entry.is_near(place)).map(|entry| &mut entry.record)
     }
 
-    /// Finds refusals of the same thread that no later record has resolved.
+    /// Returns the index of the latest pressure entry of the same thread that is near the request.
     pub fn pressure(&self, place: RequestPlace) -> Option<usize> {
         self.entries.iter().rposition(|entry| {
             entry.record.kind == OomKind::Pressure
@@ -130,9 +132,8 @@ impl Ooms {
         })
     }
 
-    /// Copies the composition of the previous entry to the newest, if their times are close. Computing it again so soon would
-    /// cost too much.
-    pub fn copy_composition(&mut self) {
+    /// Copies the amounts of an earlier entry close in time to the newest. Reading them again so soon would cost too much.
+    pub fn reuse_amounts(&mut self) {
         let Some((newest, earlier)) = self.entries.split_last_mut() else { return };
         let is_near = |entry: &&OomEntry| {
             entry.book == newest.book
@@ -154,6 +155,7 @@ impl Ooms {
         };
     }
 
+    /// Adds an entry. If there are too many, removes the oldest pressure entry, else one in the middle.
     pub fn push(&mut self, entry: OomEntry) {
         if self.entries.len() >= MAX_ENTRIES {
             let oldest = self.entries.iter().position(|entry| entry.record.kind == OomKind::Pressure);

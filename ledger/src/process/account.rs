@@ -1,4 +1,5 @@
-//! Data of a process on one device apart from its book: samples, the baseline, and the gap at the peak.
+//! Account: data of a process on one device apart from its book. It has the NVML samples, the *baseline* (memory allocated before
+//! the agent started), and the gap (used minus tracked bytes) at the peak.
 
 use crate::base::device::Recent;
 use crate::book::timeline::Moment;
@@ -10,59 +11,62 @@ use gpumem_wire::Body;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Maximum number of adoptions whose times are kept until a reading begins after them.
+/// Maximum number of adoptions whose times are kept.
 const MAX_ADOPTIONS: usize = 1 << 14;
 
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     pub device: Option<usize>,
-    /// Bytes allocated before the agent started that are not tracked; `None` until known.
+    /// Baseline bytes that are not tracked; `None` until known.
     pub predates: Option<i64>,
-    /// `predates` was reported by the agent or comes from a certain sample: later samples do not change it.
+    /// Whether `predates` is final: the agent reported it, or it comes from a sample during which no memory changed.
     is_settled: bool,
-    /// Time of the agent's last baseline report.
+    /// Time of the agent's last `Baseline` record (ns).
     baseline_ns: u64,
-    /// Bytes allocated before the agent started that are tracked by now, without those in `adoptions`.
+    /// Baseline bytes that became tracked because the agent reported them later, without those in `adoptions`.
     adopted: i64,
-    /// The latest adoptions: time and bytes. Kept because a reading may begin while a list is adopted.
+    /// Time and bytes of the latest such reports. An NVML reading may begin between two of them.
     adoptions: VecDeque<(u64, i64)>,
-    /// Time up to which freed baseline memory has been subtracted from `predates`.
+    /// Time of the last free that was subtracted from `predates` (ns).
     released_ns: u64,
     pub latest: Option<ClosedSample>,
-    /// The latest sample with a known `used`; if there is an agent, with a known `tracked`, too.
+    /// The latest sample with known `used` bytes; with an agent, also with known `tracked` bytes.
     pub complete: Option<ClosedSample>,
+    /// Causes of the untrackable bytes.
     pub causes: Causes,
-    /// Points of the gap, for judging its growth.
+    /// Untrackable bytes over time, for detecting growth.
     pub gaps: GapTrend,
-    /// `used`.
+    /// `used` bytes in the last minute.
     pub last_minute: Recent,
-    /// The last reading that listed the process; only without an agent.
+    /// The last NVML reading that listed the process; only without an agent.
     pub listing: Option<Arc<Listing>>,
+    /// Highest `used` bytes of all samples, and the time.
     pub peak_used: Option<(u64, u64)>,
-    /// Highest `used` according to the driver's accounting mode, if that is on.
+    /// Highest `used` bytes according to the driver's accounting mode; `None` while that mode is off.
     pub accounted_peak: Option<u64>,
-    /// Bytes of the newest `used` that confidential computing protects.
+    /// Part of the newest `used` bytes that confidential computing protects.
     pub protected: Option<u64>,
+    /// The last gap before the peak.
     before_peak: Option<SampleGap>,
-    /// The first gap after the peak of that epoch, or the first exact one.
+    /// Epoch of a peak, and the first gap after it; an exact gap is preferred.
     after_peak: Option<(u32, SampleGap)>,
-    /// The last gap; if a peak follows, it becomes the gap before that peak.
+    /// The gap of the last sample; if a peak follows, it becomes `before_peak`.
     last: Option<SampleGap>,
 }
 
-/// The gap of a sample; its distance from a peak is set by [`Account::peak_gap`].
+/// The gap of a sample. [`Account::peak_gap`] sets its distance from the peak.
 #[derive(Debug, Clone, Copy)]
 struct SampleGap {
     t0_ns: u64,
     tracked: i64,
     gap: PeakGap,
-    /// `tracked` is exactly that of the reading.
-    sharp: bool,
+    /// Whether no memory changed during the reading.
+    is_certain: bool,
 }
 
 impl SampleGap {
     fn is_exact(&self, peak: &Moment) -> bool {
-        self.tracked == peak.bytes && self.sharp
+        self.tracked == peak.bytes && self.is_certain
     }
 }
 
@@ -71,7 +75,7 @@ impl Account {
         Account { device, ..Account::default() }
     }
 
-    /// Counts memory allocated before the agent started as tracked. Negative bytes reverse an adoption.
+    /// Counts baseline bytes as tracked from now on; negative bytes reverse that.
     pub fn adopt_baseline(&mut self, bytes: i64, time_ns: u64) {
         if time_ns > self.baseline_ns {
             self.predates = self.predates.map(|predates| predates.wrapping_sub(bytes));
@@ -84,7 +88,7 @@ impl Account {
         }
     }
 
-    /// Stores other readings of the driver: the peak from its accounting, and protected bytes.
+    /// Stores the peak of the driver's accounting mode, or the protected bytes.
     pub fn note_driver_reading(&mut self, body: &Body<'_>) {
         match *body {
             Body::AccountedPeak { peak_bytes, .. } => {
@@ -99,25 +103,26 @@ impl Account {
         (16 << 10) + 2 * self.adoptions.capacity() * size_of::<(u64, i64)>()
     }
 
-    /// Sets the bytes allocated before the agent started, as the agent reports them.
-    pub fn baseline(&mut self, bytes: u64, time_ns: u64) {
+    /// Sets the baseline bytes that the agent reports.
+    pub fn set_baseline(&mut self, bytes: u64, time_ns: u64) {
         self.predates = i64::try_from(bytes).ok();
         (self.is_settled, self.baseline_ns) = (self.predates.is_some(), time_ns);
     }
 
-    /// Returns the adopted bytes that were not tracked yet at a time.
+    /// Returns the baseline bytes that became tracked after `t0_ns`.
     fn adopted_after(&self, t0_ns: u64) -> i64 {
         let after = self.adoptions.iter().filter(|(time_ns, _)| *time_ns > t0_ns);
         after.fold(0, |sum, (_, bytes)| sum.wrapping_add(*bytes))
     }
 
-    /// Returns the baseline bytes that were tracked at a time.
+    /// Returns the baseline bytes that were tracked at `t0_ns`.
     pub fn adopted_at(&self, t0_ns: u64) -> i64 {
         let by_then = self.adoptions.iter().filter(|(time_ns, _)| *time_ns <= t0_ns);
         by_then.fold(self.adopted, |sum, (_, bytes)| sum.wrapping_add(*bytes))
     }
 
-    /// Whether a sample determines the baseline bytes: the first sample does, and later ones until one is certain.
+    /// Whether a sample determines the baseline bytes: the first sample does, and later ones until one is certain. `late`: the
+    /// agent started after the first allocation.
     pub fn settles_baseline(&self, sample: &ClosedSample, late: bool) -> bool {
         late && !self.is_settled && (sample.is_certain() || self.predates.is_none())
     }
@@ -131,7 +136,7 @@ impl Account {
             (self.predates, self.is_settled) = (Some(gap.wrapping_sub(not_yet)), sample.is_certain());
         }
         if !self.adoptions.is_empty() {
-            // Later samples begin later, so earlier adoptions need no times.
+            // Later samples begin later, so the times of earlier adoptions are no longer needed.
             self.adopted = self.adopted_at(sample.t0_ns);
             self.adoptions.retain(|(time_ns, _)| *time_ns > sample.t0_ns);
             self.adoptions.shrink_to_fit();
@@ -139,12 +144,13 @@ impl Account {
         self.predates.map_or(0, |predates| predates.wrapping_add(not_yet))
     }
 
-    /// Whether there may be untracked memory from before the agent. (The agent reports its size only for PyTorch's segments.)
+    /// Whether untracked baseline memory may exist. A `Baseline` record covers only PyTorch's segments, so other memory may exist
+    /// even if it reports 0 bytes.
     pub fn has_older(&self) -> bool {
         self.predates != Some(0) || self.baseline_ns != 0
     }
 
-    /// Subtracts baseline memory that the program has freed: the gap fell by its size.
+    /// Subtracts baseline memory that the program freed at `freed_ns`: the gap has fallen by its size.
     pub fn release_baseline(&mut self, sample: &mut ClosedSample, freed_ns: u64) {
         if freed_ns <= self.released_ns || sample.t1_ns < freed_ns {
             return;
@@ -163,13 +169,14 @@ impl Account {
         }
     }
 
+    /// Restarts the peaks: that of `used` with the latest sample.
     pub fn restart_peaks(&mut self) {
         (self.before_peak, self.after_peak) = (None, None);
         let read = self.latest.as_ref().and_then(|sample| Some((sample.used_bytes.ok()?, sample.t0_ns)));
         self.peak_used = read;
     }
 
-    /// Keeps a sample's gap if it can become that of the peak.
+    /// Keeps the gap of a sample if it may become the gap at the peak.
     pub fn note_gap(&mut self, sample: &ClosedSample, peak: &Moment) {
         let (Some(untrackable), Some(tracked)) = (sample.untrackable_bytes(), sample.tracked_bytes) else {
             return;
@@ -181,7 +188,7 @@ impl Account {
             exact: false,
             parts: sample.parts,
         };
-        let gap = SampleGap { t0_ns: sample.t0_ns, tracked, gap, sharp: sample.is_certain() };
+        let gap = SampleGap { t0_ns: sample.t0_ns, tracked, gap, is_certain: sample.is_certain() };
         if gap.t0_ns < peak.time_ns {
             self.before_peak = Some(gap);
         } else {
@@ -196,25 +203,21 @@ impl Account {
         self.last = Some(gap);
     }
 
-    /// Returns the gap for a peak: from a sample with the peak's own `tracked` if there is one, else from the nearest certain
-    /// sample.
+    /// Returns the gap at a peak: that of a sample with the same `tracked` bytes, else that of the nearest certain sample.
     pub fn peak_gap(&self, peak: &Moment) -> Option<PeakGap> {
         let after = self.after_peak.map(|(_, gap)| gap);
-        // A gap that was read while memory changed may be wrong by the size of the changes.
-        let best = |gap: &SampleGap| (!gap.is_exact(peak), !gap.sharp, gap.t0_ns.abs_diff(peak.time_ns));
+        // If memory changed during a reading, its gap may be wrong by the size of the changes.
+        let best = |gap: &SampleGap| (!gap.is_exact(peak), !gap.is_certain, gap.t0_ns.abs_diff(peak.time_ns));
         let gap = [self.before_peak, after, self.last].into_iter().flatten().min_by_key(best)?;
         let distance_ns = gap.t0_ns.wrapping_sub(peak.time_ns) as i64;
         Some(PeakGap { distance_ns, exact: gap.is_exact(peak), ..gap.gap })
     }
-}
 
-impl Account {
-    /// Adds a sample's gap to the trend if it is certain; for a process without an agent, its `used`.
-    pub fn follow_gap(&mut self, sample: &ClosedSample, covered: bool) {
-        let is_sharp = sample.is_certain();
+    /// Adds the untrackable bytes of a certain sample to the points over time; for a process without an agent, its `used` bytes.
+    pub fn add_gap_point(&mut self, sample: &ClosedSample, covered: bool) {
         let used = sample.used_bytes.ok().and_then(|used| i64::try_from(used).ok());
         match (sample.untrackable_bytes(), used) {
-            (Some(gap), _) if is_sharp => self.gaps.add(sample.t0_ns, gap, false),
+            (Some(gap), _) if sample.is_certain() => self.gaps.add(sample.t0_ns, gap, false),
             (None, Some(used)) if !covered => self.gaps.add(sample.t0_ns, used, true),
             _ => {}
         }

@@ -1,6 +1,6 @@
-//! Intervals in which the agent of a covered process saw no driver calls. Another client had CUPTI, CUPTI had ended, or the
-//! program asked for a pause. Memory freed in that time keeps its rows, and allocations are missing. No resync corrects that,
-//! because the agent does not know the changes either. So the sums stay `partial`, and the intervals are kept.
+//! Blind intervals: times in which a process's agent saw no driver calls, because another client held CUPTI, CUPTI had ended, or
+//! the program asked for a pause. Memory freed then stays booked, and memory allocated then is missing. No resync corrects that,
+//! because the agent does not know the changes either. So the sums stay `partial`.
 
 use crate::process::Process;
 use crate::process::coverage::Blocked;
@@ -8,10 +8,10 @@ use gpumem_model::run::SUBSCRIPTION_HELD;
 use gpumem_wire::AgentState;
 
 impl Process {
-    /// Takes the agent's state since `time_ns`. The agent repeats its state for each daemon, and with each resync.
+    /// Handles an `Agent` record: the agent's state since `time_ns`. Agents repeat it for each daemon and in each resync.
     pub(crate) fn set_agent_state(&mut self, state: AgentState, result: u16, detail: &str, time_ns: u64) {
         if time_ns < self.stream.state_ns {
-            return; // a repetition
+            return; // an older state, repeated
         }
         self.stream.state_ns = time_ns;
         let why = match (state, detail) {
@@ -32,37 +32,37 @@ impl Process {
         if state == AgentState::Blocked {
             coverage.blocked = Some(Blocked { since_ns, result, by: detail.into() });
         }
-        // A program that has not used the GPU yet has no calls to miss.
-        let has_seen = self.stream.is_watched_over && !self.accounts.is_empty();
+        // A program that has not used a GPU has made no calls that the agent could miss.
+        let has_seen = self.stream.has_observed && !self.accounts.is_empty();
         match why {
             Some(why) => {
                 coverage.begin_blind(time_ns, why);
-                self.accounts.iter_mut().for_each(|account| account.causes.go_blind());
+                self.accounts.iter_mut().for_each(|account| account.causes.note_blind());
                 if has_seen {
-                    self.doubt();
+                    self.mark_inexact();
                 }
             }
             None => {
                 coverage.end_blind(time_ns);
-                // If the agent had seen no calls before, its records begin here.
+                // If the agent has seen no calls before, its records begin now.
                 coverage.late |= state == AgentState::Late && !has_seen;
                 if state == AgentState::Late {
                     self.holdings.unseen_segments = true;
                 }
                 if was_blind && has_seen {
-                    self.doubt();
+                    self.mark_inexact();
                 }
-                self.stream.is_watched_over = true;
+                self.stream.has_observed = true;
             }
         }
     }
 
     /// Marks the sums as inexact until the program ends.
-    fn doubt(&mut self) {
+    fn mark_inexact(&mut self) {
         self.coverage.blind_doubt = true;
-        self.coverage.be_partial();
-        self.holdings.doubt_state(self.stream.last_seq);
-        self.samples.doubt();
+        self.coverage.mark_partial();
+        self.holdings.mark_doubtful(self.stream.last_seq);
+        self.samples.mark_doubtful();
         self.restart_history(self.stream.applied_ns);
     }
 }

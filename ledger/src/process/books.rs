@@ -1,9 +1,10 @@
-//! Maps devices to books. Agents and NVML number devices differently, and either may report a device first.
+//! Maps devices to a process's books. Agents and NVML number devices differently, and either may report a device first.
 
 use crate::process::account::Account;
 use crate::process::{BEYOND, NO_BOOK, Process};
 
 impl Process {
+    /// Adds a book and its account; returns [`BEYOND`] if there are too many.
     fn add_book(&mut self, device: Option<usize>) -> u8 {
         if self.accounts.len() < usize::from(BEYOND) {
             self.accounts.push(Account::new(device));
@@ -24,17 +25,18 @@ impl Process {
         BEYOND
     }
 
+    /// Returns the book on a device.
     pub fn book_on(&self, device: usize) -> Option<u8> {
         self.accounts.iter().position(|account| account.device == Some(device)).map(|book| book as u8)
     }
 
-    /// Returns the book of a sampled device; `None` if the process has reached its maximum number of devices.
+    /// Returns the book on a device that NVML sampled, adding it if needed; `None` at the maximum number of devices.
     pub fn sampled_book(&mut self, device: usize) -> Option<u8> {
         let is_room = self.accounts.len() < usize::from(BEYOND);
         self.book_on(device).or_else(|| is_room.then(|| self.add_book(Some(device))))
     }
 
-    /// Binds the agent's device slot to a device; `threads`: number of threads the device can run at once, 0 if unknown.
+    /// Assigns a device to the agent's device slot; `threads` is the number of threads it can run at once, 0 if unknown.
     pub fn name_slot(&mut self, slot: u8, device: usize, threads: u64) {
         self.bind_slot(slot, device);
         let book = self.slots[usize::from(slot)];
@@ -45,14 +47,14 @@ impl Process {
 
     fn bind_slot(&mut self, slot: u8, device: usize) {
         let nameless = Some(self.slots[usize::from(slot)]).filter(|&book| {
-            book != NO_BOOK && book != BEYOND && self.accounts[usize::from(book)].device.is_none() // used before it got a name
+            book != NO_BOOK && book != BEYOND && self.accounts[usize::from(book)].device.is_none() // used before it was named
         });
         let known = self.book_on(device);
         match (nameless, known.map(usize::from)) {
             (Some(book), None) => self.accounts[usize::from(book)].device = Some(device),
             (Some(book), Some(other)) if self.holdings.books[other].len() == 0 => {
-                // Samples came first: their account moves to the book that has bytes.
-                // The accounts change places, but their events stay: records name the book.
+                // NVML's samples came first: their account moves to the book that has bytes. The events stay where they are,
+                // because the agent's records were noted for that book.
                 self.accounts.swap(usize::from(book), other);
                 if let Ok([one, other]) = self.accounts.get_disjoint_mut([usize::from(book), other]) {
                     std::mem::swap(&mut one.causes.since_boundary, &mut other.causes.since_boundary);
@@ -67,6 +69,7 @@ impl Process {
         }
     }
 
+    /// Returns the book of the agent's device slot, adding it if needed.
     #[inline]
     pub fn book(&mut self, slot: u8) -> u8 {
         if self.slots[usize::from(slot)] == NO_BOOK {

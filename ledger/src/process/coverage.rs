@@ -1,4 +1,4 @@
-//! How complete a process's numbers are, and facts about the process from other sources.
+//! How complete the sums of a process are, and facts about the process from other sources.
 
 use crate::base::quota::QuotaExceeded;
 use gpumem_model::coverage;
@@ -6,9 +6,9 @@ use gpumem_model::run::Program;
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
-/// Maximum of the counted losses of a process: a billion records a second for a day. Without this bound, a hostile peer's number
-/// would dominate sums over processes.
-pub(crate) const MOST_LOST: u64 = 1 << 46;
+/// Maximum count of lost records of a process: a billion a second for a day. Without it, one hostile process could dominate sums
+/// over all processes.
+pub(crate) const MAX_LOST: u64 = 1 << 46;
 
 /// Facts that the daemon observed about a process, and claims that the process makes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -17,40 +17,40 @@ pub struct Facts {
     pub uid: Option<u64>,
     /// Parent's pid.
     pub parent_pid: Option<u64>,
-    /// From /proc: command, comm, user, cgroup.
+    /// Facts from /proc: command, comm, user, cgroup.
     pub seen: BTreeMap<String, String>,
-    /// From the agent's environment: rank, job. Not verified.
+    /// Claims from the process's environment: rank, job. Not verified.
     pub claims: BTreeMap<String, String>,
 }
 
-/// The agent cannot use CUPTI.
+/// Why the agent cannot use CUPTI.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blocked {
-    /// Time of the first such report.
+    /// Time of the first report of it (ns).
     pub since_ns: u64,
-    /// CUPTI's result.
+    /// CUPTI's result code.
     pub result: u16,
     /// With [`gpumem_model::run::SUBSCRIPTION_HELD`], the name of the other client if known; otherwise the reason.
     pub by: String,
 }
 
-/// How complete the numbers of a process are: the coverage of its run, and facts that only the ledger needs. Process data of the
-/// run (layers, marks) are present in a snapshot only.
+/// How complete the sums of a process are: the coverage as a run stores it, and what only the ledger needs. Layers and marks of
+/// the run are filled in for snapshots only.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Coverage {
     pub run: coverage::Coverage,
     pub blocked: Option<Blocked>,
-    /// The agent sees nothing: it was paused on request, or has stopped.
+    /// Whether the agent sees no calls, because it was paused on request or has stopped.
     pub paused: bool,
-    /// The agent has stopped.
+    /// Whether the agent has stopped.
     pub disarmed: bool,
-    /// Records missing before the first one that this ledger received; part of `lost`.
+    /// Number of records missing before the first one that this ledger received; part of `lost`.
     pub before: u64,
-    /// Bytes held when the first records came, if earlier ones were missing.
+    /// Tracked bytes after the first resync, if earlier records were missing.
     pub held_before: Option<i64>,
     pub earlier: Option<Earlier>,
-    /// The quota that it has reached: records that would increase its memory use are rejected and count as lost.
+    /// The memory limit that the process has reached; records that would add data are refused and count as lost.
     pub full: Option<QuotaExceeded>,
 }
 
@@ -68,21 +68,22 @@ impl DerefMut for Coverage {
     }
 }
 
-/// Records that an earlier daemon had booked for the process. This ledger starts from a resync and counts all records before it
-/// as lost. Those that the earlier daemon booked are in the store, and are not lost.
+/// Records of the process that an earlier daemon booked. This ledger starts from a resync and counts all records before it as
+/// lost; those that the earlier daemon booked are in the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Earlier {
-    /// Booked records.
+    /// Number of booked records.
     pub events: u64,
-    /// Lost records.
+    /// Number of lost records.
     pub lost: u64,
-    /// The program that ran then, if known. Records of earlier programs do not count as missed by this ledger.
+    /// The program that ran then, if known: exec() replaces the program of a process.
     pub program: Option<Program>,
 }
 
 impl Earlier {
-    /// Returns the maximum number of records that this ledger missed at its beginning but that the earlier daemon received.
-    fn heard(&self, first: Option<&Program>) -> u64 {
+    /// Returns how many of the records that this ledger missed at its start the earlier daemon may have received. `first`: the
+    /// first program that this ledger has records of.
+    fn received(&self, first: Option<&Program>) -> u64 {
         match self.program {
             Some(then) if first.is_some_and(|first| first.instance != then.instance) => 0,
             Some(then) => then.heard,
@@ -92,24 +93,25 @@ impl Earlier {
 }
 
 impl Coverage {
+    /// Counts lost records.
     pub(crate) fn lose(&mut self, count: u64) {
-        self.run.lost = self.run.lost.saturating_add(count).min(MOST_LOST);
+        self.run.lost = self.run.lost.saturating_add(count).min(MAX_LOST);
         if self.events == 0 {
             self.before = self.before.saturating_add(count);
         }
-        self.be_partial();
+        self.mark_partial();
     }
 
-    /// Marks the state as unknown from now on.
-    pub(crate) fn be_partial(&mut self) {
+    /// Marks the sums as unknown until a resync has completed, and the peaks as lower bounds.
+    pub(crate) fn mark_partial(&mut self) {
         (self.run.partial_state, self.run.partial_history) = (true, true);
     }
 
-    /// Returns the number of ordered records that neither this ledger nor an earlier daemon has booked.
+    /// Returns the number of records that neither this ledger nor the earlier daemon has booked.
     pub fn lost_in_all(&self) -> u64 {
         let Some(earlier) = self.earlier else { return self.lost };
-        let heard = earlier.heard(self.programs.first());
-        self.lost.saturating_sub(self.before.min(heard)).saturating_add(earlier.lost)
+        let received = earlier.received(self.programs.first());
+        self.lost.saturating_sub(self.before.min(received)).saturating_add(earlier.lost)
     }
 
     /// Whether the numbers are `partial`: records are missing from the current state or from the peaks.
@@ -141,7 +143,7 @@ mod tests {
     fn what_was_heard_before_is_not_lost() {
         let earlier = |events, lost| Some(Earlier { events, lost, program: None });
         let mut coverage = lost(100, Vec::new());
-        coverage.be_partial();
+        coverage.mark_partial();
         assert_eq!((coverage.lost_in_all(), coverage.is_partial()), (100, true));
         coverage.earlier = earlier(100, 0);
         assert_eq!((coverage.lost_in_all(), coverage.is_partial()), (0, true), "its state is not known yet");

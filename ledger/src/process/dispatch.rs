@@ -1,4 +1,4 @@
-//! Selects the rule for each record of a process.
+//! Selects the booking rule for each record of a process.
 
 use crate::process::account::Account;
 use crate::process::coverage::parse_lines;
@@ -11,15 +11,14 @@ use gpumem_wire::{
     Body, DestroyScope, Flags, ImportSource, MemoryKind, NONE_DEVICE, Record, Stamp, WITHHELD,
 };
 
-/// Maximum number of names that a process may introduce; further names stay numbers. Rows do not depend on names.
+/// Maximum number of tag paths of a process; further tags have no path, but their bytes are booked all the same.
 const MAX_NAMES: usize = 262_144;
 
-/// Maximum number of calls in flight in one process. No program has so many threads, and each call is searched when a row is
-/// restated.
+/// Maximum number of calls in flight in one process, one for each thread. They are searched when a resync restates a row.
 const MAX_IN_FLIGHT: usize = 4096;
 
 impl Process {
-    /// Books a record, unless a limit refuses it. Allocations come first, because most records are allocations.
+    /// Books a record, unless a limit refuses it. Allocations and frees come first, because most records are such.
     #[inline]
     pub fn book_record(&mut self, record: &Record<'_>) {
         if self.is_beyond_limit(record) {
@@ -85,7 +84,7 @@ impl Process {
         }
     }
 
-    /// Books pools, segments, late names, and contexts.
+    /// Books records of pools, segments, retags (late names) and contexts.
     fn book_pools(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
         match record.body {
@@ -125,21 +124,21 @@ impl Process {
             Body::Baseline { bytes } => {
                 let book = self.book(stamp.device);
                 let account = &mut self.accounts[usize::from(book)];
-                account.baseline(bytes, stamp.time_ns);
-                account.causes.round_from(None);
+                account.set_baseline(bytes, stamp.time_ns);
+                account.causes.set_predates_rounding(None);
                 self.coverage.late = true;
                 self.holdings.unseen_segments = true;
             }
-            _ => self.take_program(record),
+            _ => self.book_program_data(record),
         }
     }
 
-    /// Notes an event that may change the gap. (NVML may charge imported memory to the importer as well.)
+    /// Notes an event that may change the untrackable bytes. (NVML may charge imported memory to the importer too.)
     fn note_event(&mut self, stamp: &Stamp, what: What) {
         if stamp.flags.has(Flags::RESTATED) && what != What::Existed {
-            return; // repeated by a resync: the event itself was earlier
+            return; // a resync repeats the event, which happened earlier
         }
-        // A module of an unknown context: with a single device, it must be on that one.
+        // A module of an unknown context must be on the process's only device.
         let book = match (stamp.device, self.accounts.len()) {
             (NONE_DEVICE, 1) => 0,
             (NONE_DEVICE, _) => return,
@@ -149,8 +148,8 @@ impl Process {
         self.accounts[usize::from(book)].causes.note_event(Event::of(stamp, time_ns, what));
     }
 
-    /// Takes names, and data that the program reports: phases, steps, marks, counters, ranges.
-    fn take_program(&mut self, record: &Record<'_>) {
+    /// Handles records of names, and of what the program reports: phases, steps, marks, counters, ranges.
+    fn book_program_data(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
         match record.body {
             Body::Tag { path } if self.holdings.cells.tags.len() < MAX_NAMES => {
@@ -179,17 +178,17 @@ impl Process {
             }
             Body::Counter { value } => self.program.counters.set(record, value),
             Body::Scope { edge } => self.program.ranges.edge(stamp, edge),
-            _ => self.take_stream(record),
+            _ => self.book_stream_state(record),
         }
     }
 
-    /// Takes the agent's state, control records of the stream, and failed calls.
-    fn take_stream(&mut self, record: &Record<'_>) {
+    /// Handles records of the agent's state, of the stream (losses, watermarks, resyncs), and of failed calls.
+    fn book_stream_state(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
         match record.body {
             Body::Hello { claims, .. } => {
                 self.facts.claims = parse_lines(claims);
-                self.program.layers.forget();
+                self.program.layers.clear();
                 (self.stream.silent, self.stream.bye) = (false, None);
             }
             Body::Agent { result, state, detail } => {
@@ -228,12 +227,12 @@ impl Process {
                 self.stream.silent = true;
                 self.close_where(u64::MAX, true);
             }
-            // Records that only the host may send are ignored.
+            // Records that only the daemon may send are ignored.
             _ => {}
         }
     }
 
-    /// Counts memory from before the agent as tracked. A known row was restated before; an unknown one was lost.
+    /// Counts memory as tracked that was allocated before the agent started. A restated row that is known was counted before.
     #[inline]
     fn adopt_baseline(
         &mut self,
@@ -249,7 +248,7 @@ impl Process {
         }
     }
 
-    /// Reverses `adopt_baseline` when the row is freed.
+    /// Reverses `adopt_baseline` when the memory is freed.
     #[inline]
     fn revoke_adoption(&mut self, stamp: &Stamp, found: Option<(u8, u64)>) {
         if let (true, Some((book, bytes))) = (stamp.flags.has(Flags::OLDER), found) {
@@ -257,8 +256,8 @@ impl Process {
         }
     }
 
-    /// Runs `free` and returns whether it freed unknown memory that may be older than the agent. That is not an anomaly: NVML will
-    /// show its size.
+    /// Runs `free`; returns whether it freed unknown memory that may be older than the agent. Such a free is no anomaly: NVML's
+    /// next sample shows its size.
     #[inline]
     fn frees_baseline(&mut self, free: impl FnOnce(&mut Holdings)) -> bool {
         let odd = self.holdings.anomalies.unknown_frees;
@@ -271,8 +270,8 @@ impl Process {
         is_older
     }
 
-    /// Runs `work`, which uses a handle. Handles may be older than a late agent even where all bytes are tracked, because adopted
-    /// memory has no known handle. Then an unknown handle is not an anomaly.
+    /// Runs `work`, which uses a VMM handle. With a late agent an unknown handle is no anomaly: it may be older than the agent,
+    /// even where all its bytes are tracked.
     #[inline]
     fn with_handle(&mut self, work: impl FnOnce(&mut Holdings)) {
         let AnomalyCounts { unknown_frees, unknown_handles, .. } = self.holdings.anomalies;
@@ -283,6 +282,7 @@ impl Process {
         }
     }
 
+    /// Counts a new allocation.
     #[inline]
     fn count_allocation(&mut self, stamp: &Stamp, bytes: u64) {
         if !stamp.flags.has(Flags::RESTATED) && !stamp.flags.has(Flags::OLDER) {

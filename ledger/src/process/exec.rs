@@ -1,5 +1,5 @@
-//! exec(): the process becomes another program. Pid and start time stay. Everything else restarts: the memory is freed, and the
-//! new agent counts records from 1 and assigns its own ids to names.
+//! exec(): the process becomes another program. Its memory is freed, and the new program's agent counts records from 1 and
+//! assigns its own ids to names. Pid and start time stay.
 
 use crate::history::trend::{GapTrend, Trends};
 use crate::process::{NO_BOOK, Process};
@@ -7,22 +7,22 @@ use crate::untrackable::event::{Event, What};
 use gpumem_model::run::Program;
 use gpumem_wire::{Body, Record};
 
-/// Ids of names of the n-th program have n in the bits from this one on; an agent uses far fewer ids.
+/// First of the bits in which a tag id has the number of its program; an agent uses far fewer ids.
 const TAG_BITS: u32 = 24;
 /// Same as [`TAG_BITS`], for ids of modules.
 const MODULE_BITS: u32 = 12;
-/// Maximum number of programs that are kept: the first and the latest.
+/// Maximum number of programs that are kept; the first and the latest stay.
 const MAX_PROGRAMS: usize = 8;
 
 impl Process {
-    /// Handles the Hello of an agent, of program `instance`. Returns whether it is another program than before.
+    /// Handles the `Hello` record of program `instance`; returns whether it is another program than before.
     pub fn begin_program(&mut self, instance: u16) -> bool {
         let programs = &mut self.coverage.programs;
         if programs.last().is_some_and(|program| program.instance == instance) {
             return false;
         }
-        if let Some(known) = programs.last_mut() {
-            known.heard = self.stream.last_seq;
+        if let Some(last) = programs.last_mut() {
+            last.heard = self.stream.last_seq;
         }
         if programs.len() == MAX_PROGRAMS {
             programs.remove(1);
@@ -32,18 +32,18 @@ impl Process {
             return false;
         }
         self.stream.programs_before = self.stream.programs_before.wrapping_add(1);
-        self.holdings.take_everything();
+        self.holdings.remove_all();
         self.end_resync_of_program();
         self.growth = Trends::default();
         self.accounts.iter_mut().for_each(|account| account.gaps = GapTrend::default());
-        self.holdings.forget_phases(self.stream.applied_ns);
+        self.holdings.reset_phases(self.stream.applied_ns);
         self.ooms.stacks.clear(); // the new program has its own stack ids
         self.program.ranges.lose(); // open ranges have no end
         self.slots = [NO_BOOK; 256];
         true
     }
 
-    /// Notes that the process became another program; `record` is its first one.
+    /// Notes that the process became another program, whose first record is `record`.
     pub fn note_exec(&mut self, record: &Record<'_>) {
         let event = Event::of(&record.stamp, record.stamp.time_ns, What::Exec);
         self.accounts.iter_mut().for_each(|account| account.causes.note_event(event));

@@ -1,4 +1,5 @@
-//! One process: the order of its records, its holdings, samples that wait for its records, and data that the program reports.
+//! One process: the order of its records, the memory that it holds, NVML samples that wait for its records, and data that the
+//! program reports.
 
 pub(crate) mod account;
 mod blind;
@@ -29,9 +30,9 @@ use gpumem_wire::{Body, Flags, Record};
 use std::mem::size_of;
 use std::sync::Arc;
 
-/// Value in `slots` while no record has named the device.
+/// Value in [`Process::slots`] while no record has named the device.
 pub(crate) const NO_BOOK: u8 = u8::MAX;
-/// Book of all devices beyond the maximum number for a process, which is the number of bits in `Holdings::settle`.
+/// Index of the book for all devices beyond the maximum number. `Holdings::settle` has one bit for each of 64 books.
 pub(crate) const BEYOND: u8 = 63;
 
 #[derive(Debug)]
@@ -44,31 +45,31 @@ pub(crate) struct Process {
     /// Marks, counters, ranges and layers that the program reports.
     pub program: ProgramData,
     pub ooms: Ooms,
-    /// Paths of libraries, by the agent's number.
+    /// Paths of libraries, by the agent's id.
     pub modules: Map<u16, Arc<str>>,
     pub holdings: Holdings,
-    /// Same index as the books of `holdings`.
+    /// One account for each of `holdings.books`.
     pub accounts: Vec<Account>,
     pub growth: Trends,
-    /// Book for each device slot of the agent.
+    /// Index of the book for each device slot of the agent.
     pub slots: [u8; 256],
     /// Time of the end, and wait status if known.
     pub ended: Option<(u64, Option<u64>)>,
-    /// Estimated memory of the process, and the quota that it has reached.
+    /// Estimated memory that the ledger uses for the process.
     pub memory_use: MemoryUse,
     /// Time of the last free of an unknown address that may be older than the agent; 0 for none.
     pub baseline_freed_ns: u64,
 }
 
 impl Process {
-    pub fn new(key: ProcessKey, window_ns: u64, most_spans: usize) -> Self {
+    pub fn new(key: ProcessKey, window_ns: u64, max_spans: usize) -> Self {
         Process {
             key,
             facts: Facts::default(),
             coverage: Coverage::default(),
             stream: Stream::default(),
             samples: Samples::default(),
-            program: ProgramData::new(most_spans),
+            program: ProgramData::new(max_spans),
             ooms: Ooms::default(),
             modules: Map::default(),
             holdings: Holdings::new(window_ns),
@@ -81,7 +82,7 @@ impl Process {
         }
     }
 
-    /// Counts `count` missing records: the sums are `partial` until a resync has completed.
+    /// Counts missing records: the sums are `partial` until a resync has completed.
     pub fn lose(&mut self, count: u64) {
         if count == 0 {
             return;
@@ -91,20 +92,20 @@ impl Process {
         self.program.ranges.lose();
         self.holdings.lose_records(self.stream.last_seq);
         self.coverage.lose(count);
-        // The lost records may lie before or within a reading that waits.
-        self.samples.doubt();
+        // Lost records may lie before or within an NVML reading that waits.
+        self.samples.mark_doubtful();
         self.accounts.iter_mut().for_each(|account| account.causes.lose());
         self.restart_history(self.stream.applied_ns);
     }
 
-    /// Takes a record of this process's agent.
+    /// Books a record of this process's agent.
     #[inline]
     pub fn apply(&mut self, record: &Record<'_>) {
         if let Body::Hello { instance, .. } = record.body {
             if self.begin_program(instance) {
                 self.note_exec(record);
             }
-            self.stream.has_watermarks = true; // the agent will send them
+            self.stream.has_watermarks = true; // every agent sends them
             self.start_history();
         }
         let shifted;
@@ -130,27 +131,27 @@ impl Process {
         }
         let entered = self.entered(record);
         if restated {
-            if !self.stream.takes_restated(record) {
+            if !self.stream.count_restated(record) {
                 return;
             }
         } else if self.stream.moves_time(stamp) {
             self.pass_time(record, entered);
         }
-        // Unknown or lost rows may be freed.
+        // A free of an unknown row is no anomaly while rows may be missing.
         let is_forgiven = self.stream.is_restating()
             || self.coverage.partial_state
-            || stamp.seq != 0 && stamp.seq <= self.holdings.forgiven_until();
+            || stamp.seq != 0 && stamp.seq <= self.holdings.forgiven_until;
         let anomalies = is_forgiven.then_some(self.holdings.anomalies);
         self.book_record(record);
         if let Some(anomalies) = anomalies {
-            self.holdings.anomalies.forgive_since(anomalies);
+            self.holdings.anomalies.reset_explained(anomalies);
         }
-        // The 0 of an agent that could not use CUPTI is not the process's true amount. Pools that the program reports itself are
-        // no driver allocations.
+        // An agent that could not use CUPTI has 0 bytes, which is not the process's true amount. Pools that the program itself
+        // reports are no driver allocations.
         self.coverage.covered = self.coverage.blocked.is_none()
             || self.coverage.allocations > 0
             || self.holdings.has_driver_rows();
-        if self.holdings.is_mixed() && self.stream.resync.is_none() {
+        if self.holdings.mixed && self.stream.resync.is_none() {
             self.reach_head();
         }
         self.settle(record, entered);
@@ -161,8 +162,8 @@ impl Process {
     fn pass_time(&mut self, record: &Record<'_>, entered: Option<(u64, i64)>) {
         let stamp = &record.stamp;
         self.stream.applied_ns = stamp.time_ns;
-        if stamp.time_ns >= self.stream.look_ns {
-            self.stream.look_ns = self.holdings.end_silences(stamp.time_ns);
+        if stamp.time_ns >= self.stream.next_silence_check_ns {
+            self.stream.next_silence_check_ns = self.holdings.end_silences(stamp.time_ns);
         }
         if self.stream.applied_ns > self.samples.boundary_ns {
             self.samples.note_in_flight(record);
@@ -174,7 +175,7 @@ impl Process {
         }
     }
 
-    /// Finishes a record: settles the books that it touched, and notes the change in waiting samples.
+    /// Finishes a record: records peaks in the books that it touched, and notes the change for pending samples.
     #[inline]
     fn settle(&mut self, record: &Record<'_>, entered: Option<(u64, i64)>) {
         let stamp = &record.stamp;
@@ -182,7 +183,7 @@ impl Process {
         if touched == 0 {
             return;
         }
-        // A record that another thread overtook changed `tracked` at its own time.
+        // If another thread's record overtook this one, `tracked` still changed at this record's own time.
         let is_restated = stamp.flags.has(Flags::RESTATED);
         let time_ns = if is_restated { self.stream.applied_ns } else { self.stream.time_of(stamp) };
         if self.samples.keeps_history {
@@ -196,7 +197,7 @@ impl Process {
         }
     }
 
-    /// Returns the coverage with data from the other parts of the process.
+    /// Returns the coverage with all fields filled in.
     pub fn coverage(&self) -> Coverage {
         let mut coverage = self.coverage.clone();
         if let Some(program) = coverage.programs.last_mut() {
@@ -222,7 +223,7 @@ impl Process {
         self.program.view(self.stream.applied_ns, |tag| self.holdings.cells.tags.get(&tag).cloned())
     }
 
-    /// Marks the process as ended: no further records follow.
+    /// Handles the end of the process; no further records follow.
     pub fn end(&mut self, time_ns: u64, status: Option<u64>) {
         self.ended.get_or_insert((time_ns, status));
         self.coverage.end_blind(time_ns);

@@ -1,4 +1,4 @@
-//! Out-of-memory records of a process.
+//! Makes out-of-memory (OOM) entries from a process's records.
 
 use crate::oom::records::{OomEntry, RequestPlace};
 use crate::process::Process;
@@ -9,18 +9,19 @@ use gpumem_wire::{Body, Flags, Layer, LayerState, OomOutcome, PHASE_FLAG, Phase,
 /// CUDA_ERROR_OUT_OF_MEMORY.
 const OUT_OF_MEMORY: u16 = 2;
 
-/// Common form of the three records that report a failed request.
+/// Common form of the three records that report a failed request for memory.
 #[derive(Debug, Clone)]
 struct OomReport {
+    /// Whether a driver call failed; otherwise a framework reports its error.
     is_refusal: bool,
-    /// Phase according to the thread's frames and nodes; `None` where they are not reported, and for `AllocFailed`.
+    /// Phase in which the thread was, if the record contains it.
     phase: Option<Phase>,
-    /// The record's content.
+    /// Content of the record.
     record: Oom,
 }
 
 impl OomReport {
-    fn of(body: &Body<'_>) -> Option<Self> {
+    fn from_record(body: &Body<'_>) -> Option<Self> {
         let (is_refusal, record) = match *body {
             Body::AllocFailed { bytes, device_free_bytes, result: OUT_OF_MEMORY, .. } => {
                 let (device_free_bytes, result) = (device_free_bytes.0, OUT_OF_MEMORY);
@@ -48,17 +49,18 @@ impl OomReport {
 }
 
 impl Process {
-    /// Notes that a thread got memory: the program continues after its last failed request.
+    /// Notes that a thread got memory, so it has survived its last failed request.
     #[inline(always)]
     pub fn note_progress(&mut self, stamp: &Stamp) {
         if self.ooms.is_watched && !stamp.flags.has(Flags::RESTATED) {
-            self.ooms.went_on(stamp);
+            self.ooms.note_progress(stamp);
         }
     }
 
+    /// Handles a record that reports a failed request.
     #[cold]
     pub fn out_of_memory(&mut self, stamp: &Stamp, body: &Body<'_>) {
-        let Some(mut report) = OomReport::of(body) else { return };
+        let Some(mut report) = OomReport::from_record(body) else { return };
         let book = self.book(stamp.device);
         report.phase = self.phase_of_request(book, stamp, body);
         let time_ns = self.stream.time_of(stamp);
@@ -66,7 +68,7 @@ impl Process {
         if report.is_refusal {
             self.note_refusal(&report, stamp, place);
         } else if report.record.said.is_none() && report.record.result == OUT_OF_MEMORY {
-            // The record does not contain the outcome (cudaMallocAsync); the next records will show it.
+            // The record does not contain the outcome (cudaMallocAsync); later records show it.
             if self.ooms.pressure(place).is_none() {
                 self.note_refusal(&OomReport { is_refusal: true, ..report }, stamp, place);
             }
@@ -78,31 +80,32 @@ impl Process {
         }
     }
 
+    /// Adds a failed driver call to the thread's pressure entry, or adds a new entry.
     fn note_refusal(&mut self, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
         let allocations = self.coverage.allocations;
         if let Some(at) = self.ooms.pressure(place) {
-            let OomEntry { record: entry, fresh, at_allocations, .. } = &mut self.ooms.entries[at];
+            let OomEntry { record: entry, new_refusals, at_allocations, .. } = &mut self.ooms.entries[at];
             entry.last_ns = place.time_ns;
             entry.device_free_bytes = report.record.device_free_bytes.or(entry.device_free_bytes);
             if let Some(phase) = report.phase {
                 entry.phase = phase.name().map(str::to_owned);
             }
-            // The framework's mark follows the failed call: one refusal, reported twice.
+            // A framework's `Pressure` record follows the failed call: one refusal is reported twice.
             if report.record.result == 0 {
                 return;
             }
-            // If a thread got memory since, the earlier refusal was survived, or it ended another thread.
-            if *at_allocations != allocations || *fresh == 0 {
+            // If the process got memory since, this refusal begins another OOM.
+            if *at_allocations != allocations || *new_refusals == 0 {
                 entry.count += 1;
-                (*fresh, *at_allocations, entry.asked_bytes) = (0, allocations, 0);
+                (*new_refusals, *at_allocations, entry.asked_bytes) = (0, allocations, 0);
             }
-            *fresh += 1;
+            *new_refusals += 1;
             entry.refusals += 1;
             entry.asked_bytes = entry.asked_bytes.max(report.record.asked_bytes);
             entry.driver_asked_bytes = Some(entry.asked_bytes);
             return;
         }
-        if let (false, Some(newest)) = (self.is_affordable(), self.ooms.newest(place)) {
+        if let (false, Some(newest)) = (self.may_copy_cells(), self.ooms.newest(place)) {
             newest.refusals += 1;
             newest.last_ns = place.time_ns;
             return;
@@ -110,35 +113,35 @@ impl Process {
         self.add_entry(OomKind::Pressure, report, stamp, place);
     }
 
+    /// Handles a framework's report of its error. It replaces the pressure entry of the driver calls that failed before.
     fn framework_failed(&mut self, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
         let pressure = if report.record.result == 0 { None } else { self.ooms.pressure(place) };
         let mut refusals = (0, None, None);
-        let mut has_composition = false;
+        let mut had_amounts = false;
         if let Some(at) = pressure {
             let entry = &mut self.ooms.entries[at];
             let record = &mut entry.record;
-            refusals = (entry.fresh, record.driver_asked_bytes, record.device_free_bytes);
+            refusals = (entry.new_refusals, record.driver_asked_bytes, record.device_free_bytes);
             record.count -= 1;
-            record.refusals = record.refusals.saturating_sub(entry.fresh);
-            entry.fresh = 0;
+            record.refusals = record.refusals.saturating_sub(entry.new_refusals);
+            entry.new_refusals = 0;
             if record.count == 0 {
-                // This report replaces the entry; its composition is not reused.
-                has_composition = !self.ooms.entries.remove(at).record.amounts.is_empty();
+                had_amounts = !self.ooms.entries.remove(at).record.amounts.is_empty();
             }
         }
-        // A new composition is needed, because the old one may belong to another request.
-        if has_composition {
-            self.ooms.next_at = 0;
+        // The amounts of the removed entry may belong to another request, so they are read again.
+        if had_amounts {
+            self.ooms.next_copy_at = 0;
         }
         let kind = if report.record.result == 0 { OomKind::Pool } else { OomKind::Device };
-        let is_affordable = self.is_affordable();
+        let may_copy_cells = self.may_copy_cells();
         let again = self.ooms.entries.iter_mut().rev().find(|entry| {
             let is_same = entry.record.asked_bytes == report.record.asked_bytes
                 && entry.stamp.tag == stamp.tag
                 && report.phase.is_none_or(|phase| phase.name() == entry.record.phase.as_deref());
-            entry.record.kind == kind && entry.is_near(place) && (is_same || !is_affordable)
+            entry.record.kind == kind && entry.is_near(place) && (is_same || !may_copy_cells)
         });
-        // A repeated request, or one that comes before the next composition may be taken.
+        // The same request again, or one so soon that the cells may not be copied again.
         if let Some(OomEntry { record: entry, at_allocations, .. }) = again {
             *at_allocations = self.coverage.allocations;
             entry.count += 1;
@@ -155,7 +158,7 @@ impl Process {
         }
     }
 
-    /// Returns the phase of a failed request, if the record contains it: see `Body::Pressure`.
+    /// Returns the phase of a failed request, if the record contains it (see `Body::Pressure`).
     fn phase_of_request(&self, book: u8, stamp: &Stamp, body: &Body<'_>) -> Option<Phase> {
         let code = match body {
             Body::Pressure { .. } | Body::Oom { .. } if stamp.context & PHASE_FLAG != 0 => {
@@ -169,8 +172,9 @@ impl Process {
         }
     }
 
-    fn is_affordable(&self) -> bool {
-        self.coverage.events >= self.ooms.next_at
+    /// Whether enough records have come since the last copy of all cells.
+    fn may_copy_cells(&self) -> bool {
+        self.coverage.events >= self.ooms.next_copy_at
     }
 
     fn add_entry(&mut self, kind: OomKind, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
@@ -190,16 +194,16 @@ impl Process {
             ..report.record.clone()
         };
         let at_allocations = self.coverage.allocations;
-        self.ooms.push(OomEntry { book: place.book, stamp: *stamp, record, fresh: 1, at_allocations });
-        if self.is_affordable() {
-            self.record_composition();
+        self.ooms.push(OomEntry { book: place.book, stamp: *stamp, record, new_refusals: 1, at_allocations });
+        if self.may_copy_cells() {
+            self.record_amounts();
         } else {
-            self.ooms.copy_composition();
+            self.ooms.reuse_amounts();
         }
     }
 
-    /// Copies the amounts that the process holds now into the newest entry.
-    fn record_composition(&mut self) {
+    /// Copies the present amounts by cell into the newest entry.
+    fn record_amounts(&mut self) {
         let Some(newest) = self.ooms.entries.last_mut() else { return };
         let book = usize::from(newest.book);
         let report = &mut newest.record;
@@ -212,6 +216,6 @@ impl Process {
         self.holdings.note_idle(newest.book, report);
         self.ooms.wants_holders = true;
         let cost = ((self.holdings.rows() + self.holdings.cells.keys.len()) / 16) as u64;
-        self.ooms.next_at = self.coverage.events.saturating_add(cost.min(100_000));
+        self.ooms.next_copy_at = self.coverage.events.saturating_add(cost.min(100_000));
     }
 }

@@ -1,12 +1,12 @@
-//! Resync: rows that the agent restates stay; all others are removed.
+//! Resync: the agent restates its live rows. Rows that it restates stay; all others are removed.
 
 use crate::process::Process;
-use crate::process::coverage::MOST_LOST;
+use crate::process::coverage::MAX_LOST;
 use crate::process::stream::Resync;
 
 impl Process {
-    /// Counts records withheld on request. The state is unknown until it is restated, and peaks are lower bounds, but no record
-    /// is lost.
+    /// Counts records that the agent withheld on request. Sums are `partial` until a resync, as after a loss, but nothing counts
+    /// as lost.
     pub fn withhold(&mut self, count: u64) {
         if count == 0 {
             return;
@@ -14,18 +14,19 @@ impl Process {
         let (lost, before) = (self.coverage.lost, self.coverage.before);
         self.lose(count);
         (self.coverage.lost, self.coverage.before) = (lost, before);
-        self.coverage.withheld = self.coverage.withheld.saturating_add(count).min(MOST_LOST);
+        self.coverage.withheld = self.coverage.withheld.saturating_add(count).min(MAX_LOST);
     }
 
+    /// Handles a `ResyncBegin` record; `after_seq` is the number of the last record before it.
     pub fn begin_resync(&mut self, after_seq: u64) {
         if after_seq > self.stream.last_seq {
             self.lose(after_seq - self.stream.last_seq);
             self.stream.last_seq = after_seq;
         }
         let is_partial = self.coverage.partial_state;
-        // A resync that does not end is restarted: the agent restates its rows until nothing changes meanwhile.
+        // The agent restarts a resync if records were lost during it, so an earlier one may be unfinished.
         let is_known = self.stream.resync.is_none_or(|resync| resync.confirms);
-        let confirms = !is_partial && !self.holdings.is_mixed() && is_known && !self.coverage.blind_doubt;
+        let confirms = !is_partial && !self.holdings.mixed && is_known && !self.coverage.blind_doubt;
         self.stream.resync = Some(Resync { rows: 0, after_seq, confirms });
         if confirms {
             return;
@@ -34,11 +35,11 @@ impl Process {
         self.stream.healing = true;
     }
 
+    /// Handles a `ResyncEnd` record: `rows` were restated, and records up to `head_seq` may have changed them meanwhile.
     pub fn end_resync(&mut self, head_seq: u64, rows: u64, time_ns: u64) {
         let Some(resync) = self.stream.resync.take() else { return };
         if resync.rows != rows {
-            // Restated records were lost, and sweeping now would remove live rows. The state stays unknown, as if the resync had
-            // not ended.
+            // Restated rows were lost, so removing all others would remove live rows. The resync stays open.
             self.stream.resync = Some(resync);
             self.lose(rows.abs_diff(resync.rows));
             return;
@@ -55,11 +56,10 @@ impl Process {
         self.stream.known_from_ns = self.stream.applied_ns.max(time_ns);
     }
 
-    /// Ends the resync of an earlier program's agent, which will not complete. The state of the new program is complete from its
-    /// start.
+    /// Drops the unfinished resync of an earlier program's agent. The records of the new program are complete from its start.
     pub fn end_resync_of_program(&mut self) {
         self.stream.last_seq = 0;
-        self.stream.is_watched_over = false;
+        self.stream.has_observed = false;
         self.coverage.blind_doubt = false;
         self.coverage.end_blind(self.stream.applied_ns);
         self.stream.resync = None;
@@ -69,10 +69,10 @@ impl Process {
         self.restart_history(self.stream.applied_ns);
     }
 
-    /// Ends a resync once the ring has reached its head. The rows were read while the ring grew, so before that they are a mix of
-    /// several moments.
+    /// Completes a resync once all records up to its end have arrived through the agent's ring buffer. The agent read its rows
+    /// while the ring grew, so until then they are a mix of several moments.
     pub fn reach_head(&mut self) {
-        if self.stream.last_seq < self.holdings.forgiven_until() {
+        if self.stream.last_seq < self.holdings.forgiven_until {
             return;
         }
         self.holdings.finish_resync();
@@ -82,7 +82,7 @@ impl Process {
             self.holdings.unseen_segments = self.coverage.late || doubt;
             if was_unknown {
                 self.restart_history(self.stream.applied_ns);
-                self.samples.doubt_until(self.stream.known_from_ns);
+                self.samples.mark_doubtful_until(self.stream.known_from_ns);
             }
         }
     }

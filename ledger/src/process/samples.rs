@@ -1,5 +1,4 @@
-//! Samples of one process from the begin of a reading until they are closed. Applies the rules of samples/pending.rs in the order
-//! in which records and readings arrive.
+//! NVML samples of one process, from the begin of a reading until they are closed; see samples/pending.rs.
 
 use crate::book::recent_past::BookChange;
 use crate::book::rounding::Rounding;
@@ -11,20 +10,21 @@ use crate::untrackable::event::Names;
 use gpumem_wire::{Absence, Body, Flags, MemoryKind, Record};
 
 impl Process {
+    /// Handles the begin of an NVML reading at `t0_ns`: adds a pending sample.
     pub fn begin_sample(&mut self, book: u8, number: u64, t0_ns: u64) {
-        // A reading that never ended has no sample: its reader failed.
+        // An earlier reading that has not ended failed, so it has no sample.
         self.samples.pending.retain(|pending| pending.book != book || pending.t1_ns.is_some());
         self.close_oldest(book);
         let mut pending = Pending::new(book, number, t0_ns);
         if self.coverage.covered && self.stream.applied_ns > t0_ns {
             let of = &self.holdings.books[usize::from(book)];
             let past =
-                if of.history.is_kept() { of.history.past(t0_ns, of.amounts(), of.rounding) } else { None };
+                if of.history.is_on() { of.history.past(t0_ns, of.amounts(), of.rounding) } else { None };
             if let Some(past) = past {
                 let partial = self.coverage.partial_state;
                 pending.mark_past(past, self.stream.near_tag, partial);
             } else {
-                // Even if `tracked` is equal now: blocks may have changed within it.
+                // Even if `tracked` is the same now, its cells may have changed.
                 let late = of.touched_ns > t0_ns;
                 self.mark(&mut pending, late);
             }
@@ -32,7 +32,7 @@ impl Process {
             self.mark(&mut pending, false);
         }
         self.samples.pending.push(pending);
-        self.samples.doubt_until(self.stream.known_from_ns);
+        self.samples.mark_doubtful_until(self.stream.known_from_ns);
         self.samples.set_boundary(self.stream.has_watermarks);
     }
 
@@ -45,6 +45,7 @@ impl Process {
         self.close(oldest, self.coverage.covered);
     }
 
+    /// Marks a sample: copies the book into it.
     fn mark(&mut self, pending: &mut Pending, late: bool) {
         let index = usize::from(pending.book);
         let partial = self.coverage.partial_state;
@@ -52,7 +53,7 @@ impl Process {
         pending.mark(&mut self.holdings.books[index], in_flight_bytes, self.stream.near_tag, partial, late);
     }
 
-    /// Takes the bytes that NVML listed for the process in a reading.
+    /// Sets the bytes that NVML listed for the process in a reading.
     pub fn sample_used(&mut self, book: u8, number: u64, t0_ns: u64, used: Result<u64, Absence>) {
         if !self.samples.has(book, number) {
             self.begin_sample(book, number, t0_ns);
@@ -63,7 +64,7 @@ impl Process {
         }
     }
 
-    /// Ends a reading; `failed`: its process lists failed.
+    /// Handles the end of a reading; `failed`: NVML could not list the processes.
     pub fn end_sample(&mut self, book: u8, number: u64, t1_ns: u64, failed: bool) {
         self.samples.end(book, number, t1_ns, failed);
         if !self.coverage.covered || self.ended.is_some() {
@@ -76,7 +77,7 @@ impl Process {
         }
     }
 
-    /// Notes that all records up to `done_ns` have been applied.
+    /// Notes that all records up to `done_ns` have been booked, and closes the samples that ended by then.
     pub fn advance(&mut self, done_ns: u64) {
         if done_ns != u64::MAX {
             self.stream.done_ns = self.stream.done_ns.max(done_ns);
@@ -84,7 +85,7 @@ impl Process {
         self.close_where(done_ns, false);
     }
 
-    /// Marks the samples that began up to `done_ns`; a watermark closes them.
+    /// Marks the samples that began up to `done_ns`; a later watermark closes them.
     pub fn mark_begun(&mut self, done_ns: u64) {
         let mut pending = std::mem::take(&mut self.samples.pending);
         for pending in &mut pending {
@@ -96,13 +97,14 @@ impl Process {
         self.samples.set_boundary(self.stream.has_watermarks);
     }
 
-    /// Closes samples that ended by `done_ns`: all records up to then are here or, if `stale`, the agent was silent for too long.
+    /// Closes samples that ended by `done_ns`: all records up to then have arrived or, if `stale`, the agent was silent for too
+    /// long.
     pub fn close_where(&mut self, done_ns: u64, stale: bool) {
         let mut waiting = std::mem::take(&mut self.samples.pending);
         let mut at = 0;
         while let Some(pending) = waiting.get_mut(at) {
             let ends = pending.t1_ns.is_some_and(|t1_ns| t1_ns <= done_ns);
-            // Without an agent, a sample closes without a mark: there is no book to copy.
+            // Without an agent there is no book to copy, so a sample closes without a mark.
             let is_due = if ends { self.coverage.covered } else { !stale && pending.t0_ns <= done_ns };
             if !pending.is_marked() && is_due {
                 self.mark(pending, false);
@@ -122,7 +124,7 @@ impl Process {
         let account = &mut self.accounts[usize::from(book)];
         let mut sample = pending.close(0, stale, self.coverage.covered);
         if account.settles_baseline(&sample, self.coverage.late) {
-            account.causes.round_from(sample.parts);
+            account.causes.set_predates_rounding(sample.parts);
         }
         sample.predates_bytes = account.predates_at(&sample, self.coverage.late);
         account.release_baseline(&mut sample, self.baseline_freed_ns);
@@ -141,7 +143,7 @@ impl Process {
             account.peak_used = Some((used, sample.t0_ns));
         }
         account.note_gap(&sample, &self.holdings.books[usize::from(book)].peak);
-        account.follow_gap(&sample, self.coverage.covered);
+        account.add_gap_point(&sample, self.coverage.covered);
         if sample.used_bytes.is_ok() && sample.tracked_bytes.is_some() == self.coverage.covered {
             account.complete = Some(sample.clone());
         }
@@ -152,12 +154,13 @@ impl Process {
         self.samples.closed.push((book, sample));
     }
 
+    /// Returns the gap at the peak of a book.
     pub fn peak_gap(&self, book: u8) -> Option<PeakGap> {
         self.accounts[usize::from(book)].peak_gap(&self.holdings.books[usize::from(book)].peak)
     }
 
-    /// Returns the time at which the call of a record was entered, and the bytes that it adds. These are the size of an
-    /// allocation, or the growth of a driver pool (negative if it shrinks). The record is not booked yet.
+    /// Returns the time at which the call of a record was entered, and the bytes that the record will add when it is booked: the
+    /// size of an allocation, or the growth of a driver pool (negative if it shrinks).
     #[inline]
     pub fn entered(&self, record: &Record<'_>) -> Option<(u64, i64)> {
         let stamp = &record.stamp;
@@ -192,12 +195,12 @@ impl Process {
             rest &= rest - 1;
             let (tracked, in_flight) =
                 (self.holdings.books[book].tracked, self.holdings.in_flight_bytes[book]);
-            let moment = BookChange { time_ns, tracked, in_flight, entered, rounding: Rounding::default() };
-            self.holdings.books[book].history.stamp(moment);
+            let change = BookChange { time_ns, tracked, in_flight, entered, rounding: Rounding::default() };
+            self.holdings.books[book].history.end_record(change);
         }
     }
 
-    /// Starts the history of all books: from the beginning of the process if nothing has been booked yet.
+    /// Starts the history of all books, from the start of the process if nothing has been booked yet.
     pub fn start_history(&mut self) {
         if !std::mem::replace(&mut self.samples.keeps_history, true) {
             let is_new = self.coverage.events == 0 && self.stream.resync.is_none();
@@ -205,7 +208,7 @@ impl Process {
         }
     }
 
-    /// Clears the history of all books: times before `now_ns` can no longer be restored.
+    /// Clears the history of all books; their state before `now_ns` can no longer be restored.
     pub fn restart_history(&mut self, now_ns: u64) {
         if self.samples.keeps_history {
             self.holdings.restart_history(now_ns);

@@ -1,4 +1,4 @@
-//! Decides when the books of a process are sampled for points of growth.
+//! Decides when the books of a process are sampled for detecting leaks.
 
 use crate::book::Book;
 use crate::history::trend::{Trend, TrendView};
@@ -7,7 +7,7 @@ use gpumem_model::iterations::Iterations;
 use gpumem_wire::Stamp;
 
 impl Process {
-    /// Begins a step: adds points with the amounts that remain after the last step.
+    /// Handles a `Step` record: samples all books with the amounts that the last step has left.
     pub fn begin_step(&mut self, number: u64, stamp: &Stamp) {
         let time_ns = stamp.time_ns;
         self.coverage.steps += 1;
@@ -20,10 +20,10 @@ impl Process {
         }
     }
 
-    /// Adds points for books whose windows have ended.
+    /// Samples the books whose windows have ended.
     pub fn note_ended_windows(&mut self) {
         if self.holdings.is_ordinal() {
-            return; // times of a log are line numbers
+            return; // the times of a log are line numbers
         }
         let time_ns = self.stream.applied_ns;
         for at in 0..self.holdings.windows.len() {
@@ -34,7 +34,7 @@ impl Process {
         }
     }
 
-    /// Adds a point from a sample that has the book at the sample's time.
+    /// Adds the amounts of an NVML sample to the trend of a book.
     pub fn add_sample_to_trends(&mut self, book: u8, time_ns: u64, amounts: &[i64]) {
         if let Some((trend, book)) = self.trend(usize::from(book)) {
             trend.sample(time_ns, amounts, book);
@@ -43,7 +43,7 @@ impl Process {
 
     /// Returns the trend of a book; `None` while the state is unknown or a resync mixes rows of several moments.
     fn trend(&mut self, book: usize) -> Option<(&mut Trend, &Book)> {
-        let is_unknown = self.holdings.is_mixed() || self.coverage.partial_state;
+        let is_unknown = self.holdings.mixed || self.coverage.partial_state;
         if is_unknown {
             return None;
         }

@@ -1,7 +1,7 @@
-//! Memory held in each iteration of a training run, in a bounded table.
+//! Memory held in each iteration (step) of a training run, by role, in a bounded table.
 //!
-//! Roles are known at phase boundaries: forward's activations when backward begins, gradients when the optimizer begins. They are
-//! measured there, once for each boundary and not for each event; temporary bytes come from `undecided`.
+//! Roles are known at the boundaries of phases: activations when backward begins, gradients when the optimizer begins. So the
+//! bytes by role are measured at these boundaries, not at each record. Temporary bytes come from undecided.rs.
 
 use crate::book::Book;
 use crate::book::cells::{CellId, CellKey};
@@ -10,19 +10,20 @@ use gpumem_model::iterations::{Iteration, Level, MAX_ROWS};
 use gpumem_model::{iterations, parameters};
 use gpumem_wire::Role;
 
+/// Iterations of one book.
 #[derive(Debug, Default)]
 pub(crate) struct Iterations {
     rows: Vec<Iteration>,
     /// Number of iterations in a full row.
     stride: u64,
     open: Option<Iteration>,
-    /// Bytes of pools: at present, and the maximum in the current iteration.
+    /// Bytes that pools have reserved: at present, and the maximum in the current iteration.
     pool_reserved: Level,
     parameters: Parameters,
 }
 
 impl Iterations {
-    /// Notes that a pool reserved memory, or returned it (negative).
+    /// Counts memory that a pool has reserved; negative if it has returned memory.
     pub fn reserve(&mut self, delta: i64) {
         self.pool_reserved.set(self.pool_reserved.last_bytes.wrapping_add(delta));
     }
@@ -31,7 +32,7 @@ impl Iterations {
         self.open.is_some()
     }
 
-    /// Measures the amounts by role. Roles without a bit in `known` also contain undecided blocks now.
+    /// Measures the bytes of each role that has a bit in `known`. Other roles now include blocks whose role may still change.
     pub fn measure(&mut self, book: &Book, keys: &[CellKey], known: u16) {
         let Some(open) = &mut self.open else { return };
         self.parameters.measure(book, keys);
@@ -40,8 +41,8 @@ impl Iterations {
         }
     }
 
-    /// Notes that `mistaken` bytes of a cell are not gradients: subtracts them if they were counted at the maximum of the
-    /// gradients. Negative: the bytes are gradients.
+    /// Subtracts `mistaken` bytes of a cell from the maximum of the gradients, if they were counted there. Negative bytes are
+    /// added.
     pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64, book: &Book) {
         let Some(open) = &mut self.open else { return };
         if self.parameters.correct_gradients(cell, mistaken) {
@@ -49,24 +50,22 @@ impl Iterations {
         }
     }
 
-    /// Ends a phase with a maximum of `bytes` temporary bytes.
-    pub fn freed_in_phase(&mut self, bytes: i64, is_backward: bool) {
+    /// Notes the maximum of temporary bytes in a phase that has ended.
+    pub fn add_temporary(&mut self, bytes: i64, is_backward: bool) {
         let Some(open) = &mut self.open else { return };
         let level = if is_backward { &mut open.intermediate_gradients } else { &mut open.temporaries };
         level.reach(bytes);
     }
 
+    /// Notes that records were lost during the open iteration.
     pub fn lose(&mut self) {
         self.open.iter_mut().for_each(|open| open.partial = true);
     }
 
-    /// Ends the open iteration, and begins iteration `number` of an epoch.
+    /// Ends the open iteration, and begins another with these epoch and step numbers.
     pub fn begin(&mut self, (epoch, number): (u64, u64), time_ns: u64, book: &mut Book) {
-        if let Some(open) = self.close(time_ns, book) {
-            self.parameters.close(open.start_ns, book);
-            self.keep(open);
-        }
-        book.restart_most();
+        self.end(time_ns, book);
+        book.restart_max();
         self.pool_reserved.peak_bytes = self.pool_reserved.last_bytes;
         self.open = Some(Iteration {
             epoch,
@@ -85,14 +84,16 @@ impl Iterations {
         last.map_or(0, |last| last.last.saturating_add(1))
     }
 
+    /// Returns the open iteration as if it ended at `time_ns`.
     fn close(&self, time_ns: u64, book: &Book) -> Option<Iteration> {
         let mut open = self.open?;
         open.end_ns = time_ns.max(open.start_ns);
-        open.tracked = Level { peak_bytes: book.most.max(book.tracked), last_bytes: book.tracked };
+        open.tracked = Level { peak_bytes: book.max_tracked.max(book.tracked), last_bytes: book.tracked };
         open.pool_reserved = self.pool_reserved;
         Some(open)
     }
 
+    /// Adds a row; merges neighbours if there are too many.
     fn keep(&mut self, row: Iteration) {
         match self.rows.last_mut() {
             Some(last) if last.count < self.stride && last.epoch == row.epoch => return last.join(row),
@@ -108,12 +109,12 @@ impl Iterations {
         self.rows.push(row);
     }
 
-    /// Merges neighbours; `apart`: only those of one epoch.
-    fn merge(&mut self, apart: bool) {
+    /// Merges neighbours up to `stride` iterations; with `same_epoch` only those of one epoch.
+    fn merge(&mut self, same_epoch: bool) {
         let old = std::mem::take(&mut self.rows);
         for row in old {
             match self.rows.last_mut() {
-                Some(last) if last.count < self.stride && (last.epoch == row.epoch || !apart) => {
+                Some(last) if last.count < self.stride && (last.epoch == row.epoch || !same_epoch) => {
                     last.join(row);
                 }
                 _ => self.rows.push(row),
@@ -121,15 +122,16 @@ impl Iterations {
         }
     }
 
+    /// Clears the completed iterations.
     pub fn restart(&mut self, now_ns: u64) {
         self.parameters.restart(now_ns);
-        // If no iteration is in progress, the last one is kept: it determines the next number.
+        // If no iteration is open, the last row stays, because it determines the next number.
         let kept = usize::from(self.open.is_none());
         self.rows.drain(..self.rows.len().saturating_sub(kept));
         self.stride = 0;
     }
 
-    /// Ends the open iteration, because another program begins.
+    /// Ends the open iteration.
     pub fn end(&mut self, time_ns: u64, book: &Book) {
         if let Some(open) = self.close(time_ns, book) {
             self.parameters.close(open.start_ns, book);
@@ -142,7 +144,7 @@ impl Iterations {
         iterations::Iterations { rows: self.rows.clone(), open: self.close(time_ns, book) }
     }
 
-    /// Returns the individual parameters and gradients. `name`: returns role and tag of a cell.
+    /// Returns the individual parameters and gradients; `name` returns role and tag of a cell.
     pub fn parameters(&self, name: impl Fn(CellId) -> parameters::Column) -> parameters::Parameters {
         self.parameters.view(name)
     }
@@ -164,7 +166,7 @@ mod tests {
             kept.begin((0, number), number * 10, &mut book);
             kept.reserve(if number == 7_777 { 100 } else { 0 });
             kept.reserve(if number == 7_777 { -100 } else { 0 });
-            kept.freed_in_phase(i64::try_from(number).unwrap(), true);
+            kept.add_temporary(i64::try_from(number).unwrap(), true);
         }
         let iterations::Iterations { rows, open } = kept.view(100_005, &book);
         assert_eq!(open.map(|open| (open.first, open.end_ns)), Some((10_000, 100_005)));

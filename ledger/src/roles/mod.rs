@@ -1,4 +1,4 @@
-//! Data of roles: blocks without a settled role, and the memory held in each iteration by role.
+//! Data from which roles (parameter, gradient, activation, ...) are derived, and the memory of each role in each iteration.
 
 pub(crate) mod iterations;
 pub(crate) mod parameters;

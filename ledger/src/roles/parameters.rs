@@ -1,9 +1,8 @@
-//! Individual parameters and gradients in each iteration, for tables with a column for each.
+//! Bytes of each individual parameter and gradient in each iteration, for tables with a column for each.
 //!
-//! A model has hundreds of parameters, and few change from one iteration to the next, so only differences are kept. Parameters
-//! count with their size at the end of an iteration. Gradients are temporary and may be named late (by a sweep over the program's
-//! objects). They count with their size at the latest moment when their sum was highest. So the columns of an iteration add up to
-//! the parameters and gradients of its row.
+//! A model has hundreds of parameters, and few change from one iteration to the next, so only differences are kept. A parameter
+//! counts with its bytes at the end of the iteration. Gradients are temporary. They count with their bytes at the latest moment
+//! at which their sum was highest. So the columns of an iteration add up to the parameters and gradients of its row.
 
 use crate::book::Book;
 use crate::book::cells::{CellId, CellKey};
@@ -13,30 +12,37 @@ use gpumem_wire::Role;
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::size_of;
 
-/// Maximum number of amounts for each device; the oldest iterations are dropped.
+/// Maximum number of differences for each device; those of the oldest iterations are dropped.
 const MAX_AMOUNTS: usize = 16_384;
 
 /// Parameters and gradients of one device over its iterations, by cell.
 #[derive(Debug, Default)]
 pub(crate) struct Parameters {
+    /// Cell of each column, and whether it is a gradient.
     columns: Vec<(CellId, bool)>,
     /// Number of cells checked so far.
-    looked: usize,
+    checked: usize,
+    /// Whether there was no room for a column.
     is_cut: bool,
-    /// Gradients of the open iteration by column, and the book's `role_changes` when they were measured.
+    /// Bytes by column when the sum of the open iteration's gradients was highest.
     gradients: Vec<i64>,
-    most: i64,
+    /// That sum.
+    max_gradients: i64,
+    /// [`Book::role_changes`] at the last measurement.
     measured: u64,
     /// Amounts by column before the first of `changes`, and after the last.
     base: Vec<i64>,
     last: Vec<i64>,
+    /// Start time and differences (column, bytes) of each iteration that differs from the one before.
     changes: VecDeque<(u64, Vec<(u32, i64)>)>,
+    /// Number of differences in `changes`.
     amounts: usize,
 }
 
 impl Parameters {
+    /// Adds columns for new cells, and measures the gradients if their sum is not lower than before.
     pub fn measure(&mut self, book: &Book, keys: &[CellKey]) {
-        for (cell, key) in (0..).zip(keys).skip(self.looked) {
+        for (cell, key) in (0..).zip(keys).skip(self.checked) {
             let is_gradient = key.role == Role::Gradient;
             if !is_gradient && key.role != Role::Parameter {
                 continue;
@@ -47,20 +53,20 @@ impl Parameters {
             }
             self.columns.push((cell, is_gradient));
         }
-        self.looked = keys.len();
+        self.checked = keys.len();
         let total = book.by_role(Role::Gradient);
-        if total <= 0 || total < self.most || self.measured == book.role_changes {
+        if total <= 0 || total < self.max_gradients || self.measured == book.role_changes {
             return;
         }
-        (self.most, self.measured) = (total, book.role_changes);
+        (self.max_gradients, self.measured) = (total, book.role_changes);
         self.gradients.resize(self.columns.len(), 0);
         for ((cell, is_gradient), bytes) in self.columns.iter().zip(&mut self.gradients) {
             *bytes = if *is_gradient { book.now(*cell) } else { 0 };
         }
     }
 
-    /// Notes that `mistaken` measured bytes of a cell are not gradients. Returns whether they were measured; true for cells
-    /// without a column if columns are missing.
+    /// Subtracts `mistaken` bytes of a cell from the measured gradients. Returns whether they were measured; if columns are
+    /// missing, true for a cell without a column.
     pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64) -> bool {
         let Some(column) = self.columns.iter().position(|(other, _)| *other == cell) else {
             return self.is_cut;
@@ -69,7 +75,7 @@ impl Parameters {
             return false;
         };
         *bytes -= mistaken;
-        self.most -= mistaken;
+        self.max_gradients -= mistaken;
         true
     }
 
@@ -87,7 +93,7 @@ impl Parameters {
             }
         }
         self.gradients.fill(0);
-        (self.most, self.measured) = (0, u64::MAX);
+        (self.max_gradients, self.measured) = (0, u64::MAX);
         if differs.is_empty() {
             return;
         }
@@ -98,7 +104,7 @@ impl Parameters {
         }
     }
 
-    /// Drops the oldest entry; its amounts become the base of the next one.
+    /// Drops the oldest change; `base` then includes it.
     fn forget_first(&mut self) {
         let Some((_, amounts)) = self.changes.pop_front() else { return };
         self.amounts -= amounts.len();
@@ -108,7 +114,7 @@ impl Parameters {
         }
     }
 
-    /// Removes all changes except their final amounts.
+    /// Drops all changes; only their final amounts stay.
     pub fn restart(&mut self, now_ns: u64) {
         while !self.changes.is_empty() {
             self.forget_first();
@@ -118,20 +124,20 @@ impl Parameters {
         }
     }
 
-    /// Returns all changes, with one column for all cells of the same name. `name`: returns role and tag of a cell.
+    /// Returns all changes, with one column for all cells of the same name; `name` returns role and tag of a cell.
     pub fn view(&self, name: impl Fn(CellId) -> Column) -> parameters::Parameters {
         let mut columns: Vec<Column> = Vec::new();
-        let place = merge(&mut columns, self.columns.iter().map(|(cell, _)| name(*cell)));
+        let merged = merge(&mut columns, self.columns.iter().map(|(cell, _)| name(*cell)));
         let mut held = vec![0_i64; self.columns.len()];
         let mut sums = vec![0_i64; columns.len()];
         let before: Vec<(u32, i64)> = (0..).zip(self.base.iter().copied()).collect();
         let mut changes: Vec<(u64, Vec<(u32, i64)>)> = Vec::new();
         for (time_ns, differs) in &self.changes {
-            // The first change lists all bytes that were held before it, too.
+            // The first change also lists all bytes that were held before it.
             let before = if changes.is_empty() { before.as_slice() } else { &[] };
             let mut touched: BTreeMap<u32, i64> = BTreeMap::new();
             for &(cell, bytes) in before.iter().chain(differs) {
-                let (Some(was), Some(&column)) = (held.get_mut(cell as usize), place.get(cell as usize))
+                let (Some(was), Some(&column)) = (held.get_mut(cell as usize), merged.get(cell as usize))
                 else {
                     continue;
                 };
@@ -146,8 +152,8 @@ impl Parameters {
             });
             changes.push((*time_ns, differs.collect()));
         }
-        // Drops iterations in which bytes only moved between cells of the same name. The first one stays, because it marks the
-        // time from which amounts are known.
+        // Drops iterations in which bytes only moved between cells of the same name. The first change stays, because amounts are
+        // known from its time on.
         let mut first = true;
         changes.retain(|(_, differs)| std::mem::take(&mut first) || !differs.is_empty());
         parameters::Parameters { columns, is_cut: self.is_cut, changes }

@@ -1,43 +1,45 @@
-//! State of a process's phases, and of the roles of one device's blocks.
+//! State from which roles are derived: phases that a process reports, and phases and threads on each device.
 
 use crate::roles::iterations::Iterations;
 use crate::roles::undecided::{List, UndecidedBlocks};
 use gpumem_wire::{Phase, Role};
 
-/// Workspace sizes as PyTorch configures them: cuBLAS on Hopper and later `:4096:8`, on others `:4096:2:16:8`; cuBLASLt, whose
-/// separate workspaces stay in PyTorch 2.9 to 2.11.
+/// Sizes of library workspaces as PyTorch configures them (bytes): cuBLAS on Hopper and later (`:4096:8`), cuBLAS on other GPUs
+/// (`:4096:2:16:8`), cuBLASLt in PyTorch 2.9 to 2.11.
 pub(crate) const WORKSPACE_BYTES: [u64; 3] = [33_554_432, 8_519_680, 1_048_576];
 
-/// Maximum number of threads of each kind that are kept, for each device.
+/// Maximum number of forward threads, and of backward threads, that are kept for each device.
 const THREADS: usize = 8;
 
-/// Roles of one device's blocks.
+/// State of the phases and roles on one device.
 #[derive(Debug, Default)]
 pub(crate) struct Roles {
-    pub young: UndecidedBlocks,
+    pub undecided: UndecidedBlocks,
     pub iterations: Iterations,
     /// The phase in which blocks are allocated; `Unknown` between phases.
     pub now: Phase,
     /// Number of the record that began the phase.
     pub since_seq: u64,
-    /// A backward pass or an optimizer step was seen.
+    /// Whether a backward pass or an optimizer step has occurred.
     pub is_trained: bool,
     /// Number of completed optimizer steps.
     pub optimized: u64,
-    /// Forward work was seen since the last optimizer step (since the last step, if the program reports steps).
+    /// Whether a forward pass has begun since the last optimizer step; since the last step if the program reports steps.
     pub has_worked: bool,
-    /// An optimizer step has completed, and no forward pass has begun since.
+    /// Whether an optimizer step has completed and no forward pass has begun since.
     pub is_iterated: bool,
-    /// Threads that run forward passes, and threads that run backward passes. A thread can be in both.
+    /// Threads that ran forward passes, and threads that ran backward passes; a thread can be in both.
     pub forward_threads: Threads,
     pub backward_threads: Threads,
-    /// By workspace size: a parameter of this size exists; more blocks of this size existed than there can be workspaces.
+    /// Whether a parameter with this workspace size exists.
     pub parameters: [bool; WORKSPACE_BYTES.len()],
+    /// Whether more blocks of this workspace size existed than there can be workspaces.
     pub ambiguous: [bool; WORKSPACE_BYTES.len()],
+    /// Whether the agent has named the parameters of a model.
     pub knows_parameters: bool,
 }
 
-/// Ring buffer, and the index of its next entry.
+/// The latest threads: a ring buffer, and the index of its next entry.
 #[derive(Debug, Default)]
 pub(crate) struct Threads([u32; THREADS], usize);
 
@@ -55,7 +57,7 @@ impl Threads {
 }
 
 impl Roles {
-    /// Whether a thread has only been seen in backward.
+    /// Whether a thread has run backward passes only.
     pub fn is_backward_thread(&self, thread: u32) -> bool {
         self.backward_threads.has(thread) && !self.forward_threads.has(thread)
     }
@@ -65,7 +67,7 @@ impl Roles {
         !self.knows_parameters || self.parameters[size]
     }
 
-    /// Returns the most frequent role of blocks in a list.
+    /// Returns the most frequent role of blocks in a list: their preliminary role.
     pub fn likely(&self, list: List) -> Role {
         match list {
             List::Forward if self.is_trained => Role::Activation,
@@ -77,18 +79,18 @@ impl Roles {
     }
 }
 
-/// Way in which a block ends.
+/// How a block ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// Its owner frees it.
+    /// The program frees it.
     Freed,
-    /// Its owner frees it, but a stream still uses it.
-    LetGo,
-    /// It is removed together with something else.
-    Taken,
+    /// The program frees it, but a CUDA stream still uses it.
+    Pending,
+    /// It is removed together with its pool, segment or context.
+    Removed,
 }
 
-/// A block that was unknown until a resync restated it.
+/// A block that was unknown until a resync restated it; see [`crate::rules::holdings::Holdings::replay`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RestatedBlock {
     pub seq: u64,
@@ -97,24 +99,29 @@ pub(crate) struct RestatedBlock {
     pub address: u64,
 }
 
+/// What a process reports about its phases.
 #[derive(Debug, Default)]
 pub(crate) struct PhaseReports {
-    pub said: Phase,
-    pub stamped: bool,
-    /// The program reports its steps.
-    pub stepped: bool,
+    /// Phase of the last `PhaseBegin` record.
+    pub last: Phase,
+    /// Whether blocks have their phase in their own records.
+    pub in_blocks: bool,
+    /// Whether the program reports its steps.
+    pub has_steps: bool,
     /// The program's epoch number; 0 if it reports none.
     pub epoch: u64,
-    /// Blocks without a phase must be checked.
-    pub checks_unstamped: bool,
-    /// Allocations are being replayed after a resync: see [`crate::rules::holdings::Holdings::replay`].
-    pub replays: bool,
+    /// Whether any phase was reported, so that blocks without a phase need a role too.
+    pub any: bool,
+    /// Whether allocations are being replayed after a resync.
+    pub is_replay: bool,
 }
 
+/// Returns the index of a size in [`WORKSPACE_BYTES`].
 pub(crate) fn workspace_index(bytes: u64) -> Option<usize> {
     WORKSPACE_BYTES.iter().position(|&size| size == bytes)
 }
 
+/// Returns the list of the blocks that are allocated in a phase.
 pub(crate) fn list_of(phase: Phase) -> Option<List> {
     match phase {
         Phase::Forward => Some(List::Forward),

@@ -1,42 +1,42 @@
-//! Blocks without a settled role, in lists by the phase in which they were allocated. The lists are a slab of doubly linked
-//! entries: a freed block leaves in constant time, and settling a list visits only live blocks.
+//! Live blocks whose role is not final, in one list for each phase in which they were allocated. A list is doubly linked, so a
+//! freed block leaves it in constant time, and only live blocks are visited when the phase ends.
 //!
-//! **Exact temporary bytes of a phase.** When a phase ends, its blocks are of two kinds: those that outlive it, and those that
-//! were freed. The maximum sum of the freed ones is needed, but during the phase the kind of a block is unknown. So each entry
-//! keeps the maximum sum of the list from its allocation until that of the next entry. When an entry leaves, it passes its
-//! maximum to the previous entry. At the end only blocks that outlive the phase are left. At each remaining entry, the kept
-//! maximum minus the remaining blocks allocated up to then is temporary.
+//! **Maximum of temporary bytes in a phase.** Temporary blocks are those freed before their phase ends; which ones these are is
+//! known only at its end. So each entry keeps the maximum sum of the list from its allocation until that of the next entry. An
+//! entry that leaves passes its maximum to the previous entry. At the end only blocks that outlive the phase are left. The
+//! temporary bytes at an entry are its maximum minus the bytes of the remaining entries up to it.
 
 use gpumem_wire::Role;
 
-/// Marks the row of a block that is not followed.
-pub(crate) const NOT_FOLLOWED: u32 = u32::MAX;
+/// Instead of an entry index in a block's row: the block is in no list.
+pub(crate) const NOT_LISTED: u32 = u32::MAX;
 const NONE: u32 = u32::MAX;
-/// Maximum number of followed blocks for each device (40 bytes each); the role of further ones stays unknown.
+/// Maximum number of entries for each device (40 bytes each); the role of further blocks stays unknown.
 const MAX_ENTRIES: usize = 262_144;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum List {
-    /// Allocated in this phase, which is in progress.
+    /// Allocated in the forward pass in progress; the next three likewise.
     Forward,
     Backward,
     Optimizer,
     Evaluation,
-    /// Allocated between phases, before a forward pass.
+    /// Allocated in no phase, before a forward pass.
     Between,
-    /// Settled, but may turn out to outlive whole steps.
-    Kept,
-    /// Settled as a library's workspace.
+    /// Has a role, which changes if the block outlives whole steps.
+    Decided,
+    /// Counts as a library's workspace.
     Workspace,
 }
 
 const LISTS: usize = 7;
 
+/// One block in a list.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry {
     pub address: u64,
     pub bytes: u64,
-    /// Maximum sum of its list from its allocation until that of the next entry.
+    /// Maximum sum of its list (bytes) from its allocation until that of the next entry.
     high: i64,
     /// Index of the pool.
     pub pool: u32,
@@ -45,9 +45,9 @@ pub(crate) struct Entry {
     pub list: List,
     /// The first list of the block.
     pub born: List,
-    /// The preliminary role that it got there.
+    /// Preliminary role that it got in its first list.
     pub guess: Role,
-    /// Number of steps that it has outlived since its role was settled.
+    /// Number of steps that it has outlived since it left its first list.
     pub age: u8,
 }
 
@@ -55,18 +55,19 @@ pub(crate) struct Entry {
 struct Chain {
     first: u32,
     last: u32,
-    /// Sum of the entries.
+    /// Sum of the entries (bytes).
     bytes: i64,
-    /// Maximum sum before the first remaining entry.
+    /// Maximum sum before the first remaining entry was allocated (bytes).
     high: i64,
 }
 
 const EMPTY: Chain = Chain { first: NONE, last: NONE, bytes: 0, high: 0 };
 
+/// All lists of one device.
 #[derive(Debug)]
 pub(crate) struct UndecidedBlocks {
     entries: Vec<Entry>,
-    /// First vacant entry; vacant entries are linked by `next`.
+    /// Index of the first free entry; free entries are linked by `next`.
     vacant: u32,
     chains: [Chain; LISTS],
 }
@@ -82,9 +83,9 @@ impl UndecidedBlocks {
         self.entries.capacity() * std::mem::size_of::<Entry>()
     }
 
-    /// Adds a block to a list as the youngest. Returns its index, or [`NOT_FOLLOWED`] if there is no room.
+    /// Adds a block at the end of a list. Returns its index, or [`NOT_LISTED`] if there is no room.
     #[inline]
-    pub fn join(&mut self, list: List, guess: Role, (pool, address): (u32, u64), bytes: u64) -> u32 {
+    pub fn add(&mut self, list: List, guess: Role, (pool, address): (u32, u64), bytes: u64) -> u32 {
         let (high, next, before, born, age) = (0, NONE, NONE, list, 0);
         let entry = Entry { address, bytes, high, pool, next, before, list, born, guess, age };
         let at = if self.vacant != NONE {
@@ -96,7 +97,7 @@ impl UndecidedBlocks {
             self.entries.push(entry);
             (self.entries.len() - 1) as u32
         } else {
-            return NOT_FOLLOWED;
+            return NOT_LISTED;
         };
         self.link(at, list);
         at
@@ -139,17 +140,17 @@ impl UndecidedBlocks {
         entry
     }
 
-    /// Stops following a block.
+    /// Removes a block from its list.
     #[inline]
-    pub fn leave(&mut self, at: u32) -> Entry {
+    pub fn remove(&mut self, at: u32) -> Entry {
         let entry = self.unlink(at);
         self.entries[at as usize].next = self.vacant;
         self.vacant = at;
         entry
     }
 
-    /// Moves a block to another list.
-    pub fn change(&mut self, at: u32, list: List) {
+    /// Moves a block to the end of another list.
+    pub fn move_to(&mut self, at: u32, list: List) {
         self.unlink(at);
         self.link(at, list);
     }
@@ -161,7 +162,7 @@ impl UndecidedBlocks {
         entry.age
     }
 
-    /// Returns the oldest entry of a list; lists are in the order of joining.
+    /// Returns index and entry of the first block in a list.
     pub fn first(&self, list: List) -> Option<(u32, Entry)> {
         self.at(self.chains[list as usize].first)
     }
@@ -178,21 +179,22 @@ impl UndecidedBlocks {
         self.chains[list as usize].first == NONE
     }
 
-    pub fn of(&self, list: List) -> impl Iterator<Item = (u32, Entry)> {
+    /// Iterates over the blocks of a list.
+    pub fn iter(&self, list: List) -> impl Iterator<Item = (u32, Entry)> {
         std::iter::successors(self.first(list), |(_, entry)| self.next(entry))
     }
 
-    /// Returns the maximum sum of a list's temporary blocks, at the end of its phase, when only blocks that outlive it are left.
-    pub fn temporary(&self, list: List) -> i64 {
-        let (mut most, mut kept) = (self.chains[list as usize].high, 0_i64);
-        for (_, entry) in self.of(list) {
-            kept = kept.wrapping_add(entry.bytes as i64);
-            most = most.max(entry.high.wrapping_sub(kept));
+    /// Returns the maximum of temporary bytes in a list's phase. Must be called when the phase ends.
+    pub fn max_temporary(&self, list: List) -> i64 {
+        let (mut max, mut remaining) = (self.chains[list as usize].high, 0_i64);
+        for (_, entry) in self.iter(list) {
+            remaining = remaining.wrapping_add(entry.bytes as i64);
+            max = max.max(entry.high.wrapping_sub(remaining));
         }
-        most
+        max
     }
 
-    /// Restarts the maximum of a list whose blocks were settled: later blocks belong to another phase.
+    /// Restarts the maximum of a list, because later blocks belong to another phase.
     pub fn restart_list(&mut self, list: List) {
         self.chains[list as usize].high = self.chains[list as usize].bytes;
     }
@@ -211,7 +213,7 @@ mod tests {
             (state >> 33) % below
         };
         for _ in 0..500 {
-            let mut young = UndecidedBlocks::default();
+            let mut undecided = UndecidedBlocks::default();
             // (index, bytes, time of allocation, time of free)
             let mut blocks: Vec<(u32, u64, usize, Option<usize>)> = Vec::new();
             let steps = next(60) as usize + 1;
@@ -220,14 +222,14 @@ mod tests {
                 if live.is_empty() || next(2) == 0 {
                     let bytes = next(100) + 1;
                     blocks.push((
-                        young.join(List::Backward, Role::Temporary, (3, 4), bytes),
+                        undecided.add(List::Backward, Role::Temporary, (3, 4), bytes),
                         bytes,
                         step,
                         None,
                     ));
                 } else {
                     let at = live[next(live.len() as u64) as usize];
-                    assert_eq!(young.leave(blocks[at].0).bytes, blocks[at].1);
+                    assert_eq!(undecided.remove(blocks[at].0).bytes, blocks[at].1);
                     blocks[at].3 = Some(step);
                 }
             }
@@ -236,38 +238,45 @@ mod tests {
                 dies.map(|b| b.1).sum()
             };
             let expected = (0..steps).map(sum).max().unwrap_or(0);
-            assert_eq!(young.temporary(List::Backward), expected as i64);
-            assert_eq!(young.of(List::Backward).count(), blocks.iter().filter(|b| b.3.is_none()).count());
+            assert_eq!(undecided.max_temporary(List::Backward), expected as i64);
+            assert_eq!(
+                undecided.iter(List::Backward).count(),
+                blocks.iter().filter(|b| b.3.is_none()).count()
+            );
         }
     }
 
     #[test]
     fn places_are_used_again_and_lists_keep_their_order() {
-        let join = |young: &mut UndecidedBlocks, n| young.join(List::Forward, Role::Unknown, (0, n), 1);
-        let mut young = UndecidedBlocks::default();
-        let places: Vec<u32> = (0..6).map(|n| join(&mut young, n)).collect();
-        young.leave(places[1]);
-        young.change(places[3], List::Kept);
-        young.leave(places[5]);
+        let join =
+            |undecided: &mut UndecidedBlocks, n| undecided.add(List::Forward, Role::Unknown, (0, n), 1);
+        let mut undecided = UndecidedBlocks::default();
+        let places: Vec<u32> = (0..6).map(|n| join(&mut undecided, n)).collect();
+        undecided.remove(places[1]);
+        undecided.move_to(places[3], List::Decided);
+        undecided.remove(places[5]);
         let mut other = UndecidedBlocks::default();
         let settle = |other: &mut UndecidedBlocks| {
             while let Some((at, _)) = other.first(List::Forward) {
-                other.change(at, List::Kept);
+                other.move_to(at, List::Decided);
             }
         };
         (0..2).for_each(|n| _ = join(&mut other, n));
         settle(&mut other);
         (2..4).for_each(|n| _ = join(&mut other, n));
         settle(&mut other);
-        assert_eq!(other.of(List::Kept).map(|(_, entry)| entry.address).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        assert_eq!(
+            other.iter(List::Decided).map(|(_, entry)| entry.address).collect::<Vec<_>>(),
+            [0, 1, 2, 3]
+        );
         assert!(other.is_empty(List::Forward));
-        other.leave(1);
-        other.leave(3);
-        assert_eq!(other.of(List::Kept).map(|(_, entry)| entry.address).collect::<Vec<_>>(), [0, 2]);
-        assert_eq!(join(&mut young, 6), places[5]);
-        assert_eq!(join(&mut young, 7), places[1]);
-        let addresses = |list| young.of(list).map(|(_, entry)| entry.address).collect::<Vec<_>>();
+        other.remove(1);
+        other.remove(3);
+        assert_eq!(other.iter(List::Decided).map(|(_, entry)| entry.address).collect::<Vec<_>>(), [0, 2]);
+        assert_eq!(join(&mut undecided, 6), places[5]);
+        assert_eq!(join(&mut undecided, 7), places[1]);
+        let addresses = |list| undecided.iter(list).map(|(_, entry)| entry.address).collect::<Vec<_>>();
         assert_eq!(addresses(List::Forward), [0, 2, 4, 6, 7]);
-        assert_eq!(addresses(List::Kept), [3]);
+        assert_eq!(addresses(List::Decided), [3]);
     }
 }

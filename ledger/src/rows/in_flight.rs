@@ -1,16 +1,16 @@
-//! Frees, unmaps and releases that were entered and have not returned.
+//! Calls in flight: frees, unmaps and releases that were entered and have not returned.
 //!
-//! Nearly always, the next record of a thread is the end of its call. Therefore the latest call is kept outside the map: if no
-//! other call comes in between, its end needs no hashing.
+//! The record after the begin of a call is nearly always its end. So the latest call is kept outside the map, and its end needs
+//! no hashing.
 //!
-//! During a resync, the ledger checks for each restated row whether a call has it in flight. A process may have thousands of
-//! calls in flight, and one unmap may hold as many mappings as there are rows. So from the first such query until the end of the
-//! resync, an index finds calls by the birth numbers of their rows.
+//! A resync checks for each restated row whether a call in flight is freeing it. There may be thousands of calls, and one unmap
+//! may have as many mappings as there are rows. So from the first check until the end of the resync, an index finds a call by the
+//! birth number (number of the creating record) of its rows.
 
 use crate::rows::row::{BackingId, Mapping, Row};
 use crate::{Map, in_order};
 
-/// Rows that a call has removed; its end frees or restores them.
+/// What a call in flight will free. If the call fails, its rows become live again.
 #[derive(Debug)]
 pub(crate) enum InFlight {
     Allocation {
@@ -24,7 +24,7 @@ pub(crate) enum InFlight {
     Unmap {
         mappings: Vec<(u64, Mapping)>,
     },
-    /// NULL, an unknown address, or memory that was removed otherwise: the end has no effect.
+    /// NULL, an unknown address, or memory removed since: the end of the call has no effect.
     Nothing,
 }
 
@@ -33,6 +33,7 @@ impl InFlight {
         if let InFlight::Unmap { mappings } = self { mappings } else { &[] }
     }
 
+    /// Returns the birth numbers of its rows.
     fn births(&self) -> impl Iterator<Item = u64> {
         let row = if let InFlight::Allocation { row, .. } = self { Some(row.seq) } else { None };
         row.into_iter().chain(self.mappings().iter().map(|(_, mapping)| mapping.seq))
@@ -47,8 +48,8 @@ impl InFlight {
 
     fn mapping_mut(&mut self, address: u64, birth: u64) -> Option<&mut Mapping> {
         let InFlight::Unmap { mappings } = self else { return None };
-        let place = mappings.binary_search_by_key(&address, |(start, _)| *start).ok()?;
-        mappings.get_mut(place).map(|(_, mapping)| mapping).filter(|mapping| mapping.seq == birth)
+        let index = mappings.binary_search_by_key(&address, |(start, _)| *start).ok()?;
+        mappings.get_mut(index).map(|(_, mapping)| mapping).filter(|mapping| mapping.seq == birth)
     }
 }
 
@@ -57,9 +58,10 @@ impl InFlight {
 pub(crate) struct InFlights {
     latest: Option<(u64, InFlight)>,
     others: Map<u64, InFlight>,
-    /// Index of `others` by birth number of their rows. Built at the first query, dropped by `forget_births`. Only wrong reports
-    /// contain two rows with one birth number; then the later call counts.
-    born: Option<Map<u64, u64>>,
+    /// Key in `others` by birth number of a row. Built at the first query, dropped by `forget_births`. If two rows have one birth
+    /// number, which only wrong reports contain, the later call counts.
+    by_birth: Option<Map<u64, u64>>,
+    /// Number of mappings in all calls.
     mappings: usize,
 }
 
@@ -68,8 +70,8 @@ impl InFlights {
     pub fn begin(&mut self, seq: u64, what: InFlight) {
         self.mappings += what.mappings().len();
         if let Some((seq, what)) = self.latest.replace((seq, what)) {
-            if let Some(born) = &mut self.born {
-                note(born, seq, &what);
+            if let Some(by_birth) = &mut self.by_birth {
+                note(by_birth, seq, &what);
             }
             self.others.insert(seq, what);
         }
@@ -82,10 +84,10 @@ impl InFlights {
             other => {
                 self.latest = other;
                 let what = if self.others.is_empty() { None } else { self.others.remove(&seq) };
-                if let (Some(born), Some(what)) = (&mut self.born, &what) {
+                if let (Some(by_birth), Some(what)) = (&mut self.by_birth, &what) {
                     for birth in what.births() {
-                        if born.get(&birth) == Some(&seq) {
-                            born.remove(&birth); // otherwise another call has it
+                        if by_birth.get(&birth) == Some(&seq) {
+                            by_birth.remove(&birth); // otherwise the entry is another call's
                         }
                     }
                 }
@@ -101,10 +103,10 @@ impl InFlights {
     }
 
     pub fn bytes(&self) -> usize {
-        let born = self.born.as_ref().map_or(0, Map::capacity);
+        let by_birth = self.by_birth.as_ref().map_or(0, Map::capacity);
         self.others.capacity() * size_of::<(u64, InFlight)>()
             + self.mappings * size_of::<(u64, Mapping)>()
-            + born * size_of::<(u64, u64)>()
+            + by_birth * size_of::<(u64, u64)>()
     }
 
     fn iter(&self) -> impl Iterator<Item = (u64, &InFlight)> {
@@ -116,52 +118,53 @@ impl InFlights {
         self.iter().map(|(_, what)| what)
     }
 
-    /// Returns the allocation born as `birth` if its free is in flight.
+    /// Returns the allocation with this birth number if its free is in flight.
     pub fn row_mut(&mut self, birth: u64) -> Option<&mut Row> {
         self.find(birth, |what| what.row_mut(birth))
     }
 
-    /// Returns the mapping at `address` born as `birth` if its unmap is in flight.
+    /// Returns the mapping at `address` with this birth number if its unmap is in flight.
     pub fn mapping_mut(&mut self, address: u64, birth: u64) -> Option<&mut Mapping> {
         self.find(birth, |what| what.mapping_mut(address, birth))
     }
 
     fn find<T>(&mut self, birth: u64, get: impl Fn(&mut InFlight) -> Option<&mut T>) -> Option<&mut T> {
         let latest = self.latest.as_mut().and_then(|(_, what)| get(what));
-        if latest.is_some() { latest } else { get(other_with(&mut self.others, &mut self.born, birth)?) }
+        if latest.is_some() { latest } else { get(other_with(&mut self.others, &mut self.by_birth, birth)?) }
     }
 
-    /// Drops the index by birth number, because no queries are expected for a while.
+    /// Drops the index by birth number, because no more queries are expected.
     pub fn forget_births(&mut self) {
-        self.born = None;
+        self.by_birth = None;
     }
 
-    /// Returns the numbers of the selected calls, sorted.
+    /// Returns the record numbers of the calls that `wanted` selects, sorted.
     pub fn begun(&self, wanted: impl Fn(&InFlight) -> bool) -> Vec<u64> {
         in_order(self.iter().filter(|(_, what)| wanted(what)).map(|(seq, _)| seq))
     }
 }
 
-fn note(born: &mut Map<u64, u64>, seq: u64, what: &InFlight) {
+/// Adds the rows of a call to the index.
+fn note(by_birth: &mut Map<u64, u64>, seq: u64, what: &InFlight) {
     for birth in what.births() {
-        let place = born.entry(birth).or_default();
-        *place = seq.max(*place);
+        let call = by_birth.entry(birth).or_default();
+        *call = seq.max(*call);
     }
 }
 
-/// Returns the call that holds the row with this birth number, among all but the latest call.
+/// Returns the call, among all but the latest, that has a row with this birth number.
 fn other_with<'a>(
     others: &'a mut Map<u64, InFlight>,
-    born: &mut Option<Map<u64, u64>>,
+    by_birth: &mut Option<Map<u64, u64>>,
     birth: u64,
 ) -> Option<&'a mut InFlight> {
     if others.is_empty() {
         return None;
     }
-    let born = born.get_or_insert_with(|| {
-        let mut born = Map::default();
-        others.iter().for_each(|(&seq, what)| note(&mut born, seq, what));
-        born
+    let by_birth = by_birth.get_or_insert_with(|| {
+        let mut by_birth = Map::default();
+        others.iter().for_each(|(&seq, what)| note(&mut by_birth, seq, what));
+        by_birth
     });
-    others.get_mut(born.get(&birth)?)
+    others.get_mut(by_birth.get(&birth)?)
 }

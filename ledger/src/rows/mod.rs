@@ -1,4 +1,4 @@
-//! Rows: data of live memory, and of memory that calls in flight are about to free.
+//! Rows: tables of live memory, and of memory that calls in flight are about to free.
 
 pub(crate) mod in_flight;
 pub(crate) mod pool;

@@ -7,27 +7,32 @@ use crate::rows::row::{Extent, Row};
 use gpumem_wire::PoolOwner;
 use std::collections::BTreeMap;
 
+/// A pool from which memory is allocated: of the driver, of CUDA graphs, or of a framework.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     pub id: u64,
     pub owner: PoolOwner,
+    /// Index of the pool whose blocks contain this pool's segments.
     pub parent: Option<u32>,
     pub book: u8,
+    /// Name of the pool, as a tag id.
     pub name: u32,
-    /// Cell of its idle bytes: a separate one if the pool was named before it had segments or blocks.
+    /// Cell of its idle bytes; a cell of its own if it was named before it had segments or blocks.
     pub idle: CellId,
-    /// Tag in the cells of its blocks: its name, if `idle` is a separate cell.
+    /// Name in the cells of its blocks: `name` if `idle` is its own cell, else 0.
     pub cell_name: u32,
-    /// The pool reports no blocks.
+    /// Whether the pool reports no blocks.
     pub opaque: bool,
+    /// Whether the pool was destroyed.
     pub gone: bool,
+    /// Number of the last resync that restated it.
     pub generation: u8,
     /// Driver pools: reserved bytes as last polled.
     pub polled: u64,
-    /// Driver pools: reserved bytes that are booked. Framework pools: reserved bytes as last reported by the owner.
+    /// Driver pools: reserved bytes that are booked. Framework pools: reserved bytes as their owner last reported them.
     pub reserved: u64,
-    /// Driver pools: bytes of live allocations; for graphs, as last polled. Framework pools: used bytes as last reported by the
-    /// owner.
+    /// Driver pools: bytes of live allocations; for graphs, as last polled. Framework pools: used bytes as their owner last
+    /// reported them.
     pub used: u64,
     pub segments: BTreeMap<u64, Segment>,
     pub segment_bytes: u64,
@@ -35,25 +40,27 @@ pub(crate) struct Pool {
     pub backed_bytes: u64,
     pub blocks: Map<u64, Row>,
     pub block_bytes: u64,
-    /// Block bytes that the owner has freed and that wait for a stream.
+    /// Block bytes that the program has freed and a CUDA stream may still use.
     pub pending_bytes: u64,
-    /// Number of blocks that are not booked, because their segments are not wholly booked.
+    /// Number of blocks outside the book, because their segments are not wholly booked.
     pub unbooked_blocks: u32,
     /// The owner's total and the ledger's total at the last comparison, in bytes.
     pub check: Option<(u64, u64)>,
-    /// Framework pools: reserved and used bytes as last reported by the owner.
-    pub said: Option<(u64, u64)>,
-    /// Other pools take segments from its blocks, so `large_blocks` is maintained.
+    /// Framework pools: reserved and used bytes as their owner last reported them.
+    pub reported: Option<(u64, u64)>,
+    /// Whether other pools have segments in its blocks.
     pub has_children: bool,
+    /// With children: address and bytes of its blocks of at least [`LARGE_BYTES`](crate::rows::row::LARGE_BYTES).
     pub large_blocks: BTreeMap<u64, u64>,
 }
 
 impl Pool {
+    /// Returns the cell of its bytes in no block.
     pub fn cell(&self) -> CellId {
         if self.opaque { OPAQUE } else { self.idle }
     }
 
-    /// Whether the pool was destroyed and is empty. A driver pool waits for its last allocation to be freed.
+    /// Whether the pool was destroyed and is empty; a driver pool stays until its last allocation is freed.
     pub fn is_over(&self) -> bool {
         self.gone && (self.is_framework() || self.used == 0)
     }
@@ -71,34 +78,36 @@ impl Pool {
     }
 }
 
-/// Pool index and first address.
+/// Identifies a segment: index of its pool, and its first address.
 pub(crate) type SegmentKey = (u32, u64);
 
+/// A piece of memory that a framework pool divides into blocks.
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub bytes: u64,
     /// Bytes of the segment that are booked.
     pub backed: u64,
+    /// Extents of booked memory under the segment, and the bytes taken from each.
     pub parts: Vec<(Extent, u64)>,
     pub seq: u64,
     pub generation: u8,
 }
 
 impl Segment {
-    /// Whether its memory was mapped piece by piece (VMM), so that it can grow.
+    /// Whether its memory is mapped (VMM), so that the segment can grow.
     pub fn is_mapped(&self) -> bool {
         self.parts.iter().any(|(extent, _)| matches!(extent, Extent::Backing(_)))
     }
 }
 
-/// Bytes that segments took from an extent: the other side of `Segment::parts`. Created with the first segment, dropped with the
-/// extent.
+/// Bytes that segments took from an extent (a piece of booked memory): the reverse of `Segment::parts`. Created with the first
+/// segment in the extent, dropped with the extent.
 #[derive(Debug)]
 pub(crate) struct Carved {
     pub parts: Vec<(SegmentKey, u64)>,
     /// Highest sum of `parts` so far.
-    pub most: u64,
-    /// Sum of `parts` at the peak, if `epoch` is the peak's; copied on write like the cells of a book.
+    pub max_bytes: u64,
+    /// Sum of `parts` at the peak; valid if `epoch` is the peak's. Copied on write like the cells of a book.
     pub at_peak: u64,
     pub epoch: u32,
 }
@@ -108,17 +117,17 @@ impl Carved {
         self.parts.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Returns the bytes that segments took and gave back.
-    pub fn let_go(&self) -> i64 {
-        self.most.saturating_sub(self.total()) as i64
+    /// Returns the bytes that segments took and have returned.
+    pub fn returned_bytes(&self) -> i64 {
+        self.max_bytes.saturating_sub(self.total()) as i64
     }
 
     pub fn at_peak(&self, book: &Book) -> u64 {
         if self.epoch == book.peak.epoch { self.at_peak } else { self.total() }
     }
 
-    /// Keeps the sum at the peak; must be called before `parts` changes.
-    pub fn keep(&mut self, book: &Book) {
+    /// Saves the sum at the peak. Must be called before `parts` changes.
+    pub fn save_peak(&mut self, book: &Book) {
         (self.at_peak, self.epoch) = (self.at_peak(book), book.peak.epoch);
     }
 }

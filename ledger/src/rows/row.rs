@@ -1,24 +1,25 @@
-//! Rows of live memory, the amounts that count them, and residues of removed rows.
+//! Rows of live memory, counts of memory outside the book and of anomalies, and residues of removed rows.
 
 use crate::Map;
 use crate::book::cells::CellId;
 use gpumem_model::run::Beside;
 use gpumem_wire::MemoryKind;
 
-/// Maximum accepted allocation (256 TiB): a peer that reports more is wrong, and no sum of accepted rows can overflow.
+/// Maximum accepted size of an allocation (256 TiB). A larger one is a wrong report; without it no sum can overflow.
 pub(crate) const MAX_BYTES: u64 = 1 << 48;
 
-/// Minimum size of allocations that can be found by an address inside them (for segments in a part of an allocation). Smaller
-/// ones are found only by their first byte.
+/// Minimum size of allocations that can be found by an address inside them, for segments in a part of an allocation. Smaller ones
+/// are found by their first address only.
 pub(crate) const LARGE_BYTES: u64 = 1 << 20;
 
 /// Live memory of one allocation or block. 32 bytes: a process may have millions.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Row {
-    /// Number of the record that created it (its birth number); `Retag` refers to it.
+    /// Number of the record that created it: its birth number, by which `Retag` refers to it.
     pub seq: u64,
     pub bytes: u64,
     pub cell: CellId,
+    /// [`crate::book::Book::next_epoch`] at its creation.
     pub first_epoch: u32,
     /// Direct allocation: its context. Stream-ordered one: its pool index. Block: its entry in
     /// [`crate::roles::undecided::UndecidedBlocks`].
@@ -31,15 +32,15 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// The row describes memory that is not booked here.
+    /// The memory is not booked.
     pub const UNBOOKED: u8 = 1;
-    /// Freed by its owner, but a stream may still use it.
+    /// The program has freed the block, but a CUDA stream may still use it.
     pub const PENDING: u8 = 2;
     /// The allocation was made as a segment of a framework pool, and ends together with that segment.
     pub const SEGMENT: u8 = 4;
-    /// Its role was reported.
+    /// Its role was reported, so it is not derived.
     pub const EXACT: u8 = 8;
-    /// Its role was reported by its first record: no later record revokes it.
+    /// Its role was reported by its first record, so no resync can revoke it.
     pub const BORN_EXACT: u8 = 16;
 
     pub fn is(&self, flag: u8) -> bool {
@@ -47,36 +48,36 @@ impl Row {
     }
 }
 
-/// Number of the record that created the backing: unique within the process.
+/// Identifies a backing: number of the record that created it.
 pub(crate) type BackingId = u64;
 
-/// A piece of booked memory that a segment can lie in.
+/// Identifies a piece of booked memory in which a segment can lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Extent {
-    /// Driver allocation at address `.0`, born as `.1`. The number is needed because another allocation may get the address while
-    /// a free is in flight.
+    /// Driver allocation: address and birth number. Another allocation may get the address while a free is in flight.
     Allocation(u64, u64),
     Backing(BackingId),
-    /// Block of pool `.0` at address `.1`.
+    /// Block: pool index and address.
     Block(u32, u64),
 }
 
-/// Physical memory behind a handle.
+/// Backing: physical memory behind a VMM handle.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Backing {
     pub row: Row,
-    /// The handle's number, for failed releases.
+    /// The handle's value, for releases that fail.
     pub handle: u64,
-    /// References: created or imported, plus retains, minus entered releases.
+    /// Number of references: one or more at creation or import, plus retains, minus entered releases.
     pub references: u32,
-    /// Mappings, minus those whose unmap was entered.
+    /// Number of mappings whose unmap was not entered.
     pub mappings: u32,
-    /// Releases and unmaps in flight: they still hold the backing, and may fail.
+    /// Number of releases and unmaps in flight. Until they return they hold the backing, because they may fail.
     pub in_flight: u32,
-    /// Only calls in flight hold the backing: its bytes are counted in `in_flight_bytes`.
+    /// Whether only calls in flight hold the backing, so that its bytes count in `Holdings::in_flight_bytes`.
     pub leaving: bool,
 }
 
+/// A range of addresses to which a backing is mapped.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mapping {
     pub seq: u64,
@@ -91,7 +92,7 @@ pub(crate) fn is_charged(kind: MemoryKind) -> bool {
     !matches!(kind, Managed | Pinned | Registered | Imported | HostVmm)
 }
 
-/// Returns the amount that counts memory of a kind that NVML does not charge to the process; `None` for charged kinds.
+/// Returns the field that counts memory of a kind that NVML does not charge to the process; `None` for charged kinds.
 pub(crate) fn side_bytes(beside: &mut Beside, kind: MemoryKind) -> Option<&mut i64> {
     match kind {
         MemoryKind::Managed => Some(&mut beside.managed_bytes),
@@ -103,23 +104,25 @@ pub(crate) fn side_bytes(beside: &mut Beside, kind: MemoryKind) -> Option<&mut i
     }
 }
 
-/// Counts of records that contradicted the known state. A covered process without losses has none.
+/// Counts of records that contradicted the known state; all are 0 for a process whose agent lost no records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct AnomalyCounts {
-    /// Frees of addresses that were not live.
+    /// Number of frees of addresses that were not live.
     pub unknown_frees: u64,
-    /// Ends of frees that had not begun.
+    /// Number of ends of frees that had not begun.
     pub unknown_ends: u64,
-    /// Allocations at addresses that were live.
+    /// Number of allocations at addresses that were live.
     pub replaced: u64,
+    /// Number of uses of unknown VMM handles, pools or segments.
     pub unknown_handles: u64,
+    /// Number of records with an impossible size or address.
     pub impossible: u64,
-    /// Ordered records that arrived twice.
+    /// Number of ordered records that arrived twice.
     pub duplicates: u64,
-    /// Bookings for which the table of cells was full.
+    /// Number of bookings for which the table of cells was full.
     pub overflowed: u64,
-    /// Device slots beyond the maximum for a process: their bytes are in one sum.
+    /// Number of devices beyond the limits of a process or user.
     pub devices_beyond: u64,
 }
 
@@ -130,32 +133,32 @@ impl AnomalyCounts {
         records + self.impossible + self.duplicates + self.overflowed + self.devices_beyond
     }
 
-    /// Resets the counts to `before`, except those that no loss can explain.
-    pub(crate) fn forgive_since(&mut self, before: AnomalyCounts) {
+    /// Resets to `before` the counts of anomalies that a loss of records can explain.
+    pub(crate) fn reset_explained(&mut self, before: AnomalyCounts) {
         let AnomalyCounts { impossible, devices_beyond, .. } = *self;
         *self = AnomalyCounts { impossible, devices_beyond, ..before };
     }
 }
 
-/// Maximum number of residues; further rows keep the role that they had when they were removed.
+/// Maximum number of residues of a book; later roles and names of further rows do not change the peak.
 const MAX_RESIDUES: usize = 262_144;
 
+/// Bytes and cell at the peak of a row that was removed since.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PeakResidue {
     pub bytes: u64,
     pub cell: CellId,
 }
 
-/// Residues of a book's peak: rows that were removed since the peak, were live at it, and may still get a role or another name.
+/// Residues of a book's peak: rows that were live at the peak, were removed since, and may still get a role or another name.
 ///
-/// Every free of such a row is recorded here, but only a late `Retag` reads the records. So rows are appended to a log, which is
-/// indexed at the first query. A permanent map would cost each free two more cache misses: 15 % of the time at 1 million live
-/// rows.
+/// Every free of such a row adds an entry, but only a late `Retag` reads them. So they are appended to a log, which is indexed at
+/// the first query. A permanent map would cost each free two more cache misses: 15 % of the time with 1 million live rows.
 #[derive(Debug, Default)]
 pub(crate) struct PeakResidues {
     log: Vec<(u64, PeakResidue)>,
     /// Index in the log by birth number, for the first `indexed` entries.
-    places: Map<u64, usize>,
+    index: Map<u64, usize>,
     indexed: usize,
 }
 
@@ -168,20 +171,20 @@ impl PeakResidues {
     }
 
     pub fn get_mut(&mut self, seq: u64) -> Option<&mut PeakResidue> {
-        for place in self.indexed..self.log.len() {
-            self.places.insert(self.log[place].0, place);
+        for at in self.indexed..self.log.len() {
+            self.index.insert(self.log[at].0, at);
         }
         self.indexed = self.log.len();
-        self.places.get(&seq).map(|&place| &mut self.log[place].1)
+        self.index.get(&seq).map(|&at| &mut self.log[at].1)
     }
 
     pub fn bytes(&self) -> usize {
-        self.log.capacity() * std::mem::size_of::<(u64, PeakResidue)>() + self.places.capacity() * 18
+        self.log.capacity() * std::mem::size_of::<(u64, PeakResidue)>() + self.index.capacity() * 18
     }
 
-    /// Clears all residues after a new peak, which does not include them.
+    /// Clears all residues after a new peak, at which their rows were not live.
     #[inline]
-    pub fn forget(&mut self) {
+    pub fn clear(&mut self) {
         if !self.log.is_empty() {
             *self = PeakResidues::default();
         }

@@ -7,8 +7,7 @@ use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
 use gpumem_wire::{DestroyScope, Flags, MemoryKind, Phase, PoolOwner, Role, Stamp};
 
-/// CUDA_ERROR_DEINITIALIZED: the process exits, and the driver has shut down and freed all memory. Does not mean that the free
-/// failed.
+/// CUDA_ERROR_DEINITIALIZED: the process exits, and the driver has already freed all memory. The free counts as successful.
 pub(crate) const DEINITIALIZED: u16 = 4;
 
 impl Holdings {
@@ -26,13 +25,13 @@ impl Holdings {
             self.anomalies.impossible += 1;
             return;
         }
-        if stamp.flags.has(Flags::RESTATED) && self.is_in_flight_still(stamp.seq) {
-            self.keep_segment_born_as(address, stamp.seq);
+        if stamp.flags.has(Flags::RESTATED) && self.mark_in_flight_restated(stamp.seq) {
+            self.mark_segment_restated(address, stamp.seq);
             return;
         }
         if let Some(old) = self.allocations.get_mut(&address) {
             if old.seq == stamp.seq && stamp.seq != 0 {
-                // The row was restated by a resync, or is repeated by the ring after one. Its segment is restated with it.
+                // A resync restates the row, or the ring buffer repeats it after a resync. Its segment is restated with it.
                 old.generation = self.generation;
                 if old.is(Row::SEGMENT) {
                     self.add_segment(address, bytes, pool, stamp, book);
@@ -40,7 +39,7 @@ impl Holdings {
                 return;
             }
             self.anomalies.replaced += 1; // its free was lost, or the report is wrong
-            self.unbind(address).into_iter().for_each(|row| self.give_back(address, row));
+            self.unbind(address).into_iter().for_each(|row| self.unbook_row(address, row));
         }
         let mut row = Row {
             seq: stamp.seq,
@@ -56,14 +55,14 @@ impl Holdings {
         if stamp.flags.has(Flags::CAPTURED) {
             row.flags |= Row::UNBOOKED;
             row.cell = self.cells.cell_of(Class::Block, stamp, nothing);
-        } else if self.count_beside(book, kind, bytes as i64) {
+        } else if self.count_side_memory(book, kind, bytes as i64) {
             row.cell = self.cells.cell_of(Class::Direct, stamp, nothing);
         } else if kind == MemoryKind::StreamOrdered {
             row.cell = self.cells.cell_of(Class::Block, stamp, nothing);
             row.owner = self.pool_index(pool, PoolOwner::Driver, book);
             row.book = self.pools[row.owner as usize].book;
             row.first_epoch = self.book(row.book).next_epoch();
-            self.pool_takes(row.owner, row.cell, bytes);
+            self.allocate_from_pool(row.owner, row.cell, bytes);
         } else {
             let is_scratch = stamp.module != 0 && self.scratch_libraries.contains(&stamp.module);
             let role = if is_scratch { Role::Workspace } else { Role::Unknown };
@@ -73,7 +72,7 @@ impl Holdings {
             book.post(cell, bytes as i64);
             book.round(bytes, true);
         }
-        // Memory that is not booked here can be a segment, too; then its blocks are not booked either.
+        // Memory outside the book can be a segment too; then its blocks are not booked either.
         let is_segment = pool != 0 && kind != MemoryKind::StreamOrdered && bytes > 0;
         if is_segment {
             row.flags |= Row::SEGMENT;
@@ -86,29 +85,30 @@ impl Holdings {
         if is_segment {
             self.add_segment(address, bytes, pool, stamp, book);
         } else if can_hold && self.unbacked_segments > 0 {
-            self.back_segments(address, bytes);
+            self.back_segments(address, bytes, None);
         }
     }
 
-    /// Whether segments can be carved from this row.
+    /// Whether a segment can lie in this allocation.
     pub fn can_hold_segments(&self, row: &Row) -> bool {
         matches!(row.kind, MemoryKind::Device | MemoryKind::Pitched | MemoryKind::Array | MemoryKind::Unknown)
             && !row.is(Row::UNBOOKED)
     }
 
-    /// Whether a free of the row born as `seq` is in flight. Marks it as restated, because then the free has failed if its end is
-    /// lost.
-    fn is_in_flight_still(&mut self, seq: u64) -> bool {
+    /// Marks the row with this birth number as restated if its free is in flight; returns whether it is. If the end of the free
+    /// is lost, the free has failed.
+    fn mark_in_flight_restated(&mut self, seq: u64) -> bool {
         let generation = self.generation;
         self.in_flight.row_mut(seq).map(|row| row.generation = generation).is_some()
     }
 
-    /// Whether the row born as `seq` exists, live or in flight.
+    /// Whether the row with this birth number is live or its free is in flight.
     pub fn is_born(&mut self, address: u64, seq: u64) -> bool {
         let is_bound = self.allocations.get(&address).is_some_and(|row| row.seq == seq);
         is_bound || self.in_flight.row_mut(seq).is_some()
     }
 
+    /// Removes the row at an address from the live ones.
     fn unbind(&mut self, address: u64) -> Option<Row> {
         let row = self.allocations.remove(&address)?;
         if row.bytes >= LARGE_BYTES {
@@ -137,8 +137,8 @@ impl Holdings {
         self.in_flight.begin(seq, flight);
     }
 
-    /// Counts a row's bytes as possibly freed when a call is entered, and no longer when it returns. Only bytes in the book
-    /// count: memory freed into a driver pool stays in that pool.
+    /// Counts the bytes of a row as possibly freed when the call is `entered`, and no longer when it returns. Only booked bytes
+    /// count; memory freed into a driver pool stays in that pool.
     #[inline]
     pub fn count_in_flight(&mut self, row: &Row, entered: bool) {
         if row.is(Row::UNBOOKED) || row.kind == MemoryKind::StreamOrdered || !is_charged(row.kind) {
@@ -147,27 +147,27 @@ impl Holdings {
         let delta = if entered { row.bytes as i64 } else { -(row.bytes as i64) };
         let bytes = &mut self.in_flight_bytes[usize::from(row.book)];
         *bytes = bytes.wrapping_add(delta);
-        self.book(row.book); // touched: an open sample may be torn
+        self.book(row.book); // marks the book as touched, because a pending sample may be torn
     }
 
-    /// Books the `FreeEnd` of the free that began as `begin_seq`.
+    /// Books the end of the call whose begin has the record number `begin_seq`.
     pub fn free_end(&mut self, begin_seq: u64, result: u16) {
         let failed = result != 0 && result != DEINITIALIZED;
         match self.in_flight.end(begin_seq) {
             Some(InFlight::Allocation { address, mut row }) => {
                 self.count_in_flight(&row, false);
-                row.generation = self.generation; // if the free failed, the row lives, whether a resync under way restates it or not
+                row.generation = self.generation; // after a failed free, a resync in progress must not remove it
                 if failed && !self.allocations.contains_key(&address) {
                     self.allocations.insert(address, row);
                     if row.bytes >= LARGE_BYTES && self.can_hold_segments(&row) {
                         self.large.insert(address, row.bytes);
                     }
                     if self.unbacked_segments > 0 && self.can_hold_segments(&row) {
-                        self.back_segments(address, row.bytes);
+                        self.back_segments(address, row.bytes, None);
                     }
                 } else {
                     self.anomalies.replaced += u64::from(failed);
-                    self.give_back(address, row);
+                    self.unbook_row(address, row);
                 }
             }
             Some(InFlight::Release { handle, backing }) => self.release_end(handle, backing, failed),
@@ -177,21 +177,21 @@ impl Holdings {
         }
     }
 
-    /// Removes a row from the amount where it is booked.
-    pub fn give_back(&mut self, address: u64, row: Row) {
+    /// Subtracts the bytes of a removed row where they are booked.
+    pub fn unbook_row(&mut self, address: u64, row: Row) {
         let bytes = row.bytes as i64;
         if row.is(Row::SEGMENT) {
-            self.take_segment_born_as(address, row.seq);
+            self.take_segment_of(address, row.seq);
         }
         if row.is(Row::UNBOOKED) {
             return;
         }
-        if self.count_beside(row.book, row.kind, -bytes) {
+        if self.count_side_memory(row.book, row.kind, -bytes) {
             return;
         }
         self.uncarve_all(Extent::Allocation(address, row.seq), &row);
         if row.kind == MemoryKind::StreamOrdered {
-            self.pool_gives(row.owner, row.cell, row.bytes);
+            self.free_to_pool(row.owner, row.cell, row.bytes);
         } else {
             let book = self.book(row.book);
             book.post(row.cell, -bytes);
@@ -199,60 +199,61 @@ impl Holdings {
         }
     }
 
-    /// Books a `ContextDestroy`: its allocations get no frees of their own.
+    /// Books a `ContextDestroy`: removes all memory of the context or device, of which no frees are reported.
     pub fn destroy_context(&mut self, context: u32, scope: DestroyScope, book: u8) {
         let whole_device = scope == DestroyScope::Device;
-        let goes = |row: &Row| {
+        let is_selected = |row: &Row| {
             row.book == book
                 && (whole_device || (row.owner == context && row.kind != MemoryKind::StreamOrdered))
         };
-        self.drop_in_flight(goes);
-        let rows = self.allocations.iter().filter(|(_, row)| goes(row) && !self.is_in_doubt(row));
+        self.drop_in_flight(is_selected);
+        let rows = self.allocations.iter().filter(|(_, row)| is_selected(row) && !self.is_in_doubt(row));
         let carved =
             rows.filter_map(|(&address, row)| self.carved.get(&Extent::Allocation(address, row.seq)));
         let segments = in_order(carved.flat_map(|carved| carved.parts.iter().map(|(key, _)| *key)));
         self.drop_segments(segments);
-        self.drop_allocations(goes);
+        self.drop_allocations(is_selected);
         if whole_device {
             self.drop_backings(|backing| backing.row.book == book);
             self.drop_pools(book);
         }
     }
 
-    /// Ends frees in flight of memory that was removed: whatever they return, the memory does not come back.
-    fn drop_in_flight(&mut self, goes: impl Fn(&Row) -> bool) {
-        let gone =
-            self.in_flight.begun(|flight| matches!(flight, InFlight::Allocation { row, .. } if goes(row)));
+    /// Ends the frees in flight of the selected rows: even if such a call fails, the memory is gone.
+    fn drop_in_flight(&mut self, is_selected: impl Fn(&Row) -> bool) {
+        let gone = self
+            .in_flight
+            .begun(|flight| matches!(flight, InFlight::Allocation { row, .. } if is_selected(row)));
         for seq in gone {
             self.free_end(seq, 0);
             self.in_flight.begin(seq, InFlight::Nothing);
         }
     }
 
-    /// Removes all allocations that `goes` selects.
-    pub fn drop_allocations(&mut self, goes: impl Fn(&Row) -> bool) {
-        let gone = self.allocations.iter().filter(|(_, row)| goes(row));
+    /// Removes all selected allocations.
+    pub fn drop_allocations(&mut self, is_selected: impl Fn(&Row) -> bool) {
+        let gone = self.allocations.iter().filter(|(_, row)| is_selected(row));
         for (_, address) in in_order(gone.map(|(&address, row)| (row.seq, address))) {
             if let Some(row) = self.unbind(address) {
-                self.give_back(address, row);
+                self.unbook_row(address, row);
             }
         }
     }
 }
 
 impl Holdings {
-    /// Ends frees that began before a loss and may have ended in it. A restated row was not freed.
-    pub fn forget_unfinished(&mut self) {
+    /// Ends frees that began before a loss of records and may have ended in it. If the row was restated, the free has failed.
+    pub fn end_doubtful_frees(&mut self) {
         let generation = self.generation;
-        let said_again = |flight: &InFlight| match flight {
+        let is_restated = |flight: &InFlight| match flight {
             InFlight::Allocation { row, .. } => row.generation == generation,
             InFlight::Unmap { mappings } => {
                 mappings.iter().any(|(_, mapping)| mapping.generation == generation)
             }
-            // References were restated with their current values.
+            // References are restated with their current counts.
             InFlight::Release { .. } | InFlight::Nothing => false,
         };
-        let failed = self.in_flight.begun(said_again);
+        let failed = self.in_flight.begun(is_restated);
         for seq in self.in_flight.begun(|_| true) {
             if self.doubtful_before.is_some_and(|doubt| seq <= doubt) {
                 self.free_end(seq, u16::from(failed.binary_search(&seq).is_ok()));

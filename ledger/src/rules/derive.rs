@@ -9,58 +9,59 @@
 //! | evaluation | | unknown | temporary |
 //! | setup, or no phase before anything was trained | | unknown | |
 //!
-//! Until then, a block has the most frequent role of its kind: activation in forward, temporary in backward and in an optimizer,
-//! but optimizer state in the first optimizer step. A role from a `Retag` or from the block's own record is final. Every change
-//! is a shift between cells: no sum changes, and the composition at the peak is corrected as by a `Retag`.
+//! Until then a block has a preliminary role, the most frequent one: activation in forward, temporary in backward and in an
+//! optimizer, optimizer state in the first optimizer step. A role from a `Retag` or from the block's own record is final. Every
+//! change shifts bytes between cells, also in the amounts at the peak, so no sum changes.
 //!
-//! **Phase boundaries.** A phase begins with a `PhaseBegin`, or with the first block that is stamped with it on a device. (The
-//! optimizer reports its begin and end.) A forward block on a thread that has only worked in backward so far is a recomputation
-//! of activation checkpointing, and counts as backward. Blocks without a phase belong to forward while that is in progress,
-//! because loss and glue code are in no module. They belong to backward while that is in progress, if their thread has only
-//! worked in backward: the end of a backward pass runs outside its nodes. A `Step` ends all phases.
+//! **Phase boundaries.** A phase begins with a `PhaseBegin` record, or with the first block on a device whose record has the
+//! phase. (The optimizer reports its begin and end.) A forward block on a thread that has run only backward passes is a
+//! recomputation of activation checkpointing, and counts as backward. A block without a phase belongs to the forward pass in
+//! progress, because loss code is in no module. It belongs to the backward pass in progress if its thread has run only backward
+//! passes, because the end of a backward pass runs outside its nodes. A `Step` ends all phases.
 //!
-//! **Blocks that outlive whole steps** are not activations or inputs, but copies of weights, caches, buckets. After three steps
+//! **Blocks that outlive whole steps** are no activations or inputs, but copies of weights, caches, buckets. After three steps
 //! with a forward pass, their role becomes unknown. (A replayed graph allocates no blocks, so its blocks keep their role.) A
-//! block with the exact size of a library's workspace counts as one if there are at most eight blocks of that size. Size alone
-//! proves nothing: an activation of 4096 x 4096 bf16 has 32 MiB, too. A block allocated in backward is a workspace only if
-//! parameters are known and none has its size, as its gradient would have. Then one step is enough.
+//! block with the exact size of a library's workspace counts as a workspace if at most eight blocks have that size. More blocks
+//! of that size are something else: an activation of 4096 x 4096 bf16 also has 32 MiB. A block allocated in backward may be a
+//! gradient. It is a workspace only if the parameters are known and none has its size; then one step is enough.
 //!
-//! **After a loss** phase boundaries may be missing: the next boundary settles their blocks. Blocks that only a resync restated
-//! are replayed in the order of their allocation. A younger live block of another phase proves that a boundary lies between them.
+//! **After a loss of records** phase boundaries may be missing; the next boundary then decides the roles. Blocks that were
+//! unknown before a resync are replayed in the order of their allocation. Two live blocks of different phases prove a boundary
+//! between their allocations.
 
 use crate::book::cells::CellId;
 use crate::roles::state::{
     End, PhaseReports, RestatedBlock, Roles, WORKSPACE_BYTES, list_of, workspace_index,
 };
-use crate::roles::undecided::{Entry, List, NOT_FOLLOWED};
+use crate::roles::undecided::{Entry, List, NOT_LISTED};
 use crate::rows::row::{Extent, Row};
 use crate::rules::holdings::Holdings;
 use gpumem_wire::{Phase, Role, Stamp};
 
-/// File name prefixes of libraries whose own driver allocations are scratch memory. Does not include libnccl: its memory is large
-/// enough to be shown under the library's name, which happens if it has no role.
+/// File name prefixes of libraries whose driver allocations are scratch memory. libnccl is not included: its memory is large, and
+/// memory without a role is shown under the library's name.
 const SCRATCH_LIBRARIES: [&str; 2] = ["libcublas", "libcudnn"];
-/// Maximum number of such libraries: one id for each file.
+/// Maximum number of ids of such libraries.
 const MAX_SCRATCH_LIBRARIES: usize = 32;
 /// Maximum number of blocks of one size that can be workspaces: one for each handle and stream, on two threads. A program that
 /// captures a graph uses three streams: the default one, one for warm-up, and one for the capture.
-const MOST_WORKSPACES: usize = 8;
-/// Number of steps after which a block is neither an activation nor an input. Two alternating optimizers may count each step
+const MAX_WORKSPACES: usize = 8;
+/// Number of outlived steps after which a block is no activation or input. With two alternating optimizers, each step may count
 /// twice.
 const OLD_AGE: u8 = 3;
 
 impl Holdings {
-    /// Returns the preliminary role of a block that is about to be allocated on `book`, and the list that will follow it.
+    /// Returns the preliminary role of a block that is about to be booked, and the list to which it will be added.
     #[inline]
     pub fn role_at_birth(&mut self, book: u8, stamp: &Stamp, use_as: (Role, Phase)) -> (Role, Option<List>) {
         let (role, phase) = use_as;
-        if phase == Phase::Unknown && !self.phases.checks_unstamped {
+        if phase == Phase::Unknown && !self.phases.any {
             return (role, None);
         }
         let list = self.list_at_birth(book, stamp, phase);
         match (role, list) {
             (Role::Unknown, Some(list)) => (self.roles[usize::from(book)].likely(list), Some(list)),
-            _ => (role, None), // it has a role, or belongs to no phase
+            _ => (role, None), // a reported role, or no phase
         }
     }
 
@@ -69,20 +70,20 @@ impl Holdings {
         let is_stamped = phase != Phase::Unknown;
         let phase = match phase {
             Phase::Setup => return None,
-            Phase::Unknown | Phase::Between => match self.phases.said {
+            Phase::Unknown | Phase::Between => match self.phases.last {
                 Phase::Optimizer => Phase::Optimizer,
                 Phase::Setup => return None,
-                said if !self.phases.stamped && list_of(said).is_some() => said,
+                said if !self.phases.in_blocks && list_of(said).is_some() => said,
                 _ => match now {
                     Phase::Forward => now,
                     Phase::Backward if self.roles[usize::from(book)].is_backward_thread(stamp.thread) => now,
                     Phase::Optimizer => {
-                        // The optimizer's end was lost: otherwise its frame would have stamped this block.
+                        // The record of the optimizer's end was lost: in an optimizer this block would have a phase.
                         self.enter_phase(book, Phase::Unknown, stamp.seq, stamp.time_ns);
                         return Some(List::Between);
                     }
                     _ => {
-                        let has_begun = self.roles[usize::from(book)].is_trained || self.phases.stepped;
+                        let has_begun = self.roles[usize::from(book)].is_trained || self.phases.has_steps;
                         return has_begun.then_some(List::Between);
                     }
                 },
@@ -102,26 +103,27 @@ impl Holdings {
             }
             phase => phase,
         };
-        self.phases.stamped |= is_stamped;
-        self.phases.checks_unstamped = true;
+        self.phases.in_blocks |= is_stamped;
+        self.phases.any = true;
         if phase != now {
             self.enter_phase(book, phase, stamp.seq, stamp.time_ns);
         }
         list_of(phase)
     }
 
-    /// Ends a followed block. If its owner frees it before its phase ends, it was temporary. Returns the row with its new role.
+    /// Removes a block from its list. If the program frees it before its phase ends, its role is temporary. Returns the row with
+    /// its new role.
     pub fn role_at_end(&mut self, extent: Extent, row: &Row, end: End) -> Row {
         let roles = &mut self.roles[usize::from(row.book)];
-        let entry = roles.young.leave(row.owner);
-        let is_settled = matches!(entry.list, List::Kept | List::Workspace);
+        let entry = roles.undecided.remove(row.owner);
+        let is_settled = matches!(entry.list, List::Decided | List::Workspace);
         let is_known = row.is(Row::EXACT) || entry.list == List::Forward && !roles.is_trained;
-        let mut row = Row { owner: NOT_FOLLOWED, ..*row };
-        if end == End::Taken || is_settled || is_known {
+        let mut row = Row { owner: NOT_LISTED, ..*row };
+        if end == End::Removed || is_settled || is_known {
             return row;
         }
-        // If the bytes are about to be removed, only the peak matters.
-        if end == End::LetGo || self.books[usize::from(row.book)].live_at_peak(row.first_epoch) {
+        // For bytes that are removed now, only the cell at the peak matters.
+        if end == End::Pending || self.books[usize::from(row.book)].live_at_peak(row.first_epoch) {
             let to = self.cells.with_role(row.cell, Role::Temporary);
             if to != row.cell {
                 self.move_row(extent, &row, (to, to));
@@ -131,17 +133,17 @@ impl Holdings {
         row
     }
 
-    /// Handles `PhaseBegin`: the process enters another phase, on all devices.
+    /// Handles a `PhaseBegin` record: the process enters another phase on all devices.
     pub fn begin_phase(&mut self, phase: Phase, seq: u64, time_ns: u64) {
-        self.phases.said = phase;
-        self.phases.checks_unstamped = true;
+        self.phases.last = phase;
+        self.phases.any = true;
         for book in 0..self.books.len() as u8 {
             let now = self.roles[usize::from(book)].now;
             let next = match phase {
                 Phase::Backward | Phase::Optimizer | Phase::Evaluation => phase,
                 Phase::Setup | Phase::Between | Phase::Unknown => Phase::Unknown,
-                // After an optimizer this only ends the optimizer; the first block of forward begins forward.
-                Phase::Forward if !self.phases.stamped => phase,
+                // This only ends the optimizer or evaluation; the first block of the forward pass begins it.
+                Phase::Forward if !self.phases.in_blocks => phase,
                 Phase::Forward if matches!(now, Phase::Optimizer | Phase::Evaluation) => Phase::Unknown,
                 Phase::Forward => continue,
             };
@@ -149,9 +151,9 @@ impl Holdings {
         }
     }
 
-    /// Handles `Step`: all phases end.
+    /// Handles a `Step` record: all phases end.
     pub fn begin_iteration(&mut self, number: u64, seq: u64, time_ns: u64) {
-        self.phases.stepped = true;
+        self.phases.has_steps = true;
         for book in 0..self.books.len() as u8 {
             self.enter_phase(book, Phase::Unknown, seq, time_ns);
             let is_trained = self.roles[usize::from(book)].is_trained;
@@ -164,7 +166,7 @@ impl Holdings {
         }
     }
 
-    /// Changes the phase in which blocks are allocated.
+    /// Changes the phase in which blocks are allocated, and decides the roles of those that outlive the old one.
     fn enter_phase(&mut self, book: u8, next: Phase, seq: u64, time_ns: u64) {
         let roles = &mut self.roles[usize::from(book)];
         let from = std::mem::replace(&mut roles.now, next);
@@ -177,7 +179,7 @@ impl Holdings {
             let roles = &mut self.roles[usize::from(book)];
             roles.optimized += 1;
             roles.is_iterated = true;
-            if !self.phases.stepped && !self.phases.replays && std::mem::take(&mut roles.has_worked) {
+            if !self.phases.has_steps && !self.phases.is_replay && std::mem::take(&mut roles.has_worked) {
                 self.grow_older(book, true);
             }
         }
@@ -188,7 +190,7 @@ impl Holdings {
                     self.end_list(book, List::Evaluation, None);
                     self.begin_forward(book, time_ns);
                 }
-                // These blocks belong to the iteration that has just begun.
+                // Inputs belong to the iteration that has just begun.
                 self.end_list(book, List::Between, Some(Role::Input));
             }
             Phase::Backward => {
@@ -203,19 +205,20 @@ impl Holdings {
             }
             Phase::Setup | Phase::Between | Phase::Unknown => {}
         }
-        if !self.phases.replays {
+        if !self.phases.is_replay {
             self.measure(book);
         }
     }
 
+    /// Begins an iteration with the first forward pass after an optimizer step, if the program does not report its steps.
     fn begin_forward(&mut self, book: u8, time_ns: u64) {
-        if self.phases.replays {
+        if self.phases.is_replay {
             return;
         }
         let roles = &mut self.roles[usize::from(book)];
         roles.has_worked = true;
         let is_new = std::mem::take(&mut roles.is_iterated) || !roles.iterations.is_open();
-        if is_new && !self.phases.stepped {
+        if is_new && !self.phases.has_steps {
             let number = roles.iterations.next_number(self.phases.epoch);
             self.begin_next_iteration(book, number, time_ns);
         }
@@ -229,40 +232,36 @@ impl Holdings {
         self.measure(book);
     }
 
-    /// Ends the phase of a list: its blocks get this role, unless they were given another.
+    /// Ends the phase of a list: its blocks get this role, unless another was reported. `None`: they keep the preliminary one.
     fn end_list(&mut self, book: u8, list: List, role: Option<Role>) {
         let roles = &mut self.roles[usize::from(book)];
-        if list != List::Between && !self.phases.replays {
-            roles.iterations.freed_in_phase(roles.young.temporary(list), list == List::Backward);
+        if list != List::Between && !self.phases.is_replay {
+            roles.iterations.add_temporary(roles.undecided.max_temporary(list), list == List::Backward);
         }
         let may_grow_old = matches!(role, Some(Role::Activation | Role::Input));
-        while let Some((at, entry)) = self.roles[usize::from(book)].young.first(list) {
-            // A block of any other size than a workspace's keeps its role, or cannot be distinguished by its size.
+        while let Some((at, entry)) = self.roles[usize::from(book)].undecided.first(list) {
+            // Other blocks never change their role again.
             if may_grow_old || role == Some(Role::Gradient) && workspace_index(entry.bytes).is_some() {
-                self.roles[usize::from(book)].young.change(at, List::Kept);
+                self.roles[usize::from(book)].undecided.move_to(at, List::Decided);
             } else {
-                self.stop_following(book, at);
+                self.unlist(book, at);
             }
-            self.correct(&entry, role);
+            if let Some(role) = role.filter(|role| *role != entry.guess) {
+                self.assign(&entry, role);
+            }
         }
-        self.roles[usize::from(book)].young.restart_list(list);
+        self.roles[usize::from(book)].undecided.restart_list(list);
     }
 
-    /// Settles a role, which may differ from the preliminary one.
-    fn correct(&mut self, entry: &Entry, role: Option<Role>) {
-        if let Some(role) = role.filter(|role| *role != entry.guess) {
-            self.assign(entry, role);
-        }
-    }
-
-    fn stop_following(&mut self, book: u8, at: u32) {
-        let entry = self.roles[usize::from(book)].young.leave(at);
+    /// Removes a block from its list, because its role will not change.
+    fn unlist(&mut self, book: u8, at: u32) {
+        let entry = self.roles[usize::from(book)].undecided.remove(at);
         if let Some(row) = self.pools[entry.pool as usize].blocks.get_mut(&entry.address) {
-            row.owner = NOT_FOLLOWED;
+            row.owner = NOT_LISTED;
         }
     }
 
-    /// Assigns a derived role to a block without a reported one; returns its former cell.
+    /// Assigns a derived role to a block; returns its former cell. `None` if its role was reported.
     fn assign(&mut self, entry: &Entry, role: Role) -> Option<CellId> {
         let row = self.pools[entry.pool as usize].blocks.get(&entry.address).copied();
         let row = row.filter(|row| !row.is(Row::EXACT))?;
@@ -270,26 +269,26 @@ impl Holdings {
         Some(row.cell)
     }
 
-    /// Ages blocks that have outlived a step. Without a forward pass in the step, only possible workspaces age: other blocks are
-    /// not expected to be freed.
+    /// Counts one more outlived step for all blocks with a decided role. If the step had no forward pass (`has_worked`), only
+    /// possible workspaces count, because other blocks are not expected to be freed.
     fn grow_older(&mut self, book: u8, has_worked: bool) {
-        let mut next = self.roles[usize::from(book)].young.first(List::Kept);
+        let mut next = self.roles[usize::from(book)].undecided.first(List::Decided);
         while let Some((at, entry)) = next {
             let roles = &mut self.roles[usize::from(book)];
-            next = roles.young.next(&entry);
+            next = roles.undecided.next(&entry);
             let size = workspace_index(entry.bytes);
             if !has_worked && size.is_none() {
                 continue;
             }
             let was_called_gradient = entry.born == List::Backward;
             let is_mistaken = was_called_gradient && size.is_some_and(|size| !roles.may_be_gradient(size));
-            if roles.young.grow_older(at) >= OLD_AGE || is_mistaken {
+            if roles.undecided.grow_older(at) >= OLD_AGE || is_mistaken {
                 self.retire(book, at, &entry);
             }
         }
     }
 
-    /// Settles a block that has outlived whole steps.
+    /// Decides the role of a block that has outlived whole steps: workspace or unknown.
     fn retire(&mut self, book: u8, at: u32, entry: &Entry) {
         let roles = &mut self.roles[usize::from(book)];
         let is_backward = entry.born == List::Backward;
@@ -298,15 +297,15 @@ impl Holdings {
         let size = size.filter(|_| entry.born != List::Between);
         match size {
             Some(size) => {
-                roles.young.change(at, List::Workspace);
+                roles.undecided.move_to(at, List::Workspace);
                 let before = self.assign(entry, Role::Workspace);
                 if let (true, Some(cell)) = (is_backward, before) {
                     self.correct_gradients(book, cell, entry.bytes as i64);
                 }
-                self.count_workspaces(book, size);
+                self.check_workspaces(book, size);
             }
             None => {
-                self.stop_following(book, at);
+                self.unlist(book, at);
                 if !is_backward {
                     self.assign(entry, Role::Unknown);
                 }
@@ -314,17 +313,18 @@ impl Holdings {
         }
     }
 
-    /// Checks whether there are more blocks of a workspace size than there can be workspaces: then they are something else.
-    fn count_workspaces(&mut self, book: u8, size: usize) {
-        let young = &self.roles[usize::from(book)].young;
+    /// Takes the role away again if more blocks have a workspace's size than there can be workspaces.
+    fn check_workspaces(&mut self, book: u8, size: usize) {
+        let undecided = &self.roles[usize::from(book)].undecided;
         let of_size = |entry: &Entry| entry.bytes == WORKSPACE_BYTES[size];
-        let like: Vec<(u32, Entry)> = young.of(List::Workspace).filter(|(_, entry)| of_size(entry)).collect();
-        if like.len() <= MOST_WORKSPACES {
+        let like: Vec<(u32, Entry)> =
+            undecided.iter(List::Workspace).filter(|(_, entry)| of_size(entry)).collect();
+        if like.len() <= MAX_WORKSPACES {
             return;
         }
         self.roles[usize::from(book)].ambiguous[size] = true;
         for (at, entry) in like {
-            self.stop_following(book, at);
+            self.unlist(book, at);
             let is_backward = entry.born == List::Backward;
             let role = if is_backward { Role::Gradient } else { Role::Unknown };
             let before = self.assign(&entry, role);
@@ -335,44 +335,45 @@ impl Holdings {
         }
     }
 
-    /// Corrects the gradients of the open iteration by `mistaken` bytes of a cell.
+    /// Subtracts `mistaken` bytes of a cell from the gradients of the open iteration.
     fn correct_gradients(&mut self, book: u8, cell: CellId, mistaken: i64) {
         let at = usize::from(book);
         self.roles[at].iterations.correct_gradients(cell, mistaken, &self.books[at]);
     }
 
-    /// Notes the size of a parameter. (A few parameters named by frames do not mean that all are known.)
+    /// Notes the size of a parameter. It does not mean that all parameters are known.
     #[cold]
     pub fn note_parameter(&mut self, book: u8, bytes: u64) {
         let roles = &mut self.roles[usize::from(book)];
         workspace_index(bytes).into_iter().for_each(|size| roles.parameters[size] = true);
     }
 
+    /// Measures the bytes of each role for the open iteration. A role counts only if no undecided block has it.
     fn measure(&mut self, book: u8) {
         let at = usize::from(book);
         self.books[at].learn_roles(&self.cells.keys);
-        let Roles { young, iterations, .. } = &mut self.roles[at];
+        let Roles { undecided, iterations, .. } = &mut self.roles[at];
         let mut known: u16 = !(1 << Role::Unknown.to_code() | 1 << Role::Temporary.to_code());
         for (list, role) in [(List::Forward, Role::Activation), (List::Optimizer, Role::OptimizerState)] {
-            if !young.is_empty(list) {
+            if !undecided.is_empty(list) {
                 known &= !(1 << role.to_code());
             }
         }
         iterations.measure(&self.books[at], &self.cells.keys, known);
     }
 
-    /// Notes the id of a library with scratch memory.
+    /// Notes whether a library's driver allocations are scratch memory.
     pub fn note_library(&mut self, module: u16, path: &str) {
         let name = path.rsplit('/').next().unwrap_or(path);
         let is_scratch = SCRATCH_LIBRARIES.iter().any(|library| name.starts_with(library));
-        self.scratch_libraries.retain(|&known| known != module);
+        self.scratch_libraries.retain(|&id| id != module);
         if is_scratch && self.scratch_libraries.len() < MAX_SCRATCH_LIBRARIES {
             self.scratch_libraries.push(module);
         }
     }
 
-    /// Replays allocations in order after a resync that added unknown blocks: those of new blocks, and of blocks without a
-    /// settled role.
+    /// After a resync that added unknown blocks: replays the allocations of these and of undecided blocks in order, to derive
+    /// their roles.
     pub fn replay(&mut self) {
         if self.restated.is_empty() {
             return;
@@ -380,8 +381,8 @@ impl Holdings {
         let mut born: Vec<RestatedBlock> = std::mem::take(&mut self.restated);
         for book in 0..self.books.len() as u8 {
             for list in [List::Forward, List::Backward, List::Optimizer, List::Evaluation, List::Between] {
-                while let Some((at, entry)) = self.roles[usize::from(book)].young.first(list) {
-                    self.stop_following(book, at);
+                while let Some((at, entry)) = self.roles[usize::from(book)].undecided.first(list) {
+                    self.unlist(book, at);
                     let Some(row) = self.pools[entry.pool as usize].blocks.get(&entry.address) else {
                         continue;
                     };
@@ -390,7 +391,7 @@ impl Holdings {
             }
         }
         born.sort_unstable_by_key(|born| born.seq);
-        self.phases.replays = true;
+        self.phases.is_replay = true;
         let before: Vec<(Phase, u64)> = self.roles.iter().map(|roles| (roles.now, roles.since_seq)).collect();
         self.roles.iter_mut().for_each(|roles| roles.now = Phase::Unknown);
         for born in born {
@@ -401,37 +402,37 @@ impl Holdings {
                 self.enter_phase(book as u8, now, since_seq, 0);
             }
         }
-        self.phases.replays = false;
+        self.phases.is_replay = false;
     }
 
     fn replay_birth(&mut self, born: &RestatedBlock) {
-        let place = (born.pool, born.address);
-        let row = self.pools[place.0 as usize].blocks.get(&place.1).copied();
-        let Some(row) = row.filter(|row| row.seq == born.seq && !row.is(Row::EXACT | Row::PENDING)) else {
+        let RestatedBlock { seq, list, pool, address } = *born;
+        let row = self.pools[pool as usize].blocks.get(&address).copied();
+        let Some(row) = row.filter(|row| row.seq == seq && !row.is(Row::EXACT | Row::PENDING)) else {
             return;
         };
-        let phase = match born.list {
+        let phase = match list {
             List::Forward => Phase::Forward,
             List::Backward => Phase::Backward,
             List::Optimizer => Phase::Optimizer,
             List::Evaluation => Phase::Evaluation,
-            List::Between | List::Kept | List::Workspace => Phase::Unknown,
+            List::Between | List::Decided | List::Workspace => Phase::Unknown,
         };
         if phase != Phase::Unknown {
-            self.enter_phase(row.book, phase, born.seq, 0);
-            self.roles[usize::from(row.book)].since_seq = born.seq;
+            self.enter_phase(row.book, phase, seq, 0);
+            self.roles[usize::from(row.book)].since_seq = seq;
         }
         let roles = &mut self.roles[usize::from(row.book)];
-        let guess = roles.likely(born.list);
-        let at = roles.young.join(born.list, guess, place, row.bytes);
-        self.derive(Extent::Block(place.0, place.1), row, guess);
-        if let Some(row) = self.pools[place.0 as usize].blocks.get_mut(&place.1) {
+        let guess = roles.likely(list);
+        let at = roles.undecided.add(list, guess, (pool, address), row.bytes);
+        self.derive(Extent::Block(pool, address), row, guess);
+        if let Some(row) = self.pools[pool as usize].blocks.get_mut(&address) {
             row.owner = at;
         }
     }
 
     /// Resets all phases, because another program has begun.
-    pub fn forget_phases(&mut self, time_ns: u64) {
+    pub fn reset_phases(&mut self, time_ns: u64) {
         self.phases = PhaseReports::default();
         self.restated.clear();
         for (roles, book) in self.roles.iter_mut().zip(&self.books) {
@@ -440,22 +441,19 @@ impl Holdings {
             *roles = Roles { iterations, ..Roles::default() };
         }
     }
-}
 
-impl Holdings {
-    /// Returns the phase of a failed request of a thread whose frames name none. Loss and glue code belong to the pass in
-    /// progress, as in `list_at_birth`. For a thread that runs forward passes and is in no backward node, the backward pass has
-    /// ended.
+    /// Returns the phase of a thread's failed request whose record has no phase, by the rules of `list_at_birth`. If a thread
+    /// that runs forward passes is in no backward node, the backward pass has ended.
     pub fn phase_of_request(&self, book: u8, thread: u32) -> Phase {
         let roles = &self.roles[usize::from(book)];
-        match (self.phases.said, roles.now) {
+        match (self.phases.last, roles.now) {
             (Phase::Optimizer, _) => Phase::Optimizer,
-            (said, _) if !self.phases.stamped => said,
+            (said, _) if !self.phases.in_blocks => said,
             (_, Phase::Forward) => Phase::Forward,
             (_, Phase::Evaluation) => Phase::Evaluation,
             (_, Phase::Backward) if roles.is_backward_thread(thread) => Phase::Backward,
             (Phase::Setup, Phase::Unknown) => Phase::Setup,
-            (_, Phase::Unknown) if !roles.is_trained && !self.phases.stepped => Phase::Unknown,
+            (_, Phase::Unknown) if !roles.is_trained && !self.phases.has_steps => Phase::Unknown,
             _ => Phase::Between,
         }
     }

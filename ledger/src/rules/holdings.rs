@@ -1,5 +1,5 @@
-//! The memory that one process holds: rows for live memory, and the books in which they are booked. The rules are in the other
-//! files of this folder and share this state.
+//! The memory that one process holds: rows of live memory, and books with its bytes by cell. The booking rules in the other files
+//! of this folder work on this state.
 
 use crate::Map;
 use crate::base::quota::{list, map, sorted};
@@ -19,60 +19,67 @@ use gpumem_model::run::Beside;
 use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
 use std::collections::BTreeMap;
 
+/// Rows and books of one process.
 #[derive(Debug, Default)]
 pub(crate) struct Holdings {
     pub cells: CellTable,
-    /// One for each device of the process, in the order of naming.
+    /// Books of the process, one for each device that it uses.
     pub books: Vec<Book>,
     /// Windows that have ended, with their books.
     pub windows: Vec<(u8, Window)>,
     window_ns: u64,
-    /// Memory outside the book; same index as `books`.
+    /// Memory outside the book, for each book.
     pub side_memory: Vec<Beside>,
+    /// Live driver allocations by address.
     pub(super) allocations: Map<u64, Row>,
-    /// Addresses in `allocations` of at least [`LARGE_BYTES`], to find allocations by an address inside them.
+    /// Address and bytes of the allocations of at least [`LARGE_BYTES`](crate::rows::row::LARGE_BYTES), to find them by an
+    /// address inside.
     pub(super) large: BTreeMap<u64, u64>,
-    /// By number of the record that began the free.
+    /// Frees, unmaps and releases that have not returned.
     pub in_flight: InFlights,
-    /// Bytes that calls in `in_flight` may already have freed, by book, for torn samples.
+    /// Bytes that these calls may already have freed, for each book.
     pub in_flight_bytes: Vec<i64>,
+    /// Backing of each live VMM handle.
     pub(super) handles: Map<u64, BackingId>,
     pub(super) backings: Map<BackingId, Backing>,
     pub(super) mappings: BTreeMap<u64, Mapping>,
     /// Pools by index; destroyed ones stay as empty entries.
     pub pools: Vec<Pool>,
     pub(super) pool_ids: Map<u64, u32>,
-    /// For each extent, the bytes that segments took from it.
+    /// Bytes that segments took from each extent.
     pub(super) carved: Map<Extent, Carved>,
-    /// Unreported segments may exist: the agent was late, or records were lost.
+    /// Whether unreported segments may exist, because the agent was late or records were lost.
     pub unseen_segments: bool,
-    /// Number of segments that are not wholly booked: a later allocation may provide their memory.
+    /// Number of segments that are not wholly booked; a later allocation may be their memory.
     pub(super) unbacked_segments: u32,
-    /// Blocks that wait for a stream, by record number: their former cell, and the epoch since which they wait.
+    /// Pending blocks (freed, but a CUDA stream may still use them) by birth number: the cell before the free, and the epoch of
+    /// the free.
     pub(super) waiting: Map<u64, (CellId, u32)>,
-    /// By book: rows freed since the peak whose role was not final.
+    /// Rows freed since the peak whose role was not final, for each book.
     pub(super) residues: Vec<PeakResidues>,
-    /// Same index as `books`.
+    /// State of roles, for each book.
     pub(super) roles: Vec<Roles>,
     pub phases: PhaseReports,
-    /// Blocks of phases that only the resync in progress restated.
+    /// Blocks with a phase that were unknown before the resync in progress.
     pub(super) restated: Vec<RestatedBlock>,
     /// Ids of libraries whose driver allocations are scratch memory.
     pub(super) scratch_libraries: Vec<u16>,
+    /// Number of the last resync, modulo 256.
     pub(super) generation: u8,
-    /// Frees begun up to this seq may have ended in lost records; cleared by a resync.
+    /// Frees that began up to this record number may have ended in lost records; cleared by a resync.
     pub(super) doubtful_before: Option<u64>,
-    /// Records up to this number may refer to rows that a resync has removed; this is not an anomaly.
-    pub(super) forgiven_until: u64,
+    /// Records up to this number may refer to rows that a resync has removed, which is no anomaly.
+    pub forgiven_until: u64,
     pub anomalies: AnomalyCounts,
-    /// Books that the current record touched, as bits.
+    /// Books that the current record touched, one bit for each.
     touched: u64,
-    /// The rows are a mix of several moments (a resync is in progress): no peak is recorded.
-    pub(super) mixed: bool,
-    /// A resync has ended, but allocations that it did not restate stay until the ring reaches its head: their frees may be in
-    /// the ring.
+    /// Whether the rows are a mix of several moments, so that no peak is recorded: a resync is in progress, or records from its
+    /// time have not all arrived.
+    pub mixed: bool,
+    /// Whether a resync has ended, but allocations that it did not restate are not removed yet: records of their frees may still
+    /// arrive.
     pub(super) unswept: bool,
-    /// Books touched while `mixed`.
+    /// Books touched while `mixed`, one bit for each.
     unsettled: u64,
 }
 
@@ -81,7 +88,7 @@ impl Holdings {
         Holdings { window_ns, ..Holdings::default() }
     }
 
-    /// Clears the history of all books: times before `now_ns` can no longer be restored.
+    /// Clears the history of all books; their state before `now_ns` can no longer be restored.
     pub fn restart_history(&mut self, now_ns: u64) {
         for (book, &in_flight) in self.books.iter_mut().zip(&self.in_flight_bytes) {
             book.history.restart(now_ns, in_flight);
@@ -94,6 +101,7 @@ impl Holdings {
         !self.allocations.is_empty() || !self.backings.is_empty() || !self.mappings.is_empty()
     }
 
+    /// Returns the iterations of a book up to `time_ns`.
     pub fn iterations(&self, book: usize, time_ns: u64) -> Iterations {
         let both = self.roles.get(book).zip(self.books.get(book));
         both.map(|(roles, book)| roles.iterations.view(time_ns, book)).unwrap_or_default()
@@ -108,7 +116,7 @@ impl Holdings {
         self.roles.get(book).map(|roles| roles.iterations.parameters(name)).unwrap_or_default()
     }
 
-    /// Whether times are only an order (line numbers). Then each time is a separate window.
+    /// Whether times are line numbers of a log. Then each time is a separate window.
     pub fn is_ordinal(&self) -> bool {
         self.window_ns == 1
     }
@@ -117,14 +125,15 @@ impl Holdings {
         self.books.get(book).map(|book| book.timeline(&self.cells, !self.mixed)).unwrap_or_default()
     }
 
+    /// Returns the number of rows, for the quota.
     pub fn rows(&self) -> usize {
         let in_pools = self.pools.iter().map(|pool| pool.blocks.len() + pool.segments.len());
         let own = [self.allocations.len(), self.backings.len(), self.mappings.len(), self.pools.len()];
         own.iter().sum::<usize>() + in_pools.sum::<usize>()
     }
 
-    /// Removes every row; books, their peaks and the names of cells stay.
-    pub fn take_everything(&mut self) {
+    /// Removes every row. Books, their peaks and the cells stay.
+    pub fn remove_all(&mut self) {
         for seq in self.in_flight.begun(|_| true) {
             self.free_end(seq, 0);
         }
@@ -134,7 +143,7 @@ impl Holdings {
         self.drop_allocations(|row| row.generation != generation);
         self.sweep_vmm();
         self.sweep_pools();
-        self.residues.iter_mut().for_each(PeakResidues::forget);
+        self.residues.iter_mut().for_each(PeakResidues::clear);
         (self.mixed, self.unswept) = (false, false);
         self.unseen_segments = false;
         (self.doubtful_before, self.forgiven_until) = (None, 0);
@@ -142,14 +151,14 @@ impl Holdings {
 
     /// Restarts peaks, timelines and iterations with the amounts held now.
     pub fn begin_part(&mut self, now_ns: u64) {
-        // Between a resync and its end, the books contain more than is held.
-        let known = (!self.mixed).then_some(now_ns);
-        self.books.iter_mut().for_each(|book| book.restart(known, self.window_ns));
-        self.residues.iter_mut().for_each(PeakResidues::forget);
+        // While rows are mixed, the books may contain more than is held.
+        let start_ns = (!self.mixed).then_some(now_ns);
+        self.books.iter_mut().for_each(|book| book.restart(start_ns, self.window_ns));
+        self.residues.iter_mut().for_each(PeakResidues::clear);
         self.roles.iter_mut().for_each(|roles| roles.iterations.restart(now_ns));
     }
 
-    /// Adds a book for one more device; at most 64 fit (GPUs and MIG instances of one process).
+    /// Adds a book for one more device (GPU or MIG instance); the caller allows at most 64.
     pub fn add_book(&mut self) -> u8 {
         self.books.push(Book::new());
         self.side_memory.push(Beside::default());
@@ -159,6 +168,7 @@ impl Holdings {
         (self.books.len() - 1) as u8
     }
 
+    /// Returns a book and marks it as touched by the current record.
     #[inline]
     pub fn book(&mut self, book: u8) -> &mut Book {
         self.touched |= 1 << (book & 63);
@@ -169,13 +179,13 @@ impl Holdings {
         &mut self.side_memory[usize::from(book)]
     }
 
-    /// Counts memory of a kind that NVML does not charge to the process; returns false for charged kinds.
-    pub fn count_beside(&mut self, book: u8, kind: MemoryKind, bytes: i64) -> bool {
+    /// Counts memory of a kind that NVML does not charge to the process, outside the book; returns false for charged kinds.
+    pub fn count_side_memory(&mut self, book: u8, kind: MemoryKind, bytes: i64) -> bool {
         let amount = side_bytes(self.side_memory_mut(book), kind);
         amount.map(|amount| *amount = amount.wrapping_add(bytes)).is_some()
     }
 
-    /// Finishes a record. Peaks are recorded only now, when the whole record is booked. Returns the touched books as bits.
+    /// Finishes a record: records peaks, and ends windows. Returns the touched books, one bit for each.
     #[inline]
     pub fn settle(&mut self, time_ns: u64) -> u64 {
         let touched = std::mem::take(&mut self.touched);
@@ -193,13 +203,14 @@ impl Holdings {
                 self.windows.push((book as u8, over));
             }
             if self.books[book].settle(time_ns) {
-                self.residues[book].forget();
+                self.residues[book].clear();
             }
         }
         touched
     }
 
-    /// Ends silences of books that were not touched for long, before a record of `time_ns` is booked.
+    /// Adds timeline points for books that were not touched for long, before a record of `time_ns` is booked. Returns the time of
+    /// the next check.
     #[cold]
     pub fn end_silences(&mut self, time_ns: u64) -> u64 {
         if !self.mixed {
@@ -208,7 +219,7 @@ impl Holdings {
         time_ns.saturating_add(self.window_ns)
     }
 
-    /// Keeps the cell of a row that is about to be removed, for the peak's composition, unless its role is final.
+    /// Keeps bytes and cell of a row that is about to be removed, if it was live at the peak and its role is not final.
     #[inline]
     pub fn keep_residue(&mut self, row: &Row, booked: u64) {
         let book = &self.books[usize::from(row.book)];
@@ -219,14 +230,14 @@ impl Holdings {
         self.residues[usize::from(row.book)].keep(row.seq, residue);
     }
 
-    /// Returns the cell of a live row at the peak. A row that began to wait for a stream after the peak was in another cell then.
+    /// Returns the cell of a live row at the peak. A block that became pending after the peak was in another cell then.
     pub fn cell_at_peak(&self, row: &Row) -> CellId {
         let waiting = if row.is(Row::PENDING) { self.waiting.get(&row.seq) } else { None };
         let before = waiting.filter(|(_, since)| !self.books[usize::from(row.book)].live_at_peak(*since));
         before.map_or(row.cell, |(cell, _)| *cell)
     }
 
-    /// Returns all bytes that segments took from an extent to the extent's own cell. The extent is about to be removed, and its
+    /// Shifts all bytes that segments took from an extent back to the extent's own cell. The extent is about to be removed; its
     /// segments stay without memory.
     pub fn uncarve_all(&mut self, extent: Extent, row: &Row) {
         let carved = if self.carved.is_empty() { None } else { self.carved.remove(&extent) };
@@ -236,9 +247,9 @@ impl Holdings {
         };
         let at_peak = carved.at_peak(&self.books[usize::from(row.book)]);
         self.keep_residue(row, row.bytes.saturating_sub(at_peak));
-        self.book(row.book).let_go(carved.let_go().wrapping_neg());
+        self.book(row.book).count_returned(carved.returned_bytes().wrapping_neg());
         for (key, bytes) in carved.parts {
-            let cell = self.segment_lost(key, extent, bytes);
+            let cell = self.remove_part(key, extent, bytes);
             self.book(row.book).shift(cell, row.cell, bytes as i64);
         }
     }
@@ -247,20 +258,20 @@ impl Holdings {
         self.carved.get(&extent).map_or(0, Carved::total)
     }
 
-    /// Books a `Retag`: new names or roles of the row born as `seq`.
+    /// Books a `Retag`: a new name or role of the row with birth number `seq`.
     pub fn retag(&mut self, address: u64, pool: u64, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
         let pool_index = if pool == 0 { None } else { self.pool_ids.get(&pool).copied() };
         let block = pool_index.and_then(|index| {
             let row = self.pools[index as usize].blocks.get(&address).filter(|row| row.seq == seq)?;
             Some((Extent::Block(index, address), *row))
         });
-        // Allocations from driver pools are found by address alone, handles by their number of birth.
+        // Driver allocations are found by address, handles by birth number.
         let found = block.or_else(|| {
             let row = self.allocations.get(&address).filter(|row| row.seq == seq);
             row.map(|row| (Extent::Allocation(address, seq), *row))
         });
         let found = found.or_else(|| Some((Extent::Backing(seq), self.backings.get(&seq)?.row)));
-        // Restated although a free seems to be in flight: the end of that free was lost, and the free failed.
+        // A restated row may seem to be in flight: then the free has failed, and its end was lost.
         let restated = stamp.flags.has(Flags::RESTATED);
         let found = found.or_else(|| {
             let row = if restated { self.in_flight.row_mut(seq) } else { None };
@@ -273,19 +284,19 @@ impl Holdings {
     }
 
     fn retag_row(&mut self, extent: Extent, row: Row, stamp: &Stamp, use_as: (Role, Phase)) {
-        let mut told = (use_as.0 != Role::Unknown).then_some(use_as.0);
-        if let Some(role) = told {
+        let mut reported = (use_as.0 != Role::Unknown).then_some(use_as.0);
+        if let Some(role) = reported {
             self.row_mut(extent).into_iter().for_each(|row| row.flags |= Row::EXACT);
             if role == Role::Parameter {
                 self.roles[usize::from(row.book)].knows_parameters = true;
                 self.note_parameter(row.book, row.bytes);
             }
         } else if stamp.flags.has(Flags::RESTATED) && row.is(Row::EXACT) && !row.is(Row::BORN_EXACT) {
-            // The retag never reached the agent's row: a free was in flight then, and failed.
+            // An earlier retag has not reached the agent's row, because a free was in flight that failed.
             self.row_mut(extent).into_iter().for_each(|row| row.flags &= !Row::EXACT);
-            told = Some(Role::Unknown);
+            reported = Some(Role::Unknown);
         }
-        let use_as = (told, use_as.1);
+        let use_as = (reported, use_as.1);
         let to = self.renamed(row.cell, stamp, use_as);
         let peak_to = self.renamed(self.cell_at_peak(&row), stamp, use_as);
         self.recell(extent, row, (to, peak_to));
@@ -306,7 +317,7 @@ impl Holdings {
         }
     }
 
-    /// Shifts the bytes of a row, without those taken by segments.
+    /// Shifts the bytes of a row to another cell, now and at the peak, except bytes that segments took.
     pub fn move_row(&mut self, extent: Extent, row: &Row, (to, peak_to): (CellId, CellId)) {
         let peak_cell = self.cell_at_peak(row);
         if row.is(Row::PENDING)
@@ -338,18 +349,19 @@ impl Holdings {
             Extent::Block(index, address) => self.pools[index as usize].blocks.get_mut(&address),
             Extent::Allocation(address, seq) => {
                 let bound = self.allocations.get_mut(&address).filter(|row| row.seq == seq);
-                // While a free is in flight, the bytes are still booked.
+                // The bytes stay booked while their free is in flight.
                 bound.or_else(|| self.in_flight.row_mut(seq))
             }
             Extent::Backing(id) => self.backings.get_mut(&id).map(|backing| &mut backing.row),
         }
     }
 
+    /// Books a `Retag` of a row that was removed: only amounts at the peak change.
     fn retag_residue(&mut self, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
         for index in 0..self.residues.len() {
             let Some(residue) = self.residues[index].get_mut(seq).copied() else { continue };
-            let told = (use_as.0 != Role::Unknown).then_some(use_as.0);
-            let to = self.renamed(residue.cell, stamp, (told, use_as.1));
+            let reported = (use_as.0 != Role::Unknown).then_some(use_as.0);
+            let to = self.renamed(residue.cell, stamp, (reported, use_as.1));
             self.book(index as u8).rename_at_peak(residue.cell, to, residue.bytes as i64);
             if let Some(residue) = self.residues[index].get_mut(seq) {
                 residue.cell = to;
@@ -362,7 +374,7 @@ impl Holdings {
     fn renamed(&mut self, from: CellId, stamp: &Stamp, (role, phase): (Option<Role>, Phase)) -> CellId {
         let mut key = self.cells.keys[from as usize];
         if stamp.flags.has(Flags::RESTATED) {
-            // (The block's own name is not the inherited one.)
+            // A tag other than the first is never inherited.
             key.inherited &= stamp.tag == key.tag && stamp.stack == 0;
             (key.tag, key.origin) = (stamp.tag, stamp.stack);
         } else if stamp.tag != 0 {
@@ -373,7 +385,7 @@ impl Holdings {
                 }
                 key.tag = stamp.tag;
                 if key.origin == key.tag {
-                    key.origin = 0; // it has its first name again
+                    key.origin = 0; // the bytes have their first name again
                 }
             }
         }
@@ -383,9 +395,8 @@ impl Holdings {
         }
         self.cells.intern(key)
     }
-}
 
-impl Holdings {
+    /// Returns the estimated bytes that the ledger uses for the holdings.
     pub fn bytes(&self) -> usize {
         let rows = map(&self.allocations)
             + map(&self.handles)
@@ -400,15 +411,15 @@ impl Holdings {
         let pools = self.pools.iter().map(|pool| {
             map(&pool.blocks)
                 + pool.large_blocks.len() * sorted(16)
-                // Each segment lists its extents, and each extent its segments.
+                // A segment also has entries in `parts` and in `carved`.
                 + pool.segments.len() * sorted(8 + size_of::<Segment>() + 96)
         });
         let cells = self.cells.bytes();
         let books = self.books.iter().map(|book| book.bytes());
-        let follows =
-            self.roles.iter().map(|roles| roles.young.bytes() + roles.iterations.bytes()).sum::<usize>()
+        let roles =
+            self.roles.iter().map(|roles| roles.undecided.bytes() + roles.iterations.bytes()).sum::<usize>()
                 + self.residues.iter().map(|residues| residues.bytes()).sum::<usize>();
-        let places = list(&self.pools) + list(&self.restated);
-        rows + places + pools.sum::<usize>() + cells + books.sum::<usize>() + follows
+        let lists = list(&self.pools) + list(&self.restated);
+        rows + lists + pools.sum::<usize>() + cells + books.sum::<usize>() + roles
     }
 }

@@ -1,14 +1,14 @@
-//! Booking rules of pools.
+//! Booking rules of pools and of framework blocks.
 //!
-//! A **driver pool** reserves memory. Its reserved bytes are polled; between polls they are at least its live bytes:
+//! The agent polls the reserved bytes of a **driver pool**. Between polls they are at least the bytes of live allocations:
 //! `reserved = max(last polled, highest live since)`.
 //!
-//! A **framework pool** takes segments (segment.rs); their bytes are `idle` until a block covers them.
+//! A **framework pool** has segments (segment.rs). Bytes of a segment are `idle` while they are in no block.
 
 use crate::book::cells::{CellId, CellKey, IDLE, OPAQUE};
 use crate::in_order;
 use crate::roles::state::{End, RestatedBlock, list_of};
-use crate::roles::undecided::NOT_FOLLOWED;
+use crate::roles::undecided::NOT_LISTED;
 use crate::rows::in_flight::InFlight;
 use crate::rows::pool::Pool;
 use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row};
@@ -18,7 +18,7 @@ use gpumem_wire::{Flags, FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
 use std::collections::hash_map::Entry;
 
 impl Holdings {
-    /// Returns the pool with this id; creates it if no record did (default pools, late attach).
+    /// Returns the index of a pool, creating it if no record has (default pools, late agent).
     pub fn pool_index(&mut self, id: u64, owner: PoolOwner, book: u8) -> u32 {
         if let Some(&index) = self.pool_ids.get(&id) {
             return index;
@@ -30,6 +30,7 @@ impl Holdings {
         index
     }
 
+    /// Books a `PoolCreate`. `blocks`: the pool reports its blocks.
     pub fn pool_create(
         &mut self,
         id: u64,
@@ -54,7 +55,7 @@ impl Holdings {
                 pool.cell_name = pool.name;
                 pool.idle = self.cells.intern(CellKey { pool: pool.name, ..CellKey::plain(Class::PoolIdle) });
                 let (book, idle) = (pool.book, pool.idle);
-                self.books[usize::from(book)].add_unnamed(idle);
+                self.books[usize::from(book)].add_unused_cell(idle);
             }
         } else if pool.opaque && blocks {
             self.open_pool(index);
@@ -69,6 +70,7 @@ impl Holdings {
         }
     }
 
+    /// Books a `PoolState`: reserved and used bytes.
     pub fn pool_state(&mut self, id: u64, reserved: u64, used: u64, book: u8) {
         if reserved > MAX_BYTES || used > MAX_BYTES {
             self.anomalies.impossible += 1;
@@ -80,7 +82,7 @@ impl Holdings {
         pool.generation = generation;
         if pool.is_framework() {
             (pool.reserved, pool.used) = (reserved, used);
-            pool.said = Some((reserved, used));
+            pool.reported = Some((reserved, used));
         } else {
             pool.polled = reserved;
             let is_graphs = pool.owner == PoolOwner::Graph;
@@ -91,13 +93,13 @@ impl Holdings {
         }
     }
 
-    /// Returns by how much a driver pool with this reported reservation exceeds its booked bytes.
+    /// Returns the change of a driver pool's booked bytes if `reserved` is its new reservation.
     pub fn pool_growth(&self, id: u64, reserved: u64) -> i64 {
         let (booked, used) = self.driver_pool(id);
         reserved.min(MAX_BYTES).max(used).wrapping_sub(booked) as i64
     }
 
-    /// Returns by how much a driver pool will grow, as far as known, if `bytes` more are allocated from it.
+    /// Returns the minimum growth of a driver pool's booked bytes if `bytes` more are allocated from it.
     pub fn pool_growth_for(&self, id: u64, bytes: u64) -> i64 {
         let (booked, used) = self.driver_pool(id);
         used.saturating_add(bytes.min(MAX_BYTES)).saturating_sub(booked) as i64
@@ -109,7 +111,7 @@ impl Holdings {
         pool.map_or((0, 0), |pool| (pool.reserved, pool.used))
     }
 
-    /// Makes an opaque pool transparent, because it reports blocks now.
+    /// Shifts the bytes of an opaque pool to its idle cell, because it now reports blocks.
     fn open_pool(&mut self, index: u32) {
         let pool = &mut self.pools[index as usize];
         pool.opaque = false;
@@ -117,14 +119,14 @@ impl Holdings {
         self.book(book).shift(OPAQUE, idle, bytes);
     }
 
-    /// Books a `PoolCheck`: keeps both totals, for views.
-    pub fn pool_check(&mut self, id: u64, theirs: u64) {
+    /// Books a `PoolCheck`: keeps the owner's total and the ledger's, for views.
+    pub fn pool_check(&mut self, id: u64, owner_bytes: u64) {
         match self.pool_ids.get(&id) {
             Some(&index) => {
                 let pool = &mut self.pools[index as usize];
-                // The owner's total does not include blocks that it has freed.
+                // The owner's total does not include pending blocks.
                 let live = pool.block_bytes.wrapping_sub(pool.pending_bytes);
-                pool.check = Some((theirs, if pool.is_framework() { live } else { pool.used }));
+                pool.check = Some((owner_bytes, if pool.is_framework() { live } else { pool.used }));
             }
             None => self.anomalies.unknown_handles += 1,
         }
@@ -153,11 +155,11 @@ impl Holdings {
             self.set_graphs_use(index, 0);
             self.set_reserved(index, 0);
         } else if self.pools[index as usize].used == 0 {
-            self.set_reserved(index, 0); // else the driver keeps it all until the last allocation is freed
+            self.set_reserved(index, 0); // with live allocations, the driver keeps the pool until the last is freed
         }
     }
 
-    /// Removes all pools on a device that was reset. Only its owner ends a framework pool.
+    /// Removes all pools on a device that was reset. A framework pool is only emptied, because its owner still exists.
     pub fn drop_pools(&mut self, book: u8) {
         let on_device: Vec<u32> = (0..self.pools.len() as u32)
             .filter(|&index| self.pools[index as usize].book == book && !self.pools[index as usize].gone)
@@ -172,7 +174,7 @@ impl Holdings {
         }
     }
 
-    /// Sets the bytes held by graphs. Their launches are not reported, so their bytes have no names.
+    /// Sets the bytes that CUDA graphs use. Launches of graphs are not reported, so these bytes are opaque.
     fn set_graphs_use(&mut self, index: u32, used: u64) {
         let pool = &mut self.pools[index as usize];
         let delta = used.wrapping_sub(pool.used) as i64;
@@ -181,6 +183,7 @@ impl Holdings {
         self.book(book).shift(IDLE, OPAQUE, delta);
     }
 
+    /// Sets the reserved bytes of a driver pool, which are at least its used bytes.
     fn set_reserved(&mut self, index: u32, polled: u64) {
         let pool = &mut self.pools[index as usize];
         let reserved = polled.max(pool.used);
@@ -193,7 +196,7 @@ impl Holdings {
 
     /// Books a stream-ordered allocation from a driver pool.
     #[inline]
-    pub fn pool_takes(&mut self, index: u32, cell: CellId, bytes: u64) {
+    pub fn allocate_from_pool(&mut self, index: u32, cell: CellId, bytes: u64) {
         let pool = &mut self.pools[index as usize];
         pool.used = pool.used.wrapping_add(bytes);
         let (book, reserved, used) = (pool.book, pool.reserved, pool.used);
@@ -205,7 +208,7 @@ impl Holdings {
 
     /// Books the free of a stream-ordered allocation.
     #[inline]
-    pub fn pool_gives(&mut self, index: u32, cell: CellId, bytes: u64) {
+    pub fn free_to_pool(&mut self, index: u32, cell: CellId, bytes: u64) {
         let pool = &mut self.pools[index as usize];
         pool.used = pool.used.saturating_sub(bytes);
         let (book, is_over) = (pool.book, pool.gone && pool.used == 0);
@@ -215,6 +218,7 @@ impl Holdings {
         }
     }
 
+    /// Books a `BlockAlloc`.
     #[inline]
     pub fn block_alloc(
         &mut self,
@@ -244,13 +248,13 @@ impl Holdings {
         let (role, list) = if is_born { self.role_at_birth(book, stamp, use_as) } else { (use_as.0, None) };
         let pool = &mut self.pools[index as usize];
         let booked = if pool.backed_bytes == pool.segment_bytes && !self.unseen_segments {
-            pool.segment_bytes > 0 // no need to look
+            pool.segment_bytes > 0 // all segments are booked
         } else {
             pool.is_booked(address)
         };
         // A single map lookup: with a million live blocks each costs a cache miss or two.
-        let place = match pool.blocks.entry(address) {
-            Entry::Vacant(place) => place,
+        let entry = match pool.blocks.entry(address) {
+            Entry::Vacant(entry) => entry,
             Entry::Occupied(mut old) if old.get().seq == stamp.seq && stamp.seq != 0 => {
                 old.get_mut().generation = generation;
                 return;
@@ -265,10 +269,10 @@ impl Holdings {
         let cell = self.cells.cell_in(Class::Block, stamp, (role, use_as.1), name);
         let exact = if use_as.0 == Role::Unknown { 0 } else { Row::EXACT | Row::BORN_EXACT };
         let owner = match list {
-            Some(list) => self.roles[usize::from(book)].young.join(list, role, (index, address), bytes),
-            None => NOT_FOLLOWED,
+            Some(list) => self.roles[usize::from(book)].undecided.add(list, role, (index, address), bytes),
+            None => NOT_LISTED,
         };
-        place.insert(Row {
+        entry.insert(Row {
             seq: stamp.seq,
             bytes,
             cell,
@@ -291,13 +295,14 @@ impl Holdings {
         if booked {
             self.book(book).shift(idle, cell, bytes as i64);
             if has_children && self.unbacked_segments > 0 {
-                self.back_overlapping(address, bytes, Some(index));
+                self.back_segments(address, bytes, Some(index));
             }
         } else {
             self.count_unbooked(book, bytes as i64);
         }
     }
 
+    /// Books a `BlockFree`.
     #[inline]
     pub fn block_free(&mut self, address: u64, pool: u64, state: FreeState) {
         let Some(&index) = self.pool_ids.get(&pool) else {
@@ -315,11 +320,11 @@ impl Holdings {
         }
     }
 
-    /// Moves a block to the waiting ones: its owner frees it, but a stream still uses it. An earlier peak has it in its old cell.
+    /// Marks a block as pending: the program frees it, but a CUDA stream still uses it. An earlier peak has it in its old cell.
     fn begin_pending(&mut self, index: u32, address: u64, mut row: Row) {
-        if row.owner != NOT_FOLLOWED {
-            // The block's use ends here, and a role describes the use.
-            row = self.role_at_end(Extent::Block(index, address), &row, End::LetGo);
+        if row.owner != NOT_LISTED {
+            // The program's use ends here, so the role is final.
+            row = self.role_at_end(Extent::Block(index, address), &row, End::Pending);
         }
         let booked = row.bytes.saturating_sub(self.carved_bytes(Extent::Block(index, address)));
         let key = CellKey { pending: true, ..self.cells.keys[row.cell as usize] };
@@ -331,18 +336,18 @@ impl Holdings {
         }
         if let Some(row) = self.pools[index as usize].blocks.get_mut(&address) {
             row.flags |= Row::PENDING;
-            (row.cell, row.owner) = (to, NOT_FOLLOWED);
+            (row.cell, row.owner) = (to, NOT_LISTED);
         }
         self.count_pending(index, row.book, row.bytes as i64);
     }
 
-    /// Counts bytes of blocks that are not booked; negative bytes are no longer counted.
+    /// Counts bytes of blocks outside the book; negative bytes are subtracted.
     fn count_unbooked(&mut self, book: u8, bytes: i64) {
         let unbooked = &mut self.side_memory_mut(book).unbooked_block_bytes;
         *unbooked = unbooked.wrapping_add(bytes);
     }
 
-    /// Counts bytes of blocks that wait for a stream, of the pool and of the book.
+    /// Counts bytes of pending blocks in the pool and in the book; negative bytes are subtracted.
     fn count_pending(&mut self, index: u32, book: u8, bytes: i64) {
         let of_pool = &mut self.pools[index as usize].pending_bytes;
         *of_pool = of_pool.wrapping_add_signed(bytes);
@@ -350,17 +355,17 @@ impl Holdings {
         *of_book = of_book.wrapping_add(bytes);
     }
 
-    /// Returns the addresses of the selected blocks of a pool, sorted.
+    /// Returns the addresses of the blocks that `wanted` selects, sorted.
     fn blocks_where(&self, index: u32, wanted: impl Fn(&Pool, u64, &Row) -> bool) -> Vec<u64> {
         let pool = &self.pools[index as usize];
         let blocks = pool.blocks.iter().filter(|(address, row)| wanted(pool, **address, row));
         in_order(blocks.map(|(&address, _)| address))
     }
 
-    /// Books blocks whose segments have got memory.
+    /// Books the blocks of a pool whose segments are wholly booked now.
     pub fn book_blocks(&mut self, index: u32) {
-        let waits = |pool: &Pool, address, row: &Row| row.is(Row::UNBOOKED) && pool.is_booked(address);
-        for address in self.blocks_where(index, waits) {
+        let has_memory = |pool: &Pool, address, row: &Row| row.is(Row::UNBOOKED) && pool.is_booked(address);
+        for address in self.blocks_where(index, has_memory) {
             let pool = &mut self.pools[index as usize];
             let Some(row) = pool.blocks.get_mut(&address) else { continue };
             row.flags &= !Row::UNBOOKED;
@@ -371,15 +376,16 @@ impl Holdings {
             self.count_unbooked(row.book, -(row.bytes as i64));
             self.book(row.book).shift(idle, row.cell, row.bytes as i64);
             if has_children && self.unbacked_segments > 0 {
-                self.back_overlapping(address, row.bytes, Some(index));
+                self.back_segments(address, row.bytes, Some(index));
             }
         }
     }
 
-    /// Unbooks blocks whose segments have lost their memory, until there is some again.
+    /// Unbooks the blocks of a pool whose segments have lost memory.
     pub fn unbook_blocks(&mut self, index: u32) {
-        let floats = |pool: &Pool, address, row: &Row| !row.is(Row::UNBOOKED) && !pool.is_booked(address);
-        for address in self.blocks_where(index, floats) {
+        let is_without_memory =
+            |pool: &Pool, address, row: &Row| !row.is(Row::UNBOOKED) && !pool.is_booked(address);
+        for address in self.blocks_where(index, is_without_memory) {
             let pool = &mut self.pools[index as usize];
             let Some(row) = pool.blocks.get_mut(&address) else { continue };
             let row_before = *row;
@@ -395,16 +401,16 @@ impl Holdings {
         }
     }
 
-    /// Removes a block. `freed`: by its owner, and not together with something else.
+    /// Removes a block; returns whether it existed. `freed`: by the program, not together with its pool, segment or context.
     #[inline]
     pub fn take_block(&mut self, index: u32, address: u64, freed: bool) -> bool {
         let pool = &mut self.pools[index as usize];
         let Some(mut row) = pool.blocks.remove(&address) else { return false };
-        if row.owner != NOT_FOLLOWED {
+        if row.owner != NOT_LISTED {
             row = self.role_at_end(
                 Extent::Block(index, address),
                 &row,
-                if freed { End::Freed } else { End::Taken },
+                if freed { End::Freed } else { End::Removed },
             );
         }
         let pool = &mut self.pools[index as usize];
@@ -434,8 +440,8 @@ impl Holdings {
         true
     }
 
-    fn drop_blocks(&mut self, index: u32, goes: impl Fn(&Row) -> bool) {
-        let gone = self.pools[index as usize].blocks.iter().filter(|(_, row)| goes(row));
+    fn drop_blocks(&mut self, index: u32, is_selected: impl Fn(&Row) -> bool) {
+        let gone = self.pools[index as usize].blocks.iter().filter(|(_, row)| is_selected(row));
         for (_, address) in in_order(gone.map(|(&address, row)| (row.seq, address))) {
             self.take_block(index, address, false);
         }
@@ -444,8 +450,8 @@ impl Holdings {
     /// Removes blocks and segments that a resync did not restate.
     pub fn sweep_blocks(&mut self) {
         let generation = self.generation;
-        // Segments created with their allocation are restated together with it, but not while its free is in flight.
-        let flying = in_order(self.in_flight.values().filter_map(|flight| match flight {
+        // A segment that is an allocation is restated with it, but not while the free of the allocation is in flight.
+        let in_flight = in_order(self.in_flight.values().filter_map(|flight| match flight {
             InFlight::Allocation { row, .. } if row.is(Row::SEGMENT) => Some(row.seq),
             _ => None,
         }));
@@ -454,14 +460,14 @@ impl Holdings {
             let segments = &self.pools[index as usize].segments;
             let gone: Vec<u64> = segments
                 .iter()
-                .filter(|(_, s)| s.generation != generation && flying.binary_search(&s.seq).is_err())
+                .filter(|(_, s)| s.generation != generation && in_flight.binary_search(&s.seq).is_err())
                 .map(|(&start, _)| start)
                 .collect();
             gone.into_iter().for_each(|start| self.take_segment((index, start)));
         }
     }
 
-    /// Completes a resync. Books the reservations of driver pools without the removed rows, drops empty pools that were not
+    /// Completes a resync: books the reservations of driver pools without the removed rows, removes empty pools that were not
     /// restated, and books blocks that came before their segments.
     pub fn sweep_pools(&mut self) {
         for index in 0..self.pools.len() as u32 {
@@ -490,7 +496,7 @@ impl Holdings {
         }
     }
 
-    /// Finds memory for segments whose memory a resync removed, and segments for blocks.
+    /// Assigns booked memory to segments that are not wholly booked, then books the blocks in them.
     fn back_pool(&mut self, index: u32) {
         let pool = &self.pools[index as usize];
         if pool.backed_bytes != pool.segment_bytes {

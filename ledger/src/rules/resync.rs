@@ -1,31 +1,19 @@
-//! Rows during a resync, in which the agent restates its state.
+//! Rows during a resync, in which the agent restates all its live rows.
 
 use crate::rows::row::Row;
 use crate::rules::holdings::Holdings;
 use gpumem_wire::Phase;
 
 impl Holdings {
-    /// Whether the rows are a mix of several moments: a resync is in progress, or the ring has not caught up with it.
-    #[inline]
-    pub fn is_mixed(&self) -> bool {
-        self.mixed
-    }
-
-    /// Returns the last record that may refer to rows which a resync has removed.
-    #[inline]
-    pub fn forgiven_until(&self) -> u64 {
-        self.forgiven_until
-    }
-
-    /// Handles a loss after record `last_seq`: ends of frees and of the current phase may be among the lost records.
+    /// Handles a loss of records after record `last_seq`, among which ends of frees and of the phase may be.
     pub fn lose_records(&mut self, last_seq: u64) {
-        self.phases.said = Phase::Unknown;
+        self.phases.last = Phase::Unknown;
         self.roles.iter_mut().for_each(|roles| roles.iterations.lose());
-        self.doubt_state(last_seq);
+        self.mark_doubtful(last_seq);
     }
 
-    /// Marks the state as doubtful: frees that began up to `last_seq` may have ended, and unreported segments may exist.
-    pub fn doubt_state(&mut self, last_seq: u64) {
+    /// Notes that frees that began up to record `last_seq` may have ended, and that unreported segments may exist.
+    pub fn mark_doubtful(&mut self, last_seq: u64) {
         self.unseen_segments = true;
         self.doubtful_before = Some(last_seq);
     }
@@ -36,9 +24,10 @@ impl Holdings {
         (self.mixed, self.unswept) = (true, false);
     }
 
-    /// Ends a resync: rows that were not restated are removed. `has_head`: the ring's records up to `head_seq` have been applied.
+    /// Ends a resync: removes rows that were not restated. `has_head`: all records up to `head_seq` have been booked, so
+    /// allocations can be removed too.
     pub fn end_resync(&mut self, head_seq: u64, has_head: bool) {
-        self.forget_unfinished();
+        self.end_doubtful_frees();
         self.sweep_blocks();
         self.unswept = true;
         if has_head {
@@ -50,7 +39,7 @@ impl Holdings {
         self.forgiven_until = head_seq;
     }
 
-    /// Marks the rows as consistent again: the ring has caught up with the resync, or no more records will come.
+    /// Completes a resync: all records from its time have been booked, or no more will come.
     pub fn finish_resync(&mut self) {
         self.mixed = false;
         if self.unswept {
@@ -59,13 +48,12 @@ impl Holdings {
         }
     }
 
-    /// Whether a row is in doubt during a resync: not restated, it may be freed, and its address may be another row's.
+    /// Whether a row may have been freed, and its address reused: a resync is in progress and has not restated it.
     pub fn is_in_doubt(&self, row: &Row) -> bool {
         self.mixed && row.generation != self.generation
     }
 
-    /// Removes allocations that were not restated. If the free of one was entered while the table was read, the allocation is in
-    /// flight and is removed when the free succeeds.
+    /// Removes allocations that were not restated. An allocation whose free is in flight is removed when that free ends.
     fn sweep_allocations(&mut self) {
         let generation = self.generation;
         self.drop_allocations(|row| row.generation != generation);

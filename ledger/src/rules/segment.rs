@@ -1,5 +1,6 @@
-//! Segments of framework pools. Their bytes are taken from booked memory: driver allocations, VMM handles through their mappings,
-//! or a block of the parent pool. Both sides record the bytes that a segment took: `Segment::parts` and `Holdings::carved`.
+//! Booking rules of the segments of framework pools. A segment takes its bytes from an *extent*, a piece of booked memory: a
+//! driver allocation, a VMM handle through its mappings, or a block of the parent pool. Both sides record the bytes that a
+//! segment took: `Segment::parts` and `Holdings::carved`.
 
 use crate::book::cells::CellId;
 use crate::rows::pool::{Carved, Pool, Segment, SegmentKey};
@@ -26,7 +27,7 @@ impl Holdings {
                 old.generation = generation;
                 return;
             }
-            // This is an anomaly, unless the segment is restated with less (a part was removed), or its allocation's free is in
+            // No anomaly if the segment is restated with fewer bytes (a part was removed), or the free of its allocation is in
             // flight.
             let seq = old.seq;
             self.anomalies.replaced += u64::from(!again && self.in_flight.row_mut(seq).is_none());
@@ -35,10 +36,10 @@ impl Holdings {
         self.insert_segment((index, address), bytes, stamp.seq, true);
     }
 
-    /// Inserts a segment. `new`: it is not the remainder of a segment that the peak already includes.
+    /// Inserts a segment. `new`: it is no remainder of a segment that the amounts at the peak already include.
     fn insert_segment(&mut self, key: SegmentKey, bytes: u64, seq: u64, new: bool) {
         if self.pools[key.0 as usize].segments.contains_key(&key.1) {
-            self.take_segment(key); // the remainder of an overlapping segment
+            self.take_segment(key); // the remainder of an overlapping segment, replaced
         }
         let segment = Segment { bytes, backed: 0, parts: Vec::new(), seq, generation: self.generation };
         let pool = &mut self.pools[key.0 as usize];
@@ -51,8 +52,8 @@ impl Holdings {
         self.back_segment(key, 0, u64::MAX, new);
     }
 
-    /// Books a `SegmentRemove` of a range, which may be several segments or a part of one. Without a size, removes the segment
-    /// that begins there.
+    /// Books a `SegmentRemove` of a range, which may contain several segments or a part of one. 0 bytes: the segment at
+    /// `address`.
     pub fn remove_segment(&mut self, address: u64, bytes: u64, pool: u64) {
         let Some(&index) = self.pool_ids.get(&pool) else {
             self.anomalies.unknown_handles += 1;
@@ -80,26 +81,26 @@ impl Holdings {
             }
         }
         if self.pools[index as usize].unbooked_blocks > 0 {
-            self.book_blocks(index); // the rest may be wholly booked
+            self.book_blocks(index); // blocks in the remainders, which may be wholly booked
         }
     }
 
-    /// Removes the segment whose allocation at `address`, born as `seq` for a framework pool, was removed.
-    pub fn take_segment_born_as(&mut self, address: u64, seq: u64) {
+    /// Removes the segment that is the allocation at `address` with birth number `seq`.
+    pub fn take_segment_of(&mut self, address: u64, seq: u64) {
         let born = |pool: &Pool| pool.segments.get(&address).is_some_and(|s| s.seq == seq);
         if let Some(index) = self.pools.iter().position(born) {
             self.take_segment((index as u32, address));
         }
     }
 
-    /// Marks a segment as restated, because its allocation was restated while its free is in flight.
-    pub fn keep_segment_born_as(&mut self, address: u64, seq: u64) {
+    /// Marks that segment as restated, because its allocation was restated while the free is in flight.
+    pub fn mark_segment_restated(&mut self, address: u64, seq: u64) {
         let generation = self.generation;
         let segments = self.pools.iter_mut().filter_map(|pool| pool.segments.get_mut(&address));
         segments.filter(|segment| segment.seq == seq).for_each(|segment| segment.generation = generation);
     }
 
-    /// Removes segments with all blocks in them, and the bytes that nested pools took from these blocks.
+    /// Removes segments with all blocks in them, and the segments of nested pools in these blocks.
     pub fn drop_segments(&mut self, segments: Vec<SegmentKey>) {
         let mut by_pool: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
         for (pool, start) in segments {
@@ -128,7 +129,7 @@ impl Holdings {
         }
     }
 
-    /// Removes a segment; its bytes return to the extents that they were taken from.
+    /// Removes a segment, and shifts its bytes back to the cells of its extents.
     pub fn take_segment(&mut self, key: SegmentKey) {
         let pool = &mut self.pools[key.0 as usize];
         let cell = pool.cell();
@@ -146,25 +147,21 @@ impl Holdings {
         }
     }
 
-    /// Returns one part of a segment to the extent's own cell.
+    /// Shifts the bytes that a segment took from an extent back to the extent's own cell.
     fn uncarve(&mut self, extent: Extent, key: SegmentKey, cell: CellId, bytes: u64) {
-        if let Some(row) = self.extent_row(extent) {
+        if let Some(row) = self.row_mut(extent).copied() {
             if let Some(carved) = self.carved.get_mut(&extent) {
-                carved.keep(&self.books[usize::from(row.book)]);
+                carved.save_peak(&self.books[usize::from(row.book)]);
                 carved.parts.retain(|(other, _)| *other != key);
             }
             let book = self.book(row.book);
             book.shift(cell, row.cell, bytes as i64);
-            book.let_go(bytes as i64);
+            book.count_returned(bytes as i64);
         }
     }
 
-    fn extent_row(&mut self, extent: Extent) -> Option<Row> {
-        self.row_mut(extent).copied()
-    }
-
-    /// Handles the removal of the extent under a segment. Returns the cell of its bytes.
-    pub fn segment_lost(&mut self, key: SegmentKey, extent: Extent, bytes: u64) -> CellId {
+    /// Removes from a segment the bytes that it took from an extent. Returns the cell of these bytes.
+    pub fn remove_part(&mut self, key: SegmentKey, extent: Extent, bytes: u64) -> CellId {
         let pool = &mut self.pools[key.0 as usize];
         let cell = pool.cell();
         if let Some(segment) = pool.segments.get_mut(&key.1) {
@@ -180,7 +177,7 @@ impl Holdings {
         cell
     }
 
-    /// Handles the removal of a mapping: segments that took the handle's bytes through it return them.
+    /// Handles the removal of a mapping: segments return the bytes of the handle that they took through it.
     pub fn segments_unmapped(&mut self, address: u64, mapping: Mapping) {
         let extent = Extent::Backing(mapping.backing);
         let Some(carved) = self.carved.get(&extent) else { return };
@@ -195,10 +192,10 @@ impl Holdings {
             .copied()
             .collect();
         for &(key, bytes) in &through {
-            let cell = self.segment_lost(key, extent, bytes);
+            let cell = self.remove_part(key, extent, bytes);
             self.uncarve(extent, key, cell, bytes);
         }
-        // A sleeping pool: its owner keeps segments and blocks, but unmaps the memory under them.
+        // A sleeping pool unmaps the memory under its segments and blocks, but keeps both.
         for ((pool, _), _) in through {
             let pool_of = &self.pools[pool as usize];
             if pool_of.block_bytes > pool_of.backed_bytes {
@@ -207,12 +204,9 @@ impl Holdings {
         }
     }
 
-    /// Gives new memory at [address, address+bytes) to segments without memory.
-    pub fn back_segments(&mut self, address: u64, bytes: u64) {
-        self.back_overlapping(address, bytes, None);
-    }
-
-    pub fn back_overlapping(&mut self, address: u64, bytes: u64, parent: Option<u32>) {
+    /// Assigns new memory at [address, address + bytes) to segments that are not wholly booked. `parent`: pool of the block that
+    /// is the memory.
+    pub fn back_segments(&mut self, address: u64, bytes: u64, parent: Option<u32>) {
         let end = address.saturating_add(bytes);
         let mut unbacked = Vec::new();
         for (index, pool) in self.pools.iter().enumerate() {
@@ -237,18 +231,18 @@ impl Holdings {
         }
     }
 
-    /// Gives a segment the free bytes of the memory under it, within [from, to).
+    /// Lets a segment take the bytes of the memory under it within [from, to) that no segment has taken.
     pub fn back_segment(&mut self, key: SegmentKey, from: u64, to: u64, new: bool) {
         let Some(segment) = self.pools[key.0 as usize].segments.get(&key.1) else { return };
         let (start, end) = (key.1.max(from), key.1.saturating_add(segment.bytes).min(to));
         for (extent, at, bytes) in self.extents_under(key.0, start, end) {
             let overlap = end.min(at.saturating_add(bytes)).saturating_sub(start.max(at));
-            let row = self.extent_row(extent).filter(|row| !row.is(Row::UNBOOKED));
+            let row = self.row_mut(extent).copied().filter(|row| !row.is(Row::UNBOOKED));
             let Some(row) = row.filter(|row| !self.is_in_doubt(row)) else { continue };
             let free = row.bytes.saturating_sub(self.carved_bytes(extent));
             let carved =
                 self.carved.get(&extent).and_then(|c| c.parts.iter().find(|(other, _)| *other == key));
-            let overlap = overlap.saturating_sub(carved.map_or(0, |(_, bytes)| *bytes)); // without the bytes that it has already
+            let overlap = overlap.saturating_sub(carved.map_or(0, |(_, bytes)| *bytes)); // without bytes that it has taken before
             let peak_cell = self.cell_at_peak(&row);
             let pool = &mut self.pools[key.0 as usize];
             let cell = pool.cell();
@@ -263,10 +257,10 @@ impl Holdings {
                 self.unbacked_segments = self.unbacked_segments.saturating_sub(1);
             }
             let book = &self.books[usize::from(row.book)];
-            let untouched = Carved { parts: Vec::new(), most: 0, at_peak: 0, epoch: book.peak.epoch };
+            let untouched = Carved { parts: Vec::new(), max_bytes: 0, at_peak: 0, epoch: book.peak.epoch };
             let carved = self.carved.entry(extent).or_insert(untouched);
-            carved.keep(book);
-            let had = carved.let_go();
+            carved.save_peak(book);
+            let had = carved.returned_bytes();
             match carved.parts.iter_mut().find(|(other, _)| *other == key) {
                 Some((_, bytes)) => {
                     *bytes += take;
@@ -278,15 +272,15 @@ impl Holdings {
                     segment.parts.push((extent, take));
                 }
             }
-            carved.most = carved.most.max(carved.total());
-            let let_go = carved.let_go() - had;
-            // The same at the peak, for bytes that no segment had taken then.
+            carved.max_bytes = carved.max_bytes.max(carved.total());
+            let returned = carved.returned_bytes() - had;
+            // At the peak, the segment takes only bytes that no segment had taken then.
             let live = new && book.live_at_peak(row.first_epoch);
             let at_peak = if live { take.min(row.bytes.saturating_sub(carved.at_peak)) } else { 0 };
             carved.at_peak += at_peak;
             let book = self.book(row.book);
             book.shift(row.cell, cell, take as i64);
-            book.let_go(let_go);
+            book.count_returned(returned);
             book.rename_at_peak(peak_cell, cell, at_peak as i64);
             if new {
                 let book = &mut self.books[usize::from(row.book)];
@@ -295,7 +289,7 @@ impl Holdings {
         }
     }
 
-    /// Returns booked memory that overlaps [start, end): extent, its first address in the range, its bytes in the range.
+    /// Returns the extents that overlap [start, end): extent, its first address, its bytes.
     fn extents_under(&self, pool: u32, start: u64, end: u64) -> Vec<(Extent, u64, u64)> {
         fn overlapping<V>(
             map: &BTreeMap<u64, V>,
@@ -337,10 +331,9 @@ impl Holdings {
         }
         found
     }
-}
 
-impl Holdings {
-    /// Notes the idle bytes of framework pools on a device, unless no pool reports its blocks. A piece lies in one segment.
+    /// Adds the idle bytes of the framework pools on a device to an OOM record, with the number of pieces and the largest. A
+    /// piece lies in one segment. Pools that report no blocks are left out.
     pub fn note_idle(&self, book: u8, oom: &mut Oom) {
         let reports = |pool: &&Pool| {
             pool.book == book

@@ -1,7 +1,7 @@
-//! Booking rules of virtual memory management. A physical handle is freed when its references and its mappings are both zero, in
-//! any order (reference: cuMemRelease, cuMemUnmap).
+//! Booking rules of virtual memory management (VMM). Physical memory behind a handle is freed when it has neither references nor
+//! mappings, in any order (reference: cuMemRelease, cuMemUnmap).
 //!
-//! A handle's number may be reused as soon as its last release was entered, so each backing has its own id.
+//! The driver may reuse a handle's value as soon as its last release was entered, so the memory (backing) has an id of its own.
 
 use crate::in_order;
 use crate::rows::in_flight::InFlight;
@@ -50,7 +50,7 @@ impl Holdings {
             generation,
             ..Row::default()
         };
-        if !self.count_beside(book, kind, bytes as i64) {
+        if !self.count_side_memory(book, kind, bytes as i64) {
             self.book(book).post(cell, bytes as i64);
         }
         let references = references.into();
@@ -63,13 +63,13 @@ impl Holdings {
         self.backings.contains_key(&seq)
     }
 
-    /// Books a `VmmMap`. An unknown handle is a multicast object, or its record was lost: nothing is booked.
+    /// Books a `VmmMap`. An unknown handle is a multicast object, or its record was lost; nothing is booked then.
     pub fn vmm_map(&mut self, address: u64, bytes: u64, handle: u64, stamp: &Stamp) {
         let Some(&id) = self.handles.get(&handle) else {
             self.anomalies.unknown_handles += 1;
             return;
         };
-        if stamp.flags.has(Flags::RESTATED) && self.is_unmap_in_flight(address, stamp.seq) {
+        if stamp.flags.has(Flags::RESTATED) && self.mark_unmap_restated(address, stamp.seq) {
             return;
         }
         if let Some(old) = self.mappings.get_mut(&address) {
@@ -88,7 +88,7 @@ impl Holdings {
         }
         self.size_import(id, bytes);
         if self.unbacked_segments > 0 {
-            self.back_segments(address, bytes);
+            self.back_segments(address, bytes, None);
         }
     }
 
@@ -101,16 +101,17 @@ impl Holdings {
         let more = bytes - backing.row.bytes;
         backing.row.bytes = bytes;
         let (book, kind) = (backing.row.book, backing.row.kind);
-        self.count_beside(book, kind, more as i64);
+        self.count_side_memory(book, kind, more as i64);
     }
 
-    /// Whether an unmap of this mapping is in flight. Marks it as restated, because then the unmap has failed if its end is lost.
-    fn is_unmap_in_flight(&mut self, address: u64, seq: u64) -> bool {
+    /// Marks a mapping as restated if its unmap is in flight; returns whether it is. If the end of the unmap is lost, the unmap
+    /// has failed.
+    fn mark_unmap_restated(&mut self, address: u64, seq: u64) -> bool {
         let generation = self.generation;
         self.in_flight.mapping_mut(address, seq).map(|mapping| mapping.generation = generation).is_some()
     }
 
-    /// Books a `VmmRetain`: another reference, found through a mapping.
+    /// Books a `VmmRetain`: one more reference to the memory mapped at `address`.
     pub fn vmm_retain(&mut self, handle: u64, address: u64) {
         let found = self.mappings.range(..=address).next_back();
         match found.filter(|(start, mapping)| address - **start < mapping.bytes).map(|(_, m)| m.backing) {
@@ -126,6 +127,7 @@ impl Holdings {
         }
     }
 
+    /// Books the entry of a `VmmRelease`.
     pub fn release_begin(&mut self, handle: u64, seq: u64) {
         let Some(&id) = self.handles.get(&handle) else {
             self.anomalies.unknown_frees += 1;
@@ -143,16 +145,17 @@ impl Holdings {
         self.in_flight.begin(seq, InFlight::Release { handle, backing: id });
     }
 
+    /// Books the end of a release.
     pub fn release_end(&mut self, handle: u64, id: BackingId, failed: bool) {
         let Some(backing) = self.backings.get_mut(&id) else { return };
         backing.in_flight = backing.in_flight.saturating_sub(1);
         if failed {
             backing.references += 1;
-            backing.row.generation = self.generation; // it lives, whether a resync under way restates it or not
+            backing.row.generation = self.generation; // a resync in progress must not remove it
             self.handles.entry(handle).or_insert(id);
         }
         self.update_leaving(id);
-        self.collect(id);
+        self.remove_if_unused(id);
     }
 
     /// Returns book and bytes of the mapping at an address.
@@ -183,6 +186,7 @@ impl Holdings {
         self.in_flight.begin(seq, InFlight::Unmap { mappings });
     }
 
+    /// Books the end of an unmap.
     pub fn unmap_end(&mut self, mappings: Vec<(u64, Mapping)>, failed: bool) {
         for (address, mut mapping) in mappings {
             let Some(backing) = self.backings.get_mut(&mapping.backing) else { continue };
@@ -192,17 +196,17 @@ impl Holdings {
                 (mapping.generation, backing.row.generation) = (self.generation, self.generation);
                 self.mappings.insert(address, mapping);
                 if self.unbacked_segments > 0 {
-                    self.back_segments(address, mapping.bytes);
+                    self.back_segments(address, mapping.bytes, None);
                 }
             } else {
                 self.segments_unmapped(address, mapping);
             }
             self.update_leaving(mapping.backing);
-            self.collect(mapping.backing);
+            self.remove_if_unused(mapping.backing);
         }
     }
 
-    /// Removes a mapping whose unmap call was not recorded.
+    /// Removes a mapping whose unmap was not reported.
     fn take_mapping(&mut self, address: u64) {
         let Some(mapping) = self.mappings.remove(&address) else { return };
         self.segments_unmapped(address, mapping);
@@ -210,18 +214,18 @@ impl Holdings {
             backing.mappings = backing.mappings.saturating_sub(1);
             self.update_leaving(mapping.backing);
         }
-        self.collect(mapping.backing);
+        self.remove_if_unused(mapping.backing);
     }
 
-    /// Frees a backing's bytes if nothing refers to it any more.
-    fn collect(&mut self, id: BackingId) {
+    /// Removes a backing if it has no references, no mappings and no calls in flight.
+    fn remove_if_unused(&mut self, id: BackingId) {
         let unused = |b: &Backing| b.references == 0 && b.mappings == 0 && b.in_flight == 0;
         if self.backings.get(&id).is_some_and(unused) {
             self.take_backing(id);
         }
     }
 
-    /// Updates `in_flight_bytes`: a reading may already lack memory that only calls in flight hold.
+    /// Updates `in_flight_bytes`: NVML may already not charge memory that only calls in flight hold.
     fn update_leaving(&mut self, id: BackingId) {
         let Some(backing) = self.backings.get_mut(&id) else { return };
         let leaving = backing.references == 0 && backing.mappings == 0 && backing.in_flight > 0;
@@ -241,15 +245,15 @@ impl Holdings {
         if backing.leaving {
             self.count_in_flight(&row, false);
         }
-        if !self.count_beside(row.book, row.kind, -(row.bytes as i64)) {
+        if !self.count_side_memory(row.book, row.kind, -(row.bytes as i64)) {
             self.uncarve_all(Extent::Backing(id), &row);
             self.book(row.book).post(row.cell, -(row.bytes as i64));
         }
     }
 
-    /// Removes all backings that `goes` selects, with their handles and mappings.
-    pub fn drop_backings(&mut self, goes: impl Fn(&Backing) -> bool) {
-        let gone = self.backings.iter().filter(|(_, backing)| goes(backing));
+    /// Removes all selected backings with their handles and mappings.
+    pub fn drop_backings(&mut self, is_selected: impl Fn(&Backing) -> bool) {
+        let gone = self.backings.iter().filter(|(_, backing)| is_selected(backing));
         for id in in_order(gone.map(|(&id, _)| id)) {
             self.handles.retain(|_, handle| *handle != id);
             let starts: Vec<u64> =
@@ -263,20 +267,20 @@ impl Holdings {
         }
     }
 
-    /// Removes mappings that a resync did not restate, then backings. A handle without references was bound only so that its
-    /// mappings could find it.
+    /// Removes mappings, then backings, that a resync did not restate. Handles without references are removed too; they were
+    /// needed only to restate mappings.
     pub fn sweep_vmm(&mut self) {
         let generation = self.generation;
         let starts: Vec<u64> =
             self.mappings.iter().filter(|(_, m)| m.generation != generation).map(|(&s, _)| s).collect();
         starts.into_iter().for_each(|start| self.take_mapping(start));
         self.drop_backings(|backing| backing.row.generation != generation);
-        // Several backings may have been restated with the same number: it belongs to the one with references.
+        // Several backings may have been restated with the same handle value; it belongs to the one with references.
         let held = self.backings.iter().filter(|(_, backing)| backing.references > 0);
         self.handles = held.map(|(&id, backing)| (backing.handle, id)).collect();
         let unused = self.backings.iter().filter(|(_, b)| b.references == 0 && b.mappings == 0);
         for id in in_order(unused.map(|(&id, _)| id)) {
-            self.collect(id);
+            self.remove_if_unused(id);
         }
     }
 }

@@ -1,3 +1,3 @@
-//! Samples of NVML.
+//! Samples: NVML readings of a process, joined with its records.
 
 pub(crate) mod pending;

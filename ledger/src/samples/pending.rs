@@ -1,9 +1,9 @@
-//! NVML samples, joined with `tracked` at their own time.
+//! NVML samples, each with the process's `tracked` bytes at the time of the reading.
 //!
 //! A reading is an interval [t0, t1]. When it begins, every process on the device gets a pending sample. The sample is **marked**
-//! (the book is copied) when the process's records have been applied up to t0. It is **closed** when they have been applied up to
-//! t1, which record times and watermarks show. If `tracked` changes in between, the sample is torn and contains the extremes of
-//! `tracked`. A silent agent does not delay the sample: it is then closed as stale.
+//! (the book is copied into it) when the process's records up to t0 have been booked. It is **closed** when the records up to t1
+//! have been booked, which record times and watermarks show. If `tracked` changes in between, the sample is **torn** and has the
+//! minimum and maximum of `tracked`. If the agent is silent, the sample is closed after a while as **stale**.
 
 use crate::book::recent_past::PastBook;
 use crate::book::{Book, Range};
@@ -12,34 +12,37 @@ use gpumem_model::gap::UntrackableParts;
 use gpumem_wire::{Absence, Body, Record};
 use std::sync::Arc;
 
-/// Maximum number of changes that one reading can hold; further ones are merged, which may make its bounds too wide.
+/// Maximum number of changes that a pending sample keeps. More are merged, which may make its bounds too wide.
 const MAX_CHANGES: usize = 4096;
 
-/// One NVML reading for one process and device, with the ledger's state at that time.
+/// An NVML reading of one process on one device, with the ledger's state at that time.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub struct ClosedSample {
+    /// Number of the reading.
     pub number: u64,
+    /// Begin of the reading (ns).
     pub t0_ns: u64,
+    /// End of the reading (ns).
     pub t1_ns: u64,
     /// Bytes that NVML charges to the process, or why they are unknown.
     pub used_bytes: Result<u64, Absence>,
-    /// The process lists of the reading failed: absence from them proves nothing.
+    /// Whether NVML could not list all processes, so that a missing process may still hold memory.
     pub list_failed: bool,
-    /// `tracked` at t0; absent for a process without an agent.
+    /// Tracked bytes at t0; absent for a process without an agent.
     pub tracked_bytes: Option<i64>,
-    /// Lowest and highest `tracked` in [t0, t1], frees in flight included.
+    /// Minimum and maximum of the tracked bytes in [t0, t1], with and without bytes that calls in flight may have freed.
     pub tracked_range: Option<(i64, i64)>,
-    /// Bytes allocated before the agent started.
+    /// Untracked bytes that were allocated before the agent started.
     pub predates_bytes: i64,
-    /// Memory changed, or a call was in flight, while NVML was read.
+    /// Whether memory changed or a call was in flight while NVML was read.
     pub torn: bool,
-    /// The agent's records had not reached t1 when the sample was closed.
+    /// Whether the sample was closed without the agent's records up to t1.
     pub stale: bool,
-    /// The book may not be that of t0. Either records were lost before t0 and no resync had completed, or the begin of the
-    /// reading arrived so late that later changes cannot be undone.
+    /// Whether the amounts may not be those of t0: records were lost before t0 and no resync had completed, or the begin of the
+    /// reading arrived too late to restore them.
     pub partial: bool,
-    /// The book at t0, by index of `ProcessView::cells`.
+    /// Bytes at t0, by index of [`ProcessView::cells`](crate::ProcessView::cells).
     pub amounts: Arc<[i64]>,
     /// Parts of the untrackable bytes; absent if these are unknown.
     pub parts: Option<UntrackableParts>,
@@ -51,70 +54,72 @@ impl ClosedSample {
         !self.torn && !self.stale && !self.partial
     }
 
-    /// Returns used minus tracked, signed; `None` if either is unknown.
+    /// Returns the gap: used minus tracked bytes; `None` if either is unknown.
     pub fn gap_bytes(&self) -> Option<i64> {
         Some(i64::try_from(self.used_bytes.ok()?).ok()?.wrapping_sub(self.tracked_bytes?))
     }
 
-    /// Returns the gap without the bytes allocated before the agent started.
+    /// Returns the untrackable bytes: the gap minus bytes allocated before the agent started.
     pub fn untrackable_bytes(&self) -> Option<i64> {
         Some(self.gap_bytes()?.wrapping_sub(self.predates_bytes))
     }
 }
 
-/// The gap at a peak of `tracked`. NVML was not read at that instant, so the gap is that of the nearest sample.
+/// The gap (used minus tracked bytes) at a peak of `tracked`: that of the nearest sample, because NVML was not read at the peak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct PeakGap {
     pub untrackable_bytes: i64,
     pub predates_bytes: i64,
-    /// Distance of the sample from the peak; negative if it was before.
+    /// Time from the peak to the sample (ns); negative if the sample was before.
     pub distance_ns: i64,
-    /// `tracked` was at its peak when the sample was taken.
+    /// Whether `tracked` equalled the peak when the sample was taken.
     pub exact: bool,
     pub parts: Option<UntrackableParts>,
 }
 
+/// The book at the begin of a reading.
 #[derive(Debug)]
 struct Mark {
     tracked: i64,
     amounts: Arc<[i64]>,
     range: Range,
     rounding: i64,
-    /// Tag of the last record before.
+    /// Tag of the last record before the reading.
     near: u32,
     torn: bool,
     partial: bool,
 }
 
-/// A call that may have changed NVML's number since it was entered. Until it is recorded, `tracked` may be lower than NVML's
-/// number by `bytes`. While a pool is trimmed, `tracked` may be higher: then `bytes` is negative.
+/// A call that may have changed NVML's figure at any time since it was entered. Until it is recorded, that figure may exceed
+/// `tracked` by `bytes`. `bytes` is negative for a call that makes a pool smaller.
 #[derive(Debug, Clone, Copy)]
 struct Entered {
     entered_ns: u64,
     bytes: i64,
-    /// Number of changes recorded before it.
+    /// Number of changes recorded before the call.
     changes: usize,
 }
 
+/// A sample that waits for records. Fields that [`ClosedSample`] has too are described there.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub book: u8,
     number: u64,
     pub t0_ns: u64,
-    /// End of the reading, once it was reported.
+    /// End of the reading (ns); `None` until it was reported.
     pub t1_ns: Option<u64>,
     pub used: Result<u64, Absence>,
     list_failed: bool,
     mark: Option<Mark>,
-    /// Time, and `tracked` without and with the bytes that calls in flight may have freed, of each change after t0, in record
-    /// order.
+    /// Changes of `tracked` after t0, in record order: time, and `tracked` with and without bytes that calls in flight may have
+    /// freed.
     changes: Vec<(u64, Range)>,
-    /// Calls recorded after the mark whose bytes may have been charged or freed before.
+    /// Calls recorded after the mark that NVML may have charged before their record.
     entered: Vec<Entered>,
-    /// Begin of the earliest driver call that was still in flight after t0.
+    /// Time at which the earliest driver call was entered that was still in flight after t0 (ns).
     busy_since_ns: u64,
-    /// Records were lost while the sample waited: the book at its mark may not be that of t0.
+    /// Whether records were lost while the sample waited, so that its amounts may not be those of t0.
     doubtful: bool,
 }
 
@@ -135,11 +140,12 @@ impl Pending {
         }
     }
 
+    /// Whether the sample is that of this book and reading.
     pub fn is(&self, book: u8, number: u64) -> bool {
         self.book == book && self.number == number
     }
 
-    /// Returns the next time at which this sample must be checked.
+    /// Returns the record time at which the sample must be marked or closed.
     pub fn boundary_ns(&self) -> u64 {
         if self.mark.is_none() { self.t0_ns } else { self.t1_ns.unwrap_or(u64::MAX) }
     }
@@ -148,7 +154,7 @@ impl Pending {
         self.mark.is_some()
     }
 
-    /// Copies the book. `late`: `tracked` had changed after t0, and the changes cannot be undone.
+    /// Copies the book into the sample. `late`: the book has changed since t0, and its former state cannot be restored.
     pub fn mark(&mut self, book: &mut Book, in_flight_bytes: i64, near: u32, partial: bool, late: bool) {
         let range = Range::with_in_flight(book.tracked, in_flight_bytes);
         let torn = late || in_flight_bytes != 0;
@@ -158,23 +164,23 @@ impl Pending {
         self.mark = Some(Mark { tracked, amounts, range, rounding, near, torn, partial });
     }
 
-    /// Takes the book at the begin of the reading, and the changes since.
+    /// Takes the restored book at t0, and its changes since.
     pub fn mark_past(&mut self, past: PastBook, near: u32, partial: bool) {
         let tracked = past.amounts.iter().fold(0_i64, |sum, &bytes| sum.wrapping_add(bytes));
         let range = Range::with_in_flight(tracked, past.in_flight);
         let torn = past.in_flight != 0;
         let (amounts, rounding) = (past.amounts.into(), past.rounding.bytes());
         self.mark = Some(Mark { tracked, amounts, range, rounding, near, torn, partial });
-        for moment in past.since {
-            if let Some((entered_ns, bytes)) = moment.entered {
-                self.entered(entered_ns, bytes);
+        for change in past.since {
+            if let Some((entered_ns, bytes)) = change.entered {
+                self.note_entered(entered_ns, bytes);
             }
-            self.change(moment.time_ns, moment.tracked, moment.in_flight);
+            self.note_change(change.time_ns, change.tracked, change.in_flight);
         }
     }
 
-    /// Notes that `tracked` changed at `time_ns`, after the mark, or that a call was entered that may change it.
-    pub fn change(&mut self, time_ns: u64, tracked: i64, in_flight_bytes: i64) {
+    /// Notes that `tracked` or the bytes in flight changed at `time_ns`, after the mark.
+    pub fn note_change(&mut self, time_ns: u64, tracked: i64, in_flight_bytes: i64) {
         let range = Range::with_in_flight(tracked, in_flight_bytes);
         let Some(mark) = &self.mark else { return };
         if self.changes.is_empty() && range == Range::at(mark.tracked) || self.is_over(time_ns) {
@@ -184,19 +190,20 @@ impl Pending {
         self.changes.push((time_ns, range));
     }
 
-    /// Notes `bytes` that are about to be booked and may have been charged (negative: freed) since `entered_ns`.
-    pub fn entered(&mut self, entered_ns: u64, bytes: i64) {
+    /// Notes a call whose `bytes` are about to be booked; NVML may have charged them (negative: freed them) since `entered_ns`.
+    pub fn note_entered(&mut self, entered_ns: u64, bytes: i64) {
         if self.mark.is_some() && !self.is_over(entered_ns) {
             self.make_room();
             self.entered.push(Entered { entered_ns, bytes, changes: self.changes.len() });
         }
     }
 
+    /// Whether a time is after the end of the reading.
     fn is_over(&self, time_ns: u64) -> bool {
         self.t1_ns.is_some_and(|t1| time_ns > t1)
     }
 
-    /// Merges changes when there are too many: bounds may become too wide, but stay correct.
+    /// Merges all changes if there are too many: bounds may become too wide, but stay correct.
     fn make_room(&mut self) {
         if self.changes.len() < MAX_CHANGES && self.entered.len() < MAX_CHANGES {
             return;
@@ -209,13 +216,15 @@ impl Pending {
         self.entered.clear();
     }
 
-    /// Returns the extremes of the bytes that NVML may have charged in the reading, and whether they differ.
+    /// Returns minimum and maximum of the tracked bytes that NVML may have charged in the reading, and whether memory may have
+    /// changed in it.
     ///
-    /// Between two changes, `tracked` is constant. A call that was entered before the second change and recorded after the first
-    /// may already have taken effect.
+    /// Between two changes `tracked` is constant. A call may already have taken effect there if it was entered before the second
+    /// change and recorded after the first.
     fn bounds(&self) -> (Option<Range>, bool) {
         let Some(mark) = &self.mark else { return (None, false) };
-        // The latest time by which each change had happened; times of several threads are not exactly in record order.
+        // Time by which each change had happened. Times of several threads may be out of record order, so the latest so far
+        // counts.
         let times = self.changes.iter().map(|&(time_ns, _)| time_ns);
         let ends: Vec<u64> = times
             .scan(0, |latest: &mut u64, time_ns| {
@@ -223,14 +232,14 @@ impl Pending {
                 Some(*latest)
             })
             .collect();
-        // Bytes in question after each change: first those that may be added, then those that may be removed.
+        // Bytes that NVML may already charge after each change, and (negative) bytes that it may no longer charge: differences.
         let mut steps = vec![[0_i64; 2]; self.changes.len() + 2];
         let mut torn = mark.torn;
         for entered in self.entered.iter().filter(|entered| !self.is_over(entered.entered_ns)) {
             let first = ends.partition_point(|&end| end < entered.entered_ns).min(entered.changes);
             let kind = usize::from(entered.bytes < 0);
-            for (place, bytes) in [(first, entered.bytes), (entered.changes + 1, -entered.bytes)] {
-                if let Some(step) = steps.get_mut(place) {
+            for (at, bytes) in [(first, entered.bytes), (entered.changes + 1, -entered.bytes)] {
+                if let Some(step) = steps.get_mut(at) {
                     step[kind] = step[kind].wrapping_add(bytes);
                 }
             }
@@ -240,8 +249,8 @@ impl Pending {
         let [mut above, mut below] = steps.first().copied().unwrap_or_default();
         range.include(mark.range.max.wrapping_add(above));
         range.include(mark.range.min.wrapping_add(below));
-        for (&(time_ns, change), [comes, goes]) in self.changes.iter().zip(steps.iter().skip(1)) {
-            (above, below) = (above.wrapping_add(*comes), below.wrapping_add(*goes));
+        for (&(time_ns, change), [more, less]) in self.changes.iter().zip(steps.iter().skip(1)) {
+            (above, below) = (above.wrapping_add(*more), below.wrapping_add(*less));
             if !self.is_over(time_ns) {
                 range.include(change.min.wrapping_add(below));
                 range.include(change.max.wrapping_add(above));
@@ -251,26 +260,11 @@ impl Pending {
         (Some(range), torn)
     }
 
-    /// Notes that the process lists of the reading failed: absence from them proves nothing.
-    pub fn fail(&mut self) {
-        if self.used == Err(Absence::NotListed) {
-            (self.used, self.list_failed) = (Err(Absence::Unknown), true);
-        }
-    }
-
     /// Notes that lost records may belong to this sample.
-    pub fn doubt(&mut self) {
+    pub fn mark_doubtful(&mut self) {
         self.doubtful = true;
         if let Some(mark) = &mut self.mark {
             mark.partial = true;
-        }
-    }
-
-    /// Notes a driver call that was entered at `since_ns` and is in flight at `now_ns`. Whether it overlaps the reading is
-    /// decided when the sample closes.
-    pub fn in_flight(&mut self, since_ns: u64, now_ns: u64) {
-        if now_ns >= self.t0_ns {
-            self.busy_since_ns = self.busy_since_ns.min(since_ns);
         }
     }
 
@@ -279,7 +273,8 @@ impl Pending {
         self.mark.as_ref().map_or(0, |mark| mark.near)
     }
 
-    /// Closes the sample in its present state, with rounding as its only part. `covered`: the process has an agent.
+    /// Closes the sample. The caller adds the parts of the untrackable bytes other than rounding. `covered`: the process has an
+    /// agent.
     pub fn close(self, predates_bytes: i64, stale: bool, covered: bool) -> ClosedSample {
         let (range, torn) = self.bounds();
         let mark = self.mark.filter(|_| covered);
@@ -306,10 +301,10 @@ impl Pending {
     }
 }
 
-/// Maximum time that samples wait for a call in flight: only its record shows whether its memory is in the reading.
+/// Maximum time (ns) that samples wait for the record of a call in flight, which shows whether NVML may have charged its memory.
 const MAX_CALL_WAIT_NS: u64 = 250_000_000;
 
-/// Returns the time up to which all records have arrived, according to a watermark.
+/// Returns the time up to which all records have arrived, according to a `Watermark` record.
 pub(crate) fn known_until(watermark: &Record<'_>) -> u64 {
     let time_ns = watermark.stamp.time_ns;
     match watermark.body {
@@ -322,20 +317,21 @@ pub(crate) fn known_until(watermark: &Record<'_>) -> u64 {
     }
 }
 
-/// Maximum number of readings of one device that wait for a process's records. An agent that is not stale cannot delay that many
-/// at a hundred readings a second.
+/// Maximum number of pending samples of one device. At 100 readings a second, as many wait only if they are closed as stale
+/// anyway.
 const MAX_PENDING: usize = 64;
 
+/// Samples of one process.
 #[derive(Debug)]
 pub(crate) struct Samples {
     pub pending: Vec<Pending>,
-    /// Earliest time at which a pending sample must be checked.
+    /// Earliest record time at which a pending sample must be marked or closed (ns).
     pub boundary_ns: u64,
     /// Closed samples that the ledger has not taken, with their books.
     pub closed: Vec<(u8, ClosedSample)>,
-    /// The ledger will close pending samples once they are stale.
-    pub is_watched: bool,
-    /// Books keep their recent past, because the begin of a reading may arrive after records of a live agent.
+    /// Whether the process is in the ledger's queue for closing stale samples.
+    pub is_queued: bool,
+    /// Whether books keep their recent changes, because the begin of a reading may arrive late (book/recent_past.rs).
     pub keeps_history: bool,
 }
 
@@ -345,22 +341,22 @@ impl Default for Samples {
             pending: Vec::new(),
             boundary_ns: u64::MAX,
             closed: Vec::new(),
-            is_watched: false,
+            is_queued: false,
             keeps_history: false,
         }
     }
 }
 
 impl Samples {
-    /// Notes that lost records may belong to waiting samples.
-    pub fn doubt(&mut self) {
-        self.pending.iter_mut().for_each(Pending::doubt);
+    /// Notes that lost records may belong to the pending samples.
+    pub fn mark_doubtful(&mut self) {
+        self.pending.iter_mut().for_each(Pending::mark_doubtful);
     }
 
-    /// Doubts samples that began by `known_from_ns`: the book at earlier times is unknown.
-    pub fn doubt_until(&mut self, known_from_ns: u64) {
+    /// Notes that the book up to `known_from_ns` is unknown, for the pending samples that began by then.
+    pub fn mark_doubtful_until(&mut self, known_from_ns: u64) {
         let unknown = |pending: &&mut Pending| pending.t0_ns <= known_from_ns;
-        self.pending.iter_mut().filter(unknown).for_each(Pending::doubt);
+        self.pending.iter_mut().filter(unknown).for_each(Pending::mark_doubtful);
     }
 
     /// Removes the oldest sample of a book if there is no room for another one.
@@ -372,8 +368,8 @@ impl Samples {
         self.pending.iter().position(of_book).map(|at| self.pending.remove(at))
     }
 
-    /// Returns the end of the earliest waiting reading.
-    pub fn waits_since_ns(&self) -> Option<u64> {
+    /// Returns the earliest end of the readings of pending samples.
+    pub fn first_end_ns(&self) -> Option<u64> {
         self.pending.iter().filter_map(|pending| pending.t1_ns).min()
     }
 
@@ -383,46 +379,49 @@ impl Samples {
 
     /// Sets the bytes that NVML charges in a reading.
     pub fn set_used(&mut self, book: u8, number: u64, used: Result<u64, Absence>) {
-        // Numbers may repeat after a restart of the daemon: the youngest reading is meant.
+        // Numbers may repeat after a restart of the daemon, so the youngest reading counts.
         if let Some(pending) = self.pending.iter_mut().rfind(|pending| pending.is(book, number)) {
             pending.used = used;
         }
     }
 
-    /// Ends a reading; `failed`: its process lists failed.
+    /// Ends a reading; `failed`: NVML could not list the processes, so a missing process may still hold memory.
     pub fn end(&mut self, book: u8, number: u64, t1_ns: u64, failed: bool) {
         let is_open = |pending: &Pending| pending.is(book, number) && pending.t1_ns.is_none();
         if let Some(pending) = self.pending.iter_mut().rfind(|pending| is_open(pending)) {
             pending.t1_ns = Some(t1_ns);
-            if failed {
-                pending.fail();
+            if failed && pending.used == Err(Absence::NotListed) {
+                (pending.used, pending.list_failed) = (Err(Absence::Unknown), true);
             }
         }
     }
 
-    /// Updates the earliest time at which a sample must be checked.
+    /// Updates `boundary_ns`. With watermarks, records only mark samples and do not close them.
     pub fn set_boundary(&mut self, has_watermarks: bool) {
         let waits = self.pending.iter().filter(|pending| !has_watermarks || !pending.is_marked());
         self.boundary_ns = waits.map(Pending::boundary_ns).min().unwrap_or(u64::MAX);
     }
 
-    /// Notes an allocation in all samples of its book. It is recorded when its call returns, but NVML may have charged it since
-    /// the call was entered. A reading that ended in between may include it.
+    /// Notes an allocation in the pending samples of its book. It is recorded when its call returns, but NVML may have charged it
+    /// since the call was entered.
     pub fn note_entered(&mut self, book: u8, entered: Option<(u64, i64)>) {
         if let Some((entered_ns, bytes)) = entered {
             for pending in self.pending.iter_mut().filter(|pending| pending.book == book) {
-                pending.entered(entered_ns, bytes);
+                pending.note_entered(entered_ns, bytes);
             }
         }
     }
 
-    /// Notes a call in flight, which may tear samples. Must precede the closing of samples by the same record.
+    /// Notes the earliest call in flight that a `Watermark` record names, because it may change memory during a reading. Must be
+    /// called before the record closes samples.
     pub fn note_in_flight(&mut self, record: &Record<'_>) {
         if let Body::Watermark { in_flight_since_ns, .. } = record.body
             && in_flight_since_ns != 0
         {
-            let now_ns = record.stamp.time_ns;
-            self.pending.iter_mut().for_each(|pending| pending.in_flight(in_flight_since_ns, now_ns));
+            let has_begun = |pending: &&mut Pending| record.stamp.time_ns >= pending.t0_ns;
+            for pending in self.pending.iter_mut().filter(has_begun) {
+                pending.busy_since_ns = pending.busy_since_ns.min(in_flight_since_ns);
+            }
         }
     }
 
@@ -432,7 +431,7 @@ impl Samples {
             if touched & 1 << pending.book != 0 {
                 let index = usize::from(pending.book);
                 let tracked = holdings.books[index].tracked;
-                pending.change(time_ns, tracked, holdings.in_flight_bytes[index]);
+                pending.note_change(time_ns, tracked, holdings.in_flight_bytes[index]);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Causes of one account's untrackable memory: selects boundary samples, and books the change between each two consecutive ones.
+//! Causes of an account's untrackable bytes: selects *boundary* samples (mod.rs), and explains the change between each two.
 
 use crate::samples::pending::ClosedSample;
 use crate::untrackable::change::{SampleContext, Steps, change_between};
@@ -7,24 +7,26 @@ use crate::untrackable::event::{Event, Events, What};
 use gpumem_model::gap::{Cause, UntrackableChange, UntrackableParts};
 use std::sync::Arc;
 
+/// The last boundary sample.
 #[derive(Debug, Clone, Copy)]
 struct Boundary {
     t0_ns: u64,
+    /// Untrackable bytes without rounding.
     x: i64,
     /// Bytes allocated before the agent started, tracked or not, without their rounding.
     predates: i64,
 }
 
-/// Causes of one book's gap.
+/// Causes of the untrackable bytes of one account.
 #[derive(Debug, Default)]
 pub(crate) struct Causes {
     pub since_boundary: SinceBoundary,
     contexts: Contexts,
-    /// Sum of the bytes booked for contexts at the last boundary.
+    /// Bytes attributed to contexts at the last boundary.
     booked: UntrackableParts,
     steps: Steps,
     last: Option<Boundary>,
-    /// Rounding already contained in the predating bytes: that of the sample from which they were taken.
+    /// Rounding that the bytes from before the agent already contain.
     predates_rounding: i64,
 }
 
@@ -32,22 +34,22 @@ pub(crate) struct Causes {
 #[derive(Debug, Default)]
 pub(crate) struct SinceBoundary {
     events: Events,
-    /// Records were lost since the last boundary.
+    /// Whether records were lost since the last boundary.
     lost: bool,
-    /// The agent was blind since the last boundary.
+    /// Whether the agent was blind (saw no calls) at some time since the last boundary.
     blind: bool,
-    /// Threads that the device can run at once; 0 if unknown.
+    /// Number of threads that the device can run at once; 0 if unknown.
     pub threads: u64,
 }
 
 impl Causes {
-    /// Sets the rounding contained in the predating bytes: that of the sample they were taken from, or none if the agent reported
-    /// them.
-    pub fn round_from(&mut self, parts: Option<UntrackableParts>) {
+    /// Sets the rounding that the bytes from before the agent contain: that of the sample from which they were computed; none if
+    /// the agent reported them.
+    pub fn set_predates_rounding(&mut self, parts: Option<UntrackableParts>) {
         self.predates_rounding = parts.map_or(0, |parts| parts.rounding_bytes);
     }
 
-    /// Returns the parts of a sample's untrackable. If the sample is a boundary, books the step that led to it first.
+    /// Returns the parts of a sample's untrackable bytes. If the sample is a boundary, first adds the step since the last one.
     pub fn close(&mut self, sample: &ClosedSample, known: &SampleContext<'_>) -> Option<UntrackableParts> {
         let untrackable = sample.untrackable_bytes()?;
         let rounding = sample.parts?.rounding_bytes.wrapping_sub(self.predates_rounding);
@@ -55,17 +57,18 @@ impl Causes {
         let is_later = self.last.is_none_or(|last| sample.t0_ns > last.t0_ns);
         if sample.is_certain()
             && is_later
-            && !self.since_boundary.events.is_under_way(sample.t0_ns, sample.t1_ns)
+            && !self.since_boundary.events.is_in_progress(sample.t0_ns, sample.t1_ns)
         {
-            self.reach(sample, x, known);
+            self.add_boundary(sample, x, known);
         }
         let unexplained_bytes = x.wrapping_sub(self.booked.sum());
         Some(UntrackableParts { rounding_bytes: rounding, unexplained_bytes, ..self.booked })
     }
 
-    fn reach(&mut self, sample: &ClosedSample, x: i64, known: &SampleContext<'_>) {
+    /// Explains the change since the last boundary, and makes the sample the last boundary.
+    fn add_boundary(&mut self, sample: &ClosedSample, x: i64, known: &SampleContext<'_>) {
         let (due, is_folded) = self.since_boundary.events.take_until(sample.t1_ns);
-        // Adopted memory is tracked, so the gap does not change.
+        // Bytes from before the agent that are tracked by now count too: tracking them does not change the memory held.
         let older = sample.predates_bytes.wrapping_add(known.adopted);
         let predates = older.wrapping_sub(self.predates_rounding);
         let boundary = Boundary { t0_ns: sample.t0_ns, x, predates };
@@ -73,10 +76,10 @@ impl Causes {
         let blind = std::mem::replace(&mut self.since_boundary.blind, known.blind) || known.blind;
         let last = self.last.replace(boundary);
         let before = match last {
-            // More predating bytes reduce the gap; this is not a step.
+            // More bytes from before the agent mean fewer untrackable ones; that is no step.
             Some(last) => last.x.wrapping_add(last.predates).wrapping_sub(boundary.predates),
             None if known.late || lost => {
-                // Bytes that existed before the first boundary have no known cause.
+                // The causes of bytes that existed before the first boundary are unknown.
                 self.contexts.pass(&due, self.since_boundary.threads);
                 self.booked = self.contexts.booked();
                 return;
@@ -104,14 +107,12 @@ impl Causes {
         self.steps.add(change_between(span, parts, doubt, &due, &shares, unseen, known));
     }
 
-    /// Returns all steps by time; the smallest may be merged into one, see [`Cause::Smaller`].
+    /// Returns all steps by time; see [`Cause::Smaller`].
     pub fn steps(&self) -> Arc<[UntrackableChange]> {
         self.steps.all()
     }
-}
 
-impl Causes {
-    /// Adds an event that may change untrackable.
+    /// Adds an event that may change the untrackable bytes.
     pub fn note_event(&mut self, event: Event) {
         let folded = self.since_boundary.events.push(event);
         if !folded.is_empty() {
@@ -119,12 +120,13 @@ impl Causes {
         }
     }
 
-    /// Notes that records were lost, possibly with events among them.
+    /// Notes that records were lost, which may include events.
     pub fn lose(&mut self) {
         self.since_boundary.lost = true;
     }
 
-    pub fn go_blind(&mut self) {
+    /// Notes that the agent sees no calls.
+    pub fn note_blind(&mut self) {
         self.since_boundary.blind = true;
     }
 }

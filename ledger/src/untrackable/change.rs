@@ -1,14 +1,14 @@
-//! Steps of untrackable memory: when it changed, by how much, and why.
+//! Steps of untrackable bytes: when they changed, by how much, and why.
 
 use crate::untrackable::event::{Event, Names, What};
 use gpumem_model::gap::{Cause, UntrackableChange, UntrackableParts};
 use gpumem_model::names::Named;
 use std::sync::{Arc, OnceLock};
 
-/// Maximum number of steps kept for each device; the smallest of more are merged into one.
+/// Maximum number of steps of an account; of more, the smallest are merged into one.
 const MAX_STEPS: usize = 256;
 
-/// Returns the cause that an event is reported as; `None` for events that are not reported.
+/// Returns the cause under which an event is shown; `None` for events that are not shown.
 fn cause_of(what: What) -> Option<Cause> {
     Some(match what {
         What::Creating | What::Existed => return None,
@@ -28,10 +28,10 @@ fn cause_of(what: What) -> Option<Cause> {
 /// How the bytes of a step were determined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BookedAs {
-    /// Measured: the step's own size.
+    /// From the change that NVML shows.
     Measured,
     Model,
-    /// Limited by the loadable bytes of the loaded modules.
+    /// At most the loadable bytes of the modules.
     UpperBound,
     Unexplained,
 }
@@ -47,19 +47,19 @@ impl BookedAs {
     }
 }
 
-/// Returns the weight by which steps are selected for merging, lightest first.
+/// Returns the size of a step's largest part; steps with the smallest are merged first.
 fn weight(step: &UntrackableChange) -> u64 {
     let without_rounding = UntrackableParts { rounding_bytes: 0, ..step.parts };
     without_rounding.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max().unwrap_or(0)
 }
 
-/// Returns the names of `causes` in a fixed order, without `main`.
+/// Returns the names of `causes` in the order of [`Cause::NAMES`], without `main`.
 fn names_of(causes: &[&str], main: Cause) -> Vec<String> {
     let others = Cause::NAMES.iter().filter(|(name, cause)| *cause != main && causes.contains(name));
     others.map(|(name, _)| (*name).to_owned()).collect()
 }
 
-/// Returns a note for readers of a step. `unseen_bytes`: loadable bytes of modules that no step has shown yet.
+/// Returns the note that a report shows with a step. `unseen_bytes`: loadable bytes of modules that no step has shown yet.
 fn note(
     cause: Cause,
     parts: &UntrackableParts,
@@ -84,7 +84,8 @@ fn note(
     Some(text.to_owned())
 }
 
-/// Returns the step between two boundaries, at times `span`. `unseen_bytes`: loadable bytes of modules that no step has shown yet.
+/// Returns the step between two boundaries at times `span`. `doubt`: why its events are uncertain. `due`: events between the
+/// boundaries. `shares`: their bytes. `unseen_bytes`: as for [`note`].
 pub(super) fn change_between(
     span: (u64, u64),
     parts: UntrackableParts,
@@ -95,7 +96,7 @@ pub(super) fn change_between(
     known: &SampleContext<'_>,
 ) -> UntrackableChange {
     let booked = shares.iter().filter(|share| doubt.is_none() || share.bytes != 0);
-    // Among equal shares, the earliest one.
+    // The largest share; among equal ones, the earliest.
     let main = booked.rev().max_by_key(|share| share.bytes.unsigned_abs());
     let likely = due.iter().rev().find(|event| matches!(event.what, What::Imported(_) | What::Other(_)));
     let most = main.map_or(0, |share| share.bytes.unsigned_abs());
@@ -137,11 +138,13 @@ pub(super) fn change_between(
     }
 }
 
+/// All steps of an account.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     large: Vec<UntrackableChange>,
+    /// Sum of the smallest steps.
     smaller: Option<UntrackableChange>,
-    /// The list returned last; cleared by a new step.
+    /// Cached result of [`Steps::all`]; cleared by a new step.
     all: OnceLock<Arc<[UntrackableChange]>>,
 }
 
@@ -176,24 +179,26 @@ impl Steps {
     }
 }
 
-/// State of a process, other than its events, when a sample closes.
+/// State of the process when a sample closes.
 #[derive(Debug)]
 pub(crate) struct SampleContext<'a> {
+    /// Whether the agent started after the first allocation.
     pub late: bool,
     /// Tracked bytes that were allocated before the agent started.
     pub adopted: i64,
+    /// Whether the agent sees no calls.
     pub blind: bool,
     /// Tag of the last record before the sample.
     pub near: u32,
     pub names: Names<'a>,
 }
 
-/// Bytes of a step booked to one event, and the bytes expected for it.
+/// Bytes of a step that are attributed to one event.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Share {
     pub event: Event,
     pub bytes: i64,
     pub kind: BookedAs,
-    /// According to the model or the upper bound.
+    /// Bytes according to the model or the upper bound.
     pub expected: Option<i64>,
 }

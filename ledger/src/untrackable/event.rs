@@ -1,4 +1,4 @@
-//! Driver events that may change untrackable memory.
+//! Driver events that may change untrackable bytes: contexts, modules, limits.
 
 use crate::Map;
 use crate::book::cells::CellTable;
@@ -7,20 +7,20 @@ use gpumem_wire::{DriverEventKind, Stamp};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Maximum number of events that wait for a sample, for each device. A process that loads its modules individually has some
-/// thousands, but not within one second.
+/// Maximum number of events of an account that wait for a sample. A process may load thousands of modules, but not within a
+/// second.
 const MAX_EVENTS: usize = 1024;
-/// Time before or after its record during which a call may change NVML's number. (Loading a module takes up to some milliseconds,
-/// but the record has no duration.)
+/// Time (ns) before or after its record in which a call may change NVML's figure. Loading a module takes some milliseconds, and
+/// its record has no duration.
 const CALL_NS: u64 = 20_000_000;
-/// Same as [`CALL_NS`], for creating and destroying a context.
+/// Like [`CALL_NS`], for creating and destroying a context.
 const CONTEXT_NS: u64 = 500_000_000;
-/// Maximum difference between the clocks of agents and of readings.
+/// Maximum difference between the clocks of agents and of NVML readings (ns).
 const CLOCK_NS: u64 = 50_000;
-/// If creating a context takes longer than this, it already existed or its creation failed.
+/// Time (ns) after which a context counts as not created: it existed already, or its creation failed.
 const CREATING_NS: u64 = 10_000_000_000;
 
-/// Names of a process, by the agent's ids.
+/// Names of a process by id, for resolving tags and libraries.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Names<'a> {
     pub cells: &'a CellTable,
@@ -39,12 +39,13 @@ impl Names<'_> {
     }
 }
 
+/// What an event did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
     /// A call that creates a context was entered.
     Creating,
     Created,
-    /// The context existed before, and was restated.
+    /// A resync restated the context.
     Existed,
     Destroyed,
     /// All contexts of the device were destroyed.
@@ -62,14 +63,14 @@ pub(crate) enum What {
     Stack(u64),
     Printf(u64),
     Heap(u64),
-    /// Memory of another process was imported: its bytes. There is no model for NVML's charge.
+    /// Memory of another process was imported (bytes). How NVML charges it is not known.
     Imported(u64),
-    /// An event without a model.
+    /// An event whose bytes no model predicts.
     Other(Cause),
 }
 
 impl What {
-    /// Returns what a `DriverEvent` record reports; `None` if another record reports it.
+    /// Converts a `DriverEvent` record; returns `None` if another record reports the event.
     pub fn of(event: DriverEventKind, bytes: u64, value: u64) -> Option<What> {
         use DriverEventKind as Kind;
         Some(match event {
@@ -90,6 +91,7 @@ impl What {
     }
 }
 
+/// One driver event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Event {
     pub time_ns: u64,
@@ -104,12 +106,12 @@ impl Event {
         Event { time_ns, what, context: stamp.context, tag: stamp.tag, library: stamp.module }
     }
 
-    /// Returns the interval in which the event may have changed NVML's number.
+    /// Returns the interval in which the event may have changed NVML's figure.
     fn span(&self) -> (u64, u64) {
         let (before, after) = match self.what {
             What::Loaded { .. } | What::Stack(_) | What::Printf(_) | What::Heap(_) => (CALL_NS, 0),
             What::Created | What::Reset => (CONTEXT_NS, 0),
-            // The record comes before the driver's action.
+            // The record is made before the driver acts.
             What::Unloaded { .. } => (0, CALL_NS),
             What::Destroyed => (0, CONTEXT_NS),
             What::Creating | What::Existed | What::Exec | What::Imported(_) | What::Other(_) => (0, 0),
@@ -117,8 +119,8 @@ impl Event {
         (self.time_ns.saturating_sub(before.max(CLOCK_NS)), self.time_ns.saturating_add(after.max(CLOCK_NS)))
     }
 
-    /// Whether the event can have a share of the bytes.
-    fn is_priced(&self) -> bool {
+    /// Whether bytes can be attributed to the event.
+    fn has_bytes(&self) -> bool {
         !matches!(self.what, What::Existed | What::Exec | What::Imported(_) | What::Other(_))
     }
 }
@@ -127,12 +129,12 @@ impl Event {
 #[derive(Debug, Default)]
 pub(super) struct Events {
     queue: VecDeque<Event>,
-    /// Older events were dropped.
+    /// Whether older events were dropped.
     folded: bool,
 }
 
 impl Events {
-    /// Adds an event. If the queue is full, drops its older half, which spreads the cost, and returns the dropped events.
+    /// Adds an event. If the queue is full, removes and returns its older half.
     pub fn push(&mut self, event: Event) -> Vec<Event> {
         let oldest = if self.queue.len() < MAX_EVENTS { 0 } else { MAX_EVENTS / 2 };
         let oldest: Vec<Event> = self.queue.drain(..oldest).collect();
@@ -141,8 +143,8 @@ impl Events {
         oldest
     }
 
-    /// Whether an event that costs memory was in progress during a reading.
-    pub fn is_under_way(&self, t0_ns: u64, t1_ns: u64) -> bool {
+    /// Whether an event with bytes was in progress during a reading.
+    pub fn is_in_progress(&self, t0_ns: u64, t1_ns: u64) -> bool {
         let mut creating = None;
         for event in &self.queue {
             match event.what {
@@ -151,7 +153,7 @@ impl Events {
                 _ => {}
             }
             let (from, to) = event.span();
-            if event.is_priced() && event.what != What::Creating && from <= t1_ns && to >= t0_ns {
+            if event.has_bytes() && event.what != What::Creating && from <= t1_ns && to >= t0_ns {
                 return true;
             }
         }
