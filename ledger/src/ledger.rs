@@ -489,7 +489,11 @@ impl Ledger {
 
     /// Returns the counters and ranges of a program.
     pub fn own(&self, key: ProcessKey) -> program_data::ProgramData {
-        self.known(key).map(Process::own).unwrap_or_default()
+        let data = |process: &Process| {
+            let name = |tag| process.holdings.cells.tags.get(&tag).cloned();
+            process.program.view(process.stream.applied_ns, name)
+        };
+        self.known(key).map(data).unwrap_or_default()
     }
 
     /// Returns the points of growth of an account, by its index in [`ProcessView::accounts`](crate::ProcessView).
@@ -504,7 +508,8 @@ impl Ledger {
 
     /// Returns the iterations of an account, by its index in [`ProcessView::accounts`](crate::ProcessView).
     pub fn iterations(&self, key: ProcessKey, account: usize) -> Iterations {
-        self.known(key).map(|process| process.iterations(account)).unwrap_or_default()
+        let iterations = |process: &Process| process.holdings.iterations(account, process.stream.applied_ns);
+        self.known(key).map(iterations).unwrap_or_default()
     }
 
     /// Returns the individual parameters and gradients of an account, by its index in
@@ -512,9 +517,7 @@ impl Ledger {
     pub fn parameters(&self, key: ProcessKey, account: usize) -> Parameters {
         self.known(key).map(|process| process.holdings.parameters(account)).unwrap_or_default()
     }
-}
 
-impl Ledger {
     /// Sets the limits of the ledger's memory for processes; they hold from now on.
     pub fn limit(&mut self, limits: Limits) {
         self.quotas.limits = limits;
@@ -522,11 +525,11 @@ impl Ledger {
 
     /// Returns the estimated bytes of all processes' data, and the number of records that limits have refused so far.
     pub fn load(&self) -> (usize, RefusedRecords) {
-        let mut refused = self.quotas.refused();
+        let mut refused = self.quotas.refused;
         self.processes
             .iter()
             .for_each(|process| refused.add(process.coverage.full, process.memory_use.refused));
-        (self.quotas.bytes(), refused)
+        (self.quotas.bytes, refused)
     }
 
     /// Estimates the memory of a process, and checks its limits.

@@ -107,31 +107,24 @@ impl MemoryUse {
 #[derive(Debug)]
 pub(crate) struct Quotas {
     pub limits: Limits,
-    all: usize,
+    /// Estimated bytes of all processes.
+    pub bytes: usize,
     users: Map<Option<u64>, usize>,
-    refused: RefusedRecords,
+    /// Numbers of refused records, as of the last estimate of each process.
+    pub refused: RefusedRecords,
 }
 
 impl Default for Quotas {
     fn default() -> Self {
-        Quotas { limits: Limits::NONE, all: 0, users: Map::default(), refused: RefusedRecords::default() }
+        Quotas { limits: Limits::NONE, bytes: 0, users: Map::default(), refused: RefusedRecords::default() }
     }
 }
 
 impl Quotas {
-    pub fn bytes(&self) -> usize {
-        self.all
-    }
-
-    /// Returns the numbers of refused records, as of the last estimate of each process.
-    pub fn refused(&self) -> RefusedRecords {
-        self.refused
-    }
-
     /// Subtracts a process's estimated bytes; `full` is the limit that it has reached.
     pub fn release(&mut self, load: &mut MemoryUse, full: Option<QuotaExceeded>) {
         let bytes = std::mem::take(&mut load.charged);
-        self.all = self.all.saturating_sub(bytes);
+        self.bytes = self.bytes.saturating_sub(bytes);
         if let Some(of_user) = self.users.get_mut(&load.user) {
             *of_user = of_user.saturating_sub(bytes);
             if *of_user == 0 {
@@ -141,10 +134,9 @@ impl Quotas {
         self.refused.add(full, std::mem::take(&mut load.refused));
     }
 
-    /// Adds a process's estimated bytes.
     pub fn charge(&mut self, load: &mut MemoryUse, user: Option<u64>, bytes: usize) {
         (load.charged, load.user) = (bytes, user);
-        self.all = self.all.saturating_add(bytes);
+        self.bytes = self.bytes.saturating_add(bytes);
         let of_user = self.users.entry(user).or_default();
         *of_user = of_user.saturating_add(bytes);
     }
@@ -157,7 +149,7 @@ impl Quotas {
         } else if of_user >= self.limits.bytes_per_user {
             Some(QuotaExceeded::User)
         } else {
-            (self.all >= self.limits.bytes).then_some(QuotaExceeded::All)
+            (self.bytes >= self.limits.bytes).then_some(QuotaExceeded::All)
         }
     }
 }

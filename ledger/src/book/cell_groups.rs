@@ -43,7 +43,6 @@ struct Group {
     has_member: bool,
 }
 
-/// The groups of a process's cells.
 #[derive(Debug, Default)]
 pub(crate) struct CellGroups {
     groups: Vec<Group>,
@@ -269,7 +268,6 @@ fn first_true(mut from: usize, mut to: usize, test: impl Fn(usize) -> bool) -> u
 
 type Amounts = Vec<(CellId, i64)>;
 
-/// Bytes of one group while a list is reduced.
 #[derive(Debug, Clone, Copy, Default)]
 struct GroupSum {
     bytes: i64,

@@ -28,7 +28,6 @@ pub(crate) struct CellKey {
 }
 
 impl CellKey {
-    /// Returns the key of a class without any names.
     pub fn plain(class: Class) -> Self {
         CellKey { class, ..CellKey::default() }
     }
@@ -163,13 +162,7 @@ impl CellTable {
         }
     }
 
-    /// Returns the cell for a stamp, outside framework pools.
-    #[inline]
-    pub fn cell_of(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase)) -> CellId {
-        self.cell_in(class, stamp, use_as, 0)
-    }
-
-    /// Returns the cell for a stamp (tag, library, flags of a record) in the framework pool with this name.
+    /// Returns the cell for a stamp (tag, library, flags of a record). `pool`: name of the framework pool, 0 for none.
     #[inline]
     pub fn cell_in(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase), pool: u32) -> CellId {
         let (module, tag) = (stamp.module, stamp.tag);

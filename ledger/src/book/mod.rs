@@ -25,7 +25,6 @@ use crate::book::timeline::{Change, Moment, Point, Timeline};
 use gpumem_wire::Role;
 use std::sync::Arc;
 
-/// Bytes of one cell.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cell {
     now: i64,
@@ -85,8 +84,8 @@ pub struct Window {
 pub(crate) struct Book {
     cells: Vec<Cell>,
     /// Cells of unused bytes: [`IDLE`], [`OPAQUE`], and the idle cells of named pools.
-    unused: Vec<CellId>,
-    /// Bytes of the cells in `unused`.
+    pub unused_cells: Vec<CellId>,
+    /// Bytes of `unused_cells`.
     unused_bytes: i64,
     /// Bytes of live memory that segments took and returned.
     returned_bytes: i64,
@@ -127,9 +126,8 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    /// Returns an empty book.
     pub fn new() -> Self {
-        Book { unused: vec![IDLE, OPAQUE], high: Moment::NONE, ..Book::default() }
+        Book { unused_cells: vec![IDLE, OPAQUE], high: Moment::NONE, ..Book::default() }
     }
 
     /// Adds bytes to a cell; saves its old amount if this is its first change in the epoch.
@@ -190,7 +188,7 @@ impl Book {
             self.change(id, 0); // saves the amount at the peak, if it is not saved yet
             let cell = &mut self.cells[id as usize];
             cell.at_peak = cell.at_peak.wrapping_add(delta);
-            if self.is_unused(id) {
+            if self.unused_cells.contains(&id) {
                 self.peak.unused = self.peak.unused.wrapping_add(delta);
             }
         }
@@ -211,7 +209,7 @@ impl Book {
                 cell.at_high = cell.at_high.wrapping_add(delta);
             }
         }
-        let unused = |id| if self.is_unused(id) { bytes } else { 0 };
+        let unused = |id| if self.unused_cells.contains(&id) { bytes } else { 0 };
         let unused = unused(to).wrapping_sub(unused(from));
         if first_epoch <= self.epoch {
             self.high.unused = self.high.unused.wrapping_add(unused);
@@ -277,23 +275,13 @@ impl Book {
 
     /// Adds a cell to those of unused bytes.
     pub fn add_unused_cell(&mut self, id: CellId) {
-        if self.is_unused(id) {
+        if self.unused_cells.contains(&id) {
             return;
         }
-        self.unused.push(id);
+        self.unused_cells.push(id);
         self.change(id, 0);
         self.cells[id as usize].unused = true;
         self.unused_bytes = self.unused_bytes.wrapping_add(self.now(id));
-    }
-
-    /// Whether a cell contains unused bytes.
-    pub fn is_unused(&self, id: CellId) -> bool {
-        self.unused.contains(&id)
-    }
-
-    /// Returns all cells of unused bytes.
-    pub fn unused_cells(&self) -> &[CellId] {
-        &self.unused
     }
 
     /// Returns the unused bytes, including memory that segments returned.
@@ -335,7 +323,6 @@ impl Book {
         first_epoch <= self.peak.epoch
     }
 
-    /// Returns the present bytes of a cell.
     #[inline]
     pub fn now(&self, id: CellId) -> i64 {
         self.cells.get(id as usize).map_or(0, |cell| cell.now)
@@ -361,7 +348,6 @@ impl Book {
         self.max_tracked = self.tracked;
     }
 
-    /// Returns the bytes of a cell at the peak.
     pub fn at_peak(&self, id: CellId) -> i64 {
         self.cells
             .get(id as usize)
@@ -420,9 +406,7 @@ impl Book {
         let Range { min, max } = std::mem::replace(&mut self.window, Range::at(self.settled));
         is_open.then_some(Window { start_ns: self.window_start_ns, min, max, last: self.settled })
     }
-}
 
-impl Book {
     /// Adds the fullest moment of the open slot to the timeline, and closes the slot.
     #[cold]
     pub fn end_slot(&mut self, cells: &CellTable) {

@@ -12,7 +12,6 @@ const REACH_NS: u64 = 250_000_000;
 /// Maximum length of each of the two lists. 100,000 blocks a second have two postings each, so 16,384 postings cover 80 ms.
 const MAX_ENTRIES: usize = 1 << 14;
 
-/// A change of one cell.
 #[derive(Debug, Clone, Copy)]
 struct Posting {
     /// As in [`HistoryEntry`].
@@ -44,7 +43,6 @@ struct HistoryEntry {
 /// State of a book at an earlier time, and its changes since.
 #[derive(Debug)]
 pub(crate) struct PastBook {
-    /// Bytes by cell id.
     pub amounts: Vec<i64>,
     /// Bytes that calls in flight may have freed.
     pub in_flight: i64,
@@ -52,7 +50,6 @@ pub(crate) struct PastBook {
     pub since: Vec<BookChange>,
 }
 
-/// Recent changes of a book.
 #[derive(Debug, Default)]
 pub(crate) struct BookHistory {
     postings: VecDeque<Posting>,
@@ -86,7 +83,6 @@ impl BookHistory {
         self.complete_after_ns.is_some()
     }
 
-    /// Adds a change of a cell by the record being booked.
     #[inline]
     pub fn post(&mut self, cell: CellId, delta: i64) {
         if self.complete_after_ns.is_some() && delta != 0 {
@@ -95,7 +91,6 @@ impl BookHistory {
         }
     }
 
-    /// Adds a change of the rounding by the record being booked.
     #[inline]
     pub fn round(&mut self, change: Rounding) {
         self.open_rounding = self.open_rounding.plus(change);

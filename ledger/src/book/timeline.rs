@@ -101,7 +101,6 @@ impl Moment {
     }
 }
 
-/// Points of a book in order of time.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
     /// Width of a slot (ns); 0 until the first slot.
@@ -116,7 +115,6 @@ impl Timeline {
         (time_ns - time_ns % self.width_ns).saturating_add(self.width_ns)
     }
 
-    /// Whether a silence is long enough for a point.
     pub fn is_long(&self, silence_ns: u64) -> bool {
         silence_ns >= self.width_ns
     }

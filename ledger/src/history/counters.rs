@@ -50,7 +50,6 @@ impl CounterState {
         add_point(&mut counter.points, &mut self.width_ns, (time_ns, value));
     }
 
-    /// Starts again with the present value.
     fn restart(&mut self, now_ns: u64) {
         let time_ns = now_ns.max(self.counter.until_ns);
         *self = CounterState::new(self.tag, self.counter.value, time_ns);
@@ -79,7 +78,6 @@ fn add_point(points: &mut Vec<(u64, i64)>, width_ns: &mut u64, point: (u64, i64)
     }
 }
 
-/// All counters of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     counters: Vec<CounterState>,

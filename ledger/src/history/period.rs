@@ -14,7 +14,6 @@ const LEAST_SWING: i64 = 1 << 20;
 /// Minimum distance between the extremes as a fraction of the maximum (1/64).
 const LEAST_PART: i64 = 64;
 
-/// State of the detection.
 #[derive(Debug, Default)]
 pub(super) struct Period {
     /// Recent minimum (bytes).

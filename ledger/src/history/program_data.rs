@@ -92,7 +92,6 @@ impl Layers {
 /// Maximum number of marks from the program, and of marks from gpumemctl; the newest are kept.
 pub const MAX_MARKS: usize = 128;
 
-/// Named moments in the life of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     /// Marks that the program set, and marks that gpumemctl set.
@@ -111,7 +110,6 @@ impl Marks {
         marks.push_back(Mark { time_ns, name: name.map(str::to_owned), by: by.to_owned() });
     }
 
-    /// Returns all marks in order of time.
     pub fn view(&self) -> Vec<Mark> {
         let mut marks: Vec<Mark> = self.marks.iter().flatten().cloned().collect();
         marks.sort_by_key(|mark| mark.time_ns);

@@ -19,7 +19,6 @@ const MAX_THREADS: usize = 256;
 /// Maximum number of open ranges of a thread; agents report at most as many.
 const MAX_DEPTH: usize = 128;
 
-/// Ranges of one process.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     /// Index in `ended` by tag.

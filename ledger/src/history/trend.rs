@@ -114,7 +114,7 @@ impl Track {
 
     /// Adds a sample of a book.
     fn sample_book(&mut self, index: u64, time_ns: u64, book: &Book) {
-        self.sample(index, time_ns, (book.len(), &|cell| book.now(cell), book.unused_cells()));
+        self.sample(index, time_ns, (book.len(), &|cell| book.now(cell), &book.unused_cells));
     }
 
     /// Adds a sample. `amounts`: number of cells, function that returns a cell's bytes, and cells of unused bytes.
@@ -280,7 +280,7 @@ impl Trend {
     pub fn sample(&mut self, time_ns: u64, amounts: &[i64], book: &Book) {
         if self.take_due(time_ns) {
             let amount = |cell: CellId| amounts.get(cell as usize).copied().unwrap_or(0);
-            self.times.sample(time_ns / SECOND_NS, time_ns, (amounts.len(), &amount, book.unused_cells()));
+            self.times.sample(time_ns / SECOND_NS, time_ns, (amounts.len(), &amount, &book.unused_cells));
         }
     }
 

@@ -25,7 +25,6 @@ impl Process {
         BEYOND
     }
 
-    /// Returns the book on a device.
     pub fn book_on(&self, device: usize) -> Option<u8> {
         self.accounts.iter().position(|account| account.device == Some(device)).map(|book| book as u8)
     }
@@ -38,14 +37,6 @@ impl Process {
 
     /// Assigns a device to the agent's device slot; `threads` is the number of threads it can run at once, 0 if unknown.
     pub fn name_slot(&mut self, slot: u8, device: usize, threads: u64) {
-        self.bind_slot(slot, device);
-        let book = self.slots[usize::from(slot)];
-        if let Some(account) = self.accounts.get_mut(usize::from(book)).filter(|_| threads != 0) {
-            account.causes.since_boundary.threads = threads;
-        }
-    }
-
-    fn bind_slot(&mut self, slot: u8, device: usize) {
         let nameless = Some(self.slots[usize::from(slot)]).filter(|&book| {
             book != NO_BOOK && book != BEYOND && self.accounts[usize::from(book)].device.is_none() // used before it was named
         });
@@ -66,6 +57,10 @@ impl Process {
             _ => {
                 self.slots[usize::from(slot)] = known.unwrap_or_else(|| self.add_book(Some(device)));
             }
+        }
+        let book = self.slots[usize::from(slot)];
+        if let Some(account) = self.accounts.get_mut(usize::from(book)).filter(|_| threads != 0) {
+            account.causes.since_boundary.threads = threads;
         }
     }
 

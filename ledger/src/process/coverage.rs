@@ -93,7 +93,6 @@ impl Earlier {
 }
 
 impl Coverage {
-    /// Counts lost records.
     pub(crate) fn lose(&mut self, count: u64) {
         self.run.lost = self.run.lost.saturating_add(count).min(MAX_LOST);
         if self.events == 0 {

@@ -282,7 +282,6 @@ impl Process {
         }
     }
 
-    /// Counts a new allocation.
     #[inline]
     fn count_allocation(&mut self, stamp: &Stamp, bytes: u64) {
         if !stamp.flags.has(Flags::RESTATED) && !stamp.flags.has(Flags::OLDER) {

@@ -15,11 +15,11 @@ const MODULE_BITS: u32 = 12;
 const MAX_PROGRAMS: usize = 8;
 
 impl Process {
-    /// Handles the `Hello` record of program `instance`; returns whether it is another program than before.
-    pub fn begin_program(&mut self, instance: u16) -> bool {
+    /// Handles the `Hello` record of program `instance`, which may be another program than before.
+    pub fn begin_program(&mut self, instance: u16, hello: &Record<'_>) {
         let programs = &mut self.coverage.programs;
         if programs.last().is_some_and(|program| program.instance == instance) {
-            return false;
+            return;
         }
         if let Some(last) = programs.last_mut() {
             last.heard = self.stream.last_seq;
@@ -29,7 +29,7 @@ impl Process {
         }
         programs.push(Program { instance, heard: 0 });
         if programs.len() == 1 {
-            return false;
+            return;
         }
         self.stream.programs_before = self.stream.programs_before.wrapping_add(1);
         self.holdings.remove_all();
@@ -40,12 +40,7 @@ impl Process {
         self.ooms.stacks.clear(); // the new program has its own stack ids
         self.program.ranges.lose(); // open ranges have no end
         self.slots = [NO_BOOK; 256];
-        true
-    }
-
-    /// Notes that the process became another program, whose first record is `record`.
-    pub fn note_exec(&mut self, record: &Record<'_>) {
-        let event = Event::of(&record.stamp, record.stamp.time_ns, What::Exec);
+        let event = Event::of(&hello.stamp, hello.stamp.time_ns, What::Exec);
         self.accounts.iter_mut().for_each(|account| account.causes.note_event(event));
     }
 

@@ -25,7 +25,6 @@ use crate::process::stream::Stream;
 use crate::rows::row::AnomalyCounts;
 use crate::rules::holdings::Holdings;
 use crate::samples::pending::Samples;
-use gpumem_model::program_data;
 use gpumem_wire::{Body, Flags, Record};
 use std::mem::size_of;
 use std::sync::Arc;
@@ -102,9 +101,7 @@ impl Process {
     #[inline]
     pub fn apply(&mut self, record: &Record<'_>) {
         if let Body::Hello { instance, .. } = record.body {
-            if self.begin_program(instance) {
-                self.note_exec(record);
-            }
+            self.begin_program(instance, record);
             self.stream.has_watermarks = true; // every agent sends them
             self.start_history();
         }
@@ -217,10 +214,6 @@ impl Process {
     pub fn odd(&self) -> AnomalyCounts {
         let overflowed = self.holdings.cells.overflowed;
         AnomalyCounts { overflowed, ..self.holdings.anomalies }
-    }
-
-    pub fn own(&self) -> program_data::ProgramData {
-        self.program.view(self.stream.applied_ns, |tag| self.holdings.cells.tags.get(&tag).cloned())
     }
 
     /// Handles the end of the process; no further records follow.

@@ -57,7 +57,6 @@ impl Process {
         }
     }
 
-    /// Handles a record that reports a failed request.
     #[cold]
     pub fn out_of_memory(&mut self, stamp: &Stamp, body: &Body<'_>) {
         let Some(mut report) = OomReport::from_record(body) else { return };

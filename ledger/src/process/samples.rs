@@ -45,7 +45,6 @@ impl Process {
         self.close(oldest, self.coverage.covered);
     }
 
-    /// Marks a sample: copies the book into it.
     fn mark(&mut self, pending: &mut Pending, late: bool) {
         let index = usize::from(pending.book);
         let partial = self.coverage.partial_state;
@@ -55,7 +54,7 @@ impl Process {
 
     /// Sets the bytes that NVML listed for the process in a reading.
     pub fn sample_used(&mut self, book: u8, number: u64, t0_ns: u64, used: Result<u64, Absence>) {
-        if !self.samples.has(book, number) {
+        if !self.samples.pending.iter().any(|pending| pending.is(book, number)) {
             self.begin_sample(book, number, t0_ns);
         }
         self.samples.set_used(book, number, used);
@@ -154,7 +153,6 @@ impl Process {
         self.samples.closed.push((book, sample));
     }
 
-    /// Returns the gap at the peak of a book.
     pub fn peak_gap(&self, book: u8) -> Option<PeakGap> {
         self.accounts[usize::from(book)].peak_gap(&self.holdings.books[usize::from(book)].peak)
     }

@@ -30,7 +30,6 @@ pub(crate) struct Stream {
     /// Whether the agent sends watermarks (times up to which all records were sent). Then only they close samples, because the
     /// times of several threads' records may be out of order.
     pub has_watermarks: bool,
-    /// The resync in progress.
     pub resync: Option<Resync>,
     /// End of the last resync that recovered from a loss (ns); the state at earlier times is unknown.
     pub known_from_ns: u64,

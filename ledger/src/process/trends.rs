@@ -3,7 +3,6 @@
 use crate::book::Book;
 use crate::history::trend::{Trend, TrendView};
 use crate::process::Process;
-use gpumem_model::iterations::Iterations;
 use gpumem_wire::Stamp;
 
 impl Process {
@@ -59,9 +58,5 @@ impl Process {
             (used, true) => TrendView { used, ..trend },
             (gap, false) => TrendView { gap, ..trend },
         }
-    }
-
-    pub fn iterations(&self, account: usize) -> Iterations {
-        self.holdings.iterations(account, self.stream.applied_ns)
     }
 }

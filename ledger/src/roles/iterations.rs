@@ -10,7 +10,6 @@ use gpumem_model::iterations::{Iteration, Level, MAX_ROWS};
 use gpumem_model::{iterations, parameters};
 use gpumem_wire::Role;
 
-/// Iterations of one book.
 #[derive(Debug, Default)]
 pub(crate) struct Iterations {
     rows: Vec<Iteration>,
@@ -122,7 +121,6 @@ impl Iterations {
         }
     }
 
-    /// Clears the completed iterations.
     pub fn restart(&mut self, now_ns: u64) {
         self.parameters.restart(now_ns);
         // If no iteration is open, the last row stays, because it determines the next number.

@@ -121,7 +121,6 @@ pub(crate) fn workspace_index(bytes: u64) -> Option<usize> {
     WORKSPACE_BYTES.iter().position(|&size| size == bytes)
 }
 
-/// Returns the list of the blocks that are allocated in a phase.
 pub(crate) fn list_of(phase: Phase) -> Option<List> {
     match phase {
         Phase::Forward => Some(List::Forward),

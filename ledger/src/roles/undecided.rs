@@ -31,7 +31,6 @@ pub(crate) enum List {
 
 const LISTS: usize = 7;
 
-/// One block in a list.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry {
     pub address: u64,
@@ -63,7 +62,6 @@ struct Chain {
 
 const EMPTY: Chain = Chain { first: NONE, last: NONE, bytes: 0, high: 0 };
 
-/// All lists of one device.
 #[derive(Debug)]
 pub(crate) struct UndecidedBlocks {
     entries: Vec<Entry>,
@@ -179,7 +177,6 @@ impl UndecidedBlocks {
         self.chains[list as usize].first == NONE
     }
 
-    /// Iterates over the blocks of a list.
     pub fn iter(&self, list: List) -> impl Iterator<Item = (u32, Entry)> {
         std::iter::successors(self.first(list), |(_, entry)| self.next(entry))
     }

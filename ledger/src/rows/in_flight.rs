@@ -33,7 +33,6 @@ impl InFlight {
         if let InFlight::Unmap { mappings } = self { mappings } else { &[] }
     }
 
-    /// Returns the birth numbers of its rows.
     fn births(&self) -> impl Iterator<Item = u64> {
         let row = if let InFlight::Allocation { row, .. } = self { Some(row.seq) } else { None };
         row.into_iter().chain(self.mappings().iter().map(|(_, mapping)| mapping.seq))
@@ -109,13 +108,9 @@ impl InFlights {
             + by_birth * size_of::<(u64, u64)>()
     }
 
-    fn iter(&self) -> impl Iterator<Item = (u64, &InFlight)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &InFlight)> {
         let latest = self.latest.iter().map(|(seq, what)| (*seq, what));
         latest.chain(self.others.iter().map(|(seq, what)| (*seq, what)))
-    }
-
-    pub fn values(&self) -> impl Iterator<Item = &InFlight> {
-        self.iter().map(|(_, what)| what)
     }
 
     /// Returns the allocation with this birth number if its free is in flight.
@@ -144,7 +139,6 @@ impl InFlights {
     }
 }
 
-/// Adds the rows of a call to the index.
 fn note(by_birth: &mut Map<u64, u64>, seq: u64, what: &InFlight) {
     for birth in what.births() {
         let call = by_birth.entry(birth).or_default();

@@ -54,11 +54,11 @@ impl Holdings {
         let nothing = (Role::Unknown, Phase::Unknown);
         if stamp.flags.has(Flags::CAPTURED) {
             row.flags |= Row::UNBOOKED;
-            row.cell = self.cells.cell_of(Class::Block, stamp, nothing);
+            row.cell = self.cells.cell_in(Class::Block, stamp, nothing, 0);
         } else if self.count_side_memory(book, kind, bytes as i64) {
-            row.cell = self.cells.cell_of(Class::Direct, stamp, nothing);
+            row.cell = self.cells.cell_in(Class::Direct, stamp, nothing, 0);
         } else if kind == MemoryKind::StreamOrdered {
-            row.cell = self.cells.cell_of(Class::Block, stamp, nothing);
+            row.cell = self.cells.cell_in(Class::Block, stamp, nothing, 0);
             row.owner = self.pool_index(pool, PoolOwner::Driver, book);
             row.book = self.pools[row.owner as usize].book;
             row.first_epoch = self.book(row.book).next_epoch();
@@ -66,7 +66,7 @@ impl Holdings {
         } else {
             let is_scratch = stamp.module != 0 && self.scratch_libraries.contains(&stamp.module);
             let role = if is_scratch { Role::Workspace } else { Role::Unknown };
-            row.cell = self.cells.cell_of(Class::Direct, stamp, (role, Phase::Unknown));
+            row.cell = self.cells.cell_in(Class::Direct, stamp, (role, Phase::Unknown), 0);
             let cell = row.cell;
             let book = self.book(book);
             book.post(cell, bytes as i64);

@@ -19,7 +19,6 @@ use gpumem_model::run::Beside;
 use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
 use std::collections::BTreeMap;
 
-/// Rows and books of one process.
 #[derive(Debug, Default)]
 pub(crate) struct Holdings {
     pub cells: CellTable,
@@ -101,7 +100,6 @@ impl Holdings {
         !self.allocations.is_empty() || !self.backings.is_empty() || !self.mappings.is_empty()
     }
 
-    /// Returns the iterations of a book up to `time_ns`.
     pub fn iterations(&self, book: usize, time_ns: u64) -> Iterations {
         let both = self.roles.get(book).zip(self.books.get(book));
         both.map(|(roles, book)| roles.iterations.view(time_ns, book)).unwrap_or_default()
@@ -125,7 +123,6 @@ impl Holdings {
         self.books.get(book).map(|book| book.timeline(&self.cells, !self.mixed)).unwrap_or_default()
     }
 
-    /// Returns the number of rows, for the quota.
     pub fn rows(&self) -> usize {
         let in_pools = self.pools.iter().map(|pool| pool.blocks.len() + pool.segments.len());
         let own = [self.allocations.len(), self.backings.len(), self.mappings.len(), self.pools.len()];
@@ -175,13 +172,9 @@ impl Holdings {
         &mut self.books[usize::from(book)]
     }
 
-    pub fn side_memory_mut(&mut self, book: u8) -> &mut Beside {
-        &mut self.side_memory[usize::from(book)]
-    }
-
     /// Counts memory of a kind that NVML does not charge to the process, outside the book; returns false for charged kinds.
     pub fn count_side_memory(&mut self, book: u8, kind: MemoryKind, bytes: i64) -> bool {
-        let amount = side_bytes(self.side_memory_mut(book), kind);
+        let amount = side_bytes(&mut self.side_memory[usize::from(book)], kind);
         amount.map(|amount| *amount = amount.wrapping_add(bytes)).is_some()
     }
 
@@ -396,7 +389,6 @@ impl Holdings {
         self.cells.intern(key)
     }
 
-    /// Returns the estimated bytes that the ledger uses for the holdings.
     pub fn bytes(&self) -> usize {
         let rows = map(&self.allocations)
             + map(&self.handles)

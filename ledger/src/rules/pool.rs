@@ -218,7 +218,6 @@ impl Holdings {
         }
     }
 
-    /// Books a `BlockAlloc`.
     #[inline]
     pub fn block_alloc(
         &mut self,
@@ -302,7 +301,6 @@ impl Holdings {
         }
     }
 
-    /// Books a `BlockFree`.
     #[inline]
     pub fn block_free(&mut self, address: u64, pool: u64, state: FreeState) {
         let Some(&index) = self.pool_ids.get(&pool) else {
@@ -343,7 +341,7 @@ impl Holdings {
 
     /// Counts bytes of blocks outside the book; negative bytes are subtracted.
     fn count_unbooked(&mut self, book: u8, bytes: i64) {
-        let unbooked = &mut self.side_memory_mut(book).unbooked_block_bytes;
+        let unbooked = &mut self.side_memory[usize::from(book)].unbooked_block_bytes;
         *unbooked = unbooked.wrapping_add(bytes);
     }
 
@@ -351,7 +349,7 @@ impl Holdings {
     fn count_pending(&mut self, index: u32, book: u8, bytes: i64) {
         let of_pool = &mut self.pools[index as usize].pending_bytes;
         *of_pool = of_pool.wrapping_add_signed(bytes);
-        let of_book = &mut self.side_memory_mut(book).pending_block_bytes;
+        let of_book = &mut self.side_memory[usize::from(book)].pending_block_bytes;
         *of_book = of_book.wrapping_add(bytes);
     }
 
@@ -451,7 +449,7 @@ impl Holdings {
     pub fn sweep_blocks(&mut self) {
         let generation = self.generation;
         // A segment that is an allocation is restated with it, but not while the free of the allocation is in flight.
-        let in_flight = in_order(self.in_flight.values().filter_map(|flight| match flight {
+        let in_flight = in_order(self.in_flight.iter().filter_map(|(_, flight)| match flight {
             InFlight::Allocation { row, .. } if row.is(Row::SEGMENT) => Some(row.seq),
             _ => None,
         }));

@@ -8,7 +8,7 @@ use crate::rows::in_flight::InFlight;
 use crate::rows::row::{Backing, BackingId, Extent, MAX_BYTES, Mapping, Row};
 use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
-use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
+use gpumem_wire::{Flags, MemoryKind, Stamp};
 
 impl Holdings {
     /// Books a `VmmCreate`, or an import of a shareable handle.
@@ -38,8 +38,7 @@ impl Holdings {
             self.anomalies.replaced += 1;
             self.drop_backings(|backing| backing.handle == handle && backing.references > 0);
         }
-        let nothing = (Role::Unknown, Phase::Unknown);
-        let cell = self.cells.cell_of(Class::Direct, stamp, nothing);
+        let cell = self.cells.cell_in(Class::Direct, stamp, Default::default(), 0);
         let row = Row {
             seq: stamp.seq,
             bytes,
@@ -145,7 +144,6 @@ impl Holdings {
         self.in_flight.begin(seq, InFlight::Release { handle, backing: id });
     }
 
-    /// Books the end of a release.
     pub fn release_end(&mut self, handle: u64, id: BackingId, failed: bool) {
         let Some(backing) = self.backings.get_mut(&id) else { return };
         backing.in_flight = backing.in_flight.saturating_sub(1);
@@ -186,7 +184,6 @@ impl Holdings {
         self.in_flight.begin(seq, InFlight::Unmap { mappings });
     }
 
-    /// Books the end of an unmap.
     pub fn unmap_end(&mut self, mappings: Vec<(u64, Mapping)>, failed: bool) {
         for (address, mut mapping) in mappings {
             let Some(backing) = self.backings.get_mut(&mapping.backing) else { continue };

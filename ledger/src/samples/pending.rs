@@ -140,7 +140,6 @@ impl Pending {
         }
     }
 
-    /// Whether the sample is that of this book and reading.
     pub fn is(&self, book: u8, number: u64) -> bool {
         self.book == book && self.number == number
     }
@@ -198,7 +197,6 @@ impl Pending {
         }
     }
 
-    /// Whether a time is after the end of the reading.
     fn is_over(&self, time_ns: u64) -> bool {
         self.t1_ns.is_some_and(|t1| time_ns > t1)
     }
@@ -321,7 +319,6 @@ pub(crate) fn known_until(watermark: &Record<'_>) -> u64 {
 /// anyway.
 const MAX_PENDING: usize = 64;
 
-/// Samples of one process.
 #[derive(Debug)]
 pub(crate) struct Samples {
     pub pending: Vec<Pending>,
@@ -371,10 +368,6 @@ impl Samples {
     /// Returns the earliest end of the readings of pending samples.
     pub fn first_end_ns(&self) -> Option<u64> {
         self.pending.iter().filter_map(|pending| pending.t1_ns).min()
-    }
-
-    pub fn has(&self, book: u8, number: u64) -> bool {
-        self.pending.iter().any(|pending| pending.is(book, number))
     }
 
     /// Sets the bytes that NVML charges in a reading.

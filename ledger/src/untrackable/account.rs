@@ -7,7 +7,6 @@ use crate::untrackable::event::{Event, Events, What};
 use gpumem_model::gap::{Cause, UntrackableChange, UntrackableParts};
 use std::sync::Arc;
 
-/// The last boundary sample.
 #[derive(Debug, Clone, Copy)]
 struct Boundary {
     t0_ns: u64,
@@ -125,7 +124,6 @@ impl Causes {
         self.since_boundary.lost = true;
     }
 
-    /// Notes that the agent sees no calls.
     pub fn note_blind(&mut self) {
         self.since_boundary.blind = true;
     }

@@ -138,7 +138,6 @@ pub(super) fn change_between(
     }
 }
 
-/// All steps of an account.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     large: Vec<UntrackableChange>,

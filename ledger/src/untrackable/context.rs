@@ -79,7 +79,6 @@ fn stacks(limit: Option<u64>, threads: u64) -> i64 {
     whole_granules(above.saturating_mul(threads).min(MAX_BYTES) as i64)
 }
 
-/// Returns by how much a limit exceeds its default.
 fn above(limit: Option<u64>, default: u64) -> i64 {
     limit.unwrap_or(default).saturating_sub(default).min(MAX_BYTES) as i64
 }
@@ -93,7 +92,6 @@ fn granules(bytes: u64) -> i64 {
     whole_granules(bytes.min(MAX_BYTES) as i64)
 }
 
-/// All contexts of an account.
 #[derive(Debug, Default)]
 pub(super) struct Contexts {
     all: Vec<Context>,
@@ -102,7 +100,6 @@ pub(super) struct Contexts {
 }
 
 impl Contexts {
-    /// Returns the bytes attributed to all contexts.
     pub fn booked(&self) -> UntrackableParts {
         let parts = self.all.iter().map(Context::parts);
         parts.fold(UntrackableParts::default(), |sum, parts| sum.combine(parts, i64::wrapping_add))

@@ -39,7 +39,6 @@ impl Names<'_> {
     }
 }
 
-/// What an event did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
     /// A call that creates a context was entered.
@@ -91,7 +90,6 @@ impl What {
     }
 }
 
-/// One driver event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Event {
     pub time_ns: u64,

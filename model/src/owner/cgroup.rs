@@ -116,7 +116,7 @@ fn pod(part: &str) -> Option<String> {
     (is_uuid || (uid.len() == 32 && is_hex(&uid))).then_some(uid)
 }
 
-fn is_hex(text: &str) -> bool {
+pub(super) fn is_hex(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
