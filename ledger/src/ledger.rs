@@ -478,13 +478,13 @@ impl Ledger {
         self.processes.iter().map(|process| (process.key, process.ended.is_some()))
     }
 
-    fn known(&self, key: ProcessKey) -> Option<&Process> {
+    fn find(&self, key: ProcessKey) -> Option<&Process> {
         self.processes.get(*self.by_key.get(&key)?)
     }
 
     /// Whether a process has an account on any device.
     pub fn is_on_a_device(&self, key: ProcessKey) -> bool {
-        self.known(key).is_some_and(|process| !process.accounts.is_empty())
+        self.find(key).is_some_and(|process| !process.accounts.is_empty())
     }
 
     /// Returns the counters and ranges of a program.
@@ -493,29 +493,29 @@ impl Ledger {
             let name = |tag| process.holdings.cells.tags.get(&tag).cloned();
             process.program.view(process.stream.applied_ns, name)
         };
-        self.known(key).map(data).unwrap_or_default()
+        self.find(key).map(data).unwrap_or_default()
     }
 
     /// Returns the points of growth of an account, by its index in [`ProcessView::accounts`](crate::ProcessView).
     pub fn trend(&self, key: ProcessKey, account: usize) -> TrendView {
-        self.known(key).map(|process| process.trend_view(account)).unwrap_or_default()
+        self.find(key).map(|process| process.trend_view(account)).unwrap_or_default()
     }
 
     /// Returns the timeline of an account, by its index in [`ProcessView::accounts`](crate::ProcessView).
     pub fn timeline(&self, key: ProcessKey, account: usize) -> Timeline {
-        self.known(key).map(|process| process.holdings.timeline(account)).unwrap_or_default()
+        self.find(key).map(|process| process.holdings.timeline(account)).unwrap_or_default()
     }
 
     /// Returns the iterations of an account, by its index in [`ProcessView::accounts`](crate::ProcessView).
     pub fn iterations(&self, key: ProcessKey, account: usize) -> Iterations {
         let iterations = |process: &Process| process.holdings.iterations(account, process.stream.applied_ns);
-        self.known(key).map(iterations).unwrap_or_default()
+        self.find(key).map(iterations).unwrap_or_default()
     }
 
     /// Returns the individual parameters and gradients of an account, by its index in
     /// [`ProcessView::accounts`](crate::ProcessView).
     pub fn parameters(&self, key: ProcessKey, account: usize) -> Parameters {
-        self.known(key).map(|process| process.holdings.parameters(account)).unwrap_or_default()
+        self.find(key).map(|process| process.holdings.parameters(account)).unwrap_or_default()
     }
 
     /// Sets the limits of the ledger's memory for processes; they hold from now on.

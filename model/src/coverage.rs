@@ -10,7 +10,7 @@ use crate::layers::LayerSaid;
 use serde::{Deserialize, Serialize};
 
 fields! {
-    /// How complete the numbers are. Stored as JSON; a field missing in a stored run gets its default.
+    /// How complete the numbers of a run are. Stored as JSON; a field missing in a stored run gets its default.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Coverage {

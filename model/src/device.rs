@@ -93,7 +93,7 @@ impl Accounting {
     /// Allocation granule of the driver; a difference up to it is no disagreement.
     pub const GRANULE_BYTES: u64 = 2 << 20;
 
-    /// Returns the driver's value minus ours, if they differ by more than a granule.
+    /// Returns the driver's value minus gpumemd's, if they differ by more than a granule.
     pub fn disagreement(&self) -> Option<i64> {
         let ours = self.our_bytes?;
         (self.driver_bytes.abs_diff(ours) > Self::GRANULE_BYTES).then(|| {
@@ -103,7 +103,7 @@ impl Accounting {
 }
 
 impl Device {
-    /// Compares the driver's accounting with our readings; `None` if accounting mode is off.
+    /// Compares the driver's accounting with gpumemd's readings; `None` if accounting mode is off.
     pub fn accounting(&self) -> Option<Accounting> {
         let driver_bytes = self.details.accounted_peak_bytes?;
         let read = self.peak_used.map(|(bytes, _)| bytes);

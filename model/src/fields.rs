@@ -165,9 +165,9 @@ impl Field for BTreeMap<String, String> {
 
 /// Appends the items that a list lacks; returns the list's index of each item.
 pub fn merge<T: Clone + Eq + Hash>(list: &mut Vec<T>, items: impl IntoIterator<Item = T>) -> Vec<u32> {
-    let mut known: HashMap<T, u32> = (0..).zip(list.iter()).map(|(at, item)| (item.clone(), at)).collect();
+    let mut index_of: HashMap<T, u32> = (0..).zip(list.iter()).map(|(at, item)| (item.clone(), at)).collect();
     let mut index = |item: T| {
-        *known.entry(item).or_insert_with_key(|item| {
+        *index_of.entry(item).or_insert_with_key(|item| {
             list.push(item.clone());
             list.len() as u32 - 1
         })

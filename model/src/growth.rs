@@ -39,7 +39,7 @@ impl Axis {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Growth {
-    /// Unit of the axis.
+    /// Axis on which the points lie.
     pub axis: Axis,
     /// Length of a period in ns.
     pub period_ns: Option<u64>,
@@ -66,11 +66,11 @@ pub struct Growth {
 impl Growth {
     /// Removes points outside a window.
     pub(crate) fn clip(&mut self, window: &Window) {
-        let kept: Vec<bool> = self.points.iter().map(|(_, time_ns)| window.has(*time_ns)).collect();
+        let is_inside: Vec<bool> = self.points.iter().map(|(_, time_ns)| window.has(*time_ns)).collect();
         let columns = self.cells.iter_mut().map(|(_, column)| column);
         for column in columns.chain([&mut self.named, &mut self.slack, &mut self.rest]) {
-            let mut is_kept = kept.iter();
-            column.retain(|_| is_kept.next().copied().unwrap_or(false));
+            let mut inside = is_inside.iter();
+            column.retain(|_| inside.next().copied().unwrap_or(false));
         }
         self.points.retain(|(_, time_ns)| window.has(*time_ns));
         self.gap.retain(|(time_ns, _)| window.has(*time_ns));

@@ -38,7 +38,7 @@ pub fn level(layers: &[LayerSaid]) -> Option<&'static str> {
     if layers.is_empty() {
         return None;
     }
-    let works = |name: &str| layers.iter().any(|said| said.layer == name && said.works());
+    let works = |name: &str| layers.iter().any(|layer| layer.layer == name && layer.works());
     let levels = [
         ("module_path", "module path"),
         ("nvtx", "NVTX ranges"),
@@ -51,8 +51,8 @@ pub fn level(layers: &[LayerSaid]) -> Option<&'static str> {
 
 /// Describes the layers that do less than they could; each reason is cut to `longest` characters.
 pub fn lacking(layers: &[LayerSaid], longest: usize) -> Vec<String> {
-    let words = |said: &LayerSaid| {
-        let name = match said.layer.as_str() {
+    let words = |layer: &LayerSaid| {
+        let name = match layer.layer.as_str() {
             "blocks" => "PyTorch's blocks",
             "out_of_memory" => "out-of-memory word",
             "scopes" => "scopes",
@@ -62,12 +62,12 @@ pub fn lacking(layers: &[LayerSaid], longest: usize) -> Vec<String> {
             "roles" => "roles",
             other => other,
         };
-        let cut = if said.reason.chars().count() > longest { ".." } else { "" };
-        let reason = said.reason.chars().take(longest).collect::<String>() + cut;
+        let cut = if layer.reason.chars().count() > longest { ".." } else { "" };
+        let reason = layer.reason.chars().take(longest).collect::<String>() + cut;
         let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
-        format!("{name} {}{reason}", said.state)
+        format!("{name} {}{reason}", layer.state)
     };
-    layers.iter().filter(|said| said.is_lacking()).map(words).collect()
+    layers.iter().filter(|layer| layer.is_lacking()).map(words).collect()
 }
 
 #[cfg(test)]

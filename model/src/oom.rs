@@ -26,7 +26,7 @@ pub enum OomKind {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "fate")]
 pub enum Fate {
-    /// Unknown, or not decided yet.
+    /// The outcome is unknown or not decided yet.
     #[default]
     Open,
     /// The process ended with a failure soon after.

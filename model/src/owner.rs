@@ -182,11 +182,11 @@ fn differ(one: &OwnerValue<'_>, other: &OwnerValue<'_>) -> bool {
 
 /// Returns the job's name: a claimed one, else the Slurm job or the pod's uid, else the id that `gpumemctl run` generated.
 fn job<'a>(claim: OwnerValue<'a>, slurm_job: &OwnerValue<'a>, pod_uid: &OwnerValue<'a>) -> OwnerValue<'a> {
-    let known = || slurm_job.clone().or_else(|| pod_uid.clone());
+    let other_id = || slurm_job.clone().or_else(|| pod_uid.clone());
     match claim {
-        Some((claim, _)) if is_generated(&claim) => known().or(Some((claim, true))),
+        Some((claim, _)) if is_generated(&claim) => other_id().or(Some((claim, true))),
         Some((Cow::Borrowed(claim), _)) => Some((name_of(claim).into(), true)),
-        other => other.or_else(known),
+        other => other.or_else(other_id),
     }
 }
 

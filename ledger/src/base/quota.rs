@@ -84,9 +84,9 @@ impl MemoryUse {
         self.names = (self.names + held(new)).saturating_sub(old.map_or(0, held));
     }
 
-    /// Schedules the next estimate after twice as many records as before, up to the greater of [`EVERY`] and `least`.
-    pub fn schedule(&mut self, least: usize) {
-        self.interval = (2 * self.interval).clamp(16, EVERY.max(least));
+    /// Schedules the next estimate after twice as many records as before, up to the greater of [`EVERY`] and `min_interval`.
+    pub fn schedule(&mut self, min_interval: usize) {
+        self.interval = (2 * self.interval).clamp(16, EVERY.max(min_interval));
         self.left = self.interval;
     }
 
@@ -154,7 +154,7 @@ impl Quotas {
     }
 }
 
-/// Returns the estimated bytes of a `BTreeMap` entry of this size; the map's nodes are at least half full.
+/// Returns the estimated bytes of a `BTreeMap` entry of this size; the map's nodes are at min_interval half full.
 pub(crate) const fn sorted(entry: usize) -> usize {
     2 * entry
 }

@@ -73,8 +73,8 @@ impl CellGroups {
         let next = u32::try_from(self.names.len()).ok()?;
         let origin = *self.by_name.get(name).unwrap_or(&next);
         let key = CellKey { tag: SUM_TAG, origin, ..*cell };
-        if let Some(&place) = self.by_key.get(&key) {
-            return Some(place);
+        if let Some(&group) = self.by_key.get(&key) {
+            return Some(group);
         }
         if self.groups.len() >= MAX_GROUPS {
             return None;
@@ -84,10 +84,10 @@ impl CellGroups {
             self.names.push(name.clone());
             self.by_name.insert(name, origin);
         }
-        let place = self.groups.len() as u32;
+        let group = self.groups.len() as u32;
         self.groups.push(Group { up, key, cell: None, has_member: false });
-        self.by_key.insert(key, place);
-        Some(place)
+        self.by_key.insert(key, group);
+        Some(group)
     }
 }
 
@@ -128,12 +128,12 @@ impl CellTable {
             let tag = self.tags.get(&key.tag).cloned().unwrap_or_default();
             let mut up = NONE;
             for name in chain(&tag) {
-                let known = self.groups.groups.len();
-                let Some(place) = self.groups.intern(&name, &key, up) else { break };
-                if self.groups.groups.len() > known {
+                let count = self.groups.groups.len();
+                let Some(group) = self.groups.intern(&name, &key, up) else { break };
+                if self.groups.groups.len() > count {
                     self.add_member(up);
                 }
-                up = place;
+                up = group;
             }
             self.add_member(up);
             self.groups.first_groups.push(up);
@@ -141,27 +141,27 @@ impl CellTable {
     }
 
     /// Adds a member to a group. With its second member the group gets a cell.
-    fn add_member(&mut self, place: u32) {
+    fn add_member(&mut self, group: u32) {
         let next = self.keys.len() as CellId;
-        let Some(place) = self.groups.groups.get_mut(place as usize) else { return };
-        if (place.has_member || place.up == NONE) && place.cell.is_none() {
-            place.cell = Some(next);
-            self.keys.push(place.key);
-            self.ids.insert(place.key, next);
+        let Some(group) = self.groups.groups.get_mut(group as usize) else { return };
+        if (group.has_member || group.up == NONE) && group.cell.is_none() {
+            group.cell = Some(next);
+            self.keys.push(group.key);
+            self.ids.insert(group.key, next);
         }
-        place.has_member = true;
+        group.has_member = true;
     }
 
     /// Returns the cells of the groups that may contain the bytes of a cell, the most specific first.
     pub fn groups_of(&self, id: CellId) -> impl Iterator<Item = CellId> + '_ {
         let begin = self.groups.first_groups.get(id as usize).and_then(|at| self.groups.group(*at));
-        std::iter::successors(begin, |place| self.groups.group(place.up)).filter_map(|place| place.cell)
+        std::iter::successors(begin, |group| self.groups.group(group.up)).filter_map(|group| group.cell)
     }
 
     /// Returns the group whose cell this is; `None` for an ordinary cell.
     fn own_group(&self, id: CellId) -> Option<u32> {
         let is_sum = self.keys.get(id as usize).is_some_and(|key| key.tag == SUM_TAG);
-        self.groups.first_groups.get(id as usize).copied().filter(|place| is_sum && *place != NONE)
+        self.groups.first_groups.get(id as usize).copied().filter(|group| is_sum && *group != NONE)
     }
 
     /// Returns at most [`MAX_POINT_CELLS`] amounts by cell; with `rest`, their sum equals that of `amounts` and the former
@@ -171,7 +171,7 @@ impl CellTable {
         let mut sums = vec![GroupSum::default(); self.groups.groups.len()];
         let mut own = Vec::with_capacity(amounts.len());
         for (id, bytes) in amounts {
-            match self.own_group(id).and_then(|place| sums.get_mut(place as usize)) {
+            match self.own_group(id).and_then(|group| sums.get_mut(group as usize)) {
                 Some(sum) => {
                     *sum = GroupSum { bytes, weight: bytes.unsigned_abs(), is_present: true, is_open: true }
                 }
@@ -179,7 +179,7 @@ impl CellTable {
             }
         }
         for at in 0..sums.len() {
-            let up = self.groups.groups.get(at).and_then(|place| sums.get(place.up as usize)).copied();
+            let up = self.groups.groups.get(at).and_then(|group| sums.get(group.up as usize)).copied();
             if let Some(sum) = sums.get_mut(at) {
                 sum.is_open |= rest.is_none() && up.is_none_or(|up| up.is_open && !up.is_present);
             }
@@ -219,8 +219,8 @@ impl CellTable {
     ) -> (Amounts, Amounts, Option<i64>) {
         let weight = |(_, bytes): &(CellId, i64)| bytes.unsigned_abs();
         let mut left = None;
-        let mut add = |sums: &mut Vec<GroupSum>, place: u32, bytes: i64, weight: u64| match sums
-            .get_mut(place as usize)
+        let mut add = |sums: &mut Vec<GroupSum>, group: u32, bytes: i64, weight: u64| match sums
+            .get_mut(group as usize)
         {
             Some(sum) => {
                 sum.bytes = sum.bytes.wrapping_add(bytes);
@@ -229,16 +229,16 @@ impl CellTable {
             None => left = Some(left.unwrap_or(0_i64).wrapping_add(bytes)),
         };
         for small in own.get(named..).unwrap_or_default() {
-            let place = self.groups.first_groups.get(small.0 as usize).copied().unwrap_or(NONE);
-            add(&mut sums, place, small.1, weight(small));
+            let group = self.groups.first_groups.get(small.0 as usize).copied().unwrap_or(NONE);
+            add(&mut sums, group, small.1, weight(small));
         }
         let (mut stay, mut uses) = (Vec::new(), Vec::new());
-        for (at, place) in self.groups.groups.iter().enumerate().rev() {
+        for (at, group) in self.groups.groups.iter().enumerate().rev() {
             let Some(&sum) = sums.get(at) else { continue };
-            match place.cell.filter(|_| sum.is_open && sum.weight > 0) {
-                Some(cell) if place.up == NONE => uses.push((cell, sum.bytes)),
+            match group.cell.filter(|_| sum.is_open && sum.weight > 0) {
+                Some(cell) if group.up == NONE => uses.push((cell, sum.bytes)),
                 Some(cell) if sum.weight >= least => stay.push((cell, sum.bytes)),
-                _ if sum.weight > 0 => add(&mut sums, place.up, sum.bytes, sum.weight),
+                _ if sum.weight > 0 => add(&mut sums, group.up, sum.bytes, sum.weight),
                 _ => {}
             }
         }

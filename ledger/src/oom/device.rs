@@ -39,8 +39,8 @@ impl Listing {
         self.listed.iter().find(|(listed, _)| *listed == key).map(|(_, used)| *used)
     }
 
-    /// Returns the state of the device when memory ran out in process `key`. `own`: bytes that it holds now, if known, and their
-    /// lower bound. `owner`: returns user and growth (bytes, ns) of a process.
+    /// Returns the state of the device when memory ran out in process `key`. `own`: bytes that it holds now, if reported, and
+    /// their lower bound. `owner`: returns user and growth (bytes, ns) of a process.
     pub fn oom_device(
         &self,
         total_bytes: Option<u64>,
@@ -67,10 +67,10 @@ impl Listing {
         let rest = more.iter().fold(0_i64, |sum, holder| sum.saturating_add(holder.used_bytes));
         holders.insert(0, holder(key, own, grown));
         let system = system_reserved_bytes.unwrap_or(0);
-        let known = used_bytes.saturating_add(free_bytes).saturating_add(system);
+        let reported = used_bytes.saturating_add(free_bytes).saturating_add(system);
         // The device's size may exceed the sum by bytes that NVML does not report; they count as unaccounted.
-        let total_bytes = total_bytes.unwrap_or(known);
-        let unreported = signed(total_bytes).saturating_sub(signed(known));
+        let total_bytes = total_bytes.unwrap_or(reported);
+        let unreported = signed(total_bytes).saturating_sub(signed(reported));
         OomDevice {
             read_ns: time_ns,
             total_bytes,

@@ -7,8 +7,8 @@
 //!
 //! A process without an agent reports nothing. If it ends while its device is nearly full, an OOM is **suspected**.
 //!
-//! Repeated requests share one entry, and the number of entries is limited. An entry copies all cells and visits every block, so
-//! after one copy the next is made only after a number of records that grows with this cost.
+//! Repeated requests share one entry, and the number of entries is limited. An entry copies all cells and visits every block. The
+//! next copy waits for a number of records that grows with this cost.
 
 pub(crate) mod device;
 pub(crate) mod records;

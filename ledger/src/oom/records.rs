@@ -73,7 +73,7 @@ impl Ooms {
             return;
         }
         let text = String::from_utf8_lossy(&frames[..frames.len().min(MAX_STACK_BYTES)]);
-        self.stacks.retain(|(known, _)| *known != id);
+        self.stacks.retain(|(stack, _)| *stack != id);
         if self.stacks.len() >= MAX_STACKS {
             self.stacks.pop_front();
         }
@@ -88,7 +88,7 @@ impl Ooms {
     }
 
     pub fn stack(&self, id: u32) -> Option<String> {
-        self.stacks.iter().find(|(known, _)| *known == id && id != 0).map(|(_, text)| text.clone())
+        self.stacks.iter().find(|(stack, _)| *stack == id && id != 0).map(|(_, text)| text.clone())
     }
 
     /// Returns the records with their books; `allocations` is the process's count of driver allocations.

@@ -40,8 +40,8 @@ impl Process {
         let nameless = Some(self.slots[usize::from(slot)]).filter(|&book| {
             book != NO_BOOK && book != BEYOND && self.accounts[usize::from(book)].device.is_none() // used before it was named
         });
-        let known = self.book_on(device);
-        match (nameless, known.map(usize::from)) {
+        let existing = self.book_on(device);
+        match (nameless, existing.map(usize::from)) {
             (Some(book), None) => self.accounts[usize::from(book)].device = Some(device),
             (Some(book), Some(other)) if self.holdings.books[other].len() == 0 => {
                 // NVML's samples came first: their account moves to the book that has bytes. The events stay where they are,
@@ -55,7 +55,7 @@ impl Process {
                 books.filter(|at| usize::from(**at) == other).for_each(|at| *at = book);
             }
             _ => {
-                self.slots[usize::from(slot)] = known.unwrap_or_else(|| self.add_book(Some(device)));
+                self.slots[usize::from(slot)] = existing.unwrap_or_else(|| self.add_book(Some(device)));
             }
         }
         let book = self.slots[usize::from(slot)];

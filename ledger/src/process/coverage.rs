@@ -85,8 +85,8 @@ impl Earlier {
     /// first program that this ledger has records of.
     fn received(&self, first: Option<&Program>) -> u64 {
         match self.program {
-            Some(then) if first.is_some_and(|first| first.instance != then.instance) => 0,
-            Some(then) => then.heard,
+            Some(program) if first.is_some_and(|first| first.instance != program.instance) => 0,
+            Some(program) => program.heard,
             None => self.events.saturating_add(self.lost),
         }
     }
@@ -113,7 +113,7 @@ impl Coverage {
         self.lost.saturating_sub(self.before.min(received)).saturating_add(earlier.lost)
     }
 
-    /// Whether the numbers are `partial`: records are missing from the current state or from the peaks.
+    /// Whether sums or peaks are `partial`, because records are missing.
     pub fn is_partial(&self) -> bool {
         let has_lost = self.earlier.is_none() || self.lost_in_all() > 0;
         self.partial_state || self.blind_doubt || self.partial_history && has_lost

@@ -127,14 +127,14 @@ impl Process {
         }
         sample.predates_bytes = account.predates_at(&sample, self.coverage.late);
         account.release_baseline(&mut sample, self.baseline_freed_ns);
-        let known = SampleContext {
+        let context = SampleContext {
             late: self.coverage.late,
             adopted: account.adopted_at(sample.t0_ns),
             blind: self.coverage.paused || self.coverage.blocked.is_some(),
             near,
             names: Names { cells: &self.holdings.cells, modules: &self.modules },
         };
-        sample.parts = account.causes.close(&sample, &known);
+        sample.parts = account.causes.close(&sample, &context);
         self.coverage.stale_samples += u64::from(stale);
         if let Ok(used) = sample.used_bytes
             && account.peak_used.is_none_or(|(highest, _)| used > highest)

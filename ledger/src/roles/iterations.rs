@@ -23,7 +23,7 @@ pub(crate) struct Iterations {
 
 impl Iterations {
     /// Counts memory that a pool has reserved; negative if it has returned memory.
-    pub fn reserve(&mut self, delta: i64) {
+    pub fn add_reserved(&mut self, delta: i64) {
         self.pool_reserved.set(self.pool_reserved.last_bytes.wrapping_add(delta));
     }
 
@@ -162,8 +162,8 @@ mod tests {
         let mut kept = Iterations::default();
         for number in 0..10_001_u64 {
             kept.begin((0, number), number * 10, &mut book);
-            kept.reserve(if number == 7_777 { 100 } else { 0 });
-            kept.reserve(if number == 7_777 { -100 } else { 0 });
+            kept.add_reserved(if number == 7_777 { 100 } else { 0 });
+            kept.add_reserved(if number == 7_777 { -100 } else { 0 });
             kept.add_temporary(i64::try_from(number).unwrap(), true);
         }
         let iterations::Iterations { rows, open } = kept.view(100_005, &book);

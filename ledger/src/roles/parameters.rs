@@ -30,8 +30,9 @@ pub(crate) struct Parameters {
     max_gradients: i64,
     /// [`Book::role_changes`] at the last measurement.
     measured: u64,
-    /// Amounts by column before the first of `changes`, and after the last.
+    /// Bytes by column before the first of `changes`.
     base: Vec<i64>,
+    /// Bytes by column after the last of `changes`.
     last: Vec<i64>,
     /// Start time and differences (column, bytes) of each iteration that differs from the one before.
     changes: VecDeque<(u64, Vec<(u32, i64)>)>,

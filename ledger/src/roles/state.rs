@@ -68,7 +68,7 @@ impl Roles {
     }
 
     /// Returns the most frequent role of blocks in a list: their preliminary role.
-    pub fn likely(&self, list: List) -> Role {
+    pub fn likely_role(&self, list: List) -> Role {
         match list {
             List::Forward if self.is_trained => Role::Activation,
             List::Backward => Role::Temporary,
@@ -111,7 +111,7 @@ pub(crate) struct PhaseReports {
     /// The program's epoch number; 0 if it reports none.
     pub epoch: u64,
     /// Whether any phase was reported, so that blocks without a phase need a role too.
-    pub any: bool,
+    pub any_phase: bool,
     /// Whether allocations are being replayed after a resync.
     pub is_replay: bool,
 }

@@ -4,8 +4,8 @@
 //! no hashing.
 //!
 //! A resync checks for each restated row whether a call in flight is freeing it. There may be thousands of calls, and one unmap
-//! may have as many mappings as there are rows. So from the first check until the end of the resync, an index finds a call by the
-//! birth number (number of the creating record) of its rows.
+//! may have as many mappings as there are rows. So until the end of the resync, an index finds a call by the birth numbers of its
+//! rows. A birth number is the number of the record that created a row.
 
 use crate::rows::row::{BackingId, Mapping, Row};
 use crate::{Map, in_order};

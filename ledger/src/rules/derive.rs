@@ -55,12 +55,12 @@ impl Holdings {
     #[inline]
     pub fn role_at_birth(&mut self, book: u8, stamp: &Stamp, use_as: (Role, Phase)) -> (Role, Option<List>) {
         let (role, phase) = use_as;
-        if phase == Phase::Unknown && !self.phases.any {
+        if phase == Phase::Unknown && !self.phases.any_phase {
             return (role, None);
         }
         let list = self.list_at_birth(book, stamp, phase);
         match (role, list) {
-            (Role::Unknown, Some(list)) => (self.roles[usize::from(book)].likely(list), Some(list)),
+            (Role::Unknown, Some(list)) => (self.roles[usize::from(book)].likely_role(list), Some(list)),
             _ => (role, None), // a reported role, or no phase
         }
     }
@@ -73,7 +73,7 @@ impl Holdings {
             Phase::Unknown | Phase::Between => match self.phases.last {
                 Phase::Optimizer => Phase::Optimizer,
                 Phase::Setup => return None,
-                said if !self.phases.in_blocks && list_of(said).is_some() => said,
+                reported if !self.phases.in_blocks && list_of(reported).is_some() => reported,
                 _ => match now {
                     Phase::Forward => now,
                     Phase::Backward if self.roles[usize::from(book)].is_backward_thread(stamp.thread) => now,
@@ -104,7 +104,7 @@ impl Holdings {
             phase => phase,
         };
         self.phases.in_blocks |= is_stamped;
-        self.phases.any = true;
+        self.phases.any_phase = true;
         if phase != now {
             self.enter_phase(book, phase, stamp.seq, stamp.time_ns);
         }
@@ -136,7 +136,7 @@ impl Holdings {
     /// Handles a `PhaseBegin` record: the process enters another phase on all devices.
     pub fn begin_phase(&mut self, phase: Phase, seq: u64, time_ns: u64) {
         self.phases.last = phase;
-        self.phases.any = true;
+        self.phases.any_phase = true;
         for book in 0..self.books.len() as u8 {
             let now = self.roles[usize::from(book)].now;
             let next = match phase {
@@ -423,7 +423,7 @@ impl Holdings {
             self.roles[usize::from(row.book)].since_seq = seq;
         }
         let roles = &mut self.roles[usize::from(row.book)];
-        let guess = roles.likely(list);
+        let guess = roles.likely_role(list);
         let at = roles.undecided.add(list, guess, (pool, address), row.bytes);
         self.derive(Extent::Block(pool, address), row, guess);
         if let Some(row) = self.pools[pool as usize].blocks.get_mut(&address) {
@@ -448,7 +448,7 @@ impl Holdings {
         let roles = &self.roles[usize::from(book)];
         match (self.phases.last, roles.now) {
             (Phase::Optimizer, _) => Phase::Optimizer,
-            (said, _) if !self.phases.in_blocks => said,
+            (reported, _) if !self.phases.in_blocks => reported,
             (_, Phase::Forward) => Phase::Forward,
             (_, Phase::Evaluation) => Phase::Evaluation,
             (_, Phase::Backward) if roles.is_backward_thread(thread) => Phase::Backward,

@@ -190,7 +190,7 @@ impl Holdings {
         let delta = reserved.wrapping_sub(pool.reserved) as i64;
         pool.reserved = reserved;
         let book = pool.book;
-        self.roles[usize::from(book)].iterations.reserve(delta);
+        self.roles[usize::from(book)].iterations.add_reserved(delta);
         self.book(book).post(IDLE, delta);
     }
 

@@ -46,7 +46,7 @@ impl Holdings {
         pool.segments.insert(key.1, segment);
         pool.segment_bytes = pool.segment_bytes.wrapping_add(bytes);
         if pool.parent.is_none() {
-            self.roles[usize::from(pool.book)].iterations.reserve(bytes as i64);
+            self.roles[usize::from(pool.book)].iterations.add_reserved(bytes as i64);
         }
         self.unbacked_segments += 1;
         self.back_segment(key, 0, u64::MAX, new);
@@ -136,7 +136,7 @@ impl Holdings {
         let Some(segment) = pool.segments.remove(&key.1) else { return };
         pool.segment_bytes = pool.segment_bytes.wrapping_sub(segment.bytes);
         if pool.parent.is_none() {
-            self.roles[usize::from(pool.book)].iterations.reserve((segment.bytes as i64).wrapping_neg());
+            self.roles[usize::from(pool.book)].iterations.add_reserved((segment.bytes as i64).wrapping_neg());
         }
         pool.backed_bytes = pool.backed_bytes.wrapping_sub(segment.backed);
         if segment.backed < segment.bytes {

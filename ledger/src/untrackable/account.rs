@@ -49,7 +49,7 @@ impl Causes {
     }
 
     /// Returns the parts of a sample's untrackable bytes. If the sample is a boundary, first adds the step since the last one.
-    pub fn close(&mut self, sample: &ClosedSample, known: &SampleContext<'_>) -> Option<UntrackableParts> {
+    pub fn close(&mut self, sample: &ClosedSample, context: &SampleContext<'_>) -> Option<UntrackableParts> {
         let untrackable = sample.untrackable_bytes()?;
         let rounding = sample.parts?.rounding_bytes.wrapping_sub(self.predates_rounding);
         let x = untrackable.wrapping_sub(rounding);
@@ -58,26 +58,26 @@ impl Causes {
             && is_later
             && !self.since_boundary.events.is_in_progress(sample.t0_ns, sample.t1_ns)
         {
-            self.add_boundary(sample, x, known);
+            self.add_boundary(sample, x, context);
         }
         let unexplained_bytes = x.wrapping_sub(self.booked.sum());
         Some(UntrackableParts { rounding_bytes: rounding, unexplained_bytes, ..self.booked })
     }
 
     /// Explains the change since the last boundary, and makes the sample the last boundary.
-    fn add_boundary(&mut self, sample: &ClosedSample, x: i64, known: &SampleContext<'_>) {
+    fn add_boundary(&mut self, sample: &ClosedSample, x: i64, context: &SampleContext<'_>) {
         let (due, is_folded) = self.since_boundary.events.take_until(sample.t1_ns);
         // Bytes from before the agent that are tracked by now count too: tracking them does not change the memory held.
-        let older = sample.predates_bytes.wrapping_add(known.adopted);
+        let older = sample.predates_bytes.wrapping_add(context.adopted);
         let predates = older.wrapping_sub(self.predates_rounding);
         let boundary = Boundary { t0_ns: sample.t0_ns, x, predates };
         let lost = std::mem::take(&mut self.since_boundary.lost);
-        let blind = std::mem::replace(&mut self.since_boundary.blind, known.blind) || known.blind;
+        let blind = std::mem::replace(&mut self.since_boundary.blind, context.blind) || context.blind;
         let last = self.last.replace(boundary);
         let before = match last {
             // More bytes from before the agent mean fewer untrackable ones; that is no step.
             Some(last) => last.x.wrapping_add(last.predates).wrapping_sub(boundary.predates),
-            None if known.late || lost => {
+            None if context.late || lost => {
                 // The causes of bytes that existed before the first boundary are unknown.
                 self.contexts.pass(&due, self.since_boundary.threads);
                 self.booked = self.contexts.booked();
@@ -103,7 +103,7 @@ impl Causes {
         }
         let span = (last.map_or(0, |last| last.t0_ns), sample.t0_ns);
         let unseen = self.contexts.unseen_modules();
-        self.steps.add(change_between(span, parts, doubt, &due, &shares, unseen, known));
+        self.steps.add(change_between(span, parts, doubt, &due, &shares, unseen, context));
     }
 
     /// Returns all steps by time; see [`Cause::Smaller`].

@@ -93,14 +93,14 @@ pub(super) fn change_between(
     due: &[Event],
     shares: &[Share],
     unseen_bytes: i64,
-    known: &SampleContext<'_>,
+    context: &SampleContext<'_>,
 ) -> UntrackableChange {
     let booked = shares.iter().filter(|share| doubt.is_none() || share.bytes != 0);
     // The largest share; among equal ones, the earliest.
     let main = booked.rev().max_by_key(|share| share.bytes.unsigned_abs());
     let likely = due.iter().rev().find(|event| matches!(event.what, What::Imported(_) | What::Other(_)));
-    let most = main.map_or(0, |share| share.bytes.unsigned_abs());
-    let is_unexplained = parts.unexplained_bytes.unsigned_abs() > most;
+    let max_share = main.map_or(0, |share| share.bytes.unsigned_abs());
+    let is_unexplained = parts.unexplained_bytes.unsigned_abs() > max_share;
     let seen = |event: &Event| cause_of(event.what);
     let causes: Vec<&str> = due.iter().filter_map(seen).filter_map(Cause::name).collect();
     let (cause, event, kind, expected_bytes) = match (doubt, main, likely) {
@@ -121,7 +121,7 @@ pub(super) fn change_between(
         (None, None, _) => (None, None, BookedAs::Unexplained, None),
     };
     let cause = cause.unwrap_or(Cause::BetweenEvents);
-    let library = event.and_then(|event| known.names.library(event.library));
+    let library = event.and_then(|event| context.names.library(event.library));
     UntrackableChange {
         from_ns: span.0,
         time_ns: event.map(|event| event.time_ns).filter(|time_ns| *time_ns > span.0).unwrap_or(span.1),
@@ -131,7 +131,7 @@ pub(super) fn change_between(
         also: names_of(&causes, cause),
         events: causes.len() as u64,
         kind: kind.name().to_owned(),
-        tag: known.names.tag(event.map_or(known.near, |event| event.tag)),
+        tag: context.names.tag(event.map_or(context.near, |event| event.tag)),
         library: library.map(|path| path.rsplit('/').next().unwrap_or(&path).to_owned()),
         expected_bytes,
         note: note(cause, &parts, expected_bytes, unseen_bytes),

@@ -113,8 +113,8 @@ impl Contexts {
     }
 
     fn context(&mut self, id: u32) -> &mut Context {
-        let known = self.all.iter().position(|context| context.id == id);
-        let at = known.unwrap_or_else(|| {
+        let index = self.all.iter().position(|context| context.id == id);
+        let at = index.unwrap_or_else(|| {
             if self.all.len() < MAX_CONTEXTS {
                 self.all.push(Context { id, ..Context::default() });
             }
@@ -222,11 +222,11 @@ impl Contexts {
             }
             What::Unloaded { module, bytes } => {
                 let context = self.context(id);
-                let known = context.modules.remove(&module);
-                let bytes = known.unwrap_or(bytes);
+                let loaded = context.modules.remove(&module);
+                let bytes = loaded.unwrap_or(bytes);
                 context.changes.unloaded = context.changes.unloaded.saturating_add(bytes.min(MAX_BYTES));
                 context.changes.note_module(bytes, event);
-                self.modules -= usize::from(known.is_some());
+                self.modules -= usize::from(loaded.is_some());
             }
             What::Stack(limit) => self.context(id).changes.stack = Some((limit, *event)),
             What::Printf(limit) => self.context(id).changes.printf = Some((limit, *event)),
@@ -318,21 +318,21 @@ impl Context {
         let Some((_, event)) = self.changes.module else { return };
         let (loaded, unloaded) = (self.changes.loaded, self.changes.unloaded);
         let with = self.loadable.saturating_add(loaded).min(MAX_BYTES);
-        let most = granules(with).wrapping_sub(granules(self.loadable));
-        let least = self.code.max(0).min(granules(unloaded)).wrapping_neg();
+        let max_growth = granules(with).wrapping_sub(granules(self.loadable));
+        let max_loss = self.code.max(0).min(granules(unloaded)).wrapping_neg();
         self.loadable = with.saturating_sub(unloaded);
         let bound = granules(self.loadable);
         let change = match step {
             StepConditions { in_doubt: true, .. } => 0,
-            StepConditions { created: true, .. } => most,
-            _ => (*rest).clamp(least, most),
+            StepConditions { created: true, .. } => max_growth,
+            _ => (*rest).clamp(max_loss, max_growth),
         };
         // The remaining modules keep at most their loadable bytes.
         let code = self.code.wrapping_add(change).min(bound).max(0);
         let bytes = code.wrapping_sub(self.code);
         self.code = code;
         *rest = rest.wrapping_sub(bytes);
-        let expected = most.wrapping_add(if unloaded > 0 { least } else { 0 });
+        let expected = max_growth.wrapping_add(if unloaded > 0 { max_loss } else { 0 });
         shares.push(Share { event, bytes, kind: BookedAs::UpperBound, expected: Some(expected) });
     }
 }
