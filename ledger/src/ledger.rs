@@ -32,7 +32,6 @@ const CLAIMED_BY_USER: usize = 64;
 /// Time after an NVML reading (ns) at which its samples are closed without the records of a silent agent.
 pub const STALE_AFTER_NS: u64 = 500_000_000;
 
-/// Returns the reference to an account for views.
 fn place(accounts: &[Account], book: u8) -> Place {
     let book = usize::from(book);
     accounts[book].device.map_or(Place::Unnamed(book), Place::Device)

@@ -20,7 +20,7 @@
 //! A group is a cell of its process. It is created when a second cell has it in its chain.
 
 use crate::Map;
-use crate::book::cells::{CellId, CellKey, CellTable, MAX_POINT_CELLS, NAMED};
+use crate::book::cells::{CellId, CellKey, CellTable, MAX_NAMED, MAX_POINT_CELLS};
 use gpumem_model::cell::SUM;
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -164,9 +164,9 @@ impl CellTable {
         self.groups.first_groups.get(id as usize).copied().filter(|group| is_sum && *group != NONE)
     }
 
-    /// Returns at most [`MAX_POINT_CELLS`] amounts by cell; with `rest`, their sum equals that of `amounts` and the former
-    /// `rest`. `rest` takes bytes for which not even the last groups of chains have room. Once it exists, no further group gets
-    /// an amount, because bytes of its cells may already be in `rest`.
+    /// Returns at most [`MAX_POINT_CELLS`] amounts by cell and group; the sum of all amounts and `rest` does not change. `rest`
+    /// takes the bytes for which even the last groups of chains have no room. Once it is set, no further group gets an amount,
+    /// because bytes of its cells may already be in `rest`.
     pub fn fold_small(&self, amounts: Vec<(CellId, i64)>, rest: &mut Option<i64>) -> Vec<(CellId, i64)> {
         let mut sums = vec![GroupSum::default(); self.groups.groups.len()];
         let mut own = Vec::with_capacity(amounts.len());
@@ -188,14 +188,14 @@ impl CellTable {
         let count = |named: usize, step: usize| {
             named + self.climb(&own, named, group_size(step), sums.clone()).0.len()
         };
-        let cells = own.len().min(NAMED / 2);
-        let step = first_true(0, STEPS, |step| count(cells, step) <= NAMED);
-        let named = first_true(cells, own.len().min(NAMED), |named| count(named + 1, step) > NAMED);
+        let cells = own.len().min(MAX_NAMED / 2);
+        let step = first_true(0, STEPS, |step| count(cells, step) <= MAX_NAMED);
+        let named = first_true(cells, own.len().min(MAX_NAMED), |named| count(named + 1, step) > MAX_NAMED);
         let (stay, mut uses, mut left) = self.climb(&own, named, group_size(step), sums);
         own.truncate(named);
         own.extend(stay);
         uses.sort_unstable_by_key(|&(id, bytes)| (Reverse(bytes.unsigned_abs()), id));
-        for (_, bytes) in uses.split_off(uses.len().min(MAX_POINT_CELLS - NAMED)) {
+        for (_, bytes) in uses.split_off(uses.len().min(MAX_POINT_CELLS - MAX_NAMED)) {
             left = Some(left.unwrap_or(0).wrapping_add(bytes));
         }
         if let Some(bytes) = left {

@@ -90,9 +90,9 @@ pub(crate) const OVERFLOW: CellId = 2;
 /// Maximum number of cells of a process. A training run has some thousands (modules times roles).
 const MAX_CELLS: usize = 65_536;
 pub use gpumem_model::timeline::MAX_CELLS as MAX_POINT_CELLS;
-/// Maximum number of cells and groups in a timeline point without the last groups of chains (cell_groups.rs), which use the rest
-/// of [`MAX_POINT_CELLS`].
-pub(crate) const NAMED: usize = 40;
+/// Maximum number of entries of a timeline point that are cells or groups below the last of a chain (cell_groups.rs). The other
+/// entries of [`MAX_POINT_CELLS`] are for the last groups, which have all cells of a use.
+pub(crate) const MAX_NAMED: usize = 40;
 pub(crate) const OVERFLOW_TAG: u32 = u32::MAX;
 
 /// All cells of a process. Rows refer to them by [`CellId`].
@@ -171,7 +171,6 @@ impl CellTable {
         self.intern(CellKey { class, role, phase, module, tag, pool, inherited, ..CellKey::default() })
     }
 
-    /// Returns the cell that differs from `id` only in its role.
     #[inline]
     pub fn with_role(&mut self, id: CellId, role: Role) -> CellId {
         let key = self.keys[id as usize];

@@ -273,7 +273,6 @@ impl Book {
         (0..self.cells.len() as CellId).map(|id| (id, amount(id))).filter(|(_, bytes)| *bytes != 0).collect()
     }
 
-    /// Adds a cell to those of unused bytes.
     pub fn add_unused_cell(&mut self, id: CellId) {
         if self.unused_cells.contains(&id) {
             return;

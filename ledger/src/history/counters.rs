@@ -86,7 +86,6 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Sets the counter that a `Counter` record names.
     pub fn set(&mut self, record: &Record<'_>, value: i64) {
         let stamp = &record.stamp;
         let is_full = self.counters.len() == MAX_COUNTERS;

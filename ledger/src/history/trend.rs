@@ -226,7 +226,6 @@ pub fn rise(points: &[i64]) -> u64 {
     }
 }
 
-/// Points of one book on all axes.
 #[derive(Debug)]
 pub(crate) struct Trend {
     steps: Track,

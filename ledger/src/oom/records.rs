@@ -57,7 +57,6 @@ pub(crate) struct Ooms {
     pub wants_holders: bool,
     /// Time (ns) up to which an NVML reading may be nearer to the newest entry than the one used; 0 if none is expected.
     pub reading_until_ns: u64,
-    /// Id and frames of the latest stacks.
     pub stacks: VecDeque<(u32, String)>,
     /// Count of the process's records from which on cells may be copied again.
     pub next_copy_at: u64,

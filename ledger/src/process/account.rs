@@ -32,7 +32,6 @@ pub(crate) struct Account {
     pub latest: Option<ClosedSample>,
     /// The latest sample with known `used` bytes; with an agent, also with known `tracked` bytes.
     pub complete: Option<ClosedSample>,
-    /// Causes of the untrackable bytes.
     pub causes: Causes,
     /// Untrackable bytes over time, for detecting growth.
     pub gaps: GapTrend,
@@ -46,7 +45,6 @@ pub(crate) struct Account {
     pub accounted_peak: Option<u64>,
     /// Part of the newest `used` bytes that confidential computing protects.
     pub protected: Option<u64>,
-    /// The last gap before the peak.
     before_peak: Option<SampleGap>,
     /// Epoch of a peak, and the first gap after it; an exact gap is preferred.
     after_peak: Option<(u32, SampleGap)>,

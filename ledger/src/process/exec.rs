@@ -7,9 +7,10 @@ use crate::untrackable::event::{Event, What};
 use gpumem_model::run::Program;
 use gpumem_wire::{Body, Record};
 
-/// First of the bits in which a tag id has the number of its program; an agent uses far fewer ids.
+/// Number of bits of the agent's own tag ids. The bits above them have the number of the program, so that the ids of several
+/// programs of a process differ. An agent uses far fewer ids.
 const TAG_BITS: u32 = 24;
-/// Same as [`TAG_BITS`], for ids of modules.
+/// Like [`TAG_BITS`], for ids of modules.
 const MODULE_BITS: u32 = 12;
 /// Maximum number of programs that are kept; the first and the latest stay.
 const MAX_PROGRAMS: usize = 8;

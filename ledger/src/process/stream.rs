@@ -43,7 +43,6 @@ pub(crate) struct Stream {
     pub has_observed: bool,
     /// Whether the agent has sent `Bye`: no records follow until the next `Hello`.
     pub silent: bool,
-    /// Time and reason of the last `Bye`.
     pub bye: Option<(u64, ByeReason)>,
 }
 

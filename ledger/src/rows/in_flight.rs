@@ -60,7 +60,6 @@ pub(crate) struct InFlights {
     /// Key in `others` by birth number of a row. Built at the first query, dropped by `forget_births`. If two rows have one birth
     /// number, which only wrong reports contain, the later call counts.
     by_birth: Option<Map<u64, u64>>,
-    /// Number of mappings in all calls.
     mappings: usize,
 }
 

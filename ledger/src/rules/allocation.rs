@@ -108,7 +108,6 @@ impl Holdings {
         is_bound || self.in_flight.row_mut(seq).is_some()
     }
 
-    /// Removes the row at an address from the live ones.
     fn unbind(&mut self, address: u64) -> Option<Row> {
         let row = self.allocations.remove(&address)?;
         if row.bytes >= LARGE_BYTES {

@@ -27,9 +27,7 @@ pub(crate) struct Holdings {
     /// Windows that have ended, with their books.
     pub windows: Vec<(u8, Window)>,
     window_ns: u64,
-    /// Memory outside the book, for each book.
     pub side_memory: Vec<Beside>,
-    /// Live driver allocations by address.
     pub(super) allocations: Map<u64, Row>,
     /// Address and bytes of the allocations of at least [`LARGE_BYTES`](crate::rows::row::LARGE_BYTES), to find them by an
     /// address inside.
@@ -38,7 +36,6 @@ pub(crate) struct Holdings {
     pub in_flight: InFlights,
     /// Bytes that these calls may already have freed, for each book.
     pub in_flight_bytes: Vec<i64>,
-    /// Backing of each live VMM handle.
     pub(super) handles: Map<u64, BackingId>,
     pub(super) backings: Map<BackingId, Backing>,
     pub(super) mappings: BTreeMap<u64, Mapping>,
@@ -56,7 +53,6 @@ pub(crate) struct Holdings {
     pub(super) waiting: Map<u64, (CellId, u32)>,
     /// Rows freed since the peak whose role was not final, for each book.
     pub(super) residues: Vec<PeakResidues>,
-    /// State of roles, for each book.
     pub(super) roles: Vec<Roles>,
     pub phases: PhaseReports,
     /// Blocks with a phase that were unknown before the resync in progress.

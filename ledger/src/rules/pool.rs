@@ -70,7 +70,6 @@ impl Holdings {
         }
     }
 
-    /// Books a `PoolState`: reserved and used bytes.
     pub fn pool_state(&mut self, id: u64, reserved: u64, used: u64, book: u8) {
         if reserved > MAX_BYTES || used > MAX_BYTES {
             self.anomalies.impossible += 1;

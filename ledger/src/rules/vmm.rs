@@ -126,7 +126,6 @@ impl Holdings {
         }
     }
 
-    /// Books the entry of a `VmmRelease`.
     pub fn release_begin(&mut self, handle: u64, seq: u64) {
         let Some(&id) = self.handles.get(&handle) else {
             self.anomalies.unknown_frees += 1;

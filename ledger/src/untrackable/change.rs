@@ -141,7 +141,6 @@ pub(super) fn change_between(
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     large: Vec<UntrackableChange>,
-    /// Sum of the smallest steps.
     smaller: Option<UntrackableChange>,
     /// Cached result of [`Steps::all`]; cleared by a new step.
     all: OnceLock<Arc<[UntrackableChange]>>,
