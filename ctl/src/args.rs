@@ -16,7 +16,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpumem_import::{FORMATS, Format};
 use gpumem_model::escape::quoted;
-use gpumem_report::By;
+use gpumem_report::GroupBy;
 use gpumem_report::text::escape;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -511,20 +511,20 @@ impl StorePath {
 }
 
 /// Values of `--by`: word, description and kind of rows.
-const ROWS: [(&str, &str, By); 3] =
-    [("layer", "", By::Layer), ("structure", "", By::Structure), ("tag", "", By::Tag)];
+const ROWS: [(&str, &str, GroupBy); 3] =
+    [("layer", "", GroupBy::Layer), ("structure", "", GroupBy::Structure), ("tag", "", GroupBy::Tag)];
 
 /// The value of `report --by`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ReportRows {
-    pub by: By,
+    pub by: GroupBy,
     /// Whether the rows are source lines in place of layers.
     pub lines: bool,
 }
 
 fn report_rows() -> impl TypedValueParser<Value = ReportRows> {
     let rows = ROWS.map(|(name, help, by)| (name, help, ReportRows { by, lines: false }));
-    words(rows.into_iter().chain([("line", "", ReportRows { by: By::Layer, lines: true })]))
+    words(rows.into_iter().chain([("line", "", ReportRows { by: GroupBy::Layer, lines: true })]))
 }
 
 fn formats() -> impl TypedValueParser<Value = &'static Format> {

@@ -20,7 +20,7 @@ use crate::view::Health;
 use crate::view::self_report::{self, Format};
 use crate::view::{self, AgentCommand, Sources, ViewContext, control, http};
 use gpumem_ledger::{DeviceName, ProcessKey};
-use gpumem_report::{By, csv, json};
+use gpumem_report::{GroupBy, csv, json};
 use gpumem_wire::{AskKind, Body, Reading, Stamp};
 use rustix::net::{AddressFamily, SocketType};
 use sd_notify::NotifyState;
@@ -193,9 +193,9 @@ fn set_self_reports(agents: &Agents, context: &Arc<ViewContext>) {
                 }
             };
             let by = match agent::option(&options, "by") {
-                Some("layer") => Some(By::Layer),
-                Some("structure") => Some(By::Structure),
-                Some("tag") => Some(By::Tag),
+                Some("layer") => Some(GroupBy::Layer),
+                Some("structure") => Some(GroupBy::Structure),
+                Some("tag") => Some(GroupBy::Tag),
                 Some(_) => return Err(unanswered(22, "by= must be layer, structure or tag")),
                 None => None,
             };
@@ -411,7 +411,7 @@ async fn forward_facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender
         tokio::time::sleep(FACTS_INTERVAL).await;
         let now_ns = clock::now_ns();
         kernel.look(now_ns);
-        processes.newcomers().into_iter().for_each(|key| kernel.note_start(key));
+        processes.take_new().into_iter().for_each(|key| kernel.note_start(key));
         processes.read_late_facts();
         let mut frames = Vec::new();
         processes.take_facts(now_ns, &mut frames);
@@ -443,7 +443,7 @@ impl Sources for LiveSources {
         self.nvml.release(time);
     }
 
-    fn errand(&self, key: ProcessKey, command: AgentCommand) -> view::CommandResult {
+    fn send_command(&self, key: ProcessKey, command: AgentCommand) -> view::CommandResult {
         let agents = Arc::clone(&self.agents);
         Box::pin(async move { agents.command(key, command).await.map_err(|why| why.to_string()) })
     }

@@ -3,7 +3,7 @@
 mod oom_holders;
 
 use crate::Map;
-use crate::base::device::{AgreedReading, DeviceView, Faults, Recent};
+use crate::base::device::{AgreedReading, DeviceView, Faults, LastMinute};
 use crate::base::identity::{DeviceName, Origin, Place, ProcessKey};
 use crate::base::quota::{Limits, Quotas, RefusedRecords};
 use crate::book::{WINDOW_NS, Window};
@@ -12,7 +12,7 @@ use crate::history::trend::TrendView;
 use crate::oom::device::Listing;
 use crate::process::Process;
 use crate::process::account::Account;
-use crate::process::coverage::{Earlier, parse_lines};
+use crate::process::coverage::{EarlierRecords, parse_lines};
 use crate::samples::pending::ClosedSample;
 use gpumem_model::iterations::Iterations;
 use gpumem_model::parameters::Parameters;
@@ -158,7 +158,7 @@ impl Ledger {
     /// Returns the index of the device that a process names; `None` if the process may not add it.
     fn claimed_device(&mut self, index: usize, record: &Record<'_>) -> Option<usize> {
         let Body::Device { uuid_high, uuid_low, ordinal, id, .. } = record.body else { return None };
-        let is_new = !self.by_name.contains_key(&DeviceName::of_record(uuid_high, uuid_low, ordinal, id));
+        let is_new = !self.by_name.contains_key(&DeviceName::from_record(uuid_high, uuid_low, ordinal, id));
         let is_full = self.processes[index].coverage.full.is_some();
         let user = self.processes[index].facts.uid;
         let by_user = user.and_then(|user| self.claimed.get(&user)).copied().unwrap_or(0);
@@ -178,7 +178,7 @@ impl Ledger {
         let Body::Device { uuid_high, uuid_low, total_bytes, ordinal, id, name } = record.body else {
             return 0;
         };
-        let key = DeviceName::of_record(uuid_high, uuid_low, ordinal, id);
+        let key = DeviceName::from_record(uuid_high, uuid_low, ordinal, id);
         let index = *self.by_name.entry(key).or_insert_with(|| {
             self.devices.push(DeviceView {
                 name: key,
@@ -186,7 +186,7 @@ impl Ledger {
                 model: name.to_owned(),
                 total_bytes: None,
                 latest: None,
-                recent: Recent::default(),
+                recent: LastMinute::default(),
                 agreed: None,
                 faults: Faults::default(),
             });
@@ -246,7 +246,7 @@ impl Ledger {
             Body::EarlierLife { start_ticks, events, lost, instance } => {
                 let index = self.process_of(stamp, start_ticks);
                 let program = (stamp.seq != 0).then_some(Program { instance, heard: stamp.seq });
-                self.processes[index].coverage.earlier = Some(Earlier { events, lost, program });
+                self.processes[index].coverage.earlier = Some(EarlierRecords { events, lost, program });
             }
             Body::DeviceFault { xid } => {
                 if let Some(&device) = self.host_slots.get(&stamp.device) {
@@ -407,7 +407,7 @@ impl Ledger {
 
     /// Whether there are closed samples or ended windows to take. They accumulate, so callers check this after each record.
     #[inline]
-    pub fn has_untaken(&self) -> bool {
+    pub fn has_output(&self) -> bool {
         !self.samples.is_empty() || !self.windows.is_empty()
     }
 
@@ -433,7 +433,7 @@ impl Ledger {
     }
 
     /// Removes a process and all its data, because its run has ended and is stored. A later record of it starts a new entry.
-    pub fn forget(&mut self, key: ProcessKey) {
+    pub fn remove_process(&mut self, key: ProcessKey) {
         let Some(index) = self.by_key.remove(&key) else { return };
         let mut gone = self.processes.swap_remove(index);
         self.quotas.release(&mut gone.memory_use, gone.coverage.full);
@@ -518,12 +518,12 @@ impl Ledger {
     }
 
     /// Sets the limits of the ledger's memory for processes; they hold from now on.
-    pub fn limit(&mut self, limits: Limits) {
+    pub fn set_limits(&mut self, limits: Limits) {
         self.quotas.limits = limits;
     }
 
     /// Returns the estimated bytes of all processes' data, and the number of records that limits have refused so far.
-    pub fn load(&self) -> (usize, RefusedRecords) {
+    pub fn memory_use(&self) -> (usize, RefusedRecords) {
         let mut refused = self.quotas.refused;
         self.processes
             .iter()

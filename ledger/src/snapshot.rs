@@ -14,7 +14,7 @@ use crate::rows::row::AnomalyCounts;
 use crate::rules::holdings::Holdings;
 use crate::samples::pending::{ClosedSample, PeakGap};
 use crate::untrackable::event::Names;
-use gpumem_model::run::{Amounts, Beside, Clock, Oom, Pool, UntrackableChange, UntrackableParts};
+use gpumem_model::run::{Amounts, Clock, Oom, Pool, SideMemory, UntrackableChange, UntrackableParts};
 use gpumem_wire::{ByeReason, ClockKind, PoolOwner};
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ pub struct AccountView {
     pub is_beyond: bool,
     pub tracked_bytes: i64,
     pub amounts: Vec<i64>,
-    pub beside: Beside,
+    pub beside: SideMemory,
     /// Untracked bytes allocated before the agent started; absent if unknown.
     pub predates_bytes: Option<i64>,
     pub peak: PeakView,

@@ -6,7 +6,7 @@
 //! explain the memory held now.
 
 use crate::fields::{fields, plain};
-use crate::layers::LayerSaid;
+use crate::layers::LayerReport;
 use serde::{Deserialize, Serialize};
 
 fields! {
@@ -61,7 +61,7 @@ fields! {
         /// Number of training steps that the process reported.
         steps: u64                   => part since, join sum,          add sum,  redact keep;
         /// State of each naming layer (a source of names, such as NVTX or Python frames), as the agent last reported it.
-        layers: Vec<LayerSaid>       => part carry, join last,         add skip, redact each(LayerSaid::hide_reason);
+        layers: Vec<LayerReport>       => part carry, join last,         add skip, redact each(LayerReport::hide_reason);
         /// Number of OOM records that were dropped because there were too many.
         ooms_dropped: u64            => part carry, join sum,          add sum,  redact keep;
         /// Marks (named moments) that the program or a user set, by time.
@@ -193,14 +193,14 @@ plain!(Program, Part);
 
 /// Counts of a process at the begin of a part.
 #[derive(Debug, Clone)]
-pub struct Before {
+pub struct PartStart {
     part: Part,
     counts: Coverage,
 }
 
-impl Before {
+impl PartStart {
     /// Returns the start counts of the next part: `coverage` is that of the ending part, `before` its own start counts.
-    pub fn after(before: Option<&Before>, coverage: &Coverage, now_ns: u64) -> Self {
+    pub fn after(before: Option<&PartStart>, coverage: &Coverage, now_ns: u64) -> Self {
         let mut counts = before.map_or_else(Coverage::default, |before| before.counts.clone());
         counts.add(coverage);
         counts.partial_state = coverage.partial_state;
@@ -209,11 +209,11 @@ impl Before {
             began_ns: now_ns,
             events_before: counts.events.saturating_add(counts.lost),
         };
-        Before { part, counts }
+        PartStart { part, counts }
     }
 
     /// Reduces the counts of a whole life to those of this part.
-    pub fn leave_out(&self, coverage: &mut Coverage) {
+    pub fn subtract(&self, coverage: &mut Coverage) {
         coverage.begin_part(&self.counts);
         coverage.blind.retain(|window| window.to_ns.is_none_or(|to_ns| to_ns > self.part.began_ns));
         // The part's peak starts with the amounts at its begin, so only losses since then make it a lower bound.

@@ -33,7 +33,7 @@ fields! {
         /// Highest used bytes that NVML reported, and the time.
         peak_used: Option<(u64, u64)>      => join max,            redact keep;
         /// Memory outside all sums: host memory, imported memory, and blocks in memory that is not tracked.
-        beside: Beside                     => join last,           redact keep;
+        beside: SideMemory                     => join last,           redact keep;
         /// Device memory at the last reading with `unaccounted_bytes`; without such a reading, at the last one.
         reading: Option<DeviceReading>     => join last,           redact keep;
         /// Used bytes of the device minus those of all its processes. Absent if device memory changed while NVML listed them.
@@ -72,13 +72,13 @@ fields! {
         /// Pools that existed at the last record.
         pools: Vec<Pool>                  => join last,               clip keep,             redact each(Pool::redact);
         /// OOM records by time.
-        ooms: Vec<Oom>                    => join oom::renew,         clip within,           redact each(Oom::redact);
+        ooms: Vec<Oom>                    => join oom::join_ooms,         clip within,           redact each(Oom::redact);
         /// Driver faults of the device shortly before the end of the process: time and Xid.
         faults: Vec<(u64, u64)>           => join last,               clip keep,             redact keep;
     }
 }
 
-plain!(Beside, DeviceReading);
+plain!(SideMemory, DeviceReading);
 
 /// Highest used bytes of a process according to the driver's accounting mode, and according to gpumemd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -116,7 +116,7 @@ impl Device {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[allow(missing_docs)]
-pub struct Beside {
+pub struct SideMemory {
     pub managed_bytes: i64,
     pub pinned_bytes: i64,
     pub registered_bytes: i64,

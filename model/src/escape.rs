@@ -10,7 +10,7 @@ use std::fmt::Write;
 
 /// Whether a character is unsafe: a display may execute it or show nothing. Unsafe are controls, line ends, direction controls,
 /// invisible characters (Unicode's Default_Ignorable_Code_Point), and noncharacters.
-pub fn acts(character: char) -> bool {
+pub fn is_unsafe(character: char) -> bool {
     match character {
         ' '..='~' => false,
         character if character.is_control() => true,
@@ -38,7 +38,7 @@ pub fn escape_key(text: &str) -> String {
 fn escape_where(text: &str, escapes_too: impl Fn(&str) -> bool) -> String {
     let mut out = String::with_capacity(text.len());
     for (at, character) in text.char_indices() {
-        if acts(character) || text.get(at..).is_some_and(&escapes_too) {
+        if is_unsafe(character) || text.get(at..).is_some_and(&escapes_too) {
             // Writing to a String cannot fail.
             let _ = write!(out, "\\u{{{:x}}}", character as u32);
         } else {
@@ -60,15 +60,15 @@ pub fn quoted(word: &str) -> String {
 /// Returns a document as indented JSON with a line end. Its strings keep their values, but unsafe characters are escaped.
 pub fn json(document: &impl Serialize) -> String {
     // Keys are strings and numbers are finite: serialisation cannot fail.
-    in_json(&serde_json::to_string_pretty(document).unwrap_or_default(), |_| false) + "\n"
+    escape_json(&serde_json::to_string_pretty(document).unwrap_or_default(), |_| false) + "\n"
 }
 
 /// Returns a JSON text with escapes for unsafe characters and for those that `also` selects. Line ends between tokens stay;
 /// all other such characters can only occur in strings.
-pub fn in_json(json: &str, also: impl Fn(char) -> bool) -> String {
+pub fn escape_json(json: &str, also: impl Fn(char) -> bool) -> String {
     let mut out = String::with_capacity(json.len());
     for character in json.chars() {
-        if character == '\n' || !(acts(character) || also(character)) {
+        if character == '\n' || !(is_unsafe(character) || also(character)) {
             out.push(character);
             continue;
         }
@@ -113,7 +113,7 @@ mod tests {
     fn json_says_the_same_without_a_byte_that_acts() {
         let names = ["\u{1b}[2J\u{9b}\u{7f}\n", "\u{202e}\u{2028}\u{e0041}", "\u{1f600} \\ \""];
         let text = json(&names);
-        assert!(!text.chars().any(|character| acts(character) && character != '\n'), "{text}");
+        assert!(!text.chars().any(|character| is_unsafe(character) && character != '\n'), "{text}");
         assert_eq!(serde_json::from_str::<Vec<String>>(&text).expect("JSON"), names);
     }
 }

@@ -7,7 +7,7 @@ fields! {
     /// State of one naming layer.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
-    pub struct LayerSaid {
+    pub struct LayerReport {
         /// Name: `blocks`, `out_of_memory`, `scopes`, `nvtx`, `module_path`, `autograd`, `roles` or `stacks`.
         layer: String;
         /// `active`, `degraded`, `absent` (not needed by the program), `off` or `failed`.
@@ -17,7 +17,7 @@ fields! {
     }
 }
 
-impl LayerSaid {
+impl LayerReport {
     pub(crate) fn hide_reason(&mut self) {
         self.reason.clear();
     }
@@ -28,13 +28,13 @@ impl LayerSaid {
     }
 
     /// Whether the layer does less than it could, so that users should know.
-    pub fn is_lacking(&self) -> bool {
+    pub fn is_degraded(&self) -> bool {
         matches!(self.state.as_str(), "degraded" | "off" | "failed")
     }
 }
 
 /// Returns the working layer with the most precise names, in words; `None` if the agent reported no layers.
-pub fn level(layers: &[LayerSaid]) -> Option<&'static str> {
+pub fn level(layers: &[LayerReport]) -> Option<&'static str> {
     if layers.is_empty() {
         return None;
     }
@@ -50,8 +50,8 @@ pub fn level(layers: &[LayerSaid]) -> Option<&'static str> {
 }
 
 /// Describes the layers that do less than they could; each reason is cut to `longest` characters.
-pub fn lacking(layers: &[LayerSaid], longest: usize) -> Vec<String> {
-    let words = |layer: &LayerSaid| {
+pub fn describe_degraded(layers: &[LayerReport], longest: usize) -> Vec<String> {
+    let words = |layer: &LayerReport| {
         let name = match layer.layer.as_str() {
             "blocks" => "PyTorch's blocks",
             "out_of_memory" => "out-of-memory word",
@@ -67,15 +67,15 @@ pub fn lacking(layers: &[LayerSaid], longest: usize) -> Vec<String> {
         let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
         format!("{name} {}{reason}", layer.state)
     };
-    layers.iter().filter(|layer| layer.is_lacking()).map(words).collect()
+    layers.iter().filter(|layer| layer.is_degraded()).map(words).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn said(layer: &str, state: &str, reason: &str) -> LayerSaid {
-        LayerSaid { layer: layer.into(), state: state.into(), reason: reason.into() }
+    fn said(layer: &str, state: &str, reason: &str) -> LayerReport {
+        LayerReport { layer: layer.into(), state: state.into(), reason: reason.into() }
     }
 
     #[test]
@@ -87,10 +87,10 @@ mod tests {
         layers.push(said("autograd", "degraded", ""));
         assert_eq!(level(&layers), Some("scopes"));
         assert_eq!(
-            lacking(&layers, 26),
+            describe_degraded(&layers, 26),
             ["module path failed: CPython 3.15 is not known", "names in backward degraded"]
         );
-        assert_eq!(lacking(&layers[2..3], 7), ["module path failed: CPython.."]);
+        assert_eq!(describe_degraded(&layers[2..3], 7), ["module path failed: CPython.."]);
         assert_eq!(level(&layers[1..2]), Some("calling library"));
         layers[2].state = "degraded".into();
         assert_eq!(level(&layers), Some("module path"));

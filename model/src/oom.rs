@@ -137,7 +137,7 @@ impl Timed for Oom {
 
 /// Appends the records of a later part of a life. A record that was undecided when the part began is in both parts; the later
 /// copy replaces the earlier one.
-pub(crate) fn renew(earlier: &mut Vec<Oom>, later: Vec<Oom>) {
+pub(crate) fn join_ooms(earlier: &mut Vec<Oom>, later: Vec<Oom>) {
     earlier.retain(|oom| !later.iter().any(|copy| (copy.time_ns, copy.kind) == (oom.time_ns, oom.kind)));
     earlier.extend(later);
 }
@@ -192,7 +192,7 @@ fields! {
 impl Oom {
     /// Whether memory ran out, as opposed to pressure that the process survived. Pressure counts if no framework would have
     /// reported a failure and the process ended soon after.
-    pub fn is_true(&self) -> bool {
+    pub fn is_out_of_memory(&self) -> bool {
         match self.kind {
             OomKind::Pool | OomKind::Device => true,
             OomKind::Pressure => self.is_unheard && matches!(self.fate, Fate::Fatal { .. }),

@@ -5,10 +5,10 @@
 
 pub use crate::cell::{Amounts, Cell, Class};
 pub use crate::coverage::{BlindWindow, Coverage, Mark, Part, Program, SUBSCRIPTION_HELD};
-pub use crate::device::{Accounting, Beside, Details, Device, DeviceReading, MAX_TENANTS, Pool};
+pub use crate::device::{Accounting, Details, Device, DeviceReading, MAX_TENANTS, Pool, SideMemory};
 pub use crate::gap::{UntrackableChange, UntrackableParts};
 pub use crate::iterations::{Iteration, Iterations, Level};
-pub use crate::layers::LayerSaid;
+pub use crate::layers::LayerReport;
 pub use crate::moment::Moment;
 pub use crate::names::{Named, absence_name};
 pub use crate::oom::{Fate, Holder, OPEN_FATE_NS, Oom, OomDevice, OomKind};
@@ -74,7 +74,7 @@ impl Run {
     }
 
     /// Whether the run has OOM records if memory ran out; files of other tools may lack them.
-    pub fn hears_of_ooms(&self) -> bool {
+    pub fn records_ooms(&self) -> bool {
         self.coverage.covered && self.source.is_own()
     }
 

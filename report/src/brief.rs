@@ -42,7 +42,7 @@ pub fn brief(ended: &[Ended<'_>], job: &str) -> Vec<String> {
         [one] => one.id.map_or_else(|| one.run.process.pid.to_string(), escape),
         _ => job.to_owned(),
     };
-    let has_oom = ended.iter().any(|ended| ooms(ended.run).any(|(_, oom)| oom.is_true()));
+    let has_oom = ended.iter().any(|ended| ooms(ended.run).any(|(_, oom)| oom.is_out_of_memory()));
     let what = if has_oom { "oom" } else { "report" };
     lines.push(format!("next: gpumemctl {what} {next}"));
     lines

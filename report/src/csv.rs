@@ -4,7 +4,7 @@
 //! Column `part` is `direct`, `block`, `pool_idle`, `opaque` (a pool that reports no blocks), `predates`, `uncovered` (a process
 //! without an agent), or a part of untrackable memory: `context`, `modules`, `local_memory`, `heaps`, `rounding`, `unexplained`.
 
-use super::{By, Report};
+use super::{GroupBy, Report};
 use crate::category::{OTHERS, is_named_by_rules};
 use crate::encode::csv_field;
 use gpumem_model::names::Named;
@@ -39,8 +39,8 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
             continue;
         };
         let fallback = if is_named_by_rules(cell.class) { OTHERS } else { "" };
-        let layer = report.category(index, By::Layer).unwrap_or(fallback);
-        let structure = report.category(index, By::Structure).unwrap_or(fallback);
+        let layer = report.category(index, GroupBy::Layer).unwrap_or(fallback);
+        let structure = report.category(index, GroupBy::Structure).unwrap_or(fallback);
         let [tag, origin, role, phase, library] =
             [&cell.tag, &cell.origin, &cell.role, &cell.phase, &cell.library]
                 .map(|text| text.as_deref().unwrap_or_default());

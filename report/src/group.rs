@@ -14,7 +14,7 @@ use std::fmt::Write;
 
 /// Amounts of one row: a process on a device, or a sum of such rows. In each row used = predates + tracked + gap.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Identity {
+pub struct ProcessAmounts {
     /// Bytes that NVML charges.
     #[serde(rename = "used")]
     pub used_bytes: Option<i64>,
@@ -35,12 +35,12 @@ pub struct Identity {
     pub peak_bytes: Option<i64>,
 }
 
-impl Identity {
+impl ProcessAmounts {
     /// Returns the amounts at the latest moment of a device.
     pub fn of(run: &Run, device: &Device) -> Self {
         let moment = &device.last;
         let idle = held(run, &moment.amounts, |cell| cell.class == Class::PoolIdle);
-        Identity {
+        ProcessAmounts {
             used_bytes: moment.used_bytes(),
             predates_bytes: moment.tracked_bytes.and(moment.predates_bytes),
             tracked_bytes: moment.tracked_bytes,
@@ -52,7 +52,8 @@ impl Identity {
 
     /// Returns the amounts in the order of [`COLUMNS`].
     fn columns(&self) -> [Option<i64>; 6] {
-        let Identity { used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes, peak_bytes } = *self;
+        let ProcessAmounts { used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes, peak_bytes } =
+            *self;
         [used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes, peak_bytes]
     }
 }
@@ -62,7 +63,7 @@ impl Identity {
 #[allow(missing_docs)]
 pub struct Line {
     pub names: Vec<String>,
-    pub amounts: Identity,
+    pub amounts: ProcessAmounts,
     pub note: String,
 }
 
@@ -152,13 +153,17 @@ pub fn text(title: &str, runs: &[&Run], command: &str) -> String {
         let note = note(run);
         if run.devices.is_empty() {
             names.push("-".to_owned());
-            lines.push(Line { names, amounts: Identity::default(), note: format!("{note} (no GPU memory)") });
+            lines.push(Line {
+                names,
+                amounts: ProcessAmounts::default(),
+                note: format!("{note} (no GPU memory)"),
+            });
             continue;
         }
         for device in &run.devices {
             let mut names = names.clone();
             names.push(device_name(device));
-            lines.push(Line { names, amounts: Identity::of(run, device), note: note.clone() });
+            lines.push(Line { names, amounts: ProcessAmounts::of(run, device), note: note.clone() });
         }
     }
     let mut out = vec![escape(title), String::new()];
@@ -177,7 +182,8 @@ pub fn csv(runs: &[&Run]) -> String {
     for run in runs {
         let rank = run.process.claims.get("rank").map(|rank| csv_field(rank)).unwrap_or_default();
         for device in &run.devices {
-            let amounts = Identity { peak_bytes: device.peak.tracked_bytes, ..Identity::of(run, device) };
+            let amounts =
+                ProcessAmounts { peak_bytes: device.peak.tracked_bytes, ..ProcessAmounts::of(run, device) };
             let bytes = amounts.columns().map(csv_number).join(",");
             let _ = writeln!(out, "{rank},{},{},{bytes}", run.process.pid, csv_field(&device.name));
         }
@@ -202,8 +208,14 @@ mod tests {
 
     fn line(name: &str, amounts: [Option<i64>; 5]) -> Line {
         let [used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes] = amounts;
-        let amounts =
-            Identity { used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes, peak_bytes: None };
+        let amounts = ProcessAmounts {
+            used_bytes,
+            predates_bytes,
+            tracked_bytes,
+            idle_bytes,
+            gap_bytes,
+            peak_bytes: None,
+        };
         Line { names: vec![name.into()], amounts, note: String::new() }
     }
 

@@ -1,7 +1,7 @@
 //! Formats the verdicts on the growth of a run's memory: as a sentence, as a table, and as JSON.
 
 use super::table::{Align, Table, shorten};
-use super::{By, Report, most_used};
+use super::{GroupBy, Report, most_used};
 use crate::judge::trend_test::{Judgement, Verdict};
 use crate::judge::{Axis, Growth, judge_amounts, judge_samples, units};
 use crate::labels::{device_title, label_with_pid};
@@ -50,11 +50,11 @@ pub struct GrowthReport {
 
 /// Returns the verdicts on a device's amounts; `None` if the device has no data to judge.
 pub fn growth_report(report: &Report<'_>, device: &Device) -> Option<GrowthReport> {
-    growth_report_by(report, device, &By::ALL)
+    growth_report_by(report, device, &GroupBy::ALL)
 }
 
 /// Returns the verdicts on a device's amounts, with names of the groupings `kinds` only.
-fn growth_report_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Option<GrowthReport> {
+fn growth_report_by(report: &Report<'_>, device: &Device, kinds: &[GroupBy]) -> Option<GrowthReport> {
     let growth = &device.details.growth;
     let used = most_used(device).unwrap_or(0);
     // Points recorded while the agent could see no allocation are not evidence.
@@ -63,8 +63,9 @@ fn growth_report_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Optio
     let has_points = is_seen && !growth.points.is_empty();
     let has_samples =
         |samples: &[(u64, i64)]| (!samples.is_empty()).then(|| judge_samples(growth, samples, used));
-    let names_of =
-        |by: By| if is_seen && kinds.contains(&by) { names(report, growth, by, used) } else { Vec::new() };
+    let names_of = |by: GroupBy| {
+        if is_seen && kinds.contains(&by) { names(report, growth, by, used) } else { Vec::new() }
+    };
     let verdicts = GrowthReport {
         per: growth.axis,
         period_ns: growth.period_ns,
@@ -72,15 +73,15 @@ fn growth_report_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Optio
         pool_slack: has_points.then(|| judge_amounts(growth, &growth.slack, used, 1)),
         gap: has_samples(&growth.gap),
         used: has_samples(&growth.used),
-        layers: names_of(By::Layer),
-        structures: names_of(By::Structure),
-        tags: names_of(By::Tag),
+        layers: names_of(GroupBy::Layer),
+        structures: names_of(GroupBy::Structure),
+        tags: names_of(GroupBy::Tag),
     };
     (verdicts.tracked.is_some() || verdicts.gap.is_some() || verdicts.used.is_some()).then_some(verdicts)
 }
 
 /// Returns the categories or tags of a grouping with their verdicts, the fastest changes first.
-fn names(report: &Report<'_>, growth: &Growth, by: By, used: i64) -> Vec<Named> {
+fn names(report: &Report<'_>, growth: &Growth, by: GroupBy, used: i64) -> Vec<Named> {
     let mut sums: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
     let others = by.name_of_rest();
     let cells =
@@ -170,7 +171,7 @@ fn verdict_text(judgement: &Judgement, per: Axis, over: &str) -> String {
 /// Returns a sentence such as `growth: tracked flat over 400 steps; gap flat`; `None` without data to judge.
 pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
     // A reader who may not see tags gets categories instead.
-    let by = if report.hides_tags { By::Structure } else { By::Tag };
+    let by = if report.hides_tags { GroupBy::Structure } else { GroupBy::Tag };
     let mut verdicts = growth_report_by(report, device, &[by])?;
     verdicts.tags.append(&mut verdicts.structures);
     let (growth, per) = (&device.details.growth, verdicts.per);
@@ -243,9 +244,9 @@ fn of_device(report: &Report<'_>, verdicts: &GrowthReport, growth: &Growth, all:
     rows.extend(verdicts.used.as_ref().map(|used| row("used", used)));
     rows.extend(verdicts.tracked.as_ref().map(|tracked| row("tracked without slack", tracked)));
     let kinds: &[(&str, &[Named])] = match report.by {
-        By::Layer => &[("by layer", &verdicts.layers), ("by tag", &verdicts.tags)],
-        By::Structure => &[("by structure", &verdicts.structures), ("by tag", &verdicts.tags)],
-        By::Tag => &[("by tag", &verdicts.tags)],
+        GroupBy::Layer => &[("by layer", &verdicts.layers), ("by tag", &verdicts.tags)],
+        GroupBy::Structure => &[("by structure", &verdicts.structures), ("by tag", &verdicts.tags)],
+        GroupBy::Tag => &[("by tag", &verdicts.tags)],
     };
     for (kind, names) in kinds {
         // Without `all`, omits names whose points are too few for a verdict.

@@ -4,7 +4,7 @@
 use super::bridge::Bridge;
 use super::findings::Findings;
 use super::growth::growth_report;
-use super::{By, Composition, Report, largest_first, named, oom, own};
+use super::{Composition, GroupBy, Report, largest_first, named, oom, own};
 use crate::category::OTHERS;
 use crate::encode::object;
 use gpumem_model::layers;
@@ -75,7 +75,7 @@ fn device_json(report: &Report<'_>, device: &Device) -> impl Serialize {
 }
 
 fn moment_json(report: &Report<'_>, moment: &Moment) -> impl Serialize {
-    let by_layer = report.composition(moment, By::Layer);
+    let by_layer = report.composition(moment, GroupBy::Layer);
     let (named_bytes, nameable_bytes) = named(report.run, moment);
     let cells = moment.amounts.iter().filter_map(|&(index, bytes)| {
         let cell = report.cell(index)?;
@@ -98,7 +98,7 @@ fn moment_json(report: &Report<'_>, moment: &Moment) -> impl Serialize {
         stale: moment.stale,
         partial: moment.partial,
         layers: categories(by_layer),
-        structures: categories(report.composition(moment, By::Structure)),
+        structures: categories(report.composition(moment, GroupBy::Structure)),
         // Direct and block bytes that have a tag; `nameable_bytes` is all direct and block bytes.
         named_bytes,
         nameable_bytes,
@@ -142,10 +142,10 @@ fn categories(composition: Composition) -> Vec<impl Serialize> {
 /// `structures` plus idle and opaque bytes.
 fn timeline(report: &Report<'_>, device: &Device) -> impl Serialize {
     let timeline = &device.details.timeline;
-    let by = |by: By| -> Vec<Composition> {
+    let by = |by: GroupBy| -> Vec<Composition> {
         timeline.points.iter().map(|point| report.composition_at(point, by)).collect()
     };
-    let (by_layer, by_structure) = (by(By::Layer), by(By::Structure));
+    let (by_layer, by_structure) = (by(GroupBy::Layer), by(GroupBy::Structure));
     let (layers, structures) = (names(&by_layer), names(&by_structure));
     let points = timeline.points.iter().zip(by_layer.iter().zip(&by_structure));
     let points = points.map(|(point, (by_layer, by_structure))| {

@@ -47,7 +47,7 @@ use std::collections::BTreeMap;
 
 /// How the rows below `tracked` are grouped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum By {
+pub enum GroupBy {
     /// By categories of the layer rules.
     Layer,
     /// By categories of the structure rules.
@@ -56,22 +56,22 @@ pub enum By {
     Tag,
 }
 
-impl By {
+impl GroupBy {
     /// All groupings, in the order of the enum.
-    pub const ALL: [By; 3] = [By::Layer, By::Structure, By::Tag];
+    pub const ALL: [GroupBy; 3] = [GroupBy::Layer, GroupBy::Structure, GroupBy::Tag];
 
     /// Returns the grouping's name, as the option `--by` has it.
     pub fn name(self) -> &'static str {
         match self {
-            By::Layer => "layer",
-            By::Structure => "structure",
-            By::Tag => "tag",
+            GroupBy::Layer => "layer",
+            GroupBy::Structure => "structure",
+            GroupBy::Tag => "tag",
         }
     }
 
     /// Returns the name of the row for tracked bytes that are in no other row.
     pub fn name_of_rest(self) -> &'static str {
-        if self == By::Tag { NO_TAG } else { OTHERS }
+        if self == GroupBy::Tag { NO_TAG } else { OTHERS }
     }
 }
 
@@ -83,7 +83,7 @@ pub struct Report<'r> {
     /// Id of the run in the run store, if it is stored.
     pub id: Option<String>,
     pub groupings: Groupings,
-    pub by: By,
+    pub by: GroupBy,
     /// Pids of the other processes in the same file.
     pub others: Vec<u32>,
     /// The command that shows the other processes of the job (`--job ID`), and their number.
@@ -235,7 +235,7 @@ impl Composition {
     }
 
     /// Returns all parts but idle memory, with the names that the rows of a statement have. `by` is the grouping.
-    fn busy_parts(self, by: By) -> impl Iterator<Item = (String, i64)> {
+    fn busy_parts(self, by: GroupBy) -> impl Iterator<Item = (String, i64)> {
         let rest = [(by.name_of_rest(), self.others), ("opaque pools", self.opaque)];
         self.categories.into_iter().chain(rest.map(|(name, bytes)| (name.to_owned(), bytes)))
     }
@@ -248,51 +248,51 @@ impl<'r> Report<'r> {
     }
 
     /// Makes a report. Without `by`, groups by layer if any cell has a layer, else by structure if any cell has one, else by tag.
-    pub fn new(run: &'r Run, groupings: Groupings, by: Option<By>) -> Self {
+    pub fn new(run: &'r Run, groupings: Groupings, by: Option<GroupBy>) -> Self {
         let by_rules = |rules: &Rules| -> Vec<Option<String>> {
             run.cells.iter().map(|cell| rules.category(cell).map(str::to_owned)).collect()
         };
         let by_tag = run.cells.iter().map(|cell| cell.tag.clone()).collect();
         let mut categories: [Vec<Option<String>>; 3] =
             [by_rules(&groupings.layer), by_rules(&groupings.structure), by_tag];
-        let names = |by: &By| categories[*by as usize].iter().any(Option::is_some);
-        let by = by.or_else(|| By::ALL.into_iter().find(names));
+        let names = |by: &GroupBy| categories[*by as usize].iter().any(Option::is_some);
+        let by = by.or_else(|| GroupBy::ALL.into_iter().find(names));
         // Cells that no rule names get a derived name if there is one. Derived names do not influence the grouping chosen above.
         if groupings.layer.rules.is_empty() {
-            categories[By::Layer as usize] = names::rolled_up(run);
+            categories[GroupBy::Layer as usize] = names::rolled_up(run);
         }
         let has_torch = names::has_torch(run);
         for (of, names) in categories.iter_mut().enumerate() {
-            let is_last_resort = |cell: &Cell| of == By::Structure as usize || cell.tag.is_none();
+            let is_last_resort = |cell: &Cell| of == GroupBy::Structure as usize || cell.tag.is_none();
             for (name, cell) in names.iter_mut().zip(&run.cells) {
                 // NCCL's scratch memory is large and unknown to PyTorch's allocator: it gets a separate row.
-                let is_apart = has_torch && of == By::Structure as usize && names::is_apart(cell);
-                let is_left = name.is_none() && (has_torch || of != By::Structure as usize);
+                let is_apart = has_torch && of == GroupBy::Structure as usize && names::is_apart(cell);
+                let is_left = name.is_none() && (has_torch || of != GroupBy::Structure as usize);
                 if is_apart || is_left && is_last_resort(cell) {
                     *name = names::by_library(cell, has_torch);
                 }
             }
         }
         let lines = names::large_lines(run);
-        for names in &mut categories[..By::Tag as usize] {
+        for names in &mut categories[..GroupBy::Tag as usize] {
             for (name, cell) in names.iter_mut().zip(&run.cells).filter(|(name, _)| name.is_none()) {
                 *name = cell.tag.as_deref().filter(|tag| lines.contains(*tag)).map(str::to_owned);
             }
         }
-        Report::with(run, groupings, by.unwrap_or(By::Structure), categories)
+        Report::with(run, groupings, by.unwrap_or(GroupBy::Structure), categories)
     }
 
     /// Groups by source lines of the program instead of layers. Memory without a line is in `Others`.
     #[must_use]
     pub fn by_line(mut self) -> Self {
         let lines = self.shown_cells().iter().map(|cell| names::line_of(cell).map(str::to_owned));
-        self.categories[By::Layer as usize] = lines.collect();
-        self.by = By::Layer;
+        self.categories[GroupBy::Layer as usize] = lines.collect();
+        self.by = GroupBy::Layer;
         self
     }
 
     /// Makes a report from categories that were computed before.
-    fn with(run: &'r Run, groupings: Groupings, by: By, categories: [Vec<Option<String>>; 3]) -> Self {
+    fn with(run: &'r Run, groupings: Groupings, by: GroupBy, categories: [Vec<Option<String>>; 3]) -> Self {
         Report {
             run,
             id: None,
@@ -312,20 +312,20 @@ impl<'r> Report<'r> {
     }
 
     /// Returns the category of the cell with index `cell`; `None` for `Others`, and for idle and opaque bytes (see [`Part`]).
-    pub fn category(&self, cell: u32, by: By) -> Option<&str> {
+    pub fn category(&self, cell: u32, by: GroupBy) -> Option<&str> {
         self.categories[by as usize].get(cell as usize)?.as_deref()
     }
 
-    fn rules(&self, by: By) -> Option<&Rules> {
+    fn rules(&self, by: GroupBy) -> Option<&Rules> {
         match by {
-            By::Layer => Some(&self.groupings.layer),
-            By::Structure => Some(&self.groupings.structure),
-            By::Tag => None,
+            GroupBy::Layer => Some(&self.groupings.layer),
+            GroupBy::Structure => Some(&self.groupings.structure),
+            GroupBy::Tag => None,
         }
     }
 
     /// Groups the bytes of a moment by category.
-    pub fn composition(&self, moment: &Moment, by: By) -> Composition {
+    pub fn composition(&self, moment: &Moment, by: GroupBy) -> Composition {
         let mut composition = Composition::default();
         for &(index, bytes) in &moment.amounts {
             match self.cell(index).map(|cell| cell.class) {
@@ -341,7 +341,7 @@ impl<'r> Report<'r> {
     }
 
     /// Divides the bytes of a timeline's point into categories. Bytes that the point records without a cell go to `Others`.
-    fn composition_at(&self, point: &Point, by: By) -> Composition {
+    fn composition_at(&self, point: &Point, by: GroupBy) -> Composition {
         let moment = Moment { amounts: point.amounts.clone(), ..Moment::default() };
         let composition = self.composition(&moment, by);
         Composition { others: composition.others.saturating_add(point.rest_bytes), ..composition }
@@ -353,7 +353,7 @@ impl<'r> Report<'r> {
     }
 
     /// Returns the tags in `Others` at a moment, the largest first. An empty name means memory without a tag.
-    pub fn others(&self, moment: &Moment, by: By) -> Vec<(String, i64)> {
+    pub fn others(&self, moment: &Moment, by: GroupBy) -> Vec<(String, i64)> {
         let tags = moment.amounts.iter().filter_map(|&(index, bytes)| {
             let cell = self.shown_cells().get(index as usize)?;
             let is_other = is_named_by_rules(cell.class) && self.category(index, by).is_none();
@@ -374,7 +374,7 @@ impl<'r> Report<'r> {
     }
 
     /// Returns the statement described at [`Report::statement`], grouped by `by`, with these moments of a device as columns.
-    fn statement_of(&self, by: By, moments: [&Moment; 2], limit: usize, smallest: i64) -> Statement {
+    fn statement_of(&self, by: GroupBy, moments: [&Moment; 2], limit: usize, smallest: i64) -> Statement {
         let compositions = moments.map(|moment| self.composition(moment, by));
         let mut statement = Statement::default();
         let each = |of: &dyn Fn(&Moment) -> Option<i64>| moments.map(of);
@@ -399,7 +399,7 @@ impl<'r> Report<'r> {
             (Part::Opaque, "opaque pools", column(|composition| composition.opaque)),
         ];
         for (part, name, bytes) in rest {
-            if bytes != [Some(0); 2] || part == Part::Others && by != By::Tag {
+            if bytes != [Some(0); 2] || part == Part::Others && by != GroupBy::Tag {
                 statement.push(part, name, Some(tracked), bytes);
             }
         }

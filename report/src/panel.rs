@@ -1,6 +1,6 @@
 //! Divides a report into its parts, for a screen with its own layout. Texts and amounts are those of the text form.
 
-use super::{By, Composition, Report};
+use super::{Composition, GroupBy, Report};
 pub use crate::text::PrintedRow as Row;
 use crate::text::{Shown, heads, panel_without_rows};
 use gpumem_model::run::Device;
@@ -49,7 +49,7 @@ pub fn panel(report: &Report<'_>, categories: usize) -> Panel {
 
 /// Returns memory over time as (time in ns, bytes by category), with the latest moment at the end. Each amount is valid until the
 /// next point, unless something happened between the two.
-pub fn course(report: &Report<'_>, device: &Device, by: By) -> Vec<(u64, Composition)> {
+pub fn course(report: &Report<'_>, device: &Device, by: GroupBy) -> Vec<(u64, Composition)> {
     let points = device.details.timeline.points.iter();
     let mut course: Vec<(u64, Composition)> =
         points.map(|point| (point.time_ns, report.composition_at(point, by))).collect();
@@ -72,7 +72,7 @@ mod tests {
     fn a_panel_says_what_the_text_says() {
         let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
         let run = read_file(&log, None).expect("a log").remove(0);
-        for by in [By::Layer, By::Structure, By::Tag] {
+        for by in [GroupBy::Layer, GroupBy::Structure, GroupBy::Tag] {
             let report = Report::new(&run, Groupings::of_run(&run), Some(by));
             let panel = panel(&report, usize::MAX);
             let text = text(&report, Layout { categories: usize::MAX, ..Layout::default() });

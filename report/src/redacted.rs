@@ -1,7 +1,7 @@
 //! A run without names, for readers who may see amounts, categories, roles and phases, but not the process's own names. Used for
 //! the page on a port that everyone on the machine can open.
 
-use super::{By, Report};
+use super::{GroupBy, Report};
 use crate::rules::Groupings;
 use gpumem_model::fields::Field;
 use gpumem_model::run::{Cell, Run};
@@ -23,8 +23,8 @@ impl RedactedRun {
             .map(|rules| rules.rules.iter().map(|rule| rule.name.as_str()).collect::<BTreeSet<_>>());
         // A library's name may be private to the user. NCCL's is shown because it is the same on every machine.
         let is_shown =
-            |by: By, name: &str| name.starts_with("libnccl ") || of_rules[by as usize].contains(name);
-        let category = |index: u32, by: By| {
+            |by: GroupBy, name: &str| name.starts_with("libnccl ") || of_rules[by as usize].contains(name);
+        let category = |index: u32, by: GroupBy| {
             report.category(index, by).filter(|name| is_shown(by, name)).map(str::to_owned)
         };
         let mut known: HashMap<(Cell, [Option<String>; 2]), u32> = HashMap::new();
@@ -34,7 +34,7 @@ impl RedactedRun {
             let mut cell = cell.clone();
             cell.redact();
             let next = cells.len() as u32;
-            let key = (cell, [By::Layer, By::Structure].map(|by| category(index, by)));
+            let key = (cell, [GroupBy::Layer, GroupBy::Structure].map(|by| category(index, by)));
             *known.entry(key).or_insert_with_key(|(cell, [layer, structure])| {
                 cells.push(cell.clone());
                 let names = [layer.clone(), structure.clone(), None];
@@ -53,8 +53,8 @@ impl RedactedRun {
 
     /// Returns a report of the redacted run.
     pub fn report(&self) -> Report<'_> {
-        let names = |by: &By| self.categories[*by as usize].iter().any(Option::is_some);
-        let by = [By::Layer, By::Structure].into_iter().find(names).unwrap_or(By::Structure);
+        let names = |by: &GroupBy| self.categories[*by as usize].iter().any(Option::is_some);
+        let by = [GroupBy::Layer, GroupBy::Structure].into_iter().find(names).unwrap_or(GroupBy::Structure);
         let report = Report::with(&self.run, self.groupings.clone(), by, self.categories.clone());
         Report { hides_tags: true, ..report }
     }

@@ -21,7 +21,7 @@
 use super::{Report, sum};
 use crate::labels::{device_name, label};
 use crate::plot;
-use gpumem_model::escape::in_json;
+use gpumem_model::escape::escape_json;
 use gpumem_model::program_data::{LOST, ProgramData, Span};
 use gpumem_model::run::{Clock, Device, Fate, Iteration, Mark, Moment, Oom, UntrackableChange};
 use gpumem_model::units::{Unit, signed};
@@ -91,7 +91,7 @@ pub fn write(report: &Report<'_>, out: &mut dyn Write) -> io::Result<()> {
     let first_ns = events.first().map_or(0, |event| event.time_ns);
     let (clock, source, origin) = (run.clock, &run.source.kind, &run.source.origin);
     let other = json!({ "generator": "gpumemd", "first_ns": first_ns, "clock": clock, "source": source, "origin": origin });
-    let harmless = |value: &Value| in_json(&value.to_string(), |_| false);
+    let harmless = |value: &Value| escape_json(&value.to_string(), |_| false);
     write!(out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[", harmless(&other))?;
     let lines = about.into_iter().chain(events.iter().map(|event| event.json(first_ns, pid, run.clock)));
     for (number, line) in lines.enumerate() {
@@ -304,7 +304,7 @@ fn oom<'r>(oom: &Oom, thread: u32) -> Event<'r> {
         ("phase", json!(oom.phase)),
         ("free_bytes", json!(oom.free_bytes())),
     ];
-    let name = if oom.is_true() { "OOM" } else { "memory pressure" };
+    let name = if oom.is_out_of_memory() { "OOM" } else { "memory pressure" };
     Event::new("i", oom.time_ns, name, thread, values)
 }
 

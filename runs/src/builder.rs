@@ -7,7 +7,7 @@ use gpumem_ledger::{
     AccountView, CellView, ClosedSample, DeviceView, Ledger, Limits, Origin, Place, ProcessKey, ProcessView,
     Snapshot, WINDOW_NS, Window, sparse,
 };
-use gpumem_model::coverage::Before;
+use gpumem_model::coverage::PartStart;
 use gpumem_model::program_data::{ProgramData, SnapshotFigures};
 use gpumem_model::run::{self, Caveat, MAX_TENANTS, Moment, OomKind, Run, Source, State, absence_name};
 use gpumem_model::series::{Extremes, Series};
@@ -113,12 +113,12 @@ impl RunBuilder {
 
     /// Sets limits; see [`Ledger::limit`].
     pub fn limit(&mut self, limits: Limits) {
-        self.ledger.limit(limits);
+        self.ledger.set_limits(limits);
     }
 
     /// Drops all data of a process, for example because its run is in a store.
     pub fn forget(&mut self, key: ProcessKey) {
-        self.ledger.forget(key);
+        self.ledger.remove_process(key);
         self.processes.remove(&key);
     }
 
@@ -147,7 +147,7 @@ impl RunBuilder {
         for (key, run) in &mut runs {
             run.state = State::Rolled { time_ns: now_ns };
             let before = self.processes.get(key).and_then(|kept| kept.before.as_deref());
-            let before = Before::after(before, &run.coverage, now_ns);
+            let before = PartStart::after(before, &run.coverage, now_ns);
             self.processes.insert(*key, ProcessSeries::new_part(before));
             self.ledger.begin_part(*key, now_ns);
         }
@@ -229,7 +229,7 @@ impl RunBuilder {
             own: ProgramData { snapshot: self.snapshot, ..self.ledger.own(process.key) },
         };
         if let Some(before) = before {
-            before.leave_out(&mut run.coverage);
+            before.subtract(&mut run.coverage);
             let text = "the process began earlier: peaks, series and counts are those since its run rolled; \
                         gpumemctl runs lists the parts before";
             run.caveats.insert(0, Caveat { code: "part".into(), text: text.into() });
@@ -323,7 +323,7 @@ impl Sink for RunBuilder {
             self.width_ns = 1;
         }
         self.ledger.observe(origin, record);
-        if self.ledger.has_untaken() {
+        if self.ledger.has_output() {
             self.take_finished();
         }
         if let gpumem_wire::Body::SampleEnd { number, .. } = record.body {
@@ -417,7 +417,7 @@ impl Tenants {
 fn has_bytes(account: &AccountView) -> bool {
     account.tracked_bytes != 0
         || account.peak.tracked_bytes != 0
-        || account.beside != gpumem_ledger::Beside::default()
+        || account.beside != gpumem_ledger::SideMemory::default()
 }
 
 /// Returns the caveats that concern only this process.

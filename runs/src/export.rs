@@ -10,7 +10,7 @@
 //! fields. Before parsing, it limits the number of bytes and of JSON objects; after parsing, it checks the sums of the run.
 
 use crate::input::{Error, Input};
-use gpumem_model::escape::{escape, in_json};
+use gpumem_model::escape::{escape, escape_json};
 use gpumem_model::run::{Caveat, Run, State};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -96,7 +96,7 @@ pub fn write(run: &Run, uid: &str, from: &From) -> Result<Vec<u8>, TooLarge> {
     // Keys are strings and numbers are integers: serialisation cannot fail.
     let body = serde_json::to_string(&body).unwrap_or_default();
     // The file may be printed to a terminal, so control characters are escaped in JSON. A reader gets the original text.
-    let body = in_json(&body, |_| false).into_bytes();
+    let body = escape_json(&body, |_| false).into_bytes();
     let objects = objects(&body);
     if body.len() > MAX_BYTES || objects > MAX_OBJECTS {
         return Err(TooLarge { what: format!("{} bytes, {objects} objects", body.len()) });

@@ -5,7 +5,7 @@
 //! and the search for a reading starts at the latest one.
 
 use gpumem_ledger::{AgreedReading, Place, ProcessKey};
-use gpumem_model::coverage::Before;
+use gpumem_model::coverage::PartStart;
 use gpumem_model::series::Series;
 use std::collections::{HashMap, VecDeque};
 
@@ -20,14 +20,14 @@ pub(crate) struct ProcessSeries {
     /// Number of samples during which the process's memory changed (torn samples).
     pub torn: u64,
     /// Counts of the earlier parts of the process's life, if there are any.
-    pub before: Option<Box<Before>>,
+    pub before: Option<Box<PartStart>>,
     /// Series of each device. A device whose name was unknown at first has a second series from that time.
     series: Vec<(Place, Series)>,
 }
 
 impl ProcessSeries {
     /// Returns the empty series of a new part of a process's life; `before` has the counts of the earlier parts.
-    pub fn new_part(before: Before) -> Self {
+    pub fn new_part(before: PartStart) -> Self {
         ProcessSeries { before: Some(Box::new(before)), ..ProcessSeries::default() }
     }
 

@@ -271,7 +271,7 @@ fn device(of: Training, ordinal: u16, cells: &[(Cell, i64, bool)]) -> Device {
         model: "NVIDIA H100 80GB HBM3".into(),
         total_bytes: Some(total),
         peak_used: Some((top as u64, peak_ns)),
-        beside: gpumem_model::run::Beside { pinned_bytes: 512 * MIB, ..Default::default() },
+        beside: gpumem_model::run::SideMemory { pinned_bytes: 512 * MIB, ..Default::default() },
         reading: Some(DeviceReading {
             time_ns: end,
             used_bytes: total - free,

@@ -4,7 +4,7 @@ use gpumem_model::run::{Cell, Run, Source, State};
 use gpumem_report::diff::gate::{Of, judge};
 use gpumem_report::diff::text::{Layout, text};
 use gpumem_report::diff::{At, Diff, Side, data};
-use gpumem_report::{By, Part};
+use gpumem_report::{GroupBy, Part};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_tests::live::{Daemon, Machine, Mixer, until};
 use gpumem_tests::samples::sample;
@@ -52,7 +52,7 @@ fn side<'r>(run: &'r Run, typed: &str) -> Side<'r> {
     Side { run, id: Some(typed.to_owned()).filter(|typed| typed.starts_with('r')), typed: typed.to_owned() }
 }
 
-fn diff<'r>(a: &'r Run, b: &'r Run, at: At, by: Option<By>) -> Diff<'r> {
+fn diff<'r>(a: &'r Run, b: &'r Run, at: At, by: Option<GroupBy>) -> Diff<'r> {
     Diff::new([side(a, "r7"), side(b, "r9")], at, None, by)
 }
 
@@ -93,20 +93,20 @@ fn bert_pair_differs_by_recorded_parameters_and_gradients() {
 
     // To the byte: the rows of the files, by the kind of storage in their names.
     let bytes_of = |kind: &str| {
-        let tags = &pair.table(By::Tag).statement.rows;
+        let tags = &pair.table(GroupBy::Tag).statement.rows;
         let of_kind = tags.iter().filter(|row| row.part == Part::Category && row.name.contains(kind));
         of_kind.filter_map(|row| Some(row.bytes[1]? - row.bytes[0]?)).sum::<i64>()
     };
     let (weights, gradients) = (bytes_of("in_arg"), bytes_of("arg_grad"));
     assert_eq!((weights + gradients) / MIB, 1056, "{weights} + {gradients}");
-    let structures = pair.table(By::Structure);
+    let structures = pair.table(GroupBy::Structure);
     let named = |name: &str| {
         let row = structures.statement.rows.iter().find(|row| row.name == name).expect(name);
         row.bytes[1].expect("known") - row.bytes[0].expect("known")
     };
     // Input data also has such names, and does not count as weights.
     assert_eq!((named("Weights") + named("Weight Gradients")) / MIB, 1056);
-    let tags = pair.table(By::Tag);
+    let tags = pair.table(GroupBy::Tag);
     let is_of = |name: &str| name.contains("in_arg") || name.contains("arg_grad");
     let rows = tags.statement.rows.iter().zip(&tags.only).filter(|(row, _)| is_of(&row.name));
     let only: i64 = rows.filter(|(_, only)| **only == Some(1)).filter_map(|(row, _)| row.bytes[1]).sum();

@@ -2,7 +2,7 @@
 use gpumem_import::read_file;
 use gpumem_model::run::{Device, Run};
 use gpumem_report::rules::Groupings;
-use gpumem_report::{By, Report};
+use gpumem_report::{GroupBy, Report};
 use gpumem_tests::samples::sample;
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ fn imported(name: &str) -> Option<Vec<Run>> {
     let runs = read_file(&path, None).expect(name);
     for run in &runs {
         for preset in ["default", "mxnet", "tbd", "torch"] {
-            for by in [By::Layer, By::Structure, By::Tag] {
+            for by in [GroupBy::Layer, GroupBy::Structure, GroupBy::Tag] {
                 let report = Report::new(run, Groupings::load(preset).expect(preset), Some(by));
                 for device in &run.devices {
                     assert!(report.statement(device, 3, 0).adds_up(), "{name} {preset} {by:?}");
@@ -44,8 +44,8 @@ fn only(name: &str, kind: &str) -> Option<Run> {
 }
 
 fn structures(run: &Run) -> BTreeMap<String, i64> {
-    let report = Report::new(run, Groupings::of_run(run), Some(By::Structure));
-    report.composition(&run.devices[0].last, By::Structure).categories
+    let report = Report::new(run, Groupings::of_run(run), Some(GroupBy::Structure));
+    report.composition(&run.devices[0].last, GroupBy::Structure).categories
 }
 
 fn caveat<'r>(run: &'r Run, code: &str) -> &'r str {
@@ -181,8 +181,8 @@ fn an_analysis_has_its_sums_and_counts() {
     let text = std::fs::read_to_string(path).expect("text");
     let file: BTreeMap<String, (f64, Vec<String>)> = serde_json::from_str(&text).expect("JSON");
     let mut of_file: Vec<i64> = file.values().map(|(bytes, _)| *bytes as i64).collect();
-    let report = Report::new(&run, Groupings::of_run(&run), Some(By::Layer));
-    let composition = report.composition(&device(&run).last, By::Layer);
+    let report = Report::new(&run, Groupings::of_run(&run), Some(GroupBy::Layer));
+    let composition = report.composition(&device(&run).last, GroupBy::Layer);
     let mut of_run: Vec<i64> = composition.categories.values().copied().collect();
     of_file.sort_unstable();
     of_run.sort_unstable();

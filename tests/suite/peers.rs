@@ -118,7 +118,7 @@ fn within(part: &str, quiet: &Times, busy: &Times) {
     for (what, quiet, busy, more) in [
         ("an allocation", &quiet.shown, &busy.shown, GO),
         ("an answer", &quiet.answers, &busy.answers, GO),
-        ("a newcomer", &quiet.newcomers, &busy.newcomers, START),
+        ("a newcomer", &quiet.take_new, &busy.take_new, START),
     ] {
         let (quiet, p99) = (p99(quiet), p99(busy));
         println!("  {what}: {quiet:?}, then {p99:?} ({} times)", busy.len());

@@ -4,7 +4,7 @@ use gpumem_model::run::{Cell, Class, Clock, Fate, Iteration, Mark, Oom, OomKind,
 use gpumem_model::timeline::Point;
 use gpumem_report::plot::{Anchor, Bar, Drawing, Item, Kind, Options, Picture, Segment, Text, bars, draw};
 use gpumem_report::rules::Groupings;
-use gpumem_report::{By, Report, tree};
+use gpumem_report::{GroupBy, Report, tree};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_tests::{golden, node, samples::sample};
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 const MIB: i64 = 1 << 20;
 const PICTURES: [Picture; 4] = [Picture::Peak, Picture::Categories, Picture::Timeline, Picture::Compare];
 
-fn report(run: &Run, by: Option<By>) -> Report<'_> {
+fn report(run: &Run, by: Option<GroupBy>) -> Report<'_> {
     Report::new(run, Groupings::load(run.source.preset.as_deref().unwrap_or("default")).expect("rules"), by)
 }
 
@@ -153,7 +153,7 @@ fn sums(svg: &str) -> BTreeMap<String, i64> {
 fn every_picture_adds_up() {
     let options = Options { title: None, hide_below: Some(1.5) };
     for run in &all() {
-        for by in [By::Layer, By::Structure, By::Tag] {
+        for by in [GroupBy::Layer, GroupBy::Structure, GroupBy::Tag] {
             let report = report(run, Some(by));
             for picture in PICTURES {
                 if picture == Picture::Timeline && run.devices[0].details.timeline.points.is_empty() {
@@ -259,7 +259,7 @@ fn labels_do_not_overlap() {
     for run in &all() {
         for picture in PICTURES {
             for options in [Options::default(), Options { title: title.clone(), hide_below: Some(3.0) }] {
-                for by in [By::Layer, By::Tag] {
+                for by in [GroupBy::Layer, GroupBy::Tag] {
                     let report = report(run, Some(by));
                     let Ok(drawing) = draw(&[report], picture, &options) else { continue };
                     check_words(&drawing, &format!("{picture:?} {by:?} of {}", run.source.origin));
@@ -309,7 +309,7 @@ fn marks_and_ooms_are_lines_of_a_timeline() {
 #[test]
 fn untrusted_names_stay_plain_text() {
     let run = crowded(30);
-    let report = [report(&run, Some(By::Tag))];
+    let report = [report(&run, Some(GroupBy::Tag))];
     let drawing = draw(&report, Picture::Categories, &Options::default()).expect("a picture");
     let svg = drawing.svg();
     assert!(!svg.contains("<script") && !svg.contains("<b>") && !svg.contains('\u{1b}'), "escaped");
@@ -382,7 +382,7 @@ mod browser {
     #[test]
     fn pictures_are_valid_pdf_png_and_svg() {
         let run = crowded(30);
-        let drawing = draw(&[report(&run, Some(By::Tag))], Picture::Categories, &Options::default())
+        let drawing = draw(&[report(&run, Some(GroupBy::Tag))], Picture::Categories, &Options::default())
             .expect("a picture");
         let folder = std::env::temp_dir().join(format!("gpumem-pictures-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");

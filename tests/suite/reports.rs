@@ -5,12 +5,12 @@ use gpumem_report::diff::{At, Diff};
 use gpumem_report::rules::Groupings;
 use gpumem_report::table::width;
 use gpumem_report::text::{Layout, text};
-use gpumem_report::{By, Report, csv, json, steps};
+use gpumem_report::{GroupBy, Report, csv, json, steps};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_tests::{golden, node};
 use std::path::Path;
 
-fn report<'r>(run: &'r Run, by: Option<By>) -> Report<'r> {
+fn report<'r>(run: &'r Run, by: Option<GroupBy>) -> Report<'r> {
     let rules = run.source.preset.as_deref().unwrap_or("default");
     let mut report = Report::new(run, Groupings::load(rules).expect("preset"), by);
     if run.source.kind == "tbd-log" {
@@ -37,7 +37,7 @@ fn node_runs() -> Vec<Run> {
 #[test]
 fn imported_log_in_every_grouping() {
     let run = small_train();
-    for (name, by) in [("layer", By::Layer), ("structure", By::Structure), ("tag", By::Tag)] {
+    for (name, by) in [("layer", GroupBy::Layer), ("structure", GroupBy::Structure), ("tag", GroupBy::Tag)] {
         let text = text(&report(&run, Some(by)), Layout::default());
         assert!(text.lines().count() <= 35, "{text}");
         golden::check(&format!("reports/small-train.{name}.txt"), &text);
@@ -86,14 +86,14 @@ fn tables_align_with_tags_in_any_script() {
     };
     let runs = [named(latin), named(chinese)];
     for layout in [Layout::default(), Layout { width: Some(80), ..Layout::default() }] {
-        let [expected, text] = [0, 1].map(|run| text(&report(&runs[run], Some(By::Tag)), layout));
+        let [expected, text] = [0, 1].map(|run| text(&report(&runs[run], Some(GroupBy::Tag)), layout));
         assert!(expected.contains(latin), "{expected}");
         assert_eq!(text, expected.replace(latin, chinese));
     }
     let compared = |run: &Run| {
         let side = |run| gpumem_report::diff::Side { run, id: None, typed: String::new() };
         let other = small_train();
-        let diff = Diff::new([side(&other), side(run)], At::Peak, None, Some(By::Tag));
+        let diff = Diff::new([side(&other), side(run)], At::Peak, None, Some(GroupBy::Tag));
         gpumem_report::diff::text::text(&diff, Default::default())
     };
     let [expected, text] = [0, 1].map(|run| compared(&runs[run]));
@@ -153,7 +153,8 @@ fn gap_steps_are_listed() {
 fn narrow_terminal_truncates_no_number() {
     let run = small_train();
     for width in [50, 60, 80, 120] {
-        let text = text(&report(&run, Some(By::Tag)), Layout { width: Some(width), ..Layout::default() });
+        let text =
+            text(&report(&run, Some(GroupBy::Tag)), Layout { width: Some(width), ..Layout::default() });
         let longest = text.lines().map(|line| line.chars().count()).max().expect("lines");
         assert!(longest <= width, "{longest} columns in a terminal of {width}\n{text}");
         let table =
@@ -167,7 +168,7 @@ fn narrow_terminal_truncates_no_number() {
     }
 }
 
-fn text_of(run: &Run, by: By, width: Option<usize>) -> String {
+fn text_of(run: &Run, by: GroupBy, width: Option<usize>) -> String {
     text(&report(run, Some(by)), Layout { width, ..Layout::default() })
 }
 
@@ -192,9 +193,9 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 #[test]
 fn narrow_terminal_truncates_no_sentence() {
     let run = small_train();
-    let piped = text_of(&run, By::Layer, None);
+    let piped = text_of(&run, GroupBy::Layer, None);
     for width in [60, 80, 100] {
-        let text = text_of(&run, By::Layer, Some(width));
+        let text = text_of(&run, GroupBy::Layer, Some(width));
         assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
         assert!(words(&piped).eq(words(&text)), "{text}");
         assert!(text.lines().count() <= 35, "{text}");
@@ -206,25 +207,30 @@ fn reasons_for_partial_sums_are_below_the_heading() {
     let mut run = small_train();
     run.coverage.partial_history = true;
     assert!(
-        text_of(&run, By::Layer, Some(80)).lines().nth(1).expect("a line").starts_with("peak is a lower")
+        text_of(&run, GroupBy::Layer, Some(80))
+            .lines()
+            .nth(1)
+            .expect("a line")
+            .starts_with("peak is a lower")
     );
     run.coverage.partial_state = true;
     run.coverage.blocked_by = Some("nsys".into());
     for covered in [true, false] {
         run.coverage.covered = covered;
-        let text = text_of(&run, By::Layer, Some(80));
+        let text = text_of(&run, GroupBy::Layer, Some(80));
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].starts_with("BLOCKED by nsys: "), "{text}");
         assert!(lines[2].starts_with("PARTIAL: sums are not exact, because records were lost"), "{text}");
     }
     run.state = State::Open;
     assert!(
-        text_of(&run, By::Layer, None).contains("\nPARTIAL: sums are not exact until the agent restates")
+        text_of(&run, GroupBy::Layer, None)
+            .contains("\nPARTIAL: sums are not exact until the agent restates")
     );
     run.coverage.partial_state = false;
     run.coverage.partial_history = false;
     run.devices[0].last.partial = true;
-    assert!(text_of(&run, By::Layer, None).contains("\nPARTIAL: sums are not exact, because"));
+    assert!(text_of(&run, GroupBy::Layer, None).contains("\nPARTIAL: sums are not exact, because"));
 }
 
 #[test]
@@ -235,14 +241,14 @@ fn counts_are_written_in_words() {
     run.coverage.lost = 1;
     run.coverage.torn_samples = 1000;
     run.coverage.odd = 1234;
-    let text = text_of(&run, By::Layer, None);
+    let text = text_of(&run, GroupBy::Layer, None);
     assert!(text.contains(" 1 allocation of 18,446,744,073,709,551,615 bytes, 1 event lost, "), "{text}");
     assert!(text.contains("8 NVML samples (1,000 torn)"), "{text}");
     assert!(line(&text, "odd: ").starts_with("odd: 1,234 records contradicted earlier ones (frees"));
     run.coverage.odd = 1;
-    assert!(text_of(&run, By::Layer, None).contains("\nodd: 1 record contradicted"));
+    assert!(text_of(&run, GroupBy::Layer, None).contains("\nodd: 1 record contradicted"));
     run.coverage.odd = 0;
-    assert!(!text_of(&run, By::Layer, None).contains("odd: "));
+    assert!(!text_of(&run, GroupBy::Layer, None).contains("odd: "));
 }
 
 #[test]
@@ -259,7 +265,7 @@ fn device_line_adds_up_as_printed() {
         (reading.used_bytes, reading.free_bytes) = (used_bytes, free_bytes);
         for unaccounted in [None, Some(half as i64)] {
             run.devices[0].unaccounted_bytes = unaccounted;
-            let text = text_of(&run, By::Layer, None);
+            let text = text_of(&run, GroupBy::Layer, None);
             let sum = line(&text, "device (").split_once(": ").expect("a sum").1;
             let (parts, total) = sum.split_once(" = ").expect("a sum");
             assert_eq!(parts.split(" + ").map(number).sum::<i64>(), number(total), "{sum}");
@@ -268,7 +274,7 @@ fn device_line_adds_up_as_printed() {
     let reading = run.devices[0].reading.as_mut().expect("a reading");
     (reading.used_bytes, reading.free_bytes) = (u64::MAX, u64::MAX);
     run.devices[0].unaccounted_bytes = None;
-    line(&text_of(&run, By::Layer, None), "device (MiB): ");
+    line(&text_of(&run, GroupBy::Layer, None), "device (MiB): ");
 }
 
 /// The parts add up to the device's size, or the line names what NVML's numbers lack.
@@ -286,7 +292,7 @@ fn device_line_adds_up_to_the_size_of_the_device() {
     for (missing, named) in [(0, false), (3 * GIB, true)] {
         let reading = run.devices[0].reading.as_mut().expect("a reading");
         (reading.free_bytes, reading.system_reserved_bytes) = (free - missing, None);
-        let text = text_of(&run, By::Layer, None);
+        let text = text_of(&run, GroupBy::Layer, None);
         let sum = line(&text, "device (");
         assert!(sum.contains(" = 81,920") && sum.contains("498 pid 4242"), "{sum}");
         assert_eq!(sum.contains("3,072 not in NVML's numbers"), named, "{sum}");
@@ -298,7 +304,7 @@ fn negative_gap_is_no_lower_bound() {
     let mut run = small_train();
     run.devices[0].last.untrackable_bytes = Some(-(400 << 20));
     for width in [None, Some(80), Some(40)] {
-        let text = text_of(&run, By::Layer, width);
+        let text = text_of(&run, GroupBy::Layer, width);
         assert!(text.contains("  unexplained ") && text.contains("-400.0"), "{text}");
         assert!(text.contains("NVML charges less than was tracked"), "{text}");
         assert!(!text.contains("at least"), "{text}");
@@ -308,7 +314,7 @@ fn negative_gap_is_no_lower_bound() {
 #[test]
 fn next_command_and_other_processes_are_shown() {
     let run = small_train();
-    let mut report = report(&run, Some(By::Layer));
+    let mut report = report(&run, Some(GroupBy::Layer));
     assert!(!text(&report, Layout::default()).contains("other processes"));
     report.command = "gpumemctl report r1 --store 'my runs'".into();
     report.others = vec![42, 43];
@@ -333,7 +339,7 @@ fn names_cannot_forge_indentation_or_hide_numbers() {
     *tags.next().expect("a tag") = blanks;
     for width in [1, 20, 40, 80] {
         let all = Layout { width: Some(width), categories: usize::MAX, ..Layout::default() };
-        let text = text(&report(&run, Some(By::Tag)), all);
+        let text = text(&report(&run, Some(GroupBy::Tag)), all);
         let unit = |row: &&str| row.split_whitespace().filter(|word| word.parse::<f64>().is_ok()).count();
         let table = rows(&text);
         let numbers = table.iter().filter(|row| !KINDS.contains(&row.trim()));
@@ -343,7 +349,7 @@ fn names_cannot_forge_indentation_or_hide_numbers() {
         assert!(table.iter().any(|row| row.contains("  ~") && row.contains("x/end ")), "{text}");
         assert!(table.iter().any(|row| row.starts_with("  \\u{20}")), "blanks by number: {text}");
     }
-    let narrow = text_of(&run, By::Layer, Some(20));
+    let narrow = text_of(&run, GroupBy::Layer, Some(20));
     assert!(rows(&narrow).iter().any(|row| row.starts_with("  Optimiz~ ")), "{narrow}");
 }
 
@@ -357,7 +363,7 @@ fn untrusted_text_reaches_the_terminal_escaped() {
     run.cells.iter_mut().for_each(|cell| cell.tag = Some(bad.into()));
     run.devices[0].model = bad.into();
     let rules = Groupings::parse(&format!("[[layer]]\nname = {}\ntag = [\"*\"]\n", quoted(bad)), "bad");
-    let mut report = Report::new(&run, rules.expect("rules"), Some(By::Layer));
+    let mut report = Report::new(&run, rules.expect("rules"), Some(GroupBy::Layer));
     report.command = bad.into();
     report.id = Some(bad.into());
     let raw = |character: char| character.is_control() && character != '\n';
@@ -379,7 +385,7 @@ fn quoted(text: &str) -> String {
 fn notes_take_space_from_categories() {
     let mut run = small_train();
     for notes in 0..30 {
-        let text = text_of(&run, By::Tag, Some(80));
+        let text = text_of(&run, GroupBy::Tag, Some(80));
         let table = rows(&text).len();
         // used, tracked, six rows of tags with the rest, Untrackable, rounding, unexplained
         assert!(text.lines().count() <= 35 || table == 2 + 6 + 3, "{text}");
@@ -400,7 +406,7 @@ fn several_devices_share_the_facts_of_the_run() {
         run.devices.push(device);
     }
     let count = |text: &str, start: &str| text.lines().filter(|line| line.starts_with(start)).count();
-    let six = text_of(&run, By::Tag, None);
+    let six = text_of(&run, GroupBy::Tag, None);
     assert!(six.starts_with("train.py  pid 20417 (python3)  6 GPUs\n"), "{six}");
     assert_eq!(
         ["train.py", "covered", "used", "GPU ", "sum ", "next"].map(|start| count(&six, start)),
@@ -409,10 +415,10 @@ fn several_devices_share_the_facts_of_the_run() {
     assert_rows_add_up(&six);
     assert!(six.lines().count() <= 35 && six.contains("\nnext: ") && six.contains(" --device 0 | "), "{six}");
     let all = Layout { width: None, categories: usize::MAX, ..Layout::default() };
-    let all = text(&report(&run, Some(By::Layer)), all);
+    let all = text(&report(&run, Some(GroupBy::Layer)), all);
     assert_eq!([count(&all, "used"), count(&all, "sum ")], [6, 1]);
     run.devices.truncate(1);
-    assert!(!text_of(&run, By::Tag, None).contains("--device"), "one has nothing to choose from");
+    assert!(!text_of(&run, GroupBy::Tag, None).contains("--device"), "one has nothing to choose from");
 }
 
 /// used = tracked + gap in each row, and each column is its sum.
@@ -442,11 +448,11 @@ fn columns_that_span_days_show_dates() {
     let device = &mut run.devices[0];
     device.reading = None;
     (device.peak.time_ns, device.last.time_ns) = (0, 60_000_000_000);
-    let text = text_of(&run, By::Layer, Some(80));
+    let text = text_of(&run, GroupBy::Layer, Some(80));
     assert!(text.contains(" 01:47:40Z  01:46:40Z\n") && !text.contains("2026"), "{text}");
     run.devices[0].last.time_ns = 86_400_000_000_000;
     run.devices[0].peak.gap_distance_ns = -40_300_000;
-    let text = text_of(&run, By::Layer, Some(80));
+    let text = text_of(&run, GroupBy::Layer, Some(80));
     assert!(text.contains(" 2026-11-21 01:46:40Z  2026-11-20 01:46:40Z\n"), "{text}");
     assert!(text.contains("\n~ Untrackable was measured 40.3 ms before the peak\n"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
@@ -460,7 +466,7 @@ fn folded_categories_show_their_count_with_commas() {
         run.devices[0].last.amounts.push((run.cells.len() as u32, 1));
         run.cells.push(Cell { tag: Some(format!("small/{number}")), ..cell.clone() });
     }
-    let text = text_of(&run, By::Tag, None);
+    let text = text_of(&run, GroupBy::Tag, None);
     assert!(text.contains("  (2,228 smaller) "), "{text}");
 }
 

@@ -3,7 +3,7 @@ use gpumem_import::{observe_file, read_file};
 use gpumem_ledger::{ClosedSample, Ledger, Origin, ProcessView};
 use gpumem_model::run::Run;
 use gpumem_report::rules::Groupings;
-use gpumem_report::{By, Report};
+use gpumem_report::{GroupBy, Report};
 use gpumem_runs::builder::Sink;
 use gpumem_tests::samples::sample;
 use gpumem_wire::{Body, Record};
@@ -59,7 +59,7 @@ fn groundhog_equals_its_analysis_and_others() {
     let run = one_run(&log);
     assert_eq!((run.coverage.allocations, run.coverage.allocated_bytes), (2920, 4_167_080_442));
     let report = Report::new(&run, Groupings::load("tbd").expect("preset"), None);
-    let composition = report.composition(&run.devices[0].last, By::Layer);
+    let composition = report.composition(&run.devices[0].last, GroupBy::Layer);
 
     let analysis = std::fs::read_to_string(analysis).expect("text");
     let analysis: BTreeMap<String, (f64, Vec<String>)> = serde_json::from_str(&analysis).expect("ANALYSIS");
@@ -72,7 +72,8 @@ fn groundhog_equals_its_analysis_and_others() {
     assert_eq!(composition.categories, expected);
     assert_eq!(expected.values().sum::<i64>(), 4_166_440_378);
     assert_eq!(composition.others, 640_064);
-    let others: i64 = report.others(&run.devices[0].last, By::Layer).iter().map(|(_, bytes)| bytes).sum();
+    let others: i64 =
+        report.others(&run.devices[0].last, GroupBy::Layer).iter().map(|(_, bytes)| bytes).sum();
     assert_eq!(others, 640_064, "listed by tag, not dropped");
 }
 
@@ -169,7 +170,7 @@ fn every_grouping_of_every_log_adds_up() {
     for path in logs() {
         let run = one_run(&path);
         for preset in ["tbd", "mxnet", "default"] {
-            for by in [By::Layer, By::Structure, By::Tag] {
+            for by in [GroupBy::Layer, GroupBy::Structure, GroupBy::Tag] {
                 let report = Report::new(&run, Groupings::load(preset).expect(preset), Some(by));
                 let device = &run.devices[0];
                 for (limit, smallest) in [(1, 0), (3, 1 << 20), (usize::MAX, 0)] {
@@ -205,9 +206,9 @@ fn timeline_of_thousands_of_names_keeps_categories() {
     for path in logs() {
         let run = one_run(&path);
         let rules = Groupings::load("tbd").expect("a preset");
-        let report = Report::new(&run, rules, Some(By::Layer));
+        let report = Report::new(&run, rules, Some(GroupBy::Layer));
         let device = &run.devices[0];
-        let peak = report.composition(&device.peak, By::Layer).categories;
+        let peak = report.composition(&device.peak, GroupBy::Layer).categories;
         let points = &device.details.timeline.points;
         let point =
             points.iter().find(|point| point.time_ns == device.peak.time_ns).expect("the peak is a point");
@@ -215,7 +216,7 @@ fn timeline_of_thousands_of_names_keeps_categories() {
         let (mut reported, mut untold) = (BTreeMap::<&str, i64>::new(), point.rest_bytes);
         for &(cell, bytes) in &point.amounts {
             let tag = run.cells[cell as usize].tag.as_deref().unwrap_or_default();
-            match report.category(cell, By::Layer) {
+            match report.category(cell, GroupBy::Layer) {
                 Some(name) => *reported.entry(name).or_default() += bytes,
                 None if gpumem_model::cell::is_sum(tag) => untold += bytes,
                 None => {}

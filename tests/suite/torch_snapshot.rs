@@ -4,7 +4,7 @@ use gpumem_import::read_file;
 use gpumem_model::run::{Class, OomKind, Run};
 use gpumem_model::units::thousands;
 use gpumem_report::rules::Groupings;
-use gpumem_report::{By, Report};
+use gpumem_report::{GroupBy, Report};
 use gpumem_tests::live::torch as wheels;
 use gpumem_tests::live::{Job, Machine};
 use gpumem_tests::samples::sample;
@@ -28,7 +28,7 @@ fn is_whole(run: &Run) {
     }
     assert_eq!((run.coverage.rejected, run.coverage.odd, run.coverage.lost), (0, 0, 0));
     for device in &run.devices {
-        for by in [By::Layer, By::Structure, By::Tag] {
+        for by in [GroupBy::Layer, GroupBy::Structure, GroupBy::Tag] {
             let report = Report::new(run, Groupings::of_run(run), Some(by));
             assert!(report.statement(device, 8, 0).adds_up(), "{by:?}");
             for moment in [&device.last, &device.peak] {

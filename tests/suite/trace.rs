@@ -5,7 +5,7 @@ use gpumem_model::program_data::{Counter, ProgramData, Range, Span};
 use gpumem_model::run::{Cell, Fate, Mark, Oom, OomKind, Run};
 use gpumem_model::timeline::Point;
 use gpumem_report::rules::Groupings;
-use gpumem_report::{By, Report, trace};
+use gpumem_report::{GroupBy, Report, trace};
 use gpumem_tests::samples::sample;
 use serde_json::Value;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -111,7 +111,7 @@ fn largest_trace_is_streamed_in_bounded_memory() {
     let amounts: Vec<(u32, i64)> = (0..64).map(|cell| (cell, 1 << 30)).collect();
     let point = |time_ns| Point { time_ns, amounts: amounts.clone().into(), rest_bytes: 7 };
     device.details.timeline.points = (0..256).map(point).collect();
-    let report = Report::new(&run, Groupings::default(), Some(By::Tag));
+    let report = Report::new(&run, Groupings::default(), Some(GroupBy::Tag));
     // Other tests run at the same time, so the minimum of several tries counts.
     let mut least = usize::MAX;
     let mut pieces = Pieces::default();

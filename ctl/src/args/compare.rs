@@ -5,7 +5,7 @@ use crate::output::Output;
 use crate::when::When;
 use clap::Args;
 use gpumem_import::Format;
-use gpumem_report::By;
+use gpumem_report::GroupBy;
 use gpumem_report::diff::gate::Limit;
 use gpumem_runs::store::{STATES, Sort};
 
@@ -25,7 +25,7 @@ pub(crate) struct Diff {
     pub now: bool,
     /// Rows of the table [default: the most telling]
     #[arg(long, value_name = "ROWS", value_parser = words(ROWS), conflicts_with_all = ["json", "csv"])]
-    pub by: Option<By>,
+    pub by: Option<GroupBy>,
     /// One row for each tag
     #[arg(long, conflicts_with_all = ["json", "csv", "by"])]
     pub tags: bool,

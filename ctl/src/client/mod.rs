@@ -10,7 +10,7 @@ use crate::exit::{Kind, Unreachable};
 use anyhow::Result;
 use gpumem_model::control::{Doctor, HiddenRun, Marked, Ps, Recorded, Refusal, Released};
 use gpumem_model::run::Run;
-use gpumem_report::oom::at::Around;
+use gpumem_report::oom::at::TimeWindow;
 use hyper::{Method, StatusCode};
 use samples::percent_encoded;
 use serde::de::DeserializeOwned;
@@ -44,7 +44,7 @@ pub(crate) enum RunSelector<'a> {
     /// Runs of the job with this name or id.
     Job(&'a str),
     /// Runs whose process ended or ran out of memory around a time.
-    Around(Around),
+    TimeWindow(TimeWindow),
 }
 
 #[derive(Debug)]
@@ -193,7 +193,7 @@ impl RunSelector<'_> {
             RunSelector::Pid(pid) => format!("{separator}pid={pid}"),
             RunSelector::Tree(pid) => format!("{separator}tree={pid}"),
             RunSelector::Job(job) => format!("{separator}job={}", query_value(job)),
-            RunSelector::Around(Around { at_ns, for_ns }) => {
+            RunSelector::TimeWindow(TimeWindow { at_ns, for_ns }) => {
                 format!("{separator}around={at_ns}&within={for_ns}")
             }
         }

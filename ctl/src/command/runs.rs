@@ -9,7 +9,7 @@ use gpumem_model::time::date_minute;
 use gpumem_model::units::{Unit, plural, signed};
 use gpumem_report::table::{Align, Table, cut};
 use gpumem_report::text::{escape, short_command};
-use gpumem_runs::store::{Filter, Listed, STATES, Store, state_name};
+use gpumem_runs::store::{Filter, STATES, SelectedRun, Store, state_name};
 
 pub(crate) fn run(args: &Runs) -> Result<()> {
     let store = Store::open_read_only(args.store.readable()?)?;
@@ -42,8 +42,8 @@ fn filter(args: &Runs) -> Result<Filter> {
     })
 }
 
-fn table(runs: &[Listed], store_bytes: u64, terminal: Option<usize>) -> String {
-    let peak = |listed: &Listed| listed.run.peak_tracked_bytes.or(listed.peak_used_bytes);
+fn table(runs: &[SelectedRun], store_bytes: u64, terminal: Option<usize>) -> String {
+    let peak = |listed: &SelectedRun| listed.run.peak_tracked_bytes.or(listed.peak_used_bytes);
     let unit = Unit::for_largest(runs.iter().filter_map(peak).max().unwrap_or(0));
     use Align::{Left, Right};
     let mut table = Table::new([Left, Left, Right, Left, Left, Right, Right]);
@@ -76,7 +76,7 @@ fn table(runs: &[Listed], store_bytes: u64, terminal: Option<usize>) -> String {
 }
 
 /// Returns the label of a row: command, file of origin, rank, job, and number of the part if the run is stored in parts.
-fn label(listed: &Listed) -> String {
+fn label(listed: &SelectedRun) -> String {
     let run = &listed.run;
     let (label, origin) = (short_command(&run.label), escape(&run.source_origin));
     let mut label = match run.source_kind.as_str() {
@@ -98,7 +98,7 @@ fn label(listed: &Listed) -> String {
     label
 }
 
-fn row_json(listed: &Listed) -> serde_json::Value {
+fn row_json(listed: &SelectedRun) -> serde_json::Value {
     let run = &listed.run;
     serde_json::json!({
         "run": run.id.to_string(),

@@ -497,7 +497,7 @@ impl Aggregator {
         let snapshot = self.builder.ledger().snapshot();
         self.counters.update(&snapshot);
         let totals = self.counters.totals.clone();
-        let (remembered_bytes, refused) = self.builder.ledger().load();
+        let (remembered_bytes, refused) = self.builder.ledger().memory_use();
         let before = std::mem::replace(&mut self.refused, refused);
         self.stats.add(Count::RefusedRows, refused.rows - before.rows);
         self.stats.add(Count::RefusedOfUser, refused.user - before.user);

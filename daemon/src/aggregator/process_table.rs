@@ -71,7 +71,7 @@ pub(crate) struct ProcessTable {
     /// /proc was read, or are in a PID namespace that is not visible here. No pidfd reports their end.
     unseen: BTreeMap<(u8, ProcessKey), bool>,
     /// Processes added since the last [`ProcessTable::take_newcomers`].
-    newcomers: Vec<ProcessKey>,
+    take_new: Vec<ProcessKey>,
 }
 
 impl ProcessTable {
@@ -112,7 +112,7 @@ impl ProcessTable {
             self.ending.insert(key);
         }
         self.processes.insert(key, Entry { changed: true, is_new: true, gone, ..Entry::default() });
-        self.newcomers.push(key);
+        self.take_new.push(key);
         true
     }
 
@@ -140,7 +140,7 @@ impl ProcessTable {
     }
 
     pub(crate) fn take_newcomers(&mut self) -> Vec<ProcessKey> {
-        std::mem::take(&mut self.newcomers)
+        std::mem::take(&mut self.take_new)
     }
 
     pub(crate) fn has(&self, key: ProcessKey) -> bool {

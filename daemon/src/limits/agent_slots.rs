@@ -34,16 +34,16 @@ pub(crate) enum AgentSlotsFull {
 
 /// How long a peer may take to send its hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum HelloTimeout {
     /// The whole timeout, [`AgentLimits::hello`].
     Whole,
-    /// The short timeout, [`BRIEF`], because the slots with the whole timeout are taken. A program may be interrupted between
+    /// The short timeout, [`BRIEF_TIMEOUT`], because the slots with the whole timeout are taken. A program may be interrupted between
     /// connect(2) and its hello, and a very short program does not connect again.
     Brief,
 }
 
-pub(crate) const BRIEF: Duration = Duration::from_millis(500);
-/// Maximum number of peers with [`Patience::Brief`], as a multiple of [`AgentLimits::waiting`].
+pub(crate) const BRIEF_TIMEOUT: Duration = Duration::from_millis(500);
+/// Maximum number of peers with [`HelloTimeout::Brief`], as a multiple of [`AgentLimits::waiting`].
 const BRIEF_SHARE: usize = 4;
 
 #[derive(Debug, Default)]
@@ -58,11 +58,11 @@ pub(crate) struct AgentSlots {
 pub(crate) struct AgentSlot {
     connection: ConnectionSlot<UserQueue>,
     /// Slot among peers without a hello; given back when the hello arrives.
-    without_hello: Option<(Patience, ConnectionSlot)>,
+    without_hello: Option<(HelloTimeout, ConnectionSlot)>,
 }
 
 impl AgentSlots {
-    /// Returns the numbers of connections and of those without a hello. Both exclude peers with [`Patience::Brief`].
+    /// Returns the numbers of connections and of those without a hello. Both exclude peers with [`HelloTimeout::Brief`].
     pub(crate) fn count(&self) -> (usize, usize) {
         (self.connections.count() - self.brief.count(), self.waiting.count())
     }
@@ -80,10 +80,10 @@ impl AgentSlots {
         let mut slot = self.take_for_hello(uid, limits)?;
         // One user may have a quarter of the slots, so that silent peers leave the rest to others.
         let take = |slots: &Arc<ConnectionSlots>, max: usize| slots.take(uid, max, (max / 4).max(1));
-        let waiting = take(&self.waiting, limits.waiting).map(|slot| (Patience::Whole, slot));
+        let waiting = take(&self.waiting, limits.waiting).map(|slot| (HelloTimeout::Whole, slot));
         let waiting = waiting.or_else(|_| {
             let brief = take(&self.brief, limits.waiting.saturating_mul(BRIEF_SHARE));
-            brief.map(|slot| (Patience::Brief, slot))
+            brief.map(|slot| (HelloTimeout::Brief, slot))
         });
         slot.without_hello = Some(waiting.map_err(|_| AgentSlotsFull::Waiting)?);
         Ok(slot)
@@ -103,8 +103,8 @@ impl AgentSlot {
         self.without_hello = None;
     }
 
-    pub(crate) fn patience(&self) -> Patience {
-        self.without_hello.as_ref().map_or(Patience::Whole, |(patience, _)| *patience)
+    pub(crate) fn patience(&self) -> HelloTimeout {
+        self.without_hello.as_ref().map_or(HelloTimeout::Whole, |(patience, _)| *patience)
     }
 
     pub(crate) fn queue(&self) -> &Arc<UserQueue> {
@@ -132,7 +132,7 @@ mod tests {
         let mut first = slots.take(1, &LIMITS).unwrap();
         let brief =
             slots.take(1, &LIMITS).expect("it may wait briefly: a quarter of those that wait is taken");
-        assert_eq!((first.patience(), brief.patience()), (Patience::Whole, Patience::Brief));
+        assert_eq!((first.patience(), brief.patience()), (HelloTimeout::Whole, HelloTimeout::Brief));
         assert_eq!((slots.count(), slots.welcomed()), ((1, 1), 0));
         drop(brief);
         let queue = Arc::clone(slots.take_for_hello(1, &LIMITS).expect("it does not wait").queue());

@@ -3,7 +3,7 @@
 use super::join_runs;
 use super::write_queue::QueuedRun;
 use gpumem_model::run::Run;
-use gpumem_runs::store::{Newest, RunId, Store, StoreError};
+use gpumem_runs::store::{NewestPart, RunId, Store, StoreError};
 use std::sync::Arc;
 
 /// A run whose process this daemon has not finished writing.
@@ -62,7 +62,7 @@ fn uid_with_user(queued: &QueuedRun) -> String {
 fn begin(store: &mut Store, open: &mut OpenRun, queued: &QueuedRun) -> Result<Option<RunId>, StoreError> {
     let mut uid = open.stored_uid.clone().unwrap_or_else(|| queued.uid.clone());
     if !open.is_ours
-        && let Some(Newest { id, .. }) = store.newest(&uid)?
+        && let Some(NewestPart { id, .. }) = store.newest(&uid)?
         && is_of_another(&store.load_head(id)?, &queued.run)
     {
         uid = uid_with_user(queued);
@@ -71,7 +71,7 @@ fn begin(store: &mut Store, open: &mut OpenRun, queued: &QueuedRun) -> Result<Op
         open.stored_uid = Some(uid.clone());
     }
     let (id, part) = match store.newest(&uid)? {
-        Some(Newest { id, part, is_rolled }) => {
+        Some(NewestPart { id, part, is_rolled }) => {
             if !open.is_ours {
                 // After a complete part, a run that this daemon has split itself does not continue the stored data.
                 let is_continued = !is_rolled || queued.run.coverage.part.is_none();

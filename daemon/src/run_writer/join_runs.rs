@@ -114,7 +114,7 @@ fn join_device(mut old: Device, device: &mut Device) -> u64 {
 mod tests {
     use super::*;
     use gpumem_model::run::{
-        Beside, Cell, Class, Clock, Iteration, Moment, Oom, Process, ProgramData, Source,
+        Cell, Class, Clock, Iteration, Moment, Oom, Process, ProgramData, SideMemory, Source,
     };
     use gpumem_model::series::{Bucket, Series};
     use gpumem_model::timeline::{Point, Timeline};
@@ -137,7 +137,7 @@ mod tests {
             last: moment.clone(),
             peak: moment,
             peak_used: Some((5, 5)),
-            beside: Beside::default(),
+            beside: SideMemory::default(),
             reading: None,
             unaccounted_bytes: None,
             tenants: Vec::new(),

@@ -25,7 +25,7 @@ use damaged_store::DamagedStore;
 use earlier_run::{EarlierRun, OpenRun, write};
 use gpumem_ledger::ProcessKey;
 use gpumem_model::run::{Program, Run, State};
-use gpumem_runs::store::{Newest, Store, StoreError};
+use gpumem_runs::store::{NewestPart, Store, StoreError};
 use retention::Sweeper;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -399,7 +399,7 @@ impl WriterThread {
         if self.open.contains_key(&uid) {
             return None;
         }
-        let Newest { id, part, is_rolled } = store.newest(&uid).ok()??;
+        let NewestPart { id, part, is_rolled } = store.newest(&uid).ok()??;
         let before = Arc::new(store.load(id).ok()?);
         // The final run of a short process was written before this request, so there is nothing to continue.
         if matches!(before.state, State::Closed { .. }) {
@@ -502,7 +502,7 @@ impl WriterThread {
             // A newer state of a run replaces its waiting older one, so writes to a slow disk do not fall behind.
             let Some(store) = &mut self.store else { return Ok(()) };
             let Some(first) = lock(&self.shared.queue).next_to_write() else {
-                return self.heartbeat_ns.take().map_or(Ok(()), |time_ns| store.beat(time_ns));
+                return self.heartbeat_ns.take().map_or(Ok(()), |time_ns| store.heartbeat(time_ns));
             };
             let open = self.open.entry(first.uid.clone()).or_default();
             let began = Instant::now();

@@ -69,8 +69,8 @@ struct Table {
     live: HashMap<u32, Entry>,
     /// Ended processes that [`Processes::gone`] has not returned yet.
     unreported: VecDeque<Gone>,
-    /// Processes added since the last [`Processes::newcomers`].
-    newcomers: Vec<ProcessKey>,
+    /// Processes added since the last [`Processes::take_new`].
+    take_new: Vec<ProcessKey>,
     /// Recently ended processes with their uids, oldest first. A late reading may still name them.
     recently_ended: VecDeque<(ProcessKey, Option<u64>)>,
     /// Number of the last added entry. Epoll events contain it, to distinguish an entry from a later one with the same pid.
@@ -222,7 +222,7 @@ impl Processes {
         let facts = Arc::new(Facts::read(&self.inner.proc, key, stat, &mut table.users));
         table.commands.request(&self.inner.proc, key);
         table.unannounced.push((key, Arc::clone(&facts)));
-        table.newcomers.push(key);
+        table.take_new.push(key);
         let late = LateFacts::of_container(&self.inner.settings, &facts);
         table.live.insert(key.pid, Entry { key, generation, pidfd, facts, gpus: Vec::new(), late });
     }
@@ -346,9 +346,9 @@ impl Processes {
     }
 
     /// Returns the processes that were added since the last call and still run.
-    pub(crate) fn newcomers(&self) -> Vec<ProcessKey> {
+    pub(crate) fn take_new(&self) -> Vec<ProcessKey> {
         let mut table = self.lock();
-        let new = std::mem::take(&mut table.newcomers);
+        let new = std::mem::take(&mut table.take_new);
         new.into_iter().filter(|&key| table.entry(key).is_some()).collect()
     }
 

@@ -164,7 +164,7 @@ fn release(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Release
 /// For fuzz/: returns whether the parsers of process filters and of recording limits accept a query, and the query without
 /// percent escapes.
 #[doc(hidden)]
-pub fn understood(query: &str) -> (bool, bool, Option<String>) {
+pub fn fuzz_query(query: &str) -> (bool, bool, Option<String>) {
     (runs::ProcessFilter::of(query).is_ok(), commands::limits(query).is_ok(), request::unescape(query).ok())
 }
 

@@ -53,7 +53,7 @@ pub trait Sources: Send + Sync {
     /// Closes NVML for this time, so that others can reset or unbind a GPU.
     fn release(&self, time: Duration);
     /// Sends a command to the agent of a process.
-    fn errand(&self, key: ProcessKey, command: AgentCommand) -> CommandResult;
+    fn send_command(&self, key: ProcessKey, command: AgentCommand) -> CommandResult;
 }
 
 /// Facts that are constant while the daemon runs.

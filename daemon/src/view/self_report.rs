@@ -6,7 +6,7 @@ use crate::limits::user_share::AnswerSlot;
 use gpumem_ledger::ProcessKey;
 use gpumem_model::run::Run;
 use gpumem_report::text::{self, Layout};
-use gpumem_report::{By, Report};
+use gpumem_report::{GroupBy, Report};
 use std::sync::Arc;
 
 /// Writes a report in a format. The flag is for texts: whether to show small categories too.
@@ -18,7 +18,7 @@ pub(crate) type Format = fn(&Report<'_>, bool) -> String;
 pub(crate) async fn report(
     context: Arc<ViewContext>,
     (key, uid): (ProcessKey, u32),
-    by: Option<By>,
+    by: Option<GroupBy>,
     format: Format,
     all: bool,
 ) -> Option<String> {
@@ -34,7 +34,7 @@ pub(crate) async fn report(
     context.shares.run_beside(charge, move || render(&run, &shown, by, format, all)).await
 }
 
-fn render(run: &Run, shown: &ViewSettings, by: Option<By>, format: Format, all: bool) -> String {
+fn render(run: &Run, shown: &ViewSettings, by: Option<GroupBy>, format: Format, all: bool) -> String {
     let mut report = Report::new(run, shown.rules_for(run), by);
     report.command = format!("gpumemctl report {}", run.process.pid);
     format(&report, all)

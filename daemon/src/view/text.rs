@@ -1,6 +1,6 @@
 //! Makes untrusted texts safe for terminals, dashboards and scrapers, and writes numbers as metrics have them.
 
-use gpumem_model::escape::{acts, escape as shown, escape_key};
+use gpumem_model::escape::{escape as shown, escape_key, is_unsafe};
 use std::borrow::Cow;
 use std::fmt::Write;
 
@@ -15,7 +15,7 @@ pub(crate) fn clean(text: &str) -> Cow<'_, str> {
 }
 
 fn is_plain(text: &str) -> bool {
-    text.len() <= LABEL_BYTES && !text.chars().any(acts)
+    text.len() <= LABEL_BYTES && !text.chars().any(is_unsafe)
 }
 
 /// Value of a label. Different texts have different values, because a duplicate series would be lost. So texts that differ only

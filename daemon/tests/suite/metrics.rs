@@ -271,8 +271,8 @@ fn every_series_is_of_a_family_that_is_known_and_has_its_labels() {
 fn most(shown: &ViewSettings, devices: usize, covered: usize, uncovered: usize) -> usize {
     // Information, used with its peak and age, one flag.
     const UNCOVERED: usize = 5;
-    let of_processes = covered * prometheus::most_per_process(shown, 1) + uncovered * UNCOVERED;
-    devices * (prometheus::MOST_PER_DEVICE + of_processes)
+    let of_processes = covered * prometheus::max_series_per_process(shown, 1) + uncovered * UNCOVERED;
+    devices * (prometheus::MAX_SERIES_PER_DEVICE + of_processes)
 }
 
 /// Returns the number of series about the daemon itself.

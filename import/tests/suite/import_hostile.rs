@@ -7,7 +7,7 @@ use gpumem_import::{FORMATS, Format, format, read_file};
 use gpumem_model::run::Run;
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{Layout, text};
-use gpumem_report::{By, Report};
+use gpumem_report::{GroupBy, Report};
 use proptest::prelude::*;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -47,7 +47,7 @@ fn read(bytes: &[u8], forced: Option<&'static Format>) -> Result<Vec<Run>, Strin
         }
     };
     for run in &runs {
-        let report = Report::new(run, Groupings::of_run(run), Some(By::Tag));
+        let report = Report::new(run, Groupings::of_run(run), Some(GroupBy::Tag));
         for device in &run.devices {
             for moment in [&device.last, &device.peak] {
                 if let Some(tracked) = moment.tracked_bytes {

@@ -3,7 +3,7 @@
 use gpumem_import::{FORMATS, format, read_file};
 use gpumem_model::run::{Run, State};
 use gpumem_report::rules::Groupings;
-use gpumem_report::{By, Report, json};
+use gpumem_report::{GroupBy, Report, json};
 use gpumem_runs::input::Error;
 use proptest::prelude::*;
 use std::fs;
@@ -134,7 +134,7 @@ fn runs(content: &str) -> Vec<Run> {
 fn check(runs: &[Run]) {
     for run in runs {
         let groupings = Groupings::of_run(run);
-        for by in [By::Layer, By::Structure, By::Tag] {
+        for by in [GroupBy::Layer, GroupBy::Structure, GroupBy::Tag] {
             let report = Report::new(run, groupings.clone(), Some(by));
             for device in &run.devices {
                 assert!(report.statement(device, 2, 0).adds_up(), "{device:?}");
@@ -157,8 +157,8 @@ fn caveat<'r>(run: &'r Run, code: &str) -> &'r str {
 }
 
 fn by_structure(run: &Run, device: usize) -> Vec<(String, i64)> {
-    let report = Report::new(run, Groupings::of_run(run), Some(By::Structure));
-    report.composition(&run.devices[device].last, By::Structure).categories.into_iter().collect()
+    let report = Report::new(run, Groupings::of_run(run), Some(GroupBy::Structure));
+    report.composition(&run.devices[device].last, GroupBy::Structure).categories.into_iter().collect()
 }
 
 #[test]

@@ -7,7 +7,7 @@ use allocator::{Allocator, frame};
 use gpumem_import::{format, read_file};
 use gpumem_model::run::{Fate, OomKind, Run, State};
 use gpumem_report::rules::Groupings;
-use gpumem_report::{By, Report, json};
+use gpumem_report::{GroupBy, Report, json};
 use pickle::{Value, dict, pickle, with};
 use proptest::prelude::*;
 use std::path::PathBuf;
@@ -66,7 +66,7 @@ fn adds_up(run: &Run) {
             let sum: i64 = moment.amounts.iter().map(|(_, bytes)| bytes).sum();
             assert_eq!(moment.tracked_bytes, Some(sum), "{device:#?}");
         }
-        for by in [By::Layer, By::Structure, By::Tag] {
+        for by in [GroupBy::Layer, GroupBy::Structure, GroupBy::Tag] {
             let report = Report::new(run, Groupings::of_run(run), Some(by));
             assert!(report.statement(device, 8, 0).adds_up(), "{by:?}");
         }
@@ -528,10 +528,10 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-fn played(acts: &[Act]) -> Allocator {
+fn played(is_unsafe: &[Act]) -> Allocator {
     let mut allocator = Allocator::default();
     let (mut live, mut waiting) = (Vec::new(), Vec::new());
-    for (line, act) in acts.iter().enumerate() {
+    for (line, act) in is_unsafe.iter().enumerate() {
         match act {
             Act::Alloc(bytes) => live.push(allocator.alloc(*bytes, line as i64 % 5 + 1)),
             Act::LetGo(which) | Act::Free(which) if !live.is_empty() => {
@@ -557,10 +557,10 @@ proptest! {
 
     #[test]
     fn whatever_the_allocator_did_is_told_from_its_last_entries(
-        acts in prop::collection::vec(act(), 1..150),
+        is_unsafe in prop::collection::vec(act(), 1..150),
         kept in 0.0..1.2_f64,
     ) {
-        let allocator = played(&acts);
+        let allocator = played(&is_unsafe);
         let total = allocator.events.len();
         let entries = ((total as f64 * kept) as usize).min(total);
         let Ok(run) = forced(&pickle(&allocator.snapshot(entries))) else {

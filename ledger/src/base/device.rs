@@ -75,13 +75,13 @@ pub struct DeviceView {
     pub total_bytes: Option<u64>,
     pub latest: Option<DeviceReading>,
     /// Used bytes in the last minute.
-    pub recent: Recent,
+    pub recent: LastMinute,
     /// The last reading in which device memory was the same before and after the process list; absent if there was none.
     pub agreed: Option<AgreedReading>,
     pub faults: Faults,
 }
 
-/// Minimum time that [`Recent::range`] covers.
+/// Minimum time that [`LastMinute::range`] covers.
 pub const RECENT_NS: u64 = 60_000_000_000;
 /// Number of pieces that a minute is divided into; one more piece is kept, because the newest is incomplete.
 const PIECES: usize = 6;
@@ -99,13 +99,13 @@ struct Piece {
 
 /// Minimum, maximum and growth of an amount in the last minute, in seven pieces of ten seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Recent {
+pub struct LastMinute {
     pieces: [Piece; PIECES + 1],
     /// Time and value of the newest reading.
     newest: (u64, u64),
 }
 
-impl Recent {
+impl LastMinute {
     /// Adds a reading; a reading more than a minute older than the newest is ignored.
     pub(crate) fn add(&mut self, time_ns: u64, value: u64) {
         let number = time_ns / PIECE_NS + 1;
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn extremes_stay_for_a_minute_and_then_go() {
-        let mut recent = Recent::default();
+        let mut recent = LastMinute::default();
         assert_eq!(recent.range(), None);
         let second = 1_000_000_000;
         recent.add(1000 * second, 50);
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn growth_is_against_a_minute_ago() {
         let second = 1_000_000_000;
-        let mut last_minute = Recent::default();
+        let mut last_minute = LastMinute::default();
         assert_eq!(last_minute.growth(), None);
         last_minute.add(1000 * second, 50);
         assert_eq!(last_minute.growth(), None, "one reading says nothing");

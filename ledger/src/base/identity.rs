@@ -33,7 +33,7 @@ pub enum DeviceName {
 
 impl DeviceName {
     /// Returns the device that a `Device` record names.
-    pub fn of_record(uuid_high: u64, uuid_low: u64, ordinal: u16, id: DeviceIdKind) -> Self {
+    pub fn from_record(uuid_high: u64, uuid_low: u64, ordinal: u16, id: DeviceIdKind) -> Self {
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&uuid_high.to_be_bytes());
         uuid[8..].copy_from_slice(&uuid_low.to_be_bytes());

@@ -3,7 +3,7 @@
 use crate::history::counters::Counters;
 use crate::history::ranges::Ranges;
 use gpumem_model::coverage::Mark;
-use gpumem_model::layers::LayerSaid;
+use gpumem_model::layers::LayerReport;
 use gpumem_model::names::Named;
 use gpumem_model::program_data;
 use gpumem_wire::{Layer, LayerState};
@@ -74,8 +74,8 @@ impl Layers {
         self.0.clear();
     }
 
-    pub fn view(&self) -> Vec<LayerSaid> {
-        let view = |(layer, (state, reason)): (&Layer, &(LayerState, String))| LayerSaid {
+    pub fn view(&self) -> Vec<LayerReport> {
+        let view = |(layer, (state, reason)): (&Layer, &(LayerState, String))| LayerReport {
             layer: layer.name_or_unknown().into(),
             state: state.name_or_unknown().into(),
             reason: reason.clone(),

@@ -1,7 +1,7 @@
 //! Account: data of a process on one device apart from its book. It has the NVML samples, the *baseline* (memory allocated before
 //! the agent started), and the gap (used minus tracked bytes) at the peak.
 
-use crate::base::device::Recent;
+use crate::base::device::LastMinute;
 use crate::book::timeline::Moment;
 use crate::history::trend::GapTrend;
 use crate::oom::device::Listing;
@@ -36,7 +36,7 @@ pub(crate) struct Account {
     /// Untrackable bytes over time, for detecting growth.
     pub gaps: GapTrend,
     /// `used` bytes in the last minute.
-    pub last_minute: Recent,
+    pub last_minute: LastMinute,
     /// The last NVML reading that listed the process; only without an agent.
     pub listing: Option<Arc<Listing>>,
     /// Highest `used` bytes of all samples, and the time.

@@ -49,7 +49,7 @@ pub struct Coverage {
     pub before: u64,
     /// Tracked bytes after the first resync, if earlier records were missing.
     pub held_before: Option<i64>,
-    pub earlier: Option<Earlier>,
+    pub earlier: Option<EarlierRecords>,
     /// The memory limit that the process has reached; records that would add data are refused and count as lost.
     pub full: Option<QuotaExceeded>,
 }
@@ -71,7 +71,7 @@ impl DerefMut for Coverage {
 /// Records of the process that an earlier daemon booked. This ledger starts from a resync and counts all records before it as
 /// lost; those that the earlier daemon booked are in the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Earlier {
+pub struct EarlierRecords {
     /// Number of booked records.
     pub events: u64,
     /// Number of lost records.
@@ -80,7 +80,7 @@ pub struct Earlier {
     pub program: Option<Program>,
 }
 
-impl Earlier {
+impl EarlierRecords {
     /// Returns how many of the records that this ledger missed at its start the earlier daemon may have received. `first`: the
     /// first program that this ledger has records of.
     fn received(&self, first: Option<&Program>) -> u64 {
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn what_was_heard_before_is_not_lost() {
-        let earlier = |events, lost| Some(Earlier { events, lost, program: None });
+        let earlier = |events, lost| Some(EarlierRecords { events, lost, program: None });
         let mut coverage = lost(100, Vec::new());
         coverage.mark_partial();
         assert_eq!((coverage.lost_in_all(), coverage.is_partial()), (100, true));
@@ -165,7 +165,7 @@ mod tests {
         let program = |instance, heard| Program { instance, heard };
         // The process was another program first, which sent 20 records.
         let mut coverage = lost(110, vec![program(2, 130)]);
-        coverage.earlier = Some(Earlier { events: 120, lost: 0, program: Some(program(2, 100)) });
+        coverage.earlier = Some(EarlierRecords { events: 120, lost: 0, program: Some(program(2, 100)) });
         assert_eq!(coverage.lost_in_all(), 10);
         // It became a program that the earlier daemon never received records from.
         coverage.programs = vec![program(3, 130), program(2, 1)];

@@ -2,7 +2,7 @@
 
 use crate::Map;
 use crate::book::cells::CellId;
-use gpumem_model::run::Beside;
+use gpumem_model::run::SideMemory;
 use gpumem_wire::MemoryKind;
 
 /// Maximum accepted size of an allocation (256 TiB). A larger one is a wrong report; without it no sum can overflow.
@@ -93,7 +93,7 @@ pub(crate) fn is_charged(kind: MemoryKind) -> bool {
 }
 
 /// Returns the field that counts memory of a kind that NVML does not charge to the process; `None` for charged kinds.
-pub(crate) fn side_bytes(beside: &mut Beside, kind: MemoryKind) -> Option<&mut i64> {
+pub(crate) fn side_bytes(beside: &mut SideMemory, kind: MemoryKind) -> Option<&mut i64> {
     match kind {
         MemoryKind::Managed => Some(&mut beside.managed_bytes),
         MemoryKind::Pinned => Some(&mut beside.pinned_bytes),

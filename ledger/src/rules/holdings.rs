@@ -15,7 +15,7 @@ use crate::rows::row::{
 use gpumem_model::iterations::Iterations;
 use gpumem_model::names::Named;
 use gpumem_model::parameters::{Column, Parameters};
-use gpumem_model::run::Beside;
+use gpumem_model::run::SideMemory;
 use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ pub(crate) struct Holdings {
     /// Windows that have ended, with their books.
     pub windows: Vec<(u8, Window)>,
     window_ns: u64,
-    pub side_memory: Vec<Beside>,
+    pub side_memory: Vec<SideMemory>,
     pub(super) allocations: Map<u64, Row>,
     /// Address and bytes of the allocations of at least [`LARGE_BYTES`](crate::rows::row::LARGE_BYTES), to find them by an
     /// address inside.
@@ -154,7 +154,7 @@ impl Holdings {
     /// Adds a book for one more device (GPU or MIG instance); the caller allows at most 64.
     pub fn add_book(&mut self) -> u8 {
         self.books.push(Book::new());
-        self.side_memory.push(Beside::default());
+        self.side_memory.push(SideMemory::default());
         self.in_flight_bytes.push(0);
         self.residues.push(PeakResidues::default());
         self.roles.push(Roles::default());

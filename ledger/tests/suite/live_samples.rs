@@ -164,8 +164,8 @@ fn forgotten_process_leaves_the_others_as_they_were() {
     let keys = |s: &Script| -> Vec<u32> {
         s.ledger.snapshot().processes.iter().map(|process| process.key.pid).collect()
     };
-    s.ledger.forget(gpumem_ledger::ProcessKey { pid: 901, start_ticks: 7 });
-    s.ledger.forget(gpumem_ledger::ProcessKey { pid: 4, start_ticks: 4 });
+    s.ledger.remove_process(gpumem_ledger::ProcessKey { pid: 901, start_ticks: 7 });
+    s.ledger.remove_process(gpumem_ledger::ProcessKey { pid: 4, start_ticks: 4 });
     let mut left = vec![KEY.pid, 900, 902];
     left.sort_unstable();
     assert_eq!(keys(&s), left);

@@ -593,7 +593,7 @@ fn another_program_in_the_same_process_begins_with_nothing() {
 fn process_with_more_rows_than_it_may_have_is_partial_and_the_rest_is_right() {
     let mut s = Script::new();
     s.ledger = gpumem_ledger::Ledger::new();
-    s.ledger.limit(gpumem_ledger::Limits { rows_per_process: 1000, ..gpumem_ledger::Limits::NONE });
+    s.ledger.set_limits(gpumem_ledger::Limits { rows_per_process: 1000, ..gpumem_ledger::Limits::NONE });
     for n in 1..=5000 {
         s.alloc(n << 20, 10);
     }

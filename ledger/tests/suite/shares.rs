@@ -235,7 +235,7 @@ fn no_flood_takes_more_than_its_users_share() {
         let before = LIVE.get();
         MOST.set(before);
         let mut ledger = Ledger::new();
-        ledger.limit(Limits { rows_per_process: 4_000_000, bytes_per_user: SHARE, bytes: 4 * SHARE });
+        ledger.set_limits(Limits { rows_per_process: 4_000_000, bytes_per_user: SHARE, bytes: 4 * SHARE });
         for (origin, record) in [of(LIAR, 1), of(HONEST, 2)] {
             ledger.observe(origin, &record);
         }
@@ -245,7 +245,7 @@ fn no_flood_takes_more_than_its_users_share() {
         }
         let took = (MOST.get() - before).unsigned_abs();
         assert!(took < SHARE * 3 / 2 + 2 * MIB, "{name}: {} MiB", took / MIB);
-        let (bytes, refused) = ledger.load();
+        let (bytes, refused) = ledger.memory_use();
         assert!(bytes < SHARE * 4, "{name}: thinks of {} MiB", bytes / MIB);
         // The other user's process is not limited.
         ledger.observe(Origin::Process(HONEST), &Record { stamp: at(2), body: alloc(2 << 21, 4096) });
@@ -257,16 +257,16 @@ fn no_flood_takes_more_than_its_users_share() {
         if refused != RefusedRecords::default() {
             assert!(process(LIAR).coverage.partial_history, "{name}: it is marked");
         }
-        ledger.forget(LIAR);
-        ledger.forget(HONEST);
-        assert_eq!(ledger.load(), (0, refused), "{name}: what is forgotten is given back");
+        ledger.remove_process(LIAR);
+        ledger.remove_process(HONEST);
+        assert_eq!(ledger.memory_use(), (0, refused), "{name}: what is forgotten is given back");
     }
 }
 
 #[test]
 fn many_processes_of_one_user_share_and_others_have_theirs() {
     let mut ledger = Ledger::new();
-    ledger.limit(Limits { rows_per_process: 4_000_000, bytes_per_user: 8 * MIB, bytes: 12 * MIB });
+    ledger.set_limits(Limits { rows_per_process: 4_000_000, bytes_per_user: 8 * MIB, bytes: 12 * MIB });
     let key = |pid| ProcessKey { pid, start_ticks: 1 };
     let fill = |ledger: &mut Ledger, pid: u32, uid: u64| {
         let (origin, record) = of(key(pid), uid);
@@ -279,18 +279,18 @@ fn many_processes_of_one_user_share_and_others_have_theirs() {
     for pid in 1..=40 {
         fill(&mut ledger, pid, 1);
     }
-    let (bytes, refused) = ledger.load();
+    let (bytes, refused) = ledger.memory_use();
     assert!((8 * MIB..10 * MIB).contains(&bytes), "{bytes}");
     assert!(refused.user > 0 && refused.rows == 0 && refused.all == 0, "{refused:?}");
     fill(&mut ledger, 100, 2);
-    assert_eq!(ledger.load().1, refused, "the other user's share is untouched");
+    assert_eq!(ledger.memory_use().1, refused, "the other user's share is untouched");
     // Two users at their limits exceed the limit for all.
     (101..=140).for_each(|pid| fill(&mut ledger, pid, 2));
-    let (bytes, refused) = ledger.load();
+    let (bytes, refused) = ledger.memory_use();
     assert!((12 * MIB..14 * MIB).contains(&bytes) && refused.all > 0, "{bytes} {refused:?}");
     // A process that ends releases its share.
-    (1..=40).for_each(|pid| ledger.forget(key(pid)));
-    let before = ledger.load().1;
+    (1..=40).for_each(|pid| ledger.remove_process(key(pid)));
+    let before = ledger.memory_use().1;
     fill(&mut ledger, 200, 3);
-    assert_eq!(ledger.load().1, before);
+    assert_eq!(ledger.memory_use().1, before);
 }

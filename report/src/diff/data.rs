@@ -14,7 +14,7 @@ use super::{At, Diff, Pair, Pairing, SIDES, Side, difference, summary};
 use crate::encode::{csv_field, csv_number, object};
 use crate::labels::label;
 use crate::plot::{Bar, Drawing, Frame, Kind, Segment, bars, by_name};
-use crate::{By, Columns, Part};
+use crate::{Columns, GroupBy, Part};
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Moment, UntrackableParts};
 use serde::Serialize;
@@ -56,7 +56,7 @@ fn side_json(side: &Side<'_>) -> impl Serialize {
 
 /// Returns the JSON of a pair of devices. `paired` is how they were matched; `None` for the sum of all pairs.
 fn pair_json(diff: &Diff<'_>, pair: &Pair, paired: Option<Pairing>) -> impl Serialize {
-    let table = pair.table(By::Structure);
+    let table = pair.table(GroupBy::Structure);
     let of = |part: Part| amounts(table.bytes(part));
     let tracked = table.bytes(Part::Tracked);
     // Tables omit rows that are zero on both sides, so a missing row is zero if `tracked` is known.
@@ -74,11 +74,11 @@ fn pair_json(diff: &Diff<'_>, pair: &Pair, paired: Option<Pairing>) -> impl Seri
             gap_distance_ns: moment.gap_distance_ns,
         })
     };
-    let named = |by: By| {
+    let named = |by: GroupBy| {
         let leaves = leaves(pair, by).into_iter().filter(|leaf| matches!(leaf.part, "category" | "others"));
         leaves.map(Leaf::entry).collect::<Vec<_>>()
     };
-    let gap = leaves(pair, By::Structure).into_iter().filter(|leaf| leaf.is_gap);
+    let gap = leaves(pair, GroupBy::Structure).into_iter().filter(|leaf| leaf.is_gap);
     let gap = gap.map(|leaf| Leaf { name: leaf.part.to_owned(), ..leaf }.entry());
     object! {
         a: device(0),
@@ -92,9 +92,9 @@ fn pair_json(diff: &Diff<'_>, pair: &Pair, paired: Option<Pairing>) -> impl Seri
         untrackable: of(Part::Untrackable),
         untrackable_parts: gap.collect::<Vec<_>>(),
         // The sum of layers, idle bytes and opaque bytes (pools that report no blocks) is `tracked`.
-        layers: named(By::Layer),
-        structures: named(By::Structure),
-        tags: named(By::Tag),
+        layers: named(GroupBy::Layer),
+        structures: named(GroupBy::Structure),
+        tags: named(GroupBy::Tag),
         doubts: &pair.doubts,
     }
 }
@@ -121,7 +121,7 @@ impl Leaf {
 }
 
 /// Returns the rows of a grouping that `used` consists of. Each byte is in exactly one row.
-fn leaves(pair: &Pair, by: By) -> Vec<Leaf> {
+fn leaves(pair: &Pair, by: GroupBy) -> Vec<Leaf> {
     let table = pair.table(by);
     let mut leaves = Vec::new();
     for (row, only) in table.statement.rows.iter().zip(&table.only) {
@@ -159,12 +159,12 @@ pub fn csv(diff: &Diff<'_>) -> String {
     let head = "device_a,device_b,grouping,part,name,a_bytes,b_bytes,difference_bytes,only_in\n";
     let mut out = head.to_owned();
     for pair in &diff.pairs {
-        By::ALL.into_iter().for_each(|by| csv_rows(diff, pair, by, &mut out));
+        GroupBy::ALL.into_iter().for_each(|by| csv_rows(diff, pair, by, &mut out));
     }
     out
 }
 
-fn csv_rows(diff: &Diff<'_>, pair: &Pair, by: By, out: &mut String) {
+fn csv_rows(diff: &Diff<'_>, pair: &Pair, by: GroupBy, out: &mut String) {
     let [a, b] =
         [0, 1].map(|side| diff.device(pair, side).map(|device| csv_field(&device.name)).unwrap_or_default());
     for row in leaves(pair, by) {
@@ -195,7 +195,7 @@ pub fn picture(diff: &Diff<'_>) -> Option<Drawing> {
     Some(frame.around(vec![bars(&both)], 1))
 }
 
-fn bar(pair: &Pair, by: By, side: usize, title: String) -> Bar {
+fn bar(pair: &Pair, by: GroupBy, side: usize, title: String) -> Bar {
     let mut segments = Vec::new();
     let moment = &pair.moments[side];
     if moment.tracked_bytes.is_none() {

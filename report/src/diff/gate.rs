@@ -6,7 +6,7 @@ use super::uncertainty::{Kind, bounds};
 use super::{Diff, Pair, SIDES, difference};
 use crate::labels::device_name;
 use crate::lines::in_brackets;
-use crate::{By, Columns, Part};
+use crate::{Columns, GroupBy, Part};
 use gpumem_model::escape::escape;
 use gpumem_model::units::Unit;
 use serde::Serialize;
@@ -78,7 +78,7 @@ pub enum Of {
     /// A row of the statement that is not a category, and its name.
     Part(Part, &'static str),
     /// A category of a grouping, or a tag.
-    Named(By, String),
+    Named(GroupBy, String),
 }
 
 /// Rows of the statement, each with the name that the user types to select it.
@@ -131,8 +131,8 @@ impl Of {
         if let Some((name, part)) = PARTS.iter().find(|(name, _)| is_word(name)) {
             return Some(Of::Part(*part, name));
         }
-        let groupings = [diff.by, By::Structure, By::Layer, By::Tag];
-        let named = |by: By, fits: &dyn Fn(&str) -> bool| {
+        let groupings = [diff.by, GroupBy::Structure, GroupBy::Layer, GroupBy::Tag];
+        let named = |by: GroupBy, fits: &dyn Fn(&str) -> bool| {
             let row = diff.whole()?.table(by).statement.categories().find(|row| fits(&row.name))?;
             Some(Of::Named(by, row.name.clone()))
         };
@@ -142,14 +142,15 @@ impl Of {
 
     /// Returns the words that select an amount in a comparison.
     pub fn words(diff: &Diff<'_>) -> Vec<String> {
-        let tables = [By::Structure, By::Layer].into_iter().filter_map(|by| Some(diff.whole()?.table(by)));
+        let tables =
+            [GroupBy::Structure, GroupBy::Layer].into_iter().filter_map(|by| Some(diff.whole()?.table(by)));
         let categories = tables.flat_map(|table| table.statement.categories().map(|row| escape(&row.name)));
         PARTS.iter().map(|(name, _)| (*name).to_owned()).chain(categories).collect()
     }
 
     /// Returns the amount's name, its kind, and its values in A and B.
     fn amounts(&self, pair: &Pair) -> (String, Kind, Columns) {
-        let table = pair.table(By::Structure);
+        let table = pair.table(GroupBy::Structure);
         let used = table.bytes(Part::Used);
         match self {
             Of::Peak if used.iter().all(Option::is_some) => ("used".to_owned(), Kind::Used, used),

@@ -17,7 +17,7 @@ pub use uncertainty::Uncertainty;
 
 use crate::category::is_named_by_rules;
 use crate::rules::Groupings;
-use crate::{By, Columns, Part, Report, Row, Statement};
+use crate::{Columns, GroupBy, Part, Report, Row, Statement};
 use gpumem_model::run::{Device, Moment, Run};
 use paired_run::PairedRun;
 use serde::Serialize;
@@ -94,12 +94,12 @@ pub struct Diff<'r> {
     pub at: At,
     pub rules: String,
     /// The grouping that was requested, or else the one that explains most of the difference.
-    pub by: By,
+    pub by: GroupBy,
     /// Pairs of devices: first in A's order, then the devices that only B has.
     pub pairs: Vec<Pair>,
     /// The sum of all pairs; `None` if there is only one.
     pub total: Option<Pair>,
-    asked: Option<By>,
+    asked: Option<GroupBy>,
 }
 
 /// Returns B - A, or `None` if either is unknown.
@@ -116,7 +116,7 @@ impl Table {
 
 impl Pair {
     /// Returns the table of a grouping.
-    pub fn table(&self, by: By) -> &Table {
+    pub fn table(&self, by: GroupBy) -> &Table {
         &self.tables[by as usize]
     }
 }
@@ -124,7 +124,7 @@ impl Pair {
 impl<'r> Diff<'r> {
     /// Compares B with A. Without `groupings`, the rules that fit A are used, or those of B if only the default rules fit A.
     /// Without `by`, the grouping is used whose largest categories explain most of the difference.
-    pub fn new(sides: [Side<'r>; 2], at: At, groupings: Option<Groupings>, by: Option<By>) -> Self {
+    pub fn new(sides: [Side<'r>; 2], at: At, groupings: Option<Groupings>, by: Option<GroupBy>) -> Self {
         let groupings = groupings.unwrap_or_else(|| {
             let [a, b] = [&sides[0], &sides[1]].map(|side| Groupings::of_run(side.run));
             if a.name == "default" { b } else { a }
@@ -132,14 +132,14 @@ impl<'r> Diff<'r> {
         let joint = PairedRun::of([sides[0].run, sides[1].run], at);
         let rules = groupings.name.clone();
         let report = Report::new(&joint.run, groupings, None);
-        let known = By::ALL.map(|by| known_names(&report, &joint, by));
+        let known = GroupBy::ALL.map(|by| known_names(&report, &joint, by));
         let pair = |number: usize, device: &Device| {
             let (devices, paired) = joint.paired.get(number).copied().unwrap_or(([None; 2], Pairing::Alone));
             Pair {
                 devices,
                 paired,
                 moments: [device.last.clone(), device.peak.clone()],
-                tables: By::ALL.map(|by| table(&report, device, by, &known[by as usize])),
+                tables: GroupBy::ALL.map(|by| table(&report, device, by, &known[by as usize])),
                 doubts: uncertainty::of_devices(&sides, devices, at),
             }
         };
@@ -152,7 +152,7 @@ impl<'r> Diff<'r> {
             doubts.dedup();
             Pair { doubts, ..pair(usize::MAX, &device) }
         });
-        let mut diff = Diff { sides, at, rules, by: By::Structure, pairs, total, asked: by };
+        let mut diff = Diff { sides, at, rules, by: GroupBy::Structure, pairs, total, asked: by };
         diff.by = by.unwrap_or_else(|| diff.clearest_rows());
         diff
     }
@@ -185,10 +185,10 @@ impl<'r> Diff<'r> {
     }
 
     /// Returns the grouping whose largest categories have the largest share of the difference.
-    fn clearest_rows(&self) -> By {
+    fn clearest_rows(&self) -> GroupBy {
         const NAMED: usize = 3;
-        let Some(pair) = self.whole() else { return By::Structure };
-        let share = |by: By| {
+        let Some(pair) = self.whole() else { return GroupBy::Structure };
+        let share = |by: GroupBy| {
             let rows = &pair.table(by).statement.rows;
             let weight = |part: Part| {
                 let differences = rows.iter().filter(move |row| row.part == part);
@@ -199,18 +199,18 @@ impl<'r> Diff<'r> {
             let all: u128 = weight(Part::Category).sum::<u128>() + weight(Part::Others).sum::<u128>();
             (named * 1000).checked_div(all).unwrap_or(0)
         };
-        let best = [By::Structure, By::Layer].into_iter().rev().max_by_key(|by| share(*by));
+        let best = [GroupBy::Structure, GroupBy::Layer].into_iter().rev().max_by_key(|by| share(*by));
         match best {
             Some(by) if share(by) > 0 => by,
             // No rule matches any memory that differs between A and B.
-            _ if share(By::Tag) > 0 => By::Tag,
-            _ => By::Structure,
+            _ if share(GroupBy::Tag) > 0 => GroupBy::Tag,
+            _ => GroupBy::Structure,
         }
     }
 }
 
 /// Returns for each side the names of the categories in which it has cells.
-fn known_names(report: &Report<'_>, joint: &PairedRun, by: By) -> [BTreeSet<String>; 2] {
+fn known_names(report: &Report<'_>, joint: &PairedRun, by: GroupBy) -> [BTreeSet<String>; 2] {
     let mut known = [BTreeSet::new(), BTreeSet::new()];
     for (index, cell) in joint.run.cells.iter().enumerate() {
         let name = report.category(index as u32, by).filter(|_| is_named_by_rules(cell.class));
@@ -220,7 +220,7 @@ fn known_names(report: &Report<'_>, joint: &PairedRun, by: By) -> [BTreeSet<Stri
 }
 
 /// Returns the statement of a device of the combined run, whose two moments are those of A and B.
-fn table(report: &Report<'_>, device: &Device, by: By, known: &[BTreeSet<String>; 2]) -> Table {
+fn table(report: &Report<'_>, device: &Device, by: GroupBy, known: &[BTreeSet<String>; 2]) -> Table {
     let moments = [&device.last, &device.peak];
     let mut statement = report.statement_of(by, moments, usize::MAX, 0);
     for row in &mut statement.rows {

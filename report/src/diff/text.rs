@@ -5,7 +5,7 @@ use super::{Diff, Pair, Pairing, SIDES, Table, difference, summary};
 use crate::labels::{device_name, label, source};
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table as Printed, shorten, width as width_of};
-use crate::{By, Columns, Part, Row, Statement, has_older_gap};
+use crate::{Columns, GroupBy, Part, Row, Statement, has_older_gap};
 use gpumem_model::escape::escape;
 use gpumem_model::run::Moment;
 use gpumem_model::units::{Unit, thousands};
@@ -185,7 +185,7 @@ fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> 
     };
     out.prose(&summary::basis(diff));
     out.line("");
-    let by = if layout.tags { By::Tag } else { diff.by };
+    let by = if layout.tags { GroupBy::Tag } else { diff.by };
     let shown = Shown::of(whole.table(by), if layout.tags { usize::MAX } else { first });
     out.prose(&summary::sentence(diff, whole, &shown));
     summary::shift(&shown).iter().for_each(|line| out.prose(line));
@@ -195,8 +195,8 @@ fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> 
     page.rows.push(None);
     table(diff, whole, &shown, by, &mut page);
     if !layout.tags {
-        let other = if diff.by == By::Structure { By::Layer } else { By::Structure };
-        for (of, limit) in [(other, second), (By::Tag, tags)] {
+        let other = if diff.by == GroupBy::Structure { GroupBy::Layer } else { GroupBy::Structure };
+        for (of, limit) in [(other, second), (GroupBy::Tag, tags)] {
             let has_categories = whole.table(of).statement.row(Part::Category).is_some();
             if of != diff.by && has_categories {
                 composition(whole, &shown, of, limit, layout, &mut page);
@@ -245,7 +245,7 @@ fn devices(diff: &Diff<'_>, page: &mut Page) {
     let unit = unit(&statement);
     page.rows.push(None);
     page.rows.push(head(unit.name, SIDES, "B - A"));
-    page.add(&Shown::from(Table { statement, only }, unit, None), By::Structure, &[]);
+    page.add(&Shown::from(Table { statement, only }, unit, None), GroupBy::Structure, &[]);
 }
 
 fn head(name: &str, [a, b]: [&str; 2], differs: &str) -> Option<Line> {
@@ -253,7 +253,7 @@ fn head(name: &str, [a, b]: [&str; 2], differs: &str) -> Option<Line> {
     Some(Line { name: name.to_owned(), cells, ..Line::default() })
 }
 
-fn table(diff: &Diff<'_>, pair: &Pair, shown: &Shown, by: By, page: &mut Page) {
+fn table(diff: &Diff<'_>, pair: &Pair, shown: &Shown, by: GroupBy, page: &mut Page) {
     page.rows.push(head(shown.unit.name, SIDES, "B - A"));
     let [a, b] = summary::times(diff, pair);
     if !a.is_empty() || !b.is_empty() {
@@ -272,7 +272,7 @@ fn busy(shown: &Shown) -> Columns {
 }
 
 /// Adds a table of the memory that can have a category by another grouping, sorted by difference.
-fn composition(pair: &Pair, above: &Shown, by: By, limit: usize, layout: Layout, page: &mut Page) {
+fn composition(pair: &Pair, above: &Shown, by: GroupBy, limit: usize, layout: Layout, page: &mut Page) {
     let table = pair.table(by);
     // The row for bytes that no rule matches is omitted if it is zero on both sides.
     let is_shown = |row: &Row| match row.part {
@@ -313,7 +313,7 @@ struct Page {
 
 impl Page {
     /// Adds the rows of a table. `moments` are those of its columns, if they are of one device.
-    fn add(&mut self, shown: &Shown, by: By, moments: &[&Moment]) {
+    fn add(&mut self, shown: &Shown, by: GroupBy, moments: &[&Moment]) {
         let is_carried = |row: &Row, column: usize| {
             row.part.rests_on_gap() && moments.get(column).is_some_and(|moment| has_older_gap(moment))
         };
@@ -333,7 +333,7 @@ impl Page {
             };
             let name =
                 if row.part == Part::Others { by.name_of_rest().to_owned() } else { clean_name(&row.name) };
-            let is_path = by != By::Structure && name.contains('/');
+            let is_path = by != GroupBy::Structure && name.contains('/');
             self.rows.push(Some(Line { depth, name, is_path, cells: [cell(0), cell(1), differs], note }));
         }
     }
@@ -369,8 +369,8 @@ fn next_commands(diff: &Diff<'_>) -> String {
     let typed = |side: usize| diff.sides.get(side).map(|side| side.typed.clone()).unwrap_or_default();
     let at = if diff.at == super::At::Now { " --now" } else { "" };
     let by = match diff.by {
-        By::Layer => "--by structure",
-        By::Structure | By::Tag => "--by layer",
+        GroupBy::Layer => "--by structure",
+        GroupBy::Structure | GroupBy::Tag => "--by layer",
     };
     let device = if diff.pairs.len() > 1 { "--device N | " } else { "" };
     escape(&format!(

@@ -1,7 +1,7 @@
 //! Formats the numbers of a run that `gpumemctl explain WORD` shows with the explanation of a word.
 
 use crate::labels::{device_name, label, pid};
-use crate::{By, Columns, Part, Report, Statement, held, most_used, ooms};
+use crate::{Columns, GroupBy, Part, Report, Statement, held, most_used, ooms};
 use gpumem_model::run::{Cell, Coverage, Device, Moment, Oom, Run, State};
 use gpumem_model::units::{Unit, plural, signed, thousands};
 
@@ -110,16 +110,20 @@ impl<'r> ExplainedRun<'r> {
     }
 
     /// Finds a category by name, preferably in the report's grouping. Returns its name, its grouping and its amounts as text.
-    pub(super) fn category(&self, fits: &dyn Fn(&str) -> bool) -> Option<(String, By, String)> {
-        [self.report.by, By::Structure, By::Layer].into_iter().filter(|by| *by != By::Tag).find_map(|by| {
-            let moments = [&self.device.last, &self.device.peak];
-            let of = moments.map(|moment| (moment, self.report.composition(moment, by)));
-            let name = of.iter().flat_map(|(_, of)| of.categories.keys()).find(|name| fits(name))?.clone();
-            let bytes = of.map(|(moment, of)| {
-                moment.tracked_bytes.map(|_| of.categories.get(&name).copied().unwrap_or(0))
-            });
-            Some((name, by, self.last_and_peak(bytes)?))
-        })
+    pub(super) fn category(&self, fits: &dyn Fn(&str) -> bool) -> Option<(String, GroupBy, String)> {
+        [self.report.by, GroupBy::Structure, GroupBy::Layer]
+            .into_iter()
+            .filter(|by| *by != GroupBy::Tag)
+            .find_map(|by| {
+                let moments = [&self.device.last, &self.device.peak];
+                let of = moments.map(|moment| (moment, self.report.composition(moment, by)));
+                let name =
+                    of.iter().flat_map(|(_, of)| of.categories.keys()).find(|name| fits(name))?.clone();
+                let bytes = of.map(|(moment, of)| {
+                    moment.tracked_bytes.map(|_| of.categories.get(&name).copied().unwrap_or(0))
+                });
+                Some((name, by, self.last_and_peak(bytes)?))
+            })
     }
 
     pub(super) fn tag(&self, word: &str) -> Option<String> {

@@ -117,8 +117,8 @@ fn cells(here: &ExplainedRun<'_>, which: &str) -> Option<String> {
 
 fn ooms(here: &ExplainedRun<'_>, which: &str) -> Option<String> {
     here.ooms(|oom| match which {
-        "confirmed" => oom.is_true(),
-        "pressure" => oom.kind == OomKind::Pressure && !oom.is_true(),
+        "confirmed" => oom.is_out_of_memory(),
+        "pressure" => oom.kind == OomKind::Pressure && !oom.is_out_of_memory(),
         "suspected" => oom.is_suspected(),
         _ => false,
     })

@@ -1,5 +1,5 @@
 use super::*;
-use crate::By;
+use crate::GroupBy;
 use gpumem_import::read_file;
 use gpumem_model::gap::Cause;
 use gpumem_model::names::{Named, phases_of_blocks};
@@ -137,7 +137,7 @@ fn what_the_code_can_print_is_explained() {
     let states =
         [LayerState::Active, LayerState::Degraded, LayerState::Absent, LayerState::Off, LayerState::Failed];
     assert_known("states of layers", states.map(Named::name_or_unknown));
-    let said = |layer: &str| gpumem_model::layers::LayerSaid {
+    let said = |layer: &str| gpumem_model::layers::LayerReport {
         layer: layer.into(),
         state: "active".into(),
         reason: String::new(),
@@ -172,7 +172,7 @@ fn what_the_code_can_print_is_explained() {
         unexplained_bytes: 6,
     });
     device.last.untrackable_bytes = Some(21);
-    for by in [By::Layer, By::Structure, By::Tag] {
+    for by in [GroupBy::Layer, GroupBy::Structure, GroupBy::Tag] {
         let report = Report::new(&run, Groupings::of_run(&run), Some(by));
         let rows = report.statement(&run.devices[0], usize::MAX, 0).rows;
         let made = rows.iter().filter(|row| row.part != crate::Part::Category);
@@ -214,7 +214,7 @@ fn every_key_of_json_is_explained() {
         system_reserved_bytes: Some(4),
         unified: false,
     });
-    run.coverage.layers = vec![gpumem_model::layers::LayerSaid::default()];
+    run.coverage.layers = vec![gpumem_model::layers::LayerReport::default()];
     run.coverage.blind = vec![run::BlindWindow { from_ns: 1, to_ns: None, why: String::new() }];
     run.own.counters = vec![gpumem_model::program_data::Counter::default()];
     run.own.ranges = vec![gpumem_model::program_data::Range::default()];

@@ -8,7 +8,7 @@ use crate::category::OTHERS;
 use crate::judge::trend_test::{ALPHA, Judgement, Verdict, judge};
 use crate::judge::{Axis, units};
 use crate::rules::NO_TAG;
-use crate::{By, Report, most_used, sum, sum_of, sums};
+use crate::{GroupBy, Report, most_used, sum, sum_of, sums};
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Class, Device, Oom};
@@ -102,7 +102,7 @@ impl<'r> Course<'r> {
             amounts[at] = amounts[at].saturating_add(bytes);
         };
         put(&mut self.tags, named.tag.as_deref().unwrap_or(NO_TAG));
-        put(&mut self.structures, report.category(cell, By::Structure).unwrap_or(OTHERS));
+        put(&mut self.structures, report.category(cell, GroupBy::Structure).unwrap_or(OTHERS));
     }
 
     /// Returns the amounts at the time when each step or period began.

@@ -144,9 +144,9 @@ pub struct Findings {
 /// else the last one that the program survived.
 fn decisive<'r>(report: &Report<'r>) -> Option<(&'r Device, &'r Oom, Outcome)> {
     let rank = |oom: &Oom| match oom.fate {
-        Fate::Fatal { .. } if oom.is_true() => Some(Outcome::OutOfMemory),
+        Fate::Fatal { .. } if oom.is_out_of_memory() => Some(Outcome::OutOfMemory),
         Fate::Fatal { .. } if oom.is_suspected() => Some(Outcome::Suspected),
-        _ if oom.is_true() => Some(Outcome::Survived),
+        _ if oom.is_out_of_memory() => Some(Outcome::Survived),
         _ => None,
     };
     let ranked = ooms(report.run).filter_map(|(device, oom)| Some((device, oom, rank(oom)?)));

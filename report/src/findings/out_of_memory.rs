@@ -3,7 +3,7 @@
 use super::{Finding, Kind, Outcome, Severity, growth, mib};
 use crate::category::OTHERS;
 use crate::oom::{holder_name, holders_of};
-use crate::{By, Report, held, names, sum};
+use crate::{GroupBy, Report, held, names, sum};
 use gpumem_model::escape::escape;
 use gpumem_model::names::Named;
 use gpumem_model::run::{Cell, Device, Holder, Iteration, Moment, Oom, OomKind};
@@ -206,7 +206,7 @@ impl<'r> Request<'r> {
 
     /// Returns the finding that the memory that the process needs at one time does not fit, with its largest parts.
     fn largest(&self, report: &Report<'_>) -> Option<Finding> {
-        let parts = report.composition(&self.moment()?, By::Structure);
+        let parts = report.composition(&self.moment()?, GroupBy::Structure);
         let others = parts.others;
         let mut parts = parts.ranked();
         parts.push((OTHERS.to_owned(), others));

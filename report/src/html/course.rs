@@ -2,7 +2,7 @@
 
 use super::data::{Context, TimeOrigin};
 use crate::encode::object;
-use crate::{By, held};
+use crate::{GroupBy, held};
 use gpumem_model::cell::is_sum;
 use gpumem_model::run::{Class, Device};
 use gpumem_model::series::{Bucket, Extremes};
@@ -27,7 +27,7 @@ pub(super) fn course(
         let bytes = |point: &&Point| held(report.run, &point.amounts, |cell| cell.class == wanted);
         points.iter().map(bytes).collect::<Vec<_>>()
     };
-    let stacks = By::ALL.map(|by| {
+    let stacks = GroupBy::ALL.map(|by| {
         let named = named[by as usize];
         let place: BTreeMap<&str, usize> =
             named.iter().enumerate().map(|(at, name)| (name.as_str(), at)).collect();

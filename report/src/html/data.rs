@@ -8,14 +8,14 @@ use super::course::course;
 use super::holdings::{Strings, holdings};
 use crate::bridge::Bridge;
 use crate::encode::object;
-use crate::group::Identity;
+use crate::group::ProcessAmounts;
 use crate::labels::label;
 use crate::lines::clean_name;
 use crate::oom::{beside_holders, kind, lines_by_record, memory_by_name, sentence};
 use crate::own::{by_total, figures, lengths, name_of, remarks, title_of};
 use crate::steps::{description, grouped, split_largest};
 use crate::text;
-use crate::{By, Part, Report, iterations, largest_first, largest_total, sum};
+use crate::{GroupBy, Part, Report, iterations, largest_first, largest_total, sum};
 use gpumem_model::ending::Ending;
 use gpumem_model::escape::escape;
 use gpumem_model::program_data::{Counter, LOST, Range};
@@ -72,7 +72,7 @@ impl Limits {
 pub(super) struct Ranks(Strings);
 
 impl Ranks {
-    fn of(reports: &[Report<'_>], by: By) -> Self {
+    fn of(reports: &[Report<'_>], by: GroupBy) -> Self {
         let mut weights: BTreeMap<String, i128> = BTreeMap::new();
         for report in reports {
             for device in &report.run.devices {
@@ -102,7 +102,7 @@ impl Ranks {
 
 /// Returns the data of a page that shows these reports.
 pub(super) fn page(title: &str, reports: &[Report<'_>], limits: Limits) -> impl Serialize {
-    let ranks = By::ALL.map(|by| Ranks::of(reports, by));
+    let ranks = GroupBy::ALL.map(|by| Ranks::of(reports, by));
     let largest = reports.iter().flat_map(|report| &report.run.devices).map(largest_total).max();
     let unit = Unit::for_largest(largest.unwrap_or(0));
     let mut room = limits.devices;
@@ -110,11 +110,11 @@ pub(super) fn page(title: &str, reports: &[Report<'_>], limits: Limits) -> impl 
         process(Context { report, ranks: &ranks, unit, limits, origin: TimeOrigin::of(report) }, &mut room)
     });
     let processes: Vec<_> = processes.collect();
-    let rules = |by: By| match by {
-        By::Tag => String::new(),
+    let rules = |by: GroupBy| match by {
+        GroupBy::Tag => String::new(),
         _ => reports.first().map(|report| escape(&report.groupings.name)).unwrap_or_default(),
     };
-    let groupings = By::ALL.into_iter().zip(ranks);
+    let groupings = GroupBy::ALL.into_iter().zip(ranks);
     object! {
         version: 1,
         program: env!("CARGO_PKG_VERSION"),
@@ -193,7 +193,7 @@ fn process(context: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
             title: escape(&table.title),
             name: escape(&device.name),
             total: device.total_bytes,
-            amounts: Identity::of(run, device),
+            amounts: ProcessAmounts::of(run, device),
             last_t: origin.offset_ns(device.last.time_ns),
             peak_t: origin.offset_ns(device.peak.time_ns),
             peak_tracked: device.peak.tracked_bytes,
@@ -229,7 +229,7 @@ fn process(context: Context<'_>, room: &mut usize) -> impl Serialize + use<> {
 
 fn detail(context: Context<'_>, device: &Device, facts: Vec<String>) -> impl Serialize + use<> {
     let Context { report, limits, origin, .. } = context;
-    let statements = By::ALL.map(|by| rows(context, device, by));
+    let statements = GroupBy::ALL.map(|by| rows(context, device, by));
     let named = statements.each_ref().map(|(_, named)| named.as_slice());
     let course = course(context, device, &named);
     let (tags, libraries, holdings) = holdings(context, device);
@@ -270,7 +270,7 @@ fn marks(report: &Report<'_>, origin: TimeOrigin) -> Vec<impl Serialize + use<>>
 }
 
 /// Returns a statement's rows, and the unescaped names of the categories that have a row.
-fn rows(context: Context<'_>, device: &Device, by: By) -> (Vec<impl Serialize + use<>>, Vec<String>) {
+fn rows(context: Context<'_>, device: &Device, by: GroupBy) -> (Vec<impl Serialize + use<>>, Vec<String>) {
     let Context { report, ranks, unit, .. } = context;
     let moments = [&device.last, &device.peak];
     let statement = report.statement_of(by, moments, ROWS, unit.smallest());

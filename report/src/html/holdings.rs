@@ -2,7 +2,7 @@
 
 use super::data::{Context, SMALLER};
 use crate::lines::clean_name;
-use crate::{By, names, ranked_columns};
+use crate::{GroupBy, names, ranked_columns};
 use gpumem_model::run::{Class, Device};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -62,7 +62,7 @@ fn key(context: Context<'_>, index: u32, is_named: bool, tags: &mut Strings, lib
         Some(Class::Opaque) => return (-1, -1, -1, 2, -1),
         Some(Class::Direct | Class::Block) | None => 0,
     };
-    let code = |by: By| ranks[by as usize].code(report.category(index, by));
+    let code = |by: GroupBy| ranks[by as usize].code(report.category(index, by));
     let tag = cell.and_then(|cell| cell.tag.as_deref());
     let library = cell.and_then(|cell| cell.library.as_deref()).filter(|_| tag.is_none());
     let (tag, library) = if is_named {
@@ -71,5 +71,5 @@ fn key(context: Context<'_>, index: u32, is_named: bool, tags: &mut Strings, lib
     } else {
         (SMALLER, -1)
     };
-    (tag, code(By::Layer), code(By::Structure), class, library)
+    (tag, code(GroupBy::Layer), code(GroupBy::Structure), class, library)
 }

@@ -15,7 +15,7 @@ use crate::text::{self, Layout};
 use base64::prelude::{BASE64_STANDARD, Engine};
 use data::Limits;
 use gpumem_model::escape::escape;
-use gpumem_model::escape::in_json;
+use gpumem_model::escape::escape_json;
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 
@@ -146,7 +146,7 @@ fn hash_source(text: &str) -> String {
 /// comment. Line and paragraph separators end lines of scripts; other characters change the reading direction. These characters
 /// occur only in strings.
 fn inert(json: &str) -> String {
-    in_json(json, |character| matches!(character, '<' | '>' | '&'))
+    escape_json(json, |character| matches!(character, '<' | '>' | '&'))
 }
 
 /// Returns the palette as CSS rules: variables for light and dark themes, and a class for each colour. Browsers without

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 
 /// A wall-clock time, and how far before and after it events are searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Around {
+pub struct TimeWindow {
     /// Nanoseconds since 1970.
     pub at_ns: i64,
     /// Searched time before and after `at_ns`, in nanoseconds.
@@ -41,7 +41,7 @@ struct ProcessEnd<'r> {
     entries: Vec<Entry<'r>>,
 }
 
-impl Around {
+impl TimeWindow {
     /// Returns whether the run's process ended or ran out of memory within the searched time.
     pub fn concerns(self, run: &Run) -> bool {
         let times = ooms(run).map(|(_, oom)| wall_time_ns(run, oom.last_ns));
@@ -70,7 +70,11 @@ fn end_ns(run: &Run) -> Option<i64> {
 }
 
 /// Returns the processes found on the devices that `is_selected` selects, in the order of time.
-fn found<'r>(seen: &'r [Seen], is_selected: &dyn Fn(&Device) -> bool, around: Around) -> Vec<ProcessEnd<'r>> {
+fn found<'r>(
+    seen: &'r [Seen],
+    is_selected: &dyn Fn(&Device) -> bool,
+    around: TimeWindow,
+) -> Vec<ProcessEnd<'r>> {
     let mut found = Vec::new();
     for seen in seen {
         for device in seen.run.devices.iter().filter(|device| is_selected(device)) {
@@ -94,7 +98,7 @@ fn found<'r>(seen: &'r [Seen], is_selected: &dyn Fn(&Device) -> bool, around: Ar
 pub fn text(
     seen: &[Seen],
     is_selected: &dyn Fn(&Device) -> bool,
-    around: Around,
+    around: TimeWindow,
     hidden: &BTreeMap<String, usize>,
 ) -> String {
     let found = found(seen, is_selected, around);
@@ -170,7 +174,7 @@ fn end_line(found: &ProcessEnd<'_>) -> String {
 pub fn json(
     seen: &[Seen],
     is_selected: &dyn Fn(&Device) -> bool,
-    around: Around,
+    around: TimeWindow,
     hidden: &BTreeMap<String, usize>,
 ) -> String {
     let found = found(seen, is_selected, around);
@@ -211,7 +215,7 @@ mod tests {
 
     #[test]
     fn runs_of_other_users_are_counted_and_not_denied() {
-        let around = Around { at_ns: 1_795_200_000_000_000_000, for_ns: 60_000_000_000 };
+        let around = TimeWindow { at_ns: 1_795_200_000_000_000_000, for_ns: 60_000_000_000 };
         let told = |hidden: &BTreeMap<String, usize>| text(&[], &|_| true, around, hidden);
         assert!(told(&BTreeMap::new()).contains("no process ended or ran out of memory"));
         let hidden = BTreeMap::from([("alice".to_owned(), 1), ("b\u{1b}ob".to_owned(), 2)]);

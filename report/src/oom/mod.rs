@@ -50,11 +50,11 @@ struct Entry<'r> {
 impl Entry<'_> {
     /// Returns whether memory really ran out and the process survived.
     fn is_caught(&self) -> bool {
-        self.oom.is_true() && self.oom.fate == Fate::Survived
+        self.oom.is_out_of_memory() && self.oom.fate == Fate::Survived
     }
 
     fn is_pressure(&self) -> bool {
-        !self.oom.is_true() && !self.oom.is_suspected()
+        !self.oom.is_out_of_memory() && !self.oom.is_suspected()
     }
 }
 
@@ -149,7 +149,7 @@ pub(super) fn memory_by_name(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64
 /// Returns the text that explains why a run has no out-of-memory record.
 fn why_no_record(run: &Run) -> &'static str {
     match (run.coverage.covered, run.state) {
-        _ if run.hears_of_ooms() => "GPU memory has not run out",
+        _ if run.records_ooms() => "GPU memory has not run out",
         (true, _) => "the file does not report OOMs, so whether memory ran out is unknown",
         (false, State::Closed { .. }) => {
             "no agent reported whether memory ran out; its device was not nearly full when it ended, or it ended normally"
@@ -228,7 +228,7 @@ fn full(
 }
 
 pub(super) fn kind(oom: &Oom) -> &'static str {
-    match (oom.is_true(), oom.is_suspected()) {
+    match (oom.is_out_of_memory(), oom.is_suspected()) {
         (true, _) => "oom",
         (_, true) => "suspected",
         _ => "pressure",
@@ -238,7 +238,7 @@ pub(super) fn kind(oom: &Oom) -> &'static str {
 fn fate(oom: &Oom) -> String {
     match oom.fate {
         Fate::Fatal { status, .. } if oom.is_suspected() => status.map_or("ended".to_owned(), exit),
-        Fate::Fatal { after_ns, status } if oom.is_true() => {
+        Fate::Fatal { after_ns, status } if oom.is_out_of_memory() => {
             let status = status.map_or("ended".to_owned(), exit);
             format!("FATAL ({status} after {}.{} s)", after_ns / 1_000_000_000, after_ns / 100_000_000 % 10)
         }

@@ -80,7 +80,7 @@ fn rank(run: &Run, time_ns: u64) -> Rank {
         number: rank_of(run).unwrap_or(u64::MAX),
         used: (!used.is_empty()).then(|| sum(used)),
         ended,
-        ran_out: ooms(run).any(|(_, oom)| oom.is_true() && (near(oom.time_ns) || near(oom.last_ns))),
+        ran_out: ooms(run).any(|(_, oom)| oom.is_out_of_memory() && (near(oom.time_ns) || near(oom.last_ns))),
     }
 }
 

@@ -10,7 +10,7 @@ use super::rows::{Rows, rows_of};
 use super::timeline;
 use crate::labels::{device_title, label};
 use crate::lines::listed;
-use crate::{By, Report, gap_distance};
+use crate::{GroupBy, Report, gap_distance};
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Device, Moment};
 use gpumem_model::units::{Unit, plural};
@@ -71,7 +71,7 @@ pub fn draw(reports: &[Report<'_>], picture: Picture, options: &Options) -> Resu
 }
 
 /// Returns the bar of a process on a device at a moment. Its parts add up to `used`, or to the known part of `used`.
-pub fn bar(report: &Report<'_>, moment: &Moment, by: By, title: &str) -> Bar {
+pub fn bar(report: &Report<'_>, moment: &Moment, by: GroupBy, title: &str) -> Bar {
     let mut segments = Vec::new();
     let mut push = |name: &str, bytes: i64, kind: Kind| {
         if bytes != 0 {
@@ -115,10 +115,11 @@ fn of_devices(
 
 fn peak(report: &Report<'_>, device: &Device, hidden: &mut Hidden<'_>) -> Drawing {
     // A grouping in which no memory has a category is not shown.
-    let has_names = |by: &By| !report.composition(&device.peak, *by).categories.is_empty();
-    let mut shown: Vec<By> = [By::Layer, By::Structure].into_iter().filter(has_names).collect();
+    let has_names = |by: &GroupBy| !report.composition(&device.peak, *by).categories.is_empty();
+    let mut shown: Vec<GroupBy> =
+        [GroupBy::Layer, GroupBy::Structure].into_iter().filter(has_names).collect();
     if shown.is_empty() {
-        shown.push(By::Tag);
+        shown.push(GroupBy::Tag);
     }
     let all = shown.into_iter().map(|by| {
         let what = if device.peak.tracked_bytes.is_some() { by_name(by) } else { "used" };
@@ -159,7 +160,7 @@ fn over_time(report: &Report<'_>, options: &Options) -> Result<Drawing, NothingT
 fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, NothingToDraw> {
     /// Maximum number of panels of a picture: eight by eight.
     const MOST: usize = 64;
-    let by = reports.first().map_or(By::Layer, |report| report.by);
+    let by = reports.first().map_or(GroupBy::Layer, |report| report.by);
     let all = reports.iter().flat_map(|report| {
         let title = |device: &Device| titled(report, device, &run_name(report));
         report.run.devices.iter().map(move |device| bar(report, &device.peak, by, &title(device)))
@@ -233,11 +234,11 @@ impl Hidden<'_> {
 }
 
 /// Returns the name of a grouping in titles.
-pub(crate) fn by_name(by: By) -> &'static str {
+pub(crate) fn by_name(by: GroupBy) -> &'static str {
     match by {
-        By::Layer => "by layer",
-        By::Structure => "by data structure",
-        By::Tag => "by tag",
+        GroupBy::Layer => "by layer",
+        GroupBy::Structure => "by data structure",
+        GroupBy::Tag => "by tag",
     }
 }
 

@@ -8,7 +8,7 @@ use super::helvetica::{fitted, width};
 use super::palette::{BLACK, Color, RANKS, WHITE};
 use crate::labels::device_title;
 use crate::lines::clean_name;
-use crate::{By, Report, sum};
+use crate::{GroupBy, Report, sum};
 use gpumem_model::cell::{self, SUM};
 use gpumem_model::run::{Clock, Device, Moment};
 use gpumem_model::series::Extremes;
@@ -58,7 +58,7 @@ struct Chart<'c> {
 pub(super) fn timeline(
     report: &Report<'_>,
     device: &Device,
-    by: By,
+    by: GroupBy,
     hidden: &[String],
     (first, last): (u64, u64),
 ) -> Option<Drawing> {
@@ -109,7 +109,7 @@ pub(super) fn timeline(
 }
 
 /// Returns the points of the timeline. Runs of older versions lack a point for the peak, so it is inserted.
-fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
+fn points(report: &Report<'_>, device: &Device, by: GroupBy) -> Vec<At> {
     let kept = &device.details.timeline.points;
     let peak = &device.peak;
     let mut points: Vec<At> = Vec::with_capacity(kept.len() + 1);
@@ -145,7 +145,7 @@ fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
 }
 
 /// Returns whether a cell is a sum of small cells, which the point does not record individually, and has no category of its own.
-fn is_sum(report: &Report<'_>, index: u32, by: By) -> bool {
+fn is_sum(report: &Report<'_>, index: u32, by: GroupBy) -> bool {
     let tag = report.cell(index).and_then(|cell| cell.tag.as_deref());
     tag.is_some_and(cell::is_sum) && report.category(index, by).is_none_or(|name| name == SUM)
 }
@@ -259,7 +259,7 @@ impl Chart<'_> {
     fn events(&mut self) {
         let plot = self.plot;
         let is_seen = |time_ns: u64| (self.first..=self.last).contains(&time_ns);
-        let ooms = self.device.details.ooms.iter().filter(|oom| oom.is_true());
+        let ooms = self.device.details.ooms.iter().filter(|oom| oom.is_out_of_memory());
         let ooms = ooms.map(|oom| (oom.time_ns, "OOM".to_owned(), true));
         let marks = self.report.run.coverage.marks.iter().map(|mark| {
             let name = clean_name(mark.name.as_deref().unwrap_or("(unnamed)"));

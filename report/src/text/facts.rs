@@ -5,7 +5,7 @@ use crate::labels::{free_name, rest_name};
 use crate::lines::{Lines, clean_name, listed};
 use crate::rules::NO_TAG;
 use crate::steps::largest_unexplained;
-use crate::{By, Report, apportioned, gap_distance, growth, largest_first, sum, sum_of, sums};
+use crate::{GroupBy, Report, apportioned, gap_distance, growth, largest_first, sum, sum_of, sums};
 use gpumem_model::run::{Clock, Device};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, signed, thousands};
@@ -49,7 +49,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
         out.prose(&format!("memory changed while NVML was read ({}): tracked was {range}", unit.name));
     }
     let others = report.others(&device.last, report.by);
-    if report.by != By::Tag && !others.is_empty() {
+    if report.by != GroupBy::Tag && !others.is_empty() {
         let unit = Unit::for_largest(sum_of(&others));
         let name = |tag: &str| if tag.is_empty() { NO_TAG.to_owned() } else { clean_name(tag) };
         let named = others.iter().map(|(tag, bytes)| (name(tag), *bytes));

@@ -1,6 +1,6 @@
 //! Writes a table with one row for each device of a process, and facts about all of them.
 
-use crate::group::{self, Identity, Line};
+use crate::group::{self, Line, ProcessAmounts};
 use crate::labels::device_title;
 use crate::lines::{Lines, clean_name, flags};
 use crate::{Report, apportioned, folded_parts, growth, ranked_parts, sum, sum_of, sums};
@@ -15,7 +15,7 @@ pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
     let devices = &report.run.devices;
     let line = |device: &Device| Line {
         names: vec![device_title(device)],
-        amounts: Identity::of(report.run, device),
+        amounts: ProcessAmounts::of(report.run, device),
         note: note(device, times),
     };
     out.line("");

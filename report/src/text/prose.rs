@@ -3,7 +3,7 @@
 
 use crate::labels::{self, device_title, exit, label};
 use crate::lines::{Lines, in_brackets};
-use crate::{By, Report, findings, growth, own};
+use crate::{GroupBy, Report, findings, growth, own};
 use gpumem_model::escape::escape;
 use gpumem_model::layers;
 use gpumem_model::owner::Owner;
@@ -77,12 +77,12 @@ fn ooms(report: &Report<'_>) -> String {
     }
     let all = || crate::ooms(run).map(|(_, oom)| oom);
     let count = |fits: fn(&&Oom) -> bool| gpumem_model::oom::times(all().filter(fits));
-    match (count(|oom| oom.is_true()), count(|oom| !oom.is_true() && !oom.is_suspected())) {
+    match (count(|oom| oom.is_out_of_memory()), count(|oom| !oom.is_out_of_memory() && !oom.is_suspected())) {
         (0, _) if gpumem_model::ending::Ending::of(run).is_some() => {
             format!("    oom: none, ended by something else ({command})")
         }
         _ if all().any(Oom::is_suspected) => format!("    oom: suspected ({command})"),
-        (0, 0) if !run.hears_of_ooms() => String::new(),
+        (0, 0) if !run.records_ooms() => String::new(),
         (0, 0) => "    oom: none".to_owned(),
         (0, times) => format!("    oom: none, pressure {} times ({command})", thousands(times)),
         (number, _) => format!("    oom: {} ({command})", thousands(number)),
@@ -270,9 +270,13 @@ fn names(run: &Run) -> Option<String> {
         }
         _ => String::new(),
     };
-    let lacking = layers::lacking(layers, 60);
-    let lacking = if lacking.is_empty() { String::new() } else { format!(" [{}]", lacking.join("; ")) };
-    Some(format!("names: {level}{share}{}", escape(&lacking)))
+    let describe_degraded = layers::describe_degraded(layers, 60);
+    let describe_degraded = if describe_degraded.is_empty() {
+        String::new()
+    } else {
+        format!(" [{}]", describe_degraded.join("; "))
+    };
+    Some(format!("names: {level}{share}{}", escape(&describe_degraded)))
 }
 
 /// Returns `part` as a percentage of `whole`, rounded down so that only the whole is 100 %.
@@ -307,7 +311,7 @@ fn next_commands(report: &Report<'_>, is_verbose: bool) -> String {
     if let [first, _, ..] = run.devices.as_slice() {
         options.push(format!("--device {}", first.ordinal));
     }
-    let others = By::ALL.into_iter().filter(|by| *by != report.by);
+    let others = GroupBy::ALL.into_iter().filter(|by| *by != report.by);
     options.extend(others.map(|by| format!("--by {}", by.name())));
     if matches!(run.devices.as_slice(), [device] if growth::line(report, device).is_some()) {
         options.push("--growth".to_owned());

@@ -3,7 +3,7 @@
 
 use crate::lines::{Lines, clean_name};
 use crate::table::{Table, shorten};
-use crate::{By, Columns, Part, Report, Row, Statement, has_older_gap, largest_total};
+use crate::{Columns, GroupBy, Part, Report, Row, Statement, has_older_gap, largest_total};
 use gpumem_model::run::{Device, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
@@ -117,7 +117,7 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &
         table.row([name, &cells[0], &cells[1]]);
     }
     for PrintedRow { part, depth, name, cells, .. } in &rows {
-        let end = report.by != By::Structure && *part == Part::Category && name.contains('/');
+        let end = report.by != GroupBy::Structure && *part == Part::Category && name.contains('/');
         let name = " ".repeat(*depth) + &shorten(name, room.saturating_sub(*depth), end);
         table.row([&name, &cells[0], &cells[1]]);
     }

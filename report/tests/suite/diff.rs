@@ -155,9 +155,9 @@ fn assert_json_adds_up(text: &str) {
 fn assert_csv_adds_up(text: &str, diff: &Diff<'_>) {
     for pair in &diff.pairs {
         for (grouping, by) in [
-            ("layer", gpumem_report::By::Layer),
-            ("structure", gpumem_report::By::Structure),
-            ("tag", gpumem_report::By::Tag),
+            ("layer", gpumem_report::GroupBy::Layer),
+            ("structure", gpumem_report::GroupBy::Structure),
+            ("tag", gpumem_report::GroupBy::Tag),
         ] {
             let name = |side: usize| {
                 pair.devices[side].map_or("", |device| diff.sides[side].run.devices[device].name.as_str())
@@ -239,8 +239,8 @@ proptest! {
             if !diff.pairs.is_empty() {
                 assert_text_adds_up(&text);
             }
-            let acts = text.contains('\u{1b}');
-            prop_assert!(!acts);
+            let is_unsafe = text.contains('\u{1b}');
+            prop_assert!(!is_unsafe);
             if layout.width.is_none() && !layout.all && !layout.tags {
                 prop_assert!(text.lines().count() <= 40, "{}", text);
             }

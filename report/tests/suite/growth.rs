@@ -6,7 +6,7 @@ use gpumem_report::growth::{GrowthReport, growth_report, line, table};
 use gpumem_report::json::json;
 use gpumem_report::judge::trend_test::Verdict;
 use gpumem_report::rules::Groupings;
-use gpumem_report::{By, Report};
+use gpumem_report::{GroupBy, Report};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_wire::*;
 
@@ -196,9 +196,9 @@ fn categories_grow_by_the_sum_of_their_cells() {
     let by_tag = all(&run).tags;
     let rates: f64 = by_tag.iter().filter_map(|tag| tag.judgement.bytes_per_unit).sum();
     assert_eq!(rates, (3 * MIB) as f64);
-    for by in [By::Layer, By::Structure] {
+    for by in [GroupBy::Layer, GroupBy::Structure] {
         let told = all(&run);
-        let names = if by == By::Layer { told.layers } else { told.structures };
+        let names = if by == GroupBy::Layer { told.layers } else { told.structures };
         let rates: f64 = names.iter().filter_map(|name| name.judgement.bytes_per_unit).sum();
         assert_eq!(rates, (3 * MIB) as f64, "{by:?} {names:?}");
     }

@@ -6,12 +6,12 @@ use gpumem_report::bridge::{Bridge, Source};
 use gpumem_report::oom::{self, Form};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{Layout, text};
-use gpumem_report::{By, Report, csv, json};
+use gpumem_report::{GroupBy, Report, csv, json};
 use gpumem_wire::*;
 use machine::*;
 use proptest::prelude::*;
 
-fn report(run: &Run, by: Option<By>) -> Report<'_> {
+fn report(run: &Run, by: Option<GroupBy>) -> Report<'_> {
     let mut report = Report::new(run, Groupings::of_run(run), by);
     report.command = "gpumemctl report 41873".into();
     report
@@ -89,13 +89,13 @@ fn layers_roll_up_by_depth_and_equal_paths_are_one() {
     said.train();
     let run = said.run();
     let rows = |by| report(&run, Some(by)).composition(&run.devices[0].last, by);
-    let layers = rows(By::Layer);
+    let layers = rows(GroupBy::Layer);
     assert!(layers.categories.contains_key("GPT/h.0/mlp"), "as deep as it fits: {layers:?}");
-    let tags = rows(By::Tag);
+    let tags = rows(GroupBy::Tag);
     // Two of the agent's ids have this path: parameters and gradients.
     assert_eq!(tags.categories["GPT/h.1/attn"], (2 * 13_476) << 20);
     assert_eq!(tags.categories["libnccl (outside torch)"], 1_264 << 20);
-    for composition in [rows(By::Layer), rows(By::Structure), tags] {
+    for composition in [rows(GroupBy::Layer), rows(GroupBy::Structure), tags] {
         assert_eq!(Some(composition.total()), run.devices[0].last.tracked_bytes);
     }
 }
@@ -227,7 +227,7 @@ fn pressure_is_no_oom_and_a_limit_of_the_pool_is_one() {
     let run = said.run();
     let ooms = &run.devices[0].details.ooms;
     assert_eq!(
-        ooms.iter().map(|oom| (oom.kind, oom.is_true())).collect::<Vec<_>>(),
+        ooms.iter().map(|oom| (oom.kind, oom.is_out_of_memory())).collect::<Vec<_>>(),
         [(OomKind::Pressure, false), (OomKind::Pool, true),]
     );
     let text = oom::text(&report(&run, None), Form::default());
@@ -246,14 +246,14 @@ fn pressure_is_no_oom_and_a_limit_of_the_pool_is_one() {
 
 #[test]
 fn a_refusal_that_nobody_would_speak_of_is_one_if_the_process_ends_with_it() {
-    for (status, is_true) in [(Some(256), true), (None, true), (Some(0), false)] {
+    for (status, is_out_of_memory) in [(Some(256), true), (None, true), (Some(0), false)] {
         let mut said = Machine::new();
         said.alloc(100 * MIB, 0);
         said.refuse(2_048 * MIB, 7 * MIB);
         said.time_ns += SECOND;
         said.host(PID, Body::ProcessGone { start_ticks: 1, status: Reading(status) });
         let run = said.run();
-        assert_eq!(run.devices[0].details.ooms[0].is_true(), is_true, "{status:?}");
+        assert_eq!(run.devices[0].details.ooms[0].is_out_of_memory(), is_out_of_memory, "{status:?}");
     }
 }
 
@@ -284,7 +284,7 @@ proptest! {
         cells in prop::collection::vec((cell(), -(1_i64 << 20)..(1 << 36)), 1..40),
         gap in -(1_i64 << 28)..(1_i64 << 33),
         predates in prop_oneof![Just(0_i64), 0..(1_i64 << 33)],
-        by in prop::sample::select(vec![By::Layer, By::Structure, By::Tag]),
+        by in prop::sample::select(vec![GroupBy::Layer, GroupBy::Structure, GroupBy::Tag]),
     ) {
         let mut said = Machine::new();
         said.alloc(MIB, 0);

@@ -4,7 +4,7 @@ use gpumem_model::cell::SUM;
 use gpumem_model::run::Run;
 use gpumem_report::redacted::RedactedRun;
 use gpumem_report::rules::Groupings;
-use gpumem_report::{By, Report};
+use gpumem_report::{GroupBy, Report};
 use std::collections::HashSet;
 use std::path::Path;
 
@@ -21,14 +21,16 @@ fn categories_keep_their_bytes_and_equal_cells_are_merged() {
     };
     assert!(tags(&run).is_disjoint(&tags(report.run)));
     assert!(report.run.cells.len() < run.cells.len());
-    let names = |index: u32| [By::Layer, By::Structure].map(|by| report.category(index, by));
+    let names = |index: u32| [GroupBy::Layer, GroupBy::Structure].map(|by| report.category(index, by));
     let cells: HashSet<_> =
         (0_u32..).zip(&report.run.cells).map(|(index, cell)| (cell, names(index))).collect();
     assert_eq!(cells.len(), report.run.cells.len(), "equal cells are one");
     let ruled: HashSet<&str> = open.groupings.structure.rules.iter().map(|rule| rule.name.as_str()).collect();
     for (device, shown) in run.devices.iter().zip(&report.run.devices) {
-        let (before, after) =
-            (open.composition(&device.peak, By::Structure), report.composition(&shown.peak, By::Structure));
+        let (before, after) = (
+            open.composition(&device.peak, GroupBy::Structure),
+            report.composition(&shown.peak, GroupBy::Structure),
+        );
         assert_eq!(before.total(), after.total());
         let expected = before.categories.into_iter().filter(|(name, _)| ruled.contains(name.as_str()));
         assert_eq!(after.categories, expected.collect());

@@ -59,7 +59,7 @@ pub struct RunSummary {
 
 /// The newest stored part of a process's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Newest {
+pub struct NewestPart {
     /// Id in this store.
     pub id: RunId,
     /// Number of the part, from 1.
@@ -138,10 +138,11 @@ impl Store {
     }
 
     /// Returns the newest stored part of a process's life; `life` is the uid of the first part, which may have been deleted.
-    pub fn newest(&self, life: &str) -> Result<Option<Newest>> {
+    pub fn newest(&self, life: &str) -> Result<Option<NewestPart>> {
         let sql = "SELECT id, part, rolled_ns IS NOT NULL FROM run WHERE life = ? ORDER BY part DESC LIMIT 1";
-        let newest =
-            |row: &Row<'_>| Ok(Newest { id: RunId(row.get(0)?), part: row.get(1)?, is_rolled: row.get(2)? });
+        let newest = |row: &Row<'_>| {
+            Ok(NewestPart { id: RunId(row.get(0)?), part: row.get(1)?, is_rolled: row.get(2)? })
+        };
         self.sql(|db| db.prepare_cached(sql)?.query_row([life], newest).optional())
     }
 
@@ -186,7 +187,7 @@ impl Store {
 
     /// Records that this process still writes its runs, and that they did not change until `time_ns` (CLOCK_MONOTONIC) apart from
     /// changes that the next checkpoint will write. Writes the delta log through to the disk.
-    pub fn beat(&mut self, time_ns: u64) -> Result<()> {
+    pub fn heartbeat(&mut self, time_ns: u64) -> Result<()> {
         let writer = self.this_writer()?;
         let Some(log) = self.log.as_mut().filter(|log| !log.is_idle()) else { return Ok(()) };
         let heartbeat = Heartbeat { pid: writer.pid, start_ticks: writer.start_ticks, time_ns };

@@ -35,7 +35,7 @@ mod tables;
 mod writer;
 
 pub use error::{ParseRunIdError, RunId, StoreError};
-pub use file::{Newest, RunSummary, Store};
+pub use file::{NewestPart, RunSummary, Store};
 pub use room::{Over, Room};
 pub use schema::VERSION;
-pub use select::{Filter, Listed, STATES, Sort, state_name};
+pub use select::{Filter, STATES, SelectedRun, Sort, state_name};

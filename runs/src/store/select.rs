@@ -46,7 +46,7 @@ pub enum Sort {
 /// A selected run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub struct Listed {
+pub struct SelectedRun {
     pub run: RunSummary,
     pub user: Option<String>,
     pub uid: Option<u64>,
@@ -73,7 +73,7 @@ pub fn state_name(state: State) -> &'static str {
     }
 }
 
-/// SQL for the number of times at which memory ran out (see `Oom::is_true`) or is suspected to have run out. Older schemas store
+/// SQL for the number of times at which memory ran out (see `Oom::is_out_of_memory`) or is suspected to have run out. Older schemas store
 /// them in the row `rest`.
 const OOMS: &str = "(SELECT count(*) FROM detail, json_each(CASE
         WHEN name NOT IN ('ooms', 'rest') OR NOT json_valid(body) THEN '[]'
@@ -88,7 +88,7 @@ const PEAK: &str = "(SELECT max(tracked_bytes) FROM moment WHERE run = run.id AN
 
 impl Store {
     /// Returns the runs that match a filter.
-    pub fn select(&self, filter: &Filter) -> Result<Vec<Listed>> {
+    pub fn select(&self, filter: &Filter) -> Result<Vec<SelectedRun>> {
         let mut conditions: Vec<String> = Vec::new();
         let mut values: Vec<Box<dyn ToSql>> = Vec::new();
         let mut add = |condition: &str, value: Box<dyn ToSql>| {
@@ -165,7 +165,7 @@ impl Store {
             let values: Vec<&dyn ToSql> = values.iter().map(AsRef::as_ref).collect();
             let rows = statement.query_map(values.as_slice(), |row| {
                 let (run, figures) = summary(row, &deltas)?;
-                Ok(Listed {
+                Ok(SelectedRun {
                     run,
                     user: row.get(23)?,
                     uid: tables::maybe_unsigned(row, 24)?,
@@ -178,7 +178,7 @@ impl Store {
             })?;
             // The state depends on whether the writer is alive, so SQL cannot select by it.
             let matches =
-                |listed: &Listed| filter.state.is_none_or(|state| state_name(listed.run.state) == state);
+                |listed: &SelectedRun| filter.state.is_none_or(|state| state_name(listed.run.state) == state);
             rows.filter(|row| row.as_ref().map_or(true, matches)).take(limit).collect()
         })
     }

@@ -2,7 +2,9 @@
 //! which SQLite has no type: u64, JSON, and names of enum variants.
 
 use gpumem_model::names::Named;
-use gpumem_model::run::{Beside, Cell, Class, Clock, Device, DeviceReading, Moment, State, UntrackableParts};
+use gpumem_model::run::{
+    Cell, Class, Clock, Device, DeviceReading, Moment, SideMemory, State, UntrackableParts,
+};
 use gpumem_model::series::{Bucket, Extremes};
 use rusqlite::types::{ToSql, ToSqlOutput, Type, Value};
 use rusqlite::{
@@ -189,7 +191,7 @@ column!(bool, u16, u32, i64, String, Option<String>, Option<i64>; |value| [value
 column!(u64; |value| [owned(bits(*value))]; |row, at| unsigned(row, at));
 column!(Option<u64>; |value| [owned(value.map(bits))]; |row, at| maybe_unsigned(row, at));
 // Types stored as JSON: the second group as JSON or NULL.
-column!(Beside, Vec<(u32, Option<u64>)>, (u32, u64); |value| [owned(json(value)?)]; |row, at| from_json(row, at));
+column!(SideMemory, Vec<(u32, Option<u64>)>, (u32, u64); |value| [owned(json(value)?)]; |row, at| from_json(row, at));
 column!(Option<DeviceReading>, Option<UntrackableParts>;
     |value| [owned(value.as_ref().map(json).transpose()?)];
     |row, at| row.get_ref(at)?.as_str_or_null()?.is_some().then(|| from_json(row, at)).transpose());

@@ -1,6 +1,6 @@
 //! Exported runs: nothing is lost, and damaged or forged files are rejected.
 use gpumem_import::read_file;
-use gpumem_model::escape::acts;
+use gpumem_model::escape::is_unsafe;
 use gpumem_model::run::{Cell, Class, Run, State};
 use gpumem_report::rules::Groupings;
 use gpumem_report::{Report, csv, json, text};
@@ -61,7 +61,7 @@ fn exported_run_shows_no_character_that_a_terminal_obeys() {
     run.process.facts.insert("command".into(), "x\u{200b}\u{7f}".into());
     let file = export::write(&run, "uid\u{202e}", &from()).expect("a file");
     let text = String::from_utf8(file.clone()).expect("text");
-    assert!(!text.chars().any(|character| acts(character) && character != '\n'), "{text}");
+    assert!(!text.chars().any(|character| is_unsafe(character) && character != '\n'), "{text}");
     let again = Folder::new("acts").read(&file).expect("a run");
     assert_eq!((again.uid.as_str(), &again.run.cells), ("uid\u{202e}", &run.cells));
     assert_eq!(again.run.process.facts, run.process.facts);

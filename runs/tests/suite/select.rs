@@ -136,8 +136,12 @@ fn what_is_listed_is_what_is_stored() {
     assert_eq!((third.devices.as_slice(), third.ooms), (&["GPU-aaaa-1".to_owned()][..], 2));
     for listed in &listed {
         let run = store.load(listed.run.id).expect("a run");
-        let ooms =
-            run.devices.iter().flat_map(|device| &device.details.ooms).filter(|oom| oom.is_true()).count();
+        let ooms = run
+            .devices
+            .iter()
+            .flat_map(|device| &device.details.ooms)
+            .filter(|oom| oom.is_out_of_memory())
+            .count();
         assert_eq!(listed.ooms, ooms as u64);
         assert_eq!(listed.run.peak_tracked_bytes, run.devices[0].peak.tracked_bytes);
     }

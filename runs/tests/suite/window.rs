@@ -5,7 +5,7 @@ use gpumem_model::run::{Moment, Run, Source};
 use gpumem_model::window::{self, Window, WindowKind, join_parts};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{Layout, text};
-use gpumem_report::{By, Report};
+use gpumem_report::{GroupBy, Report};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_runs::recording::Writer;
 use gpumem_wire::*;
@@ -133,7 +133,7 @@ fn verify(run: &Run, window: Window) {
             assert!(moment.tracked_bytes.is_none_or(|tracked| tracked == sum), "{window:?} {moment:?}");
             assert!(moment.amounts.iter().all(|(cell, _)| (*cell as usize) < run.cells.len()));
         }
-        for by in [By::Tag, By::Structure] {
+        for by in [GroupBy::Tag, GroupBy::Structure] {
             let report = Report::new(run, Groupings::of_run(run), Some(by));
             assert!(report.statement(device, 3, 0).adds_up(), "{window:?}");
         }

@@ -90,7 +90,7 @@ impl Sink for Collector {
         {
             self.note(key, record);
         }
-        if self.ledger.has_untaken() {
+        if self.ledger.has_output() {
             self.samples.extend(self.ledger.take_samples());
             self.ledger.take_windows();
         }

@@ -5,7 +5,7 @@ use super::machine::Machine;
 use super::programs::programs;
 use super::truth::Truth;
 use super::{Daemon, Replay, until};
-use gpumem_ledger::{Beside, ClosedSample, Ledger, Origin};
+use gpumem_ledger::{ClosedSample, Ledger, Origin, SideMemory};
 use gpumem_model::run::{Class, Run};
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::Input;
@@ -42,7 +42,7 @@ struct Check {
     before_ns: u64,
     /// By CUDA ordinal.
     tracked: Vec<i64>,
-    beside: Beside,
+    beside: SideMemory,
 }
 
 /// The program, its commands, and its expected memory.
@@ -55,7 +55,7 @@ pub struct Mixer {
     /// Calls that end a context. It counts as ended when the call begins; the driver frees its memory later.
     ends: Vec<(u64, u64)>,
     /// Expected memory outside the sum from now on.
-    pub beside: Beside,
+    pub beside: SideMemory,
     /// It uses pools of the driver, whose reservation is polled: between the checks, samples may lag behind it.
     pub is_polled: bool,
 }
@@ -82,7 +82,7 @@ impl Mixer {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
         let stdin = child.stdin.take();
         let stdout = BufReader::new(child.stdout.take().expect("piped"));
-        let (checks, beside) = (Vec::new(), Beside::default());
+        let (checks, beside) = (Vec::new(), SideMemory::default());
         let ends = Vec::new();
         let mut mixer = Mixer { child, stdin, stdout, checks, ends, beside, is_polled: false };
         let ready = mixer.hear();
@@ -423,16 +423,16 @@ pub fn allocations(recording: &Path, pid: u32) -> Vec<(u64, u64)> {
 }
 
 /// Returns a process's memory outside the sum at each check, summed over devices.
-fn besides(recording: &Path, pid: u32, checks: &[Check]) -> Vec<Beside> {
+fn besides(recording: &Path, pid: u32, checks: &[Check]) -> Vec<SideMemory> {
     struct Looker<'a> {
         ledger: Ledger,
         pid: u32,
         checks: &'a [Check],
-        found: Vec<Beside>,
+        found: Vec<SideMemory>,
     }
     impl Looker<'_> {
         fn look(&mut self) {
-            let mut sum = Beside::default();
+            let mut sum = SideMemory::default();
             for process in
                 self.ledger.snapshot().processes.iter().filter(|process| process.key.pid == self.pid)
             {

@@ -3,7 +3,7 @@ use gpumem_model::escape::escape;
 use gpumem_model::run::{Mark, Run};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{Layout, text};
-use gpumem_report::{By, Report, html, json};
+use gpumem_report::{GroupBy, Report, html, json};
 use gpumem_tests::browser::{Browser, chromium};
 use gpumem_tests::hostile::{self, WORDS};
 use gpumem_tests::pages::{Training, training};
@@ -426,7 +426,7 @@ fn runs_with_little_data_have_a_page() {
     let mut moment = bare.clone();
     moment.devices[0].series.buckets.clear();
     for (name, run) in [("bare", bare), ("uncovered", uncovered), ("nothing", nothing), ("moment", moment)] {
-        for by in [None, Some(By::Tag)] {
+        for by in [None, Some(GroupBy::Tag)] {
             let page = html::html(&Report::new(&run, Groupings::of_run(&run), by));
             let Some(mut opened) = Opened::page(name, &page) else { return };
             let output_text = opened.eval("document.querySelector('main').textContent").to_string();

@@ -518,7 +518,7 @@ fn of_secrets() -> gpumem_model::run::Run {
     run.coverage.blocked_by = Some(secret());
     run.coverage.marks =
         vec![gpumem_model::run::Mark { time_ns: 11 << 30, name: Some(secret()), by: "program".into() }];
-    run.coverage.layers = vec![gpumem_model::run::LayerSaid {
+    run.coverage.layers = vec![gpumem_model::run::LayerReport {
         layer: "scopes".into(),
         state: "degraded".into(),
         reason: secret(),

@@ -32,7 +32,7 @@ pub struct Times {
     /// From another user's request to its reply.
     pub answers: Vec<Duration>,
     /// From the start of another user's program until it is shown correctly.
-    pub newcomers: Vec<Duration>,
+    pub take_new: Vec<Duration>,
     /// The daemon's share of a processor.
     pub share: f64,
 }
@@ -44,7 +44,7 @@ impl Times {
         Times {
             shown: both(&self.shown, &other.shown),
             answers: both(&self.answers, &other.answers),
-            newcomers: both(&self.newcomers, &other.newcomers),
+            take_new: both(&self.take_new, &other.take_new),
             share: self.share.max(other.share),
         }
     }
@@ -216,7 +216,7 @@ impl Scene {
         let mut times = Times::default();
         let (began_at, before) = (Instant::now(), self.cpu());
         self.asks.hear();
-        times.newcomers.extend([self.newcomer(), self.newcomer()]);
+        times.take_new.extend([self.newcomer(), self.newcomer()]);
         let pid = self.mixer.pid();
         for n in 0..count {
             let began = Instant::now();

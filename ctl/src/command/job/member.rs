@@ -3,7 +3,7 @@
 use gpumem_model::control::{DeviceRow, ProcessRow};
 use gpumem_model::owner::Owner;
 use gpumem_model::run::{Device, Run, State};
-use gpumem_report::group::Identity;
+use gpumem_report::group::ProcessAmounts;
 use gpumem_runs::store::state_name;
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -58,8 +58,8 @@ impl Member {
         let flags: Vec<String> =
             flags.iter().filter(|(is, _)| *is).map(|(_, flag)| (*flag).to_owned()).collect();
         let member = |device: &Device| {
-            let amounts = Identity::of(run, device);
-            let ooms = device.details.ooms.iter().filter(|oom| oom.is_true()).count();
+            let amounts = ProcessAmounts::of(run, device);
+            let ooms = device.details.ooms.iter().filter(|oom| oom.is_out_of_memory()).count();
             Member {
                 rank: rank(&who),
                 pid: process.pid,
@@ -111,8 +111,8 @@ impl Member {
         self.state == "running"
     }
 
-    pub(crate) fn amounts(&self) -> Identity {
-        Identity {
+    pub(crate) fn amounts(&self) -> ProcessAmounts {
+        ProcessAmounts {
             used_bytes: self.used_bytes,
             predates_bytes: self.predates_bytes,
             tracked_bytes: self.tracked_bytes,
@@ -123,9 +123,9 @@ impl Member {
     }
 
     /// Returns the sum of the known values of each amount. Peaks have no sum, because they are of different times.
-    pub(crate) fn summed(members: &[&Member]) -> Identity {
+    pub(crate) fn summed(members: &[&Member]) -> ProcessAmounts {
         let all = |of: fn(&Member) -> Option<i64>| total(members.iter().filter_map(|member| of(member)));
-        Identity {
+        ProcessAmounts {
             used_bytes: all(|member| member.used_bytes),
             predates_bytes: all(|member| member.predates_bytes),
             tracked_bytes: all(|member| member.tracked_bytes),

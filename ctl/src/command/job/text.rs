@@ -4,7 +4,7 @@ use super::member::{Member, Sum, ranges};
 use crate::command::report::processes;
 use crate::output::width;
 use gpumem_model::units::{Unit, plural, thousands};
-use gpumem_report::group::{Identity, Line, table};
+use gpumem_report::group::{Line, ProcessAmounts, table};
 use gpumem_report::text::{escape, wrapped};
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -213,7 +213,7 @@ pub(crate) fn all(jobs: &[(Option<String>, Sum, Vec<Member>)], prometheus: Optio
         let mut amounts = Member::summed(&members.iter().collect::<Vec<_>>());
         if sum.uncovered > 0 {
             // Members without an agent have no tracked bytes, so the sums of the other columns would not add up to `used`.
-            amounts = Identity { used_bytes: amounts.used_bytes, ..Identity::default() };
+            amounts = ProcessAmounts { used_bytes: amounts.used_bytes, ..ProcessAmounts::default() };
         }
         let mut notes = Vec::new();
         if sum.uncovered > 0 {

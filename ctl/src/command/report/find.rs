@@ -9,9 +9,9 @@ use anyhow::Result;
 use gpumem_import::read_file;
 use gpumem_model::run::{Clock, Run, State};
 use gpumem_model::window::Window;
-use gpumem_report::oom::at::Around;
+use gpumem_report::oom::at::TimeWindow;
 use gpumem_report::text::escape;
-use gpumem_runs::store::{Filter, Listed, RunId, RunSummary, Store};
+use gpumem_runs::store::{Filter, RunId, RunSummary, SelectedRun, Store};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -125,7 +125,7 @@ pub(crate) fn stored_runs_of_job(job: &str, store: &StorePath) -> Result<Vec<Run
 }
 
 /// Returns stored runs whose process ended or ran out of memory around a time.
-pub(crate) fn around(around: Around, args: &Args) -> Result<Vec<RunReply>> {
+pub(crate) fn around(around: TimeWindow, args: &Args) -> Result<Vec<RunReply>> {
     let store = Store::open_read_only(&args.source.store.readable()?)?;
     let mut found = Vec::new();
     for summary in store.list()? {
@@ -373,7 +373,7 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
 /// Returns the time of a run's last OOM, in ns since 1970, or on the run's clock if it has no wall-clock offset.
 fn last_oom_ns(run: &Run) -> Option<i128> {
     let ooms = run.devices.iter().flat_map(|device| &device.details.ooms);
-    let last = ooms.filter(|oom| oom.is_true()).map(|oom| i128::from(oom.time_ns)).max()?;
+    let last = ooms.filter(|oom| oom.is_out_of_memory()).map(|oom| i128::from(oom.time_ns)).max()?;
     match run.clock {
         Clock::Monotonic { wall_offset_ns: Some(offset) } => Some(last + i128::from(offset)),
         _ => Some(last),
@@ -416,8 +416,8 @@ fn candidates(args: &Args) -> Result<Vec<Candidate>> {
 /// Returns the ended runs that a daemon shows to the caller, of the last 30 days; empty if it does not answer.
 fn ended(daemon: &Daemon) -> Vec<RunReply> {
     const AGE_NS: i64 = 30 * 24 * 3600 * 1_000_000_000;
-    let around = Around { at_ns: now_ns(), for_ns: AGE_NS };
-    let mut runs = daemon.runs(RunSelector::Around(around)).unwrap_or_default();
+    let around = TimeWindow { at_ns: now_ns(), for_ns: AGE_NS };
+    let mut runs = daemon.runs(RunSelector::TimeWindow(around)).unwrap_or_default();
     runs.retain(|reply| reply.run.state != State::Open);
     runs
 }
@@ -426,9 +426,9 @@ fn newest_of_store(path: &Path, with_oom: bool, user: u64) -> Result<Vec<Candida
     let store = Store::open_read_only(path)?;
     let filter = Filter { oom: with_oom, limit: Some(NEWEST), ..Filter::default() };
     // A run without a user id was imported, so it belongs to the owner of the store.
-    let mine = |listed: &Listed| listed.uid.is_none_or(|uid| uid == user);
+    let mine = |listed: &SelectedRun| listed.uid.is_none_or(|uid| uid == user);
     let newest = store.select(&filter)?.into_iter().filter(mine).take(if with_oom { COMPARED } else { 1 });
-    let candidate = |listed: Listed| {
+    let candidate = |listed: SelectedRun| {
         let stored_ns = i128::from(listed.run.stored_s) * 1_000_000_000;
         Ok(Candidate::new(load(&store, listed.run.id)?, Origin::Store(path.to_owned()), stored_ns))
     };

@@ -23,7 +23,7 @@ use gpumem_report::diff::sum_of_ranks;
 use gpumem_report::plot::{Drawing, Options, Picture, draw};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{self, Layout, escape};
-use gpumem_report::{By, Report, csv, group, growth, html, iterations, json, own, steps};
+use gpumem_report::{GroupBy, Report, csv, group, growth, html, iterations, json, own, steps};
 use gpumem_report::{trace, tree};
 use std::path::Path;
 
@@ -153,7 +153,7 @@ pub(crate) fn groupings(rules: Option<&str>, run: &Run) -> Result<Groupings> {
 
 fn report<'r>(run: &'r Run, args: &Args) -> Result<Report<'r>> {
     let groupings = groupings(args.rules.as_deref(), run)?;
-    let by = if args.tags { Some(By::Tag) } else { args.by.map(|rows| rows.by) };
+    let by = if args.tags { Some(GroupBy::Tag) } else { args.by.map(|rows| rows.by) };
     let report = Report::new(run, groupings, by);
     Ok(if args.by.is_some_and(|rows| rows.lines) { report.by_line() } else { report })
 }

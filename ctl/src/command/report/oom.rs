@@ -9,7 +9,7 @@ use anyhow::Result;
 use gpumem_model::owner::Owner;
 use gpumem_model::run::{Device, Run};
 use gpumem_model::units::signed;
-use gpumem_report::oom::at::{self, Around, Seen};
+use gpumem_report::oom::at::{self, Seen, TimeWindow};
 use gpumem_report::oom::{self, Form};
 use std::collections::BTreeMap;
 
@@ -63,13 +63,13 @@ fn job_of(run: &Run, args: &Args) -> Vec<Run> {
 
 /// Prints the processes that ended on a device around a time, from the daemon or else from the store.
 fn around(args: &Oom, at_ns: i64) -> Result<()> {
-    let around = Around { at_ns, for_ns: signed(args.within_s).saturating_mul(1_000_000_000) };
+    let around = TimeWindow { at_ns, for_ns: signed(args.within_s).saturating_mul(1_000_000_000) };
     let report = args.report();
     let mut hidden = Vec::new();
     let found = match Daemon::find(args.source.socket.as_deref()) {
         Ok(daemon) if args.source.store.words().is_empty() => {
-            hidden = daemon.hidden(RunSelector::Around(around));
-            daemon.runs(RunSelector::Around(around))?
+            hidden = daemon.hidden(RunSelector::TimeWindow(around));
+            daemon.runs(RunSelector::TimeWindow(around))?
         }
         Err(unreachable) if args.source.socket.as_deref().is_some() => return Err(unreachable.into()),
         _ => find::around(around, &report)?,

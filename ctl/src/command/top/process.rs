@@ -11,12 +11,12 @@ use gpumem_report::panel::{Panel, Table, course, panel};
 use gpumem_report::rules::Groupings;
 use gpumem_report::table::shorten;
 use gpumem_report::text::{escape, wrapped};
-use gpumem_report::{By, Composition, Part, Report, growth, iterations, oom, steps};
+use gpumem_report::{Composition, GroupBy, Part, Report, growth, iterations, oom, steps};
 
 /// Times in seconds that the chart shows, up to now; `None` is the whole run. The key `w` cycles through them.
 const WINDOWS_S: [Option<u64>; 5] = [None, Some(3600), Some(600), Some(120), Some(30)];
 /// Kinds of rows, which the Tab key cycles through.
-const GROUPINGS: [By; 3] = [By::Layer, By::Structure, By::Tag];
+const GROUPINGS: [GroupBy; 3] = [GroupBy::Layer, GroupBy::Structure, GroupBy::Tag];
 /// Maximum number of categories in the table.
 const CATEGORIES: usize = 12;
 /// Maximum height of the chart in rows.
@@ -44,9 +44,9 @@ pub(crate) struct Process {
     /// Reason why the latest reply has no run.
     error: Option<String>,
     /// Kind of rows that the user has chosen.
-    by: Option<By>,
+    by: Option<GroupBy>,
     /// Kind of rows in `panel`.
-    shown_by: Option<By>,
+    shown_by: Option<GroupBy>,
     /// Index of the shown device.
     device: usize,
     /// Whether all categories are shown.
@@ -331,9 +331,9 @@ impl Process {
         let Some((row, sign)) = number.and_then(|number| Some((table.rows.get(number)?, signs.get(number)?)))
         else {
             let by = match self.shown_by {
-                Some(By::Structure) => "by structure",
-                Some(By::Tag) => "by tag",
-                Some(By::Layer) | None => "by layer",
+                Some(GroupBy::Structure) => "by structure",
+                Some(GroupBy::Tag) => "by tag",
+                Some(GroupBy::Layer) | None => "by layer",
             };
             screen.put_within(place, 0, names, &format!("{}, {by}", table.unit), Style::BOLD);
             let at = put(screen, &table.heads[0], Style::BOLD);
@@ -360,7 +360,7 @@ impl Process {
     }
 }
 
-fn report<'r>(run: &'r Run, id: Option<&String>, by: Option<By>) -> Report<'r> {
+fn report<'r>(run: &'r Run, id: Option<&String>, by: Option<GroupBy>) -> Report<'r> {
     let mut report = Report::new(run, Groupings::of_run(run), by);
     report.id = id.cloned();
     report.command = format!("gpumemctl report {}", run.process.pid);

@@ -13,7 +13,7 @@ use super::reasons::{ConnectionEnd, Refusal};
 use super::waiting_peers::ArrivedPeer;
 use super::{Agents, frame_now};
 use crate::clock;
-use crate::limits::agent_slots::{self, AgentSlot, Patience};
+use crate::limits::agent_slots::{self, AgentSlot, HelloTimeout};
 use crate::limits::rate_limit::RateLimit;
 use crate::limits::user_queue::QueueSlot;
 use crate::service;
@@ -117,8 +117,8 @@ async fn welcome(
         }
     };
     let (patience, silent) = match slot.patience() {
-        Patience::Whole => (limits.hello, Refusal::Silent(limits.hello)),
-        Patience::Brief => (limits.hello.min(agent_slots::BRIEF), Refusal::Crowd),
+        HelloTimeout::Whole => (limits.hello, Refusal::Silent(limits.hello)),
+        HelloTimeout::Brief => (limits.hello.min(agent_slots::BRIEF_TIMEOUT), Refusal::Crowd),
     };
     let first = tokio::time::timeout(patience, first).await;
     let (packet, bytes) = first.map_err(|_| silent)??;

@@ -271,7 +271,7 @@ impl Translator {
         let Body::Device { uuid_high, uuid_low, total_bytes, ordinal, id, name } = record.body else {
             return;
         };
-        let device = DeviceName::of_record(uuid_high, uuid_low, ordinal, id);
+        let device = DeviceName::from_record(uuid_high, uuid_low, ordinal, id);
         let devices = &mut self.status.devices;
         let known = devices.iter().position(|known| known.name == device);
         let index = known.unwrap_or(devices.len());

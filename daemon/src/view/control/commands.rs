@@ -25,7 +25,7 @@ pub(super) async fn mark(context: &ViewContext, viewer: Viewer, query: &str) -> 
     let missing = match &filter {
         ProcessFilter::Pid(pid) | ProcessFilter::Tree(pid) => no_process(context, viewer, *pid),
         ProcessFilter::Job(job) => format!("no process of job {job} uses a GPU"),
-        ProcessFilter::Live | ProcessFilter::Around(_) => "no process of yours uses a GPU".to_owned(),
+        ProcessFilter::Live | ProcessFilter::TimeWindow(_) => "no process of yours uses a GPU".to_owned(),
     };
     let takes = move |process: &ProcessView| {
         !process.accounts.is_empty() && viewer.sees(process.facts.uid) && filter.has_process(process)
@@ -82,7 +82,7 @@ pub(super) async fn record(context: &ViewContext, viewer: Viewer, query: &str) -
         let text = format!("pid {pid} is another user's: only they and root may make it write files");
         return Err(Refused::new(StatusCode::FORBIDDEN, text));
     }
-    let result = context.sources.errand(process.key, command).await;
+    let result = context.sources.send_command(process.key, command).await;
     let file = result.map_err(|why| Refused::new(StatusCode::CONFLICT, format!("pid {pid}: {why}")))?;
     Ok(Recorded { pid, done: verb.to_owned(), file: Some(file).filter(|file| !file.is_empty()) })
 }

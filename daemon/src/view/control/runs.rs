@@ -8,7 +8,7 @@ use gpumem_ledger::ProcessView;
 use gpumem_model::control::HiddenRun;
 use gpumem_model::owner::is_of_job;
 use gpumem_model::run::Run;
-use gpumem_report::oom::at::Around;
+use gpumem_report::oom::at::TimeWindow;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub(super) enum ProcessFilter {
     Tree(u32),
     Job(String),
     /// Processes whose run ended, or ran out of memory, near a time (ns since 1970).
-    Around(Around),
+    TimeWindow(TimeWindow),
 }
 
 impl ProcessFilter {
@@ -31,7 +31,7 @@ impl ProcessFilter {
         if let Some(at_ns) = query_number(query, "around")? {
             let within = query_number(query, "within")?.and_then(|within| i64::try_from(within).ok());
             return match (i64::try_from(at_ns), within) {
-                (Ok(at_ns), Some(for_ns)) => Ok(ProcessFilter::Around(Around { at_ns, for_ns })),
+                (Ok(at_ns), Some(for_ns)) => Ok(ProcessFilter::TimeWindow(TimeWindow { at_ns, for_ns })),
                 _ => Err(Refused::bad_request("around=NS (since 1970) wants within=NS")),
             };
         }
@@ -59,12 +59,12 @@ impl ProcessFilter {
 
     /// Returns whether the run ended, or ran out of memory, at the wanted time; true for filters without a time.
     fn has_time(&self, run: &Run) -> bool {
-        !matches!(self, ProcessFilter::Around(around) if !around.concerns(run))
+        !matches!(self, ProcessFilter::TimeWindow(around) if !around.concerns(run))
     }
 
     fn has(&self, pid: u32, facts: &BTreeMap<String, String>, claims: &BTreeMap<String, String>) -> bool {
         match self {
-            ProcessFilter::Live | ProcessFilter::Around(_) => true,
+            ProcessFilter::Live | ProcessFilter::TimeWindow(_) => true,
             ProcessFilter::Pid(wanted) => pid == *wanted,
             ProcessFilter::Tree(root) => {
                 let ancestors = facts.get("ancestors").map(String::as_str).unwrap_or_default();
@@ -150,8 +150,8 @@ mod tests {
             ProcessFilter::of("job=bert%20large%251").ok(),
             Some(ProcessFilter::Job("bert large%1".into()))
         );
-        let around = Around { at_ns: 70, for_ns: 5 };
-        assert_eq!(ProcessFilter::of("around=70&within=5").ok(), Some(ProcessFilter::Around(around)));
+        let around = TimeWindow { at_ns: 70, for_ns: 5 };
+        assert_eq!(ProcessFilter::of("around=70&within=5").ok(), Some(ProcessFilter::TimeWindow(around)));
         for bad in
             ["around=70", "around=70&within=x", "pid=x", "pid=4294967296", "pid=1&tree=2", "pdi=1", "pid"]
         {

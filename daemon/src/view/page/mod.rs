@@ -97,7 +97,7 @@ impl PageRequest {
 
 /// For fuzz/: returns whether the page has this path, and whether the value of a `Host` header names this machine.
 #[doc(hidden)]
-pub fn understood(path: &str, host: &str, own: &str, hosts: &[String]) -> (bool, bool) {
+pub fn fuzz_request(path: &str, host: &str, own: &str, hosts: &[String]) -> (bool, bool) {
     (PageRequest::of(path).is_some(), is_own_name(host, own, hosts))
 }
 

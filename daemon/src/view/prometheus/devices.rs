@@ -41,7 +41,7 @@ families! {
 
 /// Maximum number of series of one device: one for each of 14 families, and further ones for three kinds of OOM, six kinds of
 /// events, and 17 values of Xid (sixteen numbers, and `other`).
-pub const MOST_PER_DEVICE: usize = 14 + 2 + 5 + 16;
+pub const MAX_SERIES_PER_DEVICE: usize = 14 + 2 + 5 + 16;
 
 /// Age (ns) from which on a reading of a device with a problem is not shown. Memory is normally read at least once a second.
 const FRESH_NS: u64 = 2_000_000_000;

@@ -28,7 +28,7 @@ use crate::stats::{self, Count, Family, Timing};
 #[cfg(test)]
 use crate::view::Health;
 use crate::view::{ViewContext, ViewSettings};
-pub use devices::MOST_PER_DEVICE;
+pub use devices::MAX_SERIES_PER_DEVICE;
 use families::Families;
 use processes::ProcessSeries;
 use std::time::Instant;
@@ -64,7 +64,7 @@ pub fn families() -> impl Iterator<Item = Family> {
 }
 
 /// Returns the maximum number of series of a process that uses this many devices.
-pub fn most_per_process(shown: &ViewSettings, devices: usize) -> usize {
+pub fn max_series_per_process(shown: &ViewSettings, devices: usize) -> usize {
     let of_account = processes::max_per_account(shown.rules.structure.rules.len(), shown.tags);
     processes::MAX_PER_PROCESS + devices * of_account
 }

@@ -21,7 +21,7 @@ impl Sources for Told {
         self.0.clone()
     }
     fn release(&self, _: Duration) {}
-    fn errand(&self, _: ProcessKey, _: gpumemd::view::AgentCommand) -> gpumemd::view::CommandResult {
+    fn send_command(&self, _: ProcessKey, _: gpumemd::view::AgentCommand) -> gpumemd::view::CommandResult {
         Box::pin(async { Err("there are no agents".to_owned()) })
     }
 }
@@ -66,7 +66,7 @@ impl Node {
         let (core, board): (Aggregator, SnapshotReader) =
             Aggregator::new(Arc::clone(&stats), keeper.clone(), pace);
         let known = |index: usize| {
-            let name = gpumem_ledger::DeviceName::of_record(1, index as u64, 0, DeviceIdKind::Gpu);
+            let name = gpumem_ledger::DeviceName::from_record(1, index as u64, 0, DeviceIdKind::Gpu);
             DeviceStatus::new(name, index as u8, index as u16)
         };
         let known = (0..devices).map(known).collect();

@@ -1,7 +1,7 @@
 //! Sums of a [`World`], each computed from scratch.
 
 use super::{Peak, World, overlap};
-use gpumem_ledger::{Beside, Class};
+use gpumem_ledger::{Class, SideMemory};
 use gpumem_wire::*;
 use std::collections::BTreeMap;
 
@@ -135,8 +135,8 @@ impl World {
         now
     }
 
-    pub fn beside(&self) -> Beside {
-        let mut beside = Beside::default();
+    pub fn beside(&self) -> SideMemory {
+        let mut beside = SideMemory::default();
         for a in self.allocs.iter().filter(|a| !a.captured) {
             match a.kind {
                 MemoryKind::Pinned => beside.pinned_bytes += a.bytes as i64,

@@ -169,13 +169,13 @@ fn lists_have_the_figures_of_the_log() {
 fn heartbeat_extends_runs_that_do_not_change() {
     let dir = TempDir::new();
     let (mut store, id) = logged(&dir, 3);
-    store.beat(5_000).unwrap();
+    store.heartbeat(5_000).unwrap();
     let last = |run: Run| run.devices[0].last.time_ns;
     assert_eq!(last(store.load(id).unwrap()), 5_000);
     store.close(id, &run_at(even(4))).unwrap();
     assert_eq!(last(store.load(id).unwrap()), even(4), "a run without a writer has its own end");
     let before = contents(dir.path());
-    store.beat(6_000).unwrap();
+    store.heartbeat(6_000).unwrap();
     assert!(contents(dir.path()) == before, "without open runs there is nothing to note");
 }
 

@@ -38,7 +38,7 @@ fn coverage() -> impl Strategy<Value = Coverage> {
         blind.prop_map(|((from_ns, to_ns), why)| gpumem_model::run::BlindWindow { from_ns, to_ns, why });
     let blocked = (of(text()), any::<Option<u16>>(), prop::collection::vec(blind, 0..3));
     let layer = (text(), text(), text());
-    let layer = layer.prop_map(|(layer, state, reason)| LayerSaid { layer, state, reason });
+    let layer = layer.prop_map(|(layer, state, reason)| LayerReport { layer, state, reason });
     let rest = (any::<[u64; 14]>(), vec(layer, 0..3));
     (any::<[bool; 5]>(), blocked, rest).prop_map(|(flags, blocked, (counts, layers))| Coverage {
         covered: flags[0],
@@ -379,7 +379,7 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
             unified,
         },
     );
-    let beside = any::<[i64; 7]>().prop_map(|bytes| Beside {
+    let beside = any::<[i64; 7]>().prop_map(|bytes| SideMemory {
         managed_bytes: bytes[0],
         pinned_bytes: bytes[1],
         registered_bytes: bytes[2],

@@ -118,7 +118,7 @@ fn run_of(version: usize) -> Run {
             ..last
         },
         peak_used: Some((70, 300)),
-        beside: Beside { pinned_bytes: 5, ..Beside::default() },
+        beside: SideMemory { pinned_bytes: 5, ..SideMemory::default() },
         reading: Some(DeviceReading {
             time_ns: 300,
             used_bytes: 99,

@@ -2,8 +2,8 @@
 
 use gpumem_model::growth::Growth;
 use gpumem_model::run::{
-    Beside, Caveat, Cell, Class, Clock, Coverage, Details, Device, DeviceReading, Moment, Process,
-    ProgramData, Run, Source, State, UntrackableParts,
+    Caveat, Cell, Class, Clock, Coverage, Details, Device, DeviceReading, Moment, Process, ProgramData, Run,
+    SideMemory, Source, State, UntrackableParts,
 };
 use gpumem_model::series::{Bucket, Extremes, Series};
 use gpumem_model::timeline::{Point, Timeline};
@@ -96,7 +96,7 @@ pub fn run_at(n: u64) -> Run {
         last: moment(n, 1),
         peak: moment(n / 2, 2),
         peak_used: Some((n, n)),
-        beside: Beside { pinned_bytes: n as i64, ..Beside::default() },
+        beside: SideMemory { pinned_bytes: n as i64, ..SideMemory::default() },
         reading: Some(DeviceReading {
             time_ns: n,
             used_bytes: n,

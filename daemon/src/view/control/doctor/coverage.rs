@@ -97,10 +97,10 @@ fn check_layers(process: &ProcessView, out: &mut Findings<'_>) {
     let sources = &process.coverage.layers;
     let Some(level) = layers::level(sources) else { return };
     out.add(Check::ProcessNames, State::Ok, format!("names: {level}"), None);
-    for source in sources.iter().filter(|source| source.is_lacking()) {
+    for source in sources.iter().filter(|source| source.is_degraded()) {
         // Sources that the user has switched off are not a problem.
         let state = if source.state == "off" { State::Ok } else { State::Warn };
-        let text = layers::lacking(std::slice::from_ref(source), 200).join("");
+        let text = layers::describe_degraded(std::slice::from_ref(source), 200).join("");
         out.add(Check::ProcessNames, state, format!("names: {text}"), None);
     }
 }
