@@ -13,7 +13,7 @@ use crate::sockets;
 use crate::source::agent::{self, Agents};
 use crate::source::kernel::Kernel;
 use crate::source::nvml::Nvml;
-use crate::source::process::{Gone, Processes};
+use crate::source::process::{EndedProcess, Processes};
 use crate::source::{Batch, frame_of};
 use crate::stats::{Count, Stats};
 use crate::view::Health;
@@ -365,7 +365,7 @@ async fn forward_exits(
     inbox: mpsc::Sender<Batch>,
 ) {
     loop {
-        let gone = processes.gone().await;
+        let gone = processes.next_ended().await;
         let time_ns = clock::now_ns();
         agents.ended(gone.key);
         match gone.status() {
@@ -378,7 +378,7 @@ async fn forward_exits(
 }
 
 /// Sends the end of a process to the aggregator when its exit status is known, or after the last retry.
-async fn late_end(gone: Gone, time_ns: u64, kernel: Kernel, inbox: mpsc::Sender<Batch>) {
+async fn late_end(gone: EndedProcess, time_ns: u64, kernel: Kernel, inbox: mpsc::Sender<Batch>) {
     let mut status = None;
     for wait in STATUS_RETRIES {
         tokio::time::sleep(wait).await;
@@ -391,7 +391,7 @@ async fn late_end(gone: Gone, time_ns: u64, kernel: Kernel, inbox: mpsc::Sender<
     let _ = inbox.send(end(&gone, time_ns, status, &kernel)).await;
 }
 
-fn end(gone: &Gone, time_ns: u64, status: Option<u64>, kernel: &Kernel) -> Batch {
+fn end(gone: &EndedProcess, time_ns: u64, status: Option<u64>, kernel: &Kernel) -> Batch {
     let stamp = Stamp { thread: gone.key.pid, time_ns, ..Stamp::default() };
     let start_ticks = gone.key.start_ticks;
     let mut frames = Vec::new();

@@ -4,7 +4,7 @@ mod oom_holders;
 
 use crate::Map;
 use crate::base::device::{AgreedReading, DeviceView, Faults, LastMinute};
-use crate::base::identity::{DeviceName, Origin, Place, ProcessKey};
+use crate::base::identity::{AccountRef, DeviceName, Origin, ProcessKey};
 use crate::base::quota::{Limits, Quotas, RefusedRecords};
 use crate::book::{WINDOW_NS, Window};
 use crate::history::ranges::{MAX_SPANS, MAX_SPANS_OF_FILE};
@@ -32,9 +32,9 @@ const CLAIMED_BY_USER: usize = 64;
 /// Time after an NVML reading (ns) at which its samples are closed without the records of a silent agent.
 pub const STALE_AFTER_NS: u64 = 500_000_000;
 
-fn place(accounts: &[Account], book: u8) -> Place {
+fn place(accounts: &[Account], book: u8) -> AccountRef {
     let book = usize::from(book);
-    accounts[book].device.map_or(Place::Unnamed(book), Place::Device)
+    accounts[book].device.map_or(AccountRef::Unnamed(book), AccountRef::Device)
 }
 
 /// An NVML reading of a device, between its `SampleBegin` and `SampleEnd` records.
@@ -73,7 +73,7 @@ pub struct Ledger {
     /// Wall-clock time minus record time (ns).
     pub(crate) wall_offset_ns: Option<i128>,
     samples: Vec<(ProcessKey, usize, ClosedSample)>,
-    windows: Vec<(ProcessKey, Place, Window)>,
+    windows: Vec<(ProcessKey, AccountRef, Window)>,
     /// Processes with pending samples, by the end time of the first one.
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
     /// Process of the last record, so that most look-ups need no hashing.
@@ -417,7 +417,7 @@ impl Ledger {
     }
 
     /// Returns the windows that ended since the last call, in the order of each process's records.
-    pub fn take_windows(&mut self) -> std::vec::Drain<'_, (ProcessKey, Place, Window)> {
+    pub fn take_windows(&mut self) -> std::vec::Drain<'_, (ProcessKey, AccountRef, Window)> {
         self.windows.drain(..)
     }
 

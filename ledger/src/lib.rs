@@ -67,7 +67,7 @@ mod snapshot;
 mod untrackable;
 
 pub use base::device::{AgreedReading, DeviceView, Fault, Faults, LastMinute, RECENT_NS};
-pub use base::identity::{DeviceName, Origin, Place, ProcessKey};
+pub use base::identity::{AccountRef, DeviceName, Origin, ProcessKey};
 pub use base::quota::{Limits, QuotaExceeded, RefusedRecords};
 pub use book::cells::{CellView, MAX_POINT_CELLS};
 pub use book::rounding::{ROUNDING_RULE, RoundingRule};

@@ -13,7 +13,7 @@
 //! xid xid_ns xid_line fault whose log line names the process
 //! ```
 
-use crate::owner::cgroup::Place;
+use crate::owner::cgroup::CgroupOwner;
 use crate::run::{Run, State};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -113,7 +113,7 @@ fn is_near(fault_ns: u64, ended_ns: u64) -> bool {
 
 /// Returns the owner of a control group, from the names that batch systems, container runtimes and systemd give.
 fn owner(cgroup: &str) -> Option<String> {
-    let place = Place::of_path(cgroup);
+    let place = CgroupOwner::of_path(cgroup);
     if let Some(job) = &place.slurm_job {
         return Some(match &place.slurm_step {
             Some(step) => format!("step {step} of Slurm job {job}"),

@@ -88,7 +88,7 @@ impl Timeline {
 
 /// The point of a timeline that applies to a requested time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Told<'t> {
+pub struct PointAt<'t> {
     /// The point with the amounts.
     pub point: &'t Point,
     /// Whether the amounts were held at exactly the requested time; otherwise the point is the nearest one.
@@ -97,12 +97,12 @@ pub struct Told<'t> {
 
 impl Timeline {
     /// Returns the point that applies to a time, or the nearest one; `None` without points.
-    pub fn at(&self, time_ns: u64) -> Option<Told<'_>> {
+    pub fn at(&self, time_ns: u64) -> Option<PointAt<'_>> {
         let slot = |time_ns: u64| time_ns / self.width_ns.max(1);
         let after = self.points.partition_point(|point| point.time_ns <= time_ns);
         let next = self.points.get(after);
         let Some(before) = after.checked_sub(1).and_then(|before| self.points.get(before)) else {
-            return next.map(|point| Told { point, is_exact: false });
+            return next.map(|point| PointAt { point, is_exact: false });
         };
         // Nothing changed in a slot without a point.
         let is_exact = before.time_ns == time_ns
@@ -113,7 +113,7 @@ impl Timeline {
                 None => true,
             };
         let is_nearer = |next: &&Point| !is_exact && next.time_ns - time_ns < time_ns - before.time_ns;
-        Some(Told { point: next.filter(is_nearer).unwrap_or(before), is_exact })
+        Some(PointAt { point: next.filter(is_nearer).unwrap_or(before), is_exact })
     }
 }
 

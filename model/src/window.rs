@@ -11,7 +11,7 @@ use crate::fields::Field;
 use crate::run::{Amounts, Caveat, Cell, Class, Device, Moment, Run, State};
 use crate::series::{Bucket, Series};
 use crate::time::{Times, apart};
-use crate::timeline::{Point, Told};
+use crate::timeline::{Point, PointAt};
 use crate::units::Unit;
 use std::cmp::Reverse;
 
@@ -160,8 +160,8 @@ impl MomentBuilder<'_> {
         }
         let timeline = &self.device.details.timeline;
         match timeline.at(time_ns) {
-            Some(Told { point, is_exact: true }) => self.moment(point, time_ns),
-            Some(Told { point, .. }) => {
+            Some(PointAt { point, is_exact: true }) => self.moment(point, time_ns),
+            Some(PointAt { point, .. }) => {
                 let distance = apart(times.clock(), point.time_ns, time_ns);
                 let width = times.clock().distance(timeline.width_ns);
                 add_note(format!(

@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 /// A run of the ended job.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
-pub struct Ended<'r> {
+pub struct EndedRun<'r> {
     pub id: Option<&'r str>,
     pub run: &'r Run,
 }
@@ -25,7 +25,7 @@ const DEVICES: usize = 3;
 
 /// Returns at most five lines; the last one suggests the next command. `job` is the argument of `gpumemctl report` that selects
 /// the job.
-pub fn brief(ended: &[Ended<'_>], job: &str) -> Vec<String> {
+pub fn brief(ended: &[EndedRun<'_>], job: &str) -> Vec<String> {
     let reports = ended.iter().map(|ended| Report::new(ended.run, Groupings::of_run(ended.run), None));
     let reports: Vec<Report<'_>> = reports.collect();
     let devices =
@@ -177,7 +177,7 @@ mod tests {
     }
 
     fn told(runs: &[&Run]) -> Vec<String> {
-        let ended: Vec<Ended<'_>> = runs.iter().map(|run| Ended { id: None, run }).collect();
+        let ended: Vec<EndedRun<'_>> = runs.iter().map(|run| EndedRun { id: None, run }).collect();
         brief(&ended, "--job j1")
     }
 

@@ -35,14 +35,14 @@ pub(crate) static COLUMNS: [Column; 12] = [
 
 /// Which iterations and columns are shown. The default is all iterations, without columns for individual parameters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Choice {
+pub struct IterationFilter {
     /// Shows only iterations whose number is a multiple of this; 0 and 1 show all.
     pub every: u64,
     /// Whether each parameter and each gradient is shown, too.
     pub columns: bool,
 }
 
-impl Choice {
+impl IterationFilter {
     fn has(self, row: &Iteration) -> bool {
         let every = self.every.max(1);
         row.first.is_multiple_of(every) || row.count > 1 && row.first / every != row.last / every
@@ -55,7 +55,7 @@ impl Choice {
 }
 
 /// Returns a table of iterations for each device.
-pub fn text(report: &Report<'_>, choice: Choice) -> String {
+pub fn text(report: &Report<'_>, choice: IterationFilter) -> String {
     let run = report.run;
     let mut out = String::new();
     for device in &run.devices {
@@ -123,7 +123,7 @@ kv_cache_bytes,parameter_copy_bytes";
 /// Returns CSV with one line for each device and finished iteration. `epoch` is empty if the program reports none. The columns
 /// with names of pytorch_mem_profiler are whole decimal megabytes, as in its files. Columns for parameters and gradients are
 /// exact bytes, or empty if unknown.
-pub fn csv(report: &Report<'_>, choice: Choice) -> String {
+pub fn csv(report: &Report<'_>, choice: IterationFilter) -> String {
     let names = if choice.columns { columns::names(report.run) } else { Vec::new() };
     let heads: String = names.iter().map(|name| format!(",{}", csv_field(&columns::title(name)))).collect();
     let mut out = format!("{HEADER}{heads}\n");
@@ -168,7 +168,7 @@ pub fn csv(report: &Report<'_>, choice: Choice) -> String {
 }
 
 /// Returns the iterations of each device as JSON, in bytes.
-pub fn json(report: &Report<'_>, choice: Choice) -> String {
+pub fn json(report: &Report<'_>, choice: IterationFilter) -> String {
     let devices = report.run.devices.iter().map(|device| {
         let iterations = choice.of(&device.details.iterations);
         let parameters = choice.columns.then(|| columns::parameters(device, &iterations.rows));
@@ -235,7 +235,7 @@ iteration   peak  cached  params  grads  activations
             .iter_mut()
             .for_each(|row| (row.epoch, row.first, row.last) = (2, row.first - 4, row.last - 4));
         table.rows[5] = Iteration { first: 1, last: 7, count: 7, ..table.rows[5] };
-        let choice = Choice { every: 3, columns: false };
+        let choice = IterationFilter { every: 3, columns: false };
         let chosen = choice.of(&table);
         assert_eq!(chosen.rows.iter().map(number).collect::<Vec<_>>(), ["0", "3", "2:0", "2:1-7"]);
     }

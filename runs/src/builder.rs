@@ -4,8 +4,8 @@
 
 use crate::readings::{ListedProcesses, ProcessSeries, Processes, RecentReadings};
 use gpumem_ledger::{
-    AccountView, CellView, ClosedSample, DeviceView, Ledger, Limits, Origin, Place, ProcessKey, ProcessView,
-    Snapshot, WINDOW_NS, Window, sparse,
+    AccountRef, AccountView, CellView, ClosedSample, DeviceView, Ledger, Limits, Origin, ProcessKey,
+    ProcessView, Snapshot, WINDOW_NS, Window, sparse,
 };
 use gpumem_model::coverage::PartStart;
 use gpumem_model::program_data::{ProgramData, SnapshotFigures};
@@ -95,7 +95,7 @@ impl RunBuilder {
             process.torn += u64::from(sample.torn);
             let used = sample.used_bytes.ok().and_then(|used| i64::try_from(used).ok());
             let untrackable = sample.untrackable_bytes();
-            let series = process.series_mut(Place::Device(device), width_ns);
+            let series = process.series_mut(AccountRef::Device(device), width_ns);
             series.add_sample(
                 sample.t0_ns,
                 used,
@@ -158,7 +158,7 @@ impl RunBuilder {
                 continue;
             };
             for (index, account) in process.accounts.iter().enumerate() {
-                let place = account.device.map_or(Place::Unnamed(index), Place::Device);
+                let place = account.device.map_or(AccountRef::Unnamed(index), AccountRef::Device);
                 let held = Extremes::at(account.tracked_bytes);
                 kept.series_mut(place, self.width_ns).add_tracked(now_ns, held);
             }
@@ -290,7 +290,7 @@ impl RunBuilder {
         let is_whole = kept.is_none_or(|kept| kept.before.is_none());
         run_device.details.accounted_peak_bytes = account.accounted_peak_bytes.filter(|_| is_whole);
         // The series of the device from the time at which its name was unknown is added.
-        let places = [Place::Unnamed(index)].into_iter().chain(account.device.map(Place::Device));
+        let places = [AccountRef::Unnamed(index)].into_iter().chain(account.device.map(AccountRef::Device));
         for series in places.filter_map(|place| kept?.series(place)) {
             run_device.series.absorb(series);
         }

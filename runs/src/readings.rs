@@ -4,7 +4,7 @@
 //! The daemon finds each process of every reading here, up to a hundred times a second. Therefore processes are in a hash map,
 //! and the search for a reading starts at the latest one.
 
-use gpumem_ledger::{AgreedReading, Place, ProcessKey};
+use gpumem_ledger::{AccountRef, AgreedReading, ProcessKey};
 use gpumem_model::coverage::PartStart;
 use gpumem_model::series::Series;
 use std::collections::{HashMap, VecDeque};
@@ -22,7 +22,7 @@ pub(crate) struct ProcessSeries {
     /// Counts of the earlier parts of the process's life, if there are any.
     pub before: Option<Box<PartStart>>,
     /// Series of each device. A device whose name was unknown at first has a second series from that time.
-    series: Vec<(Place, Series)>,
+    series: Vec<(AccountRef, Series)>,
 }
 
 impl ProcessSeries {
@@ -32,7 +32,7 @@ impl ProcessSeries {
     }
 
     /// Returns the series of a device; creates it with this bucket width if needed.
-    pub fn series_mut(&mut self, place: Place, width_ns: u64) -> &mut Series {
+    pub fn series_mut(&mut self, place: AccountRef, width_ns: u64) -> &mut Series {
         let at = match self.series.iter().position(|(known, _)| *known == place) {
             Some(at) => at,
             None => {
@@ -44,7 +44,7 @@ impl ProcessSeries {
     }
 
     /// Returns the series of a device, if there is one.
-    pub fn series(&self, place: Place) -> Option<&Series> {
+    pub fn series(&self, place: AccountRef) -> Option<&Series> {
         self.series.iter().find(|(known, _)| *known == place).map(|(_, series)| series)
     }
 }

@@ -45,7 +45,7 @@ impl UserQueue {
     }
 
     /// Runs `work` for one connection while the user's other connections wait. If it takes long, pauses the user afterwards.
-    pub(crate) async fn alone<T>(&self, work: impl Future<Output = T>) -> T {
+    pub(crate) async fn run_alone<T>(&self, work: impl Future<Output = T>) -> T {
         let _turn = self.recovering.lock().await;
         let (mut work, mut took) = (pin!(work), Duration::ZERO);
         // Only processor time counts: on a busy machine the work is interrupted, which must not pause the user.
@@ -99,16 +99,16 @@ mod tests {
     async fn only_work_that_takes_long_is_followed_by_a_pause() {
         let queue = UserQueue::default();
         let began = tokio::time::Instant::now();
-        queue.alone(tokio::time::sleep(4 * LONG)).await;
+        queue.run_alone(tokio::time::sleep(4 * LONG)).await;
         assert!(began.elapsed() < 4 * LONG + LONG, "{:?}", began.elapsed());
-        queue.alone(async { std::thread::sleep(LONG + Duration::from_millis(10)) }).await;
+        queue.run_alone(async { std::thread::sleep(LONG + Duration::from_millis(10)) }).await;
         assert!(began.elapsed() < 4 * LONG + LONG, "{:?}", began.elapsed());
         let work = async {
             let started = clock::cpu();
             while clock::cpu() - started < LONG + Duration::from_millis(10) {}
         };
         let began = tokio::time::Instant::now();
-        queue.alone(work).await;
+        queue.run_alone(work).await;
         assert!(began.elapsed() > LONG * PAUSE_FACTOR, "{:?}", began.elapsed());
     }
 

@@ -2,7 +2,7 @@
 
 use crate::clock;
 use crate::stats::{Count, Stats};
-use gpumem_runs::store::{Over, Store, StoreError};
+use gpumem_runs::store::{DeletableRun, Store, StoreError};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -154,7 +154,7 @@ impl Sweeper {
     }
 
     /// Decides whether ended runs are deleted for their age by the wall clock. Logs a change of the decision.
-    fn update_doubt(&mut self, over: &[Over], wall: Duration, up: Duration) {
+    fn update_doubt(&mut self, over: &[DeletableRun], wall: Duration, up: Duration) {
         let written: Vec<i64> = over.iter().map(|over| over.written_s).collect();
         let has_old = over.iter().any(|over| self.retention.is_too_old(over, wall));
         let wall_s = seconds(wall);
@@ -191,14 +191,14 @@ impl Sweeper {
         if started >= self.next_plan
             || self.target_bytes.is_some() && self.plan.users.is_empty() && !self.is_too_large
         {
-            let over = store.over()?;
+            let over = store.deletable_runs()?;
             self.update_doubt(&over, wall, up);
             self.plan = Plan::of(over);
             self.next_plan = started + PLAN_INTERVAL;
         }
         loop {
             let is_too_much = self.target_bytes.is_some_and(|bytes| room.used_bytes() > bytes);
-            let is_old = |over: &Over| self.doubt.is_none() && self.retention.is_too_old(over, wall);
+            let is_old = |over: &DeletableRun| self.doubt.is_none() && self.retention.is_too_old(over, wall);
             let (next, count, index) = if let Some(old) = self.plan.take_oldest(is_old) {
                 (old, Count::DeletedAge, 0)
             } else if is_too_much && let Some(next) = self.plan.take_oldest_of_largest() {
@@ -241,7 +241,7 @@ impl Sweeper {
 }
 
 impl Retention {
-    fn is_too_old(&self, over: &Over, wall: Duration) -> bool {
+    fn is_too_old(&self, over: &DeletableRun, wall: Duration) -> bool {
         let age = wall.saturating_sub(Duration::from_secs(over.written_s.try_into().unwrap_or(0)));
         self.age.is_some_and(|max| age > max)
     }
@@ -259,13 +259,13 @@ struct Plan {
 #[derive(Debug, Default)]
 struct UserRuns {
     /// Runs of the user, oldest first.
-    runs: VecDeque<Over>,
+    runs: VecDeque<DeletableRun>,
     bytes: u64,
 }
 
 impl Plan {
     /// Makes a plan from the ended runs `all`, which are ordered by age, oldest first.
-    fn of(all: Vec<Over>) -> Self {
+    fn of(all: Vec<DeletableRun>) -> Self {
         let known: Vec<u64> = all.iter().filter_map(|over| over.bytes).collect();
         let default_bytes = known.iter().sum::<u64>().checked_div(known.len() as u64).unwrap_or(1);
         let mut plan = Plan { users: BTreeMap::new(), default_bytes };
@@ -277,7 +277,7 @@ impl Plan {
         plan
     }
 
-    fn take(&mut self, user: Option<u64>) -> Option<Over> {
+    fn take(&mut self, user: Option<u64>) -> Option<DeletableRun> {
         let user_runs = self.users.get_mut(&user)?;
         let over = user_runs.runs.pop_front()?;
         user_runs.bytes -= over.bytes.unwrap_or(self.default_bytes);
@@ -287,7 +287,7 @@ impl Plan {
         Some(over)
     }
 
-    fn take_oldest(&mut self, is_wanted: impl Fn(&Over) -> bool) -> Option<Over> {
+    fn take_oldest(&mut self, is_wanted: impl Fn(&DeletableRun) -> bool) -> Option<DeletableRun> {
         let oldest = |user_runs: &UserRuns| user_runs.runs.front().copied();
         let (over, user) = self
             .users
@@ -297,7 +297,7 @@ impl Plan {
         if is_wanted(&over) { self.take(user) } else { None }
     }
 
-    fn take_oldest_of_largest(&mut self) -> Option<Over> {
+    fn take_oldest_of_largest(&mut self) -> Option<DeletableRun> {
         let (&user, _) = self.users.iter().max_by_key(|(_, runs)| runs.bytes)?;
         self.take(user)
     }
@@ -308,8 +308,8 @@ mod tests {
     use super::*;
     use gpumem_runs::store::RunId;
 
-    fn over(id: i64, uid: Option<u64>, bytes: Option<u64>) -> Over {
-        Over { id: RunId(id), written_s: id, uid, bytes }
+    fn over(id: i64, uid: Option<u64>, bytes: Option<u64>) -> DeletableRun {
+        DeletableRun { id: RunId(id), written_s: id, uid, bytes }
     }
 
     #[test]

@@ -56,7 +56,7 @@ struct Inner {
     settings: ProcessSettings,
     /// Watches all pidfds; readable when one of the processes has ended. `None` if it cannot be created.
     epoll: Option<OwnedFd>,
-    /// The same descriptor registered with tokio, once [`Processes::gone`] was called.
+    /// The same descriptor registered with tokio, once [`Processes::next_ended`] was called.
     ready: OnceCell<Option<AsyncFd<OwnedFd>>>,
     /// Notified when a process was removed from the table.
     ended: Notify,
@@ -67,8 +67,8 @@ struct Inner {
 struct Table {
     /// Running processes by pid.
     live: HashMap<u32, Entry>,
-    /// Ended processes that [`Processes::gone`] has not returned yet.
-    unreported: VecDeque<Gone>,
+    /// Ended processes that [`Processes::next_ended`] has not returned yet.
+    unreported: VecDeque<EndedProcess>,
     /// Processes added since the last [`Processes::take_new`].
     take_new: Vec<ProcessKey>,
     /// Recently ended processes with their uids, oldest first. A late reading may still name them.
@@ -121,9 +121,9 @@ struct Entry {
     late: Option<LateFacts>,
 }
 
-/// A process that has ended, as returned by [`Processes::gone`].
+/// A process that has ended, as returned by [`Processes::next_ended`].
 #[derive(Debug)]
-pub struct Gone {
+pub struct EndedProcess {
     /// The process.
     pub key: ProcessKey,
     /// Its facts.
@@ -132,7 +132,7 @@ pub struct Gone {
     pidfd: Option<OwnedFd>,
 }
 
-impl Gone {
+impl EndedProcess {
     /// Returns the exit status as waitpid encodes it, if the pidfd or /proc already has it.
     pub(crate) fn status(&self) -> Option<u64> {
         let of_pidfd = self.pidfd.as_ref().and_then(crate::descriptors::exit_status);
@@ -235,7 +235,7 @@ impl Processes {
             let _ = epoll::delete(epoll, pidfd);
         }
         let (proc, facts, uid) = (self.inner.proc.clone(), Arc::clone(&entry.facts), entry.facts.uid);
-        table.unreported.push_back(Gone { key, facts, proc, pidfd: entry.pidfd });
+        table.unreported.push_back(EndedProcess { key, facts, proc, pidfd: entry.pidfd });
         table.note_ended(key, uid);
         self.inner.ended.notify_one();
     }
@@ -278,7 +278,7 @@ impl Processes {
 
     /// Waits for the next ended process and returns it. Each is returned once; dropping the future loses none. The receiver
     /// decides when to send its `ProcessGone`, because records of its agent may still arrive.
-    pub async fn gone(&self) -> Gone {
+    pub async fn next_ended(&self) -> EndedProcess {
         let make = async || {
             let epoll = self.inner.epoll.as_ref()?.try_clone().ok()?;
             #[expect(deprecated, reason = "its unsafe successor is for types whose descriptor may change")]
@@ -289,8 +289,8 @@ impl Processes {
             let without_pidfd = {
                 let mut table = self.lock();
                 self.sweep_table(&mut table);
-                if let Some(gone) = table.unreported.pop_front() {
-                    return gone;
+                if let Some(next_ended) = table.unreported.pop_front() {
+                    return next_ended;
                 }
                 table.without_pidfd > 0
             };

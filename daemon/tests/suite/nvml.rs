@@ -65,8 +65,10 @@ async fn a_process_that_ends_is_told_and_its_pid_is_free_again() {
     watcher.until("it is seen", |seen| seen.readings(0) >= 1 && !seen.rows(0).is_empty()).await;
     let key = watcher.processes.identify(pid).expect("alive");
     drop(holder);
-    let gone =
-        tokio::time::timeout(Duration::from_secs(10), watcher.processes.gone()).await.expect("told").key;
+    let gone = tokio::time::timeout(Duration::from_secs(10), watcher.processes.next_ended())
+        .await
+        .expect("told")
+        .key;
     assert_eq!(gone, key);
     watcher.until("its row is gone", |seen| seen.rows(0).is_empty()).await;
 }

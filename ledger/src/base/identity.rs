@@ -66,7 +66,7 @@ impl std::fmt::Display for DeviceName {
 
 /// Refers to an account: one process on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Place {
+pub enum AccountRef {
     /// The account on the device with this index in [`Snapshot::devices`](crate::Snapshot::devices).
     Device(usize),
     /// The account with this index in [`ProcessView::accounts`](crate::ProcessView::accounts); its device is not known yet.

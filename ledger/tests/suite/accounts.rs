@@ -1,10 +1,10 @@
 //! Accounts of a process: devices without a name or beyond the maximum, windows of `tracked`, waiting samples.
 
 use crate::common::{DEV, KEY, MIB, Script, device, verify};
-use gpumem_ledger::{Place, WINDOW_NS, Window};
+use gpumem_ledger::{AccountRef, WINDOW_NS, Window};
 use gpumem_wire::*;
 
-fn windows(s: &mut Script) -> Vec<(Place, Window)> {
+fn windows(s: &mut Script) -> Vec<(AccountRef, Window)> {
     let taken = s.ledger.take_windows();
     taken
         .map(|(key, place, window)| (key == KEY, place, window))
@@ -25,14 +25,18 @@ fn windows_have_the_time_of_their_own_records() {
     assert_eq!(windows(&mut s), [], "the first one is still open");
     s.ledger.end_windows();
     let first = Window { start_ns: 0, min: 0, max: 150, last: 50 };
-    assert_eq!(windows(&mut s), [(Place::Device(0), first)]);
+    assert_eq!(windows(&mut s), [(AccountRef::Device(0), first)]);
     s.alloc(0x3000, 1);
     s.at(7 * WINDOW_NS).alloc(0x4000, 900);
     let rest = Window { start_ns: 0, min: 50, max: 51, last: 51 };
-    assert_eq!(windows(&mut s), [(Place::Device(0), rest)], "the rest of it ends where the next one begins");
+    assert_eq!(
+        windows(&mut s),
+        [(AccountRef::Device(0), rest)],
+        "the rest of it ends where the next one begins"
+    );
     s.ledger.end_windows();
     let next = Window { start_ns: 7 * WINDOW_NS, min: 51, max: 951, last: 951 };
-    assert_eq!(windows(&mut s), [(Place::Device(0), next)]);
+    assert_eq!(windows(&mut s), [(AccountRef::Device(0), next)]);
     s.ledger.end_windows();
     assert_eq!(windows(&mut s), [], "nothing happened");
 }
@@ -44,11 +48,11 @@ fn a_slot_without_a_name_has_windows_until_it_gets_one() {
     s.alloc(0x1000, 100);
     s.ledger.end_windows();
     let window = Window { start_ns: 0, min: 0, max: 100, last: 100 };
-    assert_eq!(windows(&mut s), [(Place::Unnamed(1), window)]);
+    assert_eq!(windows(&mut s), [(AccountRef::Unnamed(1), window)]);
     s.control(device(8));
     s.alloc(0x2000, 100);
     s.ledger.end_windows();
-    assert_eq!(windows(&mut s)[0].0, Place::Device(1));
+    assert_eq!(windows(&mut s)[0].0, AccountRef::Device(1));
 }
 
 #[test]

@@ -19,7 +19,7 @@ const SHORT: usize = 12;
 
 /// Container, pod and batch job of a process; absent where its groups name none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct CgroupOwner {
     /// Full container id, 64 hexadecimal digits.
     pub container: Option<String>,
     /// Pod uid with hyphens, even where the path has underscores.
@@ -30,7 +30,7 @@ pub struct Place {
     pub slurm_step: Option<String>,
 }
 
-impl Place {
+impl CgroupOwner {
     /// Reads the text of /proc/PID/cgroup. All lines count, because Slurm creates groups in some hierarchies only. The unified
     /// hierarchy's line comes first.
     pub fn of_file(text: &str) -> Self {
@@ -40,15 +40,15 @@ impl Place {
             Some((number == "0", path))
         });
         let (unified, others): (Vec<_>, Vec<_>) = lines.partition(|(is_unified, _)| *is_unified);
-        let paths = unified.into_iter().chain(others).map(|(_, path)| Place::of_path(path));
-        paths.fold(Place::default(), |all, more| {
+        let paths = unified.into_iter().chain(others).map(|(_, path)| CgroupOwner::of_path(path));
+        paths.fold(CgroupOwner::default(), |all, more| {
             // The step must come from the same line as the job.
             let slurm = if all.slurm_job.is_some() {
                 (all.slurm_job, all.slurm_step)
             } else {
                 (more.slurm_job, more.slurm_step)
             };
-            Place {
+            CgroupOwner {
                 container: all.container.or(more.container),
                 pod_uid: all.pod_uid.or(more.pod_uid),
                 slurm_job: slurm.0,
@@ -59,7 +59,7 @@ impl Place {
 
     /// Reads one path.
     pub fn of_path(path: &str) -> Self {
-        let mut place = Place::default();
+        let mut place = CgroupOwner::default();
         let path = path.strip_suffix(" (deleted)").unwrap_or(path);
         let (mut is_users, mut is_slurm, mut in_job) = (false, false, false);
         for part in path.split('/') {

@@ -226,7 +226,7 @@ fn every_key_of_json_is_explained() {
     let documents = [
         crate::json::json(&report),
         crate::oom::json(&report),
-        crate::iterations::json(&report, crate::iterations::Choice { every: 1, columns: true }),
+        crate::iterations::json(&report, crate::iterations::IterationFilter { every: 1, columns: true }),
         crate::own::json(&report),
         crate::diff::data::json(&diff, Some(&verdict)),
     ];

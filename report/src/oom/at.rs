@@ -25,7 +25,7 @@ pub struct TimeWindow {
 
 /// A run with its id in the store.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct StoredRun {
     /// Id in the store, such as `r7`.
     pub id: Option<String>,
     /// The stored run.
@@ -34,7 +34,7 @@ pub struct Seen {
 
 /// A process that ended or ran out of memory within the searched time.
 struct ProcessEnd<'r> {
-    seen: &'r Seen,
+    seen: &'r StoredRun,
     device: &'r Device,
     /// Wall-clock time in ns since 1970.
     time_ns: i64,
@@ -71,7 +71,7 @@ fn end_ns(run: &Run) -> Option<i64> {
 
 /// Returns the processes found on the devices that `is_selected` selects, in the order of time.
 fn found<'r>(
-    seen: &'r [Seen],
+    seen: &'r [StoredRun],
     is_selected: &dyn Fn(&Device) -> bool,
     around: TimeWindow,
 ) -> Vec<ProcessEnd<'r>> {
@@ -96,7 +96,7 @@ fn found<'r>(
 
 /// Returns the text form. `hidden` counts the processes of other users whose runs the reader may not see.
 pub fn text(
-    seen: &[Seen],
+    seen: &[StoredRun],
     is_selected: &dyn Fn(&Device) -> bool,
     around: TimeWindow,
     hidden: &BTreeMap<String, usize>,
@@ -172,7 +172,7 @@ fn end_line(found: &ProcessEnd<'_>) -> String {
 
 /// Returns the processes around a time as one JSON document (docs/oom.md).
 pub fn json(
-    seen: &[Seen],
+    seen: &[StoredRun],
     is_selected: &dyn Fn(&Device) -> bool,
     around: TimeWindow,
     hidden: &BTreeMap<String, usize>,

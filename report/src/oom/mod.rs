@@ -32,7 +32,7 @@ const PLACES: usize = 4;
 
 /// Options of the text form.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Form<'a> {
+pub struct OomOptions<'a> {
     /// Whether every entry is shown in full.
     pub all: bool,
     /// Runs of the other processes of the job.
@@ -73,7 +73,7 @@ fn entries<'r>(run: &'r Run) -> Vec<Entry<'r>> {
 
 /// Returns the text form. OOMs that ended the process, or may have, are shown in full. Survived ones are counted, and the latest
 /// is shown if there is no other.
-pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
+pub fn text(report: &Report<'_>, form: OomOptions<'_>) -> String {
     let run = report.run;
     let times = Times::of(run);
     let mut shown = entries(run);

@@ -3,7 +3,7 @@ mod machine;
 
 use gpumem_model::run::{Cell, Class, Moment, OomKind, Run, State};
 use gpumem_report::bridge::{Bridge, Source};
-use gpumem_report::oom::{self, Form};
+use gpumem_report::oom::{self, OomOptions};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{Layout, text};
 use gpumem_report::{GroupBy, Report, csv, json};
@@ -170,7 +170,7 @@ fn an_oom_is_told_with_who_had_the_device() {
     let mut said = Machine::new();
     said.train();
     said.run_out();
-    let text = oom::text(&report(&said.run(), None), Form::default());
+    let text = oom::text(&report(&said.run(), None), OomOptions::default());
     assert_eq!(
         text,
         "\
@@ -204,7 +204,7 @@ fn an_oom_with_unified_memory_is_told_with_the_rest_of_the_host() {
     let mut run = said.run();
     let of_last = run.devices[0].details.ooms.last_mut().and_then(|oom| oom.device.as_mut());
     of_last.expect("the device then").unified = true;
-    let text = oom::text(&report(&run, None), Form::default());
+    let text = oom::text(&report(&run, None), OomOptions::default());
     let expected = "rest of the host 64 + system 623 + available 1,102 = 81,559 with above\n";
     assert!(text.contains(expected), "{text}");
 }
@@ -230,7 +230,7 @@ fn pressure_is_no_oom_and_a_limit_of_the_pool_is_one() {
         ooms.iter().map(|oom| (oom.kind, oom.is_out_of_memory())).collect::<Vec<_>>(),
         [(OomKind::Pressure, false), (OomKind::Pool, true),]
     );
-    let text = oom::text(&report(&run, None), Form::default());
+    let text = oom::text(&report(&run, None), OomOptions::default());
     assert!(text.starts_with("OOM #1 "), "{text}");
     for expected in [
         " pid 41873 survived  (MiB)\n",
@@ -240,7 +240,7 @@ fn pressure_is_no_oom_and_a_limit_of_the_pool_is_one() {
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }
-    let all = oom::text(&report(&run, None), Form { all: true, ..Form::default() });
+    let all = oom::text(&report(&run, None), OomOptions { all: true, ..OomOptions::default() });
     assert!(all.starts_with("PRESSURE #1 ") && all.contains("\nOOM #1 "), "{all}");
 }
 
@@ -355,7 +355,7 @@ fn the_other_ranks_of_the_job_are_one_line() {
         sibling(5, ended(-400_000_000), false),
         sibling(6, ended(900_000_000), true),
     ];
-    let text = oom::text(&report(&run, None), Form { all: false, job: &job });
+    let text = oom::text(&report(&run, None), OomOptions { all: false, job: &job });
     let line = text.lines().find(|line| line.starts_with("ranks ")).expect("a line");
     let start = "ranks    this is 3 of 8; alive 0-2 (used ";
     assert!(line.starts_with(start), "{line}");
@@ -366,7 +366,7 @@ fn the_other_ranks_of_the_job_are_one_line() {
     ] {
         assert!(line.contains(words), "{words} in {line}");
     }
-    let alone = oom::text(&report(&run, None), Form { all: false, job: &job[3..4] });
+    let alone = oom::text(&report(&run, None), OomOptions { all: false, job: &job[3..4] });
     assert!(!alone.contains("ranks "), "{alone}");
 }
 
@@ -378,7 +378,7 @@ fn others_that_are_not_shown_have_no_name() {
     for holder in run.devices[0].details.ooms[0].device.as_mut().expect("read").holders.iter_mut().skip(1) {
         (holder.pid, holder.user) = (0, None);
     }
-    let text = oom::text(&report(&run, None), Form::default());
+    let text = oom::text(&report(&run, None), OomOptions::default());
     assert!(text.contains("another process   6,644") && !text.contains("bob"), "{text}");
     assert!(text.contains("verdict  fits without another process's growth"), "{text}");
 }
@@ -397,7 +397,7 @@ fn what_else_ended_it_comes_first_and_names_are_harmless() {
     ];
     run.process.facts.extend(facts.map(|(key, value)| (key.to_owned(), value.to_owned())));
     run.state = State::Closed { time_ns: 204_000_000_000, status: Some(9) };
-    let text = oom::text(&report(&run, None), Form::default());
+    let text = oom::text(&report(&run, None), OomOptions::default());
     let first = "END 00:03:23Z pid 41873: killed by the kernel for HOST memory, not GPU memory: the limit of 64.0 GiB of step 0 of Slurm job 8812\n";
     assert!(text.starts_with(first), "{text}");
     assert!(!text.contains('\u{1b}'), "{text:?}");

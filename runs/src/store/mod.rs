@@ -36,6 +36,6 @@ mod writer;
 
 pub use error::{ParseRunIdError, RunId, StoreError};
 pub use file::{NewestPart, RunSummary, Store};
-pub use room::{Over, Room};
+pub use room::{DeletableRun, StoreSize};
 pub use schema::VERSION;
 pub use select::{Filter, STATES, SelectedRun, Sort, state_name};

@@ -7,21 +7,21 @@ use super::tables::{execute, maybe_unsigned, unsigned};
 use super::writer::{Writer, writer};
 use rusqlite::{OptionalExtension, Row};
 
-/// Reads the columns that [`over`] and [`is_in_use`] need.
+/// Reads the columns that [`deletable_runs`] and [`is_in_use`] need.
 const SELECT: &str =
     "SELECT id, written_s, writer_pid, writer_start, writer_boot, pid, start_ticks, life, rolled_ns, owner_uid, weight
     FROM run";
 
 /// Size of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Room {
+pub struct StoreSize {
     /// Size of the store's file in bytes, without the write-ahead log.
     pub file_bytes: u64,
     /// Bytes of the file that [`Store::shrink`] can return.
     pub free_bytes: u64,
 }
 
-impl Room {
+impl StoreSize {
     /// Returns the bytes that runs occupy.
     pub fn used_bytes(&self) -> u64 {
         self.file_bytes.saturating_sub(self.free_bytes)
@@ -30,7 +30,7 @@ impl Room {
 
 /// A run that may be deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Over {
+pub struct DeletableRun {
     /// Id of the run.
     pub id: RunId,
     /// Time of its last write, in seconds since 1970.
@@ -58,38 +58,42 @@ impl Store {
     }
 
     /// Returns the size of the store.
-    pub fn room(&self) -> Result<Room> {
+    pub fn room(&self) -> Result<StoreSize> {
         self.sql(|db| {
             let pragma = |name| db.pragma_query_value(None, name, |row| unsigned(row, 0));
             let (page, pages, free) =
                 (pragma("page_size")?, pragma("page_count")?, pragma("freelist_count")?);
-            Ok(Room { file_bytes: pages.saturating_mul(page), free_bytes: free.saturating_mul(page) })
+            Ok(StoreSize { file_bytes: pages.saturating_mul(page), free_bytes: free.saturating_mul(page) })
         })
     }
 
     /// Returns the runs that may be deleted, the one with the oldest last write first. These are runs of the daemon whose process
     /// has ended and whose writer has ended; imports are never among them.
-    pub fn over(&self) -> Result<Vec<Over>> {
+    pub fn deletable_runs(&self) -> Result<Vec<DeletableRun>> {
         let sql = format!("{SELECT} WHERE source_kind = 'daemon'");
-        let mut over: Vec<Over> = self.sql(|db| {
+        let mut deletable_runs: Vec<DeletableRun> = self.sql(|db| {
             let mut statement = db.prepare_cached(&sql)?;
-            let rows = statement.query_map([], |row| Ok((over(row)?, is_in_use(row)?)))?;
-            rows.filter_map(|row| row.map(|(over, is_in_use)| (!is_in_use).then_some(over)).transpose())
-                .collect()
+            let rows = statement.query_map([], |row| Ok((deletable_runs(row)?, is_in_use(row)?)))?;
+            rows.filter_map(|row| {
+                row.map(|(deletable_runs, is_in_use)| (!is_in_use).then_some(deletable_runs)).transpose()
+            })
+            .collect()
         })?;
-        over.sort_by_key(|over| (over.written_s, over.id));
-        Ok(over)
+        deletable_runs.sort_by_key(|deletable_runs| (deletable_runs.written_s, deletable_runs.id));
+        Ok(deletable_runs)
     }
 
-    /// Deletes a run that [`Store::over`] returned. Returns false and deletes nothing if the run has changed or is in use again.
-    pub fn delete(&mut self, over: Over) -> Result<bool> {
+    /// Deletes a run that [`Store::deletable_runs`] returned. Returns false and deletes nothing if the run has changed or is in use again.
+    pub fn delete(&mut self, deletable_runs: DeletableRun) -> Result<bool> {
         let sql = format!("{SELECT} WHERE id = ?");
         self.transaction(|db| {
-            let found = db.query_row(&sql, [over.id.0], |row| Ok((self::over(row)?, is_in_use(row)?)));
-            if !matches!(found.optional()?, Some((found, false)) if found == over) {
+            let found = db.query_row(&sql, [deletable_runs.id.0], |row| {
+                Ok((self::deletable_runs(row)?, is_in_use(row)?))
+            });
+            if !matches!(found.optional()?, Some((found, false)) if found == deletable_runs) {
                 return Ok(false);
             }
-            execute(db, "DELETE FROM run WHERE id = ?", [over.id.0])?;
+            execute(db, "DELETE FROM run WHERE id = ?", [deletable_runs.id.0])?;
             Ok(true)
         })
     }
@@ -113,8 +117,8 @@ impl Store {
     }
 }
 
-fn over(row: &Row<'_>) -> rusqlite::Result<Over> {
-    Ok(Over {
+fn deletable_runs(row: &Row<'_>) -> rusqlite::Result<DeletableRun> {
+    Ok(DeletableRun {
         id: RunId(row.get(0)?),
         written_s: row.get(1)?,
         uid: maybe_unsigned(row, 9)?,

@@ -164,7 +164,7 @@ fn formatted(report: &Report<'_>, args: &Args) -> String {
     if args.html {
         html::html(report)
     } else if args.iterations {
-        let choice = iterations::Choice { every: args.every.unwrap_or(1), columns: args.columns };
+        let choice = iterations::IterationFilter { every: args.every.unwrap_or(1), columns: args.columns };
         match (args.json, args.csv) {
             (true, _) => iterations::json(report, choice),
             (_, true) => iterations::csv(report, choice),

@@ -9,8 +9,8 @@ use anyhow::Result;
 use gpumem_model::owner::Owner;
 use gpumem_model::run::{Device, Run};
 use gpumem_model::units::signed;
-use gpumem_report::oom::at::{self, Seen, TimeWindow};
-use gpumem_report::oom::{self, Form};
+use gpumem_report::oom::at::{self, StoredRun, TimeWindow};
+use gpumem_report::oom::{self, OomOptions};
 use std::collections::BTreeMap;
 
 /// Prints the OOMs of one or several processes, or of a device around a time.
@@ -23,7 +23,7 @@ pub(crate) fn oom(args: &Oom) -> Result<()> {
     let formatted = |run: &Run, id: Option<&String>, job: &[Run]| -> Result<String> {
         let mut report = report(run, &args)?;
         report.id = id.cloned();
-        Ok(if args.json { oom::json(&report) } else { oom::text(&report, Form { all, job }) })
+        Ok(if args.json { oom::json(&report) } else { oom::text(&report, OomOptions { all, job }) })
     };
     print(&match found(&args)?.what {
         What::One(mut one) => {
@@ -74,7 +74,7 @@ fn around(args: &Oom, at_ns: i64) -> Result<()> {
         Err(unreachable) if args.source.socket.as_deref().is_some() => return Err(unreachable.into()),
         _ => find::around(around, &report)?,
     };
-    let seen: Vec<Seen> = found.into_iter().map(|RunReply { id, run }| Seen { id, run }).collect();
+    let seen: Vec<StoredRun> = found.into_iter().map(|RunReply { id, run }| StoredRun { id, run }).collect();
     let is_named =
         |index: u32, uuid: &str| args.device.as_deref().is_none_or(|name| names_device(name, index, uuid));
     let is_it = |device: &Device| is_named(device.ordinal.into(), &device.name);

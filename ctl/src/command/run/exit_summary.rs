@@ -7,7 +7,7 @@ use crate::proc::Stat;
 use gpumem_model::escape::quoted;
 use gpumem_model::run::State;
 use gpumem_model::units::plural;
-use gpumem_report::brief::{Ended, brief};
+use gpumem_report::brief::{EndedRun, brief};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -57,8 +57,8 @@ impl ExitSummary<'_> {
         if runs.is_empty() {
             return notes.print(&format!("no GPU memory: {}", self.why_nothing()));
         }
-        let ended: Vec<Ended<'_>> =
-            runs.iter().map(|reply| Ended { id: reply.id.as_deref(), run: &reply.run }).collect();
+        let ended: Vec<EndedRun<'_>> =
+            runs.iter().map(|reply| EndedRun { id: reply.id.as_deref(), run: &reply.run }).collect();
         for line in brief(&ended, &format!("--job {job}")) {
             notes.print(&if line.starts_with("next: ") { line + socket } else { line });
         }

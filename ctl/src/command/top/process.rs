@@ -141,10 +141,12 @@ impl Process {
                 self.refresh();
             }
             Key::Char('w') => self.window = (self.window + 1) % WINDOWS_S.len(),
-            Key::Char('o') => self.show(|report| oom::text(report, oom::Form { all: false, job: &[] })),
+            Key::Char('o') => self.show(|report| oom::text(report, oom::OomOptions { all: false, job: &[] })),
             Key::Char('g') => self.show(|report| growth::table(report, false)),
             Key::Char('x') => self.show(steps::text),
-            Key::Char('i') => self.show(|report| iterations::text(report, iterations::Choice::default())),
+            Key::Char('i') => {
+                self.show(|report| iterations::text(report, iterations::IterationFilter::default()))
+            }
             Key::Char('e') => self.show(|_| explain::list(None)),
             Key::Enter | Key::Right => {
                 let Some(word) = self.word() else { return true };

@@ -303,7 +303,7 @@ impl Connection {
                 }
                 // The process has ended, so all its packets are in the socket. Do not wait for the end of the connection:
                 // children may hold it open.
-                _ = &mut gone => break self.read_packets(stream, usize::MAX).await.err().unwrap_or(ConnectionEnd::Gone),
+                _ = &mut gone => break self.read_packets(stream, usize::MAX).await.err().unwrap_or(ConnectionEnd::EndedProcess),
                 Ok(()) = resyncs.changed() => self.request_resync(stream),
                 Some(command) = self.inbox.commands.recv() => self.command(stream, command),
                 Some(successor) = self.inbox.successors.recv() => successors.push(successor),
@@ -434,7 +434,7 @@ impl Connection {
         }
         // Do not read the memory of a peer that sent invalid data.
         if let Some(memory) = self.memory.take().filter(|_| end.count().is_none())
-            && let Err(error) = Arc::clone(self.slot.queue()).alone(self.recover(memory, ended_ns)).await
+            && let Err(error) = Arc::clone(self.slot.queue()).run_alone(self.recover(memory, ended_ns)).await
             && is_logged
         {
             tracing::warn!(pid, uid, why = %error, "the unsent records of an agent cannot be read");

@@ -46,7 +46,7 @@ impl Refusal {
             Refusal::EarlyEnd | Refusal::System(_) => Count::RefusedEarlyEnd,
             Refusal::NoHello(_) => Count::RefusedHello,
             Refusal::Version(_) => Count::RefusedVersion,
-            Refusal::ProcessAmounts(IdentityError::Gone(_)) => Count::RefusedGone,
+            Refusal::ProcessAmounts(IdentityError::EndedProcess(_)) => Count::RefusedGone,
             Refusal::ProcessAmounts(_) => Count::RefusedIdentity,
             Refusal::Descriptors(_) => Count::RefusedDescriptors,
             Refusal::NoDescriptor => Count::AcceptFailures,
@@ -74,7 +74,7 @@ pub(super) enum ConnectionEnd {
     #[error("it closed the connection")]
     Closed,
     #[error("the process ended")]
-    Gone,
+    EndedProcess,
     #[error("{0}")]
     Fault(Fault),
     #[error("a packet is longer than {MAX_PACKET_BYTES} bytes")]
@@ -97,7 +97,7 @@ impl ConnectionEnd {
             ConnectionEnd::Oversize => Some(Count::DroppedOversize),
             ConnectionEnd::Descriptors => Some(Count::DroppedDescriptors),
             ConnectionEnd::Closed
-            | ConnectionEnd::Gone
+            | ConnectionEnd::EndedProcess
             | ConnectionEnd::System(_)
             | ConnectionEnd::ShuttingDown => None,
         }

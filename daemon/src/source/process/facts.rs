@@ -9,7 +9,7 @@ use super::parse;
 use crate::os::is_out_of_descriptors;
 use gpumem_ledger::ProcessKey;
 use gpumem_model::owner::MAPPED_JOB;
-use gpumem_model::owner::cgroup::Place;
+use gpumem_model::owner::cgroup::CgroupOwner;
 use gpumem_wire::{Body, Reading, Record, Stamp};
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -47,7 +47,7 @@ pub struct Facts {
     /// Path of the process's control group.
     pub cgroup: Option<String>,
     /// Container and job found in the paths of all its control groups.
-    pub place: Place,
+    pub place: CgroupOwner,
     /// Names of its container in Kubernetes; retried until the kubelet has written them.
     pub names: Option<PodNames>,
     /// Job that a batch system's files assign to its GPUs; empty if an earlier result turned out to be wrong.
@@ -108,7 +108,9 @@ impl Facts {
             uid: status.uid,
             user: status.uid.and_then(|uid| users.name(uid)),
             cgroup: cgroup.as_deref().and_then(|text| parse::cgroup(text).map(parse::line)),
-            place: cgroup.map(|text| Place::of_file(&String::from_utf8_lossy(&text))).unwrap_or_default(),
+            place: cgroup
+                .map(|text| CgroupOwner::of_file(&String::from_utf8_lossy(&text)))
+                .unwrap_or_default(),
             parent_pid: stat.parent_pid,
             ancestors,
             inner_pid: status.inner_pid,

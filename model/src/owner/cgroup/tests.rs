@@ -12,7 +12,7 @@ fn text(pattern: &str) -> String {
 }
 
 /// Returns `container pod job step`, with `-` for absent values.
-fn said(place: &Place) -> String {
+fn said(place: &CgroupOwner) -> String {
     let container = place.container.as_deref().map(|id| if id == ID { "ID" } else { "OTHER" });
     let pod = place.pod_uid.as_deref().map(|uid| if uid == UID { "UID" } else { uid });
     let words = [container, pod, place.slurm_job.as_deref(), place.slurm_step.as_deref()];
@@ -116,7 +116,7 @@ fn runtimes_and_batch_systems_name_groups_as_they_do() {
         ("0::/docker/ID (deleted)", "ID - - -"),
     ];
     for (file, expected) in files {
-        assert_eq!(said(&Place::of_file(&text(file))), expected, "{file}");
+        assert_eq!(said(&CgroupOwner::of_file(&text(file))), expected, "{file}");
     }
 }
 
@@ -129,7 +129,7 @@ fn a_user_cannot_be_somebody_elses_job_or_pod() {
         ("/kubepods/podUID/ID", "ID - - -"),
         ("/app.slice/docker-ID.scope", "ID - - -"),
     ] {
-        assert_eq!(said(&Place::of_file(&text(&format!("{own}{below}")))), expected, "{below}");
+        assert_eq!(said(&CgroupOwner::of_file(&text(&format!("{own}{below}")))), expected, "{below}");
     }
 }
 
@@ -151,11 +151,11 @@ fn what_only_looks_like_a_name_is_none() {
         "/podcasts/a",
         "/kubepods-pod\"},x=\"1.slice",
     ] {
-        assert_eq!(Place::of_path(&text(path)), Place::default(), "{path}");
+        assert_eq!(CgroupOwner::of_path(&text(path)), CgroupOwner::default(), "{path}");
     }
     // A job with an invalid step is still recognised.
-    assert_eq!(said(&Place::of_path("/slurm/job_1/step_\u{1b}[2J/x")), "- - 1 -");
+    assert_eq!(said(&CgroupOwner::of_path("/slurm/job_1/step_\u{1b}[2J/x")), "- - 1 -");
     for text in ["no colon", "0:", "0::", ":::\n::\n\n", "0::\u{0}//////", "x:y:/docker\n\u{fffd}"] {
-        assert_eq!(Place::of_file(text), Place::default(), "{text:?}");
+        assert_eq!(CgroupOwner::of_file(text), CgroupOwner::default(), "{text:?}");
     }
 }

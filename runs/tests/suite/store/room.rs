@@ -2,7 +2,7 @@
 
 use super::support::{TempDir, run_at};
 use gpumem_model::run::{Part, Run, State};
-use gpumem_runs::store::{Over, RunId, Store};
+use gpumem_runs::store::{DeletableRun, RunId, Store};
 
 fn ended(n: u64) -> Run {
     Run { state: State::Closed { time_ns: n, status: None }, ..run_at(n) }
@@ -33,7 +33,7 @@ fn what_lives_is_never_offered() {
     let mut import = ended(3);
     import.source.kind = "tbd-log".into();
     store.insert(&import, "import").unwrap();
-    let offered = store.over().unwrap();
+    let offered = store.deletable_runs().unwrap();
     assert_eq!(offered.iter().map(|over| over.id).collect::<Vec<_>>(), [over]);
     assert!(store.delete(offered[0]).unwrap());
     assert!(!store.delete(offered[0]).unwrap(), "it is gone");
@@ -45,8 +45,8 @@ fn a_run_that_was_written_again_stays() {
     let dir = TempDir::new();
     let mut store = Store::open(dir.store()).unwrap();
     let (id, _) = store.insert(&ended(1), "a").unwrap();
-    let offered = store.over().unwrap()[0];
-    assert!(!store.delete(Over { written_s: offered.written_s - 1, ..offered }).unwrap());
+    let offered = store.deletable_runs().unwrap()[0];
+    assert!(!store.delete(DeletableRun { written_s: offered.written_s - 1, ..offered }).unwrap());
     store.checkpoint(id, &run_at(2)).unwrap();
     assert!(!store.delete(offered).unwrap(), "it has a writer now");
     assert_eq!(store.list().unwrap().len(), 1);
@@ -63,7 +63,7 @@ fn the_file_shrinks_in_bounded_pieces() {
     let full = std::fs::metadata(dir.store()).unwrap().len();
     assert_eq!(store.room().unwrap().file_bytes, full);
     let reader = Store::open_read_only(dir.store()).unwrap();
-    let offered = store.over().unwrap();
+    let offered = store.deletable_runs().unwrap();
     for over in &offered[..90] {
         assert!(store.delete(*over).unwrap());
     }
@@ -113,7 +113,7 @@ fn parts_of_a_life_are_linked() {
     assert_eq!((line(second).part, line(second).continues), (2, Some(first)));
     assert_eq!(line(first).state, State::Rolled { time_ns: 77 });
     // The first part is deleted, the life continues.
-    let first = store.over().unwrap()[0];
+    let first = store.deletable_runs().unwrap()[0];
     assert!(store.delete(first).unwrap());
     assert_eq!(store.newest("life").unwrap().unwrap().part, 2);
     assert_eq!(store.list().unwrap().iter().find(|line| line.id == second).unwrap().continues, None);

@@ -175,7 +175,7 @@ fn every_earlier_schema_is_brought_up_to_date_by_a_writer_only() {
             ("boot:42:7", 1_700_000_000, 1, None)
         );
         assert_eq!(line.peak_tracked_bytes, Some(60));
-        let over = store.over().unwrap()[0];
+        let over = store.deletable_runs().unwrap()[0];
         assert_eq!(over.written_s, 1_700_000_000, "its age is that of the file's own word");
         assert_eq!((over.uid, over.bytes), (Some(1000), None), "unknown is not zero");
         // It can also be written like any other store.
