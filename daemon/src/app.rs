@@ -115,10 +115,10 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     let metrics = listeners.http.as_ref().and_then(|listener| listener.local_addr().ok());
     let context = Arc::new(ViewContext {
         fixed: view::StartupInfo { config, metrics },
-        board: reader.clone(),
+        reader: reader.clone(),
         stats,
-        keeper: run_writer,
-        asks: queries,
+        run_writer: run_writer,
+        queries: queries,
         sources: Box::new(sources),
         shown: settings.shown.clone().into(),
         shares: UserShares::default(),
@@ -312,9 +312,9 @@ impl Reloader {
         self.http_connections.store(new.http_connections, Ordering::Relaxed);
         self.context.show(new.shown.clone());
         let _ = self.commands.send(Command::AggregatorSettings(new.pace)).await;
-        self.context.keeper.set_queue_limit(new.waiting_bytes);
+        self.context.run_writer.set_queue_limit(new.waiting_bytes);
         if self.settings.retention != new.retention {
-            self.context.keeper.set_retention(new.retention);
+            self.context.run_writer.set_retention(new.retention);
         }
         let changes = self.keys.take(&Keys::of(&config));
         if changes.is_empty() {
@@ -410,7 +410,7 @@ async fn forward_facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender
     loop {
         tokio::time::sleep(FACTS_INTERVAL).await;
         let now_ns = clock::now_ns();
-        kernel.look(now_ns);
+        kernel.read_log(now_ns);
         processes.take_new().into_iter().for_each(|key| kernel.note_start(key));
         processes.read_late_facts();
         let mut frames = Vec::new();

@@ -87,8 +87,8 @@ impl Kernel {
     }
 
     /// Reads and parses the new lines of the kernel's log.
-    pub(crate) fn look(&self, now_ns: u64) {
-        self.lock().look(now_ns);
+    pub(crate) fn read_log(&self, now_ns: u64) {
+        self.lock().read_log(now_ns);
     }
 
     /// Stores the kill counts of a new process's control groups, for comparison when it ends.
@@ -102,7 +102,7 @@ impl Kernel {
     /// Returns the reason for the end of a process as `key=value` lines; empty if unknown.
     pub(crate) fn end_facts(&self, key: ProcessKey, now_ns: u64) -> String {
         let mut state = self.lock();
-        state.look(now_ns);
+        state.read_log(now_ns);
         let kills = state.kills.remove(&key);
         let note = state.remove_note(key.pid, now_ns).unwrap_or_default();
         let mut lines = note.lines();
@@ -129,7 +129,7 @@ impl Kernel {
 }
 
 impl State {
-    fn look(&mut self, now_ns: u64) {
+    fn read_log(&mut self, now_ns: u64) {
         let Some(log) = &mut self.log else { return };
         for line in log.read(now_ns) {
             if let Some(event) = parse::parse(&line) {

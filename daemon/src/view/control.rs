@@ -138,7 +138,7 @@ async fn answer(
 }
 
 fn ps(context: &ViewContext, viewer: Viewer) -> Ps {
-    let (published, health) = (context.board.read(), context.sources.health());
+    let (published, health) = (context.reader.read(), context.sources.health());
     let tenants = context.shown().tenants;
     let rows = RowMaker { published: &published, health: &health, viewer, tenants }.rows();
     Ps {

@@ -70,13 +70,13 @@ pub struct ViewContext {
     /// Paths and addresses that are constant while the daemon runs.
     pub fixed: StartupInfo,
     /// Reader of the published state.
-    pub board: SnapshotReader,
+    pub reader: SnapshotReader,
     /// Metrics about the daemon itself.
     pub stats: Arc<Stats>,
     /// Access to stored runs, and the state of the store.
-    pub keeper: RunWriter,
+    pub run_writer: RunWriter,
     /// Channel to the aggregator for queries about live processes.
-    pub asks: mpsc::Sender<Query>,
+    pub queries: mpsc::Sender<Query>,
     /// Access to the sources.
     pub sources: Box<dyn Sources>,
     /// Settings that a reload can change.
@@ -125,7 +125,7 @@ impl ViewContext {
     ) -> Result<Vec<Run>, Refused> {
         let (reply, runs) = oneshot::channel();
         let query = Query::Runs(Box::new(filter), charge.clone(), reply);
-        self.asks.send(query).await.map_err(|_| Refused::ending())?;
+        self.queries.send(query).await.map_err(|_| Refused::ending())?;
         runs.await.map_err(|_| Refused::ending())
     }
 

@@ -25,7 +25,7 @@ pub(crate) async fn report(
     let is_own = uid != 0 && uid == rustix::process::geteuid().as_raw();
     let AnswerSlot { charge, .. } = &context.answer_slot(uid, is_own).await;
     let runs = context.live_runs(move |process| process.key == key, charge).await.ok()?;
-    let mut run = context.keeper.join_earlier(runs).await.into_iter().next()?;
+    let mut run = context.run_writer.join_earlier(runs).await.into_iter().next()?;
     let shown = context.shown();
     if shown.tenants == Tenants::Anonymous {
         super::hide_others(&mut run);

@@ -54,7 +54,7 @@ fn a_kill_is_told_with_the_limit_it_was_for() {
     let kernel = place.kernel();
     place.say("oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),oom_memcg=/slurm/job_5,task_memcg=/slurm/job_5/a,task=python,pid=42,uid=0\n");
     place.say("Memory cgroup out of memory: Killed process 42 (python) total-vm:1kB, UID:0");
-    kernel.look(SECOND);
+    kernel.read_log(SECOND);
     assert_eq!(kernel.end_facts(key(41), SECOND), "", "that was before we listened");
     place.say(" pgtables:140kB\nOut of memory: Killed process 43 (b) total-vm:1kB\n");
     let lines = kernel.end_facts(key(42), 2 * SECOND);
@@ -78,7 +78,7 @@ fn the_first_fault_is_the_cause() {
     let lines = kernel.end_facts(key(42), SECOND);
     assert!(lines.starts_with("xid=31\nxid_ns=1000000000\nxid_line=NVRM: Xid"), "{lines}");
     place.say("NVRM: Xid (PCI:0000:3b:00): 13, pid=44, name=python\n");
-    kernel.look(2 * SECOND);
+    kernel.read_log(2 * SECOND);
     assert_eq!(kernel.end_facts(key(44), 500 * SECOND), "", "of long ago");
 }
 
@@ -89,19 +89,19 @@ fn a_log_that_is_not_there_is_said_and_one_that_is_replaced_is_followed() {
     let status = kernel.status();
     assert!(status.problem.is_some_and(|why| why.contains("No such file")), "no log yet");
     place.say("");
-    kernel.look(60 * SECOND);
+    kernel.read_log(60 * SECOND);
     assert_eq!(kernel.status().problem, None, "it is tried again");
     place.say("Out of memory: Killed process 7 (b) total-vm:1kB\n");
-    kernel.look(61 * SECOND);
+    kernel.read_log(61 * SECOND);
     std::fs::rename(place.dir.join("log"), place.dir.join("log.1")).expect("renamed");
     place.say("Out of memory: Killed process 8 (b) total-vm:1kB\n");
-    kernel.look(62 * SECOND);
+    kernel.read_log(62 * SECOND);
     assert!(kernel.end_facts(key(7), 63 * SECOND).starts_with("host_oom=host"));
     assert!(kernel.end_facts(key(8), 63 * SECOND).starts_with("host_oom=host"));
     // Many lines, and lines without an end, use bounded memory.
     place.say(&"x".repeat(1 << 20));
     place.say(&"Out of memory: Killed process 9 (b)\n".repeat(1000));
-    (0..4).for_each(|_| kernel.look(64 * SECOND));
+    (0..4).for_each(|_| kernel.read_log(64 * SECOND));
     let desk = kernel.0.lock().expect("unharmed");
     assert!(desk.notes.len() <= MAX_NOTES);
 }
@@ -112,7 +112,7 @@ fn a_pipe_can_be_the_log() {
     let made = std::process::Command::new("mkfifo").arg(place.dir.join("log")).status().expect("mkfifo runs");
     assert!(made.success());
     let kernel = place.kernel();
-    kernel.look(SECOND);
+    kernel.read_log(SECOND);
     assert_eq!(kernel.status().problem, None, "nobody writes: nothing is waited for");
     place.say("Out of memory: Killed process 7 (b) total-vm:1kB\n");
     assert!(kernel.end_facts(key(7), 2 * SECOND).starts_with("host_oom=host"));

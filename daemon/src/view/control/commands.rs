@@ -32,7 +32,7 @@ pub(super) async fn mark(context: &ViewContext, viewer: Viewer, query: &str) -> 
     };
     let ended = || Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon ends");
     let (reply, marked) = oneshot::channel();
-    context.asks.send(Query::Mark(name, Box::new(takes), reply)).await.map_err(|_| ended())?;
+    context.queries.send(Query::Mark(name, Box::new(takes), reply)).await.map_err(|_| ended())?;
     let (time_ns, pids) = marked.await.map_err(|_| ended())?;
     if pids.is_empty() {
         return Err(Refused::new(StatusCode::NOT_FOUND, missing));
@@ -71,7 +71,7 @@ pub(super) async fn record(context: &ViewContext, viewer: Viewer, query: &str) -
         "resume" => AgentCommand::Resume,
         _ => return Err(Refused::bad_request("do= must be start, stop, pause, resume or dump")),
     };
-    let published = context.board.read();
+    let published = context.reader.read();
     let mut processes = published.snapshot.processes.iter();
     let process = processes.rfind(|process| process.key.pid == pid && process.ended.is_none());
     let Some(process) = process.filter(|process| viewer.sees(process.facts.uid)) else {

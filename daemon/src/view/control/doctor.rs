@@ -30,7 +30,7 @@ const STARTING_NS: u64 = 15_000_000_000;
 pub(super) fn doctor(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Doctor, Refused> {
     check_keys(query, &["pid"])?;
     let pid = query_number(query, "pid")?;
-    let published = context.board.read();
+    let published = context.reader.read();
     let snapshot = &published.snapshot;
     let health = context.sources.health();
     let now_ns = clock::now_ns();

@@ -15,7 +15,7 @@ pub(super) fn other_owner(context: &ViewContext, viewer: Viewer, pid: u32) -> Op
     if context.shown().tenants == Tenants::Anonymous {
         return None;
     }
-    let published = context.board.read();
+    let published = context.reader.read();
     let uses = |process: &&ProcessView| process.key.pid == pid && !process.accounts.is_empty();
     let process = published.snapshot.processes.iter().rfind(uses)?;
     let facts = &process.facts;

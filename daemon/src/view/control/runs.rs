@@ -85,11 +85,11 @@ pub(super) async fn runs(
     let live = filter.clone();
     let takes = move |process: &ProcessView| viewer.sees(process.facts.uid) && live.has_process(process);
     let runs = context.live_runs(takes, charge).await?;
-    let mut runs = context.keeper.join_earlier(runs).await;
+    let mut runs = context.run_writer.join_earlier(runs).await;
     if filter != ProcessFilter::Live {
         runs.retain(|run| filter.has_time(run));
         let takes = move |run: &Run| viewer.sees(run.process.uid) && filter.has_run(run);
-        let ended = context.keeper.find(Box::new(takes), charge).await;
+        let ended = context.run_writer.find(Box::new(takes), charge).await;
         runs.sort_by_key(|run| Reverse(run.devices.iter().map(|device| device.last.time_ns).max()));
         // The store has an older state of a live process's run, so it is left out.
         let live: Vec<(u32, u64)> = runs.iter().map(key).collect();
@@ -126,7 +126,7 @@ pub(super) async fn hidden(
     let live: Vec<(u32, u64)> = runs.iter().map(key).collect();
     let takes =
         move |run: &Run| !viewer.sees(run.process.uid) && !live.contains(&key(run)) && filter.has_run(run);
-    runs.extend(context.keeper.find(Box::new(takes), charge).await);
+    runs.extend(context.run_writer.find(Box::new(takes), charge).await);
     let row = |run: &Run| HiddenRun {
         pid: run.process.pid,
         user: run.process.facts.get("user").cloned().or(run.process.uid.map(|uid| format!("user {uid}"))),

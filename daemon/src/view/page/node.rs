@@ -36,14 +36,14 @@ pub(super) async fn answer(
     with_processes: bool,
 ) -> Result<Text, Refused> {
     let health = context.sources.health();
-    let mut published = context.board.read();
+    let mut published = context.reader.read();
     for _ in 1..ATTEMPTS {
         let rows = rows(&published, &health, &shown);
         if (0..rows.devices.len()).all(|at| adds_up(&rows, at) != Some(false)) {
             break;
         }
         tokio::time::sleep(RETRY).await;
-        published = context.board.read();
+        published = context.reader.read();
     }
     make_in_thread(move || node(&published, &health, &shown, with_processes).to_string()).await
 }

@@ -23,7 +23,7 @@ pub(super) fn check_live(context: &ViewContext, key: ProcessKey, tenants: Tenant
         let text = "processes are anonymous here (tenants in the configuration): gpumemctl report PID tells you yours";
         return Err(Refused::new(StatusCode::FORBIDDEN, text));
     }
-    let published = context.board.read();
+    let published = context.reader.read();
     let mut processes = published.snapshot.processes.iter();
     match processes.find(|process| process.key == key) {
         Some(process) if process.ended.is_none() && !process.accounts.is_empty() => Ok(()),
@@ -49,7 +49,7 @@ pub(super) async fn answer(
     let began = Instant::now();
     let runs = context.live_runs(move |process| process.key == key, &CpuCharge::default()).await?;
     let aggregator_time = began.elapsed();
-    let run = context.keeper.join_earlier(runs).await.into_iter().next().ok_or_else(|| no_report(key))?;
+    let run = context.run_writer.join_earlier(runs).await.into_iter().next().ok_or_else(|| no_report(key))?;
     let format: fn(&Report<'_>, bool) -> String = match drawn {
         true => |report, tags| html::data(report, tags, MAX_DRAWN_BYTES),
         false => |report, _| json::json(report),

@@ -45,7 +45,7 @@ pub(crate) fn scrape_named(context: &ViewContext) -> String {
 
 fn scrape_as(context: &ViewContext, shown: ViewSettings) -> String {
     let began = Instant::now();
-    let published = context.board.read();
+    let published = context.reader.read();
     let health = context.sources.health();
     let mut families = Families::new(shown.max_series);
     devices::collect(&published, &health, &mut families);

@@ -14,7 +14,7 @@ pub(super) fn write(
     folded: Folded,
     text: &mut String,
 ) {
-    let store = context.keeper.status();
+    let store = context.run_writer.status();
     let age = crate::clock::now_ns().saturating_sub(published.at_ns) as f64 / 1e9;
     let yes = |up: bool| f64::from(u8::from(up));
     let nvml = &health.nvml.counters;

@@ -59,12 +59,12 @@ fn device(index: usize) -> Body<'static> {
 impl Node {
     pub fn new(store: PathBuf, devices: usize, max_series: usize) -> Self {
         let stats = Arc::new(Stats::new().expect("valid names"));
-        let (keeper, thread) =
+        let (run_writer, thread) =
             RunWriter::start(store, Default::default(), Arc::clone(&stats)).expect("a thread");
         let pace =
             AggregatorSettings { checkpoint: Duration::from_secs(3600), ..AggregatorSettings::default() };
-        let (core, board): (Aggregator, SnapshotReader) =
-            Aggregator::new(Arc::clone(&stats), keeper.clone(), pace);
+        let (core, reader): (Aggregator, SnapshotReader) =
+            Aggregator::new(Arc::clone(&stats), run_writer.clone(), pace);
         let known = |index: usize| {
             let name = gpumem_ledger::DeviceName::from_record(1, index as u64, 0, DeviceIdKind::Gpu);
             DeviceStatus::new(name, index as u8, index as u16)
@@ -74,13 +74,13 @@ impl Node {
         let nvml = NvmlStatus { up: true, reason, devices: known, ..NvmlStatus::default() };
         let health = Health { nvml, ..Health::default() };
         let shown = ViewSettings { max_series, ..ViewSettings::default() };
-        let (asks, _) = tokio::sync::mpsc::channel(1);
+        let (queries, _) = tokio::sync::mpsc::channel(1);
         let sources = Box::new(Told(health));
         let context = ViewContext {
-            board,
+            reader,
             stats,
-            keeper,
-            asks,
+            run_writer,
+            queries,
             sources,
             shown: shown.into(),
             fixed: StartupInfo::default(),

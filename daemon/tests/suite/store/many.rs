@@ -35,12 +35,12 @@ fn sample(node: &mut Node, processes: usize, time_ns: u64, used: u64) {
 fn settle(node: &mut Node, mut now_ns: u64) -> u64 {
     wait_for("everything to be written", || {
         // Each turn costs time, so it waits until the store has written what the last one handed over.
-        if node.context.keeper.status().waiting > 0 {
+        if node.context.run_writer.status().waiting > 0 {
             return None;
         }
         now_ns += SECOND / 10;
         node.core.tick(now_ns);
-        let status = node.context.keeper.status();
+        let status = node.context.run_writer.status();
         (status.waiting == 0 && status.queued == 0).then_some(())
     });
     now_ns
@@ -191,7 +191,7 @@ fn runs_that_are_written_late_are_counted() {
     sample(&mut node, SOME, T, MIB);
     node.core.tick(T);
     node.core.tick(T + SECOND);
-    let status = node.context.keeper.status();
+    let status = node.context.run_writer.status();
     assert!(status.waiting > 0 && status.queued > 0, "{status:?}");
     assert_eq!(status.waiting + status.queued, SOME);
     let shown = |node: &Node, series: &str| metric(&scrape(&node.context), series).expect("a series");
@@ -199,7 +199,7 @@ fn runs_that_are_written_late_are_counted() {
     assert_eq!(shown(&node, "gpumemd_store_waiting"), status.waiting as f64);
     let later = T + 2 * 3_600 * SECOND;
     node.core.tick(later);
-    assert!(node.context.keeper.status().is_late);
+    assert!(node.context.run_writer.status().is_late);
     assert!(shown(&node, "gpumemd_store_unwritten_seconds") >= 2.0 * 3_600.0);
     std::fs::remove_file(&file).expect("removed");
     std::fs::create_dir_all(&file).expect("a folder");

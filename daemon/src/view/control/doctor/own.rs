@@ -112,7 +112,7 @@ const COUNTERS: &[(Check, &str, Count, &str, &str)] = counters! {
 
 pub(super) fn add_findings(context: &ViewContext, health: &Health, findings: &mut Vec<Finding>) {
     check_nvml_calls(health, findings);
-    check_store(&context.keeper.status(), findings);
+    check_store(&context.run_writer.status(), findings);
     let (text, fix) = match context.fixed.metrics {
         Some(address) => (format!("http://{address}/metrics"), None),
         None => (
@@ -219,7 +219,7 @@ pub(super) fn facts(
     now_ns: u64,
 ) -> Vec<(String, String)> {
     let running = snapshot.processes.iter().filter(|process| process.ended.is_none());
-    let store = context.keeper.status();
+    let store = context.run_writer.status();
     let config = context.fixed.config.display();
     let config = match context.fixed.config.exists() {
         true => config.to_string(),
