@@ -139,7 +139,7 @@ const STORED: &[Views] = &[
     },
     Views {
         command: "whatif",
-        forms: &["FILE", "FILE --json", "FILE --set TAG", "FILE --torch TAG"],
+        forms: &["! FILE", "! FILE --json", "! FILE --set TAG", "! FILE --torch TAG", "! TAG"],
         others: &["sweep", "device-memory", "gpu"],
     },
     Views { command: "import", forms: &["FILE", "TAG", "--format TAG FILE"], others: &["store"] },

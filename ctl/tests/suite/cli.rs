@@ -356,6 +356,7 @@ fn help_reads_as_it_was_approved() {
         &["export"],
         &["diff"],
         &["explain"],
+        &["whatif"],
     ] {
         let help =
             command(&[args, &["--help"]].concat()).env_remove("COLUMNS").output().expect("help").stdout;

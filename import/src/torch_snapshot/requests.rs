@@ -187,7 +187,8 @@ fn older(collector: &mut Collector, snapshot: &Snapshot, device: u8, trace: &[En
         }
     }
     found.sort_unstable_by_key(|entry| entry.address);
-    collector.requests.older = super::sums(found.iter().map(|entry| entry.bytes));
+    let bytes = found.iter().fold(0, |sum: u64, entry| sum.saturating_add(entry.bytes));
+    collector.requests.older = (found.len() as u64, bytes);
     for entry in found {
         collector.request(&entry, false);
     }

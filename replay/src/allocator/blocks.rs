@@ -1,6 +1,5 @@
 //! Blocks of memory, and the segments that they are parts of.
 
-use super::pools::PoolRef;
 use crate::event::StreamId;
 use std::ops::{Index, IndexMut};
 
@@ -8,6 +7,14 @@ use std::ops::{Index, IndexMut};
 pub(crate) type Number = u32;
 /// No neighbour.
 pub(crate) const NONE: Number = Number::MAX;
+
+/// One of the two pools of a pair.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PoolRef {
+    /// Index of the pair.
+    pub(crate) pair: usize,
+    pub(crate) is_large: bool,
+}
 
 /// A part of a segment.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,6 @@
 //! Expandable segments: a reserved range of addresses, of which pages are mapped when they are needed.
 
-use super::blocks::{Block, NONE, State};
-use super::pools::PoolRef;
+use super::blocks::{Block, NONE, PoolRef, State};
 use super::{Allocator, Number, SMALL_SEGMENT, Wanted};
 
 impl Allocator {

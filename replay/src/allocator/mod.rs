@@ -14,9 +14,9 @@ use crate::release::{Fraction, Rules};
 use crate::settings::{MIB, Settings};
 use addresses::AddressSpace;
 pub(crate) use blocks::Number;
-use blocks::{Block, NONE, Segment, Slab, State};
+use blocks::{Block, NONE, PoolRef, Segment, Slab, State};
 use foldhash::HashMap;
-use pools::{Key, Pair, Pool, PoolRef};
+use pools::{Key, Pair, Pool};
 
 /// Largest rounded size that the small pool serves.
 const SMALL: u64 = MIB;

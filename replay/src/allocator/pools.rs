@@ -32,14 +32,6 @@ impl Key {
     }
 }
 
-/// One of the two pools of a pair.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PoolRef {
-    /// Index of the pair.
-    pub(crate) pair: usize,
-    pub(crate) is_large: bool,
-}
-
 /// Free blocks of one size class.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pool {

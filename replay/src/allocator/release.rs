@@ -1,7 +1,6 @@
 //! Giving memory back to the driver: everything free, the largest blocks, or those that were not used for long.
 
-use super::blocks::{NONE, Number};
-use super::pools::PoolRef;
+use super::blocks::{NONE, Number, PoolRef};
 use super::{Allocator, Wanted};
 use crate::event::PoolId;
 
