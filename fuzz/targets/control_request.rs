@@ -20,21 +20,21 @@ fn escaped(word: &str) -> String {
 
 fuzz_target!(|bytes: &[u8]| {
     let text = String::from_utf8_lossy(bytes);
-    let (_, limited, plain) = control::understood(&text);
+    let (_, limited, plain) = control::fuzz_query(&text);
     if limited {
         let first = text.split('&').find(|pair| pair.starts_with("max_size="));
         assert!(first.is_none_or(|pair| !pair.starts_with("max_size=-")));
     }
     if let Some(plain) = plain {
         assert!(plain.len() <= text.len());
-        assert_eq!(control::understood(&escaped(&plain)).2.as_deref(), Some(&*plain));
+        assert_eq!(control::fuzz_query(&escaped(&plain)).2.as_deref(), Some(&*plain));
     }
     // Any word survives encoding and parsing of a query.
-    assert_eq!(control::understood(&escaped(&text)).2.as_deref(), Some(&*text));
-    assert!(control::understood(&format!("job={}", escaped(&text))).0);
+    assert_eq!(control::fuzz_query(&escaped(&text)).2.as_deref(), Some(&*text));
+    assert!(control::fuzz_query(&format!("job={}", escaped(&text))).0);
 
     let (path, host) = text.split_once('\n').unwrap_or((&text, ""));
-    let (_, ours) = page::understood(path, host, "node7", &["*.svc.cluster.local".to_owned()]);
+    let (_, ours) = page::fuzz_request(path, host, "node7", &["*.svc.cluster.local".to_owned()]);
     if ours {
         let name = host.to_ascii_lowercase();
         let service = name.split(':').next().is_some_and(|name| name.ends_with(".svc.cluster.local"));

@@ -9,12 +9,23 @@ mod memory;
 #[path = "../../daemon/src/source/agent/post_mortem.rs"]
 mod post_mortem;
 
+/// What the included files use of the daemon.
+mod source {
+    use gpumem_wire::{Body, Record, Stamp};
+
+    pub(crate) fn frame_of(stamp: Stamp, body: Body<'_>) -> Vec<u8> {
+        let mut frame = Vec::new();
+        Record { stamp, body }.append_frame(&mut frame);
+        frame
+    }
+}
+
 use gpumem_fuzz::number;
 use gpumem_wire::layout::{HEADER_BYTES, Header};
 use gpumem_wire::{MAJOR, MINOR, SLOT_BYTES, frame};
 use libfuzzer_sys::fuzz_target;
 use memory::Memory;
-use post_mortem::Rest;
+use post_mortem::UnsentRecords;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::pwrite;
 use std::os::fd::OwnedFd;
@@ -59,10 +70,13 @@ fuzz_target!(|bytes: &[u8]| {
     image[HEADER_BYTES..][..body].copy_from_slice(&from[..body]);
     assert_eq!(pwrite(fd, &image, 0).ok(), Some(FILE));
     let Ok(memory) = Memory::accept(fd.try_clone().expect("a descriptor"), FILE as u64) else { return };
-    let Ok(mut rest) = Rest::new(memory, (last_seq, how & 8 != 0), 1, 20) else { return };
+    let Ok(mut unsent) = UnsentRecords::new(memory, (last_seq, how & 8 != 0), 1, 20) else { return };
+    static RUNTIME: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
+    let new_runtime = || tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let runtime = RUNTIME.get_or_init(new_runtime);
     let (mut pieces, mut records) = (0_u64, 0_u64);
     gpumem_fuzz::memory::bounded(4 << 20, || {
-        while let Ok(Some(frames)) = rest.next_piece(5) {
+        while let Ok(Some(frames)) = runtime.block_on(unsent.next_piece(5)) {
             pieces += 1;
             assert!(pieces < 64, "the file has {FILE} bytes");
             assert!(frames.len() <= 4096 * (SLOT_BYTES + frame::PREFIX_BYTES));

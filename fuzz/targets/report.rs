@@ -5,12 +5,12 @@
 use gpumem_fuzz::{harmless, import};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{Layout, text};
-use gpumem_report::{By, Report, csv, html, json, trace, tree};
+use gpumem_report::{GroupBy, Report, csv, html, json, trace, tree};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((&how, bytes)) = bytes.split_first() else { return };
-    let by = [None, Some(By::Layer), Some(By::Structure), Some(By::Tag)][usize::from(how & 3)];
+    let by = [None, Some(GroupBy::Layer), Some(GroupBy::Structure), Some(GroupBy::Tag)][usize::from(how & 3)];
     for run in import(bytes, None, 1 << 20, 2000).iter().take(4) {
         let rules = Groupings::preset((how & 4 != 0).then_some("torch")).clone();
         let report = Report::new(run, rules, by);

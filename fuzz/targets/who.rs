@@ -1,14 +1,14 @@
 //! The owner of a process, from control group paths, facts and claims.
 #![no_main]
 
-use gpumem_model::owner::cgroup::Place;
+use gpumem_model::owner::cgroup::CgroupOwner;
 use gpumem_model::owner::{NAMES, Owner, is_of_job};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 
 fuzz_target!(|bytes: &[u8]| {
     let text = String::from_utf8_lossy(bytes);
-    let place = Place::of_file(&text);
+    let place = CgroupOwner::of_file(&text);
     let hex = |id: &String| id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
     assert!(place.container.iter().all(hex));
     assert!(place.short_container().is_none_or(|id| id.len() == 12));
