@@ -25,7 +25,7 @@ impl Output {
     }
 }
 
-/// Returns columns and rows of the terminal; `None` if standard output is no terminal, or one that does not report its size.
+/// Returns columns and rows of the terminal; `None` if standard output is not a terminal, or one that does not report its size.
 pub(crate) fn size() -> Option<(usize, usize)> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     (size.ws_col > 0 && size.ws_row > 0).then(|| (size.ws_col.into(), size.ws_row.into()))

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! A kB is 1000 bytes; values were converted to 32-bit floats. The file has no times, so the run shows each device's maximum.
-//! MXNet computes `Avg` as (max-min)/2, which is no mean, and initialises `Min` with 2^31-1. A file may contain the tables of
+//! MXNet computes `Avg` as (max-min)/2, which is not a mean, and initialises `Min` with 2^31-1. A file may contain the tables of
 //! several programs.
 
 use super::feed::{Feed, MAX_BYTES, Piece, ProcessFeed};

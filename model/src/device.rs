@@ -90,7 +90,7 @@ pub struct Accounting {
 }
 
 impl Accounting {
-    /// Allocation granule of the driver; a difference up to it is no disagreement.
+    /// Allocation granule of the driver; a difference up to it is not a disagreement.
     pub const GRANULE_BYTES: u64 = 2 << 20;
 
     /// Returns the driver's value minus gpumemd's, if they differ by more than a granule.

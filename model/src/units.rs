@@ -41,7 +41,7 @@ impl Unit {
         self.bytes
     }
 
-    /// Returns the bytes of one step of the last printed digit, as numerator and denominator: 0.1 MiB is no whole number of
+    /// Returns the bytes of one step of the last printed digit, as numerator and denominator: 0.1 MiB is not a whole number of
     /// bytes.
     pub fn step(self) -> (i64, i64) {
         (self.bytes, 10_i64.pow(self.decimals))

@@ -518,7 +518,7 @@ fn peak_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
     }
     let peak = &account.peak;
     if peak.time_ns == 0 && peak.tracked_bytes == 0 {
-        // Nothing was ever tracked. Time 0 is no valid time of a peak, because it is the start of the host.
+        // Nothing was ever tracked. Time 0 is not a valid time of a peak, because it is the start of the host.
         return Moment { used_absence: None, ..last_moment(covered, account, now_ns) };
     }
     Moment {

@@ -256,7 +256,7 @@ impl Process {
         }
     }
 
-    /// Runs `free`; returns whether it freed unknown memory that may be older than the agent. Such a free is no anomaly: NVML's
+    /// Runs `free`; returns whether it freed unknown memory that may be older than the agent. Such a free is not an anomaly: NVML's
     /// next sample shows its size.
     #[inline]
     fn frees_baseline(&mut self, free: impl FnOnce(&mut Holdings)) -> bool {
@@ -270,7 +270,7 @@ impl Process {
         is_older
     }
 
-    /// Runs `work`, which uses a VMM handle. With a late agent an unknown handle is no anomaly: it may be older than the agent,
+    /// Runs `work`, which uses a VMM handle. With a late agent an unknown handle is not an anomaly: it may be older than the agent,
     /// even where all its bytes are tracked.
     #[inline]
     fn with_handle(&mut self, work: impl FnOnce(&mut Holdings)) {

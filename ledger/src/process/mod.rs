@@ -134,7 +134,7 @@ impl Process {
         } else if self.stream.moves_time(stamp) {
             self.pass_time(record, entered);
         }
-        // A free of an unknown row is no anomaly while rows may be missing.
+        // A free of an unknown row is not an anomaly while rows may be missing.
         let is_forgiven = self.stream.is_restating()
             || self.coverage.partial_state
             || stamp.seq != 0 && stamp.seq <= self.holdings.forgiven_until;
@@ -144,7 +144,7 @@ impl Process {
             self.holdings.anomalies.reset_explained(anomalies);
         }
         // An agent that could not use CUPTI has 0 bytes, which is not the process's true amount. Pools that the program itself
-        // reports are no driver allocations.
+        // reports are not driver allocations.
         self.coverage.covered = self.coverage.blocked.is_none()
             || self.coverage.allocations > 0
             || self.holdings.has_driver_rows();

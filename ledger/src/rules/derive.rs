@@ -19,7 +19,7 @@
 //! progress, because loss code is in no module. It belongs to the backward pass in progress if its thread has run only backward
 //! passes, because the end of a backward pass runs outside its nodes. A `Step` ends all phases.
 //!
-//! **Blocks that outlive whole steps** are no activations or inputs, but copies of weights, caches, buckets. After three steps
+//! **Blocks that outlive whole steps** are not activations or inputs, but copies of weights, caches, buckets. After three steps
 //! with a forward pass, their role becomes unknown. (A replayed graph allocates no blocks, so its blocks keep their role.) A
 //! block with the exact size of a library's workspace counts as a workspace if at most eight blocks have that size. More blocks
 //! of that size are something else: an activation of 4096 x 4096 bf16 also has 32 MiB. A block allocated in backward may be a
@@ -46,7 +46,7 @@ const MAX_SCRATCH_LIBRARIES: usize = 32;
 /// Maximum number of blocks of one size that can be workspaces: one for each handle and stream, on two threads. A program that
 /// captures a graph uses three streams: the default one, one for warm-up, and one for the capture.
 const MAX_WORKSPACES: usize = 8;
-/// Number of outlived steps after which a block is no activation or input. With two alternating optimizers, each step may count
+/// Number of outlived steps after which a block is not an activation or input. With two alternating optimizers, each step may count
 /// twice.
 const OLD_AGE: u8 = 3;
 

@@ -63,7 +63,7 @@ pub(crate) struct Holdings {
     pub(super) generation: u8,
     /// Frees that began up to this record number may have ended in lost records; cleared by a resync.
     pub(super) doubtful_before: Option<u64>,
-    /// Records up to this number may refer to rows that a resync has removed, which is no anomaly.
+    /// Records up to this number may refer to rows that a resync has removed, which is not an anomaly.
     pub forgiven_until: u64,
     pub anomalies: AnomalyCounts,
     /// Books that the current record touched, one bit for each.

@@ -36,7 +36,7 @@ impl Holdings {
         self.insert_segment((index, address), bytes, stamp.seq, true);
     }
 
-    /// Inserts a segment. `new`: it is no remainder of a segment that the amounts at the peak already include.
+    /// Inserts a segment. `new`: it is not a remainder of a segment that the amounts at the peak already include.
     fn insert_segment(&mut self, key: SegmentKey, bytes: u64, seq: u64, new: bool) {
         if self.pools[key.0 as usize].segments.contains_key(&key.1) {
             self.take_segment(key); // the remainder of an overlapping segment, replaced

@@ -114,7 +114,7 @@ impl ProcessCheck<'_> {
 
     /// Explains why the process has not loaded the agent.
     fn not_loaded(&mut self, uses_cuda: bool) {
-        // A reason is no warning as long as the process does not use CUDA.
+        // A reason is not a warning as long as the process does not use CUDA.
         let state = if uses_cuda { State::Warn } else { State::Ok };
         if self.is_disabled() {
             let text = "GPUMEM_DISABLE is set: it has no agent";
