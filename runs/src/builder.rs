@@ -459,10 +459,10 @@ fn disagreement(device: &run::Device) -> Option<Caveat> {
     let elsewhere = if device.peak.gap_distance_ns == 0 {
         ""
     } else {
-        "the gap of our peak was measured at another time, or "
+        "Untrackable at the peak shown was measured at another time, or "
     };
     let text = format!(
-        "the driver's own accounting has a peak of {} bytes {side} than ours on {}: {elsewhere}{why}",
+        "the driver's own accounting has a peak that is {} bytes {side} than the one shown, on {}: {elsewhere}{why}",
         thousands(bytes.unsigned_abs()),
         device.name
     );

@@ -277,7 +277,7 @@ records! {
     73 Counter { value: i64 => bytes }
     /// A point in time that the program marks; `tag` is its name.
     74 Marker { }
-    /// Scope `tag` begins or ends on `thread`.
+    /// The scope named by the stamp's `tag` begins or ends on the stamp's `thread`.
     75 Scope { edge: Edge => detail }
     /// Epoch `number` begins; it restarts step numbers.
     76 Epoch { number: u64 => aux }

@@ -75,7 +75,7 @@ impl<'a> Image<'a> {
         Some((start, start.checked_add(usize::try_from(header.p_memsz).ok()?)?))
     }
 
-    /// Returns start and end of each segment of a kind with these flags.
+    /// Returns the addresses at which each segment of a kind with these flags starts and ends in memory.
     fn segments(&self, kind: u32, flags: u32) -> impl Iterator<Item = (usize, usize)> {
         let wanted = move |header: &&Elf64_Phdr| header.p_type == kind && header.p_flags & flags == flags;
         self.headers.iter().filter(wanted).filter_map(|header| self.range(header))

@@ -658,7 +658,7 @@ fn silent(folder: &Path) {
     until_layer(Layer::Blocks, LayerState::Absent, "handed out nothing");
     context(CONTEXT, 0);
     torch.driver(ALLOC, 20 * MIB, A, 0);
-    until_layer(Layer::Blocks, LayerState::Failed, "tensor hook inactive");
+    until_layer(Layer::Blocks, LayerState::Failed, "PyTorch reports no blocks");
     let mut pool = Allocator::new(&torch, 0);
     pool.reserved = 20 * MIB;
     pool.alloc(A, 512);

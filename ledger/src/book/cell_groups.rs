@@ -50,7 +50,8 @@ pub(crate) struct CellGroups {
     /// Names of the groups, by `CellKey::origin`.
     names: Vec<Arc<str>>,
     by_name: Map<Arc<str>, u32>,
-    /// Index of the first group in each cell's chain; for the cell of a group, the index of that group.
+    /// By the number of a cell: the index in `groups` of the first group to which the cell belongs. A group has a cell of its own
+    /// with its sum; for such a cell it is the group's index.
     first_groups: Vec<u32>,
 }
 

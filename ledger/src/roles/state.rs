@@ -11,7 +11,8 @@ pub(crate) const WORKSPACE_BYTES: [u64; 3] = [33_554_432, 8_519_680, 1_048_576];
 /// Maximum number of forward threads, and of backward threads, that are kept for each device.
 const THREADS: usize = 8;
 
-/// State of the phases and roles on one device.
+/// What decides, on one device, the phase of training in which a block is made (forward, backward, optimizer) and its role
+/// (parameter, gradient, activation, ...).
 #[derive(Debug, Default)]
 pub(crate) struct Roles {
     pub undecided: UndecidedBlocks,
@@ -39,7 +40,7 @@ pub(crate) struct Roles {
     pub knows_parameters: bool,
 }
 
-/// The latest threads: a ring buffer, and the index of its next entry.
+/// The last few threads that were added, each once: a ring buffer, and the index of its next entry.
 #[derive(Debug, Default)]
 pub(crate) struct Threads([u32; THREADS], usize);
 

@@ -78,7 +78,8 @@ impl Holdings {
                     Phase::Forward => now,
                     Phase::Backward if self.roles[usize::from(book)].is_backward_thread(stamp.thread) => now,
                     Phase::Optimizer => {
-                        // The record of the optimizer's end was lost: in an optimizer this block would have a phase.
+                        // The record of the optimizer's end was lost: while an optimizer runs, the agent gives each block that phase. The
+                        // block was made between two steps.
                         self.enter_phase(book, Phase::Unknown, stamp.seq, stamp.time_ns);
                         return Some(List::Between);
                     }

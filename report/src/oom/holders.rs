@@ -11,7 +11,7 @@ use gpumem_model::units::{Unit, signed, thousands};
 
 /// Maximum number of holders with their own row.
 const MOST_HOLDERS: usize = 6;
-/// Maximum number of names listed for the process's own memory.
+/// Maximum number of tags (names of memory) listed for the failed process.
 const NAMED: usize = 8;
 
 /// Returns the processes that held memory of the device at an out-of-memory event, the failed process first.

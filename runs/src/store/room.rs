@@ -37,7 +37,7 @@ pub struct DeletableRun {
     pub written_s: i64,
     /// User id of its process; absent if unknown.
     pub uid: Option<u64>,
-    /// Its approximate size in bytes; absent if an earlier version wrote it.
+    /// Approximate size of the run in bytes; absent if an earlier version wrote the run.
     pub bytes: Option<u64>,
 }
 

@@ -407,7 +407,10 @@ fn numbers_of_a_broken_driver_are_told_in_the_right_direction() {
         let run = said.run();
         let told = run.caveats.iter().find(|caveat| caveat.code == "accounting_disagrees");
         let text = &told.expect("a caveat").text;
-        assert!(text.contains(&format!("bytes {side} than ours on ")) && text.contains(','), "{text}");
+        assert!(
+            text.contains(&format!("bytes {side} than the one shown, on ")) && text.contains(','),
+            "{text}"
+        );
         head_of(&run);
     }
 }

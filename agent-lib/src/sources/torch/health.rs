@@ -105,10 +105,10 @@ impl Health {
                 (LayerState::Absent, why)
             }
             _ if self.is_silent && singles == 0 && reports == 0 => {
-                (LayerState::Failed, "tensor hook inactive: PyTorch takes segments and reports no blocks")
+                (LayerState::Failed, "PyTorch reports no blocks, only segments: its tensors have no names")
             }
             _ if self.is_silent && singles == 0 => {
-                let why = "tensor hook inactive: PyTorch takes segments and reports no blocks any more";
+                let why = "PyTorch reports no blocks any more, only segments: tensors made since then have no names";
                 (LayerState::Failed, why)
             }
             _ if reports == 0 => (LayerState::Absent, "PyTorch's caching allocator has handed out nothing"),
@@ -149,12 +149,14 @@ fn out_of_memory(core: &Core) -> (LayerState, &'static str) {
     let is_caching = core.torch.pools().next().is_some();
     match patch::search_result() {
         SearchResult::Nothing => (LayerState::Absent, "no PyTorch with CUDA is loaded"),
-        _ if !patch::is_patched(OUT_OF_MEMORY) => {
-            (LayerState::Failed, "by failed driver calls alone: no slot for PyTorch's word was found")
-        }
-        _ if !is_caching && core.torch.single_tensors.load(Relaxed) != 0 => {
-            (LayerState::Degraded, "by failed driver calls alone: PyTorch's caching allocator is not in use")
-        }
+        _ if !patch::is_patched(OUT_OF_MEMORY) => (
+            LayerState::Failed,
+            "only failed driver calls are seen: this PyTorch has no known place to hook its out-of-memory report",
+        ),
+        _ if !is_caching && core.torch.single_tensors.load(Relaxed) != 0 => (
+            LayerState::Degraded,
+            "only failed driver calls are seen: PyTorch's caching allocator is not in use",
+        ),
         _ => (LayerState::Active, ""),
     }
 }

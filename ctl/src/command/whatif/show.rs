@@ -90,7 +90,7 @@ impl Shown<'_> {
                 let (after, place) = self.end(trial);
                 format!("{name}: out of memory{after}, request of {}{place}", amount(failure.segment_bytes))
             }
-            (None, Some(_)) => format!("{name}: the request that failed gets memory"),
+            (None, Some(_)) => format!("{name}: the request that failed would have had memory"),
             (None, None) => name,
         }
     }

@@ -43,8 +43,8 @@ pub(crate) struct ConnectionPlace {
 }
 
 impl ConnectionOrder {
-    /// Adds a connection as the last one of `pid`. `idle` is the socket of a new connection, or `None` for one inherited from an
-    /// earlier daemon.
+    /// Adds a connection as the last one of `pid`. `idle` is the socket of a new connection: later connections
+    /// need not wait for it while it holds no data. They wait for one inherited from an earlier daemon (`None`).
     pub(crate) fn join(self: &Arc<Self>, pid: u32, idle: Option<Arc<UnixStream>>) -> ConnectionPlace {
         let mut connections = lock(&self.connections);
         connections.last += 1;
