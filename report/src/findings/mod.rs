@@ -126,7 +126,7 @@ pub enum Outcome {
     /// Memory ran out and the process continued.
     Survived,
     /// The process ended for another reason.
-    EndedRun,
+    Ended,
     /// The process is running.
     Running,
 }
@@ -160,7 +160,7 @@ impl Findings {
         let outcome = match (decisive, report.run.state) {
             (Some((.., outcome)), _) => outcome,
             (None, State::Open) => Outcome::Running,
-            (None, _) => Outcome::EndedRun,
+            (None, _) => Outcome::Ended,
         };
         let mut findings = Vec::new();
         for device in &report.run.devices {

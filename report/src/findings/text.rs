@@ -26,7 +26,7 @@ pub(crate) fn list(report: &Report<'_>, conclusions: &Findings) -> Vec<String> {
         format!("{number}. {device}{}{advice}", finding.what)
     };
     let mut lines: Vec<String> = (1..).zip(findings).map(line).collect();
-    if lines.is_empty() && matches!(conclusions.outcome, Outcome::EndedRun | Outcome::Running) {
+    if lines.is_empty() && matches!(conclusions.outcome, Outcome::Ended | Outcome::Running) {
         lines.extend(no_problem(report));
     }
     lines
@@ -63,7 +63,7 @@ pub(crate) fn outcome(report: &Report<'_>, conclusions: &Findings) -> Option<Str
         }
         Outcome::Suspected => Some(format!("it may have run out of memory at {when}")),
         Outcome::Survived => Some(format!("memory ran out at {when}, and the program went on")),
-        Outcome::EndedRun | Outcome::Running => None,
+        Outcome::Ended | Outcome::Running => None,
     }
 }
 

@@ -303,7 +303,7 @@ impl Connection {
                 }
                 // The process has ended, so all its packets are in the socket. Do not wait for the end of the connection:
                 // children may hold it open.
-                _ = &mut gone => break self.read_packets(stream, usize::MAX).await.err().unwrap_or(ConnectionEnd::EndedProcess),
+                _ = &mut gone => break self.read_packets(stream, usize::MAX).await.err().unwrap_or(ConnectionEnd::Gone),
                 Ok(()) = resyncs.changed() => self.request_resync(stream),
                 Some(command) = self.inbox.commands.recv() => self.command(stream, command),
                 Some(successor) = self.inbox.successors.recv() => successors.push(successor),

@@ -29,7 +29,7 @@ pub(crate) enum IdentityError {
     #[error("the peer has no pid here: its PID namespace is not below the daemon's")]
     NoPid,
     #[error("process {0} is gone")]
-    EndedProcess(u32),
+    Gone(u32),
     /// The start time in the hello differs from that of the process that connected.
     #[error("process {pid} started at {found} ticks, but its hello claims {claimed}")]
     StartTime {
@@ -76,7 +76,7 @@ pub(crate) struct Peer {
 
 impl Caller {
     /// Returns the process that made this connection. Must be called directly after accept.
-    /// Errors: [`IdentityError`]: for example [`IdentityError::EndedProcess`] if another process has its pid by now.
+    /// Errors: [`IdentityError`]: for example [`IdentityError::Gone`] if another process has its pid by now.
     pub(crate) fn of(stream: &UnixStream) -> Result<Self, IdentityError> {
         Caller::accepted(stream, now_ticks(), pidfd_of_peer)
     }
@@ -112,7 +112,7 @@ impl Caller {
             return ended;
         }
         match Caller::named(pid, uid, pidfd) {
-            Err(IdentityError::EndedProcess(_)) => ended,
+            Err(IdentityError::Gone(_)) => ended,
             // The process found began after the connection, so the one that connected has ended.
             Ok(Caller { start_ticks: Some(start), .. }) if start > latest_start => ended,
             result => result,
@@ -138,12 +138,12 @@ impl Caller {
             None => self::start_ticks(pid)? == start_ticks,
         };
         let caller = Caller { pid, uid, start_ticks: Some(start_ticks), pidfd };
-        if is_it { Ok(caller) } else { Err(IdentityError::EndedProcess(pid)) }
+        if is_it { Ok(caller) } else { Err(IdentityError::Gone(pid)) }
     }
 
     /// Returns the identity of the peer. `claimed_ticks` is the start time in its hello, by its own clock, if it has one.
     /// Errors: [`IdentityError::StartTime`]. [`IdentityError::User`]: it has executed a program as another user since it
-    /// connected. [`IdentityError::EndedProcess`]: another process that began in the same tick has its pid.
+    /// connected. [`IdentityError::Gone`]: another process that began in the same tick has its pid.
     pub(crate) fn peer(self, claimed_ticks: Option<u64>) -> Result<Peer, IdentityError> {
         self.checked_peer(claimed_ticks, check_user)
     }
@@ -174,7 +174,7 @@ impl Caller {
             }
         }
         if !is_running && pidfd.is_some() && still_exists(key)? {
-            return Err(IdentityError::EndedProcess(pid));
+            return Err(IdentityError::Gone(pid));
         }
         let ahead_ns = |clock| if is_running { time_offset_ns(pid, clock) } else { 0 };
         if let Some(claimed) = claimed_ticks
@@ -203,7 +203,7 @@ impl Peer {
 /// Returns the start time in the hello of an ended process. It must be in the past, and before the start of any process that has
 /// this pid now.
 fn ended_start(pid: u32, claimed_ticks: Option<u64>) -> Result<u64, IdentityError> {
-    let claimed = claimed_ticks.filter(|&ticks| ticks != 0).ok_or(IdentityError::EndedProcess(pid))?;
+    let claimed = claimed_ticks.filter(|&ticks| ticks != 0).ok_or(IdentityError::Gone(pid))?;
     let stat = process::try_read_stat(Path::new("/proc"), pid)?;
     let latest = stat.map_or_else(now_ticks, |stat| stat.start_ticks.saturating_sub(1));
     if claimed <= latest {
@@ -248,15 +248,10 @@ fn has_pid(pidfd: &OwnedFd, pid: u32) -> Result<bool, IdentityError> {
 fn check_user(pid: u32, uid: u32) -> Result<(), IdentityError> {
     let text = std::fs::read(format!("/proc/{pid}/status")).map_err(|error| {
         // If descriptors have run out, the process may still exist.
-        if is_out_of_descriptors(&error) {
-            IdentityError::System(error)
-        } else {
-            IdentityError::EndedProcess(pid)
-        }
+        if is_out_of_descriptors(&error) { IdentityError::System(error) } else { IdentityError::Gone(pid) }
     })?;
     let status = process::status(&text);
-    let owner =
-        status.uid.and_then(|owner| u32::try_from(owner).ok()).ok_or(IdentityError::EndedProcess(pid))?;
+    let owner = status.uid.and_then(|owner| u32::try_from(owner).ok()).ok_or(IdentityError::Gone(pid))?;
     let is_it = owner == uid || status.effective_uid == Some(uid.into());
     if is_it { Ok(()) } else { Err(IdentityError::User { pid, uid, owner }) }
 }
@@ -291,7 +286,7 @@ fn time_offset_ns(pid: u32, clock: &str) -> i64 {
 /// Reads the start time in /proc/PID/stat, which also exists for a zombie.
 fn start_ticks(pid: u32) -> Result<u64, IdentityError> {
     let stat = process::try_read_stat(Path::new("/proc"), pid)?;
-    stat.map(|stat| stat.start_ticks).ok_or(IdentityError::EndedProcess(pid))
+    stat.map(|stat| stat.start_ticks).ok_or(IdentityError::Gone(pid))
 }
 
 #[cfg(test)]
@@ -348,7 +343,7 @@ mod tests {
         child.kill().and_then(|()| child.wait()).expect("its end");
         // As if this process had got the pid.
         let reused = Caller::named(std::process::id(), uid, Some(pidfd));
-        assert!(matches!(reused, Err(IdentityError::EndedProcess(_))), "{reused:?}");
+        assert!(matches!(reused, Err(IdentityError::Gone(_))), "{reused:?}");
     }
 
     #[test]
@@ -391,7 +386,7 @@ mod tests {
         let key = ProcessKey { pid, start_ticks: start_ticks(pid).expect("a start") };
         let caller = Caller { pid, uid, start_ticks: Some(key.start_ticks), pidfd };
         let peer = caller.peer(Some(key.start_ticks));
-        assert!(matches!(peer, Err(IdentityError::EndedProcess(_))), "{peer:?}");
+        assert!(matches!(peer, Err(IdentityError::Gone(_))), "{peer:?}");
     }
 
     #[test]

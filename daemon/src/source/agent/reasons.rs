@@ -22,7 +22,7 @@ pub(super) enum Refusal {
     #[error("it uses protocol version {0}, this daemon uses {MAJOR}")]
     Version(u64),
     #[error("{0}")]
-    ProcessAmounts(#[from] IdentityError),
+    Identity(#[from] IdentityError),
     #[error("it sent {0} descriptors instead of one")]
     Descriptors(usize),
     #[error("the daemon has no free descriptor for its memory")]
@@ -46,8 +46,8 @@ impl Refusal {
             Refusal::EarlyEnd | Refusal::System(_) => Count::RefusedEarlyEnd,
             Refusal::NoHello(_) => Count::RefusedHello,
             Refusal::Version(_) => Count::RefusedVersion,
-            Refusal::ProcessAmounts(IdentityError::EndedProcess(_)) => Count::RefusedGone,
-            Refusal::ProcessAmounts(_) => Count::RefusedIdentity,
+            Refusal::Identity(IdentityError::Gone(_)) => Count::RefusedGone,
+            Refusal::Identity(_) => Count::RefusedIdentity,
             Refusal::Descriptors(_) => Count::RefusedDescriptors,
             Refusal::NoDescriptor => Count::AcceptFailures,
             Refusal::Memory(memory::MemoryError::TooLarge(..)) => Count::RefusedSize,
@@ -61,7 +61,7 @@ impl Refusal {
     pub(super) fn is_out_of_descriptors(&self) -> bool {
         match self {
             Refusal::NoDescriptor => true,
-            Refusal::System(error) | Refusal::ProcessAmounts(IdentityError::System(error)) => {
+            Refusal::System(error) | Refusal::Identity(IdentityError::System(error)) => {
                 is_out_of_descriptors(error)
             }
             _ => false,
@@ -74,7 +74,7 @@ pub(super) enum ConnectionEnd {
     #[error("it closed the connection")]
     Closed,
     #[error("the process ended")]
-    EndedProcess,
+    Gone,
     #[error("{0}")]
     Fault(Fault),
     #[error("a packet is longer than {MAX_PACKET_BYTES} bytes")]
@@ -97,7 +97,7 @@ impl ConnectionEnd {
             ConnectionEnd::Oversize => Some(Count::DroppedOversize),
             ConnectionEnd::Descriptors => Some(Count::DroppedDescriptors),
             ConnectionEnd::Closed
-            | ConnectionEnd::EndedProcess
+            | ConnectionEnd::Gone
             | ConnectionEnd::System(_)
             | ConnectionEnd::ShuttingDown => None,
         }
