@@ -528,10 +528,10 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-fn played(is_unsafe: &[Act]) -> Allocator {
+fn played(acts: &[Act]) -> Allocator {
     let mut allocator = Allocator::default();
     let (mut live, mut waiting) = (Vec::new(), Vec::new());
-    for (line, act) in is_unsafe.iter().enumerate() {
+    for (line, act) in acts.iter().enumerate() {
         match act {
             Act::Alloc(bytes) => live.push(allocator.alloc(*bytes, line as i64 % 5 + 1)),
             Act::LetGo(which) | Act::Free(which) if !live.is_empty() => {
@@ -557,10 +557,10 @@ proptest! {
 
     #[test]
     fn whatever_the_allocator_did_is_told_from_its_last_entries(
-        is_unsafe in prop::collection::vec(act(), 1..150),
+        acts in prop::collection::vec(act(), 1..150),
         kept in 0.0..1.2_f64,
     ) {
-        let allocator = played(&is_unsafe);
+        let allocator = played(&acts);
         let total = allocator.events.len();
         let entries = ((total as f64 * kept) as usize).min(total);
         let Ok(run) = forced(&pickle(&allocator.snapshot(entries))) else {

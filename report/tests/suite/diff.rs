@@ -239,8 +239,8 @@ proptest! {
             if !diff.pairs.is_empty() {
                 assert_text_adds_up(&text);
             }
-            let is_unsafe = text.contains('\u{1b}');
-            prop_assert!(!is_unsafe);
+            let acts = text.contains('\u{1b}');
+            prop_assert!(!acts);
             if layout.width.is_none() && !layout.all && !layout.tags {
                 prop_assert!(text.lines().count() <= 40, "{}", text);
             }
