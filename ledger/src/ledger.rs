@@ -24,7 +24,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-/// Number of devices from which on processes may add no more. No machine has so many, and devices are never removed.
+/// Number of known devices from which on processes may not add others. No machine has so many, and devices are never removed.
 const MAX_CLAIMED_DEVICES: usize = 512;
 /// Maximum number of devices that the processes of one user may add; as many as one process may have. Processes of imports may
 /// have no user.
@@ -66,7 +66,7 @@ pub struct Ledger {
     pub(crate) by_key: Map<ProcessKey, usize>,
     /// Processes that have an account on each device; an NVML reading concerns only these.
     pub(crate) members: Vec<Vec<usize>>,
-    /// Device index by slot number in NVML's records.
+    /// Device index by device slot (number in records) of the daemon's NVML readings.
     host_slots: Map<u8, usize>,
     pub(crate) now_ns: u64,
     pub(crate) clock: ClockKind,
@@ -74,7 +74,7 @@ pub struct Ledger {
     pub(crate) wall_offset_ns: Option<i128>,
     samples: Vec<(ProcessKey, usize, ClosedSample)>,
     windows: Vec<(ProcessKey, AccountRef, Window)>,
-    /// Processes with pending samples, by the end time of the first one.
+    /// Processes with pending samples, by the time (ns) at which the first of these readings ended.
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
     /// Process of the last record, so that most look-ups need no hashing.
     last: Option<(ProcessKey, usize)>,
@@ -155,7 +155,7 @@ impl Ledger {
         self.process(ProcessKey { pid: stamp.thread, start_ticks })
     }
 
-    /// Returns the index of the device that a process names; `None` if the process may not add it.
+    /// Returns the index of the device in a process's `Device` record; `None` if the process may not add that device.
     fn claimed_device(&mut self, index: usize, record: &Record<'_>) -> Option<usize> {
         let Body::Device { uuid_high, uuid_low, ordinal, id, .. } = record.body else { return None };
         let is_new = !self.by_name.contains_key(&DeviceName::from_record(uuid_high, uuid_low, ordinal, id));
@@ -393,7 +393,7 @@ impl Ledger {
         }
     }
 
-    /// Moves a process's closed samples and ended windows to those that callers take.
+    /// Moves closed samples and ended windows of a process to the lists that `take_samples` and `take_windows` return.
     fn take_closed(&mut self, index: usize) {
         let process = &mut self.processes[index];
         for (book, sample) in process.samples.closed.drain(..) {
@@ -495,7 +495,7 @@ impl Ledger {
         self.find(key).map(data).unwrap_or_default()
     }
 
-    /// Returns the points of growth of an account, by its index in [`ProcessView::accounts`](crate::ProcessView).
+    /// Returns the points from which growth is judged; `account` is an index in [`ProcessView::accounts`](crate::ProcessView).
     pub fn trend(&self, key: ProcessKey, account: usize) -> TrendView {
         self.find(key).map(|process| process.trend_view(account)).unwrap_or_default()
     }

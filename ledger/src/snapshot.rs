@@ -25,7 +25,7 @@ pub struct Snapshot {
     /// Latest time of the daemon's own records (ns).
     pub now_ns: u64,
     pub clock: ClockKind,
-    /// Wall-clock time of record time 0 in ns; absent without a clock.
+    /// Wall-clock time of record time 0 (ns); absent without a clock.
     pub wall_offset_ns: Option<i128>,
     pub devices: Vec<DeviceView>,
     /// Processes, sorted by key.
@@ -71,7 +71,7 @@ pub struct AccountView {
     /// Untracked bytes allocated before the agent started; absent if unknown.
     pub predates_bytes: Option<i64>,
     pub peak: PeakView,
-    /// Highest used bytes of all samples, and the time.
+    /// Highest used bytes of all samples, and their time (ns).
     pub peak_used: Option<(u64, u64)>,
     /// Highest used bytes according to the driver's accounting mode; absent while that mode is off.
     pub accounted_peak_bytes: Option<u64>,
@@ -104,9 +104,9 @@ pub struct ProcessView {
     pub accounts: Vec<AccountView>,
     /// Index in `accounts`, and OOM record, in order of time. The fate is open unless the process has continued.
     pub ooms: Vec<(usize, Oom)>,
-    /// Latest time of the process's records.
+    /// Latest time of the process's records (ns).
     pub heard_ns: u64,
-    /// Time and reason of the agent's Bye.
+    /// Time (ns) and reason of the agent's `Bye` record.
     pub bye: Option<(u64, ByeReason)>,
 }
 

@@ -4,15 +4,16 @@
 use crate::base::identity::DeviceName;
 use gpumem_model::run::DeviceReading;
 
-/// Maximum number of Xids with a separate count. About a hundred Xids exist, and a faulty device reports only a few.
+/// Maximum number of Xids (NVIDIA's fault codes) with a separate count. About a hundred exist, and a faulty device reports only a
+/// few.
 const NUMBERS: usize = 16;
-/// Number of latest faults whose times are kept.
+/// Maximum number of faults whose times are kept; the latest stay.
 const LATEST: usize = 8;
 
 /// One driver fault of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// Time at which the driver reported it (ns).
+    /// Time at which the driver reported the fault (ns).
     pub time_ns: u64,
     /// NVIDIA's Xid number.
     pub xid: u64,
@@ -53,14 +54,14 @@ impl Faults {
     }
 }
 
-/// An NVML reading during which the device's memory did not change: device and processes can be compared.
+/// An NVML reading during which the device's memory did not change, so that the bytes of device and processes can be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AgreedReading {
-    /// Number of the reading; the samples of its processes have the same number.
+    /// Number of the NVML reading; the samples of its processes have the same number.
     pub number: u64,
-    /// Device memory before and after the process list (equal); for unified memory, that after the list.
+    /// Device memory, read before and after the process list with the same result; for unified memory, read after the list.
     pub reading: DeviceReading,
-    /// Used bytes minus the sum over the processes; for unified memory, the memory that the rest of the host uses.
+    /// Used bytes of the device minus those of all its processes; for unified memory, the memory that the rest of the host uses.
     pub unaccounted_bytes: i64,
 }
 
@@ -69,19 +70,19 @@ pub struct AgreedReading {
 #[allow(missing_docs)]
 pub struct DeviceView {
     pub name: DeviceName,
-    /// NVML's index; the process's ordinal while NVML has not reported the device.
+    /// NVML's index of the device; the ordinal that a process reported, while NVML has not reported the device.
     pub ordinal: u16,
     pub model: String,
     pub total_bytes: Option<u64>,
     pub latest: Option<DeviceReading>,
-    /// Used bytes in the last minute.
+    /// Used bytes of the device in the last minute.
     pub recent: LastMinute,
     /// The last reading in which device memory was the same before and after the process list; absent if there was none.
     pub agreed: Option<AgreedReading>,
     pub faults: Faults,
 }
 
-/// Minimum time that [`LastMinute::range`] covers.
+/// Minimum time that [`LastMinute::range`] covers (ns).
 pub const RECENT_NS: u64 = 60_000_000_000;
 /// Number of pieces that a minute is divided into; one more piece is kept, because the newest is incomplete.
 const PIECES: usize = 6;
@@ -89,11 +90,11 @@ const PIECE_NS: u64 = RECENT_NS / PIECES as u64;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Piece {
-    /// Number of the piece from time 0, plus one; 0 for none.
+    /// Number of pieces from time 0 up to and including this one; 0 if the piece has no reading.
     number: u64,
     min: u64,
     max: u64,
-    /// Time and value of the first reading.
+    /// Time (ns) and value of the first reading in the piece.
     first: (u64, u64),
 }
 
@@ -101,7 +102,7 @@ struct Piece {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LastMinute {
     pieces: [Piece; PIECES + 1],
-    /// Time and value of the newest reading.
+    /// Time (ns) and value of the newest reading.
     newest: (u64, u64),
 }
 

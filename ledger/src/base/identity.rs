@@ -5,13 +5,13 @@ use gpumem_wire::DeviceIdKind;
 /// Identity of a process. Pids are reused, but a pid together with its start time is unique.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessKey {
-    /// Pid in the daemon's namespace.
+    /// Pid in the daemon's PID namespace.
     pub pid: u32,
-    /// Field 22 of /proc/PID/stat; 0 if unknown (imports).
+    /// Start time of the process in clock ticks: field 22 of /proc/PID/stat; 0 if unknown (imports).
     pub start_ticks: u64,
 }
 
-/// Origin of a record. Ids inside a record are local to its origin.
+/// Sender of a record. Ids inside a record are local to its origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// The daemon, which reads NVML and /proc.

@@ -7,11 +7,11 @@
 use crate::Map;
 use std::mem::size_of;
 
-/// Maximum number of records between two estimates of a process; limits how far it can exceed its limit. The first estimates
-/// are more frequent, because many processes have few records.
+/// Maximum number of records between two estimates of a process's memory; limits how far the process can exceed its limit. The
+/// first estimates are more frequent, because many processes have few records.
 const EVERY: usize = 1024;
 
-/// A name counts as one more record for each 64 bytes.
+/// Number of bytes of a name that count as one more record towards the next estimate.
 const NAME_BYTES: usize = 64;
 
 /// Limits of the memory that the ledger uses for processes' records.
@@ -67,7 +67,7 @@ pub(crate) struct MemoryUse {
     left: usize,
     /// Number of records between the last two estimates.
     interval: usize,
-    /// Estimated bytes, and the user whose quota they count against.
+    /// Bytes of the last estimate, which count against the quota of `user`.
     charged: usize,
     user: Option<u64>,
     /// Number of records refused since the last estimate.
@@ -77,7 +77,7 @@ pub(crate) struct MemoryUse {
 }
 
 impl MemoryUse {
-    /// Counts the bytes of a new name, which replaces `old`.
+    /// Counts the bytes of a new tag or library path, which replaces `old`.
     pub fn rename(&mut self, new: &str, old: Option<&str>) {
         let held = |name: &str| name.len() + 2 * size_of::<usize>();
         self.left = self.left.saturating_sub(new.len() / NAME_BYTES);
@@ -121,7 +121,7 @@ impl Default for Quotas {
 }
 
 impl Quotas {
-    /// Subtracts a process's estimated bytes; `full` is the limit that it has reached.
+    /// Subtracts a process's estimated bytes, and counts its refused records for `full`, the limit that it has reached.
     pub fn release(&mut self, load: &mut MemoryUse, full: Option<QuotaExceeded>) {
         let bytes = std::mem::take(&mut load.charged);
         self.bytes = self.bytes.saturating_sub(bytes);
@@ -154,12 +154,12 @@ impl Quotas {
     }
 }
 
-/// Returns the estimated bytes of a `BTreeMap` entry of this size; the map's nodes are at min_interval half full.
+/// Returns the estimated bytes of a `BTreeMap` entry of this size; the map's nodes are at least half full.
 pub(crate) const fn sorted(entry: usize) -> usize {
     2 * entry
 }
 
-/// Returns the estimated bytes of a table with this number of entries, capacity, and entry size in bytes.
+/// Returns the estimated bytes of a table. `places`: its capacity in entries; `entry`: bytes of one entry.
 fn table(entries: usize, places: usize, entry: usize) -> usize {
     let is_nearly_full = places - entries.min(places) < EVERY.max(places / 16);
     let bytes = places * (entry + 1) * 8 / 7;

@@ -1,4 +1,4 @@
-//! Reduces a long list of amounts by cell to a short one: small cells are summed in groups, so that no byte is lost.
+//! Shortens a list of bytes by cell (cells.rs): small cells are summed in groups, so that no byte is lost.
 //!
 //! **Chain.** Each cell has a chain of groups, from specific to general. All have the cell's class, role, phase, library and
 //! pool, together called its *use*. The tag `model/layers.17/rnn_l0_t9_out` has these groups:
@@ -17,7 +17,7 @@
 //! **Invariant.** A cell's bytes are in the nearest group of its chain that has an amount. So they can be found later. It holds
 //! because no group is added between a cell and a group that already contains the cell's bytes.
 //!
-//! A group is a cell of its process. It is created when a second cell has it in its chain.
+//! A group has a cell of its own for its sum. That cell is created when a second cell has the group in its chain.
 
 use crate::Map;
 use crate::book::cells::{CellId, CellKey, CellTable, MAX_NAMED, MAX_POINT_CELLS};
@@ -25,7 +25,7 @@ use gpumem_model::cell::SUM;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-/// Value of `CellKey::tag` for all groups; `CellKey::origin` distinguishes them.
+/// Value of `CellKey::tag` in the cells of groups; there `CellKey::origin` is the index of the group's name.
 pub(crate) const SUM_TAG: u32 = u32::MAX - 1;
 /// Maximum number of groups of a process; a large model has some hundreds. Beyond it, chains start with more general groups.
 const MAX_GROUPS: usize = 4096;
@@ -35,10 +35,10 @@ const NONE: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy)]
 struct Group {
-    /// Index of the next group in the chain, which is lower; [`NONE`] for the last.
+    /// Index of the next, more general group of the chain, which is lower; [`NONE`] for the last.
     up: u32,
     key: CellKey,
-    /// The group's own cell. `None` while it has a single member, unless it is the last group of the chain.
+    /// Cell for the group's sum. `None` while the group has a single member, unless it is the last group of the chain.
     cell: Option<CellId>,
     has_member: bool,
 }
@@ -50,8 +50,7 @@ pub(crate) struct CellGroups {
     /// Names of the groups, by `CellKey::origin`.
     names: Vec<Arc<str>>,
     by_name: Map<Arc<str>, u32>,
-    /// By the number of a cell: the index in `groups` of the first group to which the cell belongs. A group has a cell of its own
-    /// with its sum; for such a cell it is the group's index.
+    /// Index in `groups` of the first group in a cell's chain, by [`CellId`]. For the cell of a group, the index of that group.
     first_groups: Vec<u32>,
 }
 
@@ -60,7 +59,7 @@ impl CellGroups {
         self.names.get(key.origin as usize).cloned()
     }
 
-    /// Returns the estimated memory in bytes; each group has its key twice, and a name.
+    /// Returns the estimated bytes of all groups; each group has its key twice, and a name.
     pub fn bytes(&self) -> usize {
         self.groups.capacity() * 256 + self.first_groups.capacity() * size_of::<u32>()
     }
@@ -69,7 +68,8 @@ impl CellGroups {
         self.groups.get(at as usize)
     }
 
-    /// Returns the index of the group with this name and the use of `cell`, creating it if needed; `None` if there is no room.
+    /// Returns the index of the group with this name and the use (class, role, ...) of `cell`, creating it if needed; `None` if
+    /// full.
     fn intern(&mut self, name: &str, cell: &CellKey, up: u32) -> Option<u32> {
         let next = u32::try_from(self.names.len()).ok()?;
         let origin = *self.by_name.get(name).unwrap_or(&next);
@@ -205,12 +205,12 @@ impl CellTable {
         own.extend(uses);
         own.retain(|(_, bytes)| *bytes != 0);
         own.sort_unstable_by_key(|&(id, _)| id);
-        own.shrink_to_fit(); // its capacity is that of all cells
+        own.shrink_to_fit(); // its capacity was that for all cells
         own
     }
 
-    /// Moves the bytes of all but the first `named` cells up their chains. Returns the groups with at least `least` bytes, the
-    /// last groups of chains, and the bytes without a group.
+    /// Moves the bytes of all cells in `own` but the first `named` up their chains. Returns the groups with at least `least`
+    /// bytes, the last groups of chains, and the bytes without a group.
     fn climb(
         &self,
         own: &[(CellId, i64)],
@@ -247,15 +247,15 @@ impl CellTable {
     }
 }
 
-/// Returns the minimum bytes of a group at a step; each step is about a tenth larger.
+/// Returns the minimum bytes of a group at step `step` of the search for that minimum; each step is about a tenth larger.
 fn group_size(step: usize) -> u64 {
     (8 + step as u64 % 8) << (step / 8)
 }
 
-/// The last step of [`group_size`], which is larger than any amount.
+/// Last step of [`group_size`]: no amount is larger than its result.
 const STEPS: usize = 60 * 8;
 
-/// Returns the first number in `from..to` for which `test` is true, or `to`. It must then be true for all greater numbers.
+/// Returns the first number in `from..to` for which `test` is true, or `to`. `test` must be true for all greater numbers too.
 fn first_true(mut from: usize, mut to: usize, test: impl Fn(usize) -> bool) -> usize {
     while from < to {
         let middle = from.midpoint(to);

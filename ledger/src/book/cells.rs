@@ -17,7 +17,7 @@ pub(crate) struct CellKey {
     pub phase: Phase,
     pub module: u16,
     pub tag: u32,
-    /// First tag of retagged bytes.
+    /// First tag of bytes whose tag was replaced, else 0. In the cell of a group: index of the group's name.
     pub origin: u32,
     /// Name of the framework pool that contains the bytes, as a tag id; 0 for no pool or an unnamed pool.
     pub pool: u32,
@@ -38,7 +38,7 @@ impl CellKey {
 #[allow(missing_docs)]
 pub struct CellView {
     pub class: Class,
-    /// Tag path; absent if the bytes have no name.
+    /// Tag path; absent if the bytes have no tag.
     pub tag: Option<Arc<str>>,
     pub origin: Option<Arc<str>>,
     pub role: Role,
@@ -95,7 +95,7 @@ pub use gpumem_model::timeline::MAX_CELLS as MAX_POINT_CELLS;
 pub(crate) const MAX_NAMED: usize = 40;
 pub(crate) const OVERFLOW_TAG: u32 = u32::MAX;
 
-/// All cells of a process. Rows refer to them by [`CellId`].
+/// All cells of a process. Rows (live allocations and blocks) refer to them by [`CellId`].
 #[derive(Debug)]
 pub(crate) struct CellTable {
     pub keys: Vec<CellKey>,
@@ -121,7 +121,7 @@ impl Default for CellTable {
 }
 
 impl CellTable {
-    /// Returns the estimated bytes of the table, and of its names and peaks in a run.
+    /// Returns the estimated bytes of the table, and of the cells' names and peak amounts in a run.
     pub fn bytes(&self) -> usize {
         self.keys.len() * 512
             + self.keys.capacity() * (3 * std::mem::size_of::<CellKey>() + 2 * std::mem::size_of::<CellId>())
@@ -146,7 +146,7 @@ impl CellTable {
         group.or_else(|| self.tag(key.tag))
     }
 
-    /// Returns a cell with its names; `library` is the path of the library that requested the bytes.
+    /// Returns the properties of a cell as names; `library` is the path of the library that requested the bytes.
     pub fn view(&self, key: &CellKey, library: Option<Arc<str>>) -> CellView {
         CellView {
             class: key.class,
@@ -162,7 +162,8 @@ impl CellTable {
         }
     }
 
-    /// Returns the cell for a stamp (tag, library, flags of a record). `pool`: name of the framework pool, 0 for none.
+    /// Returns the cell for bytes that a record with this stamp reports. `use_as`: role and phase. `pool`: name of the framework
+    /// pool.
     #[inline]
     pub fn cell_in(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase), pool: u32) -> CellId {
         let (module, tag) = (stamp.module, stamp.tag);

@@ -28,11 +28,11 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy, Default)]
 struct Cell {
     now: i64,
-    /// Bytes at the peak; valid if `epoch` is not older than the peak's.
+    /// Bytes of the cell at the peak; valid if `epoch` is not older than the peak's.
     at_peak: i64,
-    /// Bytes at the fullest moment of the open slot; valid if `epoch` is the book's.
+    /// Bytes of the cell at the fullest moment (most tracked bytes) of the open timeline slot; valid if `epoch` is the book's.
     at_high: i64,
-    /// The book's epoch at the last change of the cell.
+    /// Value of the book's `epoch` when the cell last changed.
     epoch: u32,
     /// Whether the cell contains unused (idle or opaque) bytes.
     unused: bool,
@@ -67,13 +67,13 @@ impl Range {
 /// Width of a [`Window`] in ns; shorter than NVML's update interval.
 pub const WINDOW_NS: u64 = 10_000_000;
 
-/// `tracked` during an interval in which its book changed.
+/// Minimum, maximum and last `tracked` bytes of an interval in which the book changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Window {
     /// Start time, a multiple of the width: [`WINDOW_NS`], or 1 if times are line numbers of a log.
     pub start_ns: u64,
-    /// Minimum, including the value at the start.
+    /// Minimum of `tracked`, including its value at the start.
     pub min: i64,
     pub max: i64,
     pub last: i64,
@@ -87,10 +87,10 @@ pub(crate) struct Book {
     pub unused_cells: Vec<CellId>,
     /// Bytes of `unused_cells`.
     unused_bytes: i64,
-    /// Bytes of live memory that segments took and returned.
+    /// Bytes of live allocations that segments took and have returned.
     returned_bytes: i64,
     pub tracked: i64,
-    /// Bytes by code of the role, without the unknown role and without cells that [`Book::learn_roles`] has not seen.
+    /// Bytes of each role, by its code, without the unknown role and without cells that [`Book::learn_roles`] has not seen.
     by_role: [i64; 16],
     /// Number of cells that `learn_roles` has processed.
     learnt: usize,
@@ -103,7 +103,7 @@ pub(crate) struct Book {
     pub peak: Moment,
     /// Incremented with every new peak and every new fullest moment of a slot.
     epoch: u32,
-    /// Fullest moment of the timeline's open slot; [`Moment::NONE`] without an open slot.
+    /// Fullest moment (most tracked bytes) of the timeline's open slot; [`Moment::NONE`] without an open slot.
     high: Moment,
     /// Whether nothing has been booked since `high`.
     is_at_high: bool,
@@ -113,14 +113,14 @@ pub(crate) struct Book {
     pub past: Timeline,
     window: Range,
     window_start_ns: u64,
-    /// End of the open window; 0 without an open window.
+    /// End of the open window (ns); 0 without an open window.
     pub window_end_ns: u64,
     /// Whether [`Book::partial_window`] has already returned the open window.
     is_reported: bool,
-    /// Latest copy of the amounts for samples, and whether it is still valid.
+    /// Latest copy of the bytes of all cells, for samples; valid while `copied` is true.
     copy: Option<Arc<[i64]>>,
     copied: bool,
-    /// `tracked` after the last complete record.
+    /// Value of `tracked` after the last complete record.
     settled: i64,
     pub history: BookHistory,
 }
@@ -130,7 +130,7 @@ impl Book {
         Book { unused_cells: vec![IDLE, OPAQUE], high: Moment::NONE, ..Book::default() }
     }
 
-    /// Adds bytes to a cell; saves its old amount if this is its first change in the epoch.
+    /// Adds bytes to a cell. If this is the cell's first change in the present `epoch`, saves its old amount.
     #[inline]
     fn change(&mut self, id: CellId, delta: i64) {
         let index = id as usize;
@@ -166,7 +166,7 @@ impl Book {
         self.tracked = self.tracked.wrapping_add(delta);
     }
 
-    /// Adds a direct allocation of `bytes` to the rounding, or removes it. [`Book::post`] books its bytes.
+    /// Adds a direct allocation of `bytes` to the sums for the driver's rounding, or removes it. [`Book::post`] books its bytes.
     #[inline]
     pub fn round(&mut self, bytes: u64, is_added: bool) {
         let of_one = Rounding::of(bytes);
@@ -194,7 +194,8 @@ impl Book {
         }
     }
 
-    /// Moves the bytes of a live row, created at `first_epoch`, to another cell in all timeline points since then.
+    /// Moves the bytes of a live allocation or block, created at `first_epoch`, to another cell in all timeline points since
+    /// then.
     pub fn rename_past(
         &mut self,
         first_epoch: u32,
@@ -217,7 +218,7 @@ impl Book {
         self.past.rename(first_epoch, (from, to), Change { bytes, unused }, cells);
     }
 
-    /// Finishes a record that changed the book; only then peaks are recorded. Returns whether there is a new peak.
+    /// Completes a record that changed the book; peaks are recorded only here. Returns whether there is a new peak.
     #[inline]
     pub fn settle(&mut self, time_ns: u64) -> bool {
         if self.tracked != self.settled {
@@ -289,7 +290,7 @@ impl Book {
         self.unused_bytes.wrapping_add(self.returned_bytes)
     }
 
-    /// Counts `bytes` that segments returned of memory that stays live; negative if segments have taken them again.
+    /// Counts `bytes` of live allocations that segments have returned; negative if segments have taken them again.
     pub fn count_returned(&mut self, bytes: i64) {
         self.returned_bytes = self.returned_bytes.wrapping_add(bytes);
     }
@@ -310,13 +311,13 @@ impl Book {
         }
     }
 
-    /// Returns the first epoch that includes a row created now.
+    /// Returns the first epoch whose amounts include an allocation or block created now.
     #[inline]
     pub fn next_epoch(&self) -> u32 {
         self.epoch.wrapping_add(1)
     }
 
-    /// Whether a live row was live at the peak; `first_epoch` is [`Book::next_epoch`] at its creation.
+    /// Whether a live allocation or block was live at the peak; `first_epoch` is [`Book::next_epoch`] at its creation.
     #[inline]
     pub fn live_at_peak(&self, first_epoch: u32) -> bool {
         first_epoch <= self.peak.epoch

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 /// Time that the history covers (ns): the delay with which the begin of a reading arrives on a busy machine.
 const REACH_NS: u64 = 250_000_000;
-/// Maximum length of each of the two lists. 100,000 blocks a second have two postings each, so 16,384 postings cover 80 ms.
+/// Maximum length of `postings` and of `entries`. 100,000 blocks a second have two postings each, so 16,384 postings cover 80 ms.
 const MAX_ENTRIES: usize = 1 << 14;
 
 #[derive(Debug, Clone, Copy)]
@@ -44,7 +44,7 @@ struct HistoryEntry {
 #[derive(Debug)]
 pub(crate) struct PastBook {
     pub amounts: Vec<i64>,
-    /// Bytes that calls in flight may have freed.
+    /// Bytes that calls in flight (frees that have not returned) may already have freed.
     pub in_flight: i64,
     pub rounding: Rounding,
     pub since: Vec<BookChange>,
@@ -53,13 +53,13 @@ pub(crate) struct PastBook {
 #[derive(Debug, Default)]
 pub(crate) struct BookHistory {
     postings: VecDeque<Posting>,
-    /// Number of postings of the record being booked; they get their time when the record ends.
+    /// Number of postings (changes of one cell) of the record being booked; they get their time when the record ends.
     open: usize,
     /// Change of the rounding by that record so far.
     open_rounding: Rounding,
     entries: VecDeque<HistoryEntry>,
     reached_ns: u64,
-    /// Bytes in flight before the first entry.
+    /// Bytes that calls in flight may have freed before the first entry.
     first_in_flight: i64,
     /// Time after which all changes are present (ns); `None` while no history is kept.
     complete_after_ns: Option<u64>,

@@ -1,4 +1,4 @@
-//! Models the bytes that the driver adds to the requested sizes of direct allocations, from two sums over the live ones.
+//! Models the bytes that the driver adds to the requested sizes of direct allocations, from two sums over the live allocations.
 //!
 //! The driver maps physical memory in granules. An allocation above a limit has granules of its own; smaller ones share granules.
 //! VMM handles have whole granules by contract, and a pool counts with its reserved bytes, so neither is rounded. The sizes of
@@ -24,7 +24,7 @@ pub(crate) fn whole_granules(bytes: i64) -> i64 {
     bytes.wrapping_add(bytes.wrapping_neg().rem_euclid(GRANULE))
 }
 
-/// Rounding of a set of live allocations, or the change of one. A sum can be added to and subtracted from.
+/// Rounding of a set of live allocations, or of one allocation that is added to the set or subtracted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Rounding {
     /// Unused bytes in granules that belong to a single allocation.

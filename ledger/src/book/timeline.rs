@@ -16,21 +16,21 @@ use gpumem_model::timeline as model;
 
 pub use gpumem_model::timeline::MAX_POINTS;
 
-/// A point in its form for runs, and what the ledger needs to correct it.
+/// A timeline point as runs store it, and data with which the ledger corrects it.
 #[derive(Debug, Clone)]
 pub(crate) struct Point {
     pub view: model::Point,
     pub moment: Moment,
     /// Whether the point is the state at the begin of a silence longer than a slot.
     is_held: bool,
-    /// Whether the bytes of cells without an amount may be in groups.
+    /// Whether bytes of cells that `view.amounts` lacks may be in groups.
     is_folded: bool,
-    /// Whether the bytes of cells without an amount or group are in `rest_bytes`.
+    /// Whether bytes of cells that are in no amount and no group are in `rest_bytes`.
     has_rest: bool,
 }
 
 impl Point {
-    /// Returns the point of a moment; small cells are summed if there are too many.
+    /// Returns the timeline point of a moment; small cells are summed if there are too many.
     pub fn new(moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) -> Self {
         let view = model::Point { time_ns: moment.time_ns, amounts: amounts.into(), rest_bytes: 0 };
         let is_held = !moment.is_high;
@@ -84,7 +84,7 @@ impl Point {
 pub(crate) struct Moment {
     pub time_ns: u64,
     pub bytes: i64,
-    /// Idle and opaque bytes (see mod.rs).
+    /// Unused bytes: idle bytes of pools, and all bytes of opaque pools (see mod.rs).
     pub unused: i64,
     /// Epoch of the book: live rows created in this or an earlier epoch were live at the moment.
     pub epoch: u32,
@@ -171,7 +171,7 @@ impl Timeline {
         self.points = points;
     }
 
-    /// Moves the bytes of a live row, created at `first_epoch`, to another cell in all points since then.
+    /// Moves the bytes of a live allocation or block, created at `first_epoch`, to another cell in all points since then.
     pub fn rename(
         &mut self,
         first_epoch: u32,

@@ -9,12 +9,12 @@ pub use gpumem_model::program_data::MAX_COUNTER_POINTS;
 /// Maximum number of counters of a process; those set first are kept.
 pub use gpumem_model::program_data::MAX_COUNTERS;
 
-/// A counter without its name. Its `area` (value times ns) ends at the last change.
+/// A counter without its name. Its `area` (value times ns, summed) covers the time up to the last change.
 #[derive(Debug)]
 struct CounterState {
     tag: u32,
     counter: Counter,
-    /// Width of the slots that share a point (ns); 0 while every change has a point.
+    /// Width of the time slots that have one point each (ns); 0 while every change has a point.
     width_ns: u64,
 }
 

@@ -9,9 +9,9 @@
 const INTERVALS: usize = 16;
 /// Each window moves minimum and maximum toward each other by 1/1024 of their distance, so that old extremes are forgotten.
 const FORGET: i64 = 1024;
-/// Minimum distance between the extremes (bytes).
+/// Minimum distance between the recent minimum and maximum for periods to be detected (bytes).
 const LEAST_SWING: i64 = 1 << 20;
-/// Minimum distance between the extremes as a fraction of the maximum (1/64).
+/// The same minimum as a fraction of the maximum (1/64).
 const LEAST_PART: i64 = 64;
 
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ pub(super) struct Period {
     /// Recent maximum (bytes).
     high: i64,
     is_up: bool,
-    /// Lowest value since the state became `down`.
+    /// Lowest live bytes since the state became `down`.
     trough: i64,
     /// Number of periods that have begun.
     count: u64,

@@ -20,7 +20,7 @@ pub(crate) struct ProgramData {
 }
 
 impl ProgramData {
-    /// Returns empty data; begin and end of the latest `max_spans` single ranges are kept.
+    /// Returns empty data. `max_spans`: number of latest single ranges whose begin and end are kept.
     pub fn new(max_spans: usize) -> Self {
         ProgramData {
             layers: Layers::default(),
@@ -54,7 +54,7 @@ impl ProgramData {
     }
 }
 
-/// Maximum length of a layer's reason, which is untrusted text.
+/// Maximum number of characters of the reason for a naming layer's state, which is untrusted text.
 const MAX_REASON_CHARS: usize = 200;
 
 /// State of each naming layer (a source of names, such as NVTX or Python frames) and its reason, as last reported.
@@ -69,7 +69,7 @@ impl Layers {
         }
     }
 
-    /// Clears all layers, because another program reports its own.
+    /// Clears the states of all layers, because the process runs another program, which reports its own.
     pub fn clear(&mut self) {
         self.0.clear();
     }
@@ -89,7 +89,7 @@ impl Layers {
     }
 }
 
-/// Maximum number of marks from the program, and of marks from gpumemctl; the newest are kept.
+/// Maximum number of marks (named moments) from the program, and of marks from gpumemctl; the newest are kept.
 pub const MAX_MARKS: usize = 128;
 
 #[derive(Debug, Default)]

@@ -33,7 +33,7 @@ pub(crate) struct Ranges {
     spans: VecDeque<Span>,
     max_spans: usize,
     spans_dropped: u64,
-    /// Number of ranges without room for their name, thread or depth.
+    /// Number of ranges dropped because there were too many names, threads or nested ranges.
     dropped: u64,
     /// Number of ranges whose begin or end is missing.
     broken: u64,

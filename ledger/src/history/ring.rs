@@ -8,7 +8,7 @@ pub(super) const POINTS: usize = 64;
 pub(super) struct Ring {
     /// Distance between two points on the axis; doubles when points are merged.
     pub stride: u64,
-    /// Number of indices from the begin of a point whose samples count.
+    /// Number of axis indices, from that of a point on, whose samples count for the point.
     samples: u64,
     /// Index on the axis (a multiple of the stride) and time of the first sample of each point. The unit of an index is a step, a
     /// second, or a tenth of a second.
@@ -25,7 +25,7 @@ impl Ring {
         Ring { stride: 1, samples, points: Vec::new(), latest: (0, 0), columns }
     }
 
-    /// Adds the time of a sample. Returns `None` if the sample does not count, else whether it begins a point.
+    /// Adds a sample at `index` on the axis. Returns `None` if it does not count for a point, else whether it begins a new point.
     pub fn place(&mut self, index: u64, time_ns: u64) -> Option<bool> {
         if index < self.latest.0 {
             return None;

@@ -21,23 +21,23 @@ use gpumem_model::growth::{Axis, Growth};
 
 /// Maximum number of cells with points of their own in the ledger; all others are summed.
 const COLUMNS: usize = 512;
-/// Number of steps whose samples count for a point.
+/// Number of steps, from that of a point on, whose samples count for the point.
 const STEPS: u64 = 8;
-/// Number of seconds whose samples count for a point; a power of two.
+/// Number of seconds, from that of a point on, whose samples count for the point; a power of two.
 const SECONDS: u64 = 64;
-/// Number of points of steps after which no periods are detected.
+/// Number of points by step from which on periods are not detected any more.
 const ENOUGH_STEPS: usize = 12;
-/// Unit of the index of untrackable bytes (ns), and number of units whose samples count for a point. Only NVML samples show these
-/// bytes, so both differ from the constants above.
+/// Unit of the time axis of untrackable bytes (ns), and number of units whose samples count for a point. Only NVML samples show
+/// these bytes, so both differ from the constants above.
 const GAP_UNIT_NS: u64 = 100_000_000;
 const GAP_SAMPLES: u64 = 512;
 const SECOND_NS: u64 = 1_000_000_000;
-/// Minimum time between two samples over time (ns).
+/// Minimum time between two samples on the time axis (ns).
 const SAMPLE_INTERVAL_NS: u64 = SECOND_NS / 4;
-/// Maximum number of lost steps that the program's step numbers may show.
+/// Maximum jump of the program's step numbers that is explained by lost records.
 const MAX_LOST_STEPS: u64 = 1 << 20;
 
-/// Points of growth of one account.
+/// Points from which the growth of one account (one process on one device) is judged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct TrendView {
@@ -53,7 +53,7 @@ pub struct TrendView {
 
 /// Maximum number of cells with points of their own in a run; all others are summed.
 const GROWTH_CELLS: usize = 64;
-/// Minimum number of points of steps or periods for judging growth; the first two are warm-up.
+/// Minimum number of points by step or period for judging growth; the first two are warm-up.
 const LEAST_STEPS: usize = gpumem_model::growth::LEAST_POINTS + 2;
 
 impl TrendView {
@@ -88,14 +88,14 @@ const NAMED: usize = 0;
 const SLACK: usize = 1;
 /// Column of the changes of all cells without a column of their own.
 const REST: usize = 2;
-/// Number of these columns; those of cells follow.
+/// Number of the fixed columns above; the columns of single cells follow.
 const FIXED: usize = 3;
 /// Instead of a column index: the cell has never changed.
 const CONSTANT: usize = usize::MAX;
 
 #[derive(Debug, Clone, Copy)]
 struct Cell {
-    /// Amount at the first point.
+    /// Bytes of the cell at the first point.
     first: i64,
     column: usize,
 }
@@ -232,7 +232,7 @@ pub(crate) struct Trend {
     /// `None` once the program has reported enough steps.
     periods: Option<(Period, Track)>,
     times: Track,
-    /// Time of the last sample over time (ns).
+    /// Time of the last sample on the time axis (ns).
     sampled_ns: u64,
     now_ns: u64,
 }
@@ -283,7 +283,7 @@ impl Trend {
         }
     }
 
-    /// Returns whether a sample over time is due; if so, schedules the next one.
+    /// Returns whether a sample on the time axis is due; if so, schedules the next one.
     fn take_due(&mut self, time_ns: u64) -> bool {
         let is_due = time_ns / SAMPLE_INTERVAL_NS > self.sampled_ns / SAMPLE_INTERVAL_NS;
         if is_due {
@@ -292,7 +292,7 @@ impl Trend {
         is_due
     }
 
-    /// Returns all points except those of untrackable bytes.
+    /// Returns the points by step, period and time; those of untrackable bytes are in [`GapTrend`].
     pub fn view(&self) -> TrendView {
         let periods = self.periods.as_ref().and_then(|(period, track)| {
             let length_ns = period.length_ns(self.now_ns)?;
@@ -303,7 +303,7 @@ impl Trend {
     }
 }
 
-/// Points of growth of a process.
+/// Points from which the growth of a process is judged.
 #[derive(Debug, Default)]
 pub(crate) struct Trends {
     /// Trends by book; the list grows when a book is first sampled.

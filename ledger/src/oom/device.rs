@@ -23,7 +23,7 @@ impl Listing {
         Listing { agreed, listed, highest_bytes }
     }
 
-    /// Notes the device's used bytes at a later time.
+    /// Records the device's used bytes at a time after the reading.
     pub fn note_used(&self, used_bytes: u64) {
         self.highest_bytes.fetch_max(used_bytes, Relaxed);
     }

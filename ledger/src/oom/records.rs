@@ -5,12 +5,12 @@ use gpumem_model::oom::{Fate, Oom, OomKind};
 use gpumem_wire::{FrameFormat, Stamp};
 use std::collections::VecDeque;
 
-/// An OOM entry. Tag and library of its record are filled in from the stamp when it is viewed.
+/// An out-of-memory (OOM) entry. [`Ooms::view`] fills in tag and library of `record` from the stamp.
 #[derive(Debug, Clone)]
 pub(crate) struct OomEntry {
     pub book: u8,
     pub stamp: Stamp,
-    /// Its fate is open, or [`Fate::Survived`] if the reporting thread has got memory since.
+    /// The OOM as runs store it. Its fate is open, or [`Fate::Survived`] if the reporting thread has got memory since.
     pub record: Oom,
     /// Number of failed driver calls since a thread last got memory.
     pub new_refusals: u64,
@@ -58,11 +58,11 @@ pub(crate) struct Ooms {
     /// Time (ns) up to which an NVML reading may be nearer to the newest entry than the one used; 0 if none is expected.
     pub reading_until_ns: u64,
     pub stacks: VecDeque<(u32, String)>,
-    /// Count of the process's records from which on cells may be copied again.
+    /// Number of the process's records at which the bytes of all cells may be copied again.
     pub next_copy_at: u64,
     /// Whether the thread of an entry may still get memory, so that the entry counts as survived.
     pub is_watched: bool,
-    /// The program's number of the current step.
+    /// Number of the current training step, as the program counts.
     pub step: Option<u64>,
 }
 
@@ -79,7 +79,7 @@ impl Ooms {
         self.stacks.push_back((id, text.into_owned()));
     }
 
-    /// Removes entries whose outcome is decided.
+    /// Removes entries whose outcome (fatal or survived) is decided by now.
     pub fn restart(&mut self, now_ns: u64) {
         self.entries.retain(|entry| now_ns.saturating_sub(entry.record.last_ns) < TOGETHER_NS);
         self.dropped = 0;
@@ -90,7 +90,7 @@ impl Ooms {
         self.stacks.iter().find(|(stack, _)| *stack == id && id != 0).map(|(_, text)| text.clone())
     }
 
-    /// Returns the records with their books; `allocations` is the process's count of driver allocations.
+    /// Returns the OOM records, each with the index of its book; `allocations` is the process's count of driver allocations.
     pub fn view(&self, names: &Names<'_>, allocations: u64) -> Vec<(usize, Oom)> {
         let named = |entry: &OomEntry| Oom {
             tag: names.tag(entry.stamp.tag),
@@ -101,7 +101,7 @@ impl Ooms {
         self.entries.iter().map(|entry| (usize::from(entry.book), named(entry))).collect()
     }
 
-    /// Notes that a thread got memory: its entries were survived.
+    /// Marks the entries of a thread as survived, because the thread got memory.
     #[cold]
     pub fn note_progress(&mut self, stamp: &Stamp) {
         self.is_watched = false;
@@ -117,12 +117,12 @@ impl Ooms {
         }
     }
 
-    /// Returns the newest entry if it is near the request.
+    /// Returns the newest entry if it is on the same device as the request and close in time.
     pub fn newest(&mut self, place: RequestPlace) -> Option<&mut Oom> {
         self.entries.last_mut().filter(|entry| entry.is_near(place)).map(|entry| &mut entry.record)
     }
 
-    /// Returns the index of the latest pressure entry of the same thread that is near the request.
+    /// Returns the index of the latest pressure entry (failed driver calls only) of the same thread that is close in time.
     pub fn pressure(&self, place: RequestPlace) -> Option<usize> {
         self.entries.iter().rposition(|entry| {
             entry.record.kind == OomKind::Pressure

@@ -11,7 +11,7 @@ use gpumem_wire::Body;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Maximum number of adoptions whose times are kept.
+/// Maximum number of entries in `adoptions`.
 const MAX_ADOPTIONS: usize = 1 << 14;
 
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ pub(crate) struct Account {
     baseline_ns: u64,
     /// Baseline bytes that became tracked because the agent reported them later, without those in `adoptions`.
     adopted: i64,
-    /// Time and bytes of the latest such reports. An NVML reading may begin between two of them.
+    /// Time (ns) and bytes of the latest reports of such memory. An NVML reading may begin between two of them.
     adoptions: VecDeque<(u64, i64)>,
     /// Time of the last free that was subtracted from `predates` (ns).
     released_ns: u64,
@@ -39,20 +39,20 @@ pub(crate) struct Account {
     pub last_minute: LastMinute,
     /// The last NVML reading that listed the process; only without an agent.
     pub listing: Option<Arc<Listing>>,
-    /// Highest `used` bytes of all samples, and the time.
+    /// Highest `used` bytes of all samples, and their time (ns).
     pub peak_used: Option<(u64, u64)>,
     /// Highest `used` bytes according to the driver's accounting mode; `None` while that mode is off.
     pub accounted_peak: Option<u64>,
     /// Part of the newest `used` bytes that confidential computing protects.
     pub protected: Option<u64>,
     before_peak: Option<SampleGap>,
-    /// Epoch of a peak, and the first gap after it; an exact gap is preferred.
+    /// Epoch of a peak, and the first gap after that peak; an exact gap (with the same `tracked`) is preferred.
     after_peak: Option<(u32, SampleGap)>,
-    /// The gap of the last sample; if a peak follows, it becomes `before_peak`.
+    /// Gap of the last sample; if a peak follows, it becomes `before_peak`.
     last: Option<SampleGap>,
 }
 
-/// The gap of a sample. [`Account::peak_gap`] sets its distance from the peak.
+/// The gap (used minus tracked bytes) of a sample. [`Account::peak_gap`] sets its distance from the peak.
 #[derive(Debug, Clone, Copy)]
 struct SampleGap {
     t0_ns: u64,
@@ -73,7 +73,7 @@ impl Account {
         Account { device, ..Account::default() }
     }
 
-    /// Counts baseline bytes as tracked from now on; negative bytes reverse that.
+    /// Counts baseline bytes as tracked from `time_ns` on; negative bytes reverse that.
     pub fn adopt_baseline(&mut self, bytes: i64, time_ns: u64) {
         if time_ns > self.baseline_ns {
             self.predates = self.predates.map(|predates| predates.wrapping_sub(bytes));
@@ -167,14 +167,14 @@ impl Account {
         }
     }
 
-    /// Restarts the peaks: that of `used` with the latest sample.
+    /// Restarts the peaks; the peak of `used` restarts with the latest sample.
     pub fn restart_peaks(&mut self) {
         (self.before_peak, self.after_peak) = (None, None);
         let read = self.latest.as_ref().and_then(|sample| Some((sample.used_bytes.ok()?, sample.t0_ns)));
         self.peak_used = read;
     }
 
-    /// Keeps the gap of a sample if it may become the gap at the peak.
+    /// Keeps the gap (used minus tracked bytes) of a sample if it may become the gap at the peak.
     pub fn note_gap(&mut self, sample: &ClosedSample, peak: &Moment) {
         let (Some(untrackable), Some(tracked)) = (sample.untrackable_bytes(), sample.tracked_bytes) else {
             return;

@@ -17,16 +17,16 @@ pub struct Facts {
     pub uid: Option<u64>,
     /// Parent's pid.
     pub parent_pid: Option<u64>,
-    /// Facts from /proc: command, comm, user, cgroup.
+    /// Values that the daemon read from /proc: command, comm, user, cgroup.
     pub seen: BTreeMap<String, String>,
-    /// Claims from the process's environment: rank, job. Not verified.
+    /// Values from the process's environment: rank, job. Not verified.
     pub claims: BTreeMap<String, String>,
 }
 
 /// Why the agent cannot use CUPTI.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blocked {
-    /// Time of the first report of it (ns).
+    /// Time at which the agent first reported the refusal (ns).
     pub since_ns: u64,
     /// CUPTI's result code.
     pub result: u16,

@@ -18,7 +18,7 @@ const MAX_NAMES: usize = 262_144;
 const MAX_IN_FLIGHT: usize = 4096;
 
 impl Process {
-    /// Books a record, unless a limit refuses it. Allocations and frees come first, because most records are such.
+    /// Books a record, unless a limit refuses it. Allocations and frees come first, because they are the most frequent records.
     #[inline]
     pub fn book_record(&mut self, record: &Record<'_>) {
         if self.is_beyond_limit(record) {
@@ -232,7 +232,8 @@ impl Process {
         }
     }
 
-    /// Counts memory as tracked that was allocated before the agent started. A restated row that is known was counted before.
+    /// Counts memory as tracked that was allocated before the agent started. A restated row that was already known is not counted
+    /// again.
     #[inline]
     fn adopt_baseline(
         &mut self,

@@ -44,7 +44,7 @@ pub(crate) struct Process {
     /// Marks, counters, ranges and layers that the program reports.
     pub program: ProgramData,
     pub ooms: Ooms,
-    /// Paths of libraries, by the agent's id.
+    /// Paths of libraries, by the id that the agent assigned.
     pub modules: Map<u16, Arc<str>>,
     pub holdings: Holdings,
     /// One account for each of `holdings.books`.
@@ -52,7 +52,7 @@ pub(crate) struct Process {
     pub growth: Trends,
     /// Index of the book for each device slot of the agent.
     pub slots: [u8; 256],
-    /// Time of the end, and wait status if known.
+    /// Time of the process's end (ns), and its wait status if known.
     pub ended: Option<(u64, Option<u64>)>,
     /// Estimated memory that the ledger uses for the process.
     pub memory_use: MemoryUse,
@@ -81,7 +81,7 @@ impl Process {
         }
     }
 
-    /// Counts missing records: the sums are `partial` until a resync has completed.
+    /// Counts `count` missing records: the sums are `partial` until a resync (the agent restates its live rows) has completed.
     pub fn lose(&mut self, count: u64) {
         if count == 0 {
             return;

@@ -16,7 +16,7 @@ struct OomReport {
     is_refusal: bool,
     /// Phase in which the thread was, if the record contains it.
     phase: Option<Phase>,
-    /// Content of the record.
+    /// The OOM as runs store it, with the values of the record.
     record: Oom,
 }
 

@@ -1,4 +1,4 @@
-//! Resync: the agent restates its live rows. Rows that it restates stay; all others are removed.
+//! Resync: the agent restates its live rows (allocations, blocks, pools, ...). All other rows are removed.
 
 use crate::process::Process;
 use crate::process::coverage::MAX_LOST;

@@ -84,7 +84,7 @@ impl Process {
         self.close_where(done_ns, false);
     }
 
-    /// Marks the samples that began up to `done_ns`; a later watermark closes them.
+    /// Copies the books into the samples that began up to `done_ns`; a later watermark closes these samples.
     pub fn mark_begun(&mut self, done_ns: u64) {
         let mut pending = std::mem::take(&mut self.samples.pending);
         for pending in &mut pending {

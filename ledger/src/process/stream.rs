@@ -21,7 +21,7 @@ pub(crate) struct Stream {
     pub last_seq: u64,
     /// Latest time of a booked record (ns).
     pub applied_ns: u64,
-    /// Time of the next check for books without bookings (ns).
+    /// Time of the next check for books in which nothing was booked for long (ns).
     pub next_silence_check_ns: u64,
     /// Time up to which all records have been booked (ns).
     pub done_ns: u64,

@@ -6,7 +6,7 @@ use crate::process::Process;
 use gpumem_wire::Stamp;
 
 impl Process {
-    /// Handles a `Step` record: samples all books with the amounts that the last step has left.
+    /// Handles a `Step` record: samples all books with the bytes that are still held after the last step.
     pub fn begin_step(&mut self, number: u64, stamp: &Stamp) {
         let time_ns = stamp.time_ns;
         self.coverage.steps += 1;

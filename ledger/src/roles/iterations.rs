@@ -13,7 +13,7 @@ use gpumem_wire::Role;
 #[derive(Debug, Default)]
 pub(crate) struct Iterations {
     rows: Vec<Iteration>,
-    /// Number of iterations in a full row.
+    /// Number of iterations that one full row of the table sums up.
     stride: u64,
     open: Option<Iteration>,
     /// Bytes that pools have reserved: at present, and the maximum in the current iteration.
@@ -49,7 +49,7 @@ impl Iterations {
         }
     }
 
-    /// Notes the maximum of temporary bytes in a phase that has ended.
+    /// Adds the maximum of temporary bytes in an ended phase to the open iteration.
     pub fn add_temporary(&mut self, bytes: i64, is_backward: bool) {
         let Some(open) = &mut self.open else { return };
         let level = if is_backward { &mut open.intermediate_gradients } else { &mut open.temporaries };

@@ -24,9 +24,9 @@ pub(crate) struct Parameters {
     checked: usize,
     /// Whether there was no room for a column.
     is_cut: bool,
-    /// Bytes by column when the sum of the open iteration's gradients was highest.
+    /// Bytes by column at the moment of the open iteration at which the sum of its gradients was highest.
     gradients: Vec<i64>,
-    /// That sum.
+    /// Sum of `gradients`: the highest sum in the open iteration (bytes).
     max_gradients: i64,
     /// [`Book::role_changes`] at the last measurement.
     measured: u64,

@@ -11,8 +11,8 @@ pub(crate) const WORKSPACE_BYTES: [u64; 3] = [33_554_432, 8_519_680, 1_048_576];
 /// Maximum number of forward threads, and of backward threads, that are kept for each device.
 const THREADS: usize = 8;
 
-/// What decides, on one device, the phase of training in which a block is made (forward, backward, optimizer) and its role
-/// (parameter, gradient, activation, ...).
+/// State of one device that decides the phase of training (forward, backward, ...) in which a block is allocated. It also decides
+/// the block's role (parameter, gradient, ...).
 #[derive(Debug, Default)]
 pub(crate) struct Roles {
     pub undecided: UndecidedBlocks,
@@ -32,9 +32,9 @@ pub(crate) struct Roles {
     /// Threads that ran forward passes, and threads that ran backward passes; a thread can be in both.
     pub forward_threads: Threads,
     pub backward_threads: Threads,
-    /// Whether a parameter with this workspace size exists.
+    /// For each workspace size: whether a parameter of that size exists.
     pub parameters: [bool; WORKSPACE_BYTES.len()],
-    /// Whether more blocks of this workspace size existed than there can be workspaces.
+    /// For each workspace size: whether more blocks of that size existed than there can be workspaces.
     pub ambiguous: [bool; WORKSPACE_BYTES.len()],
     /// Whether the agent has named the parameters of a model.
     pub knows_parameters: bool,

@@ -16,16 +16,16 @@ const MAX_ENTRIES: usize = 262_144;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum List {
-    /// Allocated in the forward pass in progress; the next three likewise.
+    /// The block was allocated in the forward pass in progress; the next three variants likewise, in their phases.
     Forward,
     Backward,
     Optimizer,
     Evaluation,
-    /// Allocated in no phase, before a forward pass.
+    /// The block was allocated in no phase, before a forward pass.
     Between,
-    /// Has a role, which changes if the block outlives whole steps.
+    /// The block has a role, which changes if the block outlives whole steps.
     Decided,
-    /// Counts as a library's workspace.
+    /// The block counts as a library's workspace.
     Workspace,
 }
 
@@ -35,18 +35,18 @@ const LISTS: usize = 7;
 pub(crate) struct Entry {
     pub address: u64,
     pub bytes: u64,
-    /// Maximum sum of its list (bytes) from its allocation until that of the next entry.
+    /// Maximum sum (bytes) of the entry's list, from the block's allocation until that of the next entry.
     high: i64,
-    /// Index of the pool.
+    /// Index of the block's pool.
     pub pool: u32,
     next: u32,
     before: u32,
     pub list: List,
-    /// The first list of the block.
+    /// The list to which the block was added first.
     pub born: List,
-    /// Preliminary role that it got in its first list.
+    /// Preliminary role that the block got in its first list.
     pub guess: Role,
-    /// Number of steps that it has outlived since it left its first list.
+    /// Number of steps that the block has outlived since it left its first list.
     pub age: u8,
 }
 
@@ -54,9 +54,9 @@ pub(crate) struct Entry {
 struct Chain {
     first: u32,
     last: u32,
-    /// Sum of the entries (bytes).
+    /// Sum of the blocks in the list (bytes).
     bytes: i64,
-    /// Maximum sum before the first remaining entry was allocated (bytes).
+    /// Maximum sum before the first remaining block was allocated (bytes).
     high: i64,
 }
 
@@ -81,7 +81,8 @@ impl UndecidedBlocks {
         self.entries.capacity() * std::mem::size_of::<Entry>()
     }
 
-    /// Adds a block at the end of a list. Returns its index, or [`NOT_LISTED`] if there is no room.
+    /// Adds a block at the end of a list. `guess`: its preliminary role. Returns its index, or [`NOT_LISTED`] if there is no
+    /// room.
     #[inline]
     pub fn add(&mut self, list: List, guess: Role, (pool, address): (u32, u64), bytes: u64) -> u32 {
         let (high, next, before, born, age) = (0, NONE, NONE, list, 0);

@@ -17,15 +17,15 @@ pub(crate) struct Pool {
     pub book: u8,
     /// Name of the pool, as a tag id.
     pub name: u32,
-    /// Cell of its idle bytes; a cell of its own if it was named before it had segments or blocks.
+    /// Cell of the pool's idle bytes; a separate cell if the pool was named before it had segments or blocks.
     pub idle: CellId,
-    /// Name in the cells of its blocks: `name` if `idle` is its own cell, else 0.
+    /// Name of the pool in the cells of its blocks: `name` if `idle` is a separate cell, else 0.
     pub cell_name: u32,
     /// Whether the pool reports no blocks.
     pub opaque: bool,
     /// Whether the pool was destroyed.
     pub gone: bool,
-    /// Number of the last resync that restated it.
+    /// Number of the last resync that restated the pool.
     pub generation: u8,
     /// Driver pools: reserved bytes as last polled.
     pub polled: u64,
@@ -44,18 +44,18 @@ pub(crate) struct Pool {
     pub pending_bytes: u64,
     /// Number of blocks outside the book, because their segments are not wholly booked.
     pub unbooked_blocks: u32,
-    /// The owner's total and the ledger's total at the last comparison, in bytes.
+    /// Live block bytes according to the owner and to the ledger, at the owner's last report of its total.
     pub check: Option<(u64, u64)>,
     /// Framework pools: reserved and used bytes as their owner last reported them.
     pub reported: Option<(u64, u64)>,
     /// Whether other pools have segments in its blocks.
     pub has_children: bool,
-    /// With children: address and bytes of its blocks of at least [`LARGE_BYTES`](crate::rows::row::LARGE_BYTES).
+    /// If `has_children`: address and bytes of the pool's blocks of at least [`LARGE_BYTES`](crate::rows::row::LARGE_BYTES).
     pub large_blocks: BTreeMap<u64, u64>,
 }
 
 impl Pool {
-    /// Returns the cell of its bytes in no block.
+    /// Returns the cell of the pool's bytes that are in no block.
     pub fn cell(&self) -> CellId {
         if self.opaque { OPAQUE } else { self.idle }
     }

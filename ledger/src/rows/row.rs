@@ -15,18 +15,18 @@ pub(crate) const LARGE_BYTES: u64 = 1 << 20;
 /// Live memory of one allocation or block. 32 bytes: a process may have millions.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Row {
-    /// Number of the record that created it: its birth number, by which `Retag` refers to it.
+    /// Number of the record that created the row: its birth number, by which `Retag` refers to it.
     pub seq: u64,
     pub bytes: u64,
     pub cell: CellId,
-    /// [`crate::book::Book::next_epoch`] at its creation.
+    /// [`crate::book::Book::next_epoch`] when the row was created.
     pub first_epoch: u32,
     /// Direct allocation: its context. Stream-ordered one: its pool index. Block: its entry in
     /// [`crate::roles::undecided::UndecidedBlocks`].
     pub owner: u32,
     pub kind: MemoryKind,
     pub book: u8,
-    /// Number of the last resync that restated it.
+    /// Number of the last resync that restated the row.
     pub generation: u8,
     pub flags: u8,
 }
@@ -38,9 +38,9 @@ impl Row {
     pub const PENDING: u8 = 2;
     /// The allocation was made as a segment of a framework pool, and ends together with that segment.
     pub const SEGMENT: u8 = 4;
-    /// Its role was reported, so it is not derived.
+    /// The role was reported, so it is not derived.
     pub const EXACT: u8 = 8;
-    /// Its role was reported by its first record, so no resync can revoke it.
+    /// The role was reported by the row's first record, so no resync can revoke it.
     pub const BORN_EXACT: u8 = 16;
 
     pub fn is(&self, flag: u8) -> bool {
@@ -48,7 +48,7 @@ impl Row {
     }
 }
 
-/// Identifies a backing: number of the record that created it.
+/// Identifies a backing (physical memory behind a VMM handle): number of the record that created it.
 pub(crate) type BackingId = u64;
 
 /// Identifies a piece of booked memory in which a segment can lie.
@@ -143,7 +143,7 @@ impl AnomalyCounts {
 /// Maximum number of residues of a book; later roles and names of further rows do not change the peak.
 const MAX_RESIDUES: usize = 262_144;
 
-/// Bytes and cell at the peak of a row that was removed since.
+/// Bytes, and cell at the peak, of a row that was live at the peak and was removed since.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PeakResidue {
     pub bytes: u64,

@@ -342,7 +342,7 @@ impl Holdings {
         self.roles[at].iterations.correct_gradients(cell, mistaken, &self.books[at]);
     }
 
-    /// Notes the size of a parameter. It does not mean that all parameters are known.
+    /// Records the size of a parameter. It does not mean that all parameters are known.
     #[cold]
     pub fn note_parameter(&mut self, book: u8, bytes: u64) {
         let roles = &mut self.roles[usize::from(book)];
@@ -363,7 +363,7 @@ impl Holdings {
         iterations.measure(&self.books[at], &self.cells.keys, known);
     }
 
-    /// Notes whether a library's driver allocations are scratch memory.
+    /// Records whether a library's driver allocations are scratch memory.
     pub fn note_library(&mut self, module: u16, path: &str) {
         let name = path.rsplit('/').next().unwrap_or(path);
         let is_scratch = SCRATCH_LIBRARIES.iter().any(|library| name.starts_with(library));

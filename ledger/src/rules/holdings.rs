@@ -34,7 +34,7 @@ pub(crate) struct Holdings {
     pub(super) large: BTreeMap<u64, u64>,
     /// Frees, unmaps and releases that have not returned.
     pub in_flight: InFlights,
-    /// Bytes that these calls may already have freed, for each book.
+    /// Bytes that the calls in `in_flight` may already have freed, for each book.
     pub in_flight_bytes: Vec<i64>,
     pub(super) handles: Map<u64, BackingId>,
     pub(super) backings: Map<BackingId, Backing>,
@@ -247,7 +247,7 @@ impl Holdings {
         self.carved.get(&extent).map_or(0, Carved::total)
     }
 
-    /// Books a `Retag`: a new name or role of the row with birth number `seq`.
+    /// Books a `Retag`: a new tag or role of the row with birth number `seq`.
     pub fn retag(&mut self, address: u64, pool: u64, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
         let pool_index = if pool == 0 { None } else { self.pool_ids.get(&pool).copied() };
         let block = pool_index.and_then(|index| {

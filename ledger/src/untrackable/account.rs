@@ -37,7 +37,7 @@ pub(crate) struct SinceBoundary {
     lost: bool,
     /// Whether the agent was blind (saw no calls) at some time since the last boundary.
     blind: bool,
-    /// Number of threads that the device can run at once; 0 if unknown.
+    /// Maximum number of threads that the device can run at once; 0 if unknown.
     pub threads: u64,
 }
 
@@ -111,7 +111,7 @@ impl Causes {
         self.steps.all()
     }
 
-    /// Adds an event that may change the untrackable bytes.
+    /// Queues an event that may change the untrackable bytes, until the next boundary.
     pub fn note_event(&mut self, event: Event) {
         let folded = self.since_boundary.events.push(event);
         if !folded.is_empty() {
@@ -119,7 +119,7 @@ impl Causes {
         }
     }
 
-    /// Notes that records were lost, which may include events.
+    /// Records that events may be among lost records.
     pub fn lose(&mut self) {
         self.since_boundary.lost = true;
     }

@@ -31,7 +31,7 @@ pub(super) enum BookedAs {
     /// From the change that NVML shows.
     Measured,
     Model,
-    /// At most the loadable bytes of the modules.
+    /// At most the loadable bytes (size of loadable sections) of the modules.
     UpperBound,
     Unexplained,
 }

@@ -46,7 +46,7 @@ struct Context {
     changes: ContextChanges,
 }
 
-/// What the events of the step being divided change in a context.
+/// Changes that the events of one step (change of the untrackable bytes) make to a context.
 #[derive(Debug, Default)]
 struct ContextChanges {
     created: Option<Event>,
@@ -249,13 +249,13 @@ impl ContextChanges {
     }
 }
 
-/// Conditions for all shares of one step.
+/// Conditions that hold for all events of one step.
 struct StepConditions {
     /// Whether events get no bytes.
     in_doubt: bool,
     /// Whether a context was created. Then other events get the bytes of their model or upper bound.
     created: bool,
-    /// Number of threads that the device can run at once.
+    /// Maximum number of threads that the device can run at once.
     threads: u64,
     /// Whether the change of one limit is the only event with bytes.
     is_single_limit: bool,
