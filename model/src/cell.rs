@@ -1,4 +1,5 @@
-//! Cells (the finest division of a process's bytes) with their names, and lists of bytes by cell.
+//! Cells and lists of bytes by cell. A cell sums the bytes of a process that have the same class, tag, role, phase, library and
+//! pool.
 
 use crate::fields::{Field, fields, plain};
 use crate::names::{Named, named};
@@ -8,25 +9,26 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
 fields! {
-    /// Names of a cell: bytes with the same names are one amount.
+    /// Properties of a cell; the bytes of a process with the same properties are summed.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
     pub struct Cell {
-        /// `direct`, `block`, `pool_idle` or `opaque`.
+        /// Kind of memory: `direct`, `block`, `pool_idle` or `opaque`.
         class: Class            => redact keep;
-        /// Tag path.
+        /// Tag: name of the memory as a path `a/b/c`; absent if it has none.
         tag: Option<String>     => redact hide_tag;
-        /// First tag of the bytes, if a later one replaced it.
+        /// First tag of the bytes, if another tag replaced it later.
         origin: Option<String>  => redact clear;
         /// Role: what the bytes are used for (`parameter`, `gradient`, ...); absent if unknown.
         role: Option<String>    => redact hide_unknown_role;
-        /// Phase of the training step in which they were allocated; absent if unknown.
+        /// Phase of the training step in which the bytes were allocated; absent if unknown.
         phase: Option<String>   => redact hide_unknown_phase;
-        /// Path of the library that requested them.
+        /// Path of the library that requested the bytes.
         library: Option<String> => redact clear;
         /// Name of the framework pool that contains the bytes.
         #[serde(default)]
         pool: Option<String>    => redact hide_unknown_pool;
-        /// Whether they are blocks that the program has freed but a CUDA stream may still use; their class is `pool_idle`.
+        /// Whether the bytes are blocks that the program has freed but a CUDA stream may still use; then the class is
+        /// `pool_idle`.
         #[serde(default)]
         pending: bool           => redact keep;
         /// Whether the tag is the process's default, because the allocating thread had no tag.
@@ -36,25 +38,25 @@ fields! {
 }
 
 named! {
-    /// Class of a cell.
+    /// Class of a cell: kind of the memory that the cell sums.
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum Class {
         #[default]
-        /// Driver allocations that are not pool segments.
+        /// Driver allocations that are not segments of a pool.
         Direct = "direct",
-        /// Blocks of pools.
+        /// Blocks: pieces of a pool's memory that the program uses.
         Block = "block",
-        /// Bytes of segments in no block: cached by the allocator.
+        /// Pool bytes in no block, or in a block that the program has freed (`pending`): cached by the allocator.
         PoolIdle = "pool_idle",
-        /// Segments of pools that report no blocks.
+        /// Segments of pools that report no blocks, so that their use is unknown.
         Opaque = "opaque",
     }
 }
 
 plain!(Class);
 
-/// Properties of a cell that category rules match.
+/// Properties of a cell with which category rules are compared.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub struct CellTraits<'c> {
@@ -78,23 +80,23 @@ impl<'c> From<&'c Cell> for CellTraits<'c> {
     }
 }
 
-/// End of the tag of a group of small cells. After a path and `/`, the group has all tags below the path. After a tag with `*`
-/// for numbers and a blank, it has the tags that differ in these numbers. Alone, it has all tags.
+/// End of the tag of a group of small cells. After a path and `/`, the group contains all tags below the path. After a tag in
+/// which `*` replaces numbers, and a blank, it contains the tags that differ in these numbers. Alone, it contains all tags.
 pub const SUM: &str = "(smaller ones)";
 
-/// Whether a tag is that of a group.
+/// Whether a tag is the tag of a group of small cells.
 pub fn is_sum(tag: &str) -> bool {
     tag.ends_with(SUM)
 }
 
-/// Returns the tag that category rules match: for a group of tags that differ in numbers, the tag with `*`.
+/// Returns the tag with which category rules are compared: for a group of tags that differ in numbers, the tag with `*`.
 pub fn without_sum(tag: &str) -> &str {
     tag.strip_suffix(SUM).and_then(|tag| tag.strip_suffix(' ')).unwrap_or(tag)
 }
 
-/// Name of PyTorch's pools.
+/// Name of PyTorch's memory pools in [`Cell::pool`].
 pub const TORCH: &str = "torch";
-/// Replaces tags in a redacted run.
+/// Text that replaces tags in a redacted run.
 pub const HIDDEN_TAG: &str = "(not shown)";
 
 fn hide_tag(tag: &mut Option<String>) {
@@ -116,7 +118,7 @@ pub(crate) fn hide_unknown_pool(pool: &mut Option<String>) {
     pool.take_if(|pool| pool != TORCH);
 }
 
-/// Bytes by cell: index in [`Run::cells`](crate::run::Run::cells) and bytes, sorted by index, without zeros.
+/// Bytes by cell: pairs of an index in [`Run::cells`](crate::run::Run::cells) and its bytes, sorted by index, without zeros.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Amounts(Vec<(u32, i64)>);

@@ -42,15 +42,15 @@ pub struct Ps {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct ClaimRow {
-    /// Pid in the daemon's PID namespace; 0 where it is hidden.
+    /// Pid in the daemon's PID namespace; 0 if it is hidden from the caller.
     pub pid: u32,
     pub uid: Option<u64>,
     pub user: Option<String>,
-    /// Number of such devices.
+    /// Number of devices on which the process reports memory and that the machine does not have.
     pub devices: usize,
-    /// Sum of the bytes that it reports on them; absent for other users' processes.
+    /// Sum of the bytes that the process reports on these devices; absent for other users' processes.
     pub tracked_bytes: Option<i64>,
-    /// Command; absent for other users' processes.
+    /// Command line; absent for other users' processes.
     pub command: Option<String>,
 }
 
@@ -61,7 +61,7 @@ pub struct HiddenRun {
     pub pid: u32,
     /// User's name; the user id if it has no name.
     pub user: Option<String>,
-    /// Index and UUID of each of its devices.
+    /// Index and UUID of each device that the process uses.
     pub devices: Vec<(u32, String)>,
 }
 
@@ -78,16 +78,17 @@ pub struct DeviceRow {
     /// Whether the device uses the host's memory, so that total, used and free bytes are the host's.
     #[serde(default)]
     pub unified: bool,
-    /// Used bytes, without the driver's share if NVML reports that share.
+    /// Used bytes of the device, without the driver's share if NVML reports that share.
     pub used_bytes: Option<u64>,
     pub free_bytes: Option<u64>,
     /// Bytes that the driver reserves for itself.
     pub system_bytes: Option<u64>,
-    /// `used_bytes` minus the bytes of all its processes; for unified memory, the memory that the rest of the host uses.
+    /// `used_bytes` minus the bytes of all processes on the device; for unified memory, the memory that the rest of the host
+    /// uses.
     pub unaccounted_bytes: Option<i64>,
-    /// Age of the reading in ms.
+    /// Age of the NVML reading in ms.
     pub age_ms: Option<u64>,
-    /// Why there is no fresh reading.
+    /// Why there is no fresh NVML reading; absent if there is one.
     pub why: Option<String>,
 }
 
@@ -116,7 +117,7 @@ pub struct ProcessRow {
     pub idle_bytes: Option<i64>,
     /// `used_bytes` minus `tracked_bytes` minus the bytes allocated before the agent started.
     pub untrackable_bytes: Option<i64>,
-    /// Age of the sample in ms.
+    /// Age of the NVML sample in ms.
     pub age_ms: Option<u64>,
     /// Why `used_bytes` is absent.
     pub why: Option<String>,
@@ -137,7 +138,7 @@ pub struct Doctor {
     pub pid: u32,
     /// Time since the daemon started, in seconds.
     pub uptime_s: u64,
-    /// Facts as name and value, in reading order.
+    /// Facts about the daemon as name and value, in the order in which they are shown.
     pub facts: Vec<(String, String)>,
     /// Results of the checks, worst first.
     pub findings: Vec<Finding>,
@@ -161,13 +162,13 @@ pub struct Finding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// Something does not work: numbers are missing.
+    /// Something does not work, so numbers are missing.
     Bad,
     /// Something works less well than it could.
     Warn,
     /// The check could not be made.
     Unknown,
-    /// As expected.
+    /// Everything is as expected.
     Ok,
 }
 
@@ -184,7 +185,7 @@ pub struct Released {
 pub struct Recorded {
     pub pid: u32,
     pub done: String,
-    /// The file that the agent writes or has written.
+    /// Path of the file that the agent writes or has written.
     pub file: Option<String>,
 }
 
@@ -200,6 +201,6 @@ pub struct Marked {
 /// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// The error in the request, and what would be valid.
+    /// What is wrong with the request, and what would be valid.
     pub error: String,
 }

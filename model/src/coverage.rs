@@ -18,7 +18,7 @@ fields! {
         covered: bool                => part carry, join or,           add or,   redact keep;
         /// Whether the agent started after the first allocation.
         late: bool                   => part carry, join or,           add or,   redact keep;
-        /// Name of the other client that holds CUPTI. If `blocked_code` is not 39, why CUPTI refused the agent.
+        /// Name of the CUPTI client that keeps the agent out. If `blocked_code` is not 39, why CUPTI refused the agent.
         blocked_by: Option<String>   => part carry, join last,         add any,  redact hide_client;
         /// CUPTI's result code when it refused the agent.
         blocked_code: Option<u16>    => part carry, join last,         add skip, redact keep;
@@ -34,7 +34,7 @@ fields! {
         partial_state: bool          => part carry, join last,         add or,   redact keep;
         /// Whether records were lost at any time, so that peaks are lower bounds.
         partial_history: bool        => part carry, join or,           add or,   redact keep;
-        /// Number of ordered records booked.
+        /// Number of booked records that have a place in the sender's order (allocations, frees, ...).
         events: u64                  => part since, join sum,          add sum,  redact keep;
         /// Number of successful driver allocations.
         allocations: u64             => part since, join sum,          add sum,  redact keep;
@@ -42,19 +42,19 @@ fields! {
         allocated_bytes: u64         => part since, join sum,          add sum,  redact keep;
         /// Number of lines or records of the input that could not be read.
         rejected: u64                => part since, join sum,          add sum,  redact keep;
-        /// Number of ordered records lost.
+        /// Number of such ordered records that were lost.
         lost: u64                    => part since, join sum,          add sum,  redact keep;
         /// Number of ordered records that the agent withheld on request (pause, mute). They do not count as lost.
         withheld: u64                => part since, join sum,          add sum,  redact keep;
-        /// Whether the source ends here on purpose (a snapshot, or a recording that was stopped). The process may have continued.
+        /// Whether the source ends on purpose (a snapshot, or a recording that was stopped). The process may have continued.
         complete: bool               => part carry, join last,         add skip, redact keep;
         /// Number of records that contradicted the known state.
         odd: u64                     => part since, join sum,          add sum,  redact keep;
         /// Number of NVML samples; restarts at 0 in each part, like the series.
         samples: u64                 => part carry, join sum,          add sum,  redact keep;
-        /// Number of samples taken while memory changed.
+        /// Number of NVML samples taken while memory changed.
         torn_samples: u64            => part carry, join sum,          add sum,  redact keep;
-        /// Number of samples closed without the agent's records up to their time.
+        /// Number of NVML samples closed without the agent's records up to their time.
         stale_samples: u64           => part since, join sum,          add sum,  redact keep;
         /// Number of driver allocations that failed.
         failed_allocations: u64      => part since, join sum,          add sum,  redact keep;
@@ -87,7 +87,7 @@ impl Coverage {
         self.blind_ns.saturating_add(open_ns)
     }
 
-    /// Returns the blind interval that has not ended.
+    /// Returns the blind interval that has not ended yet.
     pub fn open_blind(&self) -> Option<&BlindWindow> {
         self.blind.last().filter(|window| window.to_ns.is_none())
     }
@@ -155,11 +155,11 @@ fields! {
 }
 
 fields! {
-    /// A named moment; time options accept its name.
+    /// A named moment; options that take a time also accept its name.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Mark {
-        /// Time at which the mark was set.
+        /// Time at which the mark was set (ns).
         time_ns: u64;
         /// Name of the mark; absent if its record was lost.
         name: Option<String>;
@@ -171,7 +171,7 @@ fields! {
 /// One of the programs that a process executed in turn by exec().
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
-    /// Number that the program's agent gave it.
+    /// Number that the program's agent gave the program.
     pub instance: u16,
     /// Number of the program's latest record that arrived, counted from 1.
     pub heard: u64,
@@ -183,7 +183,7 @@ pub struct Program {
 pub struct Part {
     /// Number of the part, from 2; the first part has no `Part`.
     pub number: u32,
-    /// Time at which the part began.
+    /// Time at which the part began (ns).
     pub began_ns: u64,
     /// Number of ordered records, booked or lost, in earlier parts.
     pub events_before: u64,
@@ -191,7 +191,7 @@ pub struct Part {
 
 plain!(Program, Part);
 
-/// Counts of a process at the begin of a part.
+/// Counts of a process at the begin of a part (see the module's documentation).
 #[derive(Debug, Clone)]
 pub struct PartStart {
     part: Part,
@@ -199,7 +199,8 @@ pub struct PartStart {
 }
 
 impl PartStart {
-    /// Returns the start counts of the next part: `coverage` is that of the ending part, `before` its own start counts.
+    /// Returns the start counts of the next part. `coverage` is that of the ending part, `before` are the ending part's start
+    /// counts.
     pub fn after(before: Option<&PartStart>, coverage: &Coverage, now_ns: u64) -> Self {
         let mut counts = before.map_or_else(Coverage::default, |before| before.counts.clone());
         counts.add(coverage);

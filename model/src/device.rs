@@ -22,17 +22,17 @@ fields! {
     pub struct Device {
         /// UUID as NVML writes it, `ordinal-N`, or `unnamed-N` where the agent has not named its slot.
         name: String                       => join last,           redact keep;
-        /// NVML index; for an import, the import's number.
+        /// NVML's index of the device; for an import, the number in the import.
         ordinal: u16                       => join last,           redact keep;
         model: String                      => join last,           redact keep;
         total_bytes: Option<u64>           => join last,           redact keep;
-        /// The latest moment with complete data.
+        /// The memory held at the latest time with complete data.
         last: Moment                       => join last,           redact keep;
-        /// The moment with the highest `tracked`.
+        /// The memory held when `tracked` was highest.
         peak: Moment                       => join Moment::higher, redact keep;
-        /// Highest used bytes that NVML reported, and the time.
+        /// Highest used bytes that NVML reported, and their time (ns).
         peak_used: Option<(u64, u64)>      => join max,            redact keep;
-        /// Memory outside all sums: host memory, imported memory, and blocks in memory that is not tracked.
+        /// Memory outside the tracked bytes: host memory, imported memory, and blocks in memory that is not tracked.
         beside: SideMemory                     => join last,           redact keep;
         /// Device memory at the last reading with `unaccounted_bytes`; without such a reading, at the last one.
         reading: Option<DeviceReading>     => join last,           redact keep;
@@ -40,7 +40,7 @@ fields! {
         unaccounted_bytes: Option<i64>     => join last,           redact keep;
         /// Other processes on the device: pid and used bytes, largest first, at most [`MAX_TENANTS`].
         tenants: Vec<(u32, Option<u64>)>   => join last,           redact keep;
-        /// Number of further processes on the device, and their used bytes.
+        /// Number of processes on the device that `tenants` does not list, and the sum of their used bytes.
         #[serde(default)]
         other_tenants: (u32, u64)          => join last,           redact keep;
         /// Used, tracked and untrackable bytes over time.
@@ -56,7 +56,7 @@ fields! {
     #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Details {
-        /// Highest used bytes of the process according to the driver's accounting mode; absent where that mode is off.
+        /// Highest used bytes of the process according to the driver's accounting mode; absent if that mode is off.
         accounted_peak_bytes: Option<u64> => join last,               clip clear,            redact keep;
         /// Changes of the untrackable bytes over the whole life, by time. If there are many, the smallest are merged into one,
         /// which comes first.
@@ -73,7 +73,7 @@ fields! {
         pools: Vec<Pool>                  => join last,               clip keep,             redact each(Pool::redact);
         /// OOM records by time.
         ooms: Vec<Oom>                    => join oom::join_ooms,         clip within,           redact each(Oom::redact);
-        /// Driver faults of the device shortly before the end of the process: time and Xid.
+        /// Driver faults of the device shortly before the end of the process: time (ns) and Xid (NVIDIA's fault code).
         faults: Vec<(u64, u64)>           => join last,               clip keep,             redact keep;
     }
 }
@@ -85,12 +85,12 @@ plain!(SideMemory, DeviceReading);
 pub struct Accounting {
     /// The driver's value, which includes every allocation of video memory.
     pub driver_bytes: u64,
-    /// gpumemd's value: the highest reading, or the peak of the tracked bytes plus the gap there, if that is higher.
+    /// gpumemd's value: the highest reading, or the peak of the tracked bytes plus the gap (used minus tracked) there, if higher.
     pub our_bytes: Option<u64>,
 }
 
 impl Accounting {
-    /// Allocation granule of the driver; a difference up to it is not a disagreement.
+    /// Size in which the driver allocates; a difference up to it is not a disagreement.
     pub const GRANULE_BYTES: u64 = 2 << 20;
 
     /// Returns the driver's value minus gpumemd's, if they differ by more than a granule.
@@ -122,9 +122,9 @@ pub struct SideMemory {
     pub registered_bytes: i64,
     pub imported_bytes: i64,
     pub host_vmm_bytes: i64,
-    /// Bytes of live blocks in memory that is not tracked.
+    /// Bytes of live pool blocks in memory that is not tracked.
     pub unbooked_block_bytes: i64,
-    /// Bytes of blocks that the program has freed but a CUDA stream may still use; they also count inside the sum.
+    /// Bytes of blocks that the program has freed but a CUDA stream may still use; the tracked bytes include them.
     pub pending_block_bytes: i64,
 }
 
@@ -155,7 +155,7 @@ fields! {
         parent: Option<u64>       => redact keep;
         /// Whether the pool reports no blocks. Then `block_bytes` are the used bytes that its owner last reported, or 0.
         opaque: bool              => redact keep;
-        /// Bytes of its segments (framework pools) or reserved bytes (driver pools).
+        /// Bytes of the pool's segments (framework pools) or reserved bytes (driver pools).
         segment_bytes: u64        => redact keep;
         /// Segment bytes that are tracked: not all if segments are older than the agent or records were lost.
         booked_bytes: u64         => redact keep;
@@ -171,7 +171,7 @@ fields! {
 }
 
 impl Pool {
-    /// Returns segment bytes in no live block; negative if blocks lie in segments that were not reported.
+    /// Returns the segment bytes that are in no live block; negative if blocks lie in segments that were not reported.
     pub fn idle_bytes(&self) -> i64 {
         self.segment_bytes.wrapping_sub(self.block_bytes) as i64
     }

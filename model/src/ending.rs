@@ -18,7 +18,7 @@ use crate::run::{Run, State};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Maximum time (ns) from a fault to the end that it caused: programs notice a fault at their next synchronisation.
+/// Maximum time (ns) from a fault to the end of a process that it caused: programs notice a fault at their next synchronisation.
 const FAULT_NS: u64 = 60_000_000_000;
 /// SIGKILL, as a waitpid status.
 const KILLED: u64 = 9;
@@ -31,11 +31,11 @@ pub enum Cause {
     HostMemory,
     /// A control group had reached its limit of host memory.
     CgroupMemory {
-        /// Path of the group, if known.
+        /// Path of the control group, if known.
         cgroup: Option<String>,
-        /// Owner of the group, such as `Slurm job 8812`.
+        /// Owner of the control group, such as `Slurm job 8812`.
         owner: Option<String>,
-        /// The group's limit.
+        /// Limit of the control group (bytes).
         limit_bytes: Option<u64>,
     },
     /// The driver reported a fault.
@@ -50,14 +50,14 @@ pub enum Cause {
 /// Why a process ended, other than for GPU memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Ending {
-    /// The cause.
+    /// What ended the process.
     #[serde(flatten)]
     pub cause: Cause,
-    /// Time at which the daemon learnt about the cause.
+    /// Time at which the daemon learnt about the cause (ns).
     pub time_ns: u64,
-    /// Whether the source names the process itself, not only its group or device.
+    /// Whether the source names the process itself, not only its control group or device.
     pub is_named: bool,
-    /// Line of the kernel's log.
+    /// Line of the kernel's log about the cause.
     pub line: Option<String>,
 }
 

@@ -177,7 +177,7 @@ pub fn merge<T: Clone + Eq + Hash>(list: &mut Vec<T>, items: impl IntoIterator<I
 
 /// Rules for the begin of a part.
 pub mod part {
-    /// Keeps the value of the whole life.
+    /// Keeps the value, which covers the whole life.
     pub fn carry<T>(_: &mut T, _: &T) {}
 
     /// Subtracts the count at the begin of the part.
@@ -246,7 +246,7 @@ pub mod add {
 pub mod clip {
     use super::{Timed, Window};
 
-    /// Keeps the value.
+    /// Keeps the value unchanged.
     pub fn keep<T>(_: &mut T, _: &Window) {}
 
     /// Clears the field: its value for a window is unknown.

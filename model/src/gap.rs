@@ -1,4 +1,4 @@
-//! Parts of a run's untrackable bytes (`gap` in JSON keys), and their changes.
+//! Parts of a run's untrackable bytes, and changes of these bytes. NVML charges untrackable bytes, but no allocation has them.
 
 use crate::fields::{Timed, fields, plain};
 use crate::names::named;
@@ -81,7 +81,7 @@ fields! {
     pub struct UntrackableChange {
         /// Time of the sample before the change; 0 for the start of the process.
         from_ns: u64                => redact keep;
-        /// Time of the event that caused the change; without an event, of the sample that shows it.
+        /// Time of the event that caused the change; without an event, time of the sample that shows the change.
         time_ns: u64                => redact keep;
         /// Size of the change without rounding: the sum of `parts`.
         bytes: i64                  => redact keep;
@@ -92,20 +92,20 @@ fields! {
         /// Other causes between the two samples.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         also: Vec<String>           => redact keep;
-        /// Number of events between the samples; for `smaller steps`, of merged changes.
+        /// Number of events between the samples; for the cause `smaller steps`, number of merged changes.
         events: u64                 => redact keep;
         /// How the size was determined: `measured`, `model` or `upper_bound`; `none` without a cause.
         kind: String                => redact keep;
-        /// Tag of the event; without an event, of the last record before the sample.
+        /// Tag of the event; without an event, tag of the last record before the sample.
         #[serde(skip_serializing_if = "Option::is_none")]
         tag: Option<String>         => redact clear;
-        /// File name of the library that made the call.
+        /// File name of the library that made the call which caused the change.
         #[serde(skip_serializing_if = "Option::is_none")]
         library: Option<String>     => redact clear;
-        /// Bytes that the model or the upper bound predicts for the cause.
+        /// Change that the model or the upper bound predicts for the cause (bytes).
         #[serde(skip_serializing_if = "Option::is_none")]
         expected_bytes: Option<i64> => redact keep;
-        /// Note for the reader.
+        /// Explanation of the change for the reader.
         #[serde(skip_serializing_if = "Option::is_none")]
         note: Option<String>        => redact keep;
     }
@@ -145,7 +145,7 @@ named! {
         HistoryLost = "history lost",
         /// More events happened than can be kept.
         EventsLost = "events lost",
-        /// Several small steps; [`UntrackableChange::events`] is their number.
+        /// Several small changes merged into one; [`UntrackableChange::events`] is their number.
         Smaller = "smaller steps",
     }
 }

@@ -35,31 +35,31 @@ impl Axis {
     }
 }
 
-/// Points of one device of a run, at most 64 of 64 cells, because they are stored as JSON.
+/// Points on one device of a run: at most 64 points, with the bytes of at most 64 cells, because they are stored as JSON.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Growth {
-    /// Axis on which the points lie.
+    /// Unit in which the positions of the points are counted.
     pub axis: Axis,
-    /// Length of a period in ns.
+    /// Length of a period in ns; absent unless `axis` is `Period`.
     pub period_ns: Option<u64>,
     /// Number of steps, periods or seconds between two points.
     pub stride: u64,
-    /// Step, period or second of each point, counted from the first, and its time.
+    /// Position of each point (number of the step, period or second, from the first one), and its time (ns).
     pub points: Vec<(u64, u64)>,
-    /// The latest step, period or second, and its time.
+    /// Position of the latest sample in the same unit, and its time (ns).
     pub latest: (u64, u64),
     /// Bytes of direct allocations and blocks at each point.
     pub named: Vec<i64>,
-    /// Unused bytes of pools at each point, and bytes of pools that report no blocks.
+    /// Bytes at each point that are in no block of their pool, and bytes of pools that report no blocks.
     pub slack: Vec<i64>,
-    /// Index in `Run::cells` of each cell that changed, and its bytes at each point.
+    /// Each cell that changed: its index in `Run::cells`, and its bytes at each point.
     pub cells: Vec<(u32, Vec<i64>)>,
-    /// Change of all other cells since the first point, at each point.
+    /// Change of the sum of all other cells since the first point, at each point (bytes).
     pub rest: Vec<i64>,
-    /// Time and untrackable bytes of samples.
+    /// Time (ns) and untrackable bytes of NVML samples.
     pub gap: Vec<(u64, i64)>,
-    /// Time and `used` bytes of samples, for a process without an agent.
+    /// Time (ns) and `used` bytes of NVML samples, for a process without an agent.
     pub used: Vec<(u64, i64)>,
 }
 

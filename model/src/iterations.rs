@@ -46,10 +46,11 @@ impl Timed for Iteration {
     }
 }
 
-/// Declares [`Iteration`] with its levels: a row names a level and, if it is the amount of a role, the role.
+/// Declares [`Iteration`] with its levels. A row names a level (highest and last bytes) and the role whose bytes it counts, if
+/// any.
 macro_rules! iteration {
     ($( $(#[$doc:meta])* $level:ident $(= $role:ident)?; )*) => {
-        /// One iteration, or several neighbours.
+        /// Memory held in one iteration, or in several neighbouring ones that were merged.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(default)]
         #[allow(missing_docs)]
@@ -65,14 +66,14 @@ macro_rules! iteration {
             pub count: u64,
             pub start_ns: u64,
             pub end_ns: u64,
-            /// Whether records were lost during the row, so that amounts may be incomplete.
+            /// Whether records were lost during the iterations of the row, so that amounts may be incomplete.
             #[serde(skip_serializing_if = "std::ops::Not::not")]
             pub partial: bool,
             $( $(#[$doc])* #[serde(skip_serializing_if = "Level::is_nothing")] pub $level: Level, )*
         }
 
         impl Iteration {
-            /// Returns the amount of a role. `None` for temporary bytes, which have two levels, and for the unknown role.
+            /// Returns the level of a role's bytes. `None` for temporary bytes, which have two levels, and for the unknown role.
             pub fn role_mut(&mut self, role: Role) -> Option<&mut Level> {
                 match role {
                     $( $( Role::$role => Some(&mut self.$level), )? )*
@@ -80,7 +81,7 @@ macro_rules! iteration {
                 }
             }
 
-            /// Merges with a later iteration: the higher peaks and the later values.
+            /// Merges with a later iteration: keeps the higher peaks and the later last values.
             pub fn join(&mut self, later: Iteration) {
                 (self.last, self.end_ns) = (later.last, later.end_ns);
                 // The counts of a damaged store may have any value.
@@ -97,37 +98,37 @@ iteration! {
     tracked;
     /// Bytes that pools have reserved: segments of framework pools, and reservations of driver pools.
     pool_reserved;
-    /// Weights.
+    /// Bytes of weights.
     parameters = Parameter;
-    /// Gradients of weights.
+    /// Bytes of gradients of weights.
     gradients = Gradient;
-    /// State kept by optimizers.
+    /// Bytes of state that optimizers keep.
     optimizer_state = OptimizerState;
-    /// Activations that forward keeps for backward; known once backward has begun.
+    /// Bytes of activations, which forward keeps for backward; known once backward has begun.
     activations = Activation;
     /// Maximum of the bytes that backward allocated and freed again; the last value is 0.
     intermediate_gradients;
     /// Maximum of the bytes that forward or the optimizer allocated and freed again; the last value is 0.
     temporaries;
-    /// Input data of the model.
+    /// Bytes of the model's input data.
     inputs = Input;
-    /// Scratch memory of libraries.
+    /// Bytes of libraries' scratch memory.
     workspace = Workspace;
-    /// Model state that is not trained.
+    /// Bytes of model state that is not trained.
     buffers = Buffer;
-    /// Cached keys and values of earlier tokens.
+    /// Bytes of cached keys and values of earlier tokens.
     kv_caches = KvCache;
-    /// Parameters of untrained copies of a trained module.
+    /// Bytes of parameters of untrained copies of a trained module.
     parameter_copies = ParameterCopy;
 }
 
-/// Highest and last value of an amount in an iteration.
+/// Highest and last number of bytes of one kind in an iteration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "(i64, i64)", into = "(i64, i64)")]
 pub struct Level {
-    /// Highest value; for roles, the highest of the values at phase boundaries.
+    /// Highest value; for a role, the highest of the values measured at phase boundaries.
     pub peak_bytes: i64,
-    /// Value at the end.
+    /// Value at the end of the iteration.
     pub last_bytes: i64,
 }
 
@@ -136,13 +137,13 @@ impl Level {
         *self == Level::default()
     }
 
-    /// Sets the present value.
+    /// Sets the present value, and raises the peak to it.
     pub fn set(&mut self, bytes: i64) {
         self.peak_bytes = self.peak_bytes.max(bytes);
         self.last_bytes = bytes;
     }
 
-    /// Raises the peak to a value that was reached for a time.
+    /// Raises the peak to `bytes`, which were reached for a time.
     pub fn reach(&mut self, bytes: i64) {
         self.peak_bytes = self.peak_bytes.max(bytes);
     }

@@ -8,9 +8,9 @@ fields! {
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct LayerReport {
-        /// Name: `blocks`, `out_of_memory`, `scopes`, `nvtx`, `module_path`, `autograd`, `roles` or `stacks`.
+        /// Name of the layer: `blocks`, `out_of_memory`, `scopes`, `nvtx`, `module_path`, `autograd`, `roles` or `stacks`.
         layer: String;
-        /// `active`, `degraded`, `absent` (not needed by the program), `off` or `failed`.
+        /// State: `active`, `degraded`, `absent` (not needed by the program), `off` or `failed`.
         state: String;
         /// Reason for the state; may be empty.
         reason: String;
@@ -22,7 +22,7 @@ impl LayerReport {
         self.reason.clear();
     }
 
-    /// Whether the layer names memory.
+    /// Whether the layer gives names to memory.
     pub fn works(&self) -> bool {
         matches!(self.state.as_str(), "active" | "degraded")
     }
@@ -33,7 +33,7 @@ impl LayerReport {
     }
 }
 
-/// Returns the working layer with the most precise names, in words; `None` if the agent reported no layers.
+/// Returns the most precise kind of names that a working layer gives; `None` if the agent reported no layers.
 pub fn level(layers: &[LayerReport]) -> Option<&'static str> {
     if layers.is_empty() {
         return None;
@@ -49,7 +49,7 @@ pub fn level(layers: &[LayerReport]) -> Option<&'static str> {
     Some(best.unwrap_or("calling library"))
 }
 
-/// Describes the layers that do less than they could; each reason is cut to `longest` characters.
+/// Describes the layers that do less than they could. `longest`: maximum number of characters of each reason.
 pub fn describe_degraded(layers: &[LayerReport], longest: usize) -> Vec<String> {
     let words = |layer: &LayerReport| {
         let name = match layer.layer.as_str() {

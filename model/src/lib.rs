@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! run            the life of one process: source, clock, identity, state; coverage: how complete its numbers are
-//! device         one GPU of a run; moment: memory held at one time; cell: names of amounts
+//! device         one GPU of a run; moment: memory held at one time; cell: properties by which bytes are summed
 //! gap            parts of the untrackable bytes, and their changes
 //! oom            times at which memory ran out or nearly did
 //! iterations     memory held in each training step; parameters: individual parameters and gradients
 //! timeline       memory held over time, by cell; series: extremes of the sums over time
 //! growth         points from which growth (possible leaks) is judged
-//! names          names of enums in stored runs, JSON, metrics and rules
-//! layers         state of each source of names
+//! names          texts for the values of enums, in stored runs, JSON, metrics and rules
+//! layers         state of each source of memory names (NVTX, Python frames, ...)
 //! program_data   counters and ranges that the program reports
 //! ending         other causes that ended a process: host memory, a driver fault
 //! owner          user, job, pod and container of a process

@@ -1,5 +1,5 @@
-//! Moment: memory that a process held on a device at one time. Used bytes are predates + tracked + untrackable bytes if all three
-//! are known.
+//! Moment: memory that a process held on a device at one time. Its used bytes are predating (allocated before the agent started)
+//! + tracked + untrackable bytes if all three are known.
 
 use crate::cell::Amounts;
 use crate::fields::fields;
@@ -27,14 +27,14 @@ fields! {
         used_absence: Option<String>;
         /// Bytes that NVML charges to a process without an agent.
         uncovered_used_bytes: Option<u64>;
-        /// Time from the moment to the sample of `untrackable_bytes` (ns); 0 if the sample was taken at the moment.
+        /// Time from the moment to the sample that gave `untrackable_bytes` (ns); 0 if the sample was taken at the moment.
         gap_distance_ns: i64;
         /// Minimum and maximum of the tracked bytes if memory changed while NVML was read. If both are equal, a call of unknown
         /// size was in progress, and they are a lower bound.
         torn: Option<(i64, i64)>;
-        /// Whether the sample was closed without the agent's records up to its time.
+        /// Whether the sample was closed without the agent's records up to the sample's time.
         stale: bool;
-        /// Whether records had been lost and no resync had completed since.
+        /// Whether records had been lost and no resync (the agent restates its live rows) had completed since.
         partial: bool;
     }
 }

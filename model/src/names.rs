@@ -2,22 +2,22 @@
 
 use gpumem_wire::{Absence, Layer, LayerState, Phase, Role};
 
-/// An enum whose values have names; the value for "unknown" has none.
+/// An enum whose values have names (texts); its value `Unknown` has none.
 pub trait Named: Copy + PartialEq + 'static {
     /// All names with their values.
     const NAMES: &'static [(&'static str, Self)];
 
-    /// Returns the name of a value; `None` for unknown.
+    /// Returns the name of a value; `None` for `Unknown`.
     fn name(self) -> Option<&'static str> {
         Self::NAMES.iter().find(|(_, value)| *value == self).map(|(name, _)| *name)
     }
 
-    /// Returns the name of a value; `unknown` for unknown.
+    /// Returns the name of a value; the text `unknown` for `Unknown`.
     fn name_or_unknown(self) -> &'static str {
         self.name().unwrap_or("unknown")
     }
 
-    /// Returns the value with a name.
+    /// Returns the value that has this name.
     fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }

@@ -22,7 +22,7 @@ pub enum OomKind {
     Suspected,
 }
 
-/// What happened to the process afterwards.
+/// What happened to the process after an OOM.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "fate")]
 pub enum Fate {
@@ -31,7 +31,7 @@ pub enum Fate {
     Open,
     /// The process ended with a failure soon after.
     Fatal {
-        /// Time from the OOM to the end.
+        /// Time from the OOM to the end of the process (ns).
         after_ns: u64,
         /// Exit status as waitpid returns it; absent if unknown.
         status: Option<u64>,
@@ -58,15 +58,15 @@ fields! {
         /// Bytes requested of the pool that failed, else of the driver. Unknown for `suspected`: 0 here, absent in JSON.
         #[serde(skip_serializing_if = "is_unknown")]
         asked_bytes: u64                 => redact keep;
-        /// Bytes requested of the driver, if the driver refused.
+        /// Bytes requested of the driver in the failed call, if the driver refused.
         driver_asked_bytes: Option<u64>  => redact keep;
         /// Free device bytes right after the failed driver call; for `suspected`, the fewest from the last reading to the end.
         device_free_bytes: Option<u64>   => redact keep;
-        /// Allocated bytes of the pool, as it reported them.
+        /// Allocated bytes of the pool that failed, as the pool reported them.
         pool_used_bytes: Option<u64>     => redact keep;
-        /// Reserved bytes of the pool, as it reported them.
+        /// Reserved bytes of the pool that failed, as the pool reported them.
         pool_reserved_bytes: Option<u64> => redact keep;
-        /// `fatal` or `survived`, if the reporter stated the outcome of its request.
+        /// Outcome of the request, `fatal` or `survived`, if the reporter stated it.
         said: Option<String>             => redact hide_unknown_fate;
         result: u16                      => redact keep;
         tag: Option<String>              => redact clear;
@@ -74,18 +74,18 @@ fields! {
         /// Stack frames, one in each line, innermost first: `function<TAB>file<TAB>line`.
         stack: Option<String>            => redact clear;
         phase: Option<String>            => redact hide_unknown_phase;
-        /// The program's number of the step.
+        /// Number of the training step, as the program counts.
         step: Option<u64>                => redact keep;
-        /// Sum of `amounts`.
+        /// Bytes that the process held: the sum of `amounts`.
         tracked_bytes: i64               => redact keep;
-        /// Bytes that the process held, by cell.
+        /// The same bytes by cell.
         #[serde(skip_serializing_if = "Amounts::is_none")]
         amounts: Amounts                 => redact keep;
         /// Bytes allocated before the agent started, as of the last sample.
         predates_bytes: Option<i64>      => redact keep;
         /// Untrackable bytes as of the last sample.
         untrackable_bytes: Option<i64>   => redact keep;
-        /// Idle bytes of framework pools.
+        /// Bytes of framework pools that are in no block.
         idle_bytes: Option<u64>          => redact keep;
         /// Number of pieces that the idle bytes are split into.
         idle_pieces: Option<u64>         => redact keep;
@@ -93,11 +93,11 @@ fields! {
         largest_idle_bytes: Option<u64>  => redact keep;
         /// Whether a segment of the framework pools can grow: PyTorch's expandable segments are on.
         is_expandable: bool              => redact keep;
-        /// The device at that time; absent where NVML was not read.
+        /// State of the device at that time; absent if NVML was not read.
         device: Option<OomDevice>        => redact keep;
-        /// Whether no framework of the process had announced that it reports its failures.
+        /// Whether no framework of the process had announced that it reports its OOMs.
         is_unheard: bool                 => redact keep;
-        /// Whether the driver has given the process no memory since. Known where the record is made; not stored.
+        /// Whether the driver has given the process no memory since the OOM. Known where the record is made; not stored.
         #[serde(skip)]
         is_stalled: bool                 => redact keep;
     }
@@ -142,7 +142,7 @@ pub(crate) fn join_ooms(earlier: &mut Vec<Oom>, later: Vec<Oom>) {
     earlier.extend(later);
 }
 
-/// Returns the total number of OOM reports; the sum saturates, because a stored run may be damaged.
+/// Returns the total number of OOMs in the records; the sum saturates, because a stored run may be damaged.
 pub fn times<'o>(ooms: impl IntoIterator<Item = &'o Oom>) -> u64 {
     ooms.into_iter().fold(0, |sum, oom| sum.saturating_add(oom.count))
 }
@@ -155,7 +155,7 @@ fields! {
     pub struct OomDevice {
         read_ns: u64;
         total_bytes: u64;
-        /// Free bytes, less the bytes that the process has allocated since the reading.
+        /// Free bytes of the device, less the bytes that the process has allocated since the reading.
         free_bytes: i64;
         /// Bytes that the driver reserves for itself; absent where NVML does not report them.
         system_bytes: Option<u64>;
@@ -178,9 +178,9 @@ fields! {
     pub struct Holder {
         /// Pid in the daemon's namespace; 0 where it is hidden.
         pid: u32;
-        /// Name of its user.
+        /// Name of the process's user.
         user: Option<String>;
-        /// Bytes that NVML charged; for the process itself, including bytes that it has allocated since.
+        /// Bytes that NVML charged; for the process with the OOM, including bytes that it has allocated since.
         used_bytes: i64;
         /// Growth of `used_bytes` in the last `growth_ns`.
         growth_bytes: Option<i64>;
@@ -190,8 +190,8 @@ fields! {
 }
 
 impl Oom {
-    /// Whether memory ran out, as opposed to pressure that the process survived. Pressure counts if no framework would have
-    /// reported a failure and the process ended soon after.
+    /// Whether memory ran out, as opposed to pressure (failed driver calls) that the process survived. Pressure counts if no
+    /// framework would have reported a failure and the process ended soon after.
     pub fn is_out_of_memory(&self) -> bool {
         match self.kind {
             OomKind::Pool | OomKind::Device => true,
@@ -205,7 +205,7 @@ impl Oom {
         self.kind == OomKind::Suspected
     }
 
-    /// Returns the free device bytes at that time: those after the failed driver call, else those of the NVML reading.
+    /// Returns the free device bytes at the OOM: those after the failed driver call, else those of the NVML reading.
     pub fn free_bytes(&self) -> Option<i64> {
         let free = self.device_free_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
         free.or(self.device.as_ref().map(|device| device.free_bytes))

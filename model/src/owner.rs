@@ -43,7 +43,7 @@ const OLD_SLURM_STEP: &str = "slurm_step_id";
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Owner<'a>(Vec<OwnerField<'a>>);
 
-/// One name of an owner.
+/// One known property of an owner, such as the user or the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnerField<'a> {
     /// One of [`NAMES`].
@@ -115,7 +115,7 @@ impl<'a> Owner<'a> {
         self.0.iter().find(|field| field.name == name).map(|field| &*field.value)
     }
 
-    /// Iterates over all known names.
+    /// Iterates over all known names and their values.
     pub fn iter(&self) -> impl Iterator<Item = &OwnerField<'a>> {
         self.0.iter()
     }

@@ -14,9 +14,9 @@ fields! {
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Parameters {
-        /// Columns; changes refer to them by index.
+        /// Columns of the table; `changes` refers to them by index.
         columns: Vec<Column>;
-        /// Whether some columns are missing because there were too many.
+        /// Whether some columns are missing because there were more than [`MAX_COLUMNS`].
         is_cut: bool;
         /// Start time of each iteration that differs from the one before, and its differences: column and bytes. Values before
         /// the first change are unknown.
@@ -25,7 +25,7 @@ fields! {
 }
 
 fields! {
-    /// Column of a parameter or its gradient.
+    /// Column of one parameter or of its gradient.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Column {

@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 /// Maximum number of single ranges in a run; the latest are kept.
 pub const MAX_SPANS: usize = 16_384;
 
-/// Maximum number of counters of a process; of others only the number of changes is kept.
+/// Maximum number of counters of a process; of further counters only the number of changes is kept.
 pub const MAX_COUNTERS: usize = 128;
 /// Maximum number of points of a counter.
 pub const MAX_COUNTER_POINTS: usize = 128;
-/// Maximum number of range names of a process; of others only the number of ranges is kept.
+/// Maximum number of range names of a process; of further names only the number of ranges is kept.
 pub const MAX_RANGES: usize = 256;
 
 fields! {
@@ -24,7 +24,7 @@ fields! {
         counters_dropped: u64              => clip keep;
         /// Ranges by name; if there are too many names, those that ended first.
         ranges: Vec<Range>                 => clip keep;
-        /// Number of ranges of further names.
+        /// Number of ranges whose names had no room in `ranges`.
         ranges_dropped: u64                => clip keep;
         /// Number of ranges whose begin or end was lost.
         ranges_broken: u64                 => clip keep;
@@ -59,14 +59,14 @@ pub struct SnapshotFigures {
     pub blocks: u64,
     /// Number of freed blocks that a CUDA stream may still use.
     pub pending_blocks: u64,
-    /// Bytes that the program requested for the blocks in use.
+    /// Bytes that the program requested for the blocks in use; the blocks themselves may be larger.
     pub requested_bytes: u64,
     pub idle_blocks: u64,
-    /// Number of entries of the allocation history.
+    /// Number of entries of the snapshot's allocation history.
     pub trace_entries: u64,
-    /// Highest sum of requested bytes in the history.
+    /// Highest sum of requested bytes in the allocation history.
     pub peak_requested_bytes: u64,
-    /// Highest sum of allocated bytes in the history.
+    /// Highest sum of allocated bytes in the allocation history.
     pub peak_allocated_bytes: u64,
 }
 
@@ -79,34 +79,34 @@ fields! {
         /// Name of the counter; absent if its record was lost.
         name: Option<String>;
         value: i64;
-        /// Number of reports of a value.
+        /// Number of times that the program reported a value.
         changes: u64;
         min: i64;
         max: i64;
         /// Integral of the value over time (value times ns), from `since_ns` to `until_ns`.
         area: i128;
-        /// Time of the first report.
+        /// Time of the first report (ns).
         since_ns: u64;
-        /// End of the time that `area` covers.
+        /// End of the time that `area` covers (ns).
         until_ns: u64;
-        /// Time and value of each change; if there are many, the last one in each slot of time.
+        /// Time (ns) and value of each change; if there are many, the last one in each slot of time.
         points: Vec<(u64, i64)>;
     }
 }
 
 fields! {
-    /// All ranges of one name.
+    /// Counts and lengths of all ranges of one name.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     #[allow(missing_docs)]
     pub struct Range {
-        /// Path of the scope; absent for steps, and if its record was lost.
+        /// Path of the scope; absent for steps, and if the record of the name was lost.
         name: Option<String>;
         /// Whether the ranges are the program's steps; each lasts until the next.
         is_step: bool;
         /// Number of ranges that ended.
         count: u64;
-        /// Sum of their lengths (ns); a nested range also counts in the ranges around it.
+        /// Sum of the lengths of these ranges (ns); a nested range also counts in the ranges around it.
         total_ns: u64;
         min_ns: u64;
         max_ns: u64;
@@ -115,12 +115,12 @@ fields! {
     }
 }
 
-/// One range: index in [`ProgramData::ranges`], thread, begin and end.
+/// One range: index in [`ProgramData::ranges`], thread id, begin and end (ns).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span(pub u32, pub u32, pub u64, pub u64);
 
 impl Range {
-    /// Adds a range that has ended.
+    /// Adds a range that has ended, with its length.
     pub fn add(&mut self, length_ns: u64) {
         self.min_ns = if self.count == 0 { length_ns } else { self.min_ns.min(length_ns) };
         self.max_ns = self.max_ns.max(length_ns);
@@ -130,7 +130,7 @@ impl Range {
 }
 
 impl Counter {
-    /// Returns the mean, weighted by time.
+    /// Returns the mean of the counter's value, weighted by time.
     pub fn mean(&self) -> f64 {
         match self.until_ns.saturating_sub(self.since_ns) {
             0 => self.value as f64,
@@ -158,7 +158,7 @@ impl Counter {
 }
 
 impl Range {
-    /// Returns the mean length, rounded down; `None` if no range ended.
+    /// Returns the mean length of the ranges (ns), rounded down; `None` if no range ended.
     pub fn mean_ns(&self) -> Option<u64> {
         self.total_ns.checked_div(self.count)
     }

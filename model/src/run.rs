@@ -34,7 +34,7 @@ fields! {
         coverage: Coverage   => redact hide_coverage;
         /// Notes that a reader needs in addition to the numbers, most important first.
         caveats: Vec<Caveat> => redact hide_caveats;
-        /// Names of cells; amounts refer to them by index.
+        /// Cells of the run (properties by which bytes are summed); amounts refer to them by index.
         cells: Vec<Cell>     => redact each(Cell::redact);
         /// One device for each GPU or MIG instance.
         devices: Vec<Device> => redact each(Device::redact);
@@ -95,7 +95,7 @@ fields! {
     pub struct Source {
         /// `daemon`, `recording`, or an import format such as `tbd-log`.
         kind: String;
-        /// File name of a recording or import; host name for the daemon.
+        /// File name of a recording or import; for a daemon, its host name.
         origin: String;
         /// Preset of category rules for the format, if any.
         preset: Option<String>;
@@ -137,9 +137,9 @@ fields! {
         start_ticks: u64                  => redact keep;
         /// Owner's uid.
         uid: Option<u64>                  => redact keep;
-        /// Command, comm, user and cgroup, from /proc.
+        /// Values from /proc: command, comm, user and cgroup.
         facts: BTreeMap<String, String>   => redact hide_identity;
-        /// Rank and job, from the process's environment as its agent reports it.
+        /// Values from the process's environment, as its agent reports them: rank and job.
         claims: BTreeMap<String, String>  => redact hide_identity;
     }
 }
@@ -152,7 +152,7 @@ pub enum State {
     Open,
     /// The process ended.
     Closed {
-        /// Time of the end.
+        /// Time of the process's end (ns).
         time_ns: u64,
         /// Exit status as waitpid returns it; absent if unknown.
         status: Option<u64>,
@@ -161,7 +161,7 @@ pub enum State {
     Interrupted,
     /// The process continues in the next part: a run of several days is stored in parts.
     Rolled {
-        /// End of this part and start of the next.
+        /// End of this part and start of the next (ns).
         time_ns: u64,
     },
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Maximum number of buckets.
 pub const MAX_BUCKETS: usize = 1024;
 
-/// Minimum, maximum and last value of an amount in a bucket.
+/// Minimum, maximum and last value of one amount (bytes) in a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Extremes {
@@ -35,16 +35,16 @@ impl Extremes {
     }
 }
 
-/// Amounts in the interval [time_ns, time_ns + width). Unobserved amounts are absent, not zero.
+/// Used, tracked and untrackable bytes in the interval [time_ns, time_ns + width). Unobserved amounts are absent, not zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Bucket {
-    /// Start, a multiple of the series' width.
+    /// Start of the interval (ns), a multiple of the series' bucket width.
     pub time_ns: u64,
     pub used: Option<Extremes>,
     pub tracked: Option<Extremes>,
     pub untrackable: Option<Extremes>,
-    /// Number of NVML samples.
+    /// Number of NVML samples in the interval.
     pub samples: u32,
     /// Number of samples during which memory changed (torn), or that lack the agent's records (stale).
     pub doubtful: u32,
@@ -70,7 +70,7 @@ fields! {
     /// A series of buckets, at most [`MAX_BUCKETS`].
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub struct Series {
-        /// Width of a bucket in record time.
+        /// Width of a bucket (ns, or lines of a log).
         width_ns: u64;
         /// Buckets in order of time; those without data are omitted.
         buckets: Vec<Bucket>;
@@ -146,7 +146,7 @@ impl Series {
         }
     }
 
-    /// Adds the extremes of `tracked` in the window that begins at `start_ns`.
+    /// Adds the extremes of `tracked` in the ledger's window (10 ms) that begins at `start_ns`.
     pub fn add_tracked(&mut self, start_ns: u64, extremes: Extremes) {
         Extremes::merge(&mut self.bucket(start_ns).tracked, Some(extremes));
     }
@@ -157,7 +157,7 @@ impl Series {
         self.buckets.retain(|bucket| bucket.is_in(width_ns, window));
     }
 
-    /// Merges another series of the same account.
+    /// Merges another series of the same process and device.
     pub fn absorb(&mut self, other: &Series) {
         // A width of 0, possible in a damaged store, is not a valid divisor.
         self.width_ns = self.width_ns.max(1);

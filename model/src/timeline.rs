@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// Maximum number of cells of a point, including groups of small cells; all other bytes are in `rest_bytes`.
 pub const MAX_CELLS: usize = 64;
-/// Maximum number of points. When a timeline is full, its slot width doubles and each slot keeps its fullest point.
+/// Maximum number of points. When a timeline is full, its slots double in width, and each slot keeps the point with the most
+/// bytes.
 pub const MAX_POINTS: usize = 256;
 
 fields! {
@@ -37,13 +38,13 @@ fields! {
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Point {
-        /// Record time.
+        /// Time of the point (ns, or line of a log).
         time_ns: u64;
         /// Bytes by cell, at most [`MAX_CELLS`] cells. Of more, small cells are summed in groups: `a/b.*/c (smaller ones)` for
         /// tags that differ only in numbers, `a/(smaller ones)` for tags below a path, `(smaller ones)` for all tags. A cell
         /// counts in the most specific group of the point that contains it.
         amounts: Amounts;
-        /// Bytes of all other cells.
+        /// Bytes of all cells that are not in `amounts`.
         rest_bytes: i64;
     }
 }
@@ -63,8 +64,8 @@ impl Point {
 }
 
 impl Timeline {
-    /// Reduces the points to at most [`MAX_POINTS`]: the fullest of each slot, and the amounts held where nothing happened for a
-    /// whole slot.
+    /// Reduces the points to at most [`MAX_POINTS`]: the fullest of each slot (most tracked bytes), and those held where nothing
+    /// happened for a whole slot.
     pub fn thin(&mut self) {
         self.width_ns = self.width_ns.max(1);
         while self.points.len() > MAX_POINTS {

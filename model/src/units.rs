@@ -36,7 +36,7 @@ impl Unit {
         Unit { name: "%", bytes: total_bytes, decimals: 3 }
     }
 
-    /// Returns the bytes of one unit.
+    /// Returns the number of bytes in one unit.
     pub fn bytes(self) -> i64 {
         self.bytes
     }
@@ -76,7 +76,7 @@ impl Unit {
         steps.into_iter().map(|(steps, _)| steps).collect()
     }
 
-    /// Formats an amount in steps of the last printed digit.
+    /// Formats an amount that is given in steps of the last printed digit.
     pub fn print(self, steps: i64) -> String {
         let scale = 10_i64.pow(self.decimals);
         let whole = thousands((steps / scale).unsigned_abs());

@@ -1,4 +1,4 @@
-//! Cuts a run to a window of its life: one time, since a time, or between two times.
+//! Cuts a run to a window of its life: one time, all since a time, or all between two times.
 //!
 //! The result is reported like any other run. Its moments are points of the timeline. Their tracked bytes by cell are exact at
 //! the point's own time, which may differ from the requested one. Untrackable bytes come from the nearest sample in the series.
@@ -130,17 +130,17 @@ fn join(whole: &mut Run, mut part: Run) {
     (whole.state, whole.process, whole.clock) = (part.state, part.process, part.clock);
 }
 
-/// Makes moments of a device from its timeline and series.
+/// Makes the moments of a window from a device's timeline and series.
 struct MomentBuilder<'d> {
     device: &'d Device,
     covered: bool,
     partial: bool,
-    /// Index of the cell for bytes without a cell of their own.
+    /// Index of the cell that receives all bytes that are in no cell of a timeline point.
     rest: u32,
 }
 
 impl MomentBuilder<'_> {
-    /// Returns the memory held at a time; `add_note` takes notes about what is not exact.
+    /// Returns the memory held at a time; `add_note` receives notes about what is not exact.
     fn at(&self, time_ns: u64, times: Times, add_note: &mut dyn FnMut(String)) -> Moment {
         let asked = times.time(time_ns);
         if !self.covered {
@@ -188,7 +188,7 @@ impl MomentBuilder<'_> {
         }
     }
 
-    /// Returns the highest moment in the window.
+    /// Returns the moment with the most memory in the window.
     fn highest(
         &self,
         window: &Window,
@@ -241,7 +241,7 @@ impl MomentBuilder<'_> {
         buckets.iter().filter(|bucket| bucket.is_in(*width_ns, window))
     }
 
-    /// Returns the bucket nearest to a time of those that `has` selects.
+    /// Returns, among the buckets that `has` selects, the one nearest to a time.
     fn nearest(&self, time_ns: u64, has: impl Fn(&Bucket) -> bool) -> Option<&Bucket> {
         let there = self.device.series.buckets.iter().filter(|bucket| has(bucket));
         there.min_by_key(|bucket| self.distance(bucket, time_ns).unsigned_abs())
@@ -269,7 +269,7 @@ impl MomentBuilder<'_> {
         }
     }
 
-    /// Converts a point to a moment, with the untrackable bytes of the nearest sample.
+    /// Converts a timeline point to a moment, with the untrackable bytes of the nearest sample.
     fn moment(&self, point: &Point, time_ns: u64) -> Moment {
         let last = &self.device.last;
         let mut amounts = point.amounts.clone();

@@ -1,7 +1,7 @@
-//! Codes: small integers inside records, each list an enum. An unknown number is read as `Unknown`, because a newer peer may
-//! send more values and must not be refused.
+//! Codes: small integers inside records. Each list of codes is an enum. An unknown number is read as `Unknown`, because a newer
+//! peer may send more values and must not be refused.
 
-/// A code, in generic code.
+/// Conversion between an enum of codes and its numbers, for generic functions.
 pub(crate) trait Code: Sized {
     fn number(self) -> u8;
     fn of_number(number: u8) -> Self;
@@ -26,7 +26,7 @@ macro_rules! codes {
             pub const fn to_code(self) -> u8 {
                 self as u8
             }
-            /// Returns the value of a number on the wire; `Unknown` for an unknown number.
+            /// Returns the value for a number on the wire; `Unknown` for a number that this version does not know.
             pub const fn from_code(code: u8) -> Self {
                 match code {
                     $( $number => $name::$item, )*
@@ -56,7 +56,7 @@ codes! {
         Pitched = 2,
         /// Arrays and mipmaps: device memory in a tiled layout, usually `ESTIMATED`.
         Array = 3,
-        /// Allocated from a driver pool in stream order. The pool's reserved bytes are the physical memory.
+        /// Allocated from a driver pool in stream order. NVML charges the pool's reserved bytes, not this allocation.
         StreamOrdered = 4,
         /// cuMemCreate on a device.
         Vmm = 5,
@@ -72,7 +72,7 @@ codes! {
         HostVmm = 20,
     }
 
-    /// Purpose of a block. Independent of its tag; it may be set later than the allocation.
+    /// Role of a block: what its bytes are used for. Independent of its tag; it may be set later than the allocation.
     Role {
         /// A weight that training updates.
         Parameter = 1,
@@ -82,7 +82,7 @@ codes! {
         /// Result of the forward pass, kept for the backward pass.
         Activation = 4,
         Input = 5,
-        /// Allocated and freed within one phase.
+        /// The block was allocated and freed within one phase.
         Temporary = 6,
         /// Scratch memory of a library (cuBLAS, cuDNN, NCCL).
         Workspace = 7,
@@ -94,7 +94,7 @@ codes! {
         ParameterCopy = 10,
     }
 
-    /// Part of a training step.
+    /// Phase: part of a training step.
     Phase {
         /// Before the first step, while the model is built.
         Setup = 1,
@@ -117,11 +117,11 @@ codes! {
         Framework = 3,
     }
 
-    /// API that imported a range.
+    /// API that mapped memory of another process or API (record `Import`).
     ImportSource {
         /// cuIpcOpenMemHandle.
         Ipc = 1,
-        /// cuMemImportFromShareableHandle: follows the rules of handles.
+        /// cuMemImportFromShareableHandle: the memory is counted like that of a VMM handle.
         ShareableHandle = 2,
         /// cuImportExternalMemory and its mapped buffers.
         External = 3,
@@ -129,7 +129,7 @@ codes! {
         PoolPointer = 4,
     }
 
-    /// State of a freed block.
+    /// State of a block after the program has freed it.
     FreeState {
         /// The pool can use the block for the next request.
         Done = 1,
@@ -139,18 +139,18 @@ codes! {
 
     /// Whether the agent observes driver calls.
     AgentState {
-        /// Callbacks arrive.
+        /// CUPTI's callbacks for driver calls arrive.
         Covered = 1,
         /// The agent started after the first allocation. Older memory is reported as `predates`.
         Late = 2,
-        /// Another CUPTI client holds the subscription. The payload is its name, if known.
+        /// Another CUPTI client holds the subscription. The record's payload is its name, if known.
         Blocked = 3,
         Paused = 4,
-        /// The agent has disabled itself permanently after a fault. The payload is the reason.
+        /// The agent has disabled itself permanently after a fault. The record's payload is the reason.
         Disarmed = 5,
     }
 
-    /// Memory that ends with a context.
+    /// Memory that is freed together with a context.
     DestroyScope {
         /// The allocations of that context.
         Context = 1,
@@ -158,7 +158,7 @@ codes! {
         Device = 2,
     }
 
-    /// Driver activity that changes the memory of a process outside of allocations (Untrackable).
+    /// Driver activity that changes the memory of a process outside of allocations: its untrackable bytes.
     DriverEventKind {
         ContextCreated = 1,
         /// A module was loaded. `bytes` is the size of its loadable sections, an upper bound under lazy loading.
@@ -181,7 +181,7 @@ codes! {
         ContextCreating = 13,
     }
 
-    /// Kind of clock of a recording, which determines the meaning of its times.
+    /// Kind of clock of a recording: meaning of the times in its records.
     ClockKind {
         /// CLOCK_MONOTONIC of the host, in nanoseconds.
         Monotonic = 1,
@@ -216,7 +216,7 @@ codes! {
         NotSupported = 6,
         /// The value is unreliable, because old drivers confuse pid namespaces.
         WrongNamespace = 7,
-        /// The value is larger than the device.
+        /// The value is larger than the device's memory.
         Impossible = 8,
     }
 
@@ -228,7 +228,7 @@ codes! {
         Address = 2,
     }
 
-    /// Edge of a scope.
+    /// Begin or end of a scope.
     Edge {
         Begin = 1,
         End = 2,
@@ -237,16 +237,16 @@ codes! {
     /// Why an agent sends `Bye`.
     ByeReason {
         Exit = 1,
-        /// The agent disabled itself.
+        /// The agent disabled itself after a fault.
         Disarmed = 2,
         Requested = 3,
     }
 
     /// A naming layer: one source of names for memory.
     Layer {
-        /// Blocks of PyTorch's allocator.
+        /// Names from the blocks that PyTorch's allocator reports.
         Blocks = 1,
-        /// Out-of-memory observer of PyTorch's allocator.
+        /// Reports of PyTorch's out-of-memory observer.
         OutOfMemory = 2,
         /// Scopes of the C API and of Python.
         Scopes = 3,
@@ -265,17 +265,17 @@ codes! {
     LayerState {
         /// The layer works, and its self-test passed.
         Active = 1,
-        /// A part of the layer works; the reason names the part.
+        /// A part of the layer works; the reason in the record names the part.
         Degraded = 2,
-        /// Not needed: the process has no PyTorch, no Python or no scope.
+        /// The layer is not needed: the process has no PyTorch, no Python or no scope.
         Absent = 3,
-        /// Switched off by the user.
+        /// The user has switched the layer off.
         Off = 4,
         /// The self-test failed, or the version of what it reads is not supported.
         Failed = 5,
     }
 
-    /// Request of a program to the daemon.
+    /// Kind of reply that a program requests from the daemon.
     AskKind {
         ReportText = 1,
         ReportJson = 2,
@@ -299,6 +299,6 @@ impl Reading {
     pub const fn of(bytes: u64) -> Self {
         Reading(Some(bytes))
     }
-    /// An absent value.
+    /// An absent number of bytes.
     pub const ABSENT: Reading = Reading(None);
 }

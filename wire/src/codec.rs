@@ -31,7 +31,7 @@ use crate::event::{Flags, Record, Stamp};
 /// Size of a slot.
 pub const SLOT_BYTES: usize = 64;
 
-/// A record without its payload, as bytes.
+/// A slot as bytes: a record without its payload.
 pub type Slot = [u8; SLOT_BYTES];
 /// A slot as eight 64-bit words; the first is `seq`.
 pub type Words = [u64; SLOT_BYTES / 8];
@@ -41,7 +41,7 @@ pub type Words = [u64; SLOT_BYTES / 8];
 pub enum Error {
     /// A kind unknown to this version; readers skip and count the record.
     UnknownKind(u8),
-    /// The payload of this kind is text but is not valid UTF-8.
+    /// The payload of this kind must be UTF-8 text and is not.
     Payload(u8),
 }
 
@@ -56,7 +56,7 @@ impl core::fmt::Display for Error {
 
 impl core::error::Error for Error {}
 
-/// The parts of a slot whose meaning depends on the kind.
+/// The fields of a slot whose meaning depends on the kind.
 #[derive(Default)]
 struct Places<'a> {
     address: u64,
@@ -67,7 +67,7 @@ struct Places<'a> {
     payload: &'a [u8],
 }
 
-/// A field type that is stored in a place of type `P`. `get` returns `None` for an invalid value.
+/// A field type that can be stored in a slot field of type `P`. `get` returns `None` for an invalid value.
 trait Place<P>: Sized {
     fn put(self) -> P;
     fn get(place: P) -> Option<Self>;

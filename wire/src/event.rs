@@ -1,4 +1,4 @@
-//! Types of a record. Their bytes are in codec.rs.
+//! Types of a record. codec.rs defines their layout in bytes.
 //!
 //! `seq` numbers the *ordered* records of one sender: allocations, frees, blocks and everything else whose order affects a sum.
 //! A gap in these numbers is a loss. Names, facts and control have `seq` 0. The ids `tag`, `stack`, `module` and `device` are
@@ -21,9 +21,9 @@ pub struct Flags(pub u8);
 impl Flags {
     /// Repeats an earlier record in a resync: existing state, not a new event.
     pub const RESTATED: Flags = Flags(1);
-    /// The tag is the process's, because the thread had no open scope.
+    /// The tag is the process's default tag, because the thread had no open scope.
     pub const INHERITED: Flags = Flags(2);
-    /// The bytes are an estimate: those of arrays, and of logs in MiB.
+    /// The bytes are an estimate: those of arrays, and those read from logs that state MiB.
     pub const ESTIMATED: Flags = Flags(4);
     /// Recorded under stream capture: a graph owns the bytes.
     pub const CAPTURED: Flags = Flags(8);
@@ -52,12 +52,12 @@ pub struct Stamp {
     pub seq: u64,
     /// Time of the record: CLOCK_MONOTONIC of the host in ns, unless the recording has another [`crate::ClockKind`].
     pub time_ns: u64,
-    /// Id of the name that applies; 0 for none.
+    /// Id of the tag (name) of the memory or event; 0 for none.
     pub tag: u32,
-    /// Id of the stack of the call; 0 for none.
+    /// Id of the call's stack frames; 0 for none.
     pub stack: u32,
     /// Kernel id of the thread. In records about a process (`Origin`, `Hello`, `ProcessFacts`, `ProcessSample`, `ProcessGone`)
-    /// its pid in the daemon's namespace.
+    /// the process's pid in the daemon's PID namespace.
     pub thread: u32,
     /// CUPTI's number of the context. In block records a small number for the stream, in `DeviceSample` the duration of the
     /// read in ns, in `VmmCreate` the duration of the call in us. In `Device` the number of multiprocessors << 16 | threads for
@@ -65,7 +65,7 @@ pub struct Stamp {
     pub context: u32,
     /// Id of the library that made the call; 0 for unknown.
     pub module: u16,
-    /// The sender's slot of the device, or [`NONE_DEVICE`].
+    /// The sender's number (slot) of the device, or [`NONE_DEVICE`].
     pub device: u8,
     /// See [`Flags`].
     pub flags: Flags,
@@ -90,9 +90,9 @@ impl Default for Stamp {
 /// One record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// Common fields.
+    /// Fields that all kinds of records have.
     pub stamp: Stamp,
-    /// Content by kind.
+    /// Kind of the record, and the fields of that kind.
     pub body: Body<'a>,
 }
 

@@ -13,9 +13,9 @@ use crate::codec::{Error as CodecError, SLOT_BYTES, Slot};
 use crate::event::Record;
 use crate::{MAJOR, MINOR};
 
-/// Maximum size of a frame without its length, in bytes; larger than any record. Readers need a buffer of this size.
+/// Maximum size of a frame without its length field, in bytes; larger than any record. Readers need a buffer of this size.
 pub const MAX_FRAME_BYTES: usize = 64 * 1024;
-/// Size of the length before a frame, in bytes.
+/// Size of the length field before a frame, in bytes.
 pub const PREFIX_BYTES: usize = 4;
 /// First bytes of a recording.
 pub const MAGIC: [u8; 8] = *b"GPUMEMR\n";
@@ -43,9 +43,9 @@ pub fn read_header(bytes: &[u8]) -> Option<(u16, u16)> {
 pub enum Error {
     /// The bytes end inside a frame.
     Cut {
-        /// Number of bytes that are there, with the length.
+        /// Number of bytes present, including the length field.
         have: usize,
-        /// Size of the frame according to its length, with the length.
+        /// Size of the frame according to its length field, which is included.
         need: usize,
     },
     /// The length of a frame is invalid; the bytes after it cannot be decoded.

@@ -33,13 +33,13 @@ pub struct Header {
     pub ring_slots: u64,
     /// Number of rows in the live table.
     pub live_rows: u64,
-    /// Size of the part for names, in bytes.
+    /// Size of the part of the memory for names, in bytes.
     pub name_bytes: u64,
-    /// Last `seq` that a thread has reserved; its record may not be written yet.
+    /// Last record number (`seq`) that a thread has reserved; its record may not be written yet.
     pub head_seq: u64,
     /// Number of ordered records lost because the ring was full.
     pub lost: u64,
-    /// End of the valid names, in bytes from the start of their part.
+    /// End of the valid names, in bytes from the start of the part for names.
     pub names_end: u64,
 }
 
