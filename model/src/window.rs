@@ -87,7 +87,6 @@ pub fn of(run: &Run, window: &Window) -> Run {
     run
 }
 
-/// Removes everything outside the window.
 fn clip(device: &mut Device, window: &Window) {
     device.series.clip(window);
     let highest = device.series.buckets.iter().filter_map(|bucket| Some((bucket.used?.max, bucket.time_ns)));

@@ -306,7 +306,7 @@ records! {
     86 Layer { layer: Layer => result, state: LayerState => detail, reason: &'a str => payload }
 
     /// Result of a command (`RecordControl`, `Pause`, `Resume`, `Dump`, by its number). `result` is an errno, 0 for success;
-    /// the payload is the file written, or the error text.
+    /// `told` is the file written, or the error text.
     87 Done { result: u16 => result, command: u8 => detail, told: &'a str => payload }
 
     // Observations of the daemon, for recordings.

@@ -141,7 +141,7 @@ impl CellTable {
         }
     }
 
-    /// Adds a member to a group. With its second member the group gets a cell.
+    /// Adds a cell or group as a member to `group`. With its second member the group gets a cell of its own.
     fn add_member(&mut self, group: u32) {
         let next = self.keys.len() as CellId;
         let Some(group) = self.groups.groups.get_mut(group as usize) else { return };

@@ -359,7 +359,7 @@ impl Book {
         self.cells.iter().map(|cell| cell.now).collect()
     }
 
-    /// Like [`Book::amounts`], for samples: readings between two changes share one copy.
+    /// Like [`Book::amounts`], for samples: all samples between two changes of the book share one copy.
     pub fn shared_amounts(&mut self) -> Arc<[i64]> {
         if !self.copied {
             self.copy = None;

@@ -112,7 +112,6 @@ impl Track {
         Track { ring: Ring::new(samples, FIXED), cells: Vec::new() }
     }
 
-    /// Adds a sample of a book.
     fn sample_book(&mut self, index: u64, time_ns: u64, book: &Book) {
         self.sample(index, time_ns, (book.len(), &|cell| book.now(cell), &book.unused_cells));
     }
@@ -352,7 +351,7 @@ pub(crate) struct StepCount {
 }
 
 impl StepCount {
-    /// Notes that records were lost, which may include steps.
+    /// Records that steps may be among lost records.
     pub fn lose(&mut self) {
         self.lost = true;
     }

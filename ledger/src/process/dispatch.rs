@@ -133,7 +133,7 @@ impl Process {
         }
     }
 
-    /// Notes an event that may change the untrackable bytes. (NVML may charge imported memory to the importer too.)
+    /// Queues an event that may change the untrackable bytes. (NVML may charge imported memory to the importer too.)
     fn note_event(&mut self, stamp: &Stamp, what: What) {
         if stamp.flags.has(Flags::RESTATED) && what != What::Existed {
             return; // a resync repeats the event, which happened earlier

@@ -172,7 +172,7 @@ impl Process {
         }
     }
 
-    /// Finishes a record: records peaks in the books that it touched, and notes the change for pending samples.
+    /// Finishes a record: records peaks in the books that it touched, and adds the change to pending samples.
     #[inline]
     fn settle(&mut self, record: &Record<'_>, entered: Option<(u64, i64)>) {
         let stamp = &record.stamp;

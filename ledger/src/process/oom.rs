@@ -49,7 +49,7 @@ impl OomReport {
 }
 
 impl Process {
-    /// Notes that a thread got memory, so it has survived its last failed request.
+    /// Records that a thread got memory, so that it has survived its last failed request.
     #[inline(always)]
     pub fn note_progress(&mut self, stamp: &Stamp) {
         if self.ooms.is_watched && !stamp.flags.has(Flags::RESTATED) {

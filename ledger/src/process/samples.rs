@@ -76,7 +76,7 @@ impl Process {
         }
     }
 
-    /// Notes that all records up to `done_ns` have been booked, and closes the samples that ended by then.
+    /// Sets the time up to which all records have been booked, and closes the samples that ended by then.
     pub fn advance(&mut self, done_ns: u64) {
         if done_ns != u64::MAX {
             self.stream.done_ns = self.stream.done_ns.max(done_ns);

@@ -56,7 +56,7 @@ impl Iterations {
         level.reach(bytes);
     }
 
-    /// Notes that records were lost during the open iteration.
+    /// Marks the open iteration as incomplete, because records were lost.
     pub fn lose(&mut self) {
         self.open.iter_mut().for_each(|open| open.partial = true);
     }
@@ -129,7 +129,6 @@ impl Iterations {
         self.stride = 0;
     }
 
-    /// Ends the open iteration.
     pub fn end(&mut self, time_ns: u64, book: &Book) {
         if let Some(open) = self.close(time_ns, book) {
             self.parameters.close(open.start_ns, book);

@@ -139,7 +139,6 @@ impl UndecidedBlocks {
         entry
     }
 
-    /// Removes a block from its list.
     #[inline]
     pub fn remove(&mut self, at: u32) -> Entry {
         let entry = self.unlink(at);
@@ -148,7 +147,6 @@ impl UndecidedBlocks {
         entry
     }
 
-    /// Moves a block to the end of another list.
     pub fn move_to(&mut self, at: u32, list: List) {
         self.unlink(at);
         self.link(at, list);

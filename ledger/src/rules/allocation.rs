@@ -95,14 +95,14 @@ impl Holdings {
             && !row.is(Row::UNBOOKED)
     }
 
-    /// Marks the row with this birth number as restated if its free is in flight; returns whether it is. If the end of the free
-    /// is lost, the free has failed.
+    /// Marks the allocation with birth number `seq` as restated if its free is in flight; returns whether it is. If the end of
+    /// the free is lost, the free has failed.
     fn mark_in_flight_restated(&mut self, seq: u64) -> bool {
         let generation = self.generation;
         self.in_flight.row_mut(seq).map(|row| row.generation = generation).is_some()
     }
 
-    /// Whether the row with this birth number is live or its free is in flight.
+    /// Whether the allocation with birth number `seq` (number of its record) is live or its free is in flight.
     pub fn is_born(&mut self, address: u64, seq: u64) -> bool {
         let is_bound = self.allocations.get(&address).is_some_and(|row| row.seq == seq);
         is_bound || self.in_flight.row_mut(seq).is_some()
@@ -176,7 +176,7 @@ impl Holdings {
         }
     }
 
-    /// Subtracts the bytes of a removed row where they are booked.
+    /// Subtracts the bytes of a removed allocation from the cell, pool or counter in which they are booked.
     pub fn unbook_row(&mut self, address: u64, row: Row) {
         let bytes = row.bytes as i64;
         if row.is(Row::SEGMENT) {
@@ -229,7 +229,6 @@ impl Holdings {
         }
     }
 
-    /// Removes all selected allocations.
     pub fn drop_allocations(&mut self, is_selected: impl Fn(&Row) -> bool) {
         let gone = self.allocations.iter().filter(|(_, row)| is_selected(row));
         for (_, address) in in_order(gone.map(|(&address, row)| (row.seq, address))) {

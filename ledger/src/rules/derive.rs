@@ -41,7 +41,7 @@ use gpumem_wire::{Phase, Role, Stamp};
 /// File name prefixes of libraries whose driver allocations are scratch memory. libnccl is not included: its memory is large, and
 /// memory without a role is shown under the library's name.
 const SCRATCH_LIBRARIES: [&str; 2] = ["libcublas", "libcudnn"];
-/// Maximum number of ids of such libraries.
+/// Maximum number of ids of scratch libraries that a process may have.
 const MAX_SCRATCH_LIBRARIES: usize = 32;
 /// Maximum number of blocks of one size that can be workspaces: one for each handle and stream, on two threads. A program that
 /// captures a graph uses three streams: the default one, one for warm-up, and one for the capture.
@@ -112,8 +112,8 @@ impl Holdings {
         list_of(phase)
     }
 
-    /// Removes a block from its list. If the program frees it before its phase ends, its role is temporary. Returns the row with
-    /// its new role.
+    /// Removes a block from its list of undecided blocks. If the program frees it before its phase ends, its role is temporary.
+    /// Returns the row with its new role.
     pub fn role_at_end(&mut self, extent: Extent, row: &Row, end: End) -> Row {
         let roles = &mut self.roles[usize::from(row.book)];
         let entry = roles.undecided.remove(row.owner);
@@ -233,7 +233,8 @@ impl Holdings {
         self.measure(book);
     }
 
-    /// Ends the phase of a list: its blocks get this role, unless another was reported. `None`: they keep the preliminary one.
+    /// Ends the phase of a list of undecided blocks: each block gets `role`, unless its role was reported. `None`: no role
+    /// changes.
     fn end_list(&mut self, book: u8, list: List, role: Option<Role>) {
         let roles = &mut self.roles[usize::from(book)];
         if list != List::Between && !self.phases.is_replay {
@@ -254,7 +255,7 @@ impl Holdings {
         self.roles[usize::from(book)].undecided.restart_list(list);
     }
 
-    /// Removes a block from its list, because its role will not change.
+    /// Removes a block from its list of undecided blocks, because its role will not change.
     fn unlist(&mut self, book: u8, at: u32) {
         let entry = self.roles[usize::from(book)].undecided.remove(at);
         if let Some(row) = self.pools[entry.pool as usize].blocks.get_mut(&entry.address) {
@@ -314,7 +315,7 @@ impl Holdings {
         }
     }
 
-    /// Takes the role away again if more blocks have a workspace's size than there can be workspaces.
+    /// Revokes the role of workspaces if there are more blocks of a workspace's size than there can be workspaces.
     fn check_workspaces(&mut self, book: u8, size: usize) {
         let undecided = &self.roles[usize::from(book)].undecided;
         let of_size = |entry: &Entry| entry.bytes == WORKSPACE_BYTES[size];

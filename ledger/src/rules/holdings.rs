@@ -42,7 +42,7 @@ pub(crate) struct Holdings {
     /// Pools by index; destroyed ones stay as empty entries.
     pub pools: Vec<Pool>,
     pub(super) pool_ids: Map<u64, u32>,
-    /// Bytes that segments took from each extent.
+    /// Bytes that segments took from each extent (piece of booked memory).
     pub(super) carved: Map<Extent, Carved>,
     /// Whether unreported segments may exist, because the agent was late or records were lost.
     pub unseen_segments: bool,

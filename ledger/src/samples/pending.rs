@@ -12,7 +12,7 @@ use gpumem_model::gap::UntrackableParts;
 use gpumem_wire::{Absence, Body, Record};
 use std::sync::Arc;
 
-/// Maximum number of changes that a pending sample keeps. More are merged, which may make its bounds too wide.
+/// Maximum number of changes that a pending sample keeps. If there are more, they are merged, which may make its bounds too wide.
 const MAX_CHANGES: usize = 4096;
 
 /// An NVML reading of one process on one device, with the ledger's state at that time.
@@ -25,7 +25,7 @@ pub struct ClosedSample {
     pub t0_ns: u64,
     /// End of the reading (ns).
     pub t1_ns: u64,
-    /// Bytes that NVML charges to the process, or why they are unknown.
+    /// Bytes that NVML charges to the process, or why they are absent.
     pub used_bytes: Result<u64, Absence>,
     /// Whether NVML could not list all processes, so that a missing process may still hold memory.
     pub list_failed: bool,
@@ -78,7 +78,7 @@ pub struct PeakGap {
     pub parts: Option<UntrackableParts>,
 }
 
-/// The book at the begin of a reading.
+/// Copy of the book at the begin of a reading.
 #[derive(Debug)]
 struct Mark {
     tracked: i64,
@@ -97,7 +97,7 @@ struct Mark {
 struct Entered {
     entered_ns: u64,
     bytes: i64,
-    /// Number of changes recorded before the call.
+    /// Length of `Pending::changes` when the call was recorded.
     changes: usize,
 }
 
@@ -163,7 +163,7 @@ impl Pending {
         self.mark = Some(Mark { tracked, amounts, range, rounding, near, torn, partial });
     }
 
-    /// Takes the restored book at t0, and its changes since.
+    /// Copies the restored book at t0, and its changes since then, into the sample.
     pub fn mark_past(&mut self, past: PastBook, near: u32, partial: bool) {
         let tracked = past.amounts.iter().fold(0_i64, |sum, &bytes| sum.wrapping_add(bytes));
         let range = Range::with_in_flight(tracked, past.in_flight);
@@ -178,7 +178,7 @@ impl Pending {
         }
     }
 
-    /// Notes that `tracked` or the bytes in flight changed at `time_ns`, after the mark.
+    /// Records that `tracked` or the bytes in flight changed at `time_ns`, after the mark (copy of the book).
     pub fn note_change(&mut self, time_ns: u64, tracked: i64, in_flight_bytes: i64) {
         let range = Range::with_in_flight(tracked, in_flight_bytes);
         let Some(mark) = &self.mark else { return };
@@ -258,7 +258,7 @@ impl Pending {
         (Some(range), torn)
     }
 
-    /// Notes that lost records may belong to this sample.
+    /// Marks the sample as doubtful, because lost records may belong to it.
     pub fn mark_doubtful(&mut self) {
         self.doubtful = true;
         if let Some(mark) = &mut self.mark {
@@ -345,12 +345,12 @@ impl Default for Samples {
 }
 
 impl Samples {
-    /// Notes that lost records may belong to the pending samples.
+    /// Marks all pending samples as doubtful, because lost records may belong to them.
     pub fn mark_doubtful(&mut self) {
         self.pending.iter_mut().for_each(Pending::mark_doubtful);
     }
 
-    /// Notes that the book up to `known_from_ns` is unknown, for the pending samples that began by then.
+    /// Marks the pending samples that began by `known_from_ns` as doubtful, because the book up to that time is unknown.
     pub fn mark_doubtful_until(&mut self, known_from_ns: u64) {
         let unknown = |pending: &&mut Pending| pending.t0_ns <= known_from_ns;
         self.pending.iter_mut().filter(unknown).for_each(Pending::mark_doubtful);
@@ -418,7 +418,7 @@ impl Samples {
         }
     }
 
-    /// Notes that a record of `time_ns` changed the books in `touched`.
+    /// Adds the change by a record of `time_ns` to the pending samples of the books in `touched` (one bit for each book).
     pub fn note_change(&mut self, touched: u64, time_ns: u64, holdings: &Holdings) {
         for pending in &mut self.pending {
             if touched & 1 << pending.book != 0 {

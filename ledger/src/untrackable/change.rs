@@ -84,8 +84,8 @@ fn note(
     Some(text.to_owned())
 }
 
-/// Returns the step between two boundaries at times `span`. `doubt`: why its events are uncertain. `due`: events between the
-/// boundaries. `shares`: their bytes. `unseen_bytes`: as for [`note`].
+/// Returns the step (change of the untrackable bytes) between two boundary samples. `span`: their times. `doubt`: why the events
+/// are uncertain. `due`: events between the boundaries. `shares`: their bytes. `unseen_bytes`: as for [`note`].
 pub(super) fn change_between(
     span: (u64, u64),
     parts: UntrackableParts,

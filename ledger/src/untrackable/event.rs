@@ -28,12 +28,10 @@ pub(crate) struct Names<'a> {
 }
 
 impl Names<'_> {
-    /// Returns the path of a tag; `None` for no tag.
     pub fn tag(&self, id: u32) -> Option<String> {
         self.cells.tag(id).as_deref().map(str::to_owned)
     }
 
-    /// Returns the path of a library; `None` for no library.
     pub fn library(&self, id: u16) -> Option<String> {
         self.modules.get(&id).map(|path| (**path).to_owned())
     }
