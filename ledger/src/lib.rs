@@ -9,7 +9,7 @@
 //!               in which the agent saw nothing
 //! oom           out-of-memory errors: the requests, and the processes that held the device
 //! history       counters, ranges and marks of the program; points for detecting leaks
-//! untrackable   causes of untrackable memory: driver events, parts, changes
+//! untrackable   causes of untrackable memory (NVML charges it, but no allocation has it): driver events, parts, changes
 //! samples       NVML samples, joined with `tracked` at their own time
 //! rules         effect of a record on rows and books; roles of blocks
 //! roles         blocks whose role (gradient, activation, ...) is not final; memory held in each iteration

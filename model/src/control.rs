@@ -102,9 +102,10 @@ pub struct ProcessRow {
     pub device: usize,
     pub uid: Option<u64>,
     pub user: Option<String>,
-    /// `covered` or `uncovered` (with or without an agent), then those that apply: `late` (the agent began after the first allocation),
-    /// `blocked` (the agent cannot use CUPTI), `paused` (the agent sees no calls), `partial` (tracked bytes are incomplete),
-    /// `restarted` (an earlier daemon booked a part), `stale` (the agent had not answered when the last sample was taken).
+    /// `covered` or `uncovered` (with or without an agent), then those that apply: `late` (the agent began after the first
+    /// allocation), `blocked` (the agent cannot use CUPTI), `paused` (the agent sees no calls), `partial` (tracked bytes are
+    /// incomplete), `restarted` (an earlier daemon booked a part), `stale` (the agent had not answered when the last sample was
+    /// taken).
     pub flags: Vec<String>,
     /// Bytes that NVML charges to the process.
     pub used_bytes: Option<u64>,

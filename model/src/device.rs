@@ -34,9 +34,9 @@ fields! {
         peak_used: Option<(u64, u64)>      => join max,            redact keep;
         /// Memory outside the tracked bytes: host memory, imported memory, and blocks in memory that is not tracked.
         beside: SideMemory                     => join last,           redact keep;
-        /// Device memory at the last reading with `unaccounted_bytes`; without such a reading, at the last one.
+        /// Device memory at the last NVML reading that gave `unaccounted_bytes`; if none did, at the last reading.
         reading: Option<DeviceReading>     => join last,           redact keep;
-        /// Used bytes of the device minus those of all its processes. Absent if device memory changed while NVML listed them.
+        /// Used bytes of the device minus those of all its processes. Absent if memory changed while NVML listed the processes.
         unaccounted_bytes: Option<i64>     => join last,           redact keep;
         /// Other processes on the device: pid and used bytes, largest first, at most [`MAX_TENANTS`].
         tenants: Vec<(u32, Option<u64>)>   => join last,           redact keep;
@@ -141,7 +141,8 @@ pub struct DeviceReading {
 }
 
 fields! {
-    /// One pool as of the run's last record. (Idle bytes of a moment are those of its sample.)
+    /// One pool as of the run's last record. (The amounts of the last moment are those of its NVML sample, so idle bytes may
+    /// differ.)
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Pool {

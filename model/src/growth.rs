@@ -64,7 +64,6 @@ pub struct Growth {
 }
 
 impl Growth {
-    /// Removes points outside a window.
     pub(crate) fn clip(&mut self, window: &Window) {
         let is_inside: Vec<bool> = self.points.iter().map(|(_, time_ns)| window.has(*time_ns)).collect();
         let columns = self.cells.iter_mut().map(|(_, column)| column);

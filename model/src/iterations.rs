@@ -5,7 +5,7 @@
 //! are merged: the merged row has the higher peak of the two and the last value of the later. The iteration in progress is
 //! kept separately and is never in `rows`.
 //!
-//! In JSON (`details.iterations` of a device) a level is `[peak, last]`, and levels of zero are omitted:
+//! In JSON (`details.iterations` of a device) a level (bytes of one kind) is `[peak, last]`, and levels of zero are omitted:
 //!
 //! ```text
 //! {"rows": [{"first": 0, "last": 0, "count": 1, "start_ns": 1000, "end_ns": 2000,

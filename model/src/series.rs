@@ -151,7 +151,6 @@ impl Series {
         Extremes::merge(&mut self.bucket(start_ns).tracked, Some(extremes));
     }
 
-    /// Removes buckets that do not overlap a window.
     pub(crate) fn clip(&mut self, window: &Window) {
         let width_ns = self.width_ns;
         self.buckets.retain(|bucket| bucket.is_in(width_ns, window));

@@ -234,7 +234,6 @@ impl MomentBuilder<'_> {
         highest
     }
 
-    /// Returns the buckets that overlap the window.
     fn inside<'w>(&'w self, window: &'w Window) -> impl Iterator<Item = &'w Bucket> {
         let Series { width_ns, buckets } = &self.device.series;
         buckets.iter().filter(|bucket| bucket.is_in(*width_ns, window))

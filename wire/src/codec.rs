@@ -271,9 +271,9 @@ records! {
 
     /// A driver event that uses memory outside of allocations.
     64 DriverEvent { bytes: u64 => bytes, value: u64 => aux, event: DriverEventKind => detail }
-    /// Step `number` begins.
+    /// Training step `number` begins.
     72 Step { number: u64 => aux }
-    /// Counter `tag` has this value.
+    /// The program set the counter with the name `tag` to `value`.
     73 Counter { value: i64 => bytes }
     /// A point in time that the program marks; `tag` is its name.
     74 Marker { }
@@ -329,9 +329,9 @@ records! {
     /// Time passes: nothing else happened up to `time_ns`.
     103 Tick { }
 
-    /// Peak of pid `thread` on `device` since its start, from the driver's accounting.
+    /// Highest memory use of pid `thread` on `device` since the start of the process, from the driver's accounting mode.
     104 AccountedPeak { start_ticks: u64 => address, peak_bytes: u64 => bytes }
-    /// NVML reported Xid `xid` on `device`.
+    /// NVML reported a fault with Xid (fault code) `xid` on `device`.
     105 DeviceFault { xid: u64 => aux }
     /// Bytes protected by confidential computing, a part of those that NVML charges to pid `thread` on `device`.
     106 ProtectedSample { start_ticks: u64 => address, protected_bytes: u64 => bytes }

@@ -128,7 +128,6 @@ impl CellTable {
             + self.groups.bytes()
     }
 
-    /// Returns the path of a tag; `None` for id 0.
     pub fn tag(&self, id: u32) -> Option<Arc<str>> {
         match id {
             0 => None,

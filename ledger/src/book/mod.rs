@@ -436,8 +436,9 @@ impl Book {
         }
     }
 
-    /// Returns all points, the fullest moment of the open slot and, if `is_known`, the present state. The point at the peak has
-    /// the amounts at the peak, because late names correct those for a longer time.
+    /// Returns all points, the fullest moment of the open slot and, if `is_known`, the present state (unknown while a resync
+    /// mixes rows of several moments). The point at the peak has the amounts at the peak, because late names correct those for a
+    /// longer time.
     pub fn timeline(&self, cells: &CellTable, is_known: bool) -> gpumem_model::timeline::Timeline {
         let high =
             self.high_moment().map(|moment| Point::new(moment, self.sparse(|id| self.at_high(id)), cells));

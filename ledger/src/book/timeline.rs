@@ -9,8 +9,8 @@
 //! record costs no more than without a timeline. All cells are visited once for each slot. Slots widen, so their number grows
 //! with the logarithm of the time.
 //!
-//! **Late names.** When a live allocation or block gets another tag or role, its bytes move to the new cell in all points since
-//! it was created.
+//! **Late names.** A live allocation or block may get another tag or role. Then its bytes move to the new cell in all points
+//! since it was created.
 
 use crate::book::cells::{CellId, CellTable, MAX_POINT_CELLS};
 use gpumem_model::timeline as model;

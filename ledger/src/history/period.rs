@@ -30,7 +30,7 @@ pub(super) struct Period {
 }
 
 impl Period {
-    /// Adds the live bytes at the end of a window. Returns the index of the period if this is its lowest moment so far.
+    /// Adds the live bytes at the end of a window. Returns the index of the present period if this is its lowest moment so far.
     pub fn trough(&mut self, time_ns: u64, live: i64) -> Option<u64> {
         let swing = self.high.saturating_sub(self.low);
         self.low = live.min(self.low.saturating_add(swing / FORGET));

@@ -12,7 +12,7 @@ pub(crate) struct OomEntry {
     pub stamp: Stamp,
     /// The OOM as runs store it. Its fate is open, or [`Fate::Survived`] if the reporting thread has got memory since.
     pub record: Oom,
-    /// Number of failed driver calls since a thread last got memory.
+    /// Number of failed driver calls since the process last got memory from the driver.
     pub new_refusals: u64,
     /// The process's count of allocations at the last failed driver call.
     pub at_allocations: u64,

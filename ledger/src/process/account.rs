@@ -101,7 +101,6 @@ impl Account {
         (16 << 10) + 2 * self.adoptions.capacity() * size_of::<(u64, i64)>()
     }
 
-    /// Sets the baseline bytes that the agent reports.
     pub fn set_baseline(&mut self, bytes: u64, time_ns: u64) {
         self.predates = i64::try_from(bytes).ok();
         (self.is_settled, self.baseline_ns) = (self.predates.is_some(), time_ns);

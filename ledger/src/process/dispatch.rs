@@ -257,8 +257,8 @@ impl Process {
         }
     }
 
-    /// Runs `free`; returns whether it freed unknown memory that may be older than the agent. Such a free is not an anomaly: NVML's
-    /// next sample shows its size.
+    /// Runs `free`; returns whether it freed unknown memory that may be older than the agent. Such a free is not an anomaly:
+    /// NVML's next sample shows the size of that memory.
     #[inline]
     fn frees_baseline(&mut self, free: impl FnOnce(&mut Holdings)) -> bool {
         let odd = self.holdings.anomalies.unknown_frees;
@@ -271,8 +271,8 @@ impl Process {
         is_older
     }
 
-    /// Runs `work`, which uses a VMM handle. With a late agent an unknown handle is not an anomaly: it may be older than the agent,
-    /// even where all its bytes are tracked.
+    /// Runs `work`, which uses a VMM handle. With a late agent an unknown handle is not an anomaly: it may be older than the
+    /// agent, even where all its bytes are tracked.
     #[inline]
     fn with_handle(&mut self, work: impl FnOnce(&mut Holdings)) {
         let AnomalyCounts { unknown_frees, unknown_handles, .. } = self.holdings.anomalies;

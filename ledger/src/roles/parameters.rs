@@ -24,9 +24,9 @@ pub(crate) struct Parameters {
     checked: usize,
     /// Whether there was no room for a column.
     is_cut: bool,
-    /// Bytes by column at the moment of the open iteration at which the sum of its gradients was highest.
+    /// Bytes by column when the sum of all gradients was highest in the present iteration.
     gradients: Vec<i64>,
-    /// Sum of `gradients`: the highest sum in the open iteration (bytes).
+    /// Sum of `gradients`: the highest sum so far in this iteration (bytes).
     max_gradients: i64,
     /// [`Book::role_changes`] at the last measurement.
     measured: u64,

@@ -159,7 +159,6 @@ impl UndecidedBlocks {
         entry.age
     }
 
-    /// Returns index and entry of the first block in a list.
     pub fn first(&self, list: List) -> Option<(u32, Entry)> {
         self.at(self.chains[list as usize].first)
     }

@@ -46,8 +46,8 @@ const MAX_SCRATCH_LIBRARIES: usize = 32;
 /// Maximum number of blocks of one size that can be workspaces: one for each handle and stream, on two threads. A program that
 /// captures a graph uses three streams: the default one, one for warm-up, and one for the capture.
 const MAX_WORKSPACES: usize = 8;
-/// Number of outlived steps after which a block is not an activation or input. With two alternating optimizers, each step may count
-/// twice.
+/// Number of outlived steps after which a block is not an activation or input. With two alternating optimizers, each step may
+/// count twice.
 const OLD_AGE: u8 = 3;
 
 impl Holdings {
@@ -78,8 +78,8 @@ impl Holdings {
                     Phase::Forward => now,
                     Phase::Backward if self.roles[usize::from(book)].is_backward_thread(stamp.thread) => now,
                     Phase::Optimizer => {
-                        // The record of the optimizer's end was lost: while an optimizer runs, the agent gives each block that phase. The
-                        // block was made between two steps.
+                        // The record of the optimizer's end was lost: while an optimizer runs, the agent gives each block that
+                        // phase. The block was made between two steps.
                         self.enter_phase(book, Phase::Unknown, stamp.seq, stamp.time_ns);
                         return Some(List::Between);
                     }

@@ -139,7 +139,6 @@ impl Holdings {
         self.end_pool(index);
     }
 
-    /// Removes all blocks and segments of a framework pool.
     fn empty_pool(&mut self, index: u32) {
         self.drop_blocks(index, |_| true);
         let starts: Vec<u64> = self.pools[index as usize].segments.keys().copied().collect();

@@ -258,7 +258,6 @@ impl Pending {
         (Some(range), torn)
     }
 
-    /// Marks the sample as doubtful, because lost records may belong to it.
     pub fn mark_doubtful(&mut self) {
         self.doubtful = true;
         if let Some(mark) = &mut self.mark {
@@ -266,7 +265,6 @@ impl Pending {
         }
     }
 
-    /// Returns the tag of the last record before the reading; 0 for none.
     pub fn near(&self) -> u32 {
         self.mark.as_ref().map_or(0, |mark| mark.near)
     }
