@@ -10,7 +10,7 @@
 use crate::rows::row::{BackingId, Mapping, Row};
 use crate::{Map, in_order};
 
-/// What a call in flight will free. If the call fails, its rows become live again.
+/// Memory that a call in flight will free. If the call fails, the rows of that memory become live again.
 #[derive(Debug)]
 pub(crate) enum InFlight {
     Allocation {

@@ -94,7 +94,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Whether its memory is mapped (VMM), so that the segment can grow.
+    /// Whether the memory under the segment is mapped (VMM), so that the segment can grow.
     pub fn is_mapped(&self) -> bool {
         self.parts.iter().any(|(extent, _)| matches!(extent, Extent::Backing(_)))
     }

@@ -1,4 +1,5 @@
-//! Rows of live memory, counts of memory outside the book and of anomalies, and residues of removed rows.
+//! Rows: one for each live allocation, block or handle. Also counts of memory outside the book and of anomalies, and the peak
+//! amounts of removed rows (residues).
 
 use crate::Map;
 use crate::book::cells::CellId;
@@ -21,7 +22,7 @@ pub(crate) struct Row {
     pub cell: CellId,
     /// [`crate::book::Book::next_epoch`] when the row was created.
     pub first_epoch: u32,
-    /// Direct allocation: its context. Stream-ordered one: its pool index. Block: its entry in
+    /// Of a direct allocation: its context. Of a stream-ordered one: its pool's index. Of a block: its entry in
     /// [`crate::roles::undecided::UndecidedBlocks`].
     pub owner: u32,
     pub kind: MemoryKind,
@@ -127,7 +128,7 @@ pub struct AnomalyCounts {
 }
 
 impl AnomalyCounts {
-    /// Returns the number of all such records.
+    /// Returns the sum of all these counts.
     pub fn total(&self) -> u64 {
         let records = self.unknown_frees + self.unknown_ends + self.replaced + self.unknown_handles;
         records + self.impossible + self.duplicates + self.overflowed + self.devices_beyond
@@ -140,7 +141,7 @@ impl AnomalyCounts {
     }
 }
 
-/// Maximum number of residues of a book; later roles and names of further rows do not change the peak.
+/// Maximum number of residues of a book. Beyond it, later roles and tags of removed rows do not change the amounts at the peak.
 const MAX_RESIDUES: usize = 262_144;
 
 /// Bytes, and cell at the peak, of a row that was live at the peak and was removed since.
@@ -150,7 +151,7 @@ pub(crate) struct PeakResidue {
     pub cell: CellId,
 }
 
-/// Residues of a book's peak: rows that were live at the peak, were removed since, and may still get a role or another name.
+/// Residues of a book's peak: rows that were live at the peak, were removed since, and may still get a role or another tag.
 ///
 /// Every free of such a row adds an entry, but only a late `Retag` reads them. So they are appended to a log, which is indexed at
 /// the first query. A permanent map would cost each free two more cache misses: 15 % of the time with 1 million live rows.

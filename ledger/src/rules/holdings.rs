@@ -260,7 +260,7 @@ impl Holdings {
             row.map(|row| (Extent::Allocation(address, seq), *row))
         });
         let found = found.or_else(|| Some((Extent::Backing(seq), self.backings.get(&seq)?.row)));
-        // A restated row may seem to be in flight: then the free has failed, and its end was lost.
+        // If a resync restates a row whose free seems to be in flight, the free has failed, and its end was lost.
         let restated = stamp.flags.has(Flags::RESTATED);
         let found = found.or_else(|| {
             let row = if restated { self.in_flight.row_mut(seq) } else { None };
@@ -298,7 +298,7 @@ impl Holdings {
         self.recell(extent, row, (to, peak_to));
     }
 
-    /// Moves a row to another cell, now and at the peak.
+    /// Moves a row to other cells. `to`: its new cell now, and its new cell at the peak.
     pub fn recell(&mut self, extent: Extent, row: Row, to: (CellId, CellId)) {
         if to.0 != row.cell {
             self.move_row(extent, &row, to);

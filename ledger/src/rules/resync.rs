@@ -12,7 +12,7 @@ impl Holdings {
         self.mark_doubtful(last_seq);
     }
 
-    /// Notes that frees that began up to record `last_seq` may have ended, and that unreported segments may exist.
+    /// Records that frees begun up to record `last_seq` may have ended, and that unreported segments may exist.
     pub fn mark_doubtful(&mut self, last_seq: u64) {
         self.unseen_segments = true;
         self.doubtful_before = Some(last_seq);

@@ -93,7 +93,7 @@ impl Holdings {
         }
     }
 
-    /// Marks the segment of that allocation as restated, because its allocation was restated while the free is in flight.
+    /// Marks the segment that is this allocation as restated, because the allocation was restated while its free is in flight.
     pub fn mark_segment_restated(&mut self, address: u64, seq: u64) {
         let generation = self.generation;
         let segments = self.pools.iter_mut().filter_map(|pool| pool.segments.get_mut(&address));

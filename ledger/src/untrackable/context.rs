@@ -8,7 +8,7 @@ use gpumem_model::gap::UntrackableParts;
 
 /// Maximum number of contexts of an account; further ones share the last.
 const MAX_CONTEXTS: usize = 256;
-/// Maximum number of modules whose sizes are kept. They are needed because unload records may have none.
+/// Maximum number of modules whose sizes are kept. Sizes are kept because the record of an unload may have none.
 const MAX_MODULES: usize = 65_536;
 /// Maximum accepted result of a model or size of a module; a larger one comes from a wrong report.
 const MAX_BYTES: u64 = 1 << 46;
@@ -23,13 +23,13 @@ const HEAP: u64 = 8 << 20;
 #[derive(Debug, Default)]
 struct Context {
     id: u32,
-    /// Whether its creation was reported, not only its modules or limits.
+    /// Whether the context's creation was reported, not only its modules or limits.
     is_created: bool,
-    /// Bytes attributed to its creation.
+    /// Bytes attributed to the creation of the context.
     base: i64,
-    /// Bytes attributed to its modules.
+    /// Bytes attributed to the modules of the context.
     code: i64,
-    /// Loadable bytes of its modules.
+    /// Loadable bytes (size of loadable sections) of these modules.
     loadable: u64,
     /// Bytes attributed to stacks of kernels.
     local: i64,

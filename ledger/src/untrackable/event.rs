@@ -10,14 +10,14 @@ use std::sync::Arc;
 /// Maximum number of events of an account that wait for a sample. A process may load thousands of modules, but not within a
 /// second.
 const MAX_EVENTS: usize = 1024;
-/// Time (ns) before or after its record in which a call may change NVML's figure. Loading a module takes some milliseconds, and
-/// its record has no duration.
+/// Maximum time (ns) between the record of a driver event and the change of NVML's figure that the call causes. Loading a module
+/// takes some milliseconds, and its record has no duration.
 const CALL_NS: u64 = 20_000_000;
 /// Like [`CALL_NS`], for creating and destroying a context.
 const CONTEXT_NS: u64 = 500_000_000;
 /// Maximum difference between the clocks of agents and of NVML readings (ns).
 const CLOCK_NS: u64 = 50_000;
-/// Time (ns) after which a context counts as not created: it existed already, or its creation failed.
+/// Time (ns) after which a context that a call should create counts as not created: it existed already, or the call failed.
 const CREATING_NS: u64 = 10_000_000_000;
 
 /// Names of a process by id, for resolving tags and libraries.
