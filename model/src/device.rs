@@ -150,7 +150,7 @@ fields! {
         id: u64                   => redact keep;
         /// The owner's name of the pool.
         name: Option<String>      => redact hide_unknown_pool;
-        /// `driver`, `graph` or `framework`.
+        /// Kind of owner: `driver`, `graph` or `framework`.
         owner: Option<String>     => redact keep;
         /// Id of the pool whose blocks contain this pool's segments.
         parent: Option<u64>       => redact keep;

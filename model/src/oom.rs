@@ -166,7 +166,7 @@ fields! {
         unified: bool;
         /// The process itself, then others, largest first.
         holders: Vec<Holder>;
-        /// Number of further processes, and the sum of their used bytes.
+        /// Number of processes that `holders` does not list, and the sum of their used bytes.
         others: (u32, i64);
     }
 }

@@ -213,7 +213,7 @@ impl ProgramData {
                     self.ranges[at].append(&range);
                     places.push(Some(at as u32));
                 }
-                // Steps need one entry beyond the names.
+                // The ranges of steps need one entry more than the maximum number of names.
                 None if self.ranges.len() <= MAX_RANGES => {
                     places.push(Some(self.ranges.len() as u32));
                     self.ranges.push(range);

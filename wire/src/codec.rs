@@ -177,9 +177,9 @@ records! {
     /// right. `start_ticks` is field 22 of /proc/self/stat, which must match. `versions` is MAJOR << 16 | MINOR. `instance`
     /// differs between the programs that one process runs by exec(). Payload: `key=value` lines about rank and job.
     1 Hello { start_ticks: u64 => address, versions: u64 => bytes, capabilities: u64 => aux, instance: u16 => result, claims: &'a str => payload }
-    /// The moment `time_ns` on the wall clock and on CLOCK_BOOTTIME. Sent once in a recording, and after a clock jump.
+    /// Wall-clock and CLOCK_BOOTTIME time at the moment `time_ns`. Sent once in a recording, and after a clock jump.
     2 ClockAnchor { realtime_ns: u64 => address, boottime_ns: u64 => bytes, clock: ClockKind => detail }
-    /// Defines the device slot `device`. `ordinal` is the sender's number of the device (CUDA's or NVML's).
+    /// Defines the stamp's device number `device`. `ordinal` is the sender's number of the device (CUDA's or NVML's).
     3 Device { uuid_high: u64 => address, uuid_low: u64 => aux, total_bytes: Reading => bytes, ordinal: u16 => result, id: DeviceIdKind => detail, name: &'a str => payload }
     /// Defines the id `tag`: a name as a path `a/b/c`, at most 255 bytes.
     4 Tag { path: &'a str => payload }

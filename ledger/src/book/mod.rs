@@ -105,7 +105,7 @@ pub(crate) struct Book {
     epoch: u32,
     /// Fullest moment (most tracked bytes) of the timeline's open slot; [`Moment::NONE`] without an open slot.
     high: Moment,
-    /// Whether nothing has been booked since `high`.
+    /// Whether nothing has been booked since the moment `high`.
     is_at_high: bool,
     slot_end_ns: u64,
     /// Time of the last booking.

@@ -34,7 +34,7 @@ impl Listing {
         free_bytes.saturating_sub(self.highest_bytes.load(Relaxed).saturating_sub(used_bytes))
     }
 
-    /// Returns the used bytes of a listed process.
+    /// Returns the used bytes of a process; `None` if the reading did not list it.
     pub fn used_by(&self, key: ProcessKey) -> Option<u64> {
         self.listed.iter().find(|(listed, _)| *listed == key).map(|(_, used)| *used)
     }

@@ -16,7 +16,7 @@ const MODULE_BITS: u32 = 12;
 const MAX_PROGRAMS: usize = 8;
 
 impl Process {
-    /// Handles the `Hello` record of program `instance`, which may be another program than before.
+    /// Handles the `Hello` record of program `instance`, which may be another program than the one before (exec).
     pub fn begin_program(&mut self, instance: u16, hello: &Record<'_>) {
         let programs = &mut self.coverage.programs;
         if programs.last().is_some_and(|program| program.instance == instance) {

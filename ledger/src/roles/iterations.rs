@@ -92,7 +92,7 @@ impl Iterations {
         Some(open)
     }
 
-    /// Adds a row; merges neighbours if there are too many.
+    /// Adds a row (one iteration) to the table; merges neighbouring rows if there are too many.
     fn keep(&mut self, row: Iteration) {
         match self.rows.last_mut() {
             Some(last) if last.count < self.stride && last.epoch == row.epoch => return last.join(row),

@@ -28,7 +28,7 @@ pub(crate) struct Parameters {
     gradients: Vec<i64>,
     /// Sum of `gradients`: the highest sum so far in this iteration (bytes).
     max_gradients: i64,
-    /// [`Book::role_changes`] at the last measurement.
+    /// Value of [`Book::role_changes`] at the last measurement of the gradients.
     measured: u64,
     /// Bytes by column before the first of `changes`.
     base: Vec<i64>,

@@ -8,7 +8,7 @@
 
 use gpumem_wire::Role;
 
-/// Instead of an entry index in a block's row: the block is in no list.
+/// Value in a block's row instead of an entry index: the block is in no list.
 pub(crate) const NOT_LISTED: u32 = u32::MAX;
 const NONE: u32 = u32::MAX;
 /// Maximum number of entries for each device (40 bytes each); the role of further blocks stays unknown.

@@ -24,7 +24,7 @@ pub(crate) struct Holdings {
     pub cells: CellTable,
     /// Books of the process, one for each device that it uses.
     pub books: Vec<Book>,
-    /// Windows that have ended, with their books.
+    /// Windows (10 ms each) that have ended, with the indices of their books.
     pub windows: Vec<(u8, Window)>,
     window_ns: u64,
     pub side_memory: Vec<SideMemory>,
@@ -359,7 +359,7 @@ impl Holdings {
         }
     }
 
-    /// Returns the cell that replaces `from` after a `Retag`. The first tag stays as the origin.
+    /// Returns the cell that differs from `from` by the values of a `Retag`. The first tag stays as the origin.
     fn renamed(&mut self, from: CellId, stamp: &Stamp, (role, phase): (Option<Role>, Phase)) -> CellId {
         let mut key = self.cells.keys[from as usize];
         if stamp.flags.has(Flags::RESTATED) {

@@ -91,7 +91,7 @@ struct Mark {
     partial: bool,
 }
 
-/// A call that may have changed NVML's figure at any time since it was entered. Until it is recorded, that figure may exceed
+/// A call that may have changed NVML's figure at any time since it was entered. Until the call is recorded, that figure may exceed
 /// `tracked` by `bytes`. `bytes` is negative for a call that makes a pool smaller.
 #[derive(Debug, Clone, Copy)]
 struct Entered {

@@ -17,7 +17,7 @@
 /// Number of characters of a container id that people are shown.
 const SHORT: usize = 12;
 
-/// Container, pod and batch job of a process; absent where its groups name none.
+/// Container, pod and batch job of a process; each is absent if no control group of the process names it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CgroupOwner {
     /// Full container id, 64 hexadecimal digits.
