@@ -27,7 +27,7 @@ impl Flags {
     pub const ESTIMATED: Flags = Flags(4);
     /// Recorded under stream capture: a graph owns the bytes.
     pub const CAPTURED: Flags = Flags(8);
-    /// In `AllocEnd`: the allocation is older than the agent, which got it from its owner's list. In `FreeBegin`: takes that back.
+    /// In `AllocEnd`: the allocation is older than the agent, which got it from its owner's list. In `FreeBegin`: reverts that.
     pub const OLDER: Flags = Flags(16);
 
     /// Whether all bits of `other` are set.

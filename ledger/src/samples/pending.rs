@@ -91,8 +91,8 @@ struct Mark {
     partial: bool,
 }
 
-/// A call that may have changed NVML's figure at any time since it was entered. Until the call is recorded, that figure may exceed
-/// `tracked` by `bytes`. `bytes` is negative for a call that makes a pool smaller.
+/// A call that may have changed NVML's figure at any time since it was entered. Until the call is recorded, that figure may
+/// exceed `tracked` by `bytes`. `bytes` is negative for a call that makes a pool smaller.
 #[derive(Debug, Clone, Copy)]
 struct Entered {
     entered_ns: u64,
