@@ -5,8 +5,8 @@
 //!                         + outside + predates + Untrackable = used
 //! ```
 //!
-//! `idle` includes blocks that wait for a stream: their owner has freed them, but they cannot be reused yet. All values are sums
-//! of the same list of bytes at that moment, so they always add up.
+//! `idle` includes freed blocks that a stream still uses: PyTorch cannot reuse these yet. All values are sums of the bytes
+//! recorded for that moment, so they always add up.
 
 use super::names::{TORCH, library};
 use crate::{held, sum};
@@ -32,11 +32,11 @@ pub struct Bridge {
     pub memory_allocated_bytes: i64,
     /// Bytes that PyTorch reserves but does not use. For [`Source::Driver`]: idle bytes of the driver's pools.
     pub idle_bytes: i64,
-    /// The part of `idle_bytes` in freed blocks that wait for a stream.
+    /// The part of `idle_bytes` in blocks that are freed but that a stream may still use.
     pub pending_bytes: i64,
     /// Sum of `memory_allocated_bytes` and `idle_bytes`.
     pub memory_reserved_bytes: i64,
-    /// Bytes that the agent tracks outside PyTorch.
+    /// Tracked bytes (allocations that the agent saw) that do not belong to PyTorch.
     pub outside_bytes: i64,
     /// Bytes allocated before the agent was loaded.
     pub predates_bytes: Option<i64>,
@@ -52,7 +52,7 @@ fn is_torch_library(path: &str) -> bool {
 }
 
 impl Bridge {
-    /// Returns the bridge of a moment; `None` if PyTorch has no memory in the process.
+    /// Returns the equation (`Bridge`) of a moment; `None` if PyTorch has no memory in the process.
     pub fn of(run: &Run, moment: &Moment) -> Option<Self> {
         let tracked = moment.tracked_bytes?;
         let source = if super::names::has_torch(run) {
@@ -125,7 +125,7 @@ fn pool(device: &Device) -> Option<&Pool> {
     device.details.pools.iter().find(|pool| pool.name.as_deref() == Some(TORCH))
 }
 
-/// Returns the (reserved, allocated) bytes that PyTorch last reported; `None` if a comparison found them equal to the agent's.
+/// Returns the (reserved, allocated) bytes that PyTorch last reported; `None` if the agent's numbers were equal.
 pub(super) fn reported_totals(device: &Device) -> Option<(u64, u64)> {
     let pool = pool(device)?;
     pool.own.filter(|_| pool.check.is_none_or(|(own, ours)| own != ours))

@@ -10,7 +10,7 @@ use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, plural, signed, thousands};
 use std::cmp::Reverse;
 
-/// A run of the ended job.
+/// A run (record of one process on its GPUs) of the ended job.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub struct EndedRun<'r> {
@@ -127,8 +127,8 @@ fn several_devices(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<
     lines
 }
 
-/// Returns the largest categories, the sum of the other categories, and idle memory. They add up to `tracked` as printed. Also
-/// returns the idle bytes.
+/// Returns the largest categories, the sum of the others, and idle memory, as text that adds up to `tracked` as printed. The
+/// number is the idle bytes.
 fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -> (String, i64) {
     let composition = report.composition(moment, report.by);
     let pool_idle = composition.pool_idle;
@@ -153,7 +153,7 @@ fn end(run: &Run) -> String {
     }
 }
 
-/// Returns the flags that explain why the numbers are too low.
+/// Returns the flags (such as lost records) that explain why the numbers are too low.
 fn inexact(run: &Run) -> String {
     let coverage = &run.coverage;
     let flags = flags([

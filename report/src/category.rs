@@ -107,7 +107,7 @@ fn find_piece<'t>(piece: &str, text: &'t str) -> Option<&'t str> {
     text.char_indices().find_map(|(at, _)| piece_at_start(piece, &text[at..]))
 }
 
-/// A rule. A cell matches the rule if each list that is not empty has an element that matches.
+/// A rule: lists of patterns. A cell matches if each list that is not empty has a pattern that the cell matches.
 #[derive(Debug, Clone, Default)]
 #[allow(missing_docs)]
 pub struct Rule {
@@ -154,8 +154,8 @@ impl Rules {
     }
 
     /// Returns cells that rules of several categories match by tag or library, so that the user can check the order of the rules.
-    /// Each is (tag, category of the first rule, category of a later rule); the first rule wins. A later rule that has only roles
-    /// or phases is meant for the remaining memory, so its match is not a conflict.
+    /// Each is (tag, category of the first rule, category of a later rule). A later rule that has only roles or phases is meant
+    /// for the remaining memory, so its match is not a conflict.
     pub fn conflicts(&self, cells: &[Cell]) -> Vec<(String, String, String)> {
         let is_one = |cell: &CellTraits<'_>| is_named_by_rules(cell.class) && !cell.tag.is_some_and(is_sum);
         let conflict = |cell: CellTraits<'_>| {
@@ -168,7 +168,7 @@ impl Rules {
     }
 }
 
-/// Returns whether rules apply to cells of a class. Idle bytes and pools that report no blocks have no tag, but their own rows.
+/// Returns whether rules apply to a class. Idle bytes, and pools that report no blocks, have no tag but their own rows.
 pub fn is_named_by_rules(class: Class) -> bool {
     matches!(class, Class::Direct | Class::Block)
 }

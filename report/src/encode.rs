@@ -3,7 +3,7 @@
 use gpumem_model::escape::escape_key;
 
 /// Makes a JSON object from fields with values, in this order. A field without a value takes the variable of the same name. With
-/// `#[serde(flatten)]` the value's own fields become fields of the object. An optional field is a flattened `Option`.
+/// `#[serde(flatten)]` the fields of the value become fields of the object. An optional field is a flattened `Option`.
 macro_rules! object {
     ($($(#[$attribute:meta])* $name:ident $(: $value:expr)?),* $(,)?) => {{
         // Each value has its own type parameter, which has the same name as the field.

@@ -122,7 +122,7 @@ pub fn tracked(lines: &[Line]) -> Option<(Unit, i64)> {
     Some((unit, sum(tracked?)))
 }
 
-/// Returns the amounts in units of the last printed digit. Rounded `used` amounts add up to their sum, and parts to their `used`.
+/// Returns the amounts in units of the last printed digit. `used` adds up to its sum, and the parts of a row to its `used`.
 fn steps(lines: &[Line], unit: Unit) -> Vec<[Option<i64>; 6]> {
     let known: Vec<i64> = lines.iter().filter_map(|line| line.amounts.used_bytes).collect();
     let total = unit.round(sum(known.iter().copied()));

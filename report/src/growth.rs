@@ -16,7 +16,7 @@ const NAMED: usize = 3;
 const ROWS: usize = 16;
 /// A `flat` verdict with lower confidence than this is shown with the bounds of its rate.
 const SURE: f64 = 0.95;
-/// Name for the sum of the cells whose amounts over time were not recorded individually.
+/// Name for the sum of the cells whose amounts over time were not recorded separately.
 const REST: &str = "(all other names)";
 
 /// A category or a tag, with the verdict on its growth.
@@ -34,7 +34,7 @@ pub struct Named {
 pub struct GrowthReport {
     /// Unit of time of the rates: step, period or minute.
     pub per: Axis,
-    /// Length of a period in ns, if rates are per period.
+    /// Length in ns of a period (interval after which the memory repeats), if rates are per period.
     pub period_ns: Option<u64>,
     /// Bytes of live allocations without the idle memory of pools.
     pub tracked: Option<Judgement>,

@@ -17,7 +17,7 @@ const MOST_ROWS: usize = 40;
 
 pub(crate) type Column = (&'static str, fn(&Iteration) -> i64);
 
-/// Columns for transient memory show its peak in the iteration; columns for lasting memory show its last value.
+/// Columns of the table. Those for transient memory show the peak in the iteration; those for lasting memory show the last value.
 pub(crate) static COLUMNS: [Column; 12] = [
     ("peak", |row| row.tracked.peak_bytes),
     ("cached", |row| row.pool_reserved.last_bytes),
@@ -98,10 +98,10 @@ pub(super) fn number(row: &Iteration) -> String {
     }
 }
 
-/// Returns the table as at most [`MOST_ROWS`] rows, and the columns that are not zero in every row.
+/// Returns the table as at most [`MOST_ROWS`] rows, and the columns that have a value other than zero.
 pub(super) fn folded(table: &Iterations) -> (Vec<Iteration>, Vec<&'static Column>) {
     let all: Vec<Iteration> = table.rows.iter().chain(&table.open).copied().collect();
-    // A merged row has the highest peaks and the last values of its rows.
+    // A merged row has the highest peaks and the last values of the rows that it replaces.
     let merged = |rows: &[Iteration]| {
         let mut sum = rows[0];
         rows[1..].iter().for_each(|row| sum.join(*row));

@@ -4,7 +4,7 @@ use crate::table::shorten_middle;
 use gpumem_model::escape::escape;
 use gpumem_model::run::{Device, Run};
 
-/// Prefix of the names of devices in a run that combines ranks; names from drivers and logs never have it.
+/// Prefix of the names of devices in a run that combines the ranks of a job; names from drivers and logs never have it.
 pub(crate) const RANK: &str = "rank ";
 
 /// Returns the command without the directories of its program and script, else the program's name, else the run's origin. For

@@ -17,7 +17,7 @@ use std::str::FromStr;
 pub enum Limit {
     /// An absolute number of bytes.
     Bytes(i64),
-    /// A fraction of A's amount, in millionths.
+    /// A fraction of A's amount, in millionths of it.
     Millionths(i64),
 }
 
@@ -75,7 +75,7 @@ fn decimal(text: &str, one: i64) -> Option<i64> {
 pub enum Of {
     /// `used` if known for both sides, else `tracked`.
     Peak,
-    /// A row of the statement that is not a category, and its name.
+    /// A row of the statement other than a category, such as `tracked` or `idle`, and the row's name.
     Part(Part, &'static str),
     /// A category of a grouping, or a tag.
     Named(GroupBy, String),
@@ -98,7 +98,7 @@ pub(crate) const PARTS: [(&str, Part); 13] = [
     ("unexplained", Part::Unexplained),
 ];
 
-/// Result of comparing B with the limit, in the order of severity.
+/// Result of comparing B with the limit; a later variant is more severe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
@@ -148,7 +148,7 @@ impl Of {
         PARTS.iter().map(|(name, _)| (*name).to_owned()).chain(categories).collect()
     }
 
-    /// Returns the amount's name, its kind, and its values in A and B.
+    /// Returns the name and kind of the amount that the user selected, and its values in A and B.
     fn amounts(&self, pair: &Pair) -> (String, Kind, Columns) {
         let table = pair.table(GroupBy::Structure);
         let used = table.bytes(Part::Used);

@@ -32,7 +32,7 @@ pub const SIDES: [&str; 2] = ["A", "B"];
 pub enum At {
     /// The peaks of `tracked`. For a process without an agent: the peak of the bytes that NVML charged.
     Peak,
-    /// The last moments at which all amounts are complete.
+    /// The last moments of both runs for which all amounts are known.
     Now,
 }
 
@@ -67,7 +67,7 @@ pub enum Pairing {
 pub struct Table {
     /// Rows as in a report, but with categories sorted by difference, the largest first.
     pub statement: Statement,
-    /// For each row, the side (0 for A, 1 for B) that is the only one to have had memory of that name. `None` if both had.
+    /// For each row, the side (0 for A, 1 for B) that alone has memory of the row's name. `None` if both sides have.
     pub only: Vec<Option<usize>>,
 }
 

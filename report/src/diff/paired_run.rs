@@ -78,7 +78,7 @@ fn empty_run(source: Source, clock: Clock) -> Run {
     }
 }
 
-/// Returns the moment of a device that the comparison uses.
+/// Returns the moment of a device (its peak or its last) that the comparison uses.
 pub(super) fn compared(device: &Device, at: At) -> &Moment {
     match at {
         At::Peak => &device.peak,
@@ -92,7 +92,7 @@ fn shifted(moment: &Moment, offset: u32) -> Moment {
     shifted
 }
 
-/// Returns the moment of a device that the run does not use: zero bytes.
+/// Returns a moment with zero bytes, for a device that the run does not use.
 fn zero_moment(run: &Run) -> Moment {
     if !run.coverage.covered {
         return Moment { uncovered_used_bytes: Some(0), ..Moment::default() };

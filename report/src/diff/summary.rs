@@ -66,7 +66,7 @@ pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
     }
 }
 
-/// Returns a sentence if memory that one side tracks by name may be untracked (in the gap) on the other side.
+/// Returns a sentence if memory that is tracked on one side may be untracked (in the gap) on the other side.
 pub(super) fn shift(shown: &Shown) -> Option<String> {
     let of = |part: Part| shown.difference(shown.table.statement.row(part)?);
     let (tracked, gap) = (of(Part::Tracked)?, of(Part::Untrackable)?);

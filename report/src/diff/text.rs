@@ -111,7 +111,7 @@ fn folded(table: &Table, limit: usize, smallest: i64) -> Table {
     let count = table.statement.categories().count();
     let (before, rest) = rows.split_at(first);
     let (categories, after) = rest.split_at(count.min(rest.len()));
-    // A row whose amount is known on one side only counts as changed.
+    // A row whose amount is known only for A or only for B counts as changed.
     let (same, differ): (Vec<&Row>, Vec<&Row>) =
         categories.iter().partition(|row| difference(row.bytes) == Some(0));
     let is_large = |row: &&&Row| difference(row.bytes).is_none_or(|bytes| bytes.saturating_abs() >= smallest);

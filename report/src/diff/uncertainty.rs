@@ -5,7 +5,7 @@ use super::{At, SIDES, Side};
 use gpumem_model::run::{Coverage, Device, Moment};
 use serde::Serialize;
 
-/// A reason why the numbers of one side are not exact.
+/// A reason why the numbers of A or B are not exact.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Uncertainty {
     /// The side with the inexact numbers: `A` or `B`.
@@ -131,7 +131,7 @@ pub(super) fn bounds(bytes: Option<i64>, kind: Kind, coverage: &Coverage, moment
     if let (Some((low, high)), Kind::Tracked | Kind::PartOfTracked | Kind::Gap) = (moment.torn, kind) {
         let width = high.saturating_sub(low);
         let (less, more) = match (kind, width) {
-            // A call that allocates or frees was in progress, and its size was unknown.
+            // A call that allocates or frees was in progress, and the size of its memory was unknown.
             (Kind::Gap, 0) => return Bounds { low: None, high: Some(bytes) },
             (_, 0) => return Bounds { low: Some(bytes), high: None },
             (Kind::Tracked, _) => (bytes.saturating_sub(low), high.saturating_sub(bytes)),

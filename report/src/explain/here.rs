@@ -69,7 +69,7 @@ impl<'r> ExplainedRun<'r> {
         self.last_and_peak([of(&self.device.last), of(&self.device.peak)])
     }
 
-    /// Formats the sum of the cells with the role or phase `name`. `trait_of` returns a cell's role or phase; `what` names both.
+    /// Formats the sum of the cells with the role or phase `name`. `trait_of` returns either; `what` is `role` or `phase`.
     pub(super) fn named(
         &self,
         what: &str,
@@ -87,7 +87,7 @@ impl<'r> ExplainedRun<'r> {
         Some(bytes.map_or(UNKNOWN.to_owned(), |bytes| self.amount(signed(bytes))))
     }
 
-    /// Formats the state of a source of names (such as a framework's hooks), and the reason for that state.
+    /// Formats the state of the source of names called `name` (such as a framework's hooks), and the reason for that state.
     pub(super) fn layer(&self, name: &str) -> Option<String> {
         let layer = self.coverage().layers.iter().find(|layer| layer.layer == name)?;
         let why = if layer.reason.is_empty() { String::new() } else { format!(": {}", layer.reason) };

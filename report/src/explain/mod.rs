@@ -37,7 +37,7 @@ struct Word {
     /// All spellings of the word; the first one is the title.
     names: Vec<String>,
     means: String,
-    /// Name of the number that a run shows for this word, see [`numbers::NUMBERS`], with an optional argument; empty for none.
+    /// Name of the number that a run shows for this word, see [`numbers::NUMBERS`], and an optional argument; may be empty.
     #[serde(default)]
     here: String,
     /// Advice for the reader; may be empty.

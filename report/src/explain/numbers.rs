@@ -7,7 +7,7 @@ use gpumem_model::layers;
 use gpumem_model::run::{Class, OomKind};
 use gpumem_model::units::plural;
 
-/// Returns a number of a run as text; `None` if the run does not have it. The second parameter is ARGUMENT of words.toml.
+/// Returns a number of a run as text; `None` if the run does not have it. The second parameter is the ARGUMENT in words.toml.
 type Number = fn(&ExplainedRun<'_>, &str) -> Option<String>;
 
 pub(super) const NUMBERS: &[(&str, Number)] = &[
@@ -124,7 +124,7 @@ fn ooms(here: &ExplainedRun<'_>, which: &str) -> Option<String> {
     })
 }
 
-/// Returns the sum of all memory that is reported beside `tracked`: managed, page-locked and imported memory.
+/// Returns the sum of all memory outside `tracked` that the report lists separately: managed, page-locked and imported memory.
 fn beside(here: &ExplainedRun<'_>) -> i64 {
     let beside = &here.device.beside;
     let host = [beside.managed_bytes, beside.pinned_bytes, beside.registered_bytes, beside.host_vmm_bytes];

@@ -17,7 +17,7 @@ use gpumem_model::units::plural;
 use gpumem_wire::Role;
 use std::collections::BTreeMap;
 
-/// Maximum number of names in a finding.
+/// Maximum number of names (tags or categories) in a finding.
 const NAMED: usize = 3;
 /// Minimum share of the growth that a name must have to be mentioned.
 const NAMED_SHARE: f64 = 0.1;
@@ -29,7 +29,7 @@ const MATERIAL_SHARE: f64 = 0.02;
 const MATERIAL_BYTES: f64 = 8.0 * 1_048_576.0;
 /// Minimum duration in seconds for growth over time, because a shorter program is still starting.
 const LEAST_SECONDS: f64 = 3.0;
-/// Maximum number of judged points. The time to judge grows with the square of their number.
+/// Maximum number of points over time that are judged. The time to judge grows with the square of this number.
 const MOST_POINTS: usize = 64;
 /// Growth over time replaces growth by steps only if it is this many times larger.
 const CLEARLY_LARGER: f64 = 1.5;
@@ -41,7 +41,7 @@ pub(super) struct Growth {
     pub bytes: i64,
     /// Unit of time of the rate: `step`, `period` or `second`.
     axis: &'static str,
-    /// Number of these units for which the memory grew.
+    /// Number of steps, periods or seconds (see `axis`) for which the memory grew.
     over: u64,
     confidence: f64,
     /// Tags that grow, and the bytes by which they grew; the largest first.

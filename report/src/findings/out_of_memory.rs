@@ -10,7 +10,7 @@ use gpumem_model::run::{Cell, Device, Holder, Iteration, Moment, Oom, OomKind};
 use gpumem_model::units::signed;
 use gpumem_wire::Role;
 
-/// Maximum number of parts of the process's memory in a sentence.
+/// Maximum number of parts of the process's memory that a sentence names.
 const NAMED: usize = 3;
 /// If activations of this many training steps exist at once, steps do not free their activations.
 const STEPS_AT_ONCE: i64 = 3;
@@ -23,7 +23,7 @@ const SAME_NS: u64 = 1_000_000_000;
 struct Request<'r> {
     device: &'r Device,
     oom: &'r Oom,
-    /// Number of bytes that were requested from the driver.
+    /// Number of bytes that the failed request wanted from the driver.
     need: i64,
     /// Number of free bytes of the device.
     free: i64,
@@ -172,8 +172,8 @@ impl<'r> Request<'r> {
         })
     }
 
-    /// Returns the process's memory by cell when the request failed. If this record has no amounts, uses those of a record close
-    /// in time.
+    /// Returns the process's memory by cell when the request failed. If the record of the failed request has no amounts, uses a
+    /// record close in time.
     fn moment(&self) -> Option<Moment> {
         let of = |oom: &Oom| Moment { amounts: oom.amounts.clone(), ..Moment::default() };
         if self.oom.tracked_bytes != 0 {

@@ -67,7 +67,7 @@ pub(crate) fn outcome(report: &Report<'_>, conclusions: &Findings) -> Option<Str
     }
 }
 
-/// Returns the line for a run without a problem; `None` if the data is not sufficient for that.
+/// Returns the line for a run without a problem; `None` if the data cannot prove that there is none.
 fn no_problem(report: &Report<'_>) -> Option<String> {
     let run = report.run;
     let coverage = &run.coverage;

@@ -12,7 +12,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Returns the memory of a device over time. `named` has, for each grouping, the unescaped names of the categories that have a
-/// row. At each point, the rows of a grouping plus `idle` and `opaque` add up to `tracked`.
+/// row. At each point, the rows of a grouping plus `idle` and `opaque` (pools without reported blocks) add up to `tracked`.
 pub(super) fn course(
     context: Context<'_>,
     device: &Device,

@@ -26,9 +26,9 @@ use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
 
-/// Code of bytes that no rule matches.
+/// Code, in place of a category's, for bytes that no rule matches.
 pub(super) const OTHERS: i32 = -1;
-/// Code of categories that are too small to be named.
+/// Code, in place of a category's, for categories that are too small to be named.
 pub(super) const SMALLER: i32 = -2;
 /// Maximum number of categories that a grouping names.
 const MOST_NAMES: usize = 64;
@@ -239,7 +239,7 @@ fn detail(context: Context<'_>, device: &Device, facts: Vec<String>) -> impl Ser
     let ooms = entries.into_iter().skip(earlier_ooms);
     object! {
         facts,
-        // Device memory divided by its holders.
+        // Memory of the whole device, divided by its holders (processes and free memory).
         device: text::device_parts(device),
         // For each grouping, rows with the amounts at the end and at the peak.
         statements: statements.map(|(rows, _)| rows),
@@ -250,7 +250,7 @@ fn detail(context: Context<'_>, device: &Device, facts: Vec<String>) -> impl Ser
         // How PyTorch's own numbers and other memory add up to `used`: at the end, and at the peak.
         bridges: [&device.last, &device.peak].map(|moment| Bridge::of(report.run, moment)),
         steps,
-        // Sum in bytes and number of the gap's changes that are not in `steps`.
+        // The gap's changes that are not in `steps`: their sum in bytes, and their number.
         other_steps,
         iterations: iterations_of(device),
         ooms: ooms.map(|(entry, lines)| oom(report, entry, lines, origin)).collect::<Vec<_>>(),
@@ -298,7 +298,7 @@ fn rows(context: Context<'_>, device: &Device, by: GroupBy) -> (Vec<impl Seriali
             code: code.map(|code| object! { code }),
             #[serde(flatten)]
             note: note.map(|note| object! { note }),
-            // For each column: whether the amount was computed from untrackable memory that was measured at another time.
+            // For each column: whether the row's amount was computed from untrackable memory that was measured at another time.
             carried: [0, 1].map(|column| text::has_older_reading(device, row, column)),
         }
     });
@@ -324,7 +324,7 @@ fn steps(context: Context<'_>, device: &Device) -> (Vec<impl Serialize + use<>>,
 fn iterations_of(device: &Device) -> Option<impl Serialize + use<>> {
     let table = &device.details.iterations;
     let (shown, columns) = iterations::folded(table);
-    // The iteration's number, its amounts, and whether records were lost during it.
+    // The training step's number, its amounts, and whether records were lost during it.
     let row = |row: &Iteration| {
         let amounts: Vec<i64> = columns.iter().map(|(_, of)| of(row)).collect();
         (iterations::number(row), amounts, row.partial)
@@ -333,7 +333,7 @@ fn iterations_of(device: &Device) -> Option<impl Serialize + use<>> {
         object! {
             columns: columns.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
             rows: shown.iter().map(row).collect::<Vec<_>>(),
-            // Whether the last row is an iteration that is still running.
+            // Whether the last row of the table is a training step that has not ended.
             open: table.open.is_some(),
         }
     })
@@ -343,7 +343,7 @@ fn oom(report: &Report<'_>, oom: &Oom, lines: Vec<String>, origin: TimeOrigin) -
     let held = memory_by_name(report, oom).into_iter();
     object! {
         t: origin.offset_ns(oom.time_ns),
-        // The script calls memory pressure `refused`: the driver refused a request, but no allocation failed.
+        // The script uses the word `refused` for memory pressure: the driver refused a request, but no allocation failed.
         kind: kind(oom).replace("pressure", "refused"),
         lines,
         // Memory of the process, as (name, bytes).

@@ -72,7 +72,7 @@ fn page(title: Option<&str>, reports: &[Report<'_>], words: &str) -> String {
     })
 }
 
-/// Halves the limits until the result has at most `most_bytes`, or until the limits are at their minimum.
+/// Halves the limits until the text that `make` returns has at most `most_bytes`, or until the limits are at their minimum.
 fn limited(limits: Limits, most_bytes: usize, make: impl Fn(Limits) -> String) -> String {
     let mut limits = limits;
     loop {
@@ -88,7 +88,7 @@ fn limited(limits: Limits, most_bytes: usize, make: impl Fn(Limits) -> String) -
 /// `most_bytes`, if possible. `tags`: whether the data contains tags.
 pub fn data(report: &Report<'_>, tags: bool, most_bytes: usize) -> String {
     let title = text::heading(report);
-    // The page requests and draws it every 2 seconds, so it has fewer points than a saved report.
+    // The page requests and draws this data every 2 seconds, so it has fewer points than a saved report.
     let limits = Limits { points: 128, buckets: 256, steps: 64, ooms: 16, devices: 16, holdings: 2048, tags };
     limited(limits, most_bytes, |limits| {
         let data = data::page(&title, std::slice::from_ref(report), limits);
@@ -115,7 +115,7 @@ pub fn shell(title: &str, own_style: &str, own_script: &str, words: &str) -> She
     assembled(title, own_style, &body, own_script, " connect-src 'self';")
 }
 
-/// Returns the page with this body. The style and the script of all pages are followed by its own.
+/// Returns the page with this body. `own_style` and `own_script` follow the style and the script that all pages share.
 fn assembled(title: &str, own_style: &str, body: &str, own_script: &str, more_policy: &str) -> Shell {
     let style = STYLE.to_owned() + &color_style() + own_style;
     let script = SCRIPT.to_owned() + own_script;

@@ -39,7 +39,7 @@ pub enum Verdict {
     Growing,
     /// The amount shrinks, and has not stopped shrinking.
     Shrinking,
-    /// The amount changed once, and has been flat since.
+    /// The amount changed once, by a sudden step, and has been flat since.
     OneJump,
     /// There are too few points for a verdict.
     #[default]
@@ -108,7 +108,7 @@ pub fn judge(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
         let (before, after) = part.split_at(at);
         let step = level(after) - level(before);
         if after.len() < LEAST_POINTS {
-            // There are too few points since the step for a verdict on them, but the part before it can be judged.
+            // There are too few points since the jump for a verdict on them, but the part before the jump can be judged.
             if step.abs() >= material && is_step(before, after) && before.len() >= LEAST_POINTS {
                 let until = judge_part(before, material, alpha);
                 let verdict = if until.verdict == Verdict::Flat { Verdict::OneJump } else { until.verdict };
@@ -243,7 +243,7 @@ fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// Returns the number of rising minus falling pairs, and the standard deviation that this number has without a trend.
+/// Returns the score (number of rising minus falling pairs), and the standard deviation that the score has without a trend.
 fn mann_kendall(points: &[(f64, f64)], rate: f64) -> (f64, f64) {
     let mut score = 0_i64;
     for (at, (_, y)) in points.iter().enumerate() {
